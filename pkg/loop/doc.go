@@ -1,0 +1,2 @@
+// Package loop runs agent sessions.
+package loop

@@ -1,0 +1,191 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// Model answers a conversation. Implementations are safe for concurrent use.
+type Model interface {
+	// Reply returns the model's next reply. While it streams, text is passed to
+	// delta piece by piece (delta is never nil). Retries are the model's own; an
+	// error ends the turn.
+	Reply(ctx context.Context, req Request, delta func(text string)) (Reply, error)
+}
+
+// Role says who speaks.
+type Role string
+
+// The roles.
+const (
+	RoleSystem    Role = "system"
+	RoleUser      Role = "user"
+	RoleAssistant Role = "assistant"
+	RoleTool      Role = "tool"
+)
+
+// Message is one entry of a conversation.
+type Message struct {
+	Role Role
+	Text string
+	// ToolCalls are what an assistant message asked for.
+	ToolCalls []ToolCall
+	// ToolCallID and Name say which tool call a tool message answers.
+	ToolCallID string
+	Name       string
+}
+
+// Request is everything that a model needs for one reply.
+type Request struct {
+	Messages []Message
+	// Tools are sorted by name.
+	Tools []tools.Definition
+}
+
+// ToolCall is a model's request to run a tool.
+type ToolCall struct {
+	// ID is unique within its reply.
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	// Arguments is what the model wrote: supposed to be a JSON object, but not checked.
+	Arguments string `json:"arguments"`
+}
+
+// Reply is one reply of a model. One without tool calls ends the turn.
+type Reply struct {
+	Text      string
+	ToolCalls []ToolCall
+	Usage     protocol.Usage
+	// Model is the name by which the provider calls itself; may be empty.
+	Model string
+}
+
+// Dispatcher carries calls to workers and results back.
+type Dispatcher interface {
+	// Dispatch enqueues the calls of one step in their order, and returns when each
+	// has its result. Every change is told to observe as it happens, one at a time;
+	// the last update of each call carries its result, and each call gets exactly one.
+	//
+	// When ctx ends, what has not finished is cancelled, and Dispatch still returns
+	// only after it has told every result that it could learn; the others are
+	// "outcome_unknown". An error means that the fleet could not be reached at all.
+	Dispatch(ctx context.Context, calls []protocol.Call, observe func(Update)) error
+}
+
+// State is how far a call has come.
+type State string
+
+// The states of a call, in their order.
+const (
+	StateQueued  State = "queued"
+	StateRunning State = "running"
+	StateDone    State = "done"
+)
+
+// Update is one change of a call.
+type Update struct {
+	CallID   protocol.CallID
+	State    State
+	WorkerID protocol.WorkerID // of running
+	Attempt  int               // of running
+	// Result is set for, and only for, done.
+	Result *protocol.Result
+}
+
+// ErrJournalConflict says that somebody else has extended the session since the
+// expected sequence was read. Nothing was appended.
+var ErrJournalConflict = errors.New("session was extended by someone else")
+
+// Journal keeps sessions: each is an append-only history of events.
+type Journal interface {
+	// Load returns every event of a session in order; none for a new session.
+	Load(ctx context.Context, session protocol.SessionID) (History, error)
+	// Append adds events behind the sequence that the caller saw last, and returns
+	// the new last sequence. It returns [ErrJournalConflict] when expected is stale.
+	Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...Event) (uint64, error)
+}
+
+// History is what a journal holds of a session.
+type History struct {
+	Events []Event
+	// Last is the sequence to pass to [Journal.Append]; 0 for a new session.
+	Last uint64
+}
+
+// EventType names an event.
+type EventType string
+
+// The events of a session. Those marked live are told to observers only and
+// never journaled.
+const (
+	EventSessionStarted EventType = "session_started"
+	EventTurnStarted    EventType = "turn_started"
+	EventModelReply     EventType = "model_reply"
+	EventToolCall       EventType = "tool_call"
+	EventToolResult     EventType = "tool_result"
+	EventTurnEnded      EventType = "turn_ended"
+	EventSessionEnded   EventType = "session_ended" // live: the process that runs the session is done with it
+
+	EventTextDelta   EventType = "text_delta"   // live: a piece of the model's text
+	EventToolQueued  EventType = "tool_queued"  // live: the call was accepted
+	EventToolRunning EventType = "tool_running" // live: a worker started it
+)
+
+// Event is one entry of a session's journal, or one live piece of news. Which
+// fields are set depends on the type. Its JSON form is a contract.
+type Event struct {
+	Type      EventType          `json:"type"`
+	SessionID protocol.SessionID `json:"session_id"`
+	Time      time.Time          `json:"time"`
+	Turn      int                `json:"turn,omitempty"` // from 1
+	Step      int                `json:"step,omitempty"` // from 1
+
+	// Of session_started.
+	Model     string   `json:"model,omitempty"`
+	Tools     []string `json:"tools,omitempty"`
+	Workspace string   `json:"workspace,omitempty"`
+
+	// Of turn_started.
+	Input string `json:"input,omitempty"`
+
+	// Of model_reply, text_delta, turn_ended and session_ended.
+	Text      string     `json:"text,omitempty"`
+	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
+
+	// Of model_reply (its own), turn_ended and session_ended (sums).
+	Usage *protocol.Usage `json:"usage,omitempty"`
+
+	// Of tool_call, tool_queued, tool_running and tool_result.
+	CallID     protocol.CallID `json:"call_id,omitempty"`
+	ToolCallID string          `json:"tool_call_id,omitempty"`
+	Index      int             `json:"index,omitempty"`
+	Name       string          `json:"name,omitempty"`
+	Arguments  string          `json:"arguments,omitempty"`
+
+	// Of tool_result (status of the call), turn_ended and session_ended (an [Outcome]).
+	Status string `json:"status,omitempty"`
+	// Content is what the model sees of a result.
+	Content  string            `json:"content,omitempty"`
+	Error    *protocol.Error   `json:"error,omitempty"`
+	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
+	Attempt  int               `json:"attempt,omitempty"`
+	QueueMS  *float64          `json:"queue_ms,omitempty"`
+	RunMS    *float64          `json:"run_ms,omitempty"`
+	// Diff is a short unified diff of what the call changed.
+	Diff string `json:"diff,omitempty"`
+}
+
+// Outcome is how a turn ended.
+type Outcome string
+
+// Every outcome.
+const (
+	OutcomeAnswered     Outcome = "answered"
+	OutcomeFailed       Outcome = "failed"
+	OutcomeLimitReached Outcome = "limit_reached"
+	OutcomeInterrupted  Outcome = "interrupted"
+)

@@ -1,0 +1,208 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Version is the version of every body that this package writes.
+const Version = 1
+
+// Limits of a call.
+const (
+	// DefaultMaxAttempts is how often a call is started before its lane moves on.
+	DefaultMaxAttempts = 5
+	// DefaultRunTimeout bounds one attempt of a call that names no run timeout.
+	DefaultRunTimeout = 2 * time.Minute
+	// MaxUses bounds the resource list of a call.
+	MaxUses = 64
+)
+
+// Delivery says what may happen to a call whose worker was lost.
+type Delivery string
+
+// The three kinds of delivery.
+const (
+	Idempotent Delivery = "idempotent"   // run again
+	AtMostOnce Delivery = "at_most_once" // never start twice: outcome_unknown instead
+	Rollback   Delivery = "rollback"     // restore the workspace, run again (for now: run again)
+)
+
+// ErrInvalidCall is wrapped by every error of [Call.Validate] and [DecodeCall].
+var ErrInvalidCall = errors.New("invalid call")
+
+// Millis is a duration in whole milliseconds, as durations travel on the wire.
+type Millis int64
+
+// MillisOf rounds d up, so that a positive duration stays positive.
+func MillisOf(d time.Duration) Millis {
+	return Millis((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// Duration returns m as a time.Duration.
+func (m Millis) Duration() time.Duration { return time.Duration(m) * time.Millisecond }
+
+// Call is the wire request that a tool call becomes.
+type Call struct {
+	ID        CallID    `json:"id"`
+	SessionID SessionID `json:"session_id"`
+	// ToolCallID is the model's own id of the tool call; may be empty.
+	ToolCallID string `json:"tool_call_id,omitempty"`
+	// Tool is the name of the tool, for people and traces.
+	Tool string `json:"tool,omitempty"`
+	Turn int    `json:"turn,omitempty"` // from 1
+	Step int    `json:"step,omitempty"` // from 1
+	// Index is the place in the step, from 0.
+	Index int `json:"index,omitempty"`
+
+	// Pool is who can serve the call.
+	Pool Pool `json:"pool"`
+	// Resources is what the call touches: 1 to [MaxUses] uses, all of one lane.
+	Resources []Use `json:"resources"`
+	// Delivery is what may happen after a lost worker.
+	Delivery Delivery `json:"delivery"`
+	// MaxAttempts bounds how often the call is started; 0 means [DefaultMaxAttempts].
+	MaxAttempts int `json:"max_attempts,omitempty"`
+	// MinLevel is the least sandbox level that may run the call ("" for any).
+	MinLevel string `json:"min_level,omitempty"`
+
+	// IssuedAt is the issuer's clock when the call was made. Deadline is read
+	// relative to it, so that clocks of different machines need not agree.
+	IssuedAt time.Time `json:"issued_at"`
+	// QueueTimeout bounds the time from acceptance to the first start; 0 is no bound.
+	QueueTimeout Millis `json:"queue_timeout_ms,omitempty"`
+	// RunTimeout bounds one attempt; 0 means [DefaultRunTimeout].
+	RunTimeout Millis `json:"run_timeout_ms,omitempty"`
+	// Deadline is when the result is of no more use; zero is never.
+	Deadline time.Time `json:"deadline,omitzero"`
+
+	// Payload is what the worker executes.
+	Payload Payload `json:"-"`
+}
+
+// Lane is the lane of the call's resources. The call must be valid.
+func (c *Call) Lane() Lane { return c.Resources[0].Key.Lane() }
+
+// Attempts is MaxAttempts or its default.
+func (c *Call) Attempts() int {
+	if c.MaxAttempts == 0 {
+		return DefaultMaxAttempts
+	}
+	return c.MaxAttempts
+}
+
+// RunFor is the run timeout or its default.
+func (c *Call) RunFor() time.Duration {
+	if c.RunTimeout == 0 {
+		return DefaultRunTimeout
+	}
+	return c.RunTimeout.Duration()
+}
+
+// LifeTime is how long after acceptance the call's result is of use; 0 is for ever.
+func (c *Call) LifeTime() time.Duration {
+	if c.Deadline.IsZero() {
+		return 0
+	}
+	return max(c.Deadline.Sub(c.IssuedAt), time.Millisecond)
+}
+
+// ConflictsWith reports whether the two calls must not overlap.
+func (c *Call) ConflictsWith(other *Call) bool {
+	for _, a := range c.Resources {
+		for _, b := range other.Resources {
+			if a.Conflicts(b) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Validate reports every fault of the call, joined; each wraps [ErrInvalidCall].
+func (c *Call) Validate() error {
+	var faults []error
+	fault := func(err error) {
+		if err != nil {
+			faults = append(faults, fmt.Errorf("%w: %w", ErrInvalidCall, err))
+		}
+	}
+	_, err := ParseCallID(string(c.ID))
+	fault(err)
+	_, err = ParseSessionID(string(c.SessionID))
+	fault(err)
+	_, err = ParsePool(string(c.Pool))
+	fault(err)
+	fault(c.validateResources())
+	switch c.Delivery {
+	case Idempotent, AtMostOnce, Rollback:
+	default:
+		fault(fmt.Errorf("delivery %q: must be %q, %q or %q", c.Delivery, Idempotent, AtMostOnce, Rollback))
+	}
+	if c.MaxAttempts < 0 || c.QueueTimeout < 0 || c.RunTimeout < 0 {
+		fault(fmt.Errorf("max_attempts %d, queue_timeout_ms %d, run_timeout_ms %d: must not be negative",
+			c.MaxAttempts, c.QueueTimeout, c.RunTimeout))
+	}
+	if c.Payload == nil {
+		fault(errors.New("payload: missing"))
+	}
+	return errors.Join(faults...)
+}
+
+func (c *Call) validateResources() error {
+	if len(c.Resources) == 0 || len(c.Resources) > MaxUses {
+		return fmt.Errorf("resources: %d uses, must be 1 to %d", len(c.Resources), MaxUses)
+	}
+	for _, use := range c.Resources {
+		if err := use.validate(); err != nil {
+			return fmt.Errorf("resources: %w", err)
+		}
+		if use.Key.Lane() != c.Resources[0].Key.Lane() {
+			return fmt.Errorf("resources: %s and %s are of different lanes", c.Resources[0].Key, use.Key)
+		}
+	}
+	return nil
+}
+
+type callFields Call // without methods
+
+type wireCall struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	callFields
+
+	Payload json.RawMessage `json:"payload"`
+}
+
+const typeCall = "call"
+
+// EncodeCall returns the JSON body of a call. It fails only for a payload that
+// cannot be encoded.
+func EncodeCall(c *Call) ([]byte, error) {
+	payload, err := EncodePayload(c.Payload)
+	if err != nil {
+		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
+	}
+	return json.Marshal(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
+}
+
+// DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
+// whose ids could be read is returned beside the error, so that it can be answered.
+func DecodeCall(body []byte) (*Call, error) {
+	var wire wireCall
+	if err := json.Unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidCall, err)
+	}
+	if wire.Type != typeCall {
+		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidCall, wire.Type, typeCall)
+	}
+	c := Call(wire.callFields)
+	payload, err := DecodePayload(wire.Payload)
+	if err != nil {
+		return &c, fmt.Errorf("%w: payload: %w", ErrInvalidCall, err)
+	}
+	c.Payload = payload
+	return &c, c.Validate()
+}

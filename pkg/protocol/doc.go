@@ -1,0 +1,29 @@
+// Package protocol is the wire format of a fleet: what a coordinator asks, what
+// a worker answers, and the names under which both meet on NATS.
+//
+//	tool call (model) ──plan──► Call ──────────► worker
+//	                             │ ID, Session     │ Payload: command_run, files_read, ...
+//	                             │ Resources       │
+//	                             │ Delivery        ▼
+//	text for the model ◄──────  Result  (exactly one, terminal, typed)
+//
+// A [Call] says what to execute (its [Payload]), which resources it touches
+// and how (its [Use] list), how long it may wait and run, and what may happen
+// after a lost worker ([Delivery]). The first two segments of its resource keys
+// are its [Lane]: the unit of order and of ownership.
+//
+// A [Result] is terminal and typed. A tool that ran and failed is a result; a
+// Go error anywhere in this module means that the fleet failed.
+//
+// # Wire rules
+//
+// Bodies are JSON objects with a "type" name and a "version". Unknown fields are
+// ignored, so that a newer sender may add some. An unknown payload type
+// decodes to [UnknownPayload], which a worker answers with status "rejected":
+// nothing is ever dropped. Metadata that a reader needs before it decodes a body
+// travels in headers ([HeaderLane] and its neighbours). The files under testdata
+// pin the format of every type; old files must decode for ever.
+//
+// The package depends on nothing but the standard library and a UUID library,
+// and every function in it is pure and safe for concurrent use.
+package protocol

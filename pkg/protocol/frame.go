@@ -1,0 +1,41 @@
+package protocol
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// FrameKind says what a live frame of a running call tells.
+type FrameKind string
+
+// Every kind of frame.
+const (
+	FrameStarted FrameKind = "started" // a worker starts the call
+	FrameStdout  FrameKind = "stdout"
+	FrameStderr  FrameKind = "stderr"
+	FrameEvent   FrameKind = "event" // of a turn: Data is a session event in JSON
+)
+
+// Frame is one live message of a running call. Frames may be lost or cut off;
+// the result is the truth.
+type Frame struct {
+	CallID CallID `json:"call_id"`
+	// Seq counts the frames of one attempt from 1: a gap shows that some were lost.
+	Seq      uint64    `json:"seq"`
+	Kind     FrameKind `json:"kind"`
+	WorkerID WorkerID  `json:"worker_id,omitempty"`
+	Attempt  int       `json:"attempt,omitempty"`
+	Data     Bytes     `json:"data,omitempty"`
+}
+
+// EncodeFrame returns the JSON body of a frame.
+func EncodeFrame(f *Frame) ([]byte, error) { return json.Marshal(f) }
+
+// DecodeFrame reads what [EncodeFrame] wrote.
+func DecodeFrame(body []byte) (*Frame, error) {
+	var f Frame
+	if err := json.Unmarshal(body, &f); err != nil {
+		return nil, fmt.Errorf("invalid frame: %w", err)
+	}
+	return &f, nil
+}

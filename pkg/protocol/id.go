@@ -1,0 +1,125 @@
+package protocol
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/google/uuid"
+)
+
+// ErrInvalidName is wrapped by every error about a malformed id, fleet or pool name.
+var ErrInvalidName = errors.New("invalid name")
+
+// SessionID names one durable conversation. New ids are UUIDv7; any token of
+// 1 to 64 letters, digits, '-' and '_' is accepted, so that callers may bring
+// their own.
+type SessionID string
+
+// NewSessionID returns a fresh UUIDv7, which sorts by time of creation.
+func NewSessionID() SessionID {
+	return SessionID(uuid.Must(uuid.NewV7()).String())
+}
+
+// ParseSessionID checks s. The error wraps [ErrInvalidName].
+func ParseSessionID(s string) (SessionID, error) {
+	if err := checkToken("session id", s, 64, isTokenByte); err != nil {
+		return "", err
+	}
+	return SessionID(s), nil
+}
+
+// CallID names one call for ever. It is a UUIDv5 of the session and the call's
+// place in it, so a resumed coordinator derives the same id and enqueueing again
+// does no harm.
+type CallID string
+
+// NewCallID derives the id of the call at (turn, step, index) of a session.
+// Turn and step count from 1, index from 0.
+func NewCallID(session SessionID, turn, step, index int) CallID {
+	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/session/"+string(session)))
+	place := strconv.Itoa(turn) + "/" + strconv.Itoa(step) + "/" + strconv.Itoa(index)
+	return CallID(uuid.NewSHA1(space, []byte(place)).String())
+}
+
+// RandomCallID returns an id for a call that belongs to no step of a session.
+func RandomCallID() CallID { return CallID(uuid.Must(uuid.NewV7()).String()) }
+
+// ParseCallID checks s. The error wraps [ErrInvalidName].
+func ParseCallID(s string) (CallID, error) {
+	if err := checkToken("call id", s, 64, isTokenByte); err != nil {
+		return "", err
+	}
+	return CallID(s), nil
+}
+
+// WorkerID names one worker process; it is chosen anew at every start.
+type WorkerID string
+
+// NewWorkerID returns host name and a random suffix, cut to a safe token.
+func NewWorkerID(host string) WorkerID {
+	safe := make([]byte, 0, 32)
+	for i := 0; i < len(host) && len(safe) < 32; i++ {
+		if isTokenByte(host[i]) {
+			safe = append(safe, host[i])
+		}
+	}
+	return WorkerID(string(safe) + "-" + uuid.NewString()[:8])
+}
+
+// Fleet is the name that prefixes every subject and stream of one fleet, so
+// that several share a NATS account. The default is [DefaultFleet].
+type Fleet string
+
+// DefaultFleet is the fleet of a process that names none.
+const DefaultFleet Fleet = "tf"
+
+// ParseFleet checks s: 1 to 32 lower-case letters, digits and '-', starting
+// with a letter. The error wraps [ErrInvalidName].
+func ParseFleet(s string) (Fleet, error) {
+	if err := checkToken("fleet", s, 32, isFleetByte); err != nil {
+		return "", err
+	}
+	if s[0] < 'a' || s[0] > 'z' {
+		return "", fmt.Errorf("%w: fleet %q: must start with a letter a-z", ErrInvalidName, s)
+	}
+	return Fleet(s), nil
+}
+
+// Pool names workers that can serve the same calls.
+type Pool string
+
+// The pools that exist in every fleet.
+const (
+	DefaultPool Pool = "default" // tool calls
+	SessionPool Pool = "session" // sessions, run by coordinators
+)
+
+// ParsePool checks s: 1 to 32 lower-case letters, digits and '-'. The error
+// wraps [ErrInvalidName].
+func ParsePool(s string) (Pool, error) {
+	if err := checkToken("pool", s, 32, isFleetByte); err != nil {
+		return "", err
+	}
+	return Pool(s), nil
+}
+
+func checkToken(what, s string, maxLen int, allowed func(byte) bool) error {
+	if s == "" || len(s) > maxLen {
+		return fmt.Errorf("%w: %s %q: must have 1 to %d characters", ErrInvalidName, what, s, maxLen)
+	}
+	for i := range len(s) {
+		if !allowed(s[i]) {
+			return fmt.Errorf("%w: %s %q: character %q at %d is not allowed", ErrInvalidName, what, s, s[i], i)
+		}
+	}
+	return nil
+}
+
+func isFleetByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-'
+}
+
+func isTokenByte(c byte) bool {
+	return isFleetByte(c) || c >= 'A' && c <= 'Z' || c == '_'
+}

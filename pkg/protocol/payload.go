@@ -1,0 +1,260 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// Kind names a payload and the typed value that answers it; both use one name.
+type Kind string
+
+// Every kind that this version knows.
+const (
+	KindCommandRun      Kind = "command_run"
+	KindCodeRun         Kind = "code_run"
+	KindFilesRead       Kind = "files_read"
+	KindFilesWrite      Kind = "files_write"
+	KindFilesEdit       Kind = "files_edit"
+	KindFilesList       Kind = "files_list"
+	KindFilesExists     Kind = "files_exists"
+	KindFilesSearch     Kind = "files_search"
+	KindWorkspaceImport Kind = "workspace_import"
+	KindWorkspaceExport Kind = "workspace_export"
+	KindTurnRun         Kind = "turn_run"
+	KindNoop            Kind = "noop"
+)
+
+// Payload is what a worker executes. Paths in payloads are slash-separated and
+// relative to the workspace; "" is the workspace itself.
+type Payload interface {
+	// Kind is the payload's type name on the wire.
+	Kind() Kind
+}
+
+// CommandRun runs a shell command, or an argument vector without a shell.
+type CommandRun struct {
+	// Command is run by the sandbox's shell. Exactly one of Command and Argv is set.
+	Command string   `json:"command,omitempty"`
+	Argv    []string `json:"argv,omitempty"`
+	// Cwd is a directory of the workspace.
+	Cwd string `json:"cwd,omitempty"`
+	// Env is added to the sandbox's environment.
+	Env   map[string]string `json:"env,omitempty"`
+	Stdin Bytes             `json:"stdin,omitempty"`
+}
+
+// CodeRun runs a program text with the interpreter or compiler of its language.
+type CodeRun struct {
+	Code     string            `json:"code"`
+	Language string            `json:"language"` // python, sh, node, go
+	Cwd      string            `json:"cwd,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
+}
+
+// FilesRead reads a text file, whole or some of its lines.
+type FilesRead struct {
+	Path string `json:"path"`
+	// Offset is the first line, from 1; 0 means 1.
+	Offset int `json:"offset,omitempty"`
+	// Limit is how many lines; 0 means as many as fit.
+	Limit int `json:"limit,omitempty"`
+}
+
+// FilesWrite replaces a file, making its parent directories.
+type FilesWrite struct {
+	Path    string `json:"path"`
+	Content Bytes  `json:"content"`
+}
+
+// FilesEdit replaces Old by New in a file. Old must occur exactly once, unless ReplaceAll.
+type FilesEdit struct {
+	Path       string `json:"path"`
+	Old        string `json:"old"`
+	New        string `json:"new"`
+	ReplaceAll bool   `json:"replace_all,omitempty"`
+}
+
+// FilesList lists a directory.
+type FilesList struct {
+	Path string `json:"path,omitempty"`
+}
+
+// FilesExists asks whether something is at a path.
+type FilesExists struct {
+	Path string `json:"path"`
+}
+
+// FilesSearch finds the lines that match a regular expression (RE2 syntax).
+type FilesSearch struct {
+	Pattern string `json:"pattern"`
+	// Path is the file or directory to search.
+	Path string `json:"path,omitempty"`
+	// Glob keeps only files whose path below Path (or base name, when the glob
+	// has no slash) matches; "" keeps all.
+	Glob string `json:"glob,omitempty"`
+}
+
+// WorkspaceImport fills a sandbox's empty workspace from a stored archive (tar+zstd).
+// Done twice it does nothing.
+type WorkspaceImport struct {
+	// Blob is the archive's name in the fleet's object store.
+	Blob string `json:"blob"`
+}
+
+// WorkspaceExport stores an archive (tar+zstd) of a sandbox's workspace.
+type WorkspaceExport struct {
+	// Blob is the name under which the archive is stored.
+	Blob string `json:"blob"`
+}
+
+// TurnRun runs one turn of a session on a coordinator.
+type TurnRun struct {
+	Prompt    string   `json:"prompt"`
+	Model     string   `json:"model,omitempty"`
+	Toolsets  []string `json:"toolsets,omitempty"`
+	MaxSteps  int      `json:"max_steps,omitempty"`
+	MaxTokens int64    `json:"max_tokens,omitempty"`
+}
+
+// Noop does nothing, for as long as it is told: the payload of measurements.
+type Noop struct {
+	WorkMS Millis `json:"work_ms,omitempty"`
+	// Fill is carried and ignored.
+	Fill Bytes `json:"fill,omitempty"`
+}
+
+// UnknownPayload is a payload of a kind that this version does not know. It is
+// answered with status "rejected" and keeps the bytes that it came with.
+type UnknownPayload struct {
+	Name Kind
+	Raw  json.RawMessage
+}
+
+// Kind implements [Payload].
+func (CommandRun) Kind() Kind { return KindCommandRun }
+
+// Kind implements [Payload].
+func (CodeRun) Kind() Kind { return KindCodeRun }
+
+// Kind implements [Payload].
+func (FilesRead) Kind() Kind { return KindFilesRead }
+
+// Kind implements [Payload].
+func (FilesWrite) Kind() Kind { return KindFilesWrite }
+
+// Kind implements [Payload].
+func (FilesEdit) Kind() Kind { return KindFilesEdit }
+
+// Kind implements [Payload].
+func (FilesList) Kind() Kind { return KindFilesList }
+
+// Kind implements [Payload].
+func (FilesExists) Kind() Kind { return KindFilesExists }
+
+// Kind implements [Payload].
+func (FilesSearch) Kind() Kind { return KindFilesSearch }
+
+// Kind implements [Payload].
+func (WorkspaceImport) Kind() Kind { return KindWorkspaceImport }
+
+// Kind implements [Payload].
+func (WorkspaceExport) Kind() Kind { return KindWorkspaceExport }
+
+// Kind implements [Payload].
+func (TurnRun) Kind() Kind { return KindTurnRun }
+
+// Kind implements [Payload].
+func (Noop) Kind() Kind { return KindNoop }
+
+// Kind implements [Payload].
+func (u UnknownPayload) Kind() Kind { return u.Name }
+
+// EncodePayload returns the JSON of p, with its type and version.
+func EncodePayload(p Payload) (json.RawMessage, error) {
+	if p == nil {
+		return nil, errors.New("payload is nil")
+	}
+	if unknown, ok := p.(UnknownPayload); ok {
+		return unknown.Raw, nil
+	}
+	return encodeTyped(p.Kind(), p)
+}
+
+// DecodePayload reads what [EncodePayload] wrote. A kind that it does not know
+// yields an [UnknownPayload]; a known kind with a malformed body is an error.
+func DecodePayload(raw json.RawMessage) (Payload, error) {
+	kind, err := kindOf(raw)
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case KindCommandRun:
+		return decodeAs[CommandRun](kind, raw)
+	case KindCodeRun:
+		return decodeAs[CodeRun](kind, raw)
+	case KindFilesRead:
+		return decodeAs[FilesRead](kind, raw)
+	case KindFilesWrite:
+		return decodeAs[FilesWrite](kind, raw)
+	case KindFilesEdit:
+		return decodeAs[FilesEdit](kind, raw)
+	case KindFilesList:
+		return decodeAs[FilesList](kind, raw)
+	case KindFilesExists:
+		return decodeAs[FilesExists](kind, raw)
+	case KindFilesSearch:
+		return decodeAs[FilesSearch](kind, raw)
+	case KindWorkspaceImport:
+		return decodeAs[WorkspaceImport](kind, raw)
+	case KindWorkspaceExport:
+		return decodeAs[WorkspaceExport](kind, raw)
+	case KindTurnRun:
+		return decodeAs[TurnRun](kind, raw)
+	case KindNoop:
+		return decodeAs[Noop](kind, raw)
+	default:
+		return UnknownPayload{Name: kind, Raw: raw}, nil
+	}
+}
+
+func decodeAs[T Payload](kind Kind, raw json.RawMessage) (Payload, error) {
+	var p T
+	if err := json.Unmarshal(raw, &p); err != nil {
+		return nil, fmt.Errorf("%s: %w", kind, err)
+	}
+	return p, nil
+}
+
+// kindOf reads the type name of a typed JSON object.
+func kindOf(raw json.RawMessage) (Kind, error) {
+	var head struct {
+		Type Kind `json:"type"`
+	}
+	if err := json.Unmarshal(raw, &head); err != nil {
+		return "", err
+	}
+	if head.Type == "" {
+		return "", errors.New(`"type": missing`)
+	}
+	return head.Type, nil
+}
+
+// encodeTyped writes body as a JSON object that starts with its type and version.
+func encodeTyped(kind Kind, body any) (json.RawMessage, error) {
+	fields, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", kind, err)
+	}
+	head, err := json.Marshal(struct {
+		Type    Kind `json:"type"`
+		Version int  `json:"version"`
+	}{kind, Version})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", kind, err)
+	}
+	if len(fields) == len("{}") {
+		return head, nil
+	}
+	return append(append(head[:len(head)-1], ','), fields[1:]...), nil
+}

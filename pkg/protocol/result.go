@@ -1,0 +1,190 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Status is how a call ended. Every status is terminal.
+type Status string
+
+// Every status.
+const (
+	StatusOK             Status = "ok"              // it ran; a command that exits 3 is ok
+	StatusFailed         Status = "failed"          // the tool ran and failed
+	StatusTimeout        Status = "timeout"         // it ran out of its time
+	StatusCancelled      Status = "cancelled"       // someone asked to stop it
+	StatusRejected       Status = "rejected"        // not run: policy, bad payload, expired
+	StatusOutcomeUnknown Status = "outcome_unknown" // a worker was lost; it may have had effects
+)
+
+// Statuses returns every status, in the order of their declaration.
+func Statuses() []Status {
+	return []Status{
+		StatusOK, StatusFailed, StatusTimeout, StatusCancelled, StatusRejected, StatusOutcomeUnknown,
+	}
+}
+
+// Code says why a result is not ok, in a closed set of words: it is what models,
+// scripts, logs, spans and metrics branch on.
+type Code string
+
+// Every code.
+const (
+	// The model's request was wrong.
+	CodeUnknownTool      Code = "unknown_tool"
+	CodeInvalidArguments Code = "invalid_tool_arguments"
+	CodePathEscape       Code = "path_escape"
+	CodeInvalidPath      Code = "invalid_path"
+	CodeInvalidPattern   Code = "invalid_pattern"
+	CodeNotFound         Code = "not_found"
+	CodeIsDirectory      Code = "is_directory"
+	CodeNotDirectory     Code = "not_directory"
+	CodeNotRegular       Code = "not_regular_file"
+	CodePermission       Code = "permission_denied"
+	CodeEditNotFound     Code = "edit_not_found"
+	CodeEditNotUnique    Code = "edit_not_unique"
+	CodeTooLarge         Code = "too_large"
+	CodeCommandNotFound  Code = "command_not_found"
+	CodeLanguage         Code = "language_unavailable"
+
+	// A limit ended it.
+	CodeRunTimeout   Code = "run_timeout"
+	CodeDeadline     Code = "deadline_exceeded"
+	CodeQueueTimeout Code = "queue_timeout"
+	CodeOutputLimit  Code = "output_limit"
+	CodeDiskLimit    Code = "disk_limit"
+	CodeOOM          Code = "out_of_memory"
+	CodeCancelled    Code = "cancelled"
+
+	// The fleet could not, or would not.
+	CodeUnknownPayload       Code = "unknown_payload"
+	CodeInvalidPayload       Code = "invalid_payload"
+	CodePayloadTooLarge      Code = "payload_too_large"
+	CodeSandboxUnavailable   Code = "sandbox_unavailable"
+	CodeSandboxLost          Code = "sandbox_lost"
+	CodeSandboxLevel         Code = "sandbox_level"
+	CodeWorkspaceUnavailable Code = "workspace_unavailable"
+	CodeAttemptsExhausted    Code = "attempts_exhausted"
+	CodeOutcomeUnknown       Code = "outcome_unknown"
+	CodeFleetFull            Code = "fleet_full"
+	CodeFleetUnavailable     Code = "fleet_unavailable"
+	CodeToolFailed           Code = "tool_failed"
+	CodePanic                Code = "tool_panicked"
+	CodeModelFailed          Code = "model_failed"
+	CodeLimitReached         Code = "limit_reached"
+	CodeInternal             Code = "internal"
+)
+
+// Error is why a result is not ok. Message is written for the reader who can act
+// on it: it says what to do next.
+type Error struct {
+	Code    Code   `json:"code"`
+	Message string `json:"message"`
+}
+
+// Error implements the error interface.
+func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+// ErrorType returns the code, a word of low cardinality for telemetry.
+func (e *Error) ErrorType() string { return string(e.Code) }
+
+// Errorf makes an [Error] with a formatted message.
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// Result is the typed, terminal answer to a call. There is exactly one for every
+// accepted call.
+type Result struct {
+	CallID    CallID    `json:"call_id"`
+	SessionID SessionID `json:"session_id"`
+	Status    Status    `json:"status"`
+	// Error is set when, and only when, Status is not ok.
+	Error *Error `json:"error,omitempty"`
+	// WorkerID is who answered; empty when no worker did.
+	WorkerID WorkerID `json:"worker_id,omitempty"`
+	// Attempt is which start of the call this is the result of, from 1; 0 when it never started.
+	Attempt int `json:"attempt,omitempty"`
+	// Level is the sandbox level that was proven where it ran.
+	Level string `json:"level,omitempty"`
+	// QueueMS is from acceptance to the last start, LaneMS the part of it after
+	// the lane was claimed, RunMS from there to the end; in milliseconds.
+	QueueMS    float64   `json:"queue_ms"`
+	LaneMS     float64   `json:"lane_ms"`
+	RunMS      float64   `json:"run_ms"`
+	FinishedAt time.Time `json:"finished_at"`
+
+	// Value is what the payload returned; it may be set beside an Error (partial output).
+	Value Value `json:"-"`
+}
+
+// NewResult starts a result for c with the given status and error.
+func NewResult(c *Call, status Status, err *Error) Result {
+	return Result{CallID: c.ID, SessionID: c.SessionID, Status: status, Error: err}
+}
+
+// ErrInvalidResult is wrapped by every error of [DecodeResult].
+var ErrInvalidResult = errors.New("invalid result")
+
+type resultFields Result // without methods
+
+type wireResult struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	resultFields
+
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+const typeResult = "result"
+
+// EncodeResult returns the JSON body of a result.
+func EncodeResult(r *Result) ([]byte, error) {
+	wire := wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r)}
+	if r.Value != nil {
+		value, err := EncodeValue(r.Value)
+		if err != nil {
+			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
+		}
+		wire.Value = value
+	}
+	return json.Marshal(wire)
+}
+
+// DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
+func DecodeResult(body []byte) (*Result, error) {
+	var wire wireResult
+	if err := json.Unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	if wire.Type != typeResult {
+		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidResult, wire.Type, typeResult)
+	}
+	r := Result(wire.resultFields)
+	if len(wire.Value) > 0 {
+		value, err := DecodeValue(wire.Value)
+		if err != nil {
+			return nil, fmt.Errorf("%w: value: %w", ErrInvalidResult, err)
+		}
+		r.Value = value
+	}
+	return &r, r.validate()
+}
+
+func (r *Result) validate() error {
+	if _, err := ParseCallID(string(r.CallID)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	switch r.Status {
+	case StatusOK, StatusFailed, StatusTimeout, StatusCancelled, StatusRejected, StatusOutcomeUnknown:
+	default:
+		return fmt.Errorf("%w: status %q is not one of %q", ErrInvalidResult, r.Status, Statuses())
+	}
+	if (r.Status == StatusOK) != (r.Error == nil) {
+		return fmt.Errorf("%w: status %q with error %v", ErrInvalidResult, r.Status, r.Error)
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+package protocol
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Stream names. Every fleet has these three.
+const (
+	streamCalls    = "_CALLS"
+	streamResults  = "_RESULTS"
+	streamSessions = "_SESSIONS"
+)
+
+func (f Fleet) stream(suffix string) string { return strings.ToUpper(string(f)) + suffix }
+
+// CallsStream is the stream of mailboxes and ready messages.
+func (f Fleet) CallsStream() string { return f.stream(streamCalls) }
+
+// ResultsStream is the stream of terminal results.
+func (f Fleet) ResultsStream() string { return f.stream(streamResults) }
+
+// SessionsStream is the stream of session journals.
+func (f Fleet) SessionsStream() string { return f.stream(streamSessions) }
+
+// BlobsBucket is the object store bucket for bodies that no message can carry.
+func (f Fleet) BlobsBucket() string { return strings.ToUpper(string(f)) + "_BLOBS" }
+
+// PlacesBucket is the key-value bucket that records where a sandbox's workspace is.
+func (f Fleet) PlacesBucket() string { return strings.ToUpper(string(f)) + "_PLACES" }
+
+// Subject is a NATS subject of a fleet.
+type Subject = string
+
+// CallSubject is a call's own place in its lane's mailbox. It is unique, and the
+// stream takes one message a subject: enqueueing twice is refused.
+func (f Fleet) CallSubject(pool Pool, lane LaneHash, call CallID) Subject {
+	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + string(call)
+}
+
+// CancelSubject is the durable request, behind a call in its mailbox, to cancel it.
+func (f Fleet) CancelSubject(pool Pool, lane LaneHash, call CallID) Subject {
+	return f.CallSubject(pool, lane, call) + "." + MarkCancel
+}
+
+// StartSubject is the durable mark of a call's n-th start (n from 1). The
+// stream takes it once: whoever is refused did not make the n-th start.
+func (f Fleet) StartSubject(pool Pool, lane LaneHash, call CallID, n int) Subject {
+	return f.CallSubject(pool, lane, call) + "." + markStart + strconv.Itoa(n)
+}
+
+// HandbackSubject is the durable mark that delivery n of the ready message with
+// the given stream sequence was handed back with none of its calls started.
+func (f Fleet) HandbackSubject(pool Pool, lane LaneHash, ready uint64, n uint64) Subject {
+	return string(f) + ".call." + string(pool) + "." + string(lane) + "." +
+		markHandback + "." + strconv.FormatUint(ready, 10) + "-" + strconv.FormatUint(n, 10)
+}
+
+// MailboxFilter matches everything in a lane's mailbox: calls and their marks.
+func (f Fleet) MailboxFilter(pool Pool, lane LaneHash) Subject {
+	return string(f) + ".call." + string(pool) + "." + string(lane) + ".>"
+}
+
+// ReadySubject is the one message that says "this lane has work".
+func (f Fleet) ReadySubject(pool Pool, lane LaneHash) Subject {
+	return string(f) + ".ready." + string(pool) + "." + string(lane)
+}
+
+// ReadyFilter matches the ready messages of a pool.
+func (f Fleet) ReadyFilter(pool Pool) Subject {
+	return string(f) + ".ready." + string(pool) + ".*"
+}
+
+// ResultSubject is where a call's terminal result is stored, once.
+func (f Fleet) ResultSubject(session SessionID, call CallID) Subject {
+	return string(f) + ".result." + string(session) + "." + string(call)
+}
+
+// DoneSubject is where the server repeats a result the moment it is stored.
+func (f Fleet) DoneSubject(session SessionID, call CallID) Subject {
+	return string(f) + ".done." + string(session) + "." + string(call)
+}
+
+// DoneFilter matches the repeated results of a session.
+func (f Fleet) DoneFilter(session SessionID) Subject { return f.DoneSubject(session, "*") }
+
+// EventSubject is a session's journal.
+func (f Fleet) EventSubject(session SessionID) Subject {
+	return string(f) + ".event." + string(session)
+}
+
+// OutputSubject carries live frames of a running call: lossy, never the truth.
+func (f Fleet) OutputSubject(session SessionID, call CallID) Subject {
+	return string(f) + ".output." + string(session) + "." + string(call)
+}
+
+// OutputFilter matches the live frames of a session.
+func (f Fleet) OutputFilter(session SessionID) Subject { return f.OutputSubject(session, "*") }
+
+// CallsSubjects are the subjects of the calls stream.
+func (f Fleet) CallsSubjects() []Subject {
+	return []Subject{string(f) + ".call.>", string(f) + ".ready.>"}
+}
+
+// ResultsSubjects are the subjects of the results stream.
+func (f Fleet) ResultsSubjects() []Subject { return []Subject{string(f) + ".result.>"} }
+
+// DoneMapping is the republish rule of the results stream: source and destination.
+func (f Fleet) DoneMapping() (source, destination Subject) {
+	return string(f) + ".result.>", string(f) + ".done.>"
+}
+
+// SessionsSubjects are the subjects of the journal stream.
+func (f Fleet) SessionsSubjects() []Subject { return []Subject{string(f) + ".event.*"} }
+
+// ReadyConsumer is the durable consumer that hands out a pool's ready lanes.
+func (f Fleet) ReadyConsumer(pool Pool) string { return "ready_" + string(pool) }
+
+// Marks that follow a call id in a mailbox subject.
+const (
+	MarkCancel   = "cancel"
+	markStart    = "start"
+	markHandback = "handback"
+)
+
+// MailboxEntryKind says what a message in a mailbox is.
+type MailboxEntryKind uint8
+
+// What a mailbox holds.
+const (
+	EntryUnknown  MailboxEntryKind = iota // something that this version does not know
+	EntryCall                             // a call
+	EntryCancel                           // a request to cancel a call
+	EntryStart                            // a mark of a call's start
+	EntryHandback                         // a mark of a delivery handed back
+)
+
+// MailboxEntry is what a mailbox subject says about its message.
+type MailboxEntry struct {
+	Kind   MailboxEntryKind
+	CallID CallID // of calls, cancels and starts
+	Start  int    // of starts: n, from 1
+	Ready  uint64 // of handbacks: the stream sequence of the ready message
+}
+
+// ParseMailboxSubject reads the end of a mailbox subject of this fleet. A
+// subject that it does not understand yields kind [EntryUnknown].
+func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
+	tokens := strings.Split(subject, ".")
+	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" {
+		return MailboxEntry{}
+	}
+	tokens = tokens[4:]
+	switch {
+	case len(tokens) == 1:
+		return MailboxEntry{Kind: EntryCall, CallID: CallID(tokens[0])}
+	case len(tokens) != 2:
+		return MailboxEntry{}
+	case tokens[0] == markHandback:
+		ready, _, _ := strings.Cut(tokens[1], "-")
+		seq, err := strconv.ParseUint(ready, 10, 64)
+		if err != nil {
+			return MailboxEntry{}
+		}
+		return MailboxEntry{Kind: EntryHandback, Ready: seq}
+	case tokens[1] == MarkCancel:
+		return MailboxEntry{Kind: EntryCancel, CallID: CallID(tokens[0])}
+	}
+	n, err := strconv.Atoi(strings.TrimPrefix(tokens[1], markStart))
+	if err != nil || n < 1 || !strings.HasPrefix(tokens[1], markStart) {
+		return MailboxEntry{}
+	}
+	return MailboxEntry{Kind: EntryStart, CallID: CallID(tokens[0]), Start: n}
+}
