@@ -6,20 +6,37 @@ import (
 	"unicode/utf8"
 )
 
-// Bytes is content that is usually text. In JSON it is a string when it is valid
-// UTF-8, and {"base64": "..."} otherwise: readable, and never changed on the way.
+// Bytes is content that is usually text. In JSON it is a string when it is UTF-8
+// with few control characters, and {"base64": "..."} otherwise: readable, never
+// changed on the way, and never more than twice as long.
 type Bytes []byte
 
 type base64Bytes struct {
-	Base64 []byte `json:"base64"`
+	Base64 *[]byte `json:"base64"`
 }
 
 // MarshalJSON implements [json.Marshaler].
 func (b Bytes) MarshalJSON() ([]byte, error) {
-	if utf8.Valid(b) {
+	if b.readable() {
 		return json.Marshal(string(b))
 	}
-	return json.Marshal(base64Bytes{Base64: b})
+	raw := []byte(b)
+	return json.Marshal(base64Bytes{Base64: &raw})
+}
+
+// readable reports whether a JSON string is a good form of b: escapes of six
+// bytes for one must not outweigh what base64 adds.
+func (b Bytes) readable() bool {
+	if !utf8.Valid(b) {
+		return false
+	}
+	escapes := 0
+	for _, c := range b {
+		if c < ' ' && c != '\n' && c != '\t' && c != '\r' || c == '<' || c == '>' || c == '&' {
+			escapes++
+		}
+	}
+	return escapes*5 <= len(b)
 }
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -32,13 +49,13 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 		*b = Bytes(s)
 		return nil
 	}
-	var raw *base64Bytes
+	var raw base64Bytes
 	if err := json.Unmarshal(data, &raw); err != nil {
 		return err
 	}
-	if raw == nil {
-		return errors.New(`content: want a string or {"base64": "..."}, not null`)
+	if raw.Base64 == nil {
+		return errors.New(`content: want a string or {"base64": "..."}`)
 	}
-	*b = raw.Base64
+	*b = *raw.Base64
 	return nil
 }

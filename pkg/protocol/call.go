@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -38,11 +39,25 @@ type Millis int64
 
 // MillisOf rounds d up, so that a positive duration stays positive.
 func MillisOf(d time.Duration) Millis {
-	return Millis((d + time.Millisecond - 1) / time.Millisecond)
+	whole := Millis(d / time.Millisecond)
+	if d%time.Millisecond > 0 {
+		whole++
+	}
+	return whole
 }
 
-// Duration returns m as a time.Duration.
-func (m Millis) Duration() time.Duration { return time.Duration(m) * time.Millisecond }
+// Duration returns m as a time.Duration; what no duration can hold becomes the
+// longest one of its sign.
+func (m Millis) Duration() time.Duration {
+	const most = Millis(math.MaxInt64 / time.Millisecond)
+	switch {
+	case m > most:
+		return math.MaxInt64
+	case m < -most:
+		return math.MinInt64
+	}
+	return time.Duration(m) * time.Millisecond
+}
 
 // Call is the wire request that a tool call becomes.
 type Call struct {
@@ -77,6 +92,11 @@ type Call struct {
 	RunTimeout Millis `json:"run_timeout_ms,omitempty"`
 	// Deadline is when the result is of no more use; zero is never.
 	Deadline time.Time `json:"deadline,omitzero"`
+
+	// Again says that the call may have been enqueued before, by an earlier life
+	// of its coordinator or because an acknowledgement was lost: whoever takes
+	// it looks for a stored result first.
+	Again bool `json:"again,omitempty"`
 
 	// Payload is what the worker executes.
 	Payload Payload `json:"-"`
@@ -155,15 +175,15 @@ func (c *Call) validateResources() error {
 	if len(c.Resources) == 0 || len(c.Resources) > MaxUses {
 		return fmt.Errorf("resources: %d uses, must be 1 to %d", len(c.Resources), MaxUses)
 	}
-	for _, use := range c.Resources {
+	var faults []error
+	for i, use := range c.Resources {
 		if err := use.validate(); err != nil {
-			return fmt.Errorf("resources: %w", err)
-		}
-		if use.Key.Lane() != c.Resources[0].Key.Lane() {
-			return fmt.Errorf("resources: %s and %s are of different lanes", c.Resources[0].Key, use.Key)
+			faults = append(faults, fmt.Errorf("resources[%d]: %w", i, err))
+		} else if use.Key.Lane() != c.Resources[0].Key.Lane() {
+			faults = append(faults, fmt.Errorf("resources[%d]: %s and %s are of different lanes", i, c.Resources[0].Key, use.Key))
 		}
 	}
-	return nil
+	return errors.Join(faults...)
 }
 
 type callFields Call // without methods

@@ -11,7 +11,4 @@ const (
 	HeaderCall = "Tf-Call"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
-	// HeaderAgain marks a call that may have been enqueued before: whoever runs
-	// it looks for a stored result first.
-	HeaderAgain = "Tf-Again"
 )

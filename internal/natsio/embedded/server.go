@@ -1,0 +1,204 @@
+// Package embedded runs a NATS server with JetStream inside the process: one
+// node, file storage under a directory of ours.
+//
+// Without an address it does not listen at all, and only connections made
+// through [Server.Option] reach it. With one, it listens on loopback only and asks
+// for a token that is made anew for each data directory and kept in a file that only its owner can read.
+package embedded
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	readyTimeout = 20 * time.Second
+	// maxPayload is above NATS's default of 1 MiB, so that a big file fits in one message.
+	maxPayload = 8 << 20
+	// maxPending is what a slow reader may fall behind before it is cut off.
+	maxPending = 256 << 20
+	// TokenFile is the name of the credential's file in the data directory.
+	TokenFile = "nats.token"
+)
+
+// Options say where the server lives.
+type Options struct {
+	// Data is the directory of its files; it is made when missing. Required.
+	Data string
+	// Listen is a loopback host:port; "" does not listen. Port 0 chooses one.
+	Listen string
+	// SyncAlways writes through to the disk on every message, for power failures;
+	// the default survives the death of the process only.
+	SyncAlways bool
+	// Logger gets the server's warnings and errors; nil discards.
+	Logger *slog.Logger
+}
+
+// Server is a running server.
+type Server struct {
+	server *server.Server
+	lock   *flock.Flock
+	token  string
+	file   string
+}
+
+// Start starts a server and returns when it is ready. Another process that uses the
+// same data directory is an error.
+func Start(ctx context.Context, o Options) (*Server, error) {
+	if err := os.MkdirAll(o.Data, 0o700); err != nil {
+		return nil, fmt.Errorf("embedded NATS: %w", err)
+	}
+	s := &Server{lock: flock.New(filepath.Join(o.Data, "lock"))}
+	if free, err := s.lock.TryLock(); err != nil || !free {
+		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, errors.Join(err, errInUse))
+	}
+	if err := s.start(ctx, o); err != nil {
+		return nil, errors.Join(err, s.lock.Unlock())
+	}
+	return s, nil
+}
+
+var errInUse = errors.New("choose another --data, or connect to that process with --nats")
+
+func (s *Server) start(ctx context.Context, o Options) error {
+	options, err := s.options(o)
+	if err != nil {
+		return err
+	}
+	if s.server, err = server.NewServer(options); err != nil {
+		return fmt.Errorf("embedded NATS in %s: %w", o.Data, err)
+	}
+	if o.Logger != nil {
+		s.server.SetLoggerV2(serverLog{ctx: context.WithoutCancel(ctx), logger: o.Logger}, false, false, false)
+	}
+	s.server.Start()
+	if !s.server.ReadyForConnections(readyTimeout) {
+		s.server.Shutdown()
+		return fmt.Errorf("embedded NATS in %s on %q: not ready after %s (is the address in use?)", o.Data, o.Listen, readyTimeout)
+	}
+	return nil
+}
+
+func (s *Server) options(o Options) (*server.Options, error) {
+	options := &server.Options{
+		ServerName: "toolfleet", JetStream: true, StoreDir: o.Data,
+		DontListen: o.Listen == "", NoSigs: true, NoLog: o.Logger == nil,
+		MaxPayload: maxPayload, MaxPending: maxPending,
+		SyncAlways: o.SyncAlways, DisableJetStreamBanner: true,
+	}
+	if o.Listen == "" {
+		return options, nil
+	}
+	host, portText, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen address %q: want host:port: %w", o.Listen, err)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil, fmt.Errorf("listen address %q: %w", o.Listen, errNotLoopback)
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil || port < 0 || port > 65535 {
+		return nil, fmt.Errorf("listen address %q: port must be 0 to 65535", o.Listen)
+	}
+	if port == 0 {
+		port = server.RANDOM_PORT
+	}
+	options.Host, options.Port = host, port
+	if err := probe(host, port); err != nil {
+		return nil, err
+	}
+	s.file = filepath.Join(o.Data, TokenFile)
+	if s.token, err = loadToken(s.file); err != nil {
+		return nil, err
+	}
+	options.Authorization = s.token
+	return options, nil
+}
+
+var errNotLoopback = errors.New("the embedded server listens on loopback only; run a NATS server of your own for other machines, and pass it as --nats")
+
+// probe finds out whether the port is free: the server itself only logs when it is not.
+func probe(host string, port int) error {
+	if port == server.RANDOM_PORT {
+		return nil
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port))) //nolint:noctx // closed at once
+	if err != nil {
+		return fmt.Errorf("embedded NATS: %w", err)
+	}
+	return listener.Close()
+}
+
+// loadToken reads the token of a data directory, or makes one.
+func loadToken(path string) (string, error) {
+	content, err := os.ReadFile(path)
+	if err == nil {
+		if token := strings.TrimSpace(string(content)); token != "" {
+			return token, nil
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("embedded NATS: %w", err)
+	}
+	token := rand.Text()
+	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("embedded NATS: %w", err)
+	}
+	return token, nil
+}
+
+// URL is where clients in other processes connect; "" when the server does not listen.
+func (s *Server) URL() string {
+	if s.file == "" {
+		return ""
+	}
+	return s.server.ClientURL()
+}
+
+// CredentialFile is the file with the token that they need; "" when the server does not listen.
+func (s *Server) CredentialFile() string { return s.file }
+
+// Options make a connection of this process, which needs no listener.
+func (s *Server) Options() []nats.Option {
+	options := []nats.Option{nats.InProcessServer(s.server)}
+	if s.token != "" {
+		options = append(options, nats.Token(s.token))
+	}
+	return options
+}
+
+// Close stops the server and returns when it is down.
+func (s *Server) Close() {
+	s.server.Shutdown()
+	s.server.WaitForShutdown()
+	_ = s.lock.Unlock() // released with the process anyway
+}
+
+// serverLog passes the server's lines on: its chatter at debug, its troubles at warn and error.
+type serverLog struct {
+	ctx    context.Context //nolint:containedctx // the server's logger interface has none
+	logger *slog.Logger
+}
+
+func (l serverLog) Noticef(format string, v ...any) { l.log(slog.LevelDebug, format, v) }
+func (l serverLog) Debugf(format string, v ...any)  { l.log(slog.LevelDebug, format, v) }
+func (l serverLog) Tracef(format string, v ...any)  { l.log(slog.LevelDebug, format, v) }
+func (l serverLog) Warnf(format string, v ...any)   { l.log(slog.LevelWarn, format, v) }
+func (l serverLog) Errorf(format string, v ...any)  { l.log(slog.LevelError, format, v) }
+func (l serverLog) Fatalf(format string, v ...any)  { l.log(slog.LevelError, format, v) }
+
+func (l serverLog) log(level slog.Level, format string, v []any) {
+	l.logger.Log(l.ctx, level, "nats server", slog.String("line", fmt.Sprintf(format, v...)))
+}

@@ -1,0 +1,203 @@
+package natsio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Defaults of [Topology].
+const (
+	// DefaultAckWait is the length of a lease.
+	DefaultAckWait = 10 * time.Second
+	// DefaultResultAge is how long results are kept.
+	DefaultResultAge = 7 * 24 * time.Hour
+	// DefaultMaxCalls bounds how many messages wait in the calls stream.
+	DefaultMaxCalls = 2_000_000
+	// DefaultMaxBytes bounds the bytes of the calls stream.
+	DefaultMaxBytes = 8 << 30
+
+	maxHeldLanes    = 1 << 20 // MaxAckPending: every held lane is one unacknowledged message
+	maxWaitingPulls = 1 << 16
+)
+
+// Topology describes the streams of a fleet. Only what the laws need is compared
+// with streams that exist; sizes and ages are the operator's to change.
+type Topology struct {
+	Fleet protocol.Fleet
+	// Replicas is 1, 3 or 5; 0 means 1.
+	Replicas int
+	// MaxCalls and MaxBytes bound the calls stream; 0 means the default. A full
+	// stream refuses calls, it never drops any.
+	MaxCalls int64
+	MaxBytes int64
+	// ResultAge is how long results are kept; 0 means the default.
+	ResultAge time.Duration
+}
+
+// ErrTopology is wrapped by errors about streams that exist with another configuration.
+var ErrTopology = errors.New("stream exists with another configuration")
+
+func (t Topology) withDefaults() Topology {
+	if t.Fleet == "" {
+		t.Fleet = protocol.DefaultFleet
+	}
+	if t.Replicas == 0 {
+		t.Replicas = 1
+	}
+	if t.MaxCalls == 0 {
+		t.MaxCalls = DefaultMaxCalls
+	}
+	if t.MaxBytes == 0 {
+		t.MaxBytes = DefaultMaxBytes
+	}
+	if t.ResultAge == 0 {
+		t.ResultAge = DefaultResultAge
+	}
+	return t
+}
+
+// Ensure makes the streams and buckets of a fleet where they are missing and
+// checks those that exist. Errors about the latter wrap [ErrTopology] and name
+// every difference. It is safe to run from many processes at once.
+func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
+	t = t.withDefaults()
+	for _, want := range t.streams() {
+		if err := ensureStream(ctx, js, want); err != nil {
+			return err
+		}
+	}
+	if _, err := js.ObjectStore(ctx, t.Fleet.BlobsBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
+		_, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+			Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: t.ResultAge,
+		})
+		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
+			return fmt.Errorf("make object store %s: %w", t.Fleet.BlobsBucket(), err)
+		}
+	} else if err != nil {
+		return fmt.Errorf("open object store %s: %w", t.Fleet.BlobsBucket(), err)
+	}
+	if _, err := js.KeyValue(ctx, t.Fleet.PlacesBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
+		_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: t.Fleet.PlacesBucket(), Replicas: t.Replicas})
+		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
+			return fmt.Errorf("make bucket %s: %w", t.Fleet.PlacesBucket(), err)
+		}
+	} else if err != nil {
+		return fmt.Errorf("open bucket %s: %w", t.Fleet.PlacesBucket(), err)
+	}
+	return nil
+}
+
+// streams returns the three streams as they must be.
+func (t Topology) streams() []jetstream.StreamConfig {
+	source, destination := t.Fleet.DoneMapping()
+	return []jetstream.StreamConfig{
+		{
+			Name: t.Fleet.CallsStream(), Subjects: t.Fleet.CallsSubjects(),
+			Description: "mailboxes and ready messages of lanes",
+			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
+			Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew,
+			MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
+			MaxMsgs: t.MaxCalls, MaxBytes: t.MaxBytes, MaxMsgSize: -1,
+		},
+		{
+			Name: t.Fleet.ResultsStream(), Subjects: t.Fleet.ResultsSubjects(),
+			Description: "terminal results, one a call",
+			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
+			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
+			MaxMsgsPerSubject: 1, MaxAge: t.ResultAge, MaxMsgSize: -1,
+			RePublish: &jetstream.RePublish{Source: source, Destination: destination},
+		},
+		{
+			Name: t.Fleet.SessionsStream(), Subjects: t.Fleet.SessionsSubjects(),
+			Description: "session journals",
+			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
+			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, MaxMsgSize: -1,
+		},
+	}
+}
+
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) error {
+	stream, err := js.Stream(ctx, want.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		stream, err = js.CreateStream(ctx, want)
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // somebody else was faster
+			stream, err = js.Stream(ctx, want.Name)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", want.Name, err)
+	}
+	if differences := compare(stream.CachedInfo().Config, want); len(differences) > 0 {
+		return fmt.Errorf("stream %s: %w: %w; choose another fleet name, or remove the stream when nothing in it is needed",
+			want.Name, ErrTopology, errors.Join(differences...))
+	}
+	return nil
+}
+
+// compare names every setting that the laws rely on and that differs.
+func compare(have, want jetstream.StreamConfig) []error {
+	var differences []error
+	check := func(setting string, have, want any) {
+		if have != want {
+			differences = append(differences, fmt.Errorf("%s is %v, must be %v", setting, have, want))
+		}
+	}
+	if !slices.Equal(have.Subjects, want.Subjects) {
+		check("subjects", fmt.Sprint(have.Subjects), fmt.Sprint(want.Subjects))
+	}
+	check("storage", have.Storage, want.Storage)
+	check("retention", have.Retention, want.Retention)
+	check("discard", have.Discard, want.Discard)
+	check("max_msgs_per_subject", unlimited(have.MaxMsgsPerSubject), unlimited(want.MaxMsgsPerSubject))
+	check("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
+	check("allow_direct", have.AllowDirect, want.AllowDirect)
+	if want.RePublish != nil && (have.RePublish == nil || *have.RePublish != *want.RePublish) {
+		check("republish", have.RePublish, want.RePublish)
+	}
+	return differences
+}
+
+// unlimited maps the server's several ways to say "no limit" to one.
+func unlimited(n int64) int64 {
+	if n <= 0 {
+		return -1
+	}
+	return n
+}
+
+// EnsurePool makes or checks the consumer that hands out a pool's ready lanes,
+// and returns it with its lease length. An ackWait of 0 takes what exists, or
+// [DefaultAckWait] for a new consumer; another value must match.
+func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
+	name := fleet.ReadyConsumer(pool)
+	consumer, err := js.Consumer(ctx, fleet.CallsStream(), name)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		lease := ackWait
+		if lease == 0 {
+			lease = DefaultAckWait
+		}
+		consumer, err = js.CreateConsumer(ctx, fleet.CallsStream(), jetstream.ConsumerConfig{
+			Durable: name, FilterSubject: fleet.ReadyFilter(pool),
+			AckPolicy: jetstream.AckExplicitPolicy, AckWait: lease,
+			MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
+		})
+		if errors.Is(err, jetstream.ErrConsumerExists) {
+			consumer, err = js.Consumer(ctx, fleet.CallsStream(), name)
+		}
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("consumer %s of stream %s: %w", name, fleet.CallsStream(), err)
+	}
+	have := consumer.CachedInfo().Config
+	if ackWait != 0 && have.AckWait != ackWait {
+		return nil, 0, fmt.Errorf("consumer %s: %w: lease is %s, asked for %s", name, ErrTopology, have.AckWait, ackWait)
+	}
+	return consumer, have.AckWait, nil
+}
