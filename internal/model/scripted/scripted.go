@@ -1,0 +1,124 @@
+package scripted
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// Model replies from a script. It is immutable, and so safe for concurrent use.
+type Model struct {
+	name  string
+	steps []step
+}
+
+var _ loop.Model = (*Model)(nil)
+
+// Load reads a script from a file. Errors name the file; those about its content wrap
+// [ErrInvalidScript].
+func Load(path string) (*Model, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("load script: %w", err)
+	}
+	return Parse(path, data)
+}
+
+// Parse reads a script. The name stands for it in errors, usually its path. The error reports
+// every fault of the script and wraps [ErrInvalidScript].
+func Parse(name string, data []byte) (*Model, error) {
+	steps, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w %s: %w", ErrInvalidScript, name, err)
+	}
+	return &Model{name: name, steps: steps}, nil
+}
+
+// Reply implements [loop.Model]. It gives step n+1 to a conversation with n
+// assistant messages, its text a word at a time with the step's delay before each.
+// Behind the last step it returns an [*EndError].
+func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text string)) (loop.Reply, error) {
+	done := 0
+	for _, message := range req.Messages {
+		if message.Role == loop.RoleAssistant {
+			done++
+		}
+	}
+	if done >= len(m.steps) {
+		return loop.Reply{}, &EndError{Script: m.name, Steps: len(m.steps), Asked: done + 1}
+	}
+	current := m.steps[done]
+	for piece := range words(current.reply.Text) {
+		if err := wait(ctx, current.delay); err != nil {
+			return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, err)
+		}
+		delta(piece)
+	}
+	if ctx.Err() != nil {
+		return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, context.Cause(ctx))
+	}
+	reply := current.reply
+	reply.Model = "script"
+	reply.ToolCalls = slices.Clone(reply.ToolCalls)
+	return reply, nil
+}
+
+// EndError says that a conversation went on behind the last step of its script.
+type EndError struct {
+	Script string // name of the script
+	Steps  int    // how many steps it has
+	Asked  int    // which step was asked for, from 1
+}
+
+// Error names the script and what to add to it.
+func (e *EndError) Error() string {
+	return fmt.Sprintf("script %s has %d steps and step %d was asked for: the session went on after the last one; "+
+		"end the script with a step without tool_calls, or add steps", e.Script, e.Steps, e.Asked)
+}
+
+// ErrorType is the error's low-cardinality name.
+func (e *EndError) ErrorType() string { return "script_ended" }
+
+// words yields the pieces of text, each a word with the white space behind it.
+// Together they are the text.
+func words(text string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for text != "" {
+			space := strings.IndexFunc(text, unicode.IsSpace)
+			if space < 0 {
+				yield(text)
+				return
+			}
+			length := strings.IndexFunc(text[space:], func(r rune) bool { return !unicode.IsSpace(r) })
+			if length < 0 {
+				yield(text)
+				return
+			}
+			if !yield(text[:space+length]) {
+				return
+			}
+			text = text[space+length:]
+		}
+	}
+}
+
+// wait returns the cause of ctx's end when that comes before the delay is over.
+func wait(ctx context.Context, delay time.Duration) error {
+	if delay == 0 {
+		return context.Cause(ctx)
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
