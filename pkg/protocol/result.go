@@ -164,7 +164,7 @@ func DecodeResult(body []byte) (*Result, error) {
 		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidResult, wire.Type, typeResult)
 	}
 	r := Result(wire.resultFields)
-	if len(wire.Value) > 0 {
+	if len(wire.Value) > 0 && string(wire.Value) != "null" {
 		value, err := DecodeValue(wire.Value)
 		if err != nil {
 			return nil, fmt.Errorf("%w: value: %w", ErrInvalidResult, err)

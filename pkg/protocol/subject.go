@@ -156,19 +156,21 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 		return MailboxEntry{Kind: EntryCall, CallID: CallID(tokens[0])}
 	case len(tokens) != 2:
 		return MailboxEntry{}
-	case tokens[0] == markHandback:
-		ready, _, _ := strings.Cut(tokens[1], "-")
-		seq, err := strconv.ParseUint(ready, 10, 64)
-		if err != nil {
-			return MailboxEntry{}
-		}
-		return MailboxEntry{Kind: EntryHandback, Ready: seq}
 	case tokens[1] == MarkCancel:
 		return MailboxEntry{Kind: EntryCancel, CallID: CallID(tokens[0])}
 	}
-	n, err := strconv.Atoi(strings.TrimPrefix(tokens[1], markStart))
-	if err != nil || n < 1 || !strings.HasPrefix(tokens[1], markStart) {
+	if start, ok := strings.CutPrefix(tokens[1], markStart); ok {
+		n, err := strconv.Atoi(start)
+		if err != nil || n < 1 {
+			return MailboxEntry{}
+		}
+		return MailboxEntry{Kind: EntryStart, CallID: CallID(tokens[0]), Start: n}
+	}
+	// Last, for a call may have the id "handback": its marks are words, never two numbers.
+	ready, _, ok := strings.Cut(tokens[1], "-")
+	seq, err := strconv.ParseUint(ready, 10, 64)
+	if tokens[0] != markHandback || !ok || err != nil {
 		return MailboxEntry{}
 	}
-	return MailboxEntry{Kind: EntryStart, CallID: CallID(tokens[0]), Start: n}
+	return MailboxEntry{Kind: EntryHandback, Ready: seq}
 }

@@ -103,10 +103,11 @@ type FilesListResult struct {
 
 // FilesExistsResult answers [FilesExists].
 type FilesExistsResult struct {
-	Path   string   `json:"path"`
-	Exists bool     `json:"exists"`
-	Type   FileType `json:"type,omitempty"`
-	Size   int64    `json:"size,omitempty"`
+	Path   string `json:"path"`
+	Exists bool   `json:"exists"`
+	// Type is not "type" on the wire: that is the name of the value itself.
+	Type FileType `json:"file_type,omitempty"`
+	Size int64    `json:"size,omitempty"`
 }
 
 // Match is one matching line.

@@ -1,0 +1,44 @@
+package protocol_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// constants returns the values of every string constant of the named type that
+// the package's source declares: what no test may forget.
+func constants(t *testing.T, typeName string) []string {
+	t.Helper()
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	var values []string
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		ast.Inspect(parsed, func(node ast.Node) bool {
+			spec, ok := node.(*ast.ValueSpec)
+			if !ok {
+				return true
+			}
+			if name, ok := spec.Type.(*ast.Ident); ok && name.Name == typeName {
+				for _, value := range spec.Values {
+					literal, ok := value.(*ast.BasicLit)
+					require.True(t, ok, "constant of %s is not a literal", typeName)
+					values = append(values, must(strconv.Unquote(literal.Value))(t))
+				}
+			}
+			return true
+		})
+	}
+	return values
+}

@@ -1,0 +1,197 @@
+package protocol_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files of the current version")
+
+// goldenDir holds the bodies that version 1 writes. When the version changes, the
+// directory stays as it is and a new one is begun: old bodies decode for ever.
+const goldenDir = "testdata/v1"
+
+// codec is how one family of golden files is written and read.
+type codec struct {
+	encode func(t *testing.T, sample any) []byte
+	decode func(body []byte) (any, error)
+}
+
+// codecs are by folder of goldenDir.
+var codecs = map[string]codec{
+	"payload": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodePayload(as[protocol.Payload](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodePayload(body) },
+	},
+	"value": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodeValue(as[protocol.Value](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodeValue(body) },
+	},
+	"call": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodeCall(as[*protocol.Call](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodeCall(body) },
+	},
+	"result": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodeResult(as[*protocol.Result](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodeResult(body) },
+	},
+	"frame": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodeFrame(as[*protocol.Frame](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodeFrame(body) },
+	},
+}
+
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		require.NoError(t, err)
+		return v
+	}
+}
+
+func as[T any](t *testing.T, v any) T {
+	t.Helper()
+	typed, ok := v.(T)
+	require.Truef(t, ok, "sample is a %T", v)
+	return typed
+}
+
+// TestGolden_SamplesHaveTheirBytes pins what this version writes and that it
+// reads back what it wrote.
+func TestGolden_SamplesHaveTheirBytes(t *testing.T) {
+	t.Parallel()
+	for name, sample := range samples() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(goldenDir, filepath.FromSlash(name)+".json")
+			codec := codecs[path.Dir(name)]
+			body := codec.encode(t, sample)
+			if *update {
+				writeGolden(t, file, body)
+			}
+			require.Equal(t, string(readGolden(t, file)), string(body), "run the tests with -update if the change is meant")
+
+			decoded, err := codec.decode(body)
+			require.NoError(t, err)
+			require.Equal(t, sample, decoded)
+		})
+	}
+}
+
+// TestGolden_EveryFileDecodesAndReencodes also reads files that no sample of this
+// version makes any more.
+func TestGolden_EveryFileDecodesAndReencodes(t *testing.T) {
+	t.Parallel()
+	files := goldenFiles(t)
+	require.NotEmpty(t, files)
+	for name, body := range files {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			codec, ok := codecs[path.Dir(name)]
+			require.True(t, ok, "no codec for this folder")
+			decoded, err := codec.decode(body)
+			require.NoError(t, err)
+			require.Equal(t, string(body), string(codec.encode(t, decoded)))
+		})
+	}
+}
+
+// TestGolden_UnknownFieldsAreIgnored adds a field of a later version to every body.
+func TestGolden_UnknownFieldsAreIgnored(t *testing.T) {
+	t.Parallel()
+	for name, body := range goldenFiles(t) {
+		if name == "payload/unknown" || name == "value/unknown" {
+			continue // kept byte by byte, the new field too
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			codec := codecs[path.Dir(name)]
+			later := append([]byte(`{"field_of_a_later_version":{"x":[1]},`), body[1:]...)
+			decoded, err := codec.decode(later)
+			require.NoError(t, err)
+			require.Equal(t, string(body), string(codec.encode(t, decoded)))
+		})
+	}
+}
+
+// TestGolden_EveryKindHasSamples fails when a kind is added without golden files.
+func TestGolden_EveryKindHasSamples(t *testing.T) {
+	t.Parallel()
+	payloads, values := map[string]bool{}, map[string]bool{}
+	for _, sample := range samples() {
+		switch s := sample.(type) {
+		case protocol.Payload:
+			payloads[string(s.Kind())] = true
+		case protocol.Value:
+			values[string(s.ValueKind())] = true
+		}
+	}
+	kinds := constants(t, "Kind")
+	require.NotEmpty(t, kinds)
+	for _, kind := range kinds {
+		require.True(t, payloads[kind], "no golden file of payload %s", kind)
+		require.True(t, values[kind], "no golden file of value %s", kind)
+	}
+}
+
+func writeGolden(t *testing.T, file string, body []byte) {
+	t.Helper()
+	var out bytes.Buffer
+	require.NoError(t, json.Indent(&out, body, "", "  "))
+	out.WriteByte('\n')
+	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	require.NoError(t, os.WriteFile(file, out.Bytes(), 0o600))
+}
+
+// readGolden returns the exact bytes of the wire: the file is indented for
+// readers, and nothing but white space is removed.
+func readGolden(tb testing.TB, file string) []byte {
+	tb.Helper()
+	indented, err := os.ReadFile(file)
+	require.NoError(tb, err)
+	var body bytes.Buffer
+	require.NoError(tb, json.Compact(&body, indented))
+	return body.Bytes()
+}
+
+// goldenFiles returns every golden file by its name, as in "payload/noop".
+func goldenFiles(tb testing.TB) map[string][]byte {
+	tb.Helper()
+	files := map[string][]byte{}
+	err := filepath.WalkDir(goldenDir, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		relative, err := filepath.Rel(goldenDir, file)
+		name := filepath.ToSlash(relative)
+		files[name[:len(name)-len(filepath.Ext(name))]] = readGolden(tb, file)
+		return err
+	})
+	require.NoError(tb, err)
+	return files
+}

@@ -1,0 +1,190 @@
+package protocol_test
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	sampleSession protocol.SessionID = "0199f3a2-7c1e-7a44-9d50-2f6f1c0d9b11"
+	sampleWorker  protocol.WorkerID  = "host-1-5f0c2a9e"
+)
+
+// binary is content that no JSON string can carry.
+var binary = protocol.Bytes{0x00, 0xff, 0xfe, 'a'}
+
+func sampleTime() time.Time { return time.Date(2026, 3, 14, 15, 9, 26, 535_897_000, time.UTC) }
+
+// samples are what the golden files hold, by folder and name. A kind has one
+// sample with every field set, and one with none where that is legal.
+func samples() map[string]any {
+	all := map[string]any{}
+	for _, group := range []map[string]any{
+		commandSamples(), filePayloadSamples(), fileValueSamples(), fleetSamples(), envelopeSamples(), frameSamples(),
+	} {
+		for name, sample := range group {
+			all[name] = sample
+		}
+	}
+	return all
+}
+
+func sampleExecution() protocol.Execution {
+	return protocol.Execution{
+		ExitCode: -1, Signal: "SIGKILL", Reason: "timeout",
+		Stdout: protocol.Bytes("Grüße, <b> & \u2028\n"), Stderr: binary,
+		StdoutBytes: 18, StderrBytes: 4_000_000, Truncated: true, CPUMS: 12.5, MaxRSSBytes: 3 << 20,
+	}
+}
+
+func commandSamples() map[string]any {
+	return map[string]any{
+		"payload/command_run": protocol.CommandRun{
+			Command: "go test ./... && echo 'done <ok>'", Cwd: "src", Env: map[string]string{"A": "1", "B": ""},
+			Stdin: protocol.Bytes("y\n"),
+		},
+		"payload/command_run_argv": protocol.CommandRun{Argv: []string{"printf", "%s", ""}, Stdin: binary},
+		"payload/command_run_zero": protocol.CommandRun{},
+		"payload/code_run": protocol.CodeRun{
+			Code: "print('hi')\n", Language: "python", Cwd: "src", Env: map[string]string{"PYTHONUTF8": "1"},
+		},
+		"payload/code_run_zero":   protocol.CodeRun{},
+		"value/command_run":       protocol.CommandRunResult{Execution: sampleExecution()},
+		"value/command_run_empty": protocol.CommandRunResult{Execution: protocol.Execution{Reason: "exited", Stdout: protocol.Bytes{}, Stderr: protocol.Bytes{}}},
+		"value/code_run":          protocol.CodeRunResult{Execution: sampleExecution()},
+	}
+}
+
+func filePayloadSamples() map[string]any {
+	return map[string]any{
+		"payload/files_read":         protocol.FilesRead{Path: "a/b.txt", Offset: 3, Limit: 20},
+		"payload/files_read_whole":   protocol.FilesRead{Path: "a/b.txt"},
+		"payload/files_write":        protocol.FilesWrite{Path: "a/b.txt", Content: protocol.Bytes("one\ntwo\n")},
+		"payload/files_write_binary": protocol.FilesWrite{Path: "logo.png", Content: binary},
+		"payload/files_write_empty":  protocol.FilesWrite{Path: "empty", Content: protocol.Bytes{}},
+		"payload/files_edit":         protocol.FilesEdit{Path: "a/b.txt", Old: "one", New: "", ReplaceAll: true},
+		"payload/files_list":         protocol.FilesList{Path: "a"},
+		"payload/files_list_root":    protocol.FilesList{},
+		"payload/files_exists":       protocol.FilesExists{Path: "a/b.txt"},
+		"payload/files_search":       protocol.FilesSearch{Pattern: `func \w+\(`, Path: "src", Glob: "**/*.go"},
+		"payload/files_search_all":   protocol.FilesSearch{Pattern: "x"},
+	}
+}
+
+func fileValueSamples() map[string]any {
+	const sum = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
+	return map[string]any{
+		"value/files_read": protocol.FilesReadResult{
+			Path: "a/b.txt", Content: protocol.Bytes("three\n"), SHA256: sum, Bytes: 30, FirstLine: 3, Lines: 1,
+			TotalLines: 9, Truncated: true,
+		},
+		"value/files_read_binary": protocol.FilesReadResult{
+			Path: "logo.png", Content: binary, SHA256: sum, Bytes: 4, Binary: true,
+		},
+		"value/files_write": protocol.FilesWriteResult{
+			Path: "a/b.txt", Bytes: 3, SHA256: sum, Created: true, Diff: "@@ -0,0 +1 @@\n+foo\n",
+		},
+		"value/files_edit": protocol.FilesEditResult{
+			Path: "a/b.txt", Replacements: 2, Bytes: 3, SHA256: sum, Diff: "@@ -1 +1 @@\n-one\n+two\n",
+		},
+		"value/files_list": protocol.FilesListResult{
+			Path: "a", Total: 2001, Entries: []protocol.DirEntry{
+				{Name: "b.txt", Type: protocol.TypeFile, Size: 30},
+				{Name: "c", Type: protocol.TypeDir},
+				{Name: "d", Type: protocol.TypeSymlink, Size: 5},
+				{Name: "e", Type: protocol.TypeOther},
+			},
+		},
+		"value/files_exists":        protocol.FilesExistsResult{Path: "a/b.txt", Exists: true, Type: protocol.TypeFile, Size: 30},
+		"value/files_exists_absent": protocol.FilesExistsResult{Path: "nothing"},
+		"value/files_search": protocol.FilesSearchResult{
+			Matches:   []protocol.Match{{Path: "src/a.go", Line: 7, Text: "func a() {"}},
+			Truncated: true, Files: 12, Skipped: 3,
+		},
+	}
+}
+
+func fleetSamples() map[string]any {
+	return map[string]any{
+		"payload/workspace_import": protocol.WorkspaceImport{Blob: "ws-1"},
+		"payload/workspace_export": protocol.WorkspaceExport{Blob: "ws-2"},
+		"payload/turn_run": protocol.TurnRun{
+			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40,
+		},
+		"payload/turn_run_prompt": protocol.TurnRun{Prompt: "Hello"},
+		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},
+		"payload/noop_zero":       protocol.Noop{},
+		"payload/unknown": protocol.UnknownPayload{
+			Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","version":3,"at":[1,2.50]}`),
+		},
+		"value/workspace_import": protocol.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20},
+		"value/workspace_export": protocol.WorkspaceExportResult{Blob: "ws-2", Files: 10_532, Bytes: 107 << 20},
+		"value/turn_run": protocol.TurnRunResult{
+			Outcome: "answered", Text: "Done.", Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20},
+		},
+		"value/noop":    protocol.NoopResult{},
+		"value/unknown": protocol.UnknownValue{Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","hit":true}`)},
+	}
+}
+
+func sampleCall() *protocol.Call {
+	return &protocol.Call{
+		ID: protocol.NewCallID(sampleSession, 1, 2, 0), SessionID: sampleSession, ToolCallID: "toolu_01", Tool: "read",
+		Turn: 1, Step: 2, Index: 3, Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{
+			{Key: "sandbox/s1/a/b.txt", Access: protocol.Shared},
+			{Key: "sandbox/s1/c", Access: protocol.Exclusive},
+		},
+		Delivery: protocol.Rollback, MaxAttempts: 3, MinLevel: "full",
+		IssuedAt: sampleTime(), QueueTimeout: 60_000, RunTimeout: 30_000, Deadline: sampleTime().Add(time.Hour),
+		Payload: protocol.FilesRead{Path: "a/b.txt"},
+	}
+}
+
+func minimalCall() *protocol.Call {
+	return &protocol.Call{
+		ID: "c-1", SessionID: "my_session", Pool: "gpu",
+		Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}},
+		Delivery:  protocol.AtMostOnce, IssuedAt: sampleTime(), Payload: protocol.Noop{},
+	}
+}
+
+func envelopeSamples() map[string]any {
+	unknown := minimalCall()
+	unknown.Delivery = protocol.Idempotent
+	unknown.Payload = protocol.UnknownPayload{Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click"}`)}
+	partial := protocol.NewResult(sampleCall(), protocol.StatusTimeout, protocol.Errorf(protocol.CodeRunTimeout, "took longer than %d s", 30))
+	partial.WorkerID, partial.Attempt, partial.Level = sampleWorker, 2, "full"
+	partial.QueueMS, partial.LaneMS, partial.RunMS, partial.FinishedAt = 12.25, 0.5, 30_000, sampleTime()
+	partial.Value = protocol.CommandRunResult{Execution: sampleExecution()}
+	ok := protocol.Result{
+		CallID: "c-1", SessionID: "my_session", Status: protocol.StatusOK, FinishedAt: sampleTime(), Value: protocol.NoopResult{},
+	}
+	all := map[string]any{
+		"call/full": sampleCall(), "call/minimal": minimalCall(), "call/unknown_payload": unknown,
+		"result/timeout_partial": &partial, "result/ok": &ok,
+	}
+	for _, status := range protocol.Statuses() {
+		if status == protocol.StatusOK {
+			continue
+		}
+		result := protocol.NewResult(minimalCall(), status, protocol.Errorf(protocol.CodeInternal, "why"))
+		result.FinishedAt = sampleTime()
+		all["result/"+string(status)] = &result
+	}
+	return all
+}
+
+func frameSamples() map[string]any {
+	frame := func(kind protocol.FrameKind, seq uint64, data protocol.Bytes) *protocol.Frame {
+		return &protocol.Frame{CallID: "c-1", Seq: seq, Kind: kind, WorkerID: sampleWorker, Attempt: 1, Data: data}
+	}
+	return map[string]any{
+		"frame/started": frame(protocol.FrameStarted, 1, nil),
+		"frame/stdout":  frame(protocol.FrameStdout, 2, protocol.Bytes("ok  \tpkg\n")),
+		"frame/stderr":  frame(protocol.FrameStderr, 3, binary),
+		"frame/event":   &protocol.Frame{CallID: "c-1", Seq: 4, Kind: protocol.FrameEvent, Data: protocol.Bytes(`{"type":"text_delta"}`)},
+	}
+}
