@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -132,10 +133,8 @@ func (c *Call) LifeTime() time.Duration {
 // ConflictsWith reports whether the two calls must not overlap.
 func (c *Call) ConflictsWith(other *Call) bool {
 	for _, a := range c.Resources {
-		for _, b := range other.Resources {
-			if a.Conflicts(b) {
-				return true
-			}
+		if slices.ContainsFunc(other.Resources, a.Conflicts) {
+			return true
 		}
 	}
 	return false

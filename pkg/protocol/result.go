@@ -184,7 +184,8 @@ func (r *Result) validate() error {
 		return fmt.Errorf("%w: status %q is not one of %q", ErrInvalidResult, r.Status, Statuses())
 	}
 	if (r.Status == StatusOK) != (r.Error == nil) {
-		return fmt.Errorf("%w: status %q with error %v", ErrInvalidResult, r.Status, r.Error)
+		return fmt.Errorf("%w: status %q, error set: %t: must be set when, and only when, it is not ok",
+			ErrInvalidResult, r.Status, r.Error != nil)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package protocol_test
 
 import (
 	"encoding/json"
+	"maps"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -24,9 +25,7 @@ func samples() map[string]any {
 	for _, group := range []map[string]any{
 		commandSamples(), filePayloadSamples(), fileValueSamples(), fleetSamples(), envelopeSamples(), frameSamples(),
 	} {
-		for name, sample := range group {
-			all[name] = sample
-		}
+		maps.Copy(all, group)
 	}
 	return all
 }

@@ -1,0 +1,188 @@
+package protocol_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestCall_ValidateNamesTheFault(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		spoil func(*protocol.Call)
+		says  []string
+	}{
+		"no call id":        {func(c *protocol.Call) { c.ID = "" }, []string{"call id"}},
+		"no session id":     {func(c *protocol.Call) { c.SessionID = "" }, []string{"session id"}},
+		"session with dots": {func(c *protocol.Call) { c.SessionID = "a.b" }, []string{"session id", `'.'`}},
+		"upper case pool":   {func(c *protocol.Call) { c.Pool = "GPU" }, []string{"pool", `"GPU"`}},
+		"no resources":      {func(c *protocol.Call) { c.Resources = nil }, []string{"resources", "1 to 64"}},
+		"too many resources": {func(c *protocol.Call) {
+			c.Resources = make([]protocol.Use, protocol.MaxUses+1)
+		}, []string{"65 uses"}},
+		"every bad resource": {func(c *protocol.Call) {
+			c.Resources = []protocol.Use{
+				{Key: "sandbox/s1/./a", Access: protocol.Shared},
+				{Key: "sandbox/s1/a", Access: "exclusiv"},
+				{Key: "one", Access: protocol.Shared},
+			}
+		}, []string{"resources[0]", `want "sandbox/s1/a"`, "resources[1]", `"exclusiv"`, "resources[2]", "two segments"}},
+		"two lanes": {func(c *protocol.Call) {
+			c.Resources = []protocol.Use{
+				{Key: "sandbox/s1/a", Access: protocol.Shared}, {Key: "sandbox/s2/a", Access: protocol.Shared},
+			}
+		}, []string{"resources[1]", "different lanes"}},
+		"unknown delivery": {func(c *protocol.Call) { c.Delivery = "twice" }, []string{`"twice"`, "at_most_once"}},
+		"negative limits":  {func(c *protocol.Call) { c.MaxAttempts = -1 }, []string{"max_attempts -1"}},
+		"negative queue":   {func(c *protocol.Call) { c.QueueTimeout = -5 }, []string{"queue_timeout_ms -5"}},
+		"negative run":     {func(c *protocol.Call) { c.RunTimeout = -6 }, []string{"run_timeout_ms -6"}},
+		"no payload":       {func(c *protocol.Call) { c.Payload = nil }, []string{"payload"}},
+		"everything at once": {
+			func(c *protocol.Call) { *c = protocol.Call{} },
+			[]string{"call id", "session id", "pool", "resources", "delivery", "payload"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call := sampleCall()
+			require.NoError(t, call.Validate())
+			c.spoil(call)
+			err := call.Validate()
+			require.ErrorIs(t, err, protocol.ErrInvalidCall)
+			for _, word := range c.says {
+				require.ErrorContains(t, err, word)
+			}
+		})
+	}
+}
+
+// TestDecodeCall_ReturnsWhatCanBeAnswered: a call that cannot run still gets its result.
+func TestDecodeCall_ReturnsWhatCanBeAnswered(t *testing.T) {
+	t.Parallel()
+	for name, body := range map[string]string{
+		"malformed payload": `{"type":"call","id":"c","session_id":"s","payload":{"type":"noop","work_ms":"x"}}`,
+		"no payload":        `{"type":"call","id":"c","session_id":"s"}`,
+		"null payload":      `{"type":"call","id":"c","session_id":"s","payload":null}`,
+		"no resources":      `{"type":"call","id":"c","session_id":"s","payload":{"type":"noop"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call, err := protocol.DecodeCall([]byte(body))
+			require.ErrorIs(t, err, protocol.ErrInvalidCall)
+			require.NotNil(t, call)
+			require.Equal(t, protocol.CallID("c"), call.ID)
+			require.Equal(t, protocol.SessionID("s"), call.SessionID)
+		})
+	}
+	for name, body := range map[string]string{
+		"not JSON": `{`, "another type": `{"type":"result"}`, "no type": `{}`, "an array": `[]`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call, err := protocol.DecodeCall([]byte(body))
+			require.ErrorIs(t, err, protocol.ErrInvalidCall)
+			require.Nil(t, call)
+		})
+	}
+}
+
+func TestCall_Defaults(t *testing.T) {
+	t.Parallel()
+	call := minimalCall()
+	require.Equal(t, protocol.DefaultMaxAttempts, call.Attempts())
+	require.Equal(t, protocol.DefaultRunTimeout, call.RunFor())
+	require.Zero(t, call.LifeTime(), "no deadline is for ever")
+	require.Equal(t, protocol.Lane("account/acme"), call.Lane())
+
+	call.MaxAttempts, call.RunTimeout, call.Deadline = 1, 1500, call.IssuedAt.Add(time.Minute)
+	require.Equal(t, 1, call.Attempts())
+	require.Equal(t, 1500*time.Millisecond, call.RunFor())
+	require.Equal(t, time.Minute, call.LifeTime())
+
+	call.Deadline = call.IssuedAt.Add(-time.Hour)
+	require.Equal(t, time.Millisecond, call.LifeTime(), "a deadline in the past is over at once, not for ever")
+}
+
+func TestMillis(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		in   time.Duration
+		want protocol.Millis
+	}{
+		"zero":              {0, 0},
+		"rounds up":         {1, 1},
+		"whole":             {2 * time.Millisecond, 2},
+		"a bit more":        {2*time.Millisecond + 1, 3},
+		"negative":          {-time.Millisecond, -1},
+		"longest":           {math.MaxInt64, protocol.Millis(math.MaxInt64/time.Millisecond) + 1},
+		"longest backwards": {math.MinInt64, protocol.Millis(math.MinInt64 / time.Millisecond)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, c.want, protocol.MillisOf(c.in))
+		})
+	}
+	require.Equal(t, time.Duration(math.MaxInt64), protocol.Millis(math.MaxInt64).Duration())
+	require.Equal(t, time.Duration(math.MinInt64), protocol.Millis(math.MinInt64).Duration())
+	rapid.Check(t, func(rt *rapid.T) {
+		d := time.Duration(rapid.Int64().Draw(rt, "d"))
+		back := protocol.MillisOf(d).Duration()
+		require.GreaterOrEqual(rt, back, d, "never shorter than asked for")
+		require.Less(rt, uint64(back-d), uint64(time.Millisecond))
+	})
+}
+
+func TestEncode_RefusesNil(t *testing.T) {
+	t.Parallel()
+	_, err := protocol.EncodeCall(&protocol.Call{ID: "c-7"})
+	require.ErrorContains(t, err, "c-7")
+	_, err = protocol.EncodePayload(nil)
+	require.Error(t, err)
+	_, err = protocol.EncodeValue(nil)
+	require.Error(t, err)
+}
+
+func TestUnknownPayload_KeepsItsBytes(t *testing.T) {
+	t.Parallel()
+	body := `{ "version": 9, "type":"x_ray" , "n": 1.000 }`
+	payload, err := protocol.DecodePayload([]byte(body))
+	require.NoError(t, err)
+	require.Equal(t, protocol.Kind("x_ray"), payload.Kind())
+	require.Equal(t, body, string(must(protocol.EncodePayload(payload))(t)))
+}
+
+func TestDecodePayload_Refuses(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ body, says string }{
+		"no type":           {`{"path":"a"}`, "type"},
+		"empty type":        {`{"type":""}`, "type"},
+		"null":              {`null`, "type"},
+		"not an object":     {`"noop"`, ""},
+		"nothing":           {``, ""},
+		"a field's type":    {`{"type":"files_read","offset":"3"}`, "files_read"},
+		"content of null":   {`{"type":"files_write","content":null}`, "base64"},
+		"content of {}":     {`{"type":"files_write","content":{}}`, "base64"},
+		"malformed base64":  {`{"type":"files_write","content":{"base64":"%"}}`, "files_write"},
+		"content is a list": {`{"type":"files_write","content":[1]}`, "files_write"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := protocol.DecodePayload([]byte(c.body))
+			require.ErrorContains(t, err, c.says)
+		})
+	}
+}
+
+func TestCall_LongestNames(t *testing.T) {
+	t.Parallel()
+	call := sampleCall()
+	call.ID, call.SessionID = protocol.CallID(strings.Repeat("c", 64)), protocol.SessionID(strings.Repeat("s", 64))
+	call.Pool = protocol.Pool(strings.Repeat("p", 32))
+	require.NoError(t, call.Validate())
+}

@@ -1,0 +1,82 @@
+package protocol_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TestSubjects_ArePinned: subjects are the wire between versions.
+func TestSubjects_ArePinned(t *testing.T) {
+	t.Parallel()
+	const f protocol.Fleet = "my-fleet"
+	for want, got := range map[string]string{
+		"my-fleet.call.gpu.lane.c-1":           f.CallSubject("gpu", "lane", "c-1"),
+		"my-fleet.call.gpu.lane.c-1.cancel":    f.CancelSubject("gpu", "lane", "c-1"),
+		"my-fleet.call.gpu.lane.c-1.start2":    f.StartSubject("gpu", "lane", "c-1", 2),
+		"my-fleet.call.gpu.lane.handback.17-3": f.HandbackSubject("gpu", "lane", 17, 3),
+		"my-fleet.call.gpu.lane.>":             f.MailboxFilter("gpu", "lane"),
+		"my-fleet.ready.gpu.lane":              f.ReadySubject("gpu", "lane"),
+		"my-fleet.ready.gpu.*":                 f.ReadyFilter("gpu"),
+		"my-fleet.result.s.c-1":                f.ResultSubject("s", "c-1"),
+		"my-fleet.done.s.c-1":                  f.DoneSubject("s", "c-1"),
+		"my-fleet.done.s.*":                    f.DoneFilter("s"),
+		"my-fleet.event.s":                     f.EventSubject("s"),
+		"my-fleet.output.s.c-1":                f.OutputSubject("s", "c-1"),
+		"my-fleet.output.s.*":                  f.OutputFilter("s"),
+		"MY-FLEET_CALLS":                       f.CallsStream(),
+		"MY-FLEET_RESULTS":                     f.ResultsStream(),
+		"MY-FLEET_SESSIONS":                    f.SessionsStream(),
+		"MY-FLEET_BLOBS":                       f.BlobsBucket(),
+		"MY-FLEET_PLACES":                      f.PlacesBucket(),
+		"ready_gpu":                            f.ReadyConsumer("gpu"),
+		"my-fleet.call.> my-fleet.ready.>":     strings.Join(f.CallsSubjects(), " "),
+		"my-fleet.result.>":                    strings.Join(f.ResultsSubjects(), " "),
+		"my-fleet.event.*":                     strings.Join(f.SessionsSubjects(), " "),
+	} {
+		require.Equal(t, want, got)
+	}
+	source, destination := f.DoneMapping()
+	require.Equal(t, "my-fleet.result.>", source)
+	require.Equal(t, "my-fleet.done.>", destination)
+}
+
+func TestParseMailboxSubject(t *testing.T) {
+	t.Parallel()
+	const f = protocol.DefaultFleet
+	// Ids that read like marks are legal and must not be mistaken for them.
+	for _, id := range []protocol.CallID{"c-1", "cancel", "start", "start1", "handback", "12-3"} {
+		t.Run("of call "+string(id), func(t *testing.T) {
+			t.Parallel()
+			requireMailboxInverse(t, f, "gpu", "lane", id, 4, 18, 2)
+		})
+	}
+}
+
+func TestParseMailboxSubject_UnknownIsNotGuessed(t *testing.T) {
+	t.Parallel()
+	for name, subject := range map[string]string{
+		"empty":               "",
+		"another fleet":       "tg.call.p.l.c",
+		"a ready message":     "tf.ready.p.l",
+		"the lane only":       "tf.call.p.l",
+		"a later mark":        "tf.call.p.l.c.paused",
+		"a longer mark":       "tf.call.p.l.c.cancel.now",
+		"start without n":     "tf.call.p.l.c.start",
+		"start 0":             "tf.call.p.l.c.start0",
+		"start below 0":       "tf.call.p.l.c.start-1",
+		"start of a word":     "tf.call.p.l.c.started",
+		"handback without n":  "tf.call.p.l.handback.12",
+		"handback of a word":  "tf.call.p.l.handback.x-1",
+		"numbers of a call":   "tf.call.p.l.c.12-3",
+		"a sequence too long": "tf.call.p.l.handback.99999999999999999999-1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, protocol.MailboxEntry{}, protocol.DefaultFleet.ParseMailboxSubject(subject))
+		})
+	}
+}
