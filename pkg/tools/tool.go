@@ -10,7 +10,9 @@ import (
 
 // Definition is a tool as the model gets it.
 type Definition struct {
-	Name        string `json:"name"`
+	// Name has 1 to 64 letters, digits, '_' and '-'.
+	Name string `json:"name"`
+	// Description tells the model what the tool does, what comes back, and its limits.
 	Description string `json:"description"`
 	// Schema is the JSON Schema of the arguments: always of type "object".
 	Schema json.RawMessage `json:"parameters"`
@@ -23,14 +25,15 @@ type Tool struct {
 	// Plan turns arguments, already valid under the schema, into what to do. It is
 	// pure: same scope and arguments, same plan. An error becomes a rejected result.
 	Plan func(scope Scope, args json.RawMessage) (Plan, *protocol.Error)
-	// Render turns a result into the text that the model reads; nil means [RenderJSON].
+	// Render turns a result, of any status, into the text that the model reads; nil
+	// means [RenderJSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
 }
 
 // Scope is where a tool call happens.
 type Scope struct {
 	Session protocol.SessionID
-	// Sandbox is the id of the session's sandbox.
+	// Sandbox is the id of the session's sandbox: one segment of a resource key.
 	Sandbox string
 }
 
@@ -41,7 +44,9 @@ type Plan struct {
 
 	// Payload is what a worker executes.
 	Payload protocol.Payload
-	// Resources is what the call touches; nil means the session's whole sandbox, exclusively.
+	// Resources is what the call touches; nil means the session's whole sandbox,
+	// exclusively. Empty but not nil means nothing at all: the call gets a lane of
+	// its own and may run anywhere, beside anything.
 	Resources []protocol.Use
 	// Delivery is what may happen after a lost worker; "" means rollback.
 	Delivery protocol.Delivery

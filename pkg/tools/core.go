@@ -1,0 +1,81 @@
+package tools
+
+import (
+	"bytes"
+	"encoding/json"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Run times of the built-in tools, for one attempt.
+const (
+	FileTimeout    = 30 * time.Second
+	BashTimeout    = 120 * time.Second // when the call names none
+	RunCodeTimeout = 60 * time.Second  // when the call names none
+	MaxTimeout     = time.Hour         // that a call can name
+)
+
+// Core returns the built-in tools for commands and files, sorted by name. What
+// they touch, and so what may overlap:
+//
+//	bash, run_code          sandbox/<id>         exclusive   anything may happen
+//	write, edit             sandbox/<id>/<path>  exclusive
+//	read, list, exists,     sandbox/<id>/<path>  shared
+//	grep
+//
+// Two calls conflict when one key is a prefix of the other and one is exclusive.
+// That covers what a write does beside its file:
+//
+//   - It changes the listing of its directory, and makes missing ones. Whoever
+//     lists, searches or asks for any directory above the file uses a prefix of
+//     the file's key, and so conflicts.
+//   - Two writes of different files below one new directory do not conflict, and
+//     need not: making a directory twice is making it once.
+//   - A write of "a" and one of "a/b" cannot both succeed; they conflict, so which
+//     one fails is decided by their order.
+//
+// Reading and writing whole files can be done again after a lost worker, and is
+// declared idempotent. An edit that is done again does not find its text, and a
+// command may do anything: they are rolled back.
+func Core() []Tool {
+	return []Tool{bash(), edit(), exists(), grep(), list(), read(), runCode(), write()}
+}
+
+// definition makes a definition from texts of this package.
+func definition(name, description, schema string) Definition {
+	return Definition{Name: name, Description: description, Schema: json.RawMessage(schema)}
+}
+
+// planOf makes a Plan function of one that takes decoded arguments of type A.
+func planOf[A any](plan func(Scope, A) (Plan, *protocol.Error)) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
+	return func(scope Scope, raw json.RawMessage) (Plan, *protocol.Error) {
+		var arguments A
+		decoder := json.NewDecoder(bytes.NewReader(raw))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&arguments); err != nil {
+			return Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
+				"The arguments were not accepted (%v). Correct them and call the tool again.", err)
+		}
+		return plan(scope, arguments)
+	}
+}
+
+// filePlan is a plan for one path.
+func filePlan(
+	scope Scope, path string, payload protocol.Payload, access protocol.Access, delivery protocol.Delivery,
+) (Plan, *protocol.Error) {
+	uses, err := usePath(scope, path, access)
+	if err != nil {
+		return Plan{}, err
+	}
+	return Plan{Payload: payload, Resources: uses, Delivery: delivery, Timeout: FileTimeout}, nil
+}
+
+// seconds is a timeout as a model writes it, 0 for none given.
+func seconds(s float64, standard time.Duration) time.Duration {
+	if s == 0 {
+		return standard
+	}
+	return max(time.Duration(s*float64(time.Second)), time.Millisecond)
+}

@@ -1,0 +1,124 @@
+package tools
+
+import "github.com/toolfleet/toolfleet/pkg/protocol"
+
+type readArguments struct {
+	Path   string `json:"path"`
+	Offset int    `json:"offset"`
+	Limit  int    `json:"limit"`
+}
+
+func read() Tool {
+	return Tool{
+		Definition: definition("read",
+			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
+				"At most about 48,000 characters come back at once: read on with the offset that is named. "+
+				"Of a binary file only the size is told.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The file, relative to the workspace."},
+					"offset": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "First line to read, counted from 1. Default: 1."},
+					"limit": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "How many lines to read. Default: as many as fit."}
+				},
+				"required": ["path"],
+				"additionalProperties": false
+			}`),
+		Plan: planOf(func(scope Scope, args readArguments) (Plan, *protocol.Error) {
+			path, err := filePath(args.Path)
+			if err != nil {
+				return Plan{}, err
+			}
+			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit}
+			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: renderOf(readText),
+	}
+}
+
+type listArguments struct {
+	Path string `json:"path"`
+}
+
+func list() Tool {
+	return Tool{
+		Definition: definition("list",
+			"List a directory, not what is below its subdirectories. Returns one name a line, hidden ones too: "+
+				"directories with a slash at the end, files with their size. At most 2,000 names.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The directory, relative to the workspace. Default: the workspace."}
+				},
+				"additionalProperties": false
+			}`),
+		Plan: planOf(func(scope Scope, args listArguments) (Plan, *protocol.Error) {
+			path, err := workspacePath(args.Path)
+			if err != nil {
+				return Plan{}, err
+			}
+			return filePlan(scope, path, protocol.FilesList{Path: path}, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: renderOf(listText),
+	}
+}
+
+type existsArguments struct {
+	Path string `json:"path"`
+}
+
+func exists() Tool {
+	return Tool{
+		Definition: definition("exists",
+			"Ask whether there is something at a path. Returns yes or no, and with yes whether it is a file (and its size), a directory or a symlink.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The path, relative to the workspace."}
+				},
+				"required": ["path"],
+				"additionalProperties": false
+			}`),
+		Plan: planOf(func(scope Scope, args existsArguments) (Plan, *protocol.Error) {
+			path, err := namedPath(args.Path)
+			if err != nil {
+				return Plan{}, err
+			}
+			return filePlan(scope, path, protocol.FilesExists{Path: path}, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: renderOf(existsText),
+	}
+}
+
+type grepArguments struct {
+	Pattern string `json:"pattern"`
+	Path    string `json:"path"`
+	Glob    string `json:"glob"`
+}
+
+func grep() Tool {
+	return Tool{
+		Definition: definition("grep",
+			"Find the lines that match a regular expression, in one file or in all files below a directory. "+
+				"Returns path:line:text, sorted, at most 500 lines; long lines are cut. Binary and very large files are skipped.",
+			`{
+				"type": "object",
+				"properties": {
+					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line; (?i) at the start ignores case."},
+					"path": {"type": "string", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
+					"glob": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path below the searched directory)."}
+				},
+				"required": ["pattern"],
+				"additionalProperties": false
+			}`),
+		Plan: planOf(func(scope Scope, args grepArguments) (Plan, *protocol.Error) {
+			path, err := workspacePath(args.Path)
+			if err != nil {
+				return Plan{}, err
+			}
+			payload := protocol.FilesSearch{Pattern: args.Pattern, Path: path, Glob: args.Glob}
+			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: renderOf(grepText),
+	}
+}

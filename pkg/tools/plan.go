@@ -1,0 +1,84 @@
+package tools
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Plan decides what a tool call becomes. Any strings will do: name and
+// rawArguments are what a model wrote. The error is for the model to read and is one of
+//
+//   - unknown_tool: the tools that there are, and the likely one;
+//   - invalid_tool_arguments: every fault, the schema, and what was sent;
+//   - tool_panicked: the tool's Plan function has a bug;
+//   - internal: the tool's Plan function returned no plan;
+//   - whatever the tool's Plan function answers, as in path_escape.
+//
+// The tool is set, a copy, whenever its name is known.
+func (t *Table) Plan(scope Scope, name, rawArguments string) (*Tool, Plan, *protocol.Error) {
+	tool, ok := t.Lookup(name)
+	if !ok {
+		return nil, Plan{}, t.unknown(name)
+	}
+	schema := t.entries[name].schema
+	arguments, faults := parseArguments(rawArguments)
+	if len(faults) == 0 {
+		faults = schema.validate(arguments)
+	}
+	if len(faults) > 0 {
+		return tool, Plan{}, invalidArguments(name, schema, rawArguments, faults)
+	}
+	encoded, err := json.Marshal(arguments)
+	if err != nil {
+		return tool, Plan{}, invalidArguments(name, schema, rawArguments, []string{err.Error()})
+	}
+	plan, refusal := tool.plan(scope, encoded)
+	if refusal != nil {
+		return tool, Plan{}, refusal
+	}
+	return tool, plan, nil
+}
+
+// plan calls the tool's Plan function: one of the two places where the code of a
+// tool runs, and so where a panic is caught.
+func (t *Tool) plan(scope Scope, arguments json.RawMessage) (plan Plan, refusal *protocol.Error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			plan, refusal = Plan{}, panicked(t.Name, cause)
+		}
+	}()
+	plan, refusal = t.Plan(scope, arguments)
+	if refusal == nil && (plan.Inline == nil) == (plan.Payload == nil) {
+		return Plan{}, protocol.Errorf(protocol.CodeInternal,
+			"The tool %s is broken: it planned nothing that can be run. Your arguments are not the cause; go on without it.", t.Name)
+	}
+	return plan, refusal
+}
+
+// RunInline runs the Inline function of a plan and returns its text, at most
+// [MaxText] characters of valid UTF-8. A panic becomes the error tool_panicked.
+func RunInline(ctx context.Context, plan Plan) (text string, failure *protocol.Error) {
+	if plan.Inline == nil {
+		return "", protocol.Errorf(protocol.CodeInternal, "The plan is for a worker and cannot be run in place.")
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			text, failure = "", panicked("", cause)
+		}
+	}()
+	text, failure = plan.Inline(ctx)
+	return clip(validText(text), MaxText), failure
+}
+
+// panicked is the error of a tool whose own code panicked; name may be "".
+func panicked(name string, cause any) *protocol.Error {
+	if name != "" {
+		name = " " + name
+	}
+	return protocol.Errorf(protocol.CodePanic,
+		"The tool%s is broken, it panicked: %s. Your arguments need not be the cause; do not repeat the call as it is.",
+		name, short(plainText(fmt.Sprint(cause)), 500))
+}

@@ -1,0 +1,138 @@
+package tools
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// bodyLimit is how many characters a renderer spends on content, which leaves
+// the rest of [MaxText] to marks and failures.
+const bodyLimit = MaxText - 4_000
+
+// Text returns what the model reads of a result: what the tool's Render makes of
+// it, or [RenderJSON] when there is none, it panics, or t is nil. It is valid UTF-8 of at most
+// [MaxText] characters.
+func (t *Tool) Text(result *protocol.Result) string {
+	if result == nil {
+		result = &protocol.Result{
+			Status: protocol.StatusOutcomeUnknown,
+			Error:  protocol.Errorf(protocol.CodeInternal, "The fleet kept no result of this call."),
+		}
+	}
+	return clip(validText(t.render(result)), MaxText)
+}
+
+// render calls the tool's Render function: the other place where the code of a
+// tool runs, and so where a panic is caught.
+func (t *Tool) render(result *protocol.Result) (text string) {
+	if t == nil || t.Render == nil {
+		return RenderJSON(result)
+	}
+	defer func() {
+		if recover() != nil {
+			text = RenderJSON(result)
+		}
+	}()
+	return t.Render(result)
+}
+
+// RenderJSON is the text of a result whose tool has no Render function: its value
+// as JSON, after the failure when it is not ok.
+func RenderJSON(result *protocol.Result) string {
+	body := ""
+	if result.Value != nil {
+		encoded, err := protocol.EncodeValue(result.Value)
+		if err != nil {
+			body = "[the result cannot be shown: " + err.Error() + "]"
+		} else {
+			body = string(encoded)
+		}
+	}
+	switch {
+	case result.Status != protocol.StatusOK:
+		return failureText(result, body)
+	case body == "":
+		return "[done; nothing was returned]"
+	default:
+		return body
+	}
+}
+
+// RenderFailure is the text of a tool call that came to nothing: of an error of
+// [Table.Plan] or [RunInline] under the status that its result will have.
+func RenderFailure(status protocol.Status, err *protocol.Error) string {
+	return clip(validText(failureText(&protocol.Result{Status: status, Error: err}, "")), MaxText)
+}
+
+// Diff returns the unified diff of a write or an edit; "" for every other result.
+func Diff(result *protocol.Result) string {
+	if result == nil {
+		return ""
+	}
+	switch value := result.Value.(type) {
+	case protocol.FilesWriteResult:
+		return value.Diff
+	case protocol.FilesEditResult:
+		return value.Diff
+	default:
+		return ""
+	}
+}
+
+// renderOf makes a Render function from the text of a value of type V.
+func renderOf[V protocol.Value](text func(V) string) func(*protocol.Result) string {
+	return func(result *protocol.Result) string {
+		value, ok := result.Value.(V)
+		switch {
+		case !ok:
+			return RenderJSON(result)
+		case result.Status != protocol.StatusOK:
+			return failureText(result, text(value))
+		default:
+			return text(value)
+		}
+	}
+}
+
+// failureText is the one form of everything that is not ok.
+func failureText(result *protocol.Result, partial string) string {
+	code, what := protocol.Code(result.Status), ""
+	if result.Error != nil {
+		code, what = result.Error.Code, strings.TrimSpace(result.Error.Message)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "[%s: %s]\n", result.Status, code)
+	b.WriteString(ended(headOf(what, bodyLimit/2)))
+	fmt.Fprintf(&b, "Next: %s", advice(result.Status, code))
+	if strings.TrimSpace(partial) != "" {
+		fmt.Fprintf(&b, "\nPartial output:\n%s", clip(partial, bodyLimit))
+	}
+	return b.String()
+}
+
+// advice tells a model what to do about a failure.
+func advice(status protocol.Status, code protocol.Code) string {
+	switch status {
+	case protocol.StatusTimeout:
+		return "the call was stopped, and what it did until then may remain. Do less in one call or, where the tool has a timeout argument, name a longer one."
+	case protocol.StatusCancelled:
+		return "the call was stopped on request, and what it did until then may remain. Do not repeat it unless you are asked to."
+	case protocol.StatusOutcomeUnknown:
+		return "the worker that ran this call was lost, so it may have had all, some or none of its effects. Check what is there before you repeat it."
+	}
+	switch code {
+	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeFleetUnavailable,
+		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
+		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
+	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
+		return "the call was started but could not be finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
+	case protocol.CodeSandboxLevel, protocol.CodeUnknownPayload, protocol.CodePanic, protocol.CodeInternal, protocol.CodeLanguage:
+		return "repeating the call will not help. Go on without it."
+	}
+	if status == protocol.StatusRejected {
+		return "nothing was run and nothing has changed. Make the call again as the message says."
+	}
+	return "the tool ran and failed. Act on the message; the same call again will most likely fail again."
+}

@@ -1,0 +1,141 @@
+package tools
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// MaxNameLength bounds the name of a tool, in bytes.
+const MaxNameLength = 64
+
+// Errors of [NewTable].
+var (
+	// ErrToolNameConflict says that two tools have one name.
+	ErrToolNameConflict = errors.New("tool name conflict")
+	// ErrInvalidTool says that a definition is not usable.
+	ErrInvalidTool = errors.New("invalid tool")
+)
+
+// Table is a set of tools with distinct names and working schemas. It never
+// changes and is safe for concurrent use.
+type Table struct {
+	names   []string // sorted
+	entries map[string]*entry
+}
+
+// entry is a tool with what was worked out about it once.
+type entry struct {
+	tool   Tool
+	schema *schema
+}
+
+// NewTable checks the tools and makes a table of them. It reports every fault,
+// joined, each with the name of its tool: errors wrap [ErrToolNameConflict] for a
+// name that is there twice, and [ErrInvalidTool] for a malformed name, an empty
+// description, a schema that does not compile or is not of type "object", and a
+// missing Plan.
+func NewTable(tools ...Tool) (*Table, error) {
+	t := &Table{entries: make(map[string]*entry, len(tools))}
+	var faults []error
+	seen := make(map[string]int, len(tools))
+	for i := range tools {
+		tool := tools[i]
+		seen[tool.Name]++
+		if seen[tool.Name] == 2 {
+			faults = append(faults, fmt.Errorf("%w: %q is defined more than once: rename one of them", ErrToolNameConflict, tool.Name))
+		}
+		compiled, err := check(&tool)
+		if err != nil {
+			faults = append(faults, err)
+			continue
+		}
+		tool.Schema = slices.Clone(tool.Schema)
+		t.entries[tool.Name] = &entry{tool: tool, schema: compiled}
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	for name := range t.entries {
+		t.names = append(t.names, name)
+	}
+	slices.Sort(t.names)
+	return t, nil
+}
+
+// check returns the compiled schema of a usable tool, or all of its faults.
+func check(tool *Tool) (*schema, error) {
+	var faults []error
+	fault := func(err error) {
+		if err != nil {
+			faults = append(faults, fmt.Errorf("%w %q: %w", ErrInvalidTool, tool.Name, err))
+		}
+	}
+	fault(checkName(tool.Name))
+	if strings.TrimSpace(tool.Description) == "" {
+		fault(errors.New("description: missing"))
+	}
+	if tool.Plan == nil {
+		fault(errors.New("plan: missing"))
+	}
+	compiled, err := compileSchema(tool.Schema)
+	fault(err)
+	return compiled, errors.Join(faults...)
+}
+
+func checkName(name string) error {
+	if name == "" || len(name) > MaxNameLength {
+		return fmt.Errorf("name: must have 1 to %d characters", MaxNameLength)
+	}
+	for i := range len(name) {
+		c := name[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
+		default:
+			return fmt.Errorf("name: character %q at %d: only a-z, A-Z, 0-9, '_' and '-' are allowed", c, i)
+		}
+	}
+	return nil
+}
+
+// Names returns the names of the tools, sorted.
+func (t *Table) Names() []string { return slices.Clone(t.names) }
+
+// Definitions returns the tools as a model gets them, sorted by name. The caller
+// owns what it gets.
+func (t *Table) Definitions() []Definition {
+	definitions := make([]Definition, 0, len(t.names))
+	for _, name := range t.names {
+		definition := t.entries[name].tool.Definition
+		definition.Schema = slices.Clone(definition.Schema)
+		definitions = append(definitions, definition)
+	}
+	return definitions
+}
+
+// Lookup returns a copy of the tool of that name, and whether there is one.
+func (t *Table) Lookup(name string) (*Tool, bool) {
+	e, ok := t.entries[name]
+	if !ok {
+		return nil, false
+	}
+	tool := e.tool
+	return &tool, true
+}
+
+// unknown is the answer to a name that is not in the table.
+func (t *Table) unknown(name string) *protocol.Error {
+	shown := short(validText(name), 2*MaxNameLength)
+	if len(t.names) == 0 {
+		return protocol.Errorf(protocol.CodeUnknownTool, "There is no tool %q: no tools are available. Answer without tools.", shown)
+	}
+	hint := ""
+	if near, ok := nearest(name, t.names); ok {
+		hint = fmt.Sprintf(" Did you mean %q?", near)
+	}
+	return protocol.Errorf(protocol.CodeUnknownTool, "There is no tool %q.%s The tools are: %s.",
+		shown, hint, strings.Join(t.names, ", "))
+}
