@@ -25,15 +25,18 @@ const (
 type FS interface {
 	// Read returns a regular file, whole or some of its lines.
 	Read(ctx context.Context, req ReadRequest) (ReadResult, error)
-	// Write replaces a file atomically, making its parents and keeping its mode.
+	// Write replaces a file atomically, making its parents and keeping its mode. A
+	// symlink inside the workspace is followed. Hard links are separated.
 	Write(ctx context.Context, path string, content []byte) (WriteResult, error)
 	// Edit replaces text in a file, atomically. On failure the file is unchanged.
 	Edit(ctx context.Context, req EditRequest) (EditResult, error)
 	// List returns the entries of a directory, sorted by name.
 	List(ctx context.Context, path string) (ListResult, error)
 	// Stat tells what is at a path, without following a symlink at its end.
+	// Nothing there is no fault.
 	Stat(ctx context.Context, path string) (StatResult, error)
-	// Search finds lines that match a regular expression.
+	// Search finds lines that match a regular expression. Below a directory it
+	// follows no symlinks and enters no ".git".
 	Search(ctx context.Context, req SearchRequest) (SearchResult, error)
 }
 
@@ -54,12 +57,13 @@ const (
 	FaultEditNotUnique  FaultCode = "edit_not_unique"
 	FaultTooLarge       FaultCode = "too_large"
 	FaultCommand        FaultCode = "command_not_found"
+	FaultArguments      FaultCode = "invalid_tool_arguments"
 	FaultFailed         FaultCode = "tool_failed"
 )
 
 // Fault is an expected failure: the caller's request was wrong or the file
 // system said no. Message says what to do next.
-type Fault struct {
+type Fault struct { //nolint:errname // "fault" is the word for it
 	Code    FaultCode
 	Message string
 }
@@ -78,13 +82,13 @@ func Faultf(code FaultCode, format string, args ...any) *Fault {
 // ReadRequest asks for a file.
 type ReadRequest struct {
 	Path   string
-	Offset int // first line, from 1; 0 means 1
-	Limit  int // number of lines; 0 means as many as fit
+	Offset int // first line, from 1; 0 and less means 1
+	Limit  int // number of lines; 0 and less means as many as fit
 }
 
 // ReadResult is what Read found.
 type ReadResult struct {
-	Content    []byte
+	Content    []byte // bytes as they are in the file, line ends included
 	SHA256     string // of the whole file, in hex
 	Size       int64  // of the whole file
 	FirstLine  int    // number of the first line in Content, from 1; 0 when there is none
@@ -131,7 +135,7 @@ const (
 type Entry struct {
 	Name string
 	Type FileType
-	Size int64
+	Size int64 // in bytes; 0 when it is not a file
 }
 
 // ListResult is the entries of a directory.
@@ -144,7 +148,7 @@ type ListResult struct {
 type StatResult struct {
 	Exists bool
 	Type   FileType
-	Size   int64
+	Size   int64 // in bytes; 0 when it is not a file
 }
 
 // SearchRequest asks for matching lines.
@@ -157,8 +161,8 @@ type SearchRequest struct {
 // Match is one matching line.
 type Match struct {
 	Path string
-	Line int // from 1
-	Text string
+	Line int    // from 1
+	Text string // without its line end, valid UTF-8, cut at [MaxMatchText]
 }
 
 // SearchResult is the matching lines, sorted by path and line.

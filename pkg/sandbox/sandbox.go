@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,6 +54,8 @@ var (
 	ErrLevel = errors.New("sandbox level not reached")
 	// ErrClosed says that the sandbox was closed.
 	ErrClosed = errors.New("sandbox is closed")
+	// ErrLeftover says that processes of a sandbox could not be killed.
+	ErrLeftover = errors.New("processes are left")
 )
 
 // Caps is what a driver has proven on this host.
@@ -107,17 +110,46 @@ const (
 	DefaultGrace  = 2 * time.Second
 )
 
+// Tighten returns l where each limit that by sets lower is lowered to it.
+func (l Limits) Tighten(by Limits) Limits {
+	return Limits{
+		Wall:   tighter(l.Wall, by.Wall),
+		Output: tighter(l.Output, by.Output),
+		Grace:  tighter(l.Grace, by.Grace),
+	}
+}
+
+// WithDefaults returns l with the documented defaults in place of zero values.
+// Wall stays as it is: 0 is no limit.
+func (l Limits) WithDefaults() Limits {
+	l.Output = cmp.Or(max(l.Output, 0), DefaultOutput)
+	l.Grace = cmp.Or(max(l.Grace, 0), DefaultGrace)
+	return l
+}
+
+// tighter returns the smaller of two limits, where 0 and less is none.
+func tighter[T ~int64](a, b T) T {
+	if b > 0 && (a <= 0 || b < a) {
+		return b
+	}
+	return a
+}
+
 // Sandbox is one isolated place. It is safe for concurrent use.
 type Sandbox interface {
-	// Exec runs a command to its end and kills whatever of it is left. The error is
-	// about the sandbox only; a command that fails, times out or is cancelled is a
-	// Result with everything it wrote so far.
+	// Exec runs a command to its end and kills whatever of it is left. A command that
+	// fails, times out or is cancelled is a Result with everything it wrote so far.
+	// A command that cannot be started because the caller asked for the wrong thing
+	// (program, directory) is a *[Fault]. Every other error is about the sandbox:
+	// [ErrClosed], [ErrLeftover]. Several commands may run side by side.
 	Exec(ctx context.Context, cmd Cmd) (Result, error)
 	// FS returns the file operations of the workspace.
 	FS() FS
 	// Reset kills every process and empties the scratch directory; the workspace stays.
+	// Commands that run are ended with [ReasonCancelled]; new ones wait until it is done.
 	Reset(ctx context.Context) error
 	// Close kills every process and returns when none is left. It is idempotent.
+	// Commands that run are ended with [ReasonCancelled].
 	Close() error
 }
 
@@ -133,8 +165,9 @@ type Cmd struct {
 	Stdin []byte
 	// Limits tighten [Spec].Limits and never widen them.
 	Limits Limits
-	// Live, when set, is called with output as it comes; calls do not overlap.
-	// The slice is valid only during the call.
+	// Live, when set, is called with output as it comes; calls do not overlap, and
+	// none comes after Exec returned. It should not block: the command's output waits
+	// for it. The slice is valid only during the call.
 	Live func(stream Stream, data []byte)
 }
 
@@ -150,7 +183,8 @@ const (
 // Reason says why a command ended.
 type Reason string
 
-// Every reason.
+// Every reason. What ended a command counts, not how it took it: one that was
+// asked to stop and then exits 0 has timed out or was cancelled.
 const (
 	ReasonExited      Reason = "exited"
 	ReasonSignaled    Reason = "signaled"

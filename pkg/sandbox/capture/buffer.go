@@ -1,0 +1,85 @@
+package capture
+
+import (
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// buffer keeps the first headMax and the last tailMax bytes of a stream.
+type buffer struct {
+	headMax, tailMax int
+
+	head  []byte
+	tail  []byte // a ring once it is full
+	next  int    // where the ring is written next; its oldest byte
+	total int64
+}
+
+func newBuffer(limit int64) buffer {
+	half := int(limit / 2)
+	return buffer{headMax: int(limit) - half, tailMax: half}
+}
+
+func (b *buffer) write(p []byte) {
+	b.total += int64(len(p))
+	n := min(len(p), b.headMax-len(b.head))
+	b.head = append(b.head, p[:n]...)
+	b.writeTail(p[n:])
+}
+
+func (b *buffer) writeTail(p []byte) {
+	if len(p) > b.tailMax {
+		p = p[len(p)-b.tailMax:]
+	}
+	n := min(len(p), b.tailMax-len(b.tail))
+	b.tail = append(b.tail, p[:n]...)
+	for p = p[n:]; len(p) > 0; p = p[n:] {
+		n = copy(b.tail[b.next:], p)
+		b.next = (b.next + n) % b.tailMax
+	}
+}
+
+// captured joins head and tail; where something is missing in between, neither
+// ends within a character.
+func (b *buffer) captured() sandbox.Captured {
+	tail := append(append(make([]byte, 0, len(b.tail)), b.tail[b.next:]...), b.tail[:b.next]...)
+	out := sandbox.Captured{Total: b.total}
+	if int64(len(b.head)+len(tail)) == b.total {
+		out.Data = append(append(out.Data, b.head...), tail...)
+		return out
+	}
+	head := trimEnd(b.head)
+	tail = trimStart(tail)
+	missing := b.total - int64(len(head)) - int64(len(tail))
+	out.Truncated = true
+	out.Data = append(out.Data, head...)
+	out.Data = fmt.Appendf(out.Data, "\n[... %d bytes left out ...]\n", missing)
+	out.Data = append(out.Data, tail...)
+	return out
+}
+
+// trimEnd drops a character that p only starts.
+func trimEnd(p []byte) []byte {
+	for back := 1; back < utf8.UTFMax && back <= len(p); back++ {
+		start := len(p) - back
+		if utf8.RuneStart(p[start]) {
+			if !utf8.FullRune(p[start:]) {
+				return p[:start]
+			}
+			break
+		}
+	}
+	return p
+}
+
+// trimStart drops the rest of a character that started before p.
+func trimStart(p []byte) []byte {
+	for n := range min(utf8.UTFMax, len(p)) {
+		if utf8.RuneStart(p[n]) {
+			return p[n:]
+		}
+	}
+	return p
+}

@@ -1,0 +1,81 @@
+package capture
+
+import (
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Factor is how many times its limit a stream may hold before it is cut off.
+const Factor = 4
+
+// ErrLimit says that a stream exceeded [Factor] times its limit.
+var ErrLimit = errors.New("output limit exceeded")
+
+// LiveFunc gets output as it comes. The slice is valid only during the call.
+type LiveFunc func(stream sandbox.Stream, data []byte)
+
+// Output keeps the two output streams of one command. It is safe for concurrent use.
+type Output struct {
+	limit int64
+	live  LiveFunc
+
+	mu     sync.Mutex // serialises live, too
+	stdout buffer
+	stderr buffer
+}
+
+// New returns an empty Output that keeps limit bytes of each stream; 0 and less
+// means [sandbox.DefaultOutput]. live may be nil; its calls do not overlap.
+func New(limit int64, live LiveFunc) *Output {
+	if limit <= 0 {
+		limit = sandbox.DefaultOutput
+	}
+	return &Output{
+		limit: limit, live: live,
+		stdout: newBuffer(limit), stderr: newBuffer(limit),
+	}
+}
+
+// Writer returns where the bytes of stream go. A write that takes the stream over
+// [Factor] times the limit is counted and returns [ErrLimit].
+func (o *Output) Writer(stream sandbox.Stream) io.Writer {
+	return writer{out: o, stream: stream}
+}
+
+// Captured returns what is kept of stream so far.
+func (o *Output) Captured(stream sandbox.Stream) sandbox.Captured {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buffer(stream).captured()
+}
+
+func (o *Output) buffer(stream sandbox.Stream) *buffer {
+	if stream == sandbox.Stderr {
+		return &o.stderr
+	}
+	return &o.stdout
+}
+
+type writer struct {
+	out    *Output
+	stream sandbox.Stream
+}
+
+// Write implements [io.Writer].
+func (w writer) Write(p []byte) (int, error) {
+	o := w.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	b := o.buffer(w.stream)
+	b.write(p)
+	if o.live != nil && len(p) > 0 {
+		o.live(w.stream, p)
+	}
+	if b.total > Factor*o.limit {
+		return len(p), ErrLimit
+	}
+	return len(p), nil
+}

@@ -1,0 +1,90 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// fault turns an error of the root into a *[sandbox.Fault]; what is not about the
+// request, a closed FS or an ended context, stays an error. name is what was operated on.
+func (f *FS) fault(op, name string, err error) error {
+	var already *sandbox.Fault
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &already):
+		return already
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%s %s: %w", op, name, err)
+	case errors.Is(err, os.ErrClosed):
+		return fmt.Errorf("%s %s: %w", op, name, sandbox.ErrClosed)
+	case errors.Is(err, f.escape):
+		return sandbox.Faultf(sandbox.FaultEscape,
+			"%q goes through a symbolic link that is absolute or leads out of the workspace; "+
+				"use a path relative to the workspace that goes through no such link", name)
+	case errors.Is(err, fs.ErrNotExist):
+		return f.notFound(name)
+	case errors.Is(err, syscall.ENOTDIR):
+		return sandbox.Faultf(sandbox.FaultNotDirectory, "%q goes through something that is not a directory", name)
+	case errors.Is(err, syscall.EISDIR):
+		return isDirectory(name)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return sandbox.Faultf(sandbox.FaultPermission, "%s %q: %s", op, name, cause(err))
+	case errors.Is(err, syscall.ELOOP):
+		return sandbox.Faultf(sandbox.FaultInvalidPath, "%q goes through a loop of symbolic links", name)
+	case errors.Is(err, syscall.ENAMETOOLONG):
+		return sandbox.Faultf(sandbox.FaultInvalidPath, "%q is too long", name)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, errQuota):
+		return sandbox.Faultf(sandbox.FaultFailed, "%s %q: %s; delete what is not needed", op, name, cause(err))
+	default:
+		return sandbox.Faultf(sandbox.FaultFailed, "%s %q: %s", op, name, cause(err))
+	}
+}
+
+// cause returns the text of err without the host's path.
+func cause(err error) string {
+	var (
+		pathErr *fs.PathError
+		linkErr *os.LinkError
+	)
+	switch {
+	case errors.As(err, &pathErr):
+		return pathErr.Err.Error()
+	case errors.As(err, &linkErr):
+		return linkErr.Err.Error()
+	default:
+		return err.Error()
+	}
+}
+
+func isDirectory(name string) error {
+	return sandbox.Faultf(sandbox.FaultIsDirectory, "%q is a directory; list it, or name a file in it", name)
+}
+
+func notRegular(name string, mode fs.FileMode) error {
+	return sandbox.Faultf(sandbox.FaultNotRegular, "%q is not a regular file but a %s", name, kind(mode))
+}
+
+func kind(mode fs.FileMode) string {
+	switch {
+	case mode&fs.ModeNamedPipe != 0:
+		return "FIFO"
+	case mode&fs.ModeSocket != 0:
+		return "socket"
+	case mode&fs.ModeDevice != 0:
+		return "device"
+	default:
+		return "special file"
+	}
+}
+
+func tooLarge(name string, size int64) error {
+	return sandbox.Faultf(sandbox.FaultTooLarge,
+		"%q has %d bytes, at most %d are possible; use a command for a part of it", name, size, sandbox.MaxFileSize)
+}

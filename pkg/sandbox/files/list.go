@@ -1,0 +1,106 @@
+package files
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// listChunk is how many entries are read at a time.
+const listChunk = 2 * sandbox.MaxEntries
+
+// List implements [sandbox.FS].
+func (f *FS) List(ctx context.Context, p string) (sandbox.ListResult, error) {
+	name, err := clean(f.root.Name(), p)
+	if err != nil {
+		return sandbox.ListResult{}, err
+	}
+	dir, err := f.openDir(name)
+	if err != nil {
+		return sandbox.ListResult{}, f.fault("list", name, err)
+	}
+	defer dir.Close()
+	var result sandbox.ListResult
+	for {
+		if err := ctx.Err(); err != nil {
+			return sandbox.ListResult{}, f.fault("list", name, err)
+		}
+		chunk, err := dir.ReadDir(listChunk)
+		if errors.Is(err, io.EOF) {
+			return result, nil
+		}
+		if err != nil {
+			return sandbox.ListResult{}, f.fault("list", name, err)
+		}
+		result.Total += len(chunk)
+		result.Entries = merge(result.Entries, chunk)
+	}
+}
+
+// merge adds chunk to entries, and keeps the first [sandbox.MaxEntries] by name.
+func merge(entries []sandbox.Entry, chunk []fs.DirEntry) []sandbox.Entry {
+	for _, d := range chunk {
+		entry := sandbox.Entry{Name: d.Name(), Type: fileType(d.Type())}
+		if info, err := d.Info(); err == nil && entry.Type == sandbox.TypeFile {
+			entry.Size = info.Size()
+		}
+		entries = append(entries, entry)
+	}
+	slices.SortFunc(entries, func(a, b sandbox.Entry) int { return cmp.Compare(a.Name, b.Name) })
+	return entries[:min(len(entries), sandbox.MaxEntries)]
+}
+
+// openDir opens a directory and nothing else.
+func (f *FS) openDir(name string) (*os.File, error) {
+	info, err := f.root.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return nil, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
+	}
+	return f.root.OpenFile(name, os.O_RDONLY|nonblock, 0)
+}
+
+// Stat implements [sandbox.FS].
+func (f *FS) Stat(ctx context.Context, p string) (sandbox.StatResult, error) {
+	name, err := clean(f.root.Name(), p)
+	if err != nil {
+		return sandbox.StatResult{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return sandbox.StatResult{}, f.fault("stat", name, err)
+	}
+	info, err := f.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return sandbox.StatResult{}, nil
+	case err != nil:
+		return sandbox.StatResult{}, f.fault("stat", name, err)
+	}
+	result := sandbox.StatResult{Exists: true, Type: fileType(info.Mode().Type())}
+	if result.Type == sandbox.TypeFile {
+		result.Size = info.Size()
+	}
+	return result, nil
+}
+
+func fileType(mode fs.FileMode) sandbox.FileType {
+	switch mode {
+	case 0:
+		return sandbox.TypeFile
+	case fs.ModeDir:
+		return sandbox.TypeDir
+	case fs.ModeSymlink:
+		return sandbox.TypeSymlink
+	default:
+		return sandbox.TypeOther
+	}
+}

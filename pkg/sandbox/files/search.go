@@ -1,0 +1,145 @@
+package files
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"regexp"
+	"regexp/syntax"
+	"strings"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// checkEvery is how many lines of one file are searched between looks at the context.
+const checkEvery = 4096
+
+// Search implements [sandbox.FS].
+func (f *FS) Search(ctx context.Context, req sandbox.SearchRequest) (sandbox.SearchResult, error) {
+	name, err := clean(f.root.Name(), req.Path)
+	if err != nil {
+		return sandbox.SearchResult{}, err
+	}
+	s, err := f.newSearch(req)
+	if err != nil {
+		return sandbox.SearchResult{}, err
+	}
+	info, err := f.root.Stat(name)
+	if err == nil {
+		if info.IsDir() {
+			err = s.dir(ctx, name, "")
+		} else if err = requireRegular(name, info); err == nil {
+			err = s.file(ctx, name, path.Base(name))
+		}
+	}
+	if err != nil && !errors.Is(err, errEnough) {
+		return sandbox.SearchResult{}, f.fault("search", name, err)
+	}
+	return s.result, nil
+}
+
+// search is one run of Search.
+type search struct {
+	fs      *FS
+	pattern *regexp.Regexp
+	literal []byte // every match starts with it
+	glob    string
+	result  sandbox.SearchResult
+}
+
+// errEnough ends a search that has found as much as it may.
+var errEnough = errors.New("enough matches")
+
+func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
+	pattern, err := regexp.Compile(req.Pattern)
+	if err != nil {
+		return nil, badPattern(req.Pattern, err)
+	}
+	glob := strings.TrimPrefix(req.Glob, "./")
+	if !doublestar.ValidatePattern(glob) {
+		return nil, sandbox.Faultf(sandbox.FaultInvalidPattern,
+			`the glob %q is malformed; examples: "*.go", "src/**/*.{ts,tsx}"`, req.Glob)
+	}
+	literal, _ := pattern.LiteralPrefix()
+	return &search{fs: f, pattern: pattern, literal: []byte(literal), glob: glob}, nil
+}
+
+func badPattern(pattern string, err error) error {
+	what, where := err.Error(), ""
+	if syntaxErr, ok := errors.AsType[*syntax.Error](err); ok {
+		what = syntaxErr.Code.String()
+		if at := strings.Index(pattern, syntaxErr.Expr); at >= 0 {
+			where = fmt.Sprintf(" at character %d, %q", at+1, syntaxErr.Expr)
+		}
+	}
+	return sandbox.Faultf(sandbox.FaultInvalidPattern,
+		`the pattern %q is malformed: %s%s; patterns are RE2 regular expressions, put a \ before a special character that is meant as it is`,
+		pattern, what, where)
+}
+
+// file searches one regular file; below is its path below the start of the search.
+// Files that cannot be searched are counted as skipped.
+func (s *search) file(ctx context.Context, name, below string) error {
+	if !s.wanted(below) {
+		return nil
+	}
+	content, _, err := s.fs.load(ctx, name, os.O_RDONLY)
+	switch {
+	case ctx.Err() != nil, errors.Is(err, os.ErrClosed):
+		return err
+	case err != nil, bytes.IndexByte(content, 0) >= 0:
+		s.result.Skipped++
+		return nil //nolint:nilerr // one unreadable file does not end a search
+	}
+	s.result.Files++
+	return s.lines(ctx, name, content)
+}
+
+func (s *search) wanted(below string) bool {
+	if s.glob == "" {
+		return true
+	}
+	if !strings.Contains(s.glob, "/") {
+		below = path.Base(below)
+	}
+	return doublestar.MatchUnvalidated(s.glob, below)
+}
+
+// lines searches content line by line, and skips to where a match is possible.
+func (s *search) lines(ctx context.Context, name string, content []byte) error {
+	number := 1
+	for looked := 1; len(content) > 0; looked++ {
+		if looked%checkEvery == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		skip := bytes.Index(content, s.literal)
+		if skip < 0 {
+			return nil
+		}
+		start := bytes.LastIndexByte(content[:skip], '\n') + 1
+		number += bytes.Count(content[:start], []byte{'\n'})
+		content = content[start:]
+		length := lineLength(content)
+		line := bytes.TrimSuffix(bytes.TrimSuffix(content[:length], []byte{'\n'}), []byte{'\r'})
+		if s.pattern.Match(line) {
+			if len(s.result.Matches) == sandbox.MaxMatches {
+				s.result.Truncated = true
+				return errEnough
+			}
+			s.result.Matches = append(s.result.Matches, sandbox.Match{Path: name, Line: number, Text: cutText(line)})
+		}
+		content = content[length:]
+		number++
+	}
+	return nil
+}
+
+// cutText is the text of a line for a match.
+func cutText(line []byte) string {
+	return strings.ToValidUTF8(string(line[:runeBorder(line, sandbox.MaxMatchText)]), "\uFFFD")
+}
