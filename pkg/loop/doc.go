@@ -1,2 +1,49 @@
-// Package loop runs agent sessions.
+// Package loop runs agent sessions: it asks a model, has the tools run that the
+// model asks for, shows it the results, and asks again until it answers.
+//
+// A session is a durable conversation. A turn is one input and everything up to
+// the answer; a step is one reply of the model and the tool calls in it. The loop
+// keeps no state of its own: what it knows is the fold of the session's journal,
+// and every event is journaled before anything follows from it. So a turn has one
+// shape whether it runs through or is resumed by another process:
+//
+//	            ┌──────────────── all results known ────────────────┐
+//	            ▼                                                   │
+//	Run ──► what is next? ── model's turn ──► ask ──► model_reply ──┤
+//	 │       │    │    │                                            │
+//	 │       │    │    └── calls without result ──► tool_call ──► dispatch
+//	 │       │    │                                                 │
+//	 │       │    └── no calls in the last reply                    └─► tool_result, each at once
+//	 │       │         turn_ended: answered
+//	 │       └── limit, end of ctx, model error
+//	 │            turn_ended: limit_reached, interrupted, failed
+//	 └── fleet or journal lost: a Go error; the turn stays open, and the next Run goes on there
+//
+// # Who is authoritative
+//
+// The [Journal] is, for the conversation: an append names the sequence that it
+// builds on, so two processes can never both extend a session; the slower one gets
+// [ErrJournalConflict] and leaves without cancelling anything. The fleet is, for
+// results: ids of calls derive from session, turn, step and place, so a resumed
+// turn dispatches the calls without result again under the ids that they had, and
+// the [Dispatcher] tells the results that the fleet has or will have. Plans are
+// pure, so the same tools make the same calls of them; a session must be resumed
+// with the tools that it had.
+//
+// # What happens on failure
+//
+// Nothing that a model does wrong ends a turn. Arguments that are no JSON or do
+// not fit the schema, a tool that does not exist, one that fails or panics: each
+// becomes the result of that one tool call, written for the model to act on. The
+// model sees exactly one result per tool call, in the order of the calls, in
+// whatever order they came.
+//
+// A model that cannot be asked ends the turn as failed. Limits are looked at
+// before the model is asked again, never between a tool call and its result. When
+// ctx ends, running calls are cancelled, what can be learned is journaled, the rest
+// is outcome_unknown, and the turn ends as interrupted.
+//
+// A Go error from [Runner.Run] means that the fleet or the journal failed. Then
+// no result is made up and no end is journaled: the turn is open, and the next Run
+// of the session goes on exactly there.
 package loop

@@ -73,8 +73,19 @@ type Dispatcher interface {
 	// When ctx ends, what has not finished is cancelled, and Dispatch still returns
 	// only after it has told every result that it could learn; the others are
 	// "outcome_unknown". An error means that the fleet could not be reached at all.
+	//
+	// A ctx that ended with [ErrDetached] as its cause is different: the calls go on
+	// in the fleet, nothing is cancelled, and Dispatch returns at once.
+	//
+	// Calls whose ids the fleet knows already are not run again: their results are
+	// told, stored or to come.
 	Dispatch(ctx context.Context, calls []protocol.Call, observe func(Update)) error
 }
+
+// ErrDetached is the cause with which a context is cancelled when this process
+// must leave a session to another one without stopping its calls: because it
+// drains, or because it can no longer extend the journal. See [context.Cause].
+var ErrDetached = errors.New("detached from the session")
 
 // State is how far a call has come.
 type State string
@@ -149,7 +160,7 @@ type Event struct {
 	Tools     []string `json:"tools,omitempty"`
 	Workspace string   `json:"workspace,omitempty"`
 
-	// Of turn_started.
+	// Of turn_started; its CallID is [Input].ID.
 	Input string `json:"input,omitempty"`
 
 	// Of model_reply, text_delta, turn_ended and session_ended.

@@ -1,0 +1,196 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// maxInline bounds how many inline tools of a step run at a time; more wait.
+const maxInline = 8
+
+// batch is what becomes of the tool calls of a step that have no result.
+type batch struct {
+	// events are the tool calls that were not journaled yet, and the results of
+	// those that cannot be run.
+	events []Event
+	inline []*pendingCall
+	calls  []protocol.Call
+	remote map[protocol.CallID]*pendingCall // of calls
+}
+
+// runCalls gets every result that the last step lacks, and journals each as it
+// comes. An error means that some are still missing.
+func (t *turnRun) runCalls(ctx context.Context) error {
+	b := t.planCalls(ctx)
+	if err := t.record(ctx, b.events...); err != nil {
+		return err
+	}
+	fleetErr := t.runBatch(ctx, b)
+	missing := t.session.open().missing()
+	switch {
+	case t.lost != nil:
+		return t.lost
+	case missing == 0:
+		return nil
+	case errors.Is(context.Cause(ctx), ErrDetached):
+		return context.Cause(ctx)
+	case ctx.Err() != nil:
+		return t.record(ctx, t.unknownResults()...)
+	case fleetErr == nil:
+		fleetErr = fmt.Errorf("%d calls came back without result", missing)
+	}
+	last := t.session.open()
+	return fmt.Errorf("dispatch step %d of turn %d: %w", len(last.steps), last.number, fleetErr)
+}
+
+// planCalls decides what becomes of each tool call without result.
+func (t *turnRun) planCalls(ctx context.Context) *batch {
+	b := &batch{remote: make(map[protocol.CallID]*pendingCall)}
+	turn := t.session.open()
+	for i, call := range turn.last().calls {
+		if call.content != nil {
+			continue
+		}
+		p := t.pending(turn, i)
+		if !call.planned {
+			event := p.as(EventToolCall)
+			event.Arguments = call.Arguments
+			b.events = append(b.events, event)
+		}
+		if ctx.Err() != nil && !call.planned {
+			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
+				"Not run: the turn was stopped before."))
+			continue
+		}
+		t.planCall(ctx, b, p, call.Arguments)
+	}
+	return b
+}
+
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, arguments string) {
+	var fault *protocol.Error
+	scope := t.scope(t.id)
+	p.tool, p.plan, fault = t.table.Plan(scope, p.event.Name, arguments)
+	if fault == nil && p.plan.Inline != nil {
+		b.inline = append(b.inline, p)
+		return
+	}
+	if fault == nil {
+		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
+		p.call, fault = p.plan.Call(scope, at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
+	}
+	if fault != nil {
+		status := protocol.StatusRejected
+		if fault.Code == protocol.CodePanic {
+			status = protocol.StatusFailed
+		}
+		t.refuse(ctx, b, p, status, fault)
+		return
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		p.call.Deadline = deadline.UTC()
+	}
+	b.remote[p.call.ID] = p
+	b.calls = append(b.calls, p.call)
+}
+
+// refuse gives a call its result without running it.
+func (t *turnRun) refuse(ctx context.Context, b *batch, p *pendingCall, status protocol.Status, fault *protocol.Error) {
+	_, span := t.startTool(ctx, p)
+	defer span.End()
+	failSpan(span, fault)
+	b.events = append(b.events, p.local(status, "", fault, 0))
+}
+
+// runBatch dispatches all calls at once and runs the inline tools beside them. It
+// returns when everything it started has ended. The error is the dispatcher's.
+func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
+	ctx, detach := context.WithCancelCause(ctx)
+	defer detach(nil)
+	settle := func(e Event) {
+		if err := t.record(ctx, e); err != nil {
+			// The calls may be somebody else's by now: leave them alone.
+			detach(fmt.Errorf("%w: %w", ErrDetached, err))
+		}
+	}
+	var group errgroup.Group
+	group.SetLimit(maxInline + 1)
+	if len(b.calls) > 0 {
+		group.Go(func() error {
+			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(b, u, settle) })
+		})
+	}
+	for _, p := range b.inline {
+		group.Go(func() error {
+			t.runInline(ctx, p, settle)
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// update takes one update of a dispatched call. Updates of unknown calls and
+// second results are dropped.
+func (t *turnRun) update(b *batch, u Update, settle func(Event)) {
+	p, known := b.remote[u.CallID]
+	if !known || p.done {
+		return
+	}
+	switch u.State {
+	case StateQueued:
+		t.tell(p.as(EventToolQueued))
+	case StateRunning:
+		event := p.as(EventToolRunning)
+		event.WorkerID, event.Attempt = u.WorkerID, u.Attempt
+		t.tell(event)
+	case StateDone:
+		if u.Result == nil {
+			return
+		}
+		p.done = true
+		settle(p.result(u.Result))
+	}
+}
+
+// runInline runs a tool in this process. Its panics are failures.
+func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Event)) {
+	ctx, span := t.startTool(ctx, p)
+	defer span.End()
+	start := time.Now()
+	text, fault := tools.RunInline(ctx, p.plan)
+	status := protocol.StatusOK
+	switch {
+	case errors.Is(context.Cause(ctx), ErrDetached):
+		return // whoever goes on with the session runs it again
+	case fault != nil && ctx.Err() != nil:
+		status = protocol.StatusCancelled
+	case fault != nil:
+		status = protocol.StatusFailed
+	}
+	if fault != nil {
+		failSpan(span, fault)
+	}
+	settle(p.local(status, text, fault, time.Since(start)))
+}
+
+// unknownResults are for the calls of a stopped turn of which nothing could be learned.
+func (t *turnRun) unknownResults() []Event {
+	var events []Event
+	turn := t.session.open()
+	for i, call := range turn.last().calls {
+		if call.content != nil {
+			continue
+		}
+		p := t.pending(turn, i)
+		events = append(events, p.local(protocol.StatusOutcomeUnknown, "", protocol.Errorf(
+			protocol.CodeOutcomeUnknown, "The turn was stopped before a result came: the call may have had effects, or have them yet."), 0))
+	}
+	return events
+}

@@ -1,0 +1,313 @@
+package loop_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// script is a model that gives its n-th reply to a conversation with n replies
+// in it: the same after a crash as without one.
+type script struct {
+	replies []loop.Reply
+	err     error                     // instead of the reply after the last
+	before  func(ctx context.Context) // called before each reply
+
+	mu   sync.Mutex
+	seen []loop.Request
+}
+
+func (s *script) Reply(ctx context.Context, req loop.Request, delta func(string)) (loop.Reply, error) {
+	s.mu.Lock()
+	s.seen = append(s.seen, req)
+	s.mu.Unlock()
+	if s.before != nil {
+		s.before(ctx)
+	}
+	if err := ctx.Err(); err != nil {
+		return loop.Reply{}, err
+	}
+	n := 0
+	for _, message := range req.Messages {
+		if message.Role == loop.RoleAssistant {
+			n++
+		}
+	}
+	if n >= len(s.replies) {
+		if s.err == nil {
+			return loop.Reply{}, errors.New("script: no reply left")
+		}
+		return loop.Reply{}, s.err
+	}
+	reply := s.replies[n]
+	for _, piece := range []string{reply.Text[:len(reply.Text)/2], reply.Text[len(reply.Text)/2:]} {
+		if piece != "" {
+			delta(piece)
+		}
+	}
+	return reply, nil
+}
+
+// lastSeen is the conversation of the last request.
+func (s *script) lastSeen() []loop.Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.seen) == 0 {
+		return nil
+	}
+	return s.seen[len(s.seen)-1].Messages
+}
+
+// fleet is a dispatcher that runs each call id once, whoever dispatches it how often.
+type fleet struct {
+	// order is the order in which the results of n calls come; nil is as dispatched.
+	order func(n int) []int
+	// told is called after each result was told.
+	told func(call protocol.Call)
+	// stall makes Dispatch wait for the end of ctx before the result at this place
+	// of the order; 0 does not.
+	stall int
+	// err is returned before anything is told.
+	err error
+
+	mu      sync.Mutex
+	known   map[protocol.CallID]*protocol.Result
+	runs    []protocol.Call
+	stopped []protocol.CallID
+}
+
+func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	if f.err != nil {
+		return f.err
+	}
+	results := f.accept(calls)
+	for _, call := range calls {
+		observe(loop.Update{CallID: call.ID, State: loop.StateQueued})
+	}
+	order := make([]int, len(calls))
+	for i := range order {
+		order[i] = i
+	}
+	if f.order != nil {
+		order = f.order(len(calls))
+	}
+	for n, i := range order {
+		if f.stall == n+1 {
+			<-ctx.Done()
+		}
+		if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
+			return cause
+		}
+		observe(loop.Update{CallID: calls[i].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1})
+		observe(loop.Update{CallID: calls[i].ID, State: loop.StateDone, Result: f.finish(ctx, &calls[i], results[i])})
+		if f.told != nil {
+			f.told(calls[i])
+		}
+	}
+	return nil
+}
+
+func (f *fleet) accept(calls []protocol.Call) []*protocol.Result {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.known == nil {
+		f.known = make(map[protocol.CallID]*protocol.Result)
+	}
+	results := make([]*protocol.Result, len(calls))
+	for i := range calls {
+		if _, again := f.known[calls[i].ID]; !again {
+			result := protocol.NewResult(&calls[i], protocol.StatusOK, nil)
+			result.WorkerID, result.Attempt, result.Value = "w", 1, protocol.NoopResult{}
+			f.known[calls[i].ID] = &result
+			f.runs = append(f.runs, calls[i])
+		}
+		results[i] = f.known[calls[i].ID]
+	}
+	return results
+}
+
+func (f *fleet) finish(ctx context.Context, call *protocol.Call, result *protocol.Result) *protocol.Result {
+	if ctx.Err() == nil {
+		return result
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stopped = append(f.stopped, call.ID)
+	cancelled := protocol.NewResult(call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
+	return &cancelled
+}
+
+// ran is the ids of the calls that ran, sorted.
+func (f *fleet) ran() []protocol.CallID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ids := make([]protocol.CallID, len(f.runs))
+	for i := range f.runs {
+		ids[i] = f.runs[i].ID
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// watch collects what an observer is told.
+type watch struct {
+	mu     sync.Mutex
+	events []loop.Event
+}
+
+func (w *watch) observe(e loop.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, e)
+}
+
+func (w *watch) types() []loop.EventType {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	types := make([]loop.EventType, len(w.events))
+	for i := range w.events {
+		types[i] = w.events[i].Type
+	}
+	return types
+}
+
+func (w *watch) of(kind loop.EventType) []loop.Event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var events []loop.Event
+	for i := range w.events {
+		if w.events[i].Type == kind {
+			events = append(events, w.events[i])
+		}
+	}
+	return events
+}
+
+// table has one tool of each sort: "work" goes to a worker, "inline" does not,
+// "wait" is inline and ends with its context, and the others go wrong.
+func table(t *testing.T) *tools.Table {
+	t.Helper()
+	inline := func(run func(ctx context.Context) (string, *protocol.Error)) func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+		return func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Inline: run}, nil
+		}
+	}
+	tool := func(name string, plan func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error)) tools.Tool {
+		schema := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}},"additionalProperties":false}`)
+		return tools.Tool{
+			Definition: tools.Definition{Name: name, Description: name, Schema: schema}, Plan: plan,
+			Render: func(r *protocol.Result) string { return string(r.Status) + " " + string(r.CallID) },
+		}
+	}
+	made, err := tools.NewTable(
+		tool("work", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}}, nil
+		}),
+		tool("inline", inline(func(context.Context) (string, *protocol.Error) { return "said", nil })),
+		tool("wait", inline(func(ctx context.Context) (string, *protocol.Error) {
+			<-ctx.Done()
+			return "", protocol.Errorf(protocol.CodeToolFailed, "gave up")
+		})),
+		tool("inline_fails", inline(func(context.Context) (string, *protocol.Error) {
+			return "", protocol.Errorf(protocol.CodeToolFailed, "it did not work")
+		})),
+		tool("inline_panics", inline(func(context.Context) (string, *protocol.Error) { panic("ouch") })),
+		tool("plan_panics", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) { panic("ouch") }),
+		tool("plan_refuses", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{}, protocol.Errorf(protocol.CodePathEscape, "stay inside")
+		}),
+	)
+	require.NoError(t, err)
+	return made
+}
+
+// asks returns a reply that calls the named tools, with ids of their own.
+func asks(prefix string, names ...string) loop.Reply {
+	reply := loop.Reply{Text: "asking " + prefix, Usage: protocol.Usage{InputTokens: 10, OutputTokens: 1}}
+	for i, name := range names {
+		reply.ToolCalls = append(reply.ToolCalls, loop.ToolCall{
+			ID: prefix + strconv.Itoa(i), Name: name, Arguments: `{"n":` + strconv.Itoa(i) + `}`,
+		})
+	}
+	return reply
+}
+
+func says(text string) loop.Reply {
+	return loop.Reply{Text: text, Usage: protocol.Usage{InputTokens: 10, OutputTokens: 1}}
+}
+
+// rig is a runner with everything around it.
+type rig struct {
+	session protocol.SessionID
+	model   *script
+	fleet   *fleet
+	journal loop.Journal
+	watch   *watch
+	opts    loop.Options
+}
+
+func newRig(replies ...loop.Reply) *rig {
+	r := &rig{
+		session: protocol.NewSessionID(), model: &script{replies: replies}, fleet: &fleet{},
+		journal: &looptest.Journal{}, watch: &watch{},
+	}
+	r.opts.Observe = r.watch.observe
+	return r
+}
+
+func (r *rig) run(ctx context.Context, t *testing.T, input string) (loop.TurnResult, error) {
+	t.Helper()
+	return r.runInput(ctx, t, loop.Input{Text: input})
+}
+
+func (r *rig) runInput(ctx context.Context, t *testing.T, input loop.Input) (loop.TurnResult, error) {
+	t.Helper()
+	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
+	require.NoError(t, err)
+	return runner.Run(ctx, r.session, input)
+}
+
+func (r *rig) events(t *testing.T) []loop.Event {
+	t.Helper()
+	history, err := r.journal.Load(context.Background(), r.session)
+	require.NoError(t, err)
+	return history.Events
+}
+
+// requireProtocol checks what providers demand: behind a reply with tool calls
+// stands exactly one tool message per call, in their order, and ids are unique.
+func requireProtocol(t require.TestingT, messages []loop.Message) {
+	taken := make(map[string]bool)
+	for i := 0; i < len(messages); i++ {
+		message := messages[i]
+		if message.Role != loop.RoleAssistant {
+			require.NotEqual(t, loop.RoleTool, message.Role, "message %d answers no call", i)
+			continue
+		}
+		for _, call := range message.ToolCalls {
+			i++
+			require.Less(t, i, len(messages), "call %s has no answer", call.ID)
+			require.Equal(t, loop.RoleTool, messages[i].Role)
+			require.Equal(t, call.ID, messages[i].ToolCallID)
+			require.Equal(t, call.Name, messages[i].Name)
+			require.NotEmpty(t, messages[i].Text)
+			require.NotEmpty(t, call.ID)
+			require.False(t, taken[call.ID], "id %s twice", call.ID)
+			taken[call.ID] = true
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrJournalInvalid is wrapped by the error of [Runner.Run] for a journal that no
+// session could have written.
+var ErrJournalInvalid = errors.New("session journal is invalid")
+
+// session is the fold of a session's events: all that a run knows. It changes by
+// apply only.
+type session struct {
+	turns []turn
+	// taken is every tool call id of the conversation.
+	taken map[string]bool
+}
+
+type turn struct {
+	number int
+	input  Input
+	steps  []step
+	usage  protocol.Usage
+	result *TurnResult // nil while the turn is open
+}
+
+// step is one reply of the model and what became of its tool calls.
+type step struct {
+	text  string
+	calls []stepCall
+}
+
+type stepCall struct {
+	ToolCall
+
+	planned bool    // its tool_call event is journaled
+	content *string // what the model sees of its result; nil while there is none
+}
+
+// fold returns the session that the events of a journal tell. Errors wrap
+// [ErrJournalInvalid].
+func fold(events []Event) (*session, error) {
+	s := &session{taken: make(map[string]bool)}
+	for i := range events {
+		if err := s.apply(&events[i]); err != nil {
+			return nil, fmt.Errorf("event %d: %w", i+1, err)
+		}
+	}
+	return s, nil
+}
+
+// apply extends the session by one event; one that does not fit changes nothing.
+// Types that it does not know are skipped: a newer version may journal more.
+func (s *session) apply(e *Event) error {
+	var err error
+	switch e.Type {
+	case EventTurnStarted:
+		err = s.startTurn(e)
+	case EventModelReply:
+		err = s.addReply(e)
+	case EventToolCall:
+		err = s.updateCall(e, func(c *stepCall) error {
+			c.planned = true
+			return nil
+		})
+	case EventToolResult:
+		err = s.updateCall(e, func(c *stepCall) error {
+			if c.content != nil {
+				return errors.New("tool call has a result already")
+			}
+			c.content = &e.Content
+			return nil
+		})
+	case EventTurnEnded:
+		err = s.endTurn(e)
+	default:
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %s of turn %d, step %d: %w", ErrJournalInvalid, e.Type, e.Turn, e.Step, err)
+	}
+	return nil
+}
+
+func (s *session) startTurn(e *Event) error {
+	if s.open() != nil || e.Turn != len(s.turns)+1 {
+		return fmt.Errorf("turn %d is the last, and open: %t", len(s.turns), s.open() != nil)
+	}
+	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}})
+	return nil
+}
+
+func (s *session) addReply(e *Event) error {
+	t := s.open()
+	switch {
+	case t == nil || e.Turn != t.number:
+		return errors.New("turn is not open")
+	case e.Step != len(t.steps)+1 || t.answered():
+		return fmt.Errorf("step %d is the last, and final: %t", len(t.steps), t.answered())
+	case t.missing() > 0:
+		return fmt.Errorf("step %d has calls without result", len(t.steps))
+	}
+	next := step{text: e.Text, calls: make([]stepCall, len(e.ToolCalls))}
+	for i, c := range e.ToolCalls {
+		next.calls[i] = stepCall{ToolCall: c}
+		s.taken[c.ID] = true
+	}
+	t.steps = append(t.steps, next)
+	if e.Usage != nil {
+		t.usage = t.usage.Add(*e.Usage)
+	}
+	return nil
+}
+
+func (s *session) updateCall(e *Event, update func(*stepCall) error) error {
+	t := s.open()
+	if t == nil || e.Turn != t.number || e.Step != len(t.steps) || e.Step == 0 {
+		return errors.New("step is not open")
+	}
+	calls := t.steps[e.Step-1].calls
+	if e.Index < 0 || e.Index >= len(calls) {
+		return fmt.Errorf("index %d is beyond the %d calls of the step", e.Index, len(calls))
+	}
+	return update(&calls[e.Index])
+}
+
+func (s *session) endTurn(e *Event) error {
+	t := s.open()
+	switch {
+	case t == nil || e.Turn != t.number:
+		return errors.New("turn is not open")
+	case t.missing() > 0:
+		return fmt.Errorf("step %d has calls without result", len(t.steps))
+	}
+	result := t.soFar(Outcome(e.Status), e.Error)
+	t.result = &result
+	return nil
+}
+
+// open returns the turn that was begun and has not ended, or nil.
+func (s *session) open() *turn {
+	if len(s.turns) == 0 {
+		return nil
+	}
+	if last := &s.turns[len(s.turns)-1]; last.result == nil {
+		return last
+	}
+	return nil
+}
+
+// ended returns the result of the ended turn that the input with the given id
+// started, or nil; an empty id is nobody's.
+func (s *session) ended(id protocol.CallID) *TurnResult {
+	for i := range s.turns {
+		if id != "" && s.turns[i].input.ID == id {
+			return s.turns[i].result
+		}
+	}
+	return nil
+}
+
+// conversation returns what a model is shown: every step has its results behind
+// it, in the order of its calls.
+func (s *session) conversation(system string) []Message {
+	messages := []Message{{Role: RoleSystem, Text: system}}
+	for i := range s.turns {
+		messages = append(messages, Message{Role: RoleUser, Text: s.turns[i].input.Text})
+		for j := range s.turns[i].steps {
+			messages = s.turns[i].steps[j].appendTo(messages)
+		}
+	}
+	return messages
+}
+
+func (s *step) appendTo(messages []Message) []Message {
+	reply := Message{Role: RoleAssistant, Text: s.text}
+	for i := range s.calls {
+		reply.ToolCalls = append(reply.ToolCalls, s.calls[i].ToolCall)
+	}
+	messages = append(messages, reply)
+	for i := range s.calls {
+		call := &s.calls[i]
+		if call.content == nil {
+			continue
+		}
+		messages = append(messages, Message{
+			Role: RoleTool, Text: *call.content, ToolCallID: call.ID, Name: call.Name,
+		})
+	}
+	return messages
+}
+
+// last returns the last step, or nil before the first reply.
+func (t *turn) last() *step {
+	if len(t.steps) == 0 {
+		return nil
+	}
+	return &t.steps[len(t.steps)-1]
+}
+
+// answered reports whether the last reply asked for nothing.
+func (t *turn) answered() bool {
+	last := t.last()
+	return last != nil && len(last.calls) == 0
+}
+
+// missing counts the calls of the last step that have no result.
+func (t *turn) missing() int {
+	last, missing := t.last(), 0
+	for i := 0; last != nil && i < len(last.calls); i++ {
+		if last.calls[i].content == nil {
+			missing++
+		}
+	}
+	return missing
+}
+
+// soFar is the turn's result if it ended now.
+func (t *turn) soFar(outcome Outcome, fault *protocol.Error) TurnResult {
+	result := TurnResult{
+		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, Error: fault,
+	}
+	if last := t.last(); last != nil {
+		result.Text = last.text
+	}
+	return result
+}

@@ -1,0 +1,86 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+)
+
+// DefaultMaxSteps is how often a model is asked in a turn unless [Options] say otherwise.
+const DefaultMaxSteps = 64
+
+// Options tune a [Runner]. Nil and zero mean the documented default.
+type Options struct {
+	// System is the system prompt; "" means [DefaultSystem]. It is not journaled.
+	System string
+	// ModelName is what the model is called in session_started and in traces.
+	ModelName string
+	// Workspace is what the workspace is called in session_started.
+	Workspace string
+	// Sandbox is the id of the sandbox in which tools run; "" means one per
+	// session, named after it.
+	Sandbox string
+
+	// MaxSteps is how often the model is asked in a turn; 0 means [DefaultMaxSteps].
+	MaxSteps int
+	// MaxTokens bounds the input and output tokens of a turn. The model is not
+	// asked again once they are used up; 0 is no bound.
+	MaxTokens int64
+	// Timeout bounds the time that one Run spends on a turn, and is the deadline of
+	// its calls; 0 is no bound.
+	Timeout time.Duration
+
+	// Observe is told every event of a run: those of the journal once they are in
+	// it, and the live ones. Calls never overlap, and the session waits for them. It
+	// must not call the Runner.
+	Observe func(Event)
+	// Tracer makes the spans; nil makes none.
+	Tracer trace.Tracer
+	// Logger gets one debug record per tool call; nil discards them.
+	Logger *slog.Logger
+}
+
+func (o *Options) withDefaults() Options {
+	var opts Options
+	if o != nil {
+		opts = *o
+	}
+	if opts.System == "" {
+		opts.System = DefaultSystem
+	}
+	if opts.MaxSteps == 0 {
+		opts.MaxSteps = DefaultMaxSteps
+	}
+	if opts.Observe == nil {
+		opts.Observe = func(Event) {}
+	}
+	if opts.Tracer == nil {
+		opts.Tracer = noop.NewTracerProvider().Tracer("")
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	return opts
+}
+
+func (o *Options) validate() error {
+	var faults []error
+	if o.MaxSteps < 0 {
+		faults = append(faults, fmt.Errorf("max steps %d: must not be negative", o.MaxSteps))
+	}
+	if o.MaxTokens < 0 {
+		faults = append(faults, fmt.Errorf("max tokens %d: must not be negative", o.MaxTokens))
+	}
+	if o.Timeout < 0 {
+		faults = append(faults, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
+	}
+	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
+		faults = append(faults, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
+	}
+	return errors.Join(faults...)
+}

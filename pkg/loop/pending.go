@@ -1,0 +1,74 @@
+package loop
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// pendingCall is a tool call on its way to a result.
+type pendingCall struct {
+	event Event         // the fields that all its events share
+	tool  *tools.Tool   // nil when the name is unknown
+	plan  tools.Plan    // what it becomes; zero when it cannot be run
+	call  protocol.Call // what it becomes on the wire; zero for inline tools
+	done  bool          // its result was told
+}
+
+// pending returns the tool call at index of the turn's last step.
+func (t *turnRun) pending(turn *turn, index int) *pendingCall {
+	call := turn.last().calls[index]
+	return &pendingCall{event: Event{
+		Turn: turn.number, Step: len(turn.steps), Index: index,
+		CallID:     protocol.NewCallID(t.id, turn.number, len(turn.steps), index),
+		ToolCallID: call.ID, Name: call.Name,
+	}}
+}
+
+// as returns an event of the call.
+func (p *pendingCall) as(kind EventType) Event {
+	event := p.event
+	event.Type = kind
+	return event
+}
+
+// result is the event of a result that came from a worker.
+func (p *pendingCall) result(r *protocol.Result) Event {
+	event := p.as(EventToolResult)
+	event.Status, event.Error = string(r.Status), r.Error
+	event.Content, event.Diff = p.tool.Text(r), tools.Diff(r)
+	event.WorkerID, event.Attempt = r.WorkerID, r.Attempt
+	event.QueueMS, event.RunMS = &r.QueueMS, &r.RunMS
+	return event
+}
+
+// local is the event of a result that was made in this process.
+func (p *pendingCall) local(status protocol.Status, text string, fault *protocol.Error, ran time.Duration) Event {
+	event := p.as(EventToolResult)
+	event.Status, event.Error, event.Content = string(status), fault, text
+	if fault != nil {
+		event.Content = tools.RenderFailure(status, fault)
+	}
+	queued, running := 0.0, float64(ran)/float64(time.Millisecond)
+	event.QueueMS, event.RunMS = &queued, &running
+	return event
+}
+
+// startTool starts the span of a tool call that no worker runs.
+func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Context, trace.Span) {
+	known := ""
+	if p.tool != nil {
+		known = p.tool.Name // what a model makes up stays out of traces
+	}
+	return t.opts.Tracer.Start(ctx, spanName(operationTool, known), trace.WithAttributes( //nolint:spancheck // the caller ends it
+		keyOperation.String(operationTool),
+		keyToolName.String(known),
+		keyToolCallID.String(p.event.ToolCallID),
+		keyCallID.String(string(p.event.CallID)),
+		keyTurn.Int(p.event.Turn), keyStep.Int(p.event.Step),
+	))
+}

@@ -1,0 +1,106 @@
+package loop
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// journalTimeout bounds one append. An append is never cut short by the end of a
+// run, because what was learned must not be lost.
+const journalTimeout = 15 * time.Second
+
+// recorder extends one session: in the journal first, then in the fold, then
+// before the observer. It is safe for concurrent use.
+type recorder struct {
+	id      protocol.SessionID
+	journal Journal
+	observe func(Event)
+	logger  *slog.Logger
+
+	mu      sync.Mutex
+	session *session // written under mu; the turn reads it while nothing else runs
+	last    uint64   // sequence that the next append builds on
+	lost    error    // the first failed append; nothing is journaled after it
+}
+
+// newRecorder loads a session.
+func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recorder, error) {
+	history, err := r.journal.Load(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("load session %s: %w", id, err)
+	}
+	s, err := fold(history.Events)
+	if err != nil {
+		return nil, fmt.Errorf("load session %s: %w", id, err)
+	}
+	return &recorder{
+		id: id, journal: r.journal, observe: r.opts.Observe, logger: r.opts.Logger,
+		session: s, last: history.Last,
+	}, nil
+}
+
+// record journals events in their order. After a failure it is not known whether
+// they were stored, so every later call fails with the same error.
+func (r *recorder) record(ctx context.Context, events ...Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost != nil {
+		return r.lost
+	}
+	now := time.Now().UTC()
+	for i := range events {
+		events[i].SessionID, events[i].Time = r.id, now
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout)
+	defer cancel()
+	last, err := r.journal.Append(ctx, r.id, r.last, events...)
+	if err != nil {
+		r.lost = fmt.Errorf("journal %s of session %s: %w", events[0].Type, r.id, err)
+		return r.lost
+	}
+	r.last = last
+	return r.publish(ctx, events)
+}
+
+// publish folds, logs and tells what has been journaled.
+func (r *recorder) publish(ctx context.Context, events []Event) error {
+	for i := range events {
+		if err := r.session.apply(&events[i]); err != nil {
+			r.lost = err
+			return err
+		}
+		if events[i].Type == EventToolResult {
+			r.logResult(ctx, &events[i])
+		}
+		r.observe(events[i])
+	}
+	return nil
+}
+
+// logResult writes the one record of a tool call. Its name stays out: a model wrote it.
+func (r *recorder) logResult(ctx context.Context, e *Event) {
+	var code protocol.Code
+	if e.Error != nil {
+		code = e.Error.Code
+	}
+	r.logger.DebugContext(ctx, "tool call ended",
+		slog.String("session_id", string(r.id)), slog.String("call_id", string(e.CallID)),
+		slog.Int("turn", e.Turn), slog.Int("step", e.Step), slog.Int("index", e.Index),
+		slog.String("status", e.Status), slog.String("code", string(code)))
+}
+
+// tell passes a live event to the observer only.
+func (r *recorder) tell(e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.SessionID, e.Time = r.id, time.Now().UTC()
+	r.observe(e)
+}

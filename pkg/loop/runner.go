@@ -1,0 +1,163 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// ErrNoInput says that there is nothing to do: no input, and no open turn to resume.
+var ErrNoInput = errors.New("no input, and no open turn to resume")
+
+// Runner runs turns. It keeps nothing between them, and is safe for concurrent
+// use; two runs of one session at a time end with [ErrJournalConflict] for one of them.
+type Runner struct {
+	model      Model
+	dispatcher Dispatcher
+	journal    Journal
+	table      *tools.Table
+	opts       Options
+}
+
+// New returns a Runner. It fails on options out of their bounds, all faults joined.
+func New(model Model, dispatcher Dispatcher, journal Journal, table *tools.Table, opts *Options) (*Runner, error) {
+	filled := opts.withDefaults()
+	if err := filled.validate(); err != nil {
+		return nil, err
+	}
+	return &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}, nil
+}
+
+// Input starts a turn.
+type Input struct {
+	// Text is what the user says.
+	Text string
+	// ID, if set, makes the input safe to repeat: the session answers an id once.
+	// It is the id of the call that asked for the turn.
+	ID protocol.CallID
+}
+
+// same reports whether the input is the one that started a turn. Without an id
+// the text decides; the zero Input stands for whatever is open.
+func (in Input) same(started Input) bool {
+	if in.ID != "" || started.ID != "" {
+		return in.ID == started.ID || in == Input{}
+	}
+	return in.Text == started.Text || in.Text == ""
+}
+
+// TurnResult is how a turn ended.
+type TurnResult struct {
+	Turn    int // from 1
+	Outcome Outcome
+	// Text is the last that the model said in the turn: the answer, if Outcome is answered.
+	Text  string
+	Steps int
+	Usage protocol.Usage
+	// Error says why the outcome is not answered.
+	Error *protocol.Error
+}
+
+// Run runs one turn of a session to its end, and makes the session if there is none.
+//
+// A turn that was begun and has not ended comes first. If this input started it,
+// it is resumed and is the turn that Run runs; otherwise it is brought to its end, and the
+// input gets the turn after it, unless ctx ended meanwhile. An input whose ID has been
+// answered returns what it was answered, and runs nothing. The zero Input resumes
+// only; without an open turn it is refused with [ErrNoInput].
+//
+// When ctx ends, the turn ends as interrupted, except with the cause
+// [ErrDetached], which leaves the turn open and its calls running.
+//
+// The error says that the fleet or the journal failed and the turn is still open,
+// as it is with [ErrDetached] and [ErrJournalConflict]; the result then is how far
+// it came. Everything else is an outcome.
+func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Input) (TurnResult, error) {
+	if _, err := protocol.ParseSessionID(string(session)); err != nil {
+		return unfinished(ctx, TurnResult{}, err), err
+	}
+	rec, err := r.newRecorder(ctx, session)
+	if err != nil {
+		return unfinished(ctx, TurnResult{}, err), err
+	}
+	if result := rec.session.ended(input.ID); result != nil {
+		return *result, nil
+	}
+	if open := rec.session.open(); open != nil && !input.same(open.input) {
+		result, err := r.runTurn(ctx, rec)
+		if err != nil || result.Outcome == OutcomeInterrupted {
+			return result, err
+		}
+	}
+	if rec.session.open() == nil {
+		if err := r.begin(ctx, rec, input); err != nil {
+			return unfinished(ctx, TurnResult{}, err), err
+		}
+	}
+	return r.runTurn(ctx, rec)
+}
+
+// begin opens a turn, and the session if it is new.
+func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
+	if input == (Input{}) {
+		return ErrNoInput
+	}
+	var events []Event
+	if rec.last == 0 {
+		events = append(events, Event{
+			Type: EventSessionStarted, Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace,
+		})
+	}
+	events = append(events, Event{
+		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID,
+	})
+	return rec.record(ctx, events...)
+}
+
+// scope is where the tools of a session run.
+func (r *Runner) scope(session protocol.SessionID) tools.Scope {
+	sandbox := r.opts.Sandbox
+	if sandbox == "" {
+		sandbox = string(session)
+	}
+	return tools.Scope{Session: session, Sandbox: sandbox}
+}
+
+// unfinished is the result of a turn that err left open.
+func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
+	result.Outcome = OutcomeFailed
+	if ctx.Err() != nil {
+		result.Outcome = OutcomeInterrupted
+	}
+	code := protocol.CodeFleetUnavailable
+	switch {
+	case errors.Is(err, ErrDetached):
+		code = protocol.CodeCancelled
+	case errors.Is(err, ErrJournalConflict), errors.Is(err, ErrJournalInvalid),
+		errors.Is(err, ErrNoInput), errors.Is(err, protocol.ErrInvalidName):
+		code = protocol.CodeInternal
+	}
+	result.Error = &protocol.Error{Code: code, Message: err.Error()}
+	return result
+}
+
+// SessionEnded is the live event that tells observers that a process is done with
+// a session: what a command emits last.
+func SessionEnded(session protocol.SessionID, result TurnResult) Event {
+	return Event{
+		Type: EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: result.Turn,
+		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, Error: result.Error,
+	}
+}
+
+// limitReached is the error of a turn that came to one of its limits.
+func limitReached(format string, args ...any) *protocol.Error {
+	return &protocol.Error{
+		Code:    protocol.CodeLimitReached,
+		Message: "the turn reached its limit of " + fmt.Sprintf(format, args...) + ": raise it, or ask for less at a time",
+	}
+}

@@ -1,0 +1,161 @@
+package loop
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// turnRun is one run of the open turn of a session.
+type turnRun struct {
+	*Runner
+	*recorder
+
+	timeLimit *protocol.Error // the cause with which ctx ends at the time limit
+}
+
+// ending is a decision to end the turn.
+type ending struct {
+	outcome Outcome
+	fault   *protocol.Error
+}
+
+// runTurn brings the open turn to its end.
+func (r *Runner) runTurn(ctx context.Context, rec *recorder) (TurnResult, error) {
+	t := &turnRun{Runner: r, recorder: rec}
+	ctx, span := r.opts.Tracer.Start(ctx, operationAgent, trace.WithAttributes(
+		keyOperation.String(operationAgent),
+		keyConversationID.String(string(rec.id)),
+		keyRequestModel.String(r.opts.ModelName),
+		keyTurn.Int(rec.session.open().number),
+	))
+	defer span.End()
+	if r.opts.Timeout > 0 {
+		t.timeLimit = limitReached("%s (timeout)", r.opts.Timeout)
+		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, t.timeLimit)
+		defer cancel()
+		ctx = limited
+	}
+	result, err := t.run(ctx)
+	span.SetAttributes(
+		keyOutcome.String(string(result.Outcome)),
+		keySteps.Int(result.Steps),
+		keyInputTokens.Int64(result.Usage.InputTokens),
+		keyOutputTokens.Int64(result.Usage.OutputTokens),
+	)
+	if result.Error != nil {
+		failSpan(span, result.Error)
+	}
+	return result, err
+}
+
+func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
+	for {
+		end, err := t.next(ctx)
+		if err == nil && end == nil {
+			continue
+		}
+		if err == nil {
+			var result TurnResult
+			if result, err = t.end(ctx, end); err == nil {
+				return result, nil
+			}
+		}
+		return unfinished(ctx, t.session.turns[len(t.session.turns)-1].soFar("", nil), err), err
+	}
+}
+
+// next does what the turn needs next. It returns an ending when that is its end.
+// An error leaves the turn open.
+func (t *turnRun) next(ctx context.Context) (*ending, error) {
+	turn := t.session.open()
+	switch {
+	case turn.missing() > 0:
+		return nil, t.runCalls(ctx)
+	case turn.answered():
+		return &ending{outcome: OutcomeAnswered}, nil
+	case ctx.Err() != nil:
+		return t.stopped(ctx)
+	case len(turn.steps) >= t.opts.MaxSteps:
+		return &ending{OutcomeLimitReached, limitReached("%d steps (max_steps)", t.opts.MaxSteps)}, nil
+	case t.opts.MaxTokens > 0 && turn.usage.Total() >= t.opts.MaxTokens:
+		return &ending{OutcomeLimitReached, limitReached("%d tokens (max_tokens), with %d used",
+			t.opts.MaxTokens, turn.usage.Total())}, nil
+	default:
+		return t.ask(ctx)
+	}
+}
+
+// stopped says how the turn ends now that ctx is over.
+func (t *turnRun) stopped(ctx context.Context) (*ending, error) {
+	cause := context.Cause(ctx)
+	switch {
+	case errors.Is(cause, ErrDetached):
+		return nil, cause
+	case t.timeLimit != nil && errors.Is(cause, t.timeLimit):
+		return &ending{OutcomeLimitReached, t.timeLimit}, nil
+	default:
+		return &ending{OutcomeInterrupted, protocol.Errorf(protocol.CodeCancelled,
+			"the turn was interrupted: %v", cause)}, nil
+	}
+}
+
+// end journals the end of the turn.
+func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
+	result := t.session.open().soFar(end.outcome, end.fault)
+	err := t.record(ctx, Event{
+		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps, Text: result.Text,
+		Usage: &result.Usage, Status: string(result.Outcome), Error: result.Error,
+	})
+	return result, err
+}
+
+// ask gets the model's next reply. A model that fails ends the turn.
+func (t *turnRun) ask(ctx context.Context) (*ending, error) {
+	turn := t.session.open()
+	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
+	reply, failed := t.chat(ctx, at)
+	if failed != nil && ctx.Err() != nil {
+		return t.stopped(ctx)
+	}
+	if failed != nil {
+		return failed, nil
+	}
+	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &reply.Usage
+	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
+	return nil, t.record(ctx, at)
+}
+
+func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
+	ctx, span := t.opts.Tracer.Start(ctx, spanName(operationChat, t.opts.ModelName),
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+			keyOperation.String(operationChat),
+			keyConversationID.String(string(t.id)),
+			keyRequestModel.String(t.opts.ModelName),
+			keyTurn.Int(at.Turn), keyStep.Int(at.Step),
+		))
+	defer span.End()
+	request := Request{Messages: t.session.conversation(t.opts.System), Tools: t.table.Definitions()}
+	reply, err := t.model.Reply(ctx, request, func(text string) {
+		t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: text})
+	})
+	if err != nil {
+		failSpan(span, err)
+		fault := &protocol.Error{Code: protocol.CodeModelFailed, Message: err.Error()}
+		return Reply{}, &ending{OutcomeFailed, fault}
+	}
+	names := make([]string, len(reply.ToolCalls))
+	for i := range reply.ToolCalls {
+		names[i] = reply.ToolCalls[i].Name
+	}
+	span.SetAttributes(
+		keyResponseModel.String(reply.Model),
+		keyInputTokens.Int64(reply.Usage.InputTokens),
+		keyOutputTokens.Int64(reply.Usage.OutputTokens),
+		keyToolNames.StringSlice(names),
+	)
+	return reply, nil
+}
