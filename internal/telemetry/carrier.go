@@ -1,0 +1,62 @@
+package telemetry
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/propagation"
+)
+
+// Carrier lets a propagator read and write NATS headers. It writes lower-case
+// names, as W3C Trace Context spells them; it reads any case, because senders that
+// copy HTTP headers write "Traceparent".
+type Carrier nats.Header
+
+var _ propagation.TextMapCarrier = Carrier(nil)
+
+// Get implements [propagation.TextMapCarrier].
+func (c Carrier) Get(key string) string {
+	if values, ok := c[strings.ToLower(key)]; ok {
+		return first(values)
+	}
+	for name, values := range c {
+		if strings.EqualFold(name, key) {
+			return first(values)
+		}
+	}
+	return ""
+}
+
+// Set implements [propagation.TextMapCarrier]. The carrier must not be nil.
+func (c Carrier) Set(key, value string) { c[strings.ToLower(key)] = []string{value} }
+
+// Keys implements [propagation.TextMapCarrier]: lower case, sorted.
+func (c Carrier) Keys() []string {
+	keys := make([]string, 0, len(c))
+	for name := range c {
+		keys = append(keys, strings.ToLower(name))
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+func first(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}
+
+// Inject writes the trace context of ctx into header, which must not be nil.
+// Without a span in ctx it writes nothing.
+func Inject(ctx context.Context, header nats.Header) {
+	propagation.TraceContext{}.Inject(ctx, Carrier(header))
+}
+
+// Extract returns ctx with the trace context that header carries as its remote
+// parent, or ctx itself when there is none or it is malformed. Header may be nil.
+func Extract(ctx context.Context, header nats.Header) context.Context {
+	return propagation.TraceContext{}.Extract(ctx, Carrier(header))
+}

@@ -1,0 +1,22 @@
+// Package telemetry makes one trace of a turn, across processes.
+//
+//	coordinator                                       worker
+//	invoke_agent
+//	├─ chat {model}
+//	└─ dispatch ──► publish ──traceparent header──► process
+//	                                                └─ execute_tool {name}
+//	                                                   └─ sandbox exec
+//
+// [Setup] installs an exporter when, and only when, the standard OTEL_* variables
+// ask for one. Without them nothing is installed: spans cost next to nothing,
+// nobody is connected to and nothing is logged; the trace context of a
+// caller still travels through, so that a chain does not break at a silent process.
+//
+// [Inject] and [Extract] carry the context in NATS headers under the lower-case
+// names of W3C Trace Context, because NATS headers are case-sensitive. The names
+// of spans and attributes stand in this package and nowhere else.
+//
+// Telemetry never decides anything and never fails a call: an exporter that cannot
+// reach its backend costs one warning a minute. Standard output is never
+// written to; it belongs to the program.
+package telemetry

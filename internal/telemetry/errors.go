@@ -1,0 +1,43 @@
+package telemetry
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+)
+
+// warnEvery is the least time between two warnings about exporting.
+const warnEvery = time.Minute
+
+// exportErrors logs what the SDK could not do: the first error at once, and then
+// at most one a minute with the number of those left out. It is safe for concurrent use.
+type exportErrors struct {
+	logger *slog.Logger
+	now    func() time.Time
+
+	mu      sync.Mutex
+	next    time.Time // when the next warning may be written
+	omitted int       // errors since the last warning
+}
+
+var _ otel.ErrorHandler = (*exportErrors)(nil)
+
+// Handle implements [otel.ErrorHandler].
+func (e *exportErrors) Handle(err error) {
+	e.mu.Lock()
+	now := e.now()
+	if now.Before(e.next) {
+		e.omitted++
+		e.mu.Unlock()
+		return
+	}
+	omitted := e.omitted
+	e.next, e.omitted = now.Add(warnEvery), 0
+	e.mu.Unlock()
+	ctx := context.Background() //nolint:forbidigo // the SDK gives none: exporting belongs to no request
+	e.logger.LogAttrs(ctx, slog.LevelWarn, "telemetry export failed",
+		slog.Any("error", err), slog.Int("omitted", omitted))
+}

@@ -1,0 +1,38 @@
+package telemetry
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestExportErrors_AtMostOneWarningAMinute(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		handler := &exportErrors{logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now}
+		var together sync.WaitGroup
+		for range 100 {
+			together.Go(func() { handler.Handle(errors.New("refused")) })
+		}
+		together.Wait()
+		require.Equal(t, 1, bytes.Count(log.Bytes(), []byte("\n")), log.String())
+		require.Contains(t, log.String(), "omitted=0")
+
+		time.Sleep(warnEvery - time.Second)
+		handler.Handle(errors.New("refused"))
+		require.Equal(t, 1, bytes.Count(log.Bytes(), []byte("\n")), log.String())
+
+		time.Sleep(time.Second)
+		handler.Handle(errors.New("still refused"))
+		require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("\n")), log.String())
+		require.Contains(t, log.String(), "omitted=100")
+		require.Contains(t, log.String(), "still refused")
+	})
+}

@@ -1,0 +1,56 @@
+package telemetry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestErrorType(t *testing.T) {
+	t.Parallel()
+	coded := protocol.Errorf(protocol.CodeNotFound, "no file")
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"its own word":             {coded, "not_found"},
+		"its own word, wrapped":    {fmt.Errorf("read: %w", coded), "not_found"},
+		"its own word, joined":     {errors.Join(errors.New("first"), coded), "not_found"},
+		"its own before a context": {fmt.Errorf("%w: %w", context.Canceled, coded), "not_found"},
+		"cancelled":                {fmt.Errorf("call: %w", context.Canceled), "cancelled"},
+		"timeout":                  {fmt.Errorf("call: %w", context.DeadlineExceeded), "timeout"},
+		"anything else":            {errors.New("secret text"), "_OTHER"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, c.want, telemetry.ErrorType(c.err))
+		})
+	}
+}
+
+// statusSpan records whether a status was set.
+type statusSpan struct {
+	trace.Span
+
+	set bool
+}
+
+func (s *statusSpan) SetStatus(codes.Code, string) { s.set = true }
+
+func TestFail_NilIsNoFailure(t *testing.T) {
+	t.Parallel()
+	span := &statusSpan{Span: noop.Span{}}
+	telemetry.Fail(span, nil)
+	require.False(t, span.set)
+	telemetry.Fail(span, errors.New("yes"))
+	require.True(t, span.set)
+}

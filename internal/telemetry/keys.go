@@ -1,0 +1,48 @@
+package telemetry
+
+import "go.opentelemetry.io/otel/attribute"
+
+// Attributes that every operation may have.
+const (
+	// KeyErrorType is a word of low cardinality; see [ErrorType].
+	KeyErrorType = attribute.Key("error.type")
+
+	KeyMessagingSystem      = attribute.Key("messaging.system") // always [MessagingNATS]
+	KeyMessagingDestination = attribute.Key("messaging.destination.name")
+	KeyMessagingOperation   = attribute.Key("messaging.operation.name")
+	KeyMessagingMessageID   = attribute.Key("messaging.message.id")
+)
+
+// MessagingNATS is the value of [KeyMessagingSystem].
+const MessagingNATS = "nats"
+
+// Attributes of models, agents and tools: the gen_ai conventions, spelled out here
+// because the semconv package of Go no longer has them.
+const (
+	KeyGenAIOperation     = attribute.Key("gen_ai.operation.name") // invoke_agent, chat or execute_tool
+	KeyGenAIProvider      = attribute.Key("gen_ai.provider.name")
+	KeyGenAIConversation  = attribute.Key("gen_ai.conversation.id") // the session id
+	KeyGenAIRequestModel  = attribute.Key("gen_ai.request.model")
+	KeyGenAIResponseModel = attribute.Key("gen_ai.response.model")
+	KeyGenAIInputTokens   = attribute.Key("gen_ai.usage.input_tokens")
+	KeyGenAIOutputTokens  = attribute.Key("gen_ai.usage.output_tokens")
+	KeyGenAIToolName      = attribute.Key("gen_ai.tool.name")
+	KeyGenAIToolCallID    = attribute.Key("gen_ai.tool.call.id") // the model's own id
+)
+
+// Attributes of toolfleet. Durations are in milliseconds, as floating point numbers.
+const (
+	KeyCallID       = attribute.Key("toolfleet.call_id")
+	KeyTurn         = attribute.Key("toolfleet.turn")
+	KeyStep         = attribute.Key("toolfleet.step")
+	KeyPayload      = attribute.Key("toolfleet.payload") // the payload's kind
+	KeyLane         = attribute.Key("toolfleet.lane")
+	KeyPool         = attribute.Key("toolfleet.pool")
+	KeyWorkerID     = attribute.Key("toolfleet.worker_id")
+	KeyAttempt      = attribute.Key("toolfleet.attempt") // from 1
+	KeyStatus       = attribute.Key("toolfleet.status")  // of the result
+	KeyQueueMS      = attribute.Key("toolfleet.queue_ms")
+	KeyLaneMS       = attribute.Key("toolfleet.lane_ms")
+	KeyRunMS        = attribute.Key("toolfleet.run_ms")
+	KeySandboxLevel = attribute.Key("toolfleet.sandbox.level")
+)

@@ -1,0 +1,117 @@
+package telemetry_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+)
+
+// childMode makes this test binary a process of its own with one job: telemetry
+// is global to a process, and what it writes to stdout is seen only from outside.
+const childMode = "TOOLFLEET_TELEMETRY_CHILD"
+
+func TestMain(m *testing.M) {
+	if mode := os.Getenv(childMode); mode != "" {
+		if err := child(context.Background(), mode); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(2)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// child does the job and writes the headers that it would send to stdout.
+func child(ctx context.Context, mode string) error {
+	shutdown, err := telemetry.Setup(ctx, "child-"+mode, "1.2.3", &telemetry.Options{
+		Instance: "instance-1", Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	sent := nats.Header{}
+	switch mode {
+	case "publish":
+		ctx, dispatch := telemetry.Tracer().Start(ctx, telemetry.SpanDispatch)
+		publish(ctx, sent)
+		dispatch.End()
+	case "relay":
+		ctx, err := received(ctx)
+		if err != nil {
+			return err
+		}
+		publish(ctx, sent)
+	case "process":
+		ctx, err := received(ctx)
+		if err != nil {
+			return err
+		}
+		process(ctx)
+	case "keep_failing":
+		keepFailing(ctx)
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(sent); err != nil {
+		return err
+	}
+	_ = shutdown(ctx) // its errors are the error handler's too
+	return nil
+}
+
+func received(ctx context.Context) (context.Context, error) {
+	body, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return ctx, err
+	}
+	var header nats.Header
+	if err := json.Unmarshal(body, &header); err != nil {
+		return ctx, err
+	}
+	return telemetry.Extract(ctx, header), nil
+}
+
+func publish(ctx context.Context, header nats.Header) {
+	ctx, span := telemetry.Tracer().Start(ctx, telemetry.SpanPublish, trace.WithSpanKind(trace.SpanKindProducer))
+	defer span.End()
+	span.SetAttributes(
+		telemetry.KeyMessagingSystem.String(telemetry.MessagingNATS),
+		telemetry.KeyMessagingDestination.String("tf.call.default"),
+	)
+	telemetry.Inject(ctx, header)
+}
+
+func process(ctx context.Context) {
+	ctx, span := telemetry.Tracer().Start(ctx, telemetry.SpanProcess, trace.WithSpanKind(trace.SpanKindConsumer))
+	defer span.End()
+	span.SetAttributes(telemetry.KeyAttempt.Int(2), telemetry.KeyQueueMS.Float64(1.5), telemetry.KeyLane.String("sandbox/s1"))
+	_, tool := telemetry.Tracer().Start(ctx, telemetry.SpanExecuteTool("read"))
+	telemetry.Fail(tool, errors.New("disk on fire"))
+	tool.End()
+}
+
+// keepFailing ends five spans, each of which is an export of its own when the
+// batch size is one, and waits until all were tried.
+func keepFailing(ctx context.Context) {
+	for range 5 {
+		_, span := telemetry.Tracer().Start(ctx, "lost")
+		span.End()
+	}
+	if provider, ok := otel.GetTracerProvider().(*sdktrace.TracerProvider); ok {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		_ = provider.ForceFlush(ctx)
+	}
+}

@@ -1,0 +1,28 @@
+package telemetry
+
+import (
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Scope is the instrumentation scope of every span of this module.
+const Scope = "github.com/toolfleet/toolfleet"
+
+// Tracer returns the tracer of this module; before [Setup], or when nothing is
+// exported, its spans do nothing but pass their parent's context on.
+func Tracer() trace.Tracer { return otel.Tracer(Scope) }
+
+// Names of spans, from the outside in. Those that carry a name are functions.
+const (
+	SpanInvokeAgent = "invoke_agent" // a turn
+	SpanDispatch    = "dispatch"     // the calls of one step, from publishing to the last result
+	SpanPublish     = "publish"      // one call into JetStream; kind producer
+	SpanProcess     = "process"      // one attempt at a worker; kind consumer, child of publish
+	SpanSandboxExec = "sandbox exec" // the command or file operation itself
+)
+
+// SpanChat names one reply of a model.
+func SpanChat(model string) string { return "chat " + model }
+
+// SpanExecuteTool names the execution of one call by its tool.
+func SpanExecuteTool(tool string) string { return "execute_tool " + tool }

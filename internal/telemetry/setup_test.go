@@ -1,0 +1,177 @@
+package telemetry_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
+)
+
+// finished is what a child process left behind.
+type finished struct {
+	header nats.Header // from its stdout, which holds nothing else
+	stdout string
+	stderr string
+	code   int
+}
+
+// run starts this test binary as a child with exactly the given OTEL_* variables.
+func run(t *testing.T, mode string, stdin nats.Header, env ...string) finished {
+	t.Helper()
+	executable, err := os.Executable()
+	require.NoError(t, err)
+	input, err := json.Marshal(stdin)
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), executable)
+	for _, variable := range os.Environ() {
+		if !strings.HasPrefix(variable, "OTEL_") {
+			cmd.Env = append(cmd.Env, variable)
+		}
+	}
+	cmd.Env = append(append(cmd.Env, childMode+"="+mode), env...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &stdout, &stderr
+	err = cmd.Run()
+	done := finished{stdout: stdout.String(), stderr: stderr.String(), code: cmd.ProcessState.ExitCode()}
+	if err == nil {
+		require.NoError(t, json.Unmarshal(stdout.Bytes(), &done.header), "stdout holds something else: %q", done.stdout)
+	}
+	return done
+}
+
+// TestTrace_FollowsACallThroughProcesses is the reason for the package.
+func TestTrace_FollowsACallThroughProcesses(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	publisher := run(t, "publish", nil, receiver.Env()...)
+	require.Zero(t, publisher.code, publisher.stderr)
+	require.Contains(t, publisher.header, "traceparent", "lower case")
+	worker := run(t, "process", publisher.header, receiver.Env()...)
+	require.Zero(t, worker.code, worker.stderr)
+	require.Empty(t, publisher.stderr+worker.stderr)
+
+	spans := receiver.WaitFor(t, otlptest.Has("dispatch", "publish", "process", "execute_tool read"))
+	require.Len(t, spans, 4)
+	dispatch, publish := otlptest.Find(spans, "dispatch")[0], otlptest.Find(spans, "publish")[0]
+	process, tool := otlptest.Find(spans, "process")[0], otlptest.Find(spans, "execute_tool read")[0]
+	require.Empty(t, dispatch.ParentID)
+	require.True(t, publish.ChildOf(dispatch))
+	require.True(t, process.ChildOf(publish), otlptest.Tree(spans))
+	require.True(t, tool.ChildOf(process))
+
+	require.Equal(t, "producer", publish.Kind)
+	require.Equal(t, "nats", publish.Attributes["messaging.system"])
+	require.Equal(t, "consumer", process.Kind)
+	require.Equal(t, int64(2), process.Attributes["toolfleet.attempt"])
+	require.InDelta(t, 1.5, process.Attributes["toolfleet.queue_ms"], 0)
+	require.True(t, tool.Failed)
+	require.Equal(t, "disk on fire", tool.Message)
+	require.Equal(t, "_OTHER", tool.Attributes["error.type"])
+	require.Equal(t, telemetry.Scope, tool.Scope)
+	require.Equal(t, "child-publish", dispatch.Service)
+	require.Equal(t, "child-process", tool.Service)
+	require.Equal(t, "1.2.3", tool.Resource["service.version"])
+	require.Equal(t, "instance-1", tool.Resource["service.instance.id"])
+}
+
+func TestSetup_TheEnvironmentNamesTheService(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	done := run(t, "publish", nil, append(receiver.Env(),
+		"OTEL_SERVICE_NAME=mine", "OTEL_RESOURCE_ATTRIBUTES=service.instance.id=i-9,team=blue")...)
+	require.Zero(t, done.code, done.stderr)
+	spans := receiver.WaitFor(t, otlptest.Has("dispatch"))
+	require.Equal(t, "mine", spans[0].Service)
+	require.Equal(t, "i-9", spans[0].Resource["service.instance.id"])
+	require.Equal(t, "blue", spans[0].Resource["team"])
+	require.Equal(t, "1.2.3", spans[0].Resource["service.version"])
+}
+
+func TestSetup_TheTracesEndpointAloneIsEnough(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	done := run(t, "publish", nil, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="+receiver.URL+"/v1/traces")
+	require.Zero(t, done.code, done.stderr)
+	receiver.WaitFor(t, otlptest.Has("dispatch", "publish"))
+}
+
+func TestSetup_IsSilent(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	for name, env := range map[string][]string{
+		"when nothing is set":          nil,
+		"when variables are empty":     {"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_TRACES_EXPORTER="},
+		"when only details are set":    {"OTEL_EXPORTER_OTLP_PROTOCOL=nonsense", "OTEL_SERVICE_NAME=x"},
+		"when the exporter is none":    append(receiver.Env(), "OTEL_TRACES_EXPORTER=none"),
+		"when the SDK is disabled":     append(receiver.Env(), "OTEL_SDK_DISABLED=true"),
+		"when it is disabled in caps":  append(receiver.Env(), "OTEL_SDK_DISABLED=TRUE"),
+		"when disabled with a bad one": {"OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=nonsense"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			done := run(t, "publish", nil, env...)
+			require.Zero(t, done.code, done.stderr)
+			require.Empty(t, done.header)
+			require.Empty(t, done.stderr)
+			require.Zero(t, receiver.Requests())
+		})
+	}
+}
+
+// TestSetup_SilentProcessesPassTheContextOn: a chain does not break at a process without telemetry.
+func TestSetup_SilentProcessesPassTheContextOn(t *testing.T) {
+	t.Parallel()
+	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	done := run(t, "relay", nats.Header{"traceparent": {parent}, "tracestate": {"a=1"}})
+	require.Zero(t, done.code, done.stderr)
+	require.Equal(t, nats.Header{"traceparent": {parent}, "tracestate": {"a=1"}}, done.header)
+}
+
+func TestSetup_ConsoleNeverWritesToStdout(t *testing.T) {
+	t.Parallel()
+	done := run(t, "publish", nil, "OTEL_TRACES_EXPORTER=console")
+	require.Zero(t, done.code, done.stderr)
+	require.Contains(t, done.header, "traceparent")
+	require.Contains(t, done.stderr, `"Name":"dispatch"`)
+}
+
+func TestSetup_ErrorsNameTheVariable(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ variable, says string }{
+		"unknown exporter":     {"OTEL_TRACES_EXPORTER=zipkin", `OTEL_TRACES_EXPORTER="zipkin": must be "otlp", "console" or "none"`},
+		"unknown protocol":     {"OTEL_EXPORTER_OTLP_PROTOCOL=http/json", "OTEL_EXPORTER_OTLP_"},
+		"malformed attributes": {"OTEL_RESOURCE_ATTRIBUTES=team", "OTEL_RESOURCE_ATTRIBUTES"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			done := run(t, "publish", nil, "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", c.variable)
+			require.Equal(t, 2, done.code)
+			require.Empty(t, done.stdout)
+			require.Contains(t, done.stderr, c.says)
+		})
+	}
+}
+
+// TestSetup_ADeadBackendCostsOneWarning exports five times to a port where nobody listens.
+func TestSetup_ADeadBackendCostsOneWarning(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	done := run(t, "keep_failing", nil,
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=1")
+	require.Zero(t, done.code, done.stderr)
+	require.Equal(t, 1, strings.Count(done.stderr, "\n"), done.stderr)
+	require.Contains(t, done.stderr, "level=WARN")
+	require.Contains(t, done.stderr, "telemetry export failed")
+	require.Contains(t, done.stderr, listener.Addr().String(), "says which backend")
+}
