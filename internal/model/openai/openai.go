@@ -1,0 +1,182 @@
+package openai
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	sdk "github.com/sashabaranov/go-openai"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// Model is one model of one server. It is safe for concurrent use.
+type Model struct {
+	opts     Options
+	endpoint *endpoint
+	client   *sdk.Client
+	noUsage  atomic.Bool // the server rejects stream_options
+}
+
+var _ loop.Model = (*Model)(nil)
+
+// New returns a model. It connects to nothing; the error reports every fault of the
+// options.
+func New(opts Options) (*Model, error) {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return nil, fmt.Errorf("openai options: %w", err)
+	}
+	m := &Model{opts: opts, endpoint: &endpoint{
+		client: opts.HTTPClient, model: opts.Model, baseURL: shownURL(opts.BaseURL), secret: opts.APIKey,
+		start: opts.StartTimeout, idle: opts.IdleTimeout,
+	}}
+	config := sdk.DefaultConfig(opts.APIKey)
+	config.BaseURL, config.OrgID, config.HTTPClient = opts.BaseURL, opts.Organization, m.endpoint
+	m.client = sdk.NewClientWithConfig(config)
+	return m, nil
+}
+
+// Reply implements [loop.Model]. An error is the cause of ctx's end or wraps an
+// [*Error]. After a broken attempt, delta gets the text from its start again.
+func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text string)) (loop.Reply, error) {
+	request := m.request(req)
+	delays := &backoff.ExponentialBackOff{
+		InitialInterval: m.opts.RetryDelay, MaxInterval: m.opts.MaxRetryDelay,
+		Multiplier: 2, RandomizationFactor: backoff.DefaultRandomizationFactor,
+	}
+	for attempt := 1; ; attempt++ {
+		reply, err := m.attempt(ctx, request, delta)
+		if err == nil {
+			return reply, nil
+		}
+		if ctx.Err() != nil {
+			return loop.Reply{}, fmt.Errorf("reply of model %s: %w", m.opts.Model, context.Cause(ctx))
+		}
+		fault, ok := errors.AsType[*Error](err)
+		if !ok || !fault.retryable() || attempt >= m.opts.MaxAttempts {
+			return loop.Reply{}, afterAttempts(err, attempt)
+		}
+		delay := m.delay(fault, delays)
+		m.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
+			slog.String("error_type", fault.Type), slog.String("error", fault.Error()),
+			slog.Int("attempt", attempt), slog.Int64("delay_ms", delay.Milliseconds()))
+		if wait(ctx, delay) != nil {
+			return loop.Reply{}, fmt.Errorf("reply of model %s: %w (attempt %d: %w)", m.opts.Model, context.Cause(ctx), attempt, err)
+		}
+	}
+}
+
+// delay is the back-off, or what the server asked for when that is longer. On top of
+// the latter comes a part of the jittered back-off, so that those who were told the
+// same time do not all come back at once.
+func (m *Model) delay(fault *Error, delays backoff.BackOff) time.Duration {
+	next := delays.NextBackOff()
+	if fault.RetryAfter == 0 {
+		return next
+	}
+	return max(next, min(fault.RetryAfter, m.opts.MaxRetryDelay)+next/8)
+}
+
+func afterAttempts(err error, attempts int) error {
+	if attempts == 1 {
+		return err
+	}
+	return fmt.Errorf("after %d attempts: %w", attempts, err)
+}
+
+// attempt asks once, or twice when the server turns out to reject stream_options.
+func (m *Model) attempt(ctx context.Context, request sdk.ChatCompletionRequest, delta func(string)) (loop.Reply, error) {
+	withUsage := !m.noUsage.Load()
+	if withUsage {
+		request.StreamOptions = &sdk.StreamOptions{IncludeUsage: true}
+	}
+	reply, err := m.ask(ctx, request, delta)
+	if withUsage && rejectsStreamOptions(err) {
+		m.noUsage.Store(true)
+		request.StreamOptions = nil
+		return m.ask(ctx, request, delta)
+	}
+	return reply, err
+}
+
+func rejectsStreamOptions(err error) bool {
+	fault, ok := errors.AsType[*Error](err)
+	return ok && fault.Type == TypeInvalidRequest &&
+		(strings.Contains(fault.Message, "stream_options") || strings.Contains(fault.Message, "include_usage"))
+}
+
+// ask sends one request and reads its stream to the end.
+func (m *Model) ask(ctx context.Context, request sdk.ChatCompletionRequest, delta func(string)) (loop.Reply, error) {
+	stream, err := m.client.CreateChatCompletionStream(ctx, request)
+	if err != nil {
+		if _, ok := errors.AsType[*Error](err); ok {
+			return loop.Reply{}, err
+		}
+		return loop.Reply{}, m.because(TypeInvalidRequest, "the request was not sent: ", err)
+	}
+	defer func() { _ = stream.Close() }()
+	var parts assembler
+	for {
+		chunk, err := stream.Recv()
+		switch {
+		case err == nil:
+			parts.add(&chunk, delta)
+		case errors.Is(err, io.EOF), errors.Is(err, errNotDone) && parts.finish != "":
+			return m.finish(&parts)
+		default:
+			return loop.Reply{}, m.streamError(err)
+		}
+	}
+}
+
+// finish judges a reply by the reason for which it ended.
+func (m *Model) finish(parts *assembler) (loop.Reply, error) {
+	reply := parts.reply()
+	empty := reply.Text == "" && len(reply.ToolCalls) == 0
+	switch {
+	case parts.finish == "" && empty:
+		return loop.Reply{}, m.endpoint.fault(TypeStreamBroken, "the answer was empty")
+	case parts.finish == sdk.FinishReasonContentFilter:
+		return loop.Reply{}, m.endpoint.fault(TypeContentFilter, "the provider's content filter stopped the reply")
+	case parts.finish == sdk.FinishReasonLength && empty:
+		return loop.Reply{}, m.endpoint.fault(TypeTruncated, "the token limit was reached before the first word of the reply")
+	}
+	return reply, nil
+}
+
+// streamError gives every error of a stream its type.
+func (m *Model) streamError(err error) error {
+	if _, ok := errors.AsType[*Error](err); ok {
+		return err
+	}
+	if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return m.because(TypeInvalidResponse, "a chunk of the stream has another form: ", err)
+	}
+	return m.because(TypeStreamBroken, "the answer broke off: ", err)
+}
+
+func (m *Model) because(kind, what string, err error) *Error {
+	fault := m.endpoint.fault(kind, what+err.Error())
+	fault.cause = err
+	return fault
+}
+
+// wait returns an error when ctx ends before the delay is over.
+func wait(ctx context.Context, delay time.Duration) error {
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,304 @@
+package openai_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/model/openai"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+func TestReply_StreamsText(t *testing.T) {
+	t.Parallel()
+	s := serve(t, stream(": keep-alive", "event: message\nid: 1\n"+text("Hel"), "", text("lo "), text("wörld"), stop, usage(12, 3), done))
+	var got pieces
+	reply, err := s.model(t).Reply(t.Context(), hello(), got.add)
+	require.NoError(t, err)
+	require.Equal(t, loop.Reply{
+		Text: "Hello wörld", Model: "m-1-2026", Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3},
+	}, reply)
+	require.Equal(t, "Hel|lo |wörld", got.String())
+	require.Equal(t, "Bearer "+key, s.header.Get("Authorization"))
+}
+
+func TestReply_SendsTheConversation(t *testing.T) {
+	t.Parallel()
+	s := serve(t, stream(text("ok"), stop, done))
+	m := s.model(t, func(o *openai.Options) { o.Organization = "org-1" })
+	_, err := m.Reply(t.Context(), loop.Request{
+		Messages: []loop.Message{
+			{Role: loop.RoleSystem, Text: "Be brief."},
+			{Role: loop.RoleUser, Text: "Look."},
+			{Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{
+				{ID: "c1", Name: "bash", Arguments: `{"command":"ls"}`},
+				{ID: "c2", Name: "read", Arguments: `{"pa`},
+				{ID: "c3", Name: "read", Arguments: `[1]`},
+			}},
+			{Role: loop.RoleTool, ToolCallID: "c1", Name: "bash", Text: "a.go"},
+			{Role: loop.RoleTool, ToolCallID: "c2", Name: "read", Text: ""},
+			{Role: loop.RoleAssistant},
+		},
+		Tools: []tools.Definition{
+			{Name: "bash", Description: "Runs.", Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string"}},"x":1}`)},
+			{Name: "now"},
+		},
+	}, ignore)
+	require.NoError(t, err)
+
+	sent, err := json.Marshal(s.asked()[0])
+	require.NoError(t, err)
+	require.JSONEq(t, `{
+		"model": "m-1", "stream": true, "stream_options": {"include_usage": true},
+		"messages": [
+			{"role": "system", "content": "Be brief."},
+			{"role": "user", "content": "Look."},
+			{"role": "assistant", "tool_calls": [
+				{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{\"command\":\"ls\"}"}},
+				{"id": "c2", "type": "function", "function": {"name": "read", "arguments": "{\"invalid_arguments\":\"{\\\"pa\"}"}},
+				{"id": "c3", "type": "function", "function": {"name": "read", "arguments": "{\"invalid_arguments\":\"[1]\"}"}}
+			]},
+			{"role": "tool", "tool_call_id": "c1", "name": "bash", "content": "a.go"},
+			{"role": "tool", "tool_call_id": "c2", "name": "read", "content": "(empty)"},
+			{"role": "assistant", "content": "(empty)"}
+		],
+		"tools": [
+			{"type": "function", "function": {"name": "bash", "description": "Runs.",
+				"parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "x": 1}}},
+			{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+		]
+	}`, string(sent))
+	require.Equal(t, "org-1", s.header.Get("OpenAI-Organization"))
+}
+
+func TestReply_SendsNoEmptyListsAndNoEmptyKey(t *testing.T) {
+	t.Parallel()
+	s := serve(t, stream(text("ok"), stop, done))
+	m := s.model(t, func(o *openai.Options) { o.APIKey = "" })
+	_, err := m.Reply(t.Context(), loop.Request{Messages: []loop.Message{{Role: loop.RoleSystem}, {Role: loop.RoleUser, Text: "x"}}}, ignore)
+	require.NoError(t, err)
+	require.NotContains(t, s.asked()[0], "tools", "several servers reject an empty list")
+	require.Len(t, s.asked()[0]["messages"], 1, "an empty system message says nothing")
+	require.NotContains(t, s.header, "Authorization")
+}
+
+func TestReply_PutsToolCallsTogether(t *testing.T) {
+	t.Parallel()
+	call := func(id, name, arguments string) loop.ToolCall {
+		return loop.ToolCall{ID: id, Name: name, Arguments: arguments}
+	}
+	const made = "" // an id that the model made up
+	tests := map[string]struct {
+		pieces []string
+		finish string
+		want   []loop.ToolCall
+	}{
+		"pieces by index, interleaved": {
+			pieces: []string{
+				`[{"index":0,"id":"a","function":{"name":"bash","arguments":""}}]`,
+				`[{"index":1,"id":"b","function":{"name":"read"}}]`,
+				`[{"index":0,"function":{"arguments":"{\"x\""}},{"index":1,"function":{"arguments":"{"}}]`,
+				`[{"index":1,"function":{"arguments":"}"}},{"index":0,"function":{"arguments":":1}"}}]`,
+			},
+			want: []loop.ToolCall{call("a", "bash", `{"x":1}`), call("b", "read", `{}`)},
+		},
+		"whole calls in one piece": {
+			pieces: []string{`[{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}},{"index":1,"id":"b","function":{"name":"y","arguments":"{}"}}]`},
+			want:   []loop.ToolCall{call("a", "x", "{}"), call("b", "y", "{}")},
+		},
+		"all at index 0 with ids of their own": {
+			pieces: []string{
+				`[{"index":0,"id":"a","function":{"name":"x","arguments":"{\"n\":1}"}}]`,
+				`[{"index":0,"id":"b","function":{"name":"x","arguments":"{\"n\":2}"}}]`,
+			},
+			want: []loop.ToolCall{call("a", "x", `{"n":1}`), call("b", "x", `{"n":2}`)},
+		},
+		"all at index 0 without ids": {
+			pieces: []string{
+				`[{"index":0,"function":{"name":"x","arguments":"{\"n\":1}"}}]`,
+				`[{"index":0,"function":{"name":"x","arguments":"{\"n\":2}"}}]`,
+			},
+			want: []loop.ToolCall{call(made, "x", `{"n":1}`), call(made, "x", `{"n":2}`)},
+		},
+		"no index, id repeated in each piece": {
+			pieces: []string{
+				`[{"id":"a","function":{"name":"x","arguments":"{"}}]`,
+				`[{"id":"a","function":{"name":"x","arguments":"}"}}]`,
+				`[{"id":"b","function":{"name":"y","arguments":"{"}}]`,
+				`[{"id":"b","function":{"arguments":"}"}}]`,
+				`[{"id":"a","function":{"arguments":" "}}]`,
+			},
+			want: []loop.ToolCall{call("a", "x", "{} "), call("b", "y", "{}")},
+		},
+		"no index, no id": {
+			pieces: []string{
+				`[{"function":{"name":"x","arguments":"{"}}]`,
+				`[{"function":{"arguments":"}"}}]`,
+				`[{"function":{"name":"y","arguments":"{}"}}]`,
+			},
+			want: []loop.ToolCall{call(made, "x", "{}"), call(made, "y", "{}")},
+		},
+		"a new id in every piece of one call": {
+			pieces: []string{
+				`[{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\":"}}]`,
+				`[{"index":0,"id":"b","function":{"arguments":"1}"}}]`,
+			},
+			want: []loop.ToolCall{call("a", "x", `{"a":1}`)},
+		},
+		"empty ids": {
+			pieces: []string{`[{"index":0,"id":"","function":{"name":"x","arguments":"{}"}},{"index":1,"id":"","function":{"name":"y","arguments":"{}"}}]`},
+			want:   []loop.ToolCall{call(made, "x", "{}"), call(made, "y", "{}")},
+		},
+		"one id for two calls": {
+			pieces: []string{`[{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}},{"index":1,"id":"a","function":{"name":"y","arguments":"{}"}}]`},
+			want:   []loop.ToolCall{call("a", "x", "{}"), call(made, "y", "{}")},
+		},
+		"no arguments": {
+			pieces: []string{`[{"index":0,"id":"a","function":{"name":"now"}}]`},
+			want:   []loop.ToolCall{call("a", "now", "{}")},
+		},
+		"neither name nor arguments": {
+			pieces: []string{`[{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}},{"index":1,"id":"b","function":{}}]`},
+			want:   []loop.ToolCall{call("a", "x", "{}")},
+		},
+		"cut off by the token limit": {
+			pieces: []string{`[{"index":0,"id":"a","function":{"name":"x","arguments":"{\"pa"}},{"index":1,"id":"b","function":{"name":"y"}}]`},
+			finish: "length",
+			want:   []loop.ToolCall{call("a", "x", `{"pa`), call("b", "y", "")},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var lines []string
+			for _, piece := range test.pieces {
+				lines = append(lines, toolCalls(piece))
+			}
+			reason := test.finish
+			if reason == "" {
+				reason = "tool_calls"
+			}
+			s := serve(t, stream(append(lines, finish(reason), done)...))
+			reply, err := s.model(t).Reply(t.Context(), hello(), ignore)
+			require.NoError(t, err)
+			requireCalls(t, test.want, reply.ToolCalls)
+		})
+	}
+}
+
+// requireCalls compares calls; a wanted id of "" stands for one that was made up.
+func requireCalls(t *testing.T, want, got []loop.ToolCall) {
+	t.Helper()
+	require.Len(t, got, len(want))
+	seen := map[string]bool{}
+	for i := range want {
+		if want[i].ID == "" {
+			require.Regexp(t, "^[A-Z0-9]{9}$", got[i].ID)
+			want[i].ID = got[i].ID
+		}
+		require.False(t, seen[got[i].ID], "ids must be unique")
+		seen[got[i].ID] = true
+	}
+	require.Equal(t, want, got)
+}
+
+func TestReply_HowItEnds(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		lines    []string
+		want     string
+		wantType string
+	}{
+		"done without a reason":          {lines: []string{text("a"), done}, want: "a"},
+		"a reason without done":          {lines: []string{text("a"), stop}, want: "a"},
+		"token limit in the text":        {lines: []string{text("a"), finish("length"), done}, want: "a"},
+		"empty, but finished":            {lines: []string{stop, done}, want: ""},
+		"a refusal":                      {lines: []string{`data: {"choices":[{"index":0,"delta":{"refusal":"No."}}]}`, stop, done}, want: "No."},
+		"an answer that was not asked":   {lines: []string{text("a"), `data: {"choices":[{"index":1,"delta":{"content":"b"}}]}`, stop, done}, want: "a"},
+		"no space behind data, CRLF":     {lines: []string{"data:" + strings.TrimPrefix(text("a"), "data: ") + "\r", stop + "\r", done + "\r"}, want: "a"},
+		"a chunk that talks of an error": {lines: []string{text(`"error": {"error":1}`), stop, done}, want: `"error": {"error":1}`},
+		"an error that is null":          {lines: []string{`data: {"error":null,"choices":[{"index":0,"delta":{"content":"a"}}]}`, stop, done}, want: "a"},
+		"token limit before the text":    {lines: []string{finish("length"), done}, wantType: openai.TypeTruncated},
+		"content filter":                 {lines: []string{text("a"), finish("content_filter"), done}, wantType: openai.TypeContentFilter},
+		"arguments that are no string": {
+			lines:    []string{toolCalls(`[{"index":0,"id":"a","function":{"name":"x","arguments":{}}}]`), done},
+			wantType: openai.TypeInvalidResponse,
+		},
+		"an endless line": {lines: []string{"data: " + strings.Repeat("x", 9<<20)}, wantType: openai.TypeInvalidResponse},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, stream(test.lines...))
+			reply, err := s.model(t).Reply(t.Context(), hello(), ignore)
+			require.Len(t, s.asked(), 1, "none of these may be tried again")
+			if test.wantType != "" {
+				requireType(t, test.wantType, err)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, test.want, reply.Text)
+		})
+	}
+}
+
+func requireType(t *testing.T, want string, err error) {
+	t.Helper()
+	var fault *openai.Error
+	require.ErrorAs(t, err, &fault)
+	require.Equal(t, want, fault.ErrorType(), "%v", err)
+	require.NotContains(t, err.Error(), key)
+}
+
+func TestReply_ServerWithoutStreamOptions(t *testing.T) {
+	t.Parallel()
+	good := stream(text("ok"), stop, done)
+	s := serve(t, status(http.StatusBadRequest, `{"error":{"message":"Unrecognized request argument supplied: stream_options"}}`), good)
+	m := s.model(t, func(o *openai.Options) { o.MaxAttempts = 1 })
+	for range 2 {
+		reply, err := m.Reply(t.Context(), hello(), ignore)
+		require.NoError(t, err)
+		require.Equal(t, "ok", reply.Text)
+	}
+	asked := s.asked()
+	require.Len(t, asked, 3, "it must remember what the server rejects")
+	require.Contains(t, asked[0], "stream_options")
+	require.NotContains(t, asked[1], "stream_options")
+	require.NotContains(t, asked[2], "stream_options")
+}
+
+func TestReply_ModelThatTheSDKRefuses(t *testing.T) {
+	t.Parallel()
+	s := serve(t, stream(text("ok"), stop, done))
+	m := s.model(t, func(o *openai.Options) { o.Model = "text-davinci-003" })
+	_, err := m.Reply(t.Context(), hello(), ignore)
+	requireType(t, openai.TypeInvalidRequest, err)
+	require.ErrorContains(t, err, "not supported with this method")
+	require.Empty(t, s.asked())
+}
+
+func TestNew_NamesEveryFault(t *testing.T) {
+	t.Parallel()
+	_, err := openai.New(openai.Options{BaseURL: "localhost:11434/v1", MaxAttempts: -1, RetryDelay: -1, IdleTimeout: -1})
+	for _, want := range []string{"model: missing", `base URL "localhost:11434/v1"`, "http://localhost:11434/v1", "max attempts -1", "retry delay -1", "idle timeout -1"} {
+		require.ErrorContains(t, err, want)
+	}
+	for base, want := range map[string]string{
+		"ftp://x/v1":                              "must start with http:// or https://",
+		"http:///v1":                              "name a host",
+		"http://x/v1?a=b":                         "neither a query nor a fragment",
+		"http://x/v1/chat/completions":            "must end before /chat/completions",
+		"http://user:hunter2@x:bad/v1":            "is not a URL",
+		"http://user:hunter2@x/v1#f":              "xxxxx",
+		"http://user:hunter2@x/chat/completions/": "xxxxx",
+	} {
+		_, err := openai.New(openai.Options{Model: "m", BaseURL: base})
+		require.ErrorContains(t, err, want, base)
+		require.NotContains(t, err.Error(), "hunter2")
+	}
+}

@@ -1,0 +1,78 @@
+package openai
+
+import (
+	"encoding/json"
+	"strings"
+
+	sdk "github.com/sashabaranov/go-openai"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// noText stands for a text that is empty. The SDK would leave such a content out,
+// and servers reject a message without one.
+const noText = "(empty)"
+
+// request is req as the API wants it.
+func (m *Model) request(req loop.Request) sdk.ChatCompletionRequest {
+	out := sdk.ChatCompletionRequest{
+		Model:    m.opts.Model,
+		Messages: make([]sdk.ChatCompletionMessage, 0, len(req.Messages)),
+		Stream:   true,
+	}
+	for i := range req.Messages {
+		message := &req.Messages[i]
+		if message.Role == loop.RoleSystem && message.Text == "" {
+			continue
+		}
+		out.Messages = append(out.Messages, messageOf(message))
+	}
+	for _, definition := range req.Tools {
+		out.Tools = append(out.Tools, toolOf(definition))
+	}
+	return out
+}
+
+func messageOf(message *loop.Message) sdk.ChatCompletionMessage {
+	out := sdk.ChatCompletionMessage{Role: string(message.Role), Content: message.Text}
+	switch message.Role {
+	case loop.RoleAssistant:
+		for _, call := range message.ToolCalls {
+			out.ToolCalls = append(out.ToolCalls, sdk.ToolCall{
+				ID: call.ID, Type: sdk.ToolTypeFunction,
+				Function: sdk.FunctionCall{Name: call.Name, Arguments: argumentsOf(call.Arguments)},
+			})
+		}
+	case loop.RoleTool:
+		out.ToolCallID, out.Name = message.ToolCallID, message.Name
+	case loop.RoleSystem, loop.RoleUser:
+	}
+	if out.Content == "" && len(out.ToolCalls) == 0 {
+		out.Content = noText
+	}
+	return out
+}
+
+// argumentsOf is what the model wrote if that is a JSON object, else an object
+// that holds it.
+func argumentsOf(written string) string {
+	if json.Valid([]byte(written)) && strings.HasPrefix(strings.TrimSpace(written), "{") {
+		return written
+	}
+	wrapped, err := json.Marshal(map[string]string{"invalid_arguments": written})
+	if err != nil {
+		return "{}"
+	}
+	return string(wrapped)
+}
+
+func toolOf(definition tools.Definition) sdk.Tool {
+	schema := definition.Schema
+	if len(schema) == 0 {
+		schema = json.RawMessage(`{"type":"object","properties":{}}`)
+	}
+	return sdk.Tool{Type: sdk.ToolTypeFunction, Function: &sdk.FunctionDefinition{
+		Name: definition.Name, Description: definition.Description, Parameters: schema,
+	}}
+}

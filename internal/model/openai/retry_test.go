@@ -1,0 +1,401 @@
+package openai_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/model/openai"
+)
+
+func TestReply_TriesAgain(t *testing.T) {
+	t.Parallel()
+	good := stream(text("Hello"), stop, done)
+	tests := map[string]answer{
+		"rate limit":                status(http.StatusTooManyRequests, `{"error":{"message":"Slow down","type":"requests"}}`),
+		"server error":              status(http.StatusInternalServerError, "oops"),
+		"bad gateway":               status(http.StatusBadGateway, "<html>bad gateway</html>", "Content-Type", "text/html"),
+		"overloaded":                status(529, `{"error":{"message":"Overloaded"}}`),
+		"connection dropped":        func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"broke before the text":     cutOff(": wait"),
+		"broke within the text":     cutOff(text("Hel")),
+		"broke within a line":       cutOff(text("Hel"), strings.TrimSuffix(text("lo"), "}}]}")),
+		"ended within the text":     stream(text("Hel")),
+		"ended at once":             stream(),
+		"nothing but done":          stream(done),
+		"a chunk that is no JSON":   stream(text("Hel"), `data: {"choices`),
+		"error in the stream":       stream(text("Hel"), `data: {"error":{"message":"The server had an error","type":"server_error"}}`, ""),
+		"error text in the stream":  stream(text("Hel"), ": hi", `data: {"error":"worker died"}`),
+		"flat error in the stream":  stream(text("Hel"), `data: {"object":"error","message":"worker died","code":500}`),
+		"bare error in the stream":  stream(text("Hel"), `{"error":{"message":"worker died"}}`),
+		"rate limit in the stream":  stream(text("Hel"), `data: {"error":{"message":"Slow down","code":"rate_limit_exceeded"}}`),
+		"error instead of a stream": status(http.StatusOK, `{"error":{"message":"Overloaded","code":529}}`, "Content-Type", "application/json"),
+	}
+	for name, bad := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, bad, bad, good)
+			var got pieces
+			reply, err := s.model(t).Reply(t.Context(), hello(), got.add)
+			require.NoError(t, err)
+			require.Equal(t, "Hello", reply.Text)
+			require.Len(t, s.asked(), 3)
+			require.True(t, strings.HasSuffix(got.String(), "Hello"), "the last attempt streams from the start")
+		})
+	}
+}
+
+func TestReply_GivesUp(t *testing.T) {
+	t.Parallel()
+	s := serve(t, status(http.StatusServiceUnavailable, `{"error":{"message":"Loading model"}}`))
+	_, err := s.model(t, func(o *openai.Options) { o.MaxAttempts = 3 }).Reply(t.Context(), hello(), ignore)
+	requireType(t, openai.TypeServerError, err)
+	var fault *openai.Error
+	require.ErrorAs(t, err, &fault)
+	require.Equal(t, http.StatusServiceUnavailable, fault.Status)
+	require.EqualError(t, err, "after 3 attempts: model m-1 at "+s.URL+"/v1: 503 Service Unavailable: Loading model")
+	require.Len(t, s.asked(), 3)
+}
+
+func TestReply_SomeErrorsAreFinal(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		answer   answer
+		wantType string
+		want     []string
+	}{
+		"bad request": {
+			status(400, `{"error":{"message":"Invalid schema for function 'x'","type":"invalid_request_error"}}`),
+			openai.TypeInvalidRequest,
+			[]string{"400 Bad Request: Invalid schema for function 'x'"},
+		},
+		"bad key": {
+			status(401, `{"error":{"message":"Incorrect API key provided: `+key+`","code":"invalid_api_key"}}`),
+			openai.TypeAuthentication,
+			[]string{"401 Unauthorized: Incorrect API key provided: [redacted]", "check the API key"},
+		},
+		"forbidden": {status(403, `{"message":"not for you"}`), openai.TypePermission, []string{"403 Forbidden: not for you"}},
+		"unknown model": {
+			status(404, `{"error":"model \"m-1\" not found"}`),
+			openai.TypeNotFound,
+			[]string{`404 Not Found: model "m-1" not found`, "check the model name"},
+		},
+		"another server": {
+			status(404, "<!doctype html><html>...</html>", "Content-Type", "text/html; charset=utf-8"),
+			openai.TypeNotFound,
+			[]string{"404 Not Found: the server answered with an HTML page", "usually ends in /v1"},
+		},
+		"validation": {
+			status(422, `{"detail":[{"loc":["body"],"msg":"extra"}]}`),
+			openai.TypeInvalidRequest,
+			[]string{`422 Unprocessable Entity: [{"loc":["body"],"msg":"extra"}]`},
+		},
+		"a list of errors":  {status(400, `[{"error":{"message":"bad","code":400}}]`), openai.TypeInvalidRequest, []string{"400 Bad Request: bad"}},
+		"no reason":         {status(400, ""), openai.TypeInvalidRequest, []string{"the server gave no reason"}},
+		"context length":    {status(400, `{"error":{"message":"too long","code":"context_length_exceeded"}}`), openai.TypeContextLength, []string{"too long"}},
+		"filtered prompt":   {status(400, `{"error":{"message":"filtered","code":"content_filter"}}`), openai.TypeContentFilter, []string{"filtered"}},
+		"nothing left":      {status(429, `{"error":{"message":"You exceeded your quota","type":"insufficient_quota","code":null}}`), openai.TypeQuotaExceeded, []string{"429 Too Many Requests: You exceeded", "billing"}},
+		"moved":             {status(304, ""), openai.TypeInvalidRequest, []string{"304 Not Modified"}},
+		"a page":            {status(200, "<html>Welcome</html>", "Content-Type", "text/html"), openai.TypeInvalidResponse, []string{`content type "text/html"`, "HTML page", "check the base URL"}},
+		"no stream":         {status(200, `{"choices":[]}`, "Content-Type", "application/json"), openai.TypeInvalidResponse, []string{`content type "application/json"`, `{"choices":[]}`}},
+		"bad request later": {stream(text("a"), `data: {"error":{"message":"bad grammar","type":"invalid_request_error"}}`), openai.TypeInvalidRequest, []string{"bad grammar"}},
+		"bad key later":     {stream(text("a"), `data: {"error":{"message":"bad key `+key+`","code":401}}`), openai.TypeAuthentication, []string{"bad key [redacted]"}},
+		"a long message":    {status(400, strings.Repeat("ä\n", 5000)), openai.TypeInvalidRequest, []string{"ä ä", "..."}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, test.answer)
+			_, err := s.model(t).Reply(t.Context(), hello(), ignore)
+			requireType(t, test.wantType, err)
+			for _, want := range append(test.want, "model m-1 at "+s.URL+"/v1: ") {
+				require.ErrorContains(t, err, want)
+			}
+			require.Len(t, s.asked(), 1)
+			require.Less(t, len(err.Error()), 2500)
+			require.NotContains(t, err.Error(), "\n")
+		})
+	}
+}
+
+func TestReply_ShortKeysAreNotRedacted(t *testing.T) {
+	t.Parallel()
+	s := serve(t, status(400, "no such thing"))
+	_, err := s.model(t, func(o *openai.Options) { o.APIKey = "s" }).Reply(t.Context(), hello(), ignore)
+	require.ErrorContains(t, err, "no such thing")
+}
+
+func TestReply_NobodyListens(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	m, err := openai.New(openai.Options{
+		Model: "m-1", BaseURL: "http://me:hunter2@" + listener.Addr().String() + "/v1",
+		MaxAttempts: 2, RetryDelay: time.Microsecond,
+	})
+	require.NoError(t, err)
+	_, err = m.Reply(t.Context(), hello(), ignore)
+	requireType(t, openai.TypeConnection, err)
+	require.ErrorContains(t, err, "after 2 attempts")
+	require.ErrorContains(t, err, "connection refused (check the base URL")
+	require.NotContains(t, err.Error(), "hunter2")
+	var operation *net.OpError
+	require.ErrorAs(t, err, &operation)
+}
+
+func TestReply_BadCertificateIsFinal(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewUnstartedServer(http.NotFoundHandler())
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	m, err := openai.New(openai.Options{Model: "m-1", BaseURL: s.URL})
+	require.NoError(t, err)
+	_, err = m.Reply(t.Context(), hello(), ignore)
+	requireType(t, openai.TypeConnection, err)
+	require.NotContains(t, err.Error(), "attempts")
+	require.ErrorContains(t, err, "certificate")
+}
+
+// roundTrip is a transport without a network, for tests of time.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// offline is a model whose server is a function.
+func offline(t *testing.T, f roundTrip, change ...func(*openai.Options)) *openai.Model {
+	t.Helper()
+	opts := openai.Options{Model: "m-1", BaseURL: "http://offline/v1", HTTPClient: &http.Client{Transport: f}}
+	for _, f := range change {
+		f(&opts)
+	}
+	m, err := openai.New(opts)
+	require.NoError(t, err)
+	return m
+}
+
+func respond(code int, body io.Reader, headers ...string) *http.Response {
+	header := http.Header{}
+	for i := 0; i+1 < len(headers); i += 2 {
+		header.Set(headers[i], headers[i+1])
+	}
+	return &http.Response{StatusCode: code, Header: header, Body: io.NopCloser(body)}
+}
+
+func goodBody() io.Reader { return strings.NewReader(text("ok") + "\n" + stop + "\n" + done + "\n") }
+
+// silent is a body that says nothing until its request ends.
+type silent struct{ ctx context.Context } //nolint:containedctx // a body belongs to its request
+
+func (s silent) Read([]byte) (int, error) {
+	<-s.ctx.Done()
+	return 0, s.ctx.Err()
+}
+
+func TestReply_BacksOff(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var at []time.Duration
+		start := time.Now()
+		m := offline(t, func(*http.Request) (*http.Response, error) {
+			at = append(at, time.Since(start))
+			return respond(http.StatusBadGateway, strings.NewReader("")), nil
+		})
+		_, err := m.Reply(t.Context(), hello(), ignore)
+		requireType(t, openai.TypeServerError, err)
+		require.Len(t, at, 6, "the default number of attempts")
+		mean := 500 * time.Millisecond
+		for i := 1; i < len(at); i++ {
+			delay := at[i] - at[i-1]
+			require.InDelta(t, mean.Seconds(), delay.Seconds(), mean.Seconds()/2+1e-6, "delay %d", i)
+			mean *= 2
+		}
+	})
+}
+
+func TestReply_BackOffIsJittered(t *testing.T) {
+	t.Parallel()
+	seen := map[time.Duration]bool{}
+	for range 5 {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			m := offline(t, func(*http.Request) (*http.Response, error) { return nil, errors.New("no route") },
+				func(o *openai.Options) { o.MaxAttempts = 2 })
+			_, err := m.Reply(t.Context(), hello(), ignore)
+			requireType(t, openai.TypeConnection, err)
+			seen[time.Since(start)] = true
+		})
+	}
+	require.Greater(t, len(seen), 1)
+}
+
+func TestReply_WaitsAsLongAsTheServerAsks(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		headers []string
+		atLeast time.Duration
+		atMost  time.Duration
+	}{
+		"seconds":               {[]string{"Retry-After", "7"}, 7 * time.Second, 7100 * time.Millisecond},
+		"milliseconds first":    {[]string{"Retry-After", "7", "retry-after-ms", "1500"}, 1500 * time.Millisecond, 1600 * time.Millisecond},
+		"a date":                {[]string{"Retry-After", "Mon, 02 Jan 2006 15:04:35 GMT", "Date", "Mon, 02 Jan 2006 15:04:05 GMT"}, 30 * time.Second, 30100 * time.Millisecond},
+		"no longer than a cap":  {[]string{"Retry-After", "86400"}, time.Minute, time.Minute + 100*time.Millisecond},
+		"no shorter than usual": {[]string{"retry-after-ms", "1"}, 250 * time.Millisecond, 751 * time.Millisecond},
+		"nonsense":              {[]string{"Retry-After", "soon"}, 250 * time.Millisecond, 751 * time.Millisecond},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				asked := 0
+				m := offline(t, func(*http.Request) (*http.Response, error) {
+					if asked++; asked == 1 {
+						return respond(http.StatusTooManyRequests, strings.NewReader("slow down"), test.headers...), nil
+					}
+					return respond(http.StatusOK, goodBody()), nil
+				})
+				start := time.Now()
+				_, err := m.Reply(t.Context(), hello(), ignore)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, time.Since(start), test.atLeast)
+				require.LessOrEqual(t, time.Since(start), test.atMost)
+			})
+		})
+	}
+}
+
+func TestReply_SilenceIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		silence roundTrip
+		after   time.Duration
+		want    string
+	}{
+		"before the answer": {
+			func(r *http.Request) (*http.Response, error) { <-r.Context().Done(); return nil, r.Context().Err() },
+			10 * time.Minute, "no answer began within 10m0s",
+		},
+		"before the first byte": {
+			func(r *http.Request) (*http.Response, error) { return respond(200, silent{r.Context()}), nil },
+			10 * time.Minute, "no answer began within 10m0s",
+		},
+		"within the stream": {
+			func(r *http.Request) (*http.Response, error) {
+				return respond(200, io.MultiReader(strings.NewReader(text("a")+"\n"), silent{r.Context()})), nil
+			},
+			2 * time.Minute, "the answer fell silent for 2m0s",
+		},
+		"within an error": {
+			func(r *http.Request) (*http.Response, error) { return respond(400, silent{r.Context()}), nil },
+			10 * time.Minute, "no answer began within 10m0s",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				asked := 0
+				m := offline(t, func(r *http.Request) (*http.Response, error) {
+					if asked++; asked == 1 {
+						return test.silence(r)
+					}
+					return respond(http.StatusOK, goodBody()), nil
+				})
+				start := time.Now()
+				reply, err := m.Reply(t.Context(), hello(), ignore)
+				require.NoError(t, err)
+				require.Equal(t, "ok", reply.Text)
+				require.InDelta(t, test.after.Seconds(), time.Since(start).Seconds(), 1)
+
+				m = offline(t, test.silence, func(o *openai.Options) { o.MaxAttempts = 1 })
+				_, err = m.Reply(t.Context(), hello(), ignore)
+				requireType(t, openai.TypeTimeout, err)
+				require.ErrorContains(t, err, test.want)
+			})
+		})
+	}
+}
+
+// slow delivers one line after each pause.
+type slow struct {
+	lines []string
+	pause time.Duration
+}
+
+func (s *slow) Read(p []byte) (int, error) {
+	if len(s.lines) == 0 {
+		return 0, io.EOF
+	}
+	<-time.After(s.pause)
+	n := copy(p, s.lines[0])
+	s.lines = s.lines[1:]
+	return n, nil
+}
+
+func TestReply_SlowIsNotSilent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := offline(t, func(*http.Request) (*http.Response, error) {
+			lines := []string{text("a") + "\n", ": still here\n", ": still here\n", text("b") + "\n", done + "\n"}
+			return respond(http.StatusOK, &slow{lines: lines, pause: 119 * time.Second}), nil
+		}, func(o *openai.Options) { o.MaxAttempts = 1 })
+		reply, err := m.Reply(t.Context(), hello(), ignore)
+		require.NoError(t, err)
+		require.Equal(t, "ab", reply.Text)
+	})
+}
+
+func TestReply_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	stopped := errors.New("stopped by the user")
+	tests := map[string]roundTrip{
+		"while it waits to try again": func(*http.Request) (*http.Response, error) {
+			return respond(http.StatusTooManyRequests, strings.NewReader("slow down"), "Retry-After", "50"), nil
+		},
+		"while it waits for an answer": func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		},
+		"while it reads": func(r *http.Request) (*http.Response, error) {
+			return respond(200, io.MultiReader(strings.NewReader(text("a")+"\n"), silent{r.Context()})), nil
+		},
+	}
+	for name, hang := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, stopped)
+				defer cancel()
+				start := time.Now()
+				_, err := offline(t, hang).Reply(ctx, hello(), ignore)
+				require.ErrorIs(t, err, stopped)
+				require.Equal(t, 10*time.Second, time.Since(start), "at once")
+			})
+		})
+	}
+}
+
+func TestReply_TellsTheLogAboutRetries(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	s := serve(t, status(http.StatusTooManyRequests, "slow down, "+key), stream(text("ok"), stop, done))
+	m := s.model(t, func(o *openai.Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	_, err := m.Reply(t.Context(), hello(), ignore)
+	require.NoError(t, err)
+	require.Contains(t, log.String(), "level=WARN")
+	require.Contains(t, log.String(), "error_type=rate_limited")
+	require.Contains(t, log.String(), "attempt=1")
+	require.NotContains(t, log.String(), key)
+}
