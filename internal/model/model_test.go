@@ -1,0 +1,119 @@
+package model_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// environment looks variables up in pairs of names and values.
+func environment(pairs ...string) func(string) string {
+	return func(name string) string {
+		for i := 0; i+1 < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1]
+			}
+		}
+		return ""
+	}
+}
+
+func hello() loop.Request {
+	return loop.Request{Messages: []loop.Message{{Role: loop.RoleUser, Text: "hello"}}}
+}
+
+func TestOpen_Script(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "with: colon.json")
+	require.NoError(t, os.WriteFile(path, []byte(`{"steps":[{"text":"hi"}]}`), 0o600))
+	m, name, err := model.Open(" script:"+path+" ", nil)
+	require.NoError(t, err)
+	require.Equal(t, "script:"+path, name)
+	reply, err := m.Reply(t.Context(), hello(), func(string) {})
+	require.NoError(t, err)
+	require.Equal(t, "hi", reply.Text)
+}
+
+func TestOpen_ServerOfTheEnvironment(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		env               []string
+		key, organization string
+	}{
+		"with a key":    {[]string{"OPENAI_API_KEY", " sk-1\n", "OPENAI_ORG_ID", "org-1"}, "Bearer sk-1", "org-1"},
+		"without a key": {nil, "", ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var header http.Header
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				header = r.Header
+				_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hi\"}}]}\n\ndata: [DONE]\n\n")
+			}))
+			t.Cleanup(server.Close)
+			env := environment(append(test.env, "OPENAI_BASE_URL", server.URL+"/v1/")...)
+			m, display, err := model.Opener{Env: env, HTTPClient: server.Client()}.Open("openai:llama3.2:3b")
+			require.NoError(t, err)
+			require.Equal(t, "openai:llama3.2:3b", display)
+			reply, err := m.Reply(t.Context(), hello(), func(string) {})
+			require.NoError(t, err)
+			require.Equal(t, "hi", reply.Text)
+			require.Equal(t, test.key, header.Get("Authorization"))
+			require.Equal(t, test.organization, header.Get("OpenAI-Organization"))
+		})
+	}
+}
+
+func TestOpen_SaysWhatCanBeGiven(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.json")
+	require.NoError(t, os.WriteFile(bad, []byte(`{}`), 0o600))
+	forms := []string{"script:FILE", "openai:NAME"}
+	tests := map[string]struct {
+		spec string
+		env  func(string) string
+		is   error
+		want []string
+	}{
+		"nothing":          {"", nil, model.ErrInvalidSpec, append(forms, "none was given")},
+		"only space":       {" \n", nil, model.ErrInvalidSpec, append(forms, "none was given")},
+		"only a name":      {"gpt-5", nil, model.ErrInvalidSpec, append(forms, `unknown provider "gpt-5"`)},
+		"unknown provider": {"anthropic:x", nil, model.ErrInvalidSpec, append(forms, `unknown provider "anthropic"`)},
+		"no model name":    {"openai:", environment("OPENAI_API_KEY", "k"), model.ErrInvalidSpec, append(forms, "nothing behind the colon")},
+		"no file name":     {"script: ", nil, model.ErrInvalidSpec, append(forms, "nothing behind the colon")},
+		"missing script":   {"script:" + dir + "/none.json", nil, os.ErrNotExist, []string{"none.json"}},
+		"bad script":       {"script:" + bad, nil, scripted.ErrInvalidScript, []string{"bad.json", "needs one step"}},
+		"no key":           {"openai:m", nil, model.ErrNoAPIKey, []string{"model openai:m", "OPENAI_BASE_URL"}},
+		"no key for the default server": {
+			"openai:m", environment("OPENAI_BASE_URL", "https://api.openai.com/v1/"), model.ErrNoAPIKey, []string{"OPENAI_BASE_URL"},
+		},
+		"bad server": {"openai:m", environment("OPENAI_BASE_URL", "localhost:11434"), nil, []string{`base URL "localhost:11434"`}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, _, err := model.Open(test.spec, test.env)
+			require.Nil(t, m)
+			if test.is != nil {
+				require.ErrorIs(t, err, test.is)
+			}
+			for _, want := range test.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+}
