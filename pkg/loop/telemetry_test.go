@@ -1,0 +1,107 @@
+package loop_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// spanKeeper remembers the span in which Dispatch was called.
+type spanKeeper struct {
+	*fleet
+
+	span trace.SpanContext
+}
+
+func (k *spanKeeper) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	k.span = trace.SpanContextFromContext(ctx)
+	return k.fleet.Dispatch(ctx, calls, observe)
+}
+
+func attributes(span sdktrace.ReadOnlySpan) map[attribute.Key]string {
+	all := make(map[attribute.Key]string)
+	for _, kv := range span.Attributes() {
+		all[kv.Key] = kv.Value.String()
+	}
+	return all
+}
+
+func TestRun_OneTraceATurn(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	first := asks("a", "work", "inline_fails", "secret-tool")
+	first.Text, first.Model = "secret-text", "m-2026"
+	first.ToolCalls[1].Arguments = `{"secret-argument":1}`
+	r := newRig(first, asks("b", "inline_fails"))
+	r.opts.Tracer, r.opts.ModelName = provider.Tracer("test"), "m"
+	dispatcher := &spanKeeper{fleet: r.fleet}
+	runner, err := loop.New(r.model, dispatcher, r.journal, table(t), &r.opts)
+	require.NoError(t, err)
+	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "secret-input"})
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeFailed, result.Outcome, "the script ends")
+
+	byName := make(map[string][]sdktrace.ReadOnlySpan)
+	for _, span := range spans.Ended() {
+		byName[span.Name()] = append(byName[span.Name()], span)
+		for key, value := range attributes(span) {
+			if key != "toolfleet.tool_names" {
+				require.NotContains(t, value, "secret", "%s of %s", key, span.Name())
+			}
+		}
+		require.NotContains(t, span.Status().Description, "secret")
+	}
+	require.Len(t, byName["invoke_agent"], 1)
+	require.Len(t, byName["chat m"], 3)
+	require.Len(t, byName["execute_tool inline_fails"], 2)
+	require.Len(t, byName["execute_tool"], 1, "a tool that there is not")
+
+	turn := byName["invoke_agent"][0]
+	got := attributes(turn)
+	require.Equal(t, "invoke_agent", got["gen_ai.operation.name"])
+	require.Equal(t, string(r.session), got["gen_ai.conversation.id"])
+	require.Equal(t, "m", got["gen_ai.request.model"])
+	require.Equal(t, "20", got["gen_ai.usage.input_tokens"])
+	require.Equal(t, "failed", got["toolfleet.outcome"])
+	require.Equal(t, "model_failed", got["error.type"])
+	for _, span := range spans.Ended() {
+		require.Equal(t, turn.SpanContext().TraceID(), span.SpanContext().TraceID())
+		if span != turn {
+			require.Equal(t, turn.SpanContext().SpanID(), span.Parent().SpanID(), span.Name())
+		}
+	}
+	require.Equal(t, turn.SpanContext().SpanID(), dispatcher.span.SpanID())
+	chat := attributes(byName["chat m"][0])
+	require.Equal(t, "m-2026", chat["gen_ai.response.model"])
+	require.Equal(t, "10", chat["gen_ai.usage.input_tokens"])
+	require.Contains(t, chat["toolfleet.tool_names"], "work")
+	require.Equal(t, "unknown_tool", attributes(byName["execute_tool"][0])["error.type"])
+}
+
+func TestRun_LogsOneRecordPerToolCall(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	first := asks("a", "work", "inline", "nosuch")
+	first.ToolCalls[0].Arguments = `{"n":4711}`
+	r := newRig(first, says("done"))
+	r.opts.Logger = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	_, err := r.run(t.Context(), t, "secret-input")
+	require.NoError(t, err)
+	require.Equal(t, 3, strings.Count(out.String(), `msg="tool call ended"`))
+	require.Equal(t, 3, strings.Count(out.String(), "\n"))
+	require.NotContains(t, out.String(), "4711")
+	require.NotContains(t, out.String(), "secret")
+	require.Contains(t, out.String(), "status=rejected code=unknown_tool")
+}
