@@ -1,0 +1,218 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// attempt takes a call that may start, with a slot, to its settled end. It
+// reports false when nothing was settled, because the lane is lost or stopping.
+func (l *held) attempt(e *entry) bool {
+	result, known, err := l.before(e)
+	for err != nil {
+		if !l.alive() {
+			return false
+		}
+		l.warn("call cannot be started", err)
+		l.pause()
+		result, known, err = l.before(e)
+	}
+	if known { // its result is stored already
+		return l.removeEntry(e)
+	}
+	if result == nil {
+		if result = l.execute(e); result == nil {
+			return false
+		}
+	}
+	return l.settle(e, result)
+}
+
+// before decides whether a call is to be executed: it returns a result instead
+// when there is one to give, or known when a result is stored already.
+func (l *held) before(e *entry) (result *protocol.Result, known bool, err error) {
+	if e.mayHaveStarted || e.call.Again {
+		stored, err := l.holder.store.result(l.ctx, e.call.SessionID, e.call.ID)
+		if err != nil || stored != nil {
+			return nil, stored != nil, err
+		}
+	}
+	if refusal := l.refusal(e); refusal != nil {
+		return refusal, false, nil
+	}
+	result, err = l.countStart(e)
+	return result, false, err
+}
+
+// refusal returns the result of a call that is not to be started at all.
+func (l *held) refusal(e *entry) *protocol.Result {
+	l.mu.Lock()
+	cancelled := e.cancelled
+	l.mu.Unlock()
+	age := l.holder.clock.age(e.accepted)
+	reject := func(status protocol.Status, code protocol.Code, format string, args ...any) *protocol.Result {
+		r := protocol.NewResult(e.call, status, protocol.Errorf(code, format, args...))
+		return &r
+	}
+	switch {
+	case cancelled:
+		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
+	case e.fault != nil:
+		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.fault)
+	case e.call.LifeTime() > 0 && age >= e.call.LifeTime():
+		return reject(protocol.StatusRejected, protocol.CodeDeadline,
+			"the call's deadline passed while it waited (%s after it was accepted); it was not run", age.Round(time.Millisecond))
+	case e.call.QueueTimeout > 0 && age >= e.call.QueueTimeout.Duration():
+		return reject(protocol.StatusRejected, protocol.CodeQueueTimeout,
+			"the call waited %s and may wait %s; it was not run", age.Round(time.Millisecond), e.call.QueueTimeout.Duration())
+	}
+	return nil
+}
+
+// countStart books a start of the call. It returns a result when the call must
+// not be started again.
+func (l *held) countStart(e *entry) (*protocol.Result, error) {
+	if e.call.Delivery == protocol.AtMostOnce {
+		first, err := l.mark(e, 1)
+		if err != nil || first {
+			return nil, err
+		}
+		r := protocol.NewResult(e.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+			"the worker that ran the call was lost; it may or may not have had its effects, and is not run again"))
+		r.Attempt = 1
+		return &r, nil
+	}
+	if !e.mayHaveStarted && e.starts == 0 {
+		return nil, nil //nolint:nilnil // the first start, which needs no mark
+	}
+	for n := max(e.starts, 1) + 1; ; n++ {
+		if n > e.call.Attempts() {
+			r := protocol.NewResult(e.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeAttemptsExhausted,
+				"the worker was lost at each of %d attempts; the call may be what kills it", n-1))
+			r.Attempt = n - 1
+			return &r, nil
+		}
+		if stored, err := l.mark(e, n); err != nil || stored {
+			return nil, err
+		}
+	}
+}
+
+// mark stores the n-th start mark of a call; it reports false when it was stored before.
+func (l *held) mark(e *entry, n int) (bool, error) {
+	o := l.holder.options
+	msg := nats.NewMsg(o.Fleet.StartSubject(o.Pool, l.hash, e.call.ID, n))
+	msg.Data = []byte(o.Worker)
+	seq, answer, err := l.holder.store.publish(l.ctx, msg)
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, err)
+	case answer == full:
+		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, ErrFull)
+	}
+	e.starts = n
+	if answer == accepted {
+		e.ownMarks = append(e.ownMarks, seq)
+	}
+	return answer == accepted, nil
+}
+
+// execute runs the call; it returns nil when nothing may be committed afterwards.
+func (l *held) execute(e *entry) *protocol.Result {
+	now := time.Now()
+	age := l.holder.clock.age(e.accepted)
+	run := &Run{
+		Call: e.call, Header: e.header, Attempt: max(e.starts, 1),
+		Queued: age, InLane: min(age, now.Sub(l.claimed)),
+	}
+	ctx, cancel := context.WithTimeoutCause(l.ctx, e.call.RunFor(), ErrRunTimeout)
+	defer cancel()
+	if life := e.call.LifeTime(); life > 0 {
+		var cancelLife context.CancelFunc
+		ctx, cancelLife = context.WithTimeoutCause(ctx, max(life-age, 0), ErrDeadline)
+		defer cancelLife()
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	l.mu.Lock()
+	e.stop = stop
+	if e.cancelled { // between the last check and now
+		stop(ErrCancelled)
+	}
+	l.mu.Unlock()
+
+	result := l.holder.executor.Execute(ctx, run)
+	if !l.alive() {
+		return nil
+	}
+	result.CallID, result.SessionID = e.call.ID, e.call.SessionID
+	result.WorkerID, result.Attempt = l.holder.options.Worker, run.Attempt
+	result.QueueMS, result.LaneMS = millis(run.Queued), millis(run.InLane)
+	result.RunMS = millis(time.Since(now))
+	return &result
+}
+
+// Interrupted translates the end of a call's context into its status and error;
+// ok is false when the context has not ended.
+func Interrupted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
+	switch cause := context.Cause(ctx); {
+	case cause == nil:
+		return "", nil, false
+	case errors.Is(cause, ErrRunTimeout):
+		return protocol.StatusTimeout, protocol.Errorf(protocol.CodeRunTimeout,
+			"the call ran out of its time and was killed; give it a longer timeout or less to do"), true
+	case errors.Is(cause, ErrDeadline):
+		return protocol.StatusTimeout, protocol.Errorf(protocol.CodeDeadline, "the deadline of the call passed; it was killed"), true
+	default:
+		return protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled while it ran; it was killed"), true
+	}
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// settle stores the result and removes the entry, trying for as long as the lease is trusted.
+func (l *held) settle(e *entry, r *protocol.Result) bool {
+	if r.WorkerID == "" {
+		r.WorkerID = l.holder.options.Worker
+		r.QueueMS = millis(l.holder.clock.age(e.accepted))
+	}
+	r.FinishedAt = time.Now().UTC()
+	for {
+		if !l.alive() {
+			return false
+		}
+		_, err := l.holder.store.storeResult(l.ctx, r)
+		if err == nil {
+			return l.removeEntry(e)
+		}
+		l.warn("result cannot be stored", err)
+		l.pause()
+	}
+}
+
+// removeEntry takes a settled call out of the mailbox.
+func (l *held) removeEntry(e *entry) bool {
+	seqs := e.ownMarks
+	if !e.inline {
+		seqs = append(seqs, e.seq)
+	}
+	for {
+		err := l.holder.store.remove(l.ctx, seqs...)
+		if err == nil {
+			return true
+		}
+		if !l.alive() {
+			return false // it is found again, and its result too
+		}
+		l.holder.options.Logger.WarnContext(l.ctx, "mailbox entry cannot be removed",
+			slog.String("call", string(e.call.ID)), slog.Any("error", err))
+		l.pause()
+	}
+}

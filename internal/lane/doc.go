@@ -1,0 +1,52 @@
+// Package lane is the engine that gives every resource its order: it puts calls
+// into the mailboxes of lanes, lets one worker at a time hold a lane, runs the
+// lane's calls in order, and stores one result for each.
+//
+//	          Publisher                     calls stream                       Holder
+//	Put ──► ready.<lane> (the call itself) ─────────────► pull ──► claim: the lease begins
+//	   │       refused: the lane is ready or held                    │ mailbox in sequence order
+//	   └──► call.<lane>.<id> (mailbox) ───────────────────────────►  │ in-lane schedule
+//	        ready.<lane> (empty; refused is fine)                    │ execute, renew the lease
+//	                                                                 │ result stored, once
+//	Results ◄── done.<session>.<id> ◄─── results stream ◄────────────┤ entry removed
+//	                                                                 ▼
+//	                                           release: ready message removed, last look
+//
+// # Who is authoritative
+//
+// The calls stream is the truth about what waits: the stream sequence is the
+// order of a lane, and holding the lane's one ready message is holding the lane.
+// The results stream is the truth about what ended: a result is stored with "no
+// message on this subject yet" as its condition, so the first one wins and there is
+// exactly one. Everything on core NATS (hints, live frames) may be lost.
+//
+// # No wake-up is lost
+//
+// A publisher that finds the lane ready or held appends its call to the mailbox,
+// waits for the acknowledgement, and then publishes an empty ready message. The
+// holder releases by removing the ready message, waits until the removal is
+// applied, and then looks into the mailbox once more. Say the publisher's ready
+// message was refused. Then it reached the stream while the old ready message was still there, that
+// is before the removal. The append was acknowledged before that. So the look, which
+// comes after the removal, sees the entry, and the holder publishes a ready
+// message itself. If it was not refused, it is there. Either way the lane is
+// ready. A crash between two steps leaves either the ready message, which comes
+// back when the lease ends, or a mailbox without one; for the latter, whoever waits
+// for a result publishes a ready message now and then (a kick, refused when all is well).
+//
+// # The lease
+//
+// The lease of a lane ends AckWait after the delivery or the last renewal. The holder trusts
+// it for less: it counts from when the pull request or the renewal was sent,
+// and keeps a margin. Pull requests live shorter than a lease, so that a message
+// which was delivered to a sleeping process is recognised as too old. When the
+// trusted time ends the holder kills what runs, stores nothing, and forgets the lane.
+//
+// # Attempts
+//
+// A first start costs no write. Whoever claims a lane that another worker may have
+// left in the middle stores a start mark, numbered, before it starts a call that may have been started
+// before; calls that must not start twice have their mark stored before the first start.
+// The stream takes each mark once, so a mark also decides between two workers
+// that both believe to hold the lane.
+package lane

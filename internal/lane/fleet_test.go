@@ -1,0 +1,181 @@
+package lane_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fleet is an embedded server with the streams of a fleet, and what a test puts around it.
+type fleet struct {
+	t      testing.TB
+	server *embedded.Server
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	logger *slog.Logger
+}
+
+func newFleet(t testing.TB) *fleet {
+	t.Helper()
+	f := &fleet{t: t, logger: slog.New(slog.DiscardHandler)}
+	if testing.Verbose() {
+		f.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
+	server, err := embedded.Start(t.Context(), embedded.Options{Data: t.TempDir()})
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	f.server = server
+	f.nc = f.connect()
+	f.js, err = jetstream.New(f.nc)
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
+	return f
+}
+
+// connect makes one more connection, as another process would.
+func (f *fleet) connect() *nats.Conn {
+	f.t.Helper()
+	nc, err := natsio.Connect(f.t.Context(), "", natsio.ConnectOptions{Name: f.t.Name(), Options: f.server.Options(), Logger: f.logger})
+	require.NoError(f.t, err)
+	f.t.Cleanup(nc.Close)
+	return nc
+}
+
+func (f *fleet) publisher() *lane.Publisher {
+	f.t.Helper()
+	p, err := lane.NewPublisher(f.t.Context(), f.nc, protocol.DefaultFleet)
+	require.NoError(f.t, err)
+	return p
+}
+
+// holder is a running holder and the means to stop it.
+type holder struct {
+	*lane.Holder
+	stop func() // drains and waits
+}
+
+// hold starts a holder on a connection of its own.
+func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
+	f.t.Helper()
+	if o.Worker == "" {
+		o.Worker = protocol.NewWorkerID("test")
+	}
+	o.Logger = f.logger
+	h, err := lane.NewHolder(f.t.Context(), f.connect(), executor, o)
+	require.NoError(f.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	drain, abort := context.WithTimeout(context.Background(), 20*time.Second)
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx, drain) }()
+	var once sync.Once
+	stop := func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				f.t.Errorf("holder: %v", err)
+			}
+			abort()
+		})
+	}
+	f.t.Cleanup(stop)
+	return &holder{Holder: h, stop: stop}
+}
+
+// await polls for the stored result of a call.
+func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
+	f.t.Helper()
+	var result *protocol.Result
+	require.Eventually(f.t, func() bool {
+		r, err := p.Result(f.t.Context(), c.SessionID, c.ID)
+		require.NoError(f.t, err)
+		result = r
+		return r != nil
+	}, 20*time.Second, 2*time.Millisecond, "no result for call %s", c.ID)
+	p.Finished(c.Lane())
+	return result
+}
+
+// ackPending is how many ready messages the pool's consumer believes to be held.
+func (f *fleet) ackPending() int {
+	f.t.Helper()
+	c, err := f.js.Consumer(f.t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	require.NoError(f.t, err)
+	info, err := c.Info(f.t.Context())
+	require.NoError(f.t, err)
+	return info.NumAckPending
+}
+
+// stored is how many messages the calls stream has.
+func (f *fleet) stored() uint64 {
+	f.t.Helper()
+	s, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.CallsStream())
+	require.NoError(f.t, err)
+	return s.CachedInfo().State.Msgs
+}
+
+// requireQuiet waits until nothing is stored, held or pending.
+func (f *fleet) requireQuiet() {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool { return f.stored() == 0 && f.ackPending() == 0 }, 10*time.Second, 5*time.Millisecond,
+		"calls stream keeps messages, or the consumer keeps deliveries")
+}
+
+// newCall makes a valid call that uses the given keys.
+func newCall(session protocol.SessionID, uses ...protocol.Use) *protocol.Call {
+	return &protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool,
+		Resources: uses, Delivery: protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+	}
+}
+
+func exclusive(key string) protocol.Use {
+	return protocol.Use{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}
+}
+
+func shared(key string) protocol.Use {
+	return protocol.Use{Key: protocol.ResourceKey(key), Access: protocol.Shared}
+}
+
+func put(t testing.TB, p *lane.Publisher, calls ...*protocol.Call) {
+	t.Helper()
+	out := make([]lane.Outgoing, len(calls))
+	for i, c := range calls {
+		out[i] = lane.Outgoing{Call: c}
+	}
+	for _, err := range p.Put(t.Context(), out) {
+		require.NoError(t, err)
+	}
+}
+
+// executorFunc is an executor made of a function.
+type executorFunc func(ctx context.Context, run *lane.Run) protocol.Result
+
+func (f executorFunc) Execute(ctx context.Context, run *lane.Run) protocol.Result { return f(ctx, run) }
+func (f executorFunc) Release(protocol.Lane)                                      {}
+
+func succeed(run *lane.Run) protocol.Result {
+	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	r.Value = protocol.NoopResult{}
+	return r
+}
+
+// interrupted is the result of a call whose context has ended.
+func interrupted(ctx context.Context, run *lane.Run) protocol.Result {
+	status, fault, _ := lane.Interrupted(ctx)
+	return protocol.NewResult(run.Call, status, fault)
+}

@@ -1,0 +1,311 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Causes for which a call's context ends.
+var (
+	// ErrLost says that the lane may belong to another worker by now.
+	ErrLost = errors.New("lease lost")
+	// ErrCancelled says that somebody asked to cancel the call.
+	ErrCancelled = errors.New("cancelled on request")
+	// ErrRunTimeout says that the attempt took longer than the call allows.
+	ErrRunTimeout = errors.New("run timeout")
+	// ErrDeadline says that the call's result is of no more use.
+	ErrDeadline = errors.New("deadline exceeded")
+	// ErrDraining says that the holder is stopping.
+	ErrDraining = errors.New("worker is draining")
+)
+
+// Executor executes calls of held lanes.
+type Executor interface {
+	// Execute runs one attempt of a call and returns its terminal result; identity
+	// and times are filled in by the engine. When ctx ends it stops what runs, and
+	// returns what there is; context.Cause tells why: [ErrLost], [ErrCancelled],
+	// [ErrRunTimeout] or [ErrDeadline]. Calls that do not conflict run concurrently.
+	Execute(ctx context.Context, run *Run) protocol.Result
+	// Release tells that the lane is not held any more. Nothing of it runs. Whatever
+	// was kept for it must be gone when Release returns.
+	Release(lane protocol.Lane)
+}
+
+// Run is one attempt of a call.
+type Run struct {
+	Call    *protocol.Call
+	Header  nats.Header
+	Attempt int // from 1
+	// Queued is from the call's acceptance to this start, InLane the part of it
+	// after this worker claimed the lane.
+	Queued time.Duration
+	InLane time.Duration
+}
+
+// Options of a [Holder]; zero values mean the documented default.
+type Options struct {
+	Fleet  protocol.Fleet // default tf
+	Pool   protocol.Pool  // default "default"
+	Worker protocol.WorkerID
+	// Slots is how many calls run at once; default 1.
+	Slots int
+	// AckWait is the length of a lease; it must match an existing pool. 0 takes what the pool has.
+	AckWait time.Duration
+	// Linger is how long an idle lane is kept; default 0. Only lanes for which
+	// Lingers (if set) reports true are kept.
+	Linger  time.Duration
+	Lingers func(protocol.Lane) bool
+	// MaxLingering bounds the idle lanes that are kept; default 64.
+	MaxLingering int
+	// Logger gets troubles at warn, claims and releases at debug; nil discards.
+	Logger *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Fleet == "" {
+		o.Fleet = protocol.DefaultFleet
+	}
+	if o.Pool == "" {
+		o.Pool = protocol.DefaultPool
+	}
+	if o.Slots <= 0 {
+		o.Slots = 1
+	}
+	if o.MaxLingering <= 0 {
+		o.MaxLingering = 64
+	}
+	if o.Lingers == nil {
+		o.Lingers = func(protocol.Lane) bool { return true }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// Holder claims lanes of one pool and runs their calls. Make one with
+// [NewHolder] and run it once.
+type Holder struct {
+	options  Options
+	store    *store
+	executor Executor
+	slots    *slots
+	puller   *puller
+	clock    clock
+	lease    time.Duration // AckWait
+	wake     chan struct{} // there may be room for another lane
+
+	mu        sync.Mutex
+	draining  bool
+	held      map[protocol.LaneHash]*held
+	lingering int
+	group     sync.WaitGroup // of held lanes
+}
+
+// NewHolder opens the streams of a fleet, which must exist, and makes or checks
+// the pool's consumer.
+func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options) (*Holder, error) {
+	o = o.withDefaults()
+	s, err := openStore(ctx, nc, o.Fleet)
+	if err != nil {
+		return nil, err
+	}
+	_, lease, err := natsio.EnsurePool(ctx, s.js, o.Fleet, o.Pool, o.AckWait)
+	if err != nil {
+		return nil, err
+	}
+	h := &Holder{
+		options: o, store: s, executor: executor, lease: lease,
+		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
+	}
+	h.slots = newSlots(o.Slots, h.room)
+	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.pullFault)
+	return h, nil
+}
+
+// Lease is the length of the pool's leases.
+func (h *Holder) Lease() time.Duration { return h.lease }
+
+// Held is how many lanes are held now.
+func (h *Holder) Held() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.held)
+}
+
+// room wakes the pull loop.
+func (h *Holder) room() {
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run claims and serves lanes until ctx ends; then it drains: it claims nothing
+// more, lets what runs finish until drain ends, kills the rest, hands its lanes back,
+// and returns. drain is a context that outlives ctx.
+func (h *Holder) Run(ctx, drain context.Context) error {
+	if err := h.clock.sync(ctx, h.store.calls); err != nil {
+		return err
+	}
+	var keeper sync.WaitGroup
+	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
+	keeper.Go(func() { h.keepLeases(keeping) })
+	h.pull(ctx)
+	h.puller.close()
+	h.mu.Lock()
+	h.draining = true
+	h.mu.Unlock()
+	h.each(func(l *held) { l.drain() })
+	stop := context.AfterFunc(drain, func() { h.each(func(l *held) { l.abort(ErrDraining) }) })
+	h.group.Wait()
+	stop()
+	stopKeeping()
+	keeper.Wait()
+	return nil
+}
+
+// pull keeps as many requests at the server as there are free slots.
+func (h *Holder) pull(ctx context.Context) {
+	reconnected := h.store.nc.StatusChanged(nats.CONNECTED)
+	defer h.store.nc.RemoveStatusListener(reconnected)
+	again := time.NewTicker(h.lease / 12)
+	defer again.Stop()
+	healthy := false
+	for ctx.Err() == nil {
+		if !healthy {
+			healthy = h.puller.reset() == nil
+		}
+		if healthy {
+			var n int
+			if n, healthy = h.puller.outstanding(time.Now()); healthy {
+				if want := min(h.slots.available(), maxRequests) - n; want > 0 {
+					_ = h.puller.request(want) // no connection: tried again in a moment
+				}
+			} else {
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-h.wake:
+		case <-again.C:
+		case _, open := <-reconnected:
+			healthy = false
+			if !open { // the connection is closed for good
+				reconnected = nil
+			}
+		}
+	}
+}
+
+// pullFault handles trouble with a pull request: the consumer may have to be made again.
+func (h *Holder) pullFault(err error) {
+	h.options.Logger.Warn("pull request failed", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
+	ctx, cancel := context.WithTimeout(context.Background(), opTimeout) //nolint:forbidigo // a callback of NATS has no context
+	defer cancel()
+	if _, _, err := natsio.EnsurePool(ctx, h.store.js, h.options.Fleet, h.options.Pool, h.lease); err != nil {
+		h.options.Logger.Warn("consumer is missing", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
+	}
+}
+
+// claim takes a lane: msg is its ready message, and since the earliest time at
+// which the server can have delivered it.
+func (h *Holder) claim(msg *nats.Msg, since time.Time) {
+	l, err := newHeld(h, msg, since)
+	if err != nil {
+		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
+		_ = msg.Term() // else it would come back for ever
+		return
+	}
+	if !l.lease.trusted(time.Now()) {
+		l.cancel(nil)
+		return // delivered while this process slept; it belongs to somebody else by now
+	}
+	h.mu.Lock()
+	if h.draining {
+		h.mu.Unlock()
+		l.handback()
+		l.cancel(nil)
+		return
+	}
+	before := h.held[l.hash]
+	h.held[l.hash] = l
+	h.group.Add(1)
+	h.mu.Unlock()
+	l.hasSlot = h.slots.tryAcquire()
+	go func() {
+		defer h.group.Done()
+		if before != nil { // our own older lease of the lane has ended
+			before.abort(ErrLost)
+			<-before.gone
+		}
+		l.serve()
+		h.forget(l)
+	}()
+}
+
+// forget ends the bookkeeping of a lane.
+func (h *Holder) forget(l *held) {
+	h.executor.Release(l.lane)
+	h.mu.Lock()
+	if h.held[l.hash] == l {
+		delete(h.held, l.hash)
+	}
+	h.mu.Unlock()
+	close(l.gone)
+}
+
+// each calls f for every held lane.
+func (h *Holder) each(f func(*held)) {
+	h.mu.Lock()
+	lanes := make([]*held, 0, len(h.held))
+	for _, l := range h.held {
+		lanes = append(lanes, l)
+	}
+	h.mu.Unlock()
+	for _, l := range lanes {
+		f(l)
+	}
+}
+
+// mayLinger books one more idle lane, if there is room.
+func (h *Holder) mayLinger(lane protocol.Lane) bool {
+	if h.options.Linger <= 0 || !h.options.Lingers(lane) {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lingering >= h.options.MaxLingering {
+		return false
+	}
+	h.lingering++
+	return true
+}
+
+func (h *Holder) lingered() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lingering--
+}
+
+// metadata reads the delivery of a ready message.
+func metadata(msg *nats.Msg) (*jetstream.MsgMetadata, error) {
+	m, err := msg.Metadata()
+	if err != nil {
+		return nil, err
+	}
+	return &jetstream.MsgMetadata{
+		Sequence:     jetstream.SequencePair{Stream: m.Sequence.Stream, Consumer: m.Sequence.Consumer},
+		NumDelivered: m.NumDelivered, Timestamp: m.Timestamp,
+	}, nil
+}

@@ -1,0 +1,294 @@
+package lane_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestLane_OneCallGetsItsResult(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{Worker: "w-1"})
+	call := newCall("s", exclusive("account/acme"))
+	put(t, p, call)
+	r := f.await(p, call)
+	require.Equal(t, protocol.StatusOK, r.Status)
+	require.Equal(t, protocol.WorkerID("w-1"), r.WorkerID)
+	require.Equal(t, 1, r.Attempt)
+	require.Equal(t, protocol.NoopResult{}, r.Value)
+	f.requireQuiet()
+}
+
+func TestLane_ExclusiveCallsRunOneByOneInOrder(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var mu sync.Mutex
+	var order []protocol.CallID
+	var running, overlaps atomic.Int32
+	execute := executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		if running.Add(1) > 1 {
+			overlaps.Add(1)
+		}
+		mu.Lock()
+		order = append(order, run.Call.ID)
+		mu.Unlock()
+		running.Add(-1)
+		return succeed(run)
+	})
+	for range 3 {
+		f.hold(execute, lane.Options{Slots: 4})
+	}
+	var calls []*protocol.Call
+	var want []protocol.CallID
+	for range 200 {
+		call := newCall("s", exclusive("account/acme"))
+		calls, want = append(calls, call), append(want, call.ID)
+	}
+	put(t, p, calls[:100]...)
+	put(t, p, calls[100:]...)
+	for _, call := range calls {
+		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	}
+	require.Zero(t, overlaps.Load())
+	require.Equal(t, want, order)
+	f.requireQuiet()
+}
+
+func TestLane_CallsWithoutConflictRunSideBySide(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	const n = 8
+	var arrived atomic.Int32
+	all := make(chan struct{})
+	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if arrived.Add(1) == n {
+			close(all)
+		}
+		select {
+		case <-all:
+			return succeed(run)
+		case <-ctx.Done():
+			return interrupted(ctx, run)
+		}
+	}), lane.Options{Slots: n})
+	var calls []*protocol.Call
+	for i := range n {
+		use := shared("sandbox/x/a")
+		if i%2 == 0 {
+			use = exclusive(fmt.Sprintf("sandbox/x/b/%d", i))
+		}
+		call := newCall("s", use)
+		call.RunTimeout = protocol.MillisOf(10 * time.Second)
+		calls = append(calls, call)
+	}
+	put(t, p, calls...)
+	for _, call := range calls {
+		require.Equal(t, protocol.StatusOK, f.await(p, call).Status, "all must run at once, or none ends")
+	}
+	f.requireQuiet()
+}
+
+func TestLane_EnqueueingTwiceRunsOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p, again := f.publisher(), f.publisher()
+	var runs atomic.Int32
+	call := newCall("s", exclusive("account/acme"))
+	put(t, p, call)
+	twice := *call
+	twice.Again = true
+	put(t, again, &twice)
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		runs.Add(1)
+		return succeed(run)
+	}), lane.Options{})
+	f.await(p, call)
+	put(t, again, &twice) // long after its end
+	f.requireQuiet()
+	require.EqualValues(t, 1, runs.Load())
+}
+
+func TestLane_RunTimeoutDeadlineAndExpiry(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		<-ctx.Done()
+		return interrupted(ctx, run)
+	}), lane.Options{Slots: 4})
+
+	slow := newCall("s", exclusive("account/a"))
+	slow.RunTimeout = 30
+	doomed := newCall("s", exclusive("account/b"))
+	doomed.Deadline = doomed.IssuedAt.Add(60 * time.Millisecond)
+	behind := newCall("s", exclusive("account/b"))
+	behind.QueueTimeout = 20
+	// A clock that is minutes off changes nothing: only the difference counts.
+	skewed := newCall("s", exclusive("account/c"))
+	skewed.IssuedAt = time.Now().Add(-10 * time.Minute)
+	skewed.Deadline = skewed.IssuedAt.Add(50 * time.Millisecond)
+	put(t, p, slow, doomed, behind, skewed)
+
+	for _, c := range []struct {
+		call   *protocol.Call
+		status protocol.Status
+		code   protocol.Code
+	}{
+		{slow, protocol.StatusTimeout, protocol.CodeRunTimeout},
+		{doomed, protocol.StatusTimeout, protocol.CodeDeadline},
+		{behind, protocol.StatusRejected, protocol.CodeQueueTimeout},
+		{skewed, protocol.StatusTimeout, protocol.CodeDeadline},
+	} {
+		r := f.await(p, c.call)
+		require.Equal(t, c.status, r.Status)
+		require.Equal(t, c.code, r.Error.Code)
+	}
+	f.requireQuiet()
+}
+
+func TestLane_CancelEndsWaitingAndRunningCalls(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	started := make(chan protocol.CallID, 4)
+	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		started <- run.Call.ID
+		<-ctx.Done()
+		return interrupted(ctx, run)
+	}), lane.Options{Slots: 2})
+	running, waiting := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	put(t, p, running, waiting)
+	require.Equal(t, running.ID, <-started)
+	require.NoError(t, p.Cancel(t.Context(), waiting))
+	require.NoError(t, p.Cancel(t.Context(), running))
+	require.NoError(t, p.Cancel(t.Context(), running), "cancelling twice is fine")
+	for _, call := range []*protocol.Call{running, waiting} {
+		r := f.await(p, call)
+		require.Equal(t, protocol.StatusCancelled, r.Status)
+	}
+	require.Empty(t, started, "a call cancelled while it waited must not start")
+	require.NoError(t, p.Cancel(t.Context(), running), "after the end it does nothing")
+	f.requireQuiet()
+}
+
+func TestLane_CancelWithoutWorkerIsDurable(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	call := newCall("s", exclusive("account/a"))
+	put(t, p, call)
+	require.NoError(t, p.Cancel(t.Context(), call))
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
+	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+	f.requireQuiet()
+}
+
+func TestLane_LingeringLaneTakesNewCalls(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }),
+		lane.Options{Linger: time.Minute})
+	for range 20 {
+		call := newCall("s", exclusive("account/a"))
+		put(t, p, call)
+		f.await(p, call)
+	}
+	require.Equal(t, 1, h.Held())
+	h.stop()
+	f.requireQuiet()
+}
+
+func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
+	t.Parallel()
+	for _, delivery := range []protocol.Delivery{protocol.Idempotent, protocol.AtMostOnce} {
+		t.Run(string(delivery), func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			p := f.publisher()
+			started := make(chan struct{})
+			release := make(chan struct{})
+			nc := f.connect()
+			lost, err := lane.NewHolder(t.Context(), nc, executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+				close(started)
+				<-release
+				return succeed(run)
+			}), lane.Options{Worker: "lost", AckWait: time.Second})
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- lost.Run(ctx, ctx) }()
+
+			first, second := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+			first.Delivery, second.Delivery = delivery, delivery
+			put(t, p, first, second)
+			<-started
+			nc.Close() // the worker is cut off: it must commit nothing from now on
+			f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{Worker: "next"})
+			r := f.await(p, first)
+			if delivery == protocol.AtMostOnce {
+				require.Equal(t, protocol.StatusOutcomeUnknown, r.Status)
+			} else {
+				require.Equal(t, protocol.StatusOK, r.Status)
+				require.Equal(t, 2, r.Attempt)
+			}
+			require.Equal(t, protocol.WorkerID("next"), r.WorkerID)
+			r = f.await(p, second)
+			require.Equal(t, protocol.StatusOK, r.Status)
+			require.Equal(t, 1, r.Attempt, "it waited behind the first, so it was never started")
+			close(release)
+			cancel()
+			require.NoError(t, <-done)
+			f.requireQuiet()
+		})
+	}
+}
+
+func TestLane_PoisonCallIsGivenUp(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	poison, healthy := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	poison.MaxAttempts = 3
+	put(t, p, poison, healthy)
+	for i := range 3 { // workers that die at the call
+		nc := f.connect()
+		started := make(chan struct{}, 1)
+		h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+			started <- struct{}{}
+			<-ctx.Done()
+			return interrupted(ctx, run)
+		}), lane.Options{AckWait: 300 * time.Millisecond})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- h.Run(ctx, ctx) }()
+		select {
+		case <-started:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("attempt %d did not start", i+1)
+		}
+		nc.Close()
+		cancel()
+		require.NoError(t, <-done)
+	}
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
+	r := f.await(p, poison)
+	require.Equal(t, protocol.StatusFailed, r.Status)
+	require.Equal(t, protocol.CodeAttemptsExhausted, r.Error.Code)
+	require.Equal(t, 3, r.Attempt)
+	require.Equal(t, protocol.StatusOK, f.await(p, healthy).Status)
+	f.requireQuiet()
+}

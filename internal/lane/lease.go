@@ -1,0 +1,147 @@
+package lane
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// lease is the time-bounded right to a lane. It is safe for concurrent use.
+type lease struct {
+	length time.Duration
+
+	mu    sync.Mutex
+	since time.Time // the server's lease began at this time or later
+	asked time.Time // when the last renewal was sent
+}
+
+// margin is the end of a lease that is not trusted: room for kills and for
+// messages on their way.
+func (l *lease) margin() time.Duration { return l.length / 5 }
+
+// trusted reports whether the lane surely belongs to this process at now.
+func (l *lease) trusted(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return now.Sub(l.since) < l.length-l.margin()
+}
+
+// due reports whether it is time to renew, and books the renewal as sent at now.
+func (l *lease) due(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := l.since
+	if l.asked.After(last) {
+		last = l.asked
+	}
+	if now.Sub(last) < l.length/3 {
+		return false
+	}
+	l.asked = now
+	return true
+}
+
+// confirm books the answer to a renewal that was sent at the given time.
+func (l *lease) confirm(sent time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sent.After(l.since) {
+		l.since = sent
+	}
+}
+
+// inProgress is JetStream's acknowledgement that renews a message's AckWait.
+const inProgress = "+WPI"
+
+// keepLeases renews the leases of all held lanes, and aborts those that are not
+// trusted any more, until ctx ends.
+func (h *Holder) keepLeases(ctx context.Context) {
+	inbox := h.store.nc.NewInbox()
+	keeper := &leaseKeeper{inbox: inbox, sent: map[uint64]renewal{}}
+	subscription, err := h.store.nc.Subscribe(inbox+".*", keeper.answered)
+	if err == nil {
+		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
+	}
+	ticker := time.NewTicker(max(h.lease/12, time.Millisecond))
+	defer ticker.Stop()
+	clockDue := time.Now().Add(clockPeriod)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := time.Now()
+		h.each(func(l *held) {
+			if !l.lease.trusted(now) {
+				l.abort(ErrLost)
+			} else if l.lease.due(now) {
+				keeper.renew(h.store.nc, l, now)
+			}
+		})
+		keeper.expire(now.Add(-h.lease))
+		if now.After(clockDue) {
+			_ = h.clock.sync(ctx, h.store.calls) // the old offset is good enough
+			clockDue = now.Add(clockPeriod)
+		}
+	}
+}
+
+const clockPeriod = 30 * time.Second
+
+// leaseKeeper matches the answers to renewals with the leases that they confirm.
+type leaseKeeper struct {
+	inbox string
+
+	mu   sync.Mutex
+	next uint64
+	sent map[uint64]renewal
+}
+
+type renewal struct {
+	lease *lease
+	at    time.Time
+}
+
+// renew sends a renewal; the answer confirms it.
+func (k *leaseKeeper) renew(nc *nats.Conn, l *held, now time.Time) {
+	k.mu.Lock()
+	k.next++
+	id := k.next
+	k.sent[id] = renewal{lease: &l.lease, at: now}
+	k.mu.Unlock()
+	// Without a connection nothing is sent, nothing confirmed, and the trusted time runs out.
+	_ = nc.PublishRequest(l.ack, k.inbox+"."+strconv.FormatUint(id, 10), []byte(inProgress))
+}
+
+func (k *leaseKeeper) answered(msg *nats.Msg) {
+	if msg.Header.Get("Status") != "" { // no responders: nobody has confirmed anything
+		return
+	}
+	id, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], 10, 64)
+	if err != nil {
+		return
+	}
+	k.mu.Lock()
+	r, known := k.sent[id]
+	delete(k.sent, id)
+	k.mu.Unlock()
+	if known {
+		r.lease.confirm(r.at)
+	}
+}
+
+// expire forgets renewals sent before a time.
+func (k *leaseKeeper) expire(before time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id, r := range k.sent {
+		if r.at.Before(before) {
+			delete(k.sent, id)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package lane
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// leave gives the lane up when nothing of it runs. It reports false when the
+// attempt failed and the lane is still held.
+func (l *held) leave() bool {
+	if l.pinned {
+		return l.handback()
+	}
+	return l.release()
+}
+
+// release removes the ready message and then looks once more; the package
+// comment says why no wake-up is lost.
+func (l *held) release() bool {
+	if !l.alive() {
+		return false
+	}
+	s := l.holder.store
+	if err := s.remove(l.ctx, slices.Concat(l.litter, l.handbacks, []uint64{l.ready})...); err != nil {
+		l.warn("lane cannot be released", err)
+		l.pause()
+		return false
+	}
+	_ = s.nc.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
+	found, err := l.look(0)
+	if err != nil {
+		l.warn("last look into the mailbox failed", err)
+		found = true // then rather once too often
+	}
+	if found {
+		if err := s.publishReady(l.ctx, l.holder.options.Pool, l.lane); err != nil {
+			l.warn("lane cannot be made ready again", err) // a kick will
+		}
+	}
+	return true
+}
+
+// handback returns a lane whose ready message carries a call that was not started,
+// so that another worker gets it at once. The mark says that this delivery
+// started nothing that is not settled.
+func (l *held) handback() bool {
+	if !l.alive() {
+		return false
+	}
+	s := l.holder.store
+	mark := nats.NewMsg(l.holder.options.Fleet.HandbackSubject(l.holder.options.Pool, l.hash, l.ready, l.delivered))
+	if _, _, err := s.publish(l.ctx, mark); err != nil {
+		l.warn("handback mark cannot be stored", err) // then an attempt is counted that was none
+	}
+	l.nak()
+	return true
+}
+
+// nak returns the ready message to the server, which delivers it again.
+func (l *held) nak() {
+	if !l.lease.trusted(time.Now()) {
+		return
+	}
+	if err := l.holder.store.nc.Publish(l.ack, []byte(jetstreamNak)); err != nil {
+		l.warn("lane cannot be handed back", err) // it comes back when the lease ends
+	}
+}
+
+const jetstreamNak = "-NAK"
+
+func (l *held) warn(msg string, err error) {
+	l.holder.options.Logger.WarnContext(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err)) //nolint:sloglint // messages are constants of the callers
+}

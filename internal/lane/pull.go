@@ -1,0 +1,159 @@
+package lane
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// puller asks a pool's consumer for ready messages, exactly as many as there is
+// room for, one a request. The server answers requests of one message in the
+// order in which they were sent, so each message tells which request it
+// answers, and hence since when at the earliest its lease runs.
+type puller struct {
+	nc      *nats.Conn
+	subject string // of pull requests
+	expires time.Duration
+	claim   func(msg *nats.Msg, since time.Time)
+	fault   func(error)
+
+	mu           sync.Mutex
+	subscription *nats.Subscription
+	inbox        string // prefix of the reply subjects
+	next         uint64
+	requests     []pullRequest // oldest first
+}
+
+// pullRequest is a request that the server has not answered yet.
+type pullRequest struct {
+	reply string
+	sent  time.Time
+}
+
+const (
+	// requestSlack is how long after its expiry a request may stay without an answer.
+	requestSlack = time.Second
+	// maxRequests bounds the requests that wait at the server.
+	maxRequests = 64
+)
+
+// newPuller pulls from a pool's consumer. A ready message goes to claim together with when
+// its request was sent; trouble with a request goes to fault. Both are called
+// from one goroutine.
+func newPuller(nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, expires time.Duration,
+	claim func(*nats.Msg, time.Time), fault func(error),
+) *puller {
+	return &puller{
+		nc:      nc,
+		subject: "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool),
+		expires: expires, claim: claim, fault: fault,
+	}
+}
+
+var errNoConsumer = errors.New("the pool's consumer does not answer")
+
+// reset forgets all requests and whatever may still answer them, and starts
+// anew: after a new connection, and when an answer is missing.
+func (p *puller) reset() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stop()
+	inbox := p.nc.NewInbox()
+	subscription, err := p.nc.Subscribe(inbox+".*", func(msg *nats.Msg) { p.answer(inbox, msg) })
+	if err != nil {
+		return fmt.Errorf("subscribe to pull answers: %w", err)
+	}
+	p.subscription, p.inbox = subscription, inbox
+	return nil
+}
+
+// close ends pulling. Messages that are still on their way come back when their lease ends.
+func (p *puller) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stop()
+}
+
+func (p *puller) stop() {
+	if p.subscription != nil {
+		_ = p.subscription.Unsubscribe() // fails only when the connection is closed
+	}
+	p.subscription, p.inbox, p.requests = nil, "", nil
+}
+
+// answer books an answer and passes on what it brought.
+func (p *puller) answer(inbox string, msg *nats.Msg) {
+	status := msg.Header.Get("Status")
+	p.mu.Lock()
+	if inbox != p.inbox { // asked for in an earlier life
+		p.mu.Unlock()
+		return
+	}
+	if status == "" {
+		if len(p.requests) == 0 {
+			p.mu.Unlock()
+			return
+		}
+		since := p.requests[0].sent
+		p.requests = p.requests[1:]
+		p.mu.Unlock()
+		p.claim(msg, since)
+		return
+	}
+	p.requests = slices.DeleteFunc(p.requests, func(r pullRequest) bool { return r.reply == msg.Subject })
+	p.mu.Unlock()
+	switch description := msg.Header.Get("Description"); {
+	case status == "408" || status == "404": // expired, nothing there
+	case status == "503":
+		p.fault(errNoConsumer)
+	case strings.Contains(strings.ToLower(description), "batch completed"):
+	default:
+		p.fault(fmt.Errorf("pull request: %s %s", status, description))
+	}
+}
+
+// outstanding is how many messages may still come. It reports false when an
+// answer is missing, so that only a reset helps.
+func (p *puller) outstanding(now time.Time) (n int, healthy bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.subscription == nil {
+		return 0, false
+	}
+	if len(p.requests) > 0 && now.Sub(p.requests[0].sent) > p.expires+requestSlack {
+		return 0, false
+	}
+	return len(p.requests), true
+}
+
+// request asks for n ready messages.
+func (p *puller) request(n int) error {
+	body, err := json.Marshal(struct {
+		Batch   int           `json:"batch"`
+		Expires time.Duration `json:"expires"` // nanoseconds
+	}{1, p.expires})
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for range n {
+		p.next++
+		reply := p.inbox + "." + strconv.FormatUint(p.next, 36)
+		sent := time.Now()
+		if err := p.nc.PublishRequest(p.subject, reply, body); err != nil {
+			return fmt.Errorf("pull request: %w", err)
+		}
+		p.requests = append(p.requests, pullRequest{reply, sent})
+	}
+	return nil
+}

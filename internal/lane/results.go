@@ -1,0 +1,138 @@
+package lane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Results tells results and live frames of sessions as they come. What it tells may be
+// incomplete, because NATS may lose messages: the results stream is the truth,
+// and [Publisher.Result] asks it.
+type Results struct {
+	nc     *nats.Conn
+	fleet  protocol.Fleet
+	onLost func(error)
+
+	mu       sync.Mutex
+	sessions map[protocol.SessionID]*sessionWatch
+}
+
+// sessionWatch is the subscriptions of a session that somebody waits for.
+type sessionWatch struct {
+	subscriptions []*nats.Subscription
+	watches       map[*Watch]struct{}
+}
+
+// NewResults watches a fleet. Malformed messages go to fault, which may be nil.
+func NewResults(nc *nats.Conn, fleet protocol.Fleet, fault func(error)) *Results {
+	if fault == nil {
+		fault = func(error) {}
+	}
+	return &Results{nc: nc, fleet: fleet, onLost: fault, sessions: map[protocol.SessionID]*sessionWatch{}}
+}
+
+// Watch is one listener of a session. Its functions are called from NATS's
+// goroutines, must not block, and may be called once more while Stop runs.
+type Watch struct {
+	results *Results
+	session protocol.SessionID
+	result  func(*protocol.Result)
+	frame   func(*protocol.Frame)
+}
+
+// Watch starts to listen to a session: every result stored and every frame sent after
+// Watch returned is told, unless NATS loses it. frame may be nil.
+func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*protocol.Frame)) (*Watch, error) {
+	w := &Watch{results: r, session: session, result: result, frame: frame}
+	r.mu.Lock()
+	state, known := r.sessions[session]
+	if !known {
+		state = &sessionWatch{watches: map[*Watch]struct{}{}}
+		if err := r.subscribe(state, session); err != nil {
+			r.mu.Unlock()
+			return nil, err
+		}
+		r.sessions[session] = state
+	}
+	state.watches[w] = struct{}{}
+	r.mu.Unlock()
+	if !known {
+		ctx, cancel := context.WithTimeout(ctx, opTimeout)
+		defer cancel()
+		if err := r.nc.FlushWithContext(ctx); err != nil {
+			w.Stop()
+			return nil, fmt.Errorf("listen to session %s: %w", session, err)
+		}
+	}
+	return w, nil
+}
+
+// Stop ends the watch.
+func (w *Watch) Stop() {
+	w.results.mu.Lock()
+	defer w.results.mu.Unlock()
+	state, known := w.results.sessions[w.session]
+	if !known {
+		return
+	}
+	delete(state.watches, w)
+	if len(state.watches) > 0 {
+		return
+	}
+	delete(w.results.sessions, w.session)
+	for _, subscription := range state.subscriptions {
+		_ = subscription.Unsubscribe() // fails only when the connection is closed
+	}
+}
+
+func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) error {
+	done, err := r.nc.Subscribe(r.fleet.DoneFilter(session), func(msg *nats.Msg) {
+		result, err := protocol.DecodeResult(msg.Data)
+		if err != nil {
+			r.onLost(fmt.Errorf("%s: %w", msg.Subject, err))
+			return
+		}
+		r.each(session, func(w *Watch) { w.result(result) })
+	})
+	if err != nil {
+		return fmt.Errorf("listen to results of session %s: %w", session, err)
+	}
+	output, err := r.nc.Subscribe(r.fleet.OutputFilter(session), func(msg *nats.Msg) {
+		frame, err := protocol.DecodeFrame(msg.Data)
+		if err != nil || !strings.HasSuffix(msg.Subject, "."+string(frame.CallID)) {
+			r.onLost(fmt.Errorf("%s: malformed frame: %w", msg.Subject, err))
+			return
+		}
+		r.each(session, func(w *Watch) {
+			if w.frame != nil {
+				w.frame(frame)
+			}
+		})
+	})
+	if err != nil {
+		_ = done.Unsubscribe() // fails only when the connection is closed
+		return fmt.Errorf("listen to output of session %s: %w", session, err)
+	}
+	state.subscriptions = []*nats.Subscription{done, output}
+	return nil
+}
+
+func (r *Results) each(session protocol.SessionID, tell func(*Watch)) {
+	r.mu.Lock()
+	var watches []*Watch
+	if state := r.sessions[session]; state != nil {
+		for w := range state.watches {
+			watches = append(watches, w)
+		}
+	}
+	r.mu.Unlock()
+	for _, w := range watches {
+		tell(w)
+	}
+}

@@ -1,0 +1,89 @@
+package lane
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// entry is one call of a held lane, from when it is read until it is settled.
+type entry struct {
+	seq      uint64 // stream sequence: the order of the lane
+	call     *protocol.Call
+	header   nats.Header
+	accepted time.Time // by the server's clock
+	fault    error     // why the call cannot be run at all; it is rejected
+	size     int       // bytes of the body
+	inline   bool      // the ready message itself: there is no mailbox entry
+
+	mayHaveStarted bool     // by a worker that was lost
+	starts         int      // start marks that are known
+	ownMarks       []uint64 // start marks that this holder stored
+	cancelled      bool     // somebody asked to cancel it
+
+	running  bool
+	blockers int // earlier unfinished entries that it conflicts with
+	stop     func(error)
+}
+
+// schedule decides what of a lane may run. It holds unfinished entries in
+// sequence order; an entry may start when it conflicts with none before it. So
+// conflicting entries run in order, and nothing waits without a conflict. It is
+// pure, and not safe for concurrent use.
+type schedule struct {
+	entries []*entry
+	byID    map[protocol.CallID]*entry
+}
+
+func newSchedule() *schedule { return &schedule{byID: map[protocol.CallID]*entry{}} }
+
+// add appends an entry, whose sequence must be greater than all before. It
+// reports false, and does nothing, when the call is in hand already.
+func (s *schedule) add(e *entry) bool {
+	if _, known := s.byID[e.call.ID]; known {
+		return false
+	}
+	for _, earlier := range s.entries {
+		if earlier.call.ConflictsWith(e.call) {
+			e.blockers++
+		}
+	}
+	s.entries = append(s.entries, e)
+	s.byID[e.call.ID] = e
+	return true
+}
+
+// startable returns the entries that may start now, in order. They count as running from then on.
+func (s *schedule) startable() []*entry {
+	var out []*entry
+	for _, e := range s.entries {
+		if !e.running && e.blockers == 0 {
+			e.running = true
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// finish removes an entry and unblocks those that waited for it.
+func (s *schedule) finish(e *entry) {
+	at := slices.Index(s.entries, e)
+	if at < 0 {
+		return
+	}
+	for _, later := range s.entries[at+1:] {
+		if later.call.ConflictsWith(e.call) {
+			later.blockers--
+		}
+	}
+	s.entries = slices.Delete(s.entries, at, at+1)
+	delete(s.byID, e.call.ID)
+}
+
+// find returns the entry of a call in hand; nil when there is none.
+func (s *schedule) find(id protocol.CallID) *entry { return s.byID[id] }
+
+func (s *schedule) len() int { return len(s.entries) }

@@ -1,0 +1,214 @@
+package lane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Errors that callers branch on.
+var (
+	// ErrFull says that the calls stream takes no more: nothing was enqueued.
+	ErrFull = errors.New("the fleet's queue is full")
+	// ErrTooLarge says that a call is larger than the server takes in one message.
+	ErrTooLarge = errors.New("the call is larger than a NATS message may be")
+)
+
+// The server's error codes that the protocol is built on.
+const (
+	codeStoreFailed  jetstream.ErrorCode = 10077 // a limit of the stream, named by the description
+	codeWrongLastSeq jetstream.ErrorCode = 10071
+)
+
+// opTimeout bounds one request to the server; the caller's context may end sooner.
+const opTimeout = 5 * time.Second
+
+// store is the fleet's streams, by the few operations that the engine needs.
+type store struct {
+	fleet   protocol.Fleet
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	calls   jetstream.Stream
+	results jetstream.Stream
+}
+
+func openStore(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*store, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	s := &store{fleet: fleet, nc: nc, js: js}
+	if s.calls, err = js.Stream(ctx, fleet.CallsStream()); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.CallsStream(), err)
+	}
+	if s.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
+	}
+	return s, nil
+}
+
+// refused says what the stream answered to a publish.
+type refused uint8
+
+const (
+	accepted refused = iota // stored
+	occupied                // the subject has its one message already
+	full                    // the stream is at its limit
+)
+
+// refusal reads an error of a publish: a refusal is an answer, anything else stays an error.
+func refusal(err error) (refused, error) {
+	if err == nil {
+		return accepted, nil
+	}
+	var api *jetstream.APIError
+	if !errors.As(err, &api) {
+		return accepted, err
+	}
+	switch {
+	case api.ErrorCode == codeWrongLastSeq:
+		return occupied, nil
+	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "per subject"):
+		return occupied, nil
+	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "maximum"):
+		return full, nil
+	}
+	return accepted, err
+}
+
+// publish stores a message and waits for the acknowledgement.
+func (s *store) publish(ctx context.Context, msg *nats.Msg, options ...jetstream.PublishOpt) (uint64, refused, error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	ack, err := s.js.PublishMsg(ctx, msg, options...)
+	answer, err := refusal(err)
+	if err != nil || answer != accepted {
+		return 0, answer, err
+	}
+	return ack.Sequence, accepted, nil
+}
+
+// publishReady makes a lane ready. Being refused means that it is ready or held.
+func (s *store) publishReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
+	msg := nats.NewMsg(s.fleet.ReadySubject(pool, lane.Hash()))
+	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
+	_, answer, err := s.publish(ctx, msg)
+	if err != nil {
+		return fmt.Errorf("publish ready message of lane %s: %w", lane, err)
+	}
+	if answer == full {
+		return fmt.Errorf("publish ready message of lane %s: %w", lane, ErrFull)
+	}
+	return nil
+}
+
+// next returns the first message at or after seq that matches filter; nil when
+// there is none. It asks the stream's leader, so it sees every acknowledged message.
+func (s *store) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	msg, err := s.calls.GetMsg(ctx, max(seq, 1), jetstream.WithGetMsgSubject(filter))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
+	}
+	return msg, nil
+}
+
+// remove deletes messages of the calls stream, and returns when the deletions are
+// applied. A message that is gone already is fine.
+func (s *store) remove(ctx context.Context, seqs ...uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	var faults []error
+	for _, seq := range seqs {
+		if err := s.calls.DeleteMsg(ctx, seq); err != nil && !isGone(err) {
+			faults = append(faults, fmt.Errorf("remove message %d: %w", seq, err))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// isGone reports whether a delete failed because there was nothing to delete.
+func isGone(err error) bool {
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return true
+	}
+	var api *jetstream.APIError
+	if !errors.As(err, &api) {
+		return false
+	}
+	return api.ErrorCode == jetstream.JSErrCodeMessageNotFound || strings.Contains(api.Description, "not found") ||
+		strings.Contains(api.Description, "deleted message")
+}
+
+// storeResult stores a result unless there is one already; then stored is false.
+func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored bool, err error) {
+	body, err := s.fit(r)
+	if err != nil {
+		return false, err
+	}
+	msg := &nats.Msg{Subject: s.fleet.ResultSubject(r.SessionID, r.CallID), Data: body, Header: nats.Header{}}
+	_, answer, err := s.publish(ctx, msg, jetstream.WithExpectLastSequencePerSubject(0))
+	if err != nil {
+		return false, fmt.Errorf("store result of call %s: %w", r.CallID, err)
+	}
+	if answer == full {
+		return false, fmt.Errorf("store result of call %s: %w", r.CallID, ErrFull)
+	}
+	return answer == accepted, nil
+}
+
+// messageOverhead is room for the subject and the headers of a message.
+const messageOverhead = 16 << 10
+
+// fit encodes a result; one that no message can carry is replaced by an error
+// that says so, because a result must always arrive.
+func (s *store) fit(r *protocol.Result) ([]byte, error) {
+	body, err := protocol.EncodeResult(r)
+	if err != nil {
+		return nil, err
+	}
+	limit := s.nc.MaxPayload() - messageOverhead
+	if int64(len(body)) <= limit {
+		return body, nil
+	}
+	small := *r
+	small.Value, small.Status = nil, protocol.StatusFailed
+	small.Error = protocol.Errorf(protocol.CodePayloadTooLarge,
+		"the call ran, but its result has %d bytes and a message may have %d; ask for less at once", len(body), limit)
+	return protocol.EncodeResult(&small)
+}
+
+// result returns the stored result of a call; nil when there is none.
+func (s *store) result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	msg, err := s.results.GetLastMsgForSubject(ctx, s.fleet.ResultSubject(session, call))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
+	}
+	return protocol.DecodeResult(msg.Data)
+}
+
+// headerSafe makes a readable name fit for a header: what it cannot carry is escaped.
+func headerSafe(s string) string {
+	quoted, err := json.Marshal(s)
+	if err != nil {
+		return ""
+	}
+	return string(quoted[1 : len(quoted)-1])
+}
