@@ -1,0 +1,94 @@
+package examples_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// TestWordstats_ScriptRepairsTheProject plays the script of `make demo` against a copy
+// of the project: its arguments are valid, its edit applies, and the tests fail
+// before it and pass after it.
+func TestWordstats_ScriptRepairsTheProject(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(dir, os.DirFS("wordstats")))
+
+	before, passed := goCommand(t, dir, "test", "./...")
+	require.False(t, passed, "the project must have a failing test:\n%s", before)
+	require.Equal(t, 1, strings.Count(before, "    --- FAIL:"), "exactly one case fails:\n%s", before)
+
+	table, err := tools.NewTable(tools.Core()...)
+	require.NoError(t, err)
+	var used []string
+	for _, call := range playScript(t, "wordstats.script.json") {
+		_, _, refused := table.Plan(tools.Scope{Session: "demo", Sandbox: "demo"}, call.Name, call.Arguments)
+		require.Nil(t, refused, "%s %s", call.Name, call.Arguments)
+		used = append(used, call.Name)
+		if call.Name == "edit" {
+			applyEdit(t, dir, call.Arguments)
+		}
+	}
+	require.Equal(t, []string{"bash", "list", "grep", "read", "read", "edit", "bash"}, used)
+
+	after, passed := goCommand(t, dir, "test", "./...")
+	require.True(t, passed, "the edit must repair the project:\n%s", after)
+	vet, passed := goCommand(t, dir, "vet", "./...")
+	require.True(t, passed, vet)
+	counted, passed := goCommand(t, dir, "run", ".", "-top", "3", "testdata/fox.txt")
+	require.True(t, passed, counted)
+	require.Contains(t, counted, "17 words", "the answer of the script says so")
+}
+
+// playScript returns the tool calls of a whole script, in order.
+func playScript(t *testing.T, file string) []loop.ToolCall {
+	t.Helper()
+	model, err := scripted.Load(file)
+	require.NoError(t, err)
+	var calls []loop.ToolCall
+	conversation := []loop.Message{{Role: loop.RoleUser, Text: "Repair it."}}
+	for {
+		reply, err := model.Reply(t.Context(), loop.Request{Messages: conversation}, func(string) {})
+		require.NoError(t, err, "the last step must have no tool calls")
+		require.NotEmpty(t, reply.Text)
+		if len(reply.ToolCalls) == 0 {
+			return calls
+		}
+		calls = append(calls, reply.ToolCalls...)
+		conversation = append(conversation, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls})
+	}
+}
+
+// applyEdit does what the edit tool does: the old text occurs exactly once.
+func applyEdit(t *testing.T, dir, arguments string) {
+	t.Helper()
+	var edit struct{ Path, Old, New string }
+	require.NoError(t, json.Unmarshal([]byte(arguments), &edit))
+	file := filepath.Join(dir, filepath.FromSlash(edit.Path))
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, 1, strings.Count(string(content), edit.Old))
+	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(string(content), edit.Old, edit.New, 1)), 0o600))
+}
+
+func goCommand(t *testing.T, dir string, args ...string) (output string, passed bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
+	out, err := cmd.CombinedOutput()
+	return string(out), err == nil
+}
