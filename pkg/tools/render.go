@@ -121,18 +121,25 @@ func advice(status protocol.Status, code protocol.Code) string {
 		return "the call was stopped on request, and what it did until then may remain. Do not repeat it unless you are asked to."
 	case protocol.StatusOutcomeUnknown:
 		return "the worker that ran this call was lost, so it may have had all, some or none of its effects. Check what is there before you repeat it."
+	case protocol.StatusRejected:
+		return codeAdvice(code, "nothing was run and nothing has changed. Make the call again as the message says.")
+	default:
+		return codeAdvice(code, "the tool ran and failed. Act on the message; the same call again will most likely fail again.")
 	}
+}
+
+// codeAdvice is the advice for codes that are not about what the model asked, or
+// else the given one.
+func codeAdvice(code protocol.Code, other string) string {
 	switch code {
 	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeFleetUnavailable,
 		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
 		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
-		return "the call was started but could not be finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
+		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
 	case protocol.CodeSandboxLevel, protocol.CodeUnknownPayload, protocol.CodePanic, protocol.CodeInternal, protocol.CodeLanguage:
 		return "repeating the call will not help. Go on without it."
+	default:
+		return other
 	}
-	if status == protocol.StatusRejected {
-		return "nothing was run and nothing has changed. Make the call again as the message says."
-	}
-	return "the tool ran and failed. Act on the message; the same call again will most likely fail again."
 }

@@ -1,0 +1,246 @@
+package tools_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func TestCore_Golden(t *testing.T) {
+	t.Parallel()
+	got, err := tools.MarshalDefinitions(coreTable(t).Definitions())
+	require.NoError(t, err)
+	file := filepath.Join("testdata", "core.json")
+	if *update {
+		require.NoError(t, os.MkdirAll("testdata", 0o755))
+		require.NoError(t, os.WriteFile(file, got, 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(got), "run the test with -update when the change is meant")
+}
+
+func TestCore_DescriptionsSuitEveryProvider(t *testing.T) {
+	t.Parallel()
+	for _, definition := range coreTable(t).Definitions() {
+		require.LessOrEqual(t, utf8.RuneCountInString(definition.Description), 1024, definition.Name)
+		var schema map[string]any
+		require.NoError(t, json.Unmarshal(definition.Schema, &schema))
+		require.Equal(t, false, schema["additionalProperties"], definition.Name)
+		properties, ok := schema["properties"].(map[string]any)
+		require.True(t, ok)
+		for name, property := range properties {
+			require.Contains(t, property, "description", "%s.%s", definition.Name, name)
+		}
+	}
+}
+
+func TestMarshalDefinitions_WritesTextAsItIs(t *testing.T) {
+	t.Parallel()
+	out, err := tools.MarshalDefinitions([]tools.Definition{{Name: "a", Description: "<b> & c", Schema: json.RawMessage(`{"type":"object","b":1,"a":2}`)}})
+	require.NoError(t, err)
+	const want = `[
+  {
+    "name": "a",
+    "description": "<b> & c",
+    "parameters": {
+      "type": "object",
+      "b": 1,
+      "a": 2
+    }
+  }
+]
+`
+	require.Equal(t, want, string(out)) //nolint:testifylint // the order and the layout are meant
+	out, err = tools.MarshalDefinitions(nil)
+	require.NoError(t, err)
+	require.Equal(t, "[]\n", string(out))
+	_, err = tools.MarshalDefinitions([]tools.Definition{{Name: "a", Schema: json.RawMessage("{")}})
+	require.ErrorContains(t, err, "encode tool definitions")
+}
+
+func use(key string, access protocol.Access) []protocol.Use {
+	return []protocol.Use{{Key: protocol.ResourceKey(key), Access: access}}
+}
+
+func TestCore_Plans(t *testing.T) {
+	t.Parallel()
+	table := coreTable(t)
+	whole := use("sandbox/box", protocol.Exclusive)
+	for name, test := range map[string]struct {
+		tool, raw string
+		want      tools.Plan
+	}{
+		"bash": {"bash", `{"command":"ls *.go | grep '^a'"}`, tools.Plan{
+			Payload: protocol.CommandRun{Command: "ls *.go | grep '^a'"}, Resources: whole, Delivery: protocol.Rollback, Timeout: 2 * time.Minute,
+		}},
+		"bash in a directory for a while": {"bash", `{"command":"a","cwd":"/workspace/x/../y/","timeout":1.5}`, tools.Plan{
+			Payload: protocol.CommandRun{Command: "a", Cwd: "y"}, Resources: whole, Delivery: protocol.Rollback, Timeout: 1500 * time.Millisecond,
+		}},
+		"bash for as long as can be": {"bash", `{"command":"a","timeout":"3600"}`, tools.Plan{
+			Payload: protocol.CommandRun{Command: "a"}, Resources: whole, Delivery: protocol.Rollback, Timeout: tools.MaxTimeout,
+		}},
+		"bash for next to no time": {"bash", `{"command":"a","timeout":1e-300}`, tools.Plan{
+			Payload: protocol.CommandRun{Command: "a"}, Resources: whole, Delivery: protocol.Rollback, Timeout: time.Millisecond,
+		}},
+		"python by default": {"run_code", `{"code":"print(1)"}`, tools.Plan{
+			Payload: protocol.CodeRun{Code: "print(1)", Language: "python"}, Resources: whole, Delivery: protocol.Rollback, Timeout: time.Minute,
+		}},
+		"go for a while": {"run_code", `{"code":"package main","language":"go","timeout":5}`, tools.Plan{
+			Payload: protocol.CodeRun{Code: "package main", Language: "go"}, Resources: whole, Delivery: protocol.Rollback, Timeout: 5 * time.Second,
+		}},
+		"read": {"read", `{"path":"./a//b.txt"}`, tools.Plan{
+			Payload:   protocol.FilesRead{Path: "a/b.txt"},
+			Resources: use("sandbox/box/a/b.txt", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"read some lines": {"read", `{"path":"a","offset":3,"limit":"2"}`, tools.Plan{
+			Payload:   protocol.FilesRead{Path: "a", Offset: 3, Limit: 2},
+			Resources: use("sandbox/box/a", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"write": {"write", `{"path":"new/x","content":"é\u0000\n"}`, tools.Plan{
+			Payload:   protocol.FilesWrite{Path: "new/x", Content: protocol.Bytes("é\x00\n")},
+			Resources: use("sandbox/box/new/x", protocol.Exclusive), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"edit": {"edit", `{"path":"a","old":"b","new":""}`, tools.Plan{
+			Payload:   protocol.FilesEdit{Path: "a", Old: "b"},
+			Resources: use("sandbox/box/a", protocol.Exclusive), Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"edit everywhere": {"edit", `{"path":"a","old":"b","new":"c","replace_all":"true"}`, tools.Plan{
+			Payload:   protocol.FilesEdit{Path: "a", Old: "b", New: "c", ReplaceAll: true},
+			Resources: use("sandbox/box/a", protocol.Exclusive), Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"list the workspace": {"list", ``, tools.Plan{
+			Payload:   protocol.FilesList{},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"list a directory": {"list", `{"path":"a/b/"}`, tools.Plan{
+			Payload:   protocol.FilesList{Path: "a/b"},
+			Resources: use("sandbox/box/a/b", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"exists": {"exists", `{"path":"a"}`, tools.Plan{
+			Payload:   protocol.FilesExists{Path: "a"},
+			Resources: use("sandbox/box/a", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"the workspace exists": {"exists", `{"path":"."}`, tools.Plan{
+			Payload:   protocol.FilesExists{},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"grep": {"grep", `{"pattern":"(?i)a[","path":"src","glob":"../*.{go,c}"}`, tools.Plan{
+			Payload:   protocol.FilesSearch{Pattern: "(?i)a[", Path: "src", Glob: "../*.{go,c}"},
+			Resources: use("sandbox/box/src", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"grep everywhere": {"grep", `{"pattern":"a"}`, tools.Plan{
+			Payload:   protocol.FilesSearch{Pattern: "a"},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, plan, err := table.Plan(scope, test.tool, test.raw)
+			require.Nil(t, err)
+			require.Equal(t, test.tool, got.Name)
+			require.Equal(t, test.want, plan)
+			_, err = plan.Call(scope, tools.Place{Turn: 1, Step: 1}, "c1", test.tool, time.Now())
+			require.Nil(t, err)
+		})
+	}
+}
+
+func TestCore_RefusesPathsBeforeAnythingIsSent(t *testing.T) {
+	t.Parallel()
+	table := coreTable(t)
+	long := strings.Repeat("d/", 2048) + "f"
+	for name, test := range map[string]struct {
+		path  string
+		code  protocol.Code
+		tools string // all that take a path when ""
+	}{
+		"up":                            {"..", protocol.CodePathEscape, ""},
+		"up and over":                   {"../other/a", protocol.CodePathEscape, ""},
+		"down and further up":           {"a/../../b", protocol.CodePathEscape, ""},
+		"absolute":                      {"/etc/passwd", protocol.CodePathEscape, ""},
+		"the root":                      {"/", protocol.CodePathEscape, ""},
+		"beside the workspace":          {"/workspace2/a", protocol.CodePathEscape, ""},
+		"out of the absolute workspace": {"/workspace/../etc/passwd", protocol.CodePathEscape, ""},
+		"NUL":                           {"a\x00b", protocol.CodeInvalidPath, ""},
+		"too long":                      {long, protocol.CodeInvalidPath, ""},
+		"nothing":                       {"", protocol.CodeInvalidPath, "read write edit exists"},
+		"the workspace as a file":       {".", protocol.CodeIsDirectory, "read write edit"},
+		"the workspace, absolutely":     {"/workspace/", protocol.CodeIsDirectory, "read write edit"},
+		"there and back":                {"a/..", protocol.CodeIsDirectory, "read write edit"},
+		"a new directory":               {"a/", protocol.CodeInvalidPath, "write"},
+	} {
+		names := strings.Fields(test.tools)
+		if test.tools == "" {
+			names = []string{"read", "write", "edit", "list", "exists", "grep", "bash"}
+		}
+		for _, toolName := range names {
+			t.Run(name+", "+toolName, func(t *testing.T) {
+				t.Parallel()
+				_, plan, err := table.Plan(scope, toolName, argumentsFor(t, toolName, test.path))
+				require.NotNil(t, err)
+				require.Equal(t, test.code, err.Code, err.Message)
+				require.Equal(t, tools.Plan{}, plan)
+				require.Less(t, len(err.Message), 500)
+				if test.code == protocol.CodePathEscape {
+					require.Contains(t, err.Message, "relative to the workspace")
+				}
+			})
+		}
+	}
+}
+
+// argumentsFor returns valid arguments of a tool of the core toolset for a path.
+func argumentsFor(t require.TestingT, toolName, path string) string {
+	arguments := map[string]any{"path": path}
+	switch toolName {
+	case "write":
+		arguments["content"] = "x"
+	case "edit":
+		arguments["old"], arguments["new"] = "a", "b"
+	case "grep":
+		arguments["pattern"] = "x"
+	case "bash":
+		arguments = map[string]any{"command": "true", "cwd": path}
+	case "run_code":
+		arguments = map[string]any{"code": "1"}
+	}
+	encoded, err := json.Marshal(arguments)
+	require.NoError(t, err)
+	return string(encoded)
+}
+
+func TestCore_PlansCheckArgumentsThatNoTableChecked(t *testing.T) {
+	t.Parallel()
+	read, ok := coreTable(t).Lookup("read")
+	require.True(t, ok)
+	_, err := read.Plan(scope, json.RawMessage(`{"path":1}`))
+	require.Equal(t, protocol.CodeInvalidArguments, err.Code)
+	_, err = read.Plan(scope, json.RawMessage(`{"path":"a","more":1}`))
+	require.Equal(t, protocol.CodeInvalidArguments, err.Code)
+}
+
+func TestCore_RefusesAScopeWithoutASandbox(t *testing.T) {
+	t.Parallel()
+	table := coreTable(t)
+	for _, sandbox := range []string{"", "a/b", "..", ".", "a\x00", "\xff"} {
+		for _, name := range table.Names() {
+			_, _, err := table.Plan(tools.Scope{Session: "s", Sandbox: sandbox}, name, argumentsFor(t, name, "a"))
+			require.NotNil(t, err, "%q %s", sandbox, name)
+			require.Equal(t, protocol.CodeInternal, err.Code)
+			require.True(t, utf8.ValidString(err.Message))
+		}
+	}
+}

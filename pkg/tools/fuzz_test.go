@@ -1,0 +1,70 @@
+package tools_test
+
+import (
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// FuzzPlan gives the table whatever a model could write: the outcome is a plan
+// that makes a valid call inside the workspace, or an error that can be read.
+func FuzzPlan(f *testing.F) {
+	for _, seed := range [][2]string{
+		{"read", `{"path":"a/../b","offset":"1","limit":2}`},
+		{"read", `{"path":"/workspace/a"}`},
+		{"read", `{"path":"../a","path":1e9}`},
+		{"write", `{"path":"a","content":"\ud83d\ude00\u0000"}`},
+		{"edit", `{"path":"a","old":"b","new":"c","replace_all":"true"}`},
+		{"bash", `{"command":"true","timeout":1e-9,"cwd":"."}`},
+		{"run_code", `{"code":"x","language":"go"}`},
+		{"grep", `{"pattern":"[","glob":"**"}`},
+		{"list", ``},
+		{"exists", `[{"a":[[[]]]}]`},
+		{"loose", `{"tree":{"tree":{}},"n":"1e400","b":"False","l":["1","x"]}`},
+		{"", "\xff"},
+	} {
+		f.Add(seed[0], seed[1])
+	}
+	table, err := tools.NewTable(append(tools.Core(), tool("loose", `{
+		"type": "object",
+		"properties": {
+			"tree": {"$ref": "#"}, "n": {"type": "integer", "multipleOf": 3}, "b": {"type": ["boolean", "null"]},
+			"l": {"type": "array", "items": {"anyOf": [{"type": "number", "maximum": 9}, {"enum": ["x", 1.5]}]}, "uniqueItems": true}
+		},
+		"patternProperties": {"^x": {"type": "string", "pattern": "^y"}},
+		"dependentRequired": {"n": ["b"]}
+	}`))...)
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, name, raw string) {
+		got, plan, refusal := table.Plan(scope, name, raw)
+		if refusal != nil {
+			require.Equal(t, tools.Plan{}, plan)
+			require.True(t, utf8.ValidString(refusal.Message))
+			require.LessOrEqual(t, utf8.RuneCountInString(tools.RenderFailure(protocol.StatusRejected, refusal)), tools.MaxText)
+			require.NotEqual(t, protocol.CodePanic, refusal.Code, refusal.Message)
+			require.NotEqual(t, protocol.CodeInternal, refusal.Code, refusal.Message)
+			return
+		}
+		require.Equal(t, name, got.Name)
+		call, refusal := plan.Call(scope, tools.Place{Turn: 1, Step: 1}, "c", name, time.Unix(0, 0).UTC())
+		require.Nil(t, refusal)
+		require.NoError(t, call.Validate())
+		require.Equal(t, protocol.Lane("sandbox/box"), call.Lane())
+		require.NotContains(t, "/"+string(call.Resources[0].Key)+"/", "/../")
+
+		encoded, err := protocol.EncodeCall(&call)
+		require.NoError(t, err)
+		decoded, err := protocol.DecodeCall(encoded)
+		require.NoError(t, err)
+		require.Equal(t, &call, decoded, "nothing of the arguments is changed on the way")
+
+		_, again, refusal := table.Plan(scope, name, raw)
+		require.Nil(t, refusal)
+		require.Equal(t, plan, again, "a plan is a function of scope and arguments")
+	})
+}

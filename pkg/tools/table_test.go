@@ -1,0 +1,172 @@
+package tools_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+const noArguments = `{"type":"object","properties":{}}`
+
+// tool makes a tool whose plan is a noop.
+func tool(name, schema string) tools.Tool {
+	return tools.Tool{
+		Definition: tools.Definition{Name: name, Description: "Does nothing.", Schema: json.RawMessage(schema)},
+		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Payload: protocol.Noop{}}, nil
+		},
+	}
+}
+
+func newTable(t *testing.T, all ...tools.Tool) *tools.Table {
+	t.Helper()
+	table, err := tools.NewTable(all...)
+	require.NoError(t, err)
+	return table
+}
+
+func TestNewTable_RefusesWhatAModelCouldNotUse(t *testing.T) {
+	t.Parallel()
+	withoutDescription := tool("mute", noArguments)
+	withoutDescription.Description = " \n"
+	withoutPlan := tool("idle", noArguments)
+	withoutPlan.Plan = nil
+
+	for name, test := range map[string]struct {
+		tools []tools.Tool
+		is    error
+		says  []string
+	}{
+		"two tools of one name":        {[]tools.Tool{tool("twin", noArguments), tool("twin", noArguments)}, tools.ErrToolNameConflict, []string{`"twin"`}},
+		"three tools of one name once": {[]tools.Tool{tool("a", noArguments), tool("a", noArguments), tool("a", noArguments)}, tools.ErrToolNameConflict, []string{`"a"`}},
+		"a built-in name":              {append(tools.Core(), tool("bash", noArguments)), tools.ErrToolNameConflict, []string{`"bash"`}},
+		"no name":                      {[]tools.Tool{tool("", noArguments)}, tools.ErrInvalidTool, []string{`""`, "1 to 64"}},
+		"a long name":                  {[]tools.Tool{tool(strings.Repeat("n", 65), noArguments)}, tools.ErrInvalidTool, []string{"1 to 64"}},
+		"a name with a blank":          {[]tools.Tool{tool("two words", noArguments)}, tools.ErrInvalidTool, []string{`"two words"`, `' '`}},
+		"a name with an umlaut":        {[]tools.Tool{tool("grün", noArguments)}, tools.ErrInvalidTool, []string{`"grün"`}},
+		"no description":               {[]tools.Tool{withoutDescription}, tools.ErrInvalidTool, []string{`"mute"`, "description"}},
+		"no plan":                      {[]tools.Tool{withoutPlan}, tools.ErrInvalidTool, []string{`"idle"`, "plan"}},
+		"no schema":                    {[]tools.Tool{tool("bare", "")}, tools.ErrInvalidTool, []string{`"bare"`, "schema: missing"}},
+		"a schema that is not JSON":    {[]tools.Tool{tool("torn", `{"type":`)}, tools.ErrInvalidTool, []string{`"torn"`, "not JSON"}},
+		"a schema of another type":     {[]tools.Tool{tool("list-er", `{"type":"array"}`)}, tools.ErrInvalidTool, []string{`"list-er"`, `"type": "object"`}},
+		"a schema without type":        {[]tools.Tool{tool("any", `{}`)}, tools.ErrInvalidTool, []string{`"any"`, `"type": "object"`}},
+		"a boolean schema":             {[]tools.Tool{tool("yes", `true`)}, tools.ErrInvalidTool, []string{`"yes"`, `"type": "object"`}},
+		"a schema with a wrong keyword": {
+			[]tools.Tool{tool("odd", `{"type":"object","properties":{"a":{"type":"text"}}}`)}, tools.ErrInvalidTool, []string{`"odd"`, "schema"},
+		},
+		"a schema with a broken pattern": {
+			[]tools.Tool{tool("re", `{"type":"object","properties":{"a":{"pattern":"("}}}`)}, tools.ErrInvalidTool, []string{`"re"`},
+		},
+		"a schema that refers to a file": {
+			[]tools.Tool{tool("leak", `{"type":"object","$ref":"file:///etc/passwd"}`)}, tools.ErrInvalidTool, []string{`"leak"`, "itself only"},
+		},
+		"a schema that refers to a host": {
+			[]tools.Tool{tool("call", `{"type":"object","$ref":"http://127.0.0.1:1/x"}`)}, tools.ErrInvalidTool, []string{`"call"`, "itself only"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			table, err := tools.NewTable(test.tools...)
+			require.Nil(t, table)
+			require.ErrorIs(t, err, test.is)
+			for _, word := range test.says {
+				require.ErrorContains(t, err, word)
+			}
+		})
+	}
+}
+
+func TestNewTable_ReportsEveryFault(t *testing.T) {
+	t.Parallel()
+	bad := tool("b@d", `{"type":"array"}`)
+	bad.Description = ""
+	bad.Plan = nil
+	_, err := tools.NewTable(bad, tool("twin", noArguments), tool("twin", `nonsense`), tool("worse", `[]`))
+	require.ErrorIs(t, err, tools.ErrToolNameConflict)
+	require.ErrorIs(t, err, tools.ErrInvalidTool)
+	for _, word := range []string{`"b@d": name`, `"b@d": description`, `"b@d": plan`, `"b@d": schema`, `"twin" is defined more than once`, `"twin": schema`, `"worse": schema`} {
+		require.ErrorContains(t, err, word)
+	}
+}
+
+func TestNewTable_AcceptsNamesOfEveryAllowedForm(t *testing.T) {
+	t.Parallel()
+	names := []string{"a", "A-Z_09", strings.Repeat("x", tools.MaxNameLength), "-", "0"}
+	all := make([]tools.Tool, 0, len(names))
+	for _, name := range names {
+		all = append(all, tool(name, noArguments))
+	}
+	require.ElementsMatch(t, names, newTable(t, all...).Names())
+}
+
+func TestNewTable_AcceptsASchemaWithItsOwnDraftAndReferences(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, tool("old", `{"$schema":"http://json-schema.org/draft-07/schema#","type":"object","properties":{"a":{"$ref":"#/definitions/a"}},"definitions":{"a":{"type":"integer"}}}`))
+	_, _, err := table.Plan(scope, "old", `{"a":"7"}`)
+	require.Nil(t, err)
+	_, _, err = table.Plan(scope, "old", `{"a":[]}`)
+	require.Equal(t, protocol.CodeInvalidArguments, err.Code)
+}
+
+func TestTable_IsSortedAndNeverChanges(t *testing.T) {
+	t.Parallel()
+	given := []tools.Tool{tool("c", noArguments), tool("a", noArguments), tool("b", noArguments)}
+	table := newTable(t, given...)
+
+	given[0].Schema[0] = 'X'
+	given[1].Name = "other"
+	table.Names()[0] = "other"
+	table.Definitions()[0].Schema[0] = 'X'
+	looked, ok := table.Lookup("a")
+	require.True(t, ok)
+	looked.Name = "other"
+
+	require.Equal(t, []string{"a", "b", "c"}, table.Names())
+	for i, definition := range table.Definitions() {
+		require.Equal(t, table.Names()[i], definition.Name)
+		require.JSONEq(t, noArguments, string(definition.Schema))
+	}
+	again, ok := table.Lookup("a")
+	require.True(t, ok)
+	require.Equal(t, "a", again.Name)
+	_, ok = table.Lookup("other")
+	require.False(t, ok)
+}
+
+func TestTable_OfNothingIsATable(t *testing.T) {
+	t.Parallel()
+	table := newTable(t)
+	require.Empty(t, table.Names())
+	require.Empty(t, table.Definitions())
+	_, _, err := table.Plan(scope, "read", "{}")
+	require.Equal(t, protocol.CodeUnknownTool, err.Code)
+	require.Contains(t, err.Message, "no tools are available")
+}
+
+func TestToolsets(t *testing.T) {
+	t.Parallel()
+	core, err := tools.Toolset("core")
+	require.NoError(t, err)
+	require.Len(t, core, len(tools.Core()))
+
+	once, err := tools.Toolsets("core", "core")
+	require.NoError(t, err)
+	require.Equal(t, []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"}, newTable(t, once...).Names())
+
+	none, err := tools.Toolsets()
+	require.NoError(t, err)
+	require.Empty(t, none)
+
+	_, err = tools.Toolset("Core")
+	require.ErrorIs(t, err, tools.ErrUnknownToolset)
+	require.EqualError(t, err, `unknown toolset "Core": must be one of core`)
+	_, err = tools.Toolsets("x", "core", "y")
+	require.ErrorIs(t, err, tools.ErrUnknownToolset)
+	require.ErrorContains(t, err, `"x"`)
+	require.ErrorContains(t, err, `"y"`)
+}
