@@ -1,0 +1,202 @@
+package dispatch
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// batch is the calls of one Dispatch. Its callbacks only pass news on; everything
+// else happens in the goroutine of the caller.
+type batch struct {
+	dispatcher *Dispatcher
+	observe    func(loop.Update)
+	news       chan news
+
+	mu   sync.Mutex // guards open: callbacks ask whether a call is theirs
+	open map[protocol.CallID]*followed
+}
+
+// followed is a call without a result.
+type followed struct {
+	call          *protocol.Call
+	span, publish trace.Span
+	state         loop.State
+	accepted      bool
+}
+
+// news is a result or a frame; exactly one is set.
+type news struct {
+	result *protocol.Result
+	frame  *protocol.Frame
+}
+
+// result takes a result from NATS. When the channel is full it is dropped, to be
+// found by looking.
+func (b *batch) result(r *protocol.Result) {
+	if b.mine(r.CallID) {
+		b.tell(news{result: r})
+	}
+}
+
+func (b *batch) frame(f *protocol.Frame) {
+	if f.Kind == protocol.FrameStarted && b.mine(f.CallID) {
+		b.tell(news{frame: f})
+	}
+}
+
+func (b *batch) tell(n news) {
+	select {
+	case b.news <- n:
+	default:
+	}
+}
+
+func (b *batch) mine(id protocol.CallID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.open[id] != nil
+}
+
+// follow waits for every result, then for as long as ctx and the time after a cancel allow.
+func (b *batch) follow(ctx context.Context) error {
+	if b.wait(ctx) {
+		return nil
+	}
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.dispatcher.options.CancelWait)
+	defer cancel()
+	for _, f := range b.unfinished() {
+		if err := b.dispatcher.publisher.Cancel(after, f.call); err != nil {
+			b.dispatcher.options.Logger.WarnContext(ctx, "call cannot be cancelled",
+				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
+		}
+	}
+	b.look(after, false)
+	if b.wait(after) {
+		return nil
+	}
+	for _, f := range b.unfinished() {
+		r := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+			"no worker answered in time; a request to cancel the call is stored, but it may have had effects"))
+		b.done(&r)
+	}
+	return nil
+}
+
+// wait handles news until nothing is open; it reports false when ctx ended first.
+func (b *batch) wait(ctx context.Context) bool {
+	kick := time.NewTicker(b.dispatcher.options.KickAfter)
+	defer kick.Stop()
+	for len(b.open) > 0 {
+		select {
+		case n := <-b.news:
+			b.handle(n)
+		case <-kick.C:
+			b.look(ctx, true)
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+func (b *batch) handle(n news) {
+	if n.result != nil {
+		b.done(n.result)
+		return
+	}
+	f := b.open[n.frame.CallID]
+	if f == nil {
+		return
+	}
+	f.state = loop.StateRunning
+	b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, WorkerID: n.frame.WorkerID, Attempt: n.frame.Attempt})
+}
+
+// done ends a call; a second result for it changes nothing.
+func (b *batch) done(r *protocol.Result) {
+	f := b.open[r.CallID]
+	if f == nil {
+		return
+	}
+	b.close(f)
+	f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
+		telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
+	if r.Error != nil {
+		telemetry.Fail(f.span, r.Error)
+	}
+	f.span.End()
+	b.observe(loop.Update{CallID: r.CallID, State: loop.StateDone, Result: r})
+}
+
+func (b *batch) close(f *followed) {
+	b.mu.Lock()
+	delete(b.open, f.call.ID)
+	b.mu.Unlock()
+	if f.accepted {
+		b.dispatcher.publisher.Finished(f.call.Lane())
+	}
+}
+
+// refuse ends a call that the fleet did not accept.
+func (b *batch) refuse(f *followed, code protocol.Code, message string) {
+	r := protocol.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
+	b.done(&r)
+}
+
+// look asks the results stream for every open call, and kicks each lane once.
+func (b *batch) look(ctx context.Context, kick bool) {
+	kicked := map[protocol.Lane]bool{}
+	for _, f := range b.unfinished() {
+		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
+		if err != nil {
+			b.dispatcher.options.Logger.DebugContext(ctx, "result cannot be looked up",
+				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
+			return // without a connection the others fail too
+		}
+		if r != nil {
+			b.done(r)
+			continue
+		}
+		if lane := f.call.Lane(); kick && f.state == loop.StateQueued && !kicked[lane] {
+			kicked[lane] = true
+			_ = b.dispatcher.publisher.Kick(ctx, f.call) // the next one may get through
+		}
+	}
+}
+
+// unfinished returns the open calls that the fleet may have.
+func (b *batch) unfinished() []*followed {
+	out := make([]*followed, 0, len(b.open))
+	for _, f := range b.open {
+		out = append(out, f)
+	}
+	return out
+}
+
+// abandon ends the spans of calls that were given up because the fleet cannot be reached.
+func (b *batch) abandon() {
+	for _, f := range b.unfinished() {
+		b.close(f)
+		f.span.End()
+	}
+}
+
+func attributes(c *protocol.Call) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		telemetry.KeyMessagingSystem.String(telemetry.MessagingNATS),
+		telemetry.KeyCallID.String(string(c.ID)), telemetry.KeyGenAIConversation.String(string(c.SessionID)),
+		telemetry.KeyGenAIToolName.String(c.Tool), telemetry.KeyGenAIToolCallID.String(c.ToolCallID),
+		telemetry.KeyPayload.String(string(c.Payload.Kind())),
+		telemetry.KeyLane.String(string(c.Lane())), telemetry.KeyPool.String(string(c.Pool)),
+		telemetry.KeyTurn.Int(c.Turn), telemetry.KeyStep.Int(c.Step),
+	}
+}

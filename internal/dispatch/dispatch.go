@@ -1,0 +1,131 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Options of a [Dispatcher]; zero values mean the documented default.
+type Options struct {
+	// Tracer makes the spans of dispatching; default none.
+	Tracer trace.Tracer
+	// Logger gets troubles at warn; default none.
+	Logger *slog.Logger
+	// KickAfter is how long a call may be without a result before its lane is
+	// kicked and its result looked up, again and again; default 1 s.
+	KickAfter time.Duration
+	// CancelWait is how long results are waited for after a cancel; default 5 s.
+	CancelWait time.Duration
+}
+
+func (o *Options) withDefaults() Options {
+	out := Options{}
+	if o != nil {
+		out = *o
+	}
+	if out.Tracer == nil {
+		out.Tracer = noop.NewTracerProvider().Tracer("")
+	}
+	if out.Logger == nil {
+		out.Logger = slog.New(slog.DiscardHandler)
+	}
+	if out.KickAfter <= 0 {
+		out.KickAfter = time.Second
+	}
+	if out.CancelWait <= 0 {
+		out.CancelWait = 5 * time.Second
+	}
+	return out
+}
+
+// Dispatcher carries calls to workers and results back. It is safe for concurrent use.
+type Dispatcher struct {
+	options   Options
+	publisher *lane.Publisher
+	results   *lane.Results
+}
+
+var _ loop.Dispatcher = (*Dispatcher)(nil)
+
+// New opens the streams of a fleet, which must exist.
+func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Options) (*Dispatcher, error) {
+	o := options.withDefaults()
+	publisher, err := lane.NewPublisher(ctx, nc, fleet)
+	if err != nil {
+		return nil, err
+	}
+	logger := o.Logger
+	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
+	return &Dispatcher{options: o, publisher: publisher, results: results}, nil
+}
+
+// Dispatch implements [loop.Dispatcher].
+func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	if len(calls) == 0 {
+		return nil
+	}
+	b := &batch{dispatcher: d, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
+	defer b.abandon()
+	watch, err := d.results.Watch(ctx, calls[0].SessionID, b.result, b.frame)
+	if err != nil {
+		return err
+	}
+	defer watch.Stop()
+	if err := b.put(ctx, calls); err != nil {
+		return err
+	}
+	return b.follow(ctx)
+}
+
+// put enqueues the calls and settles those that were refused. Its error is about
+// a fleet that could not be reached for any of them.
+func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
+	outgoing := make([]lane.Outgoing, len(calls))
+	for i := range calls {
+		call := &calls[i]
+		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch, trace.WithSpanKind(trace.SpanKindProducer),
+			trace.WithAttributes(attributes(call)...))
+		header := nats.Header{}
+		_, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, trace.WithSpanKind(trace.SpanKindProducer))
+		telemetry.Inject(trace.ContextWithSpan(spanCtx, publish), header)
+		outgoing[i] = lane.Outgoing{Call: call, Header: header}
+		b.mu.Lock()
+		b.open[call.ID] = &followed{call: call, span: span, publish: publish, state: loop.StateQueued}
+		b.mu.Unlock()
+	}
+	faults := b.dispatcher.publisher.Put(ctx, outgoing)
+	unreachable := 0
+	for i, fault := range faults {
+		f := b.open[calls[i].ID]
+		telemetry.Fail(f.publish, fault)
+		f.publish.End()
+		switch {
+		case fault == nil:
+			f.accepted = true
+			b.observe(loop.Update{CallID: calls[i].ID, State: loop.StateQueued})
+		case errors.Is(fault, lane.ErrFull):
+			b.refuse(f, protocol.CodeFleetFull, "the fleet's queue is full; the call was not run, try again later")
+		case errors.Is(fault, lane.ErrTooLarge):
+			b.refuse(f, protocol.CodePayloadTooLarge, fault.Error()+"; it was not run, send less at once")
+		case ctx.Err() != nil:
+			// Whether it was accepted is not known; the cancel that follows settles it.
+		default:
+			unreachable++
+		}
+	}
+	if unreachable > 0 {
+		return errors.Join(faults...)
+	}
+	return nil
+}

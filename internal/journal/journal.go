@@ -1,0 +1,189 @@
+// Package journal keeps session journals on JetStream: one subject a session, one
+// message an append, and the subject's last sequence as the guard.
+//
+// An append names the last sequence that its writer has seen. The server refuses
+// it when the subject has moved on, so two coordinators can never both extend a
+// session: one of them learns it, and stops.
+package journal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Journal is the journal of a fleet's sessions. It is safe for concurrent use.
+type Journal struct {
+	fleet  protocol.Fleet
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	stream jetstream.Stream
+}
+
+var _ loop.Journal = (*Journal)(nil)
+
+const (
+	// opTimeout bounds one request to the server.
+	opTimeout = 5 * time.Second
+	// retryWait is the pause after an append whose answer was lost.
+	retryWait = 100 * time.Millisecond
+	// messageOverhead is room for the subject and the headers of a message.
+	messageOverhead = 4 << 10
+
+	codeWrongLastSeq jetstream.ErrorCode = 10071
+)
+
+// Open opens the journal of a fleet, whose streams must exist.
+func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	stream, err := js.Stream(ctx, fleet.SessionsStream())
+	if err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
+	}
+	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream}, nil
+}
+
+// Load implements [loop.Journal]. It reads from the stream's leader, so it sees
+// every append that was acknowledged.
+func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.History, error) {
+	var history loop.History
+	for next := uint64(1); ; next = history.Last + 1 {
+		msg, err := j.stream.GetMsg(ctx, next, jetstream.WithGetMsgSubject(j.fleet.EventSubject(session)))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return history, nil
+		}
+		if err != nil {
+			return loop.History{}, fmt.Errorf("load session %s from %d: %w", session, next, err)
+		}
+		var events []loop.Event
+		if err := json.Unmarshal(msg.Data, &events); err != nil {
+			return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, msg.Sequence, err)
+		}
+		history.Events = append(history.Events, events...)
+		history.Last = msg.Sequence
+	}
+}
+
+// Append implements [loop.Journal]. Events that do not fit into one message go
+// into several; an error then may leave the first of them appended, which a
+// further Append with the same expected sequence reports as a conflict.
+func (j *Journal) Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...loop.Event) (uint64, error) {
+	batches, err := j.batches(events)
+	if err != nil {
+		return 0, fmt.Errorf("append to session %s: %w", session, err)
+	}
+	last := expected
+	if len(batches) == 0 { // nothing to store, but the guard holds
+		return j.check(ctx, session, expected)
+	}
+	for _, body := range batches {
+		if last, err = j.append(ctx, session, last, body); err != nil {
+			return 0, err
+		}
+	}
+	return last, nil
+}
+
+// append stores one message. An answer that was lost is settled by asking again: the
+// guard refuses a second copy, and what is there then tells whose it is.
+func (j *Journal) append(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
+	for retried := false; ; retried = true {
+		last, err := j.publish(ctx, session, expected, body)
+		var api *jetstream.APIError
+		switch {
+		case err == nil:
+			return last, nil
+		case errors.As(err, &api) && api.ErrorCode == codeWrongLastSeq:
+			if retried {
+				return j.settle(ctx, session, expected, body)
+			}
+			return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
+		case errors.As(err, &api) && api.Code != 503:
+			return 0, fmt.Errorf("append to session %s: %w", session, err)
+		}
+		timer := time.NewTimer(retryWait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return 0, fmt.Errorf("append to session %s: %w", session, err)
+		}
+	}
+}
+
+func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	ack, err := j.js.Publish(ctx, j.fleet.EventSubject(session), body, jetstream.WithExpectLastSequencePerSubject(expected))
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
+}
+
+// settle finds out whether the message behind expected is the one that was to be appended.
+func (j *Journal) settle(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
+	msg, err := j.stream.GetMsg(ctx, expected+1, jetstream.WithGetMsgSubject(j.fleet.EventSubject(session)))
+	if err != nil {
+		return 0, fmt.Errorf("append to session %s: %w", session, err)
+	}
+	if string(msg.Data) != string(body) {
+		return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
+	}
+	return msg.Sequence, nil
+}
+
+// check compares a session's last sequence with what the caller expects.
+func (j *Journal) check(ctx context.Context, session protocol.SessionID, expected uint64) (uint64, error) {
+	var last uint64
+	msg, err := j.stream.GetLastMsgForSubject(ctx, j.fleet.EventSubject(session))
+	if err == nil {
+		last = msg.Sequence
+	} else if !errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, fmt.Errorf("look at session %s: %w", session, err)
+	}
+	if last != expected {
+		return 0, fmt.Errorf("session %s is at %d, expected %d: %w", session, last, expected, loop.ErrJournalConflict)
+	}
+	return last, nil
+}
+
+// batches encodes events as JSON arrays that each fit into a message.
+func (j *Journal) batches(events []loop.Event) ([][]byte, error) {
+	limit := int(j.nc.MaxPayload()) - messageOverhead
+	var batches [][]byte
+	var current []byte
+	for _, event := range events {
+		body, err := json.Marshal(event)
+		if err != nil {
+			return nil, err
+		}
+		if len(body)+2 > limit {
+			return nil, fmt.Errorf("event %s has %d bytes, a message may have %d", event.Type, len(body), limit)
+		}
+		if len(current) > 0 && len(current)+len(body)+2 > limit {
+			batches = append(batches, append(current, ']'))
+			current = nil
+		}
+		separator := byte(',')
+		if len(current) == 0 {
+			separator = '['
+		}
+		current = append(append(current, separator), body...)
+	}
+	if len(current) > 0 {
+		batches = append(batches, append(current, ']'))
+	}
+	return batches, nil
+}
