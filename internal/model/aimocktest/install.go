@@ -1,0 +1,128 @@
+package aimocktest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// installTimeout bounds the download and unpacking of the package.
+const installTimeout = 5 * time.Minute
+
+// program is the server below an installation.
+const program = "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
+
+// install returns the path of the server's program, which it installs if need be. Several
+// processes may install at once: each works in a directory of its own, and the
+// first to be done gives its directory the final name.
+func install(ctx context.Context) (string, error) {
+	source, err := sourceDir()
+	if err != nil {
+		return "", err
+	}
+	files := make(map[string][]byte)
+	for _, name := range []string{"package.json", "package-lock.json"} {
+		if files[name], err = os.ReadFile(filepath.Join(source, name)); err != nil {
+			return "", err
+		}
+	}
+	cache := cacheDir(source)
+	sum := sha256.Sum256(files["package-lock.json"])
+	final := filepath.Join(cache, "aimock-"+hex.EncodeToString(sum[:6]))
+	if path := filepath.Join(final, program); exists(path) {
+		return path, nil
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	work, err := os.MkdirTemp(cache, "installing-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(work) }()
+	if err := npmInstall(ctx, work, files); err != nil {
+		return "", err
+	}
+	path := filepath.Join(final, program)
+	if err := os.Rename(work, final); err != nil && !exists(path) {
+		return "", err
+	}
+	return path, nil
+}
+
+func npmInstall(ctx context.Context, dir string, files map[string][]byte) error {
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, installTimeout)
+	defer cancel()
+	npm := exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+	npm.Dir = dir
+	npm.WaitDelay = time.Second
+	if output, err := npm.CombinedOutput(); err != nil {
+		return fmt.Errorf("npm ci: %w\n%s", err, bytes.TrimSpace(output))
+	}
+	if !exists(filepath.Join(dir, program)) {
+		return fmt.Errorf("npm ci: the package has no %s", program)
+	}
+	return nil
+}
+
+// sourceDir is test/aimock of this repository, found from the directory of the test.
+func sourceDir() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for !exists(filepath.Join(dir, "go.mod")) {
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("no go.mod above the directory of the test")
+		}
+		dir = parent
+	}
+	return filepath.Join(dir, "test", "aimock"), nil
+}
+
+// cacheDir is below the user's cache directory, or the repository's if there is no user.
+func cacheDir(source string) string {
+	if user, err := os.UserCacheDir(); err == nil {
+		return filepath.Join(user, "toolfleet-test")
+	}
+	return filepath.Join(source, "..", "..", ".cache")
+}
+
+// checkNode returns an error unless node 20.15 or later, which the server needs, and npm are there.
+func checkNode(ctx context.Context) error {
+	if _, err := exec.LookPath("npm"); err != nil {
+		return err
+	}
+	output, err := exec.CommandContext(ctx, "node", "--version").Output()
+	if err != nil {
+		return fmt.Errorf("node: %w", err)
+	}
+	version := strings.TrimSpace(string(output))
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "v%d.%d", &major, &minor); err != nil {
+		return fmt.Errorf("node: version %q: %w", version, err)
+	}
+	if major < 20 || major == 20 && minor < 15 {
+		return fmt.Errorf("node: version %s, needs 20.15 or later", version)
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
