@@ -1,0 +1,95 @@
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# The race detector needs cgo and so a C compiler; without one the tests still run.
+RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race,)
+
+LINT     := go tool -modfile=tools/go.mod golangci-lint
+MODULES  := . tools deploy/compose/check
+PKG      ?= ./...
+BENCH    ?= .
+FUZZTIME ?= 10s
+DEMO     := .toolfleet/demo
+PROMPT   ?= The tests of this project fail. Find out why, repair it, and show that they pass.
+
+## Use
+
+.PHONY: demo
+demo: build ## Run a session that repairs a real project, with a scripted model
+	rm -rf $(DEMO)
+	mkdir -p $(DEMO)
+	cp -R examples/wordstats $(DEMO)/wordstats
+	bin/coordinator run --model script:examples/wordstats.script.json \
+		--workspace $(DEMO)/wordstats --data $(DEMO)/data --sandbox process \
+		--env GOCACHE="$$(go env GOCACHE)" --env GOTOOLCHAIN=local --env GOWORK=off \
+		"$(PROMPT)"
+
+.PHONY: build
+build: ## Build static binaries into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/coordinator ./cmd/worker
+
+## Check
+
+.PHONY: test
+test: bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
+	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
+	go test $(RACE) -timeout 10m -json $(PKG) | bin/testsum
+
+.PHONY: lint
+lint: ## Run the linters of .golangci.yml (the first time builds them)
+	$(LINT) run ./...
+
+.PHONY: fmt
+fmt: ## Format the code
+	$(LINT) fmt ./...
+
+.PHONY: tidy-check
+tidy-check: ## Check that go.mod and go.sum of every module are tidy
+	for module in $(MODULES); do echo "go mod tidy -diff: $$module"; go -C $$module mod tidy -diff || exit 1; done
+
+.PHONY: cross
+cross: ## Check that everything compiles for macOS and Windows
+	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build ./...
+	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build ./...
+
+.PHONY: compose-check
+compose-check: ## Check deploy/compose without an engine
+	go -C deploy/compose/check test ./...
+
+.PHONY: ci
+ci: ## Run all that a change must pass
+	.ci/run
+
+## Measure
+
+.PHONY: bench
+bench: ## Run the benchmarks (BENCH=regexp for some)
+	go test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 30m $(PKG)
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each
+	go list $(PKG) | while read -r pkg; do \
+		for target in $$(go test -list '^Fuzz' "$$pkg" | grep '^Fuzz' || true); do \
+			echo "$$pkg $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg" || exit 1; \
+		done; \
+	done
+
+## Other
+
+.PHONY: clean
+clean: ## Remove what the other targets made
+	rm -rf bin .toolfleet
+
+.PHONY: help
+help: ## Show this help
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^## / { printf "\n%s\n", substr($$0, 4) } \
+		/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+bin/testsum: $(wildcard tools/testsum/*.go)
+	@go -C tools build -o ../bin/testsum ./testsum

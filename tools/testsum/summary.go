@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// event is one line of `go test -json`; see `go doc test2json`.
+type event struct {
+	Action     string
+	Package    string
+	ImportPath string // of build events, instead of Package
+	Test       string
+	Output     string
+	Elapsed    float64 // seconds
+}
+
+// test names a test; with an empty name, its package.
+type test struct{ pkg, name string }
+
+// summary collects events.
+type summary struct {
+	out     io.Writer
+	outputs map[test][]string // what each test wrote, until it passes
+	builds  map[string][]string
+
+	passed, failedTests        int
+	packages, failed, untested []string
+	skipped                    map[test]string // and why
+}
+
+func newSummary(out io.Writer) *summary {
+	return &summary{out: out, outputs: map[test][]string{}, builds: map[string][]string{}, skipped: map[test]string{}}
+}
+
+func (s *summary) add(e event) {
+	key := test{e.Package, e.Test}
+	switch e.Action {
+	case "build-output":
+		s.builds[e.ImportPath] = append(s.builds[e.ImportPath], e.Output)
+	case "build-fail":
+		fmt.Fprint(s.out, strings.Join(s.builds[e.ImportPath], ""))
+	case "output":
+		s.outputs[key] = append(s.outputs[key], e.Output)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			s.endPackage(e)
+		} else {
+			s.endTest(key, e.Action)
+		}
+		delete(s.outputs, key)
+	}
+}
+
+func (s *summary) endTest(key test, action string) {
+	switch action {
+	case "pass":
+		s.passed++
+	case "skip":
+		s.skipped[key] = reason(s.outputs[key])
+	case "fail":
+		s.failedTests++
+		fmt.Fprint(s.out, strings.Join(s.outputs[key], ""))
+	}
+}
+
+func (s *summary) endPackage(e event) {
+	name := short(e.Package)
+	switch e.Action {
+	case "pass":
+		s.packages = append(s.packages, name)
+		fmt.Fprintf(s.out, "ok    %s (%.1fs)\n", name, e.Elapsed)
+	case "skip":
+		s.untested = append(s.untested, name)
+	case "fail":
+		s.failed = append(s.failed, name)
+		s.showUnfinished(e.Package)
+		fmt.Fprintf(s.out, "FAIL  %s (%.1fs)\n", name, e.Elapsed)
+	}
+}
+
+// showUnfinished writes what tests of a failed package wrote that never ended: a
+// panic or a timeout is attributed to whatever test ran just then.
+func (s *summary) showUnfinished(pkg string) {
+	keys := slices.SortedFunc(maps.Keys(s.outputs), func(a, b test) int { return strings.Compare(a.name, b.name) })
+	for _, key := range keys {
+		if key.pkg == pkg {
+			fmt.Fprint(s.out, strings.Join(s.outputs[key], ""))
+			delete(s.outputs, key)
+		}
+	}
+}
+
+func (s *summary) finish(took time.Duration) (passed bool) {
+	if len(s.skipped) > 0 {
+		fmt.Fprintf(s.out, "\nSkipped:\n")
+		for _, key := range slices.SortedFunc(maps.Keys(s.skipped), func(a, b test) int {
+			return strings.Compare(a.pkg+a.name, b.pkg+b.name)
+		}) {
+			fmt.Fprintf(s.out, "  %s %s: %s\n", short(key.pkg), key.name, s.skipped[key])
+		}
+	}
+	verdict := "PASS"
+	passed = len(s.failed) == 0 && s.failedTests == 0 && len(s.packages) > 0
+	if !passed {
+		verdict = "FAIL"
+	}
+	fmt.Fprintf(s.out, "\n%s: %d tests passed, %d failed, %d skipped; %d packages passed, %d failed, %d without tests; %s\n",
+		verdict, s.passed, s.failedTests, len(s.skipped), len(s.packages), len(s.failed), len(s.untested), took.Round(100*time.Millisecond))
+	if len(s.failed) > 0 {
+		fmt.Fprintf(s.out, "failed: %s\n", strings.Join(s.failed, " "))
+	}
+	return passed
+}
+
+// reason finds what a skipped test said: the line behind its file and line number.
+func reason(output []string) string {
+	for _, line := range output {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "===") || strings.HasPrefix(line, "---") {
+			continue
+		}
+		return line
+	}
+	return "no reason given"
+}
+
+// short leaves the module's host and owner out: they are the same on every line.
+func short(pkg string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(pkg, "github.com/toolfleet/toolfleet"), "/")
+}
