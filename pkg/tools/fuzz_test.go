@@ -68,3 +68,34 @@ func FuzzPlan(f *testing.F) {
 		require.Equal(t, plan, again, "a plan is a function of scope and arguments")
 	})
 }
+
+// FuzzRender gives every built-in tool whatever results a worker could send: the
+// text is UTF-8, within its bounds, and never empty.
+func FuzzRender(f *testing.F) {
+	for _, seed := range []string{
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"command_run","stdout":"a\u001b[0m","stderr":{"base64":"/w=="},"exit_code":3}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_read","path":"a","content":"x\ny","first_line":-3,"total_lines":1}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_list","entries":[{"name":"\n"}],"total":-1}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_search","matches":[{"path":"","line":0,"text":""}]}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_edit","diff":"x"}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_write"}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_exists","exists":true}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"brand_new","x":1}}`,
+		`{"type":"result","call_id":"c","status":"timeout","error":{"code":"x","message":"\n"},"value":{"type":"code_run","reason":"timeout"}}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		result, err := protocol.DecodeResult(body)
+		if err != nil {
+			t.Skip()
+		}
+		for _, tool := range tools.Core() {
+			require.NotPanics(t, func() { tool.Render(result) }, "Text would hide a panic")
+			out := tool.Text(result)
+			require.NotEmpty(t, out)
+			require.True(t, utf8.ValidString(out))
+			require.LessOrEqual(t, utf8.RuneCountInString(out), tools.MaxText)
+		}
+	})
+}

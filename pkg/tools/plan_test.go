@@ -220,6 +220,7 @@ func TestPlan_TakesStringsThatCanMeanOnlyOneThing(t *testing.T) {
 		"a number":                      {`{"type":"number"}`, `"1.50"`, `1.50`},
 		"true":                          {`{"type":"boolean"}`, `"true"`, `true`},
 		"False":                         {`{"type":"boolean"}`, `"False"`, `false`},
+		"True":                          {`{"type":"boolean"}`, `"True"`, `true`},
 		"a number or null":              {`{"type":["number","null"]}`, `"4"`, `4`},
 		"a number or boolean":           {`{"type":["number","boolean"]}`, `"true"`, `true`},
 		"a string stays":                {`{"type":"string"}`, `"12"`, `"12"`},
