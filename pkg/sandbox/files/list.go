@@ -104,3 +104,17 @@ func fileType(mode fs.FileMode) sandbox.FileType {
 		return sandbox.TypeOther
 	}
 }
+
+// OpenDir opens a directory of the workspace, for a command that is to start in it.
+// The caller closes it. Expected failures are a *[sandbox.Fault].
+func (f *FS) OpenDir(p string) (*os.File, error) {
+	name, err := clean(f.root.Name(), p)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := f.openDir(name)
+	if err != nil {
+		return nil, f.fault("open directory", name, err)
+	}
+	return dir, nil
+}

@@ -1,0 +1,120 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/files"
+)
+
+// Name is the driver's name.
+const Name = "process"
+
+// Options are the settings of a [Driver]; nil and zero mean the defaults.
+type Options struct {
+	// Logger gets what happens to commands, at debug level; nil discards it.
+	Logger *slog.Logger
+}
+
+var _ sandbox.Driver = (*Driver)(nil)
+
+// Driver opens sandboxes that isolate nothing.
+type Driver struct {
+	log *slog.Logger
+}
+
+// New returns the driver.
+func New(options *Options) *Driver {
+	d := &Driver{log: slog.New(slog.DiscardHandler)}
+	if options != nil && options.Logger != nil {
+		d.log = options.Logger
+	}
+	return d
+}
+
+// Name implements [sandbox.Driver].
+func (d *Driver) Name() string { return Name }
+
+// Probe implements [sandbox.Driver]: it runs a command and writes a file.
+func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
+	caps = sandbox.Caps{Driver: Name, Level: sandbox.LevelNone, Warnings: warnings()}
+	dir, err := os.MkdirTemp("", "toolfleet-probe-")
+	if err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	workspace, scratch := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
+	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	s, err := d.Open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
+	if err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return caps, try(ctx, s)
+}
+
+// try uses a sandbox once.
+func try(ctx context.Context, s sandbox.Sandbox) error {
+	if _, err := s.FS().Write(ctx, "probe.txt", []byte("probe")); err != nil {
+		return fmt.Errorf("probe: write a file: %w", err)
+	}
+	result, err := s.Exec(ctx, sandbox.Cmd{Argv: probeArgv()})
+	if err != nil {
+		return fmt.Errorf("probe: run a command: %w", err)
+	}
+	if result.Reason != sandbox.ReasonExited || result.ExitCode != probeExit {
+		return fmt.Errorf("probe: %q: %s, exit code %d, want %d",
+			probeArgv(), result.Reason, result.ExitCode, probeExit)
+	}
+	return nil
+}
+
+// probeExit is the exit code of the command that a probe runs.
+const probeExit = 7
+
+func warnings() []string {
+	all := []string{
+		"driver process isolates nothing: commands have the user, files, network and processes of the worker; " +
+			"use it only for code that is trusted as much as the worker",
+	}
+	if treeWarning != "" {
+		all = append(all, treeWarning)
+	}
+	return all
+}
+
+// Open implements [sandbox.Driver].
+func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
+	if spec.Require > sandbox.LevelNone {
+		return nil, fmt.Errorf("open sandbox %s: %w: driver process has level %s, %s is required",
+			spec.ID, sandbox.ErrLevel, sandbox.LevelNone, spec.Require)
+	}
+	if err := checkEnv(spec.Env); err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
+	if err := prepareTrees(); err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
+	scratch, err := openScratch(spec.Scratch)
+	if err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
+	workspace, err := files.Open(spec.Workspace)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open sandbox %s: %w", spec.ID, err), scratch.Close())
+	}
+	return newSandbox(spec, workspace, scratch, d.log), nil
+}
+
+var _ io.Closer = (*Sandbox)(nil)

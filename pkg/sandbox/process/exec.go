@@ -1,0 +1,181 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
+)
+
+// Times of the supervision of a command.
+const (
+	killWait  = 5 * time.Second        // for a killed process to be gone
+	drainWait = 250 * time.Millisecond // for the output of a command that is gone
+	gracePoll = 20 * time.Millisecond  // between looks at whether a tree has ended
+)
+
+// Exec implements [sandbox.Sandbox].
+func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	stop, err := s.begin(ctx)
+	if ctxErr := ctx.Err(); ctxErr != nil && !errors.Is(err, sandbox.ErrClosed) {
+		if err == nil {
+			s.running.Done()
+		}
+		return sandbox.Result{ExitCode: -1, Reason: contextReason(ctxErr)}, nil
+	}
+	if err != nil {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	defer s.running.Done()
+	r, err := s.start(cmd)
+	if err != nil {
+		return sandbox.Result{}, err
+	}
+	result, err := r.finish(r.supervise(ctx, stop))
+	s.log.DebugContext(ctx, "command ended", slog.String("sandbox", s.spec.ID),
+		slog.String("reason", string(result.Reason)), slog.Int("exit_code", result.ExitCode),
+		slog.Duration("wall", result.Wall))
+	if err != nil {
+		s.leave(r.tree)
+		return result, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	return result, nil
+}
+
+// contextReason is why a context ends a command.
+func contextReason(err error) sandbox.Reason {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return sandbox.ReasonTimeout
+	}
+	return sandbox.ReasonCancelled
+}
+
+// run is a command that was started.
+type run struct {
+	cmd     *exec.Cmd
+	limits  sandbox.Limits
+	tree    *tree
+	out     *capture.Output
+	pipes   *pipes
+	started time.Time
+	ended   chan struct{} // closed when the command itself has ended
+	wall    time.Duration // set when ended is closed
+}
+
+// start starts a command.
+func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
+	c, dir, err := s.command(cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
+	out := capture.New(limits.Output, cmd.Live)
+	p, err := openPipes(c, cmd.Stdin, out)
+	if err != nil {
+		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	r := &run{
+		cmd: c, limits: limits, out: out, pipes: p, tree: newTree(c),
+		started: time.Now(), ended: make(chan struct{}),
+	}
+	if err := r.tree.start(); err != nil {
+		p.abandon()
+		return nil, startFault(cmd.Argv[0], err)
+	}
+	p.run()
+	go func() {
+		r.tree.await()
+		r.wall = time.Since(r.started)
+		close(r.ended)
+	}()
+	return r, nil
+}
+
+// supervise waits for the end of the command, or brings it about. It returns the
+// reason, "" when the command ended by itself.
+func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reason {
+	var wall <-chan time.Time
+	if r.limits.Wall > 0 {
+		timer := time.NewTimer(r.limits.Wall)
+		defer timer.Stop()
+		wall = timer.C
+	}
+	select {
+	case <-r.ended:
+		return ""
+	case <-r.pipes.over:
+		r.tree.kill()
+		return sandbox.ReasonOutputLimit
+	case <-stop:
+		r.tree.kill()
+		return sandbox.ReasonCancelled
+	case <-wall:
+		r.terminate(stop)
+		return sandbox.ReasonTimeout
+	case <-ctx.Done():
+		r.terminate(stop)
+		return contextReason(ctx.Err())
+	}
+}
+
+// terminate asks every process of the command to end, and kills what is left after
+// the grace time, or at once when stop is closed or output overflows.
+func (r *run) terminate(stop <-chan struct{}) {
+	defer r.tree.kill()
+	r.tree.terminate()
+	grace := time.NewTimer(r.limits.Grace)
+	defer grace.Stop()
+	poll := time.NewTicker(gracePoll)
+	defer poll.Stop()
+	for r.tree.alive() {
+		select {
+		case <-poll.C:
+		case <-grace.C:
+			return
+		case <-stop:
+			return
+		case <-r.pipes.over:
+			return
+		}
+	}
+}
+
+// finish kills what is left of the command and collects its result.
+func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
+	err := r.clear()
+	over := r.pipes.finish(drainWait)
+	result := sandbox.Result{
+		ExitCode: -1,
+		Reason:   reason,
+		Stdout:   r.out.Captured(sandbox.Stdout),
+		Stderr:   r.out.Captured(sandbox.Stderr),
+		Wall:     time.Since(r.started),
+	}
+	if over && reason == "" {
+		result.Reason = sandbox.ReasonOutputLimit
+	}
+	if state := r.cmd.ProcessState; state != nil {
+		result.Wall = r.wall
+		describe(&result, state)
+	}
+	return result, err
+}
+
+// clear waits for the end of the command itself, which has ended or was killed, and
+// ends everything else of it.
+func (r *run) clear() error {
+	timer := time.NewTimer(killWait)
+	defer timer.Stop()
+	select {
+	case <-r.ended:
+	case <-timer.C: // it may be another user's now; the goroutine ends with it
+		return fmt.Errorf("%w: process %d does not end", sandbox.ErrLeftover, r.cmd.Process.Pid)
+	}
+	return r.tree.finish()
+}

@@ -1,0 +1,21 @@
+//go:build !unix
+
+package process
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// lookup finds a program by this program's PATH. Relative names are relative to dir.
+func lookup(name, _, dir string) (string, error) {
+	if strings.ContainsAny(name, `/\`) && !filepath.IsAbs(name) {
+		name = filepath.Join(dir, name)
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", notFound(name)
+	}
+	return path, nil
+}
