@@ -131,7 +131,7 @@ func (f *fleet) accept(calls []protocol.Call) []*protocol.Result {
 	for i := range calls {
 		if _, again := f.known[calls[i].ID]; !again {
 			result := protocol.NewResult(&calls[i], protocol.StatusOK, nil)
-			result.WorkerID, result.Attempt, result.Value = "w", 1, protocol.NoopResult{}
+			result.WorkerID, result.Attempt, result.Value = "w", 1, protocol.FilesWriteResult{Diff: "-a\n+b\n"}
 			f.known[calls[i].ID] = &result
 			f.runs = append(f.runs, calls[i])
 		}
@@ -197,7 +197,8 @@ func (w *watch) of(kind loop.EventType) []loop.Event {
 	return events
 }
 
-// table has one tool of each sort: "work" goes to a worker, "inline" does not,
+// table has one tool of each sort: "work" goes to a worker, "greedy" too and takes
+// the whole sandbox, "inline" does not go there,
 // "wait" is inline and ends with its context, and the others go wrong.
 func table(t *testing.T) *tools.Table {
 	t.Helper()
@@ -216,6 +217,9 @@ func table(t *testing.T) *tools.Table {
 	made, err := tools.NewTable(
 		tool("work", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 			return tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}}, nil
+		}),
+		tool("greedy", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Payload: protocol.Noop{}}, nil
 		}),
 		tool("inline", inline(func(context.Context) (string, *protocol.Error) { return "said", nil })),
 		tool("wait", inline(func(ctx context.Context) (string, *protocol.Error) {

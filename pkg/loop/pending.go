@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -60,15 +61,15 @@ func (p *pendingCall) local(status protocol.Status, text string, fault *protocol
 
 // startTool starts the span of a tool call that no worker runs.
 func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Context, trace.Span) {
-	known := ""
-	if p.tool != nil {
-		known = p.tool.Name // what a model makes up stays out of traces
-	}
-	return t.opts.Tracer.Start(ctx, spanName(operationTool, known), trace.WithAttributes( //nolint:spancheck // the caller ends it
+	name, attributes := operationTool, []attribute.KeyValue{
 		keyOperation.String(operationTool),
-		keyToolName.String(known),
 		keyToolCallID.String(p.event.ToolCallID),
 		keyCallID.String(string(p.event.CallID)),
 		keyTurn.Int(p.event.Turn), keyStep.Int(p.event.Step),
-	))
+	}
+	if p.tool != nil { // a name that a model made up stays out of it
+		name = spanName(operationTool, p.tool.Name)
+		attributes = append(attributes, keyToolName.String(p.tool.Name))
+	}
+	return t.opts.Tracer.Start(ctx, name, trace.WithAttributes(attributes...)) //nolint:spancheck // the caller ends it
 }

@@ -190,6 +190,7 @@ func TestRun_FleetFailureLeavesTheTurnOpen(t *testing.T) {
 	}, result)
 	require.Len(t, r.model.seen, 2, "the model is not asked for a reply again")
 	requireOneResultEach(t, r.events(t))
+	require.Len(t, r.watch.of(loop.EventSessionStarted), 1)
 }
 
 // forgetful tells some results twice, some of nobody, and loses the last one.
@@ -306,6 +307,7 @@ func TestRun_InputWithAnIDIsAnsweredOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, one, again)
 	require.Len(t, r.model.seen, 2)
+	require.Len(t, r.watch.of(loop.EventSessionStarted), 1)
 }
 
 func TestRun_OpenTurnOfAnotherInputComesFirst(t *testing.T) {
@@ -322,6 +324,39 @@ func TestRun_OpenTurnOfAnotherInputComesFirst(t *testing.T) {
 	ended := r.watch.of(loop.EventTurnEnded)
 	require.Equal(t, []string{"first", "second"}, []string{ended[0].Text, ended[1].Text})
 	requireProtocol(t, r.model.lastSeen())
+}
+
+func TestRun_InterruptOfTheOpenTurnBeginsNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("first"))
+	r.fleet.err = errors.New("no servers")
+	_, err := r.run(t.Context(), t, "go")
+	require.Error(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	r.fleet.err, r.fleet.told = nil, func(protocol.Call) { stop() }
+	result, err := r.run(ctx, t, "and then")
+	require.NoError(t, err)
+	require.Equal(t, 1, result.Turn)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	require.Len(t, r.watch.of(loop.EventTurnStarted), 1)
+}
+
+// deaf goes on when it is told to leave.
+type deaf struct{ *fleet }
+
+func (d deaf) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	return d.fleet.Dispatch(context.WithoutCancel(ctx), calls, observe)
+}
+
+func TestRun_JournalsNothingBehindAFailedAppend(t *testing.T) {
+	t.Parallel()
+	r, journal := newRig(asks("a", "work", "work", "work"), says("done")), &crashingJournal{untilCrash: 4}
+	r.journal = journal
+	runner, err := loop.New(r.model, deaf{r.fleet}, journal, table(t), &r.opts)
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+	require.ErrorIs(t, err, errCrash)
+	require.Len(t, r.watch.of(loop.EventToolResult), 1)
 }
 
 func TestRun_RefusesWhatCannotBegin(t *testing.T) {

@@ -1,6 +1,7 @@
 package loop_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -77,6 +78,31 @@ func TestRun_CallCarriesPlaceScopeAndDeadline(t *testing.T) {
 	require.NoError(t, call.Validate())
 }
 
+func TestRun_ToolsRunInTheSandboxOfTheSession(t *testing.T) {
+	t.Parallel()
+	for _, sandbox := range []string{"", "shared"} {
+		r := newRig(asks("a", "greedy"), says("done"))
+		r.opts.Sandbox = sandbox
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		want := protocol.SandboxKey(cmp.Or(sandbox, string(r.session)))
+		require.Equal(t, []protocol.Use{{Key: want, Access: protocol.Exclusive}}, r.fleet.runs[0].Resources)
+	}
+}
+
+func TestRun_TextThatIsNotUTF8IsTheSameAfterwards(t *testing.T) {
+	t.Parallel()
+	reply := asks("a", "inline")
+	reply.Text, reply.ToolCalls[0].Name, reply.ToolCalls[0].Arguments = "text\xff", "inl\xffne", "{\"n\xff\":1}"
+	r := newRig(reply, says("done\xff"), says("again"))
+	_, err := r.run(t.Context(), t, "go\xff")
+	require.NoError(t, err)
+	live := r.model.lastSeen()
+	_, err = r.run(t.Context(), t, "again")
+	require.NoError(t, err)
+	require.Equal(t, live, r.model.lastSeen()[:len(live)])
+}
+
 func TestRun_ObserverIsToldJournaledAndLiveEvents(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), says("done"))
@@ -94,6 +120,9 @@ func TestRun_ObserverIsToldJournaledAndLiveEvents(t *testing.T) {
 	result := r.watch.of(loop.EventToolResult)[0]
 	require.Equal(t, "ok", result.Status)
 	require.Equal(t, "ok "+string(result.CallID), result.Content)
+	require.Equal(t, protocol.WorkerID("w"), result.WorkerID)
+	require.Equal(t, 1, result.Attempt)
+	require.Equal(t, "-a\n+b\n", result.Diff)
 	require.NotNil(t, result.QueueMS)
 	require.NotNil(t, result.RunMS)
 	for _, event := range r.watch.events {
@@ -217,6 +246,7 @@ func TestRun_Limits(t *testing.T) {
 		{"steps by default", loop.Options{}, loop.DefaultMaxSteps, "64 steps"},
 		{"steps", loop.Options{MaxSteps: 3}, 3, "3 steps"},
 		{"tokens", loop.Options{MaxTokens: 30}, 3, "30 tokens (max_tokens), with 33 used"},
+		{"tokens used up exactly", loop.Options{MaxTokens: 33}, 3, "33 tokens (max_tokens), with 33 used"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -289,6 +319,7 @@ func TestRun_InterruptJournalsWhatWasLearned(t *testing.T) {
 		statuses = append(statuses, event.Status)
 	}
 	require.Equal(t, []string{"ok", "cancelled"}, statuses)
+	require.Len(t, r.model.seen, 1, "the model is not asked again")
 
 	r.fleet.stall, r.fleet.told = 0, nil
 	result, err = r.run(t.Context(), t, "and now?")
