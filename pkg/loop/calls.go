@@ -28,6 +28,9 @@ type batch struct {
 // runCalls gets every result that the last step lacks, and journals each as it
 // comes. An error means that some are still missing.
 func (t *turnRun) runCalls(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrDetached) {
+		return cause
+	}
 	b := t.planCalls(ctx)
 	if err := t.record(ctx, b.events...); err != nil {
 		return err
@@ -75,6 +78,7 @@ func (t *turnRun) planCalls(ctx context.Context) *batch {
 }
 
 func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, arguments string) {
+	var call protocol.Call
 	var fault *protocol.Error
 	scope := t.scope(t.id)
 	p.tool, p.plan, fault = t.table.Plan(scope, p.event.Name, arguments)
@@ -84,7 +88,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, argume
 	}
 	if fault == nil {
 		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
-		p.call, fault = p.plan.Call(scope, at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
+		call, fault = p.plan.Call(scope, at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
 	}
 	if fault != nil {
 		status := protocol.StatusRejected
@@ -95,10 +99,10 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, argume
 		return
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		p.call.Deadline = deadline.UTC()
+		call.Deadline = deadline.UTC()
 	}
-	b.remote[p.call.ID] = p
-	b.calls = append(b.calls, p.call)
+	b.remote[call.ID] = p
+	b.calls = append(b.calls, call)
 }
 
 // refuse gives a call its result without running it.

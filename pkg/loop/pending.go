@@ -13,11 +13,10 @@ import (
 
 // pendingCall is a tool call on its way to a result.
 type pendingCall struct {
-	event Event         // the fields that all its events share
-	tool  *tools.Tool   // nil when the name is unknown
-	plan  tools.Plan    // what it becomes; zero when it cannot be run
-	call  protocol.Call // what it becomes on the wire; zero for inline tools
-	done  bool          // its result was told
+	event Event       // the fields that all its events share
+	tool  *tools.Tool // nil when the name is unknown
+	plan  tools.Plan  // zero when it cannot be run
+	done  bool        // the dispatcher told its result
 }
 
 // pending returns the tool call at index of the turn's last step.

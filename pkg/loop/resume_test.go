@@ -275,6 +275,25 @@ func TestRun_DetachedWhileTheModelReplies(t *testing.T) {
 	require.Empty(t, r.watch.of(loop.EventTurnEnded))
 }
 
+func TestRun_DetachedBeforeTheCallsLeavesThemToOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work", "nosuch"), says("done"))
+	ctx, detach := context.WithCancelCause(t.Context())
+	r.opts.Observe = func(e loop.Event) {
+		r.watch.observe(e)
+		if e.Type == loop.EventModelReply {
+			detach(loop.ErrDetached)
+		}
+	}
+	_, err := r.run(ctx, t, "go")
+	require.ErrorIs(t, err, loop.ErrDetached)
+	require.Empty(t, r.watch.of(loop.EventToolResult))
+	require.Empty(t, r.fleet.ran())
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Len(t, r.fleet.ran(), 1)
+}
+
 func TestRun_DetachedInlineToolIsRunAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "wait"), says("done"))
