@@ -103,9 +103,8 @@ func TestStart_ServerDiesWithItsProcess(t *testing.T) {
 	require.Equal(t, 3, exit.ExitCode())
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
 	_, err = conn.Read(make([]byte, 1))
-	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the server closes its connections by ending")
-	_, err = new(net.Dialer).DialContext(t.Context(), "tcp", host(t, base))
-	require.Error(t, err, "it must be gone with its process")
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "a living server would have kept the connection for a minute")
 }
 
 func TestStart_WithoutNode(t *testing.T) {
