@@ -1,0 +1,166 @@
+package check
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/stretchr/testify/require"
+)
+
+const composeFile = "../compose.yaml"
+
+// load reads the compose file as `docker compose config` does, with nothing but env around it.
+func load(ctx context.Context, env ...string) (*types.Project, error) {
+	options, err := cli.NewProjectOptions([]string{composeFile}, cli.WithEnv(env), cli.WithResolvedPaths(true))
+	if err != nil {
+		return nil, err
+	}
+	return options.LoadProject(ctx)
+}
+
+func project(t *testing.T) *types.Project {
+	t.Helper()
+	loaded, err := load(t.Context(), "NATS_PASSWORD=tf-secret")
+	require.NoError(t, err)
+	return loaded
+}
+
+func TestCompose_HasItsServices(t *testing.T) {
+	t.Parallel()
+	require.ElementsMatch(t, []string{"nats", "coordinator", "worker", "jaeger"}, project(t).ServiceNames())
+}
+
+func TestCompose_HasNoDefaultSecret(t *testing.T) {
+	t.Parallel()
+	for name, env := range map[string][]string{"unset": nil, "empty": {"NATS_PASSWORD="}} {
+		_, err := load(t.Context(), env...)
+		require.ErrorContains(t, err, "NATS_PASSWORD", name)
+		require.ErrorContains(t, err, ".env", "says where to set it")
+	}
+}
+
+func TestCompose_EveryServiceIsConfined(t *testing.T) {
+	t.Parallel()
+	for name, service := range project(t).Services {
+		require.Regexp(t, `^[1-9][0-9]*:[1-9][0-9]*$`, service.User, "%s must not run as root", name)
+		require.True(t, service.ReadOnly, "%s: root file system", name)
+		require.Equal(t, []string{"ALL"}, service.CapDrop, name)
+		require.Contains(t, service.SecurityOpt, "no-new-privileges:true", name)
+		require.False(t, service.Privileged, name)
+		require.Empty(t, service.CapAdd, name)
+		require.Empty(t, service.NetworkMode, name)
+		for _, volume := range service.Volumes {
+			require.Equal(t, types.VolumeTypeVolume, volume.Type, "%s mounts %s of the host", name, volume.Source)
+		}
+	}
+}
+
+func TestCompose_EveryServiceIsCheckedOrSaysWhyNot(t *testing.T) {
+	t.Parallel()
+	for name, service := range project(t).Services {
+		if service.HealthCheck != nil && !service.HealthCheck.Disable && len(service.HealthCheck.Test) > 1 {
+			continue
+		}
+		reason, _ := service.Extensions["x-no-healthcheck"].(string)
+		require.NotEmpty(t, reason, "%s has no healthcheck and no x-no-healthcheck", name)
+	}
+}
+
+// TestCompose_DependenciesCanBecomeHealthy: waiting for a service without a healthcheck never ends.
+func TestCompose_DependenciesCanBecomeHealthy(t *testing.T) {
+	t.Parallel()
+	services := project(t).Services
+	for name, service := range services {
+		for needed, dependency := range service.DependsOn {
+			if dependency.Condition == types.ServiceConditionHealthy {
+				require.NotNil(t, services[needed].HealthCheck, "%s waits for %s", name, needed)
+			}
+		}
+	}
+}
+
+func TestCompose_ImagesArePinned(t *testing.T) {
+	t.Parallel()
+	for name, service := range project(t).Services {
+		requirePinned(t, service.Image, name)
+	}
+}
+
+func TestCompose_PortsAreOnLoopbackOnly(t *testing.T) {
+	t.Parallel()
+	for name, service := range project(t).Services {
+		for _, port := range service.Ports {
+			ip := net.ParseIP(port.HostIP)
+			require.True(t, ip != nil && ip.IsLoopback(), "%s publishes %s on %q", name, port.Published, port.HostIP)
+		}
+	}
+}
+
+// TestCompose_WorkersScale: a fixed name or a published port allows one container only.
+func TestCompose_WorkersScale(t *testing.T) {
+	t.Parallel()
+	worker := project(t).Services["worker"]
+	require.Empty(t, worker.ContainerName)
+	require.Empty(t, worker.Ports)
+	require.Nil(t, worker.Scale)
+	require.Empty(t, worker.Hostname)
+	require.Len(t, worker.Volumes, 1)
+	require.Equal(t, "/data", worker.Volumes[0].Target)
+	require.Equal(t, "/data", *worker.Environment["TOOLFLEET_DATA"])
+}
+
+// TestCompose_ToolsHaveNoWayOut: the only network of workers is internal.
+func TestCompose_ToolsHaveNoWayOut(t *testing.T) {
+	t.Parallel()
+	loaded := project(t)
+	networks := loaded.Services["worker"].Networks
+	require.NotEmpty(t, networks)
+	for name := range networks {
+		require.True(t, loaded.Networks[name].Internal, "network %s of the worker", name)
+	}
+}
+
+func TestCompose_EverybodyUsesTheSameServers(t *testing.T) {
+	t.Parallel()
+	services := project(t).Services
+	for _, name := range []string{"coordinator", "worker"} {
+		env := services[name].Environment
+		require.Equal(t, "nats://fleet:tf-secret@nats:4222", *env["TOOLFLEET_NATS"])
+		require.Equal(t, "http://jaeger:4318", *env["OTEL_EXPORTER_OTLP_ENDPOINT"])
+	}
+	require.Equal(t, "tf-secret", *services["nats"].Environment["NATS_PASSWORD"])
+	require.NotContains(t, services["worker"].Environment, "OPENAI_API_KEY", "only the coordinator talks to models")
+}
+
+// TestCompose_EnvironmentPassesThrough: what is not set stays unset, and is not "".
+func TestCompose_EnvironmentPassesThrough(t *testing.T) {
+	t.Parallel()
+	without := project(t).Services["coordinator"].Environment.Resolve(func(string) (string, bool) { return "", false })
+	require.Nil(t, without["OPENAI_API_KEY"])
+	with, err := load(t.Context(), "NATS_PASSWORD=tf-secret", "OPENAI_API_KEY=sk-1")
+	require.NoError(t, err)
+	require.Equal(t, "sk-1", *with.Services["coordinator"].Environment["OPENAI_API_KEY"])
+}
+
+// requirePinned checks that an image has a tag that says a version.
+func requirePinned(t *testing.T, image, where string) {
+	t.Helper()
+	if image == "scratch" {
+		return
+	}
+	name := image[strings.LastIndexByte(image, '/')+1:]
+	_, tag, found := strings.Cut(name, ":")
+	require.True(t, found, "%s: image %q has no tag", where, image)
+	require.NotEqual(t, "latest", tag, "%s: image %q", where, image)
+	if tag == "local" {
+		return // built here, from a Dockerfile that is checked as well
+	}
+	_, err := strconv.Atoi(tag[:1])
+	require.NoError(t, err, "%s: tag of %q does not start with a version", where, image)
+	require.GreaterOrEqual(t, strings.Count(tag, "."), 1, "%s: tag of %q is not a full version", where, image)
+}
