@@ -83,6 +83,7 @@ func TestCarrier_Keys(t *testing.T) {
 	t.Parallel()
 	carrier := telemetry.Carrier{"Tf-Lane": {"a"}, "tf-lane": {"b"}}
 	carrier.Set("TraceParent", "x")
+	require.Contains(t, carrier, "traceparent")
 	require.Equal(t, []string{"tf-lane", "traceparent"}, carrier.Keys())
 	require.Equal(t, "x", carrier.Get("Traceparent"))
 	require.Equal(t, "b", carrier.Get("TF-LANE"))

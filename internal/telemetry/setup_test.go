@@ -175,3 +175,17 @@ func TestSetup_ADeadBackendCostsOneWarning(t *testing.T) {
 	require.Contains(t, done.stderr, "telemetry export failed")
 	require.Contains(t, done.stderr, listener.Addr().String(), "says which backend")
 }
+
+// TestSetup_AsksTheGivenEnvironment: a program whose environment is injected stays silent
+// whatever the process has.
+func TestSetup_AsksTheGivenEnvironment(t *testing.T) {
+	receiver := otlptest.Start(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.URL)
+	shutdown, err := telemetry.Setup(t.Context(), "s", "v", func(string) string { return "" }, nil)
+	require.NoError(t, err)
+	_, span := telemetry.Tracer().Start(t.Context(), "unseen")
+	require.False(t, span.IsRecording())
+	span.End()
+	require.NoError(t, shutdown(t.Context()))
+	require.Zero(t, receiver.Requests())
+}

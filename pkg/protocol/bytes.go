@@ -24,19 +24,22 @@ func (b Bytes) MarshalJSON() ([]byte, error) {
 	return json.Marshal(base64Bytes{Base64: &raw})
 }
 
-// readable reports whether a JSON string is a good form of b: escapes of six
-// bytes for one must not outweigh what base64 adds.
+// readable reports whether a JSON string is a good form of b: what escapes add must
+// not be more than b itself.
 func (b Bytes) readable() bool {
 	if !utf8.Valid(b) {
 		return false
 	}
-	escapes := 0
+	added := 0
 	for _, c := range b {
-		if c < ' ' && c != '\n' && c != '\t' && c != '\r' || c == '<' || c == '>' || c == '&' {
-			escapes++
+		switch {
+		case c == '"', c == '\\', c == '\n', c == '\t', c == '\r': // two bytes, as in \n
+			added++
+		case c < ' ', c == '<', c == '>', c == '&': // six, as in \u0000
+			added += 5
 		}
 	}
-	return escapes*5 <= len(b)
+	return added <= len(b)
 }
 
 // UnmarshalJSON implements [json.Unmarshaler].

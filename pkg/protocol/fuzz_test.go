@@ -104,7 +104,9 @@ func FuzzDecodeFrame(f *testing.F) {
 
 // FuzzBytes_KeepsEveryByte is the reason for the type.
 func FuzzBytes_KeepsEveryByte(f *testing.F) {
-	for _, content := range []string{"", "text", "a\x00b", "\xff\xfe", "<&>\u2028\u2029", "\ufffd", "Grüße"} {
+	for _, content := range []string{
+		"", "text", "a\x00b", "\xff\xfe", "<&>\u2028\u2029", "\ufffd", "Grüße", `<""""`, "\x7f\b\f", "\u2028\u2028",
+	} {
 		f.Add([]byte(content))
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
@@ -113,6 +115,8 @@ func FuzzBytes_KeepsEveryByte(f *testing.F) {
 		var back protocol.Bytes
 		require.NoError(t, json.Unmarshal(body, &back))
 		require.Equal(t, string(content), string(back))
+		// Twice as long at most, or base64: a third more.
+		require.LessOrEqual(t, len(body), max(2*len(content)+len(`""`), (len(content)+2)/3*4+len(`{"base64":""}`)))
 	})
 }
 
