@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -70,6 +71,9 @@ func (b *batch) mine(id protocol.CallID) bool {
 func (b *batch) follow(ctx context.Context) error {
 	if b.wait(ctx) {
 		return nil
+	}
+	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
+		return cause
 	}
 	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.dispatcher.options.CancelWait)
 	defer cancel()

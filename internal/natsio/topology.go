@@ -21,7 +21,7 @@ const (
 	// DefaultMaxCalls bounds how many messages wait in the calls stream.
 	DefaultMaxCalls = 2_000_000
 	// DefaultMaxBytes bounds the bytes of the calls stream.
-	DefaultMaxBytes = 8 << 30
+	DefaultMaxBytes = 1 << 30
 
 	maxHeldLanes    = 1 << 20 // MaxAckPending: every held lane is one unacknowledged message
 	maxWaitingPulls = 1 << 16

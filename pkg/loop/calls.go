@@ -72,12 +72,14 @@ func (t *turnRun) planCalls(ctx context.Context) *batch {
 				"Not run: the turn was stopped before."))
 			continue
 		}
-		t.planCall(ctx, b, p, call.Arguments)
+		t.planCall(ctx, b, p, call.Arguments, call.planned)
 	}
 	return b
 }
 
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, arguments string) {
+// planCall plans one tool call. A call that was planned before this process ran
+// the turn may be in the fleet already: again says so to whoever takes it.
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, arguments string, again bool) {
 	var call protocol.Call
 	var fault *protocol.Error
 	scope := t.scope(t.id)
@@ -89,6 +91,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, argume
 	if fault == nil {
 		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
 		call, fault = p.plan.Call(scope, at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
+		call.Again = again
 	}
 	if fault != nil {
 		status := protocol.StatusRejected

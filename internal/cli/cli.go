@@ -1,0 +1,206 @@
+// Package cli is the conventions that the commands share: flags that are also
+// environment variables, errors that name what is allowed, exit codes, and
+// signals.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+)
+
+// EnvPrefix begins the environment variable of every flag: --max-steps is TOOLFLEET_MAX_STEPS.
+const EnvPrefix = "TOOLFLEET"
+
+// Exit codes of the commands.
+const (
+	ExitOK          = 0
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitLimit       = 3
+	ExitInterrupted = 130
+)
+
+// ExitError is an error that asks for an exit code of its own. An empty message
+// prints nothing.
+type ExitError struct {
+	Code    int
+	Message string
+}
+
+// Error implements the error interface.
+func (e *ExitError) Error() string { return e.Message }
+
+// Usagef makes the error of a command line that makes no sense.
+func Usagef(format string, args ...any) *ExitError {
+	return &ExitError{Code: ExitUsage, Message: fmt.Sprintf(format, args...)}
+}
+
+// Program is the surroundings of a command; [Main] takes them from the process.
+type Program struct {
+	Name        string
+	Description string
+	Version     string
+	Args        []string
+	Stdin       io.Reader
+	Stdout      *os.File
+	Stderr      *os.File
+	Getenv      func(string) string
+}
+
+// Common is the flags that every command has.
+type Common struct {
+	LogLevel    slog.Level       `default:"warn" enum:"debug,info,warn,error" help:"Least level of log lines on stderr: debug, info, warn or error."`
+	PrintConfig bool             `help:"Print the settings in force as JSON, secrets redacted, and exit."`
+	Version     kong.VersionFlag `help:"Print the version and exit."`
+}
+
+// Logger returns the logger of a command: text on stderr.
+func (c Common) Logger(p Program) *slog.Logger {
+	return slog.New(slog.NewTextHandler(p.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
+}
+
+// Run parses arguments into grammar, a pointer to a struct for kong, and calls run. It
+// returns the exit code, having printed any error. common points to the flags inside grammar.
+func Run(p Program, grammar any, common *Common, run func(command string) error) int {
+	exit := -1
+	parser, err := kong.New(grammar,
+		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
+		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version},
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.Exit(func(code int) { exit = code }),
+	)
+	if err != nil {
+		panic(fmt.Sprintf("command grammar: %v", err)) // a fault of this program, found by every test
+	}
+	kctx, err := parser.Parse(p.Args)
+	if exit >= 0 { // --help, --version
+		return exit
+	}
+	if err != nil {
+		return report(p, usageError(err))
+	}
+	if common.PrintConfig {
+		return report(p, printConfig(p.Stdout, kctx))
+	}
+	return report(p, run(kctx.Command()))
+}
+
+// report prints an error and returns the exit code that it asks for.
+func report(p Program, err error) int {
+	if err == nil {
+		return ExitOK
+	}
+	code := ExitFailed
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		code = exit.Code
+	}
+	if message := err.Error(); message != "" {
+		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, message)
+		if code == ExitUsage {
+			_, _ = fmt.Fprintf(p.Stderr, "Run \"%s --help\" for usage.\n", p.Name)
+		}
+	}
+	return code
+}
+
+// usageError adds to kong's message what would be allowed.
+func usageError(err error) error {
+	message := err.Error()
+	if parse, ok := errors.AsType[*kong.ParseError](err); ok && strings.Contains(message, "unknown flag") {
+		var flags []string
+		for _, group := range parse.Context.Model.AllFlags(true) {
+			for _, flag := range group {
+				flags = append(flags, "--"+flag.Name)
+			}
+		}
+		if selected := parse.Context.Selected(); selected != nil {
+			for _, flag := range selected.Flags {
+				flags = append(flags, "--"+flag.Name)
+			}
+		}
+		slices.Sort(flags)
+		message += "; allowed are " + strings.Join(slices.Compact(flags), ", ")
+	}
+	return &ExitError{Code: ExitUsage, Message: message}
+}
+
+// printConfig prints every flag of the selected command with its value.
+func printConfig(w io.Writer, kctx *kong.Context) error {
+	config := map[string]any{}
+	for _, flag := range kctx.Flags() {
+		switch flag.Name {
+		case "help", "version", "print-config":
+			continue
+		}
+		config[flag.Name] = printable(flag.Name, flag.Target)
+	}
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(config)
+}
+
+// printable is a value as --print-config shows it.
+func printable(name string, value reflect.Value) any {
+	switch v := value.Interface().(type) {
+	case fmt.Stringer:
+		return v.String()
+	case map[string]string: // --env may carry secrets
+		names := make(map[string]string, len(v))
+		for key := range v {
+			names[key] = "(set)"
+		}
+		return names
+	case string:
+		if name == "nats" {
+			return natsio.Redact(v)
+		}
+		return v
+	default:
+		return v
+	}
+}
+
+// Signals returns a context that the first SIGINT or SIGTERM ends, and calls
+// second at the next one. stop gives the signals back.
+func Signals(ctx context.Context, second func()) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		for n := 0; ; n++ {
+			select {
+			case <-signals:
+				if n == 0 {
+					cancel()
+				} else {
+					second()
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(done)
+		<-finished
+		cancel()
+	}
+}

@@ -1,0 +1,20 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// StateDir returns the directory of a user's lasting files, below
+// $XDG_STATE_HOME or ~/.local/state; it is not made.
+func StateDir(name string) (string, error) {
+	base := os.Getenv("XDG_STATE_HOME")
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", err
+		}
+		base = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(base, "toolfleet", name), nil
+}

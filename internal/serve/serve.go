@@ -1,0 +1,236 @@
+// Package serve runs sessions for others: a coordinator takes lanes of the pool
+// "session" as a worker takes lanes of tools, and a turn is a call like any other.
+//
+// The lane of a session is "session/<id>", so its turns run one after another and
+// one coordinator has it at a time. When that one is lost, the call is run again
+// elsewhere; the journal says how far the turn had come, and it goes on from there.
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// TurnTimeout bounds a turn that names no bound of its own.
+const TurnTimeout = 24 * time.Hour
+
+// Key is the resource key of a session.
+func Key(session protocol.SessionID) protocol.ResourceKey {
+	return protocol.ResourceKey("session/" + string(session))
+}
+
+// NewCall makes the call that runs a turn. timeout 0 means [TurnTimeout].
+func NewCall(session protocol.SessionID, turn protocol.TurnRun, timeout time.Duration) protocol.Call {
+	if timeout <= 0 {
+		timeout = TurnTimeout
+	}
+	return protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: session, Tool: string(protocol.KindTurnRun), Pool: protocol.SessionPool,
+		Resources: []protocol.Use{{Key: Key(session), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, MaxAttempts: maxAttempts,
+		IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(timeout), Payload: turn,
+	}
+}
+
+// maxAttempts is high: a turn that is taken over goes on, it does not start again.
+const maxAttempts = 100
+
+// Options of a [Server]. Models and the ports are required.
+type Options struct {
+	Fleet      protocol.Fleet
+	Dispatcher loop.Dispatcher
+	Journal    loop.Journal
+	// Models are the models that turns may ask for, by name; Default is the one of
+	// turns that name none.
+	Models  map[string]loop.Model
+	Default string
+	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
+	MaxSteps  int
+	MaxTokens int64
+	Tracer    trace.Tracer
+	Logger    *slog.Logger
+}
+
+// Server executes turns. It is safe for concurrent use.
+type Server struct {
+	options Options
+	nc      *nats.Conn
+}
+
+var _ lane.Executor = (*Server)(nil)
+
+// New makes a server whose live events go out through nc.
+func New(nc *nats.Conn, o Options) *Server {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Tracer == nil {
+		o.Tracer = telemetry.Tracer()
+	}
+	return &Server{options: o, nc: nc}
+}
+
+// Release implements [lane.Executor]: a session keeps nothing here.
+func (s *Server) Release(protocol.Lane) {}
+
+// Execute implements [lane.Executor].
+func (s *Server) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	ctx = telemetry.Extract(ctx, run.Header)
+	turn, ok := run.Call.Payload.(protocol.TurnRun)
+	if !ok {
+		return protocol.NewResult(run.Call, protocol.StatusRejected,
+			protocol.Errorf(protocol.CodeUnknownPayload, "coordinators run turns, not %q", run.Call.Payload.Kind()))
+	}
+	if run.Call.Lane() != Key(run.Call.SessionID).Lane() {
+		return protocol.NewResult(run.Call, protocol.StatusRejected,
+			protocol.Errorf(protocol.CodeInvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
+	}
+	events := &events{server: s, run: run}
+	runner, fault := s.runner(turn, events.send)
+	if fault != nil {
+		return protocol.NewResult(run.Call, protocol.StatusRejected, fault)
+	}
+	// Losing the session, or draining, must not cancel its calls: the next holder waits for them.
+	ctx, detach := context.WithCancelCause(ctx)
+	defer detach(nil)
+	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	stop := context.AfterFunc(ctx, func() {
+		cause := context.Cause(ctx)
+		if errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
+			cause = loop.ErrDetached
+		}
+		cancel(cause)
+	})
+	defer stop()
+	result, err := s.persist(running, runner, run.Call, turn)
+	return s.result(run.Call, result, err)
+}
+
+// persist runs the turn, again after a failure of the fleet: the turn is open then and goes on.
+func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn protocol.TurnRun) (loop.TurnResult, error) {
+	for {
+		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID})
+		if err == nil || ctx.Err() != nil || errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) {
+			return result, err
+		}
+		s.options.Logger.WarnContext(ctx, "turn interrupted, going on", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
+		timer := time.NewTimer(time.Second)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return result, err
+		}
+	}
+}
+
+// runner makes the runner of a turn.
+func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
+	name := turn.Model
+	if name == "" {
+		name = s.options.Default
+	}
+	model, known := s.options.Models[name]
+	if !known {
+		names := make([]string, 0, len(s.options.Models))
+		for n := range s.options.Models {
+			names = append(names, n)
+		}
+		slices.Sort(names)
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "model %q is not served; allowed are: %s", name, strings.Join(names, ", "))
+	}
+	toolsets := turn.Toolsets
+	if len(toolsets) == 0 {
+		toolsets = []string{tools.CoreToolset}
+	}
+	set, err := tools.Toolsets(toolsets...)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
+	}
+	table, err := tools.NewTable(set...)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
+	}
+	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
+		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens),
+		Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+	})
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+	}
+	return runner, nil
+}
+
+// lesser is the smaller of two bounds, of which 0 is none.
+func lesser[T int | int64](a, b T) T {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// result translates the end of a turn.
+func (s *Server) result(c *protocol.Call, t loop.TurnResult, err error) protocol.Result {
+	status := protocol.StatusOK
+	fault := t.Error
+	switch {
+	case err != nil && fault == nil:
+		status, fault = protocol.StatusFailed, protocol.Errorf(protocol.CodeFleetUnavailable, "%v", err)
+	case err != nil, t.Outcome == loop.OutcomeFailed, t.Outcome == loop.OutcomeLimitReached:
+		status = protocol.StatusFailed
+	case t.Outcome == loop.OutcomeInterrupted:
+		status = protocol.StatusCancelled
+	}
+	if status == protocol.StatusOK {
+		fault = nil
+	} else if fault == nil {
+		fault = protocol.Errorf(protocol.CodeInternal, "the turn ended as %s", t.Outcome)
+	}
+	r := protocol.NewResult(c, status, fault)
+	r.Value = protocol.TurnRunResult{Outcome: string(t.Outcome), Text: t.Text, Steps: t.Steps, Usage: t.Usage}
+	return r
+}
+
+// events sends the events of a turn as live frames.
+type events struct {
+	server *Server
+	run    *lane.Run
+
+	mu  sync.Mutex
+	seq uint64
+}
+
+func (e *events) send(event loop.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	data, err := json.Marshal(event)
+	if err != nil {
+		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode
+	}
+	e.seq++
+	body, err := protocol.EncodeFrame(&protocol.Frame{
+		CallID: e.run.Call.ID, Seq: e.seq, Kind: protocol.FrameEvent, Attempt: e.run.Attempt, Data: data,
+	})
+	if err != nil {
+		panic(fmt.Sprintf("encode frame: %v", err))
+	}
+	// Lossy by contract; the journal has what counts.
+	_ = e.server.nc.Publish(e.server.options.Fleet.OutputSubject(e.run.Call.SessionID, e.run.Call.ID), body)
+}

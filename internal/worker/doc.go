@@ -1,0 +1,16 @@
+// Package worker executes calls: it takes lanes from the fleet, opens a sandbox
+// for each, runs payloads in it, and answers with typed results.
+//
+//	lane.Holder ──Execute──► Worker ──► sandbox of the lane ──► Exec / FS
+//	     │                      │            (opened at the first call)
+//	     └─────Release────────► └──► sandbox closed, the workspace stays
+//
+// A worker has no state but workspaces. Those live under its data directory and
+// outlive it: another worker with the same directory (a restart, a neighbour on
+// the machine, a shared volume) goes on where it stopped. Which directory has a
+// sandbox's workspace is recorded in the fleet. A worker with another directory
+// answers "workspace_unavailable" instead of starting over in an empty one.
+//
+// What a tool does wrong is a result. A panic while a payload is executed is one
+// too: it is recovered here and nowhere else.
+package worker

@@ -1,0 +1,224 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Execute implements [lane.Executor].
+func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	ctx = telemetry.Extract(ctx, run.Header)
+	ctx, process := w.options.Tracer.Start(ctx, telemetry.SpanProcess, trace.WithSpanKind(trace.SpanKindConsumer),
+		trace.WithAttributes(w.attributes(run)...))
+	defer process.End()
+	ctx, tool := w.options.Tracer.Start(ctx, telemetry.SpanExecuteTool(run.Call.Tool), trace.WithAttributes(
+		telemetry.KeyGenAIToolName.String(run.Call.Tool), telemetry.KeyGenAIToolCallID.String(run.Call.ToolCallID)))
+	defer tool.End()
+
+	frames := &frames{worker: w, run: run}
+	frames.send(protocol.FrameStarted, nil)
+	r := w.execute(ctx, run, frames)
+	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
+	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))
+	if r.Error != nil {
+		telemetry.Fail(tool, r.Error)
+		telemetry.Fail(process, r.Error)
+	}
+	w.options.Logger.DebugContext(ctx, "call executed", slog.String("call_id", string(run.Call.ID)),
+		slog.String("tool", run.Call.Tool), slog.Int("attempt", run.Attempt), slog.String("status", string(r.Status)))
+	return r
+}
+
+func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		telemetry.KeyMessagingSystem.String(telemetry.MessagingNATS),
+		telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
+		telemetry.KeyPayload.String(string(run.Call.Payload.Kind())), telemetry.KeyLane.String(string(run.Call.Lane())),
+		telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(w.options.ID)),
+		telemetry.KeyAttempt.Int(run.Attempt),
+		telemetry.KeyQueueMS.Int64(run.Queued.Milliseconds()), telemetry.KeyLaneMS.Int64(run.InLane.Milliseconds()),
+	}
+}
+
+// execute runs the payload and turns whatever happens into a result.
+func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r protocol.Result) {
+	level := ""
+	defer func() {
+		if p := recover(); p != nil {
+			w.options.Logger.ErrorContext(ctx, "payload panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			r = protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the tool panicked: %v", p))
+		}
+		r.Level = level
+	}()
+	if refusal := w.refuse(run.Call); refusal != nil {
+		return protocol.NewResult(run.Call, protocol.StatusRejected, refusal)
+	}
+	if payload, isNoop := run.Call.Payload.(protocol.Noop); isNoop {
+		return noop(ctx, run, payload)
+	}
+	level = w.options.Caps.Level.String()
+	s, err := w.sandboxes.get(ctx, run.Call.Lane())
+	if err != nil {
+		return w.failed(ctx, run.Call, nil, err)
+	}
+	// A lane that is lost must be quiet at once, without the grace of a cancel.
+	lost := context.AfterFunc(ctx, func() {
+		if errors.Is(context.Cause(ctx), lane.ErrLost) {
+			_ = w.sandboxes.kill(run.Call.Lane()) // whatever is left dies with the release
+		}
+	})
+	defer lost()
+	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec)
+	defer exec.End()
+	value, err := w.inSandbox(ctx, run.Call, s, frames)
+	if err != nil {
+		telemetry.Fail(exec, err)
+	}
+	return w.failed(ctx, run.Call, value, err)
+}
+
+// refuse says why this worker does not run a call at all; nil when it does.
+func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
+	if unknown, ok := c.Payload.(protocol.UnknownPayload); ok {
+		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q; it may be older than the coordinator", unknown.Name)
+	}
+	need, err := sandbox.ParseLevel(c.MinLevel)
+	if err != nil {
+		return protocol.Errorf(protocol.CodeInvalidPayload, "min_level: %v", err)
+	}
+	if need > w.options.Caps.Level {
+		return protocol.Errorf(protocol.CodeSandboxLevel, "the call needs sandbox level %s, this worker has proven %s", need, w.options.Caps.Level)
+	}
+	if c.Payload.Kind() == protocol.KindTurnRun {
+		return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
+	}
+	if c.Payload.Kind() != protocol.KindNoop && sandboxOf(c.Lane()) == "" {
+		return protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
+	}
+	return nil
+}
+
+// inSandbox runs a payload in its sandbox.
+func (w *Worker) inSandbox(ctx context.Context, c *protocol.Call, s sandbox.Sandbox, frames *frames) (protocol.Value, error) {
+	switch payload := c.Payload.(type) {
+	case protocol.CommandRun:
+		return w.commandRun(ctx, s, payload, frames)
+	case protocol.CodeRun:
+		return w.codeRun(ctx, s, payload, frames)
+	case protocol.FilesRead:
+		return filesRead(ctx, s.FS(), payload)
+	case protocol.FilesWrite:
+		return filesWrite(ctx, s.FS(), payload)
+	case protocol.FilesEdit:
+		return filesEdit(ctx, s.FS(), payload)
+	case protocol.FilesList:
+		return filesList(ctx, s.FS(), payload)
+	case protocol.FilesExists:
+		return filesExists(ctx, s.FS(), payload)
+	case protocol.FilesSearch:
+		return filesSearch(ctx, s.FS(), payload)
+	case protocol.WorkspaceImport:
+		return w.workspaceImport(ctx, c.Lane(), payload)
+	case protocol.WorkspaceExport:
+		return w.workspaceExport(ctx, c.Lane(), payload)
+	default:
+		return nil, protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q", c.Payload.Kind())
+	}
+}
+
+// failed makes the result of a payload that returned value and err, either of which may be nil.
+func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
+	r := protocol.NewResult(c, protocol.StatusOK, nil)
+	r.Value = value
+	if err == nil {
+		return r
+	}
+	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
+		r.Status, r.Error = status, fault
+		return r
+	}
+	r.Status = protocol.StatusFailed
+	if fault, ok := errors.AsType[*protocol.Error](err); ok {
+		r.Error = fault
+		if fault.Code == protocol.CodeUnknownPayload || fault.Code == protocol.CodeLanguage || fault.Code == protocol.CodePathEscape {
+			r.Status = protocol.StatusRejected
+		}
+		return r
+	}
+	if fault, ok := errors.AsType[*sandbox.Fault](err); ok {
+		r.Error = protocol.Errorf(protocol.Code(fault.Code), "%s", fault.Message)
+		if fault.Code == sandbox.FaultEscape {
+			r.Status = protocol.StatusRejected
+		}
+		return r
+	}
+	if errors.Is(err, sandbox.ErrClosed) {
+		r.Error = protocol.Errorf(protocol.CodeSandboxLost, "the sandbox was closed while the call ran")
+		return r
+	}
+	w.options.Logger.WarnContext(ctx, "sandbox failed", slog.String("call_id", string(c.ID)), slog.Any("error", err))
+	r.Error = protocol.Errorf(protocol.CodeInternal, "the worker failed to run the call: %v", err)
+	return r
+}
+
+func noop(ctx context.Context, run *lane.Run, payload protocol.Noop) protocol.Result {
+	if payload.WorkMS > 0 {
+		timer := time.NewTimer(payload.WorkMS.Duration())
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			status, fault, _ := lane.Interrupted(ctx)
+			return protocol.NewResult(run.Call, status, fault)
+		}
+	}
+	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	r.Value = protocol.NoopResult{}
+	return r
+}
+
+// maxFrame is the most output that one live frame carries.
+const maxFrame = 32 << 10
+
+// frames sends the live frames of one attempt. Its methods do not overlap.
+type frames struct {
+	worker *Worker
+	run    *lane.Run
+	seq    uint64
+}
+
+func (f *frames) send(kind protocol.FrameKind, data []byte) {
+	f.seq++
+	body, err := protocol.EncodeFrame(&protocol.Frame{
+		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.worker.options.ID, Attempt: f.run.Attempt, Data: data,
+	})
+	if err != nil {
+		panic(fmt.Sprintf("encode frame: %v", err)) // strings and numbers always encode
+	}
+	// Lossy by contract: without a connection nobody listens.
+	_ = f.worker.nc.Publish(f.worker.options.Fleet.OutputSubject(f.run.Call.SessionID, f.run.Call.ID), body)
+}
+
+func (f *frames) output(stream sandbox.Stream, data []byte) {
+	kind := protocol.FrameStdout
+	if stream == sandbox.Stderr {
+		kind = protocol.FrameStderr
+	}
+	for len(data) > 0 {
+		n := min(len(data), maxFrame)
+		f.send(kind, data[:n])
+		data = data[n:]
+	}
+}

@@ -1,0 +1,210 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// sandboxes are the open sandboxes of the lanes that are held. It is safe for concurrent use.
+type sandboxes struct {
+	options Options
+	places  jetstream.KeyValue
+	dataID  string
+
+	mu   sync.Mutex
+	open map[protocol.Lane]*box
+}
+
+// box is the sandbox of a lane; its lock is held while it opens.
+type box struct {
+	mu        sync.Mutex
+	sandbox   sandbox.Sandbox
+	workspace string
+}
+
+// newSandboxes prepares the data directory.
+func newSandboxes(o Options, places jetstream.KeyValue) (*sandboxes, error) {
+	if err := os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	id, err := dataID(filepath.Join(o.Data, "id"))
+	if err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	return &sandboxes{options: o, places: places, dataID: id, open: map[protocol.Lane]*box{}}, nil
+}
+
+// dataID reads the id of a data directory, or gives it one. Processes that start
+// at the same time on one directory agree, because the file appears whole.
+func dataID(path string) (string, error) {
+	temp := path + "." + uuid.NewString()
+	if err := os.WriteFile(temp, []byte(uuid.NewString()), 0o600); err != nil {
+		return "", err
+	}
+	linkErr := os.Link(temp, path)
+	if err := os.Remove(temp); err != nil {
+		return "", err
+	}
+	if linkErr != nil && !errors.Is(linkErr, fs.ErrExist) {
+		return "", linkErr
+	}
+	content, err := os.ReadFile(path)
+	return strings.TrimSpace(string(content)), err
+}
+
+// get returns the sandbox of a lane, opening it when it is not open. Expected
+// failures are a *protocol.Error.
+func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, error) {
+	b := s.box(l)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sandbox != nil {
+		return b.sandbox, nil
+	}
+	workspace, scratch, err := s.directories(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
+		ID: sandboxOf(l), Workspace: workspace, Scratch: scratch, Env: s.options.Env,
+	})
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
+	}
+	b.sandbox, b.workspace = opened, workspace
+	return opened, nil
+}
+
+// workspace is the workspace directory of a lane; get must have been called.
+func (s *sandboxes) workspace(l protocol.Lane) string {
+	b := s.box(l)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.workspace
+}
+
+func (s *sandboxes) box(l protocol.Lane) *box {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.open[l]
+	if b == nil {
+		b = &box{}
+		s.open[l] = b
+	}
+	return b
+}
+
+// directories returns the workspace and the scratch directory of a lane's sandbox.
+func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace, scratch string, err error) {
+	home := filepath.Join(s.options.Data, "sandboxes", directoryName(l))
+	scratch = filepath.Join(home, "scratch")
+	if dir, inPlace := s.options.Workspace(sandboxOf(l)); inPlace {
+		if err := os.MkdirAll(scratch, 0o700); err != nil {
+			return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "scratch directory: %v", err)
+		}
+		return dir, scratch, nil
+	}
+	workspace = filepath.Join(home, "workspace")
+	if err := s.claimPlace(ctx, l, workspace); err != nil {
+		return "", "", err
+	}
+	if err := errors.Join(os.MkdirAll(workspace, 0o700), os.MkdirAll(scratch, 0o700)); err != nil {
+		return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
+	}
+	return workspace, scratch, nil
+}
+
+// claimPlace checks that the workspace is here, or records that it begins here.
+func (s *sandboxes) claimPlace(ctx context.Context, l protocol.Lane, workspace string) error {
+	key := string(l.Hash())
+	_, err := s.places.Create(ctx, key, []byte(s.dataID))
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, jetstream.ErrKeyExists) {
+		return fmt.Errorf("record the place of %s: %w", l, err)
+	}
+	place, err := s.places.Get(ctx, key)
+	if err != nil {
+		return fmt.Errorf("read the place of %s: %w", l, err)
+	}
+	if string(place.Value()) != s.dataID {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+			"the workspace of %s is in another data directory (%s) than this worker's (%s); let the workers of a pool share one --data directory",
+			l, place.Value(), s.dataID)
+	}
+	if _, err := os.Stat(workspace); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the workspace of %s: %v", l, err)
+	}
+	return nil
+}
+
+// directoryName is the lane's own directory: the sandbox id when it is a plain token.
+func directoryName(l protocol.Lane) string {
+	if id, err := protocol.ParseSessionID(sandboxOf(l)); err == nil {
+		return string(id)
+	}
+	return "lane." + string(l.Hash())
+}
+
+// close closes the sandbox of a lane, if there is one.
+func (s *sandboxes) close(l protocol.Lane) error {
+	s.mu.Lock()
+	b := s.open[l]
+	delete(s.open, l)
+	s.mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	return b.close()
+}
+
+// kill closes a sandbox at once, with everything that runs in it; the box stays, for the next get.
+func (s *sandboxes) kill(l protocol.Lane) error { return s.box(l).close() }
+
+func (b *box) close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sandbox == nil {
+		return nil
+	}
+	closing := b.sandbox
+	b.sandbox = nil
+	return closing.Close()
+}
+
+// replace puts another directory in the place of an empty workspace. The sandbox is
+// closed for it and opened again by the next get.
+func (s *sandboxes) replace(l protocol.Lane, dir string) error {
+	b := s.box(l)
+	if err := b.close(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return os.Rename(dir, b.workspace) // refused unless the workspace is empty
+}
+
+func (s *sandboxes) closeAll() {
+	s.mu.Lock()
+	lanes := make([]protocol.Lane, 0, len(s.open))
+	for l := range s.open {
+		lanes = append(lanes, l)
+	}
+	s.mu.Unlock()
+	for _, l := range lanes {
+		_ = s.close(l) // the process ends; its children with it
+	}
+}

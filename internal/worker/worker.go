@@ -1,0 +1,154 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// DefaultLinger is how long the sandbox of an idle lane stays open.
+const DefaultLinger = 5 * time.Second
+
+// Options of a [Worker]; zero values mean the documented default.
+type Options struct {
+	Fleet protocol.Fleet    // default tf
+	Pool  protocol.Pool     // default "default"
+	ID    protocol.WorkerID // default host name and a random suffix
+	// Slots is how many calls run at once; default 4.
+	Slots int
+	// Data is the directory of workspaces. Required.
+	Data string
+	// Driver opens sandboxes, and Caps is what it has proven. Required.
+	Driver sandbox.Driver
+	Caps   sandbox.Caps
+	// Env is added to the environment of sandboxes, which is otherwise PATH, LANG and TERM.
+	Env map[string]string
+	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
+	// false for sandboxes that live under Data.
+	Workspace func(sandbox string) (dir string, ok bool)
+	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative not at all.
+	Linger time.Duration
+	// AckWait is the length of leases; 0 takes what the pool has.
+	AckWait time.Duration
+	Logger  *slog.Logger
+	Tracer  trace.Tracer
+}
+
+func (o Options) withDefaults() Options {
+	if o.Fleet == "" {
+		o.Fleet = protocol.DefaultFleet
+	}
+	if o.Pool == "" {
+		o.Pool = protocol.DefaultPool
+	}
+	if o.ID == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "worker"
+		}
+		o.ID = protocol.NewWorkerID(host)
+	}
+	if o.Slots <= 0 {
+		o.Slots = 4
+	}
+	if o.Linger == 0 {
+		o.Linger = DefaultLinger
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Tracer == nil {
+		o.Tracer = telemetry.Tracer()
+	}
+	if o.Workspace == nil {
+		o.Workspace = func(string) (string, bool) { return "", false }
+	}
+	env := map[string]string{"PATH": os.Getenv("PATH"), "LANG": "C.UTF-8", "TERM": "dumb"}
+	maps.Copy(env, o.Env)
+	o.Env = env
+	return o
+}
+
+// Worker takes calls of one pool and executes them. Make one with [New] and run it once.
+type Worker struct {
+	options   Options
+	nc        *nats.Conn
+	holder    *lane.Holder
+	sandboxes *sandboxes
+	blobs     jetstream.ObjectStore
+	languages languages
+}
+
+// New opens what a worker needs in the fleet, whose streams must exist, and under its data directory.
+func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
+	o = o.withDefaults()
+	if o.Driver == nil || o.Data == "" {
+		return nil, errors.New("worker: a sandbox driver and a data directory are required")
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("worker: %w", err)
+	}
+	blobs, err := js.ObjectStore(ctx, o.Fleet.BlobsBucket())
+	if err != nil {
+		return nil, fmt.Errorf("worker: object store %s: %w", o.Fleet.BlobsBucket(), err)
+	}
+	places, err := js.KeyValue(ctx, o.Fleet.PlacesBucket())
+	if err != nil {
+		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
+	}
+	w := &Worker{options: o, nc: nc, blobs: blobs, languages: findLanguages(o.Env["PATH"])}
+	if w.sandboxes, err = newSandboxes(o, places); err != nil {
+		return nil, err
+	}
+	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
+		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
+		Linger: max(o.Linger, 0), Lingers: func(l protocol.Lane) bool { return sandboxOf(l) != "" },
+		Logger: o.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// ID is the worker's id.
+func (w *Worker) ID() protocol.WorkerID { return w.options.ID }
+
+// Run takes calls until ctx ends, then drains: what runs may finish until drain
+// ends and is killed then. It returns when nothing of it runs any more.
+func (w *Worker) Run(ctx, drain context.Context) error {
+	err := w.holder.Run(ctx, drain)
+	w.sandboxes.closeAll()
+	return err
+}
+
+// Release implements [lane.Executor].
+func (w *Worker) Release(l protocol.Lane) {
+	if err := w.sandboxes.close(l); err != nil {
+		w.options.Logger.Warn("sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
+	}
+}
+
+// sandboxOf returns the sandbox id of a lane; "" for lanes of other resources.
+func sandboxOf(l protocol.Lane) string {
+	id, _ := strings.CutPrefix(string(l), "sandbox/")
+	if id == string(l) {
+		return ""
+	}
+	return id
+}

@@ -1,0 +1,90 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// workspaceImport fills an empty workspace from a stored archive, all or nothing. A
+// workspace with anything in it was imported before, or used: it stays as it is.
+func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
+	workspace := w.sandboxes.workspace(l)
+	names, err := os.ReadDir(workspace)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
+	}
+	if len(names) > 0 {
+		return protocol.WorkspaceImportResult{}, nil
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(workspace), "import-")
+	if err != nil {
+		return nil, fmt.Errorf("import workspace: %w", err)
+	}
+	defer func() {
+		if err != nil { // after success it is the workspace
+			err = errors.Join(err, os.RemoveAll(temp))
+		}
+	}()
+	stats, err := w.unpack(ctx, temp, p.Blob)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.sandboxes.replace(l, temp); err != nil {
+		return nil, fmt.Errorf("import workspace: %w", err)
+	}
+	return protocol.WorkspaceImportResult{Files: stats.Files, Bytes: stats.Bytes}, nil
+}
+
+func (w *Worker) unpack(ctx context.Context, dir, name string) (_ snapshot.Stats, err error) {
+	blob, err := w.blobs.Get(ctx, name)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return snapshot.Stats{}, protocol.Errorf(protocol.CodeNotFound, "archive %q is not in the fleet's object store", name)
+	}
+	if err != nil {
+		return snapshot.Stats{}, fmt.Errorf("get archive %s: %w", name, err)
+	}
+	defer func() { err = errors.Join(err, blob.Close()) }()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return snapshot.Stats{}, fmt.Errorf("unpack archive %s: %w", name, err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	stats, err := snapshot.Unpack(ctx, root, blob, nil)
+	if err != nil {
+		return stats, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "unpack the workspace: %v", err)
+	}
+	return stats, nil
+}
+
+// workspaceExport stores an archive of the workspace.
+func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceExport) (_ protocol.Value, err error) {
+	root, err := os.OpenRoot(w.sandboxes.workspace(l))
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	reader, writer := io.Pipe()
+	var stats snapshot.Stats
+	packed := make(chan error, 1)
+	go func() {
+		var err error
+		_, stats, err = snapshot.Pack(ctx, root, writer, nil)
+		writer.CloseWithError(err)
+		packed <- err
+	}()
+	_, err = w.blobs.Put(ctx, jetstream.ObjectMeta{Name: p.Blob}, reader)
+	reader.CloseWithError(err)
+	if err := errors.Join(<-packed, err); err != nil {
+		return nil, fmt.Errorf("store archive %s: %w", p.Blob, err)
+	}
+	return protocol.WorkspaceExportResult{Blob: p.Blob, Files: stats.Files, Bytes: stats.Bytes}, nil
+}
