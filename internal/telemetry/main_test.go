@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 // child does the job and writes the headers that it would send to stdout.
 func child(ctx context.Context, mode string) error {
-	shutdown, err := telemetry.Setup(ctx, "child-"+mode, "1.2.3", nil, &telemetry.Options{
+	shutdown, err := telemetry.Setup(ctx, "child-"+mode, "1.2.3", &telemetry.Options{
 		Instance: "instance-1", Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {

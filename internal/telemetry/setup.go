@@ -32,6 +32,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Console is where OTEL_TRACES_EXPORTER=console writes; default is standard error.
 	Console io.Writer
+	// Getenv decides whether and how to export; default is [os.Getenv]. An exporter
+	// then reads its details from the process's own environment.
+	Getenv func(name string) string
 }
 
 func (o *Options) withDefaults() Options {
@@ -48,11 +51,13 @@ func (o *Options) withDefaults() Options {
 	if with.Console == nil {
 		with.Console = os.Stderr
 	}
+	if with.Getenv == nil {
+		with.Getenv = os.Getenv
+	}
 	return with
 }
 
-// Setup installs tracing for the process as the environment that getenv reads
-// asks for it (nil means [os.Getenv]):
+// Setup installs tracing for the process as its environment asks for it:
 //
 //   - OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, or
 //     OTEL_TRACES_EXPORTER=otlp, export by OTLP; protocol, headers, certificates,
@@ -61,22 +66,15 @@ func (o *Options) withDefaults() Options {
 //   - OTEL_TRACES_EXPORTER=none, OTEL_SDK_DISABLED=true, or none of all these: nothing.
 //
 // OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over service, version and
-// instance. Getenv decides whether and how to export; an exporter then reads its
-// details from the process's own environment. Call Setup once, early in main; it sets
-// OpenTelemetry's globals, which [Tracer] reads. An error names the variable that is
-// wrong; nothing is installed then.
+// instance. Call Setup once, early in main; it sets OpenTelemetry's globals, which [Tracer]
+// reads. An error names the variable that is wrong; nothing is installed then.
 //
 // The returned function is never nil. It sends what is left and gives up after
 // [ShutdownTimeout]; its error matters to nobody but a debug log.
-func Setup(
-	ctx context.Context, service, version string, getenv func(string) string, options *Options,
-) (shutdown func(context.Context) error, err error) {
-	if getenv == nil {
-		getenv = os.Getenv
-	}
+func Setup(ctx context.Context, service, version string, options *Options) (shutdown func(context.Context) error, err error) {
 	opts := options.withDefaults()
 	silent := func(context.Context) error { return nil }
-	choice, err := chooseExporter(getenv)
+	choice, err := chooseExporter(opts.Getenv)
 	if err != nil || choice == exportNothing {
 		return silent, err
 	}

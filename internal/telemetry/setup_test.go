@@ -181,7 +181,7 @@ func TestSetup_ADeadBackendCostsOneWarning(t *testing.T) {
 func TestSetup_AsksTheGivenEnvironment(t *testing.T) {
 	receiver := otlptest.Start(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.URL)
-	shutdown, err := telemetry.Setup(t.Context(), "s", "v", func(string) string { return "" }, nil)
+	shutdown, err := telemetry.Setup(t.Context(), "s", "v", &telemetry.Options{Getenv: func(string) string { return "" }})
 	require.NoError(t, err)
 	_, span := telemetry.Tracer().Start(t.Context(), "unseen")
 	require.False(t, span.IsRecording())
