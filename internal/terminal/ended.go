@@ -1,0 +1,104 @@
+package terminal
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+func (v *View) turnEnded(e *loop.Event) {
+	v.turns++
+	v.ended = e.Status
+	if e.Step > 0 {
+		v.turn.steps = e.Step
+	}
+	v.summary("", e, &v.turn)
+}
+
+// sessionEnded sums the session up, unless the end of its only turn just did.
+func (v *View) sessionEnded(e *loop.Event) {
+	switch {
+	case v.ended == e.Status && v.turns == 1:
+	case v.ended == "":
+		v.summary("", e, &v.turn)
+	default:
+		v.summary("session: "+plural(v.turns, "turn")+separator, e, &v.session)
+	}
+}
+
+// summary shows how something ended, and what it came to.
+func (v *View) summary(what string, e *loop.Event, t *tally) {
+	v.gap = true
+	mark, st := outcomeMark(loop.Outcome(e.Status))
+	outcome := fit(strings.ReplaceAll(e.Status, "_", " "), maxName)
+	parts := []string{v.ink.paint(st, mark+" "+what+outcome), plural(t.steps, "step"), t.callsText()}
+	if u := e.Usage; u != nil {
+		parts = append(parts, fmt.Sprintf("%s tokens (%s in, %s out)",
+			count(u.Total()), count(u.InputTokens), count(u.OutputTokens)))
+	}
+	parts = append(parts, duration(e.Time.Sub(t.since)))
+	v.line(strings.Join(parts, separator))
+	if e.Error != nil {
+		text := v.flow("  ", "  ")
+		text.add(string(e.Error.Code) + ": " + e.Error.Message)
+		text.end()
+	}
+	v.files(t.files)
+	v.gap = true
+}
+
+func outcomeMark(outcome loop.Outcome) (string, style) {
+	switch outcome {
+	case loop.OutcomeAnswered:
+		return "✓", green
+	case loop.OutcomeFailed:
+		return "✗", red
+	default:
+		return "■", yellow
+	}
+}
+
+// files shows which files were written and edited, in columns.
+func (v *View) files(all []change) {
+	const before = "  changed  "
+	shown := all[:min(len(all), maxFiles)]
+	paths, added, removed := 0, 0, 0
+	for i := range shown {
+		paths = max(paths, columns(fit(shown[i].path, v.width/2)))
+		added = max(added, len(plus(&shown[i])))
+		removed = max(removed, columns(minus(&shown[i])))
+	}
+	for i := range shown {
+		c := &shown[i]
+		prefix := before
+		if i > 0 {
+			prefix = strings.Repeat(" ", len(before))
+		}
+		v.line(prefix + pad(fit(c.path, v.width/2), paths) + "  " +
+			v.ink.paint(green, strings.Repeat(" ", added-len(plus(c)))+plus(c)) + " " +
+			v.ink.paint(red, pad(minus(c), removed)) + c.remark())
+	}
+	if more := len(all) - len(shown); more > 0 {
+		v.line(strings.Repeat(" ", len(before)) + "… " + plural(more, "more file"))
+	}
+}
+
+func plus(c *change) string { return "+" + count(c.added) }
+
+func minus(c *change) string { return "−" + count(c.removed) }
+
+// remark says what the numbers do not.
+func (c *change) remark() string {
+	text := ""
+	switch {
+	case c.gone:
+		text = "  deleted"
+	case c.created:
+		text = "  new"
+	}
+	if c.partial {
+		text += "  and more"
+	}
+	return text
+}

@@ -1,0 +1,72 @@
+package terminal
+
+import (
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// reply is the model's text of the current step, as far as it came.
+type reply struct {
+	turn, step int
+	said       strings.Builder
+	text       *flow // nil when none is being written
+}
+
+func (v *View) textDelta(e *loop.Event) {
+	if v.reply.text != nil && (v.reply.turn != e.Turn || v.reply.step != e.Step) {
+		v.endReply()
+	}
+	v.beginReply(e)
+	v.reply.said.WriteString(e.Text)
+	v.reply.text.add(e.Text)
+}
+
+// modelReply shows what has not been streamed of a reply.
+func (v *View) modelReply(e *loop.Event) {
+	if v.reply.turn != e.Turn || v.reply.step != e.Step {
+		v.endReply()
+	}
+	said := v.reply.said.String()
+	rest, whole := unsaid(said, e.Text)
+	if whole && strings.TrimSpace(said) != "" {
+		v.endReply()
+		v.line(v.ink.paint(dim, "(pieces of the text above were lost; the whole of it:)"))
+	}
+	if rest != "" {
+		v.beginReply(e)
+		v.reply.text.add(rest)
+	}
+	v.endReply()
+	v.turn.steps++
+	v.session.steps++
+	v.labels.reset(e)
+	v.gap = true
+}
+
+// unsaid returns what of a text was not streamed. It is the whole text when what
+// was streamed is not its beginning.
+func unsaid(said, text string) (rest string, whole bool) {
+	said = strings.ToValidUTF8(said, "\uFFFD")
+	if rest, ok := strings.CutPrefix(text, said); ok {
+		return rest, said == ""
+	}
+	if strings.TrimSpace(said) == strings.TrimSpace(text) {
+		return "", false
+	}
+	return text, true
+}
+
+func (v *View) beginReply(e *loop.Event) {
+	if v.reply.text != nil {
+		return
+	}
+	v.gap = true
+	v.reply.turn, v.reply.step = e.Turn, e.Step
+	v.reply.text = v.flow(v.ink.paint(cyan, "●")+" ", "  ")
+}
+
+func (v *View) endReply() {
+	v.reply.text.end()
+	v.reply = reply{}
+}

@@ -1,0 +1,86 @@
+package terminal
+
+import (
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// bar stands before what a tool returned.
+const bar = "│ "
+
+// resultBody shows what came of a call: why it failed, in full, some lines of
+// what the model sees, and what changed.
+func (v *View) resultBody(e *loop.Event, indent string) {
+	content := e.Content
+	if e.Diff != "" {
+		content = strings.Replace(content, e.Diff, "", 1)
+	}
+	if e.Error != nil {
+		message := v.flow(indent+bar, indent+bar)
+		message.add(e.Error.Message)
+		message.end()
+		content = withoutError(content, e)
+	}
+	for _, line := range excerpt(content, maxResultLines) {
+		v.barred(indent, dim, line)
+	}
+	v.diff(e.Diff, indent)
+}
+
+// withoutError drops from a content the lines that begin it when a call failed:
+// they were shown already.
+func withoutError(content string, e *loop.Event) string {
+	rest, headed := strings.CutPrefix(content, "["+e.Status+": "+string(e.Error.Code)+"]\n")
+	rest, said := strings.CutPrefix(rest, strings.TrimSpace(e.Error.Message))
+	if !headed || !said {
+		return content
+	}
+	return rest
+}
+
+// diff shows a diff, without the end of a long one.
+func (v *View) diff(diff, indent string) {
+	shown := 0
+	for kind, line := range diffLines(diff) {
+		if kind == lineCut && line == "" {
+			continue
+		}
+		if shown++; shown > maxDiffLines {
+			continue
+		}
+		v.barred(indent, diffStyle(kind), line)
+	}
+	if shown > maxDiffLines {
+		v.barred(indent, dim, "… "+plural(shown-maxDiffLines, "more line")+" of the diff")
+	}
+}
+
+func diffStyle(kind lineKind) style {
+	switch kind {
+	case lineAdded:
+		return green
+	case lineRemoved:
+		return red
+	case lineHunk:
+		return cyan
+	case lineFrom, lineTo:
+		return bold
+	default:
+		return dim
+	}
+}
+
+// barred adds one line of a result.
+func (v *View) barred(indent string, st style, line string) {
+	room := max(v.width-len(indent)-columns(bar), minWidth/2)
+	v.line(indent + v.ink.paint(dim, strings.TrimRight(bar, " ")) + prefixed(" ", v.ink.paint(st, strings.TrimRight(fit(line, room), " "))))
+}
+
+// prefixed returns s behind a prefix, and nothing for nothing.
+func prefixed(prefix, s string) string {
+	if s == "" {
+		return ""
+	}
+	return prefix + s
+}

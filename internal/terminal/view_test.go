@@ -1,0 +1,277 @@
+package terminal_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func delta(text string) loop.Event {
+	return loop.Event{Type: loop.EventTextDelta, Turn: 1, Step: 1, Text: text}
+}
+
+func reply(text string) loop.Event {
+	return loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 1, Text: text}
+}
+
+func TestView_ReplyIsShownOnce(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		events []loop.Event
+		want   string
+	}{
+		"streamed":                {[]loop.Event{delta("Hel"), delta("lo."), reply("Hello.")}, "● Hello.\n"},
+		"not streamed":            {[]loop.Event{reply("Hello.")}, "● Hello.\n"},
+		"the end was lost":        {[]loop.Event{delta("Hel"), reply("Hello.")}, "● Hello.\n"},
+		"only space was streamed": {[]loop.Event{delta("\n"), reply("Hello.")}, "● Hello.\n"},
+		"no more than a nothing":  {[]loop.Event{delta(""), reply("Hello.")}, "● Hello.\n"},
+		"space differs":           {[]loop.Event{delta("\nHello.\n"), reply("Hello.")}, "● Hello.\n"},
+		"a rune in two pieces":    {[]loop.Event{delta("\xc3"), delta("\xa9"), reply("é")}, "● é\n"},
+		"half a rune":             {[]loop.Event{delta("a\xc3"), reply("a\uFFFD")}, "● a\uFFFD\n"},
+		"a line end in two":       {[]loop.Event{delta("a\r"), delta("\nb"), reply("a\r\nb")}, "● a\n  b\n"},
+		"a piece was lost": {
+			[]loop.Event{delta("lo."), reply("Hello.")},
+			"● lo.\n(pieces of the text above were lost; the whole of it:)\n\n● Hello.\n",
+		},
+		"no text":           {[]loop.Event{reply("")}, ""},
+		"space only":        {[]loop.Event{delta(" \n\n"), reply(" \n\n")}, ""},
+		"paragraphs":        {[]loop.Event{reply("\n\na\n\n\n\n  b\n\n")}, "● a\n\n    b\n"},
+		"the model stopped": {[]loop.Event{delta("Hel"), {Type: loop.EventToolQueued, Turn: 1, Step: 2, Name: "x"}}, "● Hel\n[2.1 x] · queued\n"},
+		"the next step":     {[]loop.Event{delta("a"), {Type: loop.EventTextDelta, Turn: 1, Step: 2, Text: "b"}, {}}, "● a\n\n● b\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, c.want, show(c.events, nil), "in a log")
+			require.Equal(t, c.want, show(c.events, &terminal.Options{Width: 80}), "on a screen")
+		})
+	}
+}
+
+// TestView_TextComesAtOnce: without wrapping, every piece is there when it was told.
+func TestView_TextComesAtOnce(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	v := terminal.New(&out, nil)
+	v.Observe(delta("Hel"))
+	require.Equal(t, "● Hel", out.String())
+	v.Observe(delta("lo, wor"))
+	require.Equal(t, "● Hello, wor", out.String())
+}
+
+func TestView_WrapsBetweenWords(t *testing.T) {
+	t.Parallel()
+	text := strings.Repeat("word ", 12) + strings.Repeat("x", 50) + " end"
+	want := "● word word word word word word word\n" +
+		"  word word word word word\n" +
+		"  " + strings.Repeat("x", 38) + "\n" +
+		"  " + strings.Repeat("x", 12) + " end\n"
+	require.Equal(t, want, show([]loop.Event{reply(text)}, &terminal.Options{Width: 1}), "1 counts as 40")
+}
+
+func TestView_NoticeInTheMiddleOfText(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	v := terminal.New(&out, nil)
+	v.Observe(delta("I am"))
+	v.Notice("no worker took %s for %d s\nis one running? \x1b[31m", "[1.1 bash]", 2)
+	v.Observe(delta(" still here"))
+	v.Observe(reply("I am still here"))
+	require.Equal(t, "● I am\n! no worker took [1.1 bash] for 2 s\n  is one running? ␛[31m\n   still here\n", out.String())
+}
+
+func TestView_Ends(t *testing.T) {
+	t.Parallel()
+	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	turn := func(n int) loop.Event {
+		return loop.Event{Type: loop.EventTurnStarted, Turn: n, Input: "Go", Time: began.Add(time.Duration(n) * time.Minute)}
+	}
+	end := func(kind loop.EventType, n int, outcome loop.Outcome, fault *protocol.Error) loop.Event {
+		return loop.Event{
+			Type: kind, Turn: n, Step: n, Status: string(outcome), Error: fault,
+			Time:  began.Add(time.Duration(n)*time.Minute + 1500*time.Millisecond),
+			Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 234},
+		}
+	}
+	fault := protocol.Errorf(protocol.CodeModelFailed, "401: bad key\nset OPENAI_API_KEY")
+	const numbers = "0 tool calls · 1,234 tokens (1,000 in, 234 out) · "
+	for name, c := range map[string]struct {
+		events []loop.Event
+		want   string
+	}{
+		"the end of the only turn ends the session": {
+			[]loop.Event{turn(1), end(loop.EventTurnEnded, 1, loop.OutcomeAnswered, nil), end(loop.EventSessionEnded, 1, loop.OutcomeAnswered, nil)},
+			"› Go\n\n✓ answered · 1 step · " + numbers + "1.5 s\n",
+		},
+		"a turn that failed": {
+			[]loop.Event{turn(1), end(loop.EventTurnEnded, 1, loop.OutcomeFailed, fault)},
+			"› Go\n\n✗ failed · 1 step · " + numbers + "1.5 s\n  model_failed: 401: bad key\n  set OPENAI_API_KEY\n",
+		},
+		"a turn that never ended": {
+			[]loop.Event{turn(1), end(loop.EventSessionEnded, 1, loop.OutcomeInterrupted, nil)},
+			"› Go\n\n■ interrupted · 0 steps · " + numbers + "1.5 s\n",
+		},
+		"a session that ended before it began": {
+			[]loop.Event{end(loop.EventSessionEnded, 1, loop.OutcomeFailed, fault)},
+			"✗ failed · 0 steps · " + numbers + "0.0 ms\n  model_failed: 401: bad key\n  set OPENAI_API_KEY\n",
+		},
+		"two turns are summed up": {
+			[]loop.Event{
+				turn(1), reply(""), end(loop.EventTurnEnded, 1, loop.OutcomeAnswered, nil),
+				turn(2), reply(""), end(loop.EventTurnEnded, 2, loop.OutcomeLimitReached, nil),
+				end(loop.EventSessionEnded, 2, loop.OutcomeLimitReached, nil),
+			},
+			"› Go\n\n✓ answered · 1 step · " + numbers + "1.5 s\n\n› Go\n\n■ limit reached · 2 steps · " + numbers + "1.5 s\n\n" +
+				"■ session: 2 turns · limit reached · 2 steps · " + numbers + "1 min 2 s\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for i := range c.events {
+				if c.events[i].Type == loop.EventModelReply {
+					c.events[i].Time = c.events[i-1].Time
+				}
+			}
+			require.Equal(t, c.want, show(c.events, nil))
+		})
+	}
+}
+
+func TestView_ChangedFilesAreSummedUp(t *testing.T) {
+	t.Parallel()
+	r := newRecording()
+	r.start("Go")
+	r.silent("")
+	for i := range 25 {
+		r.result(loop.Event{
+			Index: i, Name: "edit", Content: "done",
+			Diff: fmt.Sprintf("--- a/f%d\n+++ b/f%d\n@@ -1 +1,2 @@\n-a\n+b\n+c\n", i%23, i%23),
+		}, 0, 1)
+	}
+	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
+	got := show(r.events, nil)
+	require.Contains(t, got, "  changed  f0   +4 −2\n           f1   +4 −2\n           f2   +2 −1\n")
+	require.True(t, strings.HasSuffix(got, "           f19  +2 −1\n           … 3 more files\n"), got)
+}
+
+func TestView_LongDiffIsCut(t *testing.T) {
+	t.Parallel()
+	r := newRecording()
+	r.silent("")
+	r.result(loop.Event{
+		Name: "edit", Diff: "--- a/f\n+++ b/f\n@@ -0,0 +1,500 @@\n" + strings.Repeat("+x\n", 500),
+	}, 0, 1)
+	got := show(r.events, nil)
+	require.Equal(t, 1+60+1, strings.Count(got, "\n"), got)
+	require.True(t, strings.HasSuffix(got, "│ … 443 more lines of the diff\n"), got)
+}
+
+func TestView_StatusesHaveTheirMarks(t *testing.T) {
+	t.Parallel()
+	marks := map[protocol.Status]string{
+		protocol.StatusOK: "✓ ok", protocol.StatusFailed: "✗ failed", protocol.StatusTimeout: "✗ timeout",
+		protocol.StatusRejected: "✗ rejected", protocol.StatusCancelled: "■ cancelled",
+		protocol.StatusOutcomeUnknown: "? outcome_unknown", "from_tomorrow": "? from_tomorrow",
+	}
+	for _, status := range append(protocol.Statuses(), "from_tomorrow") {
+		want, ok := marks[status]
+		require.True(t, ok, "no mark for %s", status)
+		require.Equal(t, "[0.1 x] "+want+"\n", show([]loop.Event{
+			{Type: loop.EventToolResult, Name: "x", Status: string(status)},
+		}, nil))
+	}
+}
+
+// TestView_FailureIsShownInFull: the message, whatever its length, and once only.
+func TestView_FailureIsShownInFull(t *testing.T) {
+	t.Parallel()
+	r := newRecording()
+	message := strings.Repeat("every word of it counts\n", 30) + "the last"
+	r.result(loop.Event{Name: "x", Status: "failed", Error: protocol.Errorf(protocol.CodeToolFailed, "%s", message)}, 0, 1)
+	got := show(r.events, nil)
+	require.Equal(t, 30, strings.Count(got, "every word of it counts\n"))
+	require.Equal(t, 1, strings.Count(got, "the last\n"))
+	require.Contains(t, got, "│ Next: act on the message.\n")
+
+	r.events[0].Content = "in another form"
+	require.Contains(t, show(r.events, nil), "│ in another form\n")
+}
+
+func TestView_ClockIsForEventsWithoutTime(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	clock := func() time.Time { now = now.Add(time.Second); return now }
+	got := show([]loop.Event{
+		{Type: loop.EventTurnStarted, Turn: 1}, {Type: loop.EventTurnEnded, Turn: 1, Status: "answered"},
+	}, &terminal.Options{Now: clock})
+	require.Equal(t, "✓ answered · 0 steps · 0 tool calls · 1.0 s\n", got)
+}
+
+// failingWriter refuses its second write, and counts.
+type failingWriter struct{ writes int }
+
+func (f *failingWriter) Write(p []byte) (int, error) {
+	if f.writes++; f.writes == 2 {
+		return 0, errors.New("pipe is closed")
+	}
+	return len(p), nil
+}
+
+func TestView_IsSilentAfterAFailedWrite(t *testing.T) {
+	t.Parallel()
+	var w failingWriter
+	v := terminal.New(&w, nil)
+	for _, e := range realistic() {
+		v.Observe(e)
+	}
+	v.Notice("still there?")
+	require.Equal(t, 2, w.writes)
+}
+
+// writes keeps each write.
+type writes []string
+
+func (w *writes) Write(p []byte) (int, error) {
+	*w = append(*w, string(p))
+	return len(p), nil
+}
+
+// TestView_EventIsOneWrite: so that another writer cannot cut into its lines.
+func TestView_EventIsOneWrite(t *testing.T) {
+	t.Parallel()
+	for _, e := range realistic() {
+		var w writes
+		v := terminal.New(&w, &terminal.Options{Color: true})
+		v.Observe(e)
+		require.LessOrEqual(t, len(w), 1, "%s", e.Type)
+	}
+	var w writes
+	v := terminal.New(&w, nil)
+	v.Observe(loop.Event{Type: "from_tomorrow"})
+	require.Empty(t, w)
+}
+
+func TestView_NoticesMayComeFromAnywhere(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	v := terminal.New(&out, nil)
+	var group sync.WaitGroup
+	group.Go(func() {
+		for range 50 {
+			v.Notice("a notice")
+		}
+	})
+	for _, e := range realistic() {
+		v.Observe(e)
+	}
+	group.Wait()
+	require.Equal(t, 50, strings.Count(out.String(), "! a notice\n"))
+}
