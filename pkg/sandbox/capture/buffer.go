@@ -76,10 +76,12 @@ func trimEnd(p []byte) []byte {
 
 // trimStart drops the rest of a character that started before p.
 func trimStart(p []byte) []byte {
-	for n := range min(utf8.UTFMax, len(p)) {
-		if utf8.RuneStart(p[n]) {
-			return p[n:]
-		}
+	n := 0
+	for n < len(p) && !utf8.RuneStart(p[n]) {
+		n++
 	}
-	return p
+	if n >= utf8.UTFMax {
+		return p // it is no text
+	}
+	return p[n:]
 }

@@ -64,7 +64,7 @@ func (f *FS) near(dir, base string) []string {
 	}
 	var found []candidate
 	for _, name := range names {
-		if cost := unlike(base, name); cost <= max(1, len(base)/3) {
+		if cost := unlike(base, name); cost < len(base) && cost <= max(2, len(base)/3) {
 			found = append(found, candidate{name, cost})
 		}
 	}

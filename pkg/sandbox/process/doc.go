@@ -17,18 +17,18 @@
 //	     │
 //	     ▼        kill the process group ── no children left? ──► done
 //	   scan /proc ◄────────────────────────┐
-//	     │  members: descendants of the command; orphans in its session or
-//	     │  with its mark in their environment, and their descendants
+//	     │  members: descendants of the command; orphans in a session of it, with
+//	     │  its brand or its mark; and descendants of those
 //	     ├─ none ──► done                  │
 //	     └─ SIGKILL each, reap what is ours┘   (gives up after a while: ErrLeftover)
 //
 // Orphans come to this process because it makes itself a child subreaper when the
 // first sandbox is opened. It reaps them by their ids and takes nobody else's
-// children: processes in the session of this program are never touched. An orphan in
-// another session that has wiped its environment cannot be told from a stranger: it is
-// taken for one of ours when it was born while a command ran, and killed when that
-// command was the only one. So a program that uses this driver should start no other
-// children in sessions of their own.
+// children. A process is known by a value that it inherits and does not look at, the
+// brand: a resource limit without effect that is set while a command is forked. The
+// mark in the environment is for the case that the limit cannot be set. A process that
+// is made to hide, with another limit and another environment, in a session of its
+// own and without its parent, is not found: this driver isolates nothing.
 //
 // On other systems the process group is killed, and daemons that left it survive; on
 // Windows only the command itself is killed.

@@ -1,45 +1,75 @@
 package process
 
-import "sync"
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"sync"
 
-// registry knows the processes that this program started as commands, so that
-// the orphans among its children can be told from them.
+	"golang.org/x/sys/unix"
+)
+
+// registry is what the commands of this program share, because the kernel has it
+// once for a process: its children, and the resource limits that they inherit.
 type registry struct {
-	// starting is held shared from before a command is forked until it is known
-	// here, and exclusively to handle children that nobody knows.
-	starting sync.RWMutex
+	prepared sync.Once
+	err      error // of preparing
 
-	mu      sync.Mutex
-	mains   map[int]bool // commands that are not reaped
-	trees   int          // commands that are not finished
-	reaper  sync.Once
-	reapErr error
+	forking sync.Mutex // one command is started at a time
+
+	mu    sync.Mutex
+	mains map[int]bool // commands that are not reaped
 }
 
-// commands is one for the whole program, as is the kernel's list of its children.
 var commands = registry{mains: make(map[int]bool)} //nolint:gochecknoglobals // see above
 
-// start runs fork, which returns the id of a new command.
-func (r *registry) start(fork func() (int, error)) error {
-	r.starting.RLock()
-	defer r.starting.RUnlock()
-	r.count(1)
-	pid, err := fork()
+// prepare makes this process the new parent of the orphans among its descendants,
+// and keeps the descriptors that it was started with from its children.
+func (r *registry) prepare() error {
+	r.prepared.Do(func() {
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			r.err = fmt.Errorf("become child subreaper: %w", err)
+			return
+		}
+		r.err = closeOnExec()
+	})
+	return r.err
+}
+
+// closeOnExec keeps every open descriptor but the first three from children. Go opens
+// all of its own that way.
+func closeOnExec() error {
+	err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
+	if err == nil {
+		return nil
+	}
+	entries, err := os.ReadDir("/proc/self/fd") // the kernel is older than 5.11
 	if err != nil {
-		r.count(-1)
+		return fmt.Errorf("list descriptors: %w", err)
+	}
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
+
+// start runs fork, which returns the id of a new command. The command, and all that
+// it starts, inherits the brand.
+func (r *registry) start(b brand, fork func() (int, error)) error {
+	r.forking.Lock()
+	defer r.forking.Unlock()
+	pid, err := 0, error(nil)
+	b.during(func() { pid, err = fork() })
+	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mains[pid] = true
 	return nil
-}
-
-// count adds n to the number of commands that are not finished.
-func (r *registry) count(n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.trees += n
 }
 
 // reaped forgets a command that was waited for.
@@ -54,15 +84,4 @@ func (r *registry) isMain(pid int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.mains[pid]
-}
-
-// strangers calls handle while no command is being started. alone says that not
-// more than one is unfinished.
-func (r *registry) strangers(handle func(alone bool)) {
-	r.starting.Lock()
-	defer r.starting.Unlock()
-	r.mu.Lock()
-	alone := r.trees <= 1
-	r.mu.Unlock()
-	handle(alone)
 }

@@ -5,31 +5,24 @@ import (
 	"slices"
 )
 
-// scan looks for the processes of the tree, and for strangers: children of this
-// process, born since the command, that are in another session, and of which it is
-// not known who started them.
-func (t *tree) scan() (members, strangers []proc, err error) {
+// scan looks for the processes of the tree, ended ones included.
+func (t *tree) scan() ([]proc, error) {
 	procs, err := readProcs()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	children := make(map[int][]proc)
+	s := scanner{tree: t, children: make(map[int][]proc)}
 	for _, p := range procs {
-		children[p.ppid] = append(children[p.ppid], p)
+		s.children[p.ppid] = append(s.children[p.ppid], p)
 	}
-	s := scanner{tree: t, self: self(procs), children: children}
-	for _, p := range children[s.self.pid] {
-		s.child(p)
-	}
-	return s.members, s.strangers, nil
-}
-
-func self(procs []proc) proc {
 	pid := os.Getpid()
 	if i := slices.IndexFunc(procs, func(p proc) bool { return p.pid == pid }); i >= 0 {
-		return procs[i]
+		s.self = procs[i]
 	}
-	return proc{pid: pid}
+	for _, p := range s.children[pid] {
+		s.child(p)
+	}
+	return s.members, nil
 }
 
 // scanner is one scan.
@@ -37,9 +30,7 @@ type scanner struct {
 	tree     *tree
 	self     proc
 	children map[int][]proc // by parent
-
-	members   []proc
-	strangers []proc
+	members  []proc
 }
 
 // child looks at a child of this process and at what is below it.
@@ -47,7 +38,7 @@ func (s *scanner) child(p proc) {
 	switch {
 	case p.pid == s.tree.pid && p.start == s.tree.born:
 		s.take(p)
-	case p.session == s.self.session || commands.isMain(p.pid):
+	case p.session == s.self.session || commands.isMain(p.pid): // somebody else's
 	default:
 		s.orphan(p)
 	}
@@ -58,9 +49,6 @@ func (s *scanner) orphan(p proc) {
 	if s.belongs(p) {
 		s.take(p)
 		return
-	}
-	if p.ppid == s.self.pid && p.start >= s.tree.born && (p.ended() || markOf(p.pid) == "") {
-		s.strangers = append(s.strangers, p)
 	}
 	for _, below := range s.children[p.pid] {
 		s.orphan(below)
@@ -73,8 +61,7 @@ func (s *scanner) belongs(p proc) bool {
 		return false
 	}
 	_, session := s.tree.sessions[p.session]
-	_, group := s.tree.sessions[p.pgrp]
-	return session || group || markOf(p.pid) == s.tree.mark
+	return session || s.tree.brand.of(p.pid) || markOf(p.pid) == s.tree.mark
 }
 
 // take adds a process and everything below it to the members.

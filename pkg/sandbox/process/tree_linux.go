@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -25,15 +24,7 @@ const (
 	sweepMaxPause = 64 * time.Millisecond
 )
 
-// prepareTrees makes this process adopt the orphans of its descendants.
-func prepareTrees() error {
-	commands.reaper.Do(func() {
-		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-			commands.reapErr = fmt.Errorf("become child subreaper: %w", err)
-		}
-	})
-	return commands.reapErr
-}
+func prepareTrees() error { return commands.prepare() }
 
 // startDir names an open directory so that nothing on the way to it can be
 // exchanged before the command is in it.
@@ -42,18 +33,18 @@ func startDir(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(
 // tree is every process of one command. Its methods are called by one goroutine,
 // but for await.
 type tree struct {
-	cmd  *exec.Cmd
-	mark string
-	pid  int
+	cmd   *exec.Cmd
+	mark  string
+	brand brand
+	pid   int
 
 	born     uint64           // when the command started, in ticks since boot
 	sessions map[int]struct{} // of processes that were seen in the tree
-	released sync.Once
 }
 
 func newTree(cmd *exec.Cmd) *tree {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	t := &tree{cmd: cmd, sessions: make(map[int]struct{})}
+	t := &tree{cmd: cmd, brand: newBrand(), sessions: make(map[int]struct{})}
 	for _, entry := range cmd.Env {
 		if value, ok := strings.CutPrefix(entry, MarkVar+"="); ok {
 			t.mark = value
@@ -63,7 +54,7 @@ func newTree(cmd *exec.Cmd) *tree {
 }
 
 func (t *tree) start() error {
-	err := commands.start(func() (int, error) {
+	err := commands.start(t.brand, func() (int, error) {
 		if err := t.cmd.Start(); err != nil {
 			return 0, err
 		}
@@ -93,7 +84,7 @@ func (t *tree) await() {
 
 // terminate asks every process of the tree to end.
 func (t *tree) terminate() {
-	members, _, err := t.scan()
+	members, err := t.scan()
 	if err != nil {
 		_ = unix.Kill(-t.pid, unix.SIGTERM) // the best that can be done without /proc
 		return
@@ -105,7 +96,7 @@ func (t *tree) terminate() {
 
 // alive reports whether any process of the tree runs.
 func (t *tree) alive() bool {
-	members, _, err := t.scan()
+	members, err := t.scan()
 	if err != nil {
 		return true
 	}
@@ -120,7 +111,7 @@ func (t *tree) alive() bool {
 // kill kills the tree before the command itself is reaped.
 func (t *tree) kill() {
 	_ = unix.Kill(-t.pid, unix.SIGKILL) // all of the group at once: forks cannot outrun it
-	members, _, err := t.scan()
+	members, err := t.scan()
 	if err != nil {
 		return // finish reports it
 	}
@@ -133,7 +124,7 @@ func (t *tree) kill() {
 func (t *tree) finish() error {
 	_ = unix.Kill(-t.pid, unix.SIGKILL) // whoever is left in the group
 	err := t.cmd.Wait()
-	commands.reaped(t.pid) // at once: the id may come again
+	commands.reaped(t.pid)
 	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
 		return fmt.Errorf("wait for process %d: %w", t.pid, err)
 	}
@@ -145,12 +136,8 @@ func (t *tree) sweep() error {
 	deadline := time.Now().Add(killWait)
 	for pause := sweepPause; ; pause = min(2*pause, sweepMaxPause) {
 		left, err := t.pass()
-		if err != nil {
+		if err != nil || left == 0 {
 			return err
-		}
-		if left == 0 {
-			t.release()
-			return nil
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%w: %d of the command %q", sandbox.ErrLeftover, left, t.cmd.Args[0])
@@ -159,27 +146,12 @@ func (t *tree) sweep() error {
 	}
 }
 
-// release tells the registry that nothing of the tree is left.
-func (t *tree) release() {
-	t.released.Do(func() {
-		commands.reaped(t.pid)
-		commands.count(-1)
-	})
-}
-
-// childless reports that this process has no children at all. As it adopts orphans,
-// nothing of any command is left then.
-func childless() bool {
-	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-	return errors.Is(err, unix.ECHILD)
-}
-
 // pass kills and reaps once, and returns how many processes were there.
 func (t *tree) pass() (int, error) {
 	if childless() {
 		return 0, nil
 	}
-	members, strangers, err := t.scan()
+	members, err := t.scan()
 	if err != nil {
 		return 0, err
 	}
@@ -187,32 +159,14 @@ func (t *tree) pass() (int, error) {
 		signal(p, syscall.SIGKILL)
 		reap(p)
 	}
-	left := len(members)
-	if len(strangers) > 0 {
-		commands.strangers(func(alone bool) { left += t.passStrangers(strangers, alone) })
-	}
-	return left, nil
+	return len(members), nil
 }
 
-// passStrangers reaps orphans that cannot be told whose they are, and kills them if
-// only this command can have started them. It returns how many that were.
-func (t *tree) passStrangers(strangers []proc, alone bool) int {
-	left := 0
-	for _, p := range strangers {
-		if commands.isMain(p.pid) {
-			continue
-		}
-		if p.ended() {
-			reap(p)
-			continue
-		}
-		if alone {
-			left++
-			signal(p, syscall.SIGKILL)
-			reap(p)
-		}
-	}
-	return left
+// childless reports that this process has no children at all. As it adopts orphans,
+// nothing of any command is left then.
+func childless() bool {
+	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return errors.Is(err, unix.ECHILD)
 }
 
 // signal sends to exactly the process that was seen, and to none that got its id since.
@@ -230,6 +184,7 @@ func signal(p proc, sig syscall.Signal) {
 // reap waits for p if it is a child of this process that has ended.
 func reap(p proc) {
 	if p.ppid == os.Getpid() {
-		_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // somebody else may have
+		_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // not ended: another pass finds it
+		commands.reaped(p.pid)
 	}
 }

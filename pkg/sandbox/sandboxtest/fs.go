@@ -1,0 +1,355 @@
+//go:build unix
+
+//nolint:thelper // these are tests
+package sandboxtest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// NewFS makes file operations, and tells the workspace's directory on the host.
+type NewFS func(t *testing.T) (fs sandbox.FS, workspace string)
+
+// RunFS tests file operations.
+func RunFS(t *testing.T, newFS NewFS) {
+	t.Helper()
+	groups := map[string]map[string]func(*testing.T, *tree){
+		"paths":  pathTests(),
+		"read":   readTests(),
+		"write":  writeTests(),
+		"edit":   editTests(),
+		"list":   listTests(),
+		"search": searchTests(),
+	}
+	for name, group := range groups {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for name, test := range group {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					fs, dir := newFS(t)
+					test(t, &tree{FS: fs, dir: dir})
+				})
+			}
+		})
+	}
+}
+
+// tree is file operations under test.
+type tree struct {
+	sandbox.FS
+
+	dir string
+}
+
+func (f *tree) host(name string) string { return filepath.Join(f.dir, name) }
+
+// put makes a file from outside.
+func (f *tree) put(t *testing.T, name, content string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(f.host(name)), 0o755))
+	require.NoError(t, os.WriteFile(f.host(name), []byte(content), 0o644))
+}
+
+func (f *tree) link(t *testing.T, target, name string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(f.host(name)), 0o755))
+	require.NoError(t, os.Symlink(target, f.host(name)))
+}
+
+// get reads a file from outside.
+func (f *tree) get(t *testing.T, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(f.host(name))
+	require.NoError(t, err)
+	return string(content)
+}
+
+// names are what is in a directory, seen from outside.
+func (f *tree) names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(f.host(dir))
+	require.NoError(t, err)
+	names := []string{}
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+// each calls every operation on a path and checks what comes of it.
+func (f *tree) each(t *testing.T, path string, check func(op string, err error)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	start := time.Now()
+	_, err := f.Read(ctx, sandbox.ReadRequest{Path: path})
+	check("read", err)
+	_, err = f.Write(ctx, path, []byte("x"))
+	check("write", err)
+	_, err = f.Edit(ctx, sandbox.EditRequest{Path: path, Old: "a", New: "b"})
+	check("edit", err)
+	_, err = f.List(ctx, path)
+	check("list", err)
+	_, err = f.Search(ctx, sandbox.SearchRequest{Path: path, Pattern: "x"})
+	check("search", err)
+	require.Less(t, time.Since(start), patience/4)
+}
+
+func pathTests() map[string]func(*testing.T, *tree) {
+	return map[string]func(*testing.T, *tree){
+		"many ways to name a file":                pathNames,
+		"a path that leads outside":               pathOutside,
+		"a path that cannot be one":               pathInvalid,
+		"a link that leads outside":               pathLinks,
+		"a link inside":                           pathInnerLinks,
+		"a FIFO, socket or device does not block": pathSpecial,
+		"a directory where a file is needed":      pathDirectory,
+		"a file where a directory is needed":      pathThroughFile,
+		"nothing there, but something like it":    pathNear,
+		"stat":                                    pathStat,
+		"a closed context":                        pathContext,
+		"permissions":                             pathPermissions,
+	}
+}
+
+func pathNames(t *testing.T, f *tree) {
+	f.put(t, "a/b.txt", "content")
+	for _, path := range []string{
+		"a/b.txt", "./a/b.txt", "a//b.txt", "a/x/../b.txt", "/workspace/a/b.txt", "/workspace//a/./b.txt", "//workspace/a/b.txt",
+	} {
+		result, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
+		require.NoError(t, err, path)
+		require.Equal(t, "content", string(result.Content))
+	}
+	for _, path := range []string{"", ".", "/workspace", "/workspace/", "a/.."} {
+		result, err := f.List(t.Context(), path)
+		require.NoError(t, err, path)
+		require.Equal(t, []sandbox.Entry{{Name: "a", Type: sandbox.TypeDir}}, result.Entries)
+	}
+}
+
+func pathOutside(t *testing.T, f *tree) {
+	outside := filepath.Join(filepath.Dir(f.dir), "outside-"+filepath.Base(f.dir))
+	for _, path := range []string{
+		"..", "../x", "a/../../x", "/", "/etc/passwd", "/workspace/..", "/workspace/../etc/passwd", "/workspacex/a",
+		outside, "../" + filepath.Base(outside),
+	} {
+		f.each(t, path, func(op string, err error) {
+			require.Contains(t, requireFault(t, err, sandbox.FaultEscape), "relative to the workspace", "%s %s", op, path)
+		})
+		_, err := f.Stat(t.Context(), path)
+		requireFault(t, err, sandbox.FaultEscape)
+	}
+	require.NoFileExists(t, outside)
+}
+
+func pathInvalid(t *testing.T, f *tree) {
+	long := make([]byte, 300)
+	deep := make([]byte, 0, 9000)
+	for i := range long {
+		long[i] = 'n'
+	}
+	for range 3000 {
+		deep = append(deep, "ab/"...)
+	}
+	for _, path := range []string{"a\x00b", "\x00", "a\xffb", string(long), "dir/" + string(long), string(deep)} {
+		f.each(t, path, func(op string, err error) {
+			require.Less(t, len(requireFault(t, err, sandbox.FaultInvalidPath)), 1000, op)
+		})
+		_, err := f.Stat(t.Context(), path)
+		requireFault(t, err, sandbox.FaultInvalidPath)
+	}
+	require.Empty(t, f.names(t, ""))
+}
+
+func pathLinks(t *testing.T, f *tree) {
+	outside := t.TempDir()
+	canary := filepath.Join(outside, "canary")
+	require.NoError(t, os.WriteFile(canary, []byte("a"), 0o666))
+	relative, err := filepath.Rel(f.dir, outside)
+	require.NoError(t, err)
+	f.link(t, canary, "file")
+	f.link(t, outside, "dir")
+	f.link(t, filepath.Join(outside, "new"), "dangling")
+	f.link(t, relative+"/canary", "relative")
+	f.link(t, relative, "up")
+	f.link(t, "up", "chain")
+	f.link(t, "/proc/self/root", "proc")
+	f.put(t, "inside", "a")
+	f.link(t, "/workspace/inside", "absolute")
+	for _, path := range []string{
+		"file", "dir/canary", "dir/new", "dangling", "relative", "up/canary", "chain/canary", "proc/etc/passwd", "absolute",
+	} {
+		f.each(t, path, func(op string, err error) {
+			require.Contains(t, requireFault(t, err, sandbox.FaultEscape), "symbolic link", "%s %s", op, path)
+		})
+	}
+	_, err = f.Stat(t.Context(), "dir/canary")
+	requireFault(t, err, sandbox.FaultEscape)
+	content, err := os.ReadFile(canary)
+	require.NoError(t, err)
+	require.Equal(t, "a", string(content))
+	entries, err := os.ReadDir(outside)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}
+
+func pathInnerLinks(t *testing.T, f *tree) {
+	f.put(t, "real/file", "one\n")
+	f.link(t, "real", "dir")
+	f.link(t, "../dir/file", "links/file")
+	f.link(t, "links/file", "chain")
+	for _, path := range []string{"dir/file", "links/file", "chain"} {
+		result, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
+		require.NoError(t, err)
+		require.Equal(t, "one\n", string(result.Content), path)
+	}
+	f.link(t, "loop2", "loop1")
+	f.link(t, "loop1", "loop2")
+	f.each(t, "loop1", func(op string, err error) { require.Error(t, err, op) })
+}
+
+func pathSpecial(t *testing.T, f *tree) {
+	require.NoError(t, syscall.Mkfifo(f.host("fifo"), 0o666))
+	socket, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	require.NoError(t, err)
+	defer syscall.Close(socket)
+	bound := filepath.Join("/tmp", filepath.Base(t.TempDir())+time.Now().Format("150405.000000000"))
+	require.NoError(t, syscall.Bind(socket, &syscall.SockaddrUnix{Name: bound})) // names of sockets are short
+	require.NoError(t, os.Rename(bound, f.host("socket")))
+	f.link(t, "fifo", "link")
+	for _, path := range []string{"fifo", "socket", "link"} {
+		f.each(t, path, func(op string, err error) {
+			if op == "list" {
+				requireFault(t, err, sandbox.FaultNotDirectory)
+				return
+			}
+			requireFault(t, err, sandbox.FaultNotRegular)
+		})
+	}
+	list, err := f.List(t.Context(), "")
+	require.NoError(t, err)
+	require.Equal(t, []sandbox.Entry{
+		{Name: "fifo", Type: sandbox.TypeOther},
+		{Name: "link", Type: sandbox.TypeSymlink},
+		{Name: "socket", Type: sandbox.TypeOther},
+	}, list.Entries)
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	require.NoError(t, err)
+	require.Zero(t, result.Files)
+}
+
+func pathDirectory(t *testing.T, f *tree) {
+	f.put(t, "dir/file", "x\n")
+	for _, path := range []string{"dir", "."} {
+		f.each(t, path, func(op string, err error) {
+			if op == "list" || op == "search" {
+				require.NoError(t, err)
+				return
+			}
+			requireFault(t, err, sandbox.FaultIsDirectory)
+		})
+	}
+	require.Equal(t, "x\n", f.get(t, "dir/file"))
+}
+
+func pathThroughFile(t *testing.T, f *tree) {
+	f.put(t, "file", "x")
+	f.each(t, "file/below", func(_ string, err error) {
+		requireFault(t, err, sandbox.FaultNotDirectory)
+	})
+	_, err := f.List(t.Context(), "file")
+	requireFault(t, err, sandbox.FaultNotDirectory)
+	require.Equal(t, "x", f.get(t, "file"))
+}
+
+func pathNear(t *testing.T, f *tree) {
+	f.put(t, "src/main.go", "")
+	f.put(t, "README.md", "")
+	for path, near := range map[string]string{
+		"src/mian.go": `"src/main.go"`,
+		"src/main.py": `"src/main.go"`,
+		"scr/main.go": `"src"`,
+		"readme.md":   `"README.md"`,
+	} {
+		_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
+		require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), near)
+	}
+	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "quite-different", Old: "a", New: "b"})
+	require.NotContains(t, requireFault(t, err, sandbox.FaultNotFound), "there is")
+	_, err = f.List(t.Context(), "missing/dir")
+	require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `there is no "missing" in the workspace`)
+	_, err = f.Search(t.Context(), sandbox.SearchRequest{Path: "missing", Pattern: "x"})
+	requireFault(t, err, sandbox.FaultNotFound)
+}
+
+func pathStat(t *testing.T, f *tree) {
+	f.put(t, "dir/file", "12345")
+	f.link(t, "/etc/passwd", "link")
+	for path, want := range map[string]sandbox.StatResult{
+		"dir/file":       {Exists: true, Type: sandbox.TypeFile, Size: 5},
+		"dir":            {Exists: true, Type: sandbox.TypeDir},
+		"":               {Exists: true, Type: sandbox.TypeDir},
+		"link":           {Exists: true, Type: sandbox.TypeSymlink},
+		"missing":        {},
+		"missing/below":  {},
+		"dir/file/below": {},
+	} {
+		got, err := f.Stat(t.Context(), path)
+		require.NoError(t, err, path)
+		require.Equal(t, want, got, path)
+	}
+}
+
+func pathContext(t *testing.T, f *tree) {
+	f.put(t, "file", "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := f.Read(ctx, sandbox.ReadRequest{Path: "file"})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = f.Edit(ctx, sandbox.EditRequest{Path: "file", Old: "a", New: "b"})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = f.Write(ctx, "file", []byte("b"))
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = f.Write(ctx, "new", []byte("b"))
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = f.List(ctx, "")
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = f.Search(ctx, sandbox.SearchRequest{Pattern: "a"})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, "a", f.get(t, "file"))
+	require.Equal(t, []string{"file"}, f.names(t, ""))
+}
+
+func pathPermissions(t *testing.T, f *tree) {
+	if os.Geteuid() == 0 {
+		t.Skip("root may do everything")
+	}
+	f.put(t, "unreadable", "a")
+	f.put(t, "readonly", "a")
+	f.put(t, "dir/file", "a")
+	require.NoError(t, os.Chmod(f.host("unreadable"), 0))
+	require.NoError(t, os.Chmod(f.host("readonly"), 0o444))
+	require.NoError(t, os.Chmod(f.host("dir"), 0o555))
+	t.Cleanup(func() { _ = os.Chmod(f.host("dir"), 0o755) })
+	_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "unreadable"})
+	requireFault(t, err, sandbox.FaultPermission)
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "readonly", Old: "a", New: "b"})
+	requireFault(t, err, sandbox.FaultPermission)
+	_, err = f.Write(t.Context(), "readonly", nil)
+	requireFault(t, err, sandbox.FaultPermission)
+	_, err = f.Write(t.Context(), "dir/new", nil)
+	requireFault(t, err, sandbox.FaultPermission)
+	_, err = f.Write(t.Context(), "dir/file", nil)
+	requireFault(t, err, sandbox.FaultPermission)
+}

@@ -1,0 +1,115 @@
+//go:build unix
+
+//nolint:thelper // these are tests
+package sandboxtest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func testLimits(t *testing.T, s suite) {
+	s.run(t, map[string]func(*testing.T, *box){
+		"out of time":                              limitsTimeout,
+		"a command may clean up":                   limitsGraceful,
+		"what a command started may clean up":      limitsGracefulChild,
+		"a command that does not listen is killed": limitsIgnored,
+		"cancel":                                 limitsCancel,
+		"a deadline of the context is a timeout": limitsDeadline,
+		"an ended context starts nothing":        limitsNotStarted,
+	})
+	t.Run("a command cannot widen the sandbox's limits", func(t *testing.T) {
+		t.Parallel()
+		b := s.open(t, sandbox.Limits{Wall: 200 * time.Millisecond, Output: 100})
+		cmd := shell("seq 1 100; sleep 1000")
+		cmd.Limits = sandbox.Limits{Wall: time.Hour, Output: 1 << 20}
+		result := b.exec(t, cmd)
+		require.Equal(t, sandbox.ReasonTimeout, result.Reason)
+		require.True(t, result.Stdout.Truncated)
+	})
+}
+
+func limitsTimeout(t *testing.T, b *box) {
+	w := b.newWitness(t)
+	cmd := shell("exec 3>fifo; echo partial; echo more >&2; sleep 1000")
+	cmd.Limits.Wall = 300 * time.Millisecond
+	start := time.Now()
+	result := b.exec(t, cmd)
+	require.Equal(t, sandbox.ReasonTimeout, result.Reason)
+	require.Less(t, time.Since(start), sandbox.DefaultGrace)
+	require.Equal(t, -1, result.ExitCode)
+	require.Equal(t, "SIGTERM", result.Signal)
+	require.Equal(t, "partial\n", string(result.Stdout.Data))
+	require.Equal(t, "more\n", string(result.Stderr.Data))
+	require.GreaterOrEqual(t, result.Wall, 300*time.Millisecond)
+	w.requireDead(t)
+}
+
+func limitsGraceful(t *testing.T, b *box) {
+	cmd := shell(`trap 'echo bye; exit 4' TERM; echo hello; while :; do sleep 0.01; done`)
+	cmd.Limits = sandbox.Limits{Wall: 200 * time.Millisecond, Grace: patience}
+	result := b.exec(t, cmd)
+	require.Equal(t, sandbox.ReasonTimeout, result.Reason)
+	require.Equal(t, 4, result.ExitCode)
+	require.Equal(t, "hello\nbye\n", string(result.Stdout.Data))
+}
+
+// limitsGracefulChild has a shell that dies at once of what its child can handle.
+func limitsGracefulChild(t *testing.T, b *box) {
+	w := b.newWitness(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd := shell(`sh -c 'exec 3>fifo; trap "sleep 0.2; echo cleaned >&3; exit" TERM; echo ready >&3; while :; do sleep 0.01; done'; true`)
+	cmd.Limits.Grace = patience
+	done := b.async(ctx, t, cmd)
+	require.Equal(t, "ready\n", w.line(t))
+	cancel()
+	require.Equal(t, sandbox.ReasonCancelled, receive(t, done).Reason)
+	require.Equal(t, "cleaned\n", w.requireDead(t))
+}
+
+func limitsIgnored(t *testing.T, b *box) {
+	w := b.newWitness(t)
+	cmd := shell(`exec 3>fifo; trap "" TERM INT HUP; echo hello; while :; do sleep 0.01; done`)
+	cmd.Limits = sandbox.Limits{Wall: 200 * time.Millisecond, Grace: 200 * time.Millisecond}
+	result := b.exec(t, cmd)
+	require.Equal(t, sandbox.ReasonTimeout, result.Reason)
+	require.Equal(t, "SIGKILL", result.Signal)
+	require.Equal(t, "hello\n", string(result.Stdout.Data))
+	require.GreaterOrEqual(t, result.Wall, 400*time.Millisecond)
+	w.requireDead(t)
+}
+
+func limitsCancel(t *testing.T, b *box) {
+	w := b.newWitness(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := b.async(ctx, t, shell("echo out; exec 3>fifo; echo ready >&3; sleep 1000"))
+	require.Equal(t, "ready\n", w.line(t))
+	cancel()
+	result := receive(t, done)
+	require.Equal(t, sandbox.ReasonCancelled, result.Reason)
+	require.Equal(t, "out\n", string(result.Stdout.Data))
+	w.requireDead(t)
+}
+
+func limitsDeadline(t *testing.T, b *box) {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	result := receive(t, b.async(ctx, t, shell("sleep 1000")))
+	require.Equal(t, sandbox.ReasonTimeout, result.Reason)
+}
+
+func limitsNotStarted(t *testing.T, b *box) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	result := receive(t, b.async(ctx, t, shell("touch started")))
+	require.Equal(t, sandbox.ReasonCancelled, result.Reason)
+	require.Equal(t, -1, result.ExitCode)
+	require.NoFileExists(t, b.host("started"))
+}

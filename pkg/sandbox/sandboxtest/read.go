@@ -1,0 +1,179 @@
+//go:build unix
+
+//nolint:thelper // these are tests
+package sandboxtest
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func readTests() map[string]func(*testing.T, *tree) {
+	return map[string]func(*testing.T, *tree){
+		"lines":                 readLines,
+		"more than fits":        readLong,
+		"one line does not fit": readLongLine,
+		"binary":                readBinary,
+		"too large":             readTooLarge,
+	}
+}
+
+// digest is the SHA-256 of a text in hex.
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+func readLines(t *testing.T, f *tree) {
+	const text = "one\r\ntwo\n\nfour"
+	f.put(t, "file", text)
+	f.put(t, "empty", "")
+	f.put(t, "ended", "one\n")
+	for _, test := range []struct {
+		req  sandbox.ReadRequest
+		want sandbox.ReadResult
+	}{
+		{sandbox.ReadRequest{Path: "file"}, sandbox.ReadResult{Content: []byte(text), FirstLine: 1, Lines: 4}},
+		{sandbox.ReadRequest{Path: "file", Offset: -5, Limit: -5}, sandbox.ReadResult{Content: []byte(text), FirstLine: 1, Lines: 4}},
+		{sandbox.ReadRequest{Path: "file", Limit: 1}, sandbox.ReadResult{Content: []byte("one\r\n"), FirstLine: 1, Lines: 1}},
+		{sandbox.ReadRequest{Path: "file", Offset: 2, Limit: 2}, sandbox.ReadResult{Content: []byte("two\n\n"), FirstLine: 2, Lines: 2}},
+		{sandbox.ReadRequest{Path: "file", Offset: 4, Limit: 9}, sandbox.ReadResult{Content: []byte("four"), FirstLine: 4, Lines: 1}},
+		{sandbox.ReadRequest{Path: "file", Offset: 5}, sandbox.ReadResult{}},
+		{sandbox.ReadRequest{Path: "empty"}, sandbox.ReadResult{}},
+		{sandbox.ReadRequest{Path: "ended"}, sandbox.ReadResult{Content: []byte("one\n"), FirstLine: 1, Lines: 1}},
+		{sandbox.ReadRequest{Path: "ended", Offset: 2}, sandbox.ReadResult{}},
+	} {
+		whole := f.get(t, test.req.Path)
+		test.want.SHA256 = digest(whole)
+		test.want.Size = int64(len(whole))
+		test.want.TotalLines = map[string]int{"file": 4, "empty": 0, "ended": 1}[test.req.Path]
+		got, err := f.Read(t.Context(), test.req)
+		require.NoError(t, err)
+		require.Equal(t, test.want, got, "%+v", test.req)
+	}
+}
+
+func readLong(t *testing.T, f *tree) {
+	line := strings.Repeat("ü", 500) + "\n" // 1001 bytes
+	f.put(t, "file", strings.Repeat(line, 1000))
+	fits := sandbox.MaxReadBytes / len(line)
+	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	require.NoError(t, err)
+	require.True(t, got.Truncated)
+	require.Equal(t, fits, got.Lines)
+	require.Equal(t, 1000, got.TotalLines)
+	require.Equal(t, strings.Repeat(line, fits), string(got.Content))
+	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: 900})
+	require.NoError(t, err)
+	require.False(t, got.Truncated)
+	require.Equal(t, 101, got.Lines)
+	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Limit: fits})
+	require.NoError(t, err)
+	require.False(t, got.Truncated, "all the lines that were asked for are there")
+}
+
+func readLongLine(t *testing.T, f *tree) {
+	f.put(t, "file", "short\nx"+strings.Repeat("漢", sandbox.MaxReadBytes)+"\nend\n")
+	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: 2, Limit: 1})
+	require.NoError(t, err)
+	require.True(t, got.Truncated)
+	require.Equal(t, 1, got.Lines)
+	require.Equal(t, 2, got.FirstLine)
+	require.True(t, utf8.Valid(got.Content))
+	require.LessOrEqual(t, len(got.Content), sandbox.MaxReadBytes)
+	require.Greater(t, len(got.Content), sandbox.MaxReadBytes-4)
+	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	require.NoError(t, err)
+	require.Equal(t, "short\n", string(got.Content))
+	require.True(t, got.Truncated)
+}
+
+func readBinary(t *testing.T, f *tree) {
+	large := strings.Repeat("\x00\n", sandbox.MaxReadBytes)
+	for name, content := range map[string]string{"nul": "a\n\x00b\n", "latin1": "gr\xfc\xdfe\n", "large": large} {
+		f.put(t, name, content)
+		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: name, Offset: 2})
+		require.NoError(t, err)
+		require.True(t, got.Binary)
+		require.Zero(t, got.Lines)
+		require.Zero(t, got.TotalLines)
+		require.EqualValues(t, len(content), got.Size)
+		require.Equal(t, digest(content), got.SHA256)
+		require.Equal(t, content[:min(len(content), sandbox.MaxReadBytes)], string(got.Content))
+		require.Equal(t, len(content) > sandbox.MaxReadBytes, got.Truncated)
+	}
+}
+
+func readTooLarge(t *testing.T, f *tree) {
+	f.put(t, "file", "")
+	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxFileSize))
+	_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxFileSize+1))
+	_, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	requireFault(t, err, sandbox.FaultTooLarge)
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Old: "a", New: "b"})
+	requireFault(t, err, sandbox.FaultTooLarge)
+	require.NoError(t, os.Truncate(f.host("file"), 1<<40))
+	_, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	requireFault(t, err, sandbox.FaultTooLarge)
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	require.NoError(t, err)
+	require.Equal(t, sandbox.SearchResult{Skipped: 1}, result)
+}
+
+func listTests() map[string]func(*testing.T, *tree) {
+	return map[string]func(*testing.T, *tree){
+		"entries are sorted and typed": listEntries,
+		"more than fit":                listMany,
+		"nothing":                      listEmpty,
+	}
+}
+
+func listEntries(t *testing.T, f *tree) {
+	f.put(t, "b.txt", "123")
+	f.put(t, "a/file", "")
+	f.put(t, ".hidden", "")
+	f.link(t, "/nowhere", "c")
+	got, err := f.List(t.Context(), "")
+	require.NoError(t, err)
+	require.Equal(t, sandbox.ListResult{Total: 4, Entries: []sandbox.Entry{
+		{Name: ".hidden", Type: sandbox.TypeFile},
+		{Name: "a", Type: sandbox.TypeDir},
+		{Name: "b.txt", Type: sandbox.TypeFile, Size: 3},
+		{Name: "c", Type: sandbox.TypeSymlink},
+	}}, got)
+}
+
+func listMany(t *testing.T, f *tree) {
+	const n = 2*sandbox.MaxEntries + 500
+	names := make([]string, 0, n)
+	for i := range n {
+		name := strings.Repeat("x", i%7) + string(rune('a'+i%26)) + digest(string(rune(i)))[:8]
+		names = append(names, name)
+		f.put(t, name, "")
+	}
+	slices.Sort(names)
+	got, err := f.List(t.Context(), "")
+	require.NoError(t, err)
+	require.Equal(t, n, got.Total)
+	require.Len(t, got.Entries, sandbox.MaxEntries)
+	for i, entry := range got.Entries {
+		require.Equal(t, names[i], entry.Name)
+	}
+}
+
+func listEmpty(t *testing.T, f *tree) {
+	got, err := f.List(t.Context(), "")
+	require.NoError(t, err)
+	require.Equal(t, sandbox.ListResult{}, got)
+}

@@ -1,0 +1,181 @@
+//go:build unix
+
+//nolint:thelper // these are tests
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func searchTests() map[string]func(*testing.T, *tree) {
+	return map[string]func(*testing.T, *tree){
+		"matches are sorted by path and line": searchSorted,
+		"globs":                               searchGlobs,
+		"lines":                               searchLines,
+		"what is skipped":                     searchSkipped,
+		"what was asked for by name":          searchNamed,
+		"a bad pattern":                       searchBadPattern,
+		"more matches than fit":               searchMany,
+		"a deep tree":                         searchDeep,
+		"a cancel in between":                 searchCancel,
+	}
+}
+
+// found are the matches as "path:line:text".
+func (f *tree) found(t *testing.T, req sandbox.SearchRequest) []string {
+	t.Helper()
+	result, err := f.Search(t.Context(), req)
+	require.NoError(t, err)
+	out := []string{}
+	for _, m := range result.Matches {
+		out = append(out, fmt.Sprintf("%s:%d:%s", m.Path, m.Line, m.Text))
+	}
+	return out
+}
+
+func searchSorted(t *testing.T, f *tree) {
+	for _, name := range []string{"b.go", "a/z.go", "a.go", "a-b", "a/b/c", "A"} {
+		f.put(t, name, "hit\nmiss\nhit 2\n")
+	}
+	require.Equal(t, []string{
+		"A:1:hit", "A:3:hit 2", "a-b:1:hit", "a-b:3:hit 2", "a.go:1:hit", "a.go:3:hit 2",
+		"a/b/c:1:hit", "a/b/c:3:hit 2", "a/z.go:1:hit", "a/z.go:3:hit 2", "b.go:1:hit", "b.go:3:hit 2",
+	}, f.found(t, sandbox.SearchRequest{Pattern: "^hit"}))
+	require.Equal(t, []string{"a/b/c:1:hit", "a/z.go:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit$", Path: "/workspace/a"}))
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "nothing"})
+	require.NoError(t, err)
+	require.Equal(t, sandbox.SearchResult{Files: 6}, result)
+}
+
+func searchGlobs(t *testing.T, f *tree) {
+	for _, name := range []string{"top.go", "src/a.go", "src/sub/b.go", "src/sub/b.txt"} {
+		f.put(t, name, "x")
+	}
+	for _, test := range []struct {
+		path, glob string
+		want       []string
+	}{
+		{"", "*.go", []string{"src/a.go", "src/sub/b.go", "top.go"}},
+		{"", "src/*.go", []string{"src/a.go"}},
+		{"", "src/**/*.go", []string{"src/a.go", "src/sub/b.go"}},
+		{"src", "sub/*", []string{"src/sub/b.go", "src/sub/b.txt"}},
+		{"src", "*.{txt,md}", []string{"src/sub/b.txt"}},
+		{"", "./top.*", []string{"top.go"}},
+		{"top.go", "*.go", []string{"top.go"}},
+		{"top.go", "*.md", []string{}},
+	} {
+		got := []string{}
+		result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Path: test.path, Glob: test.glob})
+		require.NoError(t, err)
+		for _, m := range result.Matches {
+			got = append(got, m.Path)
+		}
+		require.Equal(t, test.want, got, "%+v", test)
+	}
+	_, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Glob: "a[b"})
+	require.Contains(t, requireFault(t, err, sandbox.FaultInvalidPattern), "a[b")
+}
+
+func searchLines(t *testing.T, f *tree) {
+	f.put(t, "file", "first\r\n\nlast word")
+	require.Equal(t, []string{"file:1:first"}, f.found(t, sandbox.SearchRequest{Pattern: "first$"}))
+	require.Equal(t, []string{"file:2:"}, f.found(t, sandbox.SearchRequest{Pattern: "^$"}))
+	require.Equal(t, []string{"file:3:last word"}, f.found(t, sandbox.SearchRequest{Pattern: `(?i)\bWORD$`}))
+	require.Equal(t, []string{"file:3:last word"}, f.found(t, sandbox.SearchRequest{Pattern: "last"}))
+	require.Empty(t, f.found(t, sandbox.SearchRequest{Pattern: `first\s+last`}), "a match is in one line")
+}
+
+func searchSkipped(t *testing.T, f *tree) {
+	f.put(t, ".git/config", "hit")
+	f.put(t, "sub/.git", "hit")
+	f.put(t, "binary", "hit\x00")
+	f.put(t, "latin1", "hit gr\xfcn")
+	f.put(t, ".hidden", "hit")
+	f.link(t, "/etc", "etc")
+	f.link(t, ".hidden", "link")
+	f.put(t, "large", "hit\n")
+	require.NoError(t, os.Truncate(f.host("large"), sandbox.MaxFileSize+1))
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit"})
+	require.NoError(t, err)
+	require.Equal(t, sandbox.SearchResult{
+		Files: 2, Skipped: 2,
+		Matches: []sandbox.Match{
+			{Path: ".hidden", Line: 1, Text: "hit"},
+			{Path: "latin1", Line: 1, Text: "hit gr\uFFFDn"},
+		},
+	}, result)
+}
+
+func searchNamed(t *testing.T, f *tree) {
+	f.put(t, ".git/config", "hit")
+	f.put(t, "dir/file", "hit")
+	f.link(t, "dir", "link")
+	require.Equal(t, []string{".git/config:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: ".git"}))
+	require.Equal(t, []string{"link/file:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: "link"}))
+	require.Equal(t, []string{"dir/file:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: "dir/file"}))
+}
+
+func searchBadPattern(t *testing.T, f *tree) {
+	for pattern, want := range map[string]string{
+		"a(b":      "missing closing )",
+		"ab[z-a]":  "at character 4",
+		"x**":      "at character 2",
+		"(?=look)": "at character 1",
+		`\`:        "trailing backslash",
+		"a{5000}":  "at character 2",
+	} {
+		_, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: pattern})
+		message := requireFault(t, err, sandbox.FaultInvalidPattern)
+		require.Contains(t, message, "RE2")
+		require.Contains(t, message, want)
+	}
+}
+
+func searchMany(t *testing.T, f *tree) {
+	f.put(t, "a", strings.Repeat("x\n", sandbox.MaxMatches-1))
+	f.put(t, "b", "x")
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	require.NoError(t, err)
+	require.Len(t, result.Matches, sandbox.MaxMatches)
+	require.False(t, result.Truncated)
+	f.put(t, "b", strings.Repeat("é", sandbox.MaxMatchText)+"x\nx\n")
+	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	require.NoError(t, err)
+	require.Len(t, result.Matches, sandbox.MaxMatches)
+	require.True(t, result.Truncated)
+	text := result.Matches[sandbox.MaxMatches-1].Text
+	require.Len(t, text, sandbox.MaxMatchText)
+	require.True(t, utf8.ValidString(text))
+}
+
+func searchDeep(t *testing.T, f *tree) {
+	f.put(t, strings.Repeat("d/", 50)+"file", "hit")
+	f.put(t, strings.Repeat("e/", 1000)+"file", "hit")
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit"})
+	require.NoError(t, err)
+	require.Len(t, result.Matches, 1)
+	require.Equal(t, 1, result.Skipped, "it does not go deeper than it should")
+}
+
+func searchCancel(t *testing.T, f *tree) {
+	f.put(t, "file", strings.Repeat("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n", 300_000))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	started := make(chan struct{})
+	go func() {
+		close(started)
+		cancel(context.Canceled)
+	}()
+	<-started
+	_, err := f.Search(ctx, sandbox.SearchRequest{Pattern: `(a|aa)+(a|aa)+(a|aa)+b`})
+	require.ErrorIs(t, err, context.Canceled)
+}

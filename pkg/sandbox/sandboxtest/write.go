@@ -1,0 +1,202 @@
+//go:build unix
+
+//nolint:thelper // these are tests
+package sandboxtest
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func writeTests() map[string]func(*testing.T, *tree) {
+	return map[string]func(*testing.T, *tree){
+		"a new file with its directories": writeNew,
+		"a file that exists":              writeExisting,
+		"through a link":                  writeLink,
+		"through a link to nothing":       writeDanglingLink,
+		"the owner stays":                 writeOwner,
+		"too large":                       writeTooLarge,
+		"the diff has bounds":             writeDiff,
+		"side by side":                    writeConcurrent,
+		"readers see old or new":          writeAtomic,
+		"a name of full length":           writeLongName,
+	}
+}
+
+func (f *tree) mode(t *testing.T, name string) os.FileMode {
+	t.Helper()
+	info, err := os.Lstat(f.host(name))
+	require.NoError(t, err)
+	return info.Mode()
+}
+
+func writeNew(t *testing.T, f *tree) {
+	got, err := f.Write(t.Context(), "a/b/c.txt", []byte("one\ntwo\n"))
+	require.NoError(t, err)
+	require.Equal(t, "one\ntwo\n", f.get(t, "a/b/c.txt"))
+	require.Equal(t, sandbox.WriteResult{
+		Size: 8, SHA256: digest("one\ntwo\n"), Created: true,
+		Diff: "--- /dev/null\n+++ b/a/b/c.txt\n@@ -0,0 +1,2 @@\n+one\n+two\n",
+	}, got)
+	require.EqualValues(t, 0o644, f.mode(t, "a/b/c.txt"))
+	require.Equal(t, 0o755|os.ModeDir, f.mode(t, "a/b"))
+	require.Equal(t, []string{"c.txt"}, f.names(t, "a/b"), "nothing else is left")
+	got, err = f.Write(t.Context(), "empty", nil)
+	require.NoError(t, err)
+	require.Equal(t, sandbox.WriteResult{SHA256: digest(""), Created: true}, got)
+	require.Empty(t, f.get(t, "empty"))
+}
+
+func writeExisting(t *testing.T, f *tree) {
+	f.put(t, "run.sh", "one\ntwo\n")
+	require.NoError(t, os.Chmod(f.host("run.sh"), 0o750))
+	got, err := f.Write(t.Context(), "run.sh", []byte("one\n2\n"))
+	require.NoError(t, err)
+	require.False(t, got.Created)
+	require.Equal(t, "--- a/run.sh\n+++ b/run.sh\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n", got.Diff)
+	require.EqualValues(t, 0o750, f.mode(t, "run.sh"))
+	require.Equal(t, "one\n2\n", f.get(t, "run.sh"))
+	got, err = f.Write(t.Context(), "run.sh", []byte("one\n2\n"))
+	require.NoError(t, err)
+	require.Empty(t, got.Diff)
+}
+
+func writeLink(t *testing.T, f *tree) {
+	f.put(t, "real/target", "old\n")
+	f.link(t, "real", "dir")
+	f.link(t, "../dir/target", "links/link")
+	f.link(t, "links/link", "chain")
+	_, err := f.Write(t.Context(), "chain", []byte("new\n"))
+	require.NoError(t, err)
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "links/link", Old: "new", New: "newer"})
+	require.NoError(t, err)
+	require.Equal(t, "newer\n", f.get(t, "real/target"))
+	for _, link := range []string{"dir", "links/link", "chain"} {
+		require.NotZero(t, f.mode(t, link)&os.ModeSymlink, link)
+	}
+	require.Equal(t, []string{"target"}, f.names(t, "real"))
+}
+
+func writeDanglingLink(t *testing.T, f *tree) {
+	f.link(t, "sub/target", "link")
+	got, err := f.Write(t.Context(), "link", []byte("new"))
+	require.NoError(t, err)
+	require.True(t, got.Created)
+	require.Equal(t, "new", f.get(t, "sub/target"))
+	require.NotZero(t, f.mode(t, "link")&os.ModeSymlink)
+}
+
+func writeOwner(t *testing.T, f *tree) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	f.put(t, "theirs", "old")
+	require.NoError(t, os.Chown(f.dir, 1234, 2345))
+	require.NoError(t, os.Chown(f.host("theirs"), 3456, 4567))
+	for _, path := range []string{"theirs", "new", "a/b/new"} {
+		_, err := f.Write(t.Context(), path, []byte("x"))
+		require.NoError(t, err)
+	}
+	owner := func(name string) [2]uint32 {
+		var stat syscall.Stat_t
+		require.NoError(t, syscall.Lstat(f.host(name), &stat))
+		return [2]uint32{stat.Uid, stat.Gid}
+	}
+	require.Equal(t, [2]uint32{3456, 4567}, owner("theirs"))
+	for _, name := range []string{"new", "a", "a/b", "a/b/new"} {
+		require.Equal(t, [2]uint32{1234, 2345}, owner(name), name)
+	}
+}
+
+func writeTooLarge(t *testing.T, f *tree) {
+	f.put(t, "file", "old")
+	_, err := f.Write(t.Context(), "file", make([]byte, sandbox.MaxFileSize+1))
+	requireFault(t, err, sandbox.FaultTooLarge)
+	require.Equal(t, "old", f.get(t, "file"))
+	got, err := f.Write(t.Context(), "file", make([]byte, sandbox.MaxFileSize))
+	require.NoError(t, err)
+	require.EqualValues(t, sandbox.MaxFileSize, got.Size)
+	require.NoError(t, os.Truncate(f.host("file"), 1<<40))
+	got, err = f.Write(t.Context(), "file", []byte("small\n"))
+	require.NoError(t, err, "what is too large can be replaced")
+	require.Empty(t, got.Diff)
+	require.Equal(t, "small\n", f.get(t, "file"))
+}
+
+func writeDiff(t *testing.T, f *tree) {
+	f.put(t, "file", strings.Repeat("old line\n", 5000))
+	got, err := f.Write(t.Context(), "file", []byte(strings.Repeat("new line\n", 5000)))
+	require.NoError(t, err)
+	require.Less(t, len(got.Diff), 9<<10)
+	require.Contains(t, got.Diff, "left out")
+	got, err = f.Write(t.Context(), "file", []byte("a\x00b"))
+	require.NoError(t, err)
+	require.Empty(t, got.Diff)
+	got, err = f.Write(t.Context(), "file", []byte("text"))
+	require.NoError(t, err)
+	require.Empty(t, got.Diff)
+}
+
+func writeConcurrent(t *testing.T, f *tree) {
+	const files, rounds = 8, 10
+	var wg sync.WaitGroup
+	for i := range files {
+		wg.Go(func() {
+			name := fmt.Sprintf("dir/sub%d/file%d", i%3, i)
+			if _, err := f.Write(t.Context(), name, []byte("n0\n")); err != nil {
+				t.Errorf("Write: %v", err)
+			}
+			for n := range rounds {
+				req := sandbox.EditRequest{Path: name, Old: fmt.Sprintf("n%d\n", n), New: fmt.Sprintf("n%d\n", n+1)}
+				if _, err := f.Edit(t.Context(), req); err != nil {
+					t.Errorf("Edit: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range files {
+		require.Equal(t, fmt.Sprintf("n%d\n", rounds), f.get(t, fmt.Sprintf("dir/sub%d/file%d", i%3, i)))
+	}
+}
+
+func writeAtomic(t *testing.T, f *tree) {
+	versions := []string{strings.Repeat("a", 100_000), strings.Repeat("b", 50_000)}
+	f.put(t, "file", versions[0])
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(stop)
+		for i := range 200 {
+			if _, err := f.Write(t.Context(), "file", []byte(versions[i%2])); err != nil {
+				t.Errorf("Write: %v", err)
+			}
+		}
+	})
+	for {
+		select {
+		case <-stop:
+			wg.Wait()
+			return
+		default:
+			require.Contains(t, versions, f.get(t, "file"))
+		}
+	}
+}
+
+func writeLongName(t *testing.T, f *tree) {
+	name := strings.Repeat("n", 255)
+	_, err := f.Write(t.Context(), name, []byte("one"))
+	require.NoError(t, err)
+	_, err = f.Write(t.Context(), name, []byte("two"))
+	require.NoError(t, err)
+	require.Equal(t, []string{name}, f.names(t, ""))
+}
