@@ -63,14 +63,16 @@ type Program struct {
 
 // Common is the flags that every command has.
 type Common struct {
-	LogLevel    slog.Level       `default:"warn" enum:"debug,info,warn,error" help:"Least level of log lines on stderr: debug, info, warn or error."`
+	LogLevel    string           `default:"warn" enum:"debug,info,warn,error" help:"Least level of log lines on stderr: debug, info, warn or error."`
 	PrintConfig bool             `help:"Print the settings in force as JSON, secrets redacted, and exit."`
 	Version     kong.VersionFlag `help:"Print the version and exit."`
 }
 
 // Logger returns the logger of a command: text on stderr.
 func (c Common) Logger(p Program) *slog.Logger {
-	return slog.New(slog.NewTextHandler(p.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.LogLevel)) // the flag's enum allows nothing else
+	return slog.New(slog.NewTextHandler(p.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
 // Run parses arguments into grammar, a pointer to a struct for kong, and calls run. It

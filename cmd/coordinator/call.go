@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+type callCommand struct {
+	fleetFlags
+	workerFlags
+
+	Tool      string        `arg:"" help:"Name of the tool."`
+	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
+	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back."`
+	Session   string        `placeholder:"ID" help:"Session whose sandbox is used. Default: a new one."`
+	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
+	Timeout   time.Duration `default:"0s" help:"Longest time of the call, its wait included; 0 is no bound."`
+}
+
+// callOutput is the JSON object that a call prints.
+type callOutput struct {
+	Status    protocol.Status    `json:"status"`
+	Content   string             `json:"content"`
+	Result    json.RawMessage    `json:"result,omitempty"`
+	Error     *protocol.Error    `json:"error,omitempty"`
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id,omitempty"`
+	Name      string             `json:"name"`
+	WorkerID  protocol.WorkerID  `json:"worker_id,omitempty"`
+	Attempt   int                `json:"attempt,omitempty"`
+	Level     string             `json:"level,omitempty"`
+	QueueMS   float64            `json:"queue_ms"`
+	RunMS     float64            `json:"run_ms"`
+}
+
+func (c *callCommand) run(ctx context.Context, p program) error {
+	session := protocol.NewSessionID()
+	var err error
+	if c.Session != "" {
+		if session, err = protocol.ParseSessionID(c.Session); err != nil {
+			return cli.Usagef("--session: %v", err)
+		}
+	}
+	workspace, err := checkWorkspace(c.Workspace)
+	if err != nil {
+		return err
+	}
+	if c.Timeout < 0 {
+		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
+	}
+	table, err := openTools(c.Toolset)
+	if err != nil {
+		return err
+	}
+	arguments := c.Arguments
+	if arguments == "-" {
+		content, err := io.ReadAll(p.Stdin)
+		if err != nil {
+			return fmt.Errorf("read arguments: %w", err)
+		}
+		arguments = string(content)
+	}
+	output, err := c.call(ctx, p, table, session, workspace, arguments)
+	if err != nil {
+		return err
+	}
+	encoder := json.NewEncoder(p.Stdout)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(output); err != nil {
+		return fmt.Errorf("print result: %w", err)
+	}
+	if output.Status != protocol.StatusOK {
+		return &cli.ExitError{Code: cli.ExitFailed}
+	}
+	return nil
+}
+
+// call plans the tool call and runs it, inline or in the fleet.
+func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, session protocol.SessionID, workspace, arguments string) (*callOutput, error) {
+	output := &callOutput{SessionID: session, Name: c.Tool}
+	scope := tools.Scope{Session: session, Sandbox: string(session)}
+	tool, plan, fault := table.Plan(scope, c.Tool, arguments)
+	if fault == nil && plan.Inline != nil {
+		if output.Content, fault = tools.RunInline(ctx, plan); fault == nil {
+			output.Status = protocol.StatusOK
+			return output, nil
+		}
+		output.fail(protocol.StatusFailed, fault)
+		return output, nil
+	}
+	var call protocol.Call
+	if fault == nil {
+		call, fault = plan.Call(scope, tools.Place{}, "", c.Tool, time.Now().UTC())
+	}
+	if fault != nil {
+		output.fail(protocol.StatusRejected, fault)
+		return output, nil
+	}
+	result, err := c.dispatch(ctx, p, call, workspace)
+	if err != nil {
+		return nil, err
+	}
+	return output, output.take(result, tool)
+}
+
+func (o *callOutput) fail(status protocol.Status, fault *protocol.Error) {
+	o.Status, o.Error, o.Content = status, fault, tools.RenderFailure(status, fault)
+}
+
+func (o *callOutput) take(r *protocol.Result, tool *tools.Tool) error {
+	o.Status, o.Error, o.Content = r.Status, r.Error, tool.Text(r)
+	o.CallID, o.WorkerID, o.Attempt, o.Level = r.CallID, r.WorkerID, r.Attempt, r.Level
+	o.QueueMS, o.RunMS = r.QueueMS, r.RunMS
+	if r.Value == nil {
+		return nil
+	}
+	var err error
+	o.Result, err = protocol.EncodeValue(r.Value)
+	return err
+}
+
+// dispatch runs a call in the fleet, or in one of its own.
+func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Call, workspace string) (_ *protocol.Result, err error) {
+	logger := p.common.Logger(p.Program)
+	data, cleanup, err := c.dataDir(call.SessionID, c.Session != "")
+	if err != nil {
+		return nil, err
+	}
+	defer cleanup()
+	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})
+	if err != nil {
+		return nil, err
+	}
+	defer fl.close()
+	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
+	warn := func(message string) { progress.Notice("%s", message) }
+	var remote *remoteWorkspace
+	if c.Nats == "" {
+		err = fl.startWorker(ctx, &c.workerFlags, data, warn, inPlace(call.SessionID, workspace))
+	} else if workspace != "" {
+		remote, err = importWorkspace(ctx, fl, call.SessionID, workspace)
+	}
+	if err != nil {
+		return nil, err
+	}
+	running := ctx
+	if c.Timeout > 0 {
+		var cancel context.CancelFunc
+		running, cancel = context.WithTimeout(ctx, c.Timeout)
+		defer cancel()
+		call.Deadline = call.IssuedAt.Add(c.Timeout)
+	}
+	var result *protocol.Result
+	err = fl.dispatcher.Dispatch(running, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	if remote != nil {
+		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), warn))
+	}
+	return result, err
+}

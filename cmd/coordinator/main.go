@@ -1,0 +1,54 @@
+// Command coordinator runs agent sessions and dispatches their tool calls to workers.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+)
+
+// version is set when the binary is linked.
+var version = "development"
+
+// grammar is the command line of the coordinator.
+type grammar struct {
+	cli.Common
+
+	Run    runCommand    `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
+	Call   callCommand   `cmd:"" help:"Call one tool without a model and print its result as JSON."`
+	Serve  serveCommand  `cmd:"" help:"Run sessions for others until stopped."`
+	Submit submitCommand `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
+	Tools  toolsCommand  `cmd:"" help:"Print the tool schemas as the model gets them."`
+	Ping   pingCommand   `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
+}
+
+func main() {
+	os.Exit(run(cli.Program{
+		Name: "coordinator", Version: version,
+		Description: "Runs agent sessions whose tool calls are executed by workers over NATS JetStream. Every flag can be set by an environment variable: --max-steps is TOOLFLEET_MAX_STEPS.",
+		Args:        os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
+	}))
+}
+
+// command is one subcommand.
+type command interface {
+	run(ctx context.Context, p program) error
+}
+
+// program is what a subcommand gets beside its own flags.
+type program struct {
+	cli.Program
+	common cli.Common
+}
+
+func run(p cli.Program) int {
+	var g grammar
+	return cli.Run(p, &g, &g.Common, func(selected string) error {
+		commands := map[string]command{
+			"run <prompt>": &g.Run, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
+			"submit <prompt>": &g.Submit, "tools": &g.Tools, "ping": &g.Ping,
+		}
+		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})
+	})
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// turnFlags describe a turn; run and submit have them both.
+type turnFlags struct {
+	Prompt    string        `arg:"" help:"What the agent is asked."`
+	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
+	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: an empty workspace."`
+	Toolset   []string      `default:"core" help:"Toolsets of the model, separated by commas."`
+	MaxSteps  int           `default:"64" help:"How often the model is asked at most."`
+	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
+	Timeout   time.Duration `default:"0s" help:"Longest time of the session, as in 90s or 10m; 0 is no bound."`
+	JSON      bool          `name:"json" help:"Print the session's events on stdout as JSON, one a line, and nothing else."`
+}
+
+type runCommand struct {
+	turnFlags
+	fleetFlags
+	workerFlags
+
+	Model string `placeholder:"M" help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE."`
+}
+
+// checked is a turn's flags after every check that needs no fleet.
+type checked struct {
+	session   protocol.SessionID
+	workspace string
+	table     *tools.Table
+}
+
+func (f *turnFlags) check() (c checked, err error) {
+	c.session = protocol.NewSessionID()
+	if f.Session != "" {
+		if c.session, err = protocol.ParseSessionID(f.Session); err != nil {
+			return c, cli.Usagef("--session: %v", err)
+		}
+	}
+	if strings.TrimSpace(f.Prompt) == "" {
+		return c, cli.Usagef("PROMPT is empty: say what the agent is to do")
+	}
+	if f.MaxSteps < 1 {
+		return c, cli.Usagef("--max-steps %d: must be at least 1", f.MaxSteps)
+	}
+	if f.MaxTokens < 0 {
+		return c, cli.Usagef("--max-tokens %d: must not be negative", f.MaxTokens)
+	}
+	if f.Timeout < 0 {
+		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
+	}
+	if c.workspace, err = checkWorkspace(f.Workspace); err != nil {
+		return c, err
+	}
+	c.table, err = openTools(f.Toolset)
+	return c, err
+}
+
+// openTools makes the table of some toolsets.
+func openTools(names []string) (*tools.Table, error) {
+	set, err := tools.Toolsets(names...)
+	if err != nil {
+		return nil, cli.Usagef("--toolset: %v", err)
+	}
+	return tools.NewTable(set...)
+}
+
+// view is how a session is shown: observe gets its events, warn what the command has to say.
+type view struct {
+	observe func(loop.Event)
+	warn    func(string)
+}
+
+// newView shows progress on stderr, or events on stdout with --json.
+func newView(p program, asJSON bool) view {
+	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
+	warn := func(message string) { progress.Notice("%s", message) }
+	if asJSON {
+		return view{observe: newJSONEvents(p.Stdout).observe, warn: warn}
+	}
+	return view{observe: progress.Observe, warn: warn}
+}
+
+func (c *runCommand) run(ctx context.Context, p program) (err error) {
+	turn, err := c.check()
+	if err != nil {
+		return err
+	}
+	logger := p.common.Logger(p.Program)
+	opened, modelName, err := model.Opener{Env: p.Getenv, Logger: logger}.Open(c.Model)
+	if err != nil {
+		return cli.Usagef("--model: %v", err)
+	}
+	data, cleanup, err := c.dataDir(turn.session, true)
+	if err != nil {
+		return err
+	}
+	defer cleanup()
+	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+
+	show := newView(p, c.JSON)
+	interrupt := func() {}
+	ctx, stop := cli.Signals(ctx, func() { interrupt() })
+	defer stop()
+	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, logger: logger})
+	if err != nil {
+		return err
+	}
+	defer fl.close()
+	interrupt = func() {
+		fl.abort()
+		time.AfterFunc(hardExit, func() { os.Exit(cli.ExitInterrupted) })
+	}
+	var remote *remoteWorkspace
+	if c.Nats == "" {
+		err = fl.startWorker(ctx, &c.workerFlags, data, show.warn, inPlace(turn.session, turn.workspace))
+	} else if turn.workspace != "" {
+		remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace)
+	}
+	if err != nil {
+		return err
+	}
+	runner, err := loop.New(opened, fl.dispatcher, fl.journal, turn.table, &loop.Options{
+		ModelName: modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
+		Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
+	})
+	if err != nil {
+		return err
+	}
+	result, runErr := runner.Run(ctx, turn.session, loop.Input{Text: c.Prompt})
+	if remote != nil {
+		runErr = errors.Join(runErr, remote.sync(context.WithoutCancel(ctx), show.warn))
+	}
+	show.observe(loop.SessionEnded(turn.session, result))
+	return finish(p, c.JSON, result, runErr)
+}
+
+// hardExit is how long a second signal waits for the embedded worker to kill what runs.
+const hardExit = 3 * time.Second
+
+// inPlace maps the session's sandbox to a directory.
+func inPlace(session protocol.SessionID, dir string) func(string) (string, bool) {
+	return func(sandbox string) (string, bool) { return dir, dir != "" && sandbox == string(session) }
+}
+
+// finish prints the answer and chooses the exit code.
+func finish(p program, asJSON bool, r loop.TurnResult, err error) error {
+	if !asJSON && r.Outcome == loop.OutcomeAnswered {
+		_, _ = fmt.Fprintln(p.Stdout, r.Text)
+	}
+	message := ""
+	if r.Error != nil {
+		message = r.Error.Message
+	} else if err != nil {
+		message = err.Error()
+	}
+	switch {
+	case r.Outcome == loop.OutcomeInterrupted:
+		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "interrupted"}
+	case r.Outcome == loop.OutcomeLimitReached:
+		return &cli.ExitError{Code: cli.ExitLimit, Message: message}
+	case r.Outcome == loop.OutcomeFailed, err != nil:
+		return &cli.ExitError{Code: cli.ExitFailed, Message: message}
+	}
+	return nil
+}
+
+// waitNotice is how long a call waits for a worker before the user is told.
+const waitNotice = 3 * time.Second
+
+// noticeWaiting passes events on, and says so when no worker takes a call.
+func noticeWaiting(show view) func(loop.Event) {
+	timers := map[protocol.CallID]*time.Timer{}
+	return func(e loop.Event) {
+		switch e.Type {
+		case loop.EventToolQueued:
+			name := e.Name
+			timers[e.CallID] = time.AfterFunc(waitNotice, func() {
+				show.warn(fmt.Sprintf("%s has waited %s for a free worker; is one running?", name, waitNotice))
+			})
+		case loop.EventToolRunning, loop.EventToolResult:
+			if timer := timers[e.CallID]; timer != nil {
+				timer.Stop()
+				delete(timers, e.CallID)
+			}
+		default:
+		}
+		show.observe(e)
+	}
+}

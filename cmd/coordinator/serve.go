@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+type serveCommand struct {
+	fleetFlags
+
+	Listen    string        `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
+	Model     []string      `placeholder:"M" sep:"none" help:"Model that turns may ask for: openai:NAME or script:FILE. The first is the default; may be given several times."`
+	Sessions  int           `default:"64" help:"How many turns run at once."`
+	MaxSteps  int           `default:"64" help:"How often a model is asked in a turn at most."`
+	MaxTokens int64         `default:"0" help:"Input and output tokens of a turn at most; 0 is no bound."`
+	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
+}
+
+func (c *serveCommand) run(ctx context.Context, p program) error {
+	if c.Sessions < 1 || c.MaxSteps < 1 || c.MaxTokens < 0 {
+		return cli.Usagef("--sessions %d and --max-steps %d must be at least 1, --max-tokens %d must not be negative", c.Sessions, c.MaxSteps, c.MaxTokens)
+	}
+	logger := p.common.Logger(p.Program)
+	opener := model.Opener{Env: p.Getenv, Logger: logger}
+	models := map[string]loop.Model{}
+	first := ""
+	for _, spec := range c.Model {
+		opened, name, err := opener.Open(spec)
+		if err != nil {
+			return cli.Usagef("--model: %v", err)
+		}
+		if models[name] = opened; first == "" {
+			first = name
+		}
+	}
+	if first == "" {
+		_, _, err := opener.Open("")
+		return cli.Usagef("--model: %v", err)
+	}
+	data := c.Data
+	if data == "" {
+		var err error
+		if data, err = cli.StateDir("serve"); err != nil {
+			return cli.Usagef("--data: %v", err)
+		}
+	}
+	drain, abort := context.WithCancel(ctx)
+	defer abort()
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	fl, err := c.connect(ctx, connection{name: "coordinator serve", listen: c.Listen, data: data, logger: logger})
+	if err != nil {
+		return err
+	}
+	defer fl.close()
+	server := serve.New(fl.nc, serve.Options{
+		Fleet: fl.name, Dispatcher: fl.dispatcher, Journal: fl.journal, Models: models, Default: first,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tracer: telemetry.Tracer(), Logger: logger,
+	})
+	host, _ := os.Hostname() // only a name
+	holder, err := lane.NewHolder(ctx, fl.nc, server, lane.Options{
+		Fleet: fl.name, Pool: protocol.SessionPool, Worker: protocol.NewWorkerID(host), Slots: c.Sessions, Logger: logger,
+	})
+	if err != nil {
+		return err
+	}
+	c.announce(p, fl, first)
+	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
+	return holder.Run(ctx, drain)
+}
+
+// announce says how others reach the fleet.
+func (c *serveCommand) announce(p program, fl *fleet, model string) {
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: serving sessions of fleet %s with model %s\n", fl.name, model)
+	if fl.server != nil {
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s\n",
+			fl.server.URL(), fl.server.URL(), fl.server.CredentialFile())
+	}
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+type submitCommand struct {
+	turnFlags
+
+	Nats  string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
+	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Fleet string `default:"tf" help:"Name of the fleet."`
+	Model string `placeholder:"M" help:"Model, one that the coordinators serve. Default: theirs."`
+}
+
+func (c *submitCommand) run(ctx context.Context, p program) error {
+	turn, err := c.check()
+	if err != nil {
+		return err
+	}
+	logger := p.common.Logger(p.Program)
+	shutdown, err := telemetry.Setup(ctx, "toolfleet-client", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
+	fl, err := flags.connect(ctx, connection{name: "coordinator submit " + string(turn.session), logger: logger})
+	if err != nil {
+		return err
+	}
+	defer fl.close()
+	show := newView(p, c.JSON)
+	var remote *remoteWorkspace
+	if turn.workspace != "" {
+		if remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace); err != nil {
+			return err
+		}
+	}
+	result, err := c.follow(ctx, fl, turn.session, show)
+	if remote != nil {
+		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
+	}
+	show.observe(loop.SessionEnded(turn.session, result))
+	return finish(p, c.JSON, result, err)
+}
+
+// follow has the turn run and shows its events: live ones as they come, and with
+// --json those of the journal when it has ended, because none of them may be missing.
+func (c *submitCommand) follow(ctx context.Context, fl *fleet, session protocol.SessionID, show view) (loop.TurnResult, error) {
+	before, err := fl.journal.Load(ctx, session)
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+	}
+	if !c.JSON {
+		watch, err := lane.NewResults(fl.nc, fl.name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
+			var e loop.Event
+			if f.Kind == protocol.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
+				show.observe(e)
+			}
+		})
+		if err != nil {
+			return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+		}
+		defer watch.Stop()
+	}
+	call := serve.NewCall(session, protocol.TurnRun{
+		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
+	}, c.Timeout)
+	var result *protocol.Result
+	err = fl.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+	}
+	if c.JSON {
+		after, err := fl.journal.Load(context.WithoutCancel(ctx), session)
+		if err != nil {
+			return turnResult(result), err
+		}
+		for _, e := range after.Events[min(len(before.Events), len(after.Events)):] {
+			show.observe(e)
+		}
+	}
+	return turnResult(result), nil
+}
+
+// turnResult reads the outcome of a turn from its call's result.
+func turnResult(r *protocol.Result) loop.TurnResult {
+	value, ok := r.Value.(protocol.TurnRunResult)
+	t := loop.TurnResult{Outcome: loop.Outcome(value.Outcome), Text: value.Text, Steps: value.Steps, Usage: value.Usage, Error: r.Error}
+	if !ok || t.Outcome == "" {
+		t.Outcome = loop.OutcomeFailed
+		switch r.Status {
+		case protocol.StatusCancelled:
+			t.Outcome = loop.OutcomeInterrupted
+		case protocol.StatusTimeout:
+			t.Outcome = loop.OutcomeLimitReached
+		case protocol.StatusOK, protocol.StatusFailed, protocol.StatusRejected, protocol.StatusOutcomeUnknown:
+		}
+	}
+	return t
+}
