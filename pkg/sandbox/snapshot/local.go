@@ -1,0 +1,143 @@
+package snapshot
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// local is what is in a directory now. Directories of ours that their mode keeps from
+// being used are opened up on the way, until relock.
+type local struct {
+	root   *os.Root
+	buf    []byte
+	locked map[string]fs.FileMode // the modes of directories that were opened up
+}
+
+// at returns what is at a path, the zero entry when there is nothing. No link is
+// followed: below one there is nothing.
+func (l *local) at(ctx context.Context, name string) (Entry, error) {
+	for range attempts {
+		dir := path.Dir(name)
+		if stands, err := l.standing(dir); err != nil || stands != dir {
+			return Entry{}, err
+		}
+		info, err := l.root.Lstat(name)
+		if err != nil {
+			if gone(err) {
+				err = nil
+			}
+			return Entry{}, err
+		}
+		entry, err := l.entry(ctx, name, info)
+		if !errors.Is(err, errChanged) {
+			return entry, err
+		}
+	}
+	return Entry{}, fmt.Errorf("%q changes all the time", name)
+}
+
+// standing returns the longest part of a directory's path that is made of directories.
+func (l *local) standing(dir string) (string, error) {
+	stands := "."
+	if dir == "." {
+		return stands, nil
+	}
+	for part := range strings.SplitSeq(dir, "/") {
+		next := path.Join(stands, part)
+		info, err := l.root.Lstat(next)
+		if err != nil && gone(err) || err == nil && !info.IsDir() {
+			return stands, nil
+		}
+		if err != nil {
+			return "", err
+		}
+		l.open(next, info)
+		stands = next
+	}
+	return stands, nil
+}
+
+// open makes a directory usable. When that fails, so does what it is needed for.
+func (l *local) open(name string, info fs.FileInfo) {
+	if mode := info.Mode().Perm(); !privileged() && mode&0o700 != 0o700 {
+		if l.root.Chmod(name, mode|0o700) == nil {
+			l.locked[name] = mode
+		}
+	}
+}
+
+// relock gives directories that were opened up their modes back, and others those that
+// modes says; the deepest first.
+func (l *local) relock(modes map[string]fs.FileMode) error {
+	all := maps.Clone(l.locked)
+	maps.Copy(all, modes)
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(all))) {
+		info, err := l.root.Lstat(name)
+		if err != nil && gone(err) || err == nil && !info.IsDir() {
+			continue
+		}
+		if err == nil {
+			err = l.root.Chmod(name, all[name])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *local) entry(ctx context.Context, name string, info fs.FileInfo) (Entry, error) {
+	switch info.Mode().Type() {
+	case 0:
+		return l.file(ctx, name, info)
+	case fs.ModeDir:
+		mode, locked := l.locked[name]
+		if !locked {
+			mode = info.Mode().Perm()
+		}
+		return Entry{Type: sandbox.TypeDir, Mode: mode}, nil
+	case fs.ModeSymlink:
+		target, err := l.root.Readlink(name)
+		return Entry{Type: sandbox.TypeSymlink, Target: filepath.ToSlash(target)}, err
+	default:
+		return Entry{Type: sandbox.TypeOther}, nil
+	}
+}
+
+func (l *local) file(ctx context.Context, name string, info fs.FileInfo) (Entry, error) {
+	file, err := openFile(l.root, name, info)
+	if err != nil {
+		return Entry{}, err
+	}
+	defer file.Close()
+	entry := Entry{Type: sandbox.TypeFile, Mode: info.Mode().Perm()}
+	hash := sha256.New()
+	for {
+		if err := ctx.Err(); err != nil {
+			return Entry{}, err
+		}
+		n, err := file.Read(l.buf)
+		hash.Write(l.buf[:n])
+		entry.Size += int64(n)
+		if errors.Is(err, io.EOF) {
+			entry.SHA256 = hex.EncodeToString(hash.Sum(nil))
+			return entry, nil
+		}
+		if err != nil {
+			return Entry{}, err
+		}
+	}
+}

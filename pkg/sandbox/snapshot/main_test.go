@@ -1,0 +1,152 @@
+package snapshot_test
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// node is what a test wants at a path.
+type node struct {
+	dir    bool
+	link   string
+	body   string
+	mode   fs.FileMode // 0 means 0644 and 0755; see noMode
+	noMode bool        // mode 0000
+}
+
+func (n node) perm() fs.FileMode {
+	switch {
+	case n.noMode:
+		return 0
+	case n.mode != 0:
+		return n.mode
+	case n.dir:
+		return 0o755
+	default:
+		return 0o644
+	}
+}
+
+// tree is what a test wants in a directory.
+type tree map[string]node
+
+func openRoot(tb testing.TB, dir string) *os.Root {
+	tb.Helper()
+	root, err := os.OpenRoot(dir)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, root.Close()) })
+	return root
+}
+
+func newRoot(tb testing.TB, want tree) *os.Root {
+	tb.Helper()
+	root := openRoot(tb, tb.TempDir())
+	tb.Cleanup(func() { unlockAll(tb, root.Name()) })
+	build(tb, root, want)
+	return root
+}
+
+// unlockAll lets a directory be removed, whatever the modes in it are.
+func unlockAll(tb testing.TB, dir string) {
+	tb.Helper()
+	require.NoError(tb, os.Chmod(dir, 0o700))
+	entries, err := os.ReadDir(dir)
+	require.NoError(tb, err)
+	for _, e := range entries {
+		if e.IsDir() {
+			unlockAll(tb, filepath.Join(dir, e.Name()))
+		}
+	}
+}
+
+// build makes a tree, parents first, and sets the modes in the end.
+func build(tb testing.TB, root *os.Root, want tree) {
+	tb.Helper()
+	for _, name := range sortedKeys(want) {
+		n := want[name]
+		switch {
+		case n.dir:
+			require.NoError(tb, root.Mkdir(name, 0o700))
+		case n.link != "":
+			require.NoError(tb, root.Symlink(n.link, name))
+		default:
+			require.NoError(tb, root.WriteFile(name, []byte(n.body), 0o600))
+		}
+	}
+	keys := sortedKeys(want)
+	for i := len(keys) - 1; i >= 0; i-- {
+		if n := want[keys[i]]; n.link == "" {
+			require.NoError(tb, root.Chmod(keys[i], n.perm()))
+		}
+	}
+}
+
+// content returns what is in a directory, read without the package under test.
+func content(tb testing.TB, root *os.Root) tree {
+	tb.Helper()
+	got := tree{}
+	base := root.Name()
+	err := filepath.WalkDir(base, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || p == base {
+			return err
+		}
+		name, err := filepath.Rel(base, p)
+		require.NoError(tb, err)
+		info, err := d.Info()
+		require.NoError(tb, err)
+		n := node{dir: d.IsDir()}
+		switch info.Mode().Type() {
+		case fs.ModeSymlink:
+			n.link, err = os.Readlink(p)
+			require.NoError(tb, err)
+		case 0:
+			data, err := os.ReadFile(p)
+			require.NoError(tb, err)
+			n.body = string(data)
+		}
+		if n.link == "" {
+			n.mode, n.noMode = info.Mode().Perm(), info.Mode().Perm() == 0
+		}
+		got[filepath.ToSlash(name)] = n
+		return nil
+	})
+	require.NoError(tb, err)
+	return got
+}
+
+// filled returns the tree with its default modes written out.
+func (t tree) filled() tree {
+	out := tree{}
+	for name, n := range t {
+		if n.link == "" {
+			n.mode = n.perm()
+		}
+		out[name] = n
+	}
+	return out
+}
+
+func pack(tb testing.TB, root *os.Root, opts *snapshot.Options) ([]byte, snapshot.Manifest, snapshot.Stats) {
+	tb.Helper()
+	var buf bytes.Buffer
+	m, stats, err := snapshot.Pack(context(tb), root, &buf, opts)
+	require.NoError(tb, err)
+	return buf.Bytes(), m, stats
+}
+
+const (
+	isFile = sandbox.TypeFile
+	isDir  = sandbox.TypeDir
+	isLink = sandbox.TypeSymlink
+)

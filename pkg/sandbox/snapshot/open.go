@@ -1,0 +1,69 @@
+package snapshot
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+)
+
+// errChanged says that what is at a path is not what was there a moment ago.
+var errChanged = errors.New("it changed while it was read")
+
+// gone says that an error means that nothing is at a path.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || notDirectory(err) }
+
+// openSame opens what seen describes, for reading, without blocking. A root follows
+// symbolic links that stay inside, so what was opened is compared with what was seen.
+func openSame(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
+	file, err := root.OpenFile(name, os.O_RDONLY|nonblock|nofollow, 0)
+	if err != nil {
+		if gone(err) || unopenable(err) {
+			err = errChanged
+		}
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && (info.Mode().Type() != seen.Mode().Type() || !os.SameFile(info, seen)) {
+		err = errChanged
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// openFile is openSame for a regular file, and opens one of ours that its mode forbids
+// to read. The mode is put back at once.
+func openFile(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
+	file, err := openSame(root, name, seen)
+	if !errors.Is(err, fs.ErrPermission) {
+		return file, err
+	}
+	mode := seen.Mode().Perm()
+	if root.Chmod(name, mode|0o400) != nil {
+		return nil, err
+	}
+	file, err = openSame(root, name, seen)
+	if back := root.Chmod(name, mode); err == nil && back != nil && !gone(back) {
+		return nil, errors.Join(back, file.Close())
+	}
+	return file, err
+}
+
+// unlock makes a directory of ours readable and writable when its mode forbids it, until
+// the returned function is called.
+func unlock(root *os.Root, name string, info fs.FileInfo) (lock func() error, err error) {
+	mode := info.Mode().Perm()
+	if privileged() || mode&0o700 == 0o700 {
+		return func() error { return nil }, nil
+	}
+	if err := root.Chmod(name, mode|0o700); err != nil {
+		return nil, err
+	}
+	return func() error {
+		if err := root.Chmod(name, mode); err != nil && !gone(err) {
+			return err
+		}
+		return nil
+	}, nil
+}
