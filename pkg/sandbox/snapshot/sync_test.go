@@ -1,0 +1,218 @@
+package snapshot_test
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// threeWay syncs local with an archive of remote, base being what both were.
+func threeWay(tb testing.TB, base, remote, local tree, opts *snapshot.Options) (*os.Root, snapshot.Changes) {
+	tb.Helper()
+	_, manifest, _ := pack(tb, newRoot(tb, base), opts)
+	data, _, _ := pack(tb, newRoot(tb, remote), opts)
+	root := newRoot(tb, local)
+	changes, err := snapshot.Sync(tb.Context(), root, manifest, bytes.NewReader(data), opts)
+	require.NoError(tb, err)
+	return root, changes
+}
+
+func TestSync_Table(t *testing.T) {
+	t.Parallel()
+	big := string(large())
+	bigger := big + "more"
+	theirs := func(names ...string) []string {
+		for i := range names {
+			names[i] += ".toolfleet-theirs"
+		}
+		return names
+	}
+	for name, c := range map[string]struct {
+		base, remote, local, want tree
+		changes                   snapshot.Changes
+	}{
+		"nothing changed": {
+			base: tree{"f": {body: "1"}}, remote: tree{"f": {body: "1"}}, local: tree{"f": {body: "1"}},
+			want: tree{"f": {body: "1"}},
+		},
+		"only local changed": {
+			base: tree{"f": {body: "1"}, "g": {body: "1"}}, remote: tree{"f": {body: "1"}, "g": {body: "1"}},
+			local: tree{"f": {body: "2"}, "h": {body: "3"}}, want: tree{"f": {body: "2"}, "h": {body: "3"}},
+		},
+		"changed, new and removed": {
+			base:    tree{"f": {body: "1"}, "g": {body: "1"}},
+			remote:  tree{"f": {body: "2"}, "d": {dir: true}, "d/h": {body: "3"}, "l": {link: "f"}, "e": {dir: true}},
+			local:   tree{"f": {body: "1"}, "g": {body: "1"}},
+			want:    tree{"f": {body: "2"}, "d": {dir: true}, "d/h": {body: "3"}, "l": {link: "f"}, "e": {dir: true}},
+			changes: snapshot.Changes{Written: []string{"d", "d/h", "e", "f", "l"}, Removed: []string{"g"}},
+		},
+		"large files": {
+			base:    tree{"same": {body: big}, "new": {body: big}, "both": {body: big}},
+			remote:  tree{"same": {body: big}, "new": {body: bigger}, "both": {body: bigger}},
+			local:   tree{"same": {body: big}, "new": {body: big}, "both": {body: "mine"}},
+			want:    tree{"same": {body: big}, "new": {body: bigger}, "both": {body: "mine"}, "both.toolfleet-theirs": {body: bigger}},
+			changes: snapshot.Changes{Written: []string{"new"}, Conflicts: []string{"both"}, Theirs: theirs("both")},
+		},
+		"the same change on both sides": {
+			base: tree{"f": {body: "1"}, "g": {body: "1"}}, remote: tree{"f": {body: "2"}}, local: tree{"f": {body: "2"}},
+			want: tree{"f": {body: "2"}},
+		},
+		"both changed": {
+			base: tree{"f": {body: "1"}}, remote: tree{"f": {body: "2"}}, local: tree{"f": {body: "3"}},
+			want:    tree{"f": {body: "3"}, "f.toolfleet-theirs": {body: "2"}},
+			changes: snapshot.Changes{Conflicts: []string{"f"}, Theirs: theirs("f")},
+		},
+		"both made": {
+			remote: tree{"f": {body: "2", mode: 0o755}}, local: tree{"f": {body: "3"}},
+			want:    tree{"f": {body: "3"}, "f.toolfleet-theirs": {body: "2", mode: 0o755}},
+			changes: snapshot.Changes{Conflicts: []string{"f"}, Theirs: theirs("f")},
+		},
+		"another version is there already": {
+			base: tree{"f": {body: "1"}}, remote: tree{"f": {body: "2"}},
+			local: tree{"f": {body: "3"}, "f.toolfleet-theirs": {body: "old"}},
+			want: tree{
+				"f": {body: "3"}, "f.toolfleet-theirs": {body: "old"}, "f.toolfleet-theirs.2": {body: "2"},
+			},
+			changes: snapshot.Changes{Conflicts: []string{"f"}, Theirs: []string{"f.toolfleet-theirs.2"}},
+		},
+		"changed there, removed here": {
+			base: tree{"f": {body: "1"}}, remote: tree{"f": {body: "2"}}, local: tree{},
+			want:    tree{"f.toolfleet-theirs": {body: "2"}},
+			changes: snapshot.Changes{Conflicts: []string{"f"}, Theirs: theirs("f")},
+		},
+		"removed there, changed here": {
+			base: tree{"f": {body: "1"}}, remote: tree{}, local: tree{"f": {body: "2"}}, want: tree{"f": {body: "2"}},
+			changes: snapshot.Changes{Conflicts: []string{"f"}},
+		},
+		"mode changed there": {
+			base: tree{"f": {body: "1"}, "d": {dir: true}}, local: tree{"f": {body: "1"}, "d": {dir: true}},
+			remote:  tree{"f": {body: "1", mode: 0o755}, "d": {dir: true, mode: 0o700}},
+			want:    tree{"f": {body: "1", mode: 0o755}, "d": {dir: true, mode: 0o700}},
+			changes: snapshot.Changes{Written: []string{"d", "f"}},
+		},
+		"mode changed here": {
+			base: tree{"f": {body: "1"}}, remote: tree{"f": {body: "2"}}, local: tree{"f": {body: "1", mode: 0o755}},
+			want:    tree{"f": {body: "1", mode: 0o755}, "f.toolfleet-theirs": {body: "2"}},
+			changes: snapshot.Changes{Conflicts: []string{"f"}, Theirs: theirs("f")},
+		},
+		"link changed": {
+			base: tree{"l": {link: "a"}, "m": {link: "a"}}, remote: tree{"l": {link: "b"}, "m": {link: "b"}},
+			local: tree{"l": {link: "a"}, "m": {link: "c"}}, want: tree{"l": {link: "b"}, "m": {link: "c"}},
+			changes: snapshot.Changes{Written: []string{"l"}, Conflicts: []string{"m"}},
+		},
+		"file becomes directory": {
+			base: tree{"a": {body: "1"}}, remote: tree{"a": {dir: true}, "a/b": {body: "2"}}, local: tree{"a": {body: "1"}},
+			want:    tree{"a": {dir: true}, "a/b": {body: "2"}},
+			changes: snapshot.Changes{Written: []string{"a", "a/b"}},
+		},
+		"directory becomes file": {
+			base: tree{"a": {dir: true}, "a/b": {body: "2"}}, remote: tree{"a": {body: "1"}},
+			local: tree{"a": {dir: true}, "a/b": {body: "2"}}, want: tree{"a": {body: "1"}},
+			changes: snapshot.Changes{Written: []string{"a"}, Removed: []string{"a/b"}},
+		},
+		"directory becomes file, with work in it": {
+			base: tree{"a": {dir: true}, "a/b": {body: "2"}}, remote: tree{"a": {body: "1"}},
+			local:   tree{"a": {dir: true}, "a/b": {body: "2"}, "a/mine": {body: "3"}},
+			want:    tree{"a": {dir: true}, "a/mine": {body: "3"}, "a.toolfleet-theirs": {body: "1"}},
+			changes: snapshot.Changes{Removed: []string{"a/b"}, Conflicts: []string{"a"}, Theirs: theirs("a")},
+		},
+		"link becomes directory": {
+			base: tree{"a": {link: ".."}}, remote: tree{"a": {dir: true}, "a/b": {body: "2"}}, local: tree{"a": {link: ".."}},
+			want:    tree{"a": {dir: true}, "a/b": {body: "2"}},
+			changes: snapshot.Changes{Written: []string{"a", "a/b"}},
+		},
+		"removed directory with work in it stays": {
+			base: tree{"a": {dir: true}, "a/b": {body: "2"}}, remote: tree{},
+			local: tree{"a": {dir: true}, "a/b": {body: "2"}, "a/mine": {body: "3"}},
+			want:  tree{"a": {dir: true}, "a/mine": {body: "3"}}, changes: snapshot.Changes{Removed: []string{"a/b"}},
+		},
+		"removed tree": {
+			base:  tree{"a": {dir: true}, "a/b": {dir: true}, "a/b/c": {body: "2"}, "e": {dir: true}},
+			local: tree{"a": {dir: true}, "a/b": {dir: true}, "a/b/c": {body: "2"}, "e": {dir: true}},
+			want:  tree{}, changes: snapshot.Changes{Removed: []string{"a", "a/b", "a/b/c", "e"}},
+		},
+		"new file in a directory that is gone here": {
+			base: tree{"a": {dir: true, mode: 0o700}}, remote: tree{"a": {dir: true, mode: 0o700}, "a/b": {body: "1"}},
+			local: tree{}, want: tree{"a": {dir: true, mode: 0o700}, "a/b": {body: "1"}},
+			changes: snapshot.Changes{Written: []string{"a", "a/b"}},
+		},
+		"new file where a link leads elsewhere": {
+			base: tree{"a": {dir: true}}, remote: tree{"a": {dir: true}, "a/b": {body: "1"}},
+			local:   tree{"real": {dir: true}, "a": {link: "real"}},
+			want:    tree{"real": {dir: true}, "a": {link: "real"}, "a-b.toolfleet-theirs": {body: "1"}},
+			changes: snapshot.Changes{Conflicts: []string{"a/b"}, Theirs: theirs("a-b")},
+		},
+		"removed file behind a link": {
+			base: tree{"a": {dir: true}, "a/b": {body: "1"}}, remote: tree{},
+			local:   tree{"real": {dir: true}, "real/b": {body: "1"}, "a": {link: "real"}},
+			want:    tree{"real": {dir: true}, "real/b": {body: "1"}, "a": {link: "real"}},
+			changes: snapshot.Changes{Conflicts: []string{"a"}},
+		},
+		"long name in conflict": {
+			base: tree{}, remote: tree{strings.Repeat("n", 255): {body: "1"}}, local: tree{strings.Repeat("n", 255): {body: "2"}},
+			want: tree{
+				strings.Repeat("n", 255):                       {body: "2"},
+				strings.Repeat("n", 238) + ".toolfleet-theirs": {body: "1"},
+			},
+			changes: snapshot.Changes{
+				Conflicts: []string{strings.Repeat("n", 255)}, Theirs: theirs(strings.Repeat("n", 238)),
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root, changes := threeWay(t, c.base, c.remote, c.local, nil)
+			require.Equal(t, c.changes, changes)
+			require.Equal(t, c.want.filled(), content(t, root))
+		})
+	}
+}
+
+func TestSync_SkippedIsNeitherWrittenNorRemoved(t *testing.T) {
+	t.Parallel()
+	base := tree{"d": {dir: true}, "d/f": {body: "1"}, "f": {body: "1"}}
+	remote := tree{"d": {dir: true}, "d/f": {body: "2"}, "f": {body: "2"}}
+	opts := &snapshot.Options{Skip: func(p string, _ bool) bool { return p == "d" }}
+	_, manifest, _ := pack(t, newRoot(t, base), nil)
+	for name, from := range map[string]tree{"changed": remote, "missing": {"f": {body: "2"}}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			data, _, _ := pack(t, newRoot(t, from), nil)
+			root := newRoot(t, base)
+			changes, err := snapshot.Sync(t.Context(), root, manifest, bytes.NewReader(data), opts)
+			require.NoError(t, err)
+			require.Equal(t, snapshot.Changes{Written: []string{"f"}}, changes)
+			require.Equal(t, "1", content(t, root)["d/f"].body)
+		})
+	}
+}
+
+func TestSync_RefusesABaseThatLeadsOutside(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	base := snapshot.Manifest{"../canary": {Type: isFile, Mode: 0o644, Size: 5}}
+	_, err := snapshot.Sync(t.Context(), a.root, base, bytes.NewReader(compress(t, tarball(t))), nil)
+	require.ErrorIs(t, err, snapshot.ErrUnsafe)
+	a.unharmed(t)
+}
+
+func TestSync_ReplacesAFileInOneStep(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t, tree{"f": {body: "old"}})
+	_, base, _ := pack(t, root, nil)
+	data, _, _ := pack(t, newRoot(t, tree{"f": {body: "new"}}), nil)
+	reader, err := root.Open("f")
+	require.NoError(t, err)
+	defer reader.Close()
+	_, err = snapshot.Sync(t.Context(), root, base, bytes.NewReader(data), nil)
+	require.NoError(t, err)
+	got := make([]byte, 3)
+	_, err = reader.Read(got)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(got), "who reads goes on reading the old file")
+}
