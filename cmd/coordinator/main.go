@@ -20,6 +20,7 @@ type grammar struct {
 	Serve  serveCommand  `cmd:"" help:"Run sessions for others until stopped."`
 	Submit submitCommand `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
 	Tools  toolsCommand  `cmd:"" help:"Print the tool schemas as the model gets them."`
+	Bench  benchCommand  `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
 	Ping   pingCommand   `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
 
@@ -47,7 +48,7 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run <prompt>": &g.Run, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
-			"submit <prompt>": &g.Submit, "tools": &g.Tools, "ping": &g.Ping,
+			"submit <prompt>": &g.Submit, "tools": &g.Tools, "ping": &g.Ping, "bench": &g.Bench,
 		}
 		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})
 	})

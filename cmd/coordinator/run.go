@@ -161,9 +161,11 @@ func inPlace(session protocol.SessionID, dir string) func(string) (string, bool)
 	return func(sandbox string) (string, bool) { return dir, dir != "" && sandbox == string(session) }
 }
 
-// finish prints the answer and chooses the exit code.
+// finish prints the answer and chooses the exit code. On a terminal that has shown
+// the answer as it came, it is not shown twice.
 func finish(p program, asJSON bool, r loop.TurnResult, err error) error {
-	if !asJSON && r.Outcome == loop.OutcomeAnswered {
+	shown := terminal.Width(p.Stdout) > 0 && terminal.Width(p.Stderr) > 0
+	if !asJSON && !shown && r.Outcome == loop.OutcomeAnswered {
 		_, _ = fmt.Fprintln(p.Stdout, r.Text)
 	}
 	message := ""

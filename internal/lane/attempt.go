@@ -129,7 +129,7 @@ func (l *held) execute(e *entry) *protocol.Result {
 	now := time.Now()
 	age := l.holder.clock.age(e.accepted)
 	run := &Run{
-		Call: e.call, Header: e.header, Attempt: max(e.starts, 1),
+		Call: e.call, Header: e.header, Attempt: max(e.starts, 1), Sequence: e.seq,
 		Queued: age, InLane: min(age, now.Sub(l.claimed)),
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, e.call.RunFor(), ErrRunTimeout)

@@ -47,7 +47,7 @@ type held struct {
 	cancel   context.CancelCauseFunc
 	starting context.Context //nolint:containedctx // ends when no call may start any more
 	stop     context.CancelFunc
-	gone     chan struct{}
+	gone     chan struct{} // closed when the lane may be claimed again here
 
 	// Owned by serve.
 	inline    *entry // the ready message's own call, until it is in the schedule
@@ -65,6 +65,7 @@ type held struct {
 	handbacks []uint64 // marks of this ready message's deliveries
 	finished  chan finished
 	listening *nats.Subscription
+	forgotten bool
 
 	hint chan struct{}
 
@@ -131,6 +132,15 @@ func (l *held) entry(header nats.Header, body []byte) (*entry, error) {
 
 // abort ends the lane at once, from any goroutine: what runs is killed.
 func (l *held) abort(cause error) { l.cancel(cause) }
+
+// succeed makes way for a later claim of the lane by this process, from any goroutine.
+func (l *held) succeed(ready uint64) {
+	if ready == l.ready { // the same ready message once more: the lease has ended
+		l.abort(ErrLost)
+		return
+	}
+	l.drain() // another one: this lane is just being released
+}
 
 // drain lets what runs finish and starts nothing more, from any goroutine.
 func (l *held) drain() { l.stop() }

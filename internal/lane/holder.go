@@ -45,6 +45,8 @@ type Run struct {
 	Call    *protocol.Call
 	Header  nats.Header
 	Attempt int // from 1
+	// Sequence is the call's stream sequence: the order in which the calls of a lane were accepted.
+	Sequence uint64
 	// Queued is from the call's acceptance to this start, InLane the part of it
 	// after this worker claimed the lane.
 	Queued time.Duration
@@ -245,18 +247,22 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 	l.hasSlot = h.slots.tryAcquire()
 	go func() {
 		defer h.group.Done()
-		if before != nil { // our own older lease of the lane has ended
-			before.abort(ErrLost)
+		if before != nil {
+			before.succeed(l.ready)
 			<-before.gone
 		}
 		l.serve()
+		h.executor.Release(l.lane)
 		h.forget(l)
 	}()
 }
 
-// forget ends the bookkeeping of a lane.
+// forget ends the bookkeeping of a lane. It does nothing the second time.
 func (h *Holder) forget(l *held) {
-	h.executor.Release(l.lane)
+	if l.forgotten {
+		return
+	}
+	l.forgotten = true
 	h.mu.Lock()
 	if h.held[l.hash] == l {
 		delete(h.held, l.hash)

@@ -11,6 +11,7 @@ import (
 // leave gives the lane up when nothing of it runs. It reports false when the
 // attempt failed and the lane is still held.
 func (l *held) leave() bool {
+	l.holder.executor.Release(l.lane) // before anybody else can claim the lane
 	if l.pinned {
 		return l.handback()
 	}
@@ -30,6 +31,7 @@ func (l *held) release() bool {
 		return false
 	}
 	_ = s.nc.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
+	l.holder.forget(l)
 	found, err := l.look(0)
 	if err != nil {
 		l.warn("last look into the mailbox failed", err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -23,11 +24,17 @@ type Results struct {
 	sessions map[protocol.SessionID]*sessionWatch
 }
 
-// sessionWatch is the subscriptions of a session that somebody waits for.
+// sessionWatch is the subscriptions of a session that somebody waits for, or did
+// a moment ago.
 type sessionWatch struct {
 	subscriptions []*nats.Subscription
 	watches       map[*Watch]struct{}
+	idle          *time.Timer // set when nobody waits
 }
+
+// keepIdle is how long the subscriptions of a session outlive their last watch: a
+// session dispatches one step after the other.
+const keepIdle = 10 * time.Second
 
 // NewResults watches a fleet. Malformed messages go to fault, which may be nil.
 func NewResults(nc *nats.Conn, fleet protocol.Fleet, fault func(error)) *Results {
@@ -61,6 +68,10 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 		r.sessions[session] = state
 	}
 	state.watches[w] = struct{}{}
+	if state.idle != nil {
+		state.idle.Stop()
+		state.idle = nil
+	}
 	r.mu.Unlock()
 	if !known {
 		ctx, cancel := context.WithTimeout(ctx, opTimeout)
@@ -82,10 +93,19 @@ func (w *Watch) Stop() {
 		return
 	}
 	delete(state.watches, w)
-	if len(state.watches) > 0 {
+	if len(state.watches) == 0 && state.idle == nil {
+		state.idle = time.AfterFunc(keepIdle, func() { w.results.forget(w.session, state) })
+	}
+}
+
+// forget ends the subscriptions of a session, unless somebody waits again.
+func (r *Results) forget(session protocol.SessionID, state *sessionWatch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(state.watches) > 0 || r.sessions[session] != state {
 		return
 	}
-	delete(w.results.sessions, w.session)
+	delete(r.sessions, session)
 	for _, subscription := range state.subscriptions {
 		_ = subscription.Unsubscribe() // fails only when the connection is closed
 	}

@@ -1,0 +1,272 @@
+// Package bench measures a fleet from the coordinator through JetStream to a
+// worker and back, beside what bare NATS does in the same run, and checks the
+// order and exclusivity of every lane while it measures.
+//
+// Machines differ and are noisy; the ratios to the baselines travel better than the figures.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Options of a measurement; see [Options.Validate] for the bounds.
+type Options struct {
+	Fleet protocol.Fleet
+	// Lanes is how many lanes the callers use, in turn.
+	Lanes int
+	// Callers is how many callers there are; each has one call under way.
+	Callers int
+	// Calls is how many calls are made in all.
+	Calls int
+	// Work is how long each call runs.
+	Work time.Duration
+	// SlowLane, when positive, keeps one more lane busy with calls that run so long.
+	SlowLane time.Duration
+	// Workers is how many workers serve, with Slots slots each.
+	Workers, Slots int
+	// Payload is how many bytes each call carries.
+	Payload int
+	// Linger is how long the workers keep an idle lane.
+	Linger time.Duration
+	// Baseline is how long each baseline is measured; 0 leaves them out.
+	Baseline time.Duration
+	// Connect makes a connection, one for the callers and one for each worker.
+	Connect func(name string) (*nats.Conn, error)
+	Logger  *slog.Logger
+}
+
+// Validate reports every option that is out of its bounds.
+func (o *Options) Validate() error {
+	var faults []error
+	bound := func(name string, value, least, most int) {
+		if value < least || value > most {
+			faults = append(faults, fmt.Errorf("%s %d: must be %d to %d", name, value, least, most))
+		}
+	}
+	bound("lanes", o.Lanes, 1, 10_000_000)
+	bound("callers", o.Callers, 1, 100_000)
+	bound("calls", o.Calls, 1, 1_000_000_000)
+	bound("workers", o.Workers, 1, 1000)
+	bound("slots", o.Slots, 1, 100_000)
+	bound("payload", o.Payload, 0, 4<<20)
+	if o.Work < 0 || o.SlowLane < 0 {
+		faults = append(faults, fmt.Errorf("work %s and slow-lane %s: must not be negative", o.Work, o.SlowLane))
+	}
+	return errors.Join(faults...)
+}
+
+// Report is what was measured. Its JSON form is a contract.
+type Report struct {
+	Calls       int      `json:"calls"`
+	Seconds     float64  `json:"seconds"`
+	CallsPerS   float64  `json:"calls_per_s"`
+	P50US       float64  `json:"p50_us"`
+	P99US       float64  `json:"p99_us"`
+	MaxUS       float64  `json:"max_us"`
+	CPUUS       float64  `json:"cpu_us_per_call"`
+	Errors      int64    `json:"errors"`
+	Violations  int64    `json:"violations"`
+	SlowCalls   int64    `json:"slow_calls,omitempty"`
+	Baseline    Baseline `json:"baseline"`
+	RatioToPub  float64  `json:"ratio_to_publish"`
+	RatioToReq  float64  `json:"ratio_to_request_reply"`
+	Lanes       int      `json:"lanes"`
+	Callers     int      `json:"callers"`
+	Workers     int      `json:"workers"`
+	Slots       int      `json:"slots"`
+	WorkUS      int64    `json:"work_us"`
+	PayloadSize int      `json:"payload_bytes"`
+}
+
+// Embedded starts a server in this process and returns how to connect to it.
+func Embedded(ctx context.Context, dir string, syncAlways bool, logger *slog.Logger) (connect func(string) (*nats.Conn, error), stop func(), err error) {
+	server, err := embedded.Start(ctx, embedded.Options{Data: dir, SyncAlways: syncAlways, Logger: logger})
+	if err != nil {
+		return nil, nil, err
+	}
+	connect = func(name string) (*nats.Conn, error) {
+		return natsio.Connect(ctx, "", natsio.ConnectOptions{Name: name, Options: server.Options(), Logger: logger})
+	}
+	return connect, server.Close, nil
+}
+
+// Run measures.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	nc, err := o.Connect("bench callers")
+	if err != nil {
+		return nil, err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet}); err != nil {
+		return nil, err
+	}
+	report := &Report{
+		Calls: o.Calls, Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
+		WorkUS: o.Work.Microseconds(), PayloadSize: o.Payload,
+	}
+	if o.Baseline > 0 {
+		if report.Baseline, err = measureBaseline(ctx, nc, o); err != nil {
+			return nil, err
+		}
+	}
+	witness := newWitness(o.Work, o.SlowLane)
+	stop, err := startHolders(ctx, o, witness)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	dispatcher, err := dispatch.New(ctx, nc, o.Fleet, &dispatch.Options{Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	load := &load{options: o, dispatcher: dispatcher, latencies: make([][]time.Duration, o.Callers)}
+	load.run(ctx, report)
+	report.Violations = witness.violations.Load()
+	if report.Baseline.PublishPerS > 0 {
+		report.RatioToPub = report.CallsPerS / report.Baseline.PublishPerS
+		report.RatioToReq = report.CallsPerS / report.Baseline.RequestReplyPerS
+	}
+	return report, ctx.Err()
+}
+
+// startHolders runs the workers, whose only tool is the witness.
+func startHolders(ctx context.Context, o Options, w *witness) (stop func(), err error) {
+	running, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	var connections []*nats.Conn
+	stop = func() {
+		cancel()
+		group.Wait()
+		for _, nc := range connections {
+			nc.Close()
+		}
+	}
+	for i := range o.Workers {
+		nc, err := o.Connect(fmt.Sprintf("bench worker %d", i))
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		connections = append(connections, nc)
+		holder, err := lane.NewHolder(ctx, nc, w, lane.Options{
+			Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Logger: o.Logger,
+		})
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		group.Go(func() { _ = holder.Run(running, context.WithoutCancel(ctx)) }) // ends with running
+	}
+	return stop, nil
+}
+
+// load is the callers.
+type load struct {
+	options    Options
+	dispatcher *dispatch.Dispatcher
+	next       atomic.Int64
+	faults     atomic.Int64
+	slow       atomic.Int64
+	latencies  [][]time.Duration
+}
+
+// run makes the calls and fills in the report.
+func (l *load) run(ctx context.Context, r *Report) {
+	slowCtx, stopSlow := context.WithCancel(ctx)
+	var slow sync.WaitGroup
+	if l.options.SlowLane > 0 {
+		for range 2 { // one runs, one waits: the lane is never idle
+			slow.Go(func() { l.slowCaller(slowCtx) })
+		}
+	}
+	cpu := cpuTime()
+	start := time.Now()
+	var callers sync.WaitGroup
+	for i := range l.options.Callers {
+		callers.Go(func() { l.caller(ctx, i) })
+	}
+	callers.Wait()
+	elapsed := time.Since(start)
+	cpu = cpuTime() - cpu
+	stopSlow()
+	slow.Wait()
+
+	all := slices.Concat(l.latencies...)
+	slices.Sort(all)
+	r.Seconds = elapsed.Seconds()
+	r.Errors, r.SlowCalls = l.faults.Load(), l.slow.Load()
+	if len(all) == 0 {
+		return
+	}
+	r.CallsPerS = float64(len(all)) / elapsed.Seconds()
+	r.P50US, r.P99US = micros(all[len(all)/2]), micros(all[len(all)*99/100])
+	r.MaxUS = micros(all[len(all)-1])
+	r.CPUUS = micros(cpu) / float64(len(all))
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+
+// caller makes one call after the other until all are made.
+func (l *load) caller(ctx context.Context, index int) {
+	session := protocol.NewSessionID()
+	fill := make([]byte, l.options.Payload)
+	for ctx.Err() == nil {
+		n := l.next.Add(1)
+		if n > int64(l.options.Calls) {
+			return
+		}
+		start := time.Now()
+		if !l.call(ctx, session, fmt.Sprintf("bench/%d", n%int64(l.options.Lanes)), protocol.Noop{Fill: fill}) {
+			l.faults.Add(1)
+			continue
+		}
+		l.latencies[index] = append(l.latencies[index], time.Since(start))
+	}
+}
+
+func (l *load) slowCaller(ctx context.Context) {
+	session := protocol.NewSessionID()
+	for ctx.Err() == nil {
+		if l.call(ctx, session, slowKey, protocol.Noop{}) {
+			l.slow.Add(1)
+		}
+	}
+}
+
+// call makes one call; it reports whether that went well.
+func (l *load) call(ctx context.Context, session protocol.SessionID, key string, payload protocol.Noop) bool {
+	call := protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: session, Tool: "noop", Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
+	}
+	ok := false
+	err := l.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
+		ok = u.Result != nil && u.Result.Status == protocol.StatusOK
+	})
+	return err == nil && ok
+}

@@ -1,0 +1,68 @@
+package bench
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// slowKey is the lane that is kept busy with slow calls.
+const slowKey = "bench/slow"
+
+// witness executes the calls of a measurement and counts violations: two calls of
+// a lane at once, or a call that was accepted before one which has run.
+type witness struct {
+	work, slow time.Duration
+	violations atomic.Int64
+	lanes      sync.Map // protocol.Lane -> *laneState
+}
+
+// laneState is what the witness has seen of a lane. It grows with the lanes: the price of checking.
+type laneState struct {
+	running atomic.Int32
+	last    atomic.Uint64
+}
+
+func newWitness(work, slow time.Duration) *witness { return &witness{work: work, slow: slow} }
+
+// Execute implements lane.Executor.
+func (w *witness) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	key := run.Call.Lane()
+	found, known := w.lanes.Load(key)
+	if !known {
+		found, _ = w.lanes.LoadOrStore(key, &laneState{})
+	}
+	state, _ := found.(*laneState)
+	if state.running.Add(1) != 1 {
+		w.violations.Add(1)
+	}
+	if last := state.last.Swap(run.Sequence); last >= run.Sequence {
+		w.violations.Add(1)
+	}
+	work := w.work
+	if key == slowKey {
+		work = w.slow
+	}
+	if work > 0 {
+		timer := time.NewTimer(work)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+	state.running.Add(-1)
+	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
+		return protocol.NewResult(run.Call, status, fault)
+	}
+	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	r.Value = protocol.NoopResult{}
+	return r
+}
+
+// Release implements lane.Executor.
+func (w *witness) Release(protocol.Lane) {}
