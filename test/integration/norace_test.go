@@ -1,0 +1,9 @@
+//go:build !race
+
+package integration
+
+// raceEnabled says that the tests, and so the binaries, have the race detector.
+const raceEnabled = false
+
+// slow is 1 when everything is several times slower than it is in use.
+const slow = 0

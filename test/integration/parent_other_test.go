@@ -1,0 +1,8 @@
+//go:build !linux
+
+package integration
+
+import "os/exec"
+
+// dieWithTests does nothing: only Linux ties a process to its parent.
+func dieWithTests(*exec.Cmd) {}

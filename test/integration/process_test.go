@@ -1,0 +1,153 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// patience bounds every wait for a process; it is for machines that do much else.
+const patience = 90 * time.Second
+
+// process is a running command. Its methods belong to the test's goroutine.
+type process struct {
+	cmd    *exec.Cmd
+	stdout *output
+	stderr *output
+	exited chan struct{}
+	failed error // of waiting for it, once exited is closed
+}
+
+// launch is how a process is started; only args are required.
+type launch struct {
+	args  []string
+	env   []string // beside PATH, HOME and TMPDIR
+	stdin string
+}
+
+// start runs a binary until it ends, or the test does.
+func start(tb testing.TB, binary string, l launch) *process {
+	tb.Helper()
+	home := tb.TempDir()
+	// The process must outlive tb.Context, which ends before clean-up functions run.
+	cmd := exec.CommandContext(context.WithoutCancel(tb.Context()), binary, l.args...)
+	cmd.Dir = home
+	cmd.Env = append([]string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home, "GORACE=exitcode=66",
+	}, l.env...)
+	cmd.Stdin = strings.NewReader(l.stdin)
+	p := &process{cmd: cmd, stdout: newOutput(), stderr: newOutput(), exited: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.stdout, p.stderr
+	cmd.WaitDelay = 5 * time.Second
+	dieWithTests(cmd)
+	require.NoError(tb, cmd.Start())
+	go func() {
+		p.failed = cmd.Wait()
+		close(p.exited)
+	}()
+	tb.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		<-p.exited
+		if strings.Contains(p.stderr.String(), "DATA RACE") {
+			tb.Error("the race detector found something")
+		}
+		if tb.Failed() {
+			tb.Log(p.String())
+		}
+	})
+	return p
+}
+
+// String is the command line and all output, for people who read a failed test.
+func (p *process) String() string {
+	return strings.Join(p.cmd.Args, " ") + "\n--- stdout\n" + p.stdout.String() + "\n--- stderr\n" + p.stderr.String() + "\n---"
+}
+
+// wait returns the exit code.
+func (p *process) wait(tb testing.TB) int {
+	tb.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.exited:
+	case <-timer.C:
+		tb.Fatalf("still running after %s:\n%s", patience, p)
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](p.failed); ok {
+		return exit.ExitCode() // -1 when a signal ended it
+	}
+	require.NoError(tb, p.failed)
+	return 0
+}
+
+// waitFor waits until stderr has a match of the pattern and returns it with its groups.
+func (p *process) waitFor(tb testing.TB, pattern string) []string {
+	tb.Helper()
+	expression := regexp.MustCompile(pattern)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for exited := p.exited; ; {
+		match, changed := p.stderr.find(expression)
+		if match != nil {
+			return match
+		}
+		if exited == nil {
+			tb.Fatalf("ended without a line that matches %q:\n%s", pattern, p)
+		}
+		select {
+		case <-changed:
+		case <-exited:
+			exited = nil // a last look: everything is written now
+		case <-timer.C:
+			tb.Fatalf("no line that matches %q after %s:\n%s", pattern, patience, p)
+		}
+	}
+}
+
+func (p *process) signal(tb testing.TB, sig os.Signal) {
+	tb.Helper()
+	require.NoError(tb, p.cmd.Process.Signal(sig))
+}
+
+// kill is kill -9; it returns when the process is gone.
+func (p *process) kill(tb testing.TB) {
+	tb.Helper()
+	p.signal(tb, syscall.SIGKILL)
+	require.Equal(tb, -1, p.wait(tb))
+}
+
+// runs reports whether the process has not ended.
+func (p *process) runs() bool {
+	select {
+	case <-p.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// finished is a process that has ended.
+type finished struct {
+	code   int
+	stdout string
+	stderr string
+}
+
+// execute runs a binary to its end.
+func execute(tb testing.TB, binary string, l launch) finished {
+	tb.Helper()
+	p := start(tb, binary, l)
+	code := p.wait(tb)
+	return finished{code: code, stdout: p.stdout.String(), stderr: p.stderr.String()}
+}
+
+var _ io.Writer = (*output)(nil)

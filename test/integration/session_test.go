@@ -1,0 +1,154 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// object is a JSON object.
+type object = map[string]any
+
+// step is one reply of a scripted model.
+type step = object
+
+// say is a reply with tool calls, or the answer without any.
+func say(text string, calls ...object) step {
+	if len(calls) == 0 {
+		return step{"text": text}
+	}
+	return step{"text": text, "tool_calls": calls}
+}
+
+// use is a tool call.
+func use(id, name string, arguments object) object {
+	return object{"id": id, "name": name, "arguments": arguments}
+}
+
+// bash is a call of the tool bash.
+func bash(id, command string) object { return use(id, "bash", object{"command": command}) }
+
+// script writes a script and returns the value for --model.
+func script(tb testing.TB, steps ...step) string {
+	tb.Helper()
+	content, err := json.Marshal(object{"steps": steps})
+	require.NoError(tb, err)
+	file := filepath.Join(tb.TempDir(), "script.json")
+	require.NoError(tb, os.WriteFile(file, content, 0o600))
+	return "script:" + file
+}
+
+// event is a line of `coordinator run --json`: the contract, written down once more.
+type event struct {
+	Type       string      `json:"type"`
+	SessionID  string      `json:"session_id"`
+	Step       int         `json:"step"`
+	CallID     string      `json:"call_id"`
+	ToolCallID string      `json:"tool_call_id"`
+	Name       string      `json:"name"`
+	Arguments  string      `json:"arguments"`
+	Status     string      `json:"status"`
+	Content    string      `json:"content"`
+	Text       string      `json:"text"`
+	WorkerID   string      `json:"worker_id"`
+	Attempt    int         `json:"attempt"`
+	QueueMS    *float64    `json:"queue_ms"`
+	RunMS      *float64    `json:"run_ms"`
+	Time       string      `json:"time"`
+	ToolCalls  []toolCall  `json:"tool_calls"`
+	Usage      *usage      `json:"usage"`
+	Error      *eventError `json:"error"`
+	raw        object
+}
+
+type toolCall struct {
+	ID        string `json:"id"`
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+}
+
+type usage struct {
+	InputTokens  *int64 `json:"input_tokens"`
+	OutputTokens *int64 `json:"output_tokens"`
+}
+
+type eventError struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// events reads stdout of --json, on which nothing but events may be.
+func events(tb testing.TB, stdout string) []event {
+	tb.Helper()
+	require.True(tb, strings.HasSuffix(stdout, "\n"), stdout)
+	var list []event
+	for line := range strings.Lines(stdout) {
+		var e event
+		require.NoError(tb, json.Unmarshal([]byte(line), &e), line)
+		require.NoError(tb, json.Unmarshal([]byte(line), &e.raw), line)
+		require.NotEmpty(tb, e.Type, line)
+		require.NotEmpty(tb, e.SessionID, line)
+		list = append(list, e)
+	}
+	require.NotEmpty(tb, list)
+	return list
+}
+
+// ofType are the events of a type, in their order.
+func ofType(list []event, kind string) []event {
+	var found []event
+	for _, e := range list {
+		if e.Type == kind {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// results are the results by the model's own ids of their calls.
+func results(list []event) map[string]event {
+	found := map[string]event{}
+	for _, e := range ofType(list, "tool_result") {
+		found[e.ToolCallID] = e
+	}
+	return found
+}
+
+// runFlags are the flags of a session with everything embedded.
+func runFlags(tb testing.TB, model, workspace string, flags ...string) []string {
+	tb.Helper()
+	args := []string{"run", "--model", model, "--data", tb.TempDir(), "--sandbox", "process"}
+	if workspace != "" {
+		args = append(args, "--workspace", workspace)
+	}
+	return append(append(args, flags...), "do it")
+}
+
+// write makes a file and its directories.
+func write(tb testing.TB, file, content string) {
+	tb.Helper()
+	require.NoError(tb, os.MkdirAll(filepath.Dir(file), 0o700))
+	require.NoError(tb, os.WriteFile(file, []byte(content), 0o600))
+}
+
+func content(tb testing.TB, file string) string {
+	tb.Helper()
+	data, err := os.ReadFile(file)
+	require.NoError(tb, err)
+	return string(data)
+}
+
+// goCommand runs the go tool in a directory and returns what it printed.
+func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
