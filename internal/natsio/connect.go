@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -73,6 +72,9 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 		return nil, err
 	}
 	options = append(options, credentials...)
+	if err := checkURLs(url); err != nil {
+		return nil, err
+	}
 	nc, err := nats.Connect(url, append(options, o.Options...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS at %s: %w (is the server running, and are the credentials right?)", Redact(url), err)
@@ -101,29 +103,13 @@ func credentialsOption(path string) ([]nats.Option, error) {
 
 var errCredentials = errors.New("neither a NATS credentials file nor a single token")
 
-// Redact returns the URL list without user names, passwords and tokens.
-func Redact(list string) string {
-	var out []string
-	for part := range strings.SplitSeq(list, ",") {
-		part = strings.TrimSpace(part)
-		if u, err := url.Parse(part); err == nil && u.User != nil {
-			u.User = url.User("xxxxx")
-			part = u.String()
-		} else if _, host, found := strings.Cut(part, "@"); found {
-			part = host
-		}
-		out = append(out, part)
-	}
-	return strings.Join(out, ",")
-}
-
 // dialer makes connections that drop what was not sent when they are closed:
 // what a lost holder had still in its buffers must not reach the server later.
 type dialer struct{}
 
 // Dial implements nats.CustomDialer.
 func (dialer) Dial(network, address string) (net.Conn, error) {
-	conn, err := net.DialTimeout(network, address, connectTimeout)
+	conn, err := net.DialTimeout(network, address, connectTimeout) //nolint:noctx // the interface passes no context
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		if err := tcp.SetLinger(0); err != nil {
 			return nil, errors.Join(err, conn.Close())

@@ -22,13 +22,11 @@ const (
 	DefaultMaxCalls = 2_000_000
 	// DefaultMaxBytes bounds the bytes of the calls stream.
 	DefaultMaxBytes = 1 << 30
-
-	maxHeldLanes    = 1 << 20 // MaxAckPending: every held lane is one unacknowledged message
-	maxWaitingPulls = 1 << 16
 )
 
 // Topology describes the streams of a fleet. Only what the laws need is compared
-// with streams that exist; sizes and ages are the operator's to change.
+// with streams that exist; sizes, and the ages of results and journals, are the
+// operator's to change.
 type Topology struct {
 	Fleet protocol.Fleet
 	// Replicas is 1, 3 or 5; 0 means 1.
@@ -158,6 +156,10 @@ func compare(have, want jetstream.StreamConfig) []error {
 	check("max_msgs_per_subject", unlimited(have.MaxMsgsPerSubject), unlimited(want.MaxMsgsPerSubject))
 	check("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
 	check("allow_direct", have.AllowDirect, want.AllowDirect)
+	if want.Retention == jetstream.WorkQueuePolicy { // a call must not vanish, and must be removable
+		check("max_age", have.MaxAge, want.MaxAge)
+		check("deny_delete", have.DenyDelete, want.DenyDelete)
+	}
 	if want.RePublish != nil && (have.RePublish == nil || *have.RePublish != *want.RePublish) {
 		check("republish", have.RePublish, want.RePublish)
 	}
@@ -170,34 +172,4 @@ func unlimited(n int64) int64 {
 		return -1
 	}
 	return n
-}
-
-// EnsurePool makes or checks the consumer that hands out a pool's ready lanes,
-// and returns it with its lease length. An ackWait of 0 takes what exists, or
-// [DefaultAckWait] for a new consumer; another value must match.
-func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
-	name := fleet.ReadyConsumer(pool)
-	consumer, err := js.Consumer(ctx, fleet.CallsStream(), name)
-	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		lease := ackWait
-		if lease == 0 {
-			lease = DefaultAckWait
-		}
-		consumer, err = js.CreateConsumer(ctx, fleet.CallsStream(), jetstream.ConsumerConfig{
-			Durable: name, FilterSubject: fleet.ReadyFilter(pool),
-			AckPolicy: jetstream.AckExplicitPolicy, AckWait: lease,
-			MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
-		})
-		if errors.Is(err, jetstream.ErrConsumerExists) {
-			consumer, err = js.Consumer(ctx, fleet.CallsStream(), name)
-		}
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("consumer %s of stream %s: %w", name, fleet.CallsStream(), err)
-	}
-	have := consumer.CachedInfo().Config
-	if ackWait != 0 && have.AckWait != ackWait {
-		return nil, 0, fmt.Errorf("consumer %s: %w: lease is %s, asked for %s", name, ErrTopology, have.AckWait, ackWait)
-	}
-	return consumer, have.AckWait, nil
 }

@@ -137,7 +137,7 @@ func probe(host string, port int) error {
 	}
 	listener, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port))) //nolint:noctx // closed at once
 	if err != nil {
-		return fmt.Errorf("embedded NATS: %w", err)
+		return fmt.Errorf("embedded NATS: %w; choose another --listen, or connect to the server there with --nats", err)
 	}
 	return listener.Close()
 }
@@ -147,7 +147,7 @@ func loadToken(path string) (string, error) {
 	content, err := os.ReadFile(path)
 	if err == nil {
 		if token := strings.TrimSpace(string(content)); token != "" {
-			return token, nil
+			return token, closeToOthers(path)
 		}
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("embedded NATS: %w", err)
@@ -156,7 +156,15 @@ func loadToken(path string) (string, error) {
 	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
 		return "", fmt.Errorf("embedded NATS: %w", err)
 	}
-	return token, nil
+	return token, closeToOthers(path)
+}
+
+// closeToOthers makes the token its owner's, whoever made the file.
+func closeToOthers(path string) error {
+	if err := os.Chmod(path, 0o600); err != nil {
+		return fmt.Errorf("embedded NATS: %w", err)
+	}
+	return nil
 }
 
 // URL is where clients in other processes connect; "" when the server does not listen.

@@ -1,0 +1,153 @@
+package natsio_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// listen starts a server that other processes could reach.
+func listen(t *testing.T, data, address string) *embedded.Server {
+	t.Helper()
+	server, err := embedded.Start(t.Context(), embedded.Options{Data: data, Listen: address})
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	return server
+}
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "creds")
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+	return path
+}
+
+// freeAddress is a loopback address where nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, listener.Close()) }()
+	return listener.Addr().String()
+}
+
+func TestConnect_ErrorsNameTheURLAndNoSecret(t *testing.T) {
+	t.Parallel()
+	address := freeAddress(t)
+	const secret = "s3cret"
+	for name, test := range map[string]struct{ url, want string }{
+		"nobody listens":             {"nats://" + address, address},
+		"user and password":          {"nats://bob:" + secret + "@" + address, address},
+		"token":                      {"nats://" + secret + "@" + address, address},
+		"several servers":            {"nats://bob:" + secret + "@" + address + ", nats://" + secret + "@" + address, address},
+		"not a URL":                  {"nats://bob:" + secret + "@bad host:4222", "bad host:4222"},
+		"password with bad escape":   {"nats://bob:" + secret + "%zz@" + address, address},
+		"password with a comma":      {"nats://bob:" + secret + ",x@" + address, address},
+		"password with an at sign":   {"bob:" + secret + "@" + secret + "@" + address + "/%zz", address},
+		"port that is not a number":  {"nats://127.0.0.1:" + secret, "not a server URL"},
+		"nothing but a control byte": {"nats://" + secret + "\x7f@" + address, address},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nc, err := natsio.Connect(t.Context(), test.url, natsio.ConnectOptions{Name: "test"})
+			require.ErrorContains(t, err, test.want)
+			require.NotContains(t, err.Error(), secret)
+			require.Nil(t, nc)
+		})
+	}
+}
+
+func TestConnect_CredentialFiles(t *testing.T) {
+	t.Parallel()
+	server := listen(t, t.TempDir(), "127.0.0.1:0")
+	token, err := os.ReadFile(server.CredentialFile())
+	require.NoError(t, err)
+	const jwt = "-----BEGIN NATS USER JWT-----\nnot.a.jwt\n------END NATS USER JWT------\n"
+	for name, test := range map[string]struct{ file, want string }{
+		"the server's own":    {server.CredentialFile(), ""},
+		"token with spaces":   {write(t, "\n  "+string(token)+"\n\n"), ""},
+		"another token":       {write(t, "wrong"), "Authorization Violation"},
+		"no credentials":      {"", "Authorization Violation"},
+		"JWT without a seed":  {write(t, jwt), "connect to NATS"},
+		"several words":       {write(t, "a b"), "neither a NATS credentials file nor a single token"},
+		"nothing in the file": {write(t, " \n"), "neither a NATS credentials file nor a single token"},
+		"no file":             {filepath.Join(t.TempDir(), "missing"), "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nc, err := natsio.Connect(t.Context(), server.URL(), natsio.ConnectOptions{Name: "test", Creds: test.file})
+			if test.want == "" {
+				require.NoError(t, err)
+				nc.Close()
+				return
+			}
+			require.ErrorContains(t, err, test.want)
+			require.NotContains(t, err.Error(), strings.TrimSpace(string(token)))
+			if strings.Contains(test.want, "Authorization") {
+				require.ErrorContains(t, err, server.URL())
+			}
+		})
+	}
+}
+
+func TestRedact(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"":                                       "",
+		"nats://127.0.0.1:4222":                  "nats://127.0.0.1:4222",
+		"localhost":                              "localhost",
+		"tls://u:p@host:4222":                    "tls://xxxxx@host:4222",
+		"nats://token@host":                      "nats://xxxxx@host",
+		"token@host:4222":                        "xxxxx@host:4222",
+		"u:p@host:4222":                          "xxxxx@host:4222",
+		"nats://u:p@ss@host:4222":                "nats://xxxxx@host:4222",
+		"nats://a:4222 , nats://u:p@b:4222,c":    "nats://a:4222,nats://xxxxx@b:4222,c",
+		"nats://u:%zz@host":                      "nats://xxxxx@host",
+		"nats://u:pa,ss@host:4222":               "xxxxx,xxxxx@host:4222",
+		"nats://[::1]:4222":                      "nats://[::1]:4222",
+		"wss://host:443/path":                    "wss://host:443/path",
+		"nats://user:secret":                     "xxxxx",
+		"nats://u:p@h1:1,nats://u:p@h2:2,h3:444": "nats://xxxxx@h1:1,nats://xxxxx@h2:2,h3:444",
+	} {
+		got := natsio.Redact(in)
+		require.Equal(t, want, got, "of %q", in)
+		require.Equal(t, got, natsio.Redact(got), "again, of %q", in)
+	}
+}
+
+func TestConnect_ReconnectsForEverAndBuffersNothing(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	server := listen(t, data, "127.0.0.1:0")
+	nc, err := natsio.Connect(t.Context(), server.URL(), natsio.ConnectOptions{Name: "test", Creds: server.CredentialFile()})
+	require.NoError(t, err)
+	defer nc.Close()
+	subscription, err := nc.SubscribeSync("greetings")
+	require.NoError(t, err)
+	down, up := nc.StatusChanged(nats.RECONNECTING), nc.StatusChanged(nats.CONNECTED)
+
+	server.Close()
+	<-down
+	begin := time.Now()
+	require.ErrorIs(t, nc.Publish("greetings", []byte("lost")), nats.ErrReconnectBufExceeded)
+	require.Less(t, time.Since(begin), time.Second)
+
+	listen(t, data, strings.TrimPrefix(server.URL(), "nats://"))
+	<-up
+	require.NoError(t, nc.Publish("greetings", []byte("kept")))
+	msg, err := subscription.NextMsg(5 * time.Second)
+	require.NoError(t, err)
+	require.Equal(t, "kept", string(msg.Data))
+}

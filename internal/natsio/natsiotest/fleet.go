@@ -1,0 +1,75 @@
+// Package natsiotest gives tests a fleet of their own: an embedded server that does
+// not listen, with the streams of a fleet, and connections whose network can be cut.
+package natsiotest
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Fleet is a server with the streams of one fleet. It ends with its test.
+type Fleet struct {
+	Name   protocol.Fleet
+	Server *embedded.Server
+	// NC and JS are the connection of the test itself.
+	NC *nats.Conn
+	JS jetstream.JetStream
+	// Logger shows warnings when tests are verbose, and nothing otherwise.
+	Logger *slog.Logger
+
+	tb testing.TB
+}
+
+// New starts a server with the streams of topology, whose zero value is the default.
+func New(tb testing.TB, topology natsio.Topology) *Fleet {
+	tb.Helper()
+	server, err := embedded.Start(tb.Context(), embedded.Options{Data: tb.TempDir()})
+	require.NoError(tb, err)
+	tb.Cleanup(server.Close)
+	if topology.Fleet == "" {
+		topology.Fleet = protocol.DefaultFleet
+	}
+	f := &Fleet{Name: topology.Fleet, Server: server, Logger: slog.New(slog.DiscardHandler), tb: tb}
+	if testing.Verbose() {
+		f.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
+	f.NC = f.Connect()
+	f.JS, err = jetstream.New(f.NC)
+	require.NoError(tb, err)
+	require.NoError(tb, natsio.Ensure(tb.Context(), f.JS, topology))
+	return f
+}
+
+// Connect makes one more connection, as another process would.
+func (f *Fleet) Connect() *nats.Conn {
+	f.tb.Helper()
+	return f.connect(f.Server.Options()...)
+}
+
+// ConnectVia makes a connection whose network is the link.
+func (f *Fleet) ConnectVia() (*nats.Conn, *Link) {
+	f.tb.Helper()
+	link := newLink(f.Server.Options())
+	f.tb.Cleanup(link.Cut)
+	return f.connect(append(f.Server.Options(), nats.InProcessServer(link))...), link
+}
+
+func (f *Fleet) connect(options ...nats.Option) *nats.Conn {
+	f.tb.Helper()
+	// The connection outlives the test's context: whoever uses it is stopped in a cleanup.
+	ctx := context.WithoutCancel(f.tb.Context())
+	nc, err := natsio.Connect(ctx, "", natsio.ConnectOptions{Name: f.tb.Name(), Options: options, Logger: f.Logger})
+	require.NoError(f.tb, err)
+	f.tb.Cleanup(nc.Close)
+	return nc
+}

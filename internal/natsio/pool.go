@@ -1,0 +1,68 @@
+package natsio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	maxHeldLanes    = 1 << 20 // MaxAckPending: every held lane is one unacknowledged message
+	maxWaitingPulls = 1 << 16
+)
+
+// EnsurePool makes or checks the consumer that hands out a pool's ready lanes,
+// and returns it with its lease length. An ackWait of 0 takes what exists, or
+// [DefaultAckWait] for a new consumer; another value must match. Errors about a
+// consumer that exists wrap [ErrTopology]. It is safe to run from many processes at once.
+func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
+	want := jetstream.ConsumerConfig{
+		Durable: fleet.ReadyConsumer(pool), FilterSubject: fleet.ReadyFilter(pool),
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait,
+		MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
+	}
+	if ackWait == 0 {
+		want.AckWait = DefaultAckWait
+	}
+	consumer, err := js.Consumer(ctx, fleet.CallsStream(), want.Durable)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		consumer, err = js.CreateConsumer(ctx, fleet.CallsStream(), want)
+		if errors.Is(err, jetstream.ErrConsumerExists) { // somebody else was faster
+			consumer, err = js.Consumer(ctx, fleet.CallsStream(), want.Durable)
+		}
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("consumer %s of stream %s: %w", want.Durable, fleet.CallsStream(), err)
+	}
+	have := consumer.CachedInfo().Config
+	differences := comparePool(have, want)
+	if ackWait != 0 && have.AckWait != ackWait {
+		differences = append(differences, fmt.Errorf("lease is %s, asked for %s", have.AckWait, ackWait))
+	}
+	if len(differences) > 0 {
+		return nil, 0, fmt.Errorf("consumer %s of stream %s: %w: %w",
+			want.Durable, fleet.CallsStream(), ErrTopology, errors.Join(differences...))
+	}
+	return consumer, have.AckWait, nil
+}
+
+// comparePool names every setting with which lanes would be lost.
+func comparePool(have, want jetstream.ConsumerConfig) []error {
+	var differences []error
+	check := func(setting string, same bool, have, want any) {
+		if !same {
+			differences = append(differences, fmt.Errorf("%s is %v, must be %v", setting, have, want))
+		}
+	}
+	check("filter_subject", have.FilterSubject == want.FilterSubject, have.FilterSubject, want.FilterSubject)
+	check("ack_policy", have.AckPolicy == want.AckPolicy, have.AckPolicy, want.AckPolicy)
+	check("max_deliver", have.MaxDeliver <= 0, have.MaxDeliver, want.MaxDeliver)
+	check("max_ack_pending", have.MaxAckPending <= 0 || have.MaxAckPending >= want.MaxAckPending,
+		have.MaxAckPending, fmt.Sprintf("%d or more", want.MaxAckPending))
+	return differences
+}

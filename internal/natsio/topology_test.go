@@ -1,0 +1,238 @@
+package natsio_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const tf = protocol.DefaultFleet
+
+// configuration is what the server has stored of a stream.
+func configuration(t *testing.T, f *natsiotest.Fleet, name string) jetstream.StreamConfig {
+	t.Helper()
+	stream, err := f.JS.Stream(t.Context(), name)
+	require.NoError(t, err)
+	return stream.CachedInfo().Config
+}
+
+func names(t *testing.T, f *natsiotest.Fleet) []string {
+	t.Helper()
+	lister := f.JS.StreamNames(t.Context())
+	var out []string
+	for name := range lister.Name() {
+		out = append(out, name)
+	}
+	require.NoError(t, lister.Err())
+	return out
+}
+
+func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, ResultAge: time.Hour})
+	require.ElementsMatch(t, []string{"TF_CALLS", "TF_RESULTS", "TF_SESSIONS", "OBJ_TF_BLOBS", "KV_TF_PLACES"}, names(t, f))
+	calls := configuration(t, f, tf.CallsStream())
+	require.Equal(t, jetstream.WorkQueuePolicy, calls.Retention)
+	require.Equal(t, jetstream.DiscardNew, calls.Discard)
+	require.Equal(t, jetstream.FileStorage, calls.Storage)
+	require.EqualValues(t, 1, calls.MaxMsgsPerSubject)
+	require.True(t, calls.DiscardNewPerSubject)
+	require.False(t, calls.AllowDirect)
+	require.EqualValues(t, 7, calls.MaxMsgs)
+	require.EqualValues(t, 1<<20, calls.MaxBytes)
+	require.Equal(t, time.Hour, configuration(t, f, tf.ResultsStream()).MaxAge)
+	require.Zero(t, configuration(t, f, tf.SessionsStream()).MaxAge, "journals are kept")
+}
+
+func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7})
+	before := configuration(t, f, tf.CallsStream())
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{MaxCalls: 8}))
+	require.Equal(t, before, configuration(t, f, tf.CallsStream()), "sizes are the operator's to change")
+}
+
+func TestEnsure_ManyAtOnce(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() { // sizes differ: whoever is first decides
+			err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{
+				Fleet: "many", MaxCalls: int64(100 + i), ResultAge: time.Duration(i+1) * time.Hour,
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	require.Len(t, names(t, f), 10)
+}
+
+func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	for name, test := range map[string]struct {
+		stream string
+		change func(*jetstream.StreamConfig)
+		want   []string
+	}{
+		"retention": {"_CALLS", func(c *jetstream.StreamConfig) { c.Retention = jetstream.LimitsPolicy }, []string{"retention is Limits, must be WorkQueue"}},
+		"discard": {"_CALLS", func(c *jetstream.StreamConfig) {
+			c.Discard, c.DiscardNewPerSubject = jetstream.DiscardOld, false
+		}, []string{"discard is DiscardOld, must be DiscardNew", "discard_new_per_subject is false, must be true"}},
+		"max per subject of calls":   {"_CALLS", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 2 }, []string{"max_msgs_per_subject is 2, must be 1"}},
+		"max per subject of results": {"_RESULTS", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 0 }, []string{"max_msgs_per_subject is -1, must be 1"}},
+		"max per subject of journals": {
+			"_SESSIONS", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 5 }, []string{"max_msgs_per_subject is 5, must be -1"},
+		},
+		"no republish": {"_RESULTS", func(c *jetstream.StreamConfig) { c.RePublish = nil }, []string{"republish is <nil>, must be"}},
+		"republish elsewhere": {"_RESULTS", func(c *jetstream.StreamConfig) {
+			c.RePublish = &jetstream.RePublish{Source: c.RePublish.Source, Destination: "elsewhere.>"}
+		}, []string{"republish is", "elsewhere"}},
+		"subjects":                     {"_CALLS", func(c *jetstream.StreamConfig) { c.Subjects = c.Subjects[:1] }, []string{"subjects is", "must be"}},
+		"direct reads":                 {"_CALLS", func(c *jetstream.StreamConfig) { c.AllowDirect = true }, []string{"allow_direct is true, must be false"}},
+		"storage":                      {"_SESSIONS", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, []string{"storage is Memory, must be File"}},
+		"calls that age":               {"_CALLS", func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }, []string{"max_age is 1h0m0s, must be 0s"}},
+		"calls that cannot be removed": {"_CALLS", func(c *jetstream.StreamConfig) { c.DenyDelete = true }, []string{"deny_delete is true, must be false"}},
+		"two at once": {"_CALLS", func(c *jetstream.StreamConfig) {
+			c.Storage, c.AllowDirect = jetstream.MemoryStorage, true
+		}, []string{"storage is Memory", "allow_direct is true"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fleet := fleetOf(t)
+			topology := natsio.Topology{Fleet: fleet}
+			require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
+			stream := streamOf(fleet, test.stream)
+			changed := configuration(t, f, stream)
+			require.NoError(t, f.JS.DeleteStream(t.Context(), stream))
+			test.change(&changed)
+			_, err := f.JS.CreateStream(t.Context(), changed)
+			require.NoError(t, err)
+			before := configuration(t, f, stream)
+
+			err = natsio.Ensure(t.Context(), f.JS, topology)
+			require.ErrorIs(t, err, natsio.ErrTopology)
+			require.ErrorContains(t, err, stream)
+			for _, want := range test.want {
+				require.ErrorContains(t, err, want)
+			}
+			require.Equal(t, before, configuration(t, f, stream))
+		})
+	}
+}
+
+// fleetOf is a fleet name for each test.
+func fleetOf(t *testing.T) protocol.Fleet {
+	t.Helper()
+	return protocol.Fleet("f-" + string(protocol.Lane(t.Name()).Hash()))
+}
+
+func streamOf(fleet protocol.Fleet, suffix string) string {
+	for _, name := range []string{fleet.CallsStream(), fleet.ResultsStream(), fleet.SessionsStream()} {
+		if len(name) > len(suffix) && name[len(name)-len(suffix):] == suffix {
+			return name
+		}
+	}
+	return ""
+}
+
+func TestEnsurePool(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	_, lease, err := natsio.EnsurePool(t.Context(), f.JS, tf, "first", 0)
+	require.NoError(t, err)
+	require.Equal(t, natsio.DefaultAckWait, lease)
+
+	_, lease, err = natsio.EnsurePool(t.Context(), f.JS, tf, "second", 3*time.Second)
+	require.NoError(t, err)
+	require.Equal(t, 3*time.Second, lease)
+	_, lease, err = natsio.EnsurePool(t.Context(), f.JS, tf, "second", 0)
+	require.NoError(t, err)
+	require.Equal(t, 3*time.Second, lease, "0 takes what is there")
+
+	_, _, err = natsio.EnsurePool(t.Context(), f.JS, tf, "second", 4*time.Second)
+	require.ErrorIs(t, err, natsio.ErrTopology)
+	require.ErrorContains(t, err, "lease is 3s, asked for 4s")
+	_, lease, err = natsio.EnsurePool(t.Context(), f.JS, tf, "second", 3*time.Second)
+	require.NoError(t, err)
+	require.Equal(t, 3*time.Second, lease, "nothing was changed")
+
+	_, _, err = natsio.EnsurePool(t.Context(), f.JS, "nobody", "first", 0)
+	require.ErrorContains(t, err, "NOBODY_CALLS")
+}
+
+func TestEnsurePool_ManyAtOnce(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	accepted := map[time.Duration]int{}
+	for i := range 8 {
+		asked := time.Duration(i%2+2) * time.Second
+		group.Go(func() {
+			_, lease, err := natsio.EnsurePool(t.Context(), f.JS, tf, "pool", asked)
+			if err == nil {
+				mu.Lock()
+				accepted[lease]++
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	require.Len(t, accepted, 1, "one lease won")
+	for _, n := range accepted {
+		require.Equal(t, 4, n)
+	}
+}
+
+func TestEnsurePool_ConsumerThatWouldLoseLanes(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	_, err := f.JS.CreateConsumer(t.Context(), tf.CallsStream(), jetstream.ConsumerConfig{
+		Durable: tf.ReadyConsumer("pool"), FilterSubject: tf.ReadyFilter("pool"),
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Second, MaxDeliver: 3, MaxAckPending: 10,
+	})
+	require.NoError(t, err)
+	_, _, err = natsio.EnsurePool(t.Context(), f.JS, tf, "pool", 0)
+	require.ErrorIs(t, err, natsio.ErrTopology)
+	require.ErrorContains(t, err, "max_deliver is 3, must be -1")
+	require.ErrorContains(t, err, "max_ack_pending is 10")
+}
+
+func TestFleets_OfOneAccountDoNotSeeEachOther(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	const other = protocol.Fleet("other")
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: other}))
+	lane := protocol.Lane("sandbox/one").Hash()
+	for _, subject := range []string{
+		tf.CallSubject("default", lane, "c"), tf.ReadySubject("default", lane), tf.ResultSubject("s", "c"), tf.EventSubject("s"),
+	} {
+		_, err := f.JS.Publish(t.Context(), subject, nil)
+		require.NoError(t, err)
+	}
+	for name, want := range map[string]uint64{
+		tf.CallsStream(): 2, tf.ResultsStream(): 1, tf.SessionsStream(): 1,
+		other.CallsStream(): 0, other.ResultsStream(): 0, other.SessionsStream(): 0,
+	} {
+		stream, err := f.JS.Stream(t.Context(), name)
+		require.NoError(t, err)
+		require.Equal(t, want, stream.CachedInfo().State.Msgs, name)
+	}
+	mine, _, err := natsio.EnsurePool(t.Context(), f.JS, tf, "default", 0)
+	require.NoError(t, err)
+	theirs, _, err := natsio.EnsurePool(t.Context(), f.JS, other, "default", 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, mine.CachedInfo().NumPending)
+	require.Zero(t, theirs.CachedInfo().NumPending)
+}

@@ -1,0 +1,69 @@
+package natsio
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// redacted stands for whatever may be a secret.
+const redacted = "xxxxx"
+
+var errURL = errors.New("not a server URL, which is nats://host:port or tls://host:port")
+
+// Redact returns the URL list without user names, passwords and tokens. Of what is
+// no URL it shows only what stands behind the last "@".
+func Redact(list string) string {
+	var out []string
+	for part := range strings.SplitSeq(list, ",") {
+		out = append(out, redact(strings.TrimSpace(part)))
+	}
+	return strings.Join(out, ",")
+}
+
+func redact(part string) string {
+	scheme, rest, found := strings.Cut(part, "://")
+	if !found {
+		scheme, rest = "", part
+	} else {
+		scheme += "://"
+	}
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		return scheme + redacted + rest[at:]
+	}
+	if part != "" && parse(part) != nil {
+		return redacted // half a URL, perhaps, with half a password
+	}
+	return part
+}
+
+// checkURLs finds what is no URL before the client does, whose error would quote it.
+func checkURLs(list string) error {
+	for part := range strings.SplitSeq(list, ",") {
+		part = strings.TrimSpace(part)
+		if part != "" && parse(part) != nil {
+			return fmt.Errorf("connect to NATS at %s: %w", Redact(list), errURL)
+		}
+	}
+	return nil
+}
+
+// parse checks one URL as the client reads it: without a scheme it is nats://. The
+// error says nothing, because what [url.Parse] says quotes its input.
+func parse(part string) error {
+	if !strings.Contains(part, "://") {
+		part = "nats://" + part
+	}
+	u, err := url.Parse(part)
+	if err != nil || u.Hostname() == "" {
+		return errURL
+	}
+	if port := u.Port(); port != "" {
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return errURL
+		}
+	}
+	return nil
+}
