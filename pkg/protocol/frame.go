@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 )
 
@@ -28,14 +29,37 @@ type Frame struct {
 	Data     Bytes     `json:"data,omitempty"`
 }
 
-// EncodeFrame returns the JSON body of a frame.
-func EncodeFrame(f *Frame) ([]byte, error) { return json.Marshal(f) }
+// ErrInvalidFrame is wrapped by every error of [DecodeFrame].
+var ErrInvalidFrame = errors.New("invalid frame")
 
-// DecodeFrame reads what [EncodeFrame] wrote.
+type frameFields Frame // without methods
+
+type wireFrame struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	frameFields
+}
+
+const typeFrame = "frame"
+
+// EncodeFrame returns the JSON body of a frame.
+func EncodeFrame(f *Frame) ([]byte, error) {
+	return json.Marshal(wireFrame{Type: typeFrame, Version: Version, frameFields: frameFields(*f)})
+}
+
+// DecodeFrame reads what [EncodeFrame] wrote. A kind that it does not know is
+// fine: whoever looks at frames skips those. Errors wrap [ErrInvalidFrame].
 func DecodeFrame(body []byte) (*Frame, error) {
-	var f Frame
-	if err := json.Unmarshal(body, &f); err != nil {
-		return nil, fmt.Errorf("invalid frame: %w", err)
+	var wire wireFrame
+	if err := json.Unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
+	}
+	if wire.Type != typeFrame {
+		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidFrame, wire.Type, typeFrame)
+	}
+	f := Frame(wire.frameFields)
+	if _, err := ParseCallID(string(f.CallID)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
 	}
 	return &f, nil
 }

@@ -99,12 +99,12 @@ func existsText(v protocol.FilesExistsResult) string {
 }
 
 func grepText(v protocol.FilesSearchResult) string {
-	searched := "in " + plural(v.Files, "file")
+	searched := plural(v.Files, "file") + " searched"
 	if v.Skipped > 0 {
-		searched += fmt.Sprintf(" (%d skipped: binary, too large or unreadable)", v.Skipped)
+		searched += fmt.Sprintf(", %d skipped: binary, too large or unreadable", v.Skipped)
 	}
 	if len(v.Matches) == 0 {
-		return "[no matches " + searched + "]"
+		return "[no matches; " + searched + "]"
 	}
 	lines := make([]string, 0, len(v.Matches))
 	for _, match := range v.Matches {
@@ -114,7 +114,7 @@ func grepText(v protocol.FilesSearchResult) string {
 	if v.Truncated || shown < len(lines) {
 		return body + fmt.Sprintf("[the first %d matches; there are more: use a narrower pattern, path or glob]", shown)
 	}
-	return body + fmt.Sprintf("[%s %s]", matches(shown), searched)
+	return body + fmt.Sprintf("[%s; %s]", matches(shown), searched)
 }
 
 func matches(n int) string {

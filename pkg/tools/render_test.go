@@ -213,9 +213,9 @@ func TestText_Files(t *testing.T) {
 		"a socket":      {"exists", protocol.FilesExistsResult{Path: "a", Exists: true, Type: protocol.TypeOther}, "yes: a is a special file"},
 		"matches": {"grep", protocol.FilesSearchResult{Files: 9, Matches: []protocol.Match{
 			{Path: "a.go", Line: 3, Text: "\tx := 1"}, {Path: "b c.go", Line: 14, Text: "x\xc3\x1b[0m"},
-		}}, "a.go:3:\tx := 1\nb c.go:14:x\uFFFD\n[2 matches in 9 files]"},
-		"one match":  {"grep", protocol.FilesSearchResult{Files: 1, Matches: []protocol.Match{{Path: "a", Line: 1}}}, "a:1:\n[1 match in 1 file]"},
-		"no matches": {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches in 9 files (2 skipped: binary, too large or unreadable)]"},
+		}}, "a.go:3:\tx := 1\nb c.go:14:x\uFFFD\n[2 matches; 9 files searched]"},
+		"one match":  {"grep", protocol.FilesSearchResult{Files: 1, Matches: []protocol.Match{{Path: "a", Line: 1}}}, "a:1:\n[1 match; 1 file searched]"},
+		"no matches": {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: binary, too large or unreadable]"},
 		"more matches": {
 			"grep",
 			protocol.FilesSearchResult{Files: 1, Truncated: true, Matches: []protocol.Match{{Path: "a", Line: 1, Text: "x"}}},
