@@ -127,7 +127,7 @@ type onlyReader struct{ io.Reader }
 // whether a stream was over its limit.
 func (p *pipes) finish(wait time.Duration) bool {
 	if p.stdin != nil {
-		_ = p.stdin.SetDeadline(time.Now()) // an error means that it is closed
+		_ = p.stdin.SetDeadline(time.Now()) // something that survived may hold the other end
 	}
 	deadline := time.Now().Add(wait)
 	_ = p.stdout.SetReadDeadline(deadline)

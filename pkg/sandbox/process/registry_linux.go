@@ -19,7 +19,7 @@ type registry struct {
 	forking sync.Mutex // one command is started at a time
 
 	mu    sync.Mutex
-	mains map[int]bool // commands that are not reaped
+	mains map[int]bool // commands that are not reaped; saves looking at what is below those of others
 }
 
 var commands = registry{mains: make(map[int]bool)} //nolint:gochecknoglobals // see above

@@ -82,7 +82,7 @@ func readLong(t *testing.T, f *tree) {
 }
 
 func readLongLine(t *testing.T, f *tree) {
-	f.put(t, "file", "short\nx"+strings.Repeat("漢", sandbox.MaxReadBytes)+"\nend\n")
+	f.put(t, "file", "short\nxx"+strings.Repeat("漢", sandbox.MaxReadBytes)+"\nend\n")
 	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: 2, Limit: 1})
 	require.NoError(t, err)
 	require.True(t, got.Truncated)
