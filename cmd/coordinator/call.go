@@ -134,6 +134,10 @@ func (o *callOutput) take(r *protocol.Result, tool *tools.Tool) error {
 // dispatch runs a call in the fleet, or in one of its own.
 func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Call, workspace string) (_ *protocol.Result, err error) {
 	logger := p.common.Logger(p.Program)
+	worker, err := c.openWorker(ctx, c.Nats, logger)
+	if err != nil {
+		return nil, err
+	}
 	data, cleanup, err := c.dataDir(call.SessionID, c.Session != "")
 	if err != nil {
 		return nil, err
@@ -154,8 +158,8 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
 	warn := func(message string) { progress.Notice("%s", message) }
 	var remote *remoteWorkspace
-	if c.Nats == "" {
-		err = fl.startWorker(ctx, &c.workerFlags, data, warn, inPlace(call.SessionID, workspace))
+	if worker != nil {
+		err = fl.startWorker(ctx, worker, data, warn, inPlace(call.SessionID, workspace))
 	} else if workspace != "" {
 		remote, err = importWorkspace(ctx, fl, call.SessionID, workspace)
 	}

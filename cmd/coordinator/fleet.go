@@ -111,25 +111,39 @@ func (f *fleet) close() {
 // drainTime is how long the embedded worker may take to end what runs.
 const drainTime = 5 * time.Second
 
+// embeddedWorker is what an embedded worker runs with.
+type embeddedWorker struct {
+	flags  *workerFlags
+	driver sandbox.Driver
+	caps   sandbox.Caps
+}
+
+// openWorker checks the flags of an embedded worker and opens its sandbox driver, before
+// anything is started or written. It returns nil for a fleet elsewhere, which has workers.
+func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.Logger) (*embeddedWorker, error) {
+	if w.Slots < 1 || w.Slots > 4096 {
+		return nil, cli.Usagef("--slots %d: must be 1 to 4096", w.Slots)
+	}
+	if err := driver.Valid(w.Sandbox); err != nil {
+		return nil, cli.Usagef("--sandbox: %v", err)
+	}
+	if url != "" {
+		return nil, nil //nolint:nilnil // the workers of the fleet are elsewhere
+	}
+	opened, caps, err := driver.Open(ctx, w.Sandbox, &driver.Options{Logger: logger})
+	if errors.Is(err, sandbox.ErrLevel) {
+		return nil, cli.Usagef("--sandbox %s: %v", w.Sandbox, err)
+	}
+	return &embeddedWorker{flags: w, driver: opened, caps: caps}, err
+}
+
 // startWorker runs a worker inside this process. place maps sandboxes to directories used in place.
-func (f *fleet) startWorker(ctx context.Context, flags *workerFlags, data string, warn func(string), place func(string) (string, bool)) error {
-	if flags.Slots < 1 || flags.Slots > 4096 {
-		return cli.Usagef("--slots %d: must be 1 to 4096", flags.Slots)
-	}
-	opened, caps, err := driver.Open(ctx, flags.Sandbox, &driver.Options{Logger: f.logger})
-	switch {
-	case errors.Is(err, driver.ErrUnknown):
-		return cli.Usagef("--sandbox: %v", err)
-	case errors.Is(err, sandbox.ErrLevel):
-		return cli.Usagef("--sandbox %s: %v", flags.Sandbox, err)
-	case err != nil:
-		return err
-	}
-	for _, warning := range caps.Warnings {
+func (f *fleet) startWorker(ctx context.Context, e *embeddedWorker, data string, warn func(string), place func(string) (string, bool)) error {
+	for _, warning := range e.caps.Warnings {
 		warn(warning)
 	}
 	w, err := worker.New(ctx, f.nc, worker.Options{
-		Fleet: f.name, Slots: flags.Slots, Data: data, Driver: opened, Caps: caps, Env: flags.Env,
+		Fleet: f.name, Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env,
 		Workspace: place, Logger: f.logger, Tracer: telemetry.Tracer(),
 	})
 	if err != nil {

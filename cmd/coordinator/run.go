@@ -105,6 +105,10 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return cli.Usagef("--model: %v", err)
 	}
+	worker, err := c.openWorker(ctx, c.Nats, logger)
+	if err != nil {
+		return err
+	}
 	data, cleanup, err := c.dataDir(turn.session, true)
 	if err != nil {
 		return err
@@ -117,21 +121,25 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
 
 	show := newView(p, c.JSON)
-	interrupt := func() {}
-	ctx, stop := cli.Signals(ctx, func() { interrupt() })
+	aborts := make(chan func(), 1)
+	ctx, stop := cli.Signals(ctx, func() {
+		time.AfterFunc(hardExit, func() { os.Exit(cli.ExitInterrupted) })
+		select {
+		case abort := <-aborts:
+			abort()
+		default: // nothing runs yet
+		}
+	})
 	defer stop()
 	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, logger: logger})
 	if err != nil {
 		return err
 	}
 	defer fl.close()
-	interrupt = func() {
-		fl.abort()
-		time.AfterFunc(hardExit, func() { os.Exit(cli.ExitInterrupted) })
-	}
 	var remote *remoteWorkspace
-	if c.Nats == "" {
-		err = fl.startWorker(ctx, &c.workerFlags, data, show.warn, inPlace(turn.session, turn.workspace))
+	if worker != nil {
+		err = fl.startWorker(ctx, worker, data, show.warn, inPlace(turn.session, turn.workspace))
+		aborts <- fl.abort
 	} else if turn.workspace != "" {
 		remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace)
 	}

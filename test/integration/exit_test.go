@@ -67,7 +67,7 @@ func TestRun_UsageErrorsRunNothing(t *testing.T) {
 		"no steps":            {[]string{"--max-steps", "0"}, `--max-steps 0: must be at least 1`},
 		"bad duration":        {[]string{"--timeout", "soon"}, `--timeout`},
 		"negative timeout":    {[]string{"--timeout=-1s"}, `--timeout -1s: must not be negative`},
-		"unknown model":       {[]string{"--model", "magic:x"}, `--model(?s:.*)openai:NAME(?s:.*)script:FILE`},
+		"unknown model":       {[]string{"--model", "magic:x"}, `--model(?s:.*)script:FILE(?s:.*)openai:NAME`},
 		"missing script":      {[]string{"--model", "script:" + missing}, `missing`},
 		"unknown toolset":     {[]string{"--toolset", "nope"}, `--toolset(?s:.*)nope(?s:.*)core`},
 		"unknown sandbox":     {[]string{"--sandbox", "docker"}, `--sandbox(?s:.*)docker(?s:.*)auto, process`},
@@ -118,7 +118,7 @@ func TestRun_InterruptLeavesNothingBehind(t *testing.T) {
 	require.Len(t, ofType(list, "model_reply"), 1, "the model is not asked again")
 }
 
-// TestRun_SecondInterruptKills: a model that does not answer is no reason to stay.
+// TestRun_InterruptWhileTheModelThinks: a model that does not answer is no reason to stay.
 func TestRun_InterruptWhileTheModelThinks(t *testing.T) {
 	t.Parallel()
 	p := start(t, coordinator, launch{args: runFlags(t, script(t, step{"text": "one two three", "delay_ms": 60000}), "")})
