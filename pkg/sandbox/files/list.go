@@ -14,7 +14,7 @@ import (
 )
 
 // listChunk is how many entries are read at a time.
-const listChunk = 2 * sandbox.MaxEntries
+const listChunk = sandbox.MaxEntries
 
 // List implements [sandbox.FS].
 func (f *FS) List(ctx context.Context, p string) (sandbox.ListResult, error) {

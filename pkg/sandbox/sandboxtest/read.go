@@ -155,7 +155,7 @@ func listEntries(t *testing.T, f *tree) {
 }
 
 func listMany(t *testing.T, f *tree) {
-	const n = 2*sandbox.MaxEntries + 500
+	const n = sandbox.MaxEntries + 500
 	names := make([]string, 0, n)
 	for i := range n {
 		name := strings.Repeat("x", i%7) + string(rune('a'+i%26)) + digest(string(rune(i)))[:8]

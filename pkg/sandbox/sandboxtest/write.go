@@ -175,7 +175,7 @@ func writeAtomic(t *testing.T, f *tree) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(stop)
-		for i := range 200 {
+		for i := range 50 {
 			if _, err := f.Write(t.Context(), "file", []byte(versions[i%2])); err != nil {
 				t.Errorf("Write: %v", err)
 			}
