@@ -30,6 +30,9 @@
 // is made to hide, with another limit and another environment, in a session of its
 // own and without its parent, is not found: this driver isolates nothing.
 //
+// When this program itself is killed its commands go on: nothing is left that could
+// end them. Only drivers with a process namespace of their own do better.
+//
 // On other systems the process group is killed, and daemons that left it survive; on
 // Windows only the command itself is killed.
 package process
