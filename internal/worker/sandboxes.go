@@ -194,7 +194,11 @@ func (s *sandboxes) replace(l protocol.Lane, dir string) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return os.Rename(dir, b.workspace) // refused unless the workspace is empty
+	// Removing a directory that is not empty is refused; renaming onto one always is.
+	if err := os.Remove(b.workspace); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Rename(dir, b.workspace)
 }
 
 func (s *sandboxes) closeAll() {
