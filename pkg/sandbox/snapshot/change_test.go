@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -118,12 +119,19 @@ func TestPack_LargeFileChangesWhileRead(t *testing.T) {
 	t.Parallel()
 	body := large()
 	size := len(body)
+	truncate := func(size int) func(string) error {
+		return func(p string) error { return os.Truncate(p, int64(size)) }
+	}
 	for name, c := range map[string]struct {
-		to   int64
-		want func(got []byte)
+		change func(path string) error
+		want   func(got []byte)
 	}{
-		"shrinks": {1 << 20, func(got []byte) { require.True(t, bytes.HasSuffix(got, make([]byte, 1<<20))) }},
-		"grows":   {int64(size) * 2, func(got []byte) { require.Equal(t, body, got) }},
+		"shrinks": {truncate(1 << 20), func(got []byte) { require.True(t, bytes.HasSuffix(got, make([]byte, 1<<20))) }},
+		"grows":   {truncate(2 * size), func(got []byte) { require.Equal(t, body, got) }},
+		"is written over": {
+			func(p string) error { return os.Chtimes(p, time.Unix(1, 0), time.Unix(1, 0)) },
+			func([]byte) {},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -132,7 +140,7 @@ func TestPack_LargeFileChangesWhileRead(t *testing.T) {
 			var once atomic.Bool
 			w := writerFunc(func(p []byte) (int, error) {
 				if once.CompareAndSwap(false, true) {
-					if err := os.Truncate(filepath.Join(root.Name(), "f"), c.to); err != nil {
+					if err := c.change(filepath.Join(root.Name(), "f")); err != nil {
 						return 0, err
 					}
 				}

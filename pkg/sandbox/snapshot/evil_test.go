@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -93,6 +94,7 @@ func evil(tb testing.TB) map[string]struct {
 		"bomb":                       {compress(tb, bombTar(tb, 64<<20)), snapshot.ErrLimit},
 		"bomb behind the end":        {compress(tb, append(bytes.Clone(good), make([]byte, 64<<20)...)), snapshot.ErrCorrupt},
 		"sparse file":                {compress(tb, sparseTar(tb)), snapshot.ErrUnsafe},
+		"greedy decompressor":        {wide(tb, good), snapshot.ErrCorrupt},
 		"nothing":                    {nil, snapshot.ErrCorrupt},
 		"not compressed":             {good, snapshot.ErrCorrupt},
 		"noise":                      {[]byte("noise noise noise"), snapshot.ErrCorrupt},
@@ -122,6 +124,19 @@ func sparseTar(tb testing.TB) []byte {
 	e.Format = tar.FormatPAX
 	plain := tarball(tb, withRecords(e, map[string]string{"XNU.sparse.major": "0", "XNU.sparse.realsize": "9"}))
 	return bytes.ReplaceAll(plain, []byte("XNU.sparse"), []byte("GNU.sparse"))
+}
+
+// wide compresses so that decompressing takes 64 MiB of memory.
+func wide(tb testing.TB, plain []byte) []byte {
+	tb.Helper()
+	var buf bytes.Buffer
+	zw, err := zstd.NewWriter(&buf, zstd.WithWindowSize(64<<20), zstd.WithEncoderConcurrency(1))
+	require.NoError(tb, err)
+	_, err = zw.Write(plain)
+	require.NoError(tb, err)
+	require.NoError(tb, zw.Flush())
+	require.NoError(tb, zw.Close())
+	return buf.Bytes()
 }
 
 // renamed gives the first entry another name, with the right check sum.
@@ -235,4 +250,13 @@ func TestUnpack_KeepsWhatIsThere(t *testing.T) {
 			a.unharmed(t)
 		})
 	}
+}
+
+func TestUnpack_LeavesNoHalfFile(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	whole := tarball(t, file("first", "x"), file("second", "y"))
+	_, err := snapshot.Unpack(t.Context(), a.root, bytes.NewReader(compress(t, whole[:1536])), nil)
+	require.ErrorIs(t, err, snapshot.ErrCorrupt)
+	require.Equal(t, []string{"first"}, sortedKeys(content(t, a.root)))
 }

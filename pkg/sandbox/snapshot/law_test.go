@@ -90,7 +90,7 @@ func TestLaw_PackUnpackPackIsTheSame(t *testing.T) {
 			require.Equal(rt, stats, got)
 			_, again, _ := pack(t, roots[1], nil)
 			require.Equal(rt, manifest, again)
-			require.Equal(rt, len(want), len(manifest))
+			require.Len(rt, manifest, len(want))
 			if os.Geteuid() == 0 {
 				require.Equal(rt, want.filled(), content(t, roots[1]))
 			}

@@ -5,12 +5,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -85,9 +85,9 @@ func build(tb testing.TB, root *os.Root, want tree) {
 		}
 	}
 	keys := sortedKeys(want)
-	for i := len(keys) - 1; i >= 0; i-- {
-		if n := want[keys[i]]; n.link == "" {
-			require.NoError(tb, root.Chmod(keys[i], n.perm()))
+	for _, name := range slices.Backward(keys) {
+		if n := want[name]; n.link == "" {
+			require.NoError(tb, root.Chmod(name, n.perm()))
 		}
 	}
 }
@@ -114,6 +114,7 @@ func content(tb testing.TB, root *os.Root) tree {
 			data, err := os.ReadFile(p)
 			require.NoError(tb, err)
 			n.body = string(data)
+		default:
 		}
 		if n.link == "" {
 			n.mode, n.noMode = info.Mode().Perm(), info.Mode().Perm() == 0
@@ -144,9 +145,3 @@ func pack(tb testing.TB, root *os.Root, opts *snapshot.Options) ([]byte, snapsho
 	require.NoError(tb, err)
 	return buf.Bytes(), m, stats
 }
-
-const (
-	isFile = sandbox.TypeFile
-	isDir  = sandbox.TypeDir
-	isLink = sandbox.TypeSymlink
-)

@@ -36,7 +36,8 @@ type Changes struct {
 // The archive is read to its end before anything changes, so one that is refused changes
 // nothing (errors as of [Unpack]); until then, changed contents take space in a directory
 // .toolfleet-*.tmp below root. Each file changes by rename. After another error, or a
-// crash, part of the changes are made: the same Sync again makes the rest. Something that
+// crash, part of the changes are made: the same Sync again makes the rest; a crash leaves
+// the temporary directory behind. Something that
 // writes to root at the same time can lose what it writes to a path in the moment in
 // which it is changed.
 func Sync(ctx context.Context, root *os.Root, base Manifest, r io.Reader, options *Options) (Changes, error) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -141,6 +142,11 @@ func TestSync_Table(t *testing.T) {
 			local: tree{}, want: tree{"a": {dir: true, mode: 0o700}, "a/b": {body: "1"}},
 			changes: snapshot.Changes{Written: []string{"a", "a/b"}},
 		},
+		"new file in a directory that is in conflict": {
+			base: tree{"a": {dir: true}}, remote: tree{"a": {dir: true, mode: 0o700}, "a/b": {body: "1"}},
+			local: tree{}, want: tree{"a-b.toolfleet-theirs": {body: "1"}},
+			changes: snapshot.Changes{Conflicts: []string{"a", "a/b"}, Theirs: theirs("a-b")},
+		},
 		"new file where a link leads elsewhere": {
 			base: tree{"a": {dir: true}}, remote: tree{"a": {dir: true}, "a/b": {body: "1"}},
 			local:   tree{"real": {dir: true}, "a": {link: "real"}},
@@ -195,7 +201,7 @@ func TestSync_SkippedIsNeitherWrittenNorRemoved(t *testing.T) {
 func TestSync_RefusesABaseThatLeadsOutside(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	base := snapshot.Manifest{"../canary": {Type: isFile, Mode: 0o644, Size: 5}}
+	base := snapshot.Manifest{"../canary": {Type: sandbox.TypeFile, Mode: 0o644, Size: 5}}
 	_, err := snapshot.Sync(t.Context(), a.root, base, bytes.NewReader(compress(t, tarball(t))), nil)
 	require.ErrorIs(t, err, snapshot.ErrUnsafe)
 	a.unharmed(t)
