@@ -37,9 +37,8 @@ type Changes struct {
 // nothing (errors as of [Unpack]); until then, changed contents take space in a directory
 // .toolfleet-*.tmp below root. Each file changes by rename. After another error, or a
 // crash, part of the changes are made: the same Sync again makes the rest; a crash leaves
-// the temporary directory behind. Something that
-// writes to root at the same time can lose what it writes to a path in the moment in
-// which it is changed.
+// the temporary directory behind. Something that writes to root at the same time can
+// lose what it writes to a path in the moment in which it is changed.
 func Sync(ctx context.Context, root *os.Root, base Manifest, r io.Reader, options *Options) (Changes, error) {
 	changes, err := sync(ctx, root, base, r, options.withDefaults())
 	if err != nil {
