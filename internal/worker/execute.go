@@ -83,10 +83,10 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec)
 	defer exec.End()
 	value, err := w.inSandbox(ctx, run.Call, s, frames)
-	if err != nil {
-		telemetry.Fail(exec, err)
+	if r = w.failed(ctx, run.Call, value, err); r.Error != nil {
+		telemetry.Fail(exec, r.Error)
 	}
-	return w.failed(ctx, run.Call, value, err)
+	return r
 }
 
 // refuse says why this worker does not run a call at all; nil when it does.
@@ -106,6 +106,9 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	}
 	if c.Payload.Kind() != protocol.KindNoop && sandboxOf(c.Lane()) == "" {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
+	}
+	if blob, isArchive := blobOf(c.Payload); isArchive && blob == "" {
+		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: blob must name an archive", c.Payload.Kind())
 	}
 	return nil
 }
@@ -150,16 +153,12 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 		return r
 	}
 	r.Status = protocol.StatusFailed
+	if fault, ok := errors.AsType[*sandbox.Fault](err); ok {
+		err = protocol.Errorf(protocol.Code(fault.Code), "%s", fault.Message)
+	}
 	if fault, ok := errors.AsType[*protocol.Error](err); ok {
 		r.Error = fault
-		if fault.Code == protocol.CodeUnknownPayload || fault.Code == protocol.CodeLanguage || fault.Code == protocol.CodePathEscape {
-			r.Status = protocol.StatusRejected
-		}
-		return r
-	}
-	if fault, ok := errors.AsType[*sandbox.Fault](err); ok {
-		r.Error = protocol.Errorf(protocol.Code(fault.Code), "%s", fault.Message)
-		if fault.Code == sandbox.FaultEscape {
+		if notRun(fault.Code) {
 			r.Status = protocol.StatusRejected
 		}
 		return r
@@ -171,6 +170,17 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 	w.options.Logger.WarnContext(ctx, "sandbox failed", slog.String("call_id", string(c.ID)), slog.Any("error", err))
 	r.Error = protocol.Errorf(protocol.CodeInternal, "the worker failed to run the call: %v", err)
 	return r
+}
+
+// notRun reports whether a code says that the call was wrong in itself, so that nothing was run.
+func notRun(code protocol.Code) bool {
+	switch code {
+	case protocol.CodeUnknownPayload, protocol.CodeInvalidPayload, protocol.CodeInvalidArguments,
+		protocol.CodeLanguage, protocol.CodePathEscape:
+		return true
+	default:
+		return false
+	}
 }
 
 func noop(ctx context.Context, run *lane.Run, payload protocol.Noop) protocol.Result {

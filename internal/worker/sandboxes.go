@@ -172,11 +172,23 @@ func (s *sandboxes) close(l protocol.Lane) error {
 }
 
 // kill closes a sandbox at once, with everything that runs in it; the box stays, for the next get.
-func (s *sandboxes) kill(l protocol.Lane) error { return s.box(l).close() }
+func (s *sandboxes) kill(l protocol.Lane) error {
+	s.mu.Lock()
+	b := s.open[l]
+	s.mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	return b.close()
+}
 
 func (b *box) close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.closeLocked()
+}
+
+func (b *box) closeLocked() error {
 	if b.sandbox == nil {
 		return nil
 	}
@@ -189,11 +201,11 @@ func (b *box) close() error {
 // closed for it and opened again by the next get.
 func (s *sandboxes) replace(l protocol.Lane, dir string) error {
 	b := s.box(l)
-	if err := b.close(); err != nil {
-		return err
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if err := b.closeLocked(); err != nil {
+		return err
+	}
 	// Removing a directory that is not empty is refused; renaming onto one always is.
 	if err := os.Remove(b.workspace); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

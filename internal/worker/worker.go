@@ -20,6 +20,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
+const flushTimeout = 2 * time.Second
+
 // DefaultLinger is how long the sandbox of an idle lane stays open.
 const DefaultLinger = 5 * time.Second
 
@@ -129,11 +131,18 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 // ID is the worker's id.
 func (w *Worker) ID() protocol.WorkerID { return w.options.ID }
 
+// Lease is the length of the pool's leases: within it another worker takes over from one that is lost.
+func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
+
 // Run takes calls until ctx ends, then drains: what runs may finish until drain
 // ends and is killed then. It returns when nothing of it runs any more.
 func (w *Worker) Run(ctx, drain context.Context) error {
 	err := w.holder.Run(ctx, drain)
 	w.sandboxes.closeAll()
+	// The last of what it sent may be that its lanes are free: let it arrive before the connection ends.
+	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+	defer cancel()
+	_ = w.nc.FlushWithContext(flush) // without a connection leases end by themselves
 	return err
 }
 

@@ -14,6 +14,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
+// blobOf is the name of the archive that a payload is about; ok is false when it is about none.
+func blobOf(p protocol.Payload) (name string, ok bool) {
+	switch p := p.(type) {
+	case protocol.WorkspaceImport:
+		return p.Blob, true
+	case protocol.WorkspaceExport:
+		return p.Blob, true
+	default:
+		return "", false
+	}
+}
+
 // workspaceImport fills an empty workspace from a stored archive, all or nothing. A
 // workspace with anything in it was imported before, or used: it stays as it is.
 func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceImport) (_ protocol.Value, err error) {

@@ -1,5 +1,5 @@
-// Package natsiotest gives tests a fleet of their own: an embedded server that does
-// not listen, with the streams of a fleet, and connections whose network can be cut.
+// Package natsiotest gives tests a fleet of their own: an embedded server
+// with the streams of a fleet, and connections whose network can be cut.
 package natsiotest
 
 import (
@@ -33,7 +33,18 @@ type Fleet struct {
 // New starts a server with the streams of topology, whose zero value is the default.
 func New(tb testing.TB, topology natsio.Topology) *Fleet {
 	tb.Helper()
-	server, err := embedded.Start(tb.Context(), embedded.Options{Data: tb.TempDir()})
+	return start(tb, topology, embedded.Options{Data: tb.TempDir()})
+}
+
+// Listening is New for a server that listens on loopback, for [Fleet.ConnectTCP].
+func Listening(tb testing.TB, topology natsio.Topology) *Fleet {
+	tb.Helper()
+	return start(tb, topology, embedded.Options{Data: tb.TempDir(), Listen: "127.0.0.1:0"})
+}
+
+func start(tb testing.TB, topology natsio.Topology, o embedded.Options) *Fleet {
+	tb.Helper()
+	server, err := embedded.Start(tb.Context(), o)
 	require.NoError(tb, err)
 	tb.Cleanup(server.Close)
 	if topology.Fleet == "" {
@@ -53,7 +64,13 @@ func New(tb testing.TB, topology natsio.Topology) *Fleet {
 // Connect makes one more connection, as another process would.
 func (f *Fleet) Connect() *nats.Conn {
 	f.tb.Helper()
-	return f.connect(f.Server.Options()...)
+	return f.connect("", "", f.Server.Options()...)
+}
+
+// ConnectTCP makes a connection through the network; the fleet must be a [Listening] one.
+func (f *Fleet) ConnectTCP() *nats.Conn {
+	f.tb.Helper()
+	return f.connect(f.Server.URL(), f.Server.CredentialFile())
 }
 
 // ConnectVia makes a connection whose network is the link.
@@ -61,14 +78,14 @@ func (f *Fleet) ConnectVia() (*nats.Conn, *Link) {
 	f.tb.Helper()
 	link := newLink(f.Server.Options())
 	f.tb.Cleanup(link.Cut)
-	return f.connect(append(f.Server.Options(), nats.InProcessServer(link))...), link
+	return f.connect("", "", append(f.Server.Options(), nats.InProcessServer(link))...), link
 }
 
-func (f *Fleet) connect(options ...nats.Option) *nats.Conn {
+func (f *Fleet) connect(url, creds string, options ...nats.Option) *nats.Conn {
 	f.tb.Helper()
 	// The connection outlives the test's context: whoever uses it is stopped in a cleanup.
 	ctx := context.WithoutCancel(f.tb.Context())
-	nc, err := natsio.Connect(ctx, "", natsio.ConnectOptions{Name: f.tb.Name(), Options: options, Logger: f.Logger})
+	nc, err := natsio.Connect(ctx, url, natsio.ConnectOptions{Name: f.tb.Name(), Creds: creds, Options: options, Logger: f.Logger})
 	require.NoError(f.tb, err)
 	f.tb.Cleanup(nc.Close)
 	return nc

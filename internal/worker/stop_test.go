@@ -1,0 +1,199 @@
+package worker_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// slow says something, tells its process id, and would go on for long.
+const slow = `printf partial; printf %s $$ >pid; sleep 300; echo never`
+
+// requireGone waits until a process is no more.
+func requireGone(t *testing.T, pid string, within time.Duration) {
+	t.Helper()
+	n, err := strconv.Atoi(strings.TrimSpace(pid))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return gone(n) }, within, time.Millisecond, "process %d", n)
+}
+
+// gone reports whether a process has ended; what nobody has waited for yet has ended too.
+func gone(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return true
+	}
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err == nil && strings.Contains(string(stat), ") Z ")
+}
+
+func requirePartial(t *testing.T, r *protocol.Result, reason string) {
+	t.Helper()
+	v := value[protocol.CommandRunResult](t, r)
+	require.Equal(t, "partial", string(v.Stdout))
+	require.Equal(t, reason, v.Reason)
+}
+
+func TestCommand_TimeoutsKeepPartialOutput(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	for name, test := range map[string]struct {
+		change func(*protocol.Call)
+		code   protocol.Code
+	}{
+		"run timeout": {func(c *protocol.Call) { c.RunTimeout = 1000 }, protocol.CodeRunTimeout},
+		"deadline":    {func(c *protocol.Call) { c.Deadline = c.IssuedAt.Add(time.Second) }, protocol.CodeDeadline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := rigOf(t, r.Fleet)
+			call := newCall(protocol.NewSessionID(), protocol.CommandRun{Command: slow})
+			test.change(&call)
+			got := r.dispatch(t.Context(), call)
+			requireFault(t, got, protocol.StatusTimeout, test.code)
+			requirePartial(t, got, "timeout")
+			requireGone(t, awaitFile(t, filepath.Join(workspaceOf(o.Data, call.SessionID), "pid")), patience)
+			requireOK(t, r.do(call.SessionID, protocol.CommandRun{Command: "true"}))
+		})
+	}
+}
+
+func TestCommand_CancelKeepsPartialOutput(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	pid := filepath.Join(workspaceOf(o.Data, session), "pid")
+	go func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			if content, err := os.ReadFile(pid); err == nil && len(content) > 0 {
+				return
+			}
+		}
+	}()
+	got := r.dispatch(ctx, newCall(session, protocol.CommandRun{Command: slow}))
+	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
+	requirePartial(t, got, "cancelled")
+	requireGone(t, awaitFile(t, pid), patience)
+}
+
+func TestDrain_HandsWaitingCallsToAnotherWorkerAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Slots = 1
+	first, stop := r.work(o)
+	session := protocol.NewSessionID()
+	calls := []protocol.Call{
+		newCall(session, protocol.CommandRun{Command: "printf x >started; until [ -e go ]; do sleep 0.01; done; cat go"}),
+		newCall(session, protocol.CommandRun{Command: "printf second"}),
+	}
+	results := make(chan map[protocol.CallID]*protocol.Result, 1)
+	go func() { results <- r.all(calls) }()
+	workspace := workspaceOf(o.Data, session)
+	awaitFile(t, filepath.Join(workspace, "started"))
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); stop() }()
+	second, _ := r.work(o)
+	require.NoError(t, os.WriteFile(filepath.Join(workspace, "go"), []byte("first"), 0o600))
+	begin := time.Now()
+	got := <-results
+	require.Less(t, time.Since(begin), first.Lease()/2, "nobody waits for a lease to end")
+	<-stopped
+	requireOK(t, got[calls[0].ID])
+	require.Equal(t, first.ID(), got[calls[0].ID].WorkerID)
+	requireOK(t, got[calls[1].ID])
+	require.Equal(t, second.ID(), got[calls[1].ID].WorkerID)
+	require.Equal(t, 1, got[calls[1].ID].Attempt)
+}
+
+func TestDrain_WhatIsKilledStartsElsewhereAtOnce(t *testing.T) {
+	t.Parallel()
+	r := rigOf(t, natsiotest.Listening(t, natsio.Topology{}))
+	o := r.options()
+	nc := r.ConnectTCP()
+	first, err := worker.New(t.Context(), nc, o)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() {
+		err := first.Run(ctx, ctx) // no time to drain
+		nc.Close()
+		stopped <- err
+	}()
+	session := protocol.NewSessionID()
+	call := newCall(session, protocol.CommandRun{Command: strings.ReplaceAll(takeOver, "trap '' TERM; ", "")})
+	result := make(chan *protocol.Result, 1)
+	go func() { result <- r.all([]protocol.Call{call})[call.ID] }()
+	awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	stop()
+	require.NoError(t, <-stopped)
+	second, _ := r.work(o)
+	begin := time.Now()
+	got := <-result
+	require.Less(t, time.Since(begin), first.Lease()/2, "nobody waits for a lease to end")
+	requireOK(t, got)
+	require.Equal(t, "alone", string(value[protocol.CommandRunResult](t, got).Stdout))
+	require.Equal(t, second.ID(), got.WorkerID)
+	require.Equal(t, 2, got.Attempt)
+}
+
+// The call tells at its second start whether what the first one began still runs.
+const takeOver = `if [ -e pid ]; then
+	if kill -0 "$(cat pid)" 2>/dev/null; then printf overlap; else printf alone; fi
+else
+	trap '' TERM; printf %s $$ >pid; sleep 300; echo late >>effects
+fi`
+
+func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.AckWait = 3 * time.Second
+	nc, link := r.ConnectVia()
+	cut, err := worker.New(t.Context(), nc, o)
+	require.NoError(t, err)
+	r.run(cut)
+	session := protocol.NewSessionID()
+	call := newCall(session, protocol.CommandRun{Command: takeOver})
+	result := make(chan *protocol.Result, 1)
+	go func() { result <- r.all([]protocol.Call{call})[call.ID] }()
+	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+
+	link.Cut()
+	requireGone(t, pid, o.AckWait)
+	stored, err := r.storedResult(t, call)
+	require.NoError(t, err)
+	require.Nil(t, stored, "whoever lost the lane says nothing")
+
+	other, _ := r.work(o)
+	got := <-result
+	requireOK(t, got)
+	require.Equal(t, "alone", string(value[protocol.CommandRunResult](t, got).Stdout))
+	require.Equal(t, other.ID(), got.WorkerID)
+	require.Equal(t, 2, got.Attempt)
+	link.Mend()
+	require.Eventually(t, nc.IsConnected, patience, time.Millisecond)
+	require.NoFileExists(t, filepath.Join(workspaceOf(o.Data, session), "effects"))
+	stored, err = r.storedResult(t, call)
+	require.NoError(t, err)
+	require.Equal(t, other.ID(), stored.WorkerID)
+	requireOK(t, r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "true"}))
+}

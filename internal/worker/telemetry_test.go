@@ -1,0 +1,189 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// heard collects the frames of a session.
+type heard struct {
+	mu     sync.Mutex
+	frames []protocol.Frame
+}
+
+func (r *rig) listen(t *testing.T, session protocol.SessionID) *heard {
+	t.Helper()
+	h := &heard{}
+	watch, err := lane.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), session,
+		func(*protocol.Result) {}, func(f *protocol.Frame) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.frames = append(h.frames, *f)
+		})
+	require.NoError(t, err)
+	t.Cleanup(watch.Stop)
+	return h
+}
+
+// until waits for the frame that ends what was said on a stream.
+func (h *heard) until(t *testing.T, kind protocol.FrameKind, said string) []protocol.Frame {
+	t.Helper()
+	var frames []protocol.Frame
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		frames = append([]protocol.Frame(nil), h.frames...)
+		return strings.HasSuffix(together(frames, kind), said)
+	}, patience, time.Millisecond)
+	return frames
+}
+
+// together is everything that was said on a stream.
+func together(frames []protocol.Frame, kind protocol.FrameKind) string {
+	var all strings.Builder
+	for _, f := range frames {
+		if f.Kind == kind {
+			all.Write(f.Data)
+		}
+	}
+	return all.String()
+}
+
+func TestFrames_TellWhatHappensInOrder(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	w, _ := r.work(r.options())
+	session := protocol.NewSessionID()
+	live := r.listen(t, session)
+	call := newCall(session, protocol.CommandRun{Command: `
+		i=0; while [ $i -lt 2000 ]; do i=$((i+1)); echo "line $i of the output, which takes more than one frame"; done
+		echo oops >&2; printf 'the end'`})
+	got := r.dispatch(t.Context(), call)
+	requireOK(t, got)
+	v := value[protocol.CommandRunResult](t, got)
+	frames := live.until(t, protocol.FrameStdout, "the end")
+	require.Equal(t, protocol.FrameStarted, frames[0].Kind)
+	for i, f := range frames {
+		require.Equal(t, uint64(i+1), f.Seq)
+		require.Equal(t, call.ID, f.CallID)
+		require.Equal(t, w.ID(), f.WorkerID)
+		require.Equal(t, 1, f.Attempt)
+		require.LessOrEqual(t, len(f.Data), 32<<10)
+	}
+	require.False(t, v.Truncated)
+	require.Equal(t, string(v.Stdout), together(frames, protocol.FrameStdout))
+	require.Equal(t, "oops\n", together(frames, protocol.FrameStderr))
+	require.Greater(t, len(frames), 4)
+}
+
+// faulty is a driver whose sandboxes panic or cannot be opened.
+type faulty struct {
+	sandbox.Driver
+
+	openFails bool
+}
+
+func (f *faulty) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if f.openFails {
+		return nil, errors.New("no room")
+	}
+	s, err := f.Driver.Open(ctx, spec)
+	return faultySandbox{s}, err
+}
+
+type faultySandbox struct{ sandbox.Sandbox }
+
+func (s faultySandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	if cmd.Argv[0] == "panic" {
+		panic("out of order")
+	}
+	return s.Sandbox.Exec(ctx, cmd)
+}
+
+func TestDriver_PanicIsAResult(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Driver = &faulty{Driver: o.Driver}
+	r.work(o)
+	session := protocol.NewSessionID()
+	got := r.do(session, protocol.CommandRun{Argv: []string{"panic"}})
+	requireFault(t, got, protocol.StatusFailed, protocol.CodePanic)
+	require.Contains(t, got.Error.Message, "out of order")
+	requireOK(t, r.do(session, protocol.CommandRun{Argv: []string{"true"}}))
+}
+
+func TestDriver_SandboxThatCannotBeOpened(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	driver := &faulty{Driver: o.Driver, openFails: true}
+	o.Driver = driver
+	r.work(o)
+	got := r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "true"})
+	requireFault(t, got, protocol.StatusFailed, protocol.CodeSandboxUnavailable)
+	require.Contains(t, got.Error.Message, "no room")
+}
+
+func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	recorder := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
+	o := r.options()
+	o.Tracer = provider.Tracer("worker")
+	_, stop := r.work(o)
+	var err error
+	r.dispatcher, err = dispatch.New(t.Context(), r.NC, r.Name, &dispatch.Options{Tracer: provider.Tracer("dispatch")})
+	require.NoError(t, err)
+
+	ctx, turn := provider.Tracer("test").Start(t.Context(), "turn")
+	call := newCall(protocol.NewSessionID(), protocol.FilesRead{Path: "missing"})
+	call.Tool, call.ToolCallID = "read", "c1"
+	requireFault(t, r.dispatch(ctx, call), protocol.StatusFailed, protocol.CodeNotFound)
+	turn.End()
+	stop()
+
+	byName := map[string]sdktrace.ReadOnlySpan{}
+	for _, span := range recorder.Ended() {
+		require.NotContains(t, byName, span.Name())
+		byName[span.Name()] = span
+	}
+	chain := []string{
+		"turn", telemetry.SpanDispatch, telemetry.SpanPublish, telemetry.SpanProcess,
+		telemetry.SpanExecuteTool("read"), telemetry.SpanSandboxExec,
+	}
+	require.Len(t, byName, len(chain))
+	for i, name := range chain[1:] {
+		require.Contains(t, byName, name)
+		require.Equal(t, byName[chain[i]].SpanContext().SpanID(), byName[name].Parent().SpanID(), "%s is a child of %s", name, chain[i])
+		require.Equal(t, turn.SpanContext().TraceID(), byName[name].SpanContext().TraceID())
+	}
+	process := byName[telemetry.SpanProcess]
+	require.Equal(t, trace.SpanKindConsumer, process.SpanKind())
+	require.Contains(t, process.Attributes(), telemetry.KeyCallID.String(string(call.ID)))
+	require.Contains(t, process.Attributes(), telemetry.KeyAttempt.Int(1))
+	tool := byName[telemetry.SpanExecuteTool("read")]
+	require.Contains(t, tool.Attributes(), telemetry.KeyGenAIToolCallID.String("c1"))
+	for _, name := range []string{telemetry.SpanDispatch, telemetry.SpanProcess, telemetry.SpanExecuteTool("read"), telemetry.SpanSandboxExec} {
+		require.Equal(t, codes.Error, byName[name].Status().Code, name)
+		require.Contains(t, byName[name].Attributes(), telemetry.KeyErrorType.String("not_found"), name)
+	}
+}

@@ -1,0 +1,182 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+// secret is in the environment of the worker's process, and must be nowhere else.
+const secret = "sk-not-for-sandboxes"
+
+func TestMain(m *testing.M) {
+	if err := os.Setenv("OPENAI_API_KEY", secret); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
+// rig is a fleet with a dispatcher; workers are added by the test.
+type rig struct {
+	*natsiotest.Fleet
+
+	t          *testing.T
+	dispatcher *dispatch.Dispatcher
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	return rigOf(t, natsiotest.New(t, natsio.Topology{}))
+}
+
+func rigOf(t *testing.T, f *natsiotest.Fleet) *rig {
+	t.Helper()
+	d, err := dispatch.New(t.Context(), f.NC, f.Name, &dispatch.Options{KickAfter: 100 * time.Millisecond, Logger: f.Logger})
+	require.NoError(t, err)
+	return &rig{Fleet: f, t: t, dispatcher: d}
+}
+
+// options are those of a worker with a data directory of its own.
+func (r *rig) options() worker.Options {
+	r.t.Helper()
+	driver := process.New(nil)
+	return worker.Options{
+		Fleet: r.Name, Data: r.t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Logger: r.Logger,
+	}
+}
+
+// work runs a worker until the test ends, or until the returned function is called.
+func (r *rig) work(o worker.Options) (w *worker.Worker, stop func()) {
+	r.t.Helper()
+	w, err := worker.New(r.t.Context(), r.Connect(), o)
+	require.NoError(r.t, err)
+	return w, r.run(w)
+}
+
+func (r *rig) run(w *worker.Worker) (stop func()) {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	drain, abort := context.WithTimeout(context.Background(), patience)
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx, drain) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				r.t.Errorf("worker: %v", err)
+			}
+			abort()
+		})
+	}
+	r.t.Cleanup(stop)
+	return stop
+}
+
+// newCall makes a call that has a whole sandbox to itself.
+func newCall(session protocol.SessionID, payload protocol.Payload) protocol.Call {
+	return protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: session, Tool: "test", Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(session)), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
+	}
+}
+
+// do dispatches one call and returns its result.
+func (r *rig) do(session protocol.SessionID, payload protocol.Payload) *protocol.Result {
+	r.t.Helper()
+	return r.dispatch(r.t.Context(), newCall(session, payload))
+}
+
+func (r *rig) dispatch(ctx context.Context, call protocol.Call) *protocol.Result {
+	r.t.Helper()
+	var result *protocol.Result
+	require.NoError(r.t, r.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
+		if u.State == loop.StateDone {
+			result = u.Result
+		}
+	}))
+	require.NotNil(r.t, result)
+	return result
+}
+
+// value is the typed value of a result, which may be beside an error.
+func value[V protocol.Value](t *testing.T, r *protocol.Result) V {
+	t.Helper()
+	v, ok := r.Value.(V)
+	require.True(t, ok, "value is %T, error %v", r.Value, r.Error)
+	return v
+}
+
+func requireOK(t *testing.T, r *protocol.Result) {
+	t.Helper()
+	require.Nil(t, r.Error)
+	require.Equal(t, protocol.StatusOK, r.Status)
+}
+
+func requireFault(t *testing.T, r *protocol.Result, status protocol.Status, code protocol.Code) {
+	t.Helper()
+	require.NotNil(t, r.Error, "status %s, value %v", r.Status, r.Value)
+	require.Equal(t, code, r.Error.Code, r.Error.Message)
+	require.Equal(t, status, r.Status, r.Error.Message)
+}
+
+// workspaceOf is where a worker keeps the workspace of a sandbox.
+func workspaceOf(data string, session protocol.SessionID) string {
+	return filepath.Join(data, "sandboxes", string(session), "workspace")
+}
+
+// awaitFile waits until a file has content.
+func awaitFile(t *testing.T, path string) string {
+	t.Helper()
+	var content []byte
+	require.Eventually(t, func() bool {
+		var err error
+		content, err = os.ReadFile(path)
+		return err == nil && len(content) > 0
+	}, patience, time.Millisecond, path)
+	return string(content)
+}
+
+// all dispatches calls from a goroutine other than the test's.
+func (r *rig) all(calls []protocol.Call) map[protocol.CallID]*protocol.Result {
+	results := map[protocol.CallID]*protocol.Result{}
+	err := r.dispatcher.Dispatch(r.t.Context(), calls, func(u loop.Update) {
+		if u.State == loop.StateDone {
+			results[u.CallID] = u.Result
+		}
+	})
+	if err != nil {
+		r.t.Errorf("dispatch: %v", err)
+	}
+	return results
+}
+
+// storedResult is what the fleet knows of a call's result; nil when there is none.
+func (r *rig) storedResult(t *testing.T, call protocol.Call) (*protocol.Result, error) {
+	t.Helper()
+	p, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	return p.Result(t.Context(), call.SessionID, call.ID)
+}
