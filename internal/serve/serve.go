@@ -120,7 +120,13 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	})
 	defer stop()
 	result, err := s.persist(running, runner, run.Call, turn)
-	return s.result(run.Call, result, err)
+	r := s.result(run.Call, result, err)
+	if result.Outcome == loop.OutcomeInterrupted {
+		if status, fault, interrupted := lane.Interrupted(ctx); interrupted { // which knows a timeout from a cancel
+			r.Status, r.Error = status, fault
+		}
+	}
+	return r
 }
 
 // persist runs the turn, again after a failure of the fleet: the turn is open then and goes on.

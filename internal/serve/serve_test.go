@@ -1,0 +1,432 @@
+package serve_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/journal"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// counted is a model that knows how often it was asked.
+type counted struct {
+	loop.Model
+
+	asked atomic.Int64
+}
+
+func (c *counted) Reply(ctx context.Context, req loop.Request, delta func(string)) (loop.Reply, error) {
+	c.asked.Add(1)
+	return c.Model.Reply(ctx, req, delta)
+}
+
+// rig is a fleet with a worker; servers are added by the test.
+type rig struct {
+	*natsiotest.Fleet
+
+	t          *testing.T
+	dispatcher *dispatch.Dispatcher
+	model      *counted
+	data       string // of the worker
+}
+
+// newRig takes the steps of the model's script.
+func newRig(t *testing.T, steps string) *rig {
+	t.Helper()
+	script, err := scripted.Parse("script", []byte(`{"steps":[`+steps+`]}`))
+	require.NoError(t, err)
+	r := &rig{Fleet: natsiotest.New(t, natsio.Topology{}), t: t, model: &counted{Model: script}, data: t.TempDir()}
+	r.dispatcher = r.newDispatcher(r.NC)
+	driver := process.New(nil)
+	w, err := worker.New(t.Context(), r.Connect(), worker.Options{
+		Data: r.data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Logger: r.Logger,
+	})
+	require.NoError(t, err)
+	r.run(w.Run)
+	return r
+}
+
+func (r *rig) newDispatcher(nc *nats.Conn) *dispatch.Dispatcher {
+	r.t.Helper()
+	d, err := dispatch.New(r.t.Context(), nc, r.Name, &dispatch.Options{KickAfter: 100 * time.Millisecond, Logger: r.Logger})
+	require.NoError(r.t, err)
+	return d
+}
+
+// run runs something that drains, until the test ends or stop is called.
+func (r *rig) run(run func(ctx, drain context.Context) error) (stop func(drain time.Duration)) {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	drain, abort := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, drain) }()
+	var once sync.Once
+	stop = func(wait time.Duration) {
+		once.Do(func() {
+			cancel()
+			timer := time.AfterFunc(wait, abort)
+			if err := <-done; err != nil {
+				r.t.Errorf("run: %v", err)
+			}
+			timer.Stop()
+			abort()
+		})
+	}
+	r.t.Cleanup(func() { stop(patience) })
+	return stop
+}
+
+// server makes a server whose everything goes through one connection.
+func (r *rig) server(nc *nats.Conn, change func(*serve.Options)) *serve.Server {
+	r.t.Helper()
+	j, err := journal.Open(r.t.Context(), nc, r.Name)
+	require.NoError(r.t, err)
+	o := serve.Options{
+		Fleet: r.Name, Dispatcher: r.newDispatcher(nc), Journal: j,
+		Models: map[string]loop.Model{"script": r.model}, Default: "script", Logger: r.Logger,
+	}
+	if change != nil {
+		change(&o)
+	}
+	return serve.New(nc, o)
+}
+
+// serve runs a server as a coordinator does.
+func (r *rig) serve(nc *nats.Conn, name string, change func(*serve.Options)) (stop func(drain time.Duration)) {
+	r.t.Helper()
+	holder, err := lane.NewHolder(r.t.Context(), nc, r.server(nc, change), lane.Options{
+		Fleet: r.Name, Pool: protocol.SessionPool, Worker: protocol.WorkerID(name), Slots: 4, AckWait: 3 * time.Second, Logger: r.Logger,
+	})
+	require.NoError(r.t, err)
+	return r.run(holder.Run)
+}
+
+// submit has a call executed, from any goroutine.
+func (r *rig) submit(ctx context.Context, call protocol.Call) *protocol.Result {
+	var result *protocol.Result
+	err := r.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
+		if u.State == loop.StateDone {
+			result = u.Result
+		}
+	})
+	if err != nil {
+		r.t.Errorf("submit: %v", err)
+	}
+	return result
+}
+
+func (r *rig) turn(turn protocol.TurnRun) *protocol.Result {
+	return r.submit(r.t.Context(), serve.NewCall(protocol.NewSessionID(), turn, 0))
+}
+
+func (r *rig) file(session protocol.SessionID, name string) string {
+	return filepath.Join(r.data, "sandboxes", string(session), "workspace", name)
+}
+
+func awaitFile(t *testing.T, path string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		content, err := os.ReadFile(path)
+		return err == nil && len(content) > 0
+	}, patience, time.Millisecond, path)
+}
+
+func bash(command string) string {
+	arguments, err := json.Marshal(map[string]string{"command": command})
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf(`{"text":"Running.","tool_calls":[{"id":"c1","name":"bash","arguments":%s}]}`, arguments)
+}
+
+const answer = `{"text":"All done.","usage":{"input_tokens":5,"output_tokens":2}}`
+
+func requireFault(t *testing.T, r *protocol.Result, status protocol.Status, code protocol.Code) {
+	t.Helper()
+	require.NotNil(t, r)
+	require.NotNil(t, r.Error, "status %s", r.Status)
+	require.Equal(t, code, r.Error.Code, r.Error.Message)
+	require.Equal(t, status, r.Status, r.Error.Message)
+}
+
+func requireAnswered(t *testing.T, r *protocol.Result) {
+	t.Helper()
+	require.NotNil(t, r)
+	require.Nil(t, r.Error)
+	require.Equal(t, protocol.StatusOK, r.Status)
+	value, ok := r.Value.(protocol.TurnRunResult)
+	require.True(t, ok)
+	require.Equal(t, protocol.TurnRunResult{
+		Outcome: "answered", Text: "All done.", Steps: 2, Usage: protocol.Usage{InputTokens: 5, OutputTokens: 2},
+	}, value)
+}
+
+func TestTurn_IsAnsweredByTheFleet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("printf hello | tee greeting")+","+answer)
+	r.serve(r.Connect(), "a", nil)
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "greet"}, 0)
+	got := r.submit(t.Context(), call)
+	requireAnswered(t, got)
+	require.Equal(t, protocol.WorkerID("a"), got.WorkerID)
+	content, err := os.ReadFile(r.file(call.SessionID, "greeting"))
+	require.NoError(t, err)
+	require.Equal(t, "hello", string(content))
+}
+
+func TestTurn_Failures(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("true")+","+bash("true"))
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps = 5 })
+	outcome := func(r *protocol.Result) string {
+		value, ok := r.Value.(protocol.TurnRunResult)
+		require.True(t, ok)
+		return value.Outcome
+	}
+	got := r.turn(protocol.TurnRun{Prompt: "go on behind the script's end"})
+	requireFault(t, got, protocol.StatusFailed, protocol.CodeModelFailed)
+	require.Equal(t, "failed", outcome(got))
+	got = r.turn(protocol.TurnRun{Prompt: "one step only", MaxSteps: 1})
+	requireFault(t, got, protocol.StatusFailed, protocol.CodeLimitReached)
+	require.Equal(t, "limit_reached", outcome(got))
+
+	for name, test := range map[string]struct {
+		turn protocol.TurnRun
+		says string
+	}{
+		"unknown model":   {protocol.TurnRun{Prompt: "p", Model: "oracle"}, `model "oracle" is not served; allowed are: script`},
+		"unknown toolset": {protocol.TurnRun{Prompt: "p", Toolsets: []string{"magic"}}, "magic"},
+		"steps below 0":   {protocol.TurnRun{Prompt: "p", MaxSteps: -1}, "max steps -1"},
+	} {
+		asked := r.model.asked.Load()
+		got := r.turn(test.turn)
+		t.Log(name)
+		requireFault(t, got, protocol.StatusRejected, protocol.CodeInvalidPayload)
+		require.Contains(t, got.Error.Message, test.says)
+		require.Equal(t, asked, r.model.asked.Load())
+	}
+}
+
+func TestTurn_LimitsOfTheServerHold(t *testing.T) {
+	t.Parallel()
+	usage := strings.Replace(bash("true"), `"text"`, `"usage":{"input_tokens":90,"output_tokens":20},"text"`, 1)
+	r := newRig(t, usage+","+usage+","+usage)
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps, o.MaxTokens = 2, 100 })
+	for _, turn := range []protocol.TurnRun{
+		{Prompt: "p"}, {Prompt: "p", MaxSteps: 64, MaxTokens: 1e6}, {Prompt: "p", MaxTokens: 50},
+	} {
+		got := r.turn(turn)
+		requireFault(t, got, protocol.StatusFailed, protocol.CodeLimitReached)
+		require.Contains(t, got.Error.Message, "max_tokens")
+	}
+}
+
+func TestServer_RejectsWhatIsNoTurnOfItsSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	r.serve(r.Connect(), "a", nil)
+	session := protocol.NewSessionID()
+	noTurn := serve.NewCall(session, protocol.TurnRun{}, 0)
+	noTurn.Payload = protocol.Noop{}
+	requireFault(t, r.submit(t.Context(), noTurn), protocol.StatusRejected, protocol.CodeUnknownPayload)
+	elsewhere := serve.NewCall(session, protocol.TurnRun{Prompt: "p"}, 0)
+	elsewhere.Resources[0].Key = serve.Key(protocol.NewSessionID())
+	requireFault(t, r.submit(t.Context(), elsewhere), protocol.StatusRejected, protocol.CodeInvalidPayload)
+	require.Zero(t, r.model.asked.Load())
+}
+
+// events are those of a session's journal.
+func (r *rig) events(session protocol.SessionID) []loop.Event {
+	r.t.Helper()
+	j, err := journal.Open(r.t.Context(), r.NC, r.Name)
+	require.NoError(r.t, err)
+	history, err := j.Load(r.t.Context(), session)
+	require.NoError(r.t, err)
+	return history.Events
+}
+
+func TestTurn_CancelAndTimeoutEndItsCalls(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("echo x >started; sleep 300; echo x >late")+","+answer)
+	r.serve(r.Connect(), "a", nil)
+	for name, test := range map[string]struct {
+		timeout time.Duration
+		status  protocol.Status
+		code    protocol.Code
+	}{
+		"cancel":  {0, protocol.StatusCancelled, protocol.CodeCancelled},
+		"timeout": {2 * time.Second, protocol.StatusTimeout, protocol.CodeRunTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, test.timeout)
+			done := make(chan *protocol.Result, 1)
+			go func() { done <- r.submit(ctx, call) }()
+			awaitFile(t, r.file(call.SessionID, "started"))
+			if test.timeout == 0 {
+				cancel()
+			}
+			got := <-done
+			requireFault(t, got, test.status, test.code)
+			value, ok := got.Value.(protocol.TurnRunResult)
+			require.True(t, ok)
+			require.Equal(t, "interrupted", value.Outcome)
+			require.NoFileExists(t, r.file(call.SessionID, "late"))
+			events := r.events(call.SessionID)
+			last := events[len(events)-1]
+			require.Equal(t, loop.EventTurnEnded, last.Type)
+			require.Equal(t, "interrupted", last.Status)
+			result := events[len(events)-2]
+			require.Equal(t, loop.EventToolResult, result.Type)
+			require.Equal(t, "cancelled", result.Status)
+		})
+	}
+}
+
+func TestTurn_RedeliveredAfterItsEndRunsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("echo x >>count")+","+answer)
+	server := r.server(r.Connect(), nil)
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	first := server.Execute(t.Context(), &lane.Run{Call: &call, Attempt: 1})
+	requireAnswered(t, &first)
+	events, asked := r.events(call.SessionID), r.model.asked.Load()
+	again := server.Execute(t.Context(), &lane.Run{Call: &call, Attempt: 2})
+	requireAnswered(t, &again)
+	require.Equal(t, asked, r.model.asked.Load())
+	require.Equal(t, events, r.events(call.SessionID))
+	content, err := os.ReadFile(r.file(call.SessionID, "count"))
+	require.NoError(t, err)
+	require.Equal(t, "x\n", string(content))
+}
+
+func TestTurn_GoesOnAtAnotherServer(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"drain", "lost lease"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, bash("echo x >>count; until [ -e go ]; do sleep 0.01; done")+","+answer)
+			nc, link := r.ConnectVia()
+			stop := r.serve(nc, "a", nil)
+			call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+			done := make(chan *protocol.Result, 1)
+			second := r.attempt(t, call, 2)
+			go func() { done <- r.submit(t.Context(), call) }()
+			awaitFile(t, r.file(call.SessionID, "count"))
+			if name == "drain" {
+				stop(0)
+			} else {
+				link.Cut()
+			}
+			r.serve(r.Connect(), "b", nil)
+			<-second // the turn is at the other server, which waits for the call
+			require.NoError(t, os.WriteFile(r.file(call.SessionID, "go"), nil, 0o600))
+			got := <-done
+			requireAnswered(t, got)
+			require.Equal(t, protocol.WorkerID("b"), got.WorkerID)
+			require.Equal(t, 2, got.Attempt)
+			content, err := os.ReadFile(r.file(call.SessionID, "count"))
+			require.NoError(t, err)
+			require.Equal(t, "x\n", string(content), "the call ran once")
+			require.EqualValues(t, 2, r.model.asked.Load(), "no reply was asked for twice")
+			var results []string
+			for _, e := range r.events(call.SessionID) {
+				if e.Type == loop.EventToolResult {
+					results = append(results, e.Status)
+				}
+			}
+			require.Equal(t, []string{"ok"}, results)
+			link.Mend()
+		})
+	}
+}
+
+// attempt is closed when an attempt of a turn has said something.
+func (r *rig) attempt(t *testing.T, call protocol.Call, n int) <-chan struct{} {
+	t.Helper()
+	begun := make(chan struct{})
+	var once sync.Once
+	watch, err := lane.NewResults(r.NC, r.Name, nil).Watch(t.Context(), call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
+		if f.CallID == call.ID && f.Attempt == n {
+			once.Do(func() { close(begun) })
+		}
+	})
+	require.NoError(t, err)
+	t.Cleanup(watch.Stop)
+	return begun
+}
+
+func TestTurn_EventsAreFrames(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("true")+","+answer)
+	r.serve(r.Connect(), "a", nil)
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	var mu sync.Mutex
+	var events []loop.Event
+	var frames []protocol.Frame
+	ended := make(chan struct{})
+	watch, err := lane.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), call.SessionID,
+		func(*protocol.Result) {}, func(f *protocol.Frame) {
+			mu.Lock()
+			defer mu.Unlock()
+			if f.CallID != call.ID {
+				return // of the command
+			}
+			var event loop.Event
+			if err := json.Unmarshal(f.Data, &event); err != nil {
+				t.Error(err)
+			}
+			events, frames = append(events, event), append(frames, *f)
+			if event.Type == loop.EventTurnEnded {
+				close(ended)
+			}
+		})
+	require.NoError(t, err)
+	defer watch.Stop()
+	requireAnswered(t, r.submit(t.Context(), call))
+	<-ended
+	mu.Lock()
+	defer mu.Unlock()
+	var order []loop.EventType
+	for i, event := range events {
+		require.Equal(t, uint64(i+1), frames[i].Seq)
+		require.Equal(t, protocol.FrameEvent, frames[i].Kind)
+		require.Equal(t, 1, frames[i].Attempt)
+		require.Equal(t, call.SessionID, event.SessionID)
+		if event.Type != loop.EventTextDelta && event.Type != loop.EventToolRunning {
+			order = append(order, event.Type)
+		}
+	}
+	require.Equal(t, []loop.EventType{
+		loop.EventSessionStarted, loop.EventTurnStarted, loop.EventModelReply, loop.EventToolCall, loop.EventToolQueued,
+		loop.EventToolResult, loop.EventModelReply, loop.EventTurnEnded,
+	}, order)
+}
