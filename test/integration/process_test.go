@@ -16,7 +16,7 @@ import (
 )
 
 // patience bounds every wait for a process; it is for machines that do much else.
-const patience = 90 * time.Second
+const patience = 40 * time.Second
 
 // process is a running command. Its methods belong to the test's goroutine.
 type process struct {

@@ -27,8 +27,8 @@ func TestRun_RepairsTheExample(t *testing.T) {
 	for _, part := range []string{
 		`isolates nothing`,                      // the warning of the driver
 		`I'll run the tests first`,              // what the model says on its way
-		`\[1\.1 bash\] . queued`,                // each call as it is queued,
-		`\[1\.1 bash\] . running on \S+`,        // running
+		`\[1\.1 bash\] +. queued`,               // each call as it is queued,
+		`\[1\.1 bash\] +. running on \S+`,       // running
 		`ok · on \S+, attempt 1 · queued .* ms`, // and done
 		`FAIL: TestSplit`,                       // output of a tool
 		`(?m)^ +│ \+.*text ended inside a word`, // the diff

@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
 // object is a JSON object.
@@ -151,4 +154,20 @@ func goCommand(ctx context.Context, dir string, args ...string) (string, error) 
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
 	out, err := cmd.CombinedOutput()
 	return strings.TrimSpace(string(out)), err
+}
+
+// linkTo makes a symbolic link.
+func linkTo(tb testing.TB, target, name string) {
+	tb.Helper()
+	require.NoError(tb, os.Symlink(target, name))
+}
+
+// isolates reports whether this build has a driver that isolates on this host.
+func isolates(tb testing.TB) bool {
+	tb.Helper()
+	_, _, err := driver.Open(tb.Context(), driver.Auto, nil)
+	if err != nil {
+		require.ErrorIs(tb, err, sandbox.ErrLevel)
+	}
+	return err == nil
 }

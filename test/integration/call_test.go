@@ -1,0 +1,219 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// callResult is what `coordinator call` prints: the contract, written down once more.
+type callResult struct {
+	Status    string      `json:"status"`
+	Content   string      `json:"content"`
+	Result    object      `json:"result"`
+	Error     *eventError `json:"error"`
+	SessionID string      `json:"session_id"`
+	CallID    string      `json:"call_id"`
+	Name      string      `json:"name"`
+	WorkerID  string      `json:"worker_id"`
+	Attempt   int         `json:"attempt"`
+	QueueMS   *float64    `json:"queue_ms"`
+	RunMS     *float64    `json:"run_ms"`
+}
+
+// parseCall reads the one JSON object that a call prints.
+func parseCall(tb testing.TB, got finished) callResult {
+	tb.Helper()
+	require.Equal(tb, 1, strings.Count(got.stdout, "\n"), "one line: %s%s", got.stdout, got.stderr)
+	var result callResult
+	require.NoError(tb, json.Unmarshal([]byte(got.stdout), &result), got.stdout)
+	require.NotEmpty(tb, result.SessionID)
+	require.NotNil(tb, result.QueueMS)
+	require.NotNil(tb, result.RunMS)
+	require.NotEmpty(tb, result.Content)
+	return result
+}
+
+func TestCall_EveryTool(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		tool      string
+		arguments string
+		status    string
+		code      string // of the error
+		needs     string // a program
+		content   string // a regular expression
+		result    object // fields that the typed result has
+	}{
+		"bash": {
+			tool: "bash", arguments: `{"command":"pwd -P; cat a.txt; echo oops >&2; exit 3"}`, status: "ok", content: `alpha\n(?s:.*)oops\n\[exit code 3\]`,
+			result: object{"type": "command_run", "exit_code": 3.0, "reason": "exited", "stderr": "oops\n"},
+		},
+		"bash in a directory": {
+			tool: "bash", arguments: `{"command":"cat b.txt","cwd":"sub"}`, status: "ok", content: `^beta\n$`,
+			result: object{"type": "command_run", "exit_code": 0.0, "stdout": "beta\n"},
+		},
+		"bash too slow": {
+			tool: "bash", arguments: `{"command":"echo begun; sleep 100","timeout":0.3}`, status: "timeout", code: "run_timeout", content: `begun`,
+			result: object{"type": "command_run", "reason": "timeout", "stdout": "begun\n"},
+		},
+		"run_code": {
+			tool: "run_code", arguments: `{"code":"echo $((6*7)); cat a.txt","language":"sh"}`, status: "ok", content: `^42\nalpha\n$`,
+			result: object{"type": "code_run", "exit_code": 0.0, "stdout": "42\nalpha\n"},
+		},
+		"run_code in python": {
+			tool: "run_code", arguments: `{"code":"import sys\nprint(6*7)\nsys.exit(4)"}`, status: "ok", content: `^42\n\[exit code 4\]$`, needs: "python3",
+			result: object{"type": "code_run", "exit_code": 4.0},
+		},
+		"run_code, unknown language": {
+			tool: "run_code", arguments: `{"code":"1","language":"cobol"}`, status: "rejected", code: "invalid_tool_arguments", content: `python(?s:.*)sh(?s:.*)node(?s:.*)go`,
+		},
+		"read": {
+			tool: "read", arguments: `{"path":"./sub/../a.txt"}`, status: "ok", content: `1\talpha\n`,
+			result: object{"type": "files_read", "path": "a.txt", "content": "alpha\n", "bytes": 6.0, "total_lines": 1.0},
+		},
+		"read what is not there":  {tool: "read", arguments: `{"path":"none"}`, status: "failed", code: "not_found", content: `none`},
+		"read a directory":        {tool: "read", arguments: `{"path":"sub"}`, status: "failed", code: "is_directory", content: `sub`},
+		"read outside":            {tool: "read", arguments: `{"path":"../x"}`, status: "rejected", code: "path_escape", content: `\.\./x`},
+		"read outside by a link":  {tool: "read", arguments: `{"path":"link/hosts"}`, status: "rejected", code: "path_escape", content: `link`},
+		"write outside by a link": {tool: "write", arguments: `{"path":"link/x","content":""}`, status: "rejected", code: "path_escape", content: `link`},
+		"write": {
+			tool: "write", arguments: `{"path":"new/c.txt","content":"gamma\n"}`, status: "ok", content: `new/c\.txt`,
+			result: object{"type": "files_write", "path": "new/c.txt", "bytes": 6.0, "created": true},
+		},
+		"write over a directory": {tool: "write", arguments: `{"path":"sub","content":""}`, status: "failed", code: "is_directory", content: `sub`},
+		"edit": {
+			tool: "edit", arguments: `{"path":"a.txt","old":"alpha","new":"omega"}`, status: "ok", content: `-alpha\n\+omega`,
+			result: object{"type": "files_edit", "replacements": 1.0},
+		},
+		"edit what is not there": {tool: "edit", arguments: `{"path":"a.txt","old":"zeta","new":""}`, status: "failed", code: "edit_not_found", content: `a\.txt`},
+		"edit what is there twice": {
+			tool: "edit", arguments: `{"path":"a.txt","old":"a","new":"b"}`, status: "failed", code: "edit_not_unique", content: `occurs 2 times`,
+		},
+		"list": {
+			tool: "list", arguments: ``, status: "ok", content: `a\.txt \(6 bytes\)\n(?s:.*)sub/\n`,
+			result: object{"type": "files_list", "total": 3.0},
+		},
+		"list a file": {tool: "list", arguments: `{"path":"a.txt"}`, status: "failed", code: "not_directory", content: `a\.txt`},
+		"exists":      {tool: "exists", arguments: `{"path":"sub"}`, status: "ok", content: `^yes`, result: object{"type": "files_exists", "exists": true}},
+		"exists not":  {tool: "exists", arguments: `{"path":"none"}`, status: "ok", content: `^no`, result: object{"type": "files_exists", "exists": false}},
+		"grep": {
+			tool: "grep", arguments: `{"pattern":"^b.t"}`, status: "ok", content: `^sub/b\.txt:1:beta`,
+			result: object{"type": "files_search", "matches": []any{object{"path": "sub/b.txt", "line": 1.0, "text": "beta"}}},
+		},
+		"grep, bad pattern": {tool: "grep", arguments: `{"pattern":"("}`, status: "failed", code: "invalid_pattern", content: `\(`},
+		"unknown tool":      {tool: "rm", arguments: `{}`, status: "rejected", code: "unknown_tool", content: `bash, edit`},
+		"not JSON":          {tool: "bash", arguments: `{`, status: "rejected", code: "invalid_tool_arguments", content: `JSON`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.needs != "" {
+				if _, err := exec.LookPath(c.needs); err != nil {
+					unavailable(t, err.Error())
+				}
+			}
+			workspace := t.TempDir()
+			write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
+			write(t, filepath.Join(workspace, "sub", "b.txt"), "beta\n")
+			linkTo(t, "/etc", filepath.Join(workspace, "link"))
+			args := []string{"call", "--sandbox", "process", "--workspace", workspace, c.tool}
+			if c.arguments != "" {
+				args = append(args, c.arguments)
+			}
+			got := execute(t, coordinator, launch{args: args})
+			result := parseCall(t, got)
+			require.Equal(t, c.status, result.Status, got.stdout)
+			require.Equal(t, c.status == "ok", got.code == 0)
+			require.Contains(t, []int{0, 1}, got.code)
+			require.Regexp(t, c.content, result.Content)
+			require.Equal(t, c.tool, result.Name)
+			for field, want := range c.result {
+				require.Equal(t, want, result.Result[field], "%s: %s", field, got.stdout)
+			}
+			if c.code == "" {
+				require.Nil(t, result.Error)
+				require.NotEmpty(t, result.WorkerID)
+				require.Equal(t, 1, result.Attempt)
+				return
+			}
+			require.NotNil(t, result.Error, got.stdout)
+			require.Equal(t, c.code, result.Error.Code)
+			require.NotEmpty(t, result.Error.Message)
+		})
+	}
+}
+
+func TestCall_ReadsArgumentsFromStdin(t *testing.T) {
+	t.Parallel()
+	workspace := t.TempDir()
+	arguments := fmt.Sprintf(`{"path":"big.txt","content":%q}`, strings.Repeat("line\n", 100_000))
+	got := execute(t, coordinator, launch{
+		args:  []string{"call", "--sandbox", "process", "--workspace", workspace, "write", "-"},
+		stdin: arguments,
+	})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, "ok", parseCall(t, got).Status)
+	require.Equal(t, strings.Repeat("line\n", 100_000), content(t, filepath.Join(workspace, "big.txt")))
+}
+
+// TestCall_SessionKeepsItsWorkspace: with an id the sandbox is found again, in the
+// user's state directory when no other is named; without one nothing is kept.
+func TestCall_SessionKeepsItsWorkspace(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	call := func(flags ...string) callResult {
+		args := append([]string{"call", "--sandbox", "process"}, flags...)
+		got := execute(t, coordinator, launch{args: args, env: []string{"HOME=" + home, "XDG_STATE_HOME="}})
+		require.Equal(t, 0, got.code, got.stderr)
+		return parseCall(t, got)
+	}
+	const session = "01a1f7cc-9c17-75db-ab48-c34c3f3946dc"
+	call("--session", session, "write", `{"path":"kept.txt","content":"here\n"}`)
+	require.Contains(t, call("--session", session, "read", `{"path":"kept.txt"}`).Content, "here")
+	require.DirExists(t, filepath.Join(home, ".local", "state", "toolfleet", "sessions", session))
+	require.Contains(t, call("exists", `{"path":"kept.txt"}`).Content, "no", "another session has another workspace")
+	entries, err := filepath.Glob(filepath.Join(home, ".local", "state", "toolfleet", "sessions", "*"))
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "a call without a session leaves nothing behind")
+}
+
+func TestCall_UsageErrors(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		args   []string
+		stderr string
+	}{
+		"no isolation":       {[]string{"bash", `{"command":"true"}`}, `--sandbox auto: .*no isolating sandbox driver(?s:.*)--sandbox process`},
+		"missing workspace":  {[]string{"--sandbox", "process", "--workspace", "/no/such/place", "list"}, `--workspace /no/such/place: no such file`},
+		"no tool":            {nil, `<tool>`},
+		"too many arguments": {[]string{"list", "{}", "{}"}, `unexpected argument`},
+		"bad session":        {[]string{"--session", "../x", "list"}, `--session`},
+		"negative timeout":   {[]string{"--timeout=-1s", "list"}, `--timeout`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name == "no isolation" && isolates(t) {
+				t.Skip("there is an isolating driver here, so auto works")
+			}
+			got := execute(t, coordinator, launch{args: append([]string{"call"}, c.args...)})
+			require.Equal(t, 2, got.code, got.stderr)
+			require.Regexp(t, c.stderr, got.stderr)
+			require.Empty(t, got.stdout)
+		})
+	}
+}
+
+// TestCall_TimesOut: the bound of the whole call, its wait included.
+func TestCall_TimesOut(t *testing.T) {
+	t.Parallel()
+	got := execute(t, coordinator, launch{args: []string{"call", "--sandbox", "process", "--timeout", "500ms", "bash", `{"command":"echo begun; sleep 100"}`}})
+	require.Equal(t, 1, got.code, got.stderr)
+	result := parseCall(t, got)
+	require.Contains(t, []string{"timeout", "cancelled"}, result.Status)
+	require.Contains(t, result.Content, "begun", "partial output is kept")
+}

@@ -1,0 +1,123 @@
+package integration
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// other is a worker that is not the one with the id.
+func other(tb testing.TB, members map[string]member, id string) member {
+	tb.Helper()
+	for _, m := range members {
+		if m.id != id {
+			return m
+		}
+	}
+	tb.Fatalf("there is no other worker than %s", id)
+	return member{}
+}
+
+// TestWorker_KilledCallRunsAgainElsewhere: kill -9 of the worker that runs a call
+// costs the time of a lease, not the call.
+func TestWorker_KilledCallRunsAgainElsewhere(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]int{"the first call of the lane": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			hold, earlier, count := newGate(t), newTally(t), newTally(t)
+			var steps []step
+			for i := range before {
+				steps = append(steps, say("Earlier.", bash(fmt.Sprintf("e%d", i), earlier.add("done"))))
+			}
+			steps = append(steps, say("Slow.", bash("c1", count.add("begun")+"; "+hold.pass()+"; echo finished")), say("Answered."))
+			label := fmt.Sprintf(`\[%d\.1 bash\] +. `, before+1)
+			b := newBroker(t)
+			workers := startWorkers(t, 2, b.flags)
+			p := start(t, coordinator, launch{args: append(append([]string{"run", "--model", script(t, steps...)}, b.flags...), "do it")})
+			id := p.waitFor(t, label+`running on (\S+)\n`)[1]
+			require.Contains(t, workers, id)
+			waitUntil(t, func() bool { return count.count() == 1 })
+
+			workers[id].kill(t)
+			survivor := other(t, workers, id)
+			p.waitFor(t, label+`running on `+survivor.id+`, attempt 2`)
+			waitUntil(t, func() bool { return count.count() == 2 })
+			hold.open(t)
+			require.Equal(t, 0, p.wait(t))
+			require.Equal(t, "Answered.\n", p.stdout.String())
+			require.Regexp(t, label+`ok · on `+survivor.id+`, attempt 2(?s:.*)│ finished\n`, p.stderr)
+			require.Equal(t, before, earlier.count(), "a call that has its result is not run again")
+			require.Equal(t, 2, count.count())
+		})
+	}
+}
+
+// TestWorker_DrainFinishesTheRunningCall: after SIGTERM a worker takes nothing new,
+// ends what it has begun, and exits in order; the other one goes on.
+func TestWorker_DrainFinishesTheRunningCall(t *testing.T) {
+	t.Parallel()
+	hold, count := newGate(t), newTally(t)
+	model := script(t,
+		say("Slow.", bash("c1", count.add("begun")+"; "+hold.pass()+"; echo finished > f.txt")),
+		say("Next.", use("c2", "read", object{"path": "f.txt"})),
+		say("Answered."))
+	b := newBroker(t)
+	workers := startWorkers(t, 2, b.flags)
+	p := start(t, coordinator, launch{args: append(append([]string{"run", "--model", model}, b.flags...), "do it")})
+	id := p.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)[1]
+	waitUntil(t, func() bool { return count.count() == 1 })
+
+	workers[id].signal(t, syscall.SIGTERM)
+	workers[id].waitFor(t, `worker: draining, for 30s at most`)
+	require.True(t, workers[id].runs(), "a call runs")
+	hold.open(t)
+	require.Equal(t, 0, workers[id].wait(t))
+	require.Equal(t, 0, p.wait(t))
+	require.Regexp(t, `\[1\.1 bash\] +. ok · on `+id+`, attempt 1`, p.stderr)
+	require.Regexp(t, `\[2\.1 read\] +. ok · on `+other(t, workers, id).id+`, attempt 1(?s:.*)finished`, p.stderr)
+	require.Equal(t, 1, count.count())
+}
+
+// TestWorker_SecondSignalExits: who does not want to wait says so twice.
+func TestWorker_SecondSignalExits(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	b := newBroker(t)
+	workers := startWorkers(t, 1, b.flags)
+	p := start(t, coordinator, launch{args: append(append([]string{"run", "--model", script(t, say("", bash("c1", hold.pass())))}, b.flags...), "do it")})
+	id := p.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)[1]
+	workers[id].signal(t, syscall.SIGTERM)
+	workers[id].waitFor(t, `worker: draining`)
+	workers[id].signal(t, syscall.SIGTERM)
+	require.Equal(t, 130, workers[id].wait(t))
+}
+
+// TestServe_TurnGoesOnElsewhere: kill -9 of the coordinator in the middle of a turn. The
+// other one waits for the calls that run, runs none that has ended, and answers.
+func TestServe_TurnGoesOnElsewhere(t *testing.T) {
+	t.Parallel()
+	hold, first, second, third := newGate(t), newTally(t), newTally(t), newTally(t)
+	model := script(t,
+		say("Once.", bash("c1", first.add("done"))),
+		say("Slow.", bash("c2", second.add("begun")+"; "+hold.pass()), bash("c3", third.add("done"))),
+		say("Answered."))
+	b := newBroker(t)
+	b.shortLeases(t)
+	startWorkers(t, 2, b.flags)
+	lost := startServe(t, model, b.flags...)
+	p := start(t, coordinator, launch{args: append(append([]string{"submit"}, b.flags...), "do it")})
+	p.waitFor(t, `\[2\.1 bash\] +. running on (\S+)\n`)
+	startServe(t, model, b.flags...)
+
+	lost.kill(t)
+	waitUntil(t, func() bool { return b.turnTakenOver(t) })
+	hold.open(t)
+	require.Equal(t, 0, p.wait(t), p)
+	require.Equal(t, "Answered.\n", p.stdout.String())
+	for name, count := range map[string]*tally{"ended before": first, "ran meanwhile": second, "waited meanwhile": third} {
+		require.Equal(t, 1, count.count(), name)
+	}
+}

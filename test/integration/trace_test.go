@@ -1,0 +1,139 @@
+package integration
+
+import (
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
+)
+
+// TestTelemetry_OneTraceThroughAllProcesses follows a tool call from the turn that
+// asked for it to the command in the sandbox, across two processes.
+func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	b := newBroker(t)
+	workers := startWorkers(t, 1, b.flags, receiver.Env()...)
+	model := script(t,
+		say("Both.", bash("c1", "echo traced"), use("c2", "write", object{"path": "a.txt", "content": "x"})),
+		say("Done."))
+	args := append([]string{"run", "--json", "--model", model}, b.flags...)
+	got := execute(t, coordinator, launch{args: append(args, "do it"), env: receiver.Env()})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Empty(t, got.stderr, "telemetry says nothing")
+	told := results(events(t, got.stdout))
+
+	const spansOfCall = 5 // dispatch, publish, process, execute_tool, sandbox exec
+	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) >= 1+2+2*spansOfCall })
+	tree := otlptest.Tree(spans)
+	root := only(t, spans, telemetry.SpanInvokeAgent)
+	require.Empty(t, root.ParentID, tree)
+	for _, span := range spans {
+		require.Equal(t, root.TraceID, span.TraceID, tree)
+		require.False(t, span.Failed, tree)
+	}
+	chats := otlptest.Find(spans, telemetry.SpanChat(model))
+	require.Len(t, chats, 2, tree)
+	for _, chat := range chats {
+		require.True(t, chat.ChildOf(root), tree)
+	}
+	for id, name := range map[string]string{"c1": "bash", "c2": "write"} {
+		tool := only(t, spans, telemetry.SpanExecuteTool(name))
+		require.Equal(t, id, tool.Attributes[string(telemetry.KeyGenAIToolCallID)], tree)
+		process := parent(t, spans, tool)
+		require.Equal(t, telemetry.SpanProcess, process.Name, tree)
+		require.Equal(t, "consumer", process.Kind)
+		require.Equal(t, told[id].CallID, process.Attributes[string(telemetry.KeyCallID)])
+		require.Contains(t, workers, process.Attributes[string(telemetry.KeyWorkerID)])
+		publish := parent(t, spans, process)
+		require.Equal(t, telemetry.SpanPublish, publish.Name, tree)
+		require.Equal(t, "producer", publish.Kind)
+		dispatch := parent(t, spans, publish)
+		require.Equal(t, telemetry.SpanDispatch, dispatch.Name, tree)
+		require.True(t, dispatch.ChildOf(root), tree)
+		for span, service := range map[*otlptest.Span]string{
+			publish: "toolfleet-coordinator", process: "toolfleet-worker", tool: "toolfleet-worker",
+		} {
+			require.Equal(t, service, span.Service, tree)
+		}
+		exec := child(t, spans, tool)
+		require.Equal(t, telemetry.SpanSandboxExec, exec.Name, tree)
+		require.Equal(t, "toolfleet-worker", exec.Service)
+	}
+}
+
+func only(tb testing.TB, spans []*otlptest.Span, name string) *otlptest.Span {
+	tb.Helper()
+	found := otlptest.Find(spans, name)
+	require.Len(tb, found, 1, "%s in\n%s", name, otlptest.Tree(spans))
+	return found[0]
+}
+
+func parent(tb testing.TB, spans []*otlptest.Span, of *otlptest.Span) *otlptest.Span {
+	tb.Helper()
+	for _, span := range spans {
+		if of.ChildOf(span) {
+			return span
+		}
+	}
+	tb.Fatalf("%s has no parent in\n%s", of.Name, otlptest.Tree(spans))
+	return nil
+}
+
+func child(tb testing.TB, spans []*otlptest.Span, of *otlptest.Span) *otlptest.Span {
+	tb.Helper()
+	for _, span := range spans {
+		if span.ChildOf(of) {
+			return span
+		}
+	}
+	tb.Fatalf("%s has no child in\n%s", of.Name, otlptest.Tree(spans))
+	return nil
+}
+
+// TestTelemetry_SilentWhenUnset: without OTEL_* variables nothing is sent, not even to the
+// places where collectors usually are, and nothing is printed.
+func TestTelemetry_SilentWhenUnset(t *testing.T) {
+	t.Parallel()
+	var connections atomic.Int64
+	for _, address := range []string{"127.0.0.1:4317", "127.0.0.1:4318"} {
+		listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+		if err != nil {
+			t.Logf("cannot watch %s: %v", address, err)
+			continue
+		}
+		done := make(chan struct{})
+		t.Cleanup(func() { _ = listener.Close(); <-done })
+		go func() {
+			defer close(done)
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				connections.Add(1)
+				_ = conn.Close()
+			}
+		}()
+	}
+	b := newBroker(t)
+	workers := startWorkers(t, 1, b.flags)
+	args := append([]string{"run", "--json", "--model", script(t, say("", bash("c1", "env")), say("Done."))}, b.flags...)
+	got := execute(t, coordinator, launch{args: append(args, "do it")})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Empty(t, got.stderr)
+	list := events(t, got.stdout)
+	require.Len(t, list, 6)
+	require.NotContains(t, results(list)["c1"].Content, "OTEL", "a clean environment in the sandbox")
+	for _, w := range workers {
+		w.stop(t)
+		require.Empty(t, w.stdout.String())
+		require.Equal(t, 3, strings.Count(w.stderr.String(), "\n"), "warning, ready, draining: %s", w.stderr)
+	}
+	require.Zero(t, connections.Load())
+}

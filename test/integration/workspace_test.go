@@ -1,0 +1,101 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestFleet_ServesSessions is a fleet as a newcomer starts it: a coordinator with its own
+// server, two workers by the command line that it prints, and sessions of both kinds.
+func TestFleet_ServesSessions(t *testing.T) {
+	t.Parallel()
+	changes := script(t,
+		say("Looking.", use("c1", "list", object{})),
+		say("Changing.",
+			use("c2", "edit", object{"path": "a.txt", "old": "alpha", "new": "omega"}),
+			use("c3", "write", object{"path": "new/b.txt", "content": "beta\n"}),
+			bash("c4", "rm gone.txt; chmod +x run.sh")),
+		say("All changed."))
+	server := startServe(t, changes, "--listen", "127.0.0.1:0", "--data", filepath.Join(t.TempDir(), "serve"))
+	printed := server.waitFor(t, `start workers with: worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+)\n`)
+	flags := printed[1:]
+	info, err := os.Stat(flags[3])
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "the credential is the owner's alone")
+	workers := startWorkers(t, 2, flags)
+
+	for name, args := range map[string][]string{
+		"submit":               {"submit"},
+		"submit with --json":   {"submit", "--json"},
+		"run beside it":        {"run", "--model", changes},
+		"run beside it --json": {"run", "--json", "--model", changes},
+	} {
+		t.Run(name, func(t *testing.T) {
+			workspace := t.TempDir()
+			write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
+			write(t, filepath.Join(workspace, "gone.txt"), "")
+			write(t, filepath.Join(workspace, "run.sh"), "#!/bin/sh\n")
+			write(t, filepath.Join(workspace, "same", "same.txt"), "same\n")
+			got := execute(t, coordinator, launch{args: append(append(args, flags...), "--workspace", workspace, "do it")})
+			require.Equal(t, 0, got.code, got.stderr)
+
+			require.Equal(t, "omega\n", content(t, filepath.Join(workspace, "a.txt")))
+			require.Equal(t, "beta\n", content(t, filepath.Join(workspace, "new", "b.txt")))
+			require.NoFileExists(t, filepath.Join(workspace, "gone.txt"))
+			require.Equal(t, "same\n", content(t, filepath.Join(workspace, "same", "same.txt")))
+			mode, err := os.Stat(filepath.Join(workspace, "run.sh"))
+			require.NoError(t, err)
+			require.Equal(t, os.FileMode(0o711), mode.Mode().Perm())
+
+			if !slices.Contains(args, "--json") {
+				require.Equal(t, "All changed.\n", got.stdout)
+				require.Regexp(t, `\[2\.1 edit\] (?s:.*)ok · on \S+, attempt 1`, got.stderr)
+				return
+			}
+			list := events(t, got.stdout)
+			require.Equal(t, "session_started", list[0].Type)
+			require.Equal(t, "All changed.", list[len(list)-1].Text)
+			require.Len(t, results(list), 4)
+			for id, result := range results(list) {
+				require.Equal(t, "ok", result.Status, id)
+				require.Contains(t, workers, result.WorkerID, "a worker of the fleet ran %s", id)
+			}
+		})
+	}
+	for _, w := range workers {
+		w.stop(t)
+	}
+	server.stop(t)
+}
+
+// TestFleet_ConflictIsLeftAlone: what changes in the directory while the session
+// works on its copy is not overwritten, and the user is told.
+func TestFleet_ConflictIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	model := script(t,
+		say("Changing.", bash("c1", "echo theirs > both.txt; echo theirs > only.txt; "+hold.pass())),
+		say("Changed."))
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	workspace := t.TempDir()
+	write(t, filepath.Join(workspace, "both.txt"), "before\n")
+	write(t, filepath.Join(workspace, "only.txt"), "before\n")
+	write(t, filepath.Join(workspace, "ours.txt"), "before\n")
+	p := start(t, coordinator, launch{args: append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), "do it")})
+	p.waitFor(t, `\[1\.1 bash\] +. running on`)
+	write(t, filepath.Join(workspace, "both.txt"), "ours\n")
+	write(t, filepath.Join(workspace, "ours.txt"), "ours\n")
+	hold.open(t)
+	require.Equal(t, 0, p.wait(t))
+
+	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "both.txt")))
+	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, "only.txt")))
+	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "ours.txt")))
+	require.Regexp(t, `changed here and in the session, left as they are here: both\.txt\n`, p.stderr)
+	require.Equal(t, "Changed.\n", p.stdout.String())
+}
