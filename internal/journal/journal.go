@@ -109,7 +109,7 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 				return j.settle(ctx, session, expected, body)
 			}
 			return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
-		case errors.As(err, &api) && api.Code != 503:
+		case errors.As(err, &api) && api.Code != 503, errors.Is(err, nats.ErrConnectionClosed):
 			return 0, fmt.Errorf("append to session %s: %w", session, err)
 		}
 		timer := time.NewTimer(retryWait)

@@ -1,15 +1,17 @@
 package journal_test
 
 import (
+	"strings"
 	"testing"
+	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -17,21 +19,140 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+func open(t *testing.T, nc *nats.Conn) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(t.Context(), nc, protocol.DefaultFleet)
+	require.NoError(t, err)
+	return j
+}
+
 func TestJournal(t *testing.T) {
 	t.Parallel()
 	looptest.RunJournal(t, func(t *testing.T) loop.Journal {
 		t.Helper()
-		server, err := embedded.Start(t.Context(), embedded.Options{Data: t.TempDir()})
-		require.NoError(t, err)
-		t.Cleanup(server.Close)
-		nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Name: t.Name(), Options: server.Options()})
-		require.NoError(t, err)
-		t.Cleanup(nc.Close)
-		js, err := jetstream.New(nc)
-		require.NoError(t, err)
-		require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
-		j, err := journal.Open(t.Context(), nc, protocol.DefaultFleet)
-		require.NoError(t, err)
-		return j
+		return open(t, natsiotest.New(t, natsio.Topology{}).NC)
 	})
+}
+
+func event(session protocol.SessionID, text string) loop.Event {
+	return loop.Event{Type: loop.EventModelReply, SessionID: session, Time: time.Now().UTC(), Text: text}
+}
+
+func TestOpen_WithoutStreams(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	_, err := journal.Open(t.Context(), f.NC, "nobody")
+	require.ErrorContains(t, err, "NOBODY_SESSIONS")
+}
+
+func TestAppend_MoreThanAMessageHolds(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j := open(t, f.NC)
+	session := protocol.NewSessionID()
+	var events []loop.Event
+	for i := range 3 { // together more than the server takes at once
+		events = append(events, event(session, strings.Repeat(string(rune('a'+i)), int(f.NC.MaxPayload())/2)))
+	}
+	last, err := j.Append(t.Context(), session, 0, events...)
+	require.NoError(t, err)
+	history, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	require.Equal(t, events, history.Events)
+	require.Equal(t, last, history.Last)
+
+	_, err = j.Append(t.Context(), session, last, event(session, strings.Repeat("x", int(f.NC.MaxPayload()))))
+	require.ErrorContains(t, err, "a message may have")
+	_, err = j.Append(t.Context(), session, last-1, events...)
+	require.ErrorIs(t, err, loop.ErrJournalConflict)
+	again, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	require.Equal(t, history, again, "what was refused is not there, not even in part")
+}
+
+func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	for name, others := range map[string]bool{"mine": false, "somebody else's": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nc, link := f.ConnectVia()
+			j := open(t, nc)
+			session := protocol.NewSessionID()
+			first, err := j.Append(t.Context(), session, 0, event(session, "first"))
+			require.NoError(t, err)
+			link.Deafen()
+			type answer struct {
+				last uint64
+				err  error
+			}
+			done := make(chan answer, 1)
+			if others {
+				_, err := open(t, f.NC).Append(t.Context(), session, first, event(session, "theirs"))
+				require.NoError(t, err)
+			}
+			go func() {
+				last, err := j.Append(t.Context(), session, first, event(session, "second"))
+				done <- answer{last, err}
+			}()
+			var history loop.History
+			require.Eventually(t, func() bool {
+				history, err = open(t, f.NC).Load(t.Context(), session)
+				return err == nil && len(history.Events) == 2
+			}, 4*time.Second, time.Millisecond)
+			link.Mend()
+			got := <-done
+			if others {
+				require.ErrorIs(t, got.err, loop.ErrJournalConflict)
+			} else {
+				require.NoError(t, got.err)
+				require.Equal(t, history.Last, got.last)
+			}
+			after, err := j.Load(t.Context(), session)
+			require.NoError(t, err)
+			require.Equal(t, history, after, "nothing is stored twice")
+		})
+	}
+}
+
+func TestAppend_WaitsForTheServer(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	nc, link := f.ConnectVia()
+	j := open(t, nc)
+	session := protocol.NewSessionID()
+	link.Cut()
+	require.Eventually(t, func() bool { return !nc.IsConnected() }, 5*time.Second, time.Millisecond)
+	done := make(chan error, 1)
+	go func() {
+		_, err := j.Append(t.Context(), session, 0, event(session, "kept"))
+		done <- err
+	}()
+	link.Mend()
+	require.NoError(t, <-done)
+	history, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	require.Len(t, history.Events, 1)
+}
+
+func TestAppend_FailsOnAConnectionThatIsClosed(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	nc := f.Connect()
+	j := open(t, nc)
+	nc.Close()
+	_, err := j.Append(t.Context(), "s", 0, event("s", "lost"))
+	require.ErrorIs(t, err, nats.ErrConnectionClosed)
+	_, err = j.Load(t.Context(), "s")
+	require.ErrorIs(t, err, nats.ErrConnectionClosed)
+}
+
+func TestLoad_NamesWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j := open(t, f.NC)
+	_, err := f.JS.Publish(t.Context(), f.Name.EventSubject("s"), []byte("{"))
+	require.NoError(t, err)
+	_, err = j.Load(t.Context(), "s")
+	require.ErrorContains(t, err, "session s, message 1")
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"github.com/nats-io/nats.go"
 )
@@ -12,9 +13,28 @@ import (
 type Link struct {
 	server nats.InProcessConnProvider
 
+	deaf atomic.Bool
+
 	mu    sync.Mutex
 	cut   bool
 	conns []net.Conn
+}
+
+// conn loses what it should read while its link is deaf.
+type conn struct {
+	net.Conn
+
+	link *Link
+}
+
+// Read implements [net.Conn].
+func (c conn) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || !c.link.deaf.Load() {
+			return n, err
+		}
+	}
 }
 
 var _ nats.InProcessConnProvider = (*Link)(nil)
@@ -38,13 +58,17 @@ func (l *Link) InProcessConn() (net.Conn, error) {
 	if l.cut {
 		return nil, errCut
 	}
-	conn, err := l.server.InProcessConn()
+	made, err := l.server.InProcessConn()
 	if err != nil {
 		return nil, err
 	}
-	l.conns = append(l.conns, conn)
-	return conn, nil
+	l.conns = append(l.conns, made)
+	return conn{made, l}, nil
 }
+
+// Deafen loses whatever the server says from now on, until [Link.Mend]: requests
+// arrive, answers do not. The server must be at rest, or half a message is lost.
+func (l *Link) Deafen() { l.deaf.Store(true) }
 
 // Cut ends the connection, and lets none be made until [Link.Mend].
 func (l *Link) Cut() {
@@ -57,8 +81,9 @@ func (l *Link) Cut() {
 	l.conns = nil
 }
 
-// Mend lets connections be made again.
+// Mend lets answers through, and connections be made, again.
 func (l *Link) Mend() {
+	l.deaf.Store(false)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cut = false

@@ -1,0 +1,187 @@
+package dispatch_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	nc := r.Connect()
+	running := make(chan struct{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		body, err := protocol.EncodeFrame(&protocol.Frame{CallID: run.Call.ID, Seq: 1, Kind: protocol.FrameStarted, WorkerID: "w", Attempt: 1})
+		if err == nil {
+			err = nc.Publish(r.Name.OutputSubject(run.Call.SessionID, run.Call.ID), body)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		<-running
+		return succeed(run)
+	})
+	calls := newCalls(1)
+	var updates []loop.Update
+	err := r.dispatcher.Dispatch(t.Context(), calls, func(u loop.Update) {
+		updates = append(updates, u)
+		if u.State == loop.StateRunning {
+			close(running)
+		}
+	})
+	require.NoError(t, err)
+	require.Len(t, updates, 3)
+	require.Equal(t, loop.Update{CallID: calls[0].ID, State: loop.StateQueued}, updates[0])
+	require.Equal(t, loop.Update{CallID: calls[0].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1}, updates[1])
+	require.Equal(t, loop.StateDone, updates[2].State)
+	require.Equal(t, protocol.StatusOK, updates[2].Result.Status)
+}
+
+func TestDispatch_NothingToDo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	o, err := r.dispatch(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, o.updates)
+}
+
+func TestDispatch_AStepOf64Calls(t *testing.T) {
+	t.Parallel()
+	for name, calls := range map[string][]protocol.Call{
+		"lanes of their own":             newCalls(64),
+		"one lane, side by side":         sameLane(newCalls(64), protocol.Shared),
+		"one lane, one after another":    sameLane(newCalls(64), protocol.Exclusive),
+		"one lane, the first shared":     append(sameLane(newCalls(1), protocol.Shared), newCalls(63)...),
+		"as many lanes as there are few": sameLane(newCalls(2), protocol.Exclusive),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, natsio.Topology{})
+			var executed atomic.Int64
+			r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+				executed.Add(1)
+				return succeed(run)
+			})
+			for i := range calls { // all of one session
+				calls[i].SessionID = calls[0].SessionID
+			}
+			o, err := r.dispatch(t.Context(), calls)
+			require.NoError(t, err)
+			for _, call := range calls {
+				requireDone(t, o, call, protocol.StatusOK, "")
+				states, _ := o.of(call.ID)
+				require.Equal(t, loop.StateQueued, states[0])
+			}
+			require.EqualValues(t, len(calls), executed.Load())
+		})
+	}
+}
+
+func TestDispatch_DetachedReturnsAtOnceAndCancelsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	started, release := make(chan struct{}), make(chan struct{})
+	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
+		close(started)
+		select {
+		case <-release:
+			return succeed(run)
+		case <-ctx.Done():
+			t.Error("cancelled")
+			return protocol.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "cancelled"))
+		}
+	})
+	ctx, detach := context.WithCancelCause(t.Context())
+	go func() {
+		<-started
+		detach(fmt.Errorf("draining: %w", loop.ErrDetached))
+	}()
+	calls := newCalls(1)
+	o, err := r.dispatch(ctx, calls)
+	require.ErrorIs(t, err, loop.ErrDetached)
+	_, result := o.of(calls[0].ID)
+	require.Nil(t, result)
+
+	again := calls[0]
+	again.Again = true
+	close(release)
+	o, err = r.dispatch(t.Context(), []protocol.Call{again})
+	require.NoError(t, err)
+	requireDone(t, o, again, protocol.StatusOK, "")
+}
+
+func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(3)
+	started := make(chan struct{})
+	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if run.Call.ID == calls[0].ID {
+			return succeed(run)
+		}
+		close(started) // of the second; the third waits behind it
+		<-ctx.Done()
+		status, fault, _ := lane.Interrupted(ctx)
+		return protocol.NewResult(run.Call, status, fault)
+	})
+	sameLane(calls[1:], protocol.Exclusive)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	o := &told{t: t}
+	go func() {
+		<-started
+		for {
+			if _, result := o.of(calls[0].ID); result != nil {
+				break
+			}
+		}
+		cancel()
+	}()
+	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, o.observe))
+	requireDone(t, o, calls[0], protocol.StatusOK, "")
+	running := requireDone(t, o, calls[1], protocol.StatusCancelled, protocol.CodeCancelled)
+	require.Equal(t, 1, running.Attempt)
+	waiting := requireDone(t, o, calls[2], protocol.StatusCancelled, protocol.CodeCancelled)
+	require.Zero(t, waiting.Attempt, "it never started")
+}
+
+func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 100 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	calls := append(newCalls(1), sameLane(newCalls(2), protocol.Exclusive)...)
+	for i := range calls {
+		calls[i].SessionID = calls[0].SessionID
+		calls[i].ID = protocol.RandomCallID()
+	}
+	o, err := r.dispatch(ctx, calls)
+	require.NoError(t, err)
+	for _, call := range calls {
+		requireDone(t, o, call, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+	}
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		t.Errorf("call %s runs", run.Call.ID)
+		return succeed(run)
+	})
+	r.requireQuiet()
+	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	for _, call := range calls {
+		result, err := publisher.Result(t.Context(), call.SessionID, call.ID)
+		require.NoError(t, err)
+		require.Equal(t, protocol.StatusCancelled, result.Status)
+	}
+}

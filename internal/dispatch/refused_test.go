@@ -1,0 +1,170 @@
+package dispatch_test
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestDispatch_TooLargeIsRejectedAndTheOthersRun(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func([]protocol.Call){
+		"lanes of their own": func([]protocol.Call) {},
+		"one lane":           func(calls []protocol.Call) { sameLane(calls, protocol.Exclusive) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, natsio.Topology{})
+			r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+			calls := newCalls(3)
+			change(calls)
+			calls[0].Payload = protocol.Noop{Fill: bytes.Repeat([]byte("x"), int(r.NC.MaxPayload()))}
+			o, err := r.dispatch(t.Context(), calls)
+			require.NoError(t, err)
+			rejected := requireDone(t, o, calls[0], protocol.StatusRejected, protocol.CodePayloadTooLarge)
+			require.Contains(t, rejected.Error.Message, "send less at once")
+			requireDone(t, o, calls[1], protocol.StatusOK, "")
+			requireDone(t, o, calls[2], protocol.StatusOK, "")
+		})
+	}
+}
+
+func TestDispatch_FullFleetRejectsAndTheOthersRun(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func([]protocol.Call){
+		"lanes of their own": func([]protocol.Call) {},
+		"one lane":           func(calls []protocol.Call) { sameLane(calls, protocol.Exclusive) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const room = 4
+			r := newRig(t, natsio.Topology{MaxCalls: room})
+			calls := newCalls(10)
+			change(calls)
+			rejected := make(chan struct{})
+			var once sync.Once
+			counts := map[protocol.Status]int{}
+			done := make(chan error, 1)
+			go func() {
+				done <- r.dispatcher.Dispatch(t.Context(), calls, func(u loop.Update) {
+					if u.State != loop.StateDone {
+						return
+					}
+					counts[u.Result.Status]++
+					if u.Result.Error != nil && u.Result.Error.Code != protocol.CodeFleetFull {
+						t.Error(u.Result.Error)
+					}
+					if counts[protocol.StatusRejected] == len(calls)-room {
+						once.Do(func() { close(rejected) })
+					}
+				})
+			}()
+			<-rejected
+			r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+			require.NoError(t, <-done)
+			require.Equal(t, map[protocol.Status]int{protocol.StatusRejected: len(calls) - room, protocol.StatusOK: room}, counts)
+			r.requireQuiet()
+		})
+	}
+}
+
+func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(2)
+	for _, call := range calls { // stored before anybody listens
+		result := protocol.NewResult(&call, protocol.StatusOK, nil)
+		body, err := protocol.EncodeResult(&result)
+		require.NoError(t, err)
+		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(call.SessionID, call.ID), body)
+		require.NoError(t, err)
+	}
+	o, err := r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	for _, call := range calls {
+		requireDone(t, o, call, protocol.StatusOK, "")
+	}
+}
+
+func TestDispatch_OutlivesALostConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	nc, link := r.ConnectVia()
+	r.dispatcher = r.newDispatcher(nc, dispatch.Options{})
+	started := make(chan struct{})
+	cut := make(chan struct{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		close(started)
+		<-cut
+		return succeed(run)
+	})
+	calls := newCalls(1)
+	done := make(chan error, 1)
+	o := &told{t: t}
+	go func() { done <- r.dispatcher.Dispatch(t.Context(), calls, o.observe) }()
+	<-started
+	link.Cut()
+	close(cut)
+	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		result, err := publisher.Result(t.Context(), calls[0].SessionID, calls[0].ID)
+		return err == nil && result != nil
+	}, patience, time.Millisecond)
+	link.Mend()
+	require.NoError(t, <-done)
+	requireDone(t, o, calls[0], protocol.StatusOK, "")
+}
+
+func TestDispatch_KnownCallsAreNotRunAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	var executed atomic.Int64
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		executed.Add(1)
+		return succeed(run)
+	})
+	calls := newCalls(4)
+	for range 2 {
+		o, err := r.dispatch(t.Context(), calls)
+		require.NoError(t, err)
+		for i, call := range calls {
+			requireDone(t, o, call, protocol.StatusOK, "")
+			calls[i].Again = true
+		}
+	}
+	require.EqualValues(t, len(calls), executed.Load())
+	r.requireQuiet()
+	require.EqualValues(t, len(calls), executed.Load())
+}
+
+func TestDispatch_UnreachableFleetIsAnError(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	nc := r.Connect()
+	r.dispatcher = r.newDispatcher(nc, dispatch.Options{})
+	nc.Close()
+	o, err := r.dispatch(t.Context(), newCalls(2))
+	require.ErrorIs(t, err, nats.ErrConnectionClosed)
+	require.Empty(t, o.updates)
+	require.NotErrorIs(t, err, loop.ErrDetached)
+}
+
+func TestNew_WithoutStreams(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	_, err := dispatch.New(t.Context(), r.NC, "nobody", nil)
+	require.ErrorContains(t, err, "NOBODY_CALLS")
+}

@@ -1,0 +1,183 @@
+package dispatch_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// rig is a fleet with a dispatcher; holders are added by the test.
+type rig struct {
+	*natsiotest.Fleet
+
+	t          *testing.T
+	dispatcher *dispatch.Dispatcher
+}
+
+func newRig(t *testing.T, topology natsio.Topology) *rig {
+	t.Helper()
+	r := &rig{Fleet: natsiotest.New(t, topology), t: t}
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{})
+	return r
+}
+
+func (r *rig) newDispatcher(nc *nats.Conn, o dispatch.Options) *dispatch.Dispatcher {
+	r.t.Helper()
+	o.Logger = r.Logger
+	if o.KickAfter == 0 {
+		o.KickAfter = 50 * time.Millisecond
+	}
+	d, err := dispatch.New(r.t.Context(), nc, r.Name, &o)
+	require.NoError(r.t, err)
+	return d
+}
+
+// executor executes calls by a function.
+type executor func(ctx context.Context, run *lane.Run) protocol.Result
+
+func (e executor) Execute(ctx context.Context, run *lane.Run) protocol.Result { return e(ctx, run) }
+func (executor) Release(protocol.Lane)                                        {}
+
+func succeed(run *lane.Run) protocol.Result {
+	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	r.Value = protocol.NoopResult{}
+	return r
+}
+
+// hold runs a holder until the test ends.
+func (r *rig) hold(e executor) {
+	r.t.Helper()
+	h, err := lane.NewHolder(r.t.Context(), r.Connect(), e, lane.Options{Fleet: r.Name, Worker: "w", Slots: 16, Logger: r.Logger})
+	require.NoError(r.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx, ctx) }()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Errorf("holder: %v", err)
+		}
+	})
+}
+
+// newCalls makes n calls of one session, each of a lane of its own.
+func newCalls(n int) []protocol.Call {
+	session := protocol.NewSessionID()
+	calls := make([]protocol.Call, n)
+	for i := range calls {
+		calls[i] = protocol.Call{
+			ID: protocol.NewCallID(session, 1, 1, i), SessionID: session, Tool: "test", Turn: 1, Step: 1, Index: i, Pool: protocol.DefaultPool,
+			Resources: []protocol.Use{{Key: protocol.ResourceKey(fmt.Sprintf("account/%s-%d", session, i)), Access: protocol.Exclusive}},
+			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+		}
+	}
+	return calls
+}
+
+// sameLane puts all calls into the lane of the first.
+func sameLane(calls []protocol.Call, access protocol.Access) []protocol.Call {
+	key := calls[0].Resources[0].Key
+	for i := range calls {
+		calls[i].Resources = []protocol.Use{{Key: key, Access: access}}
+	}
+	return calls
+}
+
+// told is what a dispatch has told so far. It is safe for concurrent use.
+type told struct {
+	t *testing.T
+
+	mu      sync.Mutex
+	busy    bool
+	updates []loop.Update
+}
+
+func (o *told) observe(u loop.Update) {
+	o.mu.Lock()
+	if o.busy {
+		o.t.Error("updates overlap")
+	}
+	o.busy = true
+	o.updates = append(o.updates, u)
+	o.mu.Unlock()
+	o.mu.Lock()
+	o.busy = false
+	o.mu.Unlock()
+}
+
+// of is what was told about a call.
+func (o *told) of(id protocol.CallID) (states []loop.State, result *protocol.Result) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, u := range o.updates {
+		if u.CallID != id {
+			continue
+		}
+		states = append(states, u.State)
+		if (u.State == loop.StateDone) != (u.Result != nil) {
+			o.t.Errorf("state %s with result %v", u.State, u.Result)
+		}
+		if u.Result != nil {
+			result = u.Result
+		}
+	}
+	return states, result
+}
+
+// dispatch dispatches from any goroutine.
+func (r *rig) dispatch(ctx context.Context, calls []protocol.Call) (*told, error) {
+	o := &told{t: r.t}
+	return o, r.dispatcher.Dispatch(ctx, calls, o.observe)
+}
+
+// requireDone checks that a call was told to be done once, and last, with a status.
+func requireDone(t *testing.T, o *told, call protocol.Call, status protocol.Status, code protocol.Code) *protocol.Result {
+	t.Helper()
+	states, result := o.of(call.ID)
+	require.NotNil(t, result, "call %d: %v", call.Index, states)
+	done := 0
+	for _, s := range states {
+		if s == loop.StateDone {
+			done++
+		}
+	}
+	require.Equal(t, 1, done, "%v", states)
+	require.Equal(t, loop.StateDone, states[len(states)-1])
+	if code == "" {
+		require.Nil(t, result.Error)
+	} else {
+		require.NotNil(t, result.Error)
+		require.Equal(t, code, result.Error.Code, result.Error.Message)
+	}
+	require.Equal(t, status, result.Status)
+	require.Equal(t, call.ID, result.CallID)
+	return result
+}
+
+// requireQuiet waits until no calls are left in the stream.
+func (r *rig) requireQuiet() {
+	r.t.Helper()
+	stream, err := r.JS.Stream(r.t.Context(), r.Name.CallsStream())
+	require.NoError(r.t, err)
+	require.Eventually(r.t, func() bool {
+		info, err := stream.Info(r.t.Context())
+		return err == nil && info.State.Msgs == 0
+	}, patience, 5*time.Millisecond)
+}
