@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -102,8 +103,8 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (_ *fleet, err e
 
 // close ends everything that connect and startWorker started, last first.
 func (f *fleet) close() {
-	for i := len(f.closers) - 1; i >= 0; i-- {
-		f.closers[i]()
+	for _, closer := range slices.Backward(f.closers) {
+		closer()
 	}
 	f.closers = nil
 }
@@ -160,7 +161,7 @@ func (f *fleet) startWorker(ctx context.Context, e *embeddedWorker, data string,
 		defer timer.Stop()
 		defer abort()
 		if err := <-done; err != nil {
-			f.logger.Warn("worker failed", slog.Any("error", err))
+			f.logger.WarnContext(running, "worker failed", slog.Any("error", err))
 		}
 	})
 	return nil

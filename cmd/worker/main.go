@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
@@ -72,6 +74,9 @@ func (f *flags) options() (worker.Options, error) {
 	if f.Lease != 0 && f.Lease < 500*time.Millisecond {
 		return worker.Options{}, cli.Usagef("--lease %s: must be 0 or at least 500ms", f.Lease)
 	}
+	if f.Drain < 0 {
+		return worker.Options{}, cli.Usagef("--drain %s: must not be negative", f.Drain)
+	}
 	data := f.Data
 	if data == "" {
 		if data, err = cli.StateDir("worker"); err != nil {
@@ -105,7 +110,11 @@ func serve(ctx context.Context, p cli.Program, f *flags) (err error) {
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
 
-	if o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: logger}); err != nil {
+	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: logger})
+	if errors.Is(err, sandbox.ErrLevel) {
+		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
+	}
+	if err != nil {
 		return err
 	}
 	for _, warning := range o.Caps.Warnings {

@@ -13,8 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
-	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -65,7 +63,7 @@ type Program struct {
 type Common struct {
 	LogLevel    string           `default:"warn" enum:"debug,info,warn,error" help:"Least level of log lines on stderr: debug, info, warn or error."`
 	PrintConfig bool             `help:"Print the settings in force as JSON, secrets redacted, and exit."`
-	Version     kong.VersionFlag `help:"Print the version and exit."`
+	Version     kong.VersionFlag `env:"-" help:"Print the version and exit."` // images and scripts set TOOLFLEET_VERSION for their own ends
 }
 
 // Logger returns the logger of a command: text on stderr.
@@ -117,27 +115,6 @@ func report(p Program, err error) int {
 		}
 	}
 	return code
-}
-
-// usageError adds to kong's message what would be allowed.
-func usageError(err error) error {
-	message := err.Error()
-	if parse, ok := errors.AsType[*kong.ParseError](err); ok && strings.Contains(message, "unknown flag") {
-		var flags []string
-		for _, group := range parse.Context.Model.AllFlags(true) {
-			for _, flag := range group {
-				flags = append(flags, "--"+flag.Name)
-			}
-		}
-		if selected := parse.Context.Selected(); selected != nil {
-			for _, flag := range selected.Flags {
-				flags = append(flags, "--"+flag.Name)
-			}
-		}
-		slices.Sort(flags)
-		message += "; allowed are " + strings.Join(slices.Compact(flags), ", ")
-	}
-	return &ExitError{Code: ExitUsage, Message: message}
 }
 
 // printConfig prints every flag of the selected command with its value.

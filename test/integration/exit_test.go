@@ -30,7 +30,8 @@ func TestRun_ExitCodes(t *testing.T) {
 		"too long, thinking": {script(t, step{"text": "one two three", "delay_ms": 60000}), []string{"--timeout", "300ms"}, 3, "limit_reached", `limit of 300ms`},
 		"too many tokens": {
 			script(t, step{"text": "", "tool_calls": []object{bash("c1", "true")}, "usage": object{"input_tokens": 99}}, say("never")),
-			[]string{"--max-tokens", "50"}, 3, "limit_reached", `limit of 50 tokens`,
+			[]string{"--max-tokens", "50"},
+			3, "limit_reached", `limit of 50 tokens`,
 		},
 	}
 	for name, c := range cases {

@@ -52,7 +52,7 @@ func TestRun_JSON(t *testing.T) {
 
 	for i, call := range list[2:4] {
 		require.Equal(t, 1, call.Step)
-		require.Equal(t, reply.ToolCalls[i], toolCall{ID: call.ToolCallID, Name: call.Name, Arguments: call.Arguments})
+		require.Equal(t, toolCall{ID: call.ToolCallID, Name: call.Name, Arguments: call.Arguments}, reply.ToolCalls[i])
 		require.NotEmpty(t, call.CallID)
 	}
 	ended := list[7]

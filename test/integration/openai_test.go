@@ -2,7 +2,6 @@ package integration
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,7 +52,7 @@ func TestRun_OpenAI(t *testing.T) {
 		})
 		require.Equal(t, 1, got.code, got.stderr)
 		require.Contains(t, got.stderr, "401 Unauthorized: Invalid API key (check the API key)")
-		require.False(t, strings.Contains(got.stdout+got.stderr, "sk-secret-key"), "keys are not printed")
+		require.NotContains(t, got.stdout+got.stderr, "sk-secret-key", "keys are not printed")
 		require.Empty(t, got.stdout)
 	})
 	t.Run("no key", func(t *testing.T) {

@@ -28,44 +28,47 @@ func TestFleet_ServesSessions(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "the credential is the owner's alone")
 	workers := startWorkers(t, 2, flags)
 
-	for name, args := range map[string][]string{
-		"submit":               {"submit"},
-		"submit with --json":   {"submit", "--json"},
-		"run beside it":        {"run", "--model", changes},
-		"run beside it --json": {"run", "--json", "--model", changes},
-	} {
-		t.Run(name, func(t *testing.T) {
-			workspace := t.TempDir()
-			write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
-			write(t, filepath.Join(workspace, "gone.txt"), "")
-			write(t, filepath.Join(workspace, "run.sh"), "#!/bin/sh\n")
-			write(t, filepath.Join(workspace, "same", "same.txt"), "same\n")
-			got := execute(t, coordinator, launch{args: append(append(args, flags...), "--workspace", workspace, "do it")})
-			require.Equal(t, 0, got.code, got.stderr)
+	t.Run("sessions", func(t *testing.T) { // the fleet stops after all of them
+		for name, args := range map[string][]string{
+			"submit":               {"submit"},
+			"submit with --json":   {"submit", "--json"},
+			"run beside it":        {"run", "--model", changes},
+			"run beside it --json": {"run", "--json", "--model", changes},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				workspace := t.TempDir()
+				write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
+				write(t, filepath.Join(workspace, "gone.txt"), "")
+				write(t, filepath.Join(workspace, "run.sh"), "#!/bin/sh\n")
+				write(t, filepath.Join(workspace, "same", "same.txt"), "same\n")
+				got := execute(t, coordinator, launch{args: append(append(args, flags...), "--workspace", workspace, "do it")})
+				require.Equal(t, 0, got.code, got.stderr)
 
-			require.Equal(t, "omega\n", content(t, filepath.Join(workspace, "a.txt")))
-			require.Equal(t, "beta\n", content(t, filepath.Join(workspace, "new", "b.txt")))
-			require.NoFileExists(t, filepath.Join(workspace, "gone.txt"))
-			require.Equal(t, "same\n", content(t, filepath.Join(workspace, "same", "same.txt")))
-			mode, err := os.Stat(filepath.Join(workspace, "run.sh"))
-			require.NoError(t, err)
-			require.Equal(t, os.FileMode(0o711), mode.Mode().Perm())
+				require.Equal(t, "omega\n", content(t, filepath.Join(workspace, "a.txt")))
+				require.Equal(t, "beta\n", content(t, filepath.Join(workspace, "new", "b.txt")))
+				require.NoFileExists(t, filepath.Join(workspace, "gone.txt"))
+				require.Equal(t, "same\n", content(t, filepath.Join(workspace, "same", "same.txt")))
+				mode, err := os.Stat(filepath.Join(workspace, "run.sh"))
+				require.NoError(t, err)
+				require.Equal(t, os.FileMode(0o711), mode.Mode().Perm())
 
-			if !slices.Contains(args, "--json") {
-				require.Equal(t, "All changed.\n", got.stdout)
-				require.Regexp(t, `\[2\.1 edit\] (?s:.*)ok · on \S+, attempt 1`, got.stderr)
-				return
-			}
-			list := events(t, got.stdout)
-			require.Equal(t, "session_started", list[0].Type)
-			require.Equal(t, "All changed.", list[len(list)-1].Text)
-			require.Len(t, results(list), 4)
-			for id, result := range results(list) {
-				require.Equal(t, "ok", result.Status, id)
-				require.Contains(t, workers, result.WorkerID, "a worker of the fleet ran %s", id)
-			}
-		})
-	}
+				if !slices.Contains(args, "--json") {
+					require.Equal(t, "All changed.\n", got.stdout)
+					require.Regexp(t, `\[2\.1 edit\] (?s:.*)ok · on \S+, attempt 1`, got.stderr)
+					return
+				}
+				list := events(t, got.stdout)
+				require.Equal(t, "session_started", list[0].Type)
+				require.Equal(t, "All changed.", list[len(list)-1].Text)
+				require.Len(t, results(list), 4)
+				for id, result := range results(list) {
+					require.Equal(t, "ok", result.Status, id)
+					require.Contains(t, workers, result.WorkerID, "a worker of the fleet ran %s", id)
+				}
+			})
+		}
+	})
 	for _, w := range workers {
 		w.stop(t)
 	}
