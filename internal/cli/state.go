@@ -6,10 +6,10 @@ import (
 )
 
 // StateDir returns the directory of a user's lasting files, below
-// $XDG_STATE_HOME or ~/.local/state; it is not made.
+// $XDG_STATE_HOME (ignored unless it is absolute) or ~/.local/state; it is not made.
 func StateDir(name string) (string, error) {
 	base := os.Getenv("XDG_STATE_HOME")
-	if base == "" {
+	if !filepath.IsAbs(base) {
 		home, err := os.UserHomeDir()
 		if err != nil {
 			return "", err

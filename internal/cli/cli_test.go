@@ -1,0 +1,256 @@
+package cli_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// grammar is a command line with a flag of every kind that the commands use.
+type grammar struct {
+	cli.Common
+
+	Go    goCommand    `cmd:"" help:"Go somewhere."`
+	Stand standCommand `cmd:"" help:"Stand still."`
+}
+
+type goCommand struct {
+	Where string            `arg:"" help:"Where to."`
+	Nats  string            `required:"" placeholder:"URL" help:"Servers."`
+	Creds string            `help:"File."`
+	Env   map[string]string `mapsep:"none" sep:"none" help:"Environment."`
+	Model []string          `sep:"none" help:"Models."`
+	Slots int               `default:"4" help:"Slots."`
+	Drain time.Duration     `default:"10s" help:"Drain."`
+	JSON  bool              `help:"JSON."`
+	Speed string            `default:"slow" enum:"slow,fast" help:"Speed: slow or fast."`
+}
+
+type standCommand struct {
+	Long bool `help:"For long."`
+}
+
+// outcome is what a run of the command line left.
+type outcome struct {
+	code           int
+	stdout, stderr string
+	ran            []string
+}
+
+func run(t *testing.T, result error, args ...string) outcome {
+	t.Helper()
+	open := func(name string) *os.File {
+		file, err := os.Create(filepath.Join(t.TempDir(), name))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, file.Close()) })
+		return file
+	}
+	stdout, stderr := open("stdout"), open("stderr")
+	var g grammar
+	var o outcome
+	o.code = cli.Run(cli.Program{Name: "tool", Version: "v1.2.3", Description: "Does things.", Args: args, Stdout: stdout, Stderr: stderr},
+		&g, &g.Common, func(command string) error {
+			o.ran = append(o.ran, command)
+			return result
+		})
+	read := func(file *os.File) string {
+		content, err := os.ReadFile(file.Name())
+		require.NoError(t, err)
+		return string(content)
+	}
+	o.stdout, o.stderr = read(stdout), read(stderr)
+	return o
+}
+
+func TestRun_UsageErrorsNameWhatIsAllowed(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"no command":       {nil, []string{"expected one of go, stand"}},
+		"unknown command":  {[]string{"fly"}, []string{"unexpected argument fly", "commands are go, stand"}},
+		"unknown flag":     {[]string{"--bogus"}, []string{"unknown flag --bogus", "--help", "--log-level", "--print-config", "--version"}},
+		"flag of another":  {[]string{"stand", "--slots=1"}, []string{"unknown flag --slots", "--long", "--log-level"}},
+		"misspelt flag":    {[]string{"go", "home", "--nats=x", "--slot=1"}, []string{`did you mean "--slots"`, "--creds, --drain, --env"}},
+		"bad word":         {[]string{"go", "home", "--nats=x", "--speed=x"}, []string{`--speed must be one of "slow","fast"`}},
+		"bad number":       {[]string{"go", "home", "--nats=x", "--slots=x"}, []string{"--slots: expected a valid 64 bit int", `"x"`}},
+		"bad duration":     {[]string{"go", "home", "--nats=x", "--drain=x"}, []string{"--drain: expected duration", `"x"`}},
+		"bad pair":         {[]string{"go", "home", "--nats=x", "--env=A"}, []string{`--env: expected "<key>=<value>"`}},
+		"bad log level":    {[]string{"--log-level=x", "stand"}, []string{`"debug","info","warn","error"`}},
+		"missing flag":     {[]string{"go", "home"}, []string{"missing flags: --nats=URL"}},
+		"missing argument": {[]string{"go", "--nats=x"}, []string{`expected "<where>"`}},
+		"stray argument":   {[]string{"stand", "still"}, []string{"unexpected argument still", "usage: tool stand"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := run(t, nil, test.args...)
+			require.Equal(t, cli.ExitUsage, o.code, o.stderr)
+			require.Empty(t, o.ran)
+			require.Empty(t, o.stdout)
+			require.True(t, strings.HasPrefix(o.stderr, "tool: "), o.stderr)
+			require.Contains(t, o.stderr, `Run "tool --help" for usage.`)
+			for _, want := range test.want {
+				require.Contains(t, o.stderr, want)
+			}
+		})
+	}
+}
+
+func TestRun_WithoutCommands(t *testing.T) {
+	t.Parallel()
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, stderr.Close()) }()
+	var g struct {
+		cli.Common
+
+		Nats string `help:"Servers."`
+	}
+	code := cli.Run(cli.Program{Name: "tool", Args: []string{"fly"}, Stdout: stderr, Stderr: stderr}, &g, &g.Common, func(string) error { return nil })
+	require.Equal(t, cli.ExitUsage, code)
+	content, err := os.ReadFile(stderr.Name())
+	require.NoError(t, err)
+	require.Contains(t, string(content), "unexpected argument fly; usage: tool [flags]")
+}
+
+func TestRun_BadEnvironmentNamesTheFlag(t *testing.T) {
+	t.Setenv("TOOLFLEET_SLOTS", "many")
+	o := run(t, nil, "go", "home", "--nats=x")
+	require.Equal(t, cli.ExitUsage, o.code)
+	require.Contains(t, o.stderr, "--slots")
+	require.Contains(t, o.stderr, "many")
+}
+
+func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) {
+	for name, value := range map[string]string{
+		"TOOLFLEET_NATS": "nats://bob:s3cret@host:4222", "TOOLFLEET_SLOTS": "7", "TOOLFLEET_LOG_LEVEL": "debug",
+		"TOOLFLEET_DRAIN": "1m", "TOOLFLEET_JSON": "true", "TOOLFLEET_SPEED": "fast", "TOOLFLEET_ENV": "KEY=s3cret",
+	} {
+		t.Setenv(name, value)
+	}
+	o := run(t, nil, "go", "home", "--speed=slow", "--print-config")
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
+	require.NotContains(t, o.stdout, "s3cret")
+	require.JSONEq(t, `{"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-level":"debug","model":null,
+		"nats":"nats://xxxxx@host:4222","slots":7,"speed":"slow"}`, o.stdout, "what is given as a flag counts")
+}
+
+func TestRun_PrintConfigShowsNoSecretAndRunsNothing(t *testing.T) {
+	t.Parallel()
+	o := run(t, errors.New("must not run"), "go", "home", "--nats=nats://s3cret@a:1,bob:s3cret@b:2", "--env=TOKEN=s3cret", "--env=A=",
+		"--creds=/etc/nats.creds", "--model=a", "--model=b,c", "--print-config")
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
+	require.Empty(t, o.ran)
+	require.Empty(t, o.stderr)
+	require.NotContains(t, o.stdout, "s3cret")
+	require.JSONEq(t, `{"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-level":"warn",
+		"model":["a","b,c"],"nats":"nats://xxxxx@a:1,xxxxx@b:2","slots":4,"speed":"slow"}`, o.stdout)
+}
+
+func TestRun_HelpAndVersion(t *testing.T) {
+	t.Parallel()
+	o := run(t, nil, "--version")
+	require.Equal(t, outcome{stdout: "tool v1.2.3\n"}, o)
+	for _, args := range [][]string{{"--help"}, {"go", "--help"}, {"go", "-h"}} {
+		o := run(t, nil, args...)
+		require.Equal(t, cli.ExitOK, o.code)
+		require.Empty(t, o.ran)
+		require.Empty(t, o.stderr)
+		require.Contains(t, o.stdout, "$TOOLFLEET_LOG_LEVEL")
+	}
+	require.Contains(t, run(t, nil, "go", "--help").stdout, "$TOOLFLEET_SLOTS")
+}
+
+func TestRun_AVariableDoesNotAskForTheVersion(t *testing.T) {
+	t.Setenv("TOOLFLEET_VERSION", "v9")
+	o := run(t, nil, "stand")
+	require.Equal(t, []string{"stand"}, o.ran)
+	require.Empty(t, o.stdout)
+}
+
+func TestRun_ExitCodes(t *testing.T) {
+	t.Parallel()
+	limit := &cli.ExitError{Code: cli.ExitLimit}
+	for name, test := range map[string]struct {
+		err    error
+		code   int
+		stderr string
+	}{
+		"nothing wrong":       {nil, 0, ""},
+		"an error":            {errors.New("broken"), 1, "tool: broken\n"},
+		"usage":               {cli.Usagef("--slots %d: must be 1 or more", 0), 2, "tool: --slots 0: must be 1 or more\nRun \"tool --help\" for usage.\n"},
+		"a silent limit":      {limit, 3, ""},
+		"interrupted":         {&cli.ExitError{Code: cli.ExitInterrupted, Message: "interrupted"}, 130, "tool: interrupted\n"},
+		"wrapped":             {fmt.Errorf("start: %w", cli.Usagef("no")), 2, "tool: start: no\nRun \"tool --help\" for usage.\n"},
+		"joined with another": {errors.Join(limit, errors.New("and broken")), 3, "tool: \nand broken\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := run(t, test.err, "stand")
+			require.Equal(t, outcome{code: test.code, stderr: test.stderr, ran: []string{"stand"}}, o)
+		})
+	}
+}
+
+func TestLogger_WritesFromItsLevel(t *testing.T) {
+	t.Parallel()
+	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, file.Close()) }()
+	logger := cli.Common{LogLevel: "info"}.Logger(cli.Program{Stderr: file})
+	logger.DebugContext(t.Context(), "hidden")
+	logger.InfoContext(t.Context(), "shown")
+	content, err := os.ReadFile(file.Name())
+	require.NoError(t, err)
+	require.Contains(t, string(content), "shown")
+	require.NotContains(t, string(content), "hidden")
+}
+
+func TestSignals_FirstEndsTheContextAndTheSecondIsTold(t *testing.T) { //nolint:paralleltest // signals are the process's
+	told := make(chan struct{}, 1)
+	ctx, stop := cli.Signals(t.Context(), func() { told <- struct{}{} })
+	require.NoError(t, ctx.Err())
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	<-ctx.Done()
+	require.Empty(t, told)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
+	<-told
+	stop()
+
+	ctx, stop = cli.Signals(t.Context(), func() {})
+	stop()
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+}
+
+func TestStateDir(t *testing.T) {
+	t.Setenv("HOME", "/home/me")
+	t.Setenv("XDG_STATE_HOME", "")
+	dir, err := cli.StateDir("worker")
+	require.NoError(t, err)
+	require.Equal(t, "/home/me/.local/state/toolfleet/worker", dir)
+	t.Setenv("XDG_STATE_HOME", "/state")
+	dir, err = cli.StateDir(filepath.Join("sessions", "s"))
+	require.NoError(t, err)
+	require.Equal(t, "/state/toolfleet/sessions/s", dir)
+	t.Setenv("XDG_STATE_HOME", "relative") // to be ignored, says its specification
+	dir, err = cli.StateDir("worker")
+	require.NoError(t, err)
+	require.Equal(t, "/home/me/.local/state/toolfleet/worker", dir)
+	t.Setenv("HOME", "")
+	_, err = cli.StateDir("worker")
+	require.Error(t, err)
+}

@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// usageError adds to kong's message what would be allowed.
+func usageError(err error) error {
+	message := err.Error()
+	if parse, ok := errors.AsType[*kong.ParseError](err); ok {
+		selected := parse.Context.Selected()
+		switch {
+		case strings.HasPrefix(message, "expected one of") && selected == nil: // kong names five at most
+			message = "expected one of " + strings.Join(commandNames(parse.Context), ", ")
+		case strings.Contains(message, "unexpected argument") && selected != nil:
+			message += "; usage: " + parse.Context.Model.Name + " " + selected.Summary()
+		case strings.Contains(message, "unexpected argument") && len(parse.Context.Model.Children) > 0:
+			message += "; commands are " + strings.Join(commandNames(parse.Context), ", ")
+		case strings.Contains(message, "unexpected argument"):
+			message += "; usage: " + parse.Context.Model.Name + parse.Context.Model.Summary() // which begins with a space
+		case strings.Contains(message, "unknown flag"):
+			message += "; allowed are " + strings.Join(flagNames(parse.Context), ", ")
+		}
+	}
+	return &ExitError{Code: ExitUsage, Message: message}
+}
+
+func commandNames(kctx *kong.Context) []string {
+	var names []string
+	for _, command := range kctx.Model.Children {
+		names = append(names, command.Name)
+	}
+	return names
+}
+
+// flagNames are the flags that are allowed at the place where parsing stopped, sorted.
+func flagNames(kctx *kong.Context) []string {
+	var names []string
+	add := func(flag *kong.Flag) { names = append(names, "--"+flag.Name) }
+	for _, group := range kctx.Model.AllFlags(true) {
+		for _, flag := range group {
+			add(flag)
+		}
+	}
+	if selected := kctx.Selected(); selected != nil {
+		for _, flag := range selected.Flags {
+			add(flag)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
