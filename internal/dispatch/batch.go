@@ -146,7 +146,7 @@ func (b *batch) close(f *followed) {
 	delete(b.open, f.call.ID)
 	b.mu.Unlock()
 	if f.accepted {
-		b.dispatcher.publisher.Finished(f.call.Lane())
+		b.dispatcher.publisher.Finished(f.call)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,7 +24,8 @@ func (l *held) attempt(e *entry) bool {
 		result, known, err = l.before(e)
 	}
 	if known { // its result is stored already
-		return l.removeEntry(e)
+		l.removeEntry(e)
+		return true
 	}
 	if result == nil {
 		if result = l.execute(e); result == nil {
@@ -38,7 +38,7 @@ func (l *held) attempt(e *entry) bool {
 // before decides whether a call is to be executed: it returns a result instead
 // when there is one to give, or known when a result is stored already.
 func (l *held) before(e *entry) (result *protocol.Result, known bool, err error) {
-	if e.mayHaveStarted || e.call.Again {
+	if e.maySettled || e.call.Again {
 		stored, err := l.holder.store.result(l.ctx, e.call.SessionID, e.call.ID)
 		if err != nil || stored != nil {
 			return nil, stored != nil, err
@@ -190,29 +190,21 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 		}
 		_, err := l.holder.store.storeResult(l.ctx, r)
 		if err == nil {
-			return l.removeEntry(e)
+			l.removeEntry(e)
+			return true
 		}
 		l.warn("result cannot be stored", err)
 		l.pause()
 	}
 }
 
-// removeEntry takes a settled call out of the mailbox.
-func (l *held) removeEntry(e *entry) bool {
-	seqs := e.ownMarks
-	if !e.inline {
-		seqs = append(seqs, e.seq)
+// removeEntry takes a settled call out of the mailbox. It does not wait: what is
+// found there again after a crash has its result stored.
+func (l *held) removeEntry(e *entry) {
+	for _, seq := range e.ownMarks {
+		l.holder.remover.remove(l, seq)
 	}
-	for {
-		err := l.holder.store.remove(l.ctx, seqs...)
-		if err == nil {
-			return true
-		}
-		if !l.alive() {
-			return false // it is found again, and its result too
-		}
-		l.holder.options.Logger.WarnContext(l.ctx, "mailbox entry cannot be removed",
-			slog.String("call", string(e.call.ID)), slog.Any("error", err))
-		l.pause()
+	if !e.inline {
+		l.holder.remover.remove(l, e.seq)
 	}
 }

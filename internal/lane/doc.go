@@ -34,6 +34,19 @@
 // back when the lease ends, or a mailbox without one; for the latter, whoever waits
 // for a result publishes a ready message now and then (a kick, refused when all is well).
 //
+// # Writes that are left out
+//
+// A publisher that has an earlier unfinished call in the lane publishes no ready
+// message: the holder looks into the mailbox after that call. One whose last call
+// in a busy lane ended a moment ago appends right away, because holders keep such lanes for
+// a moment. Both may be wrong when a result travels slowly, so the ready message is made
+// up for 20 ms later unless the result has come. A holder does not wait for the
+// removal of settled entries one by one: it sends them, and removes what was not confirmed
+// before it releases the lane. After a crash an entry may therefore be settled and
+// still be there; whoever takes over looks for its result first. While a lane is
+// held, the server repeats each stored message of its mailbox to the holder; a
+// server on its own repeats all of them in order, so they need not be read.
+//
 // # The lease
 //
 // The lease of a lane ends AckWait after the delivery or the last renewal. The holder trusts

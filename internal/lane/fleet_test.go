@@ -23,14 +23,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fleet is an embedded server with the streams of a fleet, and what a test puts around it.
 type fleet struct {
-	t      testing.TB
+	t      *testing.T
 	server *embedded.Server
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	logger *slog.Logger
 }
 
-func newFleet(t testing.TB) *fleet {
+func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	f := &fleet{t: t, logger: slog.New(slog.DiscardHandler)}
 	if testing.Verbose() {
@@ -106,7 +106,7 @@ func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
 		result = r
 		return r != nil
 	}, 20*time.Second, 2*time.Millisecond, "no result for call %s", c.ID)
-	p.Finished(c.Lane())
+	p.Finished(c)
 	return result
 }
 
@@ -151,7 +151,7 @@ func shared(key string) protocol.Use {
 	return protocol.Use{Key: protocol.ResourceKey(key), Access: protocol.Shared}
 }
 
-func put(t testing.TB, p *lane.Publisher, calls ...*protocol.Call) {
+func put(t *testing.T, p *lane.Publisher, calls ...*protocol.Call) {
 	t.Helper()
 	out := make([]lane.Outgoing, len(calls))
 	for i, c := range calls {

@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -54,23 +55,22 @@ type held struct {
 	pinned    bool   // the ready message carries a call that is not settled
 	schedule  *schedule
 	bytes     int
-	cursor    uint64 // next mailbox sequence to read
-	exhausted bool   // the last look found nothing more
-	active    int    // calls that run or wait for a slot
-	free      int    // slots in hand that no call uses
-	hasSlot   bool   // the claim came with a slot
-	caughtUp  bool   // what is read from now on came after the claim
+	mail      *mailbox
+	active    int  // calls that run or wait for a slot
+	free      int  // slots in hand that no call uses
+	frequent  bool // used a moment ago
+	hasSlot   bool // the claim came with a slot
+	served    int  // calls settled
+	caughtUp  bool // what is read from now on came after the claim
 	marks     map[protocol.CallID][]uint64
 	litter    []uint64 // marks that nobody needs any more
 	handbacks []uint64 // marks of this ready message's deliveries
 	finished  chan finished
-	listening *nats.Subscription
+	idleSince time.Time // when it had nothing to do; zero while it has
 	forgotten bool
 
-	hint chan struct{}
-
-	mu     sync.Mutex        // also guards cancelled and stop of entries
-	hinted []protocol.CallID // calls that a hint asked to cancel
+	mu       sync.Mutex          // also guards cancelled and stop of entries
+	removing map[uint64]struct{} // removals that are not confirmed
 }
 
 // finished reports the end of a call's goroutine.
@@ -90,8 +90,9 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 		holder: h, ready: meta.Sequence.Stream, delivered: meta.NumDelivered, ack: msg.Reply,
 		hash:    protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
 		claimed: time.Now(), gone: make(chan struct{}), schedule: newSchedule(),
-		marks: map[protocol.CallID][]uint64{}, finished: make(chan finished), hint: make(chan struct{}, 1),
+		marks: map[protocol.CallID][]uint64{}, removing: map[uint64]struct{}{}, finished: make(chan finished),
 	}
+	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
 	l.lease.length, l.lease.since = h.lease, since
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {
 		return nil, fmt.Errorf("header %s: %w", protocol.HeaderLane, err)
@@ -149,7 +150,7 @@ func (l *held) drain() { l.stop() }
 func (l *held) serve() {
 	defer l.cancel(nil)
 	defer l.stop()
-	defer l.unlisten()
+	defer l.mail.close()
 	if !l.hasSlot {
 		l.handback()
 		return
@@ -161,6 +162,12 @@ func (l *held) serve() {
 		}
 	}()
 	for l.ctx.Err() == nil {
+		if l.usedOnce() {
+			if l.leave() {
+				return
+			}
+			continue
+		}
 		if err := l.feed(); err != nil {
 			l.holder.options.Logger.WarnContext(l.ctx, "mailbox cannot be read", slog.String("lane", string(l.lane)), slog.Any("error", err))
 			l.pause()
@@ -186,14 +193,25 @@ func (l *held) serve() {
 	}
 }
 
+// usedOnce reports whether the lane had one call and is likely to have no more:
+// then it is released without another look into the mailbox before.
+func (l *held) usedOnce() bool {
+	return l.served == 1 && !l.frequent && l.caughtUp && l.active == 0 && l.schedule.len() == 0 &&
+		(l.holder.options.Linger <= 0 || !l.holder.options.Lingers(l.lane))
+}
+
 // start starts what may run, with the slots in hand first.
 func (l *held) start() {
 	var ready []*entry
 	if l.starting.Err() == nil && !l.yields() {
 		ready = l.schedule.startable()
 	}
+	if len(ready) > 0 {
+		l.idleSince = time.Time{}
+	}
 	for _, e := range ready {
 		e.mayHaveStarted = e.mayHaveStarted && l.startedBefore()
+		e.maySettled = e.maySettled && l.startedBefore()
 		slot := l.free > 0
 		if slot {
 			l.free--
@@ -241,6 +259,7 @@ func (l *held) finish(f finished) {
 		f.entry.running = false
 		return
 	}
+	l.served++
 	l.schedule.finish(f.entry)
 	l.bytes -= f.entry.size
 	l.litter = append(l.litter, l.marks[f.entry.call.ID]...)
@@ -252,7 +271,7 @@ func (l *held) finish(f finished) {
 
 // wait waits for something to happen, at most for d.
 func (l *held) wait(d time.Duration) {
-	if l.listening == nil {
+	if l.mail.subscription == nil {
 		d = min(d, hintAfter)
 	}
 	timer := time.NewTimer(d)
@@ -260,12 +279,11 @@ func (l *held) wait(d time.Duration) {
 	select {
 	case f := <-l.finished:
 		l.finish(f)
-	case <-l.hint:
-		l.exhausted = false
-		l.cancelHinted()
+	case <-l.mail.wake:
+		l.cancelTold()
 	case <-timer.C:
-		l.exhausted = false
-		l.listen()
+		l.mail.refresh()
+		l.mail.listen()
 	case <-l.ctx.Done():
 		return
 	}
@@ -279,66 +297,40 @@ func (l *held) wait(d time.Duration) {
 	}
 }
 
-// linger keeps an idle lane for a while. It reports true when there may be work again.
+// linger keeps an idle lane for a while: long when its sandbox is to stay warm,
+// a moment when the lane is used again and again. It reports true when there may
+// be work again.
 func (l *held) linger() bool {
-	if !l.holder.mayLinger(l.lane) {
+	d := l.holder.options.Linger
+	if l.holder.mayLinger(l.lane) {
+		defer l.holder.lingered()
+	} else if d = holdTime; !l.frequent && l.served < 2 {
 		return false
 	}
-	defer l.holder.lingered()
-	l.listen()
-	if found, err := l.look(l.cursor); err == nil && found { // it came before we listened
-		l.exhausted = false
+	if l.mail.subscription == nil { // entries may have come before it listens
+		l.mail.listen()
 		return true
 	}
-	timer := time.NewTimer(l.holder.options.Linger)
+	if l.idleSince.IsZero() {
+		l.idleSince = time.Now()
+	}
+	timer := time.NewTimer(max(0, min(d-time.Since(l.idleSince), lookPeriod)))
 	defer timer.Stop()
 	select {
-	case <-l.hint:
-		l.exhausted = false
+	case <-l.mail.wake:
+		l.cancelTold()
 		return true
 	case <-timer.C:
-		return false
+		l.mail.refresh() // should something not have been told
+		return time.Since(l.idleSince) < d
 	case <-l.starting.Done():
 		return l.ctx.Err() != nil
 	}
 }
 
-// listen subscribes to hints: messages to the lane's mailbox on core NATS.
-func (l *held) listen() {
-	if l.listening != nil {
-		return
-	}
-	fleet := l.holder.options.Fleet
-	subscription, err := l.holder.store.nc.Subscribe(fleet.MailboxFilter(l.holder.options.Pool, l.hash), func(msg *nats.Msg) {
-		if entry := fleet.ParseMailboxSubject(msg.Subject); entry.Kind == protocol.EntryCancel {
-			l.mu.Lock()
-			l.hinted = append(l.hinted, entry.CallID)
-			l.mu.Unlock()
-		}
-		select {
-		case l.hint <- struct{}{}:
-		default:
-		}
-	})
-	if err == nil { // else the periodic look has to do
-		l.listening = subscription
-	}
-}
-
-func (l *held) unlisten() {
-	if l.listening != nil {
-		_ = l.listening.Unsubscribe() // fails only when the connection is closed
-		l.listening = nil
-	}
-}
-
-// cancelHinted acts on requests to cancel before their turn in the mailbox comes.
-func (l *held) cancelHinted() {
-	l.mu.Lock()
-	ids := l.hinted
-	l.hinted = nil
-	l.mu.Unlock()
-	for _, id := range ids {
+// cancelTold acts on requests to cancel before their turn in the mailbox comes.
+func (l *held) cancelTold() {
+	for _, id := range l.mail.takeCancels() {
 		l.cancelCall(id)
 	}
 }
@@ -360,18 +352,29 @@ func (l *held) cancelCall(id protocol.CallID) {
 	}
 }
 
+// unconfirmed books a removal that was sent, from any goroutine.
+func (l *held) unconfirmed(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.removing[seq] = struct{}{}
+}
+
+// confirmed books the answer to a removal, from any goroutine.
+func (l *held) confirmed(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.removing, seq)
+}
+
+// toRemove is everything that must be gone before the lane is released.
+func (l *held) toRemove() []uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Concat(l.litter, l.handbacks, slices.Collect(maps.Keys(l.removing)))
+}
+
 // pause waits a moment after a failure, or for the end of the lane.
 func (l *held) pause() { wait(l.ctx, faultPause) }
-
-// look reports whether the mailbox holds anything at or after seq.
-func (l *held) look(seq uint64) (bool, error) {
-	msg, err := l.holder.store.next(l.ctx, l.filter(), seq)
-	return msg != nil, err
-}
-
-func (l *held) filter() string {
-	return l.holder.options.Fleet.MailboxFilter(l.holder.options.Pool, l.hash)
-}
 
 // feed reads the mailbox into the schedule until it is empty or the window is full.
 func (l *held) feed() error {
@@ -379,21 +382,19 @@ func (l *held) feed() error {
 		return err
 	}
 	l.litter = l.litter[:0]
-	for !l.exhausted && l.schedule.len() < window && l.bytes < windowBytes {
-		msg, err := l.holder.store.next(l.ctx, l.filter(), l.cursor)
+	for l.schedule.len() < window && l.bytes < windowBytes {
+		letter, err := l.mail.next(l.ctx)
 		if err != nil {
 			return err
 		}
-		if l.inline != nil && (msg == nil || msg.Sequence > l.ready) {
+		if l.inline != nil && (letter == nil || letter.seq > l.ready) {
 			l.admit(l.inline)
 			l.inline = nil
 		}
-		if msg == nil {
-			l.exhausted = true
+		if letter == nil {
 			break
 		}
-		l.cursor = msg.Sequence + 1
-		if err := l.accept(msg); err != nil {
+		if err := l.accept(letter); err != nil {
 			return err
 		}
 	}
@@ -402,29 +403,29 @@ func (l *held) feed() error {
 }
 
 // accept takes one message of the mailbox.
-func (l *held) accept(msg *jetstream.RawStreamMsg) error {
-	what := l.holder.options.Fleet.ParseMailboxSubject(msg.Subject)
+func (l *held) accept(msg *letter) error {
+	what := l.holder.options.Fleet.ParseMailboxSubject(msg.subject)
 	switch what.Kind {
 	case protocol.EntryCall:
-		e, err := l.entry(msg.Header, msg.Data)
+		e, err := l.entry(msg.header, msg.body)
 		if err != nil {
 			return l.discard(msg, err)
 		}
-		e.seq, e.accepted = msg.Sequence, msg.Time
+		e.seq, e.accepted = msg.seq, msg.stored
 		if !l.admit(e) { // enqueued twice; the one in hand is the call
-			return l.holder.store.remove(l.ctx, msg.Sequence)
+			return l.holder.store.remove(l.ctx, msg.seq)
 		}
 	case protocol.EntryHandback:
 		if what.Ready != l.ready {
-			return l.holder.store.remove(l.ctx, msg.Sequence)
+			return l.holder.store.remove(l.ctx, msg.seq)
 		}
-		l.handbacks = append(l.handbacks, msg.Sequence)
+		l.handbacks = append(l.handbacks, msg.seq)
 	case protocol.EntryCancel, protocol.EntryStart:
 		e := l.schedule.find(what.CallID)
 		if e == nil { // its call is settled
-			return l.holder.store.remove(l.ctx, msg.Sequence)
+			return l.holder.store.remove(l.ctx, msg.seq)
 		}
-		l.marks[what.CallID] = append(l.marks[what.CallID], msg.Sequence)
+		l.marks[what.CallID] = append(l.marks[what.CallID], msg.seq)
 		if what.Kind == protocol.EntryCancel {
 			l.cancelCall(what.CallID)
 		} else if !e.running {
@@ -439,10 +440,10 @@ func (l *held) accept(msg *jetstream.RawStreamMsg) error {
 var errUnknownEntry = errors.New("unknown kind of mailbox entry")
 
 // discard removes a message that can neither be run nor answered.
-func (l *held) discard(msg *jetstream.RawStreamMsg, why error) error {
+func (l *held) discard(msg *letter, why error) error {
 	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
-		slog.String("lane", string(l.lane)), slog.String("subject", msg.Subject), slog.Any("error", why))
-	return l.holder.store.remove(l.ctx, msg.Sequence)
+		slog.String("lane", string(l.lane)), slog.String("subject", msg.subject), slog.Any("error", why))
+	return l.holder.store.remove(l.ctx, msg.seq)
 }
 
 // admit puts an entry into the schedule. Only an entry that was there at the claim
@@ -452,7 +453,8 @@ func (l *held) admit(e *entry) bool {
 		return false
 	}
 	l.bytes += e.size
-	e.mayHaveStarted = e.blockers == 0 && l.delivered > 1 && !l.caughtUp
+	e.maySettled = l.delivered > 1 && !l.caughtUp
+	e.mayHaveStarted = e.maySettled && e.blockers == 0
 	return true
 }
 

@@ -3,6 +3,7 @@ package lane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -102,6 +103,7 @@ type Holder struct {
 	executor Executor
 	slots    *slots
 	puller   *puller
+	remover  *remover
 	clock    clock
 	lease    time.Duration // AckWait
 	wake     chan struct{} // there may be room for another lane
@@ -109,6 +111,7 @@ type Holder struct {
 	mu        sync.Mutex
 	draining  bool
 	held      map[protocol.LaneHash]*held
+	recent    map[protocol.LaneHash]time.Time // when lanes were let go; bounded by maxIdle
 	lingering int
 	group     sync.WaitGroup // of held lanes
 }
@@ -128,6 +131,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	h := &Holder{
 		options: o, store: s, executor: executor, lease: lease,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
+		recent: map[protocol.LaneHash]time.Time{}, remover: newRemover(s),
 	}
 	h.slots = newSlots(o.Slots, h.room)
 	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.pullFault)
@@ -159,6 +163,11 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	if err := h.clock.sync(ctx, h.store.calls); err != nil {
 		return err
 	}
+	confirmations, err := h.remover.listen()
+	if err != nil {
+		return fmt.Errorf("listen to removals: %w", err)
+	}
+	defer func() { _ = confirmations.Unsubscribe() }() // fails only when the connection is closed
 	var keeper sync.WaitGroup
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
 	keeper.Go(func() { h.keepLeases(keeping) })
@@ -240,6 +249,7 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 		l.cancel(nil)
 		return
 	}
+	l.frequent = time.Since(h.recent[l.hash]) < frequent
 	before := h.held[l.hash]
 	h.held[l.hash] = l
 	h.group.Add(1)
@@ -267,7 +277,12 @@ func (h *Holder) forget(l *held) {
 	if h.held[l.hash] == l {
 		delete(h.held, l.hash)
 	}
+	if len(h.recent) >= maxIdle {
+		clear(h.recent)
+	}
+	h.recent[l.hash] = time.Now()
 	h.mu.Unlock()
+	h.remover.forget(l)
 	close(l.gone)
 }
 

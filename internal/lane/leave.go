@@ -2,7 +2,6 @@ package lane
 
 import (
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,14 +24,14 @@ func (l *held) release() bool {
 		return false
 	}
 	s := l.holder.store
-	if err := s.remove(l.ctx, slices.Concat(l.litter, l.handbacks, []uint64{l.ready})...); err != nil {
+	if err := s.remove(l.ctx, append(l.toRemove(), l.ready)...); err != nil {
 		l.warn("lane cannot be released", err)
 		l.pause()
 		return false
 	}
 	_ = s.nc.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
 	l.holder.forget(l)
-	found, err := l.look(0)
+	found, err := l.mail.look(l.ctx)
 	if err != nil {
 		l.warn("last look into the mailbox failed", err)
 		found = true // then rather once too often

@@ -16,10 +16,8 @@ import (
 
 // Publisher enqueues calls. It is safe for concurrent use.
 type Publisher struct {
-	store *store
-
-	mu         sync.Mutex
-	unfinished map[protocol.Lane]int // own calls that have no result yet
+	store    *store
+	presence *presence
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
@@ -28,7 +26,13 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 	if err != nil {
 		return nil, err
 	}
-	return &Publisher{store: s, unfinished: map[protocol.Lane]int{}}, nil
+	p := &Publisher{store: s}
+	p.presence = newPresence(func(c *protocol.Call) { //nolint:contextcheck // it runs long after the caller
+		ctx, cancel := context.WithTimeout(context.Background(), opTimeout) //nolint:forbidigo // a timer has no caller
+		defer cancel()
+		_ = p.Kick(ctx, c) // the kicks of whoever waits come after it
+	})
+	return p, nil
 }
 
 // Outgoing is a call to enqueue, with headers such as its trace context.
@@ -58,53 +62,40 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 }
 
 // Finished tells that a call which was put has its result, or is given up.
-func (p *Publisher) Finished(lane protocol.Lane) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.unfinished[lane]--; p.unfinished[lane] <= 0 {
-		delete(p.unfinished, lane)
-	}
-}
-
-func (p *Publisher) begin(lane protocol.Lane, n int) (hadUnfinished bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	had := p.unfinished[lane] > 0
-	p.unfinished[lane] += n
-	return had
-}
+func (p *Publisher) Finished(call *protocol.Call) { p.presence.finished(call.Lane(), call.ID) }
 
 // putLane enqueues the calls of one lane in their order.
 func (p *Publisher) putLane(ctx context.Context, lane protocol.Lane, calls []Outgoing, indexes []int, faults []error) {
-	busy := p.begin(lane, len(indexes))
-	defer func() {
-		for _, i := range indexes {
-			if faults[i] != nil {
-				p.Finished(lane)
-			}
-		}
-	}()
-	bodies := make(map[int]*nats.Msg, len(indexes))
-	sendable := indexes[:0:0]
+	ids := make([]protocol.CallID, len(indexes))
+	for n, i := range indexes {
+		ids[n] = calls[i].Call.ID
+	}
+	busy, held := p.presence.begin(lane, ids)
+	inline := !busy && !held
 	for _, i := range indexes {
-		if bodies[i], faults[i] = p.message(calls[i]); faults[i] == nil {
-			sendable = append(sendable, i)
+		call := calls[i].Call
+		if faults[i] = p.put(ctx, calls[i], inline, held); faults[i] != nil {
+			p.presence.finished(lane, call.ID)
+			continue
 		}
+		inline = false
 	}
-	if len(sendable) > 0 && !busy {
-		first := sendable[0]
-		done, err := p.putInline(ctx, calls[first].Call, bodies[first])
+}
+
+// put enqueues one call: as the ready message itself if inline says so and the
+// lane is idle, else into the mailbox.
+func (p *Publisher) put(ctx context.Context, out Outgoing, inline, held bool) error {
+	msg, err := p.message(out)
+	if err != nil {
+		return err
+	}
+	if inline {
+		done, err := p.putInline(ctx, out.Call, msg)
 		if done || err != nil {
-			faults[first] = err
-			sendable = sendable[1:]
+			return err
 		}
 	}
-	if len(sendable) == 0 {
-		return
-	}
-	if p.append(ctx, calls, sendable, bodies, faults) {
-		p.makeReady(ctx, calls[sendable[0]].Call)
-	}
+	return p.append(ctx, out.Call, msg, held)
 }
 
 // message encodes a call for its mailbox.
@@ -130,7 +121,7 @@ func (p *Publisher) message(out Outgoing) (*nats.Msg, error) {
 func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
 	msg := *mailbox
 	msg.Subject = p.store.fleet.ReadySubject(call.Pool, call.Lane().Hash())
-	_, answer, err := p.store.publish(ctx, &msg)
+	seq, answer, err := p.store.publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return false, fmt.Errorf("publish call %s: %w", call.ID, err)
@@ -139,6 +130,9 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 		return false, p.markAgain(call, mailbox)
 	case answer == full:
 		return false, fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
+	}
+	if answer == accepted {
+		p.presence.accepted(call, seq)
 	}
 	return answer == accepted, nil
 }
@@ -155,34 +149,33 @@ func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg) error {
 	return nil
 }
 
-// append adds calls to the mailbox one after another, which keeps their order
-// whatever fails in between, and reports whether any was accepted.
-func (p *Publisher) append(ctx context.Context, calls []Outgoing, indexes []int, bodies map[int]*nats.Msg, faults []error) bool {
-	appended := false
-	for _, i := range indexes {
-		call := calls[i].Call
-		answer, err := p.appendOne(ctx, call, bodies[i])
-		switch {
-		case err != nil:
-			faults[i] = fmt.Errorf("publish call %s: %w", call.ID, err)
-		case answer == full:
-			faults[i] = fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
-		default: // stored now, or it was there already: accepted
-			appended = true
-		}
+// append adds a call to its mailbox and sees to it that the lane is ready.
+func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, held bool) error {
+	seq, answer, err := p.appendOne(ctx, call, msg)
+	switch {
+	case err != nil:
+		return fmt.Errorf("publish call %s: %w", call.ID, err)
+	case answer == full:
+		return fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
 	}
-	return appended
+	// Stored now, or it was there already: accepted.
+	if seq > 0 && p.presence.accepted(call, seq) || held {
+		p.presence.later(call)
+		return nil
+	}
+	p.makeReady(ctx, call)
+	return nil
 }
 
 // appendOne tries until the server has answered or the context ends.
-func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (refused, error) {
+func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, refused, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		_, answer, err := p.store.publish(ctx, msg)
+		seq, answer, err := p.store.publish(ctx, msg)
 		if err == nil || !retryable(err) || !wait(ctx, retryWait) {
-			return answer, err
+			return seq, answer, err
 		}
 		if err := p.markAgain(call, msg); err != nil {
-			return accepted, err
+			return 0, accepted, err
 		}
 	}
 }

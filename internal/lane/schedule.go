@@ -19,6 +19,7 @@ type entry struct {
 	size     int       // bytes of the body
 	inline   bool      // the ready message itself: there is no mailbox entry
 
+	maySettled     bool     // settled, but not removed, by a worker that was lost
 	mayHaveStarted bool     // by a worker that was lost
 	starts         int      // start marks that are known
 	ownMarks       []uint64 // start marks that this holder stored

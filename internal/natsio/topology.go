@@ -95,6 +95,7 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 // streams returns the three streams as they must be.
 func (t Topology) streams() []jetstream.StreamConfig {
 	source, destination := t.Fleet.DoneMapping()
+	toldSource, toldDestination := t.Fleet.ToldMapping()
 	return []jetstream.StreamConfig{
 		{
 			Name: t.Fleet.CallsStream(), Subjects: t.Fleet.CallsSubjects(),
@@ -103,6 +104,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew,
 			MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
 			MaxMsgs: t.MaxCalls, MaxBytes: t.MaxBytes, MaxMsgSize: -1,
+			RePublish: &jetstream.RePublish{Source: toldSource, Destination: toldDestination},
 		},
 		{
 			Name: t.Fleet.ResultsStream(), Subjects: t.Fleet.ResultsSubjects(),

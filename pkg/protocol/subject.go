@@ -61,6 +61,12 @@ func (f Fleet) MailboxFilter(pool Pool, lane LaneHash) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + ".>"
 }
 
+// ToldFilter matches what the server repeats of a lane's mailbox, each message
+// when it is stored.
+func (f Fleet) ToldFilter(pool Pool, lane LaneHash) Subject {
+	return string(f) + ".told." + string(pool) + "." + string(lane) + ".>"
+}
+
 // ReadySubject is the one message that says "this lane has work".
 func (f Fleet) ReadySubject(pool Pool, lane LaneHash) Subject {
 	return string(f) + ".ready." + string(pool) + "." + string(lane)
@@ -100,6 +106,11 @@ func (f Fleet) OutputFilter(session SessionID) Subject { return f.OutputSubject(
 // CallsSubjects are the subjects of the calls stream.
 func (f Fleet) CallsSubjects() []Subject {
 	return []Subject{string(f) + ".call.>", string(f) + ".ready.>"}
+}
+
+// ToldMapping is the republish rule of the calls stream: source and destination.
+func (f Fleet) ToldMapping() (source, destination Subject) {
+	return string(f) + ".call.>", string(f) + ".told.>"
 }
 
 // ResultsSubjects are the subjects of the results stream.
@@ -143,11 +154,11 @@ type MailboxEntry struct {
 	Ready  uint64 // of handbacks: the stream sequence of the ready message
 }
 
-// ParseMailboxSubject reads the end of a mailbox subject of this fleet. A
+// ParseMailboxSubject reads the end of a mailbox subject of this fleet, also as the server repeats it. A
 // subject that it does not understand yields kind [EntryUnknown].
 func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 	tokens := strings.Split(subject, ".")
-	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" {
+	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "told" {
 		return MailboxEntry{}
 	}
 	tokens = tokens[4:]

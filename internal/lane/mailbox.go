@@ -1,0 +1,191 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// letter is one message of a mailbox.
+type letter struct {
+	seq     uint64
+	subject string
+	header  nats.Header
+	body    []byte
+	stored  time.Time // by the server's clock
+}
+
+// mailbox reads the mailbox of a held lane in stream order. It asks the stream's
+// leader, which knows every acknowledged message. While it listens, the server
+// also tells it each message once that is stored, so that it need not ask in vain. A
+// server on its own tells all of them in order, and then they are taken as they
+// come; in a cluster some may get lost, and then they only say when to ask.
+//
+// One goroutine uses it; what it is told comes from another.
+type mailbox struct {
+	store  *store
+	fleet  protocol.Fleet
+	pool   protocol.Pool
+	hash   protocol.LaneHash
+	cursor uint64 // the next sequence to read
+	empty  bool   // the stream had nothing at cursor or after it, and whatever comes is told
+
+	subscription *nats.Subscription
+	reconnects   uint64 // of the connection, when listening began
+	wake         chan struct{}
+
+	mu        sync.Mutex
+	told      []letter // stored messages, in order, bounded by maxTold and windowBytes
+	toldBytes int
+	lost      bool              // some that were told had no room
+	cancels   []protocol.CallID // calls that somebody asks to cancel
+}
+
+// maxTold bounds the messages that wait to be taken; what is more is read from the stream.
+const maxTold = 4 * window
+
+func newMailbox(s *store, fleet protocol.Fleet, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
+	return &mailbox{store: s, fleet: fleet, pool: pool, hash: hash, wake: make(chan struct{}, 1)}
+}
+
+// listen has the server tell what is stored from now on. It does nothing the second time.
+func (m *mailbox) listen() {
+	if m.subscription != nil {
+		return
+	}
+	m.reconnects = m.store.nc.Stats().Reconnects
+	subscription, err := m.store.nc.Subscribe(m.fleet.ToldFilter(m.pool, m.hash), m.tell)
+	if err != nil {
+		return // no connection: there is nothing to hear
+	}
+	m.subscription = subscription
+	m.empty = false // what came before was not told
+}
+
+// close stops listening.
+func (m *mailbox) close() {
+	if m.subscription != nil {
+		_ = m.subscription.Unsubscribe() // fails only when the connection is closed
+		m.subscription = nil
+	}
+}
+
+// tell takes a message that was stored.
+func (m *mailbox) tell(msg *nats.Msg) {
+	l, err := toldLetter(msg)
+	m.mu.Lock()
+	switch {
+	case err != nil, m.lost, len(m.told) >= maxTold, m.toldBytes > windowBytes:
+		m.lost = true
+	default:
+		m.told = append(m.told, l)
+		m.toldBytes += len(l.body)
+	}
+	if entry := m.fleet.ParseMailboxSubject(msg.Subject); entry.Kind == protocol.EntryCancel {
+		m.cancels = append(m.cancels, entry.CallID)
+	}
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// toldLetter reads a message as the server repeats it.
+func toldLetter(msg *nats.Msg) (letter, error) {
+	seq, err := strconv.ParseUint(msg.Header.Get("Nats-Sequence"), 10, 64)
+	stored, timeErr := time.Parse(time.RFC3339Nano, msg.Header.Get("Nats-Time-Stamp"))
+	return letter{
+		seq: seq, subject: msg.Header.Get("Nats-Subject"), header: msg.Header, body: msg.Data, stored: stored,
+	}, errors.Join(err, timeErr)
+}
+
+// takeCancels returns the calls that somebody has asked to cancel since the last time.
+func (m *mailbox) takeCancels() []protocol.CallID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cancels := m.cancels
+	m.cancels = nil
+	return cancels
+}
+
+// refresh makes the next read ask the stream, whatever was told.
+func (m *mailbox) refresh() { m.empty = false }
+
+// next returns the next message; nil when there is none.
+func (m *mailbox) next(ctx context.Context) (*letter, error) {
+	if m.empty {
+		l, ask := m.takeTold()
+		if l != nil || !ask {
+			return l, nil
+		}
+	}
+	msg, err := m.store.next(ctx, m.filter(), m.cursor)
+	if err != nil {
+		return nil, err
+	}
+	if msg == nil {
+		m.empty = true
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	m.cursor = msg.Sequence + 1
+	return fromStream(msg), nil
+}
+
+func fromStream(msg *jetstream.RawStreamMsg) *letter {
+	return &letter{seq: msg.Sequence, subject: msg.Subject, header: msg.Header, body: msg.Data, stored: msg.Time}
+}
+
+// takeTold returns the next message that was told, or says that the stream has to be asked.
+func (m *mailbox) takeTold() (l *letter, ask bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for len(m.told) > 0 && m.told[0].seq < m.cursor { // read already
+		m.drop()
+	}
+	if m.incomplete() {
+		m.told, m.toldBytes, m.lost = nil, 0, false
+		m.close()
+		m.empty = false
+		return nil, true
+	}
+	if len(m.told) == 0 {
+		return nil, false
+	}
+	if m.store.clustered() {
+		return nil, true
+	}
+	first := m.told[0]
+	m.drop()
+	m.cursor = first.seq + 1
+	return &first, false
+}
+
+func (m *mailbox) drop() {
+	m.toldBytes -= len(m.told[0].body)
+	m.told = m.told[1:]
+}
+
+// incomplete reports whether something may have been stored without being told.
+func (m *mailbox) incomplete() bool {
+	if m.lost || m.subscription == nil || m.store.nc.Stats().Reconnects != m.reconnects {
+		return true
+	}
+	dropped, err := m.subscription.Dropped()
+	return err != nil || dropped > 0
+}
+
+// look reports whether the stream has anything at all in the mailbox.
+func (m *mailbox) look(ctx context.Context) (bool, error) {
+	msg, err := m.store.next(ctx, m.filter(), 0)
+	return msg != nil, err
+}
+
+func (m *mailbox) filter() string { return m.fleet.MailboxFilter(m.pool, m.hash) }

@@ -1,0 +1,158 @@
+package lane
+
+import (
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// makeUpAfter is when a ready message that was thought to be needless is
+	// published after all, if the call has no result by then.
+	makeUpAfter = 20 * time.Millisecond
+	// holdTime is how long a holder keeps a lane that is used again and again, after its last call.
+	holdTime = 3 * time.Millisecond
+	// heldFor is how long a publisher counts on that, after a result of its own.
+	heldFor = 2 * time.Millisecond
+	// frequent is the longest pause between two uses of a lane that is "used again and again".
+	frequent = 50 * time.Millisecond
+	// distrust is how long a lane is not counted on after a ready message was missing.
+	distrust = time.Second
+	// maxIdle bounds the lanes that are remembered without a call under way.
+	maxIdle = 8192
+)
+
+// presence is what a publisher knows of the lanes that it uses right now. It
+// decides which ready messages can be left out: those of calls that the holder of
+// the lane will find anyway. Where it may be wrong the ready message is made up
+// for a moment later. It is safe for concurrent use.
+type presence struct {
+	makeUp func(*protocol.Call) // publishes the ready message of a call's lane
+
+	mu    sync.Mutex
+	lanes map[protocol.Lane]*ownLane
+	idle  int // lanes without a call under way
+}
+
+// ownLane is a lane as one publisher uses it.
+type ownLane struct {
+	calls    map[protocol.CallID]*ownCall // put and not finished
+	lastEnd  time.Time                    // when the last result came
+	streak   int                          // uses without a long pause
+	distrust time.Time                    // until then the holder is not counted on
+}
+
+// ownCall is a call that has no result yet.
+type ownCall struct {
+	seq    uint64      // stream sequence; 0 until it is accepted, or when it is not known
+	makeUp *time.Timer // publishes the ready message, unless the result comes before
+}
+
+func newPresence(makeUp func(*protocol.Call)) *presence {
+	return &presence{makeUp: makeUp, lanes: map[protocol.Lane]*ownLane{}}
+}
+
+// begin books calls of one lane that are about to be put. busy says that an
+// earlier one has no result yet; held, that the lane's holder is likely to be still there.
+func (p *presence) begin(lane protocol.Lane, ids []protocol.CallID) (busy, held bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	own := p.lanes[lane]
+	if own == nil {
+		p.sweep()
+		own = &ownLane{calls: map[protocol.CallID]*ownCall{}}
+		p.lanes[lane] = own
+		p.idle++
+	}
+	busy = len(own.calls) > 0
+	if !busy {
+		p.idle--
+		if pause := now.Sub(own.lastEnd); pause < frequent {
+			own.streak++
+			held = own.streak > 1 && pause < heldFor && now.After(own.distrust)
+		} else {
+			own.streak = 0
+		}
+	}
+	for _, id := range ids {
+		own.calls[id] = &ownCall{}
+	}
+	return busy, held
+}
+
+// sweep forgets the idle lanes when there are too many.
+func (p *presence) sweep() {
+	if p.idle < maxIdle {
+		return
+	}
+	for lane, own := range p.lanes {
+		if len(own.calls) == 0 {
+			delete(p.lanes, lane)
+		}
+	}
+	p.idle = 0
+}
+
+// accepted books the sequence of a call. It reports whether a call of this
+// publisher that was accepted before it has no result yet: its holder will look
+// into the mailbox after that call, and find this one too. A call accepted later
+// must not count, or two of them could rely on each other.
+func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.lanes[call.Lane()]
+	if own == nil {
+		return false
+	}
+	if this := own.calls[call.ID]; this != nil {
+		this.seq = seq
+	}
+	for _, other := range own.calls {
+		if other.seq > 0 && other.seq < seq {
+			return true
+		}
+	}
+	return false
+}
+
+// later has the ready message of a call made up for, unless its result comes first.
+func (p *presence) later(call *protocol.Call) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.lanes[call.Lane()]
+	if own == nil || own.calls[call.ID] == nil || own.calls[call.ID].makeUp != nil {
+		return
+	}
+	own.calls[call.ID].makeUp = time.AfterFunc(makeUpAfter, func() {
+		p.mu.Lock()
+		own := p.lanes[call.Lane()]
+		missing := own != nil && own.calls[call.ID] != nil
+		if missing {
+			own.distrust = time.Now().Add(distrust)
+		}
+		p.mu.Unlock()
+		if missing {
+			p.makeUp(call)
+		}
+	})
+}
+
+// finished books the end of a call.
+func (p *presence) finished(lane protocol.Lane, id protocol.CallID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.lanes[lane]
+	if own == nil || own.calls[id] == nil {
+		return
+	}
+	if timer := own.calls[id].makeUp; timer != nil {
+		timer.Stop()
+	}
+	delete(own.calls, id)
+	if len(own.calls) == 0 {
+		own.lastEnd = time.Now()
+		p.idle++
+	}
+}
