@@ -80,10 +80,10 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 		}
 	})
 	defer lost()
-	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec)
+	inside, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec) // not ctx: the function above reads it
 	defer exec.End()
-	value, err := w.inSandbox(ctx, run.Call, s, frames)
-	if r = w.failed(ctx, run.Call, value, err); r.Error != nil {
+	value, err := w.inSandbox(inside, run.Call, s, frames)
+	if r = w.failed(inside, run.Call, value, err); r.Error != nil {
 		telemetry.Fail(exec, r.Error)
 	}
 	return r
