@@ -11,7 +11,7 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race,)
 LINT     := go tool -modfile=tools/go.mod golangci-lint
 MODULES  := . tools deploy/compose/check
 PKG      ?= ./...
-BENCH    ?= .
+CALLS    ?= 100000
 FUZZTIME ?= 10s
 DEMO     := .toolfleet/demo
 PROMPT   ?= The tests of this project fail. Find out why, repair it, and show that they pass.
@@ -67,8 +67,13 @@ ci: ## Run all that a change must pass
 ## Measure
 
 .PHONY: bench
-bench: ## Run the benchmarks (BENCH=regexp for some)
-	go test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 30m $(PKG)
+bench: build ## Measure the fleet beside bare NATS in the same run (CALLS=n per line)
+	bin/coordinator bench --calls $(CALLS)
+	bin/coordinator bench --calls $(CALLS) --lanes 1 --callers 64
+	bin/coordinator bench --calls $(CALLS) --lanes 100000
+	bin/coordinator bench --calls 10000 --lanes 1 --callers 1
+	bin/coordinator bench --calls $(CALLS) --work 5ms
+	bin/coordinator bench --calls 10000 --callers 16 --slow-lane 50ms
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each
