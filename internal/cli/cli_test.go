@@ -135,7 +135,7 @@ func TestRun_BadEnvironmentNamesTheFlag(t *testing.T) {
 	require.Contains(t, o.stderr, "many")
 }
 
-func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) {
+func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) { //nolint:paralleltest // changes the environment
 	for name, value := range map[string]string{
 		"TOOLFLEET_NATS": "nats://bob:s3cret@host:4222", "TOOLFLEET_SLOTS": "7", "TOOLFLEET_LOG_LEVEL": "debug",
 		"TOOLFLEET_DRAIN": "1m", "TOOLFLEET_JSON": "true", "TOOLFLEET_SPEED": "fast", "TOOLFLEET_ENV": "KEY=s3cret",

@@ -347,7 +347,11 @@ func TestTurn_GoesOnAtAnotherServer(t *testing.T) {
 				link.Cut()
 			}
 			r.serve(r.Connect(), "b", nil)
-			<-second // the turn is at the other server, which waits for the call
+			select {
+			case <-second: // the turn is at the other server, which waits for the call
+			case <-time.After(patience):
+				require.Fail(t, "no second attempt")
+			}
 			require.NoError(t, os.WriteFile(r.file(call.SessionID, "go"), nil, 0o600))
 			got := <-done
 			requireAnswered(t, got)

@@ -126,31 +126,6 @@ func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace
 	return workspace, scratch, nil
 }
 
-// claimPlace checks that the workspace is here, or records that it begins here.
-func (s *sandboxes) claimPlace(ctx context.Context, l protocol.Lane, workspace string) error {
-	key := string(l.Hash())
-	_, err := s.places.Create(ctx, key, []byte(s.dataID))
-	if err == nil {
-		return nil
-	}
-	if !errors.Is(err, jetstream.ErrKeyExists) {
-		return fmt.Errorf("record the place of %s: %w", l, err)
-	}
-	place, err := s.places.Get(ctx, key)
-	if err != nil {
-		return fmt.Errorf("read the place of %s: %w", l, err)
-	}
-	if string(place.Value()) != s.dataID {
-		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
-			"the workspace of %s is in another data directory (%s) than this worker's (%s); let the workers of a pool share one --data directory",
-			l, place.Value(), s.dataID)
-	}
-	if _, err := os.Stat(workspace); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the workspace of %s: %v", l, err)
-	}
-	return nil
-}
-
 // directoryName is the lane's own directory: the sandbox id when it is a plain token.
 func directoryName(l protocol.Lane) string {
 	if id, err := protocol.ParseSessionID(sandboxOf(l)); err == nil {

@@ -1,0 +1,66 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// placeTimeout bounds one try to record or read a place, placePause is the time between two.
+	placeTimeout = 5 * time.Second
+	placePause   = 100 * time.Millisecond
+)
+
+// claimPlace checks that the workspace is here, or records that it begins here. A
+// fleet that does not answer is no fault of the call: it is asked again until ctx ends.
+func (s *sandboxes) claimPlace(ctx context.Context, l protocol.Lane, workspace string) error {
+	for {
+		err := s.tryPlace(ctx, l, workspace)
+		if _, answered := errors.AsType[*protocol.Error](err); err == nil || answered || errors.Is(err, nats.ErrConnectionClosed) {
+			return err
+		}
+		timer := time.NewTimer(placePause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+	}
+}
+
+// tryPlace is one try of claimPlace. The record of an answer that was lost is found by the next one.
+func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace string) error {
+	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
+	defer cancel()
+	key := string(l.Hash())
+	_, err := s.places.Create(ctx, key, []byte(s.dataID))
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, jetstream.ErrKeyExists) {
+		return fmt.Errorf("record the place of %s: %w", l, err)
+	}
+	place, err := s.places.Get(ctx, key)
+	if err != nil {
+		return fmt.Errorf("read the place of %s: %w", l, err)
+	}
+	if string(place.Value()) != s.dataID {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+			"the workspace of %s is in another data directory (%s) than this worker's (%s); let the workers of a pool share one --data directory",
+			l, place.Value(), s.dataID)
+	}
+	if _, err := os.Stat(workspace); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the workspace of %s: %v", l, err)
+	}
+	return nil
+}
