@@ -92,13 +92,13 @@ func (c *benchCommand) print(p program, r *bench.Report) error {
 		return json.NewEncoder(p.Stdout).Encode(r)
 	}
 	_, err := fmt.Fprintf(p.Stdout, `%d calls on %d lanes by %d callers, %d worker(s) with %d slots, %s work, %d CPUs
-calls/s    %10.0f   (%.0f us CPU a call, all parts together)
+calls/s    %10.0f   (%.0f us CPU and %.1f messages a call, all parts together)
 latency    %10.0f us p50   %.0f us p99   %.0f us max
 baseline   %10.0f JetStream publishes/s (64 publishers)   ratio %.3f
            %10.0f requests/s, core NATS                   ratio %.3f
 errors     %10d   order or exclusivity violations %d
 `, r.Calls, r.Lanes, r.Callers, r.Workers, r.Slots, c.Work, runtime.NumCPU(),
-		r.CallsPerS, r.CPUUS, r.P50US, r.P99US, r.MaxUS,
+		r.CallsPerS, r.CPUUS, r.Messages, r.P50US, r.P99US, r.MaxUS,
 		r.Baseline.PublishPerS, r.RatioToPub, r.Baseline.RequestReplyPerS, r.RatioToReq, r.Errors, r.Violations)
 	return err
 }

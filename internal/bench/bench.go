@@ -81,6 +81,7 @@ type Report struct {
 	P99US       float64  `json:"p99_us"`
 	MaxUS       float64  `json:"max_us"`
 	CPUUS       float64  `json:"cpu_us_per_call"`
+	Messages    float64  `json:"messages_per_call"` // that callers and workers sent to the server
 	Errors      int64    `json:"errors"`
 	Violations  int64    `json:"violations"`
 	SlowCalls   int64    `json:"slow_calls,omitempty"`
@@ -134,7 +135,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 	}
 	witness := newWitness(o.Work, o.SlowLane)
-	stop, err := startHolders(ctx, o, witness)
+	connections, stop, err := startHolders(ctx, o, witness)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +145,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	load := &load{options: o, dispatcher: dispatcher, latencies: make([][]time.Duration, o.Callers)}
+	sent := sentBy(append(connections, nc))
 	load.run(ctx, report)
+	report.Messages = float64(sentBy(append(connections, nc))-sent) / float64(o.Calls)
 	report.Violations = witness.violations.Load()
 	if report.Baseline.PublishPerS > 0 {
 		report.RatioToPub = report.CallsPerS / report.Baseline.PublishPerS
@@ -154,10 +157,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 }
 
 // startHolders runs the workers, whose only tool is the witness.
-func startHolders(ctx context.Context, o Options, w *witness) (stop func(), err error) {
+func startHolders(ctx context.Context, o Options, w *witness) (connections []*nats.Conn, stop func(), err error) {
 	running, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
-	var connections []*nats.Conn
 	stop = func() {
 		cancel()
 		group.Wait()
@@ -169,7 +171,7 @@ func startHolders(ctx context.Context, o Options, w *witness) (stop func(), err 
 		nc, err := o.Connect(fmt.Sprintf("bench worker %d", i))
 		if err != nil {
 			stop()
-			return nil, err
+			return nil, nil, err
 		}
 		connections = append(connections, nc)
 		holder, err := lane.NewHolder(ctx, nc, w, lane.Options{
@@ -177,11 +179,19 @@ func startHolders(ctx context.Context, o Options, w *witness) (stop func(), err 
 		})
 		if err != nil {
 			stop()
-			return nil, err
+			return nil, nil, err
 		}
 		group.Go(func() { _ = holder.Run(running, context.WithoutCancel(ctx)) }) // ends with running
 	}
-	return stop, nil
+	return connections, stop, nil
+}
+
+// sentBy is how many messages the connections have sent.
+func sentBy(connections []*nats.Conn) (n uint64) {
+	for _, nc := range connections {
+		n += nc.Stats().OutMsgs
+	}
+	return n
 }
 
 // load is the callers.

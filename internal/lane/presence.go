@@ -117,7 +117,9 @@ func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 	return false
 }
 
-// later has the ready message of a call made up for, unless its result comes first.
+// later has the ready message of a call made up for, unless its result comes
+// first. While other calls of the lane come to their end, its holder is at work
+// and will look into the mailbox again: then it waits on.
 func (p *presence) later(call *protocol.Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,17 +128,27 @@ func (p *presence) later(call *protocol.Call) {
 		return
 	}
 	own.calls[call.ID].makeUp = time.AfterFunc(makeUpAfter, func() {
-		p.mu.Lock()
-		own := p.lanes[call.Lane()]
-		missing := own != nil && own.calls[call.ID] != nil
-		if missing {
-			own.distrust = time.Now().Add(distrust)
-		}
-		p.mu.Unlock()
-		if missing {
+		if p.missing(call) {
 			p.makeUp(call)
 		}
 	})
+}
+
+// missing reports whether a call needs its ready message after all.
+func (p *presence) missing(call *protocol.Call) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.lanes[call.Lane()]
+	if own == nil || own.calls[call.ID] == nil {
+		return false
+	}
+	now := time.Now()
+	if quiet := now.Sub(own.lastEnd); quiet < makeUpAfter {
+		own.calls[call.ID].makeUp.Reset(makeUpAfter - quiet)
+		return false
+	}
+	own.distrust = now.Add(distrust)
+	return true
 }
 
 // finished books the end of a call.
@@ -151,8 +163,8 @@ func (p *presence) finished(lane protocol.Lane, id protocol.CallID) {
 		timer.Stop()
 	}
 	delete(own.calls, id)
+	own.lastEnd = time.Now()
 	if len(own.calls) == 0 {
-		own.lastEnd = time.Now()
 		p.idle++
 	}
 }
