@@ -1,0 +1,69 @@
+package bench
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func options(t *testing.T) Options {
+	t.Helper()
+	connect, stop, err := Embedded(t.Context(), t.TempDir(), false, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	return Options{
+		Fleet: "tf-bench", Lanes: 7, Callers: 20, Calls: 1000, Workers: 2, Slots: 4, Payload: 100,
+		Baseline: 50 * time.Millisecond, Connect: connect, Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+func TestRun_MeasuresEveryCallInOrder(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	o.SlowLane = 5 * time.Millisecond
+	r, err := Run(t.Context(), o)
+	require.NoError(t, err)
+	require.Zero(t, r.Errors)
+	require.Zero(t, r.Violations)
+	require.Positive(t, r.SlowCalls)
+	require.Positive(t, r.CallsPerS)
+	require.Positive(t, r.Baseline.PublishPerS)
+	require.Positive(t, r.RatioToReq)
+	require.LessOrEqual(t, r.P50US, r.P99US)
+	require.LessOrEqual(t, r.P99US, r.MaxUS)
+}
+
+func TestRun_NamesEveryBadOption(t *testing.T) {
+	t.Parallel()
+	_, err := Run(t.Context(), Options{Lanes: 0, Callers: -1, Calls: 1, Workers: 1, Slots: 1, Work: -1})
+	require.ErrorContains(t, err, "lanes 0: must be 1 to")
+	require.ErrorContains(t, err, "callers -1: must be 1 to")
+	require.ErrorContains(t, err, "must not be negative")
+}
+
+// A measurement that cannot find a violation would be worth nothing.
+func TestWitness_CountsOverlapAndDisorder(t *testing.T) {
+	t.Parallel()
+	w := newWitness(0, 0)
+	run := func(seq uint64) *lane.Run {
+		return &lane.Run{Sequence: seq, Call: &protocol.Call{Resources: []protocol.Use{{Key: "bench/1", Access: protocol.Exclusive}}}}
+	}
+	w.Execute(t.Context(), run(5))
+	require.Zero(t, w.violations.Load())
+	w.Execute(t.Context(), run(4))
+	require.EqualValues(t, 1, w.violations.Load(), "order")
+	found, _ := w.lanes.Load(protocol.Lane("bench/1"))
+	state, ok := found.(*laneState)
+	require.True(t, ok)
+	state.running.Add(1) // somebody else is at it
+	w.Execute(t.Context(), run(9))
+	require.EqualValues(t, 2, w.violations.Load(), "overlap")
+}
