@@ -32,7 +32,8 @@ func TestWorker_KilledCallRunsAgainElsewhere(t *testing.T) {
 			for i := range before {
 				steps = append(steps, say("Earlier.", bash(fmt.Sprintf("e%d", i), earlier.add("done"))))
 			}
-			steps = append(steps, say("Slow.", bash("c1", count.add("begun")+"; "+hold.pass()+"; echo finished")), say("Answered."))
+			steps = append(steps, say("Slow.", bash("c1", count.add("begun")+"; "+hold.pass()+"; echo finished")),
+				say("After it.", bash("c2", "echo goes on")), say("Answered."))
 			label := fmt.Sprintf(`\[%d\.1 bash\] +. `, before+1)
 			b := newBroker(t)
 			workers := startWorkers(t, 2, b.flags)
@@ -49,8 +50,10 @@ func TestWorker_KilledCallRunsAgainElsewhere(t *testing.T) {
 			require.Equal(t, 0, p.wait(t))
 			require.Equal(t, "Answered.\n", p.stdout.String())
 			require.Regexp(t, label+`ok · on `+survivor.id+`, attempt 2(?s:.*)│ finished\n`, p.stderr)
+			require.Regexp(t, `ok · on `+survivor.id+`, attempt 1(?s:.*)│ goes on\n`, p.stderr, "the lane goes on")
 			require.Equal(t, before, earlier.count(), "a call that has its result is not run again")
 			require.Equal(t, 2, count.count())
+			survivor.stop(t)
 		})
 	}
 }
@@ -110,7 +113,7 @@ func TestServe_TurnGoesOnElsewhere(t *testing.T) {
 	lost := startServe(t, model, b.flags...)
 	p := start(t, coordinator, launch{args: append(append([]string{"submit"}, b.flags...), "do it")})
 	p.waitFor(t, `\[2\.1 bash\] +. running on (\S+)\n`)
-	startServe(t, model, b.flags...)
+	heir := startServe(t, model, b.flags...)
 
 	lost.kill(t)
 	waitUntil(t, func() bool { return b.turnTakenOver(t) })
@@ -120,4 +123,5 @@ func TestServe_TurnGoesOnElsewhere(t *testing.T) {
 	for name, count := range map[string]*tally{"ended before": first, "ran meanwhile": second, "waited meanwhile": third} {
 		require.Equal(t, 1, count.count(), name)
 	}
+	heir.stop(t)
 }
