@@ -71,7 +71,7 @@ func TestRun_UsageErrorsRunNothing(t *testing.T) {
 		"unknown model":       {[]string{"--model", "magic:x"}, `--model(?s:.*)script:FILE(?s:.*)openai:NAME`},
 		"missing script":      {[]string{"--model", "script:" + missing}, `missing`},
 		"unknown toolset":     {[]string{"--toolset", "nope"}, `--toolset(?s:.*)nope(?s:.*)core`},
-		"unknown sandbox":     {[]string{"--sandbox", "docker"}, `--sandbox(?s:.*)docker(?s:.*)auto, process`},
+		"unknown sandbox":     {[]string{"--sandbox", "docker"}, `--sandbox(?s:.*)docker(?s:.*)auto(?s:.*)process`},
 		"no slots":            {[]string{"--slots", "0"}, `--slots 0: must be 1 to 4096`},
 		"bad session":         {[]string{"--session", "../x"}, `--session`},
 		"bad fleet":           {[]string{"--fleet", "a.b"}, `--fleet`},
