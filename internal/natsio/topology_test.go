@@ -94,7 +94,8 @@ func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
 		"max per subject of journals": {
 			"_SESSIONS", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 5 }, []string{"max_msgs_per_subject is 5, must be -1"},
 		},
-		"no republish": {"_RESULTS", func(c *jetstream.StreamConfig) { c.RePublish = nil }, []string{"republish is <nil>, must be"}},
+		"calls are not told": {"_CALLS", func(c *jetstream.StreamConfig) { c.RePublish = nil }, []string{"republish is <nil>, must be"}},
+		"no republish":       {"_RESULTS", func(c *jetstream.StreamConfig) { c.RePublish = nil }, []string{"republish is <nil>, must be"}},
 		"republish elsewhere": {"_RESULTS", func(c *jetstream.StreamConfig) {
 			c.RePublish = &jetstream.RePublish{Source: c.RePublish.Source, Destination: "elsewhere.>"}
 		}, []string{"republish is", "elsewhere"}},
