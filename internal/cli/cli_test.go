@@ -61,7 +61,7 @@ func run(t *testing.T, result error, args ...string) outcome {
 	stdout, stderr := open("stdout"), open("stderr")
 	var g grammar
 	var o outcome
-	o.code = cli.Run(cli.Program{Name: "tool", Version: "v1.2.3", Description: "Does things.", Args: args, Stdout: stdout, Stderr: stderr},
+	o.code = cli.Run(cli.Program{Name: "tool", Version: "v1.2.3", Description: "Does things.", Args: args, Stdout: stdout, Stderr: stderr, Getenv: os.Getenv},
 		&g, &g.Common, func(command string) error {
 			o.ran = append(o.ran, command)
 			return result
@@ -120,7 +120,7 @@ func TestRun_WithoutCommands(t *testing.T) {
 
 		Nats string `help:"Servers."`
 	}
-	code := cli.Run(cli.Program{Name: "tool", Args: []string{"fly"}, Stdout: stderr, Stderr: stderr}, &g, &g.Common, func(string) error { return nil })
+	code := cli.Run(cli.Program{Name: "tool", Args: []string{"fly"}, Stdout: stderr, Stderr: stderr, Getenv: os.Getenv}, &g, &g.Common, func(string) error { return nil })
 	require.Equal(t, cli.ExitUsage, code)
 	content, err := os.ReadFile(stderr.Name())
 	require.NoError(t, err)
