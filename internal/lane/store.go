@@ -72,36 +72,47 @@ const (
 	full                    // the stream is at its limit
 )
 
-// refusal reads an error of a publish: a refusal is an answer, anything else stays an error.
-func refusal(err error) (refused, error) {
-	if err == nil {
-		return accepted, nil
-	}
-	var api *jetstream.APIError
-	if !errors.As(err, &api) {
-		return accepted, err
-	}
-	switch {
-	case api.ErrorCode == codeWrongLastSeq:
-		return occupied, nil
-	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "per subject"):
-		return occupied, nil
-	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "maximum"):
-		return full, nil
-	}
-	return accepted, err
-}
-
-// publish stores a message and waits for the acknowledgement.
-func (s *store) publish(ctx context.Context, msg *nats.Msg, options ...jetstream.PublishOpt) (uint64, refused, error) {
+// publish stores a message and waits for the acknowledgement. A refusal is an
+// answer, not an error.
+func (s *store) publish(ctx context.Context, msg *nats.Msg) (uint64, refused, error) {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()
-	ack, err := s.js.PublishMsg(ctx, msg, options...)
-	answer, err := refusal(err)
-	if err != nil || answer != accepted {
-		return 0, answer, err
+	answer, err := s.nc.RequestMsgWithContext(ctx, msg)
+	if err != nil {
+		return 0, accepted, err
 	}
-	return ack.Sequence, accepted, nil
+	return readAck(answer.Data)
+}
+
+// readAck reads the answer to a publish. The usual one is read without a JSON
+// decoder, which would cost more than all else that the client does for it.
+func readAck(body []byte) (uint64, refused, error) {
+	if _, rest, found := bytes.Cut(body, []byte(`"seq":`)); found && !bytes.Contains(body, []byte(`"error"`)) {
+		end := 0
+		for end < len(rest) && rest[end] >= '0' && rest[end] <= '9' {
+			end++
+		}
+		if seq, err := strconv.ParseUint(string(rest[:end]), 10, 64); err == nil && seq > 0 {
+			return seq, accepted, nil
+		}
+	}
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return 0, accepted, fmt.Errorf("acknowledgement %q: %w", body, err)
+	}
+	switch api := answer.Error; {
+	case api == nil:
+		return 0, accepted, fmt.Errorf("acknowledgement %q: %w", body, jetstream.ErrInvalidJSAck)
+	case api.ErrorCode == codeWrongLastSeq,
+		api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "per subject"):
+		return 0, occupied, nil
+	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "maximum"):
+		return 0, full, nil
+	default:
+		return 0, accepted, api
+	}
 }
 
 // publishReady makes a lane ready. Being refused means that it is ready or held.
@@ -192,8 +203,11 @@ func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored boo
 	if err != nil {
 		return false, err
 	}
-	msg := &nats.Msg{Subject: s.fleet.ResultSubject(r.SessionID, r.CallID), Data: body, Header: nats.Header{}}
-	_, answer, err := s.publish(ctx, msg, jetstream.WithExpectLastSequencePerSubject(0))
+	msg := &nats.Msg{
+		Subject: s.fleet.ResultSubject(r.SessionID, r.CallID), Data: body,
+		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
+	}
+	_, answer, err := s.publish(ctx, msg)
 	if err != nil {
 		return false, fmt.Errorf("store result of call %s: %w", r.CallID, err)
 	}

@@ -1,0 +1,59 @@
+package lane
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+)
+
+func TestReadAck(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		body   string
+		seq    uint64
+		answer refused
+		fault  string
+	}{
+		"stored":                   {body: `{"stream":"TF_CALLS","seq":42}`, seq: 42},
+		"stored, in a domain":      {body: `{"stream":"TF_CALLS","domain":"x","seq":7,"duplicate":false}`, seq: 7},
+		"lane is ready or held":    {body: `{"error":{"code":503,"err_code":10077,"description":"maximum messages per subject exceeded"},"stream":"S","seq":0}`, answer: occupied},
+		"there is a result":        {body: `{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 5"},"stream":"S","seq":0}`, answer: occupied},
+		"too many messages":        {body: `{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"},"stream":"S","seq":0}`, answer: full},
+		"too many bytes":           {body: `{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"},"stream":"S","seq":0}`, answer: full},
+		"another failure to store": {body: `{"error":{"code":503,"err_code":10077,"description":"disk is gone"},"stream":"S","seq":0}`, fault: "disk is gone"},
+		"no leader":                {body: `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`, fault: "temporarily unavailable"},
+		"sequence is no number":    {body: `{"stream":"S","seq":"x"}`, fault: "invalid"},
+		"nothing":                  {body: ``, fault: "acknowledgement"},
+		"an empty object":          {body: `{}`, fault: jetstream.ErrInvalidJSAck.Error()},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seq, answer, err := readAck([]byte(test.body))
+			if test.fault != "" {
+				require.ErrorContains(t, err, test.fault)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, test.seq, seq)
+			require.Equal(t, test.answer, answer)
+		})
+	}
+}
+
+func TestDeleteFault(t *testing.T) {
+	t.Parallel()
+	gone := []string{
+		`{"type":"io.nats.jetstream.api.v1.stream_msg_delete_response","success":true}`,
+		`{"error":{"code":500,"err_code":10057,"description":"no message found"},"success":false}`,
+		`{"error":{"code":400,"err_code":10043,"description":"sequence 4 not found"}}`,
+		`{"error":{"code":404,"err_code":10037,"description":"no message found"}}`,
+	}
+	for _, body := range gone {
+		require.NoError(t, deleteFault([]byte(body)), body)
+	}
+	require.ErrorContains(t, deleteFault([]byte(`{"error":{"code":500,"err_code":10057,"description":"disk is gone"}}`)), "disk is gone")
+	require.ErrorIs(t, deleteFault([]byte(`{"success":false}`)), errNotDeleted)
+	require.Error(t, deleteFault([]byte(`garbage`)))
+}
