@@ -1,26 +1,78 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
 // jsonEvents prints the events of a session, one JSON object a line.
-type jsonEvents struct{ encoder *json.Encoder }
+type jsonEvents struct{ w io.Writer }
 
-func newJSONEvents(w io.Writer) *jsonEvents {
-	encoder := json.NewEncoder(w)
-	encoder.SetEscapeHTML(false)
-	return &jsonEvents{encoder: encoder}
-}
+func newJSONEvents(w io.Writer) *jsonEvents { return &jsonEvents{w: w} }
 
 // observe prints an event if it is part of the contract; live news are not.
 func (j *jsonEvents) observe(e loop.Event) {
-	switch e.Type {
-	case loop.EventSessionStarted, loop.EventModelReply, loop.EventToolCall, loop.EventToolResult, loop.EventSessionEnded:
-		_ = j.encoder.Encode(e) // a reader that went away does not end the session
+	always, printed := alwaysThere(e.Type)
+	if !printed {
+		return
+	}
+	line, err := encodeEvent(e, always)
+	if err != nil {
+		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode
+	}
+	_, _ = j.w.Write(line) // a reader that went away does not end the session
+}
+
+// field is a field that scripts may rely on, and its value when the event has none.
+type field struct {
+	name  string
+	empty string
+}
+
+// alwaysThere returns the fields that an event of a type always has beside type and
+// session_id; printed is false for events that are not part of the contract.
+func alwaysThere(t loop.EventType) (fields []field, printed bool) {
+	switch t {
+	case loop.EventSessionStarted:
+		return []field{{"model", `""`}, {"tools", `[]`}}, true
+	case loop.EventModelReply:
+		return []field{{"text", `""`}, {"tool_calls", `[]`}}, true
+	case loop.EventToolCall:
+		return []field{{"call_id", `""`}, {"name", `""`}, {"arguments", `""`}}, true
+	case loop.EventToolResult:
+		return []field{
+			{"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`},
+			{"worker_id", `""`}, {"attempt", `0`}, {"queue_ms", `0`}, {"run_ms", `0`},
+		}, true
+	case loop.EventSessionEnded:
+		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true
 	case loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventToolQueued, loop.EventToolRunning:
 	}
+	return nil, false
+}
+
+// encodeEvent returns the line of an event.
+func encodeEvent(e loop.Event, always []field) ([]byte, error) {
+	var line bytes.Buffer
+	encoder := json.NewEncoder(&line)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(e); err != nil {
+		return nil, err
+	}
+	var has map[string]json.RawMessage
+	if err := json.Unmarshal(line.Bytes(), &has); err != nil {
+		return nil, err
+	}
+	line.Truncate(line.Len() - len("}\n"))
+	for _, f := range always {
+		if _, there := has[f.name]; !there {
+			fmt.Fprintf(&line, ",%q:%s", f.name, f.empty)
+		}
+	}
+	line.WriteString("}\n")
+	return line.Bytes(), nil
 }

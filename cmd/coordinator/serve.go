@@ -23,6 +23,7 @@ type serveCommand struct {
 	Sessions  int           `default:"64" help:"How many turns run at once."`
 	MaxSteps  int           `default:"64" help:"How often a model is asked in a turn at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens of a turn at most; 0 is no bound."`
+	Lease     time.Duration `default:"0s" help:"Length of leases on sessions of a new fleet; 0 takes what the fleet has, or 10s."`
 	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
 }
 
@@ -68,13 +69,14 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.close()
+	host, _ := os.Hostname() // only a name
+	id := protocol.NewWorkerID(host)
 	server := serve.New(fl.nc, serve.Options{
-		Fleet: fl.name, Dispatcher: fl.dispatcher, Journal: fl.journal, Models: models, Default: first,
+		Fleet: fl.name, ID: id, Dispatcher: fl.dispatcher, Journal: fl.journal, Models: models, Default: first,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tracer: telemetry.Tracer(), Logger: logger,
 	})
-	host, _ := os.Hostname() // only a name
 	holder, err := lane.NewHolder(ctx, fl.nc, server, lane.Options{
-		Fleet: fl.name, Pool: protocol.SessionPool, Worker: protocol.NewWorkerID(host), Slots: c.Sessions, Logger: logger,
+		Fleet: fl.name, Pool: protocol.SessionPool, Worker: id, Slots: c.Sessions, AckWait: c.Lease, Logger: logger,
 	})
 	if err != nil {
 		return err

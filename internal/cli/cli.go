@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"reflect"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -84,6 +85,7 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	if p.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	ignoreEmptyEnv()
 	exit := -1
 	parser, err := kong.New(grammar,
 		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
@@ -105,6 +107,16 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 		return report(p, printConfig(p.Stdout, kctx))
 	}
 	return report(p, run(kctx.Command()))
+}
+
+// ignoreEmptyEnv makes an empty variable the same as none, as it is with compose files
+// that pass on what is not set.
+func ignoreEmptyEnv() {
+	for _, pair := range os.Environ() {
+		if name, value, _ := strings.Cut(pair, "="); value == "" && strings.HasPrefix(name, EnvPrefix+"_") {
+			_ = os.Unsetenv(name) // names that are set can be unset
+		}
+	}
 }
 
 // report prints an error and returns the exit code that it asks for.

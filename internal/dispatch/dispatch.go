@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -75,6 +76,13 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 	if len(calls) == 0 {
 		return nil
 	}
+	seen := make(map[protocol.CallID]bool, len(calls))
+	for i := range calls {
+		if seen[calls[i].ID] {
+			return fmt.Errorf("call %s: %w", calls[i].ID, errTwice)
+		}
+		seen[calls[i].ID] = true
+	}
 	b := &batch{dispatcher: d, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
 	defer b.abandon()
 	watch, err := d.results.Watch(ctx, calls[0].SessionID, b.result, b.frame)
@@ -87,6 +95,8 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 	}
 	return b.follow(ctx)
 }
+
+var errTwice = errors.New("dispatched twice in one step")
 
 // put enqueues the calls and settles those that were refused. Its error is about
 // a fleet that could not be reached for any of them.

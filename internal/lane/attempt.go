@@ -24,6 +24,7 @@ func (l *held) attempt(e *entry) bool {
 		result, known, err = l.before(e)
 	}
 	if known { // its result is stored already
+		e.settledBefore = true
 		l.removeEntry(e)
 		return true
 	}

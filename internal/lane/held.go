@@ -51,23 +51,24 @@ type held struct {
 	gone     chan struct{} // closed when the lane may be claimed again here
 
 	// Owned by serve.
-	inline    *entry // the ready message's own call, until it is in the schedule
-	pinned    bool   // the ready message carries a call that is not settled
-	schedule  *schedule
-	bytes     int
-	mail      *mailbox
-	active    int  // calls that run or wait for a slot
-	free      int  // slots in hand that no call uses
-	frequent  bool // used a moment ago
-	hasSlot   bool // the claim came with a slot
-	served    int  // calls settled
-	caughtUp  bool // what is read from now on came after the claim
-	marks     map[protocol.CallID][]uint64
-	litter    []uint64 // marks that nobody needs any more
-	handbacks []uint64 // marks of this ready message's deliveries
-	finished  chan finished
-	idleSince time.Time // when it had nothing to do; zero while it has
-	forgotten bool
+	inline     *entry // the ready message's own call, until it is in the schedule
+	pinned     bool   // the ready message carries a call that is not settled
+	schedule   *schedule
+	bytes      int
+	mail       *mailbox
+	active     int  // calls that run or wait for a slot
+	free       int  // slots in hand that no call uses
+	frequent   bool // used a moment ago
+	hasSlot    bool // the claim came with a slot
+	served     int  // calls settled
+	caughtUp   bool // what is read from now on came after the claim
+	marks      map[protocol.CallID][]uint64
+	litter     []uint64 // marks that nobody needs any more
+	handbacks  []uint64 // marks of this ready message's deliveries
+	finished   chan finished
+	idleSince  time.Time // when it had nothing to do; zero while it has
+	forgotten  bool
+	complained bool // about the trouble that lasts
 
 	mu       sync.Mutex          // also guards cancelled and stop of entries
 	removing map[uint64]struct{} // removals that are not confirmed
@@ -169,10 +170,11 @@ func (l *held) serve() {
 			continue
 		}
 		if err := l.feed(); err != nil {
-			l.holder.options.Logger.WarnContext(l.ctx, "mailbox cannot be read", slog.String("lane", string(l.lane)), slog.Any("error", err))
+			l.complain("mailbox cannot be read", err)
 			l.pause()
 			continue
 		}
+		l.complained = false
 		l.start()
 		if l.active > 0 {
 			l.wait(lookPeriod)
@@ -373,6 +375,14 @@ func (l *held) toRemove() []uint64 {
 	return slices.Concat(l.litter, l.handbacks, slices.Collect(maps.Keys(l.removing)))
 }
 
+// complain logs trouble once until it is over.
+func (l *held) complain(msg string, err error) {
+	if !l.complained {
+		l.complained = true
+		l.warn(msg, err)
+	}
+}
+
 // pause waits a moment after a failure, or for the end of the lane.
 func (l *held) pause() { wait(l.ctx, faultPause) }
 
@@ -447,14 +457,15 @@ func (l *held) discard(msg *letter, why error) error {
 }
 
 // admit puts an entry into the schedule. Only an entry that was there at the claim
-// and that nothing blocks can have been started by whoever held the lane before.
+// can have been settled or started by whoever held the lane before; started only
+// if every call before it that it conflicts with turns out to have its result.
 func (l *held) admit(e *entry) bool {
 	if !l.schedule.add(e) {
 		return false
 	}
 	l.bytes += e.size
 	e.maySettled = l.delivered > 1 && !l.caughtUp
-	e.mayHaveStarted = e.maySettled && e.blockers == 0
+	e.mayHaveStarted = e.maySettled // until a call before it turns out to have had no result
 	return true
 }
 

@@ -182,6 +182,9 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	stop()
 	stopKeeping()
 	keeper.Wait()
+	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
+	defer cancel()
+	_ = h.store.nc.FlushWithContext(flush) // lanes handed back last; without a connection their leases end
 	return nil
 }
 

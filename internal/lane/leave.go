@@ -25,7 +25,7 @@ func (l *held) release() bool {
 	}
 	s := l.holder.store
 	if err := s.remove(l.ctx, append(l.toRemove(), l.ready)...); err != nil {
-		l.warn("lane cannot be released", err)
+		l.complain("lane cannot be released", err)
 		l.pause()
 		return false
 	}

@@ -227,7 +227,7 @@ func retryable(err error) bool {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
 		return api.Code == 503 && api.ErrorCode != codeStoreFailed
 	}
-	return err != nil
+	return err != nil && !errors.Is(err, nats.ErrConnectionClosed)
 }
 
 // wait waits for d; it reports false when the context ended first.

@@ -29,7 +29,8 @@ type Results struct {
 type sessionWatch struct {
 	subscriptions []*nats.Subscription
 	watches       map[*Watch]struct{}
-	idle          *time.Timer // set when nobody waits
+	idle          *time.Timer   // set when nobody waits
+	heard         chan struct{} // closed when the server knows the subscriptions, or cannot be asked
 }
 
 // keepIdle is how long the subscriptions of a session outlive their last watch: a
@@ -60,7 +61,7 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 	r.mu.Lock()
 	state, known := r.sessions[session]
 	if !known {
-		state = &sessionWatch{watches: map[*Watch]struct{}{}}
+		state = &sessionWatch{watches: map[*Watch]struct{}{}, heard: make(chan struct{})}
 		if err := r.subscribe(state, session); err != nil {
 			r.mu.Unlock()
 			return nil, err
@@ -73,13 +74,21 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 		state.idle = nil
 	}
 	r.mu.Unlock()
-	if !known {
-		ctx, cancel := context.WithTimeout(ctx, opTimeout)
-		defer cancel()
-		if err := r.nc.FlushWithContext(ctx); err != nil {
+	if known {
+		select {
+		case <-state.heard:
+		case <-ctx.Done():
 			w.Stop()
-			return nil, fmt.Errorf("listen to session %s: %w", session, err)
+			return nil, context.Cause(ctx)
 		}
+		return w, nil
+	}
+	defer close(state.heard)
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	if err := r.nc.FlushWithContext(ctx); err != nil {
+		w.Stop()
+		return nil, fmt.Errorf("listen to session %s: %w", session, err)
 	}
 	return w, nil
 }

@@ -20,7 +20,8 @@ type entry struct {
 	inline   bool      // the ready message itself: there is no mailbox entry
 
 	maySettled     bool     // settled, but not removed, by a worker that was lost
-	mayHaveStarted bool     // by a worker that was lost
+	settledBefore  bool     // its result was stored already when its turn came
+	mayHaveStarted bool     // by a worker that was lost: nothing without a result was before it
 	starts         int      // start marks that are known
 	ownMarks       []uint64 // start marks that this holder stored
 	cancelled      bool     // somebody asked to cancel it
@@ -78,6 +79,8 @@ func (s *schedule) finish(e *entry) {
 	for _, later := range s.entries[at+1:] {
 		if later.call.ConflictsWith(e.call) {
 			later.blockers--
+			// Nobody can have started it before this one had a result.
+			later.mayHaveStarted = later.mayHaveStarted && e.settledBefore
 		}
 	}
 	s.entries = slices.Delete(s.entries, at, at+1)

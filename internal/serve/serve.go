@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -53,7 +54,9 @@ const maxAttempts = 100
 
 // Options of a [Server]. Models and the ports are required.
 type Options struct {
-	Fleet      protocol.Fleet
+	Fleet protocol.Fleet
+	// ID is the name of this coordinator as a holder of lanes.
+	ID         protocol.WorkerID
 	Dispatcher loop.Dispatcher
 	Journal    loop.Journal
 	// Models are the models that turns may ask for, by name; Default is the one of
@@ -90,7 +93,13 @@ func New(nc *nats.Conn, o Options) *Server {
 func (s *Server) Release(protocol.Lane) {}
 
 // Execute implements [lane.Executor].
-func (s *Server) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result) {
+	defer func() {
+		if p := recover(); p != nil { // of a model: the others' turns must not end with it
+			s.options.Logger.ErrorContext(ctx, "turn panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			r = protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the turn panicked: %v", p))
+		}
+	}()
 	ctx = telemetry.Extract(ctx, run.Header)
 	turn, ok := run.Call.Payload.(protocol.TurnRun)
 	if !ok {
@@ -102,6 +111,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 			protocol.Errorf(protocol.CodeInvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
 	}
 	events := &events{server: s, run: run}
+	events.started()
 	runner, fault := s.runner(turn, events.send)
 	if fault != nil {
 		return protocol.NewResult(run.Call, protocol.StatusRejected, fault)
@@ -120,7 +130,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	})
 	defer stop()
 	result, err := s.persist(running, runner, run.Call, turn)
-	r := s.result(run.Call, result, err)
+	r = s.result(run.Call, result, err)
 	if result.Outcome == loop.OutcomeInterrupted {
 		if status, fault, interrupted := lane.Interrupted(ctx); interrupted { // which knows a timeout from a cancel
 			r.Status, r.Error = status, fault
@@ -224,15 +234,22 @@ type events struct {
 }
 
 func (e *events) send(event loop.Event) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	data, err := json.Marshal(event)
 	if err != nil {
 		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode
 	}
+	e.frame(protocol.FrameEvent, data)
+}
+
+// started tells that the turn runs.
+func (e *events) started() { e.frame(protocol.FrameStarted, nil) }
+
+func (e *events) frame(kind protocol.FrameKind, data []byte) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.seq++
 	body, err := protocol.EncodeFrame(&protocol.Frame{
-		CallID: e.run.Call.ID, Seq: e.seq, Kind: protocol.FrameEvent, Attempt: e.run.Attempt, Data: data,
+		CallID: e.run.Call.ID, Seq: e.seq, Kind: kind, WorkerID: e.server.options.ID, Attempt: e.run.Attempt, Data: data,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("encode frame: %v", err))

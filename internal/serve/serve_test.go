@@ -395,7 +395,7 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
 	var mu sync.Mutex
 	var events []loop.Event
-	var frames []protocol.Frame
+	var frames, started []protocol.Frame
 	ended := make(chan struct{})
 	watch, err := lane.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), call.SessionID,
 		func(*protocol.Result) {}, func(f *protocol.Frame) {
@@ -403,6 +403,10 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 			defer mu.Unlock()
 			if f.CallID != call.ID {
 				return // of the command
+			}
+			if f.Kind == protocol.FrameStarted {
+				started = append(started, *f)
+				return
 			}
 			var event loop.Event
 			if err := json.Unmarshal(f.Data, &event); err != nil {
@@ -419,9 +423,11 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	<-ended
 	mu.Lock()
 	defer mu.Unlock()
+	require.Len(t, started, 1)
+	require.EqualValues(t, 1, started[0].Seq, "the turn is told to run before anything else")
 	var order []loop.EventType
 	for i, event := range events {
-		require.Equal(t, uint64(i+1), frames[i].Seq)
+		require.Equal(t, uint64(i+2), frames[i].Seq)
 		require.Equal(t, protocol.FrameEvent, frames[i].Kind)
 		require.Equal(t, 1, frames[i].Attempt)
 		require.Equal(t, call.SessionID, event.SessionID)

@@ -15,8 +15,8 @@ func Tracer() trace.Tracer { return otel.Tracer(Scope) }
 // Names of spans, from the outside in. Those that carry a name are functions.
 const (
 	SpanInvokeAgent = "invoke_agent" // a turn
-	SpanDispatch    = "dispatch"     // the calls of one step, from publishing to the last result
-	SpanPublish     = "publish"      // one call into JetStream; kind producer
+	SpanDispatch    = "dispatch"     // one call, from enqueueing it to its result
+	SpanPublish     = "publish"      // its way into JetStream; kind producer
 	SpanProcess     = "process"      // one attempt at a worker; kind consumer, child of publish
 	SpanSandboxExec = "sandbox exec" // the command or file operation itself
 )

@@ -135,6 +135,8 @@ func codeAdvice(code protocol.Code, other string) string {
 	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeFleetUnavailable,
 		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
 		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
+	case protocol.CodeEditNotUnique:
+		return "the file is unchanged. Put more of the surrounding text into old, or set replace_all to true."
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
 		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
 	case protocol.CodeSandboxLevel, protocol.CodeUnknownPayload, protocol.CodePanic, protocol.CodeInternal, protocol.CodeLanguage:

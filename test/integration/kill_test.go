@@ -24,7 +24,7 @@ func other(tb testing.TB, members map[string]member, id string) member {
 // costs the time of a lease, not the call.
 func TestWorker_KilledCallRunsAgainElsewhere(t *testing.T) {
 	t.Parallel()
-	for name, before := range map[string]int{"the first call of the lane": 0} {
+	for name, before := range map[string]int{"the first call of the lane": 0, "a later call of the lane": 2} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			hold, earlier, count := newGate(t), newTally(t), newTally(t)
