@@ -12,9 +12,9 @@ const (
 	// published after all, if the call has no result by then.
 	makeUpAfter = 20 * time.Millisecond
 	// holdTime is how long a holder keeps a lane that is used again and again, after its last call.
-	holdTime = 3 * time.Millisecond
+	holdTime = 25 * time.Millisecond
 	// heldFor is how long a publisher counts on that, after a result of its own.
-	heldFor = 2 * time.Millisecond
+	heldFor = 15 * time.Millisecond
 	// frequent is the longest pause between two uses of a lane that is "used again and again".
 	frequent = 50 * time.Millisecond
 	// distrust is how long a lane is not counted on after a ready message was missing.

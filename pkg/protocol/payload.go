@@ -1,9 +1,11 @@
 package protocol
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 )
 
 // Kind names a payload and the typed value that answers it; both use one name.
@@ -226,8 +228,14 @@ func decodeAs[T Payload](kind Kind, raw json.RawMessage) (Payload, error) {
 	return p, nil
 }
 
-// kindOf reads the type name of a typed JSON object.
+// kindOf reads the type name of a typed JSON object. What this package wrote begins
+// with it, so that it is read at a glance.
 func kindOf(raw json.RawMessage) (Kind, error) {
+	if rest, found := bytes.CutPrefix(raw, []byte(typePrefix)); found {
+		if name, _, closed := bytes.Cut(rest, []byte{'"'}); closed && plainName(name) {
+			return Kind(name), nil
+		}
+	}
 	var head struct {
 		Type Kind `json:"type"`
 	}
@@ -240,21 +248,31 @@ func kindOf(raw json.RawMessage) (Kind, error) {
 	return head.Type, nil
 }
 
+// typePrefix begins every typed JSON object that this package writes.
+const typePrefix = `{"type":"`
+
+// plainName reports whether a type name needs no escapes in JSON.
+func plainName(name []byte) bool {
+	for _, c := range name {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
+			return false
+		}
+	}
+	return len(name) > 0
+}
+
 // encodeTyped writes body as a JSON object that starts with its type and version.
 func encodeTyped(kind Kind, body any) (json.RawMessage, error) {
+	if !plainName([]byte(kind)) {
+		return nil, fmt.Errorf("type %q: must be lower-case letters, digits and '_'", kind)
+	}
 	fields, err := json.Marshal(body)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", kind, err)
 	}
-	head, err := json.Marshal(struct {
-		Type    Kind `json:"type"`
-		Version int  `json:"version"`
-	}{kind, Version})
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", kind, err)
-	}
+	head := typePrefix + string(kind) + `","version":` + strconv.Itoa(Version)
 	if len(fields) == len("{}") {
-		return head, nil
+		return json.RawMessage(head + "}"), nil
 	}
-	return append(append(head[:len(head)-1], ','), fields[1:]...), nil
+	return append(append(make([]byte, 0, len(head)+len(fields)), head+","...), fields[1:]...), nil
 }
