@@ -132,8 +132,10 @@ func (b *batch) done(r *protocol.Result) {
 		return
 	}
 	b.close(f)
-	f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
-		telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
+	if f.span.IsRecording() {
+		f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
+			telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
+	}
 	if r.Error != nil {
 		telemetry.Fail(f.span, r.Error)
 	}

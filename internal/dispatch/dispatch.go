@@ -104,8 +104,10 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 	outgoing := make([]lane.Outgoing, len(calls))
 	for i := range calls {
 		call := &calls[i]
-		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch, trace.WithSpanKind(trace.SpanKindProducer),
-			trace.WithAttributes(attributes(call)...))
+		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch, trace.WithSpanKind(trace.SpanKindProducer))
+		if span.IsRecording() {
+			span.SetAttributes(attributes(call)...)
+		}
 		header := nats.Header{}
 		_, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, trace.WithSpanKind(trace.SpanKindProducer))
 		telemetry.Inject(trace.ContextWithSpan(spanCtx, publish), header)

@@ -53,6 +53,12 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 		lane := out.Call.Lane()
 		byLane[lane] = append(byLane[lane], i)
 	}
+	if len(byLane) == 1 { // as it is for most steps
+		for lane, indexes := range byLane {
+			p.putLane(ctx, lane, calls, indexes, faults)
+		}
+		return faults
+	}
 	var group sync.WaitGroup
 	for lane, indexes := range byLane {
 		group.Go(func() { p.putLane(ctx, lane, calls, indexes, faults) })
