@@ -28,6 +28,10 @@ demo: build ## Run a session that repairs a real project, with a scripted model
 		--env GOCACHE="$$(go env GOCACHE)" --env GOTOOLCHAIN=local --env GOWORK=off \
 		"$(PROMPT)"
 
+.PHONY: demo-fleet
+demo-fleet: build ## The same over a server and two workers; the one that runs a call is killed
+	examples/fleet-demo.sh
+
 .PHONY: build
 build: ## Build static binaries into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/coordinator ./cmd/worker
