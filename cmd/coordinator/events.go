@@ -45,8 +45,14 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"call_id", `""`}, {"name", `""`}, {"arguments", `""`}}, true
 	case loop.EventToolResult:
 		return []field{
-			{"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`},
-			{"worker_id", `""`}, {"attempt", `0`}, {"queue_ms", `0`}, {"run_ms", `0`},
+			{"call_id", `""`},
+			{"name", `""`},
+			{"status", `""`},
+			{"content", `""`},
+			{"worker_id", `""`},
+			{"attempt", `0`},
+			{"queue_ms", `0`},
+			{"run_ms", `0`},
 		}, true
 	case loop.EventSessionEnded:
 		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true

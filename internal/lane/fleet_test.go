@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -25,6 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fleet struct {
 	t      *testing.T
 	server *embedded.Server
+	dial   func() *nats.Conn
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	logger *slog.Logger
@@ -40,6 +42,11 @@ func newFleet(t *testing.T) *fleet {
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
 	f.server = server
+	f.dial = func() *nats.Conn {
+		nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Name: t.Name(), Options: server.Options(), Logger: f.logger})
+		require.NoError(t, err)
+		return nc
+	}
 	f.nc = f.connect()
 	f.js, err = jetstream.New(f.nc)
 	require.NoError(t, err)
@@ -47,11 +54,18 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
+// newClusterFleet is newFleet on three servers.
+func newClusterFleet(t *testing.T) (*fleet, *natsiotest.Cluster) {
+	t.Helper()
+	c := natsiotest.NewCluster(t)
+	f := &fleet{t: t, logger: slog.New(slog.DiscardHandler), nc: c.NC, js: c.JS, dial: c.Connect}
+	return f, c
+}
+
 // connect makes one more connection, as another process would.
 func (f *fleet) connect() *nats.Conn {
 	f.t.Helper()
-	nc, err := natsio.Connect(f.t.Context(), "", natsio.ConnectOptions{Name: f.t.Name(), Options: f.server.Options(), Logger: f.logger})
-	require.NoError(f.t, err)
+	nc := f.dial()
 	f.t.Cleanup(nc.Close)
 	return nc
 }

@@ -1,0 +1,169 @@
+package lane_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// history is what really happened on lanes: starts and ends, with the calls' sequences.
+type history struct {
+	mu       sync.Mutex
+	running  map[protocol.Lane]int
+	last     map[protocol.Lane]uint64
+	starts   map[protocol.CallID]int
+	overlaps []string
+	disorder []string
+}
+
+func newHistory() *history {
+	return &history{running: map[protocol.Lane]int{}, last: map[protocol.Lane]uint64{}, starts: map[protocol.CallID]int{}}
+}
+
+// Execute implements lane.Executor and records.
+func (h *history) Execute(_ context.Context, run *lane.Run) protocol.Result {
+	key := run.Call.Lane()
+	h.mu.Lock()
+	if h.running[key]++; h.running[key] > 1 {
+		h.overlaps = append(h.overlaps, fmt.Sprintf("%s at %d", key, run.Sequence))
+	}
+	if run.Sequence < h.last[key] {
+		h.disorder = append(h.disorder, fmt.Sprintf("%s: %d after %d", key, run.Sequence, h.last[key]))
+	}
+	h.last[key] = run.Sequence
+	h.starts[run.Call.ID]++
+	h.mu.Unlock()
+	r := succeed(run)
+	h.mu.Lock()
+	h.running[key]--
+	h.mu.Unlock()
+	return r
+}
+
+func (h *history) Release(protocol.Lane) {}
+
+// requireLawful checks L1, L2 and, when nothing was lost, that every call started once.
+func (h *history) requireLawful(t *testing.T, once bool) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Empty(t, h.overlaps)
+	require.Empty(t, h.disorder)
+	if once {
+		for id, n := range h.starts {
+			require.Equal(t, 1, n, "starts of call %s", id)
+		}
+	}
+}
+
+// callers run calls on a few lanes, each caller one after the other, until each has made n.
+func callers(t *testing.T, f *fleet, p *lane.Publisher, count, n, lanes int) (slowest time.Duration) {
+	t.Helper()
+	var worst atomic.Int64
+	var group sync.WaitGroup
+	for i := range count {
+		group.Go(func() {
+			session := protocol.NewSessionID()
+			results := make(chan protocol.CallID, 1)
+			watch, err := lane.NewResults(f.nc, protocol.DefaultFleet, nil).Watch(t.Context(), session,
+				func(r *protocol.Result) { results <- r.CallID }, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer watch.Stop()
+			for k := range n {
+				call := newCall(session, exclusive(fmt.Sprintf("account/%d", (i+k)%lanes)))
+				start := time.Now()
+				for _, err := range p.Put(t.Context(), []lane.Outgoing{{Call: call}}) {
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+				if !awaitOne(t, p, call, results) {
+					return
+				}
+				p.Finished(call)
+				worst.Store(max(worst.Load(), int64(time.Since(start))))
+			}
+		})
+	}
+	group.Wait()
+	return time.Duration(worst.Load())
+}
+
+// awaitOne waits for the result of a call, looking for it and kicking its lane once a second.
+func awaitOne(t *testing.T, p *lane.Publisher, call *protocol.Call, results <-chan protocol.CallID) bool {
+	t.Helper()
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	limit := time.NewTimer(45 * time.Second)
+	defer limit.Stop()
+	for {
+		select {
+		case id := <-results:
+			if id == call.ID {
+				return true
+			}
+		case <-look.C:
+			if r, err := p.Result(t.Context(), call.SessionID, call.ID); err == nil && r != nil {
+				return true
+			}
+			_ = p.Kick(t.Context(), call) // the next one may get through
+		case <-limit.C:
+			t.Errorf("call %s on %s got no result", call.ID, call.Lane())
+			return false
+		}
+	}
+}
+
+func TestCluster_OrderExclusivityAndNoStall(t *testing.T) {
+	t.Parallel()
+	f, _ := newClusterFleet(t)
+	p := f.publisher()
+	h := newHistory()
+	for range 2 {
+		f.hold(h, lane.Options{Slots: 8})
+	}
+	slowest := callers(t, f, p, 8, 60, 4)
+	t.Logf("slowest of 480 calls: %s", slowest)
+	h.requireLawful(t, true)
+	f.requireQuiet()
+}
+
+func TestCluster_LeaderIsLost(t *testing.T) {
+	t.Parallel()
+	f, c := newClusterFleet(t)
+	p := f.publisher()
+	h := newHistory()
+	for range 2 {
+		f.hold(h, lane.Options{Slots: 8})
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		callers(t, f, p, 6, 60, 4)
+	}()
+	for range 2 {
+		leader := -1
+		require.Eventually(t, func() bool {
+			leader = c.Leader(protocol.DefaultFleet.CallsStream())
+			return leader >= 0
+		}, 30*time.Second, 10*time.Millisecond, "no leader")
+		c.Stop(leader)
+		require.Eventually(t, func() bool { return c.Leader(protocol.DefaultFleet.CallsStream()) >= 0 }, 30*time.Second, 10*time.Millisecond)
+		c.Start(leader)
+	}
+	<-done
+	h.requireLawful(t, false)
+	f.requireQuiet()
+}

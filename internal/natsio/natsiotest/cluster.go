@@ -1,0 +1,138 @@
+package natsiotest
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Cluster is three servers with the streams of one fleet on all of them. It ends
+// with its test.
+type Cluster struct {
+	Name    protocol.Fleet
+	Servers [3]*server.Server
+	NC      *nats.Conn
+	JS      jetstream.JetStream
+
+	options [3]*server.Options
+	tb      testing.TB
+}
+
+// clusterReady bounds the start of a cluster and its choice of leaders.
+const clusterReady = 60 * time.Second
+
+// NewCluster starts three servers on loopback, and the streams of a fleet with three replicas.
+func NewCluster(tb testing.TB) *Cluster {
+	tb.Helper()
+	c := &Cluster{Name: protocol.DefaultFleet, tb: tb}
+	dir := tb.TempDir()
+	ports := freePorts(tb, 2*len(c.Servers))
+	for i := range c.Servers {
+		c.options[i] = &server.Options{
+			ServerName: fmt.Sprintf("n%d", i+1), Host: "127.0.0.1", Port: ports[2*i], NoSigs: true, NoLog: true,
+			JetStream: true, StoreDir: filepath.Join(dir, strconv.Itoa(i)),
+			Cluster: server.ClusterOpts{Name: "toolfleet-test", Host: "127.0.0.1", Port: ports[2*i+1]},
+		}
+	}
+	for i := range c.Servers {
+		c.launch(i)
+		tb.Cleanup(func() { c.Stop(i) })
+	}
+	for _, s := range c.Servers { // only together are they ready
+		require.True(tb, s.ReadyForConnections(clusterReady))
+	}
+	c.NC = c.Connect()
+	var err error
+	c.JS, err = jetstream.New(c.NC)
+	require.NoError(tb, err)
+	require.Eventually(tb, func() bool {
+		return natsio.Ensure(tb.Context(), c.JS, natsio.Topology{Fleet: c.Name, Replicas: 3}) == nil
+	}, clusterReady, 50*time.Millisecond, "the cluster makes no streams")
+	return c
+}
+
+// freePorts finds ports that nobody listens on. Somebody may take one before it is
+// used; the server's start fails then.
+func freePorts(tb testing.TB, n int) []int {
+	tb.Helper()
+	ports := make([]int, n)
+	for i := range ports {
+		listener, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
+		require.NoError(tb, err)
+		defer func() { require.NoError(tb, listener.Close()) }()
+		address, ok := listener.Addr().(*net.TCPAddr)
+		require.True(tb, ok)
+		ports[i] = address.Port
+	}
+	return ports
+}
+
+// launch starts a server, with the data that it had, and does not wait for it.
+func (c *Cluster) launch(i int) {
+	c.tb.Helper()
+	o := *c.options[i]
+	for n, other := range c.options {
+		if n != i {
+			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port)})
+		}
+	}
+	s, err := server.NewServer(&o)
+	require.NoError(c.tb, err)
+	s.Start()
+	c.Servers[i] = s
+}
+
+// URL names all servers.
+func (c *Cluster) URL() string {
+	urls := make([]string, len(c.options))
+	for i, o := range c.options {
+		urls[i] = fmt.Sprintf("nats://%s:%d", o.Host, o.Port)
+	}
+	return strings.Join(urls, ",")
+}
+
+// Connect makes one more connection, to any of the servers.
+func (c *Cluster) Connect() *nats.Conn {
+	c.tb.Helper()
+	nc, err := natsio.Connect(c.tb.Context(), c.URL(), natsio.ConnectOptions{Name: c.tb.Name()})
+	require.NoError(c.tb, err)
+	c.tb.Cleanup(nc.Close)
+	return nc
+}
+
+// Leader is the index of the server that leads a stream; -1 while none does.
+func (c *Cluster) Leader(stream string) int {
+	for i, s := range c.Servers {
+		if s.Running() && s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
+			return i
+		}
+	}
+	return -1
+}
+
+// Stop shuts a server down.
+func (c *Cluster) Stop(i int) {
+	c.tb.Helper()
+	c.Servers[i].Shutdown()
+	c.Servers[i].WaitForShutdown()
+}
+
+// Start starts a server that was stopped, with the data that it had.
+func (c *Cluster) Start(i int) {
+	c.tb.Helper()
+	c.launch(i)
+	require.True(c.tb, c.Servers[i].ReadyForConnections(clusterReady))
+}
