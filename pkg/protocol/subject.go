@@ -56,9 +56,20 @@ func (f Fleet) HandbackSubject(pool Pool, lane LaneHash, ready uint64, n uint64)
 		markHandback + "." + strconv.FormatUint(ready, 10) + "-" + strconv.FormatUint(n, 10)
 }
 
+// PauseSubject is the durable mark that no call of a lane may start. It stands in the
+// lane's mailbox, so that whoever reads it finds the mark.
+func (f Fleet) PauseSubject(pool Pool, lane LaneHash) Subject {
+	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markLane + "." + markPause
+}
+
 // MailboxFilter matches everything in a lane's mailbox: calls and their marks.
 func (f Fleet) MailboxFilter(pool Pool, lane LaneHash) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + ".>"
+}
+
+// MailboxesFilter matches everything in the mailboxes of a pool.
+func (f Fleet) MailboxesFilter(pool Pool) Subject {
+	return string(f) + ".call." + string(pool) + ".>"
 }
 
 // ToldFilter matches what the server repeats of a lane's mailbox, each message
@@ -76,6 +87,17 @@ func (f Fleet) ReadySubject(pool Pool, lane LaneHash) Subject {
 func (f Fleet) ReadyFilter(pool Pool) Subject {
 	return string(f) + ".ready." + string(pool) + ".*"
 }
+
+// AskSubject asks, on core NATS, whoever holds a lane what it does with it.
+func (f Fleet) AskSubject(pool Pool, lane LaneHash) Subject {
+	return string(f) + ".ask." + string(pool) + "." + string(lane)
+}
+
+// AskAllSubject asks every worker of a pool, on core NATS, for the lanes that it holds.
+func (f Fleet) AskAllSubject(pool Pool) Subject { return string(f) + ".ask." + string(pool) }
+
+// AskFilter matches the questions about single lanes of a pool.
+func (f Fleet) AskFilter(pool Pool) Subject { return f.AskSubject(pool, "*") }
 
 // ResultSubject is where a call's terminal result is stored, once.
 func (f Fleet) ResultSubject(session SessionID, call CallID) Subject {
@@ -132,6 +154,9 @@ const (
 	MarkCancel   = "cancel"
 	markStart    = "start"
 	markHandback = "handback"
+	// Marks of the lane itself stand where those of a call would, behind this word.
+	markLane  = "lane"
+	markPause = "pause"
 )
 
 // MailboxEntryKind says what a message in a mailbox is.
@@ -144,6 +169,7 @@ const (
 	EntryCancel                           // a request to cancel a call
 	EntryStart                            // a mark of a call's start
 	EntryHandback                         // a mark of a delivery handed back
+	EntryPause                            // a mark that no call of the lane may start
 )
 
 // MailboxEntry is what a mailbox subject says about its message.
@@ -169,6 +195,8 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 		return MailboxEntry{}
 	case tokens[1] == MarkCancel:
 		return MailboxEntry{Kind: EntryCancel, CallID: CallID(tokens[0])}
+	case tokens[0] == markLane && tokens[1] == markPause: // a call may have this id, but has no such mark
+		return MailboxEntry{Kind: EntryPause}
 	}
 	if start, ok := strings.CutPrefix(tokens[1], markStart); ok {
 		n, err := strconv.Atoi(start)
@@ -184,4 +212,14 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 		return MailboxEntry{}
 	}
 	return MailboxEntry{Kind: EntryHandback, Ready: seq}
+}
+
+// LaneOfSubject returns the lane that a mailbox or ready message of this fleet belongs
+// to; "" for any other subject.
+func (f Fleet) LaneOfSubject(subject Subject) LaneHash {
+	tokens := strings.SplitN(subject, ".", 5)
+	if len(tokens) < 4 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "ready" {
+		return ""
+	}
+	return LaneHash(tokens[3])
 }

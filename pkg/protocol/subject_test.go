@@ -18,7 +18,12 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"my-fleet.call.gpu.lane.c-1.cancel":    f.CancelSubject("gpu", "lane", "c-1"),
 		"my-fleet.call.gpu.lane.c-1.start2":    f.StartSubject("gpu", "lane", "c-1", 2),
 		"my-fleet.call.gpu.lane.handback.17-3": f.HandbackSubject("gpu", "lane", 17, 3),
+		"my-fleet.call.gpu.lane.lane.pause":    f.PauseSubject("gpu", "lane"),
 		"my-fleet.call.gpu.lane.>":             f.MailboxFilter("gpu", "lane"),
+		"my-fleet.call.gpu.>":                  f.MailboxesFilter("gpu"),
+		"my-fleet.ask.gpu":                     f.AskAllSubject("gpu"),
+		"my-fleet.ask.gpu.lane":                f.AskSubject("gpu", "lane"),
+		"my-fleet.ask.gpu.*":                   f.AskFilter("gpu"),
 		"my-fleet.ready.gpu.lane":              f.ReadySubject("gpu", "lane"),
 		"my-fleet.ready.gpu.*":                 f.ReadyFilter("gpu"),
 		"my-fleet.result.s.c-1":                f.ResultSubject("s", "c-1"),
@@ -48,10 +53,38 @@ func TestParseMailboxSubject(t *testing.T) {
 	t.Parallel()
 	const f = protocol.DefaultFleet
 	// Ids that read like marks are legal and must not be mistaken for them.
-	for _, id := range []protocol.CallID{"c-1", "cancel", "start", "start1", "handback", "12-3"} {
+	for _, id := range []protocol.CallID{"c-1", "cancel", "start", "start1", "handback", "12-3", "lane", "pause"} {
 		t.Run("of call "+string(id), func(t *testing.T) {
 			t.Parallel()
 			requireMailboxInverse(t, f, "gpu", "lane", id, 4, 18, 2)
+		})
+	}
+}
+
+func TestParseMailboxSubject_PauseIsOfTheLane(t *testing.T) {
+	t.Parallel()
+	const f = protocol.DefaultFleet
+	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryPause}, f.ParseMailboxSubject(f.PauseSubject("gpu", "lane")))
+	require.Equal(t, protocol.MailboxEntry{}, f.ParseMailboxSubject("tf.call.p.l.c.pause"))
+}
+
+func TestLaneOfSubject(t *testing.T) {
+	t.Parallel()
+	const f = protocol.DefaultFleet
+	for name, test := range map[string]struct {
+		subject protocol.Subject
+		lane    protocol.LaneHash
+	}{
+		"a ready message": {f.ReadySubject("gpu", "h"), "h"},
+		"a call":          {f.CallSubject("gpu", "h", "c"), "h"},
+		"a mark":          {f.StartSubject("gpu", "h", "c", 2), "h"},
+		"another fleet":   {protocol.Fleet("other").ReadySubject("gpu", "h"), ""},
+		"a result":        {f.ResultSubject("s", "c"), ""},
+		"nothing":         {"", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, test.lane, f.LaneOfSubject(test.subject))
 		})
 	}
 }
