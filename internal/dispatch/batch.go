@@ -172,7 +172,7 @@ func (b *batch) look(ctx context.Context, kick bool) {
 			b.done(r)
 			continue
 		}
-		if lane := f.call.Lane(); kick && f.state == loop.StateQueued && !kicked[lane] {
+		if lane := f.call.Lane(); kick && !kicked[lane] {
 			kicked[lane] = true
 			_ = b.dispatcher.publisher.Kick(ctx, f.call) // the next one may get through
 		}

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,9 @@ func (l *held) attempt(e *entry) bool {
 func (l *held) before(e *entry) (result *protocol.Result, known bool, err error) {
 	if e.maySettled || e.call.Again {
 		stored, err := l.holder.store.result(l.ctx, e.call.SessionID, e.call.ID)
+		if errors.Is(err, protocol.ErrInvalidResult) {
+			return nil, true, nil // there is one, of a version that this one cannot read
+		}
 		if err != nil || stored != nil {
 			return nil, stored != nil, err
 		}
@@ -82,6 +86,11 @@ func (l *held) refusal(e *entry) *protocol.Result {
 func (l *held) countStart(e *entry) (*protocol.Result, error) {
 	if e.call.Delivery == protocol.AtMostOnce {
 		first, err := l.mark(e, 1)
+		if errors.Is(err, ErrFull) { // waiting for room would keep a slot that makes room
+			r := protocol.NewResult(e.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,
+				"the fleet has no room to note the start of the call; it was not run, try again later"))
+			return &r, nil
+		}
 		if err != nil || first {
 			return nil, err
 		}
@@ -106,17 +115,26 @@ func (l *held) countStart(e *entry) (*protocol.Result, error) {
 	}
 }
 
-// mark stores the n-th start mark of a call; it reports false when it was stored before.
+// mark stores the n-th start mark of a call; it reports false when somebody else stored it before.
 func (l *held) mark(e *entry, n int) (bool, error) {
 	o := l.holder.options
 	msg := nats.NewMsg(o.Fleet.StartSubject(o.Pool, l.hash, e.call.ID, n))
-	msg.Data = []byte(o.Worker)
+	msg.Data = fmt.Appendf(nil, "%s %d %d", o.Worker, l.ready, l.delivered)
 	seq, answer, err := l.holder.store.publish(l.ctx, msg)
 	switch {
 	case err != nil:
+		e.unsure = n // it may be stored all the same
 		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, err)
 	case answer == full:
 		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, ErrFull)
+	case answer == occupied && e.unsure == n:
+		stored, err := l.holder.store.next(l.ctx, msg.Subject, 0)
+		if err != nil {
+			return false, fmt.Errorf("read start mark %d of call %s: %w", n, e.call.ID, err)
+		}
+		if stored != nil && bytes.Equal(stored.Data, msg.Data) {
+			seq, answer = stored.Sequence, accepted
+		}
 	}
 	e.starts = n
 	if answer == accepted {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -28,6 +27,8 @@ const (
 	lookPeriod = time.Second
 	// quantum is how long a busy lane may keep a slot that others may want.
 	quantum = time.Second
+	// giveWay is how long a lane that is never idle then leaves free slots to others.
+	giveWay = 20 * time.Millisecond
 	// faultPause is the pause after an operation of the server failed.
 	faultPause = 100 * time.Millisecond
 )
@@ -56,12 +57,16 @@ type held struct {
 	schedule   *schedule
 	bytes      int
 	mail       *mailbox
-	active     int  // calls that run or wait for a slot
+	active     int  // calls that run
 	free       int  // slots in hand that no call uses
 	frequent   bool // used a moment ago
 	hasSlot    bool // the claim came with a slot
-	served     int  // calls settled
-	caughtUp   bool // what is read from now on came after the claim
+	wanting    bool // stands in line for a slot
+	granted    chan bool
+	share      time.Time // when the lane's share of the slots began
+	givingWay  time.Time // until then free slots are left to others
+	served     int       // calls settled
+	caughtUp   bool      // what is read from now on came after the claim
 	marks      map[protocol.CallID][]uint64
 	litter     []uint64 // marks that nobody needs any more
 	handbacks  []uint64 // marks of this ready message's deliveries
@@ -74,10 +79,9 @@ type held struct {
 	removing map[uint64]struct{} // removals that are not confirmed
 }
 
-// finished reports the end of a call's goroutine.
+// finished reports the end of a call's goroutine, which brings its slot back.
 type finished struct {
 	entry   *entry
-	slot    bool // brings its slot back
 	settled bool // result stored, entry removed
 }
 
@@ -91,10 +95,11 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 		holder: h, ready: meta.Sequence.Stream, delivered: meta.NumDelivered, ack: msg.Reply,
 		hash:    protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
 		claimed: time.Now(), gone: make(chan struct{}), schedule: newSchedule(),
-		marks: map[protocol.CallID][]uint64{}, removing: map[uint64]struct{}{}, finished: make(chan finished),
+		marks: map[protocol.CallID][]uint64{}, removing: map[uint64]struct{}{}, finished: make(chan finished), granted: make(chan bool, 1),
 	}
 	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
 	l.lease.length, l.lease.since = h.lease, since
+	l.share = l.claimed
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {
 		return nil, fmt.Errorf("header %s: %w", protocol.HeaderLane, err)
 	}
@@ -111,25 +116,6 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
 	return l, nil
-}
-
-// entry decodes a call. One that cannot be decoded but can be answered is an entry with a fault.
-func (l *held) entry(header nats.Header, body []byte) (*entry, error) {
-	call, err := protocol.DecodeCall(body)
-	if err == nil && call.Lane() != l.lane {
-		err = fmt.Errorf("%w: it is of lane %s", protocol.ErrInvalidCall, call.Lane())
-	}
-	if err == nil {
-		return &entry{call: call, header: header, size: len(body)}, nil
-	}
-	id, idErr := protocol.ParseCallID(header.Get(protocol.HeaderCall))
-	session, sessionErr := protocol.ParseSessionID(header.Get(protocol.HeaderSession))
-	if unanswerable := errors.Join(idErr, sessionErr); unanswerable != nil {
-		return nil, errors.Join(err, unanswerable)
-	}
-	whole := protocol.Use{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}
-	call = &protocol.Call{ID: id, SessionID: session, Pool: l.holder.options.Pool, Resources: []protocol.Use{whole}}
-	return &entry{call: call, header: header, fault: err}, nil
 }
 
 // abort ends the lane at once, from any goroutine: what runs is killed.
@@ -157,11 +143,7 @@ func (l *held) serve() {
 		return
 	}
 	l.free = 1
-	defer func() {
-		for range l.free {
-			l.holder.slots.release()
-		}
-	}()
+	defer l.returnSlots()
 	for l.ctx.Err() == nil {
 		if l.usedOnce() {
 			if l.leave() {
@@ -176,7 +158,7 @@ func (l *held) serve() {
 		}
 		l.complained = false
 		l.start()
-		if l.active > 0 {
+		if l.active > 0 || l.wanting {
 			l.wait(lookPeriod)
 			continue
 		}
@@ -191,6 +173,7 @@ func (l *held) serve() {
 		l.finish(<-l.finished)
 	}
 	if errors.Is(context.Cause(l.ctx), ErrDraining) && l.lease.trusted(time.Now()) {
+		l.holder.executor.Release(l.lane)
 		l.nak() // what was killed may start elsewhere at once, as a further attempt
 	}
 }
@@ -202,61 +185,10 @@ func (l *held) usedOnce() bool {
 		(l.holder.options.Linger <= 0 || !l.holder.options.Lingers(l.lane))
 }
 
-// start starts what may run, with the slots in hand first.
-func (l *held) start() {
-	var ready []*entry
-	if l.starting.Err() == nil && !l.yields() {
-		ready = l.schedule.startable()
-	}
-	if len(ready) > 0 {
-		l.idleSince = time.Time{}
-	}
-	for _, e := range ready {
-		e.mayHaveStarted = e.mayHaveStarted && l.startedBefore()
-		e.maySettled = e.maySettled && l.startedBefore()
-		slot := l.free > 0
-		if slot {
-			l.free--
-		}
-		l.active++
-		go l.run(e, slot)
-	}
-	for ; l.free > 0; l.free-- {
-		l.holder.slots.release()
-	}
-}
-
-// yields reports whether a busy lane should go to the end of the line, because
-// it had its share of the slots and others may wait.
-func (l *held) yields() bool {
-	if l.active > 0 || l.schedule.len() == 0 || time.Since(l.claimed) < quantum {
-		return false
-	}
-	if l.holder.slots.available() > 0 {
-		return false
-	}
-	l.stop()
-	return true
-}
-
-// run takes a call from its start to its end and reports.
-func (l *held) run(e *entry, slot bool) {
-	if !slot {
-		if l.holder.slots.acquire(l.starting) != nil {
-			l.finished <- finished{entry: e}
-			return
-		}
-	}
-	settled := l.attempt(e)
-	l.finished <- finished{entry: e, slot: true, settled: settled}
-}
-
 // finish books the end of a call.
 func (l *held) finish(f finished) {
 	l.active--
-	if f.slot {
-		l.free++
-	}
+	l.free++
 	if !f.settled {
 		f.entry.running = false
 		return
@@ -276,11 +208,19 @@ func (l *held) wait(d time.Duration) {
 	if l.mail.subscription == nil {
 		d = min(d, hintAfter)
 	}
+	if left := time.Until(l.givingWay); left > 0 {
+		d = min(d, left)
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case f := <-l.finished:
 		l.finish(f)
+	case granted := <-l.granted:
+		l.wanting = false
+		if granted {
+			l.free++
+		}
 	case <-l.mail.wake:
 		l.cancelTold()
 	case <-timer.C:
@@ -330,30 +270,6 @@ func (l *held) linger() bool {
 	}
 }
 
-// cancelTold acts on requests to cancel before their turn in the mailbox comes.
-func (l *held) cancelTold() {
-	for _, id := range l.mail.takeCancels() {
-		l.cancelCall(id)
-	}
-}
-
-// cancelCall cancels a call in hand.
-func (l *held) cancelCall(id protocol.CallID) {
-	e := l.schedule.find(id)
-	if e == nil && l.inline != nil && l.inline.call.ID == id {
-		e = l.inline
-	}
-	if e == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e.cancelled = true
-	if e.stop != nil {
-		e.stop(ErrCancelled)
-	}
-}
-
 // unconfirmed books a removal that was sent, from any goroutine.
 func (l *held) unconfirmed(seq uint64) {
 	l.mu.Lock()
@@ -375,6 +291,13 @@ func (l *held) toRemove() []uint64 {
 	return slices.Concat(l.litter, l.handbacks, slices.Collect(maps.Keys(l.removing)))
 }
 
+// settledLeft is what is left of settled calls.
+func (l *held) settledLeft() []uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Concat(l.litter, slices.Collect(maps.Keys(l.removing)))
+}
+
 // complain logs trouble once until it is over.
 func (l *held) complain(msg string, err error) {
 	if !l.complained {
@@ -386,89 +309,6 @@ func (l *held) complain(msg string, err error) {
 // pause waits a moment after a failure, or for the end of the lane.
 func (l *held) pause() { wait(l.ctx, faultPause) }
 
-// feed reads the mailbox into the schedule until it is empty or the window is full.
-func (l *held) feed() error {
-	if err := l.holder.store.remove(l.ctx, l.litter...); err != nil {
-		return err
-	}
-	l.litter = l.litter[:0]
-	for l.schedule.len() < window && l.bytes < windowBytes {
-		letter, err := l.mail.next(l.ctx)
-		if err != nil {
-			return err
-		}
-		if l.inline != nil && (letter == nil || letter.seq > l.ready) {
-			l.admit(l.inline)
-			l.inline = nil
-		}
-		if letter == nil {
-			break
-		}
-		if err := l.accept(letter); err != nil {
-			return err
-		}
-	}
-	l.caughtUp = true
-	return nil
-}
-
-// accept takes one message of the mailbox.
-func (l *held) accept(msg *letter) error {
-	what := l.holder.options.Fleet.ParseMailboxSubject(msg.subject)
-	switch what.Kind {
-	case protocol.EntryCall:
-		e, err := l.entry(msg.header, msg.body)
-		if err != nil {
-			return l.discard(msg, err)
-		}
-		e.seq, e.accepted = msg.seq, msg.stored
-		if !l.admit(e) { // enqueued twice; the one in hand is the call
-			return l.holder.store.remove(l.ctx, msg.seq)
-		}
-	case protocol.EntryHandback:
-		if what.Ready != l.ready {
-			return l.holder.store.remove(l.ctx, msg.seq)
-		}
-		l.handbacks = append(l.handbacks, msg.seq)
-	case protocol.EntryCancel, protocol.EntryStart:
-		e := l.schedule.find(what.CallID)
-		if e == nil { // its call is settled
-			return l.holder.store.remove(l.ctx, msg.seq)
-		}
-		l.marks[what.CallID] = append(l.marks[what.CallID], msg.seq)
-		if what.Kind == protocol.EntryCancel {
-			l.cancelCall(what.CallID)
-		} else if !e.running {
-			e.starts = max(e.starts, what.Start)
-		}
-	case protocol.EntryUnknown:
-		return l.discard(msg, errUnknownEntry)
-	}
-	return nil
-}
-
-var errUnknownEntry = errors.New("unknown kind of mailbox entry")
-
-// discard removes a message that can neither be run nor answered.
-func (l *held) discard(msg *letter, why error) error {
-	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
-		slog.String("lane", string(l.lane)), slog.String("subject", msg.subject), slog.Any("error", why))
-	return l.holder.store.remove(l.ctx, msg.seq)
-}
-
-// admit puts an entry into the schedule. Only an entry that was there at the claim
-// can have been settled or started by whoever held the lane before; started only
-// if every call before it that it conflicts with turns out to have its result.
-func (l *held) admit(e *entry) bool {
-	if !l.schedule.add(e) {
-		return false
-	}
-	l.bytes += e.size
-	e.maySettled = l.delivered > 1 && !l.caughtUp
-	e.mayHaveStarted = e.maySettled // until a call before it turns out to have had no result
-	return true
-}
-
 // alive reports whether the lane is still surely ours; when it is not, it is given up.
 func (l *held) alive() bool {
 	if l.ctx.Err() == nil && !l.lease.trusted(time.Now()) {
@@ -476,7 +316,3 @@ func (l *held) alive() bool {
 	}
 	return l.ctx.Err() == nil
 }
-
-// startedBefore reports whether an earlier delivery of the ready message may have started calls:
-// deliveries that were handed back did not.
-func (l *held) startedBefore() bool { return l.delivered-1 > uint64(len(l.handbacks)) }

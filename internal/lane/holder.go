@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -108,6 +109,8 @@ type Holder struct {
 	lease    time.Duration // AckWait
 	wake     chan struct{} // there may be room for another lane
 
+	repairing atomic.Bool
+
 	mu        sync.Mutex
 	draining  bool
 	held      map[protocol.LaneHash]*held
@@ -134,7 +137,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		recent: map[protocol.LaneHash]time.Time{}, remover: newRemover(s),
 	}
 	h.slots = newSlots(o.Slots, h.room)
-	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.pullFault)
+	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.room, h.pullFault)
 	return h, nil
 }
 
@@ -192,8 +195,8 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 
 // pull keeps as many requests at the server as there are free slots.
 func (h *Holder) pull(ctx context.Context) {
-	reconnected := h.store.nc.StatusChanged(nats.CONNECTED)
-	defer h.store.nc.RemoveStatusListener(reconnected)
+	changed := h.store.nc.StatusChanged(nats.CONNECTED, nats.RECONNECTING)
+	defer h.store.nc.RemoveStatusListener(changed)
 	again := time.NewTicker(h.lease / 12)
 	defer again.Stop()
 	healthy := false
@@ -215,17 +218,40 @@ func (h *Holder) pull(ctx context.Context) {
 		case <-ctx.Done():
 		case <-h.wake:
 		case <-again.C:
-		case _, open := <-reconnected:
+		case status, open := <-changed:
 			healthy = false
-			if !open { // the connection is closed for good
-				reconnected = nil
+			switch {
+			case !open: // the connection is closed for good
+				changed = nil
+			case status == nats.RECONNECTING:
+				h.doubtRecent()
 			}
 		}
 	}
 }
 
+// forgetful is how long a server on its own may take to write down a delivery. When
+// it is killed before, it delivers the lane once more after its restart, at once.
+const forgetful = time.Second
+
+// doubtRecent gives up the lanes that a server which may have died need not remember.
+func (h *Holder) doubtRecent() {
+	if h.store.clustered() {
+		return
+	}
+	h.each(func(l *held) {
+		if time.Since(l.claimed) < forgetful {
+			l.abort(ErrLost)
+		}
+	})
+}
+
 // pullFault handles trouble with a pull request: the consumer may have to be made again.
 func (h *Holder) pullFault(err error) {
+	if !h.repairing.CompareAndSwap(false, true) {
+		return // one repair is enough for all requests that failed
+	}
+	defer h.repairing.Store(false)
 	h.options.Logger.Warn("pull request failed", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
 	ctx, cancel := context.WithTimeout(context.Background(), opTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
@@ -267,16 +293,15 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 			<-before.gone
 		}
 		l.serve()
-		h.executor.Release(l.lane)
-		h.forget(l)
+		if !l.forgotten { // else it is released, and may be claimed again by now
+			h.executor.Release(l.lane)
+			h.forget(l)
+		}
 	}()
 }
 
-// forget ends the bookkeeping of a lane. It does nothing the second time.
+// forget ends the bookkeeping of a lane.
 func (h *Holder) forget(l *held) {
-	if l.forgotten {
-		return
-	}
 	l.forgotten = true
 	h.mu.Lock()
 	if h.held[l.hash] == l {

@@ -27,7 +27,14 @@ func (l *lease) margin() time.Duration { return l.length / 5 }
 func (l *lease) trusted(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return now.Sub(l.since) < l.length-l.margin()
+	return l.holds(now)
+}
+
+// holds is trusted, with the lock held. The monotonic clock stands still while a
+// machine is suspended, so the wall clock must agree.
+func (l *lease) holds(now time.Time) bool {
+	passed := max(now.Sub(l.since), now.Round(0).Sub(l.since.Round(0)))
+	return passed < l.length-l.margin()
 }
 
 // due reports whether it is time to renew, and books the renewal as sent at now.
@@ -45,11 +52,13 @@ func (l *lease) due(now time.Time) bool {
 	return true
 }
 
-// confirm books the answer to a renewal that was sent at the given time.
+// confirm books the answer to a renewal that was sent at the given time. The server
+// answers whoever asks, so an answer that comes too late confirms nothing: it is
+// somebody else's lease by then.
 func (l *lease) confirm(sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if sent.After(l.since) {
+	if sent.After(l.since) && l.holds(time.Now()) {
 		l.since = sent
 	}
 }

@@ -2,6 +2,7 @@ package lane
 
 import (
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -11,23 +12,41 @@ import (
 // attempt failed and the lane is still held.
 func (l *held) leave() bool {
 	l.holder.executor.Release(l.lane) // before anybody else can claim the lane
-	if l.pinned {
+	if l.pinned || l.unresolved() {
 		return l.handback()
 	}
 	return l.release()
 }
 
+// unresolved reports whether entries wait that whoever held the lane before may have
+// started or settled: only another delivery of the same ready message says so to
+// the next holder.
+func (l *held) unresolved() bool {
+	if !l.startedBefore() {
+		return false
+	}
+	return !l.caughtUp || slices.ContainsFunc(l.schedule.entries, func(e *entry) bool { return e.maySettled })
+}
+
 // release removes the ready message and then looks once more; the package
 // comment says why no wake-up is lost.
 func (l *held) release() bool {
+	s := l.holder.store
 	if !l.alive() {
 		return false
 	}
-	s := l.holder.store
-	if err := s.remove(l.ctx, append(l.toRemove(), l.ready)...); err != nil {
+	if err := s.remove(l.ctx, l.toRemove()...); err != nil {
 		l.complain("lane cannot be released", err)
 		l.pause()
-		return false
+		return false // still held
+	}
+	// From the first try on, the ready message may be gone and the lane somebody else's.
+	for err := s.remove(l.ctx, l.ready); err != nil; err = s.remove(l.ctx, l.ready) {
+		l.complain("ready message cannot be removed", err)
+		l.pause()
+		if !l.alive() {
+			return true
+		}
 	}
 	_ = s.nc.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
 	l.holder.forget(l)
@@ -44,16 +63,18 @@ func (l *held) release() bool {
 	return true
 }
 
-// handback returns a lane whose ready message carries a call that was not started,
-// so that another worker gets it at once. The mark says that this delivery
-// started nothing that is not settled.
+// handback returns a lane to the server, so that another worker gets it at once:
+// one whose ready message carries a call that was not started, or one without a
+// slot for it. The mark says that this delivery started nothing that is not settled.
 func (l *held) handback() bool {
 	if !l.alive() {
 		return false
 	}
 	s := l.holder.store
 	mark := nats.NewMsg(l.holder.options.Fleet.HandbackSubject(l.holder.options.Pool, l.hash, l.ready, l.delivered))
-	if _, _, err := s.publish(l.ctx, mark); err != nil {
+	if err := s.remove(l.ctx, l.settledLeft()...); err != nil {
+		l.warn("settled entries cannot be removed", err) // without the mark, the next holder looks for their results
+	} else if _, _, err := s.publish(l.ctx, mark); err != nil {
 		l.warn("handback mark cannot be stored", err) // then an attempt is counted that was none
 	}
 	l.nak()

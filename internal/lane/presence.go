@@ -77,7 +77,9 @@ func (p *presence) begin(lane protocol.Lane, ids []protocol.CallID) (busy, held 
 		}
 	}
 	for _, id := range ids {
-		own.calls[id] = &ownCall{}
+		if own.calls[id] == nil {
+			own.calls[id] = &ownCall{}
+		}
 	}
 	return busy, held
 }
@@ -143,8 +145,8 @@ func (p *presence) missing(call *protocol.Call) bool {
 		return false
 	}
 	now := time.Now()
-	if quiet := now.Sub(own.lastEnd); quiet < makeUpAfter {
-		own.calls[call.ID].makeUp.Reset(makeUpAfter - quiet)
+	if timer, quiet := own.calls[call.ID].makeUp, now.Sub(own.lastEnd); timer != nil && quiet < makeUpAfter {
+		timer.Reset(makeUpAfter - quiet)
 		return false
 	}
 	own.distrust = now.Add(distrust)

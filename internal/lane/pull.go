@@ -24,6 +24,7 @@ type puller struct {
 	subject string // of pull requests
 	expires time.Duration
 	claim   func(msg *nats.Msg, since time.Time)
+	ended   func()
 	fault   func(error)
 
 	mu           sync.Mutex
@@ -47,15 +48,15 @@ const (
 )
 
 // newPuller pulls from a pool's consumer. A ready message goes to claim together with when
-// its request was sent; trouble with a request goes to fault. Both are called
-// from one goroutine.
+// its request was sent; a request that ended without one is told to ended, trouble
+// to fault. All are called from one goroutine.
 func newPuller(nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, expires time.Duration,
-	claim func(*nats.Msg, time.Time), fault func(error),
+	claim func(*nats.Msg, time.Time), ended func(), fault func(error),
 ) *puller {
 	return &puller{
 		nc:      nc,
 		subject: "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool),
-		expires: expires, claim: claim, fault: fault,
+		expires: expires, claim: claim, ended: ended, fault: fault,
 	}
 }
 
@@ -113,6 +114,7 @@ func (p *puller) answer(inbox string, msg *nats.Msg) {
 	p.mu.Unlock()
 	switch description := msg.Header.Get("Description"); {
 	case status == "408" || status == "404": // expired, nothing there
+		p.ended()
 	case status == "503":
 		p.fault(errNoConsumer)
 	case strings.Contains(strings.ToLower(description), "batch completed"):

@@ -24,6 +24,7 @@ type entry struct {
 	mayHaveStarted bool     // by a worker that was lost: nothing without a result was before it
 	starts         int      // start marks that are known
 	ownMarks       []uint64 // start marks that this holder stored
+	unsure         int      // the start mark that this holder may have stored
 	cancelled      bool     // somebody asked to cancel it
 
 	running  bool
@@ -58,12 +59,11 @@ func (s *schedule) add(e *entry) bool {
 	return true
 }
 
-// startable returns the entries that may start now, in order. They count as running from then on.
+// startable returns the entries that may start now, in order. Whoever starts one marks it as running.
 func (s *schedule) startable() []*entry {
 	var out []*entry
 	for _, e := range s.entries {
 		if !e.running && e.blockers == 0 {
-			e.running = true
 			out = append(out, e)
 		}
 	}

@@ -40,6 +40,7 @@ func TestSchedule_EqualsTheSerialOrderAndDelaysNothing(t *testing.T) {
 		seq := uint64(0)
 		start := func() {
 			for _, e := range s.startable() {
+				e.running = true
 				at := seen{}
 				for _, other := range all {
 					if other != e && other.call.ConflictsWith(e.call) {

@@ -32,8 +32,12 @@ const (
 	codeSeqNotFound  jetstream.ErrorCode = 10043
 )
 
-// opTimeout bounds one request to the server; the caller's context may end sooner.
-const opTimeout = 5 * time.Second
+// opTimeout bounds one publish, shortTimeout one read or removal; the caller's
+// context may end sooner. A request whose answer is lost with its connection waits so long.
+const (
+	opTimeout    = 5 * time.Second
+	shortTimeout = time.Second
+)
 
 // store is the fleet's streams, by the few operations that the engine needs.
 type store struct {
@@ -132,7 +136,7 @@ func (s *store) publishReady(ctx context.Context, pool protocol.Pool, lane proto
 // next returns the first message at or after seq that matches filter; nil when
 // there is none. It asks the stream's leader, so it sees every acknowledged message.
 func (s *store) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
 	defer cancel()
 	msg, err := s.calls.GetMsg(ctx, max(seq, 1), jetstream.WithGetMsgSubject(filter))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -147,19 +151,22 @@ func (s *store) next(ctx context.Context, filter string, seq uint64) (*jetstream
 // remove deletes messages of the calls stream, and returns when the deletions are
 // applied. A message that is gone already is fine.
 func (s *store) remove(ctx context.Context, seqs ...uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
-	defer cancel()
-	var faults []error
 	for _, seq := range seqs {
-		answer, err := s.nc.RequestWithContext(ctx, s.deleteSubject(), deleteRequest(seq))
-		if err == nil {
-			err = deleteFault(answer.Data)
-		}
-		if err != nil {
-			faults = append(faults, fmt.Errorf("remove message %d: %w", seq, err))
+		if err := s.removeOne(ctx, seq); err != nil {
+			return fmt.Errorf("remove message %d: %w", seq, err)
 		}
 	}
-	return errors.Join(faults...)
+	return nil
+}
+
+func (s *store) removeOne(ctx context.Context, seq uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+	defer cancel()
+	answer, err := s.nc.RequestWithContext(ctx, s.deleteSubject(), deleteRequest(seq))
+	if err != nil {
+		return err
+	}
+	return deleteFault(answer.Data)
 }
 
 func (s *store) deleteSubject() string {
@@ -224,8 +231,11 @@ const messageOverhead = 16 << 10
 // that says so, because a result must always arrive.
 func (s *store) fit(r *protocol.Result) ([]byte, error) {
 	body, err := protocol.EncodeResult(r)
-	if err != nil {
-		return nil, err
+	if err != nil { // a value that cannot be written down must not keep the lane
+		broken := *r
+		broken.Value, broken.Status = nil, protocol.StatusFailed
+		broken.Error = protocol.Errorf(protocol.CodeInternal, "the call ran, but its result cannot be encoded: %v", err)
+		return protocol.EncodeResult(&broken)
 	}
 	limit := s.nc.MaxPayload() - messageOverhead
 	if int64(len(body)) <= limit {

@@ -1,0 +1,143 @@
+package lane
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// entry decodes a call. One that cannot be decoded but can be answered is an entry with a fault.
+func (l *held) entry(header nats.Header, body []byte) (*entry, error) {
+	call, err := protocol.DecodeCall(body)
+	if err == nil && call.Lane() != l.lane {
+		err = fmt.Errorf("%w: it is of lane %s", protocol.ErrInvalidCall, call.Lane())
+	}
+	if err == nil {
+		return &entry{call: call, header: header, size: len(body)}, nil
+	}
+	id, idErr := protocol.ParseCallID(header.Get(protocol.HeaderCall))
+	session, sessionErr := protocol.ParseSessionID(header.Get(protocol.HeaderSession))
+	if unanswerable := errors.Join(idErr, sessionErr); unanswerable != nil {
+		return nil, errors.Join(err, unanswerable)
+	}
+	whole := protocol.Use{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}
+	call = &protocol.Call{ID: id, SessionID: session, Pool: l.holder.options.Pool, Resources: []protocol.Use{whole}}
+	return &entry{call: call, header: header, fault: err}, nil
+}
+
+// cancelTold acts on requests to cancel before their turn in the mailbox comes.
+func (l *held) cancelTold() {
+	for _, id := range l.mail.takeCancels() {
+		l.cancelCall(id)
+	}
+}
+
+// cancelCall cancels a call in hand.
+func (l *held) cancelCall(id protocol.CallID) {
+	e := l.schedule.find(id)
+	if e == nil && l.inline != nil && l.inline.call.ID == id {
+		e = l.inline
+	}
+	if e == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.cancelled = true
+	if e.stop != nil {
+		e.stop(ErrCancelled)
+	}
+}
+
+// feed reads the mailbox into the schedule until it is empty or the window is full.
+func (l *held) feed() error {
+	if err := l.holder.store.remove(l.ctx, l.litter...); err != nil {
+		return err
+	}
+	l.litter = l.litter[:0]
+	for l.schedule.len() < window && l.bytes < windowBytes {
+		letter, err := l.mail.next(l.ctx)
+		if err != nil {
+			return err
+		}
+		if l.inline != nil && (letter == nil || letter.seq > l.ready) {
+			if !l.admit(l.inline) { // enqueued twice: the copy in the mailbox is the call
+				l.pinned = false
+			}
+			l.inline = nil
+		}
+		if letter == nil {
+			l.caughtUp = true
+			break
+		}
+		if err := l.accept(letter); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// accept takes one message of the mailbox.
+func (l *held) accept(msg *letter) error {
+	what := l.holder.options.Fleet.ParseMailboxSubject(msg.subject)
+	switch what.Kind {
+	case protocol.EntryCall:
+		e, err := l.entry(msg.header, msg.body)
+		if err != nil {
+			return l.discard(msg, err)
+		}
+		e.seq, e.accepted = msg.seq, msg.stored
+		if !l.admit(e) { // enqueued twice; the one in hand is the call
+			return l.holder.store.remove(l.ctx, msg.seq)
+		}
+	case protocol.EntryHandback:
+		if what.Ready != l.ready {
+			return l.holder.store.remove(l.ctx, msg.seq)
+		}
+		l.handbacks = append(l.handbacks, msg.seq)
+	case protocol.EntryCancel, protocol.EntryStart:
+		e := l.schedule.find(what.CallID)
+		if e == nil { // its call is settled
+			return l.holder.store.remove(l.ctx, msg.seq)
+		}
+		l.marks[what.CallID] = append(l.marks[what.CallID], msg.seq)
+		if what.Kind == protocol.EntryCancel {
+			l.cancelCall(what.CallID)
+		} else if !e.running {
+			e.starts = max(e.starts, what.Start)
+		}
+	case protocol.EntryUnknown:
+		return l.discard(msg, errUnknownEntry)
+	}
+	return nil
+}
+
+// discard removes a message that can neither be run nor answered.
+func (l *held) discard(msg *letter, why error) error {
+	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
+		slog.String("lane", string(l.lane)), slog.String("subject", msg.subject), slog.Any("error", why))
+	return l.holder.store.remove(l.ctx, msg.seq)
+}
+
+// admit puts an entry into the schedule. Only an entry that was there at the claim
+// can have been settled or started by whoever held the lane before; started only
+// if every call before it that it conflicts with turns out to have its result.
+func (l *held) admit(e *entry) bool {
+	if !l.schedule.add(e) {
+		return false
+	}
+	l.bytes += e.size
+	e.maySettled = l.delivered > 1 && !l.caughtUp
+	e.mayHaveStarted = e.maySettled // until a call before it turns out to have had no result
+	return true
+}
+
+// startedBefore reports whether an earlier delivery of the ready message may have started calls:
+// deliveries that were handed back did not.
+func (l *held) startedBefore() bool { return l.delivered-1 > uint64(len(l.handbacks)) }
+
+var errUnknownEntry = errors.New("unknown kind of mailbox entry")

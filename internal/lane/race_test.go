@@ -1,0 +1,268 @@
+package lane_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Interleavings that once broke a law, or would without the guard that they name.
+
+// witness is an executor whose release can be watched.
+type witness struct {
+	run     func(ctx context.Context, run *lane.Run) protocol.Result
+	release func(protocol.Lane)
+}
+
+func (w witness) Execute(ctx context.Context, run *lane.Run) protocol.Result { return w.run(ctx, run) }
+func (w witness) Release(l protocol.Lane)                                    { w.release(l) }
+
+// stepAside lets other goroutines and processes go on for a moment.
+func stepAside(t *testing.T, d time.Duration) {
+	t.Helper()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.Context().Done():
+	}
+}
+
+// raw stores a call on a subject as a publisher would whose answer was lost.
+func raw(t *testing.T, f *fleet, subject string, c *protocol.Call) {
+	t.Helper()
+	msg := nats.NewMsg(subject)
+	msg.Header.Set(protocol.HeaderLane, string(c.Lane()))
+	msg.Header.Set(protocol.HeaderCall, string(c.ID))
+	msg.Header.Set(protocol.HeaderSession, string(c.SessionID))
+	body, err := protocol.EncodeCall(c)
+	require.NoError(t, err)
+	msg.Data = body
+	_, err = f.js.PublishMsg(t.Context(), msg)
+	require.NoError(t, err)
+}
+
+// A lane that is let go and claimed again by the same process: its release must
+// not come while a call of the next claim runs.
+func TestLane_ReleaseComesBeforeTheNextClaim(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	var running, hits atomic.Int32
+	f.hold(witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
+		running.Add(1)
+		stepAside(t, 5*time.Millisecond)
+		running.Add(-1)
+		return succeed(run)
+	}, release: func(protocol.Lane) {
+		if running.Load() > 0 {
+			hits.Add(1)
+		}
+	}}, lane.Options{Slots: 2})
+	var calls []*protocol.Call
+	p := f.publisher()
+	for i := range 100 {
+		call := newCall("s", exclusive("account/x"))
+		put(t, f.publisher(), call) // a new publisher knows nothing, so the lane is let go in between
+		calls = append(calls, call)
+		stepAside(t, time.Duration(6500+(i%40)*100)*time.Microsecond)
+	}
+	for _, call := range calls {
+		f.await(p, call)
+	}
+	require.Zero(t, hits.Load(), "Release closed what a running call uses")
+}
+
+// The ready message is removed, but the answer is lost: whoever removed it must not run anything more.
+func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
+	t.Parallel()
+	nf := natsiotest.New(t, natsio.Topology{})
+	f := &fleet{t: t, logger: nf.Logger, nc: nf.NC, js: nf.JS, dial: nf.Connect}
+	nc, link := nf.ConnectVia()
+	x := exclusive("account/x")
+	first, other := newCall("s", x), newCall("s", exclusive("account/y"))
+	second, third := newCall("s", x), newCall("s", x)
+	finishOther, finishSecond := make(chan struct{}), make(chan struct{})
+	ranAtA, ranAtB := make(chan protocol.CallID, 9), make(chan protocol.CallID, 9)
+	deaf := make(chan struct{})
+	var once atomic.Bool
+	p := f.publisher()
+	a, err := lane.NewHolder(t.Context(), nc, witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
+		ranAtA <- run.Call.ID
+		if run.Call.ID == other.ID {
+			<-finishOther
+		}
+		return succeed(run)
+	}, release: func(l protocol.Lane) {
+		if l == first.Lane() && once.CompareAndSwap(false, true) {
+			link.Deafen() // what A asks still arrives
+			close(deaf)
+		}
+	}}, lane.Options{Worker: "a", Linger: time.Second})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx, ctx) }()
+
+	put(t, p, first)
+	require.Equal(t, first.ID, <-ranAtA)
+	f.await(p, first)
+	put(t, p, other)
+	require.Equal(t, other.ID, <-ranAtA)
+	<-deaf
+	require.Eventually(t, func() bool { return f.stored() == 1 }, 5*time.Second, 5*time.Millisecond, "x's ready message is not removed")
+	put(t, p, second, third)
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		ranAtB <- run.Call.ID
+		if run.Call.ID == second.ID {
+			<-finishSecond
+		}
+		return succeed(run)
+	}), lane.Options{Worker: "b"})
+	require.Equal(t, second.ID, <-ranAtB)
+	link.Cut()
+	link.Mend()
+	close(finishOther)
+	select {
+	case id := <-ranAtA:
+		t.Errorf("A runs call %s of the lane while B runs %s", id, second.ID)
+	case <-time.After(3 * time.Second):
+	}
+	close(finishSecond)
+	require.Equal(t, third.ID, <-ranAtB)
+	f.await(p, third)
+	stop()
+	require.NoError(t, <-done)
+}
+
+// The first try to put a call arrives late, as the ready message, behind the copy in the mailbox.
+func TestLane_LateFirstTryRunsNothingTwice(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	call := newCall("s", exclusive("account/x"))
+	again := *call
+	again.Again = true
+	raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), &again)
+	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	var runs atomic.Int32
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		runs.Add(1)
+		return succeed(run)
+	}), lane.Options{})
+	f.requireQuiet()
+	require.EqualValues(t, 1, runs.Load())
+}
+
+// A worker takes over a lane in which a call is settled and not removed, and drains before its
+// turn comes. The next worker must still know that the call may be settled.
+func TestLane_TakeoverThatDrainsKeepsWhatItKnew(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, time.Second)
+	require.NoError(t, err)
+	p := f.publisher()
+	long, settled := newCall("s", shared("account/x")), newCall("s", shared("account/x"))
+	for _, call := range []*protocol.Call{long, settled} {
+		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
+	}
+	require.NoError(t, p.Kick(t.Context(), long))
+	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	require.NoError(t, err)
+	_, err = consumer.Next() // a worker that takes the lane, settles one call, and dies
+	require.NoError(t, err)
+	r := protocol.NewResult(settled, protocol.StatusOK, nil)
+	r.Value = protocol.NoopResult{}
+	body, err := protocol.EncodeResult(&r)
+	require.NoError(t, err)
+	_, err = f.js.Publish(t.Context(), protocol.DefaultFleet.ResultSubject("s", settled.ID), body)
+	require.NoError(t, err)
+
+	started, goOn := make(chan struct{}), make(chan struct{})
+	b := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		close(started)
+		<-goOn
+		return succeed(run)
+	}), lane.Options{Worker: "b", Slots: 1})
+	<-started
+	drained := make(chan struct{})
+	go func() {
+		b.stop()
+		close(drained)
+	}()
+	stepAside(t, 200*time.Millisecond) // for the drain to begin
+	close(goOn)
+	<-drained
+	var runs atomic.Int32
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		runs.Add(1)
+		return succeed(run)
+	}), lane.Options{Worker: "c"})
+	f.requireQuiet()
+	require.Zero(t, runs.Load(), "a settled call ran again")
+}
+
+// One publisher puts a call twice at once.
+func TestLane_PutTwiceByOnePublisher(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	before, twice := newCall("s", exclusive("account/x")), newCall("s", exclusive("account/x"))
+	put(t, p, before)
+	put(t, p, twice)
+	put(t, p, twice)
+	stepAside(t, 10*time.Millisecond)
+	p.Finished(before)
+	stepAside(t, 60*time.Millisecond) // the ready message that was left out is made up for
+	var runs atomic.Int32
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		runs.Add(1)
+		return succeed(run)
+	}), lane.Options{})
+	f.await(p, twice)
+	f.requireQuiet()
+	require.EqualValues(t, 2, runs.Load())
+}
+
+// A lane whose calls overlap, so that it is never idle, must not keep all slots for ever.
+func TestLane_OverlappingCallsLeaveSlotsToOthers(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	other := newCall("s", exclusive("account/other"))
+	began := make(chan struct{})
+	done := make(chan struct{}, 64)
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		if run.Call.ID == other.ID {
+			close(began)
+			return succeed(run)
+		}
+		stepAside(t, time.Duration(30+run.Sequence%7*5)*time.Millisecond)
+		done <- struct{}{}
+		return succeed(run)
+	}), lane.Options{Slots: 2})
+	for range 8 {
+		put(t, p, newCall("s", shared("account/hot")))
+	}
+	<-done
+	put(t, p, other)
+	limit := time.NewTimer(20 * time.Second)
+	defer limit.Stop()
+	for {
+		select {
+		case <-began:
+			return
+		case <-done:
+			put(t, p, newCall("s", shared("account/hot")))
+		case <-limit.C:
+			t.Fatal("the other lane did not get a slot")
+		}
+	}
+}

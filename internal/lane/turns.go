@@ -1,0 +1,82 @@
+package lane
+
+import "time"
+
+// start starts what may run, as far as there are slots.
+func (l *held) start() {
+	if l.starting.Err() == nil && !l.yields() && !l.givesWay() {
+		for _, e := range l.schedule.startable() {
+			if l.free == 0 && !l.wanting && l.holder.slots.tryAcquire() {
+				l.free++
+			}
+			if l.free == 0 {
+				l.wantSlot()
+				break
+			}
+			l.startOne(e)
+		}
+	}
+	for ; l.free > 0; l.free-- {
+		l.holder.slots.release()
+	}
+}
+
+// startOne starts a call with a slot in hand.
+func (l *held) startOne(e *entry) {
+	l.idleSince = time.Time{}
+	e.mayHaveStarted = e.mayHaveStarted && l.startedBefore()
+	e.maySettled = e.maySettled && l.startedBefore()
+	e.running = true
+	l.free--
+	l.active++
+	go func() { l.finished <- finished{entry: e, settled: l.attempt(e)} }()
+}
+
+// wantSlot stands in line for one slot. Lanes stand in line, not calls: one with
+// many calls takes its turn like all others.
+func (l *held) wantSlot() {
+	if l.wanting {
+		return
+	}
+	l.wanting = true
+	go func() { l.granted <- l.holder.slots.acquire(l.starting) == nil }()
+}
+
+// returnSlots gives back what slots the lane has or is about to get.
+func (l *held) returnSlots() {
+	l.stop()
+	if l.wanting && <-l.granted {
+		l.free++
+	}
+	for ; l.free > 0; l.free-- {
+		l.holder.slots.release()
+	}
+}
+
+// yields reports whether a busy lane should go to the end of the line, because
+// it had its share of the slots and others may wait.
+func (l *held) yields() bool {
+	if l.active > 0 || l.schedule.len() == 0 || time.Since(l.share) < quantum || l.unresolved() {
+		return false
+	}
+	if l.holder.slots.available() > 0 {
+		return false
+	}
+	l.stop()
+	return true
+}
+
+// givesWay reports whether a lane whose calls overlap, so that it is never idle and
+// cannot yield, leaves its free slots to others for a moment.
+func (l *held) givesWay() bool {
+	now := time.Now()
+	if now.Before(l.givingWay) {
+		return true
+	}
+	if l.active == 0 || now.Sub(l.share) < quantum || l.holder.slots.available() > 0 {
+		return false
+	}
+	l.givingWay = now.Add(giveWay)
+	l.share = l.givingWay
+	return true
+}
