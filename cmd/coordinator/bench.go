@@ -30,6 +30,7 @@ type benchCommand struct {
 	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process."`
 	Creds      string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
 	Fleet      string        `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
+	Replicas   int           `default:"1" enum:"1,3,5" help:"Replicas of the streams, when they do not exist yet: 1, 3 or 5."`
 	Fsync      bool          `help:"Have the embedded server write through to the disk on every message."`
 	Baseline   time.Duration `default:"2s" help:"How long each baseline is measured; 0 leaves them out."`
 	CPUProfile string        `placeholder:"FILE" help:"Write a CPU profile."`
@@ -42,7 +43,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		return cli.Usagef("--fleet: %v", err)
 	}
 	o := bench.Options{
-		Fleet: fleet, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Work: c.Work, SlowLane: c.SlowLane,
+		Fleet: fleet, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Work: c.Work, SlowLane: c.SlowLane,
 		Workers: c.Workers, Slots: c.Slots, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
 		Logger: p.common.Logger(p.Program),
 	}

@@ -29,6 +29,8 @@ import (
 // Options of a measurement; see [Options.Validate] for the bounds.
 type Options struct {
 	Fleet protocol.Fleet
+	// Replicas of the streams, when they do not exist yet; 0 means 1.
+	Replicas int
 	// Lanes is how many lanes the callers use, in turn.
 	Lanes int
 	// Callers is how many callers there are; each has one call under way.
@@ -122,7 +124,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet}); err != nil {
+	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet, Replicas: o.Replicas}); err != nil {
 		return nil, err
 	}
 	report := &Report{
