@@ -165,7 +165,9 @@ func (l *held) execute(e *entry) *protocol.Result {
 	if e.cancelled { // between the last check and now
 		stop(ErrCancelled)
 	}
+	l.began(run, now)
 	l.mu.Unlock()
+	defer l.ended(run)
 
 	result := l.holder.executor.Execute(ctx, run)
 	if !l.alive() {

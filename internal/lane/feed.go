@@ -48,6 +48,7 @@ func (l *held) cancelCall(id protocol.CallID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e.cancelled = true
+	l.oversight.refusing = true
 	if e.stop != nil {
 		e.stop(ErrCancelled)
 	}
@@ -78,7 +79,7 @@ func (l *held) feed() error {
 			return err
 		}
 	}
-	return nil
+	return l.readPause()
 }
 
 // accept takes one message of the mailbox.
@@ -110,6 +111,8 @@ func (l *held) accept(msg *letter) error {
 		} else if !e.running {
 			e.starts = max(e.starts, what.Start)
 		}
+	case protocol.EntryPause: // it stays where it is
+		l.oversight.paused.Store(true)
 	case protocol.EntryUnknown:
 		return l.discard(msg, errUnknownEntry)
 	}

@@ -75,6 +75,8 @@ type held struct {
 	forgotten  bool
 	complained bool // about the trouble that lasts
 
+	oversight oversight
+
 	mu       sync.Mutex          // also guards cancelled and stop of entries
 	removing map[uint64]struct{} // removals that are not confirmed
 }
@@ -162,6 +164,10 @@ func (l *held) serve() {
 			l.wait(lookPeriod)
 			continue
 		}
+		if l.staysPaused() {
+			l.waitPaused()
+			continue
+		}
 		if l.starting.Err() == nil && l.schedule.len() == 0 && l.linger() {
 			continue
 		}
@@ -193,12 +199,17 @@ func (l *held) finish(f finished) {
 		f.entry.running = false
 		return
 	}
+	l.book(f.entry)
+}
+
+// book takes a settled call out of what is in hand.
+func (l *held) book(e *entry) {
 	l.served++
-	l.schedule.finish(f.entry)
-	l.bytes -= f.entry.size
-	l.litter = append(l.litter, l.marks[f.entry.call.ID]...)
-	delete(l.marks, f.entry.call.ID)
-	if f.entry.inline {
+	l.schedule.finish(e)
+	l.bytes -= e.size
+	l.litter = append(l.litter, l.marks[e.call.ID]...)
+	delete(l.marks, e.call.ID)
+	if e.inline {
 		l.pinned = false
 	}
 }

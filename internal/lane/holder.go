@@ -173,6 +173,11 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 		return fmt.Errorf("listen to removals: %w", err)
 	}
 	defer func() { _ = confirmations.Unsubscribe() }() // fails only when the connection is closed
+	silence, err := h.answerQuestions()
+	if err != nil {
+		return err
+	}
+	defer silence()
 	var keeper sync.WaitGroup
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
 	keeper.Go(func() { h.keepLeases(keeping) })

@@ -182,9 +182,13 @@ func (m *mailbox) incomplete() bool {
 	return err != nil || dropped > 0
 }
 
-// look reports whether the stream has anything at all in the mailbox.
+// look reports whether the stream has anything at all in the mailbox, but for the mark
+// that the lane is paused.
 func (m *mailbox) look(ctx context.Context) (bool, error) {
 	msg, err := m.store.next(ctx, m.filter(), 0)
+	if msg != nil && m.fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause {
+		msg, err = m.store.next(ctx, m.filter(), msg.Sequence+1)
+	}
 	return msg != nil, err
 }
 

@@ -4,7 +4,8 @@ import "time"
 
 // start starts what may run, as far as there are slots.
 func (l *held) start() {
-	if l.starting.Err() == nil && !l.yields() && !l.givesWay() {
+	l.refuse()
+	if l.starting.Err() == nil && !l.oversight.paused.Load() && !l.yields() && !l.givesWay() {
 		for _, e := range l.schedule.startable() {
 			if l.free == 0 && !l.wanting && l.holder.slots.tryAcquire() {
 				l.free++

@@ -1,0 +1,167 @@
+package lane
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// RunningCall is a call that a worker executes.
+type RunningCall struct {
+	CallID    protocol.CallID    `json:"call_id"`
+	SessionID protocol.SessionID `json:"session_id"`
+	Tool      string             `json:"tool"`
+	Attempt   int                `json:"attempt"` // from 1
+	// RunningMS is how long this attempt has been running, in milliseconds.
+	RunningMS int64 `json:"running_ms"`
+}
+
+// ongoing is a call while it is executed here.
+type ongoing struct {
+	call    *protocol.Call
+	attempt int
+	since   time.Time
+}
+
+// began books a call as being executed; the lane's mu is held.
+func (l *held) began(run *Run, since time.Time) {
+	if l.oversight.runs == nil {
+		l.oversight.runs = map[protocol.CallID]ongoing{}
+	}
+	l.oversight.runs[run.Call.ID] = ongoing{call: run.Call, attempt: run.Attempt, since: since}
+}
+
+// ended books the end of an execution.
+func (l *held) ended(run *Run) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.oversight.runs, run.Call.ID)
+}
+
+// answer is what a worker says about lanes that it holds. It tells durations, because the
+// clocks of machines differ. What it says may be outdated; the streams are the truth.
+type answer struct {
+	Type     string            `json:"type"`
+	Version  int               `json:"version"`
+	WorkerID protocol.WorkerID `json:"worker_id"`
+	Lanes    []heldLane        `json:"lanes"`
+}
+
+const typeAnswer = "lanes_held"
+
+// heldLane is a lane as its holder sees it. Ready and Delivery are the term of the
+// claim: the stream sequence of the ready message and which delivery of it this was.
+type heldLane struct {
+	Lane     protocol.Lane `json:"lane"`
+	Ready    uint64        `json:"ready"`
+	Delivery uint64        `json:"delivery"`
+	HeldMS   int64         `json:"held_ms"`
+	Paused   bool          `json:"paused"`
+	Running  []RunningCall `json:"running"`
+}
+
+const (
+	// answerBytes is when an answer about many lanes is cut into several.
+	answerBytes = 256 << 10
+	// answerLanes bounds the lanes that one worker tells of.
+	answerLanes = 16384
+)
+
+// answerQuestions answers operators until stop is called.
+func (h *Holder) answerQuestions() (stop func(), err error) {
+	fleet, pool := h.options.Fleet, h.options.Pool
+	all, err := h.store.nc.Subscribe(fleet.AskAllSubject(pool), func(msg *nats.Msg) { h.respond(msg, h.lanes()) })
+	if err != nil {
+		return nil, fmt.Errorf("listen to questions: %w", err)
+	}
+	one, err := h.store.nc.Subscribe(fleet.AskFilter(pool), h.answerOne)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen to questions: %w", err), all.Unsubscribe())
+	}
+	return func() {
+		_ = all.Unsubscribe() // fails only when the connection is closed
+		_ = one.Unsubscribe()
+	}, nil
+}
+
+// lanes returns the lanes that are held now.
+func (h *Holder) lanes() []*held {
+	var lanes []*held
+	h.each(func(l *held) {
+		if len(lanes) < answerLanes {
+			lanes = append(lanes, l)
+		}
+	})
+	return lanes
+}
+
+// answerOne answers a question about one lane, if it is held here. Whoever asks may
+// have changed something, so the lane looks into its mailbox.
+func (h *Holder) answerOne(msg *nats.Msg) {
+	hash := protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
+	h.mu.Lock()
+	l := h.held[hash]
+	h.mu.Unlock()
+	if l == nil {
+		return
+	}
+	h.respond(msg, []*held{l})
+	l.oversight.asked.Store(true)
+	select {
+	case l.mail.wake <- struct{}{}:
+	default:
+	}
+}
+
+// respond tells of lanes, in as many messages as it takes.
+func (h *Holder) respond(question *nats.Msg, lanes []*held) {
+	a := answer{Type: typeAnswer, Version: protocol.Version, WorkerID: h.options.Worker, Lanes: []heldLane{}}
+	size := 0
+	for _, l := range lanes {
+		tells := l.tells()
+		a.Lanes = append(a.Lanes, tells)
+		if size += len(tells.Lane) + 256*(1+len(tells.Running)); size > answerBytes {
+			h.send(question, &a)
+			a.Lanes, size = a.Lanes[:0], 0
+		}
+	}
+	if len(a.Lanes) > 0 {
+		h.send(question, &a)
+	}
+}
+
+// send sends an answer; one that gets lost is as good as none.
+func (h *Holder) send(question *nats.Msg, a *answer) {
+	body, err := json.Marshal(a)
+	if err == nil {
+		err = question.Respond(body)
+	}
+	if err != nil {
+		h.options.Logger.Debug("question is not answered", slog.String("subject", question.Subject), slog.Any("error", err))
+	}
+}
+
+// tells describes the lane, from any goroutine.
+func (l *held) tells() heldLane {
+	now := time.Now()
+	tells := heldLane{
+		Lane: l.lane, Ready: l.ready, Delivery: l.delivered, HeldMS: now.Sub(l.claimed).Milliseconds(),
+		Paused: l.oversight.paused.Load(), Running: []RunningCall{},
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, run := range l.oversight.runs {
+		tells.Running = append(tells.Running, RunningCall{
+			CallID: run.call.ID, SessionID: run.call.SessionID, Tool: run.call.Tool,
+			Attempt: run.attempt, RunningMS: now.Sub(run.since).Milliseconds(),
+		})
+	}
+	return tells
+}

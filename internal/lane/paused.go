@@ -1,0 +1,110 @@
+package lane
+
+import (
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// oversight is what operators do to a held lane and see of it.
+//
+// A paused lane has a pause mark in its mailbox. Whoever holds it starts nothing and
+// keeps it as long as calls wait there, without a slot: so what ran before goes on,
+// cancelled and expired calls are still answered, and the ready message stays where it is. A lane
+// in which nothing waits is let go; the mark alone does not make it ready.
+type oversight struct {
+	paused atomic.Bool // as the mark was read last; serve writes it
+	asked  atomic.Bool // somebody has asked about the lane since then
+
+	// Owned by serve.
+	read     time.Time // when the mark was read last
+	refusing bool      // a call was cancelled since refusals were given last
+
+	runs map[protocol.CallID]ongoing // what is being executed; guarded by the lane's mu
+}
+
+// readPause finds out whether the lane is paused. The mark comes with the mailbox, so
+// it is looked for only when it may be beyond the window or gone.
+func (l *held) readPause() error {
+	o := &l.oversight
+	beyond := (l.schedule.len() >= window || l.bytes >= windowBytes) && time.Since(o.read) >= lookPeriod
+	if asked := o.asked.Swap(false); !asked && !beyond && !o.paused.Load() {
+		return nil
+	}
+	mark, err := l.holder.store.next(l.ctx, l.holder.options.Fleet.PauseSubject(l.holder.options.Pool, l.hash), 0)
+	if err != nil {
+		o.asked.Store(true)
+		return err
+	}
+	o.paused.Store(mark != nil)
+	o.read = time.Now()
+	return nil
+}
+
+// staysPaused reports whether the lane is kept although nothing of it may start.
+func (l *held) staysPaused() bool {
+	return l.oversight.paused.Load() && l.schedule.len() > 0 && l.starting.Err() == nil
+}
+
+// waitPaused waits until there may be something to do for a paused lane of which nothing runs.
+func (l *held) waitPaused() {
+	if l.mail.subscription == nil { // entries may have come before it listens
+		l.mail.listen()
+		return
+	}
+	timer := time.NewTimer(lookPeriod)
+	defer timer.Stop()
+	select {
+	case <-l.mail.wake:
+		l.cancelTold()
+	case <-timer.C:
+		l.mail.refresh() // should something not have been told
+	case <-l.starting.Done():
+	}
+}
+
+// refuse answers the calls that will not be started in any case, wherever they
+// stand: what has no effect need not wait for its turn.
+func (l *held) refuse() {
+	if !l.oversight.refusing && !l.oversight.paused.Load() {
+		return
+	}
+	l.oversight.refusing = false
+	for _, e := range slices.Clone(l.schedule.entries) {
+		if e.running {
+			continue
+		}
+		result := l.refusal(e)
+		if result == nil {
+			continue
+		}
+		if !l.giveRefusal(e, result) {
+			return // the lane is lost
+		}
+		l.book(e)
+	}
+}
+
+// giveRefusal stores the result of a call that is not started, unless it has one already.
+func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
+	for e.maySettled || e.call.Again {
+		stored, err := l.holder.store.result(l.ctx, e.call.SessionID, e.call.ID)
+		if stored != nil || errors.Is(err, protocol.ErrInvalidResult) {
+			e.settledBefore = true
+			l.removeEntry(e)
+			return true
+		}
+		if err == nil {
+			break
+		}
+		if !l.alive() {
+			return false
+		}
+		l.warn("result cannot be looked up", err)
+		l.pause()
+	}
+	return l.settle(e, result)
+}
