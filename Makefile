@@ -12,6 +12,7 @@ LINT     := go tool -modfile=tools/go.mod golangci-lint
 MODULES  := . tools deploy/compose/check
 PKG      ?= ./...
 CALLS    ?= 100000
+SEED     ?= 0
 FUZZTIME ?= 10s
 DEMO     := .toolfleet/demo
 PROMPT   ?= The tests of this project fail. Find out why, repair it, and show that they pass.
@@ -42,6 +43,10 @@ build: ## Build static binaries into bin/
 test: bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
 	go test $(RACE) -timeout 10m -json $(PKG) | bin/testsum
+
+.PHONY: chaos
+chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern)
+	go test ./test/chaos -run 'TestChaos_$(FAULT)' -count=1 -parallel=1 -timeout=6h -v -args -calls=$(CALLS) -seed=$(SEED)
 
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml (the first time builds them)

@@ -1,0 +1,250 @@
+//go:build linux
+
+package chaos
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/chaos/history"
+)
+
+// callerRole is a coordinator without a model: callers that put their steps one
+// after the other. Killed and started again it puts what has no result again.
+type callerRole struct {
+	workload
+
+	URL, Creds, Log string
+	Callers         int
+	Calls           int           // in all, at least
+	Until           string        // a file; while it is missing more calls are made
+	Think           time.Duration // longest pause of a caller between two steps
+	Patience        time.Duration // longest wait for a result
+
+	nc        *nats.Conn
+	publisher *lane.Publisher
+	results   *lane.Results
+	journal   *journal
+	put, told map[protocol.CallID]bool // by an earlier life; read only
+	made      atomic.Int64
+}
+
+func (c *callerRole) run(ctx context.Context) error {
+	if err := c.remember(); err != nil {
+		return err
+	}
+	var err error
+	if c.journal, err = openJournal(c.Log); err != nil {
+		return err
+	}
+	defer func() { _ = c.journal.file.Close() }()
+	c.nc, err = natsio.Connect(ctx, c.URL, natsio.ConnectOptions{Name: "caller", Creds: c.Creds})
+	if err != nil {
+		return err
+	}
+	defer c.nc.Close()
+	for {
+		if c.publisher, err = lane.NewPublisher(ctx, c.nc, protocol.DefaultFleet); err == nil {
+			break
+		}
+		if !wait(ctx, 50*time.Millisecond) {
+			return err
+		}
+	}
+	c.results = lane.NewResults(c.nc, protocol.DefaultFleet, func(err error) { c.journal.trouble(err.Error()) })
+	var group sync.WaitGroup
+	for i := range c.Callers {
+		group.Go(func() { c.caller(ctx, i) })
+	}
+	group.Wait()
+	return nil
+}
+
+// remember reads what an earlier life of this process wrote down.
+func (c *callerRole) remember() error {
+	c.put, c.told = map[protocol.CallID]bool{}, map[protocol.CallID]bool{}
+	log, err := os.Open(c.Log)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		var r history.Record
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return fmt.Errorf("record %q: %w", lines.Bytes(), err)
+		}
+		c.put[r.CallID] = c.put[r.CallID] || r.Kind == history.KindPut
+		if r.Kind == history.KindTold && !c.told[r.CallID] {
+			c.told[r.CallID] = true
+			c.made.Add(1)
+		}
+	}
+	return nil
+}
+
+func (c *callerRole) enough() bool {
+	if c.made.Load() < int64(c.Calls) {
+		return false
+	}
+	_, err := os.Stat(c.Until)
+	return err == nil
+}
+
+// caller makes steps, the first ones for the second time if it lived before.
+func (c *callerRole) caller(ctx context.Context, index int) {
+	news := make(chan *protocol.Result, 256)
+	watch, err := c.watch(ctx, index, news)
+	if err != nil {
+		c.journal.trouble(err.Error())
+		return
+	}
+	defer watch.Stop()
+	for n := 0; ctx.Err() == nil; n++ {
+		open := map[protocol.CallID]*planned{}
+		var step []*planned
+		old := false
+		for _, p := range c.step(index, n) {
+			old = old || c.put[p.ID]
+			if !c.told[p.ID] {
+				step = append(step, &p)
+				open[p.ID] = &p
+			}
+		}
+		if !old && c.enough() {
+			return
+		}
+		if len(step) > 0 {
+			c.dispatch(ctx, step, open, news)
+			if c.Think > 0 {
+				wait(ctx, rand.N(c.Think))
+			}
+		}
+	}
+}
+
+func (c *callerRole) watch(ctx context.Context, index int, news chan<- *protocol.Result) (*lane.Watch, error) {
+	for {
+		watch, err := c.results.Watch(ctx, c.session(index), func(r *protocol.Result) {
+			select {
+			case news <- r:
+			default: // found by looking
+			}
+		}, nil)
+		if err == nil || !wait(ctx, 100*time.Millisecond) {
+			return watch, err
+		}
+	}
+}
+
+// dispatch puts a step and waits for its results.
+func (c *callerRole) dispatch(ctx context.Context, step []*planned, open map[protocol.CallID]*planned, news <-chan *protocol.Result) {
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	issued := time.Now()
+	for _, p := range step {
+		p.Again = c.put[p.ID]
+		if p.IssuedAt = issued; !p.Deadline.IsZero() {
+			p.Deadline = issued.Add(p.Deadline.Sub(time.Unix(0, 0)))
+		}
+		bare := p.Call
+		bare.Payload = nil
+		c.journal.write(&history.Record{Kind: history.KindPut, CallID: p.ID, Call: &bare})
+	}
+	c.putAll(ctx, step)
+	var cancels sync.WaitGroup
+	for _, p := range step {
+		if p.cancelAfter >= 0 {
+			cancels.Go(func() { c.cancelLater(ctx, p) })
+		}
+	}
+	c.follow(ctx, open, news)
+	cancels.Wait()
+	for _, p := range open {
+		c.journal.write(&history.Record{Kind: history.KindGaveUp, CallID: p.ID})
+		c.publisher.Finished(&p.Call)
+	}
+}
+
+// putAll puts until everything is accepted, as a coordinator would.
+func (c *callerRole) putAll(ctx context.Context, step []*planned) {
+	for len(step) > 0 && ctx.Err() == nil {
+		outgoing := make([]lane.Outgoing, len(step))
+		for i, p := range step {
+			outgoing[i] = lane.Outgoing{Call: &p.Call}
+		}
+		var refused []*planned
+		for i, err := range c.publisher.Put(ctx, outgoing) {
+			if err == nil {
+				c.journal.write(&history.Record{Kind: history.KindAccepted, CallID: step[i].ID})
+				continue
+			}
+			c.journal.write(&history.Record{Kind: history.KindRefused, CallID: step[i].ID, Message: err.Error()})
+			step[i].Again = true
+			refused = append(refused, step[i])
+		}
+		if step = refused; len(step) > 0 {
+			wait(ctx, 100*time.Millisecond)
+		}
+	}
+}
+
+func (c *callerRole) cancelLater(ctx context.Context, p *planned) {
+	wait(ctx, p.cancelAfter)
+	c.journal.write(&history.Record{Kind: history.KindCancel, CallID: p.ID})
+	for c.publisher.Cancel(ctx, &p.Call) != nil {
+		if !wait(ctx, 100*time.Millisecond) {
+			return
+		}
+	}
+}
+
+// follow waits for the results, and looks for them and kicks their lanes now and then.
+func (c *callerRole) follow(ctx context.Context, open map[protocol.CallID]*planned, news <-chan *protocol.Result) {
+	look := time.NewTicker(500 * time.Millisecond)
+	defer look.Stop()
+	for len(open) > 0 {
+		select {
+		case r := <-news:
+			c.done(open, r)
+		case <-look.C:
+			for _, p := range open {
+				if r, err := c.publisher.Result(ctx, p.SessionID, p.ID); err == nil && r != nil {
+					c.done(open, r)
+					continue
+				}
+				_ = c.publisher.Kick(ctx, &p.Call) // the next one may get through
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// done writes a result down, also a second one of the same call.
+func (c *callerRole) done(open map[protocol.CallID]*planned, r *protocol.Result) {
+	record := history.Record{Kind: history.KindTold, CallID: r.CallID, Worker: r.WorkerID, Attempt: r.Attempt, Status: r.Status}
+	if r.Error != nil {
+		record.Code = r.Error.Code
+	}
+	c.journal.write(&record)
+	if p := open[r.CallID]; p != nil {
+		c.publisher.Finished(&p.Call)
+		delete(open, r.CallID)
+		c.made.Add(1)
+	}
+}

@@ -1,0 +1,58 @@
+package history
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// span is an execution with the time in which it can have had effects.
+type span struct {
+	*Execution
+
+	call *Call
+	last Time // the end, the death of the worker, or the moment in which it was stopped for too long
+	// late says that the worker was stopped during it for longer than a lease, and
+	// since when it goes on; nothing of it may count.
+	late   bool
+	goesOn Time
+}
+
+// spans returns the executions of known calls by their start.
+func (c *check) spans() []span {
+	faults := map[protocol.WorkerID][]Fault{}
+	for _, f := range c.history.Faults {
+		faults[f.Worker] = append(faults[f.Worker], f)
+	}
+	out := make([]span, 0, len(c.history.Executions))
+	for i := range c.history.Executions {
+		e := &c.history.Executions[i]
+		call := c.history.Calls[e.CallID]
+		if call == nil {
+			c.fault(L3, e.CallID, "it was started by %s, and nobody has put it", e.Worker)
+			continue
+		}
+		s := span{Execution: e, call: call, last: e.End}
+		for _, f := range faults[e.Worker] {
+			switch {
+			case f.Killed && f.Until >= e.Start:
+				s.last = min(s.last, f.Until)
+			case f.Stopped && f.Until-f.Still > Time(c.history.Lease) && e.Start <= f.Still && f.Still < e.End && f.Still < s.last:
+				s.last, s.late, s.goesOn = f.Still, true, f.Until
+			}
+		}
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
+	return out
+}
+
+// lost reports whether the worker of an execution can have lost its lane before a
+// time: it said so, or a fault touched it since the start.
+func (h *History) lost(s *span, before Time) bool {
+	return s.Status == StatusLost || slices.ContainsFunc(h.Faults, func(f Fault) bool {
+		return (f.Worker == "" || f.Worker == s.Worker) && f.From <= before && f.Until+Time(h.Lease+time.Second) >= s.Start
+	})
+}

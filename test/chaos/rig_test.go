@@ -1,0 +1,216 @@
+//go:build linux
+
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/chaos/history"
+)
+
+// setup is what a test wants around its fault.
+type setup struct {
+	servers int           // 1 or 3
+	workers int           // default 3
+	lanes   int           // default 12
+	lease   time.Duration // default 1 s
+	proxied bool          // workers and callers reach the servers through a link of their own
+	// faults is how many faults the short form injects; the long one goes on until its calls are made.
+	faults int
+	// pause is the longest time without a fault, between two of them.
+	pause time.Duration
+}
+
+// rig is servers, workers and callers as processes, and what a test did to them.
+type rig struct {
+	t       *testing.T
+	setup   setup
+	dir     string
+	random  *rand.Rand
+	servers []*node
+	workers []*member
+	caller  *member
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	begun   int // members, for their names
+	faults  []history.Fault
+	counts  map[string]int // faults by name
+	logs    []string
+	offset  time.Duration // wall clock minus monotonic clock
+}
+
+// node is a server process.
+type node struct {
+	*process
+
+	role serverRole
+}
+
+// member is a worker or caller process.
+type member struct {
+	*process
+
+	id   protocol.WorkerID
+	link *link // nil when it is not proxied
+}
+
+// newRig starts servers, workers and callers.
+func newRig(t *testing.T, s setup) *rig {
+	t.Helper()
+	s.workers, s.lanes = max(s.workers, 3), max(s.lanes, 12)
+	if s.lease == 0 {
+		s.lease = time.Second
+	}
+	r := &rig{
+		t: t, setup: s, dir: t.TempDir(), counts: map[string]int{},
+		random: rand.New(rand.NewPCG(*seed, uint64(len(t.Name())))), offset: offset(),
+	}
+	if *keep != "" {
+		r.dir = filepath.Join(*keep, strings.ReplaceAll(t.Name(), "/", "_"))
+		require.NoError(t, os.MkdirAll(r.dir, 0o700))
+	}
+	r.startServers()
+	r.connect()
+	for range s.workers {
+		r.startWorker()
+	}
+	r.startCaller()
+	return r
+}
+
+// offset is the wall clock minus the monotonic clock.
+func offset() time.Duration { return time.Duration(time.Now().UnixNano() - int64(now())) }
+
+// path is a file of this test.
+func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
+
+func (r *rig) startServers() {
+	r.t.Helper()
+	n := max(r.setup.servers, 1)
+	ports := freePorts(r.t, 2*n)
+	for i := range n {
+		role := serverRole{Name: fmt.Sprintf("n%d", i+1), Data: r.path(fmt.Sprintf("server-%d", i+1)), Port: ports[i]}
+		if n > 1 {
+			role.ClusterPort = ports[n+i]
+			role.Routes = append(append(role.Routes, ports[n:n+i]...), ports[n+i+1:]...)
+		}
+		r.servers = append(r.servers, &node{role: role})
+		r.startServer(i)
+	}
+}
+
+// startServer starts a server, with the data that it had, and does not wait for it.
+func (r *rig) startServer(i int) {
+	r.t.Helper()
+	s := r.servers[i]
+	s.process = spawn(r.t, "server", &s.role, r.path(s.role.Name+".stderr"))
+}
+
+// url names all servers.
+func (r *rig) url() string {
+	urls := make([]string, len(r.servers))
+	for i, s := range r.servers {
+		urls[i] = fmt.Sprintf("nats://127.0.0.1:%d", s.role.Port)
+	}
+	return strings.Join(urls, ",")
+}
+
+// creds is the token file of the embedded server; a cluster has none.
+func (r *rig) creds() string {
+	if len(r.servers) > 1 {
+		return ""
+	}
+	return filepath.Join(r.servers[0].role.Data, embedded.TokenFile)
+}
+
+// connect makes the test's own connection, and the streams of the fleet.
+func (r *rig) connect() {
+	r.t.Helper()
+	ctx := context.WithoutCancel(r.t.Context())
+	require.Eventually(r.t, func() bool {
+		nc, err := natsio.Connect(ctx, r.url(), natsio.ConnectOptions{Name: "test", Creds: r.creds()})
+		r.nc = nc
+		return err == nil
+	}, patience, 20*time.Millisecond, "no server answers")
+	r.t.Cleanup(r.nc.Close)
+	var err error
+	r.js, err = jetstream.New(r.nc)
+	require.NoError(r.t, err)
+	replicas := len(r.servers)
+	require.Eventually(r.t, func() bool {
+		if err = natsio.Ensure(r.t.Context(), r.js, natsio.Topology{Replicas: replicas}); err == nil {
+			_, _, err = natsio.EnsurePool(r.t.Context(), r.js, protocol.DefaultFleet, protocol.DefaultPool, r.setup.lease)
+		}
+		return err == nil
+	}, patience, 50*time.Millisecond, "no streams")
+}
+
+// through gives a member a network of its own, if the test wants that.
+func (r *rig) through(m *member) string {
+	if !r.setup.proxied {
+		return r.url()
+	}
+	m.link = newLink(r.t, fmt.Sprintf("127.0.0.1:%d", r.servers[0].role.Port))
+	return "nats://" + m.link.address()
+}
+
+// startWorker starts one more worker.
+func (r *rig) startWorker() {
+	r.t.Helper()
+	r.begun++
+	m := &member{id: protocol.WorkerID(fmt.Sprintf("w-%d", r.begun))}
+	role := workerRole{URL: r.through(m), Creds: r.creds(), Log: r.path(string(m.id) + ".log"), Worker: m.id, Slots: 8}
+	m.process = spawn(r.t, "worker", &role, r.path(string(m.id)+".stderr"))
+	r.workers = append(r.workers, m)
+	r.logs = append(r.logs, role.Log)
+}
+
+// startCaller starts the callers, or starts them again.
+func (r *rig) startCaller() {
+	r.t.Helper()
+	m := &member{id: "caller"}
+	role := callerRole{
+		workload: workload{Seed: *seed, Lanes: r.setup.lanes},
+		URL:      r.through(m), Creds: r.creds(), Log: r.path("caller.log"), Until: r.path("enough"),
+		Callers: 16, Calls: 300, Think: 30 * time.Millisecond, Patience: patience,
+	}
+	if *calls > 0 {
+		role.Callers, role.Calls, role.Think = 32, *calls, 0
+	}
+	if r.caller == nil {
+		r.logs = append(r.logs, role.Log)
+	}
+	m.process = spawn(r.t, "caller", &role, r.path("caller.stderr"))
+	r.caller = m
+}
+
+// freePorts finds ports that nobody listens on. Somebody may take one before it is
+// used; the server's start fails then.
+func freePorts(t *testing.T, n int) []int {
+	t.Helper()
+	ports := make([]int, n)
+	for i := range ports {
+		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer func() { require.NoError(t, listener.Close()) }()
+		address, ok := listener.Addr().(*net.TCPAddr)
+		require.True(t, ok)
+		ports[i] = address.Port
+	}
+	return ports
+}

@@ -1,0 +1,136 @@
+//go:build linux
+
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/chaos/history"
+)
+
+// run injects faults while calls are made, and holds what happened against the laws.
+func run(t *testing.T, s setup, faults ...func(*rig)) {
+	t.Helper()
+	begin := time.Now()
+	r := newRig(t, s)
+	wait(t.Context(), 300*time.Millisecond)
+	for n := 0; !r.caller.ended(); n++ {
+		if n == s.faults {
+			require.NoError(t, os.WriteFile(r.path("enough"), nil, 0o600))
+		}
+		if *calls == 0 && n >= s.faults {
+			break
+		}
+		faults[r.random.IntN(len(faults))](r)
+		wait(t.Context(), time.Duration(r.random.Int64N(int64(s.pause))))
+	}
+	r.caller.wait(2 * patience)
+	r.requireQuiet()
+	for _, w := range r.workers {
+		w.stop()
+	}
+	h := r.history()
+	report := history.Check(h)
+	t.Logf("-seed=%d: %d calls, %d accepted, %d executions, %d run again, faults %v, %d violations, %d lost, %d double, slowest %s, statuses %v, %s in all",
+		*seed, report.Calls, report.Accepted, report.Executions, report.Rerun, r.counts, len(report.Violations),
+		report.Lost, report.Double, report.Slowest.Round(time.Millisecond), report.Statuses, time.Since(begin).Round(time.Second))
+	require.Empty(t, h.Troubles)
+	require.Positive(t, report.Executions)
+	for i, v := range report.Violations {
+		if i == 20 {
+			t.Errorf("and %d more", len(report.Violations)-i)
+			break
+		}
+		t.Errorf("%s", v)
+	}
+}
+
+// fault books something that was done to a worker, or to everybody.
+func (r *rig) fault(name string, f history.Fault) {
+	r.faults = append(r.faults, f)
+	r.counts[name]++
+}
+
+// history puts together what everybody wrote down, and what is stored.
+func (r *rig) history() *history.History {
+	r.t.Helper()
+	h := history.New()
+	h.Lease, h.Grace, h.Faults = r.setup.lease, r.setup.lease/2, r.faults
+	drift := offset() - r.offset
+	h.ClockError = history.Time(10*time.Millisecond + drift.Abs())
+	for _, path := range r.logs {
+		log, err := os.Open(path)
+		if os.IsNotExist(err) {
+			continue // it was killed before it did anything
+		}
+		require.NoError(r.t, err)
+		require.NoError(r.t, h.Read(log), path)
+		require.NoError(r.t, log.Close())
+	}
+	h.Stored = r.stored()
+	return h
+}
+
+// stored reads the results stream.
+func (r *rig) stored() []history.Stored {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	stream, err := r.js.Stream(ctx, protocol.DefaultFleet.ResultsStream())
+	require.NoError(r.t, err)
+	state := stream.CachedInfo().State
+	require.Equal(r.t, state.LastSeq, state.Msgs, "a result was replaced or removed")
+	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
+	require.NoError(r.t, err)
+	messages, err := consumer.Messages()
+	require.NoError(r.t, err)
+	defer messages.Stop()
+	out := make([]history.Stored, 0, state.Msgs)
+	for range state.Msgs {
+		msg, err := messages.Next(jetstream.NextContext(ctx))
+		require.NoError(r.t, err)
+		meta, err := msg.Metadata()
+		require.NoError(r.t, err)
+		result, err := protocol.DecodeResult(msg.Data())
+		require.NoError(r.t, err)
+		stored := history.Stored{
+			CallID: result.CallID, At: history.Time(meta.Timestamp.UnixNano() - int64(r.offset)),
+			Result: history.Result{Status: result.Status, Worker: result.WorkerID, Attempt: result.Attempt},
+		}
+		if result.Error != nil {
+			stored.Code = result.Error.Code
+		}
+		out = append(out, stored)
+	}
+	return out
+}
+
+// requireQuiet waits until nothing is stored, held or pending.
+func (r *rig) requireQuiet() {
+	r.t.Helper()
+	var last string
+	require.Eventually(r.t, func() bool {
+		ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+		defer cancel()
+		stream, err := r.js.Stream(ctx, protocol.DefaultFleet.CallsStream())
+		if err != nil {
+			last = err.Error()
+			return false
+		}
+		consumer, err := stream.Consumer(ctx, protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+		if err != nil {
+			last = err.Error()
+			return false
+		}
+		last = fmt.Sprintf("%d messages, %d deliveries", stream.CachedInfo().State.Msgs, consumer.CachedInfo().NumAckPending)
+		return stream.CachedInfo().State.Msgs == 0 && consumer.CachedInfo().NumAckPending == 0
+	}, patience, 50*time.Millisecond, "the calls stream keeps messages, or the consumer keeps deliveries: %s", &last)
+}

@@ -1,0 +1,56 @@
+//go:build linux
+
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+)
+
+// serverRole is a server: the embedded one, or one of several.
+type serverRole struct {
+	Name, Data  string
+	Port        int
+	ClusterPort int   // 0 is the embedded one
+	Routes      []int // cluster ports of the others
+}
+
+var errNotReady = errors.New("not ready in time")
+
+func (s *serverRole) run(ctx context.Context) error {
+	if s.ClusterPort == 0 {
+		running, err := embedded.Start(ctx, embedded.Options{Data: s.Data, Listen: fmt.Sprintf("127.0.0.1:%d", s.Port)})
+		if err != nil {
+			return err
+		}
+		<-ctx.Done()
+		running.Close()
+		return nil
+	}
+	o := &server.Options{
+		ServerName: s.Name, Host: "127.0.0.1", Port: s.Port, NoSigs: true, JetStream: true, StoreDir: s.Data, NoLog: true,
+		Cluster: server.ClusterOpts{Name: "toolfleet-chaos", Host: "127.0.0.1", Port: s.ClusterPort},
+	}
+	for _, port := range s.Routes {
+		o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", port)})
+	}
+	running, err := server.NewServer(o)
+	if err != nil {
+		return err
+	}
+	running.Start()
+	if !running.ReadyForConnections(time.Minute) {
+		return errNotReady
+	}
+	<-ctx.Done()
+	running.Shutdown()
+	running.WaitForShutdown()
+	return nil
+}

@@ -1,0 +1,92 @@
+//go:build linux
+
+package chaos
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/chaos/history"
+)
+
+// workerRole is a worker whose executions do nothing but write down that they happened.
+type workerRole struct {
+	URL, Creds, Log string
+	Worker          protocol.WorkerID
+	Slots           int
+
+	journal *journal
+}
+
+func (w *workerRole) run(ctx context.Context) error {
+	var err error
+	if w.journal, err = openJournal(w.Log); err != nil {
+		return err
+	}
+	defer func() { _ = w.journal.file.Close() }()
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	nc, err := natsio.Connect(ctx, w.URL, natsio.ConnectOptions{Name: string(w.Worker), Creds: w.Creds, Logger: logger})
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	var holder *lane.Holder
+	for { // its servers may be in trouble at this very moment
+		holder, err = lane.NewHolder(ctx, nc, w, lane.Options{Worker: w.Worker, Slots: w.Slots, Logger: logger})
+		if err == nil {
+			break
+		}
+		if !wait(ctx, 50*time.Millisecond) {
+			return nil
+		}
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	return holder.Run(ctx, drain)
+}
+
+// Execute implements [lane.Executor].
+func (w *workerRole) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	record := history.Record{
+		Kind: history.KindStart, At: now(),
+		CallID: run.Call.ID, Worker: w.Worker, Sequence: run.Sequence, Attempt: run.Attempt,
+	}
+	w.journal.write(&record)
+	work, _ := run.Call.Payload.(protocol.Noop)
+	wait(ctx, work.WorkMS.Duration())
+	result := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+	result.Value = protocol.NoopResult{}
+	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
+		result = protocol.NewResult(run.Call, status, fault)
+	}
+	record.Kind, record.At, record.Status = history.KindEnd, now(), result.Status
+	if cause := context.Cause(ctx); errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
+		record.Status = history.StatusLost
+	}
+	w.journal.write(&record)
+	return result
+}
+
+// Release implements [lane.Executor].
+func (w *workerRole) Release(protocol.Lane) {}
+
+// wait waits for d; it reports false when the context ended first.
+func wait(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,111 @@
+//go:build linux
+
+package chaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// planned is a call as a seed plans it.
+type planned struct {
+	protocol.Call
+
+	cancelAfter time.Duration // negative: not at all
+}
+
+// workload makes the same calls again for the same seed.
+type workload struct {
+	Seed  uint64
+	Lanes int
+}
+
+// session is the session of one caller.
+func (w workload) session(caller int) protocol.SessionID {
+	return protocol.SessionID(fmt.Sprintf("chaos-%x-%d", w.Seed, caller))
+}
+
+// step is the n-th step of a caller: one to four calls.
+func (w workload) step(caller, n int) []planned {
+	r := rand.New(rand.NewPCG(w.Seed, uint64(caller)<<32|uint64(n)))
+	out := make([]planned, 1+r.IntN(4))
+	lane := r.IntN(w.Lanes)
+	for i := range out {
+		if r.IntN(3) == 0 {
+			lane = r.IntN(w.Lanes)
+		}
+		out[i] = w.call(r, lane)
+		out[i].ID = protocol.NewCallID(w.session(caller), 1, n+1, i)
+		out[i].SessionID = w.session(caller)
+	}
+	return out
+}
+
+func (w workload) call(r *rand.Rand, lane int) planned {
+	p := planned{cancelAfter: -1}
+	p.Tool, p.Pool, p.Delivery = "witness", protocol.DefaultPool, protocol.Idempotent
+	p.Resources = uses(r, fmt.Sprintf("chaos/%d", lane))
+	if r.IntN(4) == 0 {
+		p.Delivery = protocol.AtMostOnce
+	}
+	if r.IntN(10) == 0 {
+		p.MaxAttempts = 1 + r.IntN(3)
+	}
+	work := protocol.Noop{WorkMS: work(r)}
+	switch r.IntN(60) {
+	case 0:
+		work.WorkMS, p.RunTimeout = 200, 30
+	case 1:
+		p.QueueTimeout = 5
+	case 2:
+		work.WorkMS, p.Deadline = 100, time.Unix(0, 0).Add(50*time.Millisecond) // relative; see callerRole
+	case 3, 4, 5:
+		work.WorkMS, p.cancelAfter = 50, time.Duration(r.IntN(60))*time.Millisecond
+	}
+	p.Payload = work
+	return p
+}
+
+// work is mostly short, so that there is much to hit, and now and then long, so that it is hit.
+func work(r *rand.Rand) protocol.Millis {
+	switch n := r.IntN(200); {
+	case n < 150:
+		return 0
+	case n < 190:
+		return protocol.Millis(1 + r.IntN(4))
+	case n < 198:
+		return protocol.Millis(10 + r.IntN(20))
+	default:
+		return protocol.Millis(100 + r.IntN(200))
+	}
+}
+
+// uses are what a call touches of a lane: all of it or parts, alone or not.
+func uses(r *rand.Rand, lane string) []protocol.Use {
+	access := func() protocol.Access {
+		if r.IntN(3) == 0 {
+			return protocol.Shared
+		}
+		return protocol.Exclusive
+	}
+	part := func() protocol.ResourceKey {
+		key := fmt.Sprintf("%s/d%d", lane, r.IntN(3))
+		if r.IntN(2) == 0 {
+			key += fmt.Sprintf("/f%d", r.IntN(3))
+		}
+		return protocol.ResourceKey(key)
+	}
+	switch r.IntN(8) {
+	case 0, 1, 2, 3:
+		return []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}}
+	case 4:
+		return []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Shared}}
+	case 5:
+		return []protocol.Use{{Key: part(), Access: access()}, {Key: part(), Access: access()}}
+	default:
+		return []protocol.Use{{Key: part(), Access: access()}}
+	}
+}
