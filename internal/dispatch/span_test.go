@@ -38,7 +38,7 @@ func TestDispatch_Spans(t *testing.T) {
 		}
 		return succeed(run)
 	})
-	calls[2].Payload = protocol.Noop{Fill: bytes.Repeat([]byte("x"), int(r.NC.MaxPayload()))}
+	calls[2].Payload = protocol.Noop{Fill: bytes.Repeat([]byte("x"), 65<<20)}
 	ctx, turn := provider.Tracer("test").Start(t.Context(), "turn")
 	_, err := r.dispatch(ctx, calls)
 	require.NoError(t, err)

@@ -112,7 +112,9 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 	if l == nil {
 		return
 	}
-	h.respond(msg, []*held{l})
+	if msg.Reply != "" {
+		h.respond(msg, []*held{l})
+	}
 	l.oversight.asked.Store(true)
 	select {
 	case l.mail.wake <- struct{}{}:

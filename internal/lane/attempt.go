@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -30,11 +31,41 @@ func (l *held) attempt(e *entry) bool {
 		return true
 	}
 	if result == nil {
-		if result = l.execute(e); result == nil {
+		if result = l.unpack(e); result == nil {
+			result = l.execute(e)
+		}
+		if result == nil {
 			return false
 		}
 	}
 	return l.settle(e, result)
+}
+
+// unpack puts the payload back that was too large for the call's message. It
+// returns a result when there is no such payload any more, and nil when the call
+// can go on, or is not ours any more.
+func (l *held) unpack(e *entry) *protocol.Result {
+	stored, packed := e.call.Payload.(protocol.Stored)
+	for packed && l.alive() {
+		raw, err := l.holder.store.blobs.get(l.ctx, stored)
+		if errors.Is(err, jetstream.ErrObjectNotFound) {
+			r := protocol.NewResult(e.call, protocol.StatusRejected,
+				protocol.Errorf(protocol.CodeInvalidPayload, "the payload of the call is not in the fleet's object store any more; it was not run"))
+			return &r
+		}
+		if err == nil {
+			full := *e.call
+			if full.Payload, err = protocol.DecodePayload(raw); err != nil {
+				r := protocol.NewResult(e.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, "the stored payload: %v", err))
+				return &r
+			}
+			e.full = &full
+			return nil
+		}
+		l.warn("payload cannot be read", err)
+		l.pause()
+	}
+	return nil
 }
 
 // before decides whether a call is to be executed: it returns a result instead
@@ -147,8 +178,12 @@ func (l *held) mark(e *entry, n int) (bool, error) {
 func (l *held) execute(e *entry) *protocol.Result {
 	now := time.Now()
 	age := l.holder.clock.age(e.accepted)
+	call := e.call
+	if e.full != nil {
+		call = e.full
+	}
 	run := &Run{
-		Call: e.call, Header: e.header, Attempt: max(e.starts, 1), Sequence: e.seq,
+		Call: call, Header: e.header, Attempt: max(e.starts, 1), Sequence: e.seq,
 		Queued: age, InLane: min(age, now.Sub(l.claimed)),
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, e.call.RunFor(), ErrRunTimeout)
@@ -227,5 +262,8 @@ func (l *held) removeEntry(e *entry) {
 	}
 	if !e.inline {
 		l.holder.remover.remove(l, e.seq)
+	}
+	if stored, packed := e.call.Payload.(protocol.Stored); packed {
+		l.holder.store.blobs.remove(l.ctx, stored)
 	}
 }

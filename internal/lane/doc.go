@@ -55,6 +55,12 @@
 // which was delivered to a sleeping process is recognised as too old. When the
 // trusted time ends the holder kills what runs, stores nothing, and forgets the lane.
 //
+// # Large bodies
+//
+// A payload or a value that no message can carry is kept in the object store, and
+// the message says where ([protocol.Stored]). The rest of a call, its resources
+// above all, stays in its message: the schedule needs no more.
+//
 // # Attempts
 //
 // A first start costs no write. Whoever claims a lane that another worker may have

@@ -43,7 +43,8 @@ type Outgoing struct {
 
 // Put enqueues calls and returns an error for each; nil means accepted: the call
 // will get exactly one result. Calls of one lane are accepted in the order given.
-// Errors are [ErrFull] and [ErrTooLarge], which are final, or that of the
+// A payload that no message can carry goes through the object store. Errors are
+// [ErrFull] and [ErrTooLarge] (over 64 MiB), which are final, or that of the
 // context; short of these Put tries for as long as the context lasts. Whoever has
 // put a call tells the publisher by [Publisher.Finished] when its result is known.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
@@ -91,36 +92,55 @@ func (p *Publisher) putLane(ctx context.Context, lane protocol.Lane, calls []Out
 // put enqueues one call: as the ready message itself if inline says so and the
 // lane is idle, else into the mailbox.
 func (p *Publisher) put(ctx context.Context, out Outgoing, inline, held bool) error {
-	msg, err := p.message(out)
+	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return err
 	}
 	if inline {
-		done, err := p.putInline(ctx, out.Call, msg)
+		done, err := p.putInline(ctx, call, msg)
 		if done || err != nil {
 			return err
 		}
 	}
-	return p.append(ctx, out.Call, msg, held)
+	return p.append(ctx, call, msg, held)
 }
 
-// message encodes a call for its mailbox.
-func (p *Publisher) message(out Outgoing) (*nats.Msg, error) {
-	body, err := protocol.EncodeCall(out.Call)
+// message encodes a call for its mailbox. The payload of one that no message can
+// carry is stored apart; the call that is returned says where.
+func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, *nats.Msg, error) {
+	call := out.Call
+	body, err := protocol.EncodeCall(call)
+	if err == nil && p.store.tooLarge(body) {
+		call, body, err = p.storePayload(ctx, call)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if limit := p.store.nc.MaxPayload() - messageOverhead; int64(len(body)) > limit {
-		return nil, fmt.Errorf("call %s has %d bytes, a message may have %d: %w", out.Call.ID, len(body), limit, ErrTooLarge)
-	}
-	lane := out.Call.Lane()
-	msg := nats.NewMsg(p.store.fleet.CallSubject(out.Call.Pool, lane.Hash(), out.Call.ID))
+	lane := call.Lane()
+	msg := nats.NewMsg(p.store.fleet.CallSubject(call.Pool, lane.Hash(), call.ID))
 	maps.Copy(msg.Header, out.Header)
 	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
-	msg.Header.Set(protocol.HeaderCall, string(out.Call.ID))
-	msg.Header.Set(protocol.HeaderSession, string(out.Call.SessionID))
+	msg.Header.Set(protocol.HeaderCall, string(call.ID))
+	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
 	msg.Data = body
-	return msg, nil
+	return call, msg, nil
+}
+
+// storePayload puts a call's payload into the object store, and returns the call
+// and the body that stand for it.
+func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*protocol.Call, []byte, error) {
+	raw, err := protocol.EncodePayload(call.Payload)
+	if err != nil {
+		return nil, nil, err
+	}
+	stored, err := p.store.blobs.put(ctx, "call/"+string(call.SessionID), raw)
+	if err != nil {
+		return nil, nil, fmt.Errorf("payload of call %s: %w", call.ID, err)
+	}
+	small := *call
+	small.Payload = stored
+	body, err := protocol.EncodeCall(&small)
+	return &small, body, err
 }
 
 // putInline offers a call as the ready message itself. It reports false when the lane is ready or held.

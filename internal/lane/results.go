@@ -123,6 +123,9 @@ func (r *Results) forget(session protocol.SessionID, state *sessionWatch) {
 func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) error {
 	done, err := r.nc.Subscribe(r.fleet.DoneFilter(session), func(msg *nats.Msg) {
 		result, err := protocol.DecodeResult(msg.Data)
+		if err == nil {
+			err = r.value(result)
+		}
 		if err != nil {
 			r.onLost(fmt.Errorf("%s: %w", msg.Subject, err))
 			return
@@ -150,6 +153,21 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 	}
 	state.subscriptions = []*nats.Subscription{done, output}
 	return nil
+}
+
+// value puts a large value back into its result. It may take a moment, in which only
+// this session waits.
+func (r *Results) value(result *protocol.Result) error {
+	if _, large := result.Value.(protocol.Stored); !large {
+		return nil
+	}
+	b, err := newBlobs(r.nc, r.fleet)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), blobTimeout) //nolint:forbidigo // a callback of NATS has no context
+	defer cancel()
+	return b.value(ctx, result)
 }
 
 func (r *Results) each(session protocol.SessionID, tell func(*Watch)) {

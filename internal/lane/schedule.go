@@ -13,6 +13,7 @@ import (
 type entry struct {
 	seq      uint64 // stream sequence: the order of the lane
 	call     *protocol.Call
+	full     *protocol.Call // the call with a payload that its message could not carry; nil for others
 	header   nats.Header
 	accepted time.Time // by the server's clock
 	fault    error     // why the call cannot be run at all; it is rejected

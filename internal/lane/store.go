@@ -20,8 +20,8 @@ import (
 var (
 	// ErrFull says that the calls stream takes no more: nothing was enqueued.
 	ErrFull = errors.New("the fleet's queue is full")
-	// ErrTooLarge says that a call is larger than the server takes in one message.
-	ErrTooLarge = errors.New("the call is larger than a NATS message may be")
+	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
+	ErrTooLarge = errors.New("too large for the fleet")
 )
 
 // The server's error codes that the protocol is built on.
@@ -46,6 +46,7 @@ type store struct {
 	js      jetstream.JetStream
 	calls   jetstream.Stream
 	results jetstream.Stream
+	blobs   *blobs
 }
 
 func openStore(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*store, error) {
@@ -53,7 +54,7 @@ func openStore(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*store
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	s := &store{fleet: fleet, nc: nc, js: js}
+	s := &store{fleet: fleet, nc: nc, js: js, blobs: &blobs{js: js, bucket: fleet.BlobsBucket()}}
 	if s.calls, err = js.Stream(ctx, fleet.CallsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.CallsStream(), err)
 	}
@@ -206,7 +207,7 @@ var errNotDeleted = errors.New("not deleted, and the server does not say why")
 
 // storeResult stores a result unless there is one already; then stored is false.
 func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored bool, err error) {
-	body, err := s.fit(r)
+	body, err := s.fit(ctx, r)
 	if err != nil {
 		return false, err
 	}
@@ -227,25 +228,38 @@ func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored boo
 // messageOverhead is room for the subject and the headers of a message.
 const messageOverhead = 16 << 10
 
-// fit encodes a result; one that no message can carry is replaced by an error
-// that says so, because a result must always arrive.
-func (s *store) fit(r *protocol.Result) ([]byte, error) {
+// fit encodes a result. The value of one that no message can carry is stored
+// apart. A result must always arrive: where that is not possible, one without the value says so.
+func (s *store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
 	body, err := protocol.EncodeResult(r)
-	if err != nil { // a value that cannot be written down must not keep the lane
-		broken := *r
-		broken.Value, broken.Status = nil, protocol.StatusFailed
-		broken.Error = protocol.Errorf(protocol.CodeInternal, "the call ran, but its result cannot be encoded: %v", err)
-		return protocol.EncodeResult(&broken)
-	}
-	limit := s.nc.MaxPayload() - messageOverhead
-	if int64(len(body)) <= limit {
-		return body, nil
-	}
 	small := *r
-	small.Value, small.Status = nil, protocol.StatusFailed
-	small.Error = protocol.Errorf(protocol.CodePayloadTooLarge,
-		"the call ran, but its result has %d bytes and a message may have %d; ask for less at once", len(body), limit)
+	switch {
+	case err != nil:
+		small.Value, small.Status = nil, protocol.StatusFailed
+		small.Error = protocol.Errorf(protocol.CodeInternal, "the call ran, but its result cannot be encoded: %v", err)
+	case !s.tooLarge(body):
+		return body, nil
+	default:
+		raw, err := protocol.EncodeValue(r.Value)
+		if err != nil {
+			return nil, err
+		}
+		stored, err := s.blobs.put(ctx, "result/"+string(r.SessionID), raw)
+		if errors.Is(err, ErrTooLarge) {
+			small.Value, small.Status = nil, protocol.StatusFailed
+			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
+		} else if err != nil {
+			return nil, err
+		} else {
+			small.Value = stored
+		}
+	}
 	return protocol.EncodeResult(&small)
+}
+
+// tooLarge reports whether a body does not fit into a message.
+func (s *store) tooLarge(body []byte) bool {
+	return int64(len(body)) > s.nc.MaxPayload()-messageOverhead
 }
 
 // result returns the stored result of a call; nil when there is none.
@@ -259,7 +273,11 @@ func (s *store) result(ctx context.Context, session protocol.SessionID, call pro
 	if err != nil {
 		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
 	}
-	return protocol.DecodeResult(msg.Data)
+	r, err := protocol.DecodeResult(msg.Data)
+	if err != nil {
+		return nil, err
+	}
+	return r, s.blobs.value(ctx, r)
 }
 
 // headerSafe makes a readable name fit for a header: what it cannot carry is escaped.

@@ -25,6 +25,7 @@ const (
 	KindWorkspaceExport Kind = "workspace_export"
 	KindTurnRun         Kind = "turn_run"
 	KindNoop            Kind = "noop"
+	KindStored          Kind = "stored"
 )
 
 // Payload is what a worker executes. Paths in payloads are slash-separated and
@@ -126,6 +127,14 @@ type Noop struct {
 	Fill Bytes `json:"fill,omitempty"`
 }
 
+// Stored stands for a payload or a value that is too large for a message: its JSON
+// is in the fleet's object store. Whoever executes calls or reads results puts
+// the real one back; tools never see it.
+type Stored struct {
+	Blob  string `json:"blob"`
+	Bytes int64  `json:"bytes"`
+}
+
 // UnknownPayload is a payload of a kind that this version does not know. It is
 // answered with status "rejected" and keeps the bytes that it came with.
 type UnknownPayload struct {
@@ -168,6 +177,9 @@ func (TurnRun) Kind() Kind { return KindTurnRun }
 
 // Kind implements [Payload].
 func (Noop) Kind() Kind { return KindNoop }
+
+// Kind implements [Payload].
+func (Stored) Kind() Kind { return KindStored }
 
 // Kind implements [Payload].
 func (u UnknownPayload) Kind() Kind { return u.Name }
@@ -215,6 +227,8 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[TurnRun](kind, raw)
 	case KindNoop:
 		return decodeAs[Noop](kind, raw)
+	case KindStored:
+		return decodeAs[Stored](kind, raw)
 	default:
 		return UnknownPayload{Name: kind, Raw: raw}, nil
 	}

@@ -115,6 +115,7 @@ func fleetSamples() map[string]any {
 		"payload/turn_run_prompt": protocol.TurnRun{Prompt: "Hello"},
 		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},
 		"payload/noop_zero":       protocol.Noop{},
+		"payload/stored":          protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20},
 		"payload/unknown": protocol.UnknownPayload{
 			Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","version":3,"at":[1,2.50]}`),
 		},
@@ -124,6 +125,7 @@ func fleetSamples() map[string]any {
 			Outcome: "answered", Text: "Done.", Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20},
 		},
 		"value/noop":    protocol.NoopResult{},
+		"value/stored":  protocol.Stored{Blob: "result/s/1", Bytes: 9 << 20},
 		"value/unknown": protocol.UnknownValue{Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","hit":true}`)},
 	}
 }

@@ -209,6 +209,9 @@ func (TurnRunResult) ValueKind() Kind { return KindTurnRun }
 func (NoopResult) ValueKind() Kind { return KindNoop }
 
 // ValueKind implements [Value].
+func (Stored) ValueKind() Kind { return KindStored }
+
+// ValueKind implements [Value].
 func (u UnknownValue) ValueKind() Kind { return u.Name }
 
 // EncodeValue returns the JSON of v, with its type and version.
@@ -254,6 +257,8 @@ func DecodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[TurnRunResult](kind, raw)
 	case KindNoop:
 		return decodeValueAs[NoopResult](kind, raw)
+	case KindStored:
+		return decodeValueAs[Stored](kind, raw)
 	default:
 		return UnknownValue{Name: kind, Raw: raw}, nil
 	}

@@ -1,0 +1,257 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Errors of an [Operator]; their text names what there is instead.
+var (
+	// ErrNoLane says that a lane has nothing in its pool.
+	ErrNoLane = errors.New("no such lane")
+	// ErrNoCall says that a lane does not have a call, or has its result already.
+	ErrNoCall = errors.New("no such call")
+	// ErrNothingRuns says that no call of a lane runs, as far as its holder tells.
+	ErrNothingRuns = errors.New("nothing runs")
+)
+
+// Operator looks at lanes and interferes with them. It needs no worker: what it
+// does is stored in the calls stream, and who holds a lane is asked on core NATS, so
+// that a holder which does not answer is told as such. It is safe for concurrent use.
+type Operator struct {
+	store     *store
+	publisher *Publisher
+	clock     clock
+}
+
+// NewOperator opens the streams of a fleet, which must exist.
+func NewOperator(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Operator, error) {
+	publisher, err := NewPublisher(ctx, nc, fleet)
+	if err != nil {
+		return nil, err
+	}
+	return &Operator{store: publisher.store, publisher: publisher}, nil
+}
+
+const (
+	// confirmWait is how long a holder may take to see that its lane is paused.
+	confirmWait = 3 * time.Second
+	// confirmPause is the time between two questions about it.
+	confirmPause = 50 * time.Millisecond
+)
+
+// Pause keeps the calls of a lane from starting until [Operator.Resume]; what runs
+// goes on. It is durable and may come before the lane's first call. Nothing is lost: calls
+// are accepted and wait; cancelled ones and those whose time is up are answered by
+// the lane's holder within a second. confirmed says that no call starts any more; it
+// is false when the lane's holder did not answer within 3 s. When the calls stream is
+// full there is no room for the mark, and the error is [ErrFull].
+func (o *Operator) Pause(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (confirmed bool, err error) {
+	msg := nats.NewMsg(o.store.fleet.PauseSubject(pool, lane.Hash()))
+	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
+	_, answer, err := o.store.publish(ctx, msg)
+	if err == nil && answer == full {
+		err = ErrFull
+	}
+	if err != nil {
+		return false, fmt.Errorf("pause lane %s: %w", lane, err)
+	}
+	return o.isPaused(ctx, pool, lane), nil
+}
+
+// isPaused waits until no call of a lane with a pause mark starts any more; it reports
+// false when the holder does not say so in time.
+func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protocol.Lane) bool {
+	ctx, cancel := context.WithTimeout(ctx, confirmWait)
+	defer cancel()
+	for {
+		ready, err := o.readyMessage(ctx, pool, lane.Hash())
+		if err == nil && !o.delivered(ctx, pool, ready) {
+			return true // nobody holds it, and whoever claims it reads the mark first
+		}
+		if holder := o.holder(ctx, pool, lane.Hash(), ready); holder != nil && holder.Paused {
+			return true
+		}
+		if !wait(ctx, confirmPause) {
+			return false
+		}
+	}
+}
+
+// Resume ends a pause. It reports false when the lane was not paused.
+func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (bool, error) {
+	mark, err := o.store.next(ctx, o.store.fleet.PauseSubject(pool, lane.Hash()), 0)
+	if err == nil && mark != nil {
+		err = o.store.remove(ctx, mark.Sequence)
+	}
+	if err != nil {
+		return false, fmt.Errorf("resume lane %s: %w", lane, err)
+	}
+	waiting, err := o.store.next(ctx, o.store.fleet.MailboxFilter(pool, lane.Hash()), 0)
+	if err == nil && waiting != nil {
+		err = o.store.publishReady(ctx, pool, lane)
+	}
+	if err != nil {
+		return mark != nil, fmt.Errorf("resume lane %s: %w", lane, err)
+	}
+	o.poke(pool, lane)
+	return mark != nil, nil
+}
+
+// Kick publishes a lane's ready message, in case nobody else did. It reports false
+// when the lane had one: it was ready or held already. A lane that has nothing is [ErrNoLane].
+func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
+	if err := o.require(ctx, pool, lane); err != nil {
+		return false, fmt.Errorf("kick: %w", err)
+	}
+	before, err := o.readyMessage(ctx, pool, lane.Hash())
+	if err == nil {
+		err = o.store.publishReady(ctx, pool, lane)
+	}
+	if err != nil {
+		return false, fmt.Errorf("kick lane %s: %w", lane, err)
+	}
+	o.poke(pool, lane)
+	return before == nil, nil
+}
+
+// Skip has a call end as cancelled: without being run when it waits, killed when
+// it runs. It is durable; without a worker the call ends when there is one. A call that the lane
+// does not have, or that has its result, is [ErrNoCall].
+func (o *Operator) Skip(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
+	if err := o.requireCall(ctx, pool, lane, call); err != nil {
+		return fmt.Errorf("skip: %w", err)
+	}
+	return o.cancel(ctx, pool, lane, call)
+}
+
+// Kill cancels what runs in a lane now, and returns it. The calls behind it start
+// next, unless the lane is paused. When nothing runs the error is [ErrNothingRuns].
+func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.Lane) ([]RunningCall, error) {
+	if err := o.require(ctx, pool, lane); err != nil {
+		return nil, fmt.Errorf("kill: %w", err)
+	}
+	ready, err := o.readyMessage(ctx, pool, lane.Hash())
+	if err != nil {
+		return nil, fmt.Errorf("kill: %w", err)
+	}
+	holder := o.holder(ctx, pool, lane.Hash(), ready)
+	switch {
+	case holder == nil && o.delivered(ctx, pool, ready):
+		return nil, fmt.Errorf("kill: lane %s: %w as far as is known: its holder does not answer, so it was lost or is cut off; skip ends a single call",
+			lane, ErrNothingRuns)
+	case holder == nil:
+		return nil, fmt.Errorf("kill: lane %s: %w, because nobody holds it; skip ends a call that waits", lane, ErrNothingRuns)
+	case len(holder.Running) == 0:
+		return nil, fmt.Errorf("kill: lane %s: %w; worker %s holds it; skip ends a call that waits", lane, ErrNothingRuns, holder.worker)
+	}
+	for _, run := range holder.Running {
+		if err := o.cancel(ctx, pool, lane, run.CallID); err != nil {
+			return nil, err
+		}
+	}
+	return holder.Running, nil
+}
+
+// cancel stores the request to cancel a call and tells the holder.
+func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
+	whole := protocol.Use{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}
+	err := o.publisher.Cancel(ctx, &protocol.Call{ID: id, Pool: pool, Resources: []protocol.Use{whole}})
+	o.poke(pool, lane)
+	return err
+}
+
+// poke has the lane's holder look into its mailbox now; without it, it does so within a second.
+func (o *Operator) poke(pool protocol.Pool, lane protocol.Lane) {
+	_ = o.store.nc.Publish(o.store.fleet.AskSubject(pool, lane.Hash()), nil)
+}
+
+// readyMessage returns a lane's ready message; nil when there is none.
+func (o *Operator) readyMessage(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (*jetstream.RawStreamMsg, error) {
+	return o.store.next(ctx, o.store.fleet.ReadySubject(pool, lane), 0)
+}
+
+// require checks that a lane has something.
+func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
+	msg, err := o.readyMessage(ctx, pool, lane.Hash())
+	if err == nil && msg == nil {
+		msg, err = o.store.next(ctx, o.store.fleet.MailboxFilter(pool, lane.Hash()), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("lane %s: %w", lane, err)
+	}
+	if msg == nil {
+		return o.noLane(ctx, pool, lane)
+	}
+	return nil
+}
+
+// named bounds the names that an error lists.
+const named = 5
+
+// noLane makes the error about a lane that has nothing in its pool: it names the
+// pools in which it has something, or lanes that do.
+func (o *Operator) noLane(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
+	var pools []string
+	if found, _, err := o.survey(ctx, "*", lane.Hash()); err == nil {
+		for _, s := range found {
+			pools = append(pools, string(s.pool))
+		}
+	}
+	if len(pools) > 0 {
+		return fmt.Errorf("%w: %s has nothing in pool %s, but in %s", ErrNoLane, lane, pool, strings.Join(pools, ", "))
+	}
+	list, err := o.List(ctx, pool, named)
+	if err != nil || len(list.Lanes) == 0 {
+		return fmt.Errorf("%w: %s; no lane of pool %s has anything", ErrNoLane, lane, pool)
+	}
+	names := make([]string, len(list.Lanes))
+	for i, status := range list.Lanes {
+		names[i] = string(status.Lane)
+	}
+	more := ""
+	if list.LeftOut > 0 {
+		more = fmt.Sprintf(" and %d more", list.LeftOut)
+	}
+	return fmt.Errorf("%w: %s has nothing in pool %s; there are %s%s", ErrNoLane, lane, pool, strings.Join(names, ", "), more)
+}
+
+// requireCall checks that a lane has an unfinished call.
+func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
+	if err := o.require(ctx, pool, lane); err != nil {
+		return err
+	}
+	view, err := o.Show(ctx, pool, lane, 0)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, call := range view.Calls {
+		if call.CallID == id {
+			return nil
+		}
+		names = append(names, string(call.CallID))
+	}
+	if view.LeftOut > 0 { // it may be beyond what was read
+		msg, err := o.store.next(ctx, o.store.fleet.CallSubject(pool, lane.Hash(), id), 0)
+		if err != nil || msg != nil {
+			return err
+		}
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("%w: %s; lane %s has no unfinished call", ErrNoCall, id, lane)
+	}
+	more := ""
+	if n := len(names) - named + view.LeftOut; n > 0 {
+		names, more = names[:min(named, len(names))], fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Errorf("%w: %s; lane %s has %s%s", ErrNoCall, id, lane, strings.Join(names, ", "), more)
+}
