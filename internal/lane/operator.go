@@ -74,8 +74,11 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 	defer cancel()
 	for {
 		ready, err := o.readyMessage(ctx, pool, lane.Hash())
-		if err == nil && !o.delivered(ctx, pool, ready) {
-			return true // nobody holds it, and whoever claims it reads the mark first
+		if err == nil {
+			handedOut, err := o.delivered(ctx, pool, ready)
+			if err == nil && !handedOut {
+				return true // nobody holds it, and whoever claims it reads the mark first
+			}
 		}
 		if holder := o.holder(ctx, pool, lane.Hash(), ready); holder != nil && holder.Paused {
 			return true
@@ -143,9 +146,13 @@ func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.L
 	if err != nil {
 		return nil, fmt.Errorf("kill: %w", err)
 	}
+	handedOut, err := o.delivered(ctx, pool, ready)
+	if err != nil {
+		return nil, fmt.Errorf("kill: %w", err)
+	}
 	holder := o.holder(ctx, pool, lane.Hash(), ready)
 	switch {
-	case holder == nil && o.delivered(ctx, pool, ready):
+	case holder == nil && handedOut:
 		return nil, fmt.Errorf("kill: lane %s: %w as far as is known: its holder does not answer, so it was lost or is cut off; skip ends a single call",
 			lane, ErrNothingRuns)
 	case holder == nil:

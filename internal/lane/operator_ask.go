@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -99,16 +100,25 @@ func (o *Operator) holder(ctx context.Context, pool protocol.Pool, lane protocol
 }
 
 // delivered reports whether a ready message was ever handed to a worker.
-func (o *Operator) delivered(ctx context.Context, pool protocol.Pool, ready *jetstream.RawStreamMsg) bool {
-	return ready != nil && ready.Sequence <= o.lastDelivered(ctx, pool)
+func (o *Operator) delivered(ctx context.Context, pool protocol.Pool, ready *jetstream.RawStreamMsg) (bool, error) {
+	if ready == nil {
+		return false, nil
+	}
+	last, err := o.lastDelivered(ctx, pool)
+	return ready.Sequence <= last, err
 }
 
 // lastDelivered is the sequence up to which ready messages of a pool were handed to
-// workers, at least once; 0 when the pool has never had one or does not tell.
-func (o *Operator) lastDelivered(ctx context.Context, pool protocol.Pool) uint64 {
+// workers, at least once; 0 when the pool has never had one.
+func (o *Operator) lastDelivered(ctx context.Context, pool protocol.Pool) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
 	consumer, err := o.store.calls.Consumer(ctx, o.store.fleet.ReadyConsumer(pool))
-	if err != nil {
-		return 0
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return 0, nil
 	}
-	return consumer.CachedInfo().Delivered.Stream
+	if err != nil {
+		return 0, fmt.Errorf("consumer of pool %s: %w", pool, err)
+	}
+	return consumer.CachedInfo().Delivered.Stream, nil
 }

@@ -156,7 +156,10 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	last := o.lastDelivered(ctx, pool)
+	last, err := o.lastDelivered(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
 	held, err := o.ask(ctx, o.store.fleet.AskAllSubject(pool), func(h holdings) bool {
 		return !slices.ContainsFunc(sightings, func(s *sighting) bool { return s.handedOut(last) && h.of(s.hash, s.ready) == nil })
 	})

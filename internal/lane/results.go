@@ -62,7 +62,7 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 	state, known := r.sessions[session]
 	if !known {
 		state = &sessionWatch{watches: map[*Watch]struct{}{}, heard: make(chan struct{})}
-		if err := r.subscribe(state, session); err != nil {
+		if err := r.subscribe(state, session); err != nil { //nolint:contextcheck // what it subscribes outlives the caller
 			r.mu.Unlock()
 			return nil, err
 		}

@@ -245,13 +245,14 @@ func (s *store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
 			return nil, err
 		}
 		stored, err := s.blobs.put(ctx, "result/"+string(r.SessionID), raw)
-		if errors.Is(err, ErrTooLarge) {
+		switch {
+		case err == nil:
+			small.Value = stored
+		case errors.Is(err, ErrTooLarge):
 			small.Value, small.Status = nil, protocol.StatusFailed
 			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
-		} else if err != nil {
+		default:
 			return nil, err
-		} else {
-			small.Value = stored
 		}
 	}
 	return protocol.EncodeResult(&small)

@@ -144,10 +144,10 @@ func TestGolden_EveryKindHasSamples(t *testing.T) {
 	t.Parallel()
 	payloads, values := map[string]bool{}, map[string]bool{}
 	for _, sample := range samples() {
-		switch s := sample.(type) {
-		case protocol.Payload:
+		if s, ok := sample.(protocol.Payload); ok {
 			payloads[string(s.Kind())] = true
-		case protocol.Value:
+		}
+		if s, ok := sample.(protocol.Value); ok {
 			values[string(s.ValueKind())] = true
 		}
 	}

@@ -1,0 +1,409 @@
+package lane_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const pool = protocol.DefaultPool
+
+func (f *fleet) operator() *lane.Operator {
+	f.t.Helper()
+	o, err := lane.NewOperator(f.t.Context(), f.nc, protocol.DefaultFleet)
+	require.NoError(f.t, err)
+	return o
+}
+
+// gate executes calls that end when they are let go or killed.
+type gate struct {
+	started chan *lane.Run
+	letGo   chan struct{} // one a call
+}
+
+func newGate() *gate {
+	return &gate{started: make(chan *lane.Run, 4096), letGo: make(chan struct{}, 4096)}
+}
+
+func (g *gate) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	g.started <- run
+	select {
+	case <-g.letGo:
+		return succeed(run)
+	case <-ctx.Done():
+		return interrupted(ctx, run)
+	}
+}
+
+func (g *gate) Release(protocol.Lane) {}
+
+// requireStart waits for the start of a call.
+func (g *gate) requireStart(t *testing.T, id protocol.CallID) *lane.Run {
+	t.Helper()
+	select {
+	case run := <-g.started:
+		require.Equal(t, id, run.Call.ID)
+		return run
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, "call does not start", id)
+		return nil
+	}
+}
+
+// enqueueWithoutReady appends calls to their mailbox as a publisher does that dies then.
+func (f *fleet) enqueueWithoutReady(calls ...*protocol.Call) {
+	f.t.Helper()
+	for _, c := range calls {
+		body, err := protocol.EncodeCall(c)
+		require.NoError(f.t, err)
+		msg := nats.NewMsg(protocol.DefaultFleet.CallSubject(c.Pool, c.Lane().Hash(), c.ID))
+		msg.Header.Set(protocol.HeaderLane, string(c.Lane()))
+		msg.Header.Set(protocol.HeaderCall, string(c.ID))
+		msg.Header.Set(protocol.HeaderSession, string(c.SessionID))
+		msg.Data = body
+		_, err = f.js.PublishMsg(f.t.Context(), msg)
+		require.NoError(f.t, err)
+	}
+}
+
+// list is the lanes of the default pool by name, and their names in order.
+func (f *fleet) list(o *lane.Operator) (map[protocol.Lane]lane.Status, []protocol.Lane) {
+	f.t.Helper()
+	list, err := o.List(f.t.Context(), pool, 0)
+	require.NoError(f.t, err)
+	require.Zero(f.t, list.LeftOut)
+	byName, names := map[protocol.Lane]lane.Status{}, []protocol.Lane{}
+	for _, status := range list.Lanes {
+		require.Equal(f.t, pool, status.Pool)
+		require.Equal(f.t, status.Lane.Hash(), status.Hash)
+		byName[status.Lane] = status
+		names = append(names, status.Lane)
+	}
+	return byName, names
+}
+
+func (f *fleet) show(o *lane.Operator, name protocol.Lane) *lane.View {
+	f.t.Helper()
+	view, err := o.Show(f.t.Context(), pool, name, 0)
+	require.NoError(f.t, err)
+	return view
+}
+
+func TestOperator_ListWithoutAnyWorker(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p := f.operator(), f.publisher()
+	byName, _ := f.list(o)
+	require.Empty(t, byName)
+
+	f.enqueueWithoutReady(newCall("s", exclusive("account/stalled")), newCall("s", exclusive("account/stalled")))
+	put(t, p, newCall("s", exclusive("account/one")))
+	many := []*protocol.Call{newCall("s", exclusive("account/many")), newCall("s", shared("account/many/x")), newCall("s", exclusive("account/many"))}
+	put(t, p, many...)
+	confirmed, err := o.Pause(t.Context(), pool, "account/many")
+	require.NoError(t, err)
+	require.True(t, confirmed)
+	_, err = o.Pause(t.Context(), pool, `account/an "odd" näme`)
+	require.NoError(t, err)
+
+	byName, names := f.list(o)
+	require.Equal(t, []protocol.Lane{"account/stalled", "account/one", "account/many", `account/an "odd" näme`}, names, "the oldest first")
+	for name, want := range map[protocol.Lane]struct {
+		state   lane.State
+		waiting int
+	}{
+		"account/stalled":       {lane.StateStalled, 2},
+		"account/one":           {lane.StateReady, 1},
+		"account/many":          {lane.StatePaused, 3},
+		`account/an "odd" näme`: {lane.StatePaused, 0},
+	} {
+		require.Equal(t, want.state, byName[name].State, name)
+		require.Equal(t, want.waiting, byName[name].Waiting, name)
+		require.Empty(t, byName[name].Holder)
+		require.Empty(t, byName[name].Running)
+	}
+
+	list, err := o.List(t.Context(), pool, 1)
+	require.NoError(t, err)
+	require.Len(t, list.Lanes, 1)
+	require.Equal(t, 3, list.LeftOut)
+	require.False(t, list.Incomplete)
+	list, err = o.List(t.Context(), "another", 0)
+	require.NoError(t, err)
+	require.Empty(t, list.Lanes)
+}
+
+func TestOperator_TellsWhoHoldsALaneAndWhatRuns(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	f.hold(g, lane.Options{Worker: "w-1", Slots: 2})
+	f.hold(newGate(), lane.Options{Worker: "elsewhere", Pool: "another"})
+	first, second, third := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	first.Tool = "bash"
+	first.Delivery = protocol.AtMostOnce
+	put(t, p, first, second, third)
+	g.requireStart(t, first.ID)
+	require.NoError(t, p.Cancel(t.Context(), first))
+	_ = o // the cancel is durable; the run below is of the next call
+	f.await(p, first)
+	g.requireStart(t, second.ID)
+
+	byName, _ := f.list(o)
+	status := byName["account/a"]
+	require.Equal(t, lane.StateHeld, status.State)
+	require.Equal(t, protocol.WorkerID("w-1"), status.Holder)
+	require.Equal(t, 1, status.Waiting)
+	require.Len(t, status.Running, 1)
+	require.Equal(t, second.ID, status.Running[0].CallID)
+	require.Equal(t, protocol.SessionID("s"), status.Running[0].SessionID)
+	require.Equal(t, 1, status.Running[0].Attempt)
+
+	view := f.show(o, "account/a")
+	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
+	require.Len(t, view.Calls, 2)
+	require.Equal(t, []lane.CallState{lane.CallRunning, lane.CallWaiting}, []lane.CallState{view.Calls[0].State, view.Calls[1].State})
+	require.Equal(t, 1, view.Calls[0].Attempt)
+	require.Equal(t, third.Resources, view.Calls[1].Resources)
+	g.letGo <- struct{}{}
+	g.letGo <- struct{}{}
+	f.await(p, second)
+	f.await(p, third)
+	f.requireQuiet()
+}
+
+func TestOperator_ShowTellsCallsInOrder(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	calls := make([]*protocol.Call, 5)
+	for i := range calls {
+		calls[i] = newCall("s", exclusive("account/a"))
+		calls[i].Tool = fmt.Sprint("tool", i)
+	}
+	calls[0].Delivery = protocol.AtMostOnce
+	put(t, p, calls...)
+	require.NoError(t, p.Cancel(t.Context(), calls[3]))
+	f.hold(g, lane.Options{Worker: "w-1"})
+	g.requireStart(t, calls[0].ID)
+	require.Equal(t, protocol.StatusCancelled, f.await(p, calls[3]).Status, "it need not wait for its turn")
+
+	view := f.show(o, "account/a")
+	require.Len(t, view.Calls, 4)
+	for i, want := range []*protocol.Call{calls[0], calls[1], calls[2], calls[4]} {
+		require.Equal(t, want.ID, view.Calls[i].CallID)
+		require.Equal(t, want.Tool, view.Calls[i].Tool)
+		require.WithinDuration(t, time.Now(), view.Calls[i].AcceptedAt, time.Minute)
+	}
+	require.Equal(t, lane.CallRunning, view.Calls[0].State)
+	require.Len(t, view.Calls[0].Starts, 1)
+	require.Equal(t, 1, view.Calls[0].Starts[0].Attempt)
+	require.Equal(t, protocol.WorkerID("w-1"), view.Calls[0].Starts[0].WorkerID)
+
+	short, err := o.Show(t.Context(), pool, "account/a", 2)
+	require.NoError(t, err)
+	require.Len(t, short.Calls, 2)
+	require.Len(t, short.Calls[0].Starts, 1, "marks come behind the calls, also those that were not read")
+	require.Equal(t, 2, short.LeftOut)
+	for range calls {
+		g.letGo <- struct{}{}
+	}
+	for _, call := range calls {
+		f.await(p, call)
+	}
+	f.requireQuiet()
+}
+
+func TestOperator_NamesWhatThereIs(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p := f.operator(), f.publisher()
+	ctx := t.Context()
+	_, err := o.Show(ctx, pool, "account/a", 0)
+	require.ErrorIs(t, err, lane.ErrNoLane)
+	require.ErrorContains(t, err, "no lane of pool default has anything")
+	call := newCall("s", exclusive("account/there"))
+	put(t, p, call)
+	elsewhere := newCall("s", exclusive("account/elsewhere"))
+	elsewhere.Pool = "gpu"
+	put(t, p, elsewhere)
+
+	for name, verb := range map[string]func(protocol.Lane) error{
+		"show": func(l protocol.Lane) error { _, err := o.Show(ctx, pool, l, 0); return err },
+		"kick": func(l protocol.Lane) error { _, err := o.Kick(ctx, pool, l); return err },
+		"kill": func(l protocol.Lane) error { _, err := o.Kill(ctx, pool, l); return err },
+		"skip": func(l protocol.Lane) error { return o.Skip(ctx, pool, l, "c") },
+	} {
+		err := verb("account/typo")
+		require.ErrorIs(t, err, lane.ErrNoLane, name)
+		require.ErrorContains(t, err, name)
+		require.ErrorContains(t, err, "account/typo has nothing in pool default; there are account/there")
+		require.ErrorContains(t, verb("account/elsewhere"), "but in gpu", name)
+	}
+	err = o.Skip(ctx, pool, "account/there", "c")
+	require.ErrorIs(t, err, lane.ErrNoCall)
+	require.ErrorContains(t, err, "c; lane account/there has "+string(call.ID))
+	_, err = o.Kill(ctx, pool, "account/there")
+	require.ErrorIs(t, err, lane.ErrNothingRuns)
+	require.ErrorContains(t, err, "nobody holds it")
+}
+
+func TestOperator_KickWakesAStalledLane(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p := f.operator(), f.publisher()
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
+	call := newCall("s", exclusive("account/a"))
+	f.enqueueWithoutReady(call)
+	byName, _ := f.list(o)
+	require.Equal(t, lane.StateStalled, byName["account/a"].State)
+	require.Equal(t, lane.CallWaiting, f.show(o, "account/a").Calls[0].State)
+	made, err := o.Kick(t.Context(), pool, "account/a")
+	require.NoError(t, err)
+	require.True(t, made)
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	f.requireQuiet()
+
+	put(t, p, newCall("s", exclusive("account/b")))
+	g := newGate()
+	f.hold(g, lane.Options{Pool: "another"})
+	ready := newCall("s", exclusive("account/b"))
+	ready.Pool = "another"
+	put(t, p, ready)
+	g.requireStart(t, ready.ID)
+	made, err = o.Kick(t.Context(), "another", "account/b")
+	require.NoError(t, err)
+	require.False(t, made, "it is held")
+	g.letGo <- struct{}{}
+	f.await(p, ready)
+}
+
+func TestOperator_SkipEndsOneCall(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	first, second, third := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	put(t, p, first, second, third)
+	require.NoError(t, o.Skip(t.Context(), pool, "account/a", third.ID), "without a worker")
+	require.Equal(t, lane.CallCancelling, f.show(o, "account/a").Calls[2].State)
+	f.hold(g, lane.Options{})
+	g.requireStart(t, first.ID)
+	require.Equal(t, protocol.StatusCancelled, f.await(p, third).Status)
+	require.NoError(t, o.Skip(t.Context(), pool, "account/a", second.ID), "behind one that runs")
+	r := f.await(p, second)
+	require.Equal(t, protocol.StatusCancelled, r.Status)
+	require.Zero(t, r.Attempt)
+	require.ErrorIs(t, o.Skip(t.Context(), pool, "account/a", second.ID), lane.ErrNoCall, "it has its result")
+	require.NoError(t, o.Skip(t.Context(), pool, "account/a", first.ID), "one that runs")
+	r = f.await(p, first)
+	require.Equal(t, protocol.StatusCancelled, r.Status)
+	require.Equal(t, 1, r.Attempt)
+	require.Empty(t, g.started)
+	f.requireQuiet()
+
+	stalled := newCall("s", exclusive("account/stalled"))
+	f.enqueueWithoutReady(stalled)
+	require.NoError(t, o.Skip(t.Context(), pool, "account/stalled", stalled.ID))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, stalled).Status)
+	f.requireQuiet()
+}
+
+func TestOperator_KillCancelsWhatRuns(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	f.hold(g, lane.Options{Slots: 3})
+	calls := []*protocol.Call{newCall("s", shared("account/a")), newCall("s", shared("account/a")), newCall("s", exclusive("account/a"))}
+	put(t, p, calls...)
+	<-g.started
+	<-g.started
+	killed, err := o.Kill(t.Context(), pool, "account/a")
+	require.NoError(t, err)
+	require.Len(t, killed, 2)
+	require.Equal(t, protocol.StatusCancelled, f.await(p, calls[0]).Status)
+	require.Equal(t, protocol.StatusCancelled, f.await(p, calls[1]).Status)
+	g.requireStart(t, calls[2].ID)
+	g.letGo <- struct{}{}
+	require.Equal(t, protocol.StatusOK, f.await(p, calls[2]).Status)
+	f.requireQuiet()
+}
+
+func TestOperator_AfterALostWorker(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	nc := f.connect()
+	lost, err := lane.NewHolder(t.Context(), nc, g, lane.Options{Worker: "lost", AckWait: 2 * time.Second})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- lost.Run(ctx, ctx) }()
+	first, second := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	put(t, p, first, second)
+	g.requireStart(t, first.ID)
+	nc.Close()
+
+	byName, _ := f.list(o)
+	require.Equal(t, lane.StateLost, byName["account/a"].State)
+	require.Empty(t, byName["account/a"].Holder)
+	require.Equal(t, 2, byName["account/a"].Waiting)
+	_, err = o.Kill(t.Context(), pool, "account/a")
+	require.ErrorIs(t, err, lane.ErrNothingRuns)
+	require.ErrorContains(t, err, "its holder does not answer")
+	cancel()
+	require.NoError(t, <-done)
+
+	next := newGate()
+	f.hold(next, lane.Options{Worker: "next"})
+	next.requireStart(t, first.ID)
+	byName, _ = f.list(o)
+	require.Equal(t, lane.StateHeld, byName["account/a"].State)
+	require.Equal(t, protocol.WorkerID("next"), byName["account/a"].Holder)
+	require.Equal(t, 2, byName["account/a"].Running[0].Attempt)
+	view := f.show(o, "account/a")
+	require.Equal(t, 2, view.Calls[0].Attempt)
+	require.Equal(t, 2, view.Calls[0].Starts[0].Attempt)
+	require.Equal(t, protocol.WorkerID("next"), view.Calls[0].Starts[0].WorkerID)
+	next.letGo <- struct{}{}
+	next.letGo <- struct{}{}
+	f.await(p, first)
+	f.await(p, second)
+	f.requireQuiet()
+}
+
+func TestOperator_ManyHeldLanesAreToldInParts(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	const n = 1200
+	f.hold(g, lane.Options{Worker: "w-1", Slots: n})
+	calls := make([]*protocol.Call, n)
+	for i := range calls {
+		calls[i] = newCall("s", exclusive(fmt.Sprintf("account/%04d", i)))
+		calls[i].RunTimeout = protocol.MillisOf(time.Minute)
+	}
+	put(t, p, calls...)
+	for range calls {
+		<-g.started
+	}
+	list, err := o.List(t.Context(), pool, n)
+	require.NoError(t, err)
+	require.Len(t, list.Lanes, n)
+	for _, status := range list.Lanes {
+		require.Equal(t, lane.StateHeld, status.State)
+		require.Equal(t, protocol.WorkerID("w-1"), status.Holder)
+		require.Len(t, status.Running, 1)
+		require.Zero(t, status.Waiting)
+	}
+	for range calls {
+		g.letGo <- struct{}{}
+	}
+	f.requireQuiet()
+}

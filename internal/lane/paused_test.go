@@ -1,0 +1,167 @@
+package lane_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func pause(t *testing.T, o *lane.Operator, name protocol.Lane) {
+	t.Helper()
+	confirmed, err := o.Pause(t.Context(), pool, name)
+	require.NoError(t, err)
+	require.True(t, confirmed)
+}
+
+func resume(t *testing.T, o *lane.Operator, name protocol.Lane) {
+	t.Helper()
+	was, err := o.Resume(t.Context(), pool, name)
+	require.NoError(t, err)
+	require.True(t, was)
+}
+
+func TestPause_WhatRunsGoesOnAndNothingStarts(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	f.hold(g, lane.Options{Worker: "w-1", Slots: 2})
+	running, next, doomed := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	put(t, p, running, next)
+	g.requireStart(t, running.ID)
+	pause(t, o, "account/a")
+	pause(t, o, "account/a") // twice is fine
+	put(t, p, doomed)
+	g.letGo <- struct{}{}
+	require.Equal(t, protocol.StatusOK, f.await(p, running).Status)
+
+	require.NoError(t, p.Cancel(t.Context(), doomed))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, doomed).Status, "cancels work, also behind a call that waits")
+	require.Empty(t, g.started)
+	view := f.show(o, "account/a")
+	require.Equal(t, lane.StatePaused, view.State)
+	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
+	require.Equal(t, 1, view.Waiting)
+	require.Empty(t, view.Running)
+
+	other := newCall("s", exclusive("account/b"))
+	put(t, p, other)
+	g.requireStart(t, other.ID) // other lanes go on
+	g.letGo <- struct{}{}
+	resume(t, o, "account/a")
+	g.requireStart(t, next.ID)
+	g.letGo <- struct{}{}
+	require.Equal(t, 1, f.await(p, next).Attempt)
+	f.requireQuiet()
+	was, err := o.Resume(t.Context(), pool, "account/a")
+	require.NoError(t, err)
+	require.False(t, was)
+}
+
+func TestPause_BeforeAnyCallAndWorker(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	pause(t, o, "account/a")
+	inline, expiring := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	expiring.QueueTimeout = 50
+	put(t, p, inline, expiring)
+	h := f.hold(g, lane.Options{Slots: 1})
+	r := f.await(p, expiring)
+	require.Equal(t, protocol.StatusRejected, r.Status, "time passes in a paused lane")
+	require.Equal(t, protocol.CodeQueueTimeout, r.Error.Code)
+	require.Equal(t, 1, h.Held(), "a paused lane with calls is kept")
+	other := newCall("s", exclusive("account/b"))
+	put(t, p, other)
+	g.requireStart(t, other.ID) // the only slot is free
+	g.letGo <- struct{}{}
+	f.await(p, other)
+	resume(t, o, "account/a")
+	g.requireStart(t, inline.ID)
+	g.letGo <- struct{}{}
+	require.Equal(t, protocol.StatusOK, f.await(p, inline).Status)
+	f.requireQuiet()
+}
+
+func TestPause_OutlivesItsHolder(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	inline, appended := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/b"))
+	pause(t, o, "account/a")
+	pause(t, o, "account/b")
+	put(t, p, inline)
+	f.enqueueWithoutReady(appended)
+	_, err := o.Kick(t.Context(), pool, "account/b")
+	require.NoError(t, err)
+	for _, worker := range []protocol.WorkerID{"w-1", "w-2", "w-3"} {
+		h := f.hold(g, lane.Options{Worker: worker, Slots: 2})
+		require.Eventually(t, func() bool {
+			byName, _ := f.list(o)
+			return byName["account/a"].Holder == worker && byName["account/b"].Holder == worker
+		}, 20*time.Second, 10*time.Millisecond)
+		h.stop() // drains; the next one takes both over
+	}
+	require.Empty(t, g.started)
+	resume(t, o, "account/a")
+	resume(t, o, "account/b")
+	f.hold(g, lane.Options{Slots: 2})
+	<-g.started
+	<-g.started
+	g.letGo <- struct{}{}
+	g.letGo <- struct{}{}
+	require.Equal(t, 1, f.await(p, inline).Attempt, "a lane that was handed back was not attempted")
+	require.Equal(t, 1, f.await(p, appended).Attempt)
+	f.requireQuiet()
+}
+
+func TestPause_OfAnEmptyLaneKeepsNobodyBusy(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	h := f.hold(g, lane.Options{})
+	pause(t, o, "account/a")
+	first := newCall("s", exclusive("account/a"))
+	put(t, p, first)
+	require.NoError(t, o.Skip(t.Context(), pool, "account/a", first.ID))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, first).Status)
+	require.Eventually(t, func() bool { return h.Held() == 0 && f.stored() == 1 && f.ackPending() == 0 }, 10*time.Second, 5*time.Millisecond,
+		"only the mark stays, and nobody holds the lane")
+	byName, _ := f.list(o)
+	require.Equal(t, lane.StatePaused, byName["account/a"].State)
+	c, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(pool))
+	require.NoError(t, err)
+	require.Less(t, c.CachedInfo().Delivered.Consumer, uint64(10), "the mark alone makes no lane ready")
+	require.Empty(t, g.started)
+	resume(t, o, "account/a")
+	f.requireQuiet()
+}
+
+func TestPause_BehindMoreCallsThanFitIntoTheWindow(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	calls := make([]*protocol.Call, 300)
+	for i := range calls {
+		calls[i] = newCall("s", exclusive("account/a"))
+	}
+	put(t, p, calls...)
+	pause(t, o, "account/a")
+	f.hold(g, lane.Options{})
+	require.Eventually(t, func() bool {
+		byName, _ := f.list(o)
+		return byName["account/a"].Holder != ""
+	}, 10*time.Second, 10*time.Millisecond)
+	require.NoError(t, o.Skip(t.Context(), pool, "account/a", calls[0].ID))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, calls[0]).Status)
+	require.Empty(t, g.started)
+	resume(t, o, "account/a")
+	for _, call := range calls[1:] {
+		g.requireStart(t, call.ID)
+		g.letGo <- struct{}{}
+	}
+	f.requireQuiet()
+}
