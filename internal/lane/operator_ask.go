@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -72,14 +73,11 @@ func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings
 		quiet, cancel := context.WithTimeout(ctx, askQuiet)
 		msg, err := subscription.NextMsgWithContext(quiet)
 		cancel()
-		if errors.Is(err, context.DeadlineExceeded) {
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders) {
 			return found, nil
 		}
 		if err != nil {
 			return found, err
-		}
-		if msg.Header.Get("Status") != "" { // nobody listens
-			return found, nil
 		}
 		var a answer
 		if json.Unmarshal(msg.Data, &a) == nil && a.Type == typeAnswer {

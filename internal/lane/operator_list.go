@@ -42,6 +42,8 @@ type Status struct {
 	Holder  protocol.WorkerID `json:"holder,omitempty"`
 	HeldMS  int64             `json:"held_ms,omitempty"`
 	Running []RunningCall     `json:"running"` // the longest first
+
+	oldest time.Duration
 }
 
 // List is the answer of [Operator.List].
@@ -182,7 +184,7 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 // sorted puts the lane with the oldest call first.
 func sorted(lanes []Status) []Status {
 	slices.SortFunc(lanes, func(a, b Status) int {
-		return cmp.Or(cmp.Compare(b.OldestMS, a.OldestMS), cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Hash, b.Hash))
+		return cmp.Or(cmp.Compare(b.oldest, a.oldest), cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Hash, b.Hash))
 	})
 	return lanes
 }
@@ -247,7 +249,7 @@ func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, 
 	if s.first == nil {
 		calls = 0 // they ended meanwhile
 	} else {
-		status.OldestMS = o.clock.age(s.first.Time).Milliseconds()
+		status.oldest = o.clock.age(s.first.Time)
 	}
 	if holder != nil {
 		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
@@ -258,8 +260,9 @@ func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, 
 	}
 	if unfinished {
 		calls++
-		status.OldestMS = max(status.OldestMS, o.clock.age(s.ready.Time).Milliseconds())
+		status.oldest = max(status.oldest, o.clock.age(s.ready.Time))
 	}
+	status.OldestMS = status.oldest.Milliseconds()
 	status.Waiting = max(calls-len(status.Running), 0)
 	status.State = s.state(holder, last)
 	return status, s.ready != nil || s.first != nil || s.paused, nil

@@ -152,7 +152,6 @@ func TestOperator_TellsWhoHoldsALaneAndWhatRuns(t *testing.T) {
 	put(t, p, first, second, third)
 	g.requireStart(t, first.ID)
 	require.NoError(t, p.Cancel(t.Context(), first))
-	_ = o // the cancel is durable; the run below is of the next call
 	f.await(p, first)
 	g.requireStart(t, second.ID)
 
@@ -382,8 +381,8 @@ func TestOperator_ManyHeldLanesAreToldInParts(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	o, p, g := f.operator(), f.publisher(), newGate()
-	const n = 1200
-	f.hold(g, lane.Options{Worker: "w-1", Slots: n})
+	const n = 600
+	f.hold(g, lane.Options{Worker: "w-1", Slots: n, AckWait: 3 * time.Second})
 	calls := make([]*protocol.Call, n)
 	for i := range calls {
 		calls[i] = newCall("s", exclusive(fmt.Sprintf("account/%04d", i)))
