@@ -3,7 +3,6 @@ package lane_test
 import (
 	"context"
 	"log/slog"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -15,43 +14,30 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fleet is an embedded server with the streams of a fleet, and what a test puts around it.
+// fleet is servers with the streams of a fleet, and what a test puts around them.
 type fleet struct {
 	t      *testing.T
-	server *embedded.Server
 	dial   func() *nats.Conn
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	logger *slog.Logger
 }
 
+// newFleet is a fleet on one server, inside the process.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	f := &fleet{t: t, logger: slog.New(slog.DiscardHandler)}
-	if testing.Verbose() {
-		f.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	}
-	server, err := embedded.Start(t.Context(), embedded.Options{Data: t.TempDir()})
-	require.NoError(t, err)
-	t.Cleanup(server.Close)
-	f.server = server
-	f.dial = func() *nats.Conn {
-		nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Name: t.Name(), Options: server.Options(), Logger: f.logger})
-		require.NoError(t, err)
-		return nc
-	}
-	f.nc = f.connect()
-	f.js, err = jetstream.New(f.nc)
-	require.NoError(t, err)
-	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
-	return f
+	return around(t, natsiotest.New(t, natsio.Topology{}))
+}
+
+func around(t *testing.T, f *natsiotest.Fleet) *fleet {
+	t.Helper()
+	return &fleet{t: t, dial: f.Connect, nc: f.NC, js: f.JS, logger: f.Logger}
 }
 
 // newClusterFleet is newFleet on three servers.

@@ -85,7 +85,7 @@ func TestLane_ReleaseComesBeforeTheNextClaim(t *testing.T) {
 func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	t.Parallel()
 	nf := natsiotest.New(t, natsio.Topology{})
-	f := &fleet{t: t, logger: nf.Logger, nc: nf.NC, js: nf.JS, dial: nf.Connect}
+	f := around(t, nf)
 	nc, link := nf.ConnectVia()
 	x := exclusive("account/x")
 	first, other := newCall("s", x), newCall("s", exclusive("account/y"))
