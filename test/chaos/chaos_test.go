@@ -49,3 +49,57 @@ func stopWorker(r *rig) {
 	w.thaw()
 	r.fault("stop worker", history.Fault{Worker: w.id, From: from, Still: still, Until: until, Stopped: true})
 }
+
+func TestChaos_CallersAreKilled(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	run(t, setup{faults: 6, pause: 500 * time.Millisecond}, killCaller)
+}
+
+// killCaller is kill -9 of the callers, wherever they are in putting their steps;
+// they come back and put again what has no result.
+func killCaller(r *rig) {
+	r.caller.kill()
+	r.startCaller()
+	r.counts["kill caller"]++ // workers do not notice: it excuses nothing
+}
+
+func TestChaos_NetworkFails(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	run(t, setup{faults: 5, pause: 500 * time.Millisecond, proxied: true}, cutOff, deafen, slowDown)
+}
+
+// someone is a worker, or now and then the callers.
+func (r *rig) someone() *member {
+	if r.random.IntN(4) == 0 {
+		return r.caller
+	}
+	return r.workers[r.random.IntN(len(r.workers))]
+}
+
+// network books a fault of a member's network that lasts for a while.
+func (r *rig) network(name string, m *member, d time.Duration, begin func()) {
+	from := now()
+	begin()
+	wait(r.t.Context(), d)
+	m.link.mend()
+	r.fault(name, history.Fault{Worker: m.id, From: from, Until: now()})
+}
+
+// cutOff ends a connection for a moment, or for longer than a lease.
+func cutOff(r *rig) {
+	m := r.someone()
+	r.network("cut off", m, time.Duration(r.random.Int64N(int64(2*r.setup.lease))), m.link.sever)
+}
+
+// deafen loses what the server says for a moment, or for longer than a lease.
+func deafen(r *rig) {
+	m := r.someone()
+	r.network("deafen", m, time.Duration(r.random.Int64N(int64(2*r.setup.lease))), m.link.deafen)
+}
+
+// slowDown delays both directions by less than the margin of a lease.
+func slowDown(r *rig) {
+	m := r.someone()
+	delay := time.Duration(r.random.Int64N(int64(r.setup.lease / 12)))
+	r.network("slow down", m, r.setup.lease, func() { m.link.slow(delay) })
+}

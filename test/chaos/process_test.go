@@ -64,7 +64,7 @@ func (p *process) inspect() {
 		p.t.Errorf("%s: data race or panic", p.output)
 	}
 	if p.t.Failed() && len(said) > 0 {
-		p.t.Logf("--- %s\n%s", p.output, said[max(0, len(said)-4000):])
+		p.t.Logf("--- %s\n%s", p.output, said[max(0, len(said)-1500):])
 	}
 }
 

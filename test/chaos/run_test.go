@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -88,21 +87,14 @@ func (r *rig) stored() []history.Stored {
 	require.NoError(r.t, err)
 	state := stream.CachedInfo().State
 	require.Equal(r.t, state.LastSeq, state.Msgs, "a result was replaced or removed")
-	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
-	require.NoError(r.t, err)
-	messages, err := consumer.Messages()
-	require.NoError(r.t, err)
-	defer messages.Stop()
 	out := make([]history.Stored, 0, state.Msgs)
-	for range state.Msgs {
-		msg, err := messages.Next(jetstream.NextContext(ctx))
-		require.NoError(r.t, err)
-		meta, err := msg.Metadata()
-		require.NoError(r.t, err)
-		result, err := protocol.DecodeResult(msg.Data())
+	for seq := uint64(1); seq <= state.LastSeq; seq++ { // the leader is asked: a consumer may be served by another
+		msg, err := stream.GetMsg(ctx, seq)
+		require.NoError(r.t, err, "result %d of %d", seq, state.LastSeq)
+		result, err := protocol.DecodeResult(msg.Data)
 		require.NoError(r.t, err)
 		stored := history.Stored{
-			CallID: result.CallID, At: history.Time(meta.Timestamp.UnixNano() - int64(r.offset)),
+			CallID: result.CallID, At: history.Time(msg.Time.UnixNano() - int64(r.offset)),
 			Result: history.Result{Status: result.Status, Worker: result.WorkerID, Attempt: result.Attempt},
 		}
 		if result.Error != nil {
