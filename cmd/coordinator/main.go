@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"os"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -21,6 +22,7 @@ type grammar struct {
 	Submit submitCommand `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
 	Tools  toolsCommand  `cmd:"" help:"Print the tool schemas as the model gets them."`
 	Bench  benchCommand  `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
+	Lane   laneCommand   `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, kick, skip, kill."`
 	Ping   pingCommand   `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
 
@@ -50,6 +52,7 @@ func run(p cli.Program) int {
 			"run <prompt>": &g.Run, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
 			"submit <prompt>": &g.Submit, "tools": &g.Tools, "ping": &g.Ping, "bench": &g.Bench,
 		}
+		maps.Copy(commands, g.Lane.commands())
 		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})
 	})
 }

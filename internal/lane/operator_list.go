@@ -73,6 +73,7 @@ func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*Li
 	if limit <= 0 {
 		limit = DefaultLaneLimit
 	}
+	at := time.Now()
 	if err := o.clock.sync(ctx, o.store.calls); err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
@@ -87,13 +88,13 @@ func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*Li
 	if len(found) > maxLooked {
 		list.LeftOut, found = len(found)-maxLooked, found[:maxLooked]
 	}
-	if list.Lanes, err = o.look(ctx, pool, found); err != nil {
+	if list.Lanes, err = o.look(ctx, pool, found, at); err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
 	if len(list.Lanes) > limit {
 		list.LeftOut, list.Lanes = list.LeftOut+len(list.Lanes)-limit, list.Lanes[:limit]
 	}
-	if list.Lanes, err = o.lookAgain(ctx, pool, list.Lanes); err != nil {
+	if list.Lanes, err = o.lookAgain(ctx, pool, list.Lanes, at); err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
 	return list, nil
@@ -109,9 +110,14 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
+// age is how long before a moment by this machine's clock the server stored something, never negative.
+func (o *Operator) age(at, stored time.Time) time.Duration {
+	return max(at.Add(time.Duration(o.clock.offset.Load())).Sub(stored), 0)
+}
+
 // lookAgain looks a second time at lanes that look as if nobody cared for them: the
 // streams are not read in one moment, and a lane that changes hands may look so.
-func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []Status) ([]Status, error) {
+func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []Status, at time.Time) ([]Status, error) {
 	sure, doubtful := []Status{}, []*survey{}
 	for _, status := range lanes {
 		if status.State != StateStalled && status.State != StateLost {
@@ -140,12 +146,12 @@ func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []St
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	again, err := o.look(ctx, pool, doubtful)
+	again, err := o.look(ctx, pool, doubtful, at)
 	return sorted(append(sure, again...)), err
 }
 
 // look finds out the state of lanes, and leaves out those that have nothing by now.
-func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey) ([]Status, error) {
+func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey, at time.Time) ([]Status, error) {
 	sightings := make([]*sighting, len(found))
 	group, each := errgroup.WithContext(ctx)
 	group.SetLimit(lookers)
@@ -170,11 +176,15 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 	}
 	lanes := []Status{}
 	for _, s := range sightings {
-		status, there, err := o.status(ctx, pool, s, held.of(s.hash, s.ready), last)
+		status, oldest, err := o.status(ctx, pool, s, held.of(s.hash, s.ready), last)
 		if err != nil {
 			return nil, err
 		}
-		if there {
+		if !oldest.IsZero() {
+			status.oldest = o.age(at, oldest)
+			status.OldestMS = status.oldest.Milliseconds()
+		}
+		if s.ready != nil || s.first != nil || s.paused { // else it has nothing by now
 			lanes = append(lanes, status)
 		}
 	}
@@ -241,31 +251,32 @@ func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
 	return lane
 }
 
-// status puts together what the stream and the holder tell. there is false when the
-// lane has nothing.
-func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, holder *holding, last uint64) (status Status, there bool, err error) {
+// status puts together what the stream and the holder tell; oldest is when the oldest
+// unfinished call was accepted, zero when there is none.
+func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, holder *holding, last uint64) (status Status, oldest time.Time, err error) {
 	status = Status{Lane: s.lane, Hash: s.hash, Pool: pool, Running: []RunningCall{}}
 	calls := s.calls
 	if s.first == nil {
 		calls = 0 // they ended meanwhile
 	} else {
-		status.oldest = o.clock.age(s.first.Time)
+		oldest = s.first.Time
 	}
 	if holder != nil {
 		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
 	}
 	unfinished, err := o.inlineUnfinished(ctx, s.ready, status.Running, s.handedOut(last))
 	if err != nil {
-		return status, false, err
+		return status, oldest, err
 	}
 	if unfinished {
 		calls++
-		status.oldest = max(status.oldest, o.clock.age(s.ready.Time))
+		if oldest.IsZero() || s.ready.Time.Before(oldest) {
+			oldest = s.ready.Time
+		}
 	}
-	status.OldestMS = status.oldest.Milliseconds()
 	status.Waiting = max(calls-len(status.Running), 0)
 	status.State = s.state(holder, last)
-	return status, s.ready != nil || s.first != nil || s.paused, nil
+	return status, oldest, nil
 }
 
 func (s *sighting) state(holder *holding, last uint64) State {

@@ -67,6 +67,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	if limit <= 0 {
 		limit = DefaultCallLimit
 	}
+	at := time.Now()
 	if err := o.clock.sync(ctx, o.store.calls); err != nil {
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	}
@@ -76,8 +77,8 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	}
 	lanes := []Status{}
 	if len(found) > 0 {
-		if lanes, err = o.look(ctx, pool, found); err == nil {
-			lanes, err = o.lookAgain(ctx, pool, lanes)
+		if lanes, err = o.look(ctx, pool, found, at); err == nil {
+			lanes, err = o.lookAgain(ctx, pool, lanes, at)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("show lane %s: %w", lane, err)
@@ -88,7 +89,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	}
 	view := &View{Status: lanes[0]}
 	view.Lane = lane
-	r := &laneReader{operator: o, pool: pool, lane: lane, limit: limit, running: view.Running}
+	r := &laneReader{operator: o, pool: pool, lane: lane, limit: limit, at: at, running: view.Running}
 	if err := r.read(ctx); err != nil {
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	}
@@ -103,6 +104,7 @@ type laneReader struct {
 	pool     protocol.Pool
 	lane     protocol.Lane
 	limit    int
+	at       time.Time // to which ages refer
 	running  []RunningCall
 
 	calls []CallStatus
@@ -130,6 +132,7 @@ func (r *laneReader) read(ctx context.Context) error {
 				return err
 			}
 			inline = nil
+			continue // the limit may be reached
 		}
 		if msg == nil {
 			break
@@ -214,7 +217,7 @@ func (r *laneReader) call(ctx context.Context, msg *jetstream.RawStreamMsg) erro
 		CallID:    protocol.CallID(msg.Header.Get(protocol.HeaderCall)),
 		SessionID: protocol.SessionID(msg.Header.Get(protocol.HeaderSession)),
 		State:     CallWaiting, Resources: []protocol.Use{}, Starts: []StartMark{},
-		AcceptedAt: msg.Time, AgeMS: r.operator.clock.age(msg.Time).Milliseconds(),
+		AcceptedAt: msg.Time, AgeMS: r.operator.age(r.at, msg.Time).Milliseconds(),
 	}
 	call, err := protocol.DecodeCall(msg.Data)
 	if err != nil {

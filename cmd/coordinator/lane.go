@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+type laneCommand struct {
+	Nats    string        `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
+	Creds   string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Fleet   string        `default:"tf" help:"Name of the fleet."`
+	Pool    string        `default:"default" help:"Pool that the lane's calls are for."`
+	JSON    bool          `name:"json" help:"Print JSON."`
+	Timeout time.Duration `default:"30s" help:"How long it may take."`
+
+	Ls struct {
+		Limit int `default:"100" help:"Most lanes to print."`
+	} `cmd:"" help:"List the lanes that have something, the one with the oldest call first."`
+	Show struct {
+		laneArg
+
+		Limit int `default:"256" help:"Most calls to print."`
+	} `cmd:"" help:"Show a lane's calls in their order."`
+	Pause  laneArg `cmd:"" help:"Start none of a lane's calls until it is resumed; what runs goes on."`
+	Resume laneArg `cmd:"" help:"End a pause."`
+	Kick   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none."`
+	Skip   struct {
+		laneArg
+
+		Call string `arg:"" help:"Id of the call."`
+	} `cmd:"" help:"Cancel one call of a lane, whether it waits or runs."`
+	Kill laneArg `cmd:"" help:"Cancel what runs in a lane now."`
+}
+
+// laneArg is the lane that most verbs are about.
+type laneArg struct {
+	Lane string `arg:"" help:"The lane, as in: sandbox/abc."`
+}
+
+// parse checks the lane.
+func (a laneArg) parse() (protocol.Lane, error) {
+	key, err := protocol.ParseResourceKey(a.Lane)
+	if err != nil {
+		return "", cli.Usagef("LANE: %v", err)
+	}
+	if string(key.Lane()) != string(key) {
+		return "", cli.Usagef("LANE %s: must be the first two segments of a resource key: %s", a.Lane, key.Lane())
+	}
+	return key.Lane(), nil
+}
+
+// laneVerb is one of the subcommands.
+type laneVerb struct {
+	command *laneCommand
+	arg     *laneArg // nil when it is about no lane
+	act     func(ctx context.Context, p program, desk laneDesk) error
+}
+
+// laneDesk is what a verb works with.
+type laneDesk struct {
+	operator *lane.Operator
+	pool     protocol.Pool
+	lane     protocol.Lane   // "" when the verb is about none
+	call     protocol.CallID // of skip
+}
+
+// commands are the subcommands as kong names them.
+func (c *laneCommand) commands() map[string]command {
+	return map[string]command{
+		"lane ls":                 laneVerb{c, nil, c.list},
+		"lane show <lane>":        laneVerb{c, &c.Show.laneArg, c.show},
+		"lane pause <lane>":       laneVerb{c, &c.Pause, c.pause},
+		"lane resume <lane>":      laneVerb{c, &c.Resume, c.resume},
+		"lane kick <lane>":        laneVerb{c, &c.Kick, c.kick},
+		"lane skip <lane> <call>": laneVerb{c, &c.Skip.laneArg, c.skip},
+		"lane kill <lane>":        laneVerb{c, &c.Kill, c.kill},
+	}
+}
+
+func (v laneVerb) run(ctx context.Context, p program) error {
+	c := v.command
+	fleet, desk, err := v.check()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	nc, err := natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: "coordinator lane", Creds: c.Creds, Logger: p.common.Logger(p.Program)})
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	desk.operator, err = lane.NewOperator(ctx, nc, fleet)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", fleet, natsio.Redact(c.Nats), err)
+	}
+	if err != nil {
+		return err
+	}
+	return v.act(ctx, p, desk)
+}
+
+// check reads the flags and arguments; nothing is connected yet.
+func (v laneVerb) check() (fleet protocol.Fleet, desk laneDesk, err error) {
+	c := v.command
+	if c.Timeout <= 0 {
+		return "", desk, cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	}
+	if c.Ls.Limit < 1 || c.Show.Limit < 1 {
+		return "", desk, cli.Usagef("--limit %d: must be positive", min(c.Ls.Limit, c.Show.Limit))
+	}
+	if fleet, err = protocol.ParseFleet(c.Fleet); err != nil {
+		return "", desk, cli.Usagef("--fleet: %v", err)
+	}
+	if desk.pool, err = protocol.ParsePool(c.Pool); err != nil {
+		return "", desk, cli.Usagef("--pool: %v", err)
+	}
+	if v.arg == nil {
+		return fleet, desk, nil
+	}
+	if desk.lane, err = v.arg.parse(); err != nil {
+		return "", desk, err
+	}
+	if v.arg == &c.Skip.laneArg {
+		if desk.call, err = protocol.ParseCallID(c.Skip.Call); err != nil {
+			return "", desk, cli.Usagef("CALL: %v", err)
+		}
+	}
+	return fleet, desk, nil
+}
+
+func (c *laneCommand) list(ctx context.Context, p program, desk laneDesk) error {
+	list, err := desk.operator.List(ctx, desk.pool, c.Ls.Limit)
+	if err != nil {
+		return err
+	}
+	if list.LeftOut > 0 {
+		_, _ = fmt.Fprintf(p.Stderr, "%d more lanes are not shown; --limit shows more\n", list.LeftOut)
+	}
+	if list.Incomplete {
+		_, _ = fmt.Fprintln(p.Stderr, "there is more than can be counted: lanes may be missing, and numbers be too small")
+	}
+	if c.JSON {
+		return printJSON(p, list.Lanes)
+	}
+	return printLanes(p.Stdout, list.Lanes)
+}
+
+func (c *laneCommand) show(ctx context.Context, p program, desk laneDesk) error {
+	view, err := desk.operator.Show(ctx, desk.pool, desk.lane, c.Show.Limit)
+	if err != nil {
+		return err
+	}
+	if view.LeftOut > 0 {
+		_, _ = fmt.Fprintf(p.Stderr, "%d more calls are not shown; --limit shows more\n", view.LeftOut)
+	}
+	if c.JSON {
+		return printJSON(p, view)
+	}
+	return printLane(p.Stdout, view)
+}
+
+// laneDone is what a verb that changes something prints.
+type laneDone struct {
+	Lane      protocol.Lane      `json:"lane"`
+	Pool      protocol.Pool      `json:"pool"`
+	Confirmed *bool              `json:"confirmed,omitempty"`  // of pause: no call starts any more
+	WasPaused *bool              `json:"was_paused,omitempty"` // of resume
+	MadeReady *bool              `json:"made_ready,omitempty"` // of kick: it had no ready message
+	CallID    protocol.CallID    `json:"call_id,omitempty"`    // of skip
+	Killed    []lane.RunningCall `json:"killed,omitempty"`     // of kill
+}
+
+// done prints what was done, for scripts or as a sentence.
+func (c *laneCommand) done(p program, desk laneDesk, done laneDone, sentence string) error {
+	if c.JSON {
+		done.Lane, done.Pool = desk.lane, desk.pool
+		return printJSON(p, done)
+	}
+	_, err := fmt.Fprintf(p.Stdout, "lane %s %s\n", printableName(string(desk.lane)), sentence)
+	return err
+}
+
+func (c *laneCommand) pause(ctx context.Context, p program, desk laneDesk) error {
+	confirmed, err := desk.operator.Pause(ctx, desk.pool, desk.lane)
+	if err != nil {
+		return err
+	}
+	sentence := "is paused"
+	if !confirmed {
+		sentence = "is paused, but its holder does not answer: until its lease has ended it may still start calls"
+	}
+	return c.done(p, desk, laneDone{Confirmed: &confirmed}, sentence)
+}
+
+func (c *laneCommand) resume(ctx context.Context, p program, desk laneDesk) error {
+	was, err := desk.operator.Resume(ctx, desk.pool, desk.lane)
+	if err != nil {
+		return err
+	}
+	sentence := "goes on"
+	if !was {
+		sentence = "was not paused"
+	}
+	return c.done(p, desk, laneDone{WasPaused: &was}, sentence)
+}
+
+func (c *laneCommand) kick(ctx context.Context, p program, desk laneDesk) error {
+	made, err := desk.operator.Kick(ctx, desk.pool, desk.lane)
+	if err != nil {
+		return err
+	}
+	sentence := "was ready or held already"
+	if made {
+		sentence = "is ready now"
+	}
+	return c.done(p, desk, laneDone{MadeReady: &made}, sentence)
+}
+
+func (c *laneCommand) skip(ctx context.Context, p program, desk laneDesk) error {
+	if err := desk.operator.Skip(ctx, desk.pool, desk.lane, desk.call); err != nil {
+		return err
+	}
+	return c.done(p, desk, laneDone{CallID: desk.call}, "skips call "+string(desk.call)+": it ends cancelled as soon as a worker holds the lane")
+}
+
+func (c *laneCommand) kill(ctx context.Context, p program, desk laneDesk) error {
+	killed, err := desk.operator.Kill(ctx, desk.pool, desk.lane)
+	if err != nil {
+		return err
+	}
+	ids := make([]string, len(killed))
+	for i, run := range killed {
+		ids[i] = string(run.CallID)
+	}
+	return c.done(p, desk, laneDone{Killed: killed}, "cancels what ran: "+strings.Join(ids, " "))
+}
+
+// printJSON prints one value on one line.
+func printJSON(p program, value any) error {
+	encoder := json.NewEncoder(p.Stdout)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
+}

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TestLaneScripts runs the operator verbs against a server with a fleet. Beside the commands
+// of testscript they have
+//
+//	enqueue LANE CALL...  put calls, as a coordinator does
+//	strand LANE CALL      append a call without a ready message
+//	hold WORKER CALL...   start a worker whose calls run until they are cancelled, and wait for the start of these
+//	ended CALL STATUS     wait for a call's result
+func TestLaneScripts(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/lane", RequireExplicitExec: true, RequireUniqueNames: true,
+		Setup: setUpLanes,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"enqueue": func(ts *testscript.TestScript, _ bool, args []string) { rig(ts).enqueue(ts, args[0], args[1:]) },
+			"strand":  func(ts *testscript.TestScript, _ bool, args []string) { rig(ts).strand(ts, args[0], args[1]) },
+			"hold":    func(ts *testscript.TestScript, _ bool, args []string) { rig(ts).hold(ts, args[0], args[1:]) },
+			"ended":   func(ts *testscript.TestScript, _ bool, args []string) { rig(ts).ended(ts, args[0], args[1]) },
+		},
+	})
+}
+
+type rigKey struct{}
+
+func rig(ts *testscript.TestScript) *laneRig {
+	r, ok := ts.Value(rigKey{}).(*laneRig)
+	if !ok {
+		ts.Fatalf("the script has no fleet")
+	}
+	return r
+}
+
+// laneRig is the fleet of one script.
+type laneRig struct {
+	nc        *nats.Conn
+	js        jetstream.JetStream
+	publisher *lane.Publisher
+	started   chan protocol.CallID
+	after     func(func())
+}
+
+const scriptWait = 20 * time.Second
+
+func setUpLanes(env *testscript.Env) error {
+	server, err := embedded.Start(context.Background(), embedded.Options{Data: filepath.Join(env.WorkDir, ".data"), Listen: "127.0.0.1:0"})
+	if err != nil {
+		return err
+	}
+	env.Defer(server.Close)
+	ctx := context.Background()
+	r := &laneRig{started: make(chan protocol.CallID, 64), after: env.Defer}
+	if r.nc, err = natsio.Connect(ctx, "", natsio.ConnectOptions{Options: server.Options()}); err != nil {
+		return err
+	}
+	env.Defer(r.nc.Close)
+	if r.js, err = jetstream.New(r.nc); err == nil {
+		err = natsio.Ensure(ctx, r.js, natsio.Topology{})
+	}
+	if err == nil {
+		r.publisher, err = lane.NewPublisher(ctx, r.nc, protocol.DefaultFleet)
+	}
+	env.Values[rigKey{}] = r
+	env.Setenv("TOOLFLEET_NATS", server.URL())
+	env.Setenv("TOOLFLEET_CREDS", server.CredentialFile())
+	return err
+}
+
+func scriptCall(name, id string) *protocol.Call {
+	return &protocol.Call{
+		ID: protocol.CallID(id), SessionID: "s-1", Tool: "bash", Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(name), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+	}
+}
+
+func (r *laneRig) enqueue(ts *testscript.TestScript, name string, ids []string) {
+	calls := make([]lane.Outgoing, len(ids))
+	for i, id := range ids {
+		calls[i].Call = scriptCall(name, id)
+	}
+	ts.Check(errors.Join(r.publisher.Put(context.Background(), calls)...))
+}
+
+func (r *laneRig) strand(ts *testscript.TestScript, name, id string) {
+	call := scriptCall(name, id)
+	body, err := protocol.EncodeCall(call)
+	ts.Check(err)
+	msg := nats.NewMsg(protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
+	msg.Data = body
+	msg.Header.Set(protocol.HeaderLane, name)
+	msg.Header.Set(protocol.HeaderCall, id)
+	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
+	_, err = r.js.PublishMsg(context.Background(), msg)
+	ts.Check(err)
+}
+
+func (r *laneRig) hold(ts *testscript.TestScript, worker string, starting []string) {
+	h, err := lane.NewHolder(context.Background(), r.nc, r, lane.Options{Worker: protocol.WorkerID(worker), Slots: 4})
+	ts.Check(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx, ctx) }()
+	r.after(func() {
+		cancel()
+		if err := <-done; err != nil {
+			panic(err) // the script is over
+		}
+	})
+	for _, id := range starting {
+		select {
+		case started := <-r.started:
+			if string(started) != id {
+				ts.Fatalf("call %s started, want %s", started, id)
+			}
+		case <-time.After(scriptWait):
+			ts.Fatalf("call %s does not start", id)
+		}
+	}
+}
+
+// Execute implements lane.Executor: calls run until they are stopped.
+func (r *laneRig) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	r.started <- run.Call.ID
+	<-ctx.Done()
+	status, fault, _ := lane.Interrupted(ctx)
+	return protocol.NewResult(run.Call, status, fault)
+}
+
+// Release implements lane.Executor.
+func (r *laneRig) Release(protocol.Lane) {}
+
+func (r *laneRig) ended(ts *testscript.TestScript, id, status string) {
+	var result *protocol.Result
+	for deadline := time.Now().Add(scriptWait); result == nil; {
+		var err error
+		result, err = r.publisher.Result(context.Background(), "s-1", protocol.CallID(id))
+		ts.Check(err)
+		if time.Now().After(deadline) {
+			ts.Fatalf("call %s has no result", id)
+		}
+	}
+	if string(result.Status) != status {
+		ts.Fatalf("call %s ended %s, want %s", id, result.Status, status)
+	}
+}
+
+func TestAge(t *testing.T) {
+	t.Parallel()
+	for ms, want := range map[int64]string{
+		0: "-", 7: "7ms", 999: "999ms", 1234: "1.2s", 12_345: "12s", 3_600_000: "1h0m0s",
+	} {
+		require.Equal(t, want, age(ms))
+	}
+}
+
+func TestPrintableName(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "account/näme x", printableName("account/näme x"))
+	require.Equal(t, `"a\x1b[31m/b"`, printableName("a\x1b[31m/b"))
+}

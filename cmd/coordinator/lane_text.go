@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+)
+
+// printLanes prints a table of lanes.
+func printLanes(w io.Writer, lanes []lane.Status) error {
+	if len(lanes) == 0 {
+		_, err := fmt.Fprintln(w, "no lane has anything")
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "LANE\tPOOL\tSTATE\tWAITING\tOLDEST\tHOLDER\tHELD\tRUNNING") // Flush tells of errors
+	for _, s := range lanes {
+		name := printableName(string(s.Lane))
+		if s.Lane == "" {
+			name = "(hash " + string(s.Hash) + ")"
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n",
+			name, s.Pool, s.State, s.Waiting, age(s.OldestMS), orDash(string(s.Holder)), age(s.HeldMS), running(s.Running))
+	}
+	return table.Flush()
+}
+
+// printLane prints a lane and a table of its calls.
+func printLane(w io.Writer, v *lane.View) error {
+	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", printableName(string(v.Lane)), v.Pool, v.State) // Flush tells of errors
+	if v.Holder != "" {
+		_, _ = fmt.Fprintf(w, ", held by %s for %s", v.Holder, age(v.HeldMS))
+	}
+	_, _ = fmt.Fprintf(w, ", %d running, %d waiting\n", len(v.Running), v.Waiting)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if len(v.Calls) > 0 {
+		_, _ = fmt.Fprintln(table, "CALL\tTOOL\tSESSION\tSTATE\tACCEPTED\tAGE\tATTEMPT\tSTARTS\tRESOURCES")
+	}
+	for _, c := range v.Calls {
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			c.CallID, orDash(printableName(c.Tool)), c.SessionID, c.State, c.AcceptedAt.UTC().Format(time.RFC3339), age(c.AgeMS),
+			attempt(c), starts(c.Starts), resources(c))
+	}
+	return table.Flush()
+}
+
+func attempt(c lane.CallStatus) string {
+	if c.Attempt == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d (%s)", c.Attempt, age(c.RunningMS))
+}
+
+func starts(marks []lane.StartMark) string {
+	words := make([]string, len(marks))
+	for i, mark := range marks {
+		words[i] = fmt.Sprintf("%d by %s", mark.Attempt, printableName(string(mark.WorkerID)))
+	}
+	return orDash(strings.Join(words, ", "))
+}
+
+// shownUses bounds the resources of a call in a table.
+const shownUses = 3
+
+func resources(c lane.CallStatus) string {
+	if c.Fault != "" {
+		return "(not readable: " + printableName(c.Fault) + ")"
+	}
+	words := make([]string, 0, len(c.Resources))
+	for i, use := range c.Resources {
+		if i == shownUses {
+			words = append(words, fmt.Sprintf("and %d more", len(c.Resources)-i))
+			break
+		}
+		words = append(words, string(use.Access)+" "+printableName(string(use.Key)))
+	}
+	return strings.Join(words, ", ")
+}
+
+// running names the call that has been running longest.
+func running(calls []lane.RunningCall) string {
+	if len(calls) == 0 {
+		return "-"
+	}
+	first := calls[0]
+	name := printableName(first.Tool)
+	if name == "" {
+		name = string(first.CallID)
+	}
+	text := fmt.Sprintf("%s (attempt %d, %s)", name, first.Attempt, age(first.RunningMS))
+	if more := len(calls) - 1; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// age is a duration in milliseconds as people read it.
+func age(ms int64) string {
+	d := time.Duration(ms) * time.Millisecond
+	switch {
+	case ms == 0:
+		return "-"
+	case d < time.Second:
+		return d.String()
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// printableName is a name from elsewhere as it may go to a terminal.
+func printableName(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
+}
