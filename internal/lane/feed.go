@@ -60,6 +60,9 @@ func (l *held) feed() error {
 		return err
 	}
 	l.litter = l.litter[:0]
+	if l.oversight.asked.Load() {
+		l.mail.refresh()
+	}
 	for l.schedule.len() < window && l.bytes < windowBytes {
 		letter, err := l.mail.next(l.ctx)
 		if err != nil {

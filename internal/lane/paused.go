@@ -51,9 +51,10 @@ func (l *held) staysPaused() bool {
 
 // waitPaused waits until there may be something to do for a paused lane of which nothing runs.
 func (l *held) waitPaused() {
-	if l.mail.subscription == nil { // entries may have come before it listens
-		l.mail.listen()
-		return
+	if l.mail.subscription == nil {
+		if l.mail.listen(); l.mail.subscription != nil {
+			return // entries may have come before it listened
+		}
 	}
 	timer := time.NewTimer(lookPeriod)
 	defer timer.Stop()
