@@ -1,0 +1,22 @@
+package lane
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Guard: an answer to a renewal confirms a lease only while it is trusted, because JetStream
+// answers whoever asks. A process that slept finds such answers when it wakes.
+func TestFact_LateAnswerIsNoRenewal(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	slept := lease{length: 10 * time.Second, since: now.Add(-11 * time.Second)}
+	slept.confirm(now.Add(-7 * time.Second)) // sent in time; somebody else has claimed the lane meanwhile
+	require.False(t, slept.trusted(now))
+	awake := lease{length: 10 * time.Second, since: now.Add(-7 * time.Second)}
+	awake.confirm(now.Add(-time.Second))
+	require.True(t, awake.trusted(now.Add(6*time.Second)), "from when the renewal was sent")
+	require.False(t, awake.trusted(now.Add(7*time.Second+time.Millisecond)), "not from when it was answered")
+}
