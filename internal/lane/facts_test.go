@@ -438,7 +438,7 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 }
 
 // Facts about three replicas, one after the other on one cluster.
-func TestFact_OnThreeServers(t *testing.T) { //nolint:paralleltest // its parts share a cluster
+func TestFact_OnThreeServers(t *testing.T) {
 	t.Parallel()
 	f, c := newClusterFleet(t)
 	t.Run("AnAckIsNotYetARemoval", func(t *testing.T) { ackIsNoRemoval(t, f) })
