@@ -441,9 +441,9 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 func TestFact_OnThreeServers(t *testing.T) {
 	t.Parallel()
 	f, c := newClusterFleet(t)
-	t.Run("AnAckIsNotYetARemoval", func(t *testing.T) { ackIsNoRemoval(t, f) })
-	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) })
-	t.Run("NoWakeUpIsLostByARelease", func(t *testing.T) { noWakeUpIsLost(t, f) })
+	t.Run("AnAckIsNotYetARemoval", func(t *testing.T) { ackIsNoRemoval(t, f) }) //nolint:paralleltest // on the same cluster
+	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) }) //nolint:paralleltest // on the same cluster
+	t.Run("NoWakeUpIsLostByARelease", func(t *testing.T) { noWakeUpIsLost(t, f) }) //nolint:paralleltest // on the same cluster
 	t.Run("ADirectGetIsStale", func(t *testing.T) { directGetIsStale(t, f, c) })
 }
 
