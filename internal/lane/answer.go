@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,17 +33,14 @@ type ongoing struct {
 
 // began books a call as being executed; the lane's mu is held.
 func (l *held) began(run *Run, since time.Time) {
-	if l.oversight.runs == nil {
-		l.oversight.runs = map[protocol.CallID]ongoing{}
-	}
-	l.oversight.runs[run.Call.ID] = ongoing{call: run.Call, attempt: run.Attempt, since: since}
+	l.oversight.runs = append(l.oversight.runs, ongoing{call: run.Call, attempt: run.Attempt, since: since})
 }
 
 // ended books the end of an execution.
 func (l *held) ended(run *Run) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.oversight.runs, run.Call.ID)
+	l.oversight.runs = slices.DeleteFunc(l.oversight.runs, func(o ongoing) bool { return o.call == run.Call })
 }
 
 // answer is what a worker says about lanes that it holds. It tells durations, because the

@@ -406,3 +406,28 @@ func TestOperator_ManyHeldLanesAreToldInParts(t *testing.T) {
 	}
 	f.requireQuiet()
 }
+
+func TestOperator_OnThreeServers(t *testing.T) {
+	t.Parallel()
+	f, _ := newClusterFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	f.hold(g, lane.Options{Worker: "w-1", Slots: 2})
+	running, next := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	put(t, p, running, next)
+	g.requireStart(t, running.ID)
+	pause(t, o, "account/a")
+	killed, err := o.Kill(t.Context(), pool, "account/a")
+	require.NoError(t, err)
+	require.Equal(t, running.ID, killed[0].CallID)
+	require.Equal(t, protocol.StatusCancelled, f.await(p, running).Status)
+	view := f.show(o, "account/a")
+	require.Equal(t, lane.StatePaused, view.State)
+	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
+	require.Equal(t, 1, view.Waiting)
+	require.Empty(t, g.started)
+	resume(t, o, "account/a")
+	g.requireStart(t, next.ID)
+	g.letGo <- struct{}{}
+	require.Equal(t, protocol.StatusOK, f.await(p, next).Status)
+	f.requireQuiet()
+}

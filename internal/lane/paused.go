@@ -23,7 +23,7 @@ type oversight struct {
 	read     time.Time // when the mark was read last
 	refusing bool      // a call was cancelled since refusals were given last
 
-	runs map[protocol.CallID]ongoing // what is being executed; guarded by the lane's mu
+	runs []ongoing // what is being executed; guarded by the lane's mu
 }
 
 // readPause finds out whether the lane is paused. The mark comes with the mailbox, so
