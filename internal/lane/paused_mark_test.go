@@ -1,0 +1,56 @@
+package lane
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A pause mark whose telling was lost, as may happen between several servers, is found
+// when somebody asks about the lane, and when the window has been full for a while.
+func TestReadPause_FindsAMarkThatWasNotTold(t *testing.T) {
+	t.Parallel()
+	server, err := embedded.Start(t.Context(), embedded.Options{Data: t.TempDir()})
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Options: server.Options()})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+	operator, err := NewOperator(t.Context(), nc, protocol.DefaultFleet)
+	require.NoError(t, err)
+	l := &held{
+		holder: &Holder{options: Options{}.withDefaults(), store: operator.store},
+		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: newSchedule(),
+	}
+	_, err = operator.Pause(t.Context(), protocol.DefaultPool, l.lane)
+	require.NoError(t, err)
+
+	require.NoError(t, l.readPause())
+	require.False(t, l.oversight.paused.Load(), "nothing says that it is worth a read")
+	l.oversight.asked.Store(true)
+	require.NoError(t, l.readPause())
+	require.True(t, l.oversight.paused.Load())
+
+	l.oversight.paused.Store(false)
+	l.oversight.read = time.Now()
+	l.bytes = windowBytes
+	require.NoError(t, l.readPause())
+	require.False(t, l.oversight.paused.Load(), "it was read a moment ago")
+	l.oversight.read = time.Now().Add(-lookPeriod)
+	require.NoError(t, l.readPause())
+	require.True(t, l.oversight.paused.Load())
+
+	_, err = operator.Resume(t.Context(), protocol.DefaultPool, l.lane)
+	require.NoError(t, err)
+	require.NoError(t, l.readPause())
+	require.False(t, l.oversight.paused.Load(), "a paused lane reads it every time")
+}
