@@ -165,3 +165,18 @@ func TestPause_BehindMoreCallsThanFitIntoTheWindow(t *testing.T) {
 	}
 	f.requireQuiet()
 }
+
+func TestPause_ResumeMakesTheLaneReady(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p, g := f.operator(), f.publisher(), newGate()
+	f.hold(g, lane.Options{})
+	pause(t, o, "account/a")
+	call := newCall("s", exclusive("account/a"))
+	f.enqueueWithoutReady(call) // its publisher has died before it could kick
+	resume(t, o, "account/a")
+	g.requireStart(t, call.ID)
+	g.letGo <- struct{}{}
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	f.requireQuiet()
+}
