@@ -18,17 +18,18 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Options of a measurement; see [Options.Validate] for the bounds.
 type Options struct {
 	Fleet protocol.Fleet
+	// Engine keeps the calls in order; empty means [Lanes].
+	Engine Engine
+	// Partitions is how many [Partitions] has; 0 means 64.
+	Partitions int
 	// Replicas of the streams, when they do not exist yet; 0 means 1.
 	Replicas int
 	// Lanes is how many lanes the callers use, in turn.
@@ -68,6 +69,10 @@ func (o *Options) Validate() error {
 	bound("workers", o.Workers, 1, 1000)
 	bound("slots", o.Slots, 1, 100_000)
 	bound("payload", o.Payload, 0, 4<<20)
+	bound("partitions", o.Partitions, 0, 10_000)
+	if !o.Engine.known() {
+		faults = append(faults, fmt.Errorf("engine %q: must be lanes, partitions or consumers", o.Engine))
+	}
 	if o.Work < 0 || o.SlowLane < 0 {
 		faults = append(faults, fmt.Errorf("work %s and slow-lane %s: must not be negative", o.Work, o.SlowLane))
 	}
@@ -76,6 +81,7 @@ func (o *Options) Validate() error {
 
 // Report is what was measured. Its JSON form is a contract.
 type Report struct {
+	Engine      Engine   `json:"engine"`
 	Calls       int      `json:"calls"`
 	Seconds     float64  `json:"seconds"`
 	CallsPerS   float64  `json:"calls_per_s"`
@@ -128,7 +134,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	report := &Report{
-		Calls: o.Calls, Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
+		Engine: o.Engine.orLanes(), Calls: o.Calls, Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
 		WorkUS: o.Work.Microseconds(), PayloadSize: o.Payload,
 	}
 	if o.Baseline > 0 {
@@ -137,55 +143,22 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 	}
 	witness := newWitness(o.Work, o.SlowLane)
-	connections, stop, err := startHolders(ctx, o, witness)
+	e, err := startEngine(ctx, nc, o, witness)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
-	dispatcher, err := dispatch.New(ctx, nc, o.Fleet, &dispatch.Options{Logger: o.Logger})
-	if err != nil {
-		return nil, err
-	}
-	load := &load{options: o, dispatcher: dispatcher, latencies: make([][]time.Duration, o.Callers)}
-	sent := sentBy(append(connections, nc))
+	defer e.stop(ctx)
+	load := &load{options: o, engine: e, latencies: make([][]time.Duration, o.Callers)}
+	connections := append(e.connections(), nc)
+	sent := sentBy(connections)
 	load.run(ctx, report)
-	report.Messages = float64(sentBy(append(connections, nc))-sent) / float64(o.Calls)
+	report.Messages = float64(sentBy(connections)-sent) / float64(o.Calls)
 	report.Violations = witness.violations.Load()
 	if report.Baseline.PublishPerS > 0 {
 		report.RatioToPub = report.CallsPerS / report.Baseline.PublishPerS
 		report.RatioToReq = report.CallsPerS / report.Baseline.RequestReplyPerS
 	}
 	return report, ctx.Err()
-}
-
-// startHolders runs the workers, whose only tool is the witness.
-func startHolders(ctx context.Context, o Options, w *witness) (connections []*nats.Conn, stop func(), err error) {
-	running, cancel := context.WithCancel(ctx)
-	var group sync.WaitGroup
-	stop = func() {
-		cancel()
-		group.Wait()
-		for _, nc := range connections {
-			nc.Close()
-		}
-	}
-	for i := range o.Workers {
-		nc, err := o.Connect(fmt.Sprintf("bench worker %d", i))
-		if err != nil {
-			stop()
-			return nil, nil, err
-		}
-		connections = append(connections, nc)
-		holder, err := lane.NewHolder(ctx, nc, w, lane.Options{
-			Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Logger: o.Logger,
-		})
-		if err != nil {
-			stop()
-			return nil, nil, err
-		}
-		group.Go(func() { _ = holder.Run(running, context.WithoutCancel(ctx)) }) // ends with running
-	}
-	return connections, stop, nil
 }
 
 // sentBy is how many messages the connections have sent.
@@ -198,12 +171,12 @@ func sentBy(connections []*nats.Conn) (n uint64) {
 
 // load is the callers.
 type load struct {
-	options    Options
-	dispatcher *dispatch.Dispatcher
-	next       atomic.Int64
-	faults     atomic.Int64
-	slow       atomic.Int64
-	latencies  [][]time.Duration
+	options   Options
+	engine    engine
+	next      atomic.Int64
+	faults    atomic.Int64
+	slow      atomic.Int64
+	latencies [][]time.Duration
 }
 
 // run makes the calls and fills in the report.
@@ -276,9 +249,5 @@ func (l *load) call(ctx context.Context, session protocol.SessionID, key string,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}
-	ok := false
-	err := l.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
-		ok = u.Result != nil && u.Result.Status == protocol.StatusOK
-	})
-	return err == nil && ok
+	return l.engine.call(ctx, &call)
 }

@@ -1,0 +1,127 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Engine names a way to have the calls of a resource run in order, one by one.
+type Engine string
+
+const (
+	// Lanes is the fleet's own, and the default.
+	Lanes Engine = "lanes"
+	// Partitions puts each resource into one of a fixed number of partitions. Each is a
+	// consumer that has one message in flight.
+	Partitions Engine = "partitions"
+	// Consumers makes a consumer for each resource when it is first used, with one message in flight.
+	Consumers Engine = "consumers"
+)
+
+func (e Engine) orLanes() Engine {
+	if e == "" {
+		return Lanes
+	}
+	return e
+}
+
+func (e Engine) known() bool {
+	switch e.orLanes() {
+	case Lanes, Partitions, Consumers:
+		return true
+	default:
+		return false
+	}
+}
+
+// engine makes calls and has workers execute them. It is safe for concurrent use.
+type engine interface {
+	// call makes one call and waits for its result; it reports whether that is a good one.
+	call(ctx context.Context, call *protocol.Call) bool
+	// connections are those of the workers.
+	connections() []*nats.Conn
+	// stop ends the workers and waits for them. The context gives values only, not its end.
+	stop(ctx context.Context)
+}
+
+// startEngine starts the engine that the options name, with its workers; the witness is their only tool.
+func startEngine(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engine, error) {
+	switch o.Engine.orLanes() {
+	case Partitions:
+		return startPartitions(ctx, nc, o, w)
+	case Consumers:
+		return startConsumers(ctx, nc, o, w)
+	default:
+		return startLanes(ctx, nc, o, w)
+	}
+}
+
+// lanes is the fleet: a dispatcher and holders.
+type lanes struct {
+	dispatcher *dispatch.Dispatcher
+	workers    []*nats.Conn
+	end        func()
+}
+
+func startLanes(ctx context.Context, nc *nats.Conn, o Options, w *witness) (*lanes, error) {
+	workers, stop, err := startHolders(ctx, o, w)
+	if err != nil {
+		return nil, err
+	}
+	dispatcher, err := dispatch.New(ctx, nc, o.Fleet, &dispatch.Options{Logger: o.Logger})
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	return &lanes{dispatcher: dispatcher, workers: workers, end: stop}, nil
+}
+
+func (l *lanes) call(ctx context.Context, call *protocol.Call) bool {
+	ok := false
+	err := l.dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u loop.Update) {
+		ok = u.Result != nil && u.Result.Status == protocol.StatusOK
+	})
+	return err == nil && ok
+}
+
+func (l *lanes) connections() []*nats.Conn { return l.workers }
+
+func (l *lanes) stop(context.Context) { l.end() }
+
+// startHolders runs the workers, whose only tool is the witness.
+func startHolders(ctx context.Context, o Options, w *witness) (connections []*nats.Conn, stop func(), err error) {
+	running, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	stop = func() {
+		cancel()
+		group.Wait()
+		for _, nc := range connections {
+			nc.Close()
+		}
+	}
+	for i := range o.Workers {
+		nc, err := o.Connect(fmt.Sprintf("bench worker %d", i))
+		if err != nil {
+			stop()
+			return nil, nil, err
+		}
+		connections = append(connections, nc)
+		holder, err := lane.NewHolder(ctx, nc, w, lane.Options{
+			Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Logger: o.Logger,
+		})
+		if err != nil {
+			stop()
+			return nil, nil, err
+		}
+		group.Go(func() { _ = holder.Run(running, context.WithoutCancel(ctx)) }) // ends with running
+	}
+	return connections, stop, nil
+}
