@@ -374,6 +374,7 @@ func TestFact_RedeliveryBreaksOrder(t *testing.T) {
 func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
+	acks := f.overhear("$JS.ACK." + factFleet.CallsStream() + ".>")
 	p := f.publisher()
 	f.hold(succeeds, lane.Options{Slots: 32})
 	for _, lanes := range []int{1, 1000} {
@@ -392,6 +393,15 @@ func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 			f.await(p, call)
 		}
 	}
+	require.Eventually(t, func() bool {
+		released := 0
+		for _, msg := range acks.all() {
+			if len(msg.Data) == 0 {
+				released++
+			}
+		}
+		return released >= 1001
+	}, 5*time.Second, 5*time.Millisecond, "releases are not acknowledged")
 }
 
 // Guard: the consumer's MaxAckPending bounds the lanes that are held, so it is far above the server's default of 1,000.
@@ -441,10 +451,10 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 func TestFact_OnThreeServers(t *testing.T) {
 	t.Parallel()
 	f, c := newClusterFleet(t)
-	t.Run("AnAckIsNotYetARemoval", func(t *testing.T) { ackIsNoRemoval(t, f) }) //nolint:paralleltest // on the same cluster
-	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) }) //nolint:paralleltest // on the same cluster
+	t.Run("AnAckIsNotYetARemoval", func(t *testing.T) { ackIsNoRemoval(t, f) })    //nolint:paralleltest // on the same cluster
+	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) })   //nolint:paralleltest // on the same cluster
 	t.Run("NoWakeUpIsLostByARelease", func(t *testing.T) { noWakeUpIsLost(t, f) }) //nolint:paralleltest // on the same cluster
-	t.Run("ADirectGetIsStale", func(t *testing.T) { directGetIsStale(t, f, c) })
+	t.Run("ADirectGetIsStale", func(t *testing.T) { directGetIsStale(t, f, c) })   //nolint:paralleltest // on the same cluster
 }
 
 // Guard: a lane is released by deleting its ready message, not by acknowledging it.
@@ -484,32 +494,63 @@ func deletionIsRemoval(t *testing.T, f *fleet) {
 	}
 }
 
-// Guard: a release removes, waits for the answer, and looks; then every refused publisher's call is found.
-// Each call comes just when its lane is let go, from a publisher that knows nothing and is not kicked.
+// Guard: a release removes, waits for the answer, and looks; then the call of every publisher that was refused is found.
+func TestFact_NoWakeUpIsLostByARelease(t *testing.T) {
+	t.Parallel()
+	noWakeUpIsLost(t, newFleet(t))
+}
+
+// noWakeUpIsLost appends calls around the very moment in which their lanes are released, and kicks nothing.
 func noWakeUpIsLost(t *testing.T, f *fleet) {
 	t.Helper()
-	h := f.hold(succeeds, lane.Options{})
+	const lanes, steps, step = 600, 20, 150 * time.Microsecond
+	var leaving sync.Map // protocol.Lane -> func()
+	h := f.hold(witness{
+		run: func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) },
+		release: func(l protocol.Lane) {
+			if leave, first := leaving.LoadAndDelete(l); first {
+				leave.(func())() //nolint:errcheck,forcetypeassert // nothing else is put in
+			}
+		},
+	}, lane.Options{Slots: 8})
 	defer h.stop()
-	results := make(chan protocol.CallID, 1)
+	results := make(chan protocol.CallID, 2*lanes)
 	watch, err := lane.NewResults(f.nc, factFleet, nil).Watch(t.Context(), "s", func(r *protocol.Result) { results <- r.CallID }, nil)
 	require.NoError(t, err)
 	defer watch.Stop()
-	const calls = 300
-	publishers := make([]*lane.Publisher, calls)
-	for i := range publishers {
-		publishers[i] = f.publisher()
+	p := f.publisher()
+	waiting := map[protocol.CallID]string{}
+	var appends sync.WaitGroup
+	for i := range lanes {
+		early := time.Duration(i%steps) * step
+		late := max(0, early-steps/2*step)
+		early = max(0, steps/2*step-early)
+		first, second := newCall("s", exclusive(fmt.Sprintf("account/%d", i))), newCall("s", exclusive(fmt.Sprintf("account/%d", i)))
+		waiting[second.ID] = fmt.Sprintf("%s before and %s after the release began", early, late)
+		released := make(chan struct{})
+		leaving.Store(first.Lane(), func() {
+			close(released)
+			stepAside(t, early)
+		})
+		put(t, p, first)
+		appends.Go(func() {
+			<-released
+			stepAside(t, late)
+			raw(t, f, factFleet.CallSubject(second.Pool, second.Lane().Hash(), second.ID), second)
+			if err := p.Kick(t.Context(), second); err != nil { // as a publisher does behind each append, once
+				t.Error(err)
+			}
+		})
 	}
-	limit := time.NewTimer(0)
+	appends.Wait()
+	limit := time.NewTimer(4 * time.Second)
 	defer limit.Stop()
-	for i, p := range publishers {
-		call := newCall("s", exclusive("account/a"))
-		put(t, p, call)
-		limit.Reset(4 * time.Second)
+	for len(waiting) > 0 {
 		select {
 		case id := <-results:
-			require.Equal(t, call.ID, id)
+			delete(waiting, id)
 		case <-limit.C:
-			t.Fatalf("call %d waits in a mailbox that nobody looks into", i)
+			t.Fatalf("calls wait in mailboxes that nobody looks into: %v", waiting)
 		}
 	}
 }
