@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"sync"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -64,11 +66,17 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet, session protocol.
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
+	ended := make(chan struct{})
+	var endOnce sync.Once
 	if !c.JSON {
 		watch, err := lane.NewResults(fl.nc, fl.name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
 			var e loop.Event
-			if f.Kind == protocol.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
-				show.observe(e)
+			if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
+				return
+			}
+			show.observe(e)
+			if e.Type == loop.EventTurnEnded {
+				endOnce.Do(func() { close(ended) })
 			}
 		})
 		if err != nil {
@@ -84,7 +92,12 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet, session protocol.
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
-	if c.JSON {
+	if !c.JSON { // the last events may come a moment after the result, or be lost
+		select {
+		case <-ended:
+		case <-time.After(lastEvents):
+		}
+	} else {
 		after, err := fl.journal.Load(context.WithoutCancel(ctx), session)
 		if err != nil {
 			return turnResult(result), err
@@ -95,6 +108,9 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet, session protocol.
 	}
 	return turnResult(result), nil
 }
+
+// lastEvents is how long the live events of a turn are waited for behind its result.
+const lastEvents = time.Second
 
 // turnResult reads the outcome of a turn from its call's result.
 func turnResult(r *protocol.Result) loop.TurnResult {

@@ -98,6 +98,9 @@ func (l *held) refusal(e *entry) *protocol.Result {
 		return &r
 	}
 	switch {
+	case cancelled && e.mayHaveStarted:
+		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
+			"the call was cancelled, and is not started again; a worker that was lost may have started it")
 	case cancelled:
 		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
 	case e.fault != nil:

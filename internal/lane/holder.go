@@ -291,6 +291,7 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 	h.group.Add(1)
 	h.mu.Unlock()
 	l.hasSlot = h.slots.tryAcquire()
+	h.room() // the request that it came by is used up
 	go func() {
 		defer h.group.Done()
 		if before != nil {
