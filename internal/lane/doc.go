@@ -55,6 +55,13 @@
 // which was delivered to a sleeping process is recognised as too old. When the
 // trusted time ends the holder kills what runs, stores nothing, and forgets the lane.
 //
+// # Operators
+//
+// A paused lane has a mark in its mailbox; its holder starts nothing until the
+// mark is gone, and still answers calls that are cancelled or expire. Holders
+// answer questions about their lanes on core NATS. [Operator] asks them, reads the
+// streams, and says what it could not learn.
+//
 // # Large bodies
 //
 // A payload or a value that no message can carry is kept in the object store, and

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -108,21 +109,35 @@ func (r *rig) stored() []history.Stored {
 // requireQuiet waits until nothing is stored, held or pending.
 func (r *rig) requireQuiet() {
 	r.t.Helper()
-	var last string
-	require.Eventually(r.t, func() bool {
-		ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
-		defer cancel()
-		stream, err := r.js.Stream(ctx, protocol.DefaultFleet.CallsStream())
-		if err != nil {
-			last = err.Error()
-			return false
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	left := "nothing is known"
+	for left != "" {
+		if !wait(ctx, 50*time.Millisecond) {
+			require.FailNow(r.t, "the calls stream keeps messages, or the consumer keeps deliveries", left)
 		}
-		consumer, err := stream.Consumer(ctx, protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
-		if err != nil {
-			last = err.Error()
-			return false
-		}
-		last = fmt.Sprintf("%d messages, %d deliveries", stream.CachedInfo().State.Msgs, consumer.CachedInfo().NumAckPending)
-		return stream.CachedInfo().State.Msgs == 0 && consumer.CachedInfo().NumAckPending == 0
-	}, patience, 50*time.Millisecond, "the calls stream keeps messages, or the consumer keeps deliveries: %s", &last)
+		left = r.left(ctx)
+	}
+}
+
+// left says what the calls stream and the pool's consumer have; "" is nothing.
+func (r *rig) left(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	stream, err := r.js.Stream(ctx, protocol.DefaultFleet.CallsStream())
+	if err != nil {
+		return err.Error()
+	}
+	consumer, err := stream.Consumer(ctx, protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	if err != nil {
+		return err.Error()
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(">"))
+	if err != nil {
+		return err.Error()
+	}
+	if info.State.Msgs == 0 && consumer.CachedInfo().NumAckPending == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d deliveries, %d messages: %v", consumer.CachedInfo().NumAckPending, info.State.Msgs, info.State.Subjects)
 }
