@@ -207,6 +207,9 @@ func (l *held) execute(e *entry) *protocol.Result {
 	l.mu.Unlock()
 	defer l.ended(run)
 
+	if !l.alive() { // this process may have slept since the lane was last known to be ours
+		return nil
+	}
 	result := l.holder.executor.Execute(ctx, run)
 	if !l.alive() {
 		return nil

@@ -137,13 +137,18 @@ func (l *held) admit(e *entry) bool {
 		return false
 	}
 	l.bytes += e.size
-	e.maySettled = l.delivered > 1 && !l.caughtUp
+	e.maySettled = (l.delivered > 1 || l.doubt != doubtNothing) && !l.caughtUp
 	e.mayHaveStarted = e.maySettled // until a call before it turns out to have had no result
 	return true
 }
 
 // startedBefore reports whether an earlier delivery of the ready message may have started calls:
 // deliveries that were handed back did not.
-func (l *held) startedBefore() bool { return l.delivered-1 > uint64(len(l.handbacks)) }
+func (l *held) startedBefore() bool {
+	return l.doubt == doubtStarted || l.delivered-1 > uint64(len(l.handbacks))
+}
+
+// settledBefore reports whether an earlier delivery may have settled calls that are still there.
+func (l *held) settledBefore() bool { return l.doubt != doubtNothing || l.startedBefore() }
 
 var errUnknownEntry = errors.New("unknown kind of mailbox entry")

@@ -41,6 +41,7 @@ type held struct {
 	hash      protocol.LaneHash
 	ready     uint64 // stream sequence of the ready message: with delivered, the term
 	delivered uint64
+	doubt     doubt  // of delivered
 	ack       string // reply subject of the ready message
 	claimed   time.Time
 	lease     lease
@@ -117,6 +118,9 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
+	if !h.store.clustered() { // several servers agree on a delivery before it is made
+		l.doubt = h.books.doubt(h.clock.age(meta.Timestamp), time.Now())
+	}
 	return l, nil
 }
 

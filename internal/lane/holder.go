@@ -110,6 +110,7 @@ type Holder struct {
 	wake     chan struct{} // there may be room for another lane
 
 	repairing atomic.Bool
+	books     books
 
 	mu        sync.Mutex
 	draining  bool
@@ -136,6 +137,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
 		recent: map[protocol.LaneHash]time.Time{}, remover: newRemover(s),
 	}
+	h.books.meet(nc.ConnectedServerId(), time.Now())
 	h.slots = newSlots(o.Slots, h.room)
 	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.room, h.pullFault)
 	return h, nil
@@ -207,6 +209,7 @@ func (h *Holder) pull(ctx context.Context) {
 	healthy := false
 	for ctx.Err() == nil {
 		if !healthy {
+			h.books.meet(h.store.nc.ConnectedServerId(), time.Now())
 			healthy = h.puller.reset() == nil
 		}
 		if healthy {

@@ -22,7 +22,7 @@ func (l *held) leave() bool {
 // started or settled: only another delivery of the same ready message says so to
 // the next holder.
 func (l *held) unresolved() bool {
-	if !l.startedBefore() {
+	if !l.settledBefore() {
 		return false
 	}
 	return !l.caughtUp || slices.ContainsFunc(l.schedule.entries, func(e *entry) bool { return e.maySettled })
@@ -39,6 +39,9 @@ func (l *held) release() bool {
 		l.complain("lane cannot be released", err)
 		l.pause()
 		return false // still held
+	}
+	if !l.alive() { // removing what does not matter any more took its time; the next removal matters
+		return false
 	}
 	// From the first try on, the ready message may be gone and the lane somebody else's.
 	for err := s.remove(l.ctx, l.ready); err != nil; err = s.remove(l.ctx, l.ready) {

@@ -26,7 +26,7 @@ func (l *held) start() {
 func (l *held) startOne(e *entry) {
 	l.idleSince = time.Time{}
 	e.mayHaveStarted = e.mayHaveStarted && l.startedBefore()
-	e.maySettled = e.maySettled && l.startedBefore()
+	e.maySettled = e.maySettled && l.settledBefore()
 	e.running = true
 	l.free--
 	l.active++

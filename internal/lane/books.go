@@ -1,0 +1,50 @@
+package lane
+
+import (
+	"sync"
+	"time"
+)
+
+// doubt is what a server's count of deliveries does not tell.
+type doubt uint8
+
+const (
+	doubtNothing doubt = iota // the count is right
+	doubtSettled              // calls may have been settled before
+	doubtStarted              // they may have been started before, too
+)
+
+// books judges the server's count of deliveries. A server on its own writes it
+// down a moment late: killed, it takes a lane that was held for one that never was. So
+// what was stored before this process met the server as it runs now is doubted. It is
+// safe for concurrent use.
+type books struct {
+	mu     sync.Mutex
+	server string    // id of the running server; it has a new one after each start
+	since  time.Time // when this process met it
+	before bool      // this process knew it under another id
+}
+
+// meet notes which server a connection leads to.
+func (b *books) meet(id string, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if id != "" && id != b.server {
+		b.before = b.server != ""
+		b.server, b.since = id, now
+	}
+}
+
+// doubt judges a first delivery of a message that was stored some time ago.
+func (b *books) doubt(age time.Duration, now time.Time) doubt {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case age < now.Sub(b.since):
+		return doubtNothing
+	case b.before:
+		return doubtStarted
+	default: // this process is new: the message may as well have waited for a worker
+		return doubtSettled
+	}
+}
