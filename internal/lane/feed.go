@@ -137,8 +137,10 @@ func (l *held) admit(e *entry) bool {
 		return false
 	}
 	l.bytes += e.size
-	e.maySettled = (l.delivered > 1 || l.doubt != doubtNothing) && !l.caughtUp
-	e.mayHaveStarted = e.maySettled // until a call before it turns out to have had no result
+	if !l.caughtUp {
+		e.maySettled = l.delivered > 1 || l.doubt != doubtNothing
+		e.mayHaveStarted = l.delivered > 1 || l.doubt == doubtStarted // until a call before it turns out to have had no result
+	}
 	return true
 }
 

@@ -78,6 +78,10 @@ func (l *held) refuse() {
 		if e.running {
 			continue
 		}
+		e.mayHaveStarted = e.mayHaveStarted && l.startedBefore()
+		if e.mayHaveStarted && e.blockers > 0 { // whether it was started shows when its turn comes
+			continue
+		}
 		result := l.refusal(e)
 		if result == nil {
 			continue
