@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"github.com/nats-io/nats.go"
@@ -18,8 +19,11 @@ type keyed struct {
 	*plain
 
 	options   Options
-	consumers sync.Map // protocol.LaneHash -> func() error
+	consumers sync.Map // protocol.LaneHash -> *keyConsumer
 }
+
+// keyConsumer is the consumer of a key: making it is tried once.
+type keyConsumer struct{ ready func() error }
 
 func startConsumers(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engine, error) {
 	p, err := startPlain(ctx, nc, o, w)
@@ -29,15 +33,25 @@ func startConsumers(ctx context.Context, nc *nats.Conn, o Options, w *witness) (
 	k := &keyed{plain: p, options: o}
 	p.subject = func(_ context.Context, call *protocol.Call) (string, error) {
 		hash := call.Lane().Hash()
-		// Whoever uses the key first makes the consumer, and the others wait; it outlives the call.
-		made, known := k.consumers.Load(hash)
-		if !known {
-			made, _ = k.consumers.LoadOrStore(hash, sync.OnceValue(func() error { return k.make(ctx, string(hash)) }))
-		}
-		once, _ := made.(func() error)
-		return plainSubject(o) + "." + string(hash), once()
+		return plainSubject(o) + "." + string(hash), k.ensure(ctx, hash)
 	}
 	return k, nil
+}
+
+// ensure returns when a key has its consumer. Whoever uses the key first makes it, and the others
+// wait; after a failure the next call tries again.
+func (k *keyed) ensure(ctx context.Context, hash protocol.LaneHash) error {
+	made, known := k.consumers.Load(hash)
+	if !known {
+		made, _ = k.consumers.LoadOrStore(hash, &keyConsumer{sync.OnceValue(func() error { return k.make(ctx, string(hash)) })})
+	}
+	key, _ := made.(*keyConsumer)
+	err := key.ready()
+	if err != nil {
+		k.consumers.CompareAndDelete(hash, key)
+		k.options.Logger.WarnContext(ctx, "key has no consumer", slog.Any("error", err))
+	}
+	return err
 }
 
 // make makes the consumer of a key and has the workers serve it.

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -47,4 +48,23 @@ func TestPartition_IsStableAndSpread(t *testing.T) {
 		used[n]++
 	}
 	require.Len(t, used, 64)
+}
+
+func TestConsumers_AKeyWithoutConsumerIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	o.Engine = Consumers
+	nc, err := o.Connect("test")
+	require.NoError(t, err)
+	defer nc.Close()
+	started, err := startConsumers(t.Context(), nc, o, newWitness(0, 0))
+	require.NoError(t, err)
+	defer started.stop(t.Context())
+	k, ok := started.(*keyed)
+	require.True(t, ok)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, k.ensure(ended, "key"), context.Canceled)
+	require.NoError(t, k.ensure(t.Context(), "key"))
+	require.NoError(t, k.ensure(ended, "key"), "it is made once")
 }
