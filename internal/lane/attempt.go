@@ -105,10 +105,13 @@ func (l *held) refusal(e *entry) *protocol.Result {
 		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
 	case e.fault != nil:
 		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.fault)
+	case e.mayHaveStarted && e.call.LifeTime() > 0 && age >= e.call.LifeTime():
+		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
+			"the call's deadline passed, and it is not started again; a worker that was lost may have started it")
 	case e.call.LifeTime() > 0 && age >= e.call.LifeTime():
 		return reject(protocol.StatusRejected, protocol.CodeDeadline,
 			"the call's deadline passed while it waited (%s after it was accepted); it was not run", age.Round(time.Millisecond))
-	case e.call.QueueTimeout > 0 && age >= e.call.QueueTimeout.Duration():
+	case !e.mayHaveStarted && e.call.QueueTimeout > 0 && age >= e.call.QueueTimeout.Duration():
 		return reject(protocol.StatusRejected, protocol.CodeQueueTimeout,
 			"the call waited %s and may wait %s; it was not run", age.Round(time.Millisecond), e.call.QueueTimeout.Duration())
 	}

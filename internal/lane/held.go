@@ -41,8 +41,9 @@ type held struct {
 	hash      protocol.LaneHash
 	ready     uint64 // stream sequence of the ready message: with delivered, the term
 	delivered uint64
-	doubt     doubt  // of delivered
-	ack       string // reply subject of the ready message
+	doubt     doubt     // of delivered
+	ack       string    // reply subject of the ready message
+	stored    time.Time // the ready message, by the server's clock
 	claimed   time.Time
 	lease     lease
 
@@ -102,6 +103,8 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
 	l.lease.length, l.lease.since = h.lease, since
+	l.lease.echo, l.lease.last = h.store.clustered(), since
+	l.stored = meta.Timestamp
 	l.share = l.claimed
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {
 		return nil, fmt.Errorf("header %s: %w", protocol.HeaderLane, err)
@@ -118,7 +121,9 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
-	if !h.store.clustered() { // several servers agree on a delivery before it is made
+	if h.store.clustered() { // a new leader may show entries that are removed already
+		l.doubt = doubtSettled
+	} else {
 		l.doubt = h.books.doubt(h.clock.age(meta.Timestamp), time.Now())
 	}
 	return l, nil

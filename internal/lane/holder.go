@@ -301,7 +301,11 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 			before.succeed(l.ready)
 			<-before.gone
 		}
-		l.serve()
+		if l.assure() {
+			l.serve()
+		} else if l.hasSlot {
+			h.slots.release()
+		}
 		if !l.forgotten { // else it is released, and may be claimed again by now
 			h.executor.Release(l.lane)
 			h.forget(l)

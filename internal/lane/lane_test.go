@@ -132,13 +132,13 @@ func TestLane_RunTimeoutDeadlineAndExpiry(t *testing.T) {
 	slow := newCall("s", exclusive("account/a"))
 	slow.RunTimeout = 30
 	doomed := newCall("s", exclusive("account/b"))
-	doomed.Deadline = doomed.IssuedAt.Add(60 * time.Millisecond)
+	doomed.Deadline = doomed.IssuedAt.Add(2 * time.Second)
 	behind := newCall("s", exclusive("account/b"))
 	behind.QueueTimeout = 20
 	// A clock that is minutes off changes nothing: only the difference counts.
 	skewed := newCall("s", exclusive("account/c"))
 	skewed.IssuedAt = time.Now().Add(-10 * time.Minute)
-	skewed.Deadline = skewed.IssuedAt.Add(50 * time.Millisecond)
+	skewed.Deadline = skewed.IssuedAt.Add(2 * time.Second)
 	put(t, p, slow, doomed, behind, skewed)
 
 	for _, c := range []struct {

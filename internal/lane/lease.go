@@ -16,6 +16,10 @@ type lease struct {
 
 	mu    sync.Mutex
 	since time.Time // the server's lease began at this time or later
+	last  time.Time // when the last renewal that was answered was sent
+	// echo says that a renewal may be forgotten after it was answered: servers that
+	// agree on it answer before they have. Then the one before it counts.
+	echo  bool
 	asked time.Time // when the last renewal was sent
 }
 
@@ -45,7 +49,7 @@ func (l *lease) due(now time.Time) bool {
 	if l.asked.After(last) {
 		last = l.asked
 	}
-	if now.Sub(last) < l.length/3 {
+	if now.Sub(last) < l.length/4 {
 		return false
 	}
 	l.asked = now
@@ -58,9 +62,41 @@ func (l *lease) due(now time.Time) bool {
 func (l *lease) confirm(sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if sent.After(l.since) && l.holds(time.Now()) {
-		l.since = sent
+	if !sent.After(l.since) || !l.holds(time.Now()) {
+		return
 	}
+	counts := sent
+	if l.echo {
+		counts = l.last
+	}
+	if sent.After(l.last) {
+		l.last = sent
+	}
+	if counts.After(l.since) {
+		l.since = counts
+	}
+}
+
+// assure makes sure of the lease of a message that has waited for long before it was
+// delivered. What the server keeps of a delivery, for its own restart or for the next
+// leader, is not when it was made but when the message was stored: until the first renewal, such
+// a lease is over as soon as the leader changes. It reports false when the lane is lost.
+func (l *held) assure() bool {
+	if l.holder.clock.age(l.stored)-time.Since(l.claimed) < l.lease.margin()/2 {
+		return true
+	}
+	for l.alive() {
+		sent := time.Now()
+		ctx, cancel := context.WithTimeout(l.ctx, l.lease.length/12)
+		_, err := l.holder.store.nc.RequestWithContext(ctx, l.ack, []byte(inProgress))
+		cancel()
+		if err == nil {
+			l.lease.confirm(sent)
+			return true
+		}
+		wait(l.ctx, l.lease.length/100)
+	}
+	return false
 }
 
 // inProgress is JetStream's acknowledgement that renews a message's AckWait.

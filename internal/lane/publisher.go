@@ -96,13 +96,14 @@ func (p *Publisher) put(ctx context.Context, out Outgoing, inline, held bool) er
 	if err != nil {
 		return err
 	}
+	size := len(msg.Data) // it grows when the call is marked as one that may be there already
 	if inline {
 		done, err := p.putInline(ctx, call, msg)
 		if done || err != nil {
 			return err
 		}
 	}
-	return p.append(ctx, call, msg, held)
+	return p.append(ctx, call, msg, size, held)
 }
 
 // message encodes a call for its mailbox. The payload of one that no message can
@@ -176,7 +177,7 @@ func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg) error {
 }
 
 // append adds a call to its mailbox and sees to it that the lane is ready.
-func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, held bool) error {
+func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, size int, held bool) error {
 	seq, answer, err := p.appendOne(ctx, call, msg)
 	switch {
 	case err != nil:
@@ -185,7 +186,10 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 		return fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
 	}
 	// Stored now, or it was there already: accepted.
-	if seq > 0 && p.presence.accepted(call, seq) || held {
+	// One that was published before may have run already, and nobody may be left who looks
+	// into the mailbox: what was stored the second time must be taken out again.
+	again := call.Again || len(msg.Data) != size
+	if !again && (seq > 0 && p.presence.accepted(call, seq) || held) {
 		p.presence.later(call)
 		return nil
 	}
