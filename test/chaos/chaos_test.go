@@ -19,7 +19,7 @@ func side(t *testing.T) {
 
 func TestChaos_WorkersAreKilled(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{faults: 4, pause: time.Second}, killWorker)
+	run(t, setup{faults: 5, pause: 500 * time.Millisecond}, killWorker)
 }
 
 // killWorker is kill -9 of a worker; another takes its place.
@@ -35,7 +35,7 @@ func killWorker(r *rig) {
 
 func TestChaos_WorkersAreStopped(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{faults: 4, pause: 500 * time.Millisecond}, stopWorker)
+	run(t, setup{faults: 3, pause: 500 * time.Millisecond}, stopWorker)
 }
 
 // stopWorker is SIGSTOP of a worker for longer than its lease, then SIGCONT.
@@ -52,7 +52,7 @@ func stopWorker(r *rig) {
 
 func TestChaos_CallersAreKilled(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{faults: 6, pause: 500 * time.Millisecond}, killCaller)
+	run(t, setup{faults: 4, pause: time.Second}, killCaller)
 }
 
 // killCaller is kill -9 of the callers, wherever they are in putting their steps;

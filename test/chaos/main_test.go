@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"runtime"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -28,6 +30,9 @@ var (
 	keep  = flag.String("keep", "", "directory in which the logs of every test are kept")
 )
 
+// atOnce is how many tests run at once where there are fewer cores.
+const atOnce = 4
+
 func TestMain(m *testing.M) {
 	if name := os.Getenv(roleVariable); name != "" {
 		os.Exit(play(name))
@@ -35,6 +40,10 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	if *seed == 0 {
 		*seed = rand.Uint64()
+	}
+	// The tests wait more than they compute, so more of them than there are cores go side by side.
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue && runtime.GOMAXPROCS(0) < atOnce {
+		_ = flag.Set("test.parallel", strconv.Itoa(atOnce)) // a number is a valid value
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -30,7 +30,7 @@ func run(t *testing.T, s setup, faults ...func(*rig)) {
 			break
 		}
 		faults[r.random.IntN(len(faults))](r)
-		wait(t.Context(), time.Duration(r.random.Int64N(int64(s.pause))))
+		wait(t.Context(), s.pause/4+time.Duration(r.random.Int64N(int64(s.pause))))
 	}
 	r.caller.wait(2 * patience)
 	r.requireQuiet()

@@ -22,13 +22,10 @@ const serverLease = 6 * time.Second
 
 func TestChaos_EmbeddedServerRestarts(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{faults: 3, pause: time.Second, lease: serverLease}, restartServer)
+	run(t, setup{faults: 2, pause: time.Second, lease: serverLease}, restartServer)
 }
 
 func TestChaos_EmbeddedServerIsKilled(t *testing.T) { //nolint:paralleltest // see side
-	if *calls == 0 {
-		t.Skip("a law is broken: a single server that is killed forgets who held which lane; see docs/chaos.md")
-	}
 	run(t, setup{faults: 3, pause: time.Second, lease: serverLease}, killServer)
 }
 
@@ -54,12 +51,12 @@ func killServer(r *rig) {
 
 func TestChaos_ClusterLeadersChange(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{servers: 3, faults: 10, pause: 300 * time.Millisecond, lease: serverLease}, stepDown)
+	run(t, setup{servers: 3, faults: 8, pause: 300 * time.Millisecond, lease: serverLease}, stepDown)
 }
 
 func TestChaos_ClusterServersFail(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{servers: 3, faults: 2, pause: time.Second, lease: serverLease}, killServer, stopServer, wipeServer)
+	run(t, setup{servers: 3, faults: 1, pause: time.Second, lease: serverLease}, killServer, stopServer, wipeServer)
 }
 
 // stopServer is SIGSTOP of a server, and SIGCONT a while later.

@@ -123,6 +123,12 @@ func TestCheck_LawfulHistories(t *testing.T) {
 			s.killed("w1", 50)
 			s.stored("d", "w2", 1, 1050, protocol.StatusFailed, protocol.CodeAttemptsExhausted)
 		},
+		"cancelled after its worker was lost": func(s story) {
+			s.put("a").Cancelled = true
+			s.ran("a", "w1", 1, 1, 0, 0, "")
+			s.killed("w1", 10)
+			s.stored("a", "w2", 0, 1011, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+		},
 		"refused, and not there": func(s story) { s.put("a").Accepted = false },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -276,7 +282,23 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.put("a").Delivery = protocol.AtMostOnce
 			s.ran("a", "w1", 1, 1, 0, 10, protocol.StatusOK)
 			s.stored("a", "w2", 1, 10, protocol.StatusOutcomeUnknown, "")
-		}, "its worker was not lost"},
+		}, "no worker was lost"},
+		"unknown outcome of what was not started, and nothing happened": {func(s story) {
+			s.put("a").Delivery = protocol.AtMostOnce
+			s.stored("a", "w2", 1, 10, protocol.StatusOutcomeUnknown, "")
+		}, "no worker was lost"},
+		"expired without having run, after an execution that was lost": {func(s story) {
+			s.put("a").QueueTimeout = 5
+			s.ran("a", "w1", 1, 1, 0, 0, "")
+			s.killed("w1", 10)
+			s.stored("a", "w2", 0, 1011, protocol.StatusRejected, protocol.CodeQueueTimeout)
+		}, "it is said not to have started"},
+		"cancelled before it started, after an execution that was lost": {func(s story) {
+			s.put("a").Cancelled = true
+			s.ran("a", "w1", 1, 1, 0, 0, "")
+			s.killed("w1", 10)
+			s.stored("a", "w2", 0, 1011, protocol.StatusCancelled, protocol.CodeCancelled)
+		}, "it is said not to have started"},
 		"given up early": {func(s story) {
 			s.put("a")
 			s.stored("a", "w1", 2, 10, protocol.StatusFailed, protocol.CodeAttemptsExhausted)

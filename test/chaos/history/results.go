@@ -77,7 +77,7 @@ func (c *check) grounds(call *Call, r Stored, executions []*span) {
 		}
 		if r.Attempt > 0 {
 			c.ended(call, r, executions)
-		} else if len(executions) > 0 && !c.lostAll(executions, r.At) {
+		} else if len(executions) > 0 {
 			invented("it is said not to have started")
 		}
 	case protocol.StatusRejected:
@@ -85,15 +85,16 @@ func (c *check) grounds(call *Call, r Stored, executions []*span) {
 		if !waited {
 			invented("the call has no such limit")
 		}
-		if len(executions) > 0 && !c.lostAll(executions, r.At) {
+		if len(executions) > 0 {
 			invented("it is said not to have started")
 		}
 	case protocol.StatusOutcomeUnknown:
-		if call.Delivery != protocol.AtMostOnce {
+		mayNotRunAgain := call.Delivery == protocol.AtMostOnce || call.Cancelled || !call.Deadline.IsZero() || call.QueueTimeout > 0
+		if !mayNotRunAgain {
 			invented("the call may be run again")
 		}
-		if len(executions) > 0 && !c.lostAll(executions, r.At) {
-			invented("its worker was not lost")
+		if !c.lostAll(executions, r.At) || len(executions) == 0 && !c.history.faulty(call.FirstPut, r.At) {
+			invented("no worker was lost")
 		}
 	default:
 		invented("no such status")

@@ -49,6 +49,13 @@ func (c *check) spans() []span {
 	return out
 }
 
+// faulty reports whether any fault lasted at some time between two.
+func (h *History) faulty(from, until Time) bool {
+	return slices.ContainsFunc(h.Faults, func(f Fault) bool {
+		return f.From <= until && f.Until+Time(h.Lease+time.Second) >= from
+	})
+}
+
 // lost reports whether the worker of an execution can have lost its lane before a
 // time: it said so, or a fault touched it since the start.
 func (h *History) lost(s *span, before Time) bool {
