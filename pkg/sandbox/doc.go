@@ -19,6 +19,10 @@
 // Killing means the whole tree of a command: on timeout, on cancel, and on its
 // normal end. Closing a sandbox returns when no process of it is left.
 //
+// A command that is to run in the background needs nothing of a driver: it is an Exec
+// that somebody else waits for, with its output through Live, ended by its context.
+// Commands end one by one; the end of one leaves those beside it alone.
+//
 // The package knows nothing of transport or of the wire format; its words for
 // faults are those of the wire, so that they pass through unchanged.
 package sandbox

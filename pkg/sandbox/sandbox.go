@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,14 +55,10 @@ var (
 	ErrClosed = errors.New("sandbox is closed")
 	// ErrLeftover says that processes of a sandbox could not be killed.
 	ErrLeftover = errors.New("processes are left")
+	// ErrUnsupported says that the driver cannot enforce what was asked for: a read-only
+	// command, a kind of network. [Caps] tells before. Nothing was run.
+	ErrUnsupported = errors.New("the sandbox driver cannot enforce this")
 )
-
-// Caps is what a driver has proven on this host.
-type Caps struct {
-	Driver   string   // name of the driver
-	Level    Level    // proven by running probes in a sandbox
-	Warnings []string // what an operator should know
-}
 
 // Driver opens sandboxes of one kind. It is safe for concurrent use.
 type Driver interface {
@@ -87,52 +82,26 @@ type Spec struct {
 	// Env is the complete environment of commands, but for HOME and TMPDIR, which
 	// the driver sets when they are absent. Nothing is inherited.
 	Env map[string]string
-	// Limits bound every command of the sandbox.
+	// Mounts are further host directories and files that the sandbox sees.
+	Mounts []Mount
+	// Network is what of the network commands reach; the zero value is nothing. A driver
+	// that isolates and cannot enforce it refuses with [ErrUnsupported].
+	Network Network
+	// Limits bound every command of the sandbox, and the sandbox.
 	Limits Limits
 	// Require is the least level that will do.
 	Require Level
 }
 
-// Limits bound a command; zero values mean the documented default.
-type Limits struct {
-	// Wall is the longest run; 0 is bounded by the context only.
-	Wall time.Duration
-	// Output is how many bytes of each stream are kept, head and tail; 0 means
-	// [DefaultOutput]. A command that writes more than four times as much to one stream is killed.
-	Output int64
-	// Grace is the time between SIGTERM and SIGKILL; 0 means [DefaultGrace].
-	Grace time.Duration
-}
-
-// Defaults of [Limits].
-const (
-	DefaultOutput = 128 << 10
-	DefaultGrace  = 2 * time.Second
-)
-
-// Tighten returns l where each limit that by sets lower is lowered to it.
-func (l Limits) Tighten(by Limits) Limits {
-	return Limits{
-		Wall:   tighter(l.Wall, by.Wall),
-		Output: tighter(l.Output, by.Output),
-		Grace:  tighter(l.Grace, by.Grace),
-	}
-}
-
-// WithDefaults returns l with the documented defaults in place of zero values.
-// Wall stays as it is: 0 is no limit.
-func (l Limits) WithDefaults() Limits {
-	l.Output = cmp.Or(max(l.Output, 0), DefaultOutput)
-	l.Grace = cmp.Or(max(l.Grace, 0), DefaultGrace)
-	return l
-}
-
-// tighter returns the smaller of two limits, where 0 and less is none.
-func tighter[T ~int64](a, b T) T {
-	if b > 0 && (a <= 0 || b < a) {
-		return b
-	}
-	return a
+// Mount is a host directory or file in a sandbox.
+type Mount struct {
+	// Host is an absolute path.
+	Host string
+	// Guest is where it appears: an absolute path, not the root, nor /proc, /dev, /sys,
+	// /workspace or below one of these. "" means the same path as Host.
+	Guest string
+	// Write lets commands change it; they act as the sandbox's user.
+	Write bool
 }
 
 // Sandbox is one isolated place. It is safe for concurrent use.
@@ -165,6 +134,10 @@ type Cmd struct {
 	Stdin []byte
 	// Limits tighten [Spec].Limits and never widen them.
 	Limits Limits
+	// ReadOnly runs the command with a workspace that nothing can change through it;
+	// home and temporary files stay writable. A driver that cannot enforce it
+	// (see [Caps].ReadOnly) refuses with [ErrUnsupported].
+	ReadOnly bool
 	// Live, when set, is called with output as it comes; calls do not overlap, and
 	// none comes after Exec returned. It should not block: the command's output waits
 	// for it. The slice is valid only during the call.
@@ -205,9 +178,12 @@ type Result struct {
 	Reason Reason
 	Stdout Captured
 	Stderr Captured
-	Wall   time.Duration
-	CPU    time.Duration
-	// MaxRSS is in bytes.
+	// Combined is both streams in the order in which they came. What a command writes
+	// to one and then, within microseconds, to the other may be swapped.
+	Combined Captured
+	Wall     time.Duration
+	CPU      time.Duration
+	// MaxRSS is the most memory that one process of the command held, in bytes.
 	MaxRSS int64
 }
 

@@ -2,6 +2,7 @@ package capture
 
 import (
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -20,6 +21,13 @@ type buffer struct {
 func newBuffer(limit int64) buffer {
 	half := int(limit / 2)
 	return buffer{headMax: int(limit) - half, tailMax: half}
+}
+
+// clone returns a buffer that holds the same and goes its own way.
+func (b *buffer) clone() buffer {
+	c := *b
+	c.head, c.tail = slices.Clone(b.head), slices.Clone(b.tail)
+	return c
 }
 
 func (b *buffer) write(p []byte) {

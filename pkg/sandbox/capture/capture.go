@@ -22,9 +22,10 @@ type Output struct {
 	limit int64
 	live  LiveFunc
 
-	mu     sync.Mutex // serialises live, too
-	stdout buffer
-	stderr buffer
+	mu       sync.Mutex // serialises live, too
+	stdout   buffer
+	stderr   buffer
+	combined *buffer // nil while only one stream has bytes
 }
 
 // New returns an empty Output that keeps limit bytes of each stream; 0 and less
@@ -52,6 +53,33 @@ func (o *Output) Captured(stream sandbox.Stream) sandbox.Captured {
 	return o.buffer(stream).captured()
 }
 
+// Combined returns what is kept of both streams together, in the order of the writes.
+func (o *Output) Combined() sandbox.Captured {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.combined != nil:
+		return o.combined.captured()
+	case o.stderr.total > 0:
+		return o.stderr.captured()
+	default:
+		return o.stdout.captured()
+	}
+}
+
+// combine keeps bytes of stream, which are not in its own buffer yet, for Combined.
+func (o *Output) combine(stream sandbox.Stream, p []byte) {
+	if o.combined == nil {
+		other := o.buffer(sandbox.Stdout + sandbox.Stderr - stream)
+		if other.total == 0 || len(p) == 0 {
+			return
+		}
+		clone := other.clone() // the other stream is all that came so far
+		o.combined = &clone
+	}
+	o.combined.write(p)
+}
+
 func (o *Output) buffer(stream sandbox.Stream) *buffer {
 	if stream == sandbox.Stderr {
 		return &o.stderr
@@ -70,6 +98,7 @@ func (w writer) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	b := o.buffer(w.stream)
+	o.combine(w.stream, p)
 	b.write(p)
 	if o.live != nil && len(p) > 0 {
 		o.live(w.stream, p)

@@ -99,3 +99,17 @@ func TestOutput_DefaultLimit(t *testing.T) {
 	_, err = out.Writer(sandbox.Stdout).Write([]byte{0})
 	require.ErrorIs(t, err, capture.ErrLimit)
 }
+
+func TestOutput_CombinedIsBothStreamsInOrder(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		limit := rapid.Int64Range(1, 30).Draw(t, "limit")
+		out, alone := capture.New(limit, nil), capture.New(limit, nil)
+		for _, text := range rapid.SliceOf(rapid.StringMatching("[12][a-z]{0,12}")).Draw(t, "writes") {
+			stream := sandbox.Stream(text[0] - '0')
+			_, _ = out.Writer(stream).Write([]byte(text[1:]))
+			_, _ = alone.Writer(sandbox.Stdout).Write([]byte(text[1:]))
+		}
+		require.Equal(t, alone.Captured(sandbox.Stdout), out.Combined())
+	})
+}

@@ -7,7 +7,8 @@
 //   - a clean environment: Spec.Env, HOME and TMPDIR in the scratch directory when they
 //     are absent, Cmd.Env, and one variable that marks the command ([MarkVar]);
 //   - a start in a directory of the workspace, and file operations confined to it;
-//   - bounded time and output, and
+//   - bounded time and output, and on Linux, for each process, bounded processor time,
+//     memory, files and open files, set just after it has started, and
 //   - the end of a command is the end of everything that it started.
 //
 // The last one takes work on Linux, where a process leaves its process group by

@@ -43,7 +43,10 @@ func (d *Driver) Name() string { return Name }
 
 // Probe implements [sandbox.Driver]: it runs a command and writes a file.
 func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
-	caps = sandbox.Caps{Driver: Name, Level: sandbox.LevelNone, Warnings: warnings()}
+	caps = sandbox.Caps{
+		Driver: Name, Level: sandbox.LevelNone, Limits: limitKinds(), HostUID: true,
+		Networks: []sandbox.NetworkMode{sandbox.NetworkAll}, Warnings: warnings(),
+	}
 	dir, err := os.MkdirTemp("", "toolfleet-probe-")
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
@@ -103,6 +106,9 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if err := checkEnv(spec.Env); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
+	if err := checkUnisolated(spec); err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
 	if err := prepareTrees(); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
@@ -115,6 +121,21 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 		return nil, errors.Join(fmt.Errorf("open sandbox %s: %w", spec.ID, err), scratch.Close())
 	}
 	return newSandbox(spec, workspace, scratch, d.log), nil
+}
+
+// checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to
+// use, and host files under other names. That the network is not cut off, and that
+// mounts are writable, is what this driver's warning is about.
+func checkUnisolated(spec sandbox.Spec) error {
+	if spec.Network.Mode == sandbox.NetworkProxy {
+		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
+	}
+	for _, m := range spec.Mounts {
+		if m.Guest != "" && filepath.Clean(m.Guest) != filepath.Clean(m.Host) {
+			return fmt.Errorf("%w: driver process cannot show %q as %q", sandbox.ErrUnsupported, m.Host, m.Guest)
+		}
+	}
+	return nil
 }
 
 var _ io.Closer = (*Sandbox)(nil)

@@ -32,6 +32,9 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	defer s.running.Done()
+	if cmd.ReadOnly {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no read-only commands", s.spec.ID, sandbox.ErrUnsupported)
+	}
 	r, err := s.start(cmd)
 	if err != nil {
 		return sandbox.Result{}, err
@@ -88,6 +91,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 		p.abandon()
 		return nil, startFault(cmd.Argv[0], err)
 	}
+	limitProcess(c.Process.Pid, limits)
 	p.run()
 	go func() {
 		r.tree.await()
@@ -155,6 +159,7 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 		Reason:   reason,
 		Stdout:   r.out.Captured(sandbox.Stdout),
 		Stderr:   r.out.Captured(sandbox.Stderr),
+		Combined: r.out.Combined(),
 		Wall:     time.Since(r.started),
 	}
 	if over && reason == "" {
@@ -162,7 +167,7 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 	}
 	if state := r.cmd.ProcessState; state != nil {
 		result.Wall = r.wall
-		describe(&result, state)
+		describe(&result, state, r.limits)
 	}
 	return result, err
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // describe puts how a process ended, and what it used, into result.
-func describe(result *sandbox.Result, state *os.ProcessState) {
+func describe(result *sandbox.Result, state *os.ProcessState, _ sandbox.Limits) {
 	result.ExitCode = state.ExitCode()
 	result.CPU = state.UserTime() + state.SystemTime()
 	if result.Reason == "" {

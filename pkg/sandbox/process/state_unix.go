@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// describe puts how a process ended, and what it used, into result.
-func describe(result *sandbox.Result, state *os.ProcessState) {
+// describe puts how a process ended under its limits, and what it used, into result.
+func describe(result *sandbox.Result, state *os.ProcessState, limits sandbox.Limits) {
 	result.ExitCode = state.ExitCode()
 	result.CPU = state.UserTime() + state.SystemTime()
 	if usage, ok := state.SysUsage().(*syscall.Rusage); ok {
@@ -21,11 +21,23 @@ func describe(result *sandbox.Result, state *os.ProcessState) {
 	}
 	natural := sandbox.ReasonExited
 	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		natural = sandbox.ReasonSignaled
 		result.Signal = unix.SignalName(status.Signal())
+		natural = signalReason(status.Signal(), limits)
 	}
 	if result.Reason == "" {
 		result.Reason = natural
+	}
+}
+
+// signalReason is why a process was ended by a signal that nobody here has sent.
+func signalReason(sig syscall.Signal, limits sandbox.Limits) sandbox.Reason {
+	switch {
+	case sig == unix.SIGXCPU && limits.CPU > 0:
+		return sandbox.ReasonTimeout
+	case sig == unix.SIGXFSZ && limits.FileSize > 0:
+		return sandbox.ReasonDiskLimit
+	default:
+		return sandbox.ReasonSignaled
 	}
 }
 

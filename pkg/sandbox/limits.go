@@ -1,0 +1,83 @@
+package sandbox
+
+import (
+	"cmp"
+	"time"
+)
+
+// Limits bound a command, or all of a sandbox; zero values mean the documented default,
+// and where there is none, no limit. What a driver really enforces, and how, is in
+// [Caps].Limits; a limit that it cannot enforce is ignored and published as such.
+type Limits struct {
+	// Wall is the longest run; 0 is bounded by the context only.
+	Wall time.Duration
+	// CPU is how much processor time one process may use, in whole seconds; with a
+	// fraction it is rounded up. A process that uses more is killed.
+	CPU time.Duration
+	// Memory is how many bytes the processes of a sandbox may hold together. A command
+	// that is killed for it ends with [ReasonOOM].
+	Memory int64
+	// Processes is how many processes and threads a sandbox may have at once; 0 means
+	// [DefaultProcesses]. The next fork fails.
+	Processes int64
+	// OpenFiles is how many files a process may have open; 0 means [DefaultOpenFiles].
+	OpenFiles int64
+	// FileSize is how big a file may become, in bytes. The write fails, and the process
+	// gets SIGXFSZ.
+	FileSize int64
+	// Disk is how many bytes workspace and scratch may take up together. A command that is
+	// killed for it ends with [ReasonDiskLimit].
+	Disk int64
+	// Output is how many bytes of each stream are kept, head and tail; 0 means
+	// [DefaultOutput]. A command that writes more than four times as much to one stream is killed.
+	Output int64
+	// Grace is the time between SIGTERM and SIGKILL; 0 means [DefaultGrace].
+	Grace time.Duration
+}
+
+// Defaults of [Limits].
+const (
+	DefaultProcesses = 1024
+	DefaultOpenFiles = 4096
+	DefaultOutput    = 128 << 10
+	DefaultGrace     = 2 * time.Second
+)
+
+// Tighten returns l where each limit that by sets lower is lowered to it.
+func (l Limits) Tighten(by Limits) Limits {
+	return Limits{
+		Wall:      tighter(l.Wall, by.Wall),
+		CPU:       tighter(l.CPU, by.CPU),
+		Memory:    tighter(l.Memory, by.Memory),
+		Processes: tighter(l.Processes, by.Processes),
+		OpenFiles: tighter(l.OpenFiles, by.OpenFiles),
+		FileSize:  tighter(l.FileSize, by.FileSize),
+		Disk:      tighter(l.Disk, by.Disk),
+		Output:    tighter(l.Output, by.Output),
+		Grace:     tighter(l.Grace, by.Grace),
+	}
+}
+
+// WithDefaults returns l with the documented defaults in place of zero values, and zero
+// in place of negative ones that have none.
+func (l Limits) WithDefaults() Limits {
+	return Limits{
+		Wall:      max(l.Wall, 0),
+		CPU:       max(l.CPU, 0),
+		Memory:    max(l.Memory, 0),
+		Processes: cmp.Or(max(l.Processes, 0), DefaultProcesses),
+		OpenFiles: cmp.Or(max(l.OpenFiles, 0), DefaultOpenFiles),
+		FileSize:  max(l.FileSize, 0),
+		Disk:      max(l.Disk, 0),
+		Output:    cmp.Or(max(l.Output, 0), DefaultOutput),
+		Grace:     cmp.Or(max(l.Grace, 0), DefaultGrace),
+	}
+}
+
+// tighter returns the smaller of two limits, where 0 and less is none.
+func tighter[T ~int64](a, b T) T {
+	if b > 0 && (a <= 0 || b < a) {
+		return b
+	}
+	return a
+}

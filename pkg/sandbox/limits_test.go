@@ -1,0 +1,59 @@
+package sandbox_test
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// fields are the limits by their names; a limit that is added is tested by itself.
+func fields(l *sandbox.Limits) map[string]reflect.Value {
+	v := reflect.ValueOf(l).Elem()
+	all := map[string]reflect.Value{}
+	for i := range v.NumField() {
+		all[v.Type().Field(i).Name] = v.Field(i)
+	}
+	return all
+}
+
+func TestLimits_TightenNeverWidens(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var a, b sandbox.Limits
+		limit := rapid.Int64Range(-2, 5)
+		for name := range fields(&a) {
+			fields(&a)[name].SetInt(limit.Draw(t, "a."+name))
+			fields(&b)[name].SetInt(limit.Draw(t, "b."+name))
+		}
+		got := a.Tighten(b)
+		for name, value := range fields(&got) {
+			one, other := fields(&a)[name].Int(), fields(&b)[name].Int()
+			require.False(t, wider(value.Int(), one), "%s %d of %d and %d", name, value.Int(), one, other)
+			require.False(t, wider(value.Int(), other), "%s %d of %d and %d", name, value.Int(), one, other)
+			require.Contains(t, []int64{one, other}, value.Int())
+		}
+	})
+}
+
+// wider reports whether a limits less than b does, where 0 and less is no limit.
+func wider(a, b int64) bool { return b > 0 && (a <= 0 || a > b) }
+
+func TestLimits_Defaults(t *testing.T) {
+	t.Parallel()
+	want := sandbox.Limits{
+		Processes: sandbox.DefaultProcesses, OpenFiles: sandbox.DefaultOpenFiles,
+		Output: sandbox.DefaultOutput, Grace: sandbox.DefaultGrace,
+	}
+	require.Equal(t, want, sandbox.Limits{}.WithDefaults())
+	var negative, set sandbox.Limits
+	for name := range fields(&set) {
+		fields(&negative)[name].SetInt(-1)
+		fields(&set)[name].SetInt(7)
+	}
+	require.Equal(t, want, negative.WithDefaults())
+	require.Equal(t, set, set.WithDefaults())
+}
