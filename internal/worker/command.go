@@ -13,6 +13,31 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
+// refuseCommand says why a command is not run here; nil for other payloads and when it is.
+func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
+	var readOnly bool
+	var limits protocol.Limits
+	switch p := p.(type) {
+	case protocol.CommandRun:
+		readOnly, limits = p.ReadOnly, p.Limits
+		if p.Background || p.KeepShell {
+			return protocol.Errorf(protocol.CodeUnknownPayload, "command_run: this worker does not know background and keep_shell")
+		}
+	case protocol.CodeRun:
+		readOnly, limits = p.ReadOnly, p.Limits
+	default:
+		return nil
+	}
+	if err := limits.Validate(); err != nil {
+		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", p.Kind(), err)
+	}
+	if readOnly {
+		return protocol.Errorf(protocol.CodeSandboxUnsupported,
+			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", w.options.Caps.Driver)
+	}
+	return nil
+}
+
 func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, p protocol.CommandRun, frames *frames) (protocol.Value, error) {
 	argv := p.Argv
 	switch {

@@ -110,7 +110,7 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	if blob, isArchive := blobOf(c.Payload); isArchive && blob == "" {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: blob must name an archive", c.Payload.Kind())
 	}
-	return nil
+	return w.refuseCommand(c.Payload)
 }
 
 // inSandbox runs a payload in its sandbox.
@@ -176,7 +176,7 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 func notRun(code protocol.Code) bool {
 	switch code {
 	case protocol.CodeUnknownPayload, protocol.CodeInvalidPayload, protocol.CodeInvalidArguments,
-		protocol.CodeLanguage, protocol.CodePathEscape:
+		protocol.CodeLanguage, protocol.CodePathEscape, protocol.CodeSandboxUnsupported, protocol.CodeNetworkOff:
 		return true
 	default:
 		return false

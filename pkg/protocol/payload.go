@@ -15,6 +15,10 @@ type Kind string
 const (
 	KindCommandRun      Kind = "command_run"
 	KindCodeRun         Kind = "code_run"
+	KindProcessList     Kind = "process_list"
+	KindProcessRead     Kind = "process_read"
+	KindProcessKill     Kind = "process_kill"
+	KindResultRead      Kind = "result_read"
 	KindFilesRead       Kind = "files_read"
 	KindFilesWrite      Kind = "files_write"
 	KindFilesEdit       Kind = "files_edit"
@@ -33,26 +37,6 @@ const (
 type Payload interface {
 	// Kind is the payload's type name on the wire.
 	Kind() Kind
-}
-
-// CommandRun runs a shell command, or an argument vector without a shell.
-type CommandRun struct {
-	// Command is run by the sandbox's shell. Exactly one of Command and Argv is set.
-	Command string   `json:"command,omitempty"`
-	Argv    []string `json:"argv,omitempty"`
-	// Cwd is a directory of the workspace.
-	Cwd string `json:"cwd,omitempty"`
-	// Env is added to the sandbox's environment.
-	Env   map[string]string `json:"env,omitempty"`
-	Stdin Bytes             `json:"stdin,omitempty"`
-}
-
-// CodeRun runs a program text with the interpreter or compiler of its language.
-type CodeRun struct {
-	Code     string            `json:"code"`
-	Language string            `json:"language"` // python, sh, node, go
-	Cwd      string            `json:"cwd,omitempty"`
-	Env      map[string]string `json:"env,omitempty"`
 }
 
 // FilesRead reads a text file, whole or some of its lines.
@@ -143,12 +127,6 @@ type UnknownPayload struct {
 }
 
 // Kind implements [Payload].
-func (CommandRun) Kind() Kind { return KindCommandRun }
-
-// Kind implements [Payload].
-func (CodeRun) Kind() Kind { return KindCodeRun }
-
-// Kind implements [Payload].
 func (FilesRead) Kind() Kind { return KindFilesRead }
 
 // Kind implements [Payload].
@@ -207,6 +185,14 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[CommandRun](kind, raw)
 	case KindCodeRun:
 		return decodeAs[CodeRun](kind, raw)
+	case KindProcessList:
+		return decodeAs[ProcessList](kind, raw)
+	case KindProcessRead:
+		return decodeAs[ProcessRead](kind, raw)
+	case KindProcessKill:
+		return decodeAs[ProcessKill](kind, raw)
+	case KindResultRead:
+		return decodeAs[ResultRead](kind, raw)
 	case KindFilesRead:
 		return decodeAs[FilesRead](kind, raw)
 	case KindFilesWrite:

@@ -49,6 +49,7 @@ const (
 	CodeTooLarge         Code = "too_large"
 	CodeCommandNotFound  Code = "command_not_found"
 	CodeLanguage         Code = "language_unavailable"
+	CodeNetworkOff       Code = "network_off"
 
 	// A limit ended it.
 	CodeRunTimeout   Code = "run_timeout"
@@ -66,6 +67,7 @@ const (
 	CodeSandboxUnavailable   Code = "sandbox_unavailable"
 	CodeSandboxLost          Code = "sandbox_lost"
 	CodeSandboxLevel         Code = "sandbox_level"
+	CodeSandboxUnsupported   Code = "sandbox_unsupported"
 	CodeWorkspaceUnavailable Code = "workspace_unavailable"
 	CodeAttemptsExhausted    Code = "attempts_exhausted"
 	CodeOutcomeUnknown       Code = "outcome_unknown"

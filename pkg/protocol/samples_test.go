@@ -38,6 +38,26 @@ func sampleExecution() protocol.Execution {
 	}
 }
 
+// fullExecution has what later workers say too.
+func fullExecution() protocol.Execution {
+	e := sampleExecution()
+	e.Combined, e.Whole = append(protocol.Bytes("Grüße\n"), binary...), "output/s/1"
+	e.LimitKinds = map[string]string{"cpu": "rlimit", "memory": "cgroup"}
+	return e
+}
+
+func sampleLimits() protocol.Limits {
+	return protocol.Limits{
+		Wall: 60_000, CPU: 30_000, Memory: 1 << 30, Processes: 64, OpenFiles: 256, FileSize: 1 << 28, Disk: 2 << 30, Output: 64 << 10,
+	}
+}
+
+func sampleProcess() protocol.ProcessStatus {
+	return protocol.ProcessStatus{
+		Process: "p-0c1d2e3f", Command: "npm run dev", StartedAt: sampleTime(), Reason: "signaled", ExitCode: -1, Signal: "SIGKILL", Bytes: 420,
+	}
+}
+
 func commandSamples() map[string]any {
 	return map[string]any{
 		"payload/command_run": protocol.CommandRun{
@@ -46,13 +66,34 @@ func commandSamples() map[string]any {
 		},
 		"payload/command_run_argv": protocol.CommandRun{Argv: []string{"printf", "%s", ""}, Stdin: binary},
 		"payload/command_run_zero": protocol.CommandRun{},
+		"payload/command_run_read_only": protocol.CommandRun{
+			Command: "ls", ReadOnly: true, KeepShell: true, Background: true, Limits: sampleLimits(),
+		},
 		"payload/code_run": protocol.CodeRun{
 			Code: "print('hi')\n", Language: "python", Cwd: "src", Env: map[string]string{"PYTHONUTF8": "1"},
 		},
-		"payload/code_run_zero":   protocol.CodeRun{},
-		"value/command_run":       protocol.CommandRunResult{Execution: sampleExecution()},
-		"value/command_run_empty": protocol.CommandRunResult{Execution: protocol.Execution{Reason: "exited", Stdout: protocol.Bytes{}, Stderr: protocol.Bytes{}}},
-		"value/code_run":          protocol.CodeRunResult{Execution: sampleExecution()},
+		"payload/code_run_read_only": protocol.CodeRun{Code: "1", Language: "sh", ReadOnly: true, Limits: sampleLimits()},
+		"payload/code_run_zero":      protocol.CodeRun{},
+		"payload/process_list":       protocol.ProcessList{},
+		"payload/process_read":       protocol.ProcessRead{Process: "p-0c1d2e3f", Offset: -1000, Limit: 4096, Wait: 5000},
+		"payload/process_kill":       protocol.ProcessKill{Process: "p-0c1d2e3f"},
+		"payload/result_read":        protocol.ResultRead{CallID: "c-1", Part: protocol.PartStderr, Offset: 3, Limit: 20},
+		"payload/result_read_whole":  protocol.ResultRead{CallID: "c-1"},
+		"value/command_run":          protocol.CommandRunResult{Execution: sampleExecution()},
+		"value/command_run_full":     protocol.CommandRunResult{Execution: fullExecution()},
+		"value/command_run_empty":    protocol.CommandRunResult{Execution: protocol.Execution{Reason: "exited", Stdout: protocol.Bytes{}, Stderr: protocol.Bytes{}}},
+		"value/command_run_background": protocol.CommandRunResult{
+			Execution: protocol.Execution{ExitCode: -1, Reason: "running", Stdout: protocol.Bytes{}, Stderr: protocol.Bytes{}}, Process: "p-0c1d2e3f",
+		},
+		"value/code_run":     protocol.CodeRunResult{Execution: sampleExecution()},
+		"value/process_list": protocol.ProcessListResult{Processes: []protocol.ProcessStatus{sampleProcess()}},
+		"value/process_read": protocol.ProcessReadResult{
+			ProcessStatus: sampleProcess(), Content: protocol.Bytes("ready\n"), Offset: 414, NextOffset: 420,
+		},
+		"value/process_kill": protocol.ProcessKillResult{ProcessStatus: sampleProcess()},
+		"value/result_read": protocol.ResultReadResult{
+			CallID: "c-1", Part: protocol.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3, Lines: 1, TotalLines: 9, Truncated: true,
+		},
 	}
 }
 

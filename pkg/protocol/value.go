@@ -12,32 +12,6 @@ type Value interface {
 	ValueKind() Kind
 }
 
-// Execution is how a process ended and what it wrote.
-type Execution struct {
-	// ExitCode is the exit status; -1 when a signal ended it.
-	ExitCode int `json:"exit_code"`
-	// Signal names the signal that ended it, as in "SIGKILL".
-	Signal string `json:"signal,omitempty"`
-	// Reason is exited, signaled, timeout, oom, output_limit, disk_limit, cancelled or sandbox_lost.
-	Reason string `json:"reason"`
-	// Stdout and Stderr are what was kept: all of it, or head and tail with a mark between them.
-	Stdout Bytes `json:"stdout"`
-	Stderr Bytes `json:"stderr"`
-	// StdoutBytes and StderrBytes are how much was written.
-	StdoutBytes int64 `json:"stdout_bytes"`
-	StderrBytes int64 `json:"stderr_bytes"`
-	// Truncated says that a stream is not kept whole.
-	Truncated   bool    `json:"truncated,omitempty"`
-	CPUMS       float64 `json:"cpu_ms"`
-	MaxRSSBytes int64   `json:"max_rss_bytes"`
-}
-
-// CommandRunResult answers [CommandRun].
-type CommandRunResult struct{ Execution }
-
-// CodeRunResult answers [CodeRun].
-type CodeRunResult struct{ Execution }
-
 // FilesReadResult answers [FilesRead].
 type FilesReadResult struct {
 	Path    string `json:"path"`
@@ -173,12 +147,6 @@ type UnknownValue struct {
 }
 
 // ValueKind implements [Value].
-func (CommandRunResult) ValueKind() Kind { return KindCommandRun }
-
-// ValueKind implements [Value].
-func (CodeRunResult) ValueKind() Kind { return KindCodeRun }
-
-// ValueKind implements [Value].
 func (FilesReadResult) ValueKind() Kind { return KindFilesRead }
 
 // ValueKind implements [Value].
@@ -237,6 +205,14 @@ func DecodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[CommandRunResult](kind, raw)
 	case KindCodeRun:
 		return decodeValueAs[CodeRunResult](kind, raw)
+	case KindProcessList:
+		return decodeValueAs[ProcessListResult](kind, raw)
+	case KindProcessRead:
+		return decodeValueAs[ProcessReadResult](kind, raw)
+	case KindProcessKill:
+		return decodeValueAs[ProcessKillResult](kind, raw)
+	case KindResultRead:
+		return decodeValueAs[ResultReadResult](kind, raw)
 	case KindFilesRead:
 		return decodeValueAs[FilesReadResult](kind, raw)
 	case KindFilesWrite:

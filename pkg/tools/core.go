@@ -20,6 +20,7 @@ const (
 // they touch, and so what may overlap:
 //
 //	bash, run_code          sandbox/<id>         exclusive   anything may happen
+//	the same, read_only     sandbox/<id>         shared      the worker keeps the workspace as it is
 //	write, edit             sandbox/<id>/<path>  exclusive
 //	read, list, exists,     sandbox/<id>/<path>  shared
 //	grep

@@ -1,27 +1,41 @@
 package tools
 
-import "github.com/toolfleet/toolfleet/pkg/protocol"
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
 
 type bashArguments struct {
-	Command string  `json:"command"`
-	Cwd     string  `json:"cwd"`
-	Timeout float64 `json:"timeout"`
+	Command  string      `json:"command"`
+	Cwd      string      `json:"cwd"`
+	Timeout  float64     `json:"timeout"`
+	Env      environment `json:"env"`
+	ReadOnly bool        `json:"read_only"`
 }
 
 func bash() Tool {
 	return Tool{
 		Definition: definition("bash",
-			"Run a shell command in the workspace. Returns what it wrote to stdout and stderr, and its exit code unless that is 0. "+
+			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				"Every command is a new process: files persist, but variables, the current directory and background processes do not. "+
 				"There is no input to read: pass flags that keep programs from asking. "+
-				"Of output over 48,000 characters you get the beginning and the end. "+
+				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest. "+
 				"Prefer read, write, edit, list and grep for files.",
 			`{
 				"type": "object",
 				"properties": {
-					"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell."},
+					"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell; may have several lines."},
 					"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. Default: the workspace."},
-					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120."}
+					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120."},
+					"env": {"type": "object", "maxProperties": 200, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
+					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."}
 				},
 				"required": ["command"],
 				"additionalProperties": false
@@ -36,37 +50,34 @@ func planBash(scope Scope, args bashArguments) (Plan, *protocol.Error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	uses, err := wholeSandbox(scope)
-	if err != nil {
+	if err := args.Env.check(); err != nil {
 		return Plan{}, err
 	}
-	return Plan{
-		Payload:   protocol.CommandRun{Command: args.Command, Cwd: cwd},
-		Resources: uses,
-		Delivery:  protocol.Rollback,
-		Timeout:   seconds(args.Timeout, BashTimeout),
-	}, nil
+	payload := protocol.CommandRun{Command: args.Command, Cwd: cwd, Env: args.Env, ReadOnly: args.ReadOnly}
+	return commandPlan(scope, payload, args.ReadOnly, seconds(args.Timeout, BashTimeout))
 }
 
 type runCodeArguments struct {
 	Code     string  `json:"code"`
 	Language string  `json:"language"`
 	Timeout  float64 `json:"timeout"`
+	ReadOnly bool    `json:"read_only"`
 }
 
 func runCode() Tool {
 	return Tool{
 		Definition: definition("run_code",
-			"Run a program in the workspace directory. Returns what it wrote to stdout and stderr, and its exit code unless that is 0. "+
+			"Run a program in the workspace directory. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+
 				"A go program is a complete main package that uses the standard library only. "+
-				"Of output over 48,000 characters you get the beginning and the end.",
+				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest.",
 			`{
 				"type": "object",
 				"properties": {
 					"code": {"type": "string", "minLength": 1, "description": "The whole text of the program."},
 					"language": {"type": "string", "enum": ["python", "sh", "node", "go"], "default": "python", "description": "Default: python."},
-					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the program is killed. Default: 60."}
+					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the program is killed. Default: 60."},
+					"read_only": {"type": "boolean", "default": false, "description": "Keep the program from changing the workspace. Such programs of one step run side by side. Default: false."}
 				},
 				"required": ["code"],
 				"additionalProperties": false
@@ -77,17 +88,66 @@ func runCode() Tool {
 }
 
 func planRunCode(scope Scope, args runCodeArguments) (Plan, *protocol.Error) {
-	uses, err := wholeSandbox(scope)
-	if err != nil {
-		return Plan{}, err
-	}
 	if args.Language == "" {
 		args.Language = "python"
 	}
-	return Plan{
-		Payload:   protocol.CodeRun{Code: args.Code, Language: args.Language},
-		Resources: uses,
-		Delivery:  protocol.Rollback,
-		Timeout:   seconds(args.Timeout, RunCodeTimeout),
-	}, nil
+	payload := protocol.CodeRun{Code: args.Code, Language: args.Language, ReadOnly: args.ReadOnly}
+	return commandPlan(scope, payload, args.ReadOnly, seconds(args.Timeout, RunCodeTimeout))
+}
+
+// commandPlan is the plan of a command. It uses all of its sandbox: exclusively, or
+// shared when the worker is told to keep the workspace from being changed, and then
+// there is nothing to roll back either.
+func commandPlan(scope Scope, payload protocol.Payload, readOnly bool, timeout time.Duration) (Plan, *protocol.Error) {
+	access, delivery := protocol.Exclusive, protocol.Rollback
+	if readOnly {
+		access, delivery = protocol.Shared, protocol.Idempotent
+	}
+	uses, err := usePath(scope, "", access)
+	if err != nil {
+		return Plan{}, err
+	}
+	return Plan{Payload: payload, Resources: uses, Delivery: delivery, Timeout: timeout}, nil
+}
+
+// environment is variables as a model writes them: numbers and booleans will do.
+type environment map[string]string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (e *environment) UnmarshalJSON(data []byte) error {
+	var raw map[string]any
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.UseNumber()
+	if err := decoder.Decode(&raw); err != nil {
+		return err
+	}
+	if len(raw) == 0 {
+		return nil
+	}
+	*e = make(environment, len(raw))
+	for name, value := range raw {
+		switch value.(type) {
+		case string, json.Number, bool:
+			(*e)[name] = fmt.Sprint(value)
+		default:
+			return fmt.Errorf("env.%s: must be a string", short(name, 100))
+		}
+	}
+	return nil
+}
+
+// check reports every name and value that no environment can have.
+func (e environment) check() *protocol.Error {
+	var faults []string
+	for _, name := range slices.Sorted(maps.Keys(e)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(e[name], 0) {
+			faults = append(faults, fmt.Sprintf("%q", short(name, 100)))
+		}
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	return protocol.Errorf(protocol.CodeInvalidArguments,
+		"env: %s: a name must not be empty or contain \"=\", and neither name nor value may contain a NUL character. Correct that and call the tool again.",
+		strings.Join(faults, ", "))
 }

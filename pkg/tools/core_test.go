@@ -95,6 +95,17 @@ func TestCore_Plans(t *testing.T) {
 		"bash for next to no time": {"bash", `{"command":"a","timeout":1e-300}`, tools.Plan{
 			Payload: protocol.CommandRun{Command: "a"}, Resources: whole, Delivery: protocol.Rollback, Timeout: time.Millisecond,
 		}},
+		"bash that changes nothing": {"bash", `{"command":"a","read_only":"true","env":{"PORT":8080,"A":"b c","ON":true}}`, tools.Plan{
+			Payload:   protocol.CommandRun{Command: "a", ReadOnly: true, Env: map[string]string{"PORT": "8080", "A": "b c", "ON": "true"}},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 2 * time.Minute,
+		}},
+		"bash without variables": {"bash", `{"command":"a","env":{}}`, tools.Plan{
+			Payload: protocol.CommandRun{Command: "a"}, Resources: whole, Delivery: protocol.Rollback, Timeout: 2 * time.Minute,
+		}},
+		"a program that changes nothing": {"run_code", `{"code":"1","read_only":true}`, tools.Plan{
+			Payload:   protocol.CodeRun{Code: "1", Language: "python", ReadOnly: true},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: time.Minute,
+		}},
 		"python by default": {"run_code", `{"code":"print(1)"}`, tools.Plan{
 			Payload: protocol.CodeRun{Code: "print(1)", Language: "python"}, Resources: whole, Delivery: protocol.Rollback, Timeout: time.Minute,
 		}},
@@ -220,6 +231,19 @@ func argumentsFor(t require.TestingT, toolName, path string) string {
 	encoded, err := json.Marshal(arguments)
 	require.NoError(t, err)
 	return string(encoded)
+}
+
+func TestCore_RefusesVariablesThatNoEnvironmentCanHave(t *testing.T) {
+	t.Parallel()
+	for _, env := range []string{`{"A=B":"1"}`, `{"":"1"}`, `{"A":"a\u0000"}`, `{"A\u0000":""}`} {
+		_, _, err := coreTable(t).Plan(scope, "bash", `{"command":"a","env":`+env+`}`)
+		require.NotNil(t, err, env)
+		require.Equal(t, protocol.CodeInvalidArguments, err.Code)
+		require.Contains(t, err.Message, "env: ")
+	}
+	_, _, err := coreTable(t).Plan(scope, "bash", `{"command":"a","env":{"A":[1]}}`)
+	require.NotNil(t, err)
+	require.Contains(t, err.Message, "env.A: ")
 }
 
 func TestCore_PlansCheckArgumentsThatNoTableChecked(t *testing.T) {

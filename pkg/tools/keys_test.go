@@ -25,6 +25,14 @@ func planned(t require.TestingT, table *tools.Table, toolName, path string) prot
 func TestCore_WhatConflicts(t *testing.T) {
 	t.Parallel()
 	table := coreTable(t)
+	readOnly := func(toolName string) protocol.Call {
+		raw := map[string]string{"bash": `{"command":"ls","read_only":true}`, "run_code": `{"code":"1","read_only":true}`}[toolName]
+		_, plan, err := table.Plan(scope, toolName, raw)
+		require.Nil(t, err)
+		call, err := plan.Call(scope, tools.Place{Turn: 1, Step: 1}, "", toolName, time.Unix(0, 0))
+		require.Nil(t, err)
+		return call
+	}
 	for name, test := range map[string]struct {
 		first, second string // tool and path
 		conflict      bool
@@ -50,11 +58,19 @@ func TestCore_WhatConflicts(t *testing.T) {
 		"two commands":                            {"bash .", "bash .", true},
 		"a command and a program":                 {"bash .", "run_code .", true},
 		"a program and a listing":                 {"run_code .", "list a", true},
+		"two commands that change nothing":        {"bash !", "bash !", false},
+		"such a command and such a program":       {"bash !", "run_code !", false},
+		"such a command and a read":               {"bash !", "read a", false},
+		"such a command and a write":              {"bash !", "write a", true},
+		"such a command and any other":            {"bash !", "bash .", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := func(s string) protocol.Call {
 				toolName, path, _ := strings.Cut(s, " ")
+				if path == "!" {
+					return readOnly(toolName)
+				}
 				return planned(t, table, toolName, path)
 			}
 			first, second := call(test.first), call(test.second)

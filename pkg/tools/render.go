@@ -139,6 +139,10 @@ func codeAdvice(code protocol.Code, other string) string {
 		return "the file is unchanged. Put more of the surrounding text into old, or set replace_all to true."
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
 		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
+	case protocol.CodeNetworkOff:
+		return "nothing was run. Do it without the network, or leave that step out and say that the network is off."
+	case protocol.CodeSandboxUnsupported:
+		return "nothing was run. Make the call again without what the sandbox cannot do."
 	case protocol.CodeSandboxLevel, protocol.CodeUnknownPayload, protocol.CodePanic, protocol.CodeInternal, protocol.CodeLanguage:
 		return "repeating the call will not help. Go on without it."
 	default:

@@ -1,0 +1,79 @@
+package protocol
+
+import "time"
+
+// ProcessList lists the background processes of a sandbox: those that live, and the
+// last ones that ended.
+type ProcessList struct{}
+
+// ProcessRead reads what a background process wrote, both streams in the order in
+// which they came.
+type ProcessRead struct {
+	// Process is the handle that starting it returned.
+	Process string `json:"process"`
+	// Offset is the first byte, from 0; a negative one counts from the end.
+	Offset int64 `json:"offset,omitempty"`
+	// Limit is how many bytes at most; 0 means as many as fit.
+	Limit int64 `json:"limit,omitempty"`
+	// Wait is how long to wait for output at Offset, or for the end of the process.
+	Wait Millis `json:"wait_ms,omitempty"`
+}
+
+// ProcessKill kills a background process with all that it started, and returns
+// when it is gone. One that has ended is fine.
+type ProcessKill struct {
+	Process string `json:"process"`
+}
+
+// ProcessStatus is how a background process is.
+type ProcessStatus struct {
+	// Process is its handle.
+	Process string `json:"process"`
+	// Command is its beginning: the shell text, or the argument vector.
+	Command   string    `json:"command"`
+	StartedAt time.Time `json:"started_at"`
+	// Reason is running, or as in [Execution].
+	Reason string `json:"reason"`
+	// ExitCode is the exit status; -1 when a signal ended it, or it lives.
+	ExitCode int    `json:"exit_code"`
+	Signal   string `json:"signal,omitempty"`
+	// Bytes is how much it wrote so far.
+	Bytes int64 `json:"bytes"`
+}
+
+// ProcessListResult answers [ProcessList]; processes are sorted by start.
+type ProcessListResult struct {
+	Processes []ProcessStatus `json:"processes"`
+}
+
+// ProcessReadResult answers [ProcessRead].
+type ProcessReadResult struct {
+	ProcessStatus
+
+	Content Bytes `json:"content"`
+	// Offset is where Content begins: later than what was asked for when that is not
+	// kept any more. NextOffset is where to read on.
+	Offset     int64 `json:"offset"`
+	NextOffset int64 `json:"next_offset"`
+}
+
+// ProcessKillResult answers [ProcessKill].
+type ProcessKillResult struct{ ProcessStatus }
+
+// Kind implements [Payload].
+func (ProcessList) Kind() Kind { return KindProcessList }
+
+// Kind implements [Payload].
+func (ProcessRead) Kind() Kind { return KindProcessRead }
+
+// Kind implements [Payload].
+func (ProcessKill) Kind() Kind { return KindProcessKill }
+
+// ValueKind implements [Value].
+func (ProcessListResult) ValueKind() Kind { return KindProcessList }
+
+// ValueKind implements [Value].
+func (ProcessReadResult) ValueKind() Kind { return KindProcessRead }
+
+// ValueKind implements [Value].
+func (ProcessKillResult) ValueKind() Kind { return KindProcessKill }
