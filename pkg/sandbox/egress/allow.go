@@ -1,0 +1,160 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// All is the word for the whole network, without a proxy.
+const All = "all"
+
+// maxRules is how many entries a list may have.
+const maxRules = 1000
+
+// defaultPorts are the ports of an entry without one.
+func defaultPorts() []uint16 { return []uint16{80, 443} }
+
+// Allow is what may be reached. The zero value is nothing.
+type Allow struct {
+	all   bool
+	rules []rule
+}
+
+// rule is one entry of a list.
+type rule struct {
+	host   string // in its one spelling; a suffix begins with "."
+	suffix bool
+	addr   netip.Addr
+	port   uint16 // 0 is every port
+}
+
+// ParseAllow parses a list, separated by commas: "host", "host:port", "*.suffix" and
+// addresses, each with or without a port, or the one word [All]. An entry without a port
+// means ports 80 and 443, "host:*" means every port. "*.suffix" means every name below the
+// suffix and not the suffix itself. An empty list is nothing.
+func ParseAllow(list string) (Allow, error) {
+	var a Allow
+	if strings.TrimSpace(list) == "" {
+		return a, nil
+	}
+	entries := strings.Split(list, ",")
+	if len(entries) > maxRules {
+		return a, fmt.Errorf("%d entries: must be at most %d", len(entries), maxRules)
+	}
+	var faults []error
+	for _, entry := range entries {
+		entry = strings.TrimSpace(entry)
+		if strings.EqualFold(entry, All) {
+			a.all = true
+			continue
+		}
+		rules, err := parseRules(entry)
+		faults = append(faults, err)
+		a.rules = append(a.rules, rules...)
+	}
+	if a.all && len(entries) > 1 {
+		faults = append(faults, fmt.Errorf("%q is the whole network and stands alone", All))
+	}
+	if err := errors.Join(faults...); err != nil {
+		return Allow{}, err
+	}
+	slices.SortFunc(a.rules, func(x, y rule) int { return strings.Compare(x.String(), y.String()) })
+	a.rules = slices.Compact(a.rules)
+	return a, nil
+}
+
+// parseRules parses an entry; one without a port is a rule for each default port.
+func parseRules(entry string) ([]rule, error) {
+	if entry == "*" {
+		return nil, fmt.Errorf("entry %q: for the whole network write %q", entry, All)
+	}
+	r := rule{}
+	host, ports, err := splitPorts(entry)
+	if err != nil {
+		return nil, fmt.Errorf("entry %q: %w", entry, err)
+	}
+	if host, r.suffix = strings.CutPrefix(host, "*."); r.suffix && host == "" {
+		return nil, fmt.Errorf("entry %q: a suffix is wanted after \"*.\"", entry)
+	}
+	if r.host, r.addr, err = canonicalHost(host); err != nil {
+		return nil, fmt.Errorf("entry %q: %w", entry, err)
+	}
+	if r.suffix {
+		if r.addr.IsValid() {
+			return nil, fmt.Errorf("entry %q: an address has no suffix", entry)
+		}
+		r.host = "." + r.host
+	}
+	rules := make([]rule, 0, len(ports))
+	for _, r.port = range ports {
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
+// splitPorts splits an entry at its port.
+func splitPorts(entry string) (host string, ports []uint16, err error) {
+	if host, every := strings.CutSuffix(entry, ":*"); every {
+		return host, []uint16{0}, nil
+	}
+	host, port, err := splitPort(entry, 1)
+	if host == entry {
+		return host, defaultPorts(), err
+	}
+	return host, []uint16{port}, err
+}
+
+// All reports whether the whole network is allowed, without a proxy.
+func (a Allow) All() bool { return a.all }
+
+// Empty reports whether nothing is allowed.
+func (a Allow) Empty() bool { return !a.all && len(a.rules) == 0 }
+
+// Match reports whether a target is listed. Whether its address may be reached is
+// another question, which [Proxy] asks after resolving it.
+func (a Allow) Match(t Target) bool {
+	return a.all || slices.ContainsFunc(a.rules, func(r rule) bool { return r.match(t) })
+}
+
+func (r rule) match(t Target) bool {
+	switch {
+	case r.port != 0 && r.port != t.Port:
+		return false
+	case r.addr.IsValid() || t.Addr.IsValid():
+		return r.addr == t.Addr
+	case r.suffix:
+		return len(t.Host) > len(r.host) && strings.HasSuffix(t.Host, r.host)
+	default:
+		return r.host == t.Host
+	}
+}
+
+// String returns the list in one spelling, which [ParseAllow] takes.
+func (a Allow) String() string {
+	if a.all {
+		return All
+	}
+	words := make([]string, len(a.rules))
+	for i, r := range a.rules {
+		words[i] = r.String()
+	}
+	return strings.Join(words, ",")
+}
+
+func (r rule) String() string {
+	host, port := r.host, "*"
+	if r.suffix {
+		host = "*" + host
+	}
+	if r.addr.Is6() {
+		host = "[" + host + "]"
+	}
+	if r.port != 0 {
+		port = strconv.Itoa(int(r.port))
+	}
+	return host + ":" + port
+}

@@ -1,0 +1,89 @@
+package egress_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+)
+
+func TestAllow_MatchesWhatIsListed(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ list, yes, no string }{
+		"nothing":         {"", "", "example.com:443 127.0.0.1:80"},
+		"spaces only":     {"  ", "", "example.com:443"},
+		"host":            {"example.com", "example.com:443 example.com:80 EXAMPLE.COM.:443", "example.com:22 www.example.com:443 evilexample.com:443 example.com.evil.example:443"},
+		"port":            {"example.com:8443", "example.com:8443", "example.com:443 example.com:80"},
+		"default port":    {"example.com:443", "example.com:443", "example.com:80"},
+		"every port":      {"example.com:*", "example.com:1 example.com:65535", "a.example.com:1"},
+		"suffix":          {"*.example.com", "a.example.com:443 a.b.example.com:80", "example.com:443 evilexample.com:443 a.example.com:22 a.example.com.evil.example:443"},
+		"suffix and port": {"*.Example.com.:22", "a.example.com:22", "a.example.com:443"},
+		"address":         {"192.0.2.7:5432", "192.0.2.7:5432 [::ffff:192.0.2.7]:5432", "192.0.2.8:5432 192.0.2.7:80"},
+		"IPv6 address":    {"[2001:DB8::1]:80,[2001:db8::2]", "[2001:db8::1]:80 [2001:db8::2]:443 [2001:0db8:0::1]:80", "[2001:db8::1]:443 [2001:db8::3]:80"},
+		"several":         {" a.example:1 , b.example:2,", "a.example:1 b.example:2", "a.example:2 b.example:1"},
+		"international":   {"bücher.example", "xn--bcher-kva.example:80 BÜCHER.example:443", "bucher.example:80"},
+		"all":             {"ALL", "example.com:1 10.0.0.1:22", ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			allow, err := egress.ParseAllow(strings.TrimSuffix(test.list, ","))
+			require.NoError(t, err)
+			require.Equal(t, name == "all", allow.All())
+			require.Equal(t, test.yes == "", allow.Empty())
+			for text := range strings.FieldsSeq(test.yes) {
+				target, err := egress.ParseTarget(text, 0)
+				require.NoError(t, err)
+				require.True(t, allow.Match(target), text)
+			}
+			for text := range strings.FieldsSeq(test.no) {
+				target, err := egress.ParseTarget(text, 0)
+				require.NoError(t, err)
+				require.False(t, allow.Match(target), text)
+			}
+		})
+	}
+}
+
+func TestParseAllow_NamesEveryFault(t *testing.T) {
+	t.Parallel()
+	for list, want := range map[string]string{
+		"*":                        `for the whole network write "all"`,
+		"all,example.com":          "stands alone",
+		"example.com,":             `entry ""`,
+		"*.":                       "a suffix is wanted",
+		"*.1.2.3.4":                "an address has no suffix",
+		"a.*.example":              "only letters",
+		"example.com:99999":        `port "99999"`,
+		"https://example.com":      "https",
+		"example.com/path":         "only letters",
+		"10.0.0.0/8":               "10.0.0.0/8",
+		"user@example.com":         "user@example.com",
+		"::1":                      "::1",
+		"*.*":                      "*.*",
+		strings.Repeat("a,", 1000): "1001 entries",
+	} {
+		_, err := egress.ParseAllow(list)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := egress.ParseAllow("a b,c d")
+	require.ErrorContains(t, err, "a b")
+	require.ErrorContains(t, err, "c d")
+}
+
+func FuzzParseAllow(f *testing.F) {
+	for _, seed := range []string{"", "all", "a.example,*.b.example:22,1.2.3.4,[::1]:*", "*.xn--bcher-kva.example:*", "a:80,a:443"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, list string) {
+		allow, err := egress.ParseAllow(list)
+		if err != nil {
+			return
+		}
+		again, err := egress.ParseAllow(allow.String())
+		require.NoError(t, err, "%q became %q", list, allow)
+		require.Equal(t, allow, again, "%q has two spellings", list)
+	})
+}

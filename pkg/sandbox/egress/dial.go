@@ -1,0 +1,88 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// Bounds of reaching a target.
+const (
+	dialTimeout = 10 * time.Second // for resolving and connecting together
+	maxDials    = 3                // addresses of a name that are tried
+)
+
+// Refusal says that a target must not be reached. Its text is for the one who tried.
+type Refusal struct { //nolint:errname // a refusal is what it is
+	Target Target
+	Reason string
+}
+
+// Error implements the error interface.
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("%s must not be reached: %s", r.Target, r.Reason)
+}
+
+// ErrorType is the word for it in traces and logs.
+func (r *Refusal) ErrorType() string { return "network_refused" }
+
+// dial connects to a target that is listed and whose address may be reached. Otherwise
+// the error is a *[Refusal].
+func (p *Proxy) dial(ctx context.Context, t Target) (net.Conn, error) {
+	if !p.allow.Match(t) {
+		return nil, &Refusal{Target: t, Reason: p.unlisted(t)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	addrs, err := p.resolve(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	var faults []error
+	for _, addr := range addrs[:min(len(addrs), maxDials)] {
+		conn, err := p.dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, t.Port).String())
+		if err == nil {
+			return conn, nil
+		}
+		faults = append(faults, err)
+	}
+	return nil, fmt.Errorf("connect to %s: %w", t, errors.Join(faults...))
+}
+
+// unlisted says what an operator can do about a target that is not listed.
+func (p *Proxy) unlisted(t Target) string {
+	if p.allow.Empty() {
+		return fmt.Sprintf("this sandbox may not reach any host (an operator can allow it with --allow-net %s)", t)
+	}
+	return fmt.Sprintf("it is not listed (an operator can allow it with --allow-net %s); listed are: %s", t, p.listed)
+}
+
+// resolve returns the addresses of a target that may be reached.
+func (p *Proxy) resolve(ctx context.Context, t Target) ([]netip.Addr, error) {
+	addrs := []netip.Addr{t.Addr}
+	if !t.Addr.IsValid() {
+		var err error
+		// With the dot no search domains of this host are added.
+		if addrs, err = p.resolver.LookupNetIP(ctx, "ip", t.Host+"."); err != nil {
+			return nil, fmt.Errorf("resolve %s: %w", t.Host, err)
+		}
+	}
+	var passed []netip.Addr
+	reason := "it has no address"
+	for _, addr := range addrs {
+		addr = addr.Unmap()
+		objection := p.judge.objection(netip.AddrPortFrom(addr, t.Port))
+		if objection == "" {
+			passed = append(passed, addr)
+			continue
+		}
+		reason = fmt.Sprintf("its address %s %s", addr, objection)
+	}
+	if len(passed) == 0 {
+		return nil, &Refusal{Target: t, Reason: reason}
+	}
+	return passed, nil
+}

@@ -1,0 +1,116 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Defaults of [Options].
+const (
+	DefaultConns = 64
+	DefaultIdle  = 5 * time.Minute
+)
+
+// greetTimeout is how long a client may take to say what it wants.
+const greetTimeout = 10 * time.Second
+
+// listedInText is how many entries of the list a refusal names.
+const listedInText = 20
+
+// Resolver finds the addresses of names; [net.Resolver] is one.
+type Resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+// Options of a [Proxy]; zero values mean the documented default.
+type Options struct {
+	// Allow is what may be reached; the default is nothing.
+	Allow Allow
+	// Private are ranges that may be reached although they are not on the public
+	// Internet, or belong to this host. Default: none.
+	Private []netip.Prefix
+	// Deny, when set, reports addresses that must never be reached. It wins over
+	// Private, and is called by several goroutines.
+	Deny func(netip.AddrPort) bool
+	// Resolver resolves names; default the system's.
+	Resolver Resolver
+	// Conns is how many connections each listener serves at once; further ones wait. Default [DefaultConns].
+	Conns int
+	// Idle is how long a connection stays on which no byte moves. Default [DefaultIdle].
+	Idle time.Duration
+	// Logger gets each connection at debug level; nil discards.
+	Logger *slog.Logger
+}
+
+// Proxy connects sandboxes to the hosts that are listed. It is safe for concurrent
+// use; each listener has bounds of its own.
+type Proxy struct {
+	allow    Allow
+	listed   string
+	judge    *judge
+	resolver Resolver
+	dialer   *net.Dialer
+	conns    int
+	idle     time.Duration
+	log      *slog.Logger
+}
+
+// New makes a proxy. A list that allows everything is an error: that takes no proxy.
+func New(o Options) (*Proxy, error) {
+	if o.Allow.All() {
+		return nil, fmt.Errorf("egress proxy: the list must name hosts, not %q", All)
+	}
+	if o.Conns < 0 || o.Idle < 0 {
+		return nil, fmt.Errorf("egress proxy: %d connections, idle time %s: must not be negative", o.Conns, o.Idle)
+	}
+	p := &Proxy{
+		allow: o.Allow, listed: o.Allow.String(), judge: newJudge(o), resolver: o.Resolver, dialer: &net.Dialer{},
+		conns: cmp.Or(o.Conns, DefaultConns), idle: cmp.Or(o.Idle, DefaultIdle), log: o.Logger,
+	}
+	if n := len(o.Allow.rules); n > listedInText {
+		p.listed = fmt.Sprintf("%s and %d more", Allow{rules: o.Allow.rules[:listedInText]}, n-listedInText)
+	}
+	p.listed = strings.ReplaceAll(p.listed, ",", ", ")
+	if p.resolver == nil {
+		p.resolver = net.DefaultResolver
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	return p, nil
+}
+
+// Serve serves a listener until ctx ends or the listener is closed, and closes it. It
+// returns when no connection is left; nil unless the listener broke.
+func (p *Proxy) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	s := newServing(ctx, p)
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	err := s.accept(l)
+	stop()
+	cancel()
+	_ = l.Close() // closed already when ctx ended
+	s.wait()
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("egress proxy: %w", err)
+	}
+	return nil
+}
+
+// Env returns the variables that tell programs of a proxy at addr ("host:port"), in the
+// spellings in use. What runs in the sandbox itself is reached without it.
+func Env(addr string) map[string]string {
+	const direct = "localhost,127.0.0.1,::1"
+	http, socks := "http://"+addr, "socks5h://"+addr
+	return map[string]string{
+		"HTTP_PROXY": http, "http_proxy": http, "HTTPS_PROXY": http, "https_proxy": http,
+		"ALL_PROXY": socks, "all_proxy": socks, "NO_PROXY": direct, "no_proxy": direct,
+	}
+}
