@@ -69,6 +69,9 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 		return noop(ctx, run, payload)
 	}
 	level = w.options.Caps.Level.String()
+	if handled, ok := w.handle(ctx, run, frames); ok {
+		return handled
+	}
 	s, err := w.sandboxes.get(ctx, run.Call.Lane())
 	if err != nil {
 		return w.failed(ctx, run.Call, nil, err)
@@ -91,8 +94,9 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 
 // refuse says why this worker does not run a call at all; nil when it does.
 func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
-	if unknown, ok := c.Payload.(protocol.UnknownPayload); ok {
-		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q; it may be older than the coordinator", unknown.Name)
+	unknown, isUnknown := c.Payload.(protocol.UnknownPayload)
+	if isUnknown && w.options.Handlers[unknown.Name] == nil {
+		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q: it may be older than the coordinator, or lack the handler", unknown.Name)
 	}
 	need, err := sandbox.ParseLevel(c.MinLevel)
 	if err != nil {
@@ -104,7 +108,7 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	if c.Payload.Kind() == protocol.KindTurnRun {
 		return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
 	}
-	if c.Payload.Kind() != protocol.KindNoop && sandboxOf(c.Lane()) == "" {
+	if !isUnknown && c.Payload.Kind() != protocol.KindNoop && sandboxOf(c.Lane()) == "" {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
 	}
 	if blob, isArchive := blobOf(c.Payload); isArchive && blob == "" {

@@ -42,6 +42,8 @@ type Options struct {
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)
+	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
+	Handlers map[protocol.Kind]Handler
 	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative not at all.
 	Linger time.Duration
 	// AckWait is the length of leases; 0 takes what the pool has.
@@ -100,6 +102,14 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	o = o.withDefaults()
 	if o.Driver == nil || o.Data == "" {
 		return nil, errors.New("worker: a sandbox driver and a data directory are required")
+	}
+	for kind, handler := range o.Handlers {
+		if _, err := protocol.ParseUserKind(string(kind)); err != nil {
+			return nil, fmt.Errorf("worker: handler: %w", err)
+		}
+		if handler == nil {
+			return nil, fmt.Errorf("worker: handler of %s: missing", kind)
+		}
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {

@@ -160,6 +160,12 @@ func fleetSamples() map[string]any {
 		"payload/unknown": protocol.UnknownPayload{
 			Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","version":3,"at":[1,2.50]}`),
 		},
+		"payload/user": protocol.UnknownPayload{
+			Name: "crm_lookup", Raw: json.RawMessage(`{"type":"crm_lookup","version":1,"arguments":{"account":"acme"}}`),
+		},
+		"value/user": protocol.UnknownValue{
+			Name: "crm_lookup", Raw: json.RawMessage(`{"type":"crm_lookup","version":1,"output":{"balance":12}}`),
+		},
 		"value/workspace_import": protocol.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20},
 		"value/workspace_export": protocol.WorkspaceExportResult{Blob: "ws-2", Files: 10_532, Bytes: 107 << 20},
 		"value/turn_run": protocol.TurnRunResult{

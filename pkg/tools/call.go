@@ -20,8 +20,8 @@ type Place struct {
 // place. Only the zero place, of a tool call that belongs to no step, gets a random id.
 //
 // Defaults: the scope's whole sandbox, exclusively; delivery rollback; the default
-// pool; [protocol.DefaultRunTimeout]. Deadline, QueueTimeout, MaxAttempts and
-// MinLevel are left to the caller. The error is "internal": the plan is inline,
+// pool; [protocol.DefaultRunTimeout]. Deadline, QueueTimeout and MaxAttempts
+// are left to the caller. The error is "internal": the plan is inline,
 // or its tool named resources or limits that no call can have.
 func (p Plan) Call(
 	scope Scope, at Place, toolCallID, toolName string, issuedAt time.Time,
@@ -42,6 +42,7 @@ func (p Plan) Call(
 		Delivery:   cmp.Or(p.Delivery, protocol.Rollback),
 		IssuedAt:   issuedAt,
 		RunTimeout: protocol.MillisOf(cmp.Or(p.Timeout, protocol.DefaultRunTimeout)),
+		MinLevel:   p.MinLevel,
 		Payload:    p.Payload,
 	}
 	if err := call.Validate(); err != nil {

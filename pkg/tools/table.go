@@ -81,8 +81,11 @@ func check(tool *Tool) (*schema, error) {
 	if tool.Plan == nil {
 		fault(errors.New("plan: missing"))
 	}
+	fault(tool.fault)
 	compiled, err := compileSchema(tool.Schema)
-	fault(err)
+	if tool.fault == nil || len(tool.Schema) > 0 { // without one the fault says why
+		fault(err)
+	}
 	return compiled, errors.Join(faults...)
 }
 

@@ -28,6 +28,8 @@ type Tool struct {
 	// Render turns a result, of any status, into the text that the model reads; nil
 	// means [RenderJSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
+
+	fault error // of whoever made the tool, for NewTable to report
 }
 
 // Scope is where a tool call happens.
@@ -54,4 +56,6 @@ type Plan struct {
 	Timeout time.Duration
 	// Pool is who can serve the call; "" means the default pool.
 	Pool protocol.Pool
+	// MinLevel is the least sandbox level that may run the call; "" means any.
+	MinLevel string
 }

@@ -1,0 +1,147 @@
+// Package workercmd is the command line of a worker: of cmd/worker, and of the
+// workers that users build with handlers of their own (pkg/worker).
+package workercmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+)
+
+// flags is the command line of the worker.
+type flags struct {
+	cli.Common
+
+	Nats  string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas."`
+	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
+	Slots int    `default:"4" help:"How many calls run at once."`
+
+	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver: auto (the best that isolates) or process (no isolation)."`
+	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
+	Data    string            `placeholder:"DIR" help:"Directory of workspaces; workers that share it can take over from each other. Default: ~/.local/state/toolfleet/worker."`
+
+	Drain    time.Duration `default:"30s" help:"How long running calls may go on after SIGTERM."`
+	Lease    time.Duration `default:"0s" help:"Length of leases of a new pool; 0 takes what the pool has, or 10s."`
+	Replicas int           `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
+}
+
+// FromProcess returns the surroundings of this process.
+func FromProcess(version string) cli.Program {
+	return cli.Program{
+		Name: "worker", Version: version,
+		Description: "Takes tool calls of a fleet from NATS and executes them in local sandboxes. Every flag can be set by an environment variable: --nats is TOOLFLEET_NATS. SIGTERM drains; a second signal exits at once.",
+		Args:        os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
+	}
+}
+
+// Run runs a worker that also executes payloads of the kinds that handlers are for. It
+// returns the exit code when a signal has ended it.
+func Run(p cli.Program, handlers map[protocol.Kind]worker.Handler) int {
+	var f flags
+	return cli.Run(p, &f, &f.Common, func(string) error { return serve(context.Background(), p, &f, handlers) }) //nolint:forbidigo // the root of a program
+}
+
+// options checks the flags that need more than a type.
+func (f *flags) options() (worker.Options, error) {
+	fleet, err := protocol.ParseFleet(f.Fleet)
+	if err != nil {
+		return worker.Options{}, cli.Usagef("--fleet: %v", err)
+	}
+	pool, err := protocol.ParsePool(f.Pool)
+	if err != nil {
+		return worker.Options{}, cli.Usagef("--pool: %v", err)
+	}
+	if f.Slots < 1 || f.Slots > 4096 {
+		return worker.Options{}, cli.Usagef("--slots %d: must be 1 to 4096", f.Slots)
+	}
+	if err := driver.Valid(f.Sandbox); err != nil {
+		return worker.Options{}, cli.Usagef("--sandbox: %v", err)
+	}
+	if f.Lease != 0 && f.Lease < 500*time.Millisecond {
+		return worker.Options{}, cli.Usagef("--lease %s: must be 0 or at least 500ms", f.Lease)
+	}
+	if f.Drain < 0 {
+		return worker.Options{}, cli.Usagef("--drain %s: must not be negative", f.Drain)
+	}
+	data := f.Data
+	if data == "" {
+		if data, err = cli.StateDir("worker"); err != nil {
+			return worker.Options{}, cli.Usagef("--data: %v", err)
+		}
+	}
+	if data, err = filepath.Abs(data); err != nil {
+		return worker.Options{}, cli.Usagef("--data: %v", err)
+	}
+	return worker.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, AckWait: f.Lease}, nil
+}
+
+// serve runs a worker until a signal.
+func serve(ctx context.Context, p cli.Program, f *flags, handlers map[protocol.Kind]worker.Handler) (err error) {
+	logger := f.Logger(p)
+	o, err := f.options()
+	if err != nil {
+		return err
+	}
+	o.Logger, o.Handlers = logger, handlers
+	host, _ := os.Hostname() // only a name
+	o.ID = protocol.NewWorkerID(host)
+	drain, abort := context.WithCancel(ctx)
+	defer abort()
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+
+	shutdown, err := telemetry.Setup(ctx, "toolfleet-worker", p.Version, &telemetry.Options{Getenv: p.Getenv, Instance: string(o.ID), Logger: logger})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+
+	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: logger})
+	if errors.Is(err, sandbox.ErrLevel) {
+		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
+	}
+	if err != nil {
+		return err
+	}
+	for _, warning := range o.Caps.Warnings {
+		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
+	}
+	nc, err := natsio.Connect(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, Logger: logger})
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet, Replicas: f.Replicas}); err != nil {
+		return err
+	}
+	w, err := worker.New(ctx, nc, o)
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(p.Stderr, "worker: %s takes calls of pool %s in fleet %s: %d slots, sandbox %s (level %s), data %s\n",
+		w.ID(), o.Pool, o.Fleet, o.Slots, o.Caps.Driver, o.Caps.Level, o.Data)
+	context.AfterFunc(ctx, func() {
+		_, _ = fmt.Fprintf(p.Stderr, "worker: draining, for %s at most\n", f.Drain)
+		time.AfterFunc(f.Drain, abort)
+	})
+	return w.Run(ctx, drain)
+}

@@ -1,0 +1,176 @@
+package tools
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Remote says how the calls of a tool of the user's own run on workers.
+type Remote struct {
+	// Kind is the kind of payload; workers need a handler for it (package worker). It
+	// is one that [protocol.ParseUserKind] takes.
+	Kind protocol.Kind
+	// Resources is what a call touches. nil means the session's whole sandbox,
+	// exclusively; empty but not nil means nothing: calls run anywhere, beside anything.
+	Resources []Resource
+	// Delivery is what may happen after a lost worker; "" means rollback.
+	Delivery protocol.Delivery
+	// Timeout bounds one attempt; 0 means [protocol.DefaultRunTimeout].
+	Timeout time.Duration
+	// Pool is whose workers take the calls; "" means the default pool.
+	Pool protocol.Pool
+	// MinLevel is the least sandbox level of a worker that may run a call: none, paths,
+	// full or kernel; "" means any.
+	MinLevel string
+}
+
+// NewRemote makes a tool whose calls run on workers that have a handler for its kind.
+// The schema is that of Args, as in [New]. The model reads the handler's output: a
+// string as it is, anything else as JSON. What cannot be a tool is reported by [NewTable].
+func NewRemote[Args any](name, description string, remote Remote) Tool {
+	schema, err := schemaOf[Args]()
+	if err != nil {
+		return Tool{Definition: Definition{Name: name, Description: description}, fault: err}
+	}
+	return remote.Tool(Definition{Name: name, Description: description, Schema: schema})
+}
+
+// Tool makes the tool of a definition whose schema is at hand. What cannot be a tool is
+// reported by [NewTable].
+func (r Remote) Tool(definition Definition) Tool {
+	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
+		return protocol.NewUserPayload(r.Kind, arguments)
+	})
+	if _, err := protocol.ParseUserKind(string(r.Kind)); err != nil {
+		tool.fault = errors.Join(tool.fault, err)
+	}
+	tool.Render = renderUser
+	return tool
+}
+
+// planned makes the tool that plans what r says, with a payload made of the arguments.
+func (r Remote) planned(definition Definition, payload func(json.RawMessage) (protocol.Payload, error)) Tool {
+	templates, err := compileResources(r.Resources)
+	tool := Tool{Definition: definition, fault: errors.Join(r.validate(), err)}
+	if err == nil && json.Valid(definition.Schema) {
+		tool.fault = errors.Join(tool.fault, checkTemplates(templates, definition.Schema))
+	}
+	tool.Plan = func(scope Scope, raw json.RawMessage) (Plan, *protocol.Error) {
+		uses, refusal := fillTemplates(templates, scope, raw)
+		if refusal != nil {
+			return Plan{}, refusal
+		}
+		body, err := payload(raw)
+		if err != nil {
+			return Plan{}, protocol.Errorf(protocol.CodeInternal, "The tool %s is broken: %v. Go on without it.", definition.Name, err)
+		}
+		return Plan{
+			Payload: body, Resources: uses, Delivery: r.Delivery, Timeout: r.Timeout, Pool: r.Pool, MinLevel: r.MinLevel,
+		}, nil
+	}
+	return tool
+}
+
+// validate returns every fault of r but those of its kind and resources.
+func (r Remote) validate() error {
+	var faults []error
+	switch r.Delivery {
+	case "", protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback:
+	default:
+		faults = append(faults, fmt.Errorf("delivery %q: must be %q, %q or %q",
+			r.Delivery, protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback))
+	}
+	if r.Timeout < 0 || r.Timeout > MaxRemoteTimeout {
+		faults = append(faults, fmt.Errorf("timeout %s: must be 0 to %s", r.Timeout, MaxRemoteTimeout))
+	}
+	if r.Pool != "" {
+		if _, err := protocol.ParsePool(string(r.Pool)); err != nil {
+			faults = append(faults, err)
+		} else if r.Pool == protocol.SessionPool {
+			faults = append(faults, fmt.Errorf("pool %q: is that of the coordinators", r.Pool))
+		}
+	}
+	if r.MinLevel != "" && !slices.Contains(levels(), r.MinLevel) {
+		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", r.MinLevel, strings.Join(levels(), ", ")))
+	}
+	return errors.Join(faults...)
+}
+
+// MaxRemoteTimeout bounds the time limit of a tool of the user's own.
+const MaxRemoteTimeout = 24 * time.Hour
+
+// levels are the words of sandbox levels, least first.
+func levels() []string { return []string{"none", "paths", "full", "kernel"} }
+
+// checkTemplates reports placeholders that the arguments do not have.
+func checkTemplates(templates []resourceTemplate, schema json.RawMessage) error {
+	var document map[string]any
+	_ = json.Unmarshal(schema, &document) // the table reports what is not JSON
+	var faults []error
+	for _, template := range templates {
+		optional, unknown := template.missingFrom(document)
+		for _, name := range unknown {
+			faults = append(faults, fmt.Errorf("%w: {%s}: the tool has no such argument", ErrInvalidResource, name))
+		}
+		for _, name := range optional {
+			faults = append(faults, fmt.Errorf("%w: {%s}: an argument in the first two segments must be required", ErrInvalidResource, name))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// fillTemplates returns the uses of a call; nil templates mean the default.
+func fillTemplates(templates []resourceTemplate, scope Scope, raw json.RawMessage) ([]protocol.Use, *protocol.Error) {
+	if templates == nil {
+		return nil, nil
+	}
+	arguments, err := decodeArguments(raw)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidArguments, "The arguments were not accepted (%v).", err)
+	}
+	uses := make([]protocol.Use, 0, len(templates))
+	for _, template := range templates {
+		use, refusal := template.use(scope, arguments)
+		if refusal != nil {
+			return nil, refusal
+		}
+		uses = append(uses, use)
+	}
+	return uses, nil
+}
+
+// renderUser is the text of a result of a handler.
+func renderUser(result *protocol.Result) string {
+	value, ok := result.Value.(protocol.UnknownValue)
+	if !ok {
+		return RenderJSON(result)
+	}
+	output, err := value.Output()
+	if err != nil {
+		return RenderJSON(result)
+	}
+	text := jsonText(output)
+	switch {
+	case result.Status != protocol.StatusOK:
+		return failureText(result, text)
+	case text == "":
+		return "[done; nothing was returned]"
+	default:
+		return text
+	}
+}
+
+// jsonText is a JSON value as a model reads it: a string as it is, null as nothing.
+func jsonText(value json.RawMessage) string {
+	var text string
+	if json.Unmarshal(value, &text) == nil {
+		return text // null too
+	}
+	return string(value)
+}

@@ -1,0 +1,197 @@
+package tools_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+type refundArguments struct {
+	Account string `json:"account"`
+	Path    string `json:"path,omitempty"`
+	Order   int    `json:"order,omitempty"`
+	User    *struct {
+		ID string `json:"id"`
+	} `json:"user,omitempty"`
+}
+
+func remoteTool(resources ...tools.Resource) tools.Tool {
+	return tools.NewRemote[refundArguments]("refund", "Pay back.", tools.Remote{
+		Kind: "refund", Resources: resources, Delivery: protocol.AtMostOnce, Timeout: 7 * time.Second, Pool: "billing", MinLevel: "paths",
+	})
+}
+
+func planRemote(t *testing.T, tool tools.Tool, arguments string) (tools.Plan, *protocol.Error) {
+	t.Helper()
+	table, err := tools.NewTable(tool)
+	require.NoError(t, err)
+	_, plan, refusal := table.Plan(tools.Scope{Session: "s-1", Sandbox: "box"}, tool.Name, arguments)
+	return plan, refusal
+}
+
+func TestNewRemote_PlansACall(t *testing.T) {
+	t.Parallel()
+	plan, refusal := planRemote(t, remoteTool(tools.Resource{Key: "account/{account}"}), `{"account":"acme","order":"7"}`)
+	require.Nil(t, refusal)
+	call, refusal := plan.Call(tools.Scope{Session: "s-1", Sandbox: "box"}, tools.Place{Turn: 1, Step: 1}, "c1", "refund", time.Now())
+	require.Nil(t, refusal)
+	require.NoError(t, call.Validate())
+	require.Equal(t, []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}, call.Resources)
+	require.Equal(t, protocol.AtMostOnce, call.Delivery)
+	require.Equal(t, protocol.Millis(7000), call.RunTimeout)
+	require.Equal(t, protocol.Pool("billing"), call.Pool)
+	require.Equal(t, "paths", call.MinLevel)
+	payload, ok := call.Payload.(protocol.UnknownPayload)
+	require.True(t, ok)
+	require.Equal(t, protocol.Kind("refund"), payload.Kind())
+	arguments, err := payload.Arguments()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"account":"acme","order":7}`, string(arguments), "as the schema has them")
+}
+
+func TestResource_Keys(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		template, arguments string
+		key                 string // "" with a code
+		code                protocol.Code
+	}{
+		{"account/{account}", `{"account":"acme"}`, "account/acme", ""},
+		{"account/{account}", `{"account":"a/b"}`, "account/a%2Fb", ""},
+		{"account/{account}", `{"account":".."}`, "account/%2E%2E", ""},
+		{"account/{account}", `{"account":"."}`, "account/%2E", ""},
+		{"account/{account}", `{"account":""}`, "account/%", ""},
+		{"account/{account}", `{"account":"100%"}`, "account/100%25", ""},
+		{"account/{account}", `{"account":"a\u0000b"}`, "account/a%00b", ""},
+		{"account/x-{account}-y/orders/{order}", `{"account":"a","order":12}`, "account/x-a-y/orders/12", ""},
+		{"account/{account}/orders/{order}/items", `{"account":"a"}`, "account/a/orders", ""},
+		{"account/{account}/{user.id}", `{"account":"a","user":{"id":"u"}}`, "account/a/u", ""},
+		{"account/{account}/{user.id}", `{"account":"a","user":null}`, "account/a", ""},
+		{"queue/{$session}", `{"account":"a"}`, "queue/s-1", ""},
+		{"sandbox/{$sandbox}/{path...}", `{"account":"a","path":"./src//x/../a.go"}`, "sandbox/box/src/a.go", ""},
+		{"sandbox/{$sandbox}/out/{path...}", `{"account":"a","path":"/workspace/b"}`, "sandbox/box/out/b", ""},
+		{"sandbox/{$sandbox}/{path...}", `{"account":"a"}`, "sandbox/box", ""},
+		{"sandbox/{$sandbox}/{path...}", `{"account":"a","path":"../x"}`, "", protocol.CodePathEscape},
+		{"sandbox/{$sandbox}/{order...}", `{"account":"a","order":1}`, "", protocol.CodeInvalidArguments},
+		{"account/{account}", `{"account":"` + strings.Repeat("a", 1100) + `"}`, "", protocol.CodeInvalidArguments},
+	} {
+		t.Run(test.template+" "+short(test.arguments), func(t *testing.T) {
+			t.Parallel()
+			plan, refusal := planRemote(t, remoteTool(tools.Resource{Key: test.template, Access: protocol.Shared}), test.arguments)
+			if test.code != "" {
+				require.NotNil(t, refusal)
+				require.Equal(t, test.code, refusal.Code)
+				return
+			}
+			require.Nil(t, refusal)
+			require.Equal(t, []protocol.Use{{Key: protocol.ResourceKey(test.key), Access: protocol.Shared}}, plan.Resources)
+		})
+	}
+}
+
+func short(s string) string { return s[:min(len(s), 40)] }
+
+func TestResource_DefaultsAndNothing(t *testing.T) {
+	t.Parallel()
+	tool := tools.NewRemote[refundArguments]("refund", "Pay back.", tools.Remote{Kind: "refund"})
+	plan, refusal := planRemote(t, tool, `{"account":"a"}`)
+	require.Nil(t, refusal)
+	require.Nil(t, plan.Resources, "the whole sandbox")
+	tool = tools.NewRemote[refundArguments]("refund", "Pay back.", tools.Remote{Kind: "refund", Resources: []tools.Resource{}})
+	plan, refusal = planRemote(t, tool, `{"account":"a"}`)
+	require.Nil(t, refusal)
+	require.NotNil(t, plan.Resources)
+	require.Empty(t, plan.Resources, "nothing at all")
+}
+
+func TestRemote_FaultsNameWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for template, want := range map[string]string{
+		"account":                   "two segments",
+		"{account}/x":               "no placeholder",
+		"account//x":                "must have a name",
+		"account/../x":              "must have a name",
+		"account/{acount}":          "no such argument",
+		"account/{path}":            "must be required",
+		"account/{$worker}":         "must be the name of an argument",
+		"account/{}":                "must be the name of an argument",
+		"account/{account":          "braces enclose placeholders",
+		"account/50%":               "are not allowed",
+		"account/{path...}":         "must be the last segment, behind the two",
+		"sandbox/{account}":         "of its own session only",
+		"sandbox/other":             "of its own session only",
+		"session/{$session}":        "the fleet's own",
+		"call/x":                    "the fleet's own",
+		"a/b/{path...}/c":           "must be the last segment",
+		"a/b/x{path...}":            "a path stands alone",
+		"account/{account}/{x}/{y}": "no such argument",
+	} {
+		_, err := tools.NewTable(remoteTool(tools.Resource{Key: template}))
+		require.ErrorIs(t, err, tools.ErrInvalidResource, template)
+		require.ErrorContains(t, err, want, template)
+	}
+	_, err := tools.NewTable(remoteTool(tools.Resource{Key: "a/b/c"}, tools.Resource{Key: "a/d"}))
+	require.ErrorContains(t, err, `must be "a/b"`)
+	_, err = tools.NewTable(remoteTool(tools.Resource{Key: "a/b", Access: "some"}))
+	require.ErrorContains(t, err, `access "some"`)
+	for _, remote := range []tools.Remote{
+		{Kind: "files_read"},
+		{Kind: "Bad"},
+		{Kind: "k", Delivery: "twice"},
+		{Kind: "k", Timeout: -1},
+		{Kind: "k", Timeout: 25 * time.Hour},
+		{Kind: "k", Pool: "session"},
+		{Kind: "k", Pool: "P"},
+		{Kind: "k", MinLevel: "most"},
+	} {
+		_, err := tools.NewTable(remote.Tool(tools.Definition{Name: "t", Description: "T.", Schema: json.RawMessage(`{"type":"object"}`)}))
+		require.ErrorIs(t, err, tools.ErrInvalidTool, "%+v", remote)
+	}
+}
+
+// TestResource_DifferentValuesHaveDifferentKeys is what makes a lane per value.
+func TestResource_DifferentValuesHaveDifferentKeys(t *testing.T) {
+	t.Parallel()
+	tool := remoteTool(tools.Resource{Key: "account/{account}"})
+	table, err := tools.NewTable(tool)
+	require.NoError(t, err)
+	key := func(rt *rapid.T, account string) protocol.ResourceKey {
+		arguments, err := json.Marshal(map[string]string{"account": account})
+		require.NoError(rt, err)
+		_, plan, refusal := table.Plan(tools.Scope{Session: "s", Sandbox: "s"}, "refund", string(arguments))
+		require.Nil(rt, refusal)
+		require.Equal(rt, plan.Resources[0].Key.Lane(), protocol.Lane(plan.Resources[0].Key), "one segment: %q", account)
+		return plan.Resources[0].Key
+	}
+	values := rapid.StringOfN(rapid.SampledFrom([]rune("ab./%25EF ")), 0, 6, -1)
+	rapid.Check(t, func(rt *rapid.T) {
+		a, b := values.Draw(rt, "a"), values.Draw(rt, "b")
+		require.Equal(rt, a == b, key(rt, a) == key(rt, b))
+	})
+}
+
+func TestNewRemote_Text(t *testing.T) {
+	t.Parallel()
+	tool := remoteTool(tools.Resource{Key: "account/{account}"})
+	ok := func(output string) *protocol.Result {
+		value, err := protocol.NewUserValue("refund", json.RawMessage(output))
+		require.NoError(t, err)
+		return &protocol.Result{Status: protocol.StatusOK, Value: value}
+	}
+	require.Equal(t, "paid <1>", tool.Text(ok(`"paid <1>"`)))
+	require.JSONEq(t, `{"paid":1}`, tool.Text(ok(`{"paid":1}`)))
+	require.Equal(t, "[done; nothing was returned]", tool.Text(ok(`null`)))
+	failed := ok(`{"paid":0}`)
+	failed.Status, failed.Error = protocol.StatusTimeout, protocol.Errorf(protocol.CodeRunTimeout, "too slow")
+	require.Contains(t, tool.Text(failed), `[timeout: run_timeout]`)
+	require.Contains(t, tool.Text(failed), fmt.Sprintf("Partial output:\n%s", `{"paid":0}`))
+	require.Contains(t, tool.Text(&protocol.Result{Status: protocol.StatusFailed, Error: protocol.Errorf(protocol.CodeToolFailed, "no")}), "no")
+}

@@ -1,0 +1,138 @@
+// Package worker builds workers that run tools of your own in Go.
+//
+// A handler is a function for one kind of payload. The tool that sends such
+// payloads is made where the sessions run, with [tools.NewRemote] or with a manifest
+// that names the kind; fleet, order, retries and time limits are what they are for
+// built-in tools.
+//
+//	tools.NewRemote ──► call {"type": KIND, "arguments": ...} ──► Handle(KIND, fn)
+//	 (coordinator)                lane of its resources              (worker)
+//	     text ◄────── result {"type": KIND, "output": ...} ◄────────────┘
+//
+// [Main] is the whole command line of the worker with handlers added, so a program
+// of ten lines is a worker; see its example. Programs that embed a fleet give
+// handlers to package fleet instead.
+//
+// # What a handler may rely on
+//
+// It runs in the worker's process, as the worker's user, outside of any sandbox:
+// validate what you pass on. Arguments were checked against the tool's schema by the
+// coordinator, which is to be trusted as far as the fleet's credentials are. Calls
+// whose resources conflict never overlap; others run side by side, so a handler is
+// safe for concurrent use. A panic is the result "tool_panicked". After a lost worker
+// the call runs again, unless the tool is declared at_most_once: then its result is
+// outcome_unknown.
+package worker
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	internal "github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/workercmd"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Handler executes payloads of one kind. Make one with [Handle].
+type Handler struct {
+	kind protocol.Kind
+	run  internal.Handler
+}
+
+// Kind is the kind of payload that the handler is for.
+func (h Handler) Kind() protocol.Kind { return h.kind }
+
+// Call is one attempt of the call that a handler executes. It is valid until the
+// handler returns.
+type Call struct{ handling *internal.Handling }
+
+// ID is the id of the call, the same in every attempt: a key for idempotence.
+func (c *Call) ID() protocol.CallID { return c.handling.Call.ID }
+
+// Session is the session that the call belongs to.
+func (c *Call) Session() protocol.SessionID { return c.handling.Call.SessionID }
+
+// Tool is the name of the tool, as the model called it.
+func (c *Call) Tool() string { return c.handling.Call.Tool }
+
+// Attempt counts the starts of the call, from 1.
+func (c *Call) Attempt() int { return c.handling.Attempt }
+
+// Resources is what the call has for the time of the handler: exclusively, or
+// shared with other calls.
+func (c *Call) Resources() []protocol.Use { return c.handling.Call.Resources }
+
+// Sandbox returns the sandbox of the session, for commands and files in its
+// workspace. It is an error when the tool's resources are not of a sandbox. Do not
+// close it: the worker does.
+func (c *Call) Sandbox(ctx context.Context) (sandbox.Sandbox, error) { return c.handling.Sandbox(ctx) }
+
+// Output shows data to whoever watches the call live. It is lossy and no part of the
+// result. Calls must not overlap.
+func (c *Call) Output(data []byte) { c.handling.Output(data) }
+
+// Handle makes a handler of a function. Args is decoded from the tool call's
+// arguments, Output is encoded as JSON. The function must return soon after ctx ends:
+// at the time limit, on cancel, and when the worker has lost its lane.
+//
+// An error that is a *[protocol.Error] is the result's error as it is, for a model to
+// read; any other becomes "tool_failed" with its text.
+func Handle[Args, Output any](kind protocol.Kind, fn func(ctx context.Context, call *Call, args Args) (Output, error)) Handler {
+	return Handler{kind: kind, run: func(ctx context.Context, h *internal.Handling, raw json.RawMessage) (json.RawMessage, error) {
+		var args Args
+		if len(raw) > 0 {
+			decoder := json.NewDecoder(bytes.NewReader(raw))
+			decoder.DisallowUnknownFields()
+			if err := decoder.Decode(&args); err != nil {
+				return nil, protocol.Errorf(protocol.CodeInvalidPayload,
+					"the worker's handler of %s does not take these arguments (%v): it may be of another version than the tool", kind, err)
+			}
+		}
+		output, err := fn(ctx, &Call{handling: h}, args)
+		if err != nil {
+			return nil, err
+		}
+		encoded, err := json.Marshal(output)
+		if err != nil {
+			return nil, fmt.Errorf("encode the output: %w", err)
+		}
+		return encoded, nil
+	}}
+}
+
+// Main is the main function of a worker with handlers: the command line of cmd/worker
+// (--nats, --sandbox, --slots, ...), until a signal. It does not return.
+func Main(handlers ...Handler) {
+	version := "development"
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		version = info.Main.Version
+	}
+	program := workercmd.FromProcess(version)
+	byKind, err := Handlers(handlers...)
+	if err != nil {
+		_, _ = fmt.Fprintf(program.Stderr, "%s: %v\n", program.Name, err)
+		os.Exit(1)
+	}
+	os.Exit(workercmd.Run(program, byKind))
+}
+
+// Handlers returns handlers by their kind, for package fleet. It is an error when a
+// kind is not one that [protocol.ParseUserKind] takes, or is there twice.
+func Handlers(handlers ...Handler) (map[protocol.Kind]internal.Handler, error) {
+	byKind := make(map[protocol.Kind]internal.Handler, len(handlers))
+	for _, h := range handlers {
+		if _, err := protocol.ParseUserKind(string(h.kind)); err != nil {
+			return nil, fmt.Errorf("handler: %w", err)
+		}
+		if byKind[h.kind] != nil {
+			return nil, fmt.Errorf("handler of %s: there are two", h.kind)
+		}
+		byKind[h.kind] = h.run
+	}
+	return byKind, nil
+}
