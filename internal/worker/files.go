@@ -19,7 +19,7 @@ func filesRead(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) (protoc
 }
 
 func filesWrite(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) (protocol.Value, error) {
-	r, err := fs.Write(ctx, p.Path, p.Content)
+	r, err := fs.Write(ctx, sandbox.WriteRequest{Path: p.Path, Content: p.Content})
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +27,7 @@ func filesWrite(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) (prot
 }
 
 func filesEdit(ctx context.Context, fs sandbox.FS, p protocol.FilesEdit) (protocol.Value, error) {
-	r, err := fs.Edit(ctx, sandbox.EditRequest{Path: p.Path, Old: p.Old, New: p.New, All: p.ReplaceAll})
+	r, err := fs.Edit(ctx, sandbox.EditRequest{Path: p.Path, Edits: []sandbox.Edit{{Old: p.Old, New: p.New, All: p.ReplaceAll}}})
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func filesEdit(ctx context.Context, fs sandbox.FS, p protocol.FilesEdit) (protoc
 }
 
 func filesList(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protocol.Value, error) {
-	r, err := fs.List(ctx, p.Path)
+	r, err := fs.List(ctx, sandbox.ListRequest{Path: p.Path})
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func filesList(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protoc
 }
 
 func filesExists(ctx context.Context, fs sandbox.FS, p protocol.FilesExists) (protocol.Value, error) {
-	r, err := fs.Stat(ctx, p.Path)
+	r, err := fs.Stat(ctx, sandbox.StatRequest{Path: p.Path})
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io/fs"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -18,71 +19,122 @@ func (f *FS) Edit(ctx context.Context, req sandbox.EditRequest) (sandbox.EditRes
 	if err != nil {
 		return sandbox.EditResult{}, err
 	}
-	result, err := f.edit(ctx, name, req)
+	if err := checkEdit(req); err != nil {
+		return sandbox.EditResult{}, err
+	}
+	var result sandbox.EditResult
+	written, err := f.write(ctx, name, req.Expect, func(file current) (after []byte, err error) {
+		switch {
+		case !file.exists:
+			return nil, fs.ErrNotExist
+		case file.oversize != nil:
+			return nil, file.oversize
+		case req.Patch != "":
+			after, result.Outcomes, err = applyPatch(name, file.content, req.Patch)
+		default:
+			after, result.Outcomes, err = applyEdits(name, file.content, req)
+		}
+		return after, err
+	})
 	if err != nil {
 		return sandbox.EditResult{}, f.fault("edit", name, err)
 	}
+	for _, outcome := range result.Outcomes {
+		result.Replacements += outcome.Replacements
+	}
+	result.Size, result.SHA256, result.Diff = written.Size, written.SHA256, written.Diff
 	return result, nil
 }
 
-func (f *FS) edit(ctx context.Context, name string, req sandbox.EditRequest) (sandbox.EditResult, error) {
-	var result sandbox.EditResult
-	if err := checkEdit(req); err != nil {
-		return result, err
-	}
-	target, err := f.target(name)
-	if err != nil {
-		return result, err
-	}
-	before, info, err := f.loadWritable(ctx, target)
-	if err != nil {
-		return result, err
-	}
-	after, n, err := substitute(name, before, req)
-	if err != nil {
-		return result, err
-	}
-	if err := f.replace(target, after, info); err != nil {
-		return result, err
-	}
-	return sandbox.EditResult{
-		Replacements: n,
-		Size:         int64(len(after)),
-		SHA256:       digest(after),
-		Diff:         diff(name, before, after, false),
-	}, nil
-}
-
 func checkEdit(req sandbox.EditRequest) error {
-	switch req.Old {
-	case "":
-		return sandbox.Faultf(sandbox.FaultArguments,
-			"the old text is empty; give the text to replace, or use write for a new file")
-	case req.New:
-		return sandbox.Faultf(sandbox.FaultArguments, "the old and the new text are the same; nothing would change")
+	switch {
+	case req.Patch != "" && len(req.Edits) > 0:
+		return sandbox.Faultf(sandbox.FaultArguments, "give either texts to replace or a patch, not both")
+	case len(req.Patch) > sandbox.MaxPatch:
+		return sandbox.Faultf(sandbox.FaultTooLarge, "the patch has %d bytes, at most %d are possible", len(req.Patch), sandbox.MaxPatch)
+	case req.Patch == "" && len(req.Edits) == 0:
+		return sandbox.Faultf(sandbox.FaultInvalidPatch, "there is nothing to do: neither texts to replace nor a patch with any line in it")
+	case len(req.Edits) > sandbox.MaxEdits:
+		return sandbox.Faultf(sandbox.FaultTooLarge, "there are %d edits, at most %d are possible in one call", len(req.Edits), sandbox.MaxEdits)
 	default:
 		return nil
 	}
 }
 
-// substitute returns content with the replacements that req asks for, and their number.
-func substitute(name string, content []byte, req sandbox.EditRequest) ([]byte, int, error) {
-	old := []byte(req.Old)
+// applyEdits makes the edits one after another. It fails when one of them does, or with
+// best effort when all of them do, and then says of each why.
+func applyEdits(name string, content []byte, req sandbox.EditRequest) ([]byte, []sandbox.EditOutcome, error) {
+	outcomes := make([]sandbox.EditOutcome, len(req.Edits))
+	var faults []*sandbox.Fault
+	for i, edit := range req.Edits {
+		after, outcome, fault := substitute(name, content, edit)
+		if fault != nil {
+			if len(req.Edits) > 1 {
+				fault = sandbox.Faultf(fault.Code, "edit %d of %d: %s", i+1, len(req.Edits), fault.Message)
+			}
+			outcomes[i].Fault = fault
+			faults = append(faults, fault)
+			continue
+		}
+		content, outcomes[i] = after, outcome
+	}
+	if len(faults) == 0 || req.BestEffort && len(faults) < len(req.Edits) {
+		return content, outcomes, nil
+	}
+	return nil, nil, joinFaults(faults, len(req.Edits))
+}
+
+// joinFaults makes one fault of those of several edits. Nothing was changed.
+func joinFaults(faults []*sandbox.Fault, edits int) error {
+	first := faults[0]
+	if edits == 1 {
+		return sandbox.Faultf(first.Code, "nothing was changed: %s", first.Message)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "nothing was changed, because %d of %d edits cannot be made:", len(faults), edits)
+	const shown = 10
+	for i, fault := range faults {
+		if i == shown {
+			fmt.Fprintf(&b, "\nand %d more", len(faults)-shown)
+			break
+		}
+		b.WriteString("\n" + fault.Message)
+	}
+	return &sandbox.Fault{Code: first.Code, Message: b.String()}
+}
+
+// substitute returns content with the replacements that edit asks for.
+func substitute(name string, content []byte, edit sandbox.Edit) ([]byte, sandbox.EditOutcome, *sandbox.Fault) {
+	var outcome sandbox.EditOutcome
+	switch edit.Old {
+	case "":
+		return nil, outcome, sandbox.Faultf(sandbox.FaultArguments,
+			"the old text is empty; give the text to replace, or write the file for new content")
+	case edit.New:
+		return nil, outcome, sandbox.Faultf(sandbox.FaultArguments, "the old and the new text are the same; nothing would change")
+	}
+	old := []byte(edit.Old)
 	places := occurrences(content, old, maxPlaces+1)
 	if len(places) == 0 {
-		return nil, 0, sandbox.Faultf(sandbox.FaultEditNotFound,
-			"the old text is not in %q; nothing was changed. %s", name, hint(content, req))
+		return nil, outcome, sandbox.Faultf(sandbox.FaultEditNotFound, "the old text is not in %q. %s", name, hint(content, edit))
 	}
 	count := bytes.Count(content, old)
-	if len(places) > 1 && !req.All {
-		return nil, 0, notUnique(name, content, places, max(count, len(places)))
+	switch {
+	case edit.All:
+	case edit.First:
+		count = 1
+	case len(places) > 1:
+		return nil, outcome, notUnique(name, content, places, max(count, len(places)))
 	}
-	if size := len(content) + count*(len(req.New)-len(old)); size > sandbox.MaxFileSize {
-		return nil, 0, sandbox.Faultf(sandbox.FaultTooLarge,
-			"%q would have %d bytes, at most %d are possible; nothing was changed", name, size, sandbox.MaxFileSize)
+	if size := len(content) + count*(len(edit.New)-len(old)); size > sandbox.MaxFileSize {
+		return nil, outcome, sandbox.Faultf(sandbox.FaultTooLarge, "%q would have %d bytes, at most %d are possible", name, size, sandbox.MaxFileSize)
 	}
-	return bytes.Replace(content, old, []byte(req.New), count), count, nil
+	outcome.Replacements, outcome.Line = count, lineAt(content, places[0])
+	return bytes.Replace(content, old, []byte(edit.New), count), outcome, nil
 }
+
+// lineAt is the number of the line, from 1, in which the byte at offset is.
+func lineAt(content []byte, offset int) int { return 1 + bytes.Count(content[:offset], []byte{'\n'}) }
 
 // occurrences returns where old is found in content, at most limit places. Those
 // that overlap count, too: which of them was meant cannot be known.
@@ -99,21 +151,28 @@ func occurrences(content, old []byte, limit int) []int {
 	return places
 }
 
-func notUnique(name string, content []byte, places []int, count int) error {
-	var lines strings.Builder
-	line, from := 1, 0
-	for i, at := range places[:min(len(places), maxPlaces)] {
-		line += bytes.Count(content[from:at], []byte{'\n'})
-		from = at
-		if i > 0 {
-			lines.WriteString(", ")
-		}
-		fmt.Fprint(&lines, line)
-	}
-	if len(places) > maxPlaces {
-		lines.WriteString(", ...")
+func notUnique(name string, content []byte, places []int, count int) *sandbox.Fault {
+	lines := make([]int, 0, len(places))
+	for _, at := range places {
+		lines = append(lines, lineAt(content, at))
 	}
 	return sandbox.Faultf(sandbox.FaultEditNotUnique,
-		"the old text occurs %d times in %q, at lines %s; nothing was changed. "+
-			"Give more of the text around the one that is meant, or ask for all to be replaced", count, name, lines.String())
+		"the old text occurs %d times in %q, at lines %s; give more of the text around the one that is meant, or ask for all to be replaced",
+		count, name, lineNumbers(lines))
+}
+
+// lineNumbers is the first [maxPlaces] of some line numbers, as text.
+func lineNumbers(lines []int) string {
+	var b strings.Builder
+	for i, line := range lines {
+		if i == maxPlaces {
+			b.WriteString(", ...")
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprint(&b, line)
+	}
+	return b.String()
 }

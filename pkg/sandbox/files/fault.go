@@ -84,7 +84,7 @@ func kind(mode fs.FileMode) string {
 	}
 }
 
-func tooLarge(name string, size int64) error {
+func tooLarge(name string, size, limit int64) error {
 	return sandbox.Faultf(sandbox.FaultTooLarge,
-		"%q has %d bytes, at most %d are possible; use a command for a part of it", name, size, sandbox.MaxFileSize)
+		"%q has %d bytes, at most %d are possible; use a command for a part of it", name, size, limit)
 }

@@ -34,11 +34,11 @@ func FuzzPath(f *testing.F) {
 			read, err := fs.Read(t.Context(), sandbox.ReadRequest{Path: path})
 			requireFaultOrNil(t, err)
 			require.NotEqual(t, "secret", string(read.Content))
-			_, err = fs.Stat(t.Context(), path)
+			_, err = fs.Stat(t.Context(), sandbox.StatRequest{Path: path})
 			requireFaultOrNil(t, err)
-			_, err = fs.List(t.Context(), path)
+			_, err = fs.List(t.Context(), sandbox.ListRequest{Path: path})
 			requireFaultOrNil(t, err)
-			_, err = fs.Write(t.Context(), path, []byte("inside"))
+			_, err = fs.Write(t.Context(), sandbox.WriteRequest{Path: path, Content: []byte("inside")})
 			requireFaultOrNil(t, err)
 		}
 		entries, err := os.ReadDir(base)
@@ -74,7 +74,7 @@ func FuzzEdit(f *testing.F) {
 	host := filepath.Join(dir, "file")
 	f.Fuzz(func(t *testing.T, content, before, after string, all bool) {
 		require.NoError(t, os.WriteFile(host, []byte(content), 0o600))
-		result, err := fs.Edit(t.Context(), sandbox.EditRequest{Path: "file", Old: before, New: after, All: all})
+		result, err := fs.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: before, New: after, All: all}}})
 		got, readErr := os.ReadFile(host)
 		require.NoError(t, readErr)
 		requireFaultOrNil(t, err)

@@ -15,7 +15,7 @@ const (
 )
 
 // hint says why the old text of an edit may not have been found.
-func hint(content []byte, req sandbox.EditRequest) string {
+func hint(content []byte, req sandbox.Edit) string {
 	if bytes.Contains(content, []byte("\r\n")) && !strings.Contains(req.Old, "\r\n") &&
 		bytes.Contains(bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n")), []byte(req.Old)) {
 		return `The file's lines end in "\r\n": use the same line ends in the old and the new text.`

@@ -17,8 +17,8 @@ import (
 const listChunk = sandbox.MaxEntries
 
 // List implements [sandbox.FS].
-func (f *FS) List(ctx context.Context, p string) (sandbox.ListResult, error) {
-	name, err := clean(f.root.Name(), p)
+func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListResult, error) {
+	name, err := clean(f.root.Name(), req.Path)
 	if err != nil {
 		return sandbox.ListResult{}, err
 	}
@@ -70,8 +70,8 @@ func (f *FS) openDir(name string) (*os.File, error) {
 }
 
 // Stat implements [sandbox.FS].
-func (f *FS) Stat(ctx context.Context, p string) (sandbox.StatResult, error) {
-	name, err := clean(f.root.Name(), p)
+func (f *FS) Stat(ctx context.Context, req sandbox.StatRequest) (sandbox.StatResult, error) {
+	name, err := clean(f.root.Name(), req.Path)
 	if err != nil {
 		return sandbox.StatResult{}, err
 	}

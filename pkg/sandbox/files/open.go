@@ -59,7 +59,7 @@ func (f *FS) load(ctx context.Context, name string, flag int) ([]byte, fs.FileIn
 	}
 	defer file.Close()
 	if info.Size() > sandbox.MaxFileSize {
-		return nil, info, tooLarge(name, info.Size())
+		return nil, info, tooLarge(name, info.Size(), sandbox.MaxFileSize)
 	}
 	content := make([]byte, 0, info.Size()+1)
 	content, err = readAll(content, io.LimitReader(file, sandbox.MaxFileSize+1))
@@ -67,7 +67,7 @@ func (f *FS) load(ctx context.Context, name string, flag int) ([]byte, fs.FileIn
 		return nil, nil, err
 	}
 	if len(content) > sandbox.MaxFileSize {
-		return nil, info, tooLarge(name, int64(len(content)))
+		return nil, info, tooLarge(name, int64(len(content)), sandbox.MaxFileSize)
 	}
 	return content, info, nil
 }

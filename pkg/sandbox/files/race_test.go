@@ -99,18 +99,18 @@ func useAll(t *testing.T, fs *files.FS, user int) (ok, failed int) {
 		if count(err) && string(read.Content) == "secret" {
 			t.Errorf("read %s outside", path)
 		}
-		_, err = fs.Write(t.Context(), path, []byte("inside "+strconv.Itoa(user)))
+		_, err = fs.Write(t.Context(), sandbox.WriteRequest{Path: path, Content: []byte("inside " + strconv.Itoa(user))})
 		count(err)
-		_, err = fs.Edit(t.Context(), sandbox.EditRequest{Path: path, Old: "inside", New: "INSIDE"})
+		_, err = fs.Edit(t.Context(), sandbox.EditRequest{Path: path, Edits: []sandbox.Edit{{Old: "inside", New: "INSIDE"}}})
 		count(err)
 		found, err := fs.Search(t.Context(), sandbox.SearchRequest{Path: path, Pattern: "secret"})
 		if count(err) && len(found.Matches) > 0 {
 			t.Errorf("searched %s outside", path)
 		}
 	}
-	_, err := fs.Write(t.Context(), "dir/new/file", []byte("inside"))
+	_, err := fs.Write(t.Context(), sandbox.WriteRequest{Path: "dir/new/file", Content: []byte("inside")})
 	count(err)
-	_, err = fs.List(t.Context(), "dir")
+	_, err = fs.List(t.Context(), sandbox.ListRequest{Path: "dir"})
 	count(err)
 	return ok, failed
 }

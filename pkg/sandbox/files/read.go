@@ -5,11 +5,17 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
 	"os"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
+
+// readChunk is how much of a file is read at a time.
+const readChunk = 128 << 10
 
 // Read implements [sandbox.FS].
 func (f *FS) Read(ctx context.Context, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
@@ -17,70 +23,179 @@ func (f *FS) Read(ctx context.Context, req sandbox.ReadRequest) (sandbox.ReadRes
 	if err != nil {
 		return sandbox.ReadResult{}, err
 	}
-	content, _, err := f.load(ctx, name, os.O_RDONLY)
+	result, err := f.read(ctx, name, req)
 	if err != nil {
 		return sandbox.ReadResult{}, f.fault("read", name, err)
 	}
-	result := sandbox.ReadResult{
-		SHA256: digest(content),
-		Size:   int64(len(content)),
-		Binary: binary(content),
-	}
-	if result.Binary {
-		result.Content = content[:min(len(content), sandbox.MaxReadBytes)]
-		result.Truncated = len(result.Content) < len(content)
-		return result, nil
-	}
-	takeLines(&result, content, req)
 	return result, nil
 }
 
-// takeLines fills in the lines that req asks for, as many as fit.
-func takeLines(result *sandbox.ReadResult, content []byte, req sandbox.ReadRequest) {
-	result.TotalLines = countLines(content)
-	first := max(req.Offset, 1)
-	if first > result.TotalLines {
+func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
+	if err := ctx.Err(); err != nil {
+		return sandbox.ReadResult{}, err
+	}
+	file, info, err := f.openRegular(name, os.O_RDONLY)
+	if err != nil {
+		return sandbox.ReadResult{}, err
+	}
+	defer file.Close()
+	s := newScan(req)
+	buf := make([]byte, min(readChunk, max(info.Size()+1, 512)))
+	for s.size <= sandbox.MaxReadSize && info.Size() <= sandbox.MaxReadSize {
+		n, err := file.Read(buf)
+		s.take(buf[:n])
+		if errors.Is(err, io.EOF) {
+			return s.result(), nil
+		}
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			return sandbox.ReadResult{}, err
+		}
+	}
+	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), sandbox.MaxReadSize)
+}
+
+// scan reads a file once from its start to its end, in pieces, and keeps the lines
+// that were asked for, as many as fit.
+type scan struct {
+	first, last int // lines to keep; last 0 is the end of the file
+	size        int64
+	hash        hash.Hash
+	text        textCheck
+	head        []byte // the start of the file, in case it is not text
+	image       string
+
+	line    int    // of the next byte, from 1
+	kept    []byte // lines that were asked for
+	start   int    // in kept, of the line that is not complete
+	lines   int    // complete ones in kept
+	full    bool   // no more is kept
+	partial bool   // the file goes on after the last line end
+}
+
+func newScan(req sandbox.ReadRequest) *scan {
+	s := &scan{first: max(req.Offset, 1), hash: sha256.New(), line: 1}
+	if req.Limit > 0 {
+		s.last = s.first + req.Limit - 1
+	}
+	return s
+}
+
+func (s *scan) take(chunk []byte) {
+	if len(chunk) == 0 {
 		return
 	}
-	rest := content[lineStart(content, first):]
-	want := result.TotalLines - first + 1
-	if req.Limit > 0 {
-		want = min(want, req.Limit)
+	if s.size == 0 {
+		s.image = imageType(chunk)
 	}
-	end := 0
-	for result.Lines < want {
-		length := lineLength(rest[end:])
-		if end+length > sandbox.MaxReadBytes {
-			result.Truncated = true
+	headLimit := sandbox.MaxReadBytes
+	if s.image != "" {
+		headLimit = sandbox.MaxImageSize
+	}
+	s.head = append(s.head, chunk[:min(len(chunk), headLimit-len(s.head))]...)
+	s.size += int64(len(chunk))
+	s.hash.Write(chunk)
+	s.text.take(chunk)
+	s.partial = chunk[len(chunk)-1] != '\n'
+	for len(chunk) > 0 {
+		n := lineLength(chunk)
+		ended := chunk[n-1] == '\n'
+		if s.line >= s.first && (s.last == 0 || s.line <= s.last) {
+			s.keep(chunk[:n], ended)
+		}
+		if ended {
+			s.line++
+		}
+		chunk = chunk[n:]
+	}
+}
+
+// keep adds a piece of a line that was asked for.
+func (s *scan) keep(piece []byte, ended bool) {
+	switch {
+	case s.full:
+		return
+	case len(s.kept)+len(piece) <= sandbox.MaxReadBytes:
+		s.kept = append(s.kept, piece...)
+		if ended {
+			s.lines++
+			s.start = len(s.kept)
+		}
+		return
+	case s.lines == 0: // not even one line fits
+		s.kept = append(s.kept, piece...)
+		s.kept = s.kept[:runeBorder(s.kept, sandbox.MaxReadBytes)]
+		s.lines, s.start = 1, len(s.kept)
+	default:
+		s.kept = s.kept[:s.start]
+	}
+	s.full = true
+}
+
+func (s *scan) result() sandbox.ReadResult {
+	result := sandbox.ReadResult{SHA256: hex.EncodeToString(s.hash.Sum(nil)), Size: s.size, Image: s.image}
+	if result.Binary = s.image != "" || s.text.binary(); result.Binary {
+		result.Content = s.head
+		result.Truncated = int64(len(s.head)) < s.size
+		return result
+	}
+	result.TotalLines = s.line - 1
+	if s.partial {
+		result.TotalLines++
+	}
+	if len(s.kept) > s.start { // a last line without a line end
+		s.lines++
+	}
+	if s.lines > 0 {
+		result.Content, result.FirstLine, result.Lines, result.Truncated = s.kept, s.first, s.lines, s.full
+	}
+	return result
+}
+
+// textCheck finds out whether the pieces that it takes are text together.
+type textCheck struct {
+	bad  bool
+	rest []byte // the start of a character that goes on in the next piece
+}
+
+func (c *textCheck) take(chunk []byte) {
+	if c.bad {
+		return
+	}
+	if c.bad = bytes.IndexByte(chunk, 0) >= 0; c.bad {
+		return
+	}
+	if len(c.rest) > 0 {
+		chunk = append(c.rest, chunk...)
+	}
+	end := len(chunk)
+	for back := 1; back < utf8.UTFMax && back <= len(chunk); back++ {
+		if last := chunk[len(chunk)-back:]; utf8.RuneStart(last[0]) {
+			if !utf8.FullRune(last) {
+				end -= back
+			}
 			break
 		}
-		end += length
-		result.Lines++
 	}
-	if result.Lines == 0 { // not even one line fits
-		end = runeBorder(rest, sandbox.MaxReadBytes)
-		result.Lines = 1
-	}
-	result.FirstLine = first
-	result.Content = rest[:end]
+	c.bad = !utf8.Valid(chunk[:end])
+	c.rest = bytes.Clone(chunk[end:])
 }
 
-// countLines counts a last line without a line end, too.
-func countLines(content []byte) int {
-	n := bytes.Count(content, []byte{'\n'})
-	if len(content) > 0 && content[len(content)-1] != '\n' {
-		n++
-	}
-	return n
-}
+func (c *textCheck) binary() bool { return c.bad || len(c.rest) > 0 }
 
-// lineStart returns where the line with the given number, from 1, starts.
-func lineStart(content []byte, number int) int {
-	start := 0
-	for range number - 1 {
-		start += lineLength(content[start:])
+// imageType is the media type of an image of a kind that models take, or "".
+func imageType(head []byte) string {
+	switch {
+	case bytes.HasPrefix(head, []byte("\x89PNG\r\n\x1a\n")):
+		return "image/png"
+	case bytes.HasPrefix(head, []byte("\xff\xd8\xff")):
+		return "image/jpeg"
+	case bytes.HasPrefix(head, []byte("GIF87a")), bytes.HasPrefix(head, []byte("GIF89a")):
+		return "image/gif"
+	case len(head) >= 12 && string(head[:4]) == "RIFF" && string(head[8:12]) == "WEBP":
+		return "image/webp"
+	default:
+		return ""
 	}
-	return start
 }
 
 // lineLength is the length of the first line, with its line end.

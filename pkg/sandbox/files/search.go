@@ -10,8 +10,7 @@ import (
 	"regexp"
 	"regexp/syntax"
 	"strings"
-
-	"github.com/bmatcuk/doublestar/v4"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -29,15 +28,7 @@ func (f *FS) Search(ctx context.Context, req sandbox.SearchRequest) (sandbox.Sea
 	if err != nil {
 		return sandbox.SearchResult{}, err
 	}
-	info, err := f.root.Stat(name)
-	if err == nil {
-		if info.IsDir() {
-			err = s.dir(ctx, name, "")
-		} else if err = requireRegular(name, info); err == nil {
-			err = s.file(ctx, name, path.Base(name))
-		}
-	}
-	if err != nil && !errors.Is(err, errEnough) {
+	if err := s.run(ctx, name, req.NoIgnore); err != nil && !errors.Is(err, errEnough) {
 		return sandbox.SearchResult{}, f.fault("search", name, err)
 	}
 	return s.result, nil
@@ -48,7 +39,9 @@ type search struct {
 	fs      *FS
 	pattern *regexp.Regexp
 	literal []byte // every match starts with it
-	glob    string
+	glob    glob
+	among   map[string]bool // files that can match; nil for all
+	limit   int
 	result  sandbox.SearchResult
 }
 
@@ -60,13 +53,26 @@ func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
 	if err != nil {
 		return nil, badPattern(req.Pattern, err)
 	}
-	glob := strings.TrimPrefix(req.Glob, "./")
-	if !doublestar.ValidatePattern(glob) {
-		return nil, sandbox.Faultf(sandbox.FaultInvalidPattern,
-			`the glob %q is malformed; examples: "*.go", "src/**/*.{ts,tsx}"`, req.Glob)
+	if req.IgnoreCase {
+		pattern = regexp.MustCompile("(?i)" + req.Pattern)
 	}
+	wanted, err := newGlob(req.Glob, true)
+	if err != nil {
+		return nil, err
+	}
+	wanted.base = ""
 	literal, _ := pattern.LiteralPrefix()
-	return &search{fs: f, pattern: pattern, literal: []byte(literal), glob: glob}, nil
+	s := &search{fs: f, pattern: pattern, literal: []byte(literal), glob: wanted, limit: sandbox.MaxMatches}
+	if req.Limit > 0 {
+		s.limit = min(s.limit, req.Limit)
+	}
+	if req.Among != nil {
+		s.among = make(map[string]bool, len(req.Among))
+		for _, name := range req.Among {
+			s.among[name] = true
+		}
+	}
+	return s, nil
 }
 
 func badPattern(pattern string, err error) error {
@@ -74,7 +80,7 @@ func badPattern(pattern string, err error) error {
 	if syntaxErr, ok := errors.AsType[*syntax.Error](err); ok {
 		what = syntaxErr.Code.String()
 		if at := strings.Index(pattern, syntaxErr.Expr); at >= 0 {
-			where = fmt.Sprintf(" at character %d, %q", at+1, syntaxErr.Expr)
+			where = fmt.Sprintf(" at character %d, %q", utf8.RuneCountInString(pattern[:at])+1, syntaxErr.Expr)
 		}
 	}
 	return sandbox.Faultf(sandbox.FaultInvalidPattern,
@@ -82,32 +88,52 @@ func badPattern(pattern string, err error) error {
 		pattern, what, where)
 }
 
+// run searches the file or directory name.
+func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
+	info, err := s.fs.root.Stat(name)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		if err := requireRegular(name, info); err != nil {
+			return err
+		}
+		return s.file(ctx, name, path.Base(name))
+	}
+	w := walk{fs: s.fs, noIgnore: noIgnore, visit: func(ctx context.Context, at place) error {
+		if !at.entry.Type().IsRegular() {
+			return nil
+		}
+		return s.file(ctx, at.name, at.below)
+	}}
+	err = w.from(ctx, name)
+	s.result.Skipped += w.skipped
+	return err
+}
+
 // file searches one regular file; below is its path below the start of the search.
-// Files that cannot be searched are counted as skipped.
+// Files that cannot be searched are counted as skipped; binary ones match nothing.
 func (s *search) file(ctx context.Context, name, below string) error {
-	if !s.wanted(below) {
+	if !s.glob.match(below) {
+		return nil
+	}
+	if s.among != nil && !s.among[name] {
+		s.result.Files++
 		return nil
 	}
 	content, _, err := s.fs.load(ctx, name, os.O_RDONLY)
 	switch {
 	case ctx.Err() != nil, errors.Is(err, os.ErrClosed):
 		return err
-	case err != nil, bytes.IndexByte(content, 0) >= 0:
+	case err != nil:
 		s.result.Skipped++
 		return nil //nolint:nilerr // one unreadable file does not end a search
 	}
 	s.result.Files++
+	if bytes.IndexByte(content, 0) >= 0 {
+		return nil
+	}
 	return s.lines(ctx, name, content)
-}
-
-func (s *search) wanted(below string) bool {
-	if s.glob == "" {
-		return true
-	}
-	if !strings.Contains(s.glob, "/") {
-		below = path.Base(below)
-	}
-	return doublestar.MatchUnvalidated(s.glob, below)
 }
 
 // lines searches content line by line, and skips to where a match is possible.
@@ -127,7 +153,7 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 		length := lineLength(content)
 		line := bytes.TrimSuffix(bytes.TrimSuffix(content[:length], []byte{'\n'}), []byte{'\r'})
 		if s.pattern.Match(line) {
-			if len(s.result.Matches) == sandbox.MaxMatches {
+			if len(s.result.Matches) == s.limit {
 				s.result.Truncated = true
 				return errEnough
 			}

@@ -8,64 +8,112 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 )
 
-// maxDepth is how many directories deep a search goes.
+// maxDepth is how many directories deep a walk goes.
 const maxDepth = 200
 
-// dir searches the directory name and what is below it, in the order of paths.
-// below is its path below the start of the search, "" for the start itself.
-func (s *search) dir(ctx context.Context, name, below string) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// errPrune, returned by a visit of a directory, keeps the walk out of it.
+var errPrune = errors.New("not entered")
+
+// walk visits what is below a directory, in the order of paths. It follows no
+// symbolic links, and leaves out ".git" and what ignore files exclude.
+type walk struct {
+	fs       *FS
+	noIgnore bool
+	// visit is told every entry but those left out, directories before what is in them.
+	visit func(ctx context.Context, at place) error
+	// skipped counts the directories that could not be read, ignored the entries excluded.
+	skipped, ignored int
+}
+
+// place is where a walk stands.
+type place struct {
+	name  string // relative to the workspace
+	below string // relative to the start of the walk
+	depth int    // 1 for what is in the start
+	entry fs.DirEntry
+	rules ignores // for what is in it, when it is a directory
+}
+
+// from walks what is below the directory name. An unreadable start is an error, an
+// unreadable directory further down is skipped.
+func (w *walk) from(ctx context.Context, name string) error {
+	var rules ignores
+	if !w.noIgnore {
+		rules = w.fs.ignoresAbove(ctx, name)
 	}
-	entries, err := s.entries(name)
+	return w.dir(ctx, place{name: name, rules: rules})
+}
+
+func (w *walk) dir(ctx context.Context, at place) error {
+	entries, rules, err := w.entries(ctx, at)
 	if err != nil {
-		if below == "" || errors.Is(err, os.ErrClosed) {
+		if at.depth == 0 || ctx.Err() != nil || errors.Is(err, os.ErrClosed) {
 			return err
 		}
-		s.result.Skipped++
+		w.skipped++
 		return nil
 	}
 	for _, entry := range entries {
-		if err := s.entry(ctx, entry, path.Join(name, entry.Name()), path.Join(below, entry.Name())); err != nil {
+		inside := place{
+			name: path.Join(at.name, entry.Name()), below: path.Join(at.below, entry.Name()),
+			depth: at.depth + 1, entry: entry, rules: rules,
+		}
+		if err := w.enter(ctx, inside); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *search) entry(ctx context.Context, entry fs.DirEntry, name, below string) error {
+func (w *walk) enter(ctx context.Context, at place) error {
+	err := w.visit(ctx, at)
 	switch {
-	case entry.Name() == ".git":
+	case errors.Is(err, errPrune):
 		return nil
-	case entry.Type().IsRegular():
-		return s.file(ctx, name, below)
-	case !entry.IsDir():
-		return nil
-	case strings.Count(below, "/") >= maxDepth || len(name) > maxPath:
-		s.result.Skipped++
+	case err != nil, !at.entry.IsDir():
+		return err
+	case at.depth >= maxDepth || len(at.name) > maxPath:
+		w.skipped++
 		return nil
 	default:
-		return s.dir(ctx, name, below)
+		return w.dir(ctx, at)
 	}
 }
 
-// entries returns a directory's entries so that walking them visits paths in order:
-// a directory stands where its path with a slash would.
-func (s *search) entries(name string) ([]fs.DirEntry, error) {
-	dir, err := s.fs.openDir(name)
+// entries returns what a walk sees in a directory, and the rules that apply in it.
+// They are sorted so that walking them visits paths in order: a directory stands
+// where its path with a slash would.
+func (w *walk) entries(ctx context.Context, at place) ([]fs.DirEntry, ignores, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	dir, err := w.fs.openDir(at.name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer dir.Close()
 	entries, err := dir.ReadDir(-1)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	rules := at.rules
+	if !w.noIgnore && hasIgnoreFile(entries) {
+		rules = w.fs.withIgnoreFile(ctx, rules, at.name)
+	}
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
+		if e.Name() == ".git" {
+			return true
+		}
+		excluded := rules.excludes(path.Join(at.name, e.Name()), e.IsDir())
+		if excluded {
+			w.ignored++
+		}
+		return excluded
+	})
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(walkKey(a), walkKey(b)) })
-	return entries, nil
+	return entries, rules, nil
 }
 
 func walkKey(entry fs.DirEntry) string {

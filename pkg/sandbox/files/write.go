@@ -19,47 +19,67 @@ const (
 )
 
 // Write implements [sandbox.FS].
-func (f *FS) Write(ctx context.Context, p string, content []byte) (sandbox.WriteResult, error) {
-	name, err := clean(f.root.Name(), p)
+func (f *FS) Write(ctx context.Context, req sandbox.WriteRequest) (sandbox.WriteResult, error) {
+	name, err := clean(f.root.Name(), req.Path)
 	if err != nil {
 		return sandbox.WriteResult{}, err
 	}
-	if len(content) > sandbox.MaxFileSize {
+	if len(req.Content) > sandbox.MaxFileSize {
 		return sandbox.WriteResult{}, sandbox.Faultf(sandbox.FaultTooLarge,
-			"the content has %d bytes, at most %d can be written", len(content), sandbox.MaxFileSize)
+			"the content has %d bytes, at most %d can be written", len(req.Content), sandbox.MaxFileSize)
 	}
-	result, err := f.write(ctx, name, content)
+	result, err := f.write(ctx, name, req.Expect, func(current) ([]byte, error) { return req.Content, nil })
 	if err != nil {
 		return sandbox.WriteResult{}, f.fault("write", name, err)
 	}
 	return result, nil
 }
 
-func (f *FS) write(ctx context.Context, name string, content []byte) (sandbox.WriteResult, error) {
-	result := sandbox.WriteResult{Size: int64(len(content)), SHA256: digest(content)}
+// current is a file as it is before a change.
+type current struct {
+	content  []byte
+	exists   bool
+	oversize error // why the content was not loaded, when it is too large
+}
+
+// write puts what change makes of a file in its place.
+func (f *FS) write(
+	ctx context.Context, name string, expect sandbox.Expect, change func(current) ([]byte, error),
+) (sandbox.WriteResult, error) {
+	var result sandbox.WriteResult
 	target, err := f.target(name)
 	if err != nil {
 		return result, err
 	}
-	before, info, err := f.loadWritable(ctx, target)
-	var fault *sandbox.Fault
+	content, info, err := f.loadWritable(ctx, target)
+	before := current{content: content, exists: true}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		result.Created = true
-		if err := f.makeParents(target); err != nil {
-			return result, err
-		}
-	case errors.As(err, &fault) && fault.Code == sandbox.FaultTooLarge:
-		before = nil // it can be replaced; only the diff is left out
+		before.exists = false
+	case isFault(err, sandbox.FaultTooLarge) && expect.SHA256 == "":
+		before.oversize = err
 	case err != nil:
 		return result, err
 	default:
 	}
-	if err := f.replace(target, content, info); err != nil {
+	if err := checkExpected(name, expect, before); err != nil {
 		return result, err
 	}
-	if result.Created || info.Size() <= maxDiffInput {
-		result.Diff = diff(name, before, content, result.Created)
+	after, err := change(before)
+	if err != nil {
+		return result, err
+	}
+	if result.Created = !before.exists; result.Created {
+		if err := f.makeParents(target); err != nil {
+			return result, err
+		}
+	}
+	if err := f.replace(target, after, info); err != nil {
+		return result, err
+	}
+	result.Size, result.SHA256 = int64(len(after)), digest(after)
+	if before.oversize == nil {
+		result.Diff = diff(name, before.content, after, result.Created)
 	}
 	return result, nil
 }

@@ -66,7 +66,7 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 
 // try uses a sandbox once.
 func try(ctx context.Context, s sandbox.Sandbox) error {
-	if _, err := s.FS().Write(ctx, "probe.txt", []byte("probe")); err != nil {
+	if _, err := s.FS().Write(ctx, sandbox.WriteRequest{Path: "probe.txt", Content: []byte("probe")}); err != nil {
 		return fmt.Errorf("probe: write a file: %w", err)
 	}
 	result, err := s.Exec(ctx, sandbox.Cmd{Argv: probeArgv()})

@@ -28,35 +28,34 @@ func editTests() map[string]func(*testing.T, *tree) {
 func editOne(t *testing.T, f *tree) {
 	f.put(t, "file", "one\ntwo\nthree\n")
 	require.NoError(t, os.Chmod(f.host("file"), 0o700))
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Old: "two\nth", New: "2\nTH"})
+	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "two\nth", New: "2\nTH"}}})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.EditResult{
-		Replacements: 1, Size: 12, SHA256: digest("one\n2\nTHree\n"),
+		Outcomes: []sandbox.EditOutcome{{Replacements: 1, Line: 2}}, Replacements: 1, Size: 12, SHA256: digest("one\n2\nTHree\n"),
 		Diff: "--- a/file\n+++ b/file\n@@ -1,3 +1,3 @@\n one\n-two\n-three\n+2\n+THree\n",
 	}, got)
 	require.Equal(t, "one\n2\nTHree\n", f.get(t, "file"))
 	require.EqualValues(t, 0o700, f.mode(t, "file"))
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Old: "one\n2\nTHree\n", New: ""})
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "one\n2\nTHree\n", New: ""}}})
 	require.NoError(t, err)
 	require.Empty(t, f.get(t, "file"))
 }
 
 func editAll(t *testing.T, f *tree) {
 	f.put(t, "file", "a b a b a")
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Old: "a", New: "aa", All: true})
+	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "aa", All: true}}})
 	require.NoError(t, err)
 	require.Equal(t, 3, got.Replacements)
 	require.Equal(t, "aa b aa b aa", f.get(t, "file"))
 }
 
 // refused checks that an edit fails and changes nothing, and returns the message.
-func (f *tree) refused(t *testing.T, content string, req sandbox.EditRequest, code sandbox.FaultCode) string {
+func (f *tree) refused(t *testing.T, content string, edit sandbox.Edit, code sandbox.FaultCode) string {
 	t.Helper()
-	req.Path = "file"
 	f.put(t, "file", content)
 	before, err := os.Stat(f.host("file"))
 	require.NoError(t, err)
-	_, err = f.Edit(t.Context(), req)
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{edit}})
 	message := requireFault(t, err, code)
 	require.Equal(t, content, f.get(t, "file"))
 	after, err := os.Stat(f.host("file"))
@@ -79,7 +78,7 @@ func editNotFound(t *testing.T, f *tree) {
 		"blank lines before":  {"a\nb\n\nc c c\n", "\n\n\nc c d\n", "", "c c c"},
 		"a line that is long": {strings.Repeat("é", 1000), strings.Repeat("é", 999) + "x", "", "é"},
 	} {
-		message := f.refused(t, test.content, sandbox.EditRequest{Old: test.old, New: test.new}, sandbox.FaultEditNotFound)
+		message := f.refused(t, test.content, sandbox.Edit{Old: test.old, New: test.new}, sandbox.FaultEditNotFound)
 		require.Contains(t, message, test.hint, name)
 		require.Contains(t, message, "nothing was changed", name)
 		require.Less(t, len(message), 2000, name)
@@ -87,33 +86,33 @@ func editNotFound(t *testing.T, f *tree) {
 }
 
 func editNotUnique(t *testing.T, f *tree) {
-	message := f.refused(t, "x\ny\nx\nx x\n", sandbox.EditRequest{Old: "x"}, sandbox.FaultEditNotUnique)
+	message := f.refused(t, "x\ny\nx\nx x\n", sandbox.Edit{Old: "x"}, sandbox.FaultEditNotUnique)
 	require.Contains(t, message, "4 times")
 	require.Contains(t, message, "at lines 1, 3, 4, 4;")
-	message = f.refused(t, "aaa", sandbox.EditRequest{Old: "aa"}, sandbox.FaultEditNotUnique)
+	message = f.refused(t, "aaa", sandbox.Edit{Old: "aa"}, sandbox.FaultEditNotUnique)
 	require.Contains(t, message, "2 times", "occurrences that overlap are not one")
-	message = f.refused(t, strings.Repeat("x\n", 1000), sandbox.EditRequest{Old: "x"}, sandbox.FaultEditNotUnique)
+	message = f.refused(t, strings.Repeat("x\n", 1000), sandbox.Edit{Old: "x"}, sandbox.FaultEditNotUnique)
 	require.Contains(t, message, "1000 times")
 	require.Less(t, len(message), 400)
 }
 
 func editArguments(t *testing.T, f *tree) {
-	f.refused(t, "x", sandbox.EditRequest{Old: "", New: "y"}, sandbox.FaultArguments)
-	f.refused(t, "", sandbox.EditRequest{Old: "", New: "y"}, sandbox.FaultArguments)
-	f.refused(t, "x", sandbox.EditRequest{Old: "x", New: "x"}, sandbox.FaultArguments)
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "missing", Old: "x", New: "y"})
+	f.refused(t, "x", sandbox.Edit{Old: "", New: "y"}, sandbox.FaultArguments)
+	f.refused(t, "", sandbox.Edit{Old: "", New: "y"}, sandbox.FaultArguments)
+	f.refused(t, "x", sandbox.Edit{Old: "x", New: "x"}, sandbox.FaultArguments)
+	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "missing", Edits: []sandbox.Edit{{Old: "x", New: "y"}}})
 	requireFault(t, err, sandbox.FaultNotFound)
 	require.NoFileExists(t, f.host("missing"))
 }
 
 func editTooLarge(t *testing.T, f *tree) {
 	f.refused(t, strings.Repeat("x", 10_000),
-		sandbox.EditRequest{Old: "x", New: strings.Repeat("y", 2000), All: true}, sandbox.FaultTooLarge)
+		sandbox.Edit{Old: "x", New: strings.Repeat("y", 2000), All: true}, sandbox.FaultTooLarge)
 }
 
 func editBytes(t *testing.T, f *tree) {
 	f.put(t, "file", "\xff\x00a\r\nb")
-	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Old: "a", New: "ä"})
+	got, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "ä"}}})
 	require.NoError(t, err)
 	require.Equal(t, "\xff\x00ä\r\nb", f.get(t, "file"))
 	require.Empty(t, got.Diff)

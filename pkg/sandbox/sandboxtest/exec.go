@@ -108,7 +108,7 @@ func execNames(t *testing.T, b *box) {
 	for _, name := range names {
 		b.exec(t, sandbox.Cmd{Argv: []string{"sh", "-c", `printf x >"./$1"`, "sh", name}})
 	}
-	list, err := b.FS().List(t.Context(), "")
+	list, err := b.FS().List(t.Context(), sandbox.ListRequest{})
 	require.NoError(t, err)
 	require.Len(t, list.Entries, len(names))
 	for _, entry := range list.Entries {

@@ -94,11 +94,11 @@ func (f *tree) each(t *testing.T, path string, check func(op string, err error))
 	start := time.Now()
 	_, err := f.Read(ctx, sandbox.ReadRequest{Path: path})
 	check("read", err)
-	_, err = f.Write(ctx, path, []byte("x"))
+	_, err = f.Write(ctx, sandbox.WriteRequest{Path: path, Content: []byte("x")})
 	check("write", err)
-	_, err = f.Edit(ctx, sandbox.EditRequest{Path: path, Old: "a", New: "b"})
+	_, err = f.Edit(ctx, sandbox.EditRequest{Path: path, Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
 	check("edit", err)
-	_, err = f.List(ctx, path)
+	_, err = f.List(ctx, sandbox.ListRequest{Path: path})
 	check("list", err)
 	_, err = f.Search(ctx, sandbox.SearchRequest{Path: path, Pattern: "x"})
 	check("search", err)
@@ -132,7 +132,7 @@ func pathNames(t *testing.T, f *tree) {
 		require.Equal(t, "content", string(result.Content))
 	}
 	for _, path := range []string{"", ".", "/workspace", "/workspace/", "a/.."} {
-		result, err := f.List(t.Context(), path)
+		result, err := f.List(t.Context(), sandbox.ListRequest{Path: path})
 		require.NoError(t, err, path)
 		require.Equal(t, []sandbox.Entry{{Name: "a", Type: sandbox.TypeDir}}, result.Entries)
 	}
@@ -147,7 +147,7 @@ func pathOutside(t *testing.T, f *tree) {
 		f.each(t, path, func(op string, err error) {
 			require.Contains(t, requireFault(t, err, sandbox.FaultEscape), "relative to the workspace", "%s %s", op, path)
 		})
-		_, err := f.Stat(t.Context(), path)
+		_, err := f.Stat(t.Context(), sandbox.StatRequest{Path: path})
 		requireFault(t, err, sandbox.FaultEscape)
 	}
 	require.NoFileExists(t, outside)
@@ -166,7 +166,7 @@ func pathInvalid(t *testing.T, f *tree) {
 		f.each(t, path, func(op string, err error) {
 			require.Less(t, len(requireFault(t, err, sandbox.FaultInvalidPath)), 1000, op)
 		})
-		_, err := f.Stat(t.Context(), path)
+		_, err := f.Stat(t.Context(), sandbox.StatRequest{Path: path})
 		requireFault(t, err, sandbox.FaultInvalidPath)
 	}
 	require.Empty(t, f.names(t, ""))
@@ -194,7 +194,7 @@ func pathLinks(t *testing.T, f *tree) {
 			require.Contains(t, requireFault(t, err, sandbox.FaultEscape), "symbolic link", "%s %s", op, path)
 		})
 	}
-	_, err = f.Stat(t.Context(), "dir/canary")
+	_, err = f.Stat(t.Context(), sandbox.StatRequest{Path: "dir/canary"})
 	requireFault(t, err, sandbox.FaultEscape)
 	content, err := os.ReadFile(canary)
 	require.NoError(t, err)
@@ -237,7 +237,7 @@ func pathSpecial(t *testing.T, f *tree) {
 			requireFault(t, err, sandbox.FaultNotRegular)
 		})
 	}
-	list, err := f.List(t.Context(), "")
+	list, err := f.List(t.Context(), sandbox.ListRequest{})
 	require.NoError(t, err)
 	require.Equal(t, []sandbox.Entry{
 		{Name: "fifo", Type: sandbox.TypeOther},
@@ -268,7 +268,7 @@ func pathThroughFile(t *testing.T, f *tree) {
 	f.each(t, "file/below", func(_ string, err error) {
 		requireFault(t, err, sandbox.FaultNotDirectory)
 	})
-	_, err := f.List(t.Context(), "file")
+	_, err := f.List(t.Context(), sandbox.ListRequest{Path: "file"})
 	requireFault(t, err, sandbox.FaultNotDirectory)
 	require.Equal(t, "x", f.get(t, "file"))
 }
@@ -285,9 +285,9 @@ func pathNear(t *testing.T, f *tree) {
 		_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
 		require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), near)
 	}
-	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "quite-different", Old: "a", New: "b"})
+	_, err := f.Edit(t.Context(), sandbox.EditRequest{Path: "quite-different", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
 	require.NotContains(t, requireFault(t, err, sandbox.FaultNotFound), "there is")
-	_, err = f.List(t.Context(), "missing/dir")
+	_, err = f.List(t.Context(), sandbox.ListRequest{Path: "missing/dir"})
 	require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `there is no "missing" in the workspace`)
 	_, err = f.Search(t.Context(), sandbox.SearchRequest{Path: "missing", Pattern: "x"})
 	requireFault(t, err, sandbox.FaultNotFound)
@@ -305,7 +305,7 @@ func pathStat(t *testing.T, f *tree) {
 		"missing/below":  {},
 		"dir/file/below": {},
 	} {
-		got, err := f.Stat(t.Context(), path)
+		got, err := f.Stat(t.Context(), sandbox.StatRequest{Path: path})
 		require.NoError(t, err, path)
 		require.Equal(t, want, got, path)
 	}
@@ -317,13 +317,13 @@ func pathContext(t *testing.T, f *tree) {
 	cancel()
 	_, err := f.Read(ctx, sandbox.ReadRequest{Path: "file"})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Edit(ctx, sandbox.EditRequest{Path: "file", Old: "a", New: "b"})
+	_, err = f.Edit(ctx, sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Write(ctx, "file", []byte("b"))
+	_, err = f.Write(ctx, sandbox.WriteRequest{Path: "file", Content: []byte("b")})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.Write(ctx, "new", []byte("b"))
+	_, err = f.Write(ctx, sandbox.WriteRequest{Path: "new", Content: []byte("b")})
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = f.List(ctx, "")
+	_, err = f.List(ctx, sandbox.ListRequest{})
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = f.Search(ctx, sandbox.SearchRequest{Pattern: "a"})
 	require.ErrorIs(t, err, context.Canceled)
@@ -344,12 +344,12 @@ func pathPermissions(t *testing.T, f *tree) {
 	t.Cleanup(func() { _ = os.Chmod(f.host("dir"), 0o755) })
 	_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "unreadable"})
 	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "readonly", Old: "a", New: "b"})
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "readonly", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
 	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Write(t.Context(), "readonly", nil)
+	_, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "readonly"})
 	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Write(t.Context(), "dir/new", nil)
+	_, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "dir/new"})
 	requireFault(t, err, sandbox.FaultPermission)
-	_, err = f.Write(t.Context(), "dir/file", nil)
+	_, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "dir/file"})
 	requireFault(t, err, sandbox.FaultPermission)
 }

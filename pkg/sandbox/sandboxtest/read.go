@@ -115,15 +115,14 @@ func readBinary(t *testing.T, f *tree) {
 
 func readTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "")
-	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxFileSize))
-	_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
-	require.NoError(t, err)
 	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxFileSize+1))
-	_, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	require.NoError(t, err, "what is too large to be edited can be read")
+	require.True(t, got.Binary)
+	require.EqualValues(t, sandbox.MaxFileSize+1, got.Size)
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Edits: []sandbox.Edit{{Old: "a", New: "b"}}})
 	requireFault(t, err, sandbox.FaultTooLarge)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "file", Old: "a", New: "b"})
-	requireFault(t, err, sandbox.FaultTooLarge)
-	require.NoError(t, os.Truncate(f.host("file"), 1<<40))
+	require.NoError(t, os.Truncate(f.host("file"), sandbox.MaxReadSize+1))
 	_, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
 	requireFault(t, err, sandbox.FaultTooLarge)
 	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
@@ -144,7 +143,7 @@ func listEntries(t *testing.T, f *tree) {
 	f.put(t, "a/file", "")
 	f.put(t, ".hidden", "")
 	f.link(t, "/nowhere", "c")
-	got, err := f.List(t.Context(), "")
+	got, err := f.List(t.Context(), sandbox.ListRequest{})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.ListResult{Total: 4, Entries: []sandbox.Entry{
 		{Name: ".hidden", Type: sandbox.TypeFile},
@@ -163,7 +162,7 @@ func listMany(t *testing.T, f *tree) {
 		f.put(t, name, "")
 	}
 	slices.Sort(names)
-	got, err := f.List(t.Context(), "")
+	got, err := f.List(t.Context(), sandbox.ListRequest{})
 	require.NoError(t, err)
 	require.Equal(t, n, got.Total)
 	require.Len(t, got.Entries, sandbox.MaxEntries)
@@ -173,7 +172,7 @@ func listMany(t *testing.T, f *tree) {
 }
 
 func listEmpty(t *testing.T, f *tree) {
-	got, err := f.List(t.Context(), "")
+	got, err := f.List(t.Context(), sandbox.ListRequest{})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.ListResult{}, got)
 }

@@ -107,7 +107,7 @@ func searchSkipped(t *testing.T, f *tree) {
 	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit"})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.SearchResult{
-		Files: 2, Skipped: 2,
+		Files: 3, Skipped: 1,
 		Matches: []sandbox.Match{
 			{Path: ".hidden", Line: 1, Text: "hit"},
 			{Path: "latin1", Line: 1, Text: "hit gr\uFFFDn"},

@@ -39,7 +39,7 @@ func (f *tree) mode(t *testing.T, name string) os.FileMode {
 }
 
 func writeNew(t *testing.T, f *tree) {
-	got, err := f.Write(t.Context(), "a/b/c.txt", []byte("one\ntwo\n"))
+	got, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "a/b/c.txt", Content: []byte("one\ntwo\n")})
 	require.NoError(t, err)
 	require.Equal(t, "one\ntwo\n", f.get(t, "a/b/c.txt"))
 	require.Equal(t, sandbox.WriteResult{
@@ -49,7 +49,7 @@ func writeNew(t *testing.T, f *tree) {
 	require.EqualValues(t, 0o644, f.mode(t, "a/b/c.txt"))
 	require.Equal(t, 0o755|os.ModeDir, f.mode(t, "a/b"))
 	require.Equal(t, []string{"c.txt"}, f.names(t, "a/b"), "nothing else is left")
-	got, err = f.Write(t.Context(), "empty", nil)
+	got, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "empty"})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.WriteResult{SHA256: digest(""), Created: true}, got)
 	require.Empty(t, f.get(t, "empty"))
@@ -58,13 +58,13 @@ func writeNew(t *testing.T, f *tree) {
 func writeExisting(t *testing.T, f *tree) {
 	f.put(t, "run.sh", "one\ntwo\n")
 	require.NoError(t, os.Chmod(f.host("run.sh"), 0o750))
-	got, err := f.Write(t.Context(), "run.sh", []byte("one\n2\n"))
+	got, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "run.sh", Content: []byte("one\n2\n")})
 	require.NoError(t, err)
 	require.False(t, got.Created)
 	require.Equal(t, "--- a/run.sh\n+++ b/run.sh\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n", got.Diff)
 	require.EqualValues(t, 0o750, f.mode(t, "run.sh"))
 	require.Equal(t, "one\n2\n", f.get(t, "run.sh"))
-	got, err = f.Write(t.Context(), "run.sh", []byte("one\n2\n"))
+	got, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "run.sh", Content: []byte("one\n2\n")})
 	require.NoError(t, err)
 	require.Empty(t, got.Diff)
 }
@@ -74,9 +74,9 @@ func writeLink(t *testing.T, f *tree) {
 	f.link(t, "real", "dir")
 	f.link(t, "../dir/target", "links/link")
 	f.link(t, "links/link", "chain")
-	_, err := f.Write(t.Context(), "chain", []byte("new\n"))
+	_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "chain", Content: []byte("new\n")})
 	require.NoError(t, err)
-	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "links/link", Old: "new", New: "newer"})
+	_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: "links/link", Edits: []sandbox.Edit{{Old: "new", New: "newer"}}})
 	require.NoError(t, err)
 	require.Equal(t, "newer\n", f.get(t, "real/target"))
 	for _, link := range []string{"dir", "links/link", "chain"} {
@@ -87,7 +87,7 @@ func writeLink(t *testing.T, f *tree) {
 
 func writeDanglingLink(t *testing.T, f *tree) {
 	f.link(t, "sub/target", "link")
-	got, err := f.Write(t.Context(), "link", []byte("new"))
+	got, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "link", Content: []byte("new")})
 	require.NoError(t, err)
 	require.True(t, got.Created)
 	require.Equal(t, "new", f.get(t, "sub/target"))
@@ -102,7 +102,7 @@ func writeOwner(t *testing.T, f *tree) {
 	require.NoError(t, os.Chown(f.dir, 1234, 2345))
 	require.NoError(t, os.Chown(f.host("theirs"), 3456, 4567))
 	for _, path := range []string{"theirs", "new", "a/b/new"} {
-		_, err := f.Write(t.Context(), path, []byte("x"))
+		_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: path, Content: []byte("x")})
 		require.NoError(t, err)
 	}
 	owner := func(name string) [2]uint32 {
@@ -118,14 +118,14 @@ func writeOwner(t *testing.T, f *tree) {
 
 func writeTooLarge(t *testing.T, f *tree) {
 	f.put(t, "file", "old")
-	_, err := f.Write(t.Context(), "file", make([]byte, sandbox.MaxFileSize+1))
+	_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: make([]byte, sandbox.MaxFileSize+1)})
 	requireFault(t, err, sandbox.FaultTooLarge)
 	require.Equal(t, "old", f.get(t, "file"))
-	got, err := f.Write(t.Context(), "file", make([]byte, sandbox.MaxFileSize))
+	got, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: make([]byte, sandbox.MaxFileSize)})
 	require.NoError(t, err)
 	require.EqualValues(t, sandbox.MaxFileSize, got.Size)
 	require.NoError(t, os.Truncate(f.host("file"), 1<<40))
-	got, err = f.Write(t.Context(), "file", []byte("small\n"))
+	got, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("small\n")})
 	require.NoError(t, err, "what is too large can be replaced")
 	require.Empty(t, got.Diff)
 	require.Equal(t, "small\n", f.get(t, "file"))
@@ -133,14 +133,14 @@ func writeTooLarge(t *testing.T, f *tree) {
 
 func writeDiff(t *testing.T, f *tree) {
 	f.put(t, "file", strings.Repeat("old line\n", 5000))
-	got, err := f.Write(t.Context(), "file", []byte(strings.Repeat("new line\n", 5000)))
+	got, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte(strings.Repeat("new line\n", 5000))})
 	require.NoError(t, err)
 	require.Less(t, len(got.Diff), 9<<10)
 	require.Contains(t, got.Diff, "left out")
-	got, err = f.Write(t.Context(), "file", []byte("a\x00b"))
+	got, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("a\x00b")})
 	require.NoError(t, err)
 	require.Empty(t, got.Diff)
-	got, err = f.Write(t.Context(), "file", []byte("text"))
+	got, err = f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("text")})
 	require.NoError(t, err)
 	require.Empty(t, got.Diff)
 }
@@ -151,11 +151,11 @@ func writeConcurrent(t *testing.T, f *tree) {
 	for i := range files {
 		wg.Go(func() {
 			name := fmt.Sprintf("dir/sub%d/file%d", i%3, i)
-			if _, err := f.Write(t.Context(), name, []byte("n0\n")); err != nil {
+			if _, err := f.Write(t.Context(), sandbox.WriteRequest{Path: name, Content: []byte("n0\n")}); err != nil {
 				t.Errorf("Write: %v", err)
 			}
 			for n := range rounds {
-				req := sandbox.EditRequest{Path: name, Old: fmt.Sprintf("n%d\n", n), New: fmt.Sprintf("n%d\n", n+1)}
+				req := sandbox.EditRequest{Path: name, Edits: []sandbox.Edit{{Old: fmt.Sprintf("n%d\n", n), New: fmt.Sprintf("n%d\n", n+1)}}}
 				if _, err := f.Edit(t.Context(), req); err != nil {
 					t.Errorf("Edit: %v", err)
 				}
@@ -176,7 +176,7 @@ func writeAtomic(t *testing.T, f *tree) {
 	wg.Go(func() {
 		defer close(stop)
 		for i := range 50 {
-			if _, err := f.Write(t.Context(), "file", []byte(versions[i%2])); err != nil {
+			if _, err := f.Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte(versions[i%2])}); err != nil {
 				t.Errorf("Write: %v", err)
 			}
 		}
@@ -194,9 +194,9 @@ func writeAtomic(t *testing.T, f *tree) {
 
 func writeLongName(t *testing.T, f *tree) {
 	name := strings.Repeat("n", 255)
-	_, err := f.Write(t.Context(), name, []byte("one"))
+	_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: name, Content: []byte("one")})
 	require.NoError(t, err)
-	_, err = f.Write(t.Context(), name, []byte("two"))
+	_, err = f.Write(t.Context(), sandbox.WriteRequest{Path: name, Content: []byte("two")})
 	require.NoError(t, err)
 	require.Equal(t, []string{name}, f.names(t, ""))
 }

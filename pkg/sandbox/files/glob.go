@@ -1,0 +1,110 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Glob implements [sandbox.FS].
+func (f *FS) Glob(ctx context.Context, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
+	name, err := clean(f.root.Name(), req.Path)
+	if err != nil {
+		return sandbox.GlobResult{}, err
+	}
+	wanted, err := newGlob(req.Pattern, req.Names)
+	if err != nil {
+		return sandbox.GlobResult{}, err
+	}
+	result, err := f.glob(ctx, name, wanted, req)
+	if err != nil {
+		return sandbox.GlobResult{}, f.fault("search", name, err)
+	}
+	return result, nil
+}
+
+func (f *FS) glob(ctx context.Context, name string, wanted glob, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
+	var result sandbox.GlobResult
+	if info, err := f.root.Stat(name); err != nil {
+		return result, err
+	} else if !info.IsDir() {
+		return result, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
+	}
+	limit := sandbox.MaxPaths
+	if req.Limit > 0 {
+		limit = min(limit, req.Limit)
+	}
+	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at place) error {
+		if at.entry.IsDir() || !wanted.match(path.Join(wanted.base, at.below)) {
+			return nil
+		}
+		if result.Total++; len(result.Paths) < limit {
+			result.Paths = append(result.Paths, at.name)
+		}
+		return nil
+	}}
+	err := w.from(ctx, path.Join(name, wanted.base))
+	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, sandbox.FaultNotDirectory)) {
+		err = nil // nothing can match
+	}
+	result.Skipped = w.skipped
+	return result, err
+}
+
+func isFault(err error, code sandbox.FaultCode) bool {
+	fault, ok := errors.AsType[*sandbox.Fault](err)
+	return ok && fault.Code == code
+}
+
+// glob is a pattern for paths below a start; the zero value matches every path.
+type glob struct {
+	pattern string
+	names   bool   // matches base names
+	base    string // directory below the start in which every match is; "" is the start
+}
+
+// newGlob checks a pattern. With names, one without a slash matches base names.
+func newGlob(pattern string, names bool) (glob, error) {
+	if pattern == "" {
+		return glob{}, nil
+	}
+	if len(pattern) > maxPath {
+		return glob{}, sandbox.Faultf(sandbox.FaultInvalidPattern, "the glob has %d bytes, at most %d are possible", len(pattern), maxPath)
+	}
+	text := strings.TrimPrefix(strings.TrimPrefix(pattern, mount+"/"), "./")
+	if strings.HasPrefix(text, "/") || slices.Contains(strings.Split(text, "/"), "..") {
+		return glob{}, sandbox.Faultf(sandbox.FaultEscape,
+			`the glob %q leads outside of the workspace; use one that is relative to it, such as "src/**/*.go"`, pattern)
+	}
+	if !doublestar.ValidatePattern(text) {
+		return glob{}, sandbox.Faultf(sandbox.FaultInvalidPattern,
+			`the glob %q is malformed; examples: "*.go", "src/**/*.{ts,tsx}"`, pattern)
+	}
+	if names && !strings.Contains(text, "/") {
+		return glob{pattern: text, names: true}, nil
+	}
+	base, _ := doublestar.SplitPattern(text)
+	if base == "." {
+		base = ""
+	}
+	return glob{pattern: text, base: base}, nil
+}
+
+// match reports whether a path below the start is meant.
+func (g glob) match(below string) bool {
+	if g.pattern == "" {
+		return true
+	}
+	if g.names {
+		below = path.Base(below)
+	}
+	return doublestar.MatchUnvalidated(g.pattern, below)
+}

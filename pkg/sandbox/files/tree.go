@@ -1,0 +1,59 @@
+package files
+
+import (
+	"context"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// defaultDepth is how many levels a tree has when none are asked for.
+const defaultDepth = 3
+
+// Tree implements [sandbox.FS].
+func (f *FS) Tree(ctx context.Context, req sandbox.TreeRequest) (sandbox.TreeResult, error) {
+	name, err := clean(f.root.Name(), req.Path)
+	if err != nil {
+		return sandbox.TreeResult{}, err
+	}
+	result, err := f.tree(ctx, name, req)
+	if err != nil {
+		return sandbox.TreeResult{}, f.fault("list", name, err)
+	}
+	return result, nil
+}
+
+func (f *FS) tree(ctx context.Context, name string, req sandbox.TreeRequest) (sandbox.TreeResult, error) {
+	var result sandbox.TreeResult
+	depth, limit := req.Depth, sandbox.MaxEntries
+	if depth <= 0 {
+		depth = defaultDepth
+	}
+	if req.Limit > 0 {
+		limit = min(limit, req.Limit)
+	}
+	w := &walk{fs: f, noIgnore: req.NoIgnore}
+	w.visit = func(ctx context.Context, at place) error {
+		result.Total++
+		entry := sandbox.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
+		if len(result.Entries) < limit {
+			if info, err := at.entry.Info(); err == nil && entry.Type == sandbox.TypeFile {
+				entry.Size = info.Size()
+			}
+			if at.entry.IsDir() && at.depth >= depth {
+				inside, _, err := w.entries(ctx, at)
+				if err != nil {
+					w.skipped++
+				}
+				entry.Hidden = len(inside)
+			}
+			result.Entries = append(result.Entries, entry)
+		}
+		if at.entry.IsDir() && at.depth >= depth {
+			return errPrune
+		}
+		return nil
+	}
+	err := w.from(ctx, name)
+	result.Ignored, result.Skipped = w.ignored, w.skipped
+	return result, err
+}

@@ -1,0 +1,114 @@
+package sandbox
+
+// ReadRequest asks for a file.
+type ReadRequest struct {
+	Path   string
+	Offset int // first line, from 1; 0 and less means 1
+	Limit  int // number of lines; 0 and less means as many as fit
+}
+
+// ReadResult is what Read found.
+type ReadResult struct {
+	Content    []byte // bytes as they are in the file, line ends included
+	SHA256     string // of the whole file, in hex
+	Size       int64  // of the whole file
+	FirstLine  int    // number of the first line in Content, from 1; 0 when there is none
+	Lines      int    // lines in Content
+	TotalLines int
+	Truncated  bool // lines that were asked for did not fit
+	Binary     bool // has a NUL byte or is not UTF-8; not counted in lines
+	// Image is the media type, as in "image/png", of an image that models take; its
+	// Content is whole unless Truncated.
+	Image string
+}
+
+// Expect says what a file must be before it is changed. The zero value is no demand.
+type Expect struct {
+	// SHA256 is the digest of the file's content, in hex; "" is not checked.
+	SHA256 string
+	// Absent demands that there is no file, because its content is not known.
+	Absent bool
+}
+
+// WriteRequest asks for a file to be made or replaced.
+type WriteRequest struct {
+	Path    string
+	Content []byte
+	Expect  Expect
+}
+
+// WriteResult is what Write or WriteJSON did.
+type WriteResult struct {
+	Size    int64
+	SHA256  string
+	Created bool
+	Diff    string // short unified diff; empty for binary content
+}
+
+// Edit is one replacement in a file.
+type Edit struct {
+	Old, New string
+	All      bool // every occurrence; else Old must occur exactly once
+	First    bool // the first occurrence, however many there are
+}
+
+// EditRequest asks for a file to be changed: by Edits, one after another, each in
+// what those before it left, or by Patch. Exactly one of them is set.
+type EditRequest struct {
+	Path  string
+	Edits []Edit
+	// BestEffort makes the edits that can be made; else it is all or none.
+	BestEffort bool
+	// Patch is a unified diff. Its context must be in the file as it is; line
+	// numbers may be wrong. Names of files in it are ignored.
+	Patch  string
+	Expect Expect
+}
+
+// EditResult is what Edit did.
+type EditResult struct {
+	Outcomes     []EditOutcome // one for each of Edits, or for each hunk of Patch
+	Replacements int           // of all outcomes
+	Size         int64
+	SHA256       string
+	Diff         string
+}
+
+// EditOutcome is what became of one edit or hunk.
+type EditOutcome struct {
+	Replacements int
+	Line         int    // of the first replacement, from 1, when it was made
+	Offset       int    // how many lines further down a hunk was applied than its header says
+	Fault        *Fault // why it was not made; only with BestEffort
+}
+
+// ReadJSONRequest asks for a JSON document.
+type ReadJSONRequest struct {
+	Path  string
+	Query string // JSON pointer (RFC 6901); "" is the whole document
+}
+
+// ReadJSONResult is a JSON value.
+type ReadJSONResult struct {
+	// Value is the text as it is in the file. When it is longer than [MaxReadBytes] it
+	// is empty, and Keys and Items say what there is.
+	Value     []byte
+	Type      string // object, array, string, number, boolean or null
+	Length    int    // keys of an object, items of an array, else 0
+	Keys      []string
+	ValueSize int64 // of the value's text
+	Size      int64 // of the file
+	SHA256    string
+}
+
+// WriteJSONRequest asks for a JSON document to be written.
+type WriteJSONRequest struct {
+	Path string
+	// Query is the place to replace, a JSON pointer (RFC 6901); "" is the whole
+	// document. The last step may be a key that an object does not have yet, or the
+	// end of an array ("-" or its length).
+	Query string
+	// Content is JSON text.
+	Content []byte
+	Expect  Expect
+}
