@@ -45,7 +45,8 @@
 // before it releases the lane. After a crash an entry may therefore be settled and
 // still be there; whoever takes over looks for its result first. While a lane is
 // held, the server repeats each stored message of its mailbox to the holder; a
-// server on its own repeats all of them in order, so they need not be read.
+// server on its own repeats all of them in order, so they need not be read. There a call
+// becomes the ready message only if the mailbox is empty, and starts without a look.
 //
 // # The lease
 //

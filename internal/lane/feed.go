@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -63,6 +64,11 @@ func (l *held) feed() error {
 	if l.oversight.asked.Load() {
 		l.mail.refresh()
 	}
+	if l.inline != nil && l.comesAlone() {
+		l.admit(l.inline)
+		l.inline, l.caughtUp, l.mail.cursor = nil, true, l.ready+1
+		return nil
+	}
 	for l.schedule.len() < window && l.bytes < windowBytes {
 		letter, err := l.mail.next(l.ctx)
 		if err != nil {
@@ -83,6 +89,16 @@ func (l *held) feed() error {
 		}
 	}
 	return l.readPause()
+}
+
+// comesAlone reports whether the ready message's own call may start without a look into
+// the mailbox: nothing was there when it was stored, nobody can have started it
+// since, and it is neither cancelled nor is its lane paused.
+func (l *held) comesAlone() bool {
+	o := l.holder.options
+	return l.delivered == 1 && l.doubt == doubtNothing && !l.oversight.asked.Load() &&
+		l.inline.header.Get(jetstream.ExpectedLastSubjSeqSubjHeader) == o.Fleet.MailboxFilter(o.Pool, l.hash) &&
+		l.holder.alarms.quiet(l.hash, l.ready)
 }
 
 // accept takes one message of the mailbox.

@@ -23,6 +23,9 @@ const (
 	// hintAfter is how long a lane waits before it listens for new entries:
 	// most calls are over sooner, and listening has a price.
 	hintAfter = 2 * time.Millisecond
+	// firstHintAfter is the same for the only call of a lane that was idle before:
+	// most such lanes have no second one while it runs.
+	firstHintAfter = 20 * time.Millisecond
 	// lookPeriod is how often a held lane looks into its mailbox without a hint.
 	lookPeriod = time.Second
 	// quantum is how long a busy lane may keep a slot that others may want.
@@ -226,7 +229,7 @@ func (l *held) book(e *entry) {
 // wait waits for something to happen, at most for d.
 func (l *held) wait(d time.Duration) {
 	if l.mail.subscription == nil {
-		d = min(d, hintAfter)
+		d = min(d, l.hintAfter())
 	}
 	if left := time.Until(l.givingWay); left > 0 {
 		d = min(d, left)
@@ -257,6 +260,14 @@ func (l *held) wait(d time.Duration) {
 			return
 		}
 	}
+}
+
+// hintAfter is how long the lane waits before it listens.
+func (l *held) hintAfter() time.Duration {
+	if l.served == 0 && !l.frequent && l.schedule.len() == 1 {
+		return firstHintAfter
+	}
+	return hintAfter
 }
 
 // linger keeps an idle lane for a while: long when its sandbox is to stay warm,

@@ -105,6 +105,7 @@ type Holder struct {
 	slots    *slots
 	puller   *puller
 	remover  *remover
+	alarms   *alarms
 	clock    clock
 	lease    time.Duration // AckWait
 	wake     chan struct{} // there may be room for another lane
@@ -136,6 +137,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		options: o, store: s, executor: executor, lease: lease,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
 		recent: map[protocol.LaneHash]time.Time{}, remover: newRemover(s),
+		alarms: newAlarms(s, o.Pool),
 	}
 	h.books.meet(nc.ConnectedServerId(), time.Now())
 	h.slots = newSlots(o.Slots, h.room)
@@ -175,6 +177,10 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 		return fmt.Errorf("listen to removals: %w", err)
 	}
 	defer func() { _ = confirmations.Unsubscribe() }() // fails only when the connection is closed
+	defer h.alarms.close()
+	if err := h.alarms.tend(ctx); err != nil {
+		h.options.Logger.DebugContext(ctx, "every call is looked for", slog.Any("error", err)) // until the next try
+	}
 	silence, err := h.answerQuestions()
 	if err != nil {
 		return err

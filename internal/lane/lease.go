@@ -129,6 +129,7 @@ func (h *Holder) keepLeases(ctx context.Context) {
 			}
 		})
 		keeper.expire(now.Add(-h.lease))
+		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
 		if now.After(clockDue) {
 			_ = h.clock.sync(ctx, h.store.calls) // the old offset is good enough
 			clockDue = now.Add(clockPeriod)

@@ -78,32 +78,39 @@ func (p *Publisher) putLane(ctx context.Context, lane protocol.Lane, calls []Out
 		ids[n] = calls[i].Call.ID
 	}
 	busy, held := p.presence.begin(lane, ids)
-	inline := !busy && !held
+	how := into{inline: !busy && !held, alone: len(indexes) == 1, held: held}
 	for _, i := range indexes {
 		call := calls[i].Call
-		if faults[i] = p.put(ctx, calls[i], inline, held); faults[i] != nil {
+		if faults[i] = p.put(ctx, calls[i], how); faults[i] != nil {
 			p.presence.finished(lane, call.ID)
 			continue
 		}
-		inline = false
+		how.inline = false
 	}
 }
 
-// put enqueues one call: as the ready message itself if inline says so and the
-// lane is idle, else into the mailbox.
-func (p *Publisher) put(ctx context.Context, out Outgoing, inline, held bool) error {
+// into says what is known of the lane that a call goes into.
+type into struct {
+	inline bool // it may be idle
+	alone  bool // nothing else is put with the call
+	held   bool // its holder is likely to be still there
+}
+
+// put enqueues one call: as the ready message itself if the lane may be and is
+// idle, else into the mailbox.
+func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return err
 	}
 	size := len(msg.Data) // it grows when the call is marked as one that may be there already
-	if inline {
-		done, err := p.putInline(ctx, call, msg)
+	if how.inline {
+		done, err := p.putInline(ctx, call, msg, how.alone)
 		if done || err != nil {
 			return err
 		}
 	}
-	return p.append(ctx, call, msg, size, held)
+	return p.append(ctx, call, msg, size, how.held)
 }
 
 // message encodes a call for its mailbox. The payload of one that no message can
@@ -144,10 +151,19 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	return &small, body, err
 }
 
-// putInline offers a call as the ready message itself. It reports false when the lane is ready or held.
-func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
+// putInline offers a call as the ready message itself. It reports false when the lane
+// is ready or held, or when its mailbox is not empty: an inline call has nothing before
+// it, so that its holder need not look. Servers that are one of several cannot tell,
+// and a call with others behind it is better taken with them.
+func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg, alone bool) (done bool, err error) {
 	msg := *mailbox
-	msg.Subject = p.store.fleet.ReadySubject(call.Pool, call.Lane().Hash())
+	hash := call.Lane().Hash()
+	msg.Subject = p.store.fleet.ReadySubject(call.Pool, hash)
+	if alone && !p.store.clustered() {
+		msg.Header = maps.Clone(msg.Header)
+		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
+		msg.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, p.store.fleet.MailboxFilter(call.Pool, hash))
+	}
 	seq, answer, err := p.store.publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:

@@ -139,12 +139,51 @@ func (s *store) publishReady(ctx context.Context, pool protocol.Pool, lane proto
 func (s *store) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
 	defer cancel()
-	msg, err := s.calls.GetMsg(ctx, max(seq, 1), jetstream.WithGetMsgSubject(filter))
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil //nolint:nilnil // nothing there is an answer
-	}
+	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
+	answer, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+s.fleet.CallsStream(), request)
 	if err != nil {
 		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
+	}
+	msg, err := readMessage(answer.Data)
+	if err != nil {
+		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
+	}
+	return msg, nil
+}
+
+// readMessage reads the answer to STREAM.MSG.GET; nil when there is no such message,
+// which is the usual answer and read without a JSON decoder.
+func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
+	if !bytes.Contains(body, []byte(`"message":`)) && bytes.Contains(body, []byte(`"err_code":10037`)) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Error != nil {
+		return nil, answer.Error
+	}
+	if answer.Message == nil {
+		return nil, jetstream.ErrMsgNotFound
+	}
+	m := answer.Message
+	msg := &jetstream.RawStreamMsg{Subject: m.Subject, Sequence: m.Seq, Data: m.Data, Time: m.Time}
+	if len(m.Header) > 0 {
+		header, err := nats.DecodeHeadersMsg(m.Header)
+		if err != nil {
+			return nil, err
+		}
+		msg.Header = header
 	}
 	return msg, nil
 }

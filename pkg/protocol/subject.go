@@ -78,6 +78,13 @@ func (f Fleet) ToldFilter(pool Pool, lane LaneHash) Subject {
 	return string(f) + ".told." + string(pool) + "." + string(lane) + ".>"
 }
 
+// ToldMarksFilters match what the server repeats of a pool's mailboxes that keeps calls from
+// starting: requests to cancel, and pauses.
+func (f Fleet) ToldMarksFilters(pool Pool) []Subject {
+	all := string(f) + ".told." + string(pool) + ".*."
+	return []Subject{all + "*." + MarkCancel, all + markLane + "." + markPause}
+}
+
 // ReadySubject is the one message that says "this lane has work".
 func (f Fleet) ReadySubject(pool Pool, lane LaneHash) Subject {
 	return string(f) + ".ready." + string(pool) + "." + string(lane)

@@ -21,6 +21,8 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"my-fleet.call.gpu.lane.lane.pause":    f.PauseSubject("gpu", "lane"),
 		"my-fleet.call.gpu.lane.>":             f.MailboxFilter("gpu", "lane"),
 		"my-fleet.call.gpu.>":                  f.MailboxesFilter("gpu"),
+		"my-fleet.told.gpu.*.*.cancel":         f.ToldMarksFilters("gpu")[0],
+		"my-fleet.told.gpu.*.lane.pause":       f.ToldMarksFilters("gpu")[1],
 		"my-fleet.ask.gpu":                     f.AskAllSubject("gpu"),
 		"my-fleet.ask.gpu.lane":                f.AskSubject("gpu", "lane"),
 		"my-fleet.ask.gpu.*":                   f.AskFilter("gpu"),
