@@ -154,12 +154,12 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if err != nil {
 		return nil, err
 	}
-	defer fl.close()
+	defer fl.Close()
 	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
 	warn := func(message string) { progress.Notice("%s", message) }
 	var remote *remoteWorkspace
 	if worker != nil {
-		err = fl.startWorker(ctx, worker, data, warn, inPlace(call.SessionID, workspace))
+		err = worker.start(ctx, fl, data, warn, inPlace(call.SessionID, workspace))
 	} else if workspace != "" {
 		remote, err = importWorkspace(ctx, fl, call.SessionID, workspace)
 	}
@@ -174,7 +174,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		call.Deadline = call.IssuedAt.Add(c.Timeout)
 	}
 	var result *protocol.Result
-	err = fl.dispatcher.Dispatch(running, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	err = fl.Dispatcher.Dispatch(running, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), warn))
 	}

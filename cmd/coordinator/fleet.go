@@ -7,18 +7,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
-	"time"
-
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/internal/journal"
-	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
-	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -41,20 +32,6 @@ type workerFlags struct {
 	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
 }
 
-// fleet is a connection to a fleet, with the server and the worker when they are embedded.
-type fleet struct {
-	name       protocol.Fleet
-	nc         *nats.Conn
-	js         jetstream.JetStream
-	dispatcher *dispatch.Dispatcher
-	journal    *journal.Journal
-	server     *embedded.Server
-	logger     *slog.Logger
-	closers    []func()
-	// abort ends the embedded worker at once.
-	abort func()
-}
-
 // connection is what [connect] needs beside the flags.
 type connection struct {
 	name   string // of this process, for the server's monitoring
@@ -64,53 +41,15 @@ type connection struct {
 }
 
 // connect reaches the fleet, or starts one inside this process.
-func (f *fleetFlags) connect(ctx context.Context, c connection) (_ *fleet, err error) {
+func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, error) {
 	name, err := protocol.ParseFleet(f.Fleet)
 	if err != nil {
 		return nil, cli.Usagef("--fleet: %v", err)
 	}
-	fl := &fleet{name: name, logger: c.logger, abort: func() {}}
-	defer func() {
-		if err != nil {
-			fl.close()
-		}
-	}()
-	options := natsio.ConnectOptions{Name: c.name, Creds: f.Creds, Logger: c.logger}
-	if f.Nats == "" {
-		fl.server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(c.data, "nats"), Listen: c.listen, Logger: c.logger})
-		if err != nil {
-			return nil, err
-		}
-		fl.closers = append(fl.closers, fl.server.Close)
-		options.Creds, options.Options = "", fl.server.Options()
-	}
-	if fl.nc, err = natsio.Connect(ctx, f.Nats, options); err != nil {
-		return nil, err
-	}
-	fl.closers = append(fl.closers, fl.nc.Close)
-	if fl.js, err = jetstream.New(fl.nc); err != nil {
-		return nil, err
-	}
-	if err := natsio.Ensure(ctx, fl.js, natsio.Topology{Fleet: name, Replicas: f.Replicas}); err != nil {
-		return nil, err
-	}
-	if fl.dispatcher, err = dispatch.New(ctx, fl.nc, name, &dispatch.Options{Tracer: telemetry.Tracer(), Logger: c.logger}); err != nil {
-		return nil, err
-	}
-	fl.journal, err = journal.Open(ctx, fl.nc, name)
-	return fl, err
+	return fleet.Connect(ctx, fleet.Options{
+		Name: name, URL: f.Nats, Creds: f.Creds, Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas, Logger: c.logger,
+	})
 }
-
-// close ends everything that connect and startWorker started, last first.
-func (f *fleet) close() {
-	for _, closer := range slices.Backward(f.closers) {
-		closer()
-	}
-	f.closers = nil
-}
-
-// drainTime is how long the embedded worker may take to end what runs.
-const drainTime = 5 * time.Second
 
 // embeddedWorker is what an embedded worker runs with.
 type embeddedWorker struct {
@@ -138,33 +77,14 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.L
 	return &embeddedWorker{flags: w, driver: opened, caps: caps}, err
 }
 
-// startWorker runs a worker inside this process. place maps sandboxes to directories used in place.
-func (f *fleet) startWorker(ctx context.Context, e *embeddedWorker, data string, warn func(string), place func(string) (string, bool)) error {
+// start runs the worker inside this process. place maps sandboxes to directories used in place.
+func (e *embeddedWorker) start(ctx context.Context, f *fleet.Fleet, data string, warn func(string), place func(string) (string, bool)) error {
 	for _, warning := range e.caps.Warnings {
 		warn(warning)
 	}
-	w, err := worker.New(ctx, f.nc, worker.Options{
-		Fleet: f.name, Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env,
-		Workspace: place, Logger: f.logger, Tracer: telemetry.Tracer(),
+	return f.StartWorker(ctx, worker.Options{
+		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Workspace: place,
 	})
-	if err != nil {
-		return err
-	}
-	running, stop := context.WithCancel(context.WithoutCancel(ctx))
-	drain, abort := context.WithCancel(context.WithoutCancel(ctx))
-	f.abort = abort
-	done := make(chan error, 1)
-	go func() { done <- w.Run(running, drain) }()
-	f.closers = append(f.closers, func() {
-		stop()
-		timer := time.AfterFunc(drainTime, abort)
-		defer timer.Stop()
-		defer abort()
-		if err := <-done; err != nil {
-			f.logger.WarnContext(running, "worker failed", slog.Any("error", err))
-		}
-	})
-	return nil
 }
 
 // dataDir returns the directory of the embedded server and worker. Without --data it is the

@@ -27,7 +27,7 @@ func (c *pingCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	defer fl.close()
-	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)\n", fl.name, time.Since(start).Round(time.Millisecond))
+	defer fl.Close()
+	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)\n", fl.Name, time.Since(start).Round(time.Millisecond))
 	return err
 }

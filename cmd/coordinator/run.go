@@ -135,18 +135,18 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	defer fl.close()
+	defer fl.Close()
 	var remote *remoteWorkspace
 	if worker != nil {
-		err = fl.startWorker(ctx, worker, data, show.warn, inPlace(turn.session, turn.workspace))
-		aborts <- fl.abort
+		err = worker.start(ctx, fl, data, show.warn, inPlace(turn.session, turn.workspace))
+		aborts <- fl.Abort
 	} else if turn.workspace != "" {
 		remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace)
 	}
 	if err != nil {
 		return err
 	}
-	runner, err := loop.New(opened, fl.dispatcher, fl.journal, turn.table, &loop.Options{
+	runner, err := loop.New(opened, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
 		ModelName: modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
 		Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
 	})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -68,15 +69,15 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	defer fl.close()
+	defer fl.Close()
 	host, _ := os.Hostname() // only a name
 	id := protocol.NewWorkerID(host)
-	server := serve.New(fl.nc, serve.Options{
-		Fleet: fl.name, ID: id, Dispatcher: fl.dispatcher, Journal: fl.journal, Models: models, Default: first,
+	server := serve.New(fl.NC, serve.Options{
+		Fleet: fl.Name, ID: id, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tracer: telemetry.Tracer(), Logger: logger,
 	})
-	holder, err := lane.NewHolder(ctx, fl.nc, server, lane.Options{
-		Fleet: fl.name, Pool: protocol.SessionPool, Worker: id, Slots: c.Sessions, AckWait: c.Lease, Logger: logger,
+	holder, err := lane.NewHolder(ctx, fl.NC, server, lane.Options{
+		Fleet: fl.Name, Pool: protocol.SessionPool, Worker: id, Slots: c.Sessions, AckWait: c.Lease, Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -87,10 +88,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 }
 
 // announce says how others reach the fleet.
-func (c *serveCommand) announce(p program, fl *fleet, model string) {
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: serving sessions of fleet %s with model %s\n", fl.name, model)
-	if fl.server != nil {
+func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: serving sessions of fleet %s with model %s\n", fl.Name, model)
+	if fl.Server != nil {
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s\n",
-			fl.server.URL(), fl.server.URL(), fl.server.CredentialFile())
+			fl.Server.URL(), fl.Server.URL(), fl.Server.CredentialFile())
 	}
 }

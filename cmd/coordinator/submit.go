@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -43,7 +44,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	defer fl.close()
+	defer fl.Close()
 	show := newView(p, c.JSON)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {
@@ -61,15 +62,15 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 
 // follow has the turn run and shows its events: live ones as they come, and with
 // --json those of the journal when it has ended, because none of them may be missing.
-func (c *submitCommand) follow(ctx context.Context, fl *fleet, session protocol.SessionID, show view) (loop.TurnResult, error) {
-	before, err := fl.journal.Load(ctx, session)
+func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, show view) (loop.TurnResult, error) {
+	before, err := fl.Journal.Load(ctx, session)
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
 	ended := make(chan struct{})
 	var endOnce sync.Once
 	if !c.JSON {
-		watch, err := lane.NewResults(fl.nc, fl.name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
+		watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
 			var e loop.Event
 			if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
 				return
@@ -88,7 +89,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet, session protocol.
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
 	}, c.Timeout)
 	var result *protocol.Result
-	err = fl.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	err = fl.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
@@ -98,7 +99,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet, session protocol.
 		case <-time.After(lastEvents):
 		}
 	} else {
-		after, err := fl.journal.Load(context.WithoutCancel(ctx), session)
+		after, err := fl.Journal.Load(context.WithoutCancel(ctx), session)
 		if err != nil {
 			return turnResult(result), err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -19,7 +20,7 @@ import (
 
 // remoteWorkspace is a local directory whose copy a session works on elsewhere.
 type remoteWorkspace struct {
-	fleet   *fleet
+	fleet   *fleet.Fleet
 	session protocol.SessionID
 	dir     string
 	base    snapshot.Manifest // what the directory was when it was copied
@@ -30,9 +31,9 @@ const transferTimeout = 10 * time.Minute
 
 // importWorkspace copies a directory into the session's sandbox. The sandbox
 // keeps what it has when the session worked in it before.
-func importWorkspace(ctx context.Context, f *fleet, session protocol.SessionID, dir string) (_ *remoteWorkspace, err error) {
+func importWorkspace(ctx context.Context, f *fleet.Fleet, session protocol.SessionID, dir string) (_ *remoteWorkspace, err error) {
 	w := &remoteWorkspace{fleet: f, session: session, dir: dir}
-	blobs, err := f.js.ObjectStore(ctx, f.name.BlobsBucket())
+	blobs, err := f.JS.ObjectStore(ctx, f.Name.BlobsBucket())
 	if err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
@@ -71,7 +72,7 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(transferTimeout), Payload: payload,
 	}
 	var result *protocol.Result
-	err := w.fleet.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	err := w.fleet.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
 	if err != nil {
 		return fmt.Errorf("%s: %w", payload.Kind(), err)
 	}
@@ -90,7 +91,7 @@ func (w *remoteWorkspace) sync(ctx context.Context, warn func(string)) (err erro
 	if err := w.call(ctx, protocol.WorkspaceExport{Blob: name}, protocol.Shared); err != nil {
 		return fmt.Errorf("bring the workspace back: %w", err)
 	}
-	blobs, err := w.fleet.js.ObjectStore(ctx, w.fleet.name.BlobsBucket())
+	blobs, err := w.fleet.JS.ObjectStore(ctx, w.fleet.Name.BlobsBucket())
 	if err != nil {
 		return fmt.Errorf("bring the workspace back: %w", err)
 	}

@@ -113,7 +113,7 @@ func Main(handlers ...Handler) {
 		version = info.Main.Version
 	}
 	program := workercmd.FromProcess(version)
-	byKind, err := Handlers(handlers...)
+	byKind, err := ByKind(handlers...)
 	if err != nil {
 		_, _ = fmt.Fprintf(program.Stderr, "%s: %v\n", program.Name, err)
 		os.Exit(1)
@@ -121,9 +121,9 @@ func Main(handlers ...Handler) {
 	os.Exit(workercmd.Run(program, byKind))
 }
 
-// Handlers returns handlers by their kind, for package fleet. It is an error when a
+// ByKind returns handlers by their kind, for package fleet. It is an error when a
 // kind is not one that [protocol.ParseUserKind] takes, or is there twice.
-func Handlers(handlers ...Handler) (map[protocol.Kind]internal.Handler, error) {
+func ByKind(handlers ...Handler) (map[protocol.Kind]internal.Handler, error) {
 	byKind := make(map[protocol.Kind]internal.Handler, len(handlers))
 	for _, h := range handlers {
 		if _, err := protocol.ParseUserKind(string(h.kind)); err != nil {

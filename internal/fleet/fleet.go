@@ -1,0 +1,128 @@
+// Package fleet is a process's connection to a fleet: NATS, the streams, the
+// dispatcher and the journal, and on request a NATS server and a worker inside the
+// process.
+package fleet
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/journal"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Options say where the fleet is.
+type Options struct {
+	// Name is the name of the fleet. Required.
+	Name protocol.Fleet
+	// URL is the NATS server or servers; "" starts one inside this process.
+	URL string
+	// Creds is a credentials file, or a file with a token; "" for none.
+	Creds string
+	// Client is the name of this process, for the server's monitoring.
+	Client string
+	// Data is the directory of an embedded server, and Listen the address on which
+	// others reach it; "" does not listen.
+	Data, Listen string
+	// Replicas is that of streams that do not exist yet; 0 means 1.
+	Replicas int
+	// Logger is required.
+	Logger *slog.Logger
+}
+
+// Fleet is a connection to a fleet. Its fields are read only.
+type Fleet struct {
+	Name       protocol.Fleet
+	NC         *nats.Conn
+	JS         jetstream.JetStream
+	Dispatcher *dispatch.Dispatcher
+	Journal    *journal.Journal
+	// Server is the embedded server; nil when the fleet is elsewhere.
+	Server *embedded.Server
+	// Abort ends the embedded worker at once.
+	Abort func()
+
+	logger  *slog.Logger
+	closers []func()
+}
+
+// Connect reaches the fleet, or starts one inside this process, and sees that its streams exist.
+func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
+	f := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, Logger: o.Logger}
+	if o.URL == "" {
+		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, "nats"), Listen: o.Listen, Logger: o.Logger})
+		if err != nil {
+			return nil, err
+		}
+		f.closers = append(f.closers, f.Server.Close)
+		options.Creds, options.Options = "", f.Server.Options()
+	}
+	if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
+		return nil, err
+	}
+	f.closers = append(f.closers, f.NC.Close)
+	if f.JS, err = jetstream.New(f.NC); err != nil {
+		return nil, err
+	}
+	if err := natsio.Ensure(ctx, f.JS, natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1)}); err != nil {
+		return nil, err
+	}
+	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Logger: o.Logger}); err != nil {
+		return nil, err
+	}
+	f.Journal, err = journal.Open(ctx, f.NC, o.Name)
+	return f, err
+}
+
+// Close ends everything that Connect and StartWorker started, last first.
+func (f *Fleet) Close() {
+	for _, closer := range slices.Backward(f.closers) {
+		closer()
+	}
+	f.closers = nil
+}
+
+// drainTime is how long the embedded worker may take to end what runs.
+const drainTime = 5 * time.Second
+
+// StartWorker runs a worker inside this process until Close. The fleet's name, the
+// logger and the tracer are filled in.
+func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
+	o.Fleet, o.Logger, o.Tracer = f.Name, f.logger, telemetry.Tracer()
+	w, err := worker.New(ctx, f.NC, o)
+	if err != nil {
+		return err
+	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	drain, abort := context.WithCancel(context.WithoutCancel(ctx))
+	f.Abort = abort
+	done := make(chan error, 1)
+	go func() { done <- w.Run(running, drain) }()
+	f.closers = append(f.closers, func() {
+		stop()
+		timer := time.AfterFunc(drainTime, abort)
+		defer timer.Stop()
+		defer abort()
+		if err := <-done; err != nil {
+			f.logger.WarnContext(running, "worker failed", slog.Any("error", err))
+		}
+	})
+	return nil
+}

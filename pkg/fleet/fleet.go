@@ -1,0 +1,195 @@
+// Package fleet runs sessions and tool calls from a Go program.
+//
+// A program that brings tools of its own ([tools.New], [tools.NewRemote]) connects to
+// a fleet here, makes a table of its tools and those that are built in, and has a
+// model work with them. Everything else is as with the coordinator's command line: the
+// calls go through NATS JetStream to workers, and the session is journaled.
+//
+//	Connect ──► Fleet ──► Runner(model, table) ──► loop.Runner.Run(session, input)
+//	              │ └───► Call(table, session, tool, arguments): one call, no model
+//	              └─────► StartWorker: a worker in this process, with handlers
+//
+// Without a URL the NATS server is inside the process too, so that one program is a
+// whole fleet. See the example.
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/model"
+	internal "github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/worker"
+)
+
+// Options say where the fleet is; nil and zero mean the documented default.
+type Options struct {
+	// URL is the NATS server or servers, separated by commas; "" starts one inside
+	// this process, which nobody else can reach.
+	URL string
+	// Creds is a NATS credentials file, or a file with a token.
+	Creds string
+	// Name is the name of the fleet; "" means [protocol.DefaultFleet].
+	Name protocol.Fleet
+	// Data is the directory of the embedded server and worker; "" means one that Close
+	// removes, with the sessions and workspaces in it.
+	Data string
+	// Replicas is that of streams that do not exist yet: 1, 3 or 5; 0 means 1.
+	Replicas int
+	// Logger gets what goes wrong; nil discards it.
+	Logger *slog.Logger
+}
+
+// Fleet is a connection to a fleet. It is safe for concurrent use, except for Close.
+type Fleet struct {
+	inner   *fleet.Fleet
+	data    string
+	cleanup func() error
+	logger  *slog.Logger
+}
+
+// Connect reaches a fleet, or starts one inside this process, and makes its streams if
+// they are missing. ctx bounds the connecting only.
+func Connect(ctx context.Context, options *Options) (*Fleet, error) {
+	var o Options
+	if options != nil {
+		o = *options
+	}
+	name, err := protocol.ParseFleet(string(cmp.Or(o.Name, protocol.DefaultFleet)))
+	if err != nil {
+		return nil, err
+	}
+	f := &Fleet{data: o.Data, cleanup: func() error { return nil }, logger: o.Logger}
+	if f.logger == nil {
+		f.logger = slog.New(slog.DiscardHandler)
+	}
+	if f.data == "" {
+		if f.data, err = os.MkdirTemp("", "toolfleet-"); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+		f.cleanup = func() error { return os.RemoveAll(f.data) }
+	}
+	if f.data, err = filepath.Abs(f.data); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	f.inner, err = fleet.Connect(context.WithoutCancel(ctx), fleet.Options{
+		Name: name, URL: o.URL, Creds: o.Creds, Client: filepath.Base(os.Args[0]), Data: f.data, Replicas: o.Replicas, Logger: f.logger,
+	})
+	if err != nil {
+		return nil, errors.Join(err, f.cleanup())
+	}
+	return f, nil
+}
+
+// Close ends the embedded worker and server, if there are any, and the connection. Calls
+// that still run in the worker have 5 s to end.
+func (f *Fleet) Close() error {
+	f.inner.Close()
+	return f.cleanup()
+}
+
+// WorkerOptions are the settings of a worker inside the process; nil and zero mean the
+// documented default.
+type WorkerOptions struct {
+	// Sandbox is the sandbox driver: "auto" (the default: the best that isolates) or
+	// "process", which isolates nothing.
+	Sandbox string
+	// Pool is whose calls the worker takes; "" means the default pool.
+	Pool protocol.Pool
+	// Slots is how many calls run at once; 0 means 4.
+	Slots int
+	// Env is added to the environment of sandboxes.
+	Env map[string]string
+	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
+	// false for those that live in the data directory.
+	Workspace func(sandbox string) (dir string, ok bool)
+	// Handlers execute payloads of kinds of your own.
+	Handlers []worker.Handler
+}
+
+// StartWorker runs a worker inside this process until Close. The error wraps
+// [sandbox.ErrLevel] when no driver isolates on this host.
+func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
+	var o WorkerOptions
+	if options != nil {
+		o = *options
+	}
+	handlers, err := worker.ByKind(o.Handlers...)
+	if err != nil {
+		return err
+	}
+	opened, caps, err := driver.Open(ctx, o.Sandbox, &driver.Options{Logger: f.logger})
+	if err != nil {
+		return err
+	}
+	return f.inner.StartWorker(ctx, internal.Options{
+		Pool: o.Pool, Slots: o.Slots, Data: f.data, Driver: opened, Caps: caps, Env: o.Env, Workspace: o.Workspace, Handlers: handlers,
+	})
+}
+
+// OpenModel opens a model by its spec, "openai:NAME" or "script:FILE", with the
+// settings of the environment (OPENAI_API_KEY, OPENAI_BASE_URL). Any [loop.Model] of
+// yours will do as well.
+func OpenModel(spec string) (loop.Model, error) {
+	opened, _, err := model.Open(spec, os.Getenv)
+	return opened, err
+}
+
+// Runner makes what runs the sessions of a model with the tools of a table.
+func (f *Fleet) Runner(m loop.Model, table *tools.Table, options *loop.Options) (*loop.Runner, error) {
+	return loop.New(m, f.inner.Dispatcher, f.inner.Journal, table, options)
+}
+
+// Outcome is what became of one tool call.
+type Outcome struct {
+	Status protocol.Status
+	// Text is what a model would read.
+	Text string
+	// Error is set when, and only when, Status is not ok.
+	Error *protocol.Error
+	// Result is the worker's answer; nil for tools that run in place and for calls
+	// that were refused before they were sent.
+	Result *protocol.Result
+}
+
+// Call has one tool called, as a model would, in the sandbox of a session, and waits
+// for its result. What goes wrong with the tool is an Outcome; the error says that the
+// fleet could not be reached. When ctx ends the call is cancelled.
+func (f *Fleet) Call(ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string) (Outcome, error) {
+	scope := tools.Scope{Session: session, Sandbox: string(session)}
+	known, plan, fault := table.Plan(scope, tool, arguments)
+	if fault == nil && plan.Inline != nil {
+		text, failure := tools.RunInline(ctx, plan)
+		if failure != nil {
+			return refused(protocol.StatusFailed, failure), nil
+		}
+		return Outcome{Status: protocol.StatusOK, Text: text}, nil
+	}
+	var call protocol.Call
+	if fault == nil {
+		call, fault = plan.Call(scope, tools.Place{}, "", tool, time.Now().UTC())
+	}
+	if fault != nil {
+		return refused(protocol.StatusRejected, fault), nil
+	}
+	var result *protocol.Result
+	if err := f.inner.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result }); err != nil {
+		return Outcome{}, err
+	}
+	return Outcome{Status: result.Status, Text: known.Text(result), Error: result.Error, Result: result}, nil
+}
+
+func refused(status protocol.Status, fault *protocol.Error) Outcome {
+	return Outcome{Status: status, Text: tools.RenderFailure(status, fault), Error: fault}
+}

@@ -1,0 +1,73 @@
+package worker_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/worker"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type greeting struct {
+	Name string `json:"name"`
+}
+
+// seen is what a handler learned about its call.
+type seen struct {
+	Tool      string   `json:"tool"`
+	Session   string   `json:"session"`
+	Attempt   int      `json:"attempt"`
+	Resources []string `json:"resources"`
+	Greeting  string   `json:"greeting"`
+}
+
+func greet(_ context.Context, call *worker.Call, args greeting) (seen, error) {
+	call.Output([]byte("greeting " + args.Name))
+	s := seen{Tool: call.Tool(), Session: string(call.Session()), Attempt: call.Attempt(), Greeting: "hello " + args.Name}
+	for _, use := range call.Resources() {
+		s.Resources = append(s.Resources, string(use.Access)+" "+string(use.Key))
+	}
+	return s, nil
+}
+
+func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
+	t.Parallel()
+	f, err := fleet.Connect(t.Context(), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+		Sandbox: "process", Handlers: []worker.Handler{worker.Handle("greet", greet)},
+	}))
+	shared := tools.Remote{Kind: "greet", Resources: []tools.Resource{{Key: "person/{name}", Access: protocol.Shared}}}
+	older := tools.NewRemote[struct {
+		First string `json:"first"`
+	}]("greet_first", "Greet.", tools.Remote{Kind: "greet"})
+	table, err := tools.NewTable(tools.NewRemote[greeting]("greet", "Greet.", shared), older)
+	require.NoError(t, err)
+
+	outcome, err := f.Call(t.Context(), table, "s", "greet", `{"name":"Ada"}`)
+	require.NoError(t, err)
+	require.Nil(t, outcome.Error)
+	require.JSONEq(t, `{"tool":"greet","session":"s","attempt":1,"resources":["shared person/Ada"],"greeting":"hello Ada"}`, outcome.Text)
+
+	outcome, err = f.Call(t.Context(), table, "s", "greet_first", `{"first":"Ada"}`)
+	require.NoError(t, err)
+	require.Equal(t, protocol.CodeInvalidPayload, outcome.Error.Code)
+	require.Contains(t, outcome.Error.Message, "another version")
+}
+
+func TestByKind_RefusesTwoOfAKind(t *testing.T) {
+	t.Parallel()
+	_, err := worker.ByKind(worker.Handle("greet", greet), worker.Handle("greet", greet))
+	require.ErrorContains(t, err, "there are two")
+	_, err = worker.ByKind(worker.Handle("command_run", greet))
+	require.ErrorIs(t, err, protocol.ErrInvalidKind)
+	require.Equal(t, protocol.Kind("greet"), worker.Handle("greet", greet).Kind())
+}
