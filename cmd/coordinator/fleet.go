@@ -30,6 +30,7 @@ type workerFlags struct {
 	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of the embedded worker: auto (the best that isolates) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
 	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
+	Limits  cli.Limits        `embed:"" prefix:"limit-"`
 }
 
 // connection is what [connect] needs beside the flags.
@@ -54,6 +55,7 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 // embeddedWorker is what an embedded worker runs with.
 type embeddedWorker struct {
 	flags  *workerFlags
+	limits sandbox.Limits
 	driver sandbox.Driver
 	caps   sandbox.Caps
 }
@@ -67,6 +69,10 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.L
 	if err := driver.Valid(w.Sandbox); err != nil {
 		return nil, cli.Usagef("--sandbox: %v", err)
 	}
+	limits, err := w.Limits.Sandbox()
+	if err != nil {
+		return nil, err
+	}
 	if url != "" {
 		return nil, nil //nolint:nilnil // the workers of the fleet are elsewhere
 	}
@@ -74,7 +80,7 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.L
 	if errors.Is(err, sandbox.ErrLevel) {
 		return nil, cli.Usagef("--sandbox %s: %v", w.Sandbox, err)
 	}
-	return &embeddedWorker{flags: w, driver: opened, caps: caps}, err
+	return &embeddedWorker{flags: w, limits: limits, driver: opened, caps: caps}, err
 }
 
 // start runs the worker inside this process. place maps sandboxes to directories used in place.
@@ -83,7 +89,7 @@ func (e *embeddedWorker) start(ctx context.Context, f *fleet.Fleet, data string,
 		warn(warning)
 	}
 	return f.StartWorker(ctx, worker.Options{
-		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Workspace: place,
+		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Limits: e.limits, Workspace: place,
 	})
 }
 

@@ -148,6 +148,11 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 // Lease is the length of the pool's leases.
 func (h *Holder) Lease() time.Duration { return h.lease }
 
+// Result returns the stored result of a call; nil when there is none.
+func (h *Holder) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+	return h.store.result(ctx, session, call)
+}
+
 // Held is how many lanes are held now.
 func (h *Holder) Held() int {
 	h.mu.Lock()

@@ -2,13 +2,10 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"maps"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
+	"time"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -23,6 +20,9 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 		if p.Background || p.KeepShell {
 			return protocol.Errorf(protocol.CodeUnknownPayload, "command_run: this worker does not know background and keep_shell")
 		}
+		if (p.Command == "") == (len(p.Argv) == 0) {
+			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
+		}
 	case protocol.CodeRun:
 		readOnly, limits = p.ReadOnly, p.Limits
 	default:
@@ -31,114 +31,120 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 	if err := limits.Validate(); err != nil {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: %v", p.Kind(), err)
 	}
-	if readOnly {
+	// Whoever asks for it holds the sandbox shared: a command that could write all the
+	// same would run beside others that rely on it.
+	if readOnly && !w.options.Caps.ReadOnly {
 		return protocol.Errorf(protocol.CodeSandboxUnsupported,
 			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", w.options.Caps.Driver)
 	}
 	return nil
 }
 
-func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, p protocol.CommandRun, frames *frames) (protocol.Value, error) {
+func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun, frames *frames) (protocol.Value, error) {
 	argv := p.Argv
-	switch {
-	case p.Command != "" && len(p.Argv) > 0, p.Command == "" && len(p.Argv) == 0:
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
-	case p.Command != "":
+	if p.Command != "" {
 		argv = []string{w.languages.shell, "-c", p.Command}
 	}
-	execution, err := w.exec(ctx, s, sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin}, frames)
-	if execution == nil {
-		return nil, err
-	}
-	return protocol.CommandRunResult{Execution: *execution}, err
+	cmd := sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin, ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits)}
+	return w.exec(ctx, s, run, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
 }
 
-func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, p protocol.CodeRun, frames *frames) (protocol.Value, error) {
+func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.CodeRun, frames *frames) (protocol.Value, error) {
 	script, err := w.languages.script(p.Language)
 	if err != nil {
 		return nil, err
 	}
-	cmd := sandbox.Cmd{Argv: []string{"sh", "-c", script}, Dir: p.Cwd, Env: p.Env, Stdin: []byte(p.Code)}
-	execution, err := w.exec(ctx, s, cmd, frames)
-	if execution == nil {
-		return nil, err
+	cmd := sandbox.Cmd{
+		Argv: []string{"sh", "-c", script}, Dir: p.Cwd, Env: p.Env, Stdin: []byte(p.Code), ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits),
 	}
-	return protocol.CodeRunResult{Execution: *execution}, err
+	return w.exec(ctx, s, run, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
 }
 
-// exec runs a command. An execution beside an error is what it wrote until it was stopped.
-func (w *Worker) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames) (*protocol.Execution, error) {
+// limitsOf translates limits from the wire.
+func limitsOf(l protocol.Limits) sandbox.Limits {
+	return sandbox.Limits{
+		Wall: l.Wall.Duration(), CPU: l.CPU.Duration(), Memory: l.Memory, Processes: l.Processes,
+		OpenFiles: l.OpenFiles, FileSize: l.FileSize, Disk: l.Disk, Output: l.Output,
+	}
+}
+
+// limitKinds says by what each limit is enforced, where the driver has said so.
+func limitKinds(caps sandbox.Caps) map[string]string {
+	words := caps.Limits.Words()
+	maps.DeleteFunc(words, func(_, kind string) bool { return kind == "" })
+	if len(words) == 0 {
+		return nil
+	}
+	return words
+}
+
+// exec runs a command and makes its value. A value beside an error is what it wrote until it was stopped.
+func (w *Worker) exec(
+	ctx context.Context, s sandbox.Sandbox, run *lane.Run, cmd sandbox.Cmd, frames *frames, valueOf func(protocol.Execution) protocol.Value,
+) (protocol.Value, error) {
 	cmd.Live = frames.output
 	r, err := s.Exec(ctx, cmd)
 	if err != nil {
 		return nil, err
 	}
-	execution := &protocol.Execution{
+	execution := w.execution(&r)
+	if execution.Truncated {
+		execution.Whole = w.keepWhole(ctx, run.Call, valueOf(wholeOf(execution, &r)))
+	}
+	return valueOf(execution), endFault(&r)
+}
+
+// execution is a result as it travels.
+func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
+	e := protocol.Execution{
 		ExitCode: r.ExitCode, Signal: r.Signal, Reason: string(r.Reason),
 		Stdout: r.Stdout.Data, Stderr: r.Stderr.Data,
 		StdoutBytes: r.Stdout.Total, StderrBytes: r.Stderr.Total,
 		Truncated: r.Stdout.Truncated || r.Stderr.Truncated,
 		CPUMS:     float64(r.CPU.Microseconds()) / 1000, MaxRSSBytes: r.MaxRSS,
+		LimitKinds: w.limitKinds,
 	}
-	switch r.Reason {
-	case sandbox.ReasonExited, sandbox.ReasonSignaled:
-		return execution, nil
-	case sandbox.ReasonOutputLimit:
-		return execution, protocol.Errorf(protocol.CodeOutputLimit,
-			"the command wrote too much and was killed; redirect its output to a file and read parts of that")
-	case sandbox.ReasonOOM:
-		return execution, protocol.Errorf(protocol.CodeOOM, "the command used too much memory and was killed")
-	case sandbox.ReasonDiskLimit:
-		return execution, protocol.Errorf(protocol.CodeDiskLimit, "the command wrote too much to disk and was killed")
-	case sandbox.ReasonLost:
-		return execution, protocol.Errorf(protocol.CodeSandboxLost, "the sandbox was lost while the command ran")
-	case sandbox.ReasonTimeout, sandbox.ReasonCancelled:
-		return execution, errStopped // the context knows why
-	default:
-		return execution, errStopped
+	if r.Stdout.Total > 0 && r.Stderr.Total > 0 {
+		e.Combined = r.Combined.Data
+		e.Truncated = e.Truncated || r.Combined.Truncated
 	}
+	return e
 }
 
-var errStopped = errors.New("the command was stopped")
-
-// languages is what code_run can run here.
-type languages struct {
-	shell   string // of bash commands: bash where there is one, else sh
-	scripts map[string]string
-}
-
-// findLanguages looks for interpreters in a PATH. Each script takes the program
-// text on stdin, keeps it in a file, and runs it with an empty stdin.
-func findLanguages(path string) languages {
-	found := languages{shell: "sh", scripts: map[string]string{}}
-	if onPath(path, "bash") {
-		found.shell = "bash"
-	}
-	for _, candidate := range []struct{ language, program, file, run string }{
-		{"python", "python3", "main.py", `python3 "$d/main.py"`},
-		{"sh", "sh", "main.sh", `sh "$d/main.sh"`},
-		{"node", "node", "main.mjs", `node "$d/main.mjs"`},
-		{"go", "go", "main.go", `go run "$d/main.go"`},
-	} {
-		if onPath(path, candidate.program) {
-			found.scripts[candidate.language] = `d=$(mktemp -d) && cat >"$d/` + candidate.file + `" && { ` + candidate.run +
-				` </dev/null; s=$?; rm -rf "$d"; exit $s; }`
+// wholeOf is an execution with all that was written in the place of what was kept.
+func wholeOf(e protocol.Execution, r *sandbox.Result) protocol.Execution {
+	whole := func(kept *protocol.Bytes, c sandbox.Captured) {
+		if len(*kept) > 0 && c.Truncated {
+			*kept = c.Whole
 		}
 	}
-	return found
+	whole(&e.Stdout, r.Stdout)
+	whole(&e.Stderr, r.Stderr)
+	whole(&e.Combined, r.Combined)
+	e.Truncated = int64(len(e.Stdout)) < e.StdoutBytes || int64(len(e.Stderr)) < e.StderrBytes
+	return e
 }
 
-func onPath(path, program string) bool {
-	return slices.ContainsFunc(filepath.SplitList(path), func(dir string) bool {
-		info, err := os.Stat(filepath.Join(dir, program))
-		return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
-	})
-}
-
-func (l languages) script(language string) (string, error) {
-	if script, known := l.scripts[language]; known {
-		return script, nil
+// endFault is the error of a command that did not end by itself; nil when it did.
+func endFault(r *sandbox.Result) error {
+	switch r.Reason {
+	case sandbox.ReasonExited, sandbox.ReasonSignaled:
+		return nil
+	case sandbox.ReasonTimeout:
+		return protocol.Errorf(protocol.CodeRunTimeout, "the command used up its time (%s, of that %s on the processor) and was killed; do less at once",
+			r.Wall.Round(timeUnit), r.CPU.Round(timeUnit))
+	case sandbox.ReasonOutputLimit:
+		return protocol.Errorf(protocol.CodeOutputLimit,
+			"the command wrote too much and was killed; redirect its output to a file and read parts of that")
+	case sandbox.ReasonOOM:
+		return protocol.Errorf(protocol.CodeOOM, "the command used too much memory and was killed")
+	case sandbox.ReasonDiskLimit:
+		return protocol.Errorf(protocol.CodeDiskLimit, "the command wrote too much to disk and was killed")
+	case sandbox.ReasonLost, sandbox.ReasonCancelled:
+		return protocol.Errorf(protocol.CodeSandboxLost, "the sandbox was lost while the command ran")
+	default:
+		return protocol.Errorf(protocol.CodeInternal, "the sandbox ended the command for a reason that this worker does not know: %s", r.Reason)
 	}
-	return "", protocol.Errorf(protocol.CodeLanguage, "language %q cannot be run by this worker; it has: %s",
-		language, strings.Join(slices.Sorted(maps.Keys(l.scripts)), ", "))
 }
+
+const timeUnit = 10 * time.Millisecond

@@ -68,6 +68,10 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	if payload, isNoop := run.Call.Payload.(protocol.Noop); isNoop {
 		return noop(ctx, run, payload)
 	}
+	if payload, isRead := run.Call.Payload.(protocol.ResultRead); isRead {
+		value, err := w.resultRead(ctx, run.Call.SessionID, payload)
+		return w.failed(ctx, run.Call, value, err)
+	}
 	level = w.options.Caps.Level.String()
 	if handled, ok := w.handle(ctx, run, frames); ok {
 		return handled
@@ -85,7 +89,7 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	defer lost()
 	inside, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec) // not ctx: the function above reads it
 	defer exec.End()
-	value, err := w.inSandbox(inside, run.Call, s, frames)
+	value, err := w.inSandbox(inside, run, s, frames)
 	if r = w.failed(inside, run.Call, value, err); r.Error != nil {
 		telemetry.Fail(exec, r.Error)
 	}
@@ -108,7 +112,7 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	if c.Payload.Kind() == protocol.KindTurnRun {
 		return protocol.Errorf(protocol.CodeUnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
 	}
-	if !isUnknown && c.Payload.Kind() != protocol.KindNoop && sandboxOf(c.Lane()) == "" {
+	if !isUnknown && !anywhere(c.Payload) && sandboxOf(c.Lane()) == "" {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
 	}
 	if blob, isArchive := blobOf(c.Payload); isArchive && blob == "" {
@@ -117,13 +121,18 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	return w.refuseCommand(c.Payload)
 }
 
+// anywhere reports whether a payload needs no sandbox.
+func anywhere(p protocol.Payload) bool {
+	return p.Kind() == protocol.KindNoop || p.Kind() == protocol.KindResultRead
+}
+
 // inSandbox runs a payload in its sandbox.
-func (w *Worker) inSandbox(ctx context.Context, c *protocol.Call, s sandbox.Sandbox, frames *frames) (protocol.Value, error) {
-	switch payload := c.Payload.(type) {
+func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox, frames *frames) (protocol.Value, error) {
+	switch payload := run.Call.Payload.(type) {
 	case protocol.CommandRun:
-		return w.commandRun(ctx, s, payload, frames)
+		return w.commandRun(ctx, s, run, payload, frames)
 	case protocol.CodeRun:
-		return w.codeRun(ctx, s, payload, frames)
+		return w.codeRun(ctx, s, run, payload, frames)
 	case protocol.FilesRead:
 		return filesRead(ctx, s.FS(), payload)
 	case protocol.FilesWrite:
@@ -137,11 +146,11 @@ func (w *Worker) inSandbox(ctx context.Context, c *protocol.Call, s sandbox.Sand
 	case protocol.FilesSearch:
 		return filesSearch(ctx, s.FS(), payload)
 	case protocol.WorkspaceImport:
-		return w.workspaceImport(ctx, c.Lane(), payload)
+		return w.workspaceImport(ctx, run.Call.Lane(), payload)
 	case protocol.WorkspaceExport:
-		return w.workspaceExport(ctx, c.Lane(), payload)
+		return w.workspaceExport(ctx, run.Call.Lane(), payload)
 	default:
-		return nil, protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q", c.Payload.Kind())
+		return nil, protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q", run.Call.Payload.Kind())
 	}
 }
 
@@ -162,9 +171,16 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 	}
 	if fault, ok := errors.AsType[*protocol.Error](err); ok {
 		r.Error = fault
-		if notRun(fault.Code) {
+		switch {
+		case notRun(fault.Code):
 			r.Status = protocol.StatusRejected
+		case fault.Code == protocol.CodeRunTimeout:
+			r.Status = protocol.StatusTimeout
 		}
+		return r
+	}
+	if errors.Is(err, sandbox.ErrUnsupported) {
+		r.Status, r.Error = protocol.StatusRejected, protocol.Errorf(protocol.CodeSandboxUnsupported, "%v; nothing was run", err)
 		return r
 	}
 	if errors.Is(err, sandbox.ErrClosed) {

@@ -78,7 +78,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 		return nil, err
 	}
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
-		ID: sandboxOf(l), Workspace: workspace, Scratch: scratch, Env: s.options.Env,
+		ID: sandboxOf(l), Workspace: workspace, Scratch: scratch, Env: s.options.Env, Limits: s.options.Limits,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)

@@ -39,6 +39,8 @@ type Options struct {
 	Caps   sandbox.Caps
 	// Env is added to the environment of sandboxes, which is otherwise PATH, LANG and TERM.
 	Env map[string]string
+	// Limits bound every command and sandbox; calls can only tighten them.
+	Limits sandbox.Limits
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)
@@ -89,12 +91,13 @@ func (o Options) withDefaults() Options {
 
 // Worker takes calls of one pool and executes them. Make one with [New] and run it once.
 type Worker struct {
-	options   Options
-	nc        *nats.Conn
-	holder    *lane.Holder
-	sandboxes *sandboxes
-	blobs     jetstream.ObjectStore
-	languages languages
+	options    Options
+	nc         *nats.Conn
+	holder     *lane.Holder
+	sandboxes  *sandboxes
+	blobs      jetstream.ObjectStore
+	languages  languages
+	limitKinds map[string]string // as results tell them
 }
 
 // New opens what a worker needs in the fleet, whose streams must exist, and under its data directory.
@@ -123,7 +126,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
 	}
-	w := &Worker{options: o, nc: nc, blobs: blobs, languages: findLanguages(o.Env["PATH"])}
+	w := &Worker{options: o, nc: nc, blobs: blobs, languages: findLanguages(o.Env["PATH"]), limitKinds: limitKinds(o.Caps)}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}

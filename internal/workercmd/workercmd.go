@@ -35,6 +35,8 @@ type flags struct {
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data    string            `placeholder:"DIR" help:"Directory of workspaces; workers that share it can take over from each other. Default: ~/.local/state/toolfleet/worker."`
 
+	Limits cli.Limits `embed:"" prefix:"limit-"`
+
 	Drain    time.Duration `default:"30s" help:"How long running calls may go on after SIGTERM."`
 	Lease    time.Duration `default:"0s" help:"Length of leases of a new pool; 0 takes what the pool has, or 10s."`
 	Replicas int           `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
@@ -87,7 +89,11 @@ func (f *flags) options() (worker.Options, error) {
 	if data, err = filepath.Abs(data); err != nil {
 		return worker.Options{}, cli.Usagef("--data: %v", err)
 	}
-	return worker.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, AckWait: f.Lease}, nil
+	limits, err := f.Limits.Sandbox()
+	if err != nil {
+		return worker.Options{}, err
+	}
+	return worker.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, AckWait: f.Lease}, nil
 }
 
 // serve runs a worker until a signal.

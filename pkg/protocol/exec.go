@@ -69,7 +69,7 @@ const (
 	MaxWall      = 7 * 24 * time.Hour
 	MinMemory    = 1 << 20
 	MinOutput    = 1 << 10
-	MaxOutput    = 8 << 20
+	MaxOutput    = 1 << 20
 	MinOpenFiles = 8
 )
 

@@ -18,7 +18,7 @@ func TestLimits_ValidateNamesEveryFault(t *testing.T) {
 	for _, fault := range []string{
 		"limits.wall_ms -1: must be 0 (the worker's own) or 1 to 604800000", "limits.cpu_ms 1152921504606846976: ",
 		"limits.memory_bytes 1000: must be 0 (the worker's own) or 1048576 to ", "limits.processes -5: ", "limits.open_files 7: ",
-		"limits.file_size_bytes -1: ", "limits.disk_bytes -1: ", "limits.output_bytes 9437184: must be 0 (the worker's own) or 1024 to 8388608",
+		"limits.file_size_bytes -1: ", "limits.disk_bytes -1: ", "limits.output_bytes 9437184: must be 0 (the worker's own) or 1024 to 1048576",
 	} {
 		require.ErrorContains(t, err, fault)
 	}

@@ -1,5 +1,9 @@
 package protocol
 
+// MaxKeptLine is where a line of a kept result is broken, in bytes, so that every byte of
+// it can be read: the pieces count as lines.
+const MaxKeptLine = 2000
+
 // ResultRead reads the stored result of an earlier call of the same session, line by
 // line. It touches no sandbox: its resources may be empty but for a lane of its own.
 type ResultRead struct {
@@ -42,3 +46,8 @@ func (ResultRead) Kind() Kind { return KindResultRead }
 
 // ValueKind implements [Value].
 func (ResultReadResult) ValueKind() Kind { return KindResultRead }
+
+// OutputBlob is the name in the fleet's object store of a command's whole output.
+func OutputBlob(session SessionID, call CallID) string {
+	return "output/" + string(session) + "/" + string(call)
+}

@@ -142,6 +142,9 @@ type Cmd struct {
 	// none comes after Exec returned. It should not block: the command's output waits
 	// for it. The slice is valid only during the call.
 	Live func(stream Stream, data []byte)
+	// Endless lets a command write without end: output goes to Live only, nothing of it
+	// is kept, and [Limits].Output does not count.
+	Endless bool
 }
 
 // Stream names an output stream.
@@ -193,6 +196,8 @@ type Captured struct {
 	Data []byte
 	// Total is how many bytes were written.
 	Total int64
-	// Truncated says that Data is not all.
+	// Truncated says that Data is not all. Whole is all then, or as much from the
+	// beginning as a command may write before it is killed for it.
 	Truncated bool
+	Whole     []byte
 }

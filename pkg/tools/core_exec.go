@@ -41,7 +41,7 @@ func bash() Tool {
 				"additionalProperties": false
 			}`),
 		Plan:   planOf(planBash),
-		Render: renderOf(func(v protocol.CommandRunResult) string { return executionText(&v.Execution) }),
+		Render: executionOf(func(v protocol.CommandRunResult) *protocol.Execution { return &v.Execution }),
 	}
 }
 
@@ -83,7 +83,7 @@ func runCode() Tool {
 				"additionalProperties": false
 			}`),
 		Plan:   planOf(planRunCode),
-		Render: renderOf(func(v protocol.CodeRunResult) string { return executionText(&v.Execution) }),
+		Render: executionOf(func(v protocol.CodeRunResult) *protocol.Execution { return &v.Execution }),
 	}
 }
 

@@ -13,7 +13,7 @@ func read() Tool {
 		Definition: definition("read",
 			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
 				"At most about 48,000 characters come back at once: read on with the offset that is named. "+
-				"Of a binary file only the size is told.",
+				"Of a binary file only the size is told. A path that a mark of cut output names, as in result:ID, works too.",
 			`{
 				"type": "object",
 				"properties": {
@@ -25,6 +25,9 @@ func read() Tool {
 				"additionalProperties": false
 			}`),
 		Plan: planOf(func(scope Scope, args readArguments) (Plan, *protocol.Error) {
+			if plan, ok, err := ReadHandle(args.Path, args.Offset, args.Limit); ok {
+				return plan, err
+			}
 			path, err := filePath(args.Path)
 			if err != nil {
 				return Plan{}, err
@@ -32,7 +35,7 @@ func read() Tool {
 			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: renderOf(readText),
+		Render: readRender,
 	}
 }
 

@@ -3,6 +3,7 @@ package tools
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -21,7 +22,12 @@ func (t *Tool) Text(result *protocol.Result) string {
 			Error:  protocol.Errorf(protocol.CodeInternal, "The fleet kept no result of this call."),
 		}
 	}
-	return clip(validText(t.render(result)), MaxText)
+	text := validText(t.render(result))
+	if result.CallID == "" || utf8.RuneCountInString(text) <= MaxText {
+		return clip(text, MaxText)
+	}
+	mark := fmt.Sprintf("\n[it was cut; all of it: read with path=%q]", Handle(result.CallID, protocol.PartValue))
+	return clip(text, MaxText-len(mark)) + mark
 }
 
 // render calls the tool's Render function: the other place where the code of a

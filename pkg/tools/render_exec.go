@@ -8,29 +8,80 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// executionText is what a process wrote and how it ended: stdout as it is, stderr
-// under a mark, and a line in brackets for each thing that is not as usual.
-func executionText(e *protocol.Execution) string {
-	stdout, stderr := share(plainText(string(e.Stdout)), plainText(string(e.Stderr)), bodyLimit)
-	var b strings.Builder
-	b.WriteString(stdout)
-	if stderr != "" {
-		text := ended(b.String()) + "[stderr]\n" + stderr
-		b.Reset()
-		b.WriteString(text)
-	}
-	marks := endMarks(e)
-	if e.Truncated {
-		marks = append(marks, fmt.Sprintf("[output was cut: stdout had %s, stderr %s; send it to a file and read that, or filter it]",
-			plural(e.StdoutBytes, "byte"), plural(e.StderrBytes, "byte")))
-	}
-	if len(marks) == 0 {
-		if b.Len() == 0 {
-			return "[no output; exit code 0]"
+// outputLimit is how many characters of a command's output a model gets: less than
+// bodyLimit, so that marks fit even beside a failure.
+const outputLimit = bodyLimit - 2_000
+
+// executionOf makes a Render function for values that have an execution.
+func executionOf[V protocol.Value](execution func(V) *protocol.Execution) func(*protocol.Result) string {
+	return func(result *protocol.Result) string {
+		value, ok := result.Value.(V)
+		if !ok {
+			return RenderJSON(result)
 		}
-		return b.String()
+		text := executionText(result.CallID, execution(value))
+		if result.Status != protocol.StatusOK {
+			return failureText(result, text)
+		}
+		return text
 	}
-	return ended(b.String()) + strings.Join(marks, "\n")
+}
+
+// executionText is what a process wrote, as it would stand on a terminal, how it
+// ended, and a line in brackets for each thing that is not as usual.
+func executionText(call protocol.CallID, e *protocol.Execution) string {
+	text, cut := writtenText(e)
+	marks := endMarks(e)
+	if cut || e.Truncated {
+		marks = append(marks, cutMark(call, e, text))
+	}
+	if len(marks) > 0 {
+		return ended(text) + strings.Join(marks, "\n")
+	}
+	if text == "" {
+		return "[no output; exit code 0]"
+	}
+	return text
+}
+
+// writtenText is both streams in the order in which they came, and whether they did
+// not fit. A worker that does not tell the order has stderr after stdout.
+func writtenText(e *protocol.Execution) (text string, cut bool) {
+	switch {
+	case len(e.Stderr) == 0:
+		text = plainText(string(e.Stdout))
+	case len(e.Stdout) == 0:
+		text = "[stderr]\n" + plainText(string(e.Stderr))
+	case len(e.Combined) > 0:
+		text = plainText(string(e.Combined))
+	default:
+		stdout, stderr := plainText(string(e.Stdout)), plainText(string(e.Stderr))
+		shownOut, shownErr := share(stdout, stderr, outputLimit)
+		return ended(shownOut) + "[stderr]\n" + shownErr, shownOut != stdout || shownErr != stderr
+	}
+	shown := clip(text, outputLimit)
+	return shown, shown != text
+}
+
+// cutMark says how much there was, and how to get at it.
+func cutMark(call protocol.CallID, e *protocol.Execution, shown string) string {
+	how := "send it to a file and read that, or filter it"
+	if call != "" && (!e.Truncated || e.Whole != "") {
+		how = fmt.Sprintf("all of it: read with path=%q, offset=%d", Handle(call, ""), cutLine(shown))
+	}
+	return fmt.Sprintf("[output was cut: stdout had %s, stderr %s; %s]",
+		plural(e.StdoutBytes, "byte"), plural(e.StderrBytes, "byte"), how)
+}
+
+// cutLine is a line at or before the first piece that is missing. Long lines count as
+// the several ones as which a kept result is read.
+func cutLine(shown string) int {
+	before, _, _ := strings.Cut(shown, "\n[... ")
+	count := 0
+	for line := range strings.Lines(strings.TrimPrefix(before, "[stderr]\n")) {
+		count += 1 + (len(line)-1)/protocol.MaxKeptLine
+	}
+	return max(count, 1)
 }
 
 // endMarks says how a process ended, when it is not by itself and with 0.

@@ -8,33 +8,47 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// buffer keeps the first headMax and the last tailMax bytes of a stream.
+// buffer keeps the first headMax and the last tailMax bytes of a stream, and
+// beside them, when that is not all, the first wholeMax.
 type buffer struct {
-	headMax, tailMax int
+	headMax, tailMax, wholeMax int
 
 	head  []byte
 	tail  []byte // a ring once it is full
 	next  int    // where the ring is written next; its oldest byte
+	whole []byte // nil until head and tail are full
 	total int64
 }
 
-func newBuffer(limit int64) buffer {
+func newBuffer(limit, whole int64) buffer {
 	half := int(limit / 2)
-	return buffer{headMax: int(limit) - half, tailMax: half}
+	return buffer{headMax: int(limit) - half, tailMax: half, wholeMax: int(whole)}
 }
 
 // clone returns a buffer that holds the same and goes its own way.
 func (b *buffer) clone() buffer {
 	c := *b
-	c.head, c.tail = slices.Clone(b.head), slices.Clone(b.tail)
+	c.head, c.tail, c.whole = slices.Clone(b.head), slices.Clone(b.tail), slices.Clone(b.whole)
 	return c
 }
 
 func (b *buffer) write(p []byte) {
+	b.writeWhole(p)
 	b.total += int64(len(p))
 	n := min(len(p), b.headMax-len(b.head))
 	b.head = append(b.head, p[:n]...)
 	b.writeTail(p[n:])
+}
+
+// writeWhole begins with what was kept so far when p does not fit there any more.
+func (b *buffer) writeWhole(p []byte) {
+	if b.whole == nil {
+		if b.total+int64(len(p)) <= int64(b.headMax+b.tailMax) {
+			return
+		}
+		b.whole = slices.Concat(b.head, b.tail) // the ring is not full yet
+	}
+	b.whole = append(b.whole, p[:min(len(p), max(0, b.wholeMax-len(b.whole)))]...)
 }
 
 func (b *buffer) writeTail(p []byte) {
@@ -61,7 +75,7 @@ func (b *buffer) captured() sandbox.Captured {
 	head := trimEnd(b.head)
 	tail = trimStart(tail)
 	missing := b.total - int64(len(head)) - int64(len(tail))
-	out.Truncated = true
+	out.Truncated, out.Whole = true, b.whole
 	out.Data = append(out.Data, head...)
 	out.Data = fmt.Appendf(out.Data, "\n[... %d bytes left out ...]\n", missing)
 	out.Data = append(out.Data, tail...)

@@ -19,8 +19,9 @@ type LiveFunc func(stream sandbox.Stream, data []byte)
 
 // Output keeps the two output streams of one command. It is safe for concurrent use.
 type Output struct {
-	limit int64
-	live  LiveFunc
+	limit   int64
+	live    LiveFunc
+	endless bool
 
 	mu       sync.Mutex // serialises live, too
 	stdout   buffer
@@ -36,8 +37,16 @@ func New(limit int64, live LiveFunc) *Output {
 	}
 	return &Output{
 		limit: limit, live: live,
-		stdout: newBuffer(limit), stderr: newBuffer(limit),
+		stdout: newBuffer(limit, Factor*limit), stderr: newBuffer(limit, Factor*limit),
 	}
+}
+
+// For returns the Output of a command under its limits: one that keeps nothing and has
+// no limit when the command's output is endless.
+func For(cmd *sandbox.Cmd, limits sandbox.Limits) *Output {
+	o := New(limits.Output, cmd.Live)
+	o.endless = cmd.Endless
+	return o
 }
 
 // Writer returns where the bytes of stream go. A write that takes the stream over
@@ -75,6 +84,7 @@ func (o *Output) combine(stream sandbox.Stream, p []byte) {
 			return
 		}
 		clone := other.clone() // the other stream is all that came so far
+		clone.wholeMax *= 2
 		o.combined = &clone
 	}
 	o.combined.write(p)
@@ -98,8 +108,10 @@ func (w writer) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	b := o.buffer(w.stream)
-	o.combine(w.stream, p)
-	b.write(p)
+	if !o.endless {
+		o.combine(w.stream, p)
+		b.write(p)
+	}
 	if o.live != nil && len(p) > 0 {
 		o.live(w.stream, p)
 	}

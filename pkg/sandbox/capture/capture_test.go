@@ -3,6 +3,7 @@ package capture_test
 import (
 	"bytes"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -70,6 +71,7 @@ func TestOutput_IsTheSameHoweverItIsWritten(t *testing.T) {
 			return
 		}
 		require.True(t, got.Truncated)
+		require.Equal(t, whole[:min(total, capture.Factor*int(limit))], string(got.Whole))
 		head, tail, missing := split(t, string(got.Data))
 		require.True(t, strings.HasPrefix(whole, head))
 		require.True(t, strings.HasSuffix(whole, tail))
@@ -110,6 +112,39 @@ func TestOutput_CombinedIsBothStreamsInOrder(t *testing.T) {
 			_, _ = out.Writer(stream).Write([]byte(text[1:]))
 			_, _ = alone.Writer(sandbox.Stdout).Write([]byte(text[1:]))
 		}
-		require.Equal(t, alone.Captured(sandbox.Stdout), out.Combined())
+		want, got := alone.Captured(sandbox.Stdout), out.Combined()
+		require.True(t, bytes.HasPrefix(got.Whole, want.Whole), "%s %s", want.Whole, got.Whole)
+		want.Whole, got.Whole = nil, nil
+		require.Equal(t, want, got)
 	})
+}
+
+func TestOutput_EndlessKeepsNothing(t *testing.T) {
+	t.Parallel()
+	var live int
+	out := capture.For(&sandbox.Cmd{Endless: true, Live: func(_ sandbox.Stream, data []byte) { live += len(data) }}, sandbox.Limits{Output: 10})
+	for range 100 {
+		n, err := out.Writer(sandbox.Stdout).Write(make([]byte, 1000))
+		require.NoError(t, err)
+		require.Equal(t, 1000, n)
+	}
+	require.Equal(t, 100_000, live)
+	require.Equal(t, sandbox.Captured{}, out.Captured(sandbox.Stdout))
+	require.Equal(t, sandbox.Captured{}, out.Combined())
+}
+
+func TestOutput_CombinedIsKeptWhole(t *testing.T) {
+	t.Parallel()
+	out := capture.New(10, nil)
+	var want strings.Builder
+	for i := range 8 {
+		stream := sandbox.Stdout + sandbox.Stream(i%2)
+		text := strings.Repeat(strconv.Itoa(i), 10)
+		want.WriteString(text)
+		_, err := out.Writer(stream).Write([]byte(text))
+		require.NoError(t, err)
+	}
+	require.Equal(t, want.String(), string(out.Combined().Whole))
+	require.EqualValues(t, 80, out.Combined().Total)
+	require.Equal(t, strings.Repeat("0", 10)+strings.Repeat("2", 10), string(out.Captured(sandbox.Stdout).Whole[:20]))
 }

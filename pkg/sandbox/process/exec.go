@@ -78,7 +78,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 	}
 	defer dir.Close()
 	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
-	out := capture.New(limits.Output, cmd.Live)
+	out := capture.For(&cmd, limits)
 	p, err := openPipes(c, cmd.Stdin, out)
 	if err != nil {
 		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)

@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Limits are the limits of a worker's sandboxes, as flags. Calls can only tighten them.
+type Limits struct {
+	Wall      time.Duration `default:"0s" help:"Longest run of a command, whatever its call says; 0 is no limit of the worker's own."`
+	CPU       time.Duration `name:"cpu" default:"0s" help:"Processor time of one process; 0 is no limit."`
+	Memory    Size          `default:"0" placeholder:"SIZE" help:"Memory of a sandbox, as in 512M or 2G; 0 is no limit."`
+	Processes int64         `default:"0" help:"Processes and threads of a sandbox; 0 is 1024."`
+	OpenFiles int64         `default:"0" help:"Open files of one process; 0 is 4096."`
+	FileSize  Size          `default:"0" placeholder:"SIZE" help:"Size of one file that a command writes; 0 is no limit."`
+	Disk      Size          `default:"0" placeholder:"SIZE" help:"Disk space of a sandbox; 0 is no limit."`
+	Output    Size          `default:"0" placeholder:"SIZE" help:"Output kept of each stream, 1K to 1M; a command that writes four times as much is killed. 0 is 128K."`
+}
+
+// Sandbox returns the limits, or every fault of the flags, joined.
+func (l *Limits) Sandbox() (sandbox.Limits, error) {
+	wire := protocol.Limits{
+		Wall: protocol.MillisOf(l.Wall), CPU: protocol.MillisOf(l.CPU), Memory: int64(l.Memory), Processes: l.Processes,
+		OpenFiles: l.OpenFiles, FileSize: int64(l.FileSize), Disk: int64(l.Disk), Output: int64(l.Output),
+	}
+	if err := wire.Validate(); err != nil {
+		return sandbox.Limits{}, limitNames(err)
+	}
+	return sandbox.Limits{
+		Wall: l.Wall, CPU: l.CPU, Memory: wire.Memory, Processes: wire.Processes,
+		OpenFiles: wire.OpenFiles, FileSize: wire.FileSize, Disk: wire.Disk, Output: wire.Output,
+	}, nil
+}
+
+// limitNames turns faults that name fields of the wire into ones that name flags.
+func limitNames(err error) error {
+	text := strings.NewReplacer(
+		"limits.", "--limit-", "_ms", "", "_bytes", "", "open_files", "open-files", "file_size", "file-size", " (the worker's own)", "",
+	).Replace(err.Error())
+	return Usagef("%s", strings.ReplaceAll(text, "\n", "; "))
+}
+
+// Size is a number of bytes, written with or without a unit: 512, 64K, 1.5G, 2GiB. The units
+// are powers of 1024.
+type Size int64
+
+var errSize = errors.New("want a number of bytes, as in 4096, 64K, 512M or 1.5G")
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (s *Size) UnmarshalText(text []byte) error {
+	number := strings.TrimSpace(string(text))
+	upper := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(number), "B"), "I")
+	factor := 1.0
+	if at := strings.IndexAny("KMGT", upper[max(0, len(upper)-1):]); upper != "" && at >= 0 {
+		factor = math.Pow(1024, float64(at+1))
+		upper = upper[:len(upper)-1]
+	}
+	value, err := strconv.ParseFloat(strings.TrimSpace(upper), 64)
+	if err != nil || math.IsNaN(value) || value < 0 || value*factor >= math.MaxInt64 {
+		return fmt.Errorf("%q: %w", number, errSize)
+	}
+	*s = Size(value * factor)
+	return nil
+}
+
+// String returns the size with the largest unit of which it is a whole number.
+func (s Size) String() string {
+	for i, unit := range []string{"T", "G", "M", "K"} {
+		if one := Size(1) << (10 * (4 - i)); s != 0 && s%one == 0 {
+			return strconv.FormatInt(int64(s/one), 10) + unit
+		}
+	}
+	return strconv.FormatInt(int64(s), 10)
+}

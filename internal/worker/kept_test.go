@@ -1,0 +1,101 @@
+package worker_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// kept reads the result of an earlier call, from a lane of its own.
+func (r *rig) kept(session protocol.SessionID, read protocol.ResultRead) *protocol.Result {
+	r.t.Helper()
+	call := newCall(session, read)
+	call.Resources = []protocol.Use{{Key: protocol.ResourceKey("call/" + string(call.ID)), Access: protocol.Exclusive}}
+	return r.dispatch(r.t.Context(), call)
+}
+
+// all lines of a kept result, read a few at a time.
+func (r *rig) keptLines(t *testing.T, session protocol.SessionID, read protocol.ResultRead) string {
+	t.Helper()
+	var all strings.Builder
+	for read.Offset = 1; ; {
+		got := r.kept(session, read)
+		requireOK(t, got)
+		v := value[protocol.ResultReadResult](t, got)
+		if v.Lines == 0 {
+			return all.String()
+		}
+		require.Equal(t, read.Offset, v.FirstLine)
+		all.Write(v.Content)
+		read.Offset += v.Lines
+		require.LessOrEqual(t, read.Offset-1, v.TotalLines)
+	}
+}
+
+func TestResultRead_EveryPartOfACommandWhetherItWasCutOrNot(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	for name, limits := range map[string]protocol.Limits{"not cut": {}, "cut": {Output: 4000}} {
+		call := newCall(session, protocol.CommandRun{Command: "seq 1 2500; sleep 0.05; seq 3000 3999 >&2", Limits: limits})
+		run := r.dispatch(t.Context(), call)
+		requireOK(t, run)
+		require.Equal(t, name == "cut", value[protocol.CommandRunResult](t, run).Truncated)
+		var stdout, stderr strings.Builder
+		for i := 1; i <= 2500; i++ {
+			fmt.Fprintln(&stdout, i)
+		}
+		for i := 3000; i < 4000; i++ {
+			fmt.Fprintln(&stderr, i)
+		}
+		for part, want := range map[string]string{
+			protocol.PartStdout: stdout.String(), protocol.PartStderr: stderr.String(),
+			protocol.PartOutput: stdout.String() + stderr.String(), "": stdout.String() + stderr.String(),
+		} {
+			require.Equal(t, want, r.keptLines(t, session, protocol.ResultRead{CallID: call.ID, Part: part, Limit: 999}), "%s %s", name, part)
+		}
+		some := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Offset: 2500, Limit: 2}))
+		require.Equal(t, "2500\n3000\n", string(some.Content))
+		require.Equal(t, []int{2500, 2, 3500}, []int{some.FirstLine, some.Lines, some.TotalLines})
+		beyond := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Offset: 3501}))
+		require.Equal(t, []int{0, 0, 3500}, []int{beyond.FirstLine, beyond.Lines, beyond.TotalLines})
+	}
+}
+
+func TestResultRead_LongLinesAndLargeResultsArePaged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	call := newCall(session, protocol.CommandRun{Command: `head -c 400000 /dev/zero | tr '\0' x; echo; printf 'é%.0s' $(seq 3000); printf end`})
+	requireOK(t, r.dispatch(t.Context(), call))
+	all := r.keptLines(t, session, protocol.ResultRead{CallID: call.ID})
+	for line := range strings.Lines(all) {
+		require.LessOrEqual(t, len(line), protocol.MaxKeptLine+1)
+	}
+	require.Equal(t, strings.Repeat("x", 400_000)+strings.Repeat("é", 3000)+"end", strings.ReplaceAll(all, "\n", ""))
+}
+
+func TestResultRead_ValuesAndWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	listed := newCall(session, protocol.FilesList{})
+	requireOK(t, r.dispatch(t.Context(), listed))
+	got := r.kept(session, protocol.ResultRead{CallID: listed.ID})
+	requireOK(t, got)
+	v := value[protocol.ResultReadResult](t, got)
+	require.Equal(t, protocol.PartValue, v.Part)
+	require.Contains(t, string(v.Content), `"type":"files_list"`)
+
+	requireFault(t, r.kept(session, protocol.ResultRead{CallID: listed.ID, Part: protocol.PartStdout}), protocol.StatusRejected, protocol.CodeInvalidArguments)
+	requireFault(t, r.kept(session, protocol.ResultRead{CallID: listed.ID, Part: "all"}), protocol.StatusRejected, protocol.CodeInvalidArguments)
+	requireFault(t, r.kept(session, protocol.ResultRead{CallID: "c-none"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.kept(protocol.NewSessionID(), protocol.ResultRead{CallID: listed.ID}), protocol.StatusFailed, protocol.CodeNotFound)
+}
