@@ -103,14 +103,3 @@ func (p *Proxy) Serve(ctx context.Context, l net.Listener) error {
 	}
 	return nil
 }
-
-// Env returns the variables that tell programs of a proxy at addr ("host:port"), in the
-// spellings in use. What runs in the sandbox itself is reached without it.
-func Env(addr string) map[string]string {
-	const direct = "localhost,127.0.0.1,::1"
-	http, socks := "http://"+addr, "socks5h://"+addr
-	return map[string]string{
-		"HTTP_PROXY": http, "http_proxy": http, "HTTPS_PROXY": http, "https_proxy": http,
-		"ALL_PROXY": socks, "all_proxy": socks, "NO_PROXY": direct, "no_proxy": direct,
-	}
-}

@@ -222,12 +222,3 @@ func TestNew_RefusesWhatMakesNoSense(t *testing.T) {
 	_, err = egress.New(egress.Options{Idle: -1})
 	require.ErrorContains(t, err, "must not be negative")
 }
-
-func TestEnv_EverySpelling(t *testing.T) {
-	t.Parallel()
-	env := egress.Env("127.0.0.1:1")
-	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"} {
-		require.NotEmpty(t, env[name])
-		require.Equal(t, env[name], env[strings.ToLower(name)])
-	}
-}

@@ -1,0 +1,97 @@
+//go:build linux
+
+package escapetest
+
+import (
+	"context"
+	"crypto/rand"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The environment of an arm.
+const (
+	armVariable    = "TOOLFLEET_ESCAPE_ARM"
+	probeVariable  = "TOOLFLEET_ESCAPE_PROBE"
+	secretVariable = "NATS_CREDS" // as a worker's environment may have it
+)
+
+// nobody is the ordinary user of arms that are started by root.
+const nobody = 65534
+
+// armTimeout bounds an arm.
+const armTimeout = 5 * time.Minute
+
+// inArm reports whether this process is an arm of the suite.
+func inArm() bool { return os.Getenv(armVariable) != "" }
+
+// runArms runs the calling test once for each arm, in processes of their own.
+func runArms(t *testing.T, root bool) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "toolfleet-escape-") //nolint:usetesting // where an ordinary user may go
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, 0o755))
+	a := arms{program: filepath.Join(dir, "arm.test"), probe: build(t, dir), dir: dir}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	install(t, self, a.program)
+	asRoot := os.Geteuid() == 0
+	t.Run("root", func(t *testing.T) {
+		switch {
+		case !root:
+			t.Skip("without isolation nothing runs as root")
+		case !asRoot:
+			t.Skip("UNSUPPORTED: only root can run the arm as root")
+		}
+		a.run(t, 0)
+	})
+	t.Run("user", func(t *testing.T) {
+		uid := os.Geteuid()
+		if asRoot {
+			uid = nobody
+		}
+		a.run(t, uid)
+	})
+}
+
+// arms is what arms have in common.
+type arms struct{ program, probe, dir string }
+
+// run runs the calling test, which is two levels up, as a user.
+func (a arms) run(t *testing.T, uid int) {
+	t.Helper()
+	test, _, _ := strings.Cut(t.Name(), "/")
+	home := filepath.Join(a.dir, strconv.Itoa(uid))
+	require.NoError(t, os.Mkdir(home, 0o755))
+	argv := []string{a.program, "-test.run", "^" + test + "$", "-test.v", "-test.timeout", armTimeout.String()}
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Chown(home, uid, uid))
+		become := []string{}
+		if uid != 0 {
+			id := strconv.Itoa(uid)
+			become = []string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups"}
+		}
+		argv = append(append([]string{"unshare", "-mpfui", "--mount-proc", "--propagation", "private", "--kill-child"}, become...), argv...)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), armTimeout+10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = home
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home,
+		armVariable + "=" + strconv.Itoa(uid), probeVariable + "=" + a.probe, secretVariable + "=secret-" + rand.Text(),
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	require.NoError(t, err, "the arm failed")
+}

@@ -1,0 +1,34 @@
+//go:build linux
+
+package escapetest_test
+
+import (
+	"testing"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+// TestControl_ProbesGetOut runs the probes where nothing is isolated. What is not in the list
+// depends on the network, on modules of the kernel, or is refused to ordinary users anyway.
+func TestControl_ProbesGetOut(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
+	escapetest.Control(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return process.New(nil) }}, []string{
+		"device/tioclinux", "device/tiocsti", "device/tiocsti-high-bits",
+		"file/append", "file/chmod", "file/create", "file/dotdot", "file/hard-link", "file/list", "file/proc-self-cwd",
+		"file/proc-self-root", "file/read-0600", "file/read-0644", "file/read-shm", "file/read-tmp", "file/rename",
+		"file/setuid-is-inert", "file/setxattr", "file/symlink", "file/symlink-dir", "file/truncate", "file/unlink", "file/utime", "file/write",
+		"given/descriptors", "given/directory", "given/hostname", "given/mounts",
+		"ipc/abstract", "ipc/posix-mq", "ipc/shm-create", "ipc/sysv-listing", "ipc/sysv-msg", "ipc/sysv-sem", "ipc/sysv-shm",
+		"ipc/tmp-create", "ipc/unix", "ipc/unix-by-link",
+		"kernel/add-key", "kernel/io-uring-enter", "kernel/keyctl", "kernel/request-key",
+		"namespace/clone-net", "namespace/clone-user", "namespace/clone3", "namespace/unshare-mount", "namespace/unshare-user",
+		"neighbour/abstract", "neighbour/file", "neighbour/process",
+		"network/sockets-listed", "network/tcp", "network/tcp-fast-open", "network/tcp-mapped", "network/tcp-zero", "network/tcp6", "network/udp",
+		"privilege/locked-down", "privilege/rlimit-core", "process/any-cmdline", "process/any-environ",
+		"process/worker-cmdline", "process/worker-cwd", "process/worker-environ", "process/worker-exe", "process/worker-fd",
+		"process/worker-maps", "process/worker-mem", "process/worker-root",
+		"target/affinity", "target/getfd", "target/pidfd", "target/priority", "target/ptrace", "target/rlimit", "target/signal",
+		"target/signal-0", "target/vm-readv", "target/vm-writev",
+	})
+}

@@ -1,0 +1,75 @@
+//go:build linux
+
+package probes
+
+import (
+	"errors"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/internal/canary"
+)
+
+// kernelProbes make system calls that no tool needs. Their arguments are such that
+// nothing happens where they are allowed.
+func kernelProbes() map[string]probe {
+	calls := map[string]struct {
+		nr   uintptr
+		args []uintptr
+	}{
+		"io-uring-setup":    {unix.SYS_IO_URING_SETUP, []uintptr{1, 0}},
+		"io-uring-enter":    {unix.SYS_IO_URING_ENTER, []uintptr{^uintptr(0)}},
+		"io-uring-register": {unix.SYS_IO_URING_REGISTER, []uintptr{^uintptr(0)}},
+		"bpf":               {unix.SYS_BPF, []uintptr{0, 0, 0}},
+		"perf-event-open":   {unix.SYS_PERF_EVENT_OPEN, []uintptr{0, 0, 0, ^uintptr(0), 0}},
+		"userfaultfd":       {unix.SYS_USERFAULTFD, []uintptr{1}},
+		"keyctl":            {unix.SYS_KEYCTL, []uintptr{0, ^uintptr(2), 0}},
+		"add-key":           {unix.SYS_ADD_KEY, []uintptr{0, 0, 0, 0, 0}},
+		"request-key":       {unix.SYS_REQUEST_KEY, []uintptr{0, 0, 0, 0}},
+		"kexec-load":        {unix.SYS_KEXEC_LOAD, []uintptr{0, 0, 0, ^uintptr(0)}},
+		"reboot":            {unix.SYS_REBOOT, []uintptr{0, 0, 0, 0}}, // without the magic numbers
+		"init-module":       {unix.SYS_INIT_MODULE, []uintptr{0, 0, 0}},
+		"finit-module":      {unix.SYS_FINIT_MODULE, []uintptr{^uintptr(0), 0, 0}},
+		"delete-module":     {unix.SYS_DELETE_MODULE, []uintptr{0, 0}},
+		"syslog":            {unix.SYS_SYSLOG, []uintptr{10, 0, 0}},
+		"acct":              {unix.SYS_ACCT, []uintptr{1}},
+		"quotactl":          {unix.SYS_QUOTACTL, []uintptr{0, 0, 0, 0}},
+		"fanotify":          {unix.SYS_FANOTIFY_INIT, []uintptr{^uintptr(0), 0}},
+		"swapoff":           {unix.SYS_SWAPOFF, []uintptr{1}},
+		"swapon":            {unix.SYS_SWAPON, []uintptr{1, 0}},
+		"vhangup":           {unix.SYS_VHANGUP, nil},
+		"kcmp":              {unix.SYS_KCMP, []uintptr{1, 1, 0, 0, 0}},
+		"unknown-1000":      {1000, nil},
+		"unknown-600":       {600, nil},
+	}
+	all := map[string]probe{"kernel/int80": int80, "kernel/x32": x32, "kernel/bpf-program": bpfProgram, "kernel/dmesg": dmesg}
+	for name, c := range calls {
+		all["kernel/"+name] = func(canary.Host) canary.Verdict { return denied(call(c.nr, c.args...)) }
+	}
+	return all
+}
+
+// bpfProgram loads the smallest program.
+func bpfProgram(canary.Host) canary.Verdict {
+	code := [2]uint64{0xb7, 0x95} // r0 = 0; exit
+	license := [4]byte{'G', 'P', 'L'}
+	attr := struct {
+		kind, count   uint32
+		code, license uint64
+		level, size   uint32
+		log           uint64
+		kernel, flags uint32
+	}{kind: 1, count: 2, code: uint64(uintptr(unsafe.Pointer(&code))), license: uint64(uintptr(unsafe.Pointer(&license)))}
+	return unlessDone(call(unix.SYS_BPF, 5, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr)))
+}
+
+// dmesg reads the log of the host's kernel.
+func dmesg(canary.Host) canary.Verdict {
+	buffer := make([]byte, 4096)
+	n, err := unix.Klogctl(3, buffer)
+	if err == nil && n > 0 {
+		return leak("the kernel's log")
+	}
+	return contained(cmpErr(err, errors.New("empty")))
+}

@@ -1,0 +1,135 @@
+//go:build linux
+
+// Package probes tries to get out of the sandbox in which it runs, in one way a run, and
+// says how that went. [Main] is the program that the escape suite builds and runs there.
+package probes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/internal/canary"
+)
+
+// probe tries one thing.
+type probe func(h canary.Host) canary.Verdict
+
+// probes are all probes by name; the part before the slash is their group.
+func probes() map[string]probe {
+	all := map[string]probe{}
+	for _, group := range []map[string]probe{
+		fileProbes(), rootProbes(), deviceProbes(), processProbes(), targetProbes(), privilegeProbes(), namespaceProbes(),
+		kernelProbes(), descriptorProbes(), ipcProbes(), networkProbes(), neighbourProbes(), useProbes(),
+	} {
+		maps.Copy(all, group)
+	}
+	return all
+}
+
+// Names returns the names of all probes, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(probes())) }
+
+// Main is the program:
+//
+//	probe NAME          one probe; the verdict is one line of JSON
+//	probe worker        a process with a secret, as a worker is one
+//	probe neighbour A   another sandbox: serves the secret at the abstract socket A
+//	probe nothing       ends at once
+func Main(args []string) {
+	if len(args) < 2 {
+		fail(errors.New("usage: probe worker | neighbour ABSTRACT | nothing | NAME"))
+	}
+	switch name := args[1]; name {
+	case "worker":
+		beWorker()
+	case "neighbour":
+		beNeighbour(readHost(), args[2])
+	case "nothing": // what probes start
+	default:
+		try, known := probes()[name]
+		if !known {
+			fail(fmt.Errorf("unknown probe %q", name))
+		}
+		answer(try(readHost()))
+	}
+}
+
+func readHost() canary.Host {
+	var h canary.Host
+	data, err := os.ReadFile(canary.File)
+	if err == nil {
+		err = json.Unmarshal(data, &h)
+	}
+	if err != nil {
+		fail(err)
+	}
+	return h
+}
+
+func answer(v canary.Verdict) {
+	if err := json.NewEncoder(os.Stdout).Encode(v); err != nil {
+		fail(err)
+	}
+}
+
+func fail(err error) {
+	_, _ = fmt.Fprintln(os.Stderr, "probe:", err)
+	os.Exit(2)
+}
+
+// judge calls a success an escape, and an error containment.
+func judge(err error) canary.Verdict {
+	if err == nil {
+		return escape("done")
+	}
+	return contained(err)
+}
+
+func escape(detail string) canary.Verdict {
+	return canary.Verdict{Outcome: canary.Escape, Detail: detail}
+}
+
+func leak(detail string) canary.Verdict { return canary.Verdict{Outcome: canary.Leak, Detail: detail} }
+
+func contained(err error) canary.Verdict {
+	return canary.Verdict{Outcome: canary.Contained, Detail: errnoName(err)}
+}
+
+func unsupported(detail string) canary.Verdict {
+	return canary.Verdict{Outcome: canary.Unsupported, Detail: detail}
+}
+
+// works calls an error broken.
+func works(err error) canary.Verdict {
+	if err != nil {
+		return canary.Verdict{Outcome: canary.Broken, Detail: errnoName(err)}
+	}
+	return canary.Verdict{Outcome: canary.Works}
+}
+
+// errnoName is the name of the errno within an error, else its text.
+func errnoName(err error) string {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return name(errno)
+	}
+	return err.Error()
+}
+
+// dial connects, or gives up after a second.
+func dial(network, address string) (net.Conn, error) {
+	return (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), network, address)
+}
+
+// command is a program to run.
+func command(program string, args ...string) *exec.Cmd {
+	return exec.CommandContext(context.Background(), program, args...)
+}

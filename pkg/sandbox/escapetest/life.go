@@ -1,0 +1,78 @@
+//go:build linux
+
+package escapetest
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// checkLife does to the sandbox itself what a probe cannot survive.
+func (b *bench) checkLife(t *testing.T) {
+	t.Helper()
+	if b.caps.Level >= sandbox.LevelFull {
+		t.Run("kill everything", b.killEverything)
+	}
+	t.Run("file operations on hostile names", b.hostileNames)
+	t.Run("swap race", b.swapRace)
+}
+
+// killEverything kills all that a command can kill: the sandbox goes on.
+func (b *bench) killEverything(t *testing.T) {
+	_, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "kill -9 -1; kill -9 1; kill -9 $PPID; kill -9 $$"}})
+	require.NoError(t, err)
+	result, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "echo alive"}})
+	require.NoError(t, err)
+	require.Equal(t, "alive\n", string(result.Stdout.Data))
+	require.NoError(t, syscall.Kill(b.host.Worker, 0))
+}
+
+// hostileNames lets file operations run into what a command may have left.
+func (b *bench) hostileNames(t *testing.T) {
+	dir := filepath.Join(b.workspace, "hostile")
+	require.NoError(t, os.Mkdir(dir, 0o777))
+	require.NoError(t, os.Chmod(dir, 0o777))
+	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
+	secret := filepath.Join(b.host.Dir, "public")
+	for name, target := range map[string]string{
+		"absolute": secret, "relative": relative(t, dir, secret), "directory": b.host.Dir, "root": "/", "loop": "loop",
+		"environ": "/proc/self/environ", "memory": "/proc/self/mem", "null": "/dev/zero", "socket": filepath.Join(b.host.Dir, "socket"),
+		"victim": filepath.Join(b.host.Dir, "victim"),
+	} {
+		require.NoError(t, os.Symlink(target, filepath.Join(dir, name)))
+	}
+	fs := b.sandbox.FS()
+	for _, name := range []string{"fifo", "absolute", "relative", "directory/public", "root/" + secret, "loop", "environ", "memory", "null", "socket", "directory", "../../../../../.." + secret} {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			path := "hostile/" + name
+			read, err := fs.Read(t.Context(), sandbox.ReadRequest{Path: path})
+			if err == nil {
+				require.NotContains(t, string(read.Content), b.host.Secret)
+			}
+			if found, err := fs.Search(t.Context(), sandbox.SearchRequest{Path: path, Pattern: "."}); err == nil {
+				for _, match := range found.Matches {
+					require.NotContains(t, match.Text, b.host.Secret)
+				}
+			}
+		})
+	}
+	for _, name := range []string{"victim", "directory/victim", "root/" + filepath.Join(b.host.Dir, "victim")} {
+		_, _ = fs.Write(t.Context(), sandbox.WriteRequest{Path: "hostile/" + name, Content: []byte("overwritten")})
+	}
+	data, err := os.ReadFile(filepath.Join(b.host.Dir, "victim"))
+	require.NoError(t, err)
+	require.NotContains(t, string(data), "overwritten")
+}
+
+func relative(t *testing.T, from, to string) string {
+	t.Helper()
+	path, err := filepath.Rel(from, to)
+	require.NoError(t, err)
+	return path
+}
