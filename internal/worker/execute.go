@@ -133,23 +133,15 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 		return w.commandRun(ctx, s, run, payload, frames)
 	case protocol.CodeRun:
 		return w.codeRun(ctx, s, run, payload, frames)
-	case protocol.FilesRead:
-		return filesRead(ctx, s.FS(), payload)
-	case protocol.FilesWrite:
-		return filesWrite(ctx, s.FS(), payload)
-	case protocol.FilesEdit:
-		return filesEdit(ctx, s.FS(), payload)
-	case protocol.FilesList:
-		return filesList(ctx, s.FS(), payload)
-	case protocol.FilesExists:
-		return filesExists(ctx, s.FS(), payload)
-	case protocol.FilesSearch:
-		return filesSearch(ctx, s.FS(), payload)
 	case protocol.WorkspaceImport:
 		return w.workspaceImport(ctx, run.Call.Lane(), payload)
 	case protocol.WorkspaceExport:
 		return w.workspaceExport(ctx, run.Call.Lane(), payload)
 	default:
+		ops := fileOps{sandbox: s, session: run.Call.SessionID, seen: w.sandboxes.box(run.Call.Lane()).seen, ripgrep: w.languages.ripgrep}
+		if value, known, err := ops.run(ctx, payload); known {
+			return value, err
+		}
 		return nil, protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q", run.Call.Payload.Kind())
 	}
 }

@@ -7,31 +7,146 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-func filesRead(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) (protocol.Value, error) {
-	r, err := fs.Read(ctx, sandbox.ReadRequest{Path: p.Path, Offset: p.Offset, Limit: p.Limit})
+// fileOps executes payloads about files for one session in one sandbox.
+type fileOps struct {
+	sandbox sandbox.Sandbox
+	session protocol.SessionID
+	seen    *seen
+	ripgrep bool // the sandbox has rg on its PATH
+}
+
+// run executes a payload; known is false when it is not about files.
+func (f fileOps) run(ctx context.Context, payload protocol.Payload) (value protocol.Value, known bool, err error) {
+	fs := f.sandbox.FS()
+	switch p := payload.(type) {
+	case protocol.FilesRead:
+		value, err = f.read(ctx, fs, p)
+	case protocol.FilesWrite:
+		value, err = f.write(ctx, fs, p)
+	case protocol.FilesEdit:
+		value, err = f.edit(ctx, fs, p)
+	case protocol.FilesJSONRead:
+		value, err = f.readJSON(ctx, fs, p)
+	case protocol.FilesJSONWrite:
+		value, err = f.writeJSON(ctx, fs, p)
+	case protocol.FilesExists:
+		value, err = filesExists(ctx, fs, p)
+	case protocol.FilesList:
+		value, err = filesList(ctx, fs, p)
+	case protocol.FilesTree:
+		value, err = filesTree(ctx, fs, p)
+	case protocol.FilesGlob:
+		value, err = filesGlob(ctx, fs, p)
+	case protocol.FilesSearch:
+		value, err = f.search(ctx, fs, p)
+	default:
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, true, err
+	}
+	return value, true, nil
+}
+
+func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) (protocol.Value, error) {
+	r, err := fs.Read(ctx, sandbox.ReadRequest{Path: p.Path, Offset: p.Offset, Limit: p.Limit, MaxSize: p.MaxBytes})
 	if err != nil {
 		return nil, err
 	}
+	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
 	return protocol.FilesReadResult{
-		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size,
-		FirstLine: r.FirstLine, Lines: r.Lines, TotalLines: r.TotalLines, Truncated: r.Truncated, Binary: r.Binary,
+		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size, FirstLine: r.FirstLine, Lines: r.Lines,
+		TotalLines: r.TotalLines, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image,
 	}, nil
 }
 
-func filesWrite(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) (protocol.Value, error) {
-	r, err := fs.Write(ctx, sandbox.WriteRequest{Path: p.Path, Content: p.Content})
+func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) (protocol.Value, error) {
+	expect := f.seen.expect(p.Guard, f.session, p.Path, p.ExpectSHA256)
+	r, err := fs.Write(ctx, sandbox.WriteRequest{Path: p.Path, Content: p.Content, Expect: expect})
 	if err != nil {
 		return nil, err
 	}
-	return protocol.FilesWriteResult{Path: p.Path, Bytes: r.Size, SHA256: r.SHA256, Created: r.Created, Diff: r.Diff}, nil
+	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	return written(p.Path, r), nil
 }
 
-func filesEdit(ctx context.Context, fs sandbox.FS, p protocol.FilesEdit) (protocol.Value, error) {
-	r, err := fs.Edit(ctx, sandbox.EditRequest{Path: p.Path, Edits: []sandbox.Edit{{Old: p.Old, New: p.New, All: p.ReplaceAll}}})
+func written(path string, r sandbox.WriteResult) protocol.FilesWriteResult {
+	return protocol.FilesWriteResult{Path: path, Bytes: r.Size, SHA256: r.SHA256, Created: r.Created, Diff: r.Diff}
+}
+
+func (f fileOps) edit(ctx context.Context, fs sandbox.FS, p protocol.FilesEdit) (protocol.Value, error) {
+	req, err := editRequest(p)
 	if err != nil {
 		return nil, err
 	}
-	return protocol.FilesEditResult{Path: p.Path, Replacements: r.Replacements, Bytes: r.Size, SHA256: r.SHA256, Diff: r.Diff}, nil
+	req.Expect = f.seen.expect(p.Guard, f.session, p.Path, p.ExpectSHA256)
+	r, err := fs.Edit(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	value := protocol.FilesEditResult{Path: p.Path, Replacements: r.Replacements, Bytes: r.Size, SHA256: r.SHA256, Diff: r.Diff}
+	for _, o := range r.Outcomes {
+		outcome := protocol.EditOutcome{Replacements: o.Replacements, Line: o.Line, Offset: o.Offset}
+		if o.Fault != nil {
+			outcome.Error = protocol.Errorf(protocol.Code(o.Fault.Code), "%s", o.Fault.Message)
+		}
+		value.Outcomes = append(value.Outcomes, outcome)
+	}
+	return value, nil
+}
+
+func editRequest(p protocol.FilesEdit) (sandbox.EditRequest, error) {
+	req := sandbox.EditRequest{Path: p.Path, BestEffort: p.BestEffort, Patch: p.Patch, MaxSize: p.MaxBytes}
+	given := 0
+	if p.Patch != "" {
+		given++
+	}
+	if len(p.Edits) > 0 {
+		given++
+		for _, e := range p.Edits {
+			req.Edits = append(req.Edits, sandbox.Edit{Old: e.Old, New: e.New, All: e.ReplaceAll})
+		}
+	}
+	if p.Old != "" || p.New != "" {
+		given++
+		req.Edits = []sandbox.Edit{{Old: p.Old, New: p.New, All: p.ReplaceAll, First: p.First}}
+	}
+	if given > 1 {
+		return req, protocol.Errorf(protocol.CodeInvalidPayload, "files_edit: only one of old, edits and patch may be given")
+	}
+	return req, nil
+}
+
+func (f fileOps) readJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJSONRead) (protocol.Value, error) {
+	r, err := fs.ReadJSON(ctx, sandbox.ReadJSONRequest{Path: p.Path, Query: p.Query})
+	if err != nil {
+		return nil, err
+	}
+	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	return protocol.FilesJSONReadResult{
+		Path: p.Path, Query: p.Query, Value: r.Value, JSONType: r.Type, Length: r.Length, Keys: r.Keys,
+		ValueBytes: r.ValueSize, Bytes: r.Size, SHA256: r.SHA256,
+	}, nil
+}
+
+func (f fileOps) writeJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJSONWrite) (protocol.Value, error) {
+	r, err := fs.WriteJSON(ctx, sandbox.WriteJSONRequest{
+		Path: p.Path, Query: p.Query, Content: p.Content, Expect: f.seen.expect(p.Guard, f.session, p.Path, p.ExpectSHA256),
+	})
+	if err != nil {
+		return nil, err
+	}
+	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
+	return protocol.FilesJSONWriteResult{FilesWriteResult: written(p.Path, r)}, nil
+}
+
+func filesExists(ctx context.Context, fs sandbox.FS, p protocol.FilesExists) (protocol.Value, error) {
+	r, err := fs.Stat(ctx, sandbox.StatRequest{Path: p.Path})
+	if err != nil {
+		return nil, err
+	}
+	return protocol.FilesExistsResult{Path: p.Path, Exists: r.Exists, Type: protocol.FileType(r.Type), Size: r.Size}, nil
 }
 
 func filesList(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protocol.Value, error) {
@@ -46,22 +161,29 @@ func filesList(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protoc
 	return protocol.FilesListResult{Path: p.Path, Entries: entries, Total: r.Total}, nil
 }
 
-func filesExists(ctx context.Context, fs sandbox.FS, p protocol.FilesExists) (protocol.Value, error) {
-	r, err := fs.Stat(ctx, sandbox.StatRequest{Path: p.Path})
+func filesTree(ctx context.Context, fs sandbox.FS, p protocol.FilesTree) (protocol.Value, error) {
+	r, err := fs.Tree(ctx, sandbox.TreeRequest{Path: p.Path, Depth: p.Depth, Limit: p.Limit, NoIgnore: p.NoIgnore})
 	if err != nil {
 		return nil, err
 	}
-	return protocol.FilesExistsResult{Path: p.Path, Exists: r.Exists, Type: protocol.FileType(r.Type), Size: r.Size}, nil
+	entries := make([]protocol.TreeEntry, len(r.Entries))
+	for i, e := range r.Entries {
+		entries[i] = protocol.TreeEntry{Path: e.Path, Type: protocol.FileType(e.Type), Size: e.Size, Hidden: e.Hidden}
+	}
+	return protocol.FilesTreeResult{Path: p.Path, Entries: entries, Total: r.Total, Ignored: r.Ignored, Skipped: r.Skipped}, nil
 }
 
-func filesSearch(ctx context.Context, fs sandbox.FS, p protocol.FilesSearch) (protocol.Value, error) {
-	r, err := fs.Search(ctx, sandbox.SearchRequest{Pattern: p.Pattern, Path: p.Path, Glob: p.Glob})
+// maxGlobPaths is how many paths a result carries.
+const maxGlobPaths = 5000
+
+func filesGlob(ctx context.Context, fs sandbox.FS, p protocol.FilesGlob) (protocol.Value, error) {
+	limit := maxGlobPaths
+	if p.Limit > 0 {
+		limit = min(limit, p.Limit)
+	}
+	r, err := fs.Glob(ctx, sandbox.GlobRequest{Pattern: p.Pattern, Names: p.Names, Path: p.Path, Limit: limit, NoIgnore: p.NoIgnore})
 	if err != nil {
 		return nil, err
 	}
-	matches := make([]protocol.Match, len(r.Matches))
-	for i, m := range r.Matches {
-		matches[i] = protocol.Match{Path: m.Path, Line: m.Line, Text: m.Text}
-	}
-	return protocol.FilesSearchResult{Matches: matches, Truncated: r.Truncated, Files: r.Files, Skipped: r.Skipped}, nil
+	return protocol.FilesGlobResult{Paths: append([]string{}, r.Paths...), Total: r.Total, Skipped: r.Skipped}, nil
 }

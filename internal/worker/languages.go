@@ -14,12 +14,13 @@ import (
 type languages struct {
 	shell   string // of bash commands: bash where there is one, else sh
 	scripts map[string]string
+	ripgrep bool // can help searches
 }
 
 // findLanguages looks for interpreters in a PATH. Each script takes the program
 // text on stdin, keeps it in a file, and runs it with an empty stdin.
 func findLanguages(path string) languages {
-	found := languages{shell: "sh", scripts: map[string]string{}}
+	found := languages{shell: "sh", scripts: map[string]string{}, ripgrep: onPath(path, "rg") && onPath(path, "xargs")}
 	if onPath(path, "bash") {
 		found.shell = "bash"
 	}

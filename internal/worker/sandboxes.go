@@ -32,6 +32,7 @@ type box struct {
 	mu        sync.Mutex
 	sandbox   sandbox.Sandbox
 	workspace string
+	seen      *seen
 }
 
 // newSandboxes prepares the data directory.
@@ -100,7 +101,7 @@ func (s *sandboxes) box(l protocol.Lane) *box {
 	defer s.mu.Unlock()
 	b := s.open[l]
 	if b == nil {
-		b = &box{}
+		b = &box{seen: newSeen(filepath.Join(s.home(l), "seen.jsonl"))}
 		s.open[l] = b
 	}
 	return b
@@ -108,7 +109,7 @@ func (s *sandboxes) box(l protocol.Lane) *box {
 
 // directories returns the workspace and the scratch directory of a lane's sandbox.
 func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace, scratch string, err error) {
-	home := filepath.Join(s.options.Data, "sandboxes", directoryName(l))
+	home := s.home(l)
 	scratch = filepath.Join(home, "scratch")
 	if dir, inPlace := s.options.Workspace(sandboxOf(l)); inPlace {
 		if err := os.MkdirAll(scratch, 0o700); err != nil {
@@ -124,6 +125,11 @@ func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace
 		return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
 	}
 	return workspace, scratch, nil
+}
+
+// home is the directory of a lane in the data directory.
+func (s *sandboxes) home(l protocol.Lane) string {
+	return filepath.Join(s.options.Data, "sandboxes", directoryName(l))
 }
 
 // directoryName is the lane's own directory: the sandbox id when it is a plain token.

@@ -19,12 +19,6 @@ const (
 	KindProcessRead     Kind = "process_read"
 	KindProcessKill     Kind = "process_kill"
 	KindResultRead      Kind = "result_read"
-	KindFilesRead       Kind = "files_read"
-	KindFilesWrite      Kind = "files_write"
-	KindFilesEdit       Kind = "files_edit"
-	KindFilesList       Kind = "files_list"
-	KindFilesExists     Kind = "files_exists"
-	KindFilesSearch     Kind = "files_search"
 	KindWorkspaceImport Kind = "workspace_import"
 	KindWorkspaceExport Kind = "workspace_export"
 	KindTurnRun         Kind = "turn_run"
@@ -37,49 +31,6 @@ const (
 type Payload interface {
 	// Kind is the payload's type name on the wire.
 	Kind() Kind
-}
-
-// FilesRead reads a text file, whole or some of its lines.
-type FilesRead struct {
-	Path string `json:"path"`
-	// Offset is the first line, from 1; 0 means 1.
-	Offset int `json:"offset,omitempty"`
-	// Limit is how many lines; 0 means as many as fit.
-	Limit int `json:"limit,omitempty"`
-}
-
-// FilesWrite replaces a file, making its parent directories.
-type FilesWrite struct {
-	Path    string `json:"path"`
-	Content Bytes  `json:"content"`
-}
-
-// FilesEdit replaces Old by New in a file. Old must occur exactly once, unless ReplaceAll.
-type FilesEdit struct {
-	Path       string `json:"path"`
-	Old        string `json:"old"`
-	New        string `json:"new"`
-	ReplaceAll bool   `json:"replace_all,omitempty"`
-}
-
-// FilesList lists a directory.
-type FilesList struct {
-	Path string `json:"path,omitempty"`
-}
-
-// FilesExists asks whether something is at a path.
-type FilesExists struct {
-	Path string `json:"path"`
-}
-
-// FilesSearch finds the lines that match a regular expression (RE2 syntax).
-type FilesSearch struct {
-	Pattern string `json:"pattern"`
-	// Path is the file or directory to search.
-	Path string `json:"path,omitempty"`
-	// Glob keeps only files whose path below Path (or base name, when the glob
-	// has no slash) matches; "" keeps all.
-	Glob string `json:"glob,omitempty"`
 }
 
 // WorkspaceImport fills a sandbox's empty workspace from a stored archive (tar+zstd).
@@ -125,24 +76,6 @@ type UnknownPayload struct {
 	Name Kind
 	Raw  json.RawMessage
 }
-
-// Kind implements [Payload].
-func (FilesRead) Kind() Kind { return KindFilesRead }
-
-// Kind implements [Payload].
-func (FilesWrite) Kind() Kind { return KindFilesWrite }
-
-// Kind implements [Payload].
-func (FilesEdit) Kind() Kind { return KindFilesEdit }
-
-// Kind implements [Payload].
-func (FilesList) Kind() Kind { return KindFilesList }
-
-// Kind implements [Payload].
-func (FilesExists) Kind() Kind { return KindFilesExists }
-
-// Kind implements [Payload].
-func (FilesSearch) Kind() Kind { return KindFilesSearch }
 
 // Kind implements [Payload].
 func (WorkspaceImport) Kind() Kind { return KindWorkspaceImport }
@@ -193,18 +126,6 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[ProcessKill](kind, raw)
 	case KindResultRead:
 		return decodeAs[ResultRead](kind, raw)
-	case KindFilesRead:
-		return decodeAs[FilesRead](kind, raw)
-	case KindFilesWrite:
-		return decodeAs[FilesWrite](kind, raw)
-	case KindFilesEdit:
-		return decodeAs[FilesEdit](kind, raw)
-	case KindFilesList:
-		return decodeAs[FilesList](kind, raw)
-	case KindFilesExists:
-		return decodeAs[FilesExists](kind, raw)
-	case KindFilesSearch:
-		return decodeAs[FilesSearch](kind, raw)
 	case KindWorkspaceImport:
 		return decodeAs[WorkspaceImport](kind, raw)
 	case KindWorkspaceExport:
@@ -216,7 +137,7 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 	case KindStored:
 		return decodeAs[Stored](kind, raw)
 	default:
-		return UnknownPayload{Name: kind, Raw: raw}, nil
+		return decodeFilesPayload(kind, raw)
 	}
 }
 

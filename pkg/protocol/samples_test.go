@@ -97,55 +97,6 @@ func commandSamples() map[string]any {
 	}
 }
 
-func filePayloadSamples() map[string]any {
-	return map[string]any{
-		"payload/files_read":         protocol.FilesRead{Path: "a/b.txt", Offset: 3, Limit: 20},
-		"payload/files_read_whole":   protocol.FilesRead{Path: "a/b.txt"},
-		"payload/files_write":        protocol.FilesWrite{Path: "a/b.txt", Content: protocol.Bytes("one\ntwo\n")},
-		"payload/files_write_binary": protocol.FilesWrite{Path: "logo.png", Content: binary},
-		"payload/files_write_empty":  protocol.FilesWrite{Path: "empty", Content: protocol.Bytes{}},
-		"payload/files_edit":         protocol.FilesEdit{Path: "a/b.txt", Old: "one", New: "", ReplaceAll: true},
-		"payload/files_list":         protocol.FilesList{Path: "a"},
-		"payload/files_list_root":    protocol.FilesList{},
-		"payload/files_exists":       protocol.FilesExists{Path: "a/b.txt"},
-		"payload/files_search":       protocol.FilesSearch{Pattern: `func \w+\(`, Path: "src", Glob: "**/*.go"},
-		"payload/files_search_all":   protocol.FilesSearch{Pattern: "x"},
-	}
-}
-
-func fileValueSamples() map[string]any {
-	const sum = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
-	return map[string]any{
-		"value/files_read": protocol.FilesReadResult{
-			Path: "a/b.txt", Content: protocol.Bytes("three\n"), SHA256: sum, Bytes: 30, FirstLine: 3, Lines: 1,
-			TotalLines: 9, Truncated: true,
-		},
-		"value/files_read_binary": protocol.FilesReadResult{
-			Path: "logo.png", Content: binary, SHA256: sum, Bytes: 4, Binary: true,
-		},
-		"value/files_write": protocol.FilesWriteResult{
-			Path: "a/b.txt", Bytes: 3, SHA256: sum, Created: true, Diff: "@@ -0,0 +1 @@\n+foo\n",
-		},
-		"value/files_edit": protocol.FilesEditResult{
-			Path: "a/b.txt", Replacements: 2, Bytes: 3, SHA256: sum, Diff: "@@ -1 +1 @@\n-one\n+two\n",
-		},
-		"value/files_list": protocol.FilesListResult{
-			Path: "a", Total: 2001, Entries: []protocol.DirEntry{
-				{Name: "b.txt", Type: protocol.TypeFile, Size: 30},
-				{Name: "c", Type: protocol.TypeDir},
-				{Name: "d", Type: protocol.TypeSymlink, Size: 5},
-				{Name: "e", Type: protocol.TypeOther},
-			},
-		},
-		"value/files_exists":        protocol.FilesExistsResult{Path: "a/b.txt", Exists: true, Type: protocol.TypeFile, Size: 30},
-		"value/files_exists_absent": protocol.FilesExistsResult{Path: "nothing"},
-		"value/files_search": protocol.FilesSearchResult{
-			Matches:   []protocol.Match{{Path: "src/a.go", Line: 7, Text: "func a() {"}},
-			Truncated: true, Files: 12, Skipped: 3,
-		},
-	}
-}
-
 func fleetSamples() map[string]any {
 	return map[string]any{
 		"payload/workspace_import": protocol.WorkspaceImport{Blob: "ws-1"},

@@ -5,6 +5,8 @@ type ReadRequest struct {
 	Path   string
 	Offset int // first line, from 1; 0 and less means 1
 	Limit  int // number of lines; 0 and less means as many as fit
+	// MaxSize is the largest file that is read; 0 and more than it means [MaxReadSize].
+	MaxSize int64
 }
 
 // ReadResult is what Read found.
@@ -63,6 +65,8 @@ type EditRequest struct {
 	// numbers may be wrong. Names of files in it are ignored.
 	Patch  string
 	Expect Expect
+	// MaxSize is the largest file that is changed; 0 and more than it means [MaxFileSize].
+	MaxSize int64
 }
 
 // EditResult is what Edit did.

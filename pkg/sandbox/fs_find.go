@@ -68,6 +68,7 @@ type GlobRequest struct {
 	Pattern string
 	// Names has a pattern without a slash match base names at every depth.
 	Names    bool
+	Regular  bool   // leaves out symlinks and special files
 	Path     string // directory to start from; "" is the workspace
 	Limit    int    // paths; 0 and less, and more than [MaxPaths], means [MaxPaths]
 	NoIgnore bool   // finds what .gitignore files exclude, too

@@ -29,6 +29,8 @@ func (f *FS) Edit(ctx context.Context, req sandbox.EditRequest) (sandbox.EditRes
 			return nil, fs.ErrNotExist
 		case file.oversize != nil:
 			return nil, file.oversize
+		case req.MaxSize > 0 && int64(len(file.content)) > req.MaxSize:
+			return nil, tooLarge(name, int64(len(file.content)), req.MaxSize)
 		case req.Patch != "":
 			after, result.Outcomes, err = applyPatch(name, file.content, req.Patch)
 		default:

@@ -43,7 +43,7 @@ func (f *FS) glob(ctx context.Context, name string, wanted glob, req sandbox.Glo
 		limit = min(limit, req.Limit)
 	}
 	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at place) error {
-		if at.entry.IsDir() || !wanted.match(path.Join(wanted.base, at.below)) {
+		if at.entry.IsDir() || req.Regular && !at.entry.Type().IsRegular() || !wanted.match(path.Join(wanted.base, at.below)) {
 			return nil
 		}
 		if result.Total++; len(result.Paths) < limit {

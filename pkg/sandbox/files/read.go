@@ -40,8 +40,12 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 	}
 	defer file.Close()
 	s := newScan(req)
+	limit := int64(sandbox.MaxReadSize)
+	if req.MaxSize > 0 {
+		limit = min(limit, req.MaxSize)
+	}
 	buf := make([]byte, min(readChunk, max(info.Size()+1, 512)))
-	for s.size <= sandbox.MaxReadSize && info.Size() <= sandbox.MaxReadSize {
+	for s.size <= limit && info.Size() <= limit {
 		n, err := file.Read(buf)
 		s.take(buf[:n])
 		if errors.Is(err, io.EOF) {
@@ -51,7 +55,7 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 			return sandbox.ReadResult{}, err
 		}
 	}
-	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), sandbox.MaxReadSize)
+	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
 }
 
 // scan reads a file once from its start to its end, in pieces, and keeps the lines

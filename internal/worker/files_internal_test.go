@@ -1,0 +1,136 @@
+package worker
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+// opened is a sandbox with a workspace on the host.
+func opened(t *testing.T) (sandbox.Sandbox, string) {
+	t.Helper()
+	dir := t.TempDir()
+	s, err := process.New(nil).Open(t.Context(), sandbox.Spec{
+		ID: "s", Workspace: dir, Scratch: t.TempDir(), Env: map[string]string{"PATH": os.Getenv("PATH")},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s, dir
+}
+
+// The same files, lines and counts come of a search with ripgrep and without it.
+func TestSearch_WithRipgrepAndWithout(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("rg"); err != nil {
+		t.Skip("UNSUPPORTED HERE: ripgrep is not installed, so nothing is compared")
+	}
+	s, dir := opened(t)
+	put := func(name, content string) {
+		name = filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		require.NoError(t, os.WriteFile(name, []byte(content), 0o600))
+	}
+	for i := range 2 * ripgrepFiles {
+		put(fmt.Sprintf("src/d%d/f%d.go", i%9, i), fmt.Sprintf("package d\nfunc F%d() { return %d }\r\nlast word", i, i%7))
+	}
+	put(".gitignore", "ignored/\n*.log\n!keep.log\n")
+	put("ignored/a.go", "func F1() {}\n")
+	put("x.log", "func F1() {}\n")
+	put("keep.log", "func F1() {}\n")
+	put("binary", "func F1\x00\n")
+	put("latin1", "func F1 gr\xfc\xdfe\n")
+	put("straße", "STRASSE Kelvin \u212a\n")
+	put(" -e odd\nname", "func F1() {}\n")
+	require.NoError(t, os.Symlink("keep.log", filepath.Join(dir, "link")))
+	searches := []protocol.FilesSearch{
+		{Pattern: `func F1\b`},
+		{Pattern: `gr..e$`},
+		{Pattern: `return [35] }$`, Glob: "*.go"},
+		{Pattern: `^last`, Path: "src/d3", Limit: 20},
+		{Pattern: `strasse|KELVIN k`, IgnoreCase: true},
+		{Pattern: `f\w+ f1`, IgnoreCase: true, NoIgnore: true},
+		{Pattern: `nothing like this`},
+		{Pattern: `a.{1000}b`},
+		{Pattern: `[^a-z]{3,}F11`, Glob: "src/**/*.go"},
+	}
+	for _, p := range searches {
+		t.Run(p.Pattern, func(t *testing.T) {
+			t.Parallel()
+			plain := fileOps{sandbox: s}
+			fast := fileOps{sandbox: s, ripgrep: true}
+			want, err := plain.search(t.Context(), s.FS(), p)
+			require.NoError(t, err)
+			got, err := fast.search(t.Context(), s.FS(), p)
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+		})
+	}
+	pattern, ok := ripgrepPattern("func F1\\b", false)
+	require.True(t, ok)
+	among := fileOps{sandbox: s, ripgrep: true}.candidates(t.Context(), s.FS(), protocol.FilesSearch{}, pattern)
+	require.NotNil(t, among, "ripgrep was used")
+	require.Less(t, len(among), 2*ripgrepFiles)
+	require.Contains(t, among, " -e odd\nname")
+}
+
+func TestGuards(t *testing.T) {
+	t.Parallel()
+	s, dir := opened(t)
+	home := t.TempDir()
+	ops := fileOps{sandbox: s, session: "s1", seen: newSeen(filepath.Join(home, "seen.jsonl"))}
+	do := func(payload protocol.Payload) sandbox.FaultCode {
+		_, known, err := ops.run(t.Context(), payload)
+		require.True(t, known)
+		if err == nil {
+			return ""
+		}
+		var fault *sandbox.Fault
+		require.ErrorAs(t, err, &fault)
+		return fault.Code
+	}
+	outside := func(name, content string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	outside("a", "one two")
+	write := func(guard protocol.Guard, path string) protocol.Payload {
+		return protocol.FilesWrite{Path: path, Content: protocol.Bytes("x"), Guard: guard}
+	}
+	edit := func(guard protocol.Guard, before, after string) protocol.Payload {
+		return protocol.FilesEdit{Path: "a", Old: before, New: after, Guard: guard}
+	}
+	require.Equal(t, sandbox.FaultFileNotRead, do(write(protocol.GuardRead, "a")))
+	require.Equal(t, sandbox.FaultFileNotRead, do(edit(protocol.GuardRead, "one", "1")))
+	require.Empty(t, do(write(protocol.GuardRead, "new")), "a new file needs not be read")
+	require.Empty(t, do(write(protocol.GuardRead, "new")), "nor what the session wrote itself")
+	require.Empty(t, do(protocol.FilesRead{Path: "a", Limit: 1, Guard: protocol.GuardRead}))
+	require.Empty(t, do(edit(protocol.GuardRead, "one", "1")), "it has been read")
+	require.Empty(t, do(edit(protocol.GuardRead, "two", "2")), "edits of one step all hold")
+	outside("a", "1 2 3")
+	require.Equal(t, sandbox.FaultFileChanged, do(edit(protocol.GuardChanged, "3", "4")))
+	require.Equal(t, sandbox.FaultFileChanged, do(edit(protocol.GuardRead, "3", "4")))
+	require.Empty(t, do(edit(protocol.GuardNone, "3", "4")), "without a guard it is nobody's business")
+	require.Equal(t, sandbox.FaultFileChanged, do(protocol.FilesWrite{Path: "a", ExpectSHA256: strings.Repeat("0", 64)}))
+
+	ops.seen = newSeen(filepath.Join(home, "seen.jsonl")) // as another worker finds it
+	require.Empty(t, do(write(protocol.GuardRead, "new")))
+	require.Equal(t, sandbox.FaultFileChanged, do(write(protocol.GuardRead, "a")))
+	ops.session = "s2"
+	require.Equal(t, sandbox.FaultFileNotRead, do(write(protocol.GuardRead, "new")), "another session has not read it")
+	require.Empty(t, do(write(protocol.GuardChanged, "new")))
+
+	outside("a.json", `{"a":1}`)
+	change := protocol.FilesJSONWrite{Path: "a.json", Query: "/a", Content: []byte("2"), Guard: protocol.GuardRead}
+	require.Equal(t, sandbox.FaultFileNotRead, do(change))
+	require.Empty(t, do(protocol.FilesJSONRead{Path: "a.json", Guard: protocol.GuardRead}))
+	require.Empty(t, do(change))
+	require.Empty(t, do(change))
+}

@@ -1,0 +1,102 @@
+package worker
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// maxSeen is how many files a sandbox's sessions are remembered to have seen. When
+// there are more, all are forgotten: the sessions read again what they change.
+const maxSeen = 10_000
+
+// seen remembers which content of a sandbox's files its sessions have read or written,
+// for those that are guarded. It is kept in a file beside the workspace, so that it
+// is there for whichever worker serves the sandbox next. It is safe for concurrent use.
+type seen struct {
+	path string // of the file
+
+	mu     sync.Mutex
+	loaded bool
+	files  map[seenKey]string // to digests
+}
+
+type seenKey struct {
+	session protocol.SessionID
+	path    string
+}
+
+// seenLine is a line of the file; the last one of a session and path counts.
+type seenLine struct {
+	Session protocol.SessionID `json:"session"`
+	Path    string             `json:"path"`
+	SHA256  string             `json:"sha256"`
+}
+
+func newSeen(path string) *seen { return &seen{path: path} }
+
+// note remembers that a guarded session has seen a file with this digest.
+func (s *seen) note(guard protocol.Guard, session protocol.SessionID, path, sha256 string) {
+	if guard == protocol.GuardNone {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.load()
+	key := seenKey{session, path}
+	if s.files[key] == sha256 {
+		return
+	}
+	mode := os.O_APPEND
+	if len(s.files) >= maxSeen {
+		clear(s.files)
+		mode = os.O_TRUNC
+	}
+	s.files[key] = sha256
+	line, err := json.Marshal(seenLine{session, path, sha256})
+	if err != nil {
+		return
+	}
+	file, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|mode, 0o600)
+	if err != nil {
+		return // what cannot be kept is forgotten, and then asked for again
+	}
+	_, _ = file.Write(append(line, '\n'))
+	_ = file.Close()
+}
+
+// expect is what a file must be for a session to change it. A digest that the call names
+// itself stands for what the session has seen.
+func (s *seen) expect(guard protocol.Guard, session protocol.SessionID, path, sha256 string) sandbox.Expect {
+	if sha256 != "" || guard == protocol.GuardNone {
+		return sandbox.Expect{SHA256: sha256}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.load()
+	known := s.files[seenKey{session, path}]
+	return sandbox.Expect{SHA256: known, Absent: known == "" && guard == protocol.GuardRead}
+}
+
+// load reads the file once. The lock is held.
+func (s *seen) load() {
+	if s.loaded {
+		return
+	}
+	s.loaded, s.files = true, map[seenKey]string{}
+	file, err := os.Open(s.path)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	for scanner := bufio.NewScanner(file); scanner.Scan() && len(s.files) < maxSeen; {
+		var line seenLine
+		if json.Unmarshal(scanner.Bytes(), &line) == nil {
+			s.files[seenKey{line.Session, line.Path}] = line.SHA256
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package protocol
+
+import "encoding/json"
+
+// The kinds of payloads about files.
+const (
+	KindFilesRead      Kind = "files_read"
+	KindFilesWrite     Kind = "files_write"
+	KindFilesEdit      Kind = "files_edit"
+	KindFilesJSONRead  Kind = "files_json_read"
+	KindFilesJSONWrite Kind = "files_json_write"
+	KindFilesExists    Kind = "files_exists"
+	KindFilesList      Kind = "files_list"
+	KindFilesTree      Kind = "files_tree"
+	KindFilesGlob      Kind = "files_glob"
+	KindFilesSearch    Kind = "files_search"
+)
+
+// Guard says what a session must know of a file before it may change it. Workers
+// remember what each session has seen of a sandbox's files.
+type Guard string
+
+// The guards.
+const (
+	// GuardNone lets a session change what it never saw.
+	GuardNone Guard = ""
+	// GuardChanged refuses to change a file that is not as the session last read or wrote it.
+	GuardChanged Guard = "changed"
+	// GuardRead refuses that, and to change an existing file that the session never read or wrote.
+	GuardRead Guard = "read"
+)
+
+// FilesRead reads a text file, whole or some of its lines.
+type FilesRead struct {
+	Path string `json:"path"`
+	// Offset is the first line, from 1; 0 means 1.
+	Offset int `json:"offset,omitempty"`
+	// Limit is how many lines; 0 means as many as fit.
+	Limit int `json:"limit,omitempty"`
+	// MaxBytes is the largest file that is read; 0 means as large as the worker reads.
+	MaxBytes int64 `json:"max_bytes,omitempty"`
+	// Guard has the worker remember what the session has seen.
+	Guard Guard `json:"guard,omitempty"`
+}
+
+// FilesWrite replaces a file, making its parent directories.
+type FilesWrite struct {
+	Path    string `json:"path"`
+	Content Bytes  `json:"content"`
+	// ExpectSHA256 is the digest that the file must have, in hex; "" is not checked.
+	ExpectSHA256 string `json:"expect_sha256,omitempty"`
+	Guard        Guard  `json:"guard,omitempty"`
+}
+
+// FilesEdit changes a file: Old becomes New, or Edits are made one after another, or
+// Patch is applied. Old must occur exactly once, unless ReplaceAll or First.
+type FilesEdit struct {
+	Path       string `json:"path"`
+	Old        string `json:"old"`
+	New        string `json:"new"`
+	ReplaceAll bool   `json:"replace_all,omitempty"`
+	// First replaces the first of several occurrences.
+	First bool       `json:"first,omitempty"`
+	Edits []FileEdit `json:"edits,omitempty"`
+	// BestEffort makes those of Edits that can be made; else it is all or none.
+	BestEffort bool `json:"best_effort,omitempty"`
+	// Patch is a unified diff; its line numbers may be wrong, its context may not.
+	Patch string `json:"patch,omitempty"`
+	// MaxBytes is the largest file that is changed; 0 means as large as the worker changes.
+	MaxBytes     int64  `json:"max_bytes,omitempty"`
+	ExpectSHA256 string `json:"expect_sha256,omitempty"`
+	Guard        Guard  `json:"guard,omitempty"`
+}
+
+// FileEdit is one of several replacements in a file.
+type FileEdit struct {
+	Old        string `json:"old"`
+	New        string `json:"new"`
+	ReplaceAll bool   `json:"replace_all,omitempty"`
+}
+
+// FilesJSONRead reads a JSON document, or one place of it.
+type FilesJSONRead struct {
+	Path string `json:"path"`
+	// Query is a JSON pointer; "" is the whole document.
+	Query string `json:"query,omitempty"`
+	Guard Guard  `json:"guard,omitempty"`
+}
+
+// FilesJSONWrite replaces a JSON document, or one place of it.
+type FilesJSONWrite struct {
+	Path         string          `json:"path"`
+	Query        string          `json:"query,omitempty"`
+	Content      json.RawMessage `json:"content"`
+	ExpectSHA256 string          `json:"expect_sha256,omitempty"`
+	Guard        Guard           `json:"guard,omitempty"`
+}
+
+// FilesExists asks whether something is at a path.
+type FilesExists struct {
+	Path string `json:"path"`
+}
+
+// FilesList lists a directory.
+type FilesList struct {
+	Path string `json:"path,omitempty"`
+}
+
+// FilesTree lists a directory and what is below it.
+type FilesTree struct {
+	Path string `json:"path,omitempty"`
+	// Depth is how many levels; 0 means 3.
+	Depth int `json:"depth,omitempty"`
+	// Limit is how many entries; 0 means as many as the worker lists.
+	Limit int `json:"limit,omitempty"`
+	// NoIgnore also lists what .gitignore files exclude.
+	NoIgnore bool `json:"no_ignore,omitempty"`
+}
+
+// FilesGlob finds files by their paths.
+type FilesGlob struct {
+	// Pattern has "**", "{a,b}" and "[a-z]", and is matched against the path below Path.
+	Pattern string `json:"pattern"`
+	// Names has a pattern without a slash match base names at every depth.
+	Names    bool   `json:"names,omitempty"`
+	Path     string `json:"path,omitempty"`
+	Limit    int    `json:"limit,omitempty"`
+	NoIgnore bool   `json:"no_ignore,omitempty"`
+}
+
+// FilesSearch finds the lines that match a regular expression (RE2 syntax).
+type FilesSearch struct {
+	Pattern    string `json:"pattern"`
+	IgnoreCase bool   `json:"ignore_case,omitempty"`
+	// Path is the file or directory to search.
+	Path string `json:"path,omitempty"`
+	// Glob keeps only files whose path below Path (or base name, when the glob
+	// has no slash) matches; "" keeps all.
+	Glob     string `json:"glob,omitempty"`
+	Limit    int    `json:"limit,omitempty"`
+	NoIgnore bool   `json:"no_ignore,omitempty"`
+}
+
+// Kind implements [Payload].
+func (FilesRead) Kind() Kind { return KindFilesRead }
+
+// Kind implements [Payload].
+func (FilesWrite) Kind() Kind { return KindFilesWrite }
+
+// Kind implements [Payload].
+func (FilesEdit) Kind() Kind { return KindFilesEdit }
+
+// Kind implements [Payload].
+func (FilesJSONRead) Kind() Kind { return KindFilesJSONRead }
+
+// Kind implements [Payload].
+func (FilesJSONWrite) Kind() Kind { return KindFilesJSONWrite }
+
+// Kind implements [Payload].
+func (FilesExists) Kind() Kind { return KindFilesExists }
+
+// Kind implements [Payload].
+func (FilesList) Kind() Kind { return KindFilesList }
+
+// Kind implements [Payload].
+func (FilesTree) Kind() Kind { return KindFilesTree }
+
+// Kind implements [Payload].
+func (FilesGlob) Kind() Kind { return KindFilesGlob }
+
+// Kind implements [Payload].
+func (FilesSearch) Kind() Kind { return KindFilesSearch }
+
+// decodeFilesPayload reads the payloads about files; every other kind is unknown.
+func decodeFilesPayload(kind Kind, raw json.RawMessage) (Payload, error) {
+	switch kind {
+	case KindFilesRead:
+		return decodeAs[FilesRead](kind, raw)
+	case KindFilesWrite:
+		return decodeAs[FilesWrite](kind, raw)
+	case KindFilesEdit:
+		return decodeAs[FilesEdit](kind, raw)
+	case KindFilesJSONRead:
+		return decodeAs[FilesJSONRead](kind, raw)
+	case KindFilesJSONWrite:
+		return decodeAs[FilesJSONWrite](kind, raw)
+	case KindFilesExists:
+		return decodeAs[FilesExists](kind, raw)
+	case KindFilesList:
+		return decodeAs[FilesList](kind, raw)
+	case KindFilesTree:
+		return decodeAs[FilesTree](kind, raw)
+	case KindFilesGlob:
+		return decodeAs[FilesGlob](kind, raw)
+	case KindFilesSearch:
+		return decodeAs[FilesSearch](kind, raw)
+	default:
+		return UnknownPayload{Name: kind, Raw: raw}, nil
+	}
+}

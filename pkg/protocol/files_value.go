@@ -1,0 +1,216 @@
+package protocol
+
+import "encoding/json"
+
+// FilesReadResult answers [FilesRead].
+type FilesReadResult struct {
+	Path    string `json:"path"`
+	Content Bytes  `json:"content"`
+	// SHA256 is of the whole file, in hex.
+	SHA256 string `json:"sha256"`
+	// Bytes is the size of the whole file.
+	Bytes int64 `json:"bytes"`
+	// FirstLine is the number of the first line in Content, from 1; 0 when there is none.
+	FirstLine  int `json:"first_line"`
+	Lines      int `json:"lines"`
+	TotalLines int `json:"total_lines"`
+	// Truncated says that lines after the last one in Content were asked for but did not fit.
+	Truncated bool `json:"truncated,omitempty"`
+	// Binary says that the file has NUL bytes or is not UTF-8; lines are not counted then.
+	Binary bool `json:"binary,omitempty"`
+	// Image is the media type of an image that models take; Content is all of it unless Truncated.
+	Image string `json:"image,omitempty"`
+}
+
+// FilesWriteResult answers [FilesWrite].
+type FilesWriteResult struct {
+	Path    string `json:"path"`
+	Bytes   int64  `json:"bytes"`
+	SHA256  string `json:"sha256"`
+	Created bool   `json:"created"`
+	// Diff is a short unified diff of what changed; empty for binary content.
+	Diff string `json:"diff,omitempty"`
+}
+
+// FilesEditResult answers [FilesEdit].
+type FilesEditResult struct {
+	Path         string `json:"path"`
+	Replacements int    `json:"replacements"`
+	Bytes        int64  `json:"bytes"`
+	SHA256       string `json:"sha256"`
+	Diff         string `json:"diff,omitempty"`
+	// Outcomes are what became of each edit, or of each hunk of a patch.
+	Outcomes []EditOutcome `json:"outcomes,omitempty"`
+}
+
+// EditOutcome is what became of one edit or hunk.
+type EditOutcome struct {
+	Replacements int `json:"replacements"`
+	// Line is where the first replacement was made, from 1; 0 when there was none.
+	Line int `json:"line,omitempty"`
+	// Offset is how many lines further down a hunk was applied than its header says.
+	Offset int `json:"offset,omitempty"`
+	// Error is why the edit was not made.
+	Error *Error `json:"error,omitempty"`
+}
+
+// FilesJSONReadResult answers [FilesJSONRead].
+type FilesJSONReadResult struct {
+	Path  string `json:"path"`
+	Query string `json:"query,omitempty"`
+	// Value is the text as it is in the file; it is missing when it is too long.
+	Value Bytes `json:"value,omitempty"`
+	// JSONType is object, array, string, number, boolean or null.
+	JSONType string `json:"json_type"`
+	// Length is how many keys an object or items an array has.
+	Length int `json:"length,omitempty"`
+	// Keys are the first keys of an object that is too long.
+	Keys []string `json:"keys,omitempty"`
+	// ValueBytes is the size of the value's text, Bytes that of the file.
+	ValueBytes int64  `json:"value_bytes"`
+	Bytes      int64  `json:"bytes"`
+	SHA256     string `json:"sha256"`
+}
+
+// FilesJSONWriteResult answers [FilesJSONWrite].
+type FilesJSONWriteResult struct{ FilesWriteResult }
+
+// FileType says what is at a path.
+type FileType string
+
+// Every file type.
+const (
+	TypeFile    FileType = "file"
+	TypeDir     FileType = "dir"
+	TypeSymlink FileType = "symlink"
+	TypeOther   FileType = "other"
+)
+
+// FilesExistsResult answers [FilesExists].
+type FilesExistsResult struct {
+	Path   string `json:"path"`
+	Exists bool   `json:"exists"`
+	// Type is not "type" on the wire: that is the name of the value itself.
+	Type FileType `json:"file_type,omitempty"`
+	Size int64    `json:"size,omitempty"`
+}
+
+// DirEntry is one name in a directory.
+type DirEntry struct {
+	Name string   `json:"name"`
+	Type FileType `json:"type"`
+	Size int64    `json:"size"`
+}
+
+// FilesListResult answers [FilesList]; entries are sorted by name.
+type FilesListResult struct {
+	Path    string     `json:"path"`
+	Entries []DirEntry `json:"entries"`
+	// Total is how many entries there are; more than len(Entries) when cut.
+	Total int `json:"total"`
+}
+
+// TreeEntry is one line of a tree.
+type TreeEntry struct {
+	Path string   `json:"path"` // relative to the workspace
+	Type FileType `json:"type"`
+	Size int64    `json:"size,omitempty"`
+	// Hidden is how many entries of a directory are too deep to be listed.
+	Hidden int `json:"hidden,omitempty"`
+}
+
+// FilesTreeResult answers [FilesTree]; each directory stands before what is in it.
+type FilesTreeResult struct {
+	Path    string      `json:"path"`
+	Entries []TreeEntry `json:"entries"`
+	// Total is how many entries there are within the depth; more than len(Entries) when cut.
+	Total int `json:"total"`
+	// Ignored is how many entries .gitignore files exclude, Skipped how many directories
+	// could not be read.
+	Ignored int `json:"ignored,omitempty"`
+	Skipped int `json:"skipped,omitempty"`
+}
+
+// FilesGlobResult answers [FilesGlob]; paths are relative to the workspace, and sorted.
+type FilesGlobResult struct {
+	Paths []string `json:"paths"`
+	// Total is how many files match; more than len(Paths) when cut.
+	Total int `json:"total"`
+	// Skipped is how many directories could not be read.
+	Skipped int `json:"skipped,omitempty"`
+}
+
+// Match is one matching line.
+type Match struct {
+	Path string `json:"path"`
+	Line int    `json:"line"` // from 1
+	Text string `json:"text"`
+}
+
+// FilesSearchResult answers [FilesSearch]; matches are sorted by path and line.
+type FilesSearchResult struct {
+	Matches []Match `json:"matches"`
+	// Truncated says that there were more matches than are listed.
+	Truncated bool `json:"truncated,omitempty"`
+	// Files is how many files were looked at, Skipped how many could not be (too big, unreadable).
+	Files   int `json:"files"`
+	Skipped int `json:"skipped"`
+}
+
+// ValueKind implements [Value].
+func (FilesReadResult) ValueKind() Kind { return KindFilesRead }
+
+// ValueKind implements [Value].
+func (FilesWriteResult) ValueKind() Kind { return KindFilesWrite }
+
+// ValueKind implements [Value].
+func (FilesEditResult) ValueKind() Kind { return KindFilesEdit }
+
+// ValueKind implements [Value].
+func (FilesJSONReadResult) ValueKind() Kind { return KindFilesJSONRead }
+
+// ValueKind implements [Value].
+func (FilesJSONWriteResult) ValueKind() Kind { return KindFilesJSONWrite }
+
+// ValueKind implements [Value].
+func (FilesExistsResult) ValueKind() Kind { return KindFilesExists }
+
+// ValueKind implements [Value].
+func (FilesListResult) ValueKind() Kind { return KindFilesList }
+
+// ValueKind implements [Value].
+func (FilesTreeResult) ValueKind() Kind { return KindFilesTree }
+
+// ValueKind implements [Value].
+func (FilesGlobResult) ValueKind() Kind { return KindFilesGlob }
+
+// ValueKind implements [Value].
+func (FilesSearchResult) ValueKind() Kind { return KindFilesSearch }
+
+// decodeFilesValue reads the values about files; every other kind is unknown.
+func decodeFilesValue(kind Kind, raw json.RawMessage) (Value, error) {
+	switch kind {
+	case KindFilesRead:
+		return decodeValueAs[FilesReadResult](kind, raw)
+	case KindFilesWrite:
+		return decodeValueAs[FilesWriteResult](kind, raw)
+	case KindFilesEdit:
+		return decodeValueAs[FilesEditResult](kind, raw)
+	case KindFilesJSONRead:
+		return decodeValueAs[FilesJSONReadResult](kind, raw)
+	case KindFilesJSONWrite:
+		return decodeValueAs[FilesJSONWriteResult](kind, raw)
+	case KindFilesExists:
+		return decodeValueAs[FilesExistsResult](kind, raw)
+	case KindFilesList:
+		return decodeValueAs[FilesListResult](kind, raw)
+	case KindFilesTree:
+		return decodeValueAs[FilesTreeResult](kind, raw)
+	case KindFilesGlob:
+		return decodeValueAs[FilesGlobResult](kind, raw)
+	case KindFilesSearch:
+		return decodeValueAs[FilesSearchResult](kind, raw)
+	default:
+		return UnknownValue{Name: kind, Raw: raw}, nil
+	}
+}
