@@ -153,8 +153,7 @@ func TestCommand_StreamsAreKeptApartAndTogether(t *testing.T) {
 	r := newRig(t)
 	r.work(r.options())
 	session := protocol.NewSessionID()
-	pause := "; sleep 0.05; "
-	got := r.do(session, protocol.CommandRun{Command: "echo 1" + pause + "echo 2 >&2" + pause + "echo 3" + pause + "echo 4 >&2"})
+	got := r.do(session, protocol.CommandRun{Command: "echo 1; echo 2 >&2; echo 3; echo 4 >&2"})
 	requireOK(t, got)
 	v := value[protocol.CommandRunResult](t, got)
 	require.Equal(t, []string{"1\n3\n", "2\n4\n", "1\n2\n3\n4\n"}, []string{string(v.Stdout), string(v.Stderr), string(v.Combined)})

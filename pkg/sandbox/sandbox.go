@@ -181,8 +181,8 @@ type Result struct {
 	Reason Reason
 	Stdout Captured
 	Stderr Captured
-	// Combined is both streams in the order in which they came. What a command writes
-	// to one and then, within microseconds, to the other may be swapped.
+	// Combined is both streams in the order in which they were written. On systems other
+	// than Linux, what a command writes to one and then at once to the other may be swapped.
 	Combined Captured
 	Wall     time.Duration
 	CPU      time.Duration

@@ -64,7 +64,7 @@ func TestRun_JSON(t *testing.T) {
 	read := results(list)["c1"]
 	require.Equal(t, "     1\talpha\n[lines 1-1 of 1]", read.Content)
 	command := results(list)["c2"]
-	require.Equal(t, "out\n[stderr]\nerr\n", command.Content)
+	require.Equal(t, "out\nerr\n", command.Content)
 	for i, result := range []event{read, command} {
 		require.Equal(t, list[2+i].CallID, result.CallID)
 		require.Equal(t, list[2+i].Name, result.Name)

@@ -113,7 +113,7 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 	select {
 	case <-r.ended:
 		return ""
-	case <-r.pipes.over:
+	case <-r.pipes.Over():
 		r.tree.kill()
 		return sandbox.ReasonOutputLimit
 	case <-stop:
@@ -144,7 +144,7 @@ func (r *run) terminate(stop <-chan struct{}) {
 			return
 		case <-stop:
 			return
-		case <-r.pipes.over:
+		case <-r.pipes.Over():
 			return
 		}
 	}

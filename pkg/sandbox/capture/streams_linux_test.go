@@ -1,0 +1,105 @@
+package capture_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
+)
+
+// run runs a shell script whose output is captured.
+func run(t *testing.T, script string, out *capture.Output, wait time.Duration) (over bool) {
+	t.Helper()
+	streams, err := capture.OpenStreams(out)
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
+	cmd.Stdout, cmd.Stderr = streams.Command()
+	require.NoError(t, cmd.Start())
+	streams.Run()
+	_ = cmd.Wait() // some are killed by their output
+	return streams.Finish(wait)
+}
+
+// TestStreams_KeepTheOrderAcrossBoth has a program write to both streams in turn as fast as it can.
+func TestStreams_KeepTheOrderAcrossBoth(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		var want strings.Builder
+		for i := range 100 {
+			fmt.Fprintf(&want, "%d\n%d\n", i, -i)
+		}
+		out := capture.New(0, nil)
+		require.False(t, run(t, `i=0; while [ $i -lt 100 ]; do echo $i; echo -$i >&2; i=$((i+1)); done`, out, time.Minute))
+		require.Equal(t, strings.Replace(want.String(), "0\n0\n", "0\n-0\n", 1), string(out.Combined().Data))
+	}
+}
+
+func TestStreams_TakeLargeAndManyWrites(t *testing.T) {
+	t.Parallel()
+	out := capture.New(1<<20, nil)
+	require.False(t, run(t, `head -c 900000 /dev/zero | tr '\0' x; seq 1 50000 >&2`, out, time.Minute))
+	require.Equal(t, strings.Repeat("x", 900_000), string(out.Captured(sandbox.Stdout).Data))
+	stderr := string(out.Captured(sandbox.Stderr).Data)
+	require.True(t, strings.HasPrefix(stderr, "1\n2\n") && strings.HasSuffix(stderr, "\n49999\n50000\n"))
+	require.Equal(t, 50_000, strings.Count(stderr, "\n"))
+}
+
+func TestStreams_AStreamOverItsLimitIsClosedAndTheOtherGoesOn(t *testing.T) {
+	t.Parallel()
+	out := capture.New(1000, nil)
+	require.True(t, run(t, `yes; echo end >&2`, out, time.Minute), "yes ends because nobody reads any more")
+	require.Equal(t, "end\n", string(out.Captured(sandbox.Stderr).Data))
+	require.Less(t, out.Captured(sandbox.Stdout).Total, int64(4000+64<<10))
+}
+
+func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
+	t.Parallel()
+	reader, holder, err := os.Pipe() // ends what survives
+	require.NoError(t, err)
+	defer reader.Close()
+	out := capture.New(0, nil)
+	streams, err := capture.OpenStreams(out)
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "echo said; cat >/dev/null 3>&1 <&4 &")
+	cmd.Stdout, cmd.Stderr = streams.Command()
+	cmd.ExtraFiles = []*os.File{holder, reader}
+	require.NoError(t, cmd.Start())
+	streams.Run()
+	require.NoError(t, cmd.Wait())
+	start := time.Now()
+	require.False(t, streams.Finish(50*time.Millisecond))
+	require.Less(t, time.Since(start), 10*time.Second)
+	require.Equal(t, "said\n", string(out.Captured(sandbox.Stdout).Data))
+	require.NoError(t, holder.Close())
+}
+
+func TestStreams_FinishDoesNotWaitForThoseWhoWriteOn(t *testing.T) {
+	t.Parallel()
+	out := capture.For(&sandbox.Cmd{Endless: true}, sandbox.Limits{})
+	streams, err := capture.OpenStreams(out)
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), "yes")
+	cmd.Stdout, cmd.Stderr = streams.Command()
+	require.NoError(t, cmd.Start())
+	streams.Run()
+	start := time.Now()
+	require.False(t, streams.Finish(50*time.Millisecond))
+	require.Less(t, time.Since(start), 10*time.Second)
+	require.Error(t, cmd.Wait(), "nobody reads any more")
+}
+
+func TestStreams_AbandonedStreamsLeaveNothing(t *testing.T) {
+	t.Parallel()
+	for range 2000 { // more than there may be files open
+		streams, err := capture.OpenStreams(capture.New(0, nil))
+		require.NoError(t, err)
+		streams.Abandon()
+	}
+}
