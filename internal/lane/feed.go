@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -64,9 +65,12 @@ func (l *held) feed() error {
 	if l.oversight.asked.Load() {
 		l.mail.refresh()
 	}
+	if l.hasReadNothing() {
+		l.mail.cursor = 0
+	}
 	if l.inline != nil && l.comesAlone() {
 		l.admit(l.inline)
-		l.inline, l.caughtUp, l.mail.cursor = nil, true, l.ready+1
+		l.inline, l.caughtUp = nil, true
 		return nil
 	}
 	for l.schedule.len() < window && l.bytes < windowBytes {
@@ -89,6 +93,19 @@ func (l *held) feed() error {
 		}
 	}
 	return l.readPause()
+}
+
+// hasReadNothing reports whether nothing in the mailbox can have been read before. Then it is read
+// from its beginning, which the server finds by the subject; from a place in
+// the middle it goes through whatever is stored behind it.
+func (l *held) hasReadNothing() bool {
+	if len(l.marks) > 0 || len(l.handbacks) > 0 || l.oversight.paused.Load() ||
+		slices.ContainsFunc(l.schedule.entries, func(e *entry) bool { return !e.inline }) {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.removing) == 0
 }
 
 // comesAlone reports whether the ready message's own call may start without a look into
