@@ -26,8 +26,13 @@ const (
 	// firstHintAfter is the same for the only call of a lane that was idle before:
 	// most such lanes have no second one while it runs.
 	firstHintAfter = 20 * time.Millisecond
-	// lookPeriod is how often a held lane looks into its mailbox without a hint.
-	lookPeriod = time.Second
+	// lookPeriod is how often a held lane looks into its mailbox without a hint, at most: where
+	// many lanes are held, they look less often, so that all together make no more
+	// than about a hundred looks a second; or ten, on a server that tells everything.
+	lookPeriod    = time.Second
+	lookPeriodMax = 30 * time.Second
+	looksTold     = 100 * time.Millisecond
+	looksHinted   = 10 * time.Millisecond
 	// quantum is how long a busy lane may keep a slot that others may want.
 	quantum = time.Second
 	// giveWay is how long a lane that is never idle then leaves free slots to others.
@@ -173,7 +178,7 @@ func (l *held) serve() {
 		l.complained = false
 		l.start()
 		if l.active > 0 || l.wanting {
-			l.wait(lookPeriod)
+			l.wait(l.holder.lookPeriod())
 			continue
 		}
 		if l.staysPaused() {
@@ -287,7 +292,7 @@ func (l *held) linger() bool {
 	if l.idleSince.IsZero() {
 		l.idleSince = time.Now()
 	}
-	timer := time.NewTimer(max(0, min(d-time.Since(l.idleSince), lookPeriod)))
+	timer := time.NewTimer(max(0, min(d-time.Since(l.idleSince), l.holder.lookPeriod())))
 	defer timer.Stop()
 	select {
 	case <-l.mail.wake:

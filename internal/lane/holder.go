@@ -160,6 +160,15 @@ func (h *Holder) Held() int {
 	return len(h.held)
 }
 
+// lookPeriod is how often each held lane looks into its mailbox without a hint.
+func (h *Holder) lookPeriod() time.Duration {
+	share := looksTold
+	if h.store.clustered() {
+		share = looksHinted
+	}
+	return min(max(time.Duration(h.Held())*share, lookPeriod), lookPeriodMax)
+}
+
 // room wakes the pull loop.
 func (h *Holder) room() {
 	select {
@@ -253,13 +262,15 @@ func (h *Holder) pull(ctx context.Context) {
 // it is killed before, it delivers the lane once more after its restart, at once.
 const forgetful = time.Second
 
-// doubtRecent gives up the lanes that a server which may have died need not remember.
+// doubtRecent gives up the lanes that a server which may have died need not remember, and
+// takes back the renewals.
 func (h *Holder) doubtRecent() {
 	if h.store.clustered() {
 		return
 	}
+	after := time.Now().Add(-forgetful)
 	h.each(func(l *held) {
-		if time.Since(l.claimed) < forgetful {
+		if l.lease.doubt(after); l.claimed.After(after) {
 			l.abort(ErrLost)
 		}
 	})

@@ -14,9 +14,10 @@ import (
 type lease struct {
 	length time.Duration
 
-	mu    sync.Mutex
-	since time.Time // the server's lease began at this time or later
-	last  time.Time // when the last renewal that was answered was sent
+	mu     sync.Mutex
+	since  time.Time // the server's lease began at this time or later
+	before time.Time // what since was before the last renewal
+	last   time.Time // when the last renewal that was answered was sent
 	// echo says that a renewal may be forgotten after it was answered: servers that
 	// agree on it answer before they have. Then the one before it counts.
 	echo  bool
@@ -41,15 +42,21 @@ func (l *lease) holds(now time.Time) bool {
 	return passed < l.length-l.margin()
 }
 
-// due reports whether it is time to renew, and books the renewal as sent at now.
+// period is how long after a renewal the next one is due. Where the renewal before the last one
+// counts, there have to be more of them.
+func (l *lease) period() time.Duration {
+	if l.echo {
+		return l.length / 4
+	}
+	return l.length * 2 / 5
+}
+
+// due reports whether it is time to renew, and books the renewal as sent at now. One
+// that is not answered soon is sent again.
 func (l *lease) due(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last := l.since
-	if l.asked.After(last) {
-		last = l.asked
-	}
-	if now.Sub(last) < l.length/4 {
+	if now.Sub(l.last) < l.period() || now.Sub(l.asked) < l.length/keeperTicks {
 		return false
 	}
 	l.asked = now
@@ -73,8 +80,23 @@ func (l *lease) confirm(sent time.Time) {
 		l.last = sent
 	}
 	if counts.After(l.since) {
-		l.since = counts
+		l.before, l.since = l.since, counts
 	}
+}
+
+// doubt takes back renewals that were made after the given time: the server that
+// answered them may have died before they were written down. A lease that
+// is not known to be older ends.
+func (l *lease) doubt(after time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.since.After(after) {
+		l.since, l.before = l.before, time.Time{}
+	}
+	if l.since.After(after) {
+		l.since = time.Time{}
+	}
+	l.last = l.since
 }
 
 // assure makes sure of the lease of a message that has waited for long before it was
@@ -111,7 +133,7 @@ func (h *Holder) keepLeases(ctx context.Context) {
 	if err == nil {
 		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
 	}
-	ticker := time.NewTicker(max(h.lease/12, time.Millisecond))
+	ticker := time.NewTicker(max(h.lease/keeperTicks, time.Millisecond))
 	defer ticker.Stop()
 	clockDue := time.Now().Add(clockPeriod)
 	for {
@@ -137,7 +159,11 @@ func (h *Holder) keepLeases(ctx context.Context) {
 	}
 }
 
-const clockPeriod = 30 * time.Second
+const (
+	// keeperTicks is how many times in a lease the leases of all lanes are looked at.
+	keeperTicks = 12
+	clockPeriod = 30 * time.Second
+)
 
 // leaseKeeper matches the answers to renewals with the leases that they confirm.
 type leaseKeeper struct {

@@ -56,7 +56,7 @@ func (l *held) waitPaused() {
 			return // entries may have come before it listened
 		}
 	}
-	timer := time.NewTimer(lookPeriod)
+	timer := time.NewTimer(l.holder.lookPeriod())
 	defer timer.Stop()
 	select {
 	case <-l.mail.wake:

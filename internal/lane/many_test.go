@@ -1,0 +1,60 @@
+package lane_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A lane that is held costs its renewals, at most four in a lease, and next to nothing else: with leases of
+// 10 seconds a thousand lanes take fewer than a thousand messages a second.
+func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	nc := f.connect()
+	const lanes, lease = 300, 3 * time.Second
+	var started atomic.Int32
+	release := make(chan struct{})
+	h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		started.Add(1)
+		select {
+		case <-release:
+			return succeed(run)
+		case <-ctx.Done():
+			return interrupted(ctx, run)
+		}
+	}), lane.Options{Worker: "w", Slots: lanes, AckWait: lease, Logger: f.logger})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx, ctx) }()
+
+	var calls []*protocol.Call
+	for i := range lanes {
+		calls = append(calls, newCall("s", exclusive(fmt.Sprintf("account/%d", i))))
+	}
+	put(t, p, calls...)
+	require.Eventually(t, func() bool { return started.Load() == lanes }, 20*time.Second, 5*time.Millisecond)
+	stepAside(t, lease/2) // what a claim costs is over
+	before := nc.Stats()
+	stepAside(t, lease)
+	after := nc.Stats()
+	require.EqualValues(t, lanes, started.Load(), "all of them are held all the time")
+	perLane := float64(after.InMsgs+after.OutMsgs-before.InMsgs-before.OutMsgs) / lanes
+	require.Less(t, perLane, 9.0)
+	require.Greater(t, perLane, 2.0, "renewed")
+	close(release)
+	for _, call := range calls {
+		f.await(p, call)
+	}
+	stop()
+	require.NoError(t, <-done)
+}
