@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -27,6 +28,7 @@ import (
 type setup struct {
 	servers int           // 1 or 3
 	workers int           // default 3
+	slots   int           // of each worker; default 8
 	lanes   int           // default 12
 	lease   time.Duration // default 1 s
 	proxied bool          // workers and callers reach the servers through a link of their own
@@ -72,7 +74,19 @@ type member struct {
 // newRig starts servers, workers and callers.
 func newRig(t *testing.T, s setup) *rig {
 	t.Helper()
-	s.workers, s.lanes = max(s.workers, 3), max(s.lanes, 12)
+	s.workers = max(s.workers, 3)
+	r := newPlace(t, s)
+	for range s.workers {
+		r.startWorker()
+	}
+	r.startCaller()
+	return r
+}
+
+// newPlace starts the servers only.
+func newPlace(t *testing.T, s setup) *rig {
+	t.Helper()
+	s.slots, s.lanes = cmp.Or(s.slots, 8), max(s.lanes, 12)
 	if s.lease == 0 {
 		s.lease = time.Second
 	}
@@ -86,10 +100,6 @@ func newRig(t *testing.T, s setup) *rig {
 	}
 	r.startServers()
 	r.connect()
-	for range s.workers {
-		r.startWorker()
-	}
-	r.startCaller()
 	return r
 }
 
@@ -174,7 +184,7 @@ func (r *rig) startWorker() {
 	r.t.Helper()
 	r.begun++
 	m := &member{id: protocol.WorkerID(fmt.Sprintf("w-%d", r.begun))}
-	role := workerRole{URL: r.through(m), Creds: r.creds(), Log: r.path(string(m.id) + ".log"), Worker: m.id, Slots: 8}
+	role := workerRole{URL: r.through(m), Creds: r.creds(), Log: r.path(string(m.id) + ".log"), Worker: m.id, Slots: r.setup.slots}
 	m.process = spawn(r.t, "worker", &role, r.path(string(m.id)+".stderr"))
 	r.workers = append(r.workers, m)
 	r.logs = append(r.logs, role.Log)

@@ -1,0 +1,69 @@
+//go:build linux
+
+package chaos
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A worker that is killed while it holds a thousand lanes: another one gets them all when their leases
+// have ended. The long form takes leases of the default length.
+func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	const lanes = 1000
+	lease := 3 * time.Second
+	if *calls > 0 {
+		lease = natsio.DefaultAckWait
+	}
+	r := newPlace(t, setup{slots: lanes, lease: lease})
+	r.startWorker()
+	p, err := lane.NewPublisher(t.Context(), r.nc, protocol.DefaultFleet)
+	require.NoError(t, err)
+	outgoing := make([]lane.Outgoing, lanes)
+	for i := range outgoing {
+		whole := protocol.Use{Key: protocol.ResourceKey(fmt.Sprintf("account/%d", i)), Access: protocol.Exclusive}
+		outgoing[i].Call = &protocol.Call{
+			ID: protocol.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
+			Resources: []protocol.Use{whole}, Payload: protocol.Noop{WorkMS: protocol.MillisOf(time.Hour)}, RunTimeout: protocol.MillisOf(time.Hour),
+		}
+	}
+	for _, err := range p.Put(t.Context(), outgoing) {
+		require.NoError(t, err)
+	}
+	r.awaitStarts(0, lanes)
+	wait(t.Context(), lease) // every lease is renewed at least once
+	r.startWorker()
+	wait(t.Context(), 300*time.Millisecond)
+	require.Zero(t, r.starts(1), "no lane is given away while it is held")
+	killed := time.Now()
+	r.workers[0].kill()
+	r.awaitStarts(1, lanes)
+	t.Logf("%d lanes, leases of %s: after kill -9 all are served again within %s", lanes, lease, time.Since(killed).Round(time.Millisecond))
+	require.Equal(t, lanes, r.starts(1))
+	r.workers[1].kill()
+}
+
+// starts is how many executions a worker has begun.
+func (r *rig) starts(worker int) int {
+	log, err := os.ReadFile(r.logs[worker])
+	if os.IsNotExist(err) {
+		return 0
+	}
+	require.NoError(r.t, err)
+	return bytes.Count(log, []byte(`"kind":"start"`))
+}
+
+func (r *rig) awaitStarts(worker, n int) {
+	r.t.Helper()
+	require.Eventually(r.t, func() bool { return r.starts(worker) >= n }, patience, 10*time.Millisecond, "not all lanes are served")
+}
