@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/doctor"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -25,7 +26,7 @@ import (
 type flags struct {
 	cli.Common
 
-	Nats  string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas."`
+	Nats  string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Required."`
 	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
@@ -34,6 +35,9 @@ type flags struct {
 	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver: auto (the best that isolates) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data    string            `placeholder:"DIR" help:"Directory of workspaces; workers that share it can take over from each other. Default: ~/.local/state/toolfleet/worker."`
+
+	SandboxCheck bool `help:"Try the sandboxes of this host, say which level is proven and what to do about what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
+	JSON         bool `name:"json" help:"Print the result of --sandbox-check as JSON."`
 
 	Limits cli.Limits `embed:"" prefix:"limit-"`
 
@@ -55,11 +59,20 @@ func FromProcess(version string) cli.Program {
 // returns the exit code when a signal has ended it.
 func Run(p cli.Program, handlers map[protocol.Kind]worker.Handler) int {
 	var f flags
-	return cli.Run(p, &f, &f.Common, func(string) error { return serve(context.Background(), p, &f, handlers) }) //nolint:forbidigo // the root of a program
+	ctx := context.Background() //nolint:forbidigo // the root of a program
+	return cli.Run(p, &f, &f.Common, func(string) error {
+		if f.SandboxCheck {
+			return doctor.Run(ctx, p.Stdout, f.JSON)
+		}
+		return serve(ctx, p, &f, handlers)
+	})
 }
 
 // options checks the flags that need more than a type.
 func (f *flags) options() (worker.Options, error) {
+	if f.Nats == "" { // not by its tag: the check of sandboxes needs none
+		return worker.Options{}, cli.Usagef("missing flags: --nats=URL")
+	}
 	fleet, err := protocol.ParseFleet(f.Fleet)
 	if err != nil {
 		return worker.Options{}, cli.Usagef("--fleet: %v", err)

@@ -1,0 +1,116 @@
+// Package doctor finds out how much the sandboxes of this host isolate, and what to do where
+// they could isolate more.
+//
+// What counts is what was tried: each driver opens a sandbox and proves what it promises
+// ([sandbox.Driver].Probe). Settings of the host are looked at only to explain why a
+// driver does not work, or works with less than it could.
+package doctor
+
+import (
+	"context"
+	"slices"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+// Report is what was found.
+type Report struct {
+	// Level and Driver are what workers on this host get by default; none and "" when no
+	// driver isolates.
+	Level  string `json:"level"`
+	Driver string `json:"driver,omitempty"`
+	// Drivers are all that isolate, best first, whether they work or not.
+	Drivers []Driver `json:"drivers"`
+	// Host is what was found of the host.
+	Host []Check `json:"host"`
+}
+
+// Driver is what a driver has proven.
+type Driver struct {
+	Name string `json:"name"`
+	// Error says why the driver does not work; the rest is empty then.
+	Error    string            `json:"error,omitempty"`
+	Level    string            `json:"level,omitempty"`
+	Launcher string            `json:"launcher,omitempty"`
+	Landlock int               `json:"landlock,omitempty"`
+	Seccomp  bool              `json:"seccomp,omitempty"`
+	ReadOnly bool              `json:"read_only,omitempty"`
+	HostUID  bool              `json:"host_uid,omitempty"`
+	Networks []string          `json:"networks,omitempty"`
+	Limits   map[string]string `json:"limits,omitempty"`
+	Warnings []string          `json:"warnings,omitempty"`
+}
+
+// State is how a part of the host is.
+type State string
+
+// The states.
+const (
+	OK      State = "ok"
+	Limited State = "limited" // there, but less than it could be
+	Missing State = "missing"
+)
+
+// Check is one part of the host.
+type Check struct {
+	Name  string `json:"name"`
+	State State  `json:"state"`
+	Found string `json:"found"`
+	// Advice says what to do; "" when nothing has to be done.
+	Advice string `json:"advice,omitempty"`
+}
+
+// Open probes a driver; [driver.Open] does.
+type Open func(ctx context.Context, name string) (sandbox.Caps, error)
+
+// Examine probes every driver that isolates, and looks at the host.
+func Examine(ctx context.Context) Report {
+	return examine(ctx, driver.Names(), func(ctx context.Context, name string) (sandbox.Caps, error) {
+		_, caps, err := driver.Open(ctx, name, nil)
+		return caps, err
+	}, thisHost())
+}
+
+func examine(ctx context.Context, names []string, open Open, h host) Report {
+	report := Report{Level: sandbox.LevelNone.String()}
+	best := sandbox.LevelNone
+	for _, name := range names {
+		if name == driver.Auto || name == process.Name {
+			continue
+		}
+		caps, err := open(ctx, name)
+		if err != nil {
+			report.Drivers = append(report.Drivers, Driver{Name: name, Error: err.Error()})
+			continue
+		}
+		report.Drivers = append(report.Drivers, proven(caps))
+		if caps.Level > best {
+			best, report.Level, report.Driver = caps.Level, caps.Level.String(), caps.Driver
+		}
+	}
+	slices.SortStableFunc(report.Drivers, func(a, b Driver) int { return rank(b) - rank(a) })
+	report.Host = h.checks(best)
+	return report
+}
+
+// rank orders drivers by what they have proven.
+func rank(d Driver) int {
+	if d.Error != "" {
+		return -1
+	}
+	level, _ := sandbox.ParseLevel(d.Level) // it was made by Level.String
+	return int(level)
+}
+
+func proven(c sandbox.Caps) Driver {
+	d := Driver{
+		Name: c.Driver, Level: c.Level.String(), Launcher: c.Launcher, Landlock: c.Landlock, Seccomp: c.Seccomp,
+		ReadOnly: c.ReadOnly, HostUID: c.HostUID, Limits: c.Limits.Words(), Warnings: c.Warnings,
+	}
+	for _, mode := range c.Networks {
+		d.Networks = append(d.Networks, string(mode))
+	}
+	return d
+}

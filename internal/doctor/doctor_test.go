@@ -1,0 +1,145 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// files is a host that lacks nothing, with some files changed; "-" removes one.
+func files(changes map[string]string) fstest.MapFS {
+	all := map[string]string{
+		"proc/sys/kernel/osrelease": "6.18.0\n", "proc/sys/user/max_user_namespaces": "1000\n",
+		"proc/sys/kernel/seccomp/actions_avail": "kill_process kill_thread errno allow\n",
+		"sys/fs/cgroup/cgroup.controllers":      "cpu memory pids\n", "proc/self/cgroup": "0::/worker.service\n",
+		"sys/fs/cgroup/worker.service/cgroup.controllers": "cpu io memory pids\n", "usr/bin/bwrap": "x",
+	}
+	maps.Copy(all, changes)
+	fs := fstest.MapFS{}
+	for name, content := range all {
+		if content != "-" {
+			fs[name] = &fstest.MapFile{Data: []byte(content)}
+		}
+	}
+	return fs
+}
+
+func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		change   func(h *host)
+		files    map[string]string
+		proven   sandbox.Level
+		check    string
+		state    State
+		found    string
+		advice   string
+		noAdvice bool
+	}{
+		"everything":               {proven: sandbox.LevelFull, check: "user namespaces", state: OK, found: "allowed", noAdvice: true},
+		"no namespaces at all":     {files: map[string]string{"proc/sys/user/max_user_namespaces": "0"}, check: "user namespaces", state: Missing, found: "is 0", advice: "sysctl -w user.max_user_namespaces"},
+		"none for ordinary users":  {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, check: "user namespaces", state: Missing, advice: "sysctl -w kernel.unprivileged_userns_clone=1"},
+		"which root does not mind": {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, change: func(h *host) { h.root = true }, proven: sandbox.LevelFull, check: "user namespaces", state: OK, noAdvice: true},
+		"AppArmor":                 {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, check: "user namespaces", state: Limited, found: "AppArmor", advice: "apt install bubblewrap"},
+		"AppArmor, bwrap works":    {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, proven: sandbox.LevelFull, check: "user namespaces", state: Limited, noAdvice: true},
+		"another reason":           {check: "user namespaces", state: OK, advice: "told with the driver"},
+		"bubblewrap":               {files: map[string]string{"usr/bin/bwrap": "-"}, check: "bubblewrap", state: Missing, advice: "install it"},
+		"bubblewrap not needed":    {files: map[string]string{"usr/bin/bwrap": "-"}, proven: sandbox.LevelFull, check: "bubblewrap", state: OK, found: "not needed", noAdvice: true},
+		"Landlock":                 {change: func(h *host) { h.landlock = 0 }, files: map[string]string{"sys/kernel/security/lsm": "capability,yama"}, check: "Landlock", state: Missing, found: "capability,yama", advice: "lsm="},
+		"old Landlock":             {change: func(h *host) { h.landlock = 4 }, check: "Landlock", state: Limited, found: "ABI 4", advice: "6.12"},
+		"seccomp":                  {files: map[string]string{"proc/sys/kernel/seccomp/actions_avail": "-"}, check: "seccomp", state: Missing, advice: "CONFIG_SECCOMP_FILTER"},
+		"cgroup v1":                {files: map[string]string{"sys/fs/cgroup/cgroup.controllers": "-"}, check: "cgroup v2", state: Missing, found: "per process", advice: "unified_cgroup_hierarchy"},
+		"controllers":              {files: map[string]string{"sys/fs/cgroup/worker.service/cgroup.controllers": "cpu pids"}, check: "cgroup v2", state: Limited, found: "without memory", advice: "Delegate=yes"},
+		"cgroup not writable":      {change: func(h *host) { h.writable = func(string) bool { return false } }, check: "cgroup v2", state: Limited, found: "not writable", advice: "Delegate=yes"},
+		"cgroup":                   {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
+		"container":                {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
+		"container that lets us":   {files: map[string]string{".dockerenv": ""}, proven: sandbox.LevelFull, check: "container", state: OK, noAdvice: true},
+		"another system":           {change: func(h *host) { h.system = "darwin" }, check: "system", state: Missing, found: "darwin", advice: "virtual machine"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := host{system: "linux", files: files(test.files), landlock: 7, writable: func(path string) bool { return path == "/sys/fs/cgroup/worker.service" }}
+			if test.change != nil {
+				test.change(&h)
+			}
+			for _, c := range h.checks(test.proven) {
+				if c.Name != test.check {
+					continue
+				}
+				require.Equal(t, test.state, c.State)
+				require.Contains(t, c.Found, test.found)
+				require.Contains(t, c.Advice, test.advice)
+				require.Equal(t, test.noAdvice, c.Advice == "", c.Advice)
+				return
+			}
+			require.Fail(t, "no such check")
+		})
+	}
+}
+
+// TestExamine_TakesWhatIsProven: the level is the best that a driver has proven, and the
+// exit code follows it.
+func TestExamine_TakesWhatIsProven(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		levels map[string]sandbox.Level
+		level  string
+		code   int
+	}{
+		"full":          {map[string]sandbox.Level{"ns": sandbox.LevelFull, "landlock": sandbox.LevelPaths}, "full", 0},
+		"paths":         {map[string]sandbox.Level{"landlock": sandbox.LevelPaths}, "paths", ExitDegraded},
+		"none":          {nil, "none", cli.ExitFailed},
+		"never process": {map[string]sandbox.Level{"process": sandbox.LevelKernel, "auto": sandbox.LevelKernel}, "none", cli.ExitFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			report := examine(t.Context(), []string{"auto", "landlock", "ns", "process"}, func(_ context.Context, name string) (sandbox.Caps, error) {
+				level, works := test.levels[name]
+				if !works {
+					return sandbox.Caps{}, errors.New("uid_map: operation not permitted")
+				}
+				return sandbox.Caps{Driver: name, Level: level, Networks: []sandbox.NetworkMode{sandbox.NetworkNone}, Warnings: []string{"mind this"}}, nil
+			}, host{system: "linux", files: files(nil), landlock: 7, writable: func(string) bool { return true }})
+			require.Equal(t, test.level, report.Level)
+			require.Len(t, report.Drivers, 2)
+			require.Equal(t, test.code, code(report.Err()))
+			var text strings.Builder
+			require.NoError(t, report.Write(&text))
+			require.Contains(t, text.String(), "sandboxes: level "+test.level)
+			for _, d := range report.Drivers {
+				if d.Error != "" {
+					require.Contains(t, text.String(), d.Name+strings.Repeat(" ", 10-len(d.Name))+"does not work: uid_map")
+				}
+			}
+			require.Equal(t, len(report.Drivers) > 0 && report.Driver != "", strings.Contains(text.String(), "mind this"))
+			_, err := json.Marshal(report)
+			require.NoError(t, err)
+		})
+	}
+}
+
+func code(err error) int {
+	if exit, ok := errors.AsType[*cli.ExitError](err); ok {
+		return exit.Code
+	}
+	return 0
+}
+
+// TestExamine_ThisHost runs what operators run.
+func TestExamine_ThisHost(t *testing.T) {
+	t.Parallel()
+	report := Examine(t.Context())
+	require.NotEmpty(t, report.Host)
+	_, err := sandbox.ParseLevel(report.Level)
+	require.NoError(t, err)
+}

@@ -1,0 +1,90 @@
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// ExitDegraded is the exit code of a host whose sandboxes isolate, but less than fully.
+const ExitDegraded = 4
+
+// Err is nil when sandboxes isolate fully; otherwise an error that asks for exit code 1
+// when they do not isolate at all, and [ExitDegraded] when they do in part.
+func (r Report) Err() error {
+	level, _ := sandbox.ParseLevel(r.Level) // it was made by Level.String
+	switch {
+	case level >= sandbox.LevelFull:
+		return nil
+	case level > sandbox.LevelNone:
+		return &cli.ExitError{Code: ExitDegraded, Message: fmt.Sprintf("sandboxes reach level %s only; level %s is what workers should have", r.Level, sandbox.LevelFull)}
+	default:
+		return &cli.ExitError{Code: cli.ExitFailed, Message: "no sandbox that isolates works on this host"}
+	}
+}
+
+// Write prints the report for people.
+func (r Report) Write(w io.Writer) error {
+	var text strings.Builder
+	if r.Driver == "" {
+		text.WriteString("sandboxes: level none, nothing isolates\n")
+	} else {
+		fmt.Fprintf(&text, "sandboxes: level %s, proven by driver %s\n", r.Level, r.Driver)
+	}
+	text.WriteString("\ndrivers, each tried in a sandbox\n")
+	for _, d := range r.Drivers {
+		d.write(&text)
+	}
+	if len(r.Drivers) == 0 {
+		text.WriteString("  none in this build\n")
+	}
+	text.WriteString("\nhost\n")
+	for _, c := range r.Host {
+		fmt.Fprintf(&text, "  %-8s %-16s %s\n", c.State, c.Name, c.Found)
+		if c.Advice != "" {
+			fmt.Fprintf(&text, "           %-16s -> %s\n", "", c.Advice)
+		}
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+func (d Driver) write(text *strings.Builder) {
+	if d.Error != "" {
+		fmt.Fprintf(text, "  %-9s does not work: %s\n", d.Name, d.Error)
+		return
+	}
+	fmt.Fprintf(text, "  %-9s level %s", d.Name, d.Level)
+	if d.Launcher != "" {
+		fmt.Fprintf(text, ", started by %s", d.Launcher)
+	}
+	if d.Landlock > 0 {
+		fmt.Fprintf(text, ", Landlock ABI %d", d.Landlock)
+	}
+	if d.Seccomp {
+		text.WriteString(", system calls filtered")
+	}
+	text.WriteString("\n")
+	fmt.Fprintf(text, "            network: %s; read-only commands: %s; user on the host: %s\n", strings.Join(d.Networks, ", "),
+		choose(d.ReadOnly, "enforced", "refused"), choose(d.HostUID, "the worker's", "one for each sandbox"))
+	var limits []string
+	for _, name := range slices.Sorted(maps.Keys(d.Limits)) {
+		limits = append(limits, name+" "+d.Limits[name])
+	}
+	fmt.Fprintf(text, "            limits: %s\n", strings.Join(limits, ", "))
+	for _, warning := range d.Warnings {
+		fmt.Fprintf(text, "            warning: %s\n", warning)
+	}
+}
+
+func choose(condition bool, yes, no string) string {
+	if condition {
+		return yes
+	}
+	return no
+}
