@@ -11,6 +11,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/files"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/scratch"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 )
 
 // Name is the driver's name.
@@ -103,7 +105,7 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 		return nil, fmt.Errorf("open sandbox %s: %w: driver process has level %s, %s is required",
 			spec.ID, sandbox.ErrLevel, sandbox.LevelNone, spec.Require)
 	}
-	if err := checkEnv(spec.Env); err != nil {
+	if err := start.CheckEnv(spec.Env); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
 	if err := checkUnisolated(spec); err != nil {
@@ -112,7 +114,7 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if err := prepareTrees(); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
-	scratch, err := openScratch(spec.Scratch)
+	scratch, err := scratch.Open(spec.Scratch)
 	if err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}

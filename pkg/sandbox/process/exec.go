@@ -10,6 +10,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/stdio"
 )
 
 // Times of the supervision of a command.
@@ -64,7 +66,7 @@ type run struct {
 	limits  sandbox.Limits
 	tree    *tree
 	out     *capture.Output
-	pipes   *pipes
+	pipes   *stdio.Pipes
 	started time.Time
 	ended   chan struct{} // closed when the command itself has ended
 	wall    time.Duration // set when ended is closed
@@ -79,20 +81,21 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 	defer dir.Close()
 	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
 	out := capture.For(&cmd, limits)
-	p, err := openPipes(c, cmd.Stdin, out)
+	p, err := stdio.Open(cmd.Stdin, out)
 	if err != nil {
 		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
+	c.Stdin, c.Stdout, c.Stderr = p.Command()
 	r := &run{
 		cmd: c, limits: limits, out: out, pipes: p, tree: newTree(c),
 		started: time.Now(), ended: make(chan struct{}),
 	}
 	if err := r.tree.start(); err != nil {
-		p.abandon()
-		return nil, startFault(cmd.Argv[0], err)
+		p.Abandon()
+		return nil, start.Fault(cmd.Argv[0], err)
 	}
 	limitProcess(c.Process.Pid, limits)
-	p.run()
+	p.Run()
 	go func() {
 		r.tree.await()
 		r.wall = time.Since(r.started)
@@ -153,7 +156,7 @@ func (r *run) terminate(stop <-chan struct{}) {
 // finish kills what is left of the command and collects its result.
 func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 	err := r.clear()
-	over := r.pipes.finish(drainWait)
+	over := r.pipes.Finish(drainWait)
 	result := sandbox.Result{
 		ExitCode: -1,
 		Reason:   reason,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/files"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/scratch"
 )
 
 var _ sandbox.Sandbox = (*Sandbox)(nil)
@@ -17,7 +18,7 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 type Sandbox struct {
 	spec      sandbox.Spec
 	workspace *files.FS
-	scratch   *scratch
+	scratch   *scratch.Dir
 	log       *slog.Logger
 
 	change sync.Mutex // one Reset or Close at a time
@@ -30,7 +31,7 @@ type Sandbox struct {
 	running   sync.WaitGroup
 }
 
-func newSandbox(spec sandbox.Spec, workspace *files.FS, scratch *scratch, log *slog.Logger) *Sandbox {
+func newSandbox(spec sandbox.Spec, workspace *files.FS, scratch *scratch.Dir, log *slog.Logger) *Sandbox {
 	return &Sandbox{
 		spec: spec, workspace: workspace, scratch: scratch, log: log,
 		stop: make(chan struct{}),
@@ -108,7 +109,7 @@ func (s *Sandbox) Reset(ctx context.Context) error {
 	defer s.endReset()
 	err := s.killAll()
 	if err == nil {
-		err = s.scratch.empty()
+		err = s.scratch.Empty()
 	}
 	if err != nil {
 		return fmt.Errorf("reset sandbox %s: %w", s.spec.ID, err)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,7 +21,6 @@ func writeTests() map[string]func(*testing.T, *tree) {
 		"a file that exists":              writeExisting,
 		"through a link":                  writeLink,
 		"through a link to nothing":       writeDanglingLink,
-		"the owner stays":                 writeOwner,
 		"too large":                       writeTooLarge,
 		"the diff has bounds":             writeDiff,
 		"side by side":                    writeConcurrent,
@@ -92,28 +90,6 @@ func writeDanglingLink(t *testing.T, f *tree) {
 	require.True(t, got.Created)
 	require.Equal(t, "new", f.get(t, "sub/target"))
 	require.NotZero(t, f.mode(t, "link")&os.ModeSymlink)
-}
-
-func writeOwner(t *testing.T, f *tree) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can give files away")
-	}
-	f.put(t, "theirs", "old")
-	require.NoError(t, os.Chown(f.dir, 1234, 2345))
-	require.NoError(t, os.Chown(f.host("theirs"), 3456, 4567))
-	for _, path := range []string{"theirs", "new", "a/b/new"} {
-		_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: path, Content: []byte("x")})
-		require.NoError(t, err)
-	}
-	owner := func(name string) [2]uint32 {
-		var stat syscall.Stat_t
-		require.NoError(t, syscall.Lstat(f.host(name), &stat))
-		return [2]uint32{stat.Uid, stat.Gid}
-	}
-	require.Equal(t, [2]uint32{3456, 4567}, owner("theirs"))
-	for _, name := range []string{"new", "a", "a/b", "a/b/new"} {
-		require.Equal(t, [2]uint32{1234, 2345}, owner(name), name)
-	}
 }
 
 func writeTooLarge(t *testing.T, f *tree) {

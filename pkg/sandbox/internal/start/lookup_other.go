@@ -1,6 +1,6 @@
 //go:build !unix
 
-package process
+package start
 
 import (
 	"os/exec"
@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// lookup finds a program by this program's PATH. Relative names are relative to dir.
-func lookup(name, _, dir string) (string, error) {
+// Lookup finds a program by this program's PATH. Relative names are relative to dir.
+func Lookup(name, _, dir string) (string, error) {
 	if strings.ContainsAny(name, `/\`) && !filepath.IsAbs(name) {
 		name = filepath.Join(dir, name)
 	}

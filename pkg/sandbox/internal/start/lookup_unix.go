@@ -1,6 +1,6 @@
 //go:build unix
 
-package process
+package start
 
 import (
 	"io/fs"
@@ -14,9 +14,9 @@ import (
 // defaultPath is where programs are looked up without a PATH.
 const defaultPath = "/usr/local/bin:/usr/bin:/bin"
 
-// lookup finds a program in the command's PATH, which need not be ours. Relative
+// Lookup finds a program in the command's PATH, which need not be ours. Relative
 // names and PATH entries are relative to dir.
-func lookup(name, path, dir string) (string, error) {
+func Lookup(name, path, dir string) (string, error) {
 	if strings.Contains(name, "/") {
 		return lookupFile(name, dir)
 	}

@@ -1,0 +1,151 @@
+//go:build linux && (amd64 || arm64)
+
+package confine
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// newest is the highest system call number that was looked at. What a newer kernel adds does
+// not exist for a sandbox.
+const newest = unix.SYS_LISTNS
+
+// Fields of what a filter looks at.
+const (
+	dataNumber = 0
+	dataArch   = 4
+	dataArgs   = 16
+)
+
+// arg is the offset of the lower half of an argument; both architectures are little-endian.
+func arg(n uint32) uint32 { return dataArgs + 8*n }
+
+const (
+	retAllow = unix.SECCOMP_RET_ALLOW
+	retKill  = unix.SECCOMP_RET_KILL_PROCESS
+)
+
+func retErrno(errno unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(errno) }
+
+// program is a filter as it is written.
+type program []unix.SockFilter
+
+func (p *program) load(offset uint32) {
+	*p = append(*p, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset})
+}
+
+func (p *program) ret(value uint32) {
+	*p = append(*p, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: value})
+}
+
+// jump skips yes or no instructions, depending on whether the loaded value compares to k.
+func (p *program) jump(op uint16, k uint32, yes, no uint8) {
+	*p = append(*p, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | op, Jt: yes, Jf: no, K: k})
+}
+
+// returnIf returns value when the loaded value compares to k.
+func (p *program) returnIf(op uint16, k, value uint32) {
+	p.jump(op, k, 0, 1)
+	p.ret(value)
+}
+
+// onCall runs body, which must end in a return, for one system call.
+func (p *program) onCall(number uint32, body func(*program)) {
+	var inner program
+	body(&inner)
+	p.jump(unix.BPF_JEQ, number, 0, uint8(len(inner))) //nolint:gosec // bodies are short
+	*p = append(*p, inner...)
+}
+
+// nativeOnly kills who calls the kernel in the words of another architecture.
+func (p *program) nativeOnly() {
+	p.load(dataArch)
+	p.jump(unix.BPF_JEQ, nativeArch, 1, 0)
+	p.ret(retKill)
+	p.load(dataNumber)
+	if foreignBit != 0 {
+		p.returnIf(unix.BPF_JSET, foreignBit, retKill)
+	}
+}
+
+// sandboxFilter is what every process of a sandbox is under.
+func sandboxFilter() program {
+	var p program
+	p.nativeOnly()
+	p.returnIf(unix.BPF_JGT, newest, retErrno(unix.ENOSYS))
+	p.returnIf(unix.BPF_JEQ, unix.SYS_CLONE3, retErrno(unix.ENOSYS)) // its flags are out of sight; libraries use clone then
+	for _, number := range denied {
+		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EPERM))
+	}
+	p.onCall(unix.SYS_CLONE, func(p *program) {
+		p.load(arg(0))
+		p.returnIf(unix.BPF_JSET, newNamespaces, retErrno(unix.EPERM))
+		p.ret(retAllow)
+	})
+	p.onCall(unix.SYS_SOCKET, func(p *program) {
+		p.load(arg(0))
+		for _, family := range []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
+			p.returnIf(unix.BPF_JEQ, family, retAllow)
+		}
+		p.ret(retErrno(unix.EAFNOSUPPORT)) // AF_VSOCK, for one, ignores network namespaces
+	})
+	p.onCall(unix.SYS_IOCTL, func(p *program) {
+		p.load(arg(1))
+		for _, request := range []uint32{unix.TIOCSTI, tiocLinux} {
+			p.returnIf(unix.BPF_JEQ, request, retErrno(unix.EPERM))
+		}
+		p.ret(retAllow)
+	})
+	p.ret(retAllow)
+	return p
+}
+
+const (
+	tiocLinux     = 0x541c
+	newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
+		unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
+)
+
+// readOnlyFilter denies the changes to files that Landlock does not know.
+func readOnlyFilter() program {
+	var p program
+	p.nativeOnly()
+	for _, number := range changes {
+		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EROFS))
+	}
+	p.onCall(unix.SYS_IOCTL, func(p *program) {
+		p.load(arg(1))
+		for _, request := range []uint32{unix.FS_IOC_SETFLAGS, fsIocSetXattr, fsIocSetVersion} {
+			p.returnIf(unix.BPF_JEQ, request, retErrno(unix.EROFS))
+		}
+		p.ret(retAllow)
+	})
+	p.ret(retAllow)
+	return p
+}
+
+const (
+	fsIocSetXattr   = 0x401c5820
+	fsIocSetVersion = 0x40087602
+)
+
+// Seccomp puts the calling thread under the filter of sandboxes. It takes no_new_privs.
+func Seccomp() error { return install(sandboxFilter()) }
+
+// SeccompReadOnly denies the calling thread the changes of files that [LandlockChanges]
+// leaves: of modes, owners, times and attributes.
+func SeccompReadOnly() error { return install(readOnlyFilter()) }
+
+func install(p program) error {
+	fprog := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]} //nolint:gosec // some hundred
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&fprog)))
+	runtime.KeepAlive(p)
+	if errno != 0 {
+		return fmt.Errorf("seccomp: %w", errno)
+	}
+	return nil
+}

@@ -1,0 +1,148 @@
+//go:build linux
+
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Access is a set of Landlock's rights to files.
+type Access uint64
+
+// Sets of rights.
+const (
+	AccessRead    Access = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
+	AccessDevices Access = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR |
+		unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	// AccessChange is everything that changes files or directories, but for devices: those
+	// cannot be made.
+	AccessChange Access = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REFER |
+		unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_MAKE_DIR |
+		unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO |
+		unix.LANDLOCK_ACCESS_FS_MAKE_SYM
+	accessDeviceNodes Access = unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK
+	accessAll                = AccessRead | AccessChange | accessDeviceNodes | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	// accessFile is what makes sense for something that is no directory.
+	accessFile Access = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
+		unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+)
+
+// Versions of Landlock that brought something that is used here.
+const (
+	abiRefer    = 2
+	abiTruncate = 3
+	abiIoctl    = 5
+	abiScope    = 6
+)
+
+// LandlockABI is the version of Landlock that the kernel has; 0 when it has none.
+func LandlockABI() int {
+	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 {
+		return 0
+	}
+	return int(abi) //nolint:gosec // a small number
+}
+
+// known leaves out of a the rights that version abi does not know.
+func (a Access) known(abi int) Access {
+	if abi < abiRefer {
+		a &^= unix.LANDLOCK_ACCESS_FS_REFER
+	}
+	if abi < abiTruncate {
+		a &^= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	if abi < abiIoctl {
+		a &^= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	}
+	return a
+}
+
+// Rule allows access to a file, or to a directory and everything below it. A path that
+// does not exist is passed over.
+type Rule struct {
+	Path   string
+	Access Access
+}
+
+// Landlock leaves the calling thread the rights to files that rules give it and no others. It
+// takes no_new_privs. With scoped it also cuts the thread off from abstract sockets and from
+// signals to those who are not confined with it, where the kernel can.
+func Landlock(rules []Rule, scoped bool) error { return landlock(accessAll, rules, scoped) }
+
+// LandlockChanges leaves the calling thread the rights to change files that rules give it and
+// no others. Reading is not touched.
+func LandlockChanges(rules []Rule) error {
+	return landlock(AccessChange|accessDeviceNodes, rules, false)
+}
+
+func landlock(handled Access, rules []Rule, scoped bool) error {
+	abi := LandlockABI()
+	if abi == 0 {
+		return errors.New("the kernel has no Landlock")
+	}
+	handled = handled.known(abi)
+	attr := unix.LandlockRulesetAttr{Handled_access_fs: uint64(handled)}
+	if scoped && abi >= abiScope {
+		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
+	}
+	set, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), rulesetSize(abi), 0)
+	if errno != 0 {
+		return fmt.Errorf("landlock: create a ruleset: %w", errno)
+	}
+	defer unix.Close(int(set)) //nolint:errcheck // only read from here on
+	for _, rule := range rules {
+		if err := allow(int(set), rule, handled); err != nil {
+			return fmt.Errorf("landlock: %s: %w", rule.Path, err)
+		}
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, set, 0, 0); errno != 0 {
+		return fmt.Errorf("landlock: restrict: %w", errno)
+	}
+	return nil
+}
+
+// rulesetSize is how much of the attribute a version knows.
+func rulesetSize(abi int) uintptr {
+	const word = 8
+	switch {
+	case abi < 4:
+		return word // files
+	case abi < abiScope:
+		return 2 * word // and network
+	default:
+		return 3 * word // and scopes
+	}
+}
+
+func allow(set int, rule Rule, handled Access) error {
+	fd, err := unix.Open(rule.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck // a path only
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return err
+	}
+	access := rule.Access & handled
+	if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+		access &= accessFile
+	}
+	if access == 0 {
+		return nil
+	}
+	attr := unix.LandlockPathBeneathAttr{Allowed_access: uint64(access), Parent_fd: int32(fd)} //nolint:gosec // descriptors are small
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set),                  //nolint:gosec // as above
+		unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}

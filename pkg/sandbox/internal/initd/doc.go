@@ -1,0 +1,22 @@
+// Package initd is the program inside of a sandbox: its first process, which has started
+// the sandbox before it was shut in, and then runs commands and file operations on request.
+//
+//	worker ──exec──► launch   has the worker's rights; opens what the sandbox will see
+//	                   │ clone: new user, mount, process, network, IPC, host name namespaces
+//	                   ▼
+//	                 setup    PID 1; builds its own root and leaves the old one;
+//	                   │      gives up every right that it can give up
+//	                   │ exec, so that every thread is restricted
+//	                   ▼
+//	                 serve    tests itself; answers requests until the worker is gone
+//
+// The three stages are one binary, see [Main]. It is started from a sealed memory file: what
+// runs as the sandbox's first process is no file of the host, and needs none to be
+// reachable. It gets an empty environment and these descriptors: 0 to 2 are nothing,
+// 3 is the control socket, 4 the binary, 5 the configuration; launch passes on directories
+// that it has opened from 6 on.
+//
+// Whatever fails before serve is told to the worker, with the step, and ends the sandbox.
+// When the worker is gone, the control socket ends, the first process with it, and the kernel
+// kills the rest.
+package initd

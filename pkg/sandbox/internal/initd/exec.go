@@ -1,0 +1,176 @@
+//go:build linux
+
+package initd
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// exec starts a command; the tree answers when it has ended.
+func (s *server) exec(m *wire.Message) {
+	if err := s.start(m); err != nil {
+		reply(s.conn, m, wire.Ended{}, err)
+	}
+}
+
+func (s *server) start(m *wire.Message) error {
+	var request wire.Exec
+	if err := m.Decode(&request); err != nil {
+		return err
+	}
+	if len(m.FDs) != 3 || len(request.Argv) == 0 {
+		return fmt.Errorf("%w: a command with %d descriptors", wire.ErrMalformed, len(m.FDs))
+	}
+	argv := wire.Strings(request.Argv)
+	dir, err := s.files.OpenDir(string(request.Dir))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	path, err := start.Lookup(argv[0], string(request.Path), dir.Name())
+	if err != nil {
+		return err
+	}
+	attr := &syscall.ProcAttr{
+		Dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), Env: wire.Strings(request.Env),
+		Files: []uintptr{uintptr(m.FDs[0]), uintptr(m.FDs[1]), uintptr(m.FDs[2])}, //nolint:gosec // descriptors are small
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	}
+	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
+	fork := func() (int, error) { return syscall.ForkExec(path, argv, attr) }
+	if request.ReadOnly {
+		s.once.Do(func() { s.readers, s.readersErr = newReaders() })
+		if s.readersErr != nil {
+			return s.readersErr
+		}
+		direct := fork
+		fork = func() (int, error) { return s.readers.fork(direct) }
+	}
+	err = s.commands.start(c, fork)
+	runtime.KeepAlive(dir)
+	if err != nil {
+		return start.Fault(argv[0], err)
+	}
+	return nil
+}
+
+// brand marks the processes of a command where they do not look: it is their soft limit of
+// real-time processor time, in microseconds, which limits nothing here.
+type brand uint64
+
+func newBrand() brand { return brand(1<<62 | rand.Uint64()>>2) } //nolint:gosec // unique, not secret
+
+// command is a command that runs.
+type command struct {
+	id     uint64
+	pid    int
+	brand  brand
+	limits wire.ProcessLimits
+
+	asked  bool        // to end: what it started may take its time
+	killed bool        // no more time
+	ended  *wire.Ended // how the command itself has ended
+}
+
+// during forks with the limits of the command: they are set here for the moment, and
+// made final in the process that comes of it.
+func (c *command) during(fork func() (int, error)) (int, error) {
+	limits := c.resources()
+	var was [len(limits)]unix.Rlimit
+	for i, l := range limits {
+		if l.value == 0 {
+			continue
+		}
+		if err := unix.Prlimit(0, l.resource, nil, &was[i]); err != nil {
+			return 0, err
+		}
+		if err := unix.Prlimit(0, l.resource, &unix.Rlimit{Cur: min(l.value, was[i].Max), Max: was[i].Max}, nil); err != nil {
+			return 0, err
+		}
+		defer unix.Prlimit(0, l.resource, &was[i], nil) //nolint:errcheck // it was allowed before
+	}
+	pid, err := fork()
+	if err != nil {
+		return 0, err
+	}
+	for _, l := range limits {
+		if l.value > 0 && l.resource != unix.RLIMIT_RTTIME {
+			_ = unix.Prlimit(pid, l.resource, &unix.Rlimit{Cur: l.value, Max: l.value + l.more}, nil) // it may have ended
+		}
+	}
+	return pid, nil
+}
+
+type resource struct {
+	resource int
+	value    uint64
+	more     uint64 // of the hard limit
+}
+
+func (c *command) resources() [4]resource {
+	return [...]resource{
+		{unix.RLIMIT_RTTIME, uint64(c.brand), 0},
+		{unix.RLIMIT_CPU, c.limits.CPU, 1}, // SIGXCPU first, then SIGKILL
+		{unix.RLIMIT_DATA, c.limits.Memory, 0},
+		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
+	}
+}
+
+// readers is a thread that may not change the workspace, nor may what it starts. It
+// is made when it is first needed.
+type readers struct {
+	work chan func()
+	err  chan error
+}
+
+// fork runs f on the thread.
+func (r *readers) fork(f func() (int, error)) (int, error) {
+	type result struct {
+		pid int
+		err error
+	}
+	done := make(chan result, 1)
+	r.work <- func() {
+		pid, err := f()
+		done <- result{pid, err}
+	}
+	got := <-done
+	return got.pid, got.err
+}
+
+// newReaders makes the thread.
+func newReaders() (*readers, error) {
+	r := &readers{work: make(chan func()), err: make(chan error, 1)}
+	go r.run()
+	return r, <-r.err
+}
+
+func (r *readers) run() {
+	runtime.LockOSThread() // for ever: the thread ends with the goroutine
+	change := confine.AccessChange
+	err := step("read-only", func() error {
+		return confine.LandlockChanges([]confine.Rule{
+			{Path: GuestHome, Access: change}, {Path: GuestTemp, Access: change}, {Path: "/dev/shm", Access: change},
+			{Path: "/dev", Access: confine.AccessDevices}, {Path: "/proc", Access: confine.AccessDevices},
+		})
+	})
+	if err == nil {
+		err = confine.SeccompReadOnly()
+	}
+	r.err <- err
+	if err != nil {
+		return
+	}
+	for work := range r.work {
+		work()
+	}
+}

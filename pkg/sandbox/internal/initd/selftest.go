@@ -1,0 +1,98 @@
+//go:build linux
+
+package initd
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// want is what /proc tells of a thread that has nothing left to give up.
+var want = map[string]string{ //nolint:gochecknoglobals // a constant
+	"CapInh": "0000000000000000", "CapPrm": "0000000000000000", "CapEff": "0000000000000000",
+	"CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
+	"NoNewPrivs": "1", "Seccomp": "2",
+	"Uid": "1000\t1000\t1000\t1000", "Gid": "1000\t1000\t1000\t1000",
+}
+
+// selfTest tries what a sandbox promises. It is run before anything else is.
+func selfTest(landlock bool) error {
+	if err := step("self-test of the threads", testThreads); err != nil {
+		return err
+	}
+	tests := []test{
+		{"new user namespace", func() error { return unix.Unshare(unix.CLONE_NEWUSER) }, unix.EPERM},
+		{"mount", func() error { return unix.Mount("none", "/tmp", "tmpfs", 0, "") }, unix.EPERM},
+		{"AF_VSOCK", func() error { return try(unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)) }, unix.EAFNOSUPPORT},
+		{"clone3", func() error { _, _, errno := unix.Syscall(unix.SYS_CLONE3, 0, 0, 0); return errno }, unix.ENOSYS},
+		{"file in the root", func() error { return try(unix.Open("/x", unix.O_CREAT|unix.O_WRONLY, 0o600)) }, unix.EROFS},
+	}
+	if landlock {
+		// Without Landlock the capability that is not there is missed, with another word.
+		tests = append(tests, test{"device file", func() error { return unix.Mknod(GuestTemp+"/x", unix.S_IFCHR, int(unix.Mkdev(1, 3))) }, unix.EACCES})
+	}
+	for _, t := range tests {
+		if err := t.try(); !errors.Is(err, t.want) {
+			return &stepError{step: "self-test: " + t.name, err: fmt.Errorf("%v instead of %w", err, t.want)}
+		}
+	}
+	return nil
+}
+
+// test is something that has to fail, with that error.
+type test struct {
+	name string
+	try  func() error
+	want unix.Errno
+}
+
+func try(fd int, err error) error {
+	if err == nil {
+		_ = unix.Close(fd) // it must not have been there
+	}
+	return err
+}
+
+// testThreads looks at every thread of this process.
+func testThreads() error {
+	threads, err := filepath.Glob("/proc/self/task/*/status")
+	if err != nil || len(threads) == 0 {
+		return errors.Join(errors.New("no threads"), err)
+	}
+	for _, name := range threads {
+		if err := testThread(name); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func testThread(name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	seen := 0
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		key, value, _ := strings.Cut(lines.Text(), ":")
+		expected, known := want[key]
+		if !known {
+			continue
+		}
+		seen++
+		if strings.TrimSpace(value) != expected {
+			return fmt.Errorf("%s is %q, must be %q", key, strings.TrimSpace(value), expected)
+		}
+	}
+	if seen != len(want) {
+		return fmt.Errorf("%d of %d facts found", seen, len(want))
+	}
+	return nil
+}

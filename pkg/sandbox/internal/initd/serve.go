@@ -1,0 +1,151 @@
+//go:build linux
+
+package initd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/files"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// Bounds of what goes on in a sandbox at once. The first process must never need a thread
+// more than it has: when commands have used up the processes of the sandbox, it would not get
+// it, and end.
+const (
+	maxFileCalls  = 4
+	maxMessages   = 64
+	threadsAtOnce = 12
+)
+
+// server is the first process of a sandbox once everything is shut.
+type server struct {
+	conn     *wire.Conn
+	files    *files.FS
+	commands *commands
+
+	once       sync.Once
+	readers    *readers
+	readersErr error
+
+	calls    chan struct{} // a place for each file operation that runs
+	messages chan struct{} // a place for each message that is dealt with
+}
+
+// serve tests the sandbox from inside and answers requests until the worker is gone.
+func serve(conn *wire.Conn) error {
+	runtime.GOMAXPROCS(2)
+	debug.SetGCPercent(50)
+	unix.CloseOnExec(fdControl)
+	if err := step("not dumpable", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }); err != nil {
+		return err
+	}
+	// Limits of commands are set in this process for the moment of a fork. What they send to
+	// it then means nothing, and must not end it.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	stockThreads()
+	abi := confine.LandlockABI()
+	if err := selfTest(abi > 0); err != nil {
+		return err
+	}
+	opened, err := files.Open(GuestWorkspace)
+	if err != nil {
+		return &stepError{step: "open workspace", err: err}
+	}
+	s := &server{
+		conn: conn, files: opened, commands: newCommands(conn),
+		calls: make(chan struct{}, maxFileCalls), messages: make(chan struct{}, maxMessages),
+	}
+	go s.commands.reap()
+	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}, nil); err != nil {
+		return err
+	}
+	for {
+		m, err := conn.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil // the kernel kills everybody else
+		}
+		if err != nil {
+			return &stepError{step: "receive", err: err}
+		}
+		var request sandbox.FileRequest
+		if m.Kind == wire.KindFiles {
+			if err := conn.DecodeStream(m, &request); err != nil {
+				return &stepError{step: "receive", err: err}
+			}
+		}
+		s.messages <- struct{}{}
+		go func() {
+			defer func() { <-s.messages }()
+			s.handle(m, &request)
+		}()
+	}
+}
+
+// stockThreads has the runtime make its threads now, which it keeps.
+func stockThreads() {
+	var all, held sync.WaitGroup
+	release := make(chan struct{})
+	for range threadsAtOnce {
+		held.Add(1)
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			held.Done()
+			<-release
+		})
+	}
+	held.Wait()
+	close(release)
+	all.Wait()
+}
+
+// handle deals with a request.
+func (s *server) handle(m *wire.Message, request *sandbox.FileRequest) {
+	defer m.CloseFDs()
+	switch m.Kind {
+	case wire.KindExec:
+		s.exec(m)
+	case wire.KindSignal:
+		var request wire.Signal
+		if m.Decode(&request) == nil {
+			s.commands.signal(request)
+		}
+	case wire.KindKillAll:
+		s.commands.killAll()
+		reply(s.conn, m, struct{}{}, nil)
+	case wire.KindFiles:
+		s.calls <- struct{}{}
+		defer func() { <-s.calls }()
+		// Here, so that whatever a path leads to is something of the sandbox. A worker that
+		// gives up does not read the answer.
+		_ = s.conn.SendStream(m.ID, m.Kind, sandbox.ServeFiles(context.Background(), s.files, request)) //nolint:forbidigo // as above
+	default:
+		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
+	}
+}
+
+// reply answers a request. That the worker is gone is noticed by Receive.
+func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
+	answer := wire.Answer[T]{Value: value}
+	if err != nil {
+		if fault, ok := errors.AsType[*sandbox.Fault](err); ok {
+			answer.Fault = &wire.Fault{Code: fault.Code, Message: fault.Message}
+		} else {
+			answer.Error = err.Error()
+		}
+	}
+	_ = conn.Send(m.ID, m.Kind, answer, nil)
+}

@@ -1,0 +1,142 @@
+//go:build linux
+
+package initd
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// HostName is the name of the host in a sandbox.
+const HostName = "sandbox"
+
+// spareProcesses is how many processes and threads the first process itself may need.
+const spareProcesses = 32
+
+// setup makes the sandbox around itself and replaces itself by serve. It works on one
+// thread: what that gives up, the program that replaces it does not have either.
+func setup() error {
+	runtime.LockOSThread()
+	config, err := readConfig()
+	if err != nil {
+		return err
+	}
+	if err := step("user", func() error { return becomeUser(config.Privileged) }); err != nil {
+		return err
+	}
+	inherited := uint(fdMounts)
+	if err := step("close descriptors", func() error {
+		if config.Privileged {
+			inherited += 3 + uint(len(config.Mounts))
+		}
+		return unix.CloseRange(inherited, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
+	}); err != nil {
+		return err
+	}
+	if err := step("host name", func() error { return unix.Sethostname([]byte(HostName)) }); err != nil {
+		return err
+	}
+	if config.Network != sandbox.NetworkAll {
+		if err := step("loopback", loopback); err != nil {
+			return err
+		}
+	}
+	if err := enterRoot(config); err != nil {
+		return err
+	}
+	return lockDown(config)
+}
+
+// loopback brings the interface lo up.
+func loopback() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck // of no more use
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
+}
+
+// lockDown gives up every right, in an order in which each step may still be done.
+func lockDown(config wire.Config) error {
+	if err := step("resource limits", func() error {
+		processes := config.Processes + spareProcesses
+		return errors.Join(
+			unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
+			unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: processes, Max: processes}),
+		)
+	}); err != nil {
+		return err
+	}
+	if err := step("bounding set", confine.DropBounding); err != nil {
+		return err
+	}
+	if err := step("capabilities", confine.DropCaps); err != nil {
+		return err
+	}
+	if err := step("no_new_privs", confine.NoNewPrivs); err != nil {
+		return err
+	}
+	if config.Landlock {
+		if err := step("Landlock", func() error { return confine.Landlock(rules(config), true) }); err != nil {
+			return err
+		}
+	}
+	if err := step("seccomp", confine.Seccomp); err != nil {
+		return err
+	}
+	for _, fd := range []int{fdImage, fdConfig} {
+		unix.CloseOnExec(fd)
+	}
+	return step("exec", func() error { return unix.Exec(image, []string{Arg0, stageServe}, []string{}) })
+}
+
+// becomeUser makes this thread, and so what it executes, the sandbox's user. Nobody else
+// exists in its namespace, not even to own files. It keeps its capabilities.
+func becomeUser(privileged bool) error {
+	if privileged {
+		if _, _, errno := syscall.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
+			return fmt.Errorf("drop groups: %w", errno)
+		}
+	}
+	if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESGID, User, User, User); errno != 0 {
+		return fmt.Errorf("group: %w", errno)
+	}
+	if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, User, User, User); errno != 0 {
+		return fmt.Errorf("user: %w", errno)
+	}
+	return nil
+}
+
+// rules repeat in Landlock's terms what the mounts say already.
+func rules(config wire.Config) []confine.Rule {
+	all := confine.AccessRead | confine.AccessChange
+	r := []confine.Rule{
+		{Path: "/", Access: confine.AccessRead},
+		{Path: "/proc", Access: confine.AccessRead | confine.AccessDevices},
+		{Path: "/dev", Access: confine.AccessDevices},
+		{Path: "/dev/shm", Access: all},
+		{Path: GuestWorkspace, Access: all},
+		{Path: GuestHome, Access: all},
+		{Path: GuestTemp, Access: all},
+	}
+	for _, m := range config.Mounts {
+		if m.Write {
+			r = append(r, confine.Rule{Path: guest(m), Access: all})
+		}
+	}
+	return r
+}

@@ -1,0 +1,91 @@
+// Package stdio connects a command's standard streams to its input and to a capture of its
+// output. The command gets pipes and never a file of the host.
+package stdio
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
+)
+
+// Pipes connects a command to its input and to a capture of its output.
+type Pipes struct {
+	streams *capture.Streams
+	input   []byte
+	theirs  *os.File // the command's end of the input
+	stdin   *os.File // our end; nil when there is no input
+	writer  sync.WaitGroup
+}
+
+// Open makes the pipes. Either Abandon or Run and Finish have to follow.
+func Open(input []byte, out *capture.Output) (*Pipes, error) {
+	p := &Pipes{input: input}
+	if err := p.openInput(); err != nil {
+		return nil, fmt.Errorf("open pipes: %w", err)
+	}
+	streams, err := capture.OpenStreams(out)
+	if err != nil {
+		p.closeInput()
+		return nil, fmt.Errorf("open pipes: %w", err)
+	}
+	p.streams = streams
+	return p, nil
+}
+
+func (p *Pipes) openInput() (err error) {
+	if len(p.input) == 0 {
+		p.theirs, err = os.Open(os.DevNull)
+		return err
+	}
+	p.theirs, p.stdin, err = os.Pipe()
+	return err
+}
+
+func (p *Pipes) closeInput() {
+	_ = p.theirs.Close() // only the command's end matters
+	if p.stdin != nil {
+		_ = p.stdin.Close() // nothing was written
+	}
+}
+
+// Command returns the ends for the command, which Run closes.
+func (p *Pipes) Command() (stdin, stdout, stderr *os.File) {
+	stdout, stderr = p.streams.Command()
+	return p.theirs, stdout, stderr
+}
+
+// Over is closed when a stream has exceeded its limit.
+func (p *Pipes) Over() <-chan struct{} { return p.streams.Over() }
+
+// Abandon closes everything: the command did not start.
+func (p *Pipes) Abandon() {
+	p.closeInput()
+	p.streams.Abandon()
+}
+
+// Run moves bytes from and to the command, which was just started.
+func (p *Pipes) Run() {
+	_ = p.theirs.Close() // only the command's end matters
+	p.streams.Run()
+	if p.stdin != nil {
+		p.writer.Go(func() {
+			_, _ = p.stdin.Write(p.input) // a command need not read it
+			_ = p.stdin.Close()
+		})
+	}
+}
+
+// Finish ends the copying when the command is gone: input at once, output after its end,
+// or after wait when something that survived holds it open. It reports whether a stream was
+// over its limit.
+func (p *Pipes) Finish(wait time.Duration) bool {
+	if p.stdin != nil {
+		_ = p.stdin.SetDeadline(time.Now()) // something that survived may hold the other end
+	}
+	over := p.streams.Finish(wait)
+	p.writer.Wait()
+	return over
+}

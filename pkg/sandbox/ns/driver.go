@@ -1,0 +1,170 @@
+//go:build linux
+
+package ns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/scratch"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// Name is the driver's name.
+const Name = "ns"
+
+// Options are the settings of a [Driver]; nil and zero mean the defaults.
+type Options struct {
+	// Logger gets what happens to sandboxes and commands, at debug level; nil discards it.
+	Logger *slog.Logger
+}
+
+var _ sandbox.Driver = (*Driver)(nil)
+
+// Driver opens sandboxes in namespaces.
+type Driver struct {
+	log *slog.Logger
+}
+
+// New returns the driver.
+func New(options *Options) *Driver {
+	d := &Driver{log: slog.New(slog.DiscardHandler)}
+	if options != nil && options.Logger != nil {
+		d.log = options.Logger
+	}
+	return d
+}
+
+// Name implements [sandbox.Driver].
+func (d *Driver) Name() string { return Name }
+
+// level is what the driver reaches on this host: without Landlock a layer is missing.
+func level() sandbox.Level {
+	if confine.LandlockABI() == 0 {
+		return sandbox.LevelPaths
+	}
+	return sandbox.LevelFull
+}
+
+// Open implements [sandbox.Driver].
+func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s, err := d.open(ctx, spec)
+	if err != nil {
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	}
+	return s, nil
+}
+
+func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if spec.Require > level() {
+		return nil, fmt.Errorf("%w: driver ns has level %s here, %s is required", sandbox.ErrLevel, level(), spec.Require)
+	}
+	if err := start.CheckEnv(spec.Env); err != nil {
+		return nil, err
+	}
+	opened, err := scratch.Open(spec.Scratch)
+	if err != nil {
+		return nil, err
+	}
+	config, err := newConfig(spec, opened)
+	if err != nil {
+		return nil, errors.Join(err, opened.Close())
+	}
+	running, err := launch(ctx, config)
+	if err != nil {
+		return nil, errors.Join(explain(err), opened.Close())
+	}
+	return newSandbox(spec, config, running, opened, d.log), nil
+}
+
+// newConfig says what a sandbox is made of.
+func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
+	workspace, err := filepath.Abs(spec.Workspace)
+	if spec.Workspace == "" || err != nil {
+		return wire.Config{}, errors.Join(errors.New("workspace directory is missing"), err)
+	}
+	info, err := os.Stat(workspace)
+	if err != nil {
+		return wire.Config{}, fmt.Errorf("workspace: %w", err)
+	}
+	stat, isStat := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || !isStat {
+		return wire.Config{}, fmt.Errorf("workspace %s is not a directory", workspace)
+	}
+	limits := spec.Limits.WithDefaults()
+	config := wire.Config{
+		Workspace: workspace, Home: dir.Home(), Temp: dir.Temp(),
+		HostUID: os.Geteuid(), HostGID: os.Getegid(),
+		Network: spec.Network.Mode, Processes: uint64(limits.Processes), //nolint:gosec // not negative
+		Landlock: confine.LandlockABI() > 0,
+	}
+	if os.Geteuid() == 0 {
+		config.Privileged, config.Map = true, true
+		config.OwnerUID, config.OwnerGID = int(stat.Uid), int(stat.Gid)
+		config.HostUID = firstUID + rand.IntN(countUID) //nolint:gosec // not secret
+		config.HostGID = config.HostUID
+	}
+	return config, checkMounts(&config, spec.Mounts)
+}
+
+// Users of sandboxes on the host, when the worker is root: far from those of people,
+// services and containers.
+const (
+	firstUID = 1 << 30
+	countUID = 1 << 29
+)
+
+// checkMounts puts mounts into a configuration if they can be made.
+func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
+	for _, m := range mounts {
+		if m.Guest == "" {
+			m.Guest = m.Host
+		}
+		m.Host, m.Guest = filepath.Clean(m.Host), filepath.Clean(m.Guest)
+		if !filepath.IsAbs(m.Host) || !filepath.IsAbs(m.Guest) {
+			return fmt.Errorf("mount %s as %s: both must be absolute paths", m.Host, m.Guest)
+		}
+		for _, reserved := range []string{"/", "/proc", "/dev", "/sys", "/etc", initd.GuestWorkspace} {
+			if m.Guest == reserved || reserved != "/" && strings.HasPrefix(m.Guest, reserved+"/") {
+				return fmt.Errorf("mount %s as %s: the place is reserved", m.Host, m.Guest)
+			}
+		}
+		if _, err := os.Stat(m.Host); err != nil {
+			return fmt.Errorf("mount: %w", err)
+		}
+		config.Mounts = append(config.Mounts, m)
+	}
+	return nil
+}
+
+// explain says what to do about a sandbox that does not start.
+func explain(err error) error {
+	failed, ok := errors.AsType[*startError](err)
+	if !ok {
+		return fmt.Errorf("%w: %w", sandbox.ErrLevel, err)
+	}
+	hint := ""
+	switch {
+	case failed.Step == "new namespaces":
+		hint = "; the host does not let this user make namespaces (user.max_user_namespaces, AppArmor, or the filter of a container)"
+	case failed.Step == initd.StepTranslate:
+		hint = "; the file system of this directory cannot show files under another owner: run the worker as an ordinary user, or use a directory on ext4, xfs, btrfs or tmpfs"
+	case failed.Step == "/proc":
+		hint = "; inside a container /proc has to be mounted whole"
+	}
+	return fmt.Errorf("%w: %w%s", sandbox.ErrLevel, err, hint)
+}

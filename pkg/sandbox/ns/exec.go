@@ -1,0 +1,252 @@
+//go:build linux
+
+package ns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/stdio"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// Times of the supervision of a command.
+const (
+	killWait  = time.Second            // for the first process to kill a command; then it is killed itself
+	drainWait = 250 * time.Millisecond // for the output of a command that is gone
+)
+
+// Exec implements [sandbox.Sandbox].
+func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	i, stop, err := s.begin(ctx)
+	if ctxErr := ctx.Err(); ctxErr != nil && !errors.Is(err, sandbox.ErrClosed) {
+		if err == nil {
+			s.running.Done()
+		}
+		return sandbox.Result{ExitCode: -1, Reason: contextReason(ctxErr)}, nil
+	}
+	if err != nil {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	defer s.running.Done()
+	result, err := s.exec(ctx, i, stop, cmd)
+	s.log.DebugContext(ctx, "command ended", slog.String("sandbox", s.spec.ID),
+		slog.String("reason", string(result.Reason)), slog.Int("exit_code", result.ExitCode),
+		slog.Duration("wall", result.Wall))
+	return result, err
+}
+
+// contextReason is why a context ends a command.
+func contextReason(err error) sandbox.Reason {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return sandbox.ReasonTimeout
+	}
+	return sandbox.ReasonCancelled
+}
+
+// run is a command that was asked for.
+type run struct {
+	instance *instance
+	id       uint64
+	replies  <-chan *reply
+	limits   sandbox.Limits
+	out      *capture.Output
+	pipes    *stdio.Pipes
+	started  time.Time
+}
+
+func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, cmd sandbox.Cmd) (sandbox.Result, error) {
+	if err := errors.Join(start.CheckArgv(cmd.Argv), start.CheckEnv(cmd.Env)); err != nil {
+		return sandbox.Result{}, err
+	}
+	if cmd.ReadOnly && i.ready.Landlock < readOnlyABI {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: read-only commands need Landlock of Linux 6.2 or later", s.spec.ID, sandbox.ErrUnsupported)
+	}
+	r := &run{instance: i, limits: s.spec.Limits.Tighten(cmd.Limits).WithDefaults(), started: time.Now()}
+	r.out = capture.For(&cmd, r.limits)
+	pipes, err := stdio.Open(cmd.Stdin, r.out)
+	if err != nil {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	r.pipes = pipes
+	if err := r.send(s.request(cmd, r.limits)); err != nil {
+		pipes.Abandon()
+		return sandbox.Result{ExitCode: -1, Reason: sandbox.ReasonLost}, nil
+	}
+	pipes.Run()
+	reason, answer := r.supervise(ctx, stop)
+	return r.finish(reason, answer)
+}
+
+// readOnlyABI is the first version of Landlock that knows truncation.
+const readOnlyABI = 3
+
+// request is what the first process is asked for.
+func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
+	env := map[string]string{"HOME": initd.GuestHome, "TMPDIR": initd.GuestTemp}
+	maps.Copy(env, s.spec.Env)
+	maps.Copy(env, cmd.Env)
+	return wire.Exec{
+		Argv: wire.Bytes(cmd.Argv), Env: wire.Bytes(start.Environ(env)), Path: []byte(env["PATH"]), Dir: []byte(cmd.Dir), ReadOnly: cmd.ReadOnly,
+		Limits: wire.ProcessLimits{
+			CPU:       uint64((limits.CPU + time.Second - 1) / time.Second), //nolint:gosec // defaults are not negative
+			Memory:    uint64(limits.Memory),                                //nolint:gosec // as above
+			OpenFiles: uint64(limits.OpenFiles),                             //nolint:gosec // as above
+			FileSize:  uint64(limits.FileSize),                              //nolint:gosec // as above
+		},
+	}
+}
+
+func (r *run) send(request wire.Exec) (err error) {
+	if r.id, r.replies, err = r.instance.register(); err != nil {
+		return err
+	}
+	stdin, stdout, stderr := r.pipes.Command()
+	if err := r.instance.conn.Send(r.id, wire.KindExec, request, nil, int(stdin.Fd()), int(stdout.Fd()), int(stderr.Fd())); err != nil { //nolint:gosec // descriptors are small
+		r.instance.forget(r.id)
+		return err
+	}
+	return nil
+}
+
+// supervise waits for the end of the command, or brings it about. It returns the reason, ""
+// when the command ended by itself, and the answer, nil when there is none.
+func (r *run) supervise(ctx context.Context, stop <-chan struct{}) (sandbox.Reason, *reply) {
+	var wall <-chan time.Time
+	if r.limits.Wall > 0 {
+		timer := time.NewTimer(r.limits.Wall)
+		defer timer.Stop()
+		wall = timer.C
+	}
+	select {
+	case answer := <-r.replies:
+		return "", answer
+	case <-r.instance.gone:
+		return r.gone(stop)
+	case <-r.pipes.Over():
+		return sandbox.ReasonOutputLimit, r.kill()
+	case <-stop:
+		return sandbox.ReasonCancelled, r.kill()
+	case <-wall:
+		return sandbox.ReasonTimeout, r.terminate(stop)
+	case <-ctx.Done():
+		return contextReason(ctx.Err()), r.terminate(stop)
+	}
+}
+
+// gone is the end of a command whose sandbox is gone: because it was closed, or by itself.
+func (r *run) gone(stop <-chan struct{}) (sandbox.Reason, *reply) {
+	select {
+	case answer := <-r.replies: // the last word
+		return "", answer
+	case <-stop:
+		return sandbox.ReasonCancelled, nil
+	default:
+		return sandbox.ReasonLost, nil
+	}
+}
+
+// terminate asks every process of the command to end, and kills what is left after the
+// grace time, or at once when stop is closed or output overflows.
+func (r *run) terminate(stop <-chan struct{}) *reply {
+	r.signal(false)
+	grace := time.NewTimer(r.limits.Grace)
+	defer grace.Stop()
+	select {
+	case answer := <-r.replies:
+		return answer
+	case <-r.instance.gone:
+	case <-grace.C:
+	case <-stop:
+	case <-r.pipes.Over():
+	}
+	return r.kill()
+}
+
+// kill kills the command; the whole sandbox if its first process does not do that in time.
+func (r *run) kill() *reply {
+	r.signal(true)
+	timer := time.NewTimer(killWait)
+	defer timer.Stop()
+	select {
+	case answer := <-r.replies:
+		return answer
+	case <-r.instance.gone:
+	case <-timer.C:
+		_ = r.instance.process.Kill() // the kernel kills the others
+		<-r.instance.gone
+	}
+	return nil
+}
+
+func (r *run) signal(kill bool) {
+	// If it cannot be sent, the sandbox is gone, and with it the command.
+	_ = r.instance.conn.Send(r.id, wire.KindSignal, wire.Signal{Command: r.id, Kill: kill}, nil)
+}
+
+// finish collects the result.
+func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, error) {
+	wall := time.Since(r.started)
+	over := r.pipes.Finish(drainWait)
+	result := sandbox.Result{
+		ExitCode: -1, Reason: reason, Wall: wall,
+		Stdout: r.out.Captured(sandbox.Stdout), Stderr: r.out.Captured(sandbox.Stderr), Combined: r.out.Combined(),
+	}
+	if answer == nil {
+		return result, nil
+	}
+	var ended wire.Answer[wire.Ended]
+	if err := answer.Decode(&ended); err != nil {
+		return result, fmt.Errorf("run: %w", err)
+	}
+	switch {
+	case ended.Fault != nil:
+		return sandbox.Result{}, sandbox.Faultf(ended.Fault.Code, "%s", ended.Fault.Message)
+	case ended.Error != "":
+		return result, fmt.Errorf("run: %s", ended.Error) //nolint:err113 // it comes from another process
+	}
+	if over && reason == "" {
+		result.Reason = sandbox.ReasonOutputLimit
+	}
+	describe(&result, ended.Value, r.limits)
+	return result, nil
+}
+
+// describe puts how a process ended under its limits, and what it used, into result.
+func describe(result *sandbox.Result, ended wire.Ended, limits sandbox.Limits) {
+	result.CPU, result.MaxRSS = ended.CPU, ended.MaxRSS
+	status := syscall.WaitStatus(ended.Status)
+	natural := sandbox.ReasonExited
+	if status.Signaled() {
+		result.Signal = unix.SignalName(status.Signal())
+		natural = signalReason(status.Signal(), limits)
+	} else {
+		result.ExitCode = status.ExitStatus()
+	}
+	if result.Reason == "" {
+		result.Reason = natural
+	}
+}
+
+// signalReason is why a process was ended by a signal that nobody here has sent.
+func signalReason(sig syscall.Signal, limits sandbox.Limits) sandbox.Reason {
+	switch {
+	case sig == unix.SIGXCPU && limits.CPU > 0:
+		return sandbox.ReasonTimeout
+	case sig == unix.SIGXFSZ && limits.FileSize > 0:
+		return sandbox.ReasonDiskLimit
+	default:
+		return sandbox.ReasonSignaled
+	}
+}

@@ -1,0 +1,57 @@
+//go:build linux
+
+package ns
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+)
+
+// This program is also what runs in its sandboxes: under another name, from a copy. It has
+// to find out before anything else does.
+func init() { //nolint:gochecknoinits // there is no other way to be asked first
+	if len(os.Args) > 0 && os.Args[0] == initd.Arg0 {
+		initd.Main(os.Args)
+	}
+}
+
+// image is a sealed memory file with the program of the sandboxes' first processes.
+var image = sync.OnceValues(makeImage) //nolint:gochecknoglobals // one for all sandboxes, read-only
+
+func makeImage() (*os.File, error) {
+	source, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, fmt.Errorf("program of the sandbox: %w", err)
+	}
+	defer source.Close()
+	file, err := memfd("toolfleet-sandbox", source)
+	if err != nil {
+		return nil, fmt.Errorf("program of the sandbox: %w", err)
+	}
+	return file, nil
+}
+
+// memfd returns a memory file with some content, which nobody can change.
+func memfd(name string, content io.Reader) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memory file: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), name) //nolint:gosec // descriptors are small
+	_, err = io.Copy(file, content)
+	if err == nil {
+		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS,
+			unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("memory file: %w", err), file.Close())
+	}
+	return file, nil
+}

@@ -1,0 +1,68 @@
+//go:build linux
+
+package ns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Probe implements [sandbox.Driver]: it opens a sandbox, which tests itself, and uses it.
+func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
+	caps = sandbox.Caps{Driver: Name, Launcher: "native"}
+	dir, err := os.MkdirTemp("", "toolfleet-probe-")
+	if err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	workspace, scratch := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
+	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
+	if err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if err := try(ctx, s); err != nil {
+		return caps, fmt.Errorf("probe: %w", err)
+	}
+	return d.caps(caps, s.current.ready.Landlock), nil
+}
+
+// try uses a sandbox once.
+func try(ctx context.Context, s sandbox.Sandbox) error {
+	if _, err := s.FS().Write(ctx, sandbox.WriteRequest{Path: "probe.txt", Content: []byte("probe")}); err != nil {
+		return fmt.Errorf("write a file: %w", err)
+	}
+	const code = 7
+	result, err := s.Exec(ctx, sandbox.Cmd{Argv: []string{"/bin/sh", "-c", "test -e probe.txt && exit 7"}})
+	if err != nil {
+		return fmt.Errorf("run a command: %w", err)
+	}
+	if result.Reason != sandbox.ReasonExited || result.ExitCode != code {
+		return fmt.Errorf("a command that exits %d: %s, exit code %d: %s", code, result.Reason, result.ExitCode, result.Stderr.Data)
+	}
+	return nil
+}
+
+// caps fills in what a sandbox that serves has proven.
+func (d *Driver) caps(caps sandbox.Caps, landlock int) sandbox.Caps {
+	caps.Level, caps.Landlock, caps.Seccomp = level(), landlock, true
+	caps.HostUID = os.Geteuid() != 0
+	caps.ReadOnly = landlock >= readOnlyABI
+	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkAll}
+	caps.Limits = sandbox.LimitKinds{
+		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitRlimit, Processes: sandbox.LimitRlimit,
+		OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit, Disk: sandbox.LimitNone,
+	}
+	if landlock == 0 {
+		caps.Warnings = append(caps.Warnings, "the kernel has no Landlock: one layer of the sandbox is missing, and commands cannot be read-only")
+	}
+	return caps
+}
