@@ -30,7 +30,7 @@ type Options struct {
 }
 
 // Names returns every name that [Open] knows, sorted.
-func Names() []string { return []string{Auto, process.Name} }
+func Names() []string { return []string{Auto, "ns", process.Name} }
 
 // Valid returns an error that wraps [ErrUnknown] and names what is allowed, unless
 // name is known. "" is [Auto].
@@ -51,11 +51,48 @@ func Open(ctx context.Context, name string, options *Options) (sandbox.Driver, s
 	if options == nil {
 		options = &Options{}
 	}
-	if name != process.Name {
-		return nil, sandbox.Caps{}, fmt.Errorf("%w: no isolating sandbox driver works in this build and on this host; "+
-			"to run commands without isolation, ask for it: --sandbox %s", sandbox.ErrLevel, process.Name)
+	if name == "" || name == Auto {
+		return best(ctx, options)
 	}
-	d := process.New(&process.Options{Logger: options.Logger})
+	for _, d := range append(isolating(options), process.New(&process.Options{Logger: options.Logger})) {
+		if d.Name() == name {
+			return probe(ctx, d)
+		}
+	}
+	return nil, sandbox.Caps{}, fmt.Errorf("%w: driver %s is not in this build", sandbox.ErrLevel, name)
+}
+
+// best returns the first driver that works among those that isolate, and why those before
+// it do not among its warnings.
+func best(ctx context.Context, options *Options) (sandbox.Driver, sandbox.Caps, error) {
+	var failures []error
+	for _, candidate := range isolating(options) {
+		d, caps, err := probe(ctx, candidate)
+		if ctx.Err() != nil {
+			return nil, sandbox.Caps{}, ctx.Err()
+		}
+		if err == nil {
+			for _, failure := range failures {
+				caps.Warnings = append(caps.Warnings, failure.Error())
+			}
+			return d, caps, nil
+		}
+		failures = append(failures, err)
+	}
+	return nil, sandbox.Caps{}, fmt.Errorf("%w: no isolating sandbox driver works in this build and on this host; "+
+		"to run commands without isolation, ask for it: --sandbox %s%s", sandbox.ErrLevel, process.Name, list(failures))
+}
+
+// list puts each failure on a line of its own.
+func list(failures []error) string {
+	var text strings.Builder
+	for _, failure := range failures {
+		text.WriteString("\n  " + failure.Error())
+	}
+	return text.String()
+}
+
+func probe(ctx context.Context, d sandbox.Driver) (sandbox.Driver, sandbox.Caps, error) {
 	caps, err := d.Probe(ctx)
 	if err != nil {
 		return nil, sandbox.Caps{}, fmt.Errorf("sandbox driver %s: %w", d.Name(), err)

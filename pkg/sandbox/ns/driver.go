@@ -158,12 +158,12 @@ func explain(err error) error {
 		return fmt.Errorf("%w: %w", sandbox.ErrLevel, err)
 	}
 	hint := ""
-	switch {
-	case failed.Step == "new namespaces":
+	switch failed.Step {
+	case "new namespaces":
 		hint = "; the host does not let this user make namespaces (user.max_user_namespaces, AppArmor, or the filter of a container)"
-	case failed.Step == initd.StepTranslate:
+	case initd.StepTranslate:
 		hint = "; the file system of this directory cannot show files under another owner: run the worker as an ordinary user, or use a directory on ext4, xfs, btrfs or tmpfs"
-	case failed.Step == "/proc":
+	case "/proc":
 		hint = "; inside a container /proc has to be mounted whole"
 	}
 	return fmt.Errorf("%w: %w%s", sandbox.ErrLevel, err, hint)

@@ -82,7 +82,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	r.pipes = pipes
 	if err := r.send(s.request(cmd, r.limits)); err != nil {
 		pipes.Abandon()
-		return sandbox.Result{ExitCode: -1, Reason: sandbox.ReasonLost}, nil
+		return sandbox.Result{ExitCode: -1, Reason: sandbox.ReasonLost}, nil //nolint:nilerr // it is the result
 	}
 	pipes.Run()
 	reason, answer := r.supervise(ctx, stop)
@@ -113,7 +113,7 @@ func (r *run) send(request wire.Exec) (err error) {
 		return err
 	}
 	stdin, stdout, stderr := r.pipes.Command()
-	if err := r.instance.conn.Send(r.id, wire.KindExec, request, nil, int(stdin.Fd()), int(stdout.Fd()), int(stderr.Fd())); err != nil { //nolint:gosec // descriptors are small
+	if err := r.instance.conn.Send(r.id, wire.KindExec, request, nil, int(stdin.Fd()), int(stdout.Fd()), int(stderr.Fd())); err != nil {
 		r.instance.forget(r.id)
 		return err
 	}

@@ -44,7 +44,7 @@ func memfd(name string, content io.Reader) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("memory file: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), name) //nolint:gosec // descriptors are small
+	file := os.NewFile(uintptr(fd), name)
 	_, err = io.Copy(file, content)
 	if err == nil {
 		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS,

@@ -22,7 +22,7 @@ import (
 const startWait = 20 * time.Second
 
 // errLost says that the first process of a sandbox is gone.
-var errLost = errors.New("the sandbox is lost") //nolint:gochecknoglobals // an error
+var errLost = errors.New("the sandbox is lost")
 
 // instance is a running sandbox: a first process and what it answers.
 type instance struct {
@@ -110,7 +110,7 @@ func (i *instance) await(ctx context.Context) error {
 		late = fmt.Errorf("it does not answer within %s", startWait)
 	}
 	i.conn.Hurry()
-	<-started
+	<-started // it is too late
 	return late
 }
 

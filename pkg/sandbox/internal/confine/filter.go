@@ -29,7 +29,7 @@ const (
 	retKill  = unix.SECCOMP_RET_KILL_PROCESS
 )
 
-func retErrno(errno unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(errno) }
+func retErrno(errno unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(errno) } //nolint:gosec // small numbers
 
 // program is a filter as it is written.
 type program []unix.SockFilter

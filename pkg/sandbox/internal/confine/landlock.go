@@ -45,7 +45,7 @@ func LandlockABI() int {
 	if errno != 0 {
 		return 0
 	}
-	return int(abi) //nolint:gosec // a small number
+	return int(abi)
 }
 
 // known leaves out of a the rights that version abi does not know.
@@ -94,7 +94,7 @@ func landlock(handled Access, rules []Rule, scoped bool) error {
 	if errno != 0 {
 		return fmt.Errorf("landlock: create a ruleset: %w", errno)
 	}
-	defer unix.Close(int(set)) //nolint:errcheck // only read from here on
+	defer unix.Close(int(set))
 	for _, rule := range rules {
 		if err := allow(int(set), rule, handled); err != nil {
 			return fmt.Errorf("landlock: %s: %w", rule.Path, err)
@@ -127,7 +127,7 @@ func allow(set int, rule Rule, handled Access) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // a path only
+	defer unix.Close(fd)
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return err
@@ -140,7 +140,7 @@ func allow(set int, rule Rule, handled Access) error {
 		return nil
 	}
 	attr := unix.LandlockPathBeneathAttr{Allowed_access: uint64(access), Parent_fd: int32(fd)} //nolint:gosec // descriptors are small
-	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set),                  //nolint:gosec // as above
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set),
 		unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); errno != 0 {
 		return errno
 	}

@@ -42,7 +42,7 @@ func (s *server) start(m *wire.Message) error {
 	}
 	attr := &syscall.ProcAttr{
 		Dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), Env: wire.Strings(request.Env),
-		Files: []uintptr{uintptr(m.FDs[0]), uintptr(m.FDs[1]), uintptr(m.FDs[2])}, //nolint:gosec // descriptors are small
+		Files: []uintptr{uintptr(m.FDs[0]), uintptr(m.FDs[1]), uintptr(m.FDs[2])},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
 	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
@@ -159,8 +159,11 @@ func (r *readers) run() {
 	change := confine.AccessChange
 	err := step("read-only", func() error {
 		return confine.LandlockChanges([]confine.Rule{
-			{Path: GuestHome, Access: change}, {Path: GuestTemp, Access: change}, {Path: "/dev/shm", Access: change},
-			{Path: "/dev", Access: confine.AccessDevices}, {Path: "/proc", Access: confine.AccessDevices},
+			{Path: GuestHome, Access: change},
+			{Path: GuestTemp, Access: change},
+			{Path: "/dev/shm", Access: change},
+			{Path: "/dev", Access: confine.AccessDevices},
+			{Path: "/proc", Access: confine.AccessDevices},
 		})
 	})
 	if err == nil {

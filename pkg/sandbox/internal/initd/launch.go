@@ -35,20 +35,21 @@ func launch(conn *wire.Conn) error {
 	if config.Network != sandbox.NetworkAll {
 		flags |= syscall.CLONE_NEWNET
 	}
-	pid, err := syscall.ForkExec(image, []string{Arg0, stageSetup}, &syscall.ProcAttr{
-		Env: []string{}, Files: files,
-		Sys: &syscall.SysProcAttr{
-			Setsid: true, Cloneflags: flags,
-			UidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostUID, Size: 1}},
-			GidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostGID, Size: 1}},
-			GidMappingsEnableSetgroups: config.Privileged,
-			// The sandbox's user is not its root: what setup may do has to be handed over.
-			AmbientCaps: []uintptr{
-				unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP,
-				unix.CAP_SYS_CHROOT, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN,
+	pid, err := syscall.ForkExec(image, //nolint:gosec // the program that this is
+		[]string{Arg0, stageSetup}, &syscall.ProcAttr{
+			Env: []string{}, Files: files,
+			Sys: &syscall.SysProcAttr{
+				Setsid: true, Cloneflags: flags,
+				UidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostUID, Size: 1}},
+				GidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostGID, Size: 1}},
+				GidMappingsEnableSetgroups: config.Privileged,
+				// The sandbox's user is not its root: what setup may do has to be handed over.
+				AmbientCaps: []uintptr{
+					unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP,
+					unix.CAP_SYS_CHROOT, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN,
+				},
 			},
-		},
-	})
+		})
 	if err != nil {
 		return &stepError{step: "new namespaces", err: err}
 	}
@@ -64,7 +65,7 @@ func openTrees(config wire.Config) ([]uintptr, error) {
 		if err != nil {
 			return nil, &stepError{step: "user namespace of the directories", err: err}
 		}
-		defer unix.Close(fd) //nolint:errcheck // only a handle
+		defer unix.Close(fd)
 		owners = fd
 	}
 	var trees []uintptr
@@ -79,14 +80,14 @@ func openTrees(config wire.Config) ([]uintptr, error) {
 				return nil, &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", dir, err)}
 			}
 		}
-		trees = append(trees, uintptr(tree)) //nolint:gosec // descriptors are small
+		trees = append(trees, uintptr(tree))
 	}
 	for _, m := range config.Mounts {
 		tree, err := openTree(m.Host, unix.AT_RECURSIVE)
 		if err != nil {
 			return nil, &stepError{step: "open " + m.Host, err: err}
 		}
-		trees = append(trees, uintptr(tree)) //nolint:gosec // as above
+		trees = append(trees, uintptr(tree))
 	}
 	return trees, nil
 }
@@ -132,8 +133,8 @@ func idle() (int, error) {
 	if pid != 0 {
 		return int(pid), nil
 	}
-	syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
+	_, _, _ = syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
 	for {
-		syscall.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+		_, _, _ = syscall.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
 	}
 }

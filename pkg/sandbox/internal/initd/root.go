@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -193,7 +194,7 @@ func newRoot() (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("fsopen: %w", err)
 	}
-	defer unix.Close(config) //nolint:errcheck // the mount stays
+	defer unix.Close(config)
 	for key, value := range map[string]string{"mode": "0755", "size": "1m", "nr_inodes": "1k"} {
 		if err := unix.FsconfigSetString(config, key, value); err != nil {
 			return -1, fmt.Errorf("fsconfig %s: %w", key, err)
@@ -224,10 +225,10 @@ func makePlace(t tree) error {
 	if !t.dir {
 		dir = filepath.Dir(dir)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil || t.dir {
+	if err := os.MkdirAll(dir, 0o755); err != nil || t.dir { //nolint:gosec // for everybody in the sandbox
 		return err
 	}
-	file, err := os.OpenFile(t.guest, os.O_CREATE|os.O_RDONLY, 0o444)
+	file, err := os.OpenFile(t.guest, os.O_CREATE|os.O_RDONLY, 0o444) //nolint:gosec // as above
 	if err != nil {
 		return err
 	}
@@ -264,7 +265,7 @@ func (v *view) placeSystem() error {
 }
 
 func (v *view) placeSettings() error {
-	if err := os.Mkdir("etc", 0o755); err != nil {
+	if err := os.Mkdir("etc", 0o755); err != nil { //nolint:gosec // as above
 		return err
 	}
 	made := map[string]string{
@@ -286,11 +287,11 @@ func (v *view) placeSettings() error {
 // placeGuests makes the places of what is mounted once the root is read-only.
 func (v *view) placeGuests() error {
 	for _, dir := range []string{"proc", "dev", "run", "var/tmp", "root"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as above
 			return err
 		}
 	}
-	for _, t := range append(v.dirs[:len(v.dirs):len(v.dirs)], v.mounts...) {
+	for _, t := range slices.Concat(v.dirs, v.mounts) {
 		if err := makePlace(t); err != nil {
 			return err
 		}
@@ -315,7 +316,7 @@ func (v *view) placeDevices() error {
 			return err
 		}
 	}
-	if err := errors.Join(os.Mkdir("dev/pts", 0o755), os.Mkdir("dev/shm", 0o755)); err != nil {
+	if err := errors.Join(os.Mkdir("dev/pts", 0o755), os.Mkdir("dev/shm", 0o755)); err != nil { //nolint:gosec // as above
 		return err
 	}
 	if err := unix.Mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620"); err != nil {

@@ -61,7 +61,7 @@ func loopback() error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // of no more use
+	defer unix.Close(fd)
 	request, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err

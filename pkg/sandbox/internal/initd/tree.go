@@ -125,7 +125,7 @@ func (t *commands) left(c *command) bool {
 }
 
 // errLeft says that processes do not die.
-var errLeft = errors.New("processes do not end") //nolint:gochecknoglobals // an error
+var errLeft = errors.New("processes do not end")
 
 // Times of a sweep beside other commands.
 const (

@@ -106,7 +106,7 @@ func Open(fd int) (*Conn, error) {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	c := &Conn{
-		file:  os.NewFile(uintptr(fd), "control"), //nolint:gosec // descriptors are small
+		file:  os.NewFile(uintptr(fd), "control"),
 		frame: make([]byte, headerSize+frameSize), received: make([]byte, headerSize+frameSize+1),
 		partial: map[uint64]*Message{}, oob: make([]byte, unix.CmsgSpace(4*maxFDs)),
 	}
