@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 // fleetFlags say where the fleet is.
@@ -31,6 +33,8 @@ type workerFlags struct {
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
 	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
 	Limits  cli.Limits        `embed:"" prefix:"limit-"`
+
+	cli.Network
 }
 
 // connection is what [connect] needs beside the flags.
@@ -54,10 +58,12 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 
 // embeddedWorker is what an embedded worker runs with.
 type embeddedWorker struct {
-	flags  *workerFlags
-	limits sandbox.Limits
-	driver sandbox.Driver
-	caps   sandbox.Caps
+	flags   *workerFlags
+	limits  sandbox.Limits
+	allow   egress.Allow
+	private []netip.Prefix
+	driver  sandbox.Driver
+	caps    sandbox.Caps
 }
 
 // openWorker checks the flags of an embedded worker and opens its sandbox driver, before
@@ -73,6 +79,10 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.L
 	if err != nil {
 		return nil, err
 	}
+	allow, private, err := w.Reachable()
+	if err != nil {
+		return nil, err
+	}
 	if url != "" {
 		return nil, nil //nolint:nilnil // the workers of the fleet are elsewhere
 	}
@@ -80,7 +90,10 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.L
 	if errors.Is(err, sandbox.ErrLevel) {
 		return nil, cli.Usagef("--sandbox %s: %v", w.Sandbox, err)
 	}
-	return &embeddedWorker{flags: w, limits: limits, driver: opened, caps: caps}, err
+	if err == nil {
+		err = cli.Enforced(allow, caps)
+	}
+	return &embeddedWorker{flags: w, limits: limits, allow: allow, private: private, driver: opened, caps: caps}, err
 }
 
 // start runs the worker inside this process. place maps sandboxes to directories used in place.
@@ -90,6 +103,7 @@ func (e *embeddedWorker) start(ctx context.Context, f *fleet.Fleet, data string,
 	}
 	return f.StartWorker(ctx, worker.Options{
 		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Limits: e.limits, Workspace: place,
+		Allow: e.allow, AllowPrivate: e.private,
 	})
 }
 

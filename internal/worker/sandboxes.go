@@ -22,6 +22,7 @@ type sandboxes struct {
 	options Options
 	places  jetstream.KeyValue
 	dataID  string
+	network sandbox.Network // set before the first one is opened
 
 	mu   sync.Mutex
 	open map[protocol.Lane]*box
@@ -79,7 +80,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 		return nil, err
 	}
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
-		ID: sandboxOf(l), Workspace: workspace, Scratch: scratch, Env: s.options.Env, Limits: s.options.Limits,
+		ID: sandboxOf(l), Workspace: workspace, Scratch: scratch, Env: s.options.Env, Limits: s.options.Limits, Network: s.network,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)

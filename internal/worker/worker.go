@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 const flushTimeout = 2 * time.Second
@@ -41,6 +43,11 @@ type Options struct {
 	Env map[string]string
 	// Limits bound every command and sandbox; calls can only tighten them.
 	Limits sandbox.Limits
+	// Allow is what sandboxes reach of the network; the zero value is nothing. Hosts are reached
+	// through a proxy, and only at public addresses or in the ranges of AllowPrivate; never
+	// the fleet's own servers.
+	Allow        egress.Allow
+	AllowPrivate []netip.Prefix
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)
@@ -128,6 +135,9 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w := &Worker{options: o, nc: nc, blobs: blobs, languages: findLanguages(o.Env["PATH"]), limitKinds: limitKinds(o.Caps)}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
+		return nil, err
+	}
+	if w.sandboxes.network, err = o.network(nc); err != nil {
 		return nil, err
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{

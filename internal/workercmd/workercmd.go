@@ -39,6 +39,8 @@ type flags struct {
 	SandboxCheck bool `help:"Try the sandboxes of this host, say which level is proven and what to do about what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
 	JSON         bool `name:"json" help:"Print the result of --sandbox-check as JSON."`
 
+	cli.Network
+
 	Limits cli.Limits `embed:"" prefix:"limit-"`
 
 	Drain    time.Duration `default:"30s" help:"How long running calls may go on after SIGTERM."`
@@ -106,7 +108,11 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, err
 	}
-	return worker.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, AckWait: f.Lease}, nil
+	allow, private, err := f.Reachable()
+	if err != nil {
+		return worker.Options{}, err
+	}
+	return worker.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, AckWait: f.Lease, Allow: allow, AllowPrivate: private}, nil
 }
 
 // serve runs a worker until a signal.
@@ -135,6 +141,9 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers map[protocol.K
 		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
 	}
 	if err != nil {
+		return err
+	}
+	if err := cli.Enforced(o.Allow, o.Caps); err != nil {
 		return err
 	}
 	for _, warning := range o.Caps.Warnings {

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+)
+
+// Network is what a worker's sandboxes reach of the network, as flags.
+type Network struct {
+	AllowNet        string `placeholder:"HOST[:PORT],..." help:"Hosts that sandboxes reach, through a proxy: names, *.suffix or addresses, ports 80 and 443 unless one is given, HOST:* for every port; or all, the whole network without a proxy. Default: none."`
+	AllowNetPrivate string `placeholder:"PREFIX,..." help:"Address ranges, as in 10.0.0.0/8, that listed hosts may be in although they are not on the public Internet."`
+}
+
+// Reachable returns what the flags say. See [Enforced] for whether it can be had.
+func (n *Network) Reachable() (egress.Allow, []netip.Prefix, error) {
+	allow, err := egress.ParseAllow(n.AllowNet)
+	if err != nil {
+		return allow, nil, Usagef("--allow-net: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	var private []netip.Prefix
+	for text := range strings.SplitSeq(n.AllowNetPrivate, ",") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return allow, nil, Usagef("--allow-net-private %q: want a range, as in 10.0.0.0/8 or 10.1.2.3/32", text)
+		}
+		private = append(private, prefix.Masked())
+	}
+	if len(private) > 0 && (allow.Empty() || allow.All()) {
+		return allow, nil, Usagef("--allow-net-private: only makes sense beside hosts in --allow-net")
+	}
+	return allow, private, nil
+}
+
+// Enforced returns a usage error unless a driver with these capabilities enforces allow. A
+// driver that isolates nothing gives the whole network whatever is said, and says so itself.
+func Enforced(allow egress.Allow, caps sandbox.Caps) error {
+	mode := sandbox.NetworkProxy
+	switch {
+	case allow.All():
+		mode = sandbox.NetworkAll
+	case allow.Empty():
+		return nil
+	}
+	if !caps.Enforces(mode) {
+		return Usagef("--allow-net: driver %s cannot enforce network %s; it has %v", caps.Driver, mode, caps.Networks)
+	}
+	return nil
+}

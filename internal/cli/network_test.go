@@ -1,0 +1,44 @@
+package cli_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func TestNetwork_ParsesOrNamesTheFault(t *testing.T) {
+	t.Parallel()
+	n := cli.Network{AllowNet: "example.com,*.b.example:22", AllowNetPrivate: "10.1.2.3/8, 192.168.0.1/32"}
+	allow, private, err := n.Reachable()
+	require.NoError(t, err)
+	require.Equal(t, "*.b.example:22,example.com:443,example.com:80", allow.String())
+	require.Equal(t, "10.0.0.0/8", private[0].String())
+	require.Equal(t, "192.168.0.1/32", private[1].String())
+	for want, n := range map[string]cli.Network{
+		`--allow-net: entry "a b"`:       {AllowNet: "a b"},
+		`--allow-net-private "10.0.0.1"`: {AllowNet: "a.example", AllowNetPrivate: "10.0.0.1"},
+		"beside hosts in --allow-net":    {AllowNetPrivate: "10.0.0.0/8"},
+	} {
+		_, _, err := n.Reachable()
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestEnforced_OnlyWhatTheDriverCan(t *testing.T) {
+	t.Parallel()
+	caps := func(modes ...sandbox.NetworkMode) sandbox.Caps { return sandbox.Caps{Driver: "d", Networks: modes} }
+	for list, wanted := range map[string]sandbox.NetworkMode{"example.com": sandbox.NetworkProxy, "all": sandbox.NetworkAll} {
+		n := cli.Network{AllowNet: list}
+		allow, _, err := n.Reachable()
+		require.NoError(t, err)
+		require.NoError(t, cli.Enforced(allow, caps(wanted)))
+		require.ErrorContains(t, cli.Enforced(allow, caps(sandbox.NetworkNone)), "driver d cannot enforce network "+string(wanted))
+	}
+	n := cli.Network{}
+	allow, _, err := n.Reachable()
+	require.NoError(t, err)
+	require.NoError(t, cli.Enforced(allow, caps()))
+}

@@ -1,0 +1,102 @@
+package worker
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+)
+
+// network is what the worker's sandboxes reach of the network.
+func (o Options) network(nc *nats.Conn) (sandbox.Network, error) {
+	switch {
+	case o.Allow.All():
+		return sandbox.Network{Mode: sandbox.NetworkAll}, nil
+	case o.Allow.Empty():
+		return sandbox.Network{Mode: sandbox.NetworkNone}, nil
+	}
+	servers := &servers{list: func() []string { return append(nc.Servers(), nc.DiscoveredServers()...) }, resolve: net.DefaultResolver.LookupNetIP}
+	proxy, err := egress.New(egress.Options{Allow: o.Allow, Private: o.AllowPrivate, Deny: servers.deny, Logger: o.Logger})
+	if err != nil {
+		return sandbox.Network{}, err
+	}
+	return sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, l net.Listener) {
+		if err := proxy.Serve(ctx, l); err != nil {
+			o.Logger.WarnContext(ctx, "the network of a sandbox ended", slog.Any("error", err))
+		}
+	}}, nil
+}
+
+// Times of looking up the fleet's servers.
+const (
+	serversKept = time.Minute
+	serversWait = 2 * time.Second
+)
+
+// servers are the addresses of the fleet's own servers, which no sandbox may reach: what
+// can talk to them could act for the fleet.
+type servers struct {
+	list    func() []string // URLs
+	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
+
+	mu    sync.Mutex
+	known map[netip.AddrPort]bool
+	ports map[uint16]bool // of servers whose addresses could not be found
+	until time.Time
+}
+
+// deny reports whether an address is one of a server. While the address of a server is
+// not known, every address with its port is.
+func (s *servers) deny(to netip.AddrPort) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := time.Now(); now.After(s.until) {
+		s.look()
+		s.until = now.Add(serversKept)
+	}
+	return s.known[to] || s.ports[to.Port()]
+}
+
+// look finds the addresses anew.
+func (s *servers) look() {
+	ctx, cancel := context.WithTimeout(context.Background(), serversWait) //nolint:forbidigo // asked for by connections of their own life
+	defer cancel()
+	s.known, s.ports = map[netip.AddrPort]bool{}, map[uint16]bool{}
+	for _, text := range s.list() {
+		host, port, ok := hostPort(text)
+		if !ok {
+			continue
+		}
+		addrs, err := s.resolve(ctx, "ip", host)
+		if err != nil || len(addrs) == 0 {
+			s.ports[port] = true
+		}
+		for _, addr := range addrs {
+			s.known[netip.AddrPortFrom(addr.Unmap(), port)] = true
+		}
+	}
+}
+
+// hostPort is where a NATS URL leads; not ok for one that leads nowhere, as that of a
+// server in the same process.
+func hostPort(text string) (host string, port uint16, ok bool) {
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" {
+		return "", 0, false
+	}
+	const natsPort = 4222
+	n, err := strconv.ParseUint(u.Port(), 10, 16)
+	if err != nil {
+		n = natsPort
+	}
+	return u.Hostname(), uint16(n), true
+}
