@@ -56,7 +56,7 @@ func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) 
 	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
 	return protocol.FilesReadResult{
 		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size, FirstLine: r.FirstLine, Lines: r.Lines,
-		TotalLines: r.TotalLines, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image,
+		TotalLines: r.TotalLines, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image, Raw: p.Raw,
 	}, nil
 }
 

@@ -39,6 +39,8 @@ type FilesRead struct {
 	Limit int `json:"limit,omitempty"`
 	// MaxBytes is the largest file that is read; 0 means as large as the worker reads.
 	MaxBytes int64 `json:"max_bytes,omitempty"`
+	// Raw says that the reader wants bytes, whatever they are. It comes back in the result.
+	Raw bool `json:"raw,omitempty"`
 	// Guard has the worker remember what the session has seen.
 	Guard Guard `json:"guard,omitempty"`
 }

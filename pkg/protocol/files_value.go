@@ -20,6 +20,7 @@ type FilesReadResult struct {
 	Binary bool `json:"binary,omitempty"`
 	// Image is the media type of an image that models take; Content is all of it unless Truncated.
 	Image string `json:"image,omitempty"`
+	Raw   bool   `json:"raw,omitempty"`
 }
 
 // FilesWriteResult answers [FilesWrite].

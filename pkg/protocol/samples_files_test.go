@@ -17,7 +17,7 @@ func filePayloadSamples() map[string]any {
 		"payload/files_write_empty":   protocol.FilesWrite{Path: "empty", Content: protocol.Bytes{}},
 		"payload/files_edit":          protocol.FilesEdit{Path: "a/b.txt", Old: "one", New: "", ReplaceAll: true},
 		"payload/files_write_guarded": protocol.FilesWrite{Path: "a", Content: protocol.Bytes("x"), ExpectSHA256: sampleSum, Guard: protocol.GuardRead},
-		"payload/files_read_guarded":  protocol.FilesRead{Path: "a", MaxBytes: 200_000, Guard: protocol.GuardChanged},
+		"payload/files_read_guarded":  protocol.FilesRead{Path: "a", MaxBytes: 200_000, Raw: true, Guard: protocol.GuardChanged},
 		"payload/files_edit_first":    protocol.FilesEdit{Path: "a", Old: "one", New: "two", First: true},
 		"payload/files_edit_several": protocol.FilesEdit{
 			Path: "a", Edits: []protocol.FileEdit{{Old: "one", New: ""}, {Old: "<b>", New: "ü", ReplaceAll: true}},
@@ -61,7 +61,7 @@ func fileValueSamples() map[string]any {
 			Path: "a/b.txt", Replacements: 2, Bytes: 3, SHA256: sampleSum, Diff: "@@ -1 +1 @@\n-one\n+two\n",
 		},
 		"value/files_read_image": protocol.FilesReadResult{
-			Path: "logo.png", Content: binary, SHA256: sampleSum, Bytes: 4, Binary: true, Image: "image/png",
+			Path: "logo.png", Content: binary, SHA256: sampleSum, Bytes: 4, Binary: true, Image: "image/png", Raw: true,
 		},
 		"value/files_edit_outcomes": protocol.FilesEditResult{
 			Path: "a", Replacements: 1, Bytes: 3, SHA256: sampleSum, Outcomes: []protocol.EditOutcome{

@@ -34,17 +34,26 @@ func parseArguments(raw string) (map[string]any, []string) {
 	if first := strings.TrimSpace(raw)[0]; first != '{' {
 		return nil, []string{"the arguments must be one JSON object, not " + jsonWord(first)}
 	}
+	value, faults := parseValue(raw)
+	object, ok := value.(map[string]any)
+	if !ok && len(faults) == 0 {
+		faults = []string{"the arguments must be one JSON object"}
+	}
+	return object, faults
+}
+
+// parseValue reads JSON text strictly. What is not JSON, or could be read in several ways, is a fault.
+func parseValue(raw string) (any, []string) {
+	if !json.Valid([]byte(raw)) {
+		return nil, []string{"not JSON"}
+	}
 	p := parser{decoder: json.NewDecoder(strings.NewReader(raw))}
 	p.decoder.UseNumber()
 	value := p.value(nil)
 	if hasLoneSurrogate(raw) {
 		p.fault(nil, `a \u escape is half of a surrogate pair: write the character itself`)
 	}
-	object, ok := value.(map[string]any)
-	if !ok && len(p.faults) == 0 {
-		p.fault(nil, "the arguments must be one JSON object")
-	}
-	return object, p.faults
+	return value, p.faults
 }
 
 func syntaxFault(err error) string {

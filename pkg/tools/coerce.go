@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math/big"
 	"slices"
+	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -11,12 +12,12 @@ import (
 // maxReferences bounds the $ref chain that is followed to find out a type.
 const maxReferences = 8
 
-// coerce returns value with its numbers and booleans in their canonical form
-// wherever s, through properties and items, says what to expect: a string that
-// spells a number or boolean becomes one if s allows no string there, and an
-// integer loses its fraction and exponent ("3.0", "3e0": 3), so that Go's decoder
-// takes it. Everything else is left for validation to judge. Containers are
-// changed in place.
+// coerce returns value with what has one meaning only in its canonical form, wherever
+// s, through properties and items, says what to expect: a string that spells a number,
+// boolean, array or object becomes one if s allows no string there, an integer
+// loses its fraction and exponent ("3.0", "3e0": 3), so that Go's decoder takes it,
+// and null for an optional property that cannot be null is dropped. Everything else is
+// left for validation to judge. Containers are changed in place.
 func coerce(s *jsonschema.Schema, value any) any {
 	s = resolve(s)
 	if s == nil {
@@ -25,7 +26,12 @@ func coerce(s *jsonschema.Schema, value any) any {
 	switch value := value.(type) {
 	case map[string]any:
 		for name, property := range value {
-			if inner, ok := s.Properties[name]; ok {
+			inner, ok := s.Properties[name]
+			switch {
+			case !ok:
+			case property == nil && !slices.Contains(s.Required, name) && !allowsNull(inner):
+				delete(value, name)
+			default:
 				value[name] = coerce(inner, property)
 			}
 		}
@@ -66,9 +72,7 @@ func itemSchema(s *jsonschema.Schema, i int) *jsonschema.Schema {
 
 func coerceString(s *jsonschema.Schema, text string) any {
 	types := typesOf(s)
-	if len(types) == 0 || slices.ContainsFunc(types, func(t string) bool {
-		return t != "number" && t != "integer" && t != "boolean" && t != "null"
-	}) {
+	if len(types) == 0 || slices.Contains(types, "string") {
 		return text
 	}
 	if slices.Contains(types, "boolean") {
@@ -83,7 +87,29 @@ func coerceString(s *jsonschema.Schema, text string) any {
 	if numeric && isNumber(text) {
 		return coerceNumber(s, json.Number(text))
 	}
+	if nested, ok := nestedValue(text, types); ok {
+		return coerce(s, nested)
+	}
 	return text
+}
+
+// nestedValue is the array or object that a string holds, when it is of one of the types.
+func nestedValue(text string, types []string) (any, bool) {
+	trimmed := strings.TrimSpace(text)
+	switch {
+	case strings.HasPrefix(trimmed, "[") && slices.Contains(types, "array"):
+	case strings.HasPrefix(trimmed, "{") && slices.Contains(types, "object"):
+	default:
+		return nil, false
+	}
+	value, faults := parseValue(trimmed)
+	return value, len(faults) == 0
+}
+
+// allowsNull reports whether a schema can be null, as far as its types say.
+func allowsNull(s *jsonschema.Schema) bool {
+	s = resolve(s)
+	return s == nil || s.Types == nil || slices.Contains(typesOf(s), "null")
 }
 
 // isNumber reports whether text is a number as JSON writes it, and nothing more.

@@ -21,9 +21,10 @@ const (
 //
 //	bash, run_code          sandbox/<id>         exclusive   anything may happen
 //	the same, read_only     sandbox/<id>         shared      the worker keeps the workspace as it is
-//	write, edit             sandbox/<id>/<path>  exclusive
-//	read, list, exists,     sandbox/<id>/<path>  shared
-//	grep
+//	write, edit,            sandbox/<id>/<path>  exclusive
+//	multi_edit, json_write
+//	read, json_read, list,  sandbox/<id>/<path>  shared
+//	exists, tree, glob, grep
 //
 // Two calls conflict when one key is a prefix of the other and one is exclusive.
 // That covers what a write does beside its file:
@@ -37,10 +38,12 @@ const (
 //     one fails is decided by their order.
 //
 // Reading and writing whole files can be done again after a lost worker, and is
-// declared idempotent. An edit that is done again does not find its text, and a
-// command may do anything: they are rolled back.
+// declared idempotent. An edit that is done again does not find its text, nor a write
+// what it expects, and a command may do anything: they are rolled back.
 func Core() []Tool {
-	return []Tool{bash(), edit(), exists(), grep(), list(), read(), runCode(), write()}
+	return []Tool{
+		bash(), edit(), exists(), glob(), grep(), jsonRead(), jsonWrite(), list(), multiEdit(), read(), runCode(), tree(), write(),
+	}
 }
 
 // definition makes a definition from texts of this package.

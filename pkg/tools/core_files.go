@@ -12,8 +12,8 @@ func read() Tool {
 	return Tool{
 		Definition: definition("read",
 			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
-				"At most about 48,000 characters come back at once: read on with the offset that is named. "+
-				"Of a binary file only the size is told. A path that a mark of cut output names, as in result:ID, works too.",
+				"At most about 12,000 characters come back at once: read on with the offset that is named. "+
+				"An image (PNG, JPEG, GIF, WebP) comes back as an image where you can take one; of any other binary file only the size is told. A path that a mark of cut output names, as in result:ID, works too.",
 			`{
 				"type": "object",
 				"properties": {
@@ -32,7 +32,7 @@ func read() Tool {
 			if err != nil {
 				return Plan{}, err
 			}
-			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit}
+			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: readRender,
@@ -47,7 +47,7 @@ func list() Tool {
 	return Tool{
 		Definition: definition("list",
 			"List a directory, not what is below its subdirectories. Returns one name a line, hidden ones too: "+
-				"directories with a slash at the end, files with their size. At most 2,000 names.",
+				"directories with a slash at the end, files with their size. At most 500 names; the total is told.",
 			`{
 				"type": "object",
 				"properties": {
@@ -90,38 +90,5 @@ func exists() Tool {
 			return filePlan(scope, path, protocol.FilesExists{Path: path}, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: renderOf(existsText),
-	}
-}
-
-type grepArguments struct {
-	Pattern string `json:"pattern"`
-	Path    string `json:"path"`
-	Glob    string `json:"glob"`
-}
-
-func grep() Tool {
-	return Tool{
-		Definition: definition("grep",
-			"Find the lines that match a regular expression, in one file or in all files below a directory. "+
-				"Returns path:line:text, sorted, at most 500 lines; long lines are cut. Binary and very large files are skipped.",
-			`{
-				"type": "object",
-				"properties": {
-					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line; (?i) at the start ignores case."},
-					"path": {"type": "string", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
-					"glob": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path below the searched directory)."}
-				},
-				"required": ["pattern"],
-				"additionalProperties": false
-			}`),
-		Plan: planOf(func(scope Scope, args grepArguments) (Plan, *protocol.Error) {
-			path, err := workspacePath(args.Path)
-			if err != nil {
-				return Plan{}, err
-			}
-			payload := protocol.FilesSearch{Pattern: args.Pattern, Path: path, Glob: args.Glob}
-			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
-		}),
-		Render: renderOf(grepText),
 	}
 }

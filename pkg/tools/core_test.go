@@ -18,31 +18,51 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-func TestCore_Golden(t *testing.T) {
+// Every toolset's names, texts and schemas are pinned: they are what agents rely on.
+func TestToolsets_Golden(t *testing.T) {
 	t.Parallel()
-	got, err := tools.MarshalDefinitions(coreTable(t).Definitions())
-	require.NoError(t, err)
-	file := filepath.Join("testdata", "core.json")
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(file, got, 0o644))
+	for _, name := range tools.ToolsetNames() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := tools.MarshalDefinitions(setTable(t, name).Definitions())
+			require.NoError(t, err)
+			file := filepath.Join("testdata", name+".json")
+			if *update {
+				require.NoError(t, os.MkdirAll("testdata", 0o755))
+				require.NoError(t, os.WriteFile(file, got, 0o644))
+			}
+			want, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, string(want), string(got), "run the test with -update when the change is meant")
+		})
 	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(got), "run the test with -update when the change is meant")
 }
 
-func TestCore_DescriptionsSuitEveryProvider(t *testing.T) {
+// setTable is the table of a built-in toolset.
+func setTable(t require.TestingT, name string) *tools.Table {
+	set, err := tools.Toolset(name)
+	require.NoError(t, err)
+	table, err := tools.NewTable(set...)
+	require.NoError(t, err)
+	return table
+}
+
+func TestToolsets_DefinitionsSuitEveryProvider(t *testing.T) {
 	t.Parallel()
-	for _, definition := range coreTable(t).Definitions() {
-		require.LessOrEqual(t, utf8.RuneCountInString(definition.Description), 1024, definition.Name)
-		var schema map[string]any
-		require.NoError(t, json.Unmarshal(definition.Schema, &schema))
-		require.Equal(t, false, schema["additionalProperties"], definition.Name)
-		properties, ok := schema["properties"].(map[string]any)
-		require.True(t, ok)
-		for name, property := range properties {
-			require.Contains(t, property, "description", "%s.%s", definition.Name, name)
+	for _, set := range tools.ToolsetNames() {
+		for _, definition := range setTable(t, set).Definitions() {
+			require.LessOrEqual(t, utf8.RuneCountInString(definition.Description), 1024, definition.Name)
+			var schema map[string]any
+			require.NoError(t, json.Unmarshal(definition.Schema, &schema))
+			require.Equal(t, false, schema["additionalProperties"], definition.Name)
+			for _, combined := range []string{"oneOf", "anyOf", "allOf"} {
+				require.NotContains(t, schema, combined, "some providers refuse it at the top")
+			}
+			properties, ok := schema["properties"].(map[string]any)
+			require.True(t, ok)
+			for name, property := range properties {
+				require.Contains(t, property, "description", "%s.%s", definition.Name, name)
+			}
 		}
 	}
 }
@@ -148,12 +168,62 @@ func TestCore_Plans(t *testing.T) {
 			Payload:   protocol.FilesExists{},
 			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
 		}},
-		"grep": {"grep", `{"pattern":"(?i)a[","path":"src","glob":"../*.{go,c}"}`, tools.Plan{
-			Payload:   protocol.FilesSearch{Pattern: "(?i)a[", Path: "src", Glob: "../*.{go,c}"},
+		"write what is expected": {"write", `{"path":"a","content":"","expect_sha256":"` + strings.Repeat("AB", 32) + `"}`, tools.Plan{
+			Payload:   protocol.FilesWrite{Path: "a", Content: protocol.Bytes{}, ExpectSHA256: strings.Repeat("ab", 32)},
+			Resources: use("sandbox/box/a", protocol.Exclusive), Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"edit by patch": {"edit", `{"path":"a","patch":"@@ -1 +1 @@\n-a\n+b\n"}`, tools.Plan{
+			Payload:   protocol.FilesEdit{Path: "a", Patch: "@@ -1 +1 @@\n-a\n+b\n"},
+			Resources: use("sandbox/box/a", protocol.Exclusive), Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"several edits": {"multi_edit", `{"path":"a","edits":[{"old":"a","new":""},{"old":"b","new":"c","replace_all":true}],"best_effort":true}`, tools.Plan{
+			Payload: protocol.FilesEdit{Path: "a", BestEffort: true, Edits: []protocol.FileEdit{
+				{Old: "a"}, {Old: "b", New: "c", ReplaceAll: true},
+			}},
+			Resources: use("sandbox/box/a", protocol.Exclusive), Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"glob": {"glob", `{"pattern":"**/*.go","path":"src","gitignore":"false","limit":7}`, tools.Plan{
+			Payload:   protocol.FilesGlob{Pattern: "**/*.go", Path: "src", NoIgnore: true, Limit: 7},
+			Resources: use("sandbox/box/src", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"glob everywhere": {"glob", `{"pattern":"*"}`, tools.Plan{
+			Payload:   protocol.FilesGlob{Pattern: "*", Limit: 500},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"tree": {"tree", `{"path":"src/","depth":2,"limit":5}`, tools.Plan{
+			Payload:   protocol.FilesTree{Path: "src", Depth: 2, Limit: 5},
+			Resources: use("sandbox/box/src", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"json_read": {"json_read", `{"path":"a.json","query":"/x/0"}`, tools.Plan{
+			Payload:   protocol.FilesJSONRead{Path: "a.json", Query: "/x/0"},
+			Resources: use("sandbox/box/a.json", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"json_write": {"json_write", `{"path":"a.json","content":{"z":1.50,"a":[null,{"y":0,"b":1}]}}`, tools.Plan{
+			Payload:   protocol.FilesJSONWrite{Path: "a.json", Content: json.RawMessage(`{"z":1.50,"a":[null,{"y":0,"b":1}]}`)},
+			Resources: use("sandbox/box/a.json", protocol.Exclusive), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"json_write of a place": {"json_write", `{"path":"a.json","content":"x","query":"/-"}`, tools.Plan{
+			Payload:   protocol.FilesJSONWrite{Path: "a.json", Query: "/-", Content: json.RawMessage(`"x"`)},
+			Resources: use("sandbox/box/a.json", protocol.Exclusive), Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"json_write of a string that holds an object": {"json_write", `{"path":"a.json","content":" {\"b\":1} "}`, tools.Plan{
+			Payload:   protocol.FilesJSONWrite{Path: "a.json", Content: json.RawMessage(`{"b":1}`)},
+			Resources: use("sandbox/box/a.json", protocol.Exclusive), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"null where nothing is meant": {"read", `{"path":"a","offset":null,"limit":null}`, tools.Plan{
+			Payload:   protocol.FilesRead{Path: "a"},
+			Resources: use("sandbox/box/a", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"a list in a string": {"multi_edit", `{"path":"a","edits":"[{\"old\":\"a\",\"new\":\"b\",\"replace_all\":\"true\"}]"}`, tools.Plan{
+			Payload:   protocol.FilesEdit{Path: "a", Edits: []protocol.FileEdit{{Old: "a", New: "b", ReplaceAll: true}}},
+			Resources: use("sandbox/box/a", protocol.Exclusive), Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"grep": {"grep", `{"pattern":"(?i)a[","path":"src","glob":"../*.{go,c}","ignore_case":true,"gitignore":false,"limit":"9"}`, tools.Plan{
+			Payload:   protocol.FilesSearch{Pattern: "(?i)a[", Path: "src", Glob: "../*.{go,c}", IgnoreCase: true, NoIgnore: true, Limit: 9},
 			Resources: use("sandbox/box/src", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
 		}},
 		"grep everywhere": {"grep", `{"pattern":"a"}`, tools.Plan{
-			Payload:   protocol.FilesSearch{Pattern: "a"},
+			Payload:   protocol.FilesSearch{Pattern: "a", Limit: 500},
 			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
 		}},
 	} {
@@ -187,15 +257,17 @@ func TestCore_RefusesPathsBeforeAnythingIsSent(t *testing.T) {
 		"out of the absolute workspace": {"/workspace/../etc/passwd", protocol.CodePathEscape, ""},
 		"NUL":                           {"a\x00b", protocol.CodeInvalidPath, ""},
 		"too long":                      {long, protocol.CodeInvalidPath, ""},
-		"nothing":                       {"", protocol.CodeInvalidPath, "read write edit exists"},
-		"the workspace as a file":       {".", protocol.CodeIsDirectory, "read write edit"},
-		"the workspace, absolutely":     {"/workspace/", protocol.CodeIsDirectory, "read write edit"},
-		"there and back":                {"a/..", protocol.CodeIsDirectory, "read write edit"},
-		"a new directory":               {"a/", protocol.CodeInvalidPath, "write"},
+		"nothing":                       {"", protocol.CodeInvalidPath, "read write edit multi_edit json_read json_write exists"},
+		"the workspace as a file":       {".", protocol.CodeIsDirectory, "read write edit multi_edit json_read json_write"},
+		"the workspace, absolutely":     {"/workspace/", protocol.CodeIsDirectory, "read write edit multi_edit json_read json_write"},
+		"there and back":                {"a/..", protocol.CodeIsDirectory, "read write edit multi_edit json_read json_write"},
+		"a new directory":               {"a/", protocol.CodeInvalidPath, "write json_write"},
 	} {
 		names := strings.Fields(test.tools)
 		if test.tools == "" {
-			names = []string{"read", "write", "edit", "list", "exists", "grep", "bash"}
+			names = []string{
+				"read", "write", "edit", "multi_edit", "json_read", "json_write", "list", "tree", "glob", "exists", "grep", "bash",
+			}
 		}
 		for _, toolName := range names {
 			t.Run(name+", "+toolName, func(t *testing.T) {
@@ -221,7 +293,11 @@ func argumentsFor(t require.TestingT, toolName, path string) string {
 		arguments["content"] = "x"
 	case "edit":
 		arguments["old"], arguments["new"] = "a", "b"
-	case "grep":
+	case "multi_edit":
+		arguments["edits"] = []any{map[string]any{"old": "a", "new": "b"}}
+	case "json_write":
+		arguments["content"] = 1
+	case "grep", "glob":
 		arguments["pattern"] = "x"
 	case "bash":
 		arguments = map[string]any{"command": "true", "cwd": path}
@@ -266,5 +342,36 @@ func TestCore_RefusesAScopeWithoutASandbox(t *testing.T) {
 			require.Equal(t, protocol.CodeInternal, err.Code)
 			require.True(t, utf8.ValidString(err.Message))
 		}
+	}
+}
+
+// Without oneOf, which some providers refuse, the tool itself says what goes together.
+func TestCore_EditTakesTextsOrAPatch(t *testing.T) {
+	t.Parallel()
+	for raw, want := range map[string]string{
+		`{"path":"a"}`:                                 "old and new, or patch, are required",
+		`{"path":"a","old":"x"}`:                       "new is required beside old",
+		`{"path":"a","new":"x"}`:                       "old is required beside new",
+		`{"path":"a","old":"x","new":"y","patch":"z"}`: "both patch and old or new",
+		`{"path":"a","new":"y","patch":"z"}`:           "both patch and old or new",
+		`{"path":"a","patch":""}`:                      "patch: has 0 characters, must have 1 or more",
+	} {
+		_, _, err := coreTable(t).Plan(scope, "edit", raw)
+		require.NotNil(t, err, raw)
+		require.Equal(t, protocol.CodeInvalidArguments, err.Code)
+		require.Contains(t, err.Message, want)
+	}
+}
+
+func TestCore_GuardsOfTheSessionAreInThePayloads(t *testing.T) {
+	t.Parallel()
+	guarded := scope
+	guarded.Guard = protocol.GuardRead
+	for _, name := range []string{"read", "write", "edit", "multi_edit", "json_read", "json_write"} {
+		_, plan, err := coreTable(t).Plan(guarded, name, argumentsFor(t, name, "a"))
+		require.Nil(t, err)
+		encoded, fault := protocol.EncodePayload(plan.Payload)
+		require.NoError(t, fault)
+		require.Contains(t, string(encoded), `"guard":"read"`, name)
 	}
 }

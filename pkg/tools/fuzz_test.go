@@ -1,6 +1,7 @@
 package tools_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -23,6 +24,14 @@ func FuzzPlan(f *testing.F) {
 		{"bash", `{"command":"true","timeout":1e-9,"cwd":"."}`},
 		{"run_code", `{"code":"x","language":"go"}`},
 		{"grep", `{"pattern":"[","glob":"**"}`},
+		{"multi_edit", `{"path":"a","edits":"[{\"old\":\"a\",\"new\":\"b\"}]","best_effort":null}`},
+		{"json_write", `{"path":"a","content":{"z":[1e400,"{}"],"a":null}}`},
+		{"json_write", `{"path":"a","content":"[1]","query":"/-"}`},
+		{"glob", `{"pattern":"../**","limit":"3","gitignore":"False"}`},
+		{"tree", `{"depth":1.0}`},
+		{"run_shell_command", `{"cmd":"a\nb"}`},
+		{"read_workspace_file", `{"path":"a","encoding":null}`},
+		{"search_files", `{"pattern":"a","file_pattern":null}`},
 		{"list", ``},
 		{"exists", `[{"a":[[[]]]}]`},
 		{"loose", `{"tree":{"tree":{}},"n":"1e400","b":"False","l":["1","x"]}`},
@@ -30,7 +39,10 @@ func FuzzPlan(f *testing.F) {
 	} {
 		f.Add(seed[0], seed[1])
 	}
-	table, err := tools.NewTable(append(tools.Core(), tool("loose", `{
+	sets, err := tools.Toolsets("core", "files")
+	require.NoError(f, err)
+	rath := slices.DeleteFunc(tools.OpenRath(), func(t tools.Tool) bool { return t.Name == "run_code" })
+	table, err := tools.NewTable(append(slices.Concat(sets, rath), tool("loose", `{
 		"type": "object",
 		"properties": {
 			"tree": {"$ref": "#"}, "n": {"type": "integer", "multipleOf": 3}, "b": {"type": ["boolean", "null"]},
@@ -81,6 +93,10 @@ func FuzzRender(f *testing.F) {
 		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_write"}}`,
 		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_exists","exists":true}}`,
 		`{"type":"result","call_id":"c","status":"ok","value":{"type":"brand_new","x":1}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_tree","entries":[{"path":"a/b","hidden":-1}],"total":-1}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_glob","paths":["a"],"total":0}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_json_read","value":"not json"}}`,
+		`{"type":"result","call_id":"c","status":"ok","value":{"type":"files_read","raw":true,"content":"x","bytes":-1}}`,
 		`{"type":"result","call_id":"c","status":"timeout","error":{"code":"x","message":"\n"},"value":{"type":"code_run","reason":"timeout"}}`,
 	} {
 		f.Add([]byte(seed))
@@ -90,7 +106,7 @@ func FuzzRender(f *testing.F) {
 		if err != nil {
 			t.Skip()
 		}
-		for _, tool := range tools.Core() {
+		for _, tool := range slices.Concat(tools.Core(), tools.OpenRath(), tools.Smithers(), tools.FileTools()) {
 			require.NotPanics(t, func() { tool.Render(result) }, "Text would hide a panic")
 			out := tool.Text(result)
 			require.NotEmpty(t, out)

@@ -54,7 +54,7 @@ func keptText(v protocol.ResultReadResult) string {
 		return fmt.Sprintf("[there are no such lines: %s has %s]", what, plural(v.TotalLines, "line"))
 	}
 	first := max(v.FirstLine, 1)
-	body, shown := numbered(content, first)
+	body, shown, _ := numbered(content, first, bodyLimit, bodyLimit)
 	last := first + shown - 1
 	mark := fmt.Sprintf("[lines %d-%d of %d", first, last, max(v.TotalLines, last))
 	switch {

@@ -1,6 +1,7 @@
 package tools_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -114,5 +115,8 @@ func TestText_AnyResultThatIsCutHasAHandle(t *testing.T) {
 	result := ok(protocol.TurnRunResult{Text: strings.Repeat("é", 60_000)})
 	result.CallID = "c-1"
 	out := text(t, "exists", result) // a value that this tool does not know is shown as JSON
-	require.True(t, strings.HasSuffix(out, "\n[it was cut; all of it: read with path=\"result:c-1#value\"]"), out[len(out)-200:])
+	var value map[string]any
+	require.NoError(t, json.Unmarshal([]byte(out), &value), "it is JSON even then")
+	require.Equal(t, `all of it: read with path="result:c-1#value"`, value["[cut]"])
+	require.Contains(t, value["text"], "and 48000 more characters]")
 }

@@ -53,6 +53,13 @@ func TestCore_WhatConflicts(t *testing.T) {
 		"two writes into one new folder":          {"write new/x", "write new/y", false},
 		"a file, and a file below that name":      {"write a", "write a/b", true},
 		"a listing and a search":                  {"list .", "grep .", false},
+		"a write and a glob above":                {"write a/b.txt", "glob .", true},
+		"a write and a tree above":                {"json_write a/b.txt", "tree a", true},
+		"a glob, a tree and a listing":            {"glob .", "tree .", false},
+		"two places of one document":              {"json_write a", "json_write ./a", true},
+		"a JSON read and a read":                  {"json_read a", "read a", false},
+		"several edits and a JSON read":           {"multi_edit a", "json_read a", true},
+		"four edits of one file":                  {"edit a.txt", "edit ./a.txt", true},
 		"a command and a read":                    {"bash .", "read a", true},
 		"a command elsewhere and a read":          {"bash x", "read a", true},
 		"two commands":                            {"bash .", "bash .", true},
@@ -108,7 +115,9 @@ func TestKeys_OneFileHasOneKeyHoweverItIsSpelled(t *testing.T) {
 	segment := rapid.StringMatching(`[a-zA-Z0-9 _é$*\\-]{1,8}|\.[a-z]{1,3}|\.\.\.`)
 	rapid.Check(t, func(t *rapid.T) {
 		canonical := strings.Join(rapid.SliceOfN(segment, 1, 5).Draw(t, "segments"), "/")
-		toolName := rapid.SampledFrom([]string{"read", "write", "edit", "list", "exists", "grep"}).Draw(t, "tool")
+		toolName := rapid.SampledFrom([]string{
+			"read", "write", "edit", "multi_edit", "json_read", "json_write", "list", "tree", "glob", "exists", "grep",
+		}).Draw(t, "tool")
 		plain, spelled := planned(t, table, toolName, canonical), planned(t, table, toolName, spelling(t, canonical))
 		require.Equal(t, plain, spelled)
 		require.Equal(t, protocol.ResourceKey("sandbox/box/"+canonical), plain.Resources[0].Key)

@@ -31,7 +31,7 @@ func (t *Table) Plan(scope Scope, name, rawArguments string) (*Tool, Plan, *prot
 	if len(faults) > 0 {
 		return tool, Plan{}, invalidArguments(name, schema, rawArguments, faults)
 	}
-	encoded, err := json.Marshal(arguments)
+	encoded, err := encodeArguments(rawArguments, arguments)
 	if err != nil {
 		return tool, Plan{}, invalidArguments(name, schema, rawArguments, []string{err.Error()})
 	}

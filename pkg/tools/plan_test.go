@@ -47,7 +47,7 @@ func TestPlan_UnknownToolNamesTheToolsThereAre(t *testing.T) {
 			got, _, err := table.Plan(scope, name, "{}")
 			require.Nil(t, got)
 			require.Equal(t, protocol.CodeUnknownTool, err.Code)
-			require.Contains(t, err.Message, "The tools are: bash, edit, exists, grep, list, read, run_code, write.")
+			require.Contains(t, err.Message, "The tools are: bash, edit, exists, glob, grep, json_read, json_write, list, multi_edit, read, run_code, tree, write.")
 			require.True(t, utf8.ValidString(err.Message))
 			require.Less(t, len(err.Message), 1000)
 			if near == "" {
@@ -101,7 +101,7 @@ func TestPlan_RefusesArgumentsInWords(t *testing.T) {
 		"an extra property":      {"read", `{"path":"a","file":"b"}`, []string{"file: there is no such property; allowed are limit, offset, path"}},
 		"a property in capitals": {"read", `{"path":"a","Path":"b"}`, []string{"Path: there is no such property"}},
 		"a wrong type":           {"read", `{"path":5}`, []string{"path: must be string, not number"}},
-		"null for optional":      {"read", `{"path":"a","limit":null}`, []string{"limit: must be integer, not null"}},
+		"null for required":      {"read", `{"path":null}`, []string{"path: must be string, not null"}},
 		"a fraction":             {"read", `{"path":"a","limit":1.5}`, []string{"limit: must be integer, not number"}},
 		"a spelled fraction":     {"read", `{"path":"a","limit":"1.5"}`, []string{"limit: must be integer, not number"}},
 		"too small":              {"read", `{"path":"a","offset":0}`, []string{"offset: is 0, must be 1 or more"}},

@@ -172,5 +172,5 @@ func jsonText(value json.RawMessage) string {
 	if json.Unmarshal(value, &text) == nil {
 		return text // null too
 	}
-	return string(value)
+	return fitJSON(value, "")
 }

@@ -53,7 +53,11 @@ func RenderJSON(result *protocol.Result) string {
 		if err != nil {
 			body = "[the result cannot be shown: " + err.Error() + "]"
 		} else {
-			body = string(encoded)
+			note := ""
+			if result.CallID != "" {
+				note = fmt.Sprintf("all of it: read with path=%q", Handle(result.CallID, protocol.PartValue))
+			}
+			body = fitJSON(encoded, note)
 		}
 	}
 	switch {
@@ -80,11 +84,29 @@ func Diff(result *protocol.Result) string {
 	switch value := result.Value.(type) {
 	case protocol.FilesWriteResult:
 		return value.Diff
+	case protocol.FilesJSONWriteResult:
+		return value.Diff
 	case protocol.FilesEditResult:
 		return value.Diff
 	default:
 		return ""
 	}
+}
+
+// MaxImageBytes is the largest image that a model is shown.
+const MaxImageBytes = 512 << 10
+
+// Image returns the image that a result is, and its media type, as in "image/png"; ok is
+// false for every other result, and for images that are too large to be shown.
+func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
+	if result == nil {
+		return "", nil, false
+	}
+	read, isRead := result.Value.(protocol.FilesReadResult)
+	if !isRead || read.Image == "" || read.Truncated || len(read.Content) > MaxImageBytes {
+		return "", nil, false
+	}
+	return read.Image, read.Content, true
 }
 
 // renderOf makes a Render function from the text of a value of type V.
@@ -141,6 +163,8 @@ func codeAdvice(code protocol.Code, other string) string {
 	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeFleetUnavailable,
 		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
 		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
+	case protocol.CodeFileChanged, protocol.CodeFileNotRead:
+		return "the file is unchanged. Read it, and make the change to what it has now."
 	case protocol.CodeEditNotUnique:
 		return "the file is unchanged. Put more of the surrounding text into old, or set replace_all to true."
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:

@@ -10,48 +10,110 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// Limits of what a model gets of files.
+const (
+	fileLimit = 12_000 // characters of content
+	lineLimit = 2_000  // characters of one line
+)
+
 // readText is the lines of a file with their numbers, and where they stand in it.
 func readText(v protocol.FilesReadResult) string {
 	if v.Binary {
-		return fmt.Sprintf("[%s is a binary file of %s: not shown; look into it with bash, as in `file` or `od -c`]",
-			name(v.Path), plural(v.Bytes, "byte"))
+		return binaryText(v)
 	}
 	content := validText(string(v.Content))
 	if content == "" {
-		if v.TotalLines == 0 {
-			return fmt.Sprintf("[%s is empty]", name(v.Path))
-		}
-		return fmt.Sprintf("[there are no such lines: %s has %s]", name(v.Path), plural(v.TotalLines, "line"))
+		return noLinesText(v)
 	}
 	first := max(v.FirstLine, 1)
-	body, shown := numbered(content, first)
+	body, shown, cut := numbered(content, first, fileLimit, lineLimit)
 	last := first + shown - 1
 	total := max(v.TotalLines, last)
-	if last >= total {
-		return body + fmt.Sprintf("[lines %d-%d of %d]", first, last, total)
+	mark := fmt.Sprintf("[lines %d-%d of %d", first, last, total)
+	if last < total {
+		mark += fmt.Sprintf("; read on with offset=%d", last+1)
 	}
-	return body + fmt.Sprintf("[lines %d-%d of %d; read on with offset=%d]", first, last, total, last+1)
+	if cut > 0 {
+		mark += fmt.Sprintf("; line %d is cut: for the rest of it use bash, as in `sed -n %dp %s | cut -c %d-%d`",
+			cut, cut, shellWord(v.Path), lineLimit+1, 2*lineLimit)
+	}
+	return body + mark + "]"
 }
 
-// numbered returns the lines that fit, with their numbers, and how many they are:
-// at least one, which is cut when it alone is too long.
-func numbered(content string, first int) (string, int) {
+// noLinesText says why there is nothing to be shown of a text file.
+func noLinesText(v protocol.FilesReadResult) string {
+	if v.TotalLines == 0 {
+		return fmt.Sprintf("[%s is empty]", name(v.Path))
+	}
+	return fmt.Sprintf("[there are no such lines: %s has %s]", name(v.Path), plural(v.TotalLines, "line"))
+}
+
+func binaryText(v protocol.FilesReadResult) string {
+	if v.Image != "" && len(v.Content) <= MaxImageBytes && !v.Truncated {
+		return fmt.Sprintf("[%s is an image, %s of %s: here it is, if you take images; else look into it with bash]",
+			name(v.Path), v.Image, plural(v.Bytes, "byte"))
+	}
+	if v.Image != "" {
+		return fmt.Sprintf("[%s is an image, %s of %s: too large to be shown, at most %d bytes are; make a smaller one with bash]",
+			name(v.Path), v.Image, plural(v.Bytes, "byte"), MaxImageBytes)
+	}
+	return fmt.Sprintf("[%s is a binary file of %s: not shown; look into it with bash, as in `file` or `od -c`]",
+		name(v.Path), plural(v.Bytes, "byte"))
+}
+
+// numbered returns the lines that fit, with their numbers, how many they are (at least
+// one) and the number of the first one that had to be cut, or 0.
+func numbered(content string, first, limit, lineLimit int) (_ string, count, cut int) {
 	var b strings.Builder
-	count, used := 0, 0
+	used := 0
 	for line := range strings.Lines(content) {
-		text := fmt.Sprintf("%6d\t%s\n", first+count, strings.TrimSuffix(line, "\n"))
+		line = strings.TrimSuffix(line, "\n")
+		shown := headOf(line, lineLimit)
+		text := fmt.Sprintf("%6d\t%s\n", first+count, shown)
 		length := utf8.RuneCountInString(text)
-		if used+length > bodyLimit {
-			if count > 0 {
-				break
-			}
-			text = clip(text, bodyLimit)
+		if used+length > limit && count > 0 {
+			break
 		}
-		b.WriteString(ended(text))
+		if shown != line && cut == 0 {
+			cut = first + count
+		}
+		b.WriteString(text)
 		used += length
 		count++
 	}
-	return b.String(), count
+	return b.String(), count, cut
+}
+
+// shellWord is a path as a word of a shell command.
+func shellWord(path string) string {
+	if strings.Trim(path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-") == "" && !strings.HasPrefix(path, "-") {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+}
+
+// plainRead makes the text of a whole file for tools that cannot read on: as it is,
+// without numbers, cut at what fits. how says how to get at the rest.
+func plainRead(how string) func(protocol.FilesReadResult) string {
+	return func(v protocol.FilesReadResult) string {
+		if v.Binary {
+			return binaryText(v)
+		}
+		content := validText(string(v.Content))
+		if content == "" {
+			return noLinesText(v)
+		}
+		shown := content[:byteOffset(content, bodyLimit)]
+		if at := strings.LastIndexByte(shown, '\n'); len(shown) < len(content) && at > 0 {
+			shown = shown[:at+1]
+		}
+		if len(shown) == len(content) && !v.Truncated {
+			return content
+		}
+		lines := strings.Count(shown, "\n")
+		return ended(shown) + fmt.Sprintf("[cut here: these are the first %d of %s, %s in all; %s]",
+			lines, plural(max(v.TotalLines, lines), "line"), plural(v.Bytes, "byte"), how)
+	}
 }
 
 func listText(v protocol.FilesListResult) string {
@@ -64,7 +126,7 @@ func listText(v protocol.FilesListResult) string {
 	}
 	body, shown := fitting(lines)
 	if total := max(v.Total, len(lines)); shown < total {
-		return body + fmt.Sprintf("[%d of %d names; list a subdirectory, or use bash with a pattern, for the others]", shown, total)
+		return body + fmt.Sprintf("[%d of %d names; for the others use glob with a pattern, or list a subdirectory]", shown, total)
 	}
 	return body
 }
@@ -101,7 +163,7 @@ func existsText(v protocol.FilesExistsResult) string {
 func grepText(v protocol.FilesSearchResult) string {
 	searched := plural(v.Files, "file") + " searched"
 	if v.Skipped > 0 {
-		searched += fmt.Sprintf(", %d skipped: binary, too large or unreadable", v.Skipped)
+		searched += fmt.Sprintf(", %d skipped: too large or unreadable", v.Skipped)
 	}
 	if len(v.Matches) == 0 {
 		return "[no matches; " + searched + "]"
@@ -112,7 +174,7 @@ func grepText(v protocol.FilesSearchResult) string {
 	}
 	body, shown := fitting(lines)
 	if v.Truncated || shown < len(lines) {
-		return body + fmt.Sprintf("[the first %d matches; there are more: use a narrower pattern, path or glob]", shown)
+		return body + fmt.Sprintf("[the first %s; there are more: use a narrower pattern, path or glob]", matches(shown))
 	}
 	return body + fmt.Sprintf("[%s; %s]", matches(shown), searched)
 }
@@ -124,33 +186,18 @@ func matches(n int) string {
 	return strconv.Itoa(n) + " matches"
 }
 
-func writeText(v protocol.FilesWriteResult) string {
-	if v.Created {
-		return fmt.Sprintf("Created %s (%s).", name(v.Path), plural(v.Bytes, "byte"))
-	}
-	return fmt.Sprintf("Replaced the content of %s (%s).", name(v.Path), plural(v.Bytes, "byte"))
-}
-
-func editText(v protocol.FilesEditResult) string {
-	text := fmt.Sprintf("Edited %s: %s (%s).", name(v.Path), plural(v.Replacements, "replacement"), plural(v.Bytes, "byte"))
-	if v.Diff == "" {
-		return text
-	}
-	return text + "\n" + clip(validText(v.Diff), bodyLimit)
-}
-
-// fitting returns the lines that fit, each ended by a line feed, and how many.
+// fitting returns the lines that fit, each ended by a line feed, and how many: at most [maxListed].
 func fitting(lines []string) (string, int) {
 	var b strings.Builder
 	used := 0
-	for i, line := range lines {
+	for i, line := range lines[:min(len(lines), maxListed)] {
 		line = ended(short(line, bodyLimit-1))
 		if used += utf8.RuneCountInString(line); used > bodyLimit {
 			return b.String(), i
 		}
 		b.WriteString(line)
 	}
-	return b.String(), len(lines)
+	return b.String(), min(len(lines), maxListed)
 }
 
 // name is a path as a model reads it: quoted when it is empty, or has characters

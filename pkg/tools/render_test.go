@@ -179,8 +179,8 @@ func TestText_OneEndlessLineIsCutAndLeftBehind(t *testing.T) {
 	out := text(t, "read", ok(protocol.FilesReadResult{
 		Path: "a", Content: protocol.Bytes(strings.Repeat("é", 100_000) + "\nx\n"), FirstLine: 1, Lines: 2, TotalLines: 2,
 	}))
-	require.Contains(t, out, "characters left out")
-	require.True(t, strings.HasSuffix(out, "\n[lines 1-1 of 2; read on with offset=2]"))
+	require.Contains(t, out, "é [... and 98000 more characters]\n     2\tx\n")
+	require.True(t, strings.HasSuffix(out, "\n[lines 1-2 of 2; line 1 is cut: for the rest of it use bash, as in `sed -n 1p a | cut -c 2001-4000`]"))
 }
 
 func TestText_Files(t *testing.T) {
@@ -204,7 +204,7 @@ func TestText_Files(t *testing.T) {
 		"a cut directory": {
 			"list",
 			protocol.FilesListResult{Total: 3, Entries: []protocol.DirEntry{{Name: "a", Type: protocol.TypeDir}}},
-			"a/\n[1 of 3 names; list a subdirectory, or use bash with a pattern, for the others]",
+			"a/\n[1 of 3 names; for the others use glob with a pattern, or list a subdirectory]",
 		},
 		"nothing there": {"exists", protocol.FilesExistsResult{Path: "a"}, "no: there is nothing at a"},
 		"a file":        {"exists", protocol.FilesExistsResult{Path: "a", Exists: true, Type: protocol.TypeFile, Size: 3}, "yes: a is a file of 3 bytes"},
@@ -215,20 +215,76 @@ func TestText_Files(t *testing.T) {
 			{Path: "a.go", Line: 3, Text: "\tx := 1"}, {Path: "b c.go", Line: 14, Text: "x\xc3\x1b[0m"},
 		}}, "a.go:3:\tx := 1\nb c.go:14:x\uFFFD\n[2 matches; 9 files searched]"},
 		"one match":  {"grep", protocol.FilesSearchResult{Files: 1, Matches: []protocol.Match{{Path: "a", Line: 1}}}, "a:1:\n[1 match; 1 file searched]"},
-		"no matches": {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: binary, too large or unreadable]"},
+		"no matches": {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: too large or unreadable]"},
 		"more matches": {
 			"grep",
 			protocol.FilesSearchResult{Files: 1, Truncated: true, Matches: []protocol.Match{{Path: "a", Line: 1, Text: "x"}}},
-			"a:1:x\n[the first 1 matches; there are more: use a narrower pattern, path or glob]",
+			"a:1:x\n[the first 1 match; there are more: use a narrower pattern, path or glob]",
 		},
-		"a new file":      {"write", protocol.FilesWriteResult{Path: "a", Bytes: 5, Created: true, Diff: "+hello"}, "Created a (5 bytes)."},
-		"a replaced file": {"write", protocol.FilesWriteResult{Path: "a", Bytes: 1, Diff: "-x\n+y"}, "Replaced the content of a (1 byte)."},
+		"a new file":      {"write", protocol.FilesWriteResult{Path: "a", Bytes: 5, SHA256: "5a", Created: true, Diff: "+hello"}, "Created a (5 bytes, SHA-256 5a)."},
+		"a replaced file": {"write", protocol.FilesWriteResult{Path: "a", Bytes: 1, SHA256: "5a", Diff: "-x\n+y"}, "Replaced the content of a (1 byte, SHA-256 5a)."},
 		"an edit": {
 			"edit",
-			protocol.FilesEditResult{Path: "a", Replacements: 1, Bytes: 5, Diff: "@@ -1 +1 @@\n-x\n+y\n"},
-			"Edited a: 1 replacement (5 bytes).\n@@ -1 +1 @@\n-x\n+y\n",
+			protocol.FilesEditResult{Path: "a", Replacements: 1, Bytes: 5, SHA256: "5a", Diff: "@@ -1 +1 @@\n-x\n+y\n"},
+			"Edited a: 1 replacement (5 bytes, SHA-256 5a).\n@@ -1 +1 @@\n-x\n+y\n",
 		},
-		"an edit without a diff": {"edit", protocol.FilesEditResult{Path: "a", Replacements: 2, Bytes: 5}, "Edited a: 2 replacements (5 bytes)."},
+		"an edit without a diff": {
+			"edit", protocol.FilesEditResult{Path: "a", Replacements: 2, Bytes: 5, SHA256: "5a"}, "Edited a: 2 replacements (5 bytes, SHA-256 5a).",
+		},
+		"a patch that was off": {
+			"edit",
+			protocol.FilesEditResult{Path: "a", Replacements: 3, Bytes: 5, SHA256: "5a", Outcomes: []protocol.EditOutcome{
+				{Replacements: 1, Line: 3}, {Replacements: 1, Line: 9, Offset: 2}, {Replacements: 1, Line: 20, Offset: -1},
+			}},
+			"Edited a: 3 replacements (5 bytes, SHA-256 5a).\n[hunk 2 was applied at line 9, 2 lines further down than its header says]\n" +
+				"[hunk 3 was applied at line 20, 1 line further up than its header says]",
+		},
+		"some of several edits": {
+			"multi_edit",
+			protocol.FilesEditResult{Path: "a", Replacements: 2, Bytes: 5, SHA256: "5a", Diff: "-x\n+y\n", Outcomes: []protocol.EditOutcome{
+				{Replacements: 2, Line: 1}, {Error: protocol.Errorf(protocol.CodeEditNotFound, "edit 2 of 2: it is not there")},
+			}},
+			"Edited a: 1 of 2 edits were made (5 bytes, SHA-256 5a).\n[not made: edit 2 of 2: it is not there]\n-x\n+y\n",
+		},
+		"files":    {"glob", protocol.FilesGlobResult{Paths: []string{"a.go", "b\nc"}, Total: 2}, "a.go\n\"b\\nc\"\n[2 files]"},
+		"no files": {"glob", protocol.FilesGlobResult{}, "[no files match; **/NAME looks at every depth]"},
+		"more files": {
+			"glob",
+			protocol.FilesGlobResult{Paths: []string{"a"}, Total: 9, Skipped: 2},
+			"a\n[1 of 9 files; 2 directories could not be read; use a narrower pattern or path for the others]",
+		},
+		"a tree": {"tree", protocol.FilesTreeResult{Path: "src", Total: 4, Ignored: 2, Entries: []protocol.TreeEntry{
+			{Path: "src/a", Type: protocol.TypeDir},
+			{Path: "src/a/b", Type: protocol.TypeDir, Hidden: 3},
+			{Path: "src/a/c.go", Type: protocol.TypeFile, Size: 7},
+			{Path: "src/d", Type: protocol.TypeSymlink},
+		}}, "src/\na/\n  b/ (3 inside)\n  c.go (7 bytes)\nd (symlink)\n[4 entries; 2 left out by .gitignore]"},
+		"a cut tree": {
+			"tree",
+			protocol.FilesTreeResult{Total: 7, Skipped: 1, Entries: []protocol.TreeEntry{{Path: "a", Type: protocol.TypeDir}}},
+			"./\na/\n[1 of 7 entries: show a subdirectory, or less depth, for the others; 1 directories could not be read]",
+		},
+		"a JSON value": {"json_read", protocol.FilesJSONReadResult{Value: protocol.Bytes("{\n  \"b\": 1.50}"), JSONType: "object"}, "{\n  \"b\": 1.50}"},
+		"a JSON value that is too long": {
+			"json_read",
+			protocol.FilesJSONReadResult{JSONType: "array", Length: 9, ValueBytes: 1e6},
+			`{"[...]":"the value is too long: read a part of it with a query","type":"array","length":9,"bytes":1000000,"keys":[]}`,
+		},
+		"a JSON file that was written": {
+			"json_write",
+			protocol.FilesJSONWriteResult{FilesWriteResult: protocol.FilesWriteResult{Path: "a", Bytes: 5, SHA256: "5a", Created: true}},
+			"Created a (5 bytes, SHA-256 5a).",
+		},
+		"an image": {
+			"read",
+			protocol.FilesReadResult{Path: "a.png", Content: protocol.Bytes("\x89PNG"), Bytes: 4, Binary: true, Image: "image/png"},
+			"[a.png is an image, image/png of 4 bytes: here it is, if you take images; else look into it with bash]",
+		},
+		"a large image": {
+			"read",
+			protocol.FilesReadResult{Path: "a.png", Content: protocol.Bytes("\x89PNG"), Bytes: 9e6, Binary: true, Image: "image/png", Truncated: true},
+			"[a.png is an image, image/png of 9000000 bytes: too large to be shown, at most 524288 bytes are; make a smaller one with bash]",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -156,7 +156,27 @@ func TestToolsets(t *testing.T) {
 
 	once, err := tools.Toolsets("core", "core")
 	require.NoError(t, err)
-	require.Equal(t, []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"}, newTable(t, once...).Names())
+	require.Equal(t, []string{
+		"bash", "edit", "exists", "glob", "grep", "json_read", "json_write", "list", "multi_edit", "read", "run_code", "tree", "write",
+	}, newTable(t, once...).Names())
+	for name, want := range map[string][]string{
+		"files": {"edit_file", "list_files", "read_file", "search_files", "write_file"},
+		"openrath": {
+			"list_workspace_files", "read_workspace_file", "run_code", "run_shell_command", "workspace_path_exists", "write_workspace_file",
+		},
+		"smithers": {"bash", "edit", "grep", "read", "write"},
+	} {
+		set, err := tools.Toolset(name)
+		require.NoError(t, err)
+		require.Equal(t, want, newTable(t, set...).Names())
+	}
+	both, err := tools.Toolsets("openrath", "files")
+	require.NoError(t, err)
+	require.Len(t, newTable(t, both...).Names(), 11)
+	clash, err := tools.Toolsets("core", "smithers")
+	require.NoError(t, err)
+	_, err = tools.NewTable(clash...)
+	require.ErrorIs(t, err, tools.ErrToolNameConflict)
 
 	none, err := tools.Toolsets()
 	require.NoError(t, err)
@@ -164,7 +184,7 @@ func TestToolsets(t *testing.T) {
 
 	_, err = tools.Toolset("Core")
 	require.ErrorIs(t, err, tools.ErrUnknownToolset)
-	require.EqualError(t, err, `unknown toolset "Core": must be one of core`)
+	require.EqualError(t, err, `unknown toolset "Core": must be one of core, files, openrath, smithers`)
 	_, err = tools.Toolsets("x", "core", "y")
 	require.ErrorIs(t, err, tools.ErrUnknownToolset)
 	require.ErrorContains(t, err, `"x"`)

@@ -37,6 +37,8 @@ type Scope struct {
 	Session protocol.SessionID
 	// Sandbox is the id of the session's sandbox: one segment of a resource key.
 	Sandbox string
+	// Guard is what the session must know of a file before it may change it.
+	Guard protocol.Guard
 }
 
 // Plan is what a tool call becomes: exactly one of Inline and Payload is set.

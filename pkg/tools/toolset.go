@@ -3,24 +3,41 @@ package tools
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
 
-// CoreToolset is the name of the toolset that [Core] returns.
-const CoreToolset = "core"
+// The built-in toolsets.
+const (
+	// CoreToolset is the name of the toolset that [Core] returns, the default.
+	CoreToolset = "core"
+	// FilesToolset is the name of the toolset that [FileTools] returns.
+	FilesToolset = "files"
+	// OpenRathToolset is the name of the toolset that [OpenRath] returns.
+	OpenRathToolset = "openrath"
+	// SmithersToolset is the name of the toolset that [Smithers] returns.
+	SmithersToolset = "smithers"
+)
 
 // ErrUnknownToolset is wrapped by the errors of [Toolset] and [Toolsets].
 var ErrUnknownToolset = errors.New("unknown toolset")
 
+// toolsets are the built-in toolsets by name.
+func toolsets() map[string]func() []Tool {
+	return map[string]func() []Tool{
+		CoreToolset: Core, FilesToolset: FileTools, OpenRathToolset: OpenRath, SmithersToolset: Smithers,
+	}
+}
+
 // ToolsetNames returns the names that [Toolset] knows, sorted.
-func ToolsetNames() []string { return []string{CoreToolset} }
+func ToolsetNames() []string { return slices.Sorted(maps.Keys(toolsets())) }
 
 // Toolset returns the tools of a built-in toolset. The error names the toolsets
 // that there are.
 func Toolset(name string) ([]Tool, error) {
-	if name == CoreToolset {
-		return Core(), nil
+	if tools, ok := toolsets()[name]; ok {
+		return tools(), nil
 	}
 	return nil, fmt.Errorf("%w %q: must be one of %s", ErrUnknownToolset, name, strings.Join(ToolsetNames(), ", "))
 }
