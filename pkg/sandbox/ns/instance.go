@@ -110,7 +110,7 @@ func (i *instance) await(ctx context.Context) error {
 		late = fmt.Errorf("it does not answer within %s", startWait)
 	}
 	i.conn.Hurry()
-	<-started // it is too late
+	_ = <-started // it is too late
 	return late
 }
 

@@ -32,12 +32,8 @@ func setup() error {
 	if err := step("user", func() error { return becomeUser(config.Privileged) }); err != nil {
 		return err
 	}
-	inherited := uint(fdMounts)
 	if err := step("close descriptors", func() error {
-		if config.Privileged {
-			inherited += 3 + uint(len(config.Mounts))
-		}
-		return unix.CloseRange(inherited, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
+		return unix.CloseRange(fdMounts, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) // what launch has opened is used before the exec
 	}); err != nil {
 		return err
 	}

@@ -1,0 +1,16 @@
+//go:build linux
+
+package ns_test
+
+import (
+	"testing"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
+)
+
+// TestEscape_NothingGetsOut tries to get out, as root and as an ordinary user.
+func TestEscape_NothingGetsOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+	escapetest.Run(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return ns.New(nil) }})
+}
