@@ -20,6 +20,7 @@ import (
 type callCommand struct {
 	fleetFlags
 	workerFlags
+	folderFlag
 
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
@@ -60,7 +61,11 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if c.Timeout < 0 {
 		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
 	}
-	table, err := openTools(c.Toolset)
+	folder, err := c.openFolder()
+	if err != nil {
+		return err
+	}
+	table, err := openTools(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) })
 	if err != nil {
 		return err
 	}
@@ -134,7 +139,7 @@ func (o *callOutput) take(r *protocol.Result, tool *tools.Tool) error {
 // dispatch runs a call in the fleet, or in one of its own.
 func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Call, workspace string) (_ *protocol.Result, err error) {
 	logger := p.common.Logger(p.Program)
-	worker, err := c.openWorker(ctx, c.Nats, logger)
+	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, logger)
 	if err != nil {
 		return nil, err
 	}

@@ -62,13 +62,14 @@ type embeddedWorker struct {
 	limits  sandbox.Limits
 	allow   egress.Allow
 	private []netip.Prefix
+	tools   string // absolute path of the folder of tools; "" for none
 	driver  sandbox.Driver
 	caps    sandbox.Caps
 }
 
 // openWorker checks the flags of an embedded worker and opens its sandbox driver, before
 // anything is started or written. It returns nil for a fleet elsewhere, which has workers.
-func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.Logger) (*embeddedWorker, error) {
+func (w *workerFlags) openWorker(ctx context.Context, url string, tools folderFlag, logger *slog.Logger) (*embeddedWorker, error) {
 	if w.Slots < 1 || w.Slots > 4096 {
 		return nil, cli.Usagef("--slots %d: must be 1 to 4096", w.Slots)
 	}
@@ -83,6 +84,10 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.L
 	if err != nil {
 		return nil, err
 	}
+	dir, err := tools.dir()
+	if err != nil {
+		return nil, cli.Usagef("--tools: %v", err)
+	}
 	if url != "" {
 		return nil, nil //nolint:nilnil // the workers of the fleet are elsewhere
 	}
@@ -93,7 +98,7 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, logger *slog.L
 	if err == nil {
 		err = cli.Enforced(allow, caps)
 	}
-	return &embeddedWorker{flags: w, limits: limits, allow: allow, private: private, driver: opened, caps: caps}, err
+	return &embeddedWorker{flags: w, limits: limits, allow: allow, private: private, tools: dir, driver: opened, caps: caps}, err
 }
 
 // start runs the worker inside this process. place maps sandboxes to directories used in place.
@@ -102,8 +107,8 @@ func (e *embeddedWorker) start(ctx context.Context, f *fleet.Fleet, data string,
 		warn(warning)
 	}
 	return f.StartWorker(ctx, worker.Options{
-		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Limits: e.limits, Workspace: place,
-		Allow: e.allow, AllowPrivate: e.private,
+		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Limits: e.limits,
+		Tools: e.tools, Workspace: place, Allow: e.allow, AllowPrivate: e.private,
 	})
 }
 

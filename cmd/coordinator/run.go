@@ -14,7 +14,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // turnFlags describe a turn; run and submit have them both.
@@ -33,6 +32,7 @@ type runCommand struct {
 	turnFlags
 	fleetFlags
 	workerFlags
+	folderFlag
 
 	Model string `placeholder:"M" help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE."`
 }
@@ -41,7 +41,6 @@ type runCommand struct {
 type checked struct {
 	session   protocol.SessionID
 	workspace string
-	table     *tools.Table
 }
 
 func (f *turnFlags) check() (c checked, err error) {
@@ -63,20 +62,8 @@ func (f *turnFlags) check() (c checked, err error) {
 	if f.Timeout < 0 {
 		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
 	}
-	if c.workspace, err = checkWorkspace(f.Workspace); err != nil {
-		return c, err
-	}
-	c.table, err = openTools(f.Toolset)
+	c.workspace, err = checkWorkspace(f.Workspace)
 	return c, err
-}
-
-// openTools makes the table of some toolsets.
-func openTools(names []string) (*tools.Table, error) {
-	set, err := tools.Toolsets(names...)
-	if err != nil {
-		return nil, cli.Usagef("--toolset: %v", err)
-	}
-	return tools.NewTable(set...)
 }
 
 // view is how a session is shown: observe gets its events, warn what the command has to say.
@@ -100,12 +87,21 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	show := newView(p, c.JSON)
+	folder, err := c.openFolder()
+	if err != nil {
+		return err
+	}
+	table, err := openTools(c.Toolset, folder, show.warn)
+	if err != nil {
+		return err
+	}
 	logger := p.common.Logger(p.Program)
 	opened, modelName, err := model.Opener{Env: p.Getenv, Logger: logger}.Open(c.Model)
 	if err != nil {
 		return cli.Usagef("--model: %v", err)
 	}
-	worker, err := c.openWorker(ctx, c.Nats, logger)
+	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, logger)
 	if err != nil {
 		return err
 	}
@@ -120,7 +116,6 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
 
-	show := newView(p, c.JSON)
 	aborts := make(chan func(), 1)
 	ctx, stop := cli.Signals(ctx, func() {
 		time.AfterFunc(hardExit, func() { os.Exit(cli.ExitInterrupted) })
@@ -146,7 +141,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	runner, err := loop.New(opened, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
+	runner, err := loop.New(opened, fl.Dispatcher, fl.Journal, table, &loop.Options{
 		ModelName: modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
 		Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
 	})

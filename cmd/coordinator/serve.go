@@ -18,6 +18,7 @@ import (
 
 type serveCommand struct {
 	fleetFlags
+	folderFlag
 
 	Listen    string        `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
 	Model     []string      `placeholder:"M" sep:"none" help:"Model that turns may ask for: openai:NAME or script:FILE. The first is the default; may be given several times."`
@@ -49,6 +50,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		_, _, err := opener.Open("")
 		return cli.Usagef("--model: %v", err)
 	}
+	folder, err := c.openFolder()
+	if err != nil {
+		return err
+	}
 	data := c.Data
 	if data == "" {
 		var err error
@@ -74,7 +79,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := protocol.NewWorkerID(host)
 	server := serve.New(fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tracer: telemetry.Tracer(), Logger: logger,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tools: folder, Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	holder, err := lane.NewHolder(ctx, fl.NC, server, lane.Options{
 		Fleet: fl.Name, Pool: protocol.SessionPool, Worker: id, Slots: c.Sessions, AckWait: c.Lease, Logger: logger,

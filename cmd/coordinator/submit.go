@@ -31,6 +31,9 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	if _, err := openTools(c.Toolset, nil, nil); err != nil {
+		return err
+	}
 	logger := p.common.Logger(p.Program)
 	shutdown, err := telemetry.Setup(ctx, "toolfleet-client", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
 	if err != nil {

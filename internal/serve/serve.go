@@ -26,6 +26,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 
 // TurnTimeout bounds a turn that names no bound of its own.
@@ -63,6 +64,9 @@ type Options struct {
 	// turns that name none.
 	Models  map[string]loop.Model
 	Default string
+	// Tools is the folder of the user's own tools, which every turn has as they are when
+	// it begins to run; nil for none.
+	Tools *manifest.Folder
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
 	MaxTokens int64
@@ -180,7 +184,7 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
 	}
-	table, err := tools.NewTable(set...)
+	table, err := tools.NewTable(append(set, s.userTools(set)...)...)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
 	}
@@ -192,6 +196,29 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
 	}
 	return runner, nil
+}
+
+// userTools reads the folder of the user's own tools. What is wrong there is logged
+// once, and ends no turn.
+func (s *Server) userTools(builtIn []tools.Tool) []tools.Tool {
+	if s.options.Tools == nil {
+		return nil
+	}
+	names := make([]string, len(builtIn))
+	for i := range builtIn {
+		names[i] = builtIn[i].Name
+	}
+	loaded := s.options.Tools.Load(names...)
+	if !loaded.News {
+		return loaded.Tools
+	}
+	for _, problem := range loaded.Problems {
+		s.options.Logger.Warn("tool manifest is broken", slog.String("problem", problem.Error()))
+	}
+	if len(loaded.Problems) == 0 {
+		s.options.Logger.Info("tool manifests are in order again")
+	}
+	return loaded.Tools
 }
 
 // lesser is the smaller of two bounds, of which 0 is none.

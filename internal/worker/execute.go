@@ -121,9 +121,14 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	return w.refuseCommand(c.Payload)
 }
 
-// anywhere reports whether a payload needs no sandbox.
+// anywhere reports whether a payload needs no sandbox of a session.
 func anywhere(p protocol.Payload) bool {
-	return p.Kind() == protocol.KindNoop || p.Kind() == protocol.KindResultRead
+	switch p.Kind() {
+	case protocol.KindNoop, protocol.KindResultRead, protocol.KindToolRun:
+		return true
+	default:
+		return false
+	}
 }
 
 // inSandbox runs a payload in its sandbox.
@@ -133,6 +138,8 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 		return w.commandRun(ctx, s, run, payload, frames)
 	case protocol.CodeRun:
 		return w.codeRun(ctx, s, run, payload, frames)
+	case protocol.ToolRun:
+		return w.toolRun(ctx, s, payload, frames)
 	case protocol.WorkspaceImport:
 		return w.workspaceImport(ctx, run.Call.Lane(), payload)
 	case protocol.WorkspaceExport:

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,7 @@ type box struct {
 	sandbox   sandbox.Sandbox
 	workspace string
 	seen      *seen
+	ephemeral string // what is removed when the sandbox is closed; "" for sandboxes of sessions
 }
 
 // newSandboxes prepares the data directory.
@@ -79,10 +81,15 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 	if err != nil {
 		return nil, err
 	}
+	if sandboxOf(l) == "" {
+		b.ephemeral = filepath.Dir(workspace)
+	}
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
-		ID: sandboxOf(l), Workspace: workspace, Scratch: scratch, Env: s.options.Env, Limits: s.options.Limits, Network: s.network,
+		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Env: s.options.Env,
+		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network,
 	})
 	if err != nil {
+		err = errors.Join(err, b.closeLocked())
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
 	b.sandbox, b.workspace = opened, workspace
@@ -108,19 +115,35 @@ func (s *sandboxes) box(l protocol.Lane) *box {
 	return b
 }
 
+// mounts are what every sandbox sees beside its workspace: the folder of tools.
+func (s *sandboxes) mounts() []sandbox.Mount {
+	if s.options.Tools == "" {
+		return nil
+	}
+	return []sandbox.Mount{{Host: s.options.Tools}}
+}
+
 // directories returns the workspace and the scratch directory of a lane's sandbox.
 func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace, scratch string, err error) {
 	home := s.home(l)
+	ephemeral := sandboxOf(l) == ""
+	if ephemeral {
+		if home, err = s.ephemeral(l); err != nil {
+			return "", "", err
+		}
+	}
 	scratch = filepath.Join(home, "scratch")
-	if dir, inPlace := s.options.Workspace(sandboxOf(l)); inPlace {
+	if dir, inPlace := s.options.Workspace(sandboxOf(l)); inPlace && !ephemeral {
 		if err := os.MkdirAll(scratch, 0o700); err != nil {
 			return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "scratch directory: %v", err)
 		}
 		return dir, scratch, nil
 	}
 	workspace = filepath.Join(home, "workspace")
-	if err := s.claimPlace(ctx, l, workspace); err != nil {
-		return "", "", err
+	if !ephemeral {
+		if err := s.claimPlace(ctx, l, workspace); err != nil {
+			return "", "", err
+		}
 	}
 	if err := errors.Join(os.MkdirAll(workspace, 0o700), os.MkdirAll(scratch, 0o700)); err != nil {
 		return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
@@ -171,12 +194,16 @@ func (b *box) close() error {
 }
 
 func (b *box) closeLocked() error {
-	if b.sandbox == nil {
-		return nil
+	closing, home := b.sandbox, b.ephemeral
+	b.sandbox, b.ephemeral = nil, ""
+	var err error
+	if closing != nil {
+		err = closing.Close()
 	}
-	closing := b.sandbox
-	b.sandbox = nil
-	return closing.Close()
+	if home != "" && err == nil { // what processes are left in is not removed below them
+		err = removeEphemeral(home)
+	}
+	return err
 }
 
 // replace puts another directory in the place of an empty workspace. The sandbox is

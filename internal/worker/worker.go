@@ -48,6 +48,9 @@ type Options struct {
 	// the fleet's own servers.
 	Allow        egress.Allow
 	AllowPrivate []netip.Prefix
+	// Tools is the absolute path of the folder with the programs of the user's own tools,
+	// which sandboxes can read; "" for none.
+	Tools string
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)

@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 
 // flags is the command line of the worker.
@@ -35,6 +36,8 @@ type flags struct {
 	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data    string            `placeholder:"DIR" help:"Directory of workspaces; workers that share it can take over from each other. Default: ~/.local/state/toolfleet/worker."`
+
+	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
 
 	SandboxCheck bool `help:"Try the sandboxes of this host, say which level is proven and what to do about what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
 	JSON         bool `name:"json" help:"Print the result of --sandbox-check as JSON."`
@@ -104,6 +107,14 @@ func (f *flags) options() (worker.Options, error) {
 	if data, err = filepath.Abs(data); err != nil {
 		return worker.Options{}, cli.Usagef("--data: %v", err)
 	}
+	tools := ""
+	if f.Tools != "" {
+		folder, err := manifest.Open(f.Tools)
+		if err != nil {
+			return worker.Options{}, cli.Usagef("--tools: %v", err)
+		}
+		tools = folder.Dir()
+	}
 	limits, err := f.Limits.Sandbox()
 	if err != nil {
 		return worker.Options{}, err
@@ -112,7 +123,10 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, err
 	}
-	return worker.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, AckWait: f.Lease, Allow: allow, AllowPrivate: private}, nil
+	return worker.Options{
+		Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Tools: tools, AckWait: f.Lease,
+		Allow: allow, AllowPrivate: private,
+	}, nil
 }
 
 // serve runs a worker until a signal.

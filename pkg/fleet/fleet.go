@@ -111,6 +111,8 @@ type WorkerOptions struct {
 	Slots int
 	// Env is added to the environment of sandboxes.
 	Env map[string]string
+	// Tools is the folder with the programs of tools that are commands; "" for none.
+	Tools string
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for those that live in the data directory.
 	Workspace func(sandbox string) (dir string, ok bool)
@@ -129,12 +131,18 @@ func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 	if err != nil {
 		return err
 	}
+	if o.Tools != "" {
+		if o.Tools, err = filepath.Abs(o.Tools); err != nil {
+			return fmt.Errorf("folder of tools: %w", err)
+		}
+	}
 	opened, caps, err := driver.Open(ctx, o.Sandbox, &driver.Options{Logger: f.logger})
 	if err != nil {
 		return err
 	}
 	return f.inner.StartWorker(ctx, internal.Options{
-		Pool: o.Pool, Slots: o.Slots, Data: f.data, Driver: opened, Caps: caps, Env: o.Env, Workspace: o.Workspace, Handlers: handlers,
+		Pool: o.Pool, Slots: o.Slots, Data: f.data, Driver: opened, Caps: caps, Env: o.Env, Tools: o.Tools,
+		Workspace: o.Workspace, Handlers: handlers,
 	})
 }
 

@@ -19,6 +19,7 @@ const (
 	KindProcessRead     Kind = "process_read"
 	KindProcessKill     Kind = "process_kill"
 	KindResultRead      Kind = "result_read"
+	KindToolRun         Kind = "tool_run"
 	KindWorkspaceImport Kind = "workspace_import"
 	KindWorkspaceExport Kind = "workspace_export"
 	KindTurnRun         Kind = "turn_run"
@@ -126,6 +127,8 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[ProcessKill](kind, raw)
 	case KindResultRead:
 		return decodeAs[ResultRead](kind, raw)
+	case KindToolRun:
+		return decodeAs[ToolRun](kind, raw)
 	case KindWorkspaceImport:
 		return decodeAs[WorkspaceImport](kind, raw)
 	case KindWorkspaceExport:

@@ -111,6 +111,12 @@ func fleetSamples() map[string]any {
 		"payload/unknown": protocol.UnknownPayload{
 			Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","version":3,"at":[1,2.50]}`),
 		},
+		"payload/tool_run": protocol.ToolRun{
+			Argv: []string{"python3", "{tools}/count.py"}, Arguments: json.RawMessage(`{"path":"a.txt"}`),
+			Env: map[string]string{"LANG": "C"}, Text: true,
+		},
+		"value/tool_run":           protocol.ToolRunResult{Output: json.RawMessage(`{"words":17}`), Execution: sampleExecution()},
+		"value/tool_run_no_output": protocol.ToolRunResult{Execution: sampleExecution()},
 		"payload/user": protocol.UnknownPayload{
 			Name: "crm_lookup", Raw: json.RawMessage(`{"type":"crm_lookup","version":1,"arguments":{"account":"acme"}}`),
 		},

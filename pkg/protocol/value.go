@@ -106,6 +106,8 @@ func DecodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[ProcessKillResult](kind, raw)
 	case KindResultRead:
 		return decodeValueAs[ResultReadResult](kind, raw)
+	case KindToolRun:
+		return decodeValueAs[ToolRunResult](kind, raw)
 	case KindWorkspaceImport:
 		return decodeValueAs[WorkspaceImportResult](kind, raw)
 	case KindWorkspaceExport:

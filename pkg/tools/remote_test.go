@@ -195,3 +195,28 @@ func TestNewRemote_Text(t *testing.T) {
 	require.Contains(t, tool.Text(failed), fmt.Sprintf("Partial output:\n%s", `{"paid":0}`))
 	require.Contains(t, tool.Text(&protocol.Result{Status: protocol.StatusFailed, Error: protocol.Errorf(protocol.CodeToolFailed, "no")}), "no")
 }
+
+func TestCommandTool_Text(t *testing.T) {
+	t.Parallel()
+	tool := tools.Remote{}.CommandTool(
+		tools.Definition{Name: "count", Description: "Count.", Schema: json.RawMessage(noArguments)}, tools.Command{Argv: []string{"count"}})
+	_, err := tools.NewTable(tool)
+	require.NoError(t, err)
+	result := func(output, stdout string) *protocol.Result {
+		v := protocol.ToolRunResult{Execution: protocol.Execution{Reason: "exited", Stdout: protocol.Bytes(stdout)}}
+		if output != "" {
+			v.Output = json.RawMessage(output)
+		}
+		return &protocol.Result{Status: protocol.StatusOK, Value: v}
+	}
+	require.Equal(t, `{"n":1}`, tool.Text(result(`{"n":1}`, "")))
+	require.Equal(t, "a\nb", tool.Text(result(`"a\nb"`, "")))
+	require.Equal(t, "[done; nothing was returned]", tool.Text(result(`null`, "")))
+	failed := result("", "not \x1b[1mJSON\n")
+	failed.Status, failed.Error = protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, "no JSON")
+	require.Equal(t, "[failed: tool_failed]\nno JSON\nNext: the tool ran and failed. Act on the message; the same call again will most likely fail again."+
+		"\nPartial output:\nnot JSON\n", tool.Text(failed))
+	long := result(`"`+strings.Repeat("x", 100_000)+`"`, "")
+	require.LessOrEqual(t, len(tool.Text(long)), tools.MaxText)
+	require.Contains(t, tool.Text(long), "characters left out")
+}

@@ -20,8 +20,8 @@ const module = "../.."
 // atOnce is how many tests run at once where there are fewer cores.
 const atOnce = 4
 
-// Binaries of this run of the tests; set by TestMain.
-var coordinator, worker string
+// Binaries of this run of the tests; set by TestMain. refunds is a worker with a handler.
+var coordinator, worker, refunds string
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -44,6 +44,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	coordinator, worker = filepath.Join(dir, "coordinator"), filepath.Join(dir, "worker")
+	refunds = filepath.Join(dir, "refunds")
 	code := m.Run()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -60,7 +61,7 @@ func build(ctx context.Context, dir string) error {
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/coordinator", "./cmd/worker")...)
+	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/coordinator", "./cmd/worker", "./examples/refunds")...)
 	cmd.Dir = module
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the binaries: %w\n%s", err, output)

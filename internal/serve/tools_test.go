@@ -1,0 +1,47 @@
+package serve_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+)
+
+func TestTurn_HasTheToolsOfTheFolderAsTheyAre(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(content string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "greet.yaml"), []byte(content), 0o600))
+	}
+	version := func(text string) string {
+		return "name: greet\ndescription: Greet.\ncommand: printf " + text + " >greeting\n"
+	}
+	folder, err := manifest.Open(dir)
+	require.NoError(t, err)
+	r := newRig(t, `{"text":"Greeting.","tool_calls":[{"id":"c1","name":"greet","arguments":{}}]},`+answer)
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Tools = folder })
+	greeting := func() string {
+		t.Helper()
+		call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "greet"}, 0)
+		requireAnswered(t, r.submit(t.Context(), call))
+		content, err := os.ReadFile(r.file(call.SessionID, "greeting"))
+		if err != nil {
+			return "none"
+		}
+		return string(content)
+	}
+	require.Equal(t, "none", greeting(), "there is no such tool")
+	write(version("one"))
+	require.Equal(t, "one", greeting())
+	write(version("two"))
+	require.Equal(t, "two", greeting())
+	write("name: greet\n")
+	require.Equal(t, "two", greeting(), "a broken one stays as it was")
+	require.NoError(t, os.Remove(filepath.Join(dir, "greet.yaml")))
+	require.Equal(t, "none", greeting())
+}

@@ -1,0 +1,59 @@
+package tools
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Command is a tool of the user's own as a program: it runs in a sandbox of a worker,
+// reads the arguments as JSON from standard input, and writes the result to standard
+// output. An exit code other than 0 is a failure, told with what it wrote to standard error.
+type Command struct {
+	// Argv is the program and its arguments. "{tools}" in any of them stands for the
+	// worker's folder of tools.
+	Argv []string
+	// Env is added to the sandbox's environment.
+	Env map[string]string
+	// Text says that the program writes text; otherwise it writes one JSON value.
+	Text bool
+}
+
+// CommandTool makes the tool of a command. Kind is not used. With resources that are
+// not of a sandbox, the command runs in an empty one, not in the session's. What cannot
+// be a tool is reported by [NewTable].
+func (r Remote) CommandTool(definition Definition, command Command) Tool {
+	argv, env := slices.Clone(command.Argv), maps.Clone(command.Env)
+	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
+		return protocol.ToolRun{Argv: argv, Arguments: arguments, Env: env, Text: command.Text}, nil
+	})
+	if len(argv) == 0 || argv[0] == "" {
+		tool.fault = errors.Join(tool.fault, errors.New("command: must name a program"))
+	}
+	tool.Render = renderToolRun
+	return tool
+}
+
+// renderToolRun is the text of a command's result: its output, or when it has none,
+// with the failure, what it wrote instead.
+func renderToolRun(result *protocol.Result) string {
+	value, ok := result.Value.(protocol.ToolRunResult)
+	if !ok {
+		return RenderJSON(result)
+	}
+	text := jsonText(value.Output)
+	if value.Output == nil {
+		text = plainText(string(value.Stdout))
+	}
+	switch {
+	case result.Status != protocol.StatusOK:
+		return failureText(result, text)
+	case text == "":
+		return "[done; nothing was returned]"
+	default:
+		return text
+	}
+}

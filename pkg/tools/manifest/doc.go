@@ -1,0 +1,20 @@
+// Package manifest reads tools from a folder of files, one tool a file, so that
+// whoever has a program has a tool, without Go.
+//
+//	name: word_count
+//	description: Count the words of a text file.
+//	parameters:
+//	  type: object
+//	  properties: {path: {type: string}}
+//	  required: [path]
+//	command: [python3, "{tools}/word_count.py"]
+//	resources: [{key: "sandbox/{$sandbox}/{path...}", access: shared}]
+//	delivery: idempotent
+//
+// A file is YAML (JSON is YAML too), named *.yaml, *.yml or *.json.
+// docs/tools-of-your-own.md describes the fields; [Parse] is authoritative.
+//
+// A [Folder] is read again at every [Folder.Load]. A file that is broken is a [Problem]
+// with its line, and takes nothing else with it: the other tools are there, and of the
+// broken one the last version that worked, if this process has seen one.
+package manifest

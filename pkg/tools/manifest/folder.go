@@ -1,0 +1,198 @@
+package manifest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// MaxFiles bounds the manifests of a folder; more are left out, which is a [Problem].
+const MaxFiles = 1000
+
+// Folder is a folder of manifests that may change at any time. It is safe for
+// concurrent use.
+type Folder struct {
+	dir string
+
+	mu    sync.Mutex
+	files map[string]*file // by name
+	last  string           // the problems of the last Load
+}
+
+// file is a manifest as it was read last.
+type file struct {
+	content  []byte
+	tool     tools.Tool // of the last version without problems
+	usable   bool       // there was one
+	problems []Problem  // of the last version
+}
+
+// Set is what a folder has.
+type Set struct {
+	// Tools are in the order of their files' names.
+	Tools []tools.Tool
+	// Problems are what is wrong now.
+	Problems []Problem
+	// News says that the problems are not those of the last Load.
+	News bool
+}
+
+// Open returns a folder, which must exist. Its manifests are read by Load.
+func Open(dir string) (*Folder, error) {
+	absolute, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(absolute)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return nil, &fs.PathError{Op: "open", Path: dir, Err: errors.New("not a directory")}
+	}
+	return &Folder{dir: absolute, files: map[string]*file{}}, nil
+}
+
+// Dir is the absolute path of the folder.
+func (f *Folder) Dir() string { return f.dir }
+
+// Load reads what has changed since the last Load and returns the tools. Names that are
+// reserved, and those of two manifests, are problems: the first one keeps its name.
+func (f *Folder) Load(reserved ...string) Set {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var set Set
+	names, err := f.names()
+	if err != nil {
+		set.Problems = append(set.Problems, Problem{File: f.dir, Message: err.Error()})
+		for name := range f.files { // what was there stays until the folder can be read
+			names = append(names, name)
+		}
+		slices.Sort(names)
+	} else {
+		if len(names) > MaxFiles {
+			set.Problems = append(set.Problems, Problem{File: f.dir, Message: fmt.Sprintf("has %d manifests; those after the first %d are left out", len(names), MaxFiles)})
+			names = names[:MaxFiles]
+		}
+		f.refresh(names)
+	}
+	owners := map[string]string{}
+	for _, name := range reserved {
+		owners[name] = "a built-in tool"
+	}
+	for _, name := range names {
+		f.take(&set, name, owners)
+	}
+	told := fmt.Sprint(set.Problems)
+	set.News, f.last = told != f.last && (len(set.Problems) > 0 || f.last != ""), told
+	return set
+}
+
+// names returns the manifests of the folder, sorted.
+func (f *Folder) names() ([]string, error) {
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, entry := range entries {
+		switch filepath.Ext(entry.Name()) {
+		case ".yaml", ".yml", ".json":
+			names = append(names, entry.Name())
+		}
+	}
+	return names, nil
+}
+
+// refresh reads the files anew and forgets those that are gone.
+func (f *Folder) refresh(names []string) {
+	for name := range f.files {
+		if !slices.Contains(names, name) {
+			delete(f.files, name)
+		}
+	}
+	for _, name := range names {
+		if f.files[name] == nil {
+			f.files[name] = &file{}
+		}
+		f.files[name].read(filepath.Join(f.dir, name))
+	}
+}
+
+// read parses the file if it has changed. One that is broken keeps the tool that it was.
+func (m *file) read(path string) {
+	content, problem := readRegular(path)
+	if problem != nil {
+		m.content, m.problems = nil, []Problem{*problem}
+		return
+	}
+	if m.content != nil && bytes.Equal(content, m.content) {
+		return
+	}
+	m.content = content
+	var tool tools.Tool
+	if tool, m.problems = Parse(path, content); len(m.problems) == 0 {
+		m.tool, m.usable = tool, true
+	}
+}
+
+// readRegular reads a file of at most one byte more than is allowed.
+func readRegular(path string) ([]byte, *Problem) {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, &Problem{File: path, Message: "is not a regular file"}
+	}
+	if err == nil && info.Size() > MaxBytes {
+		return nil, &Problem{File: path, Message: fmt.Sprintf("has %d bytes, at most %d are allowed", info.Size(), MaxBytes)}
+	}
+	var content []byte
+	if err == nil {
+		content, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, &Problem{File: path, Message: err.Error()}
+	}
+	return content, nil
+}
+
+// take adds the tool of a file to the set, with what is wrong with it.
+func (f *Folder) take(set *Set, name string, owners map[string]string) {
+	m := f.files[name]
+	set.Problems = append(set.Problems, m.problems...)
+	if len(m.problems) > 0 && m.usable {
+		set.Problems = append(set.Problems, Problem{
+			File: filepath.Join(f.dir, name), Message: fmt.Sprintf("the tool %s stays as it was before", m.tool.Name),
+		})
+	}
+	if !m.usable {
+		return
+	}
+	if owner := owners[m.tool.Name]; owner != "" {
+		set.Problems = append(set.Problems, Problem{
+			File: filepath.Join(f.dir, name), Line: nameLine(m.content),
+			Message: fmt.Sprintf("the name %s is that of %s: choose another", m.tool.Name, owner),
+		})
+		return
+	}
+	owners[m.tool.Name] = "the tool of " + name
+	set.Tools = append(set.Tools, m.tool)
+}
+
+var nameField = regexp.MustCompile(`(?m)^[ \t{]*"?name"?[ \t]*:`)
+
+// nameLine is the line on which a manifest names its tool.
+func nameLine(content []byte) int {
+	at := nameField.FindIndex(content)
+	if at == nil {
+		return 1
+	}
+	return 1 + bytes.Count(content[:at[0]], []byte{'\n'})
+}

@@ -1,0 +1,271 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// MaxBytes bounds a manifest.
+const MaxBytes = 256 << 10
+
+// noParameters is the schema of a tool without arguments.
+const noParameters = `{"type":"object","properties":{},"additionalProperties":false}`
+
+// document is a manifest.
+type document struct {
+	Name        string            `yaml:"name"`
+	Description string            `yaml:"description"`
+	Parameters  yaml.Node         `yaml:"parameters"`
+	Command     commandLine       `yaml:"command"`
+	Handler     string            `yaml:"handler"`
+	Output      string            `yaml:"output"`
+	Env         map[string]string `yaml:"env"`
+	Resources   []tools.Resource  `yaml:"resources"`
+	Delivery    protocol.Delivery `yaml:"delivery"`
+	Timeout     duration          `yaml:"timeout"`
+	Pool        protocol.Pool     `yaml:"pool"`
+	MinLevel    string            `yaml:"min_level"`
+}
+
+// commandLine is a program and its arguments; a single text is run by the shell.
+type commandLine []string
+
+// UnmarshalYAML implements [yaml.Unmarshaler].
+func (c *commandLine) UnmarshalYAML(node *yaml.Node) error {
+	if node.Kind == yaml.ScalarNode && node.Tag == "!!str" {
+		*c = commandLine{"sh", "-c", node.Value}
+		return nil
+	}
+	var argv []string
+	if err := node.Decode(&argv); err != nil {
+		return Problem{Line: node.Line, Message: "command: must be a list of texts, as in [python3, count.py], or a text for the shell"}
+	}
+	*c = argv
+	return nil
+}
+
+// duration is a time as Go writes it, "90s" or "2m".
+type duration time.Duration
+
+// UnmarshalYAML implements [yaml.Unmarshaler].
+func (d *duration) UnmarshalYAML(node *yaml.Node) error {
+	parsed, err := time.ParseDuration(node.Value)
+	if err != nil || parsed <= 0 {
+		return Problem{Line: node.Line, Message: fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value)}
+	}
+	*d = duration(parsed)
+	return nil
+}
+
+// Parse makes a tool of a manifest, or says everything that is wrong with it. file is
+// its name in the problems.
+func Parse(file string, content []byte) (tools.Tool, []Problem) {
+	m := &parser{file: file, lines: map[string]int{}}
+	doc, ok := m.decode(content)
+	if !ok {
+		return tools.Tool{}, m.problems
+	}
+	tool := m.tool(doc)
+	if len(m.problems) == 0 {
+		_, err := tools.NewTable(tool)
+		m.table(err, &doc.Parameters)
+	}
+	slices.SortStableFunc(m.problems, func(a, b Problem) int { return a.Line - b.Line })
+	return tool, m.problems
+}
+
+// parser collects the problems of one manifest.
+type parser struct {
+	file     string
+	lines    map[string]int // of the fields
+	problems []Problem
+}
+
+func (m *parser) problem(line int, format string, args ...any) {
+	m.problems = append(m.problems, Problem{File: m.file, Line: line, Message: fmt.Sprintf(format, args...)})
+}
+
+// decode reads the YAML.
+func (m *parser) decode(content []byte) (doc document, ok bool) {
+	if len(content) > MaxBytes {
+		m.problem(0, "has %d bytes, at most %d are allowed", len(content), MaxBytes)
+		return doc, false
+	}
+	var root yaml.Node
+	if err := yaml.Unmarshal(content, &root); err != nil {
+		m.yaml(err)
+		return doc, false
+	}
+	if root.Kind == 0 || root.Content[0].Kind != yaml.MappingNode {
+		m.problem(1, "must be a mapping with the fields %s", strings.Join(fields(), ", "))
+		return doc, false
+	}
+	top := root.Content[0].Content
+	for i := 0; i+1 < len(top); i += 2 {
+		m.lines[top[i].Value] = top[i].Line
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(content))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&doc); err != nil {
+		m.yaml(err)
+	}
+	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		m.problem(0, "has more than one document: a manifest is one tool")
+	}
+	return doc, len(m.problems) == 0
+}
+
+var (
+	atLine       = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
+	unknownField = regexp.MustCompile(`^field (.*) not found in type \S+$`)
+	notThatType  = regexp.MustCompile("^cannot unmarshal !!(\\w+)(?: (`.*`))? into (.*)$")
+)
+
+// yaml reports an error of the YAML library, in our words where it speaks of Go.
+func (m *parser) yaml(err error) {
+	if own, is := errors.AsType[Problem](err); is {
+		m.problem(own.Line, "%s", own.Message)
+		return
+	}
+	messages := []string{err.Error()}
+	if typed, is := errors.AsType[*yaml.TypeError](err); is {
+		messages = typed.Errors
+	}
+	for _, message := range messages {
+		line := 1 // of which the library does not speak
+		if found := atLine.FindStringSubmatch(message); found != nil {
+			line, _ = strconv.Atoi(found[1]) // digits
+			message = found[2]
+		}
+		if found := unknownField.FindStringSubmatch(message); found != nil {
+			message = fmt.Sprintf("there is no field %q; the fields are %s", found[1], strings.Join(fields(), ", "))
+		} else if found := notThatType.FindStringSubmatch(message); found != nil {
+			message = written(found[1], found[2]) + " is not what belongs here: " + wanted(found[3])
+		}
+		m.problem(line, "%s", strings.TrimPrefix(message, "yaml: "))
+	}
+}
+
+// written names what stands in a manifest, by its tag and text.
+func written(tag, text string) string {
+	switch tag {
+	case "seq":
+		return "a list"
+	case "map":
+		return "a mapping"
+	default:
+		return text
+	}
+}
+
+// wanted says what a Go type is in YAML.
+func wanted(goType string) string {
+	switch {
+	case strings.HasPrefix(goType, "map["):
+		return "it must be a mapping of names to texts"
+	case strings.HasPrefix(goType, "[]"):
+		return "it must be a list"
+	case goType == "tools.Resource":
+		return "it must be a mapping of key and access"
+	default:
+		return "it must be a text"
+	}
+}
+
+// fields are the names of the fields of a manifest, in order.
+func fields() []string {
+	t := reflect.TypeFor[document]()
+	names := make([]string, t.NumField())
+	for i := range names {
+		names[i] = t.Field(i).Tag.Get("yaml")
+	}
+	return names
+}
+
+// tool makes the tool of a document.
+func (m *parser) tool(doc document) tools.Tool {
+	definition := tools.Definition{Name: doc.Name, Description: doc.Description, Schema: json.RawMessage(noParameters)}
+	if m.lines["parameters"] > 0 {
+		schema, fault := nodeJSON(&doc.Parameters)
+		if fault != nil {
+			m.problem(fault.Line, "parameters: %s", fault.Message)
+		}
+		definition.Schema = schema
+	}
+	if m.lines["resources"] > 0 && doc.Resources == nil {
+		doc.Resources = []tools.Resource{}
+	}
+	remote := tools.Remote{
+		Kind: protocol.Kind(doc.Handler), Resources: doc.Resources, Delivery: doc.Delivery,
+		Timeout: time.Duration(doc.Timeout), Pool: doc.Pool, MinLevel: doc.MinLevel,
+	}
+	switch doc.Output {
+	case "", "json", "text":
+	default:
+		m.problem(m.lines["output"], "output %q: must be json or text", doc.Output)
+	}
+	hasCommand, hasHandler := m.lines["command"] > 0, m.lines["handler"] > 0
+	switch {
+	case hasCommand == hasHandler:
+		m.problem(m.lines["handler"], "exactly one of command (a program) and handler (a kind that workers of yours execute) must be given")
+	case hasHandler && (m.lines["output"] > 0 || m.lines["env"] > 0):
+		m.problem(m.lines["handler"], "output and env are of commands, not of handlers")
+	case hasHandler:
+		return remote.Tool(definition)
+	}
+	return remote.CommandTool(definition, tools.Command{Argv: doc.Command, Env: doc.Env, Text: doc.Output == "text"})
+}
+
+var inSchema = regexp.MustCompile(`at '([^']*)': (.*)`)
+
+// table reports what [tools.NewTable] says about the tool, each fault at the field
+// that it is about.
+func (m *parser) table(err error, parameters *yaml.Node) {
+	if err == nil {
+		return
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		if found := inSchema.FindStringSubmatch(line); found != nil {
+			m.problem(nodeAt(parameters, found[1]).Line, "parameters: at %q: %s", found[1], found[2])
+			continue
+		}
+		_, message, found := strings.Cut(line, ": ") // the tool's name
+		if !found || strings.Contains(message, "is not valid against metaschema") {
+			continue
+		}
+		m.problem(m.lineOf(message), "%s", strings.Replace(message, "schema: ", "parameters: ", 1))
+	}
+	if len(m.problems) == 0 {
+		m.problem(0, "%v", err)
+	}
+}
+
+// lineOf is the line of the field that a fault names first, or that it is about.
+func (m *parser) lineOf(message string) int {
+	word, _, _ := strings.Cut(message, " ")
+	switch word = strings.TrimSuffix(word, ":"); {
+	case word == "schema":
+		word = "parameters"
+	case strings.Contains(message, tools.ErrInvalidResource.Error()):
+		word = "resources"
+	case strings.Contains(message, protocol.ErrInvalidKind.Error()):
+		word = "handler"
+	case strings.HasPrefix(message, protocol.ErrInvalidName.Error()):
+		word = "pool"
+	}
+	return max(m.lines[word], 1)
+}

@@ -1,0 +1,195 @@
+package manifest_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+)
+
+const whole = `# A comment.
+name: word_count
+description: |
+  Count the words of a text file.
+  Returns {"words": N}.
+parameters:
+  type: object
+  properties:
+    path: {type: string, description: The file.}
+    at_least: {type: integer, default: 1, minimum: 0}
+    since: {type: string, default: 2026-01-02}
+  required: [path]
+  additionalProperties: false
+command: [python3, "{tools}/word_count.py", --json]
+env: {PYTHONUTF8: "1"}
+resources:
+  - key: sandbox/{$sandbox}/{path...}
+    access: shared
+delivery: idempotent
+timeout: 90s
+pool: gpu
+min_level: paths
+`
+
+var scope = tools.Scope{Session: "s", Sandbox: "box"}
+
+func planOf(t *testing.T, tool tools.Tool, arguments string) tools.Plan {
+	t.Helper()
+	table, err := tools.NewTable(tool)
+	require.NoError(t, err)
+	_, plan, refusal := table.Plan(scope, tool.Name, arguments)
+	require.Nil(t, refusal)
+	return plan
+}
+
+func TestParse_EveryField(t *testing.T) {
+	t.Parallel()
+	tool, problems := manifest.Parse("word_count.yaml", []byte(whole))
+	require.Empty(t, problems)
+	require.Equal(t, "word_count", tool.Name)
+	require.Equal(t, "Count the words of a text file.\nReturns {\"words\": N}.\n", tool.Description)
+	inOrder := `{"type":"object","properties":{"path":{"type":"string","description":"The file."},` +
+		`"at_least":{"type":"integer","default":1,"minimum":0},"since":{"type":"string","default":"2026-01-02"}},` +
+		`"required":["path"],"additionalProperties":false}`
+	require.Equal(t, []byte(inOrder), []byte(tool.Schema), "in the order in which they are written")
+	require.Equal(t, tools.Plan{
+		Payload: protocol.ToolRun{
+			Argv: []string{"python3", "{tools}/word_count.py", "--json"}, Arguments: []byte(`{"at_least":2,"path":"./a.txt"}`),
+			Env: map[string]string{"PYTHONUTF8": "1"},
+		},
+		Resources: []protocol.Use{{Key: "sandbox/box/a.txt", Access: protocol.Shared}},
+		Delivery:  protocol.Idempotent, Timeout: 90 * time.Second, Pool: "gpu", MinLevel: "paths",
+	}, planOf(t, tool, `{"path":"./a.txt","at_least":"2"}`))
+}
+
+func TestParse_Defaults(t *testing.T) {
+	t.Parallel()
+	tool, problems := manifest.Parse("now.json", []byte(`{"name": "now", "description": "The time.", "command": "date +%s", "output": "text"}`))
+	require.Empty(t, problems)
+	plan := planOf(t, tool, "")
+	require.Equal(t, tools.Plan{Payload: protocol.ToolRun{Argv: []string{"sh", "-c", "date +%s"}, Arguments: []byte(`{}`), Text: true}}, plan)
+
+	tool, problems = manifest.Parse("now.yaml", []byte("name: now\ndescription: The time.\ncommand: [date]\nresources: []\n"))
+	require.Empty(t, problems)
+	plan = planOf(t, tool, "")
+	require.NotNil(t, plan.Resources, "nothing at all")
+	require.Empty(t, plan.Resources)
+
+	tool, problems = manifest.Parse("refund.yaml", []byte(`
+name: refund
+description: Pay back.
+parameters: {type: object, properties: {account: {type: string}}, required: [account]}
+handler: refund
+resources: [{key: "account/{account}"}]
+delivery: at_most_once
+`))
+	require.Empty(t, problems)
+	plan = planOf(t, tool, `{"account":"acme"}`)
+	require.Equal(t, protocol.Kind("refund"), plan.Payload.Kind())
+	require.Equal(t, protocol.AtMostOnce, plan.Delivery)
+	require.Equal(t, []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}, plan.Resources)
+}
+
+// TestParse_ProblemsHaveTheirLine changes one line of a manifest that is fine, and
+// expects it to be blamed.
+func TestParse_ProblemsHaveTheirLine(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ old, new, want string }{
+		{"name: word_count", "nam: word_count", `f.yaml:2: there is no field "nam"; the fields are name, description`},
+		{"name: word_count", "name: word count", "f.yaml:2: name: character ' ' at 4"},
+		{"name: word_count", "name: [a]", "f.yaml:2: a list is not what belongs here: it must be a text"},
+		{"name: word_count", "\"name: word_count", "f.yaml:"},
+		{"timeout: 90s", "timeout: 90", `f.yaml:20: timeout "90": must be a time such as 90s`},
+		{"timeout: 90s", "timeout: 48h", `f.yaml:20: timeout 48h0m0s: must be 0 to 24h0m0s`},
+		{"delivery: idempotent", "delivery: twice", `f.yaml:19: delivery "twice": must be`},
+		{"pool: gpu", "pool: session", `f.yaml:21: pool "session": is that of the coordinators`},
+		{"pool: gpu", "pool: GPU", `f.yaml:21: invalid name: pool "GPU"`},
+		{"min_level: paths", "min_level: high", `f.yaml:22: min_level "high": must be one of none, paths, full, kernel`},
+		{"access: shared", "access: read", `f.yaml:16: invalid resource "sandbox/{$sandbox}/{path...}": access "read"`},
+		{"{path...}", "{file...}", "f.yaml:16: invalid resource: {file}: the tool has no such argument"},
+		{"key: sandbox/{$sandbox}/{path...}", "key: sandbox/{path}", "f.yaml:16: invalid resource"},
+		{"resources:\n", "resources: {}\nx:\n", `f.yaml:17: there is no field "x"`},
+		{"path: {type: string,", "path: {type: text,", `f.yaml:9: parameters: at "/properties/path/type": `},
+		{"minimum: 0", "minimum: low", `f.yaml:10: parameters: at "/properties/at_least/minimum": `},
+		{"  type: object", "  type: array", `f.yaml:6: parameters: must be a JSON object with "type": "object"`},
+		{"required: [path]", "? [a]\n  : b", "f.yaml:12: parameters: names of properties must be plain texts"},
+		{"default: 1,", "default: .inf,", `f.yaml:10: parameters: ".inf" is no value of JSON`},
+		{"command: [python3, \"{tools}/word_count.py\", --json]", "command: {a: b}", "f.yaml:14: command: must be a list of texts"},
+		{"command: [python3, \"{tools}/word_count.py\", --json]", "command: []", "f.yaml:14: command: must name a program"},
+		{"command: [python3, \"{tools}/word_count.py\", --json]", "output: xml\ncommand: [a]", `f.yaml:14: output "xml": must be json or text`},
+		{"command:", "handler: count\ncommand:", "f.yaml:14: exactly one of command (a program) and handler"},
+		{"command: [python3, \"{tools}/word_count.py\", --json]\n", "handler: count\n", "f.yaml:14: output and env are of commands"},
+		{"command: [python3, \"{tools}/word_count.py\", --json]\nenv: {PYTHONUTF8: \"1\"}", "handler: files_read", "f.yaml:14: invalid payload kind"},
+		{"env: {PYTHONUTF8: \"1\"}", "env: [a]", "f.yaml:15: a list is not what belongs here: it must be a mapping"},
+		{"name: word_count", "name: word_count\nname: b", "f.yaml:3: mapping key \"name\" already defined at line 2"},
+		{"min_level: paths\n", "min_level: paths\n---\nname: other\n", "f.yaml: has more than one document"},
+	} {
+		t.Run(test.new, func(t *testing.T) {
+			t.Parallel()
+			require.Contains(t, whole, test.old)
+			_, problems := manifest.Parse("f.yaml", []byte(strings.Replace(whole, test.old, test.new, 1)))
+			require.NotEmpty(t, problems)
+			var all []string
+			for _, p := range problems {
+				all = append(all, p.Error())
+			}
+			require.Contains(t, strings.Join(all, "\n"), test.want)
+		})
+	}
+}
+
+func TestParse_WhatIsNoManifestAtAll(t *testing.T) {
+	t.Parallel()
+	for content, want := range map[string]string{
+		"":                               "f:1: must be a mapping with the fields name",
+		"- a\n":                          "f:1: must be a mapping",
+		"name: x\n":                      "exactly one of command",
+		"\tname: x":                      "f:1: found character that cannot start any token",
+		"name: x\n  description: y\n":    "f:2: mapping values are not allowed",
+		strings.Repeat("#", 256<<10+1):   "f: has 262145 bytes, at most 262144",
+		"name: &a [*a]\ncommand: [a]\n":  "f:1: a list is not what belongs here: it must be a text",
+		"name: x\ndescription: &d y\n<<": "f:",
+	} {
+		_, problems := manifest.Parse("f", []byte(content))
+		require.NotEmpty(t, problems)
+		var all []string
+		for _, p := range problems {
+			all = append(all, p.Error())
+		}
+		require.Contains(t, strings.Join(all, "\n"), want)
+	}
+}
+
+func TestParse_SchemasThatUnfoldAreBounded(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	b.WriteString("name: bomb\ndescription: Boom.\ncommand: [a]\nparameters:\n  type: object\n  a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n")
+	for i := range 9 {
+		b.WriteString("  a" + string(rune('1'+i)) + ": &a" + string(rune('1'+i)) + " [" +
+			strings.TrimSuffix(strings.Repeat("*a"+string(rune('0'+i))+", ", 10), ", ") + "]\n")
+	}
+	_, problems := manifest.Parse("f", []byte(b.String()))
+	require.NotEmpty(t, problems)
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(whole))
+	f.Add([]byte(`{"name":"a","description":"b","command":"c"}`))
+	f.Add([]byte("name: a\nparameters: &a {type: object, x: *a}\n"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		tool, problems := manifest.Parse("f", content)
+		for _, p := range problems {
+			require.NotEmpty(t, p.Message)
+			require.LessOrEqual(t, p.Line, 2+strings.Count(string(content), "\n")+strings.Count(string(content), "\r"))
+		}
+		if len(problems) == 0 {
+			_, err := tools.NewTable(tool)
+			require.NoError(t, err, "what has no problems is a tool")
+		}
+	})
+}

@@ -1,0 +1,87 @@
+package integration
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestTools_OfAFolder: a session uses a program of the user's as a tool, on workers that
+// are processes of their own; what is broken in the folder is told and left out.
+func TestTools_OfAFolder(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	folder := t.TempDir()
+	write(t, filepath.Join(folder, "shout.yaml"), `
+name: shout
+description: Write a file in capitals.
+parameters: {type: object, properties: {path: {type: string}}, required: [path]}
+command: [sh, "{tools}/shout.sh"]
+resources: [{key: "sandbox/{$sandbox}/{path...}"}]
+`)
+	write(t, filepath.Join(folder, "shout.sh"), `path=$(sed -n 's/.*"path":"\([^"]*\)".*/\1/p')
+[ -f "$path" ] || { echo "there is no $path" >&2; exit 4; }
+tr a-z A-Z <"$path" >.new && mv .new "$path" && printf '{"shouted": "%s"}' "$path"
+`)
+	write(t, filepath.Join(folder, "broken.yaml"), "name: broken\nspeed: high\n")
+	startWorkers(t, 2, append([]string{"--tools", folder}, b.flags...))
+	model := script(t,
+		say("Shouting.", use("c1", "shout", object{"path": "a.txt"}), use("c2", "read", object{"path": "a.txt"}), use("c3", "shout", object{"path": "b.txt"})),
+		say("Done."))
+	workspace := t.TempDir()
+	write(t, filepath.Join(workspace, "a.txt"), "hello\n")
+	args := append([]string{"run", "--json", "--model", model, "--tools", folder, "--workspace", workspace}, b.flags...)
+	got := execute(t, coordinator, launch{args: append(args, "shout")})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stderr, `broken.yaml:2: there is no field "speed"`)
+	all := results(events(t, got.stdout))
+	require.JSONEq(t, `{"shouted": "a.txt"}`, all["c1"].Content)
+	require.Contains(t, all["c2"].Content, "HELLO", "the read waits for the tool that has the file")
+	require.Equal(t, "failed", all["c3"].Status)
+	require.Contains(t, all["c3"].Content, "the tool failed (exit code 4): there is no b.txt")
+	require.Equal(t, "HELLO\n", content(t, filepath.Join(workspace, "a.txt")))
+}
+
+// TestTools_OfAWorkerWithAHandler: sessions side by side call a Go function on two workers;
+// calls for one account never overlap, or money would be lost.
+func TestTools_OfAWorkerWithAHandler(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	ledger, data := t.TempDir(), t.TempDir()
+	for range 2 {
+		p := start(t, refunds, launch{args: append([]string{"--sandbox", "process", "--data", data}, b.flags...), env: []string{"LEDGER=" + ledger}})
+		p.waitFor(t, `takes calls of pool default`)
+	}
+	folder, err := filepath.Abs(filepath.Join(module, "examples", "refunds", "tools"))
+	require.NoError(t, err)
+	model := script(t,
+		say("Paying.",
+			use("c1", "refund", object{"account": "acme", "cents": 100}),
+			use("c2", "refund", object{"account": "acme", "cents": 100}),
+			use("c3", "refund", object{"account": "other", "cents": 1}),
+			use("c4", "refund", object{"account": "acme", "cents": 0})),
+		say("Paid."))
+	const sessions = 4
+	var running []*process
+	for range sessions {
+		running = append(running, start(t, coordinator, launch{
+			args: append(append([]string{"run", "--json", "--model", model, "--tools", folder}, b.flags...), "pay"),
+		}))
+	}
+	for _, p := range running {
+		require.Equal(t, 0, p.wait(t), p)
+		all := results(events(t, p.stdout.String()))
+		require.Equal(t, "ok", all["c1"].Status, all["c1"].Content)
+		require.Equal(t, "rejected", all["c4"].Status)
+		require.Contains(t, all["c4"].Content, "cents: is 0, must be 1 or more")
+	}
+	var acme struct {
+		Refunded int            `json:"refunded"`
+		Calls    map[string]int `json:"calls"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(content(t, filepath.Join(ledger, "acme.json"))), &acme))
+	require.Equal(t, 200*sessions, acme.Refunded)
+	require.Len(t, acme.Calls, 2*sessions)
+}
