@@ -177,7 +177,7 @@ func (l *held) serve() {
 		}
 		l.complained = false
 		l.start()
-		if l.active > 0 || l.wanting {
+		if l.active > 0 || l.wanting || l.schedule.len() > 0 && time.Now().Before(l.givingWay) {
 			l.wait(l.holder.lookPeriod())
 			continue
 		}
@@ -205,7 +205,7 @@ func (l *held) serve() {
 // then it is released without another look into the mailbox before.
 func (l *held) usedOnce() bool {
 	return l.served == 1 && !l.frequent && l.caughtUp && l.active == 0 && l.schedule.len() == 0 &&
-		(l.holder.options.Linger <= 0 || !l.holder.options.Lingers(l.lane))
+		(l.holder.options.Linger <= 0 || !l.holder.options.Lingers(l.lane)) && !l.holder.options.Keeps(l.lane)
 }
 
 // finish books the end of a call.
@@ -280,7 +280,9 @@ func (l *held) hintAfter() time.Duration {
 // be work again.
 func (l *held) linger() bool {
 	d := l.holder.options.Linger
-	if l.holder.mayLinger(l.lane) {
+	if l.holder.options.Keeps(l.lane) {
+		d, l.idleSince = 2*lookPeriodMax, time.Time{} // asked again before that
+	} else if l.holder.mayLinger(l.lane) {
 		defer l.holder.lingered()
 	} else if d = holdTime; !l.frequent && l.served < 2 {
 		return false

@@ -68,7 +68,10 @@ type Options struct {
 	// Lingers (if set) reports true are kept.
 	Linger  time.Duration
 	Lingers func(protocol.Lane) bool
-	// MaxLingering bounds the idle lanes that are kept; default 64.
+	// Keeps, if set, names lanes that are held on however long they are idle, because
+	// something lives there that must not end with the lane. It is asked often.
+	Keeps func(protocol.Lane) bool
+	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
 	MaxLingering int
 	// Logger gets troubles at warn, claims and releases at debug; nil discards.
 	Logger *slog.Logger
@@ -89,6 +92,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Lingers == nil {
 		o.Lingers = func(protocol.Lane) bool { return true }
+	}
+	if o.Keeps == nil {
+		o.Keeps = func(protocol.Lane) bool { return false }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

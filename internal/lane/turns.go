@@ -60,21 +60,24 @@ func (l *held) yields() bool {
 	if l.active > 0 || l.schedule.len() == 0 || time.Since(l.share) < quantum || l.unresolved() {
 		return false
 	}
-	if l.holder.slots.available() > 0 {
+	if l.holder.slots.available() > 0 || l.holder.options.Keeps(l.lane) {
 		return false
 	}
 	l.stop()
 	return true
 }
 
-// givesWay reports whether a lane whose calls overlap, so that it is never idle and
-// cannot yield, leaves its free slots to others for a moment.
+// givesWay reports whether a lane that cannot yield, because its calls overlap and it is
+// never idle, or because it must be held, leaves its free slots to others for a moment.
 func (l *held) givesWay() bool {
 	now := time.Now()
 	if now.Before(l.givingWay) {
 		return true
 	}
-	if l.active == 0 || now.Sub(l.share) < quantum || l.holder.slots.available() > 0 {
+	if l.schedule.len() == 0 || now.Sub(l.share) < quantum || l.holder.slots.available() > 0 {
+		return false
+	}
+	if l.active == 0 && !l.holder.options.Keeps(l.lane) {
 		return false
 	}
 	l.givingWay = now.Add(giveWay)

@@ -17,8 +17,8 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 	switch p := p.(type) {
 	case protocol.CommandRun:
 		readOnly, limits = p.ReadOnly, p.Limits
-		if p.Background || p.KeepShell {
-			return protocol.Errorf(protocol.CodeUnknownPayload, "command_run: this worker does not know background and keep_shell")
+		if p.KeepShell {
+			return protocol.Errorf(protocol.CodeUnknownPayload, "command_run: this worker does not know keep_shell")
 		}
 		if (p.Command == "") == (len(p.Argv) == 0) {
 			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
@@ -46,6 +46,9 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 		argv = []string{w.languages.shell, "-c", p.Command}
 	}
 	cmd := sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin, ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits)}
+	if p.Background {
+		return w.startProcess(ctx, s, run.Call, p, cmd)
+	}
 	return w.exec(ctx, s, run, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
 }
 

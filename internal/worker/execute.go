@@ -140,6 +140,12 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 		return w.codeRun(ctx, s, run, payload, frames)
 	case protocol.ToolRun:
 		return w.toolRun(ctx, s, payload, frames)
+	case protocol.ProcessList:
+		return w.processes(run).List(), nil
+	case protocol.ProcessRead:
+		return valued(w.processes(run).Read(ctx, payload))
+	case protocol.ProcessKill:
+		return valued(w.processes(run).Kill(ctx, payload.Process))
 	case protocol.WorkspaceImport:
 		return w.workspaceImport(ctx, run.Call.Lane(), payload)
 	case protocol.WorkspaceExport:

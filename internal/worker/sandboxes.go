@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -36,6 +37,7 @@ type box struct {
 	workspace string
 	seen      *seen
 	ephemeral string // what is removed when the sandbox is closed; "" for sandboxes of sessions
+	processes *background.Processes
 }
 
 // newSandboxes prepares the data directory.
@@ -109,7 +111,10 @@ func (s *sandboxes) box(l protocol.Lane) *box {
 	defer s.mu.Unlock()
 	b := s.open[l]
 	if b == nil {
-		b = &box{seen: newSeen(filepath.Join(s.home(l), "seen.jsonl"))}
+		b = &box{
+			seen:      newSeen(filepath.Join(s.home(l), "seen.jsonl")),
+			processes: background.New(filepath.Join(s.home(l), "processes.json")),
+		}
 		s.open[l] = b
 	}
 	return b
@@ -200,10 +205,21 @@ func (b *box) closeLocked() error {
 	if closing != nil {
 		err = closing.Close()
 	}
+	if err == nil {
+		b.processes.Wait()
+	}
 	if home != "" && err == nil { // what processes are left in is not removed below them
 		err = removeEphemeral(home)
 	}
 	return err
+}
+
+// busy reports whether background processes live in the sandbox of a lane.
+func (s *sandboxes) busy(l protocol.Lane) bool {
+	s.mu.Lock()
+	b := s.open[l]
+	s.mu.Unlock()
+	return b != nil && b.processes.Living() > 0
 }
 
 // replace puts another directory in the place of an empty workspace. The sandbox is

@@ -27,6 +27,9 @@ const flushTimeout = 2 * time.Second
 // DefaultLinger is how long the sandbox of an idle lane stays open.
 const DefaultLinger = 5 * time.Second
 
+// DefaultBackground is the longest life of a background process.
+const DefaultBackground = time.Hour
+
 // Options of a [Worker]; zero values mean the documented default.
 type Options struct {
 	Fleet protocol.Fleet    // default tf
@@ -58,6 +61,9 @@ type Options struct {
 	Handlers map[protocol.Kind]Handler
 	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative not at all.
 	Linger time.Duration
+	// Background is the longest life of a background process, which keeps its sandbox
+	// open; 0 means [DefaultBackground].
+	Background time.Duration
 	// AckWait is the length of leases; 0 takes what the pool has.
 	AckWait time.Duration
 	Logger  *slog.Logger
@@ -83,6 +89,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Linger == 0 {
 		o.Linger = DefaultLinger
+	}
+	if o.Background <= 0 {
+		o.Background = DefaultBackground
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -146,6 +155,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
 		Linger: max(o.Linger, 0), Lingers: func(l protocol.Lane) bool { return sandboxOf(l) != "" },
+		Keeps:  w.sandboxes.busy,
 		Logger: o.Logger,
 	})
 	if err != nil {

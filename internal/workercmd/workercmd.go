@@ -44,7 +44,8 @@ type flags struct {
 
 	cli.Network
 
-	Limits cli.Limits `embed:"" prefix:"limit-"`
+	Limits     cli.Limits    `embed:"" prefix:"limit-"`
+	Background time.Duration `default:"1h" help:"How long a background process may live; it keeps its sandbox on this worker."`
 
 	Drain    time.Duration `default:"30s" help:"How long running calls may go on after SIGTERM."`
 	Lease    time.Duration `default:"0s" help:"Length of leases of a new pool; 0 takes what the pool has, or 10s."`
@@ -107,6 +108,9 @@ func (f *flags) options() (worker.Options, error) {
 	if data, err = filepath.Abs(data); err != nil {
 		return worker.Options{}, cli.Usagef("--data: %v", err)
 	}
+	if f.Background <= 0 {
+		return worker.Options{}, cli.Usagef("--background %s: must be more than 0", f.Background)
+	}
 	tools := ""
 	if f.Tools != "" {
 		folder, err := manifest.Open(f.Tools)
@@ -124,7 +128,7 @@ func (f *flags) options() (worker.Options, error) {
 		return worker.Options{}, err
 	}
 	return worker.Options{
-		Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Tools: tools, AckWait: f.Lease,
+		Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
 		Allow: allow, AllowPrivate: private,
 	}, nil
 }

@@ -21,6 +21,7 @@ const (
 //
 //	bash, run_code          sandbox/<id>         exclusive   anything may happen
 //	the same, read_only     sandbox/<id>         shared      the worker keeps the workspace as it is
+//	process                 sandbox/<id>         shared, to kill one exclusive
 //	write, edit,            sandbox/<id>/<path>  exclusive
 //	multi_edit, json_write
 //	read, json_read, list,  sandbox/<id>/<path>  shared
@@ -42,7 +43,8 @@ const (
 // what it expects, and a command may do anything: they are rolled back.
 func Core() []Tool {
 	return []Tool{
-		bash(), edit(), exists(), glob(), grep(), jsonRead(), jsonWrite(), list(), multiEdit(), read(), runCode(), tree(), write(),
+		bash(), edit(), exists(), glob(), grep(), jsonRead(), jsonWrite(), list(), multiEdit(),
+		processTool(), read(), runCode(), tree(), write(),
 	}
 }
 

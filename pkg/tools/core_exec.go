@@ -18,13 +18,15 @@ type bashArguments struct {
 	Timeout  float64     `json:"timeout"`
 	Env      environment `json:"env"`
 	ReadOnly bool        `json:"read_only"`
+
+	Background bool `json:"background"`
 }
 
 func bash() Tool {
 	return Tool{
 		Definition: definition("bash",
 			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
-				"Every command is a new process: files persist, but variables, the current directory and background processes do not. "+
+				"Every command is a new process: files persist, but variables and the current directory do not, and what a command leaves running is killed at its end. "+
 				"There is no input to read: pass flags that keep programs from asking. "+
 				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest. "+
 				"Prefer read, write, edit, list and grep for files.",
@@ -33,15 +35,16 @@ func bash() Tool {
 				"properties": {
 					"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell; may have several lines."},
 					"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. Default: the workspace."},
-					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120."},
+					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120, in the background 3600."},
 					"env": {"type": "object", "maxProperties": 200, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
-					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."}
+					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."},
+					"background": {"type": "boolean", "default": false, "description": "Start the command, as a server, and return at once with a name for it; see the process tool. Default: false."}
 				},
 				"required": ["command"],
 				"additionalProperties": false
 			}`),
 		Plan:   planOf(planBash),
-		Render: executionOf(func(v protocol.CommandRunResult) *protocol.Execution { return &v.Execution }),
+		Render: commandRender,
 	}
 }
 
@@ -54,7 +57,12 @@ func planBash(scope Scope, args bashArguments) (Plan, *protocol.Error) {
 		return Plan{}, err
 	}
 	payload := protocol.CommandRun{Command: args.Command, Cwd: cwd, Env: args.Env, ReadOnly: args.ReadOnly}
-	return commandPlan(scope, payload, args.ReadOnly, seconds(args.Timeout, BashTimeout))
+	timeout := seconds(args.Timeout, BashTimeout)
+	if args.Background { // what takes time is not the call
+		payload.Background, payload.Limits.Wall = true, protocol.MillisOf(seconds(args.Timeout, MaxTimeout))
+		timeout = FileTimeout
+	}
+	return commandPlan(scope, payload, args.ReadOnly, timeout)
 }
 
 type runCodeArguments struct {

@@ -122,6 +122,28 @@ func TestCore_Plans(t *testing.T) {
 		"bash without variables": {"bash", `{"command":"a","env":{}}`, tools.Plan{
 			Payload: protocol.CommandRun{Command: "a"}, Resources: whole, Delivery: protocol.Rollback, Timeout: 2 * time.Minute,
 		}},
+		"bash in the background": {"bash", `{"command":"serve","background":true}`, tools.Plan{
+			Payload:   protocol.CommandRun{Command: "serve", Background: true, Limits: protocol.Limits{Wall: 3_600_000}},
+			Resources: whole, Delivery: protocol.Rollback, Timeout: 30 * time.Second,
+		}},
+		"bash in the background for a while": {"bash", `{"command":"serve","background":true,"timeout":90,"read_only":true}`, tools.Plan{
+			Payload:   protocol.CommandRun{Command: "serve", Background: true, ReadOnly: true, Limits: protocol.Limits{Wall: 90_000}},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"processes": {"process", `{"action":"list"}`, tools.Plan{
+			Payload: protocol.ProcessList{}, Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"the end of a process's output": {"process", `{"action":"read","process":"p-1"}`, tools.Plan{
+			Payload:   protocol.ProcessRead{Process: "p-1", Offset: -8000, Limit: 40_000},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
+		"a process's output from a place on": {"process", `{"action":"read","process":"p-1","offset":0,"limit":"10","wait":2.5}`, tools.Plan{
+			Payload:   protocol.ProcessRead{Process: "p-1", Limit: 10, Wait: 2500},
+			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: 32500 * time.Millisecond,
+		}},
+		"the end of a process": {"process", `{"action":"kill","process":"p-1"}`, tools.Plan{
+			Payload: protocol.ProcessKill{Process: "p-1"}, Resources: whole, Delivery: protocol.Idempotent, Timeout: 30 * time.Second,
+		}},
 		"a program that changes nothing": {"run_code", `{"code":"1","read_only":true}`, tools.Plan{
 			Payload:   protocol.CodeRun{Code: "1", Language: "python", ReadOnly: true},
 			Resources: use("sandbox/box", protocol.Shared), Delivery: protocol.Idempotent, Timeout: time.Minute,
@@ -303,6 +325,8 @@ func argumentsFor(t require.TestingT, toolName, path string) string {
 		arguments = map[string]any{"command": "true", "cwd": path}
 	case "run_code":
 		arguments = map[string]any{"code": "1"}
+	case "process":
+		arguments = map[string]any{"action": "list"}
 	}
 	encoded, err := json.Marshal(arguments)
 	require.NoError(t, err)

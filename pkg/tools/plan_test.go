@@ -47,7 +47,7 @@ func TestPlan_UnknownToolNamesTheToolsThereAre(t *testing.T) {
 			got, _, err := table.Plan(scope, name, "{}")
 			require.Nil(t, got)
 			require.Equal(t, protocol.CodeUnknownTool, err.Code)
-			require.Contains(t, err.Message, "The tools are: bash, edit, exists, glob, grep, json_read, json_write, list, multi_edit, read, run_code, tree, write.")
+			require.Contains(t, err.Message, "The tools are: bash, edit, exists, glob, grep, json_read, json_write, list, multi_edit, process, read, run_code, tree, write.")
 			require.True(t, utf8.ValidString(err.Message))
 			require.Less(t, len(err.Message), 1000)
 			if near == "" {

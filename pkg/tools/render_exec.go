@@ -48,12 +48,12 @@ func executionText(call protocol.CallID, e *protocol.Execution) string {
 // not fit. A worker that does not tell the order has stderr after stdout.
 func writtenText(e *protocol.Execution) (text string, cut bool) {
 	switch {
+	case len(e.Combined) > 0:
+		text = plainText(string(e.Combined))
 	case len(e.Stderr) == 0:
 		text = plainText(string(e.Stdout))
 	case len(e.Stdout) == 0:
 		text = "[stderr]\n" + plainText(string(e.Stderr))
-	case len(e.Combined) > 0:
-		text = plainText(string(e.Combined))
 	default:
 		stdout, stderr := plainText(string(e.Stdout)), plainText(string(e.Stderr))
 		shownOut, shownErr := share(stdout, stderr, outputLimit)

@@ -157,7 +157,7 @@ func TestToolsets(t *testing.T) {
 	once, err := tools.Toolsets("core", "core")
 	require.NoError(t, err)
 	require.Equal(t, []string{
-		"bash", "edit", "exists", "glob", "grep", "json_read", "json_write", "list", "multi_edit", "read", "run_code", "tree", "write",
+		"bash", "edit", "exists", "glob", "grep", "json_read", "json_write", "list", "multi_edit", "process", "read", "run_code", "tree", "write",
 	}, newTable(t, once...).Names())
 	for name, want := range map[string][]string{
 		"files": {"edit_file", "list_files", "read_file", "search_files", "write_file"},

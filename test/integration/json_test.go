@@ -38,7 +38,7 @@ func TestRun_JSON(t *testing.T) {
 
 	started := list[0].raw
 	require.Equal(t, model, started["model"])
-	require.Equal(t, []any{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"}, started["tools"])
+	require.Equal(t, []any{"bash", "edit", "exists", "grep", "list", "process", "read", "run_code", "write"}, started["tools"])
 	require.Equal(t, workspace, started["workspace"])
 
 	reply := list[1]

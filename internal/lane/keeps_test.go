@@ -1,0 +1,82 @@
+package lane_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TestLane_KeptLaneIsHeldUntilNothingLivesThere covers an idle lane whose worker does not let lanes linger at all.
+func TestLane_KeptLaneIsHeldUntilNothingLivesThere(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var keep atomic.Bool
+	keep.Store(true)
+	asked := make(chan struct{}, 1)
+	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{
+		Keeps: func(l protocol.Lane) bool {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			return l == "sandbox/a" && keep.Load()
+		},
+	})
+	kept, other := newCall("s", exclusive("sandbox/a")), newCall("s", exclusive("sandbox/b"))
+	put(t, p, kept, other)
+	f.await(p, kept)
+	f.await(p, other)
+	require.Eventually(t, func() bool { return h.Held() == 1 }, 10*time.Second, time.Millisecond, "the other lane is released")
+	for range 3 { // as often as it is looked at while idle
+		<-asked
+	}
+	require.Equal(t, 1, h.Held())
+	again := newCall("s", exclusive("sandbox/a"))
+	put(t, p, again)
+	f.await(p, again)
+	keep.Store(false)
+	f.requireQuiet()
+}
+
+// TestLane_KeptLaneLeavesSlotsToOthers has one slot, and a lane that always has work
+// and must not be let go.
+func TestLane_KeptLaneLeavesSlotsToOthers(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var keep atomic.Bool
+	keep.Store(true)
+	var kept atomic.Int32
+	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Lane() == "sandbox/a" {
+			kept.Add(1)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 1, Keeps: func(l protocol.Lane) bool { return l == "sandbox/a" && keep.Load() }})
+	var calls []*protocol.Call
+	for range 100 {
+		calls = append(calls, newCall("s", exclusive("sandbox/a")))
+	}
+	put(t, p, calls...)
+	require.Eventually(t, func() bool { return kept.Load() > 0 }, 10*time.Second, time.Millisecond)
+	other := newCall("s", exclusive("sandbox/b"))
+	put(t, p, other)
+	f.await(p, other)
+	require.Less(t, kept.Load(), int32(100), "it did not wait for all of the busy lane's calls")
+	keep.Store(false)
+	for _, call := range calls {
+		f.await(p, call)
+	}
+	f.requireQuiet()
+}

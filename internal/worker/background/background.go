@@ -1,0 +1,220 @@
+package background
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Bounds of [Processes].
+const (
+	// MaxLiving is how many background processes a sandbox may have at once.
+	MaxLiving = 16
+	// MaxEnded is how many ended ones are remembered.
+	MaxEnded = 16
+	// maxWait bounds the wait of one read.
+	maxWait = 5 * time.Minute
+	// maxRead is the most that one read returns, in bytes.
+	maxRead = 64 << 10
+	// maxCommand is where the command in a status is cut, in bytes.
+	maxCommand = 200
+)
+
+// Processes are the background processes of one sandbox. It is safe for concurrent use.
+type Processes struct {
+	file string
+
+	mu     sync.Mutex
+	loaded bool
+	all    []*process // in the order of their start
+	group  sync.WaitGroup
+}
+
+// New returns the processes whose ends are remembered in file.
+func New(file string) *Processes { return &Processes{file: file} }
+
+// Living is how many processes live.
+func (ps *Processes) Living() int {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return ps.living()
+}
+
+func (ps *Processes) living() int {
+	n := 0
+	for _, p := range ps.all {
+		if p.lives() {
+			n++
+		}
+	}
+	return n
+}
+
+// Command is what a process is told to run.
+type Command struct {
+	Handle string
+	// Text is what people call it.
+	Text string
+	sandbox.Cmd
+	// Life is the longest that it may live.
+	Life time.Duration
+}
+
+// Start runs a command in the background and waits for its end for a moment, so that
+// one that fails at once is told at once. What is returned is as Read returns it. The
+// error is a *[sandbox.Fault] or wraps [sandbox.ErrUnsupported] when the command cannot
+// be started, and a *[protocol.Error] when too many live.
+func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (protocol.ProcessReadResult, error) {
+	alive, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Life)
+	p := newProcess(c.Handle, short(c.Text), cancel)
+	if err := ps.add(p); err != nil {
+		cancel()
+		return protocol.ProcessReadResult{}, err
+	}
+	go func() {
+		defer ps.group.Done()
+		p.run(alive, s, c.Cmd)
+		ps.ended(p)
+	}()
+	timer := time.NewTimer(moment)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+	case <-ctx.Done():
+		cancel()
+		<-p.done
+	}
+	if err := p.fault(); err != nil {
+		ps.forget(p)
+		return protocol.ProcessReadResult{}, err
+	}
+	return p.read(0, maxRead), nil
+}
+
+// add counts a process in.
+func (ps *Processes) add(p *process) error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.load()
+	if ps.living() >= MaxLiving {
+		return protocol.Errorf(protocol.CodeLimitReached,
+			"%d background processes live in this sandbox, and that is the limit; kill one that is not needed any more", MaxLiving)
+	}
+	ps.all = append(slices.DeleteFunc(ps.all, func(old *process) bool { return old.status.Process == p.status.Process }), p)
+	ps.group.Add(1)
+	return nil
+}
+
+func (ps *Processes) forget(p *process) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.all = slices.DeleteFunc(ps.all, func(other *process) bool { return other == p })
+}
+
+// ended remembers how a process ended, and forgets the oldest ones.
+func (ps *Processes) ended(p *process) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p.fault() != nil {
+		return // it never was
+	}
+	surplus := len(ps.all) - ps.living() - MaxEnded
+	ps.all = slices.DeleteFunc(ps.all, func(old *process) bool {
+		if surplus <= 0 || old.lives() {
+			return false
+		}
+		surplus--
+		return true
+	})
+	ps.save()
+}
+
+// find returns the process of a handle. The error names those that there are.
+func (ps *Processes) find(handle string) (*process, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.load()
+	names := make([]string, 0, len(ps.all))
+	for _, p := range ps.all {
+		if p.status.Process == handle { // never changes
+			return p, nil
+		}
+		names = append(names, p.status.Process)
+	}
+	return nil, protocol.Errorf(protocol.CodeNotFound,
+		"there is no background process %q: processes end with their sandbox, when its worker stops or is lost; there is: %s",
+		handle, cmp.Or(strings.Join(names, ", "), "none"))
+}
+
+// List returns the state of every process, in the order of their start.
+func (ps *Processes) List() protocol.ProcessListResult {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.load()
+	list := protocol.ProcessListResult{Processes: []protocol.ProcessStatus{}}
+	for _, p := range ps.all {
+		list.Processes = append(list.Processes, p.state())
+	}
+	return list
+}
+
+// Read returns output of a process, after waiting for some if that was asked for.
+func (ps *Processes) Read(ctx context.Context, req protocol.ProcessRead) (protocol.ProcessReadResult, error) {
+	p, err := ps.find(req.Process)
+	if err != nil {
+		return protocol.ProcessReadResult{}, err
+	}
+	if req.Wait > 0 {
+		from := req.Offset
+		if from < 0 { // from the end: what is new
+			from = p.state().Bytes
+		}
+		waiting, cancel := context.WithTimeout(ctx, min(req.Wait.Duration(), maxWait))
+		p.await(waiting, from)
+		cancel()
+		if ctx.Err() != nil {
+			return protocol.ProcessReadResult{}, ctx.Err()
+		}
+	}
+	limit := req.Limit
+	if limit <= 0 || limit > maxRead {
+		limit = maxRead
+	}
+	return p.read(req.Offset, limit), nil
+}
+
+// Kill ends a process with all that it started, and returns when it is gone.
+func (ps *Processes) Kill(ctx context.Context, handle string) (protocol.ProcessKillResult, error) {
+	p, err := ps.find(handle)
+	if err != nil {
+		return protocol.ProcessKillResult{}, err
+	}
+	if p.cancel != nil {
+		p.cancel()
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return protocol.ProcessKillResult{}, ctx.Err()
+	}
+	return protocol.ProcessKillResult{ProcessStatus: p.state()}, nil
+}
+
+// Wait returns when none lives any more and all ends are remembered: soon after
+// their sandbox was closed.
+func (ps *Processes) Wait() { ps.group.Wait() }
+
+// short cuts the text of a command.
+func short(text string) string {
+	if len(text) <= maxCommand {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxCommand], "") + "…"
+}

@@ -1,0 +1,236 @@
+package background_test
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+type rig struct {
+	*background.Processes
+
+	t    *testing.T
+	box  sandbox.Sandbox
+	file string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	box, err := process.New(nil).Open(t.Context(), sandbox.Spec{
+		ID: "test", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
+	})
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "processes.json")
+	r := &rig{Processes: background.New(file), t: t, box: box, file: file}
+	t.Cleanup(r.end)
+	return r
+}
+
+// end closes the sandbox, as the worker does.
+func (r *rig) end() {
+	require.NoError(r.t, r.box.Close())
+	r.Wait()
+}
+
+func (r *rig) start(handle, script string) protocol.ProcessReadResult {
+	r.t.Helper()
+	got, err := r.Start(r.t.Context(), r.box, command(handle, script), time.Millisecond)
+	require.NoError(r.t, err)
+	return got
+}
+
+func command(handle, script string) background.Command {
+	return background.Command{
+		Handle: handle, Text: script, Life: time.Minute,
+		Cmd: sandbox.Cmd{Argv: []string{"sh", "-c", script}, Limits: sandbox.Limits{Grace: 100 * time.Millisecond}},
+	}
+}
+
+// until reads a process until it wrote what ends with want.
+func (r *rig) until(handle, want string) protocol.ProcessReadResult {
+	r.t.Helper()
+	var got protocol.ProcessReadResult
+	require.Eventually(r.t, func() bool {
+		var err error
+		got, err = r.Read(r.t.Context(), protocol.ProcessRead{Process: handle, Offset: -1000, Wait: 1000})
+		require.NoError(r.t, err)
+		return strings.HasSuffix(string(got.Content), want)
+	}, patience, time.Millisecond)
+	return got
+}
+
+func TestProcesses_LiveBesideOtherCommandsAndAreRead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sh := func(script string) {
+		result, err := r.box.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
+		require.NoError(t, err)
+		require.Zero(t, result.ExitCode, "%s", result.Stderr.Data)
+	}
+	sh("mkfifo go")
+	require.Equal(t, "running", r.start("p-1", "echo ready; read x <go; echo $x >&2; sleep 300").Reason)
+	require.Equal(t, 1, r.Living())
+	r.until("p-1", "ready\n")
+	sh("echo set >go")
+	got := r.until("p-1", "ready\nset\n")
+	require.Equal(t, got.Offset+int64(len(got.Content)), got.NextOffset)
+	require.Equal(t, "running", got.Reason)
+}
+
+func TestProcesses_OneThatFailsAtOnceIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	got, err := r.Start(t.Context(), r.box, command("p-1", "echo no >&2; exit 3"), patience)
+	require.NoError(t, err)
+	require.Equal(t, []any{"exited", 3, "no\n"}, []any{got.Reason, got.ExitCode, string(got.Content)})
+	require.Zero(t, r.Living())
+	c := command("p-2", "")
+	c.Argv = []string{"no-such-program"}
+	_, err = r.Start(t.Context(), r.box, c, patience)
+	var fault *sandbox.Fault
+	require.ErrorAs(t, err, &fault)
+	require.Len(t, r.List().Processes, 1, "what could not be started never was")
+}
+
+func TestProcesses_AreKilledWithAllThatTheyStarted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.start("p-1", `trap "" TERM; (trap "" TERM; sleep 300) & echo up; wait`)
+	r.until("p-1", "up\n")
+	got, err := r.Kill(t.Context(), "p-1")
+	require.NoError(t, err)
+	require.Equal(t, []string{"cancelled", "SIGKILL"}, []string{got.Reason, got.Signal})
+	require.Zero(t, r.Living())
+	again, err := r.Kill(t.Context(), "p-1")
+	require.NoError(t, err, "killing what is dead is fine")
+	require.Equal(t, got, again)
+}
+
+func TestProcesses_EndWithTheirLifeTime(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := command("p-1", "sleep 300")
+	c.Life = 200 * time.Millisecond
+	got, err := r.Start(t.Context(), r.box, c, patience)
+	require.NoError(t, err)
+	require.Equal(t, "timeout", got.Reason)
+}
+
+func TestProcesses_ACancelledStartLeavesNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := r.Start(ctx, r.box, command("p-1", "sleep 300"), patience)
+	require.NoError(t, err)
+	require.Zero(t, r.Living())
+}
+
+func TestProcesses_OutputIsKeptFromItsEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	got, err := r.Start(t.Context(), r.box, command("p-1", "seq 1 200000"), patience)
+	require.NoError(t, err)
+	require.Equal(t, "exited", got.Reason)
+	require.EqualValues(t, 1_288_895, got.Bytes)
+	require.Equal(t, got.Bytes-background.KeepBytes, got.Offset, "what is older is gone")
+	var all strings.Builder
+	for at := got.Offset; ; {
+		next, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: at, Limit: 10_000})
+		require.NoError(t, err)
+		require.Equal(t, at, next.Offset)
+		if len(next.Content) == 0 {
+			break
+		}
+		all.Write(next.Content)
+		at = next.NextOffset
+	}
+	require.Equal(t, background.KeepBytes, all.Len())
+	require.True(t, strings.HasSuffix(all.String(), "\n199999\n200000\n"))
+	tail, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: -7})
+	require.NoError(t, err)
+	require.Equal(t, "200000\n", string(tail.Content))
+}
+
+func TestProcesses_AWaitEndsWithNewsOrWithTheProcess(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.start("p-1", "while [ ! -e go ]; do sleep 0.01; done; printf news; sleep 0.2")
+	done := make(chan protocol.ProcessReadResult, 1)
+	go func() {
+		got, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Wait: 60_000})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- got
+	}()
+	_, err := r.box.FS().Write(t.Context(), sandbox.WriteRequest{Path: "go"})
+	require.NoError(t, err)
+	got := <-done
+	require.Equal(t, "news", string(got.Content))
+	got, err = r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: got.NextOffset, Wait: 60_000})
+	require.NoError(t, err)
+	require.Equal(t, "exited", got.Reason)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.start("p-2", "sleep 300")
+	_, err = r.Read(ctx, protocol.ProcessRead{Process: "p-2", Wait: 60_000})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestProcesses_ThereIsALimit(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for i := range background.MaxLiving {
+		r.start(string(rune('a'+i)), "sleep 300")
+	}
+	_, err := r.Start(t.Context(), r.box, command("one more", "true"), patience)
+	var refusal *protocol.Error
+	require.ErrorAs(t, err, &refusal)
+	require.Equal(t, protocol.CodeLimitReached, refusal.Code)
+	_, err = r.Kill(t.Context(), "a")
+	require.NoError(t, err)
+	r.start("one more", "true")
+}
+
+func TestProcesses_EndsAreRememberedBeyondTheSandbox(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for i := range background.MaxEnded + 3 {
+		_, err := r.Start(t.Context(), r.box, command(string(rune('a'+i)), "echo "+string(rune('a'+i))), patience)
+		require.NoError(t, err)
+		r.Wait()
+	}
+	r.start("lives", "echo still; sleep 300")
+	r.until("lives", "still\n")
+	r.end()
+	next := background.New(r.file)
+	list := next.List().Processes
+	require.Len(t, list, background.MaxEnded)
+	require.Equal(t, "lives", list[len(list)-1].Process)
+	require.Equal(t, "cancelled", list[len(list)-1].Reason)
+	got, err := next.Read(t.Context(), protocol.ProcessRead{Process: "s", Wait: 60_000})
+	require.NoError(t, err)
+	require.Equal(t, []any{"exited", 0, "s\n", int64(2)}, []any{got.Reason, got.ExitCode, string(got.Content), got.Bytes})
+	_, err = next.Kill(t.Context(), "s")
+	require.NoError(t, err)
+	_, err = next.Read(t.Context(), protocol.ProcessRead{Process: "a"})
+	var refusal *protocol.Error
+	require.ErrorAs(t, err, &refusal)
+	require.Equal(t, protocol.CodeNotFound, refusal.Code)
+	require.Contains(t, refusal.Message, "there is: e, f")
+}

@@ -1,0 +1,112 @@
+package background
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// process is one background process, or what is left of it.
+type process struct {
+	cancel context.CancelFunc // nil when it ended before this sandbox was opened
+	done   chan struct{}      // closed at its end
+
+	mu     sync.Mutex
+	status protocol.ProcessStatus
+	output ring
+	news   chan struct{} // closed at the next output
+	err    error         // it could not be run at all
+}
+
+// running is the reason of a process that lives.
+const running = "running"
+
+func newProcess(handle, command string, cancel context.CancelFunc) *process {
+	return &process{
+		cancel: cancel, done: make(chan struct{}), news: make(chan struct{}),
+		status: protocol.ProcessStatus{
+			Process: handle, Command: command, StartedAt: time.Now().UTC().Truncate(time.Millisecond), Reason: running, ExitCode: -1,
+		},
+	}
+}
+
+// run runs the command to its end.
+func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd) {
+	defer p.cancel()
+	cmd.Endless = true
+	cmd.Live = func(_ sandbox.Stream, data []byte) { p.write(data) }
+	result, err := s.Exec(ctx, cmd)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer close(p.done)
+	p.status.Reason, p.status.ExitCode, p.status.Signal = string(result.Reason), result.ExitCode, result.Signal
+	if err != nil {
+		p.err, p.status.Reason, p.status.ExitCode = err, string(sandbox.ReasonLost), -1
+	}
+}
+
+func (p *process) write(data []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.output.write(data)
+	p.status.Bytes = p.output.total()
+	close(p.news)
+	p.news = make(chan struct{})
+}
+
+func (p *process) lives() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+func (p *process) state() protocol.ProcessStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.status
+}
+
+// fault is why the process could not be run because the caller asked for the wrong thing.
+func (p *process) fault() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := errors.AsType[*sandbox.Fault](p.err); ok || errors.Is(p.err, sandbox.ErrUnsupported) {
+		return p.err
+	}
+	return nil
+}
+
+// await waits for output from offset on, or for the end.
+func (p *process) await(ctx context.Context, offset int64) {
+	for {
+		p.mu.Lock()
+		news, enough := p.news, offset < p.output.total()
+		p.mu.Unlock()
+		if enough {
+			return
+		}
+		select {
+		case <-news:
+		case <-p.done:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (p *process) read(offset, limit int64) protocol.ProcessReadResult {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	content, at := p.output.read(offset, limit)
+	return protocol.ProcessReadResult{
+		ProcessStatus: p.status, Content: content, Offset: at, NextOffset: at + int64(len(content)),
+	}
+}

@@ -1,0 +1,61 @@
+package worker
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// earlyEnd is how long the start of a background process waits for its end: one that
+// fails at once is told at once.
+const earlyEnd = 150 * time.Millisecond
+
+// processes are the background processes of the lane of a call.
+func (w *Worker) processes(run *lane.Run) *background.Processes {
+	return w.sandboxes.box(run.Call.Lane()).processes
+}
+
+// startProcess starts a command in the background.
+func (w *Worker) startProcess(
+	ctx context.Context, s sandbox.Sandbox, c *protocol.Call, p protocol.CommandRun, cmd sandbox.Cmd,
+) (protocol.Value, error) {
+	life := w.options.Background
+	if wall := p.Limits.Wall.Duration(); wall > 0 && wall < life {
+		life = wall
+	}
+	text := p.Command
+	if text == "" {
+		text = strings.Join(p.Argv, " ")
+	}
+	handle := processHandle(c.ID)
+	started, err := w.sandboxes.box(c.Lane()).processes.Start(ctx, s, background.Command{Handle: handle, Text: text, Cmd: cmd, Life: life}, earlyEnd)
+	if err != nil {
+		return nil, err
+	}
+	return protocol.CommandRunResult{
+		Execution: protocol.Execution{
+			ExitCode: started.ExitCode, Signal: started.Signal, Reason: started.Reason,
+			Combined: started.Content, StdoutBytes: started.Bytes, LimitKinds: w.limitKinds,
+		},
+		Process: handle,
+	}, ctx.Err()
+}
+
+// processHandle names the process that a call started: short, and the same in every attempt.
+func processHandle(id protocol.CallID) string {
+	const length = 8
+	return "p-" + string(id[max(0, len(id)-length):])
+}
+
+// valued is the result of a function that returns a certain value, as a value.
+func valued[V protocol.Value](v V, err error) (protocol.Value, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}

@@ -1,0 +1,99 @@
+package worker_test
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// startServer starts a background process that says its process id and then that it is ready.
+func (r *rig) startServer(t *testing.T, session protocol.SessionID) (handle string) {
+	t.Helper()
+	got := r.do(session, protocol.CommandRun{Command: `printf %s $$ >pid; echo ready; while [ ! -e stop ]; do sleep 0.01; done; echo bye; exit 5`, Background: true})
+	requireOK(t, got)
+	v := value[protocol.CommandRunResult](t, got)
+	require.Equal(t, "running", v.Reason)
+	require.NotEmpty(t, v.Process)
+	return v.Process
+}
+
+func TestBackground_ProcessesKeepTheirSandboxAndAreReadAndKilled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Linger = -1 // nothing else keeps a sandbox open
+	r.work(o)
+	session := protocol.NewSessionID()
+	first, second := r.startServer(t, session), r.startServer(t, session)
+	require.NotEqual(t, first, second)
+	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	requireOK(t, r.do(session, protocol.CommandRun{Command: "true"}))
+
+	list := value[protocol.ProcessListResult](t, r.do(session, protocol.ProcessList{})).Processes
+	require.Len(t, list, 2)
+	require.Equal(t, []string{first, "running"}, []string{list[0].Process, list[0].Reason})
+	read := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: first, Wait: 10_000}))
+	require.Equal(t, "ready\n", string(read.Content))
+
+	killed := value[protocol.ProcessKillResult](t, r.do(session, protocol.ProcessKill{Process: second}))
+	require.Equal(t, "cancelled", killed.Reason)
+	requireGone(t, pid, patience)
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: "stop"}))
+	read = value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: first, Offset: read.NextOffset, Wait: 60_000}))
+	require.Equal(t, "bye\n", string(read.Content))
+
+	// When nothing lives any more the lane is let go, and the ends are remembered.
+	require.Eventually(t, func() bool {
+		got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: first}))
+		return got.Reason == "exited" && got.ExitCode == 5
+	}, patience, time.Millisecond)
+	requireFault(t, r.do(session, protocol.ProcessRead{Process: "p-none"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.do(protocol.NewSessionID(), protocol.ProcessKill{Process: first}), protocol.StatusFailed, protocol.CodeNotFound)
+}
+
+func TestBackground_ProcessesEndWithTheirWorkerAndAreToldOfByTheNext(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	_, stop := r.work(o)
+	session := protocol.NewSessionID()
+	handle := r.startServer(t, session)
+	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	stop()
+	requireGone(t, pid, time.Millisecond)
+	r.work(o)
+	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle}))
+	require.Equal(t, []string{"cancelled", "ready\n"}, []string{got.Reason, string(got.Content)})
+}
+
+func TestBackground_WhatCannotBeStartedIsAFault(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	got := r.do(session, protocol.CommandRun{Command: "no-such-program", Background: true})
+	requireOK(t, got)
+	v := value[protocol.CommandRunResult](t, got)
+	require.Equal(t, []any{"exited", 127}, []any{v.Reason, v.ExitCode})
+	require.Contains(t, string(v.Combined), "no-such-program")
+	requireFault(t, r.do(session, protocol.CommandRun{Argv: []string{"no-such-program"}, Background: true}),
+		protocol.StatusFailed, protocol.CodeCommandNotFound)
+	requireFault(t, r.do(session, protocol.CommandRun{Command: "true", Cwd: "none", Background: true}), protocol.StatusFailed, protocol.CodeNotFound)
+	require.Len(t, value[protocol.ProcessListResult](t, r.do(session, protocol.ProcessList{})).Processes, 1)
+}
+
+func TestBackground_LivesNoLongerThanTheWorkerAllows(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Background = 300 * time.Millisecond
+	r.work(o)
+	session := protocol.NewSessionID()
+	handle := r.startServer(t, session)
+	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle, Offset: 1000, Wait: 60_000}))
+	require.Equal(t, "timeout", got.Reason)
+}
