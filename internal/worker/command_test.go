@@ -120,7 +120,7 @@ func TestCommand_Limits(t *testing.T) {
 		"wall":      {"printf partial; exec sleep 300", protocol.Limits{Wall: 500}, protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout"},
 		"processor": {"printf partial; while :; do :; done", protocol.Limits{CPU: 1000}, protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout"},
 		"output":    {"printf partial; exec yes", protocol.Limits{Output: 1024}, protocol.StatusFailed, protocol.CodeOutputLimit, "output_limit"},
-		"file size": {"printf partial; exec head -c 100000 /dev/zero >f", protocol.Limits{FileSize: 1000}, protocol.StatusFailed, protocol.CodeDiskLimit, "disk_limit"},
+		"file size": {"printf partial; while :; do printf '%1000s' x >>f; done", protocol.Limits{FileSize: 1000}, protocol.StatusFailed, protocol.CodeDiskLimit, "disk_limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -38,7 +38,9 @@ func TestRun_JSON(t *testing.T) {
 
 	started := list[0].raw
 	require.Equal(t, model, started["model"])
-	require.Equal(t, []any{"bash", "edit", "exists", "grep", "list", "process", "read", "run_code", "write"}, started["tools"])
+	require.Equal(t, []any{
+		"bash", "edit", "exists", "glob", "grep", "json_read", "json_write", "list", "multi_edit", "process", "read", "run_code", "tree", "write",
+	}, started["tools"])
 	require.Equal(t, workspace, started["workspace"])
 
 	reply := list[1]
