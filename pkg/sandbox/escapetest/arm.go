@@ -30,12 +30,15 @@ const nobody = 65534
 // armTimeout bounds an arm.
 const armTimeout = 5 * time.Minute
 
-// inArm reports whether this process is an arm of the suite.
-func inArm() bool { return os.Getenv(armVariable) != "" }
-
-// runArms runs the calling test once for each arm, in processes of their own.
-func runArms(t *testing.T, root bool) {
+// InArms runs a test as root, if that is asked for and root has started it, and as an
+// ordinary user: each in a process of its own, with mounts, processes, IPC and a host name
+// of its own when root has started it. It has to be called by a test function itself.
+func InArms(t *testing.T, root bool, test func(t *testing.T)) {
 	t.Helper()
+	if os.Getenv(armVariable) != "" {
+		test(t)
+		return
+	}
 	dir, err := os.MkdirTemp("/tmp", "toolfleet-escape-") //nolint:usetesting // where an ordinary user may go
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })

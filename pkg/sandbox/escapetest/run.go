@@ -23,10 +23,14 @@ import (
 // by a test function itself, not by a subtest, and that function may do nothing else.
 func Run(t *testing.T, o Options) {
 	t.Helper()
-	if !inArm() {
-		runArms(t, !o.NotAsRoot)
-		return
-	}
+	InArms(t, !o.NotAsRoot, func(t *testing.T) {
+		t.Helper()
+		run(t, o)
+	})
+}
+
+func run(t *testing.T, o Options) {
+	t.Helper()
 	b := open(t, o)
 	found := b.probeAll(t)
 	b.report(t, found)
@@ -41,11 +45,15 @@ func Run(t *testing.T, o Options) {
 // to get out: otherwise they would find nothing anywhere.
 func Control(t *testing.T, o Options, mustEscape []string) {
 	t.Helper()
-	if !inArm() {
-		runArms(t, false)
-		return
-	}
-	require.NotZero(t, os.Geteuid(), "without isolation nothing runs as root")
+	InArms(t, false, func(t *testing.T) {
+		t.Helper()
+		require.NotZero(t, os.Geteuid(), "without isolation nothing runs as root")
+		control(t, o, mustEscape)
+	})
+}
+
+func control(t *testing.T, o Options, mustEscape []string) {
+	t.Helper()
 	b := open(t, o)
 	found := b.probeAll(t)
 	b.report(t, found)

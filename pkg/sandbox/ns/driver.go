@@ -76,6 +76,9 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err := start.CheckEnv(spec.Env); err != nil {
 		return nil, err
 	}
+	if err := checkNetwork(spec.Network); err != nil {
+		return nil, err
+	}
 	opened, err := scratch.Open(spec.Scratch)
 	if err != nil {
 		return nil, err
@@ -88,6 +91,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err != nil {
 		return nil, errors.Join(explain(err), opened.Close())
 	}
+	running.proxy.serve(ctx, spec.Network.Serve)
 	return newSandbox(spec, config, running, opened, d.log), nil
 }
 

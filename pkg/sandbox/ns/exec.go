@@ -95,6 +95,9 @@ const readOnlyABI = 3
 // request is what the first process is asked for.
 func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 	env := map[string]string{"HOME": initd.GuestHome, "TMPDIR": initd.GuestTemp}
+	if s.spec.Network.Mode == sandbox.NetworkProxy {
+		maps.Copy(env, proxyEnv())
+	}
 	maps.Copy(env, s.spec.Env)
 	maps.Copy(env, cmd.Env)
 	return wire.Exec{

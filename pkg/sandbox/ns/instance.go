@@ -30,6 +30,7 @@ type instance struct {
 	process *os.Process
 	ready   wire.Ready
 	gone    chan struct{} // closed when it does not answer any more
+	proxy   *proxy        // nil unless the sandbox has one
 
 	mu      sync.Mutex
 	next    uint64
@@ -110,7 +111,7 @@ func (i *instance) await(ctx context.Context) error {
 		late = fmt.Errorf("it does not answer within %s", startWait)
 	}
 	i.conn.Hurry()
-	_ = <-started // it is too late
+	<-started //nolint:errcheck // it is too late
 	return late
 }
 
@@ -126,8 +127,12 @@ func (i *instance) start() error {
 		if err != nil {
 			return fmt.Errorf("the sandbox ended while it started: %w", err)
 		}
+		if m.Kind == wire.KindListener && i.proxy == nil {
+			i.proxy, err = newProxy(m)
+		}
 		m.CloseFDs()
 		switch m.Kind {
+		case wire.KindListener:
 		case wire.KindLaunched:
 			err = i.launched(m)
 		case wire.KindReady:
@@ -250,7 +255,7 @@ func (i *instance) close() error {
 			_ = i.process.Kill() // it may have ended
 			_, i.closeErr = i.process.Wait()
 		}
-		i.closeErr = errors.Join(i.closeErr, i.conn.Close())
+		i.closeErr = errors.Join(i.closeErr, i.conn.Close(), i.proxy.close())
 		i.reader.Wait()
 	})
 	return i.closeErr

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -24,7 +25,9 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
-	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
+	// With a proxy, which is all that a sandbox without a network has, and a listener.
+	network := sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() }}
+	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Network: network})
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
@@ -56,7 +59,7 @@ func (d *Driver) caps(caps sandbox.Caps, landlock int) sandbox.Caps {
 	caps.Level, caps.Landlock, caps.Seccomp = level(), landlock, true
 	caps.HostUID = os.Geteuid() != 0
 	caps.ReadOnly = landlock >= readOnlyABI
-	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkAll}
+	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkProxy, sandbox.NetworkAll}
 	caps.Limits = sandbox.LimitKinds{
 		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitRlimit, Processes: sandbox.LimitRlimit,
 		OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit, Disk: sandbox.LimitNone,

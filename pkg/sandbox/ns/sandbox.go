@@ -126,6 +126,7 @@ func (s *Sandbox) restart(ctx context.Context) error {
 	if err != nil {
 		return explain(err)
 	}
+	fresh.proxy.serve(ctx, s.spec.Network.Serve)
 	s.log.WarnContext(ctx, "sandbox was lost and is started again", slog.String("sandbox", s.spec.ID))
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,7 +23,7 @@ const spareProcesses = 32
 
 // setup makes the sandbox around itself and replaces itself by serve. It works on one
 // thread: what that gives up, the program that replaces it does not have either.
-func setup() error {
+func setup(conn *wire.Conn) error {
 	runtime.LockOSThread()
 	config, err := readConfig()
 	if err != nil {
@@ -42,6 +42,11 @@ func setup() error {
 	}
 	if config.Network != sandbox.NetworkAll {
 		if err := step("loopback", loopback); err != nil {
+			return err
+		}
+	}
+	if config.Network == sandbox.NetworkProxy {
+		if err := step("listener of the proxy", func() error { return sendListener(conn) }); err != nil {
 			return err
 		}
 	}
@@ -64,6 +69,26 @@ func loopback() error {
 	}
 	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
+}
+
+// ProxyPort is where a sandbox's proxy listens on its loopback, the usual port of one.
+const ProxyPort = 3128
+
+// sendListener gives the worker a listener that only this sandbox reaches: it is made in the
+// sandbox's network, and served from without.
+func sendListener(conn *wire.Conn) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: ProxyPort, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		return err
+	}
+	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+		return err
+	}
+	return conn.Send(0, wire.KindListener, nil, nil, fd)
 }
 
 // lockDown gives up every right, in an order in which each step may still be done.

@@ -74,7 +74,7 @@ func run(args []string) int {
 	case StageLaunch:
 		err = launch(conn)
 	case stageSetup:
-		err = setup()
+		err = setup(conn)
 	case stageServe:
 		err = serve(conn)
 	default:

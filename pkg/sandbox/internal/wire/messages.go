@@ -13,6 +13,7 @@ const (
 	KindLaunched Kind = iota + 1 // Launched
 	KindReady                    // Ready
 	KindFailed                   // Failed
+	KindListener                 // a descriptor: a listener on the sandbox's loopback
 )
 
 // What a worker asks. Answers have the id and the kind of their requests.
