@@ -15,6 +15,7 @@ var _ sandbox.FS = (*FS)(nil)
 type FS struct {
 	root   *os.Root
 	escape error // what root says of a path that leads outside
+	turns  turns // of those who change a file
 }
 
 // New returns the file operations of root, which the FS then owns.
