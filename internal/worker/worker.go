@@ -145,12 +145,16 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
 	}
-	w := &Worker{options: o, nc: nc, blobs: blobs, languages: findLanguages(o.Env["PATH"]), limitKinds: limitKinds(o.Caps)}
+	w := &Worker{options: o, nc: nc, blobs: blobs, limitKinds: limitKinds(o.Caps)}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}
 	if w.sandboxes.network, err = o.network(nc); err != nil {
 		return nil, err
+	}
+	if w.languages, err = findLanguages(ctx, o); err != nil { // calls will fail for the same reason, and say so
+		o.Logger.WarnContext(ctx, "sandbox cannot be used", slog.Any("error", err))
+		w.languages = languagesOf(func(string) bool { return false })
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
@@ -166,6 +170,9 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 
 // ID is the worker's id.
 func (w *Worker) ID() protocol.WorkerID { return w.options.ID }
+
+// Languages are those that code_run can run in this worker's sandboxes, sorted.
+func (w *Worker) Languages() []string { return w.languages.names() }
 
 // Lease is the length of the pool's leases: within it another worker takes over from one that is lost.
 func (w *Worker) Lease() time.Duration { return w.holder.Lease() }

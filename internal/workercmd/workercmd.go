@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -183,8 +184,8 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers map[protocol.K
 	if err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(p.Stderr, "worker: %s takes calls of pool %s in fleet %s: %d slots, sandbox %s (level %s), data %s\n",
-		w.ID(), o.Pool, o.Fleet, o.Slots, o.Caps.Driver, o.Caps.Level, o.Data)
+	_, _ = fmt.Fprintf(p.Stderr, "worker: %s takes calls of pool %s in fleet %s: %d slots, sandbox %s (level %s), languages %s, data %s\n",
+		w.ID(), o.Pool, o.Fleet, o.Slots, o.Caps.Driver, o.Caps.Level, strings.Join(w.Languages(), " "), o.Data)
 	context.AfterFunc(ctx, func() {
 		_, _ = fmt.Fprintf(p.Stderr, "worker: draining, for %s at most\n", f.Drain)
 		time.AfterFunc(f.Drain, abort)

@@ -1,0 +1,101 @@
+package worker_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+)
+
+// isolatedOptions are those of a worker whose sandboxes isolate.
+func (r *rig) isolatedOptions(t *testing.T) worker.Options {
+	t.Helper()
+	o := r.options()
+	opened, caps, err := driver.Open(t.Context(), driver.Auto, nil)
+	if err != nil && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
+		t.Skipf("NOT TESTED: no driver isolates here: %v", err)
+	}
+	require.NoError(t, err)
+	o.Driver, o.Caps = opened, caps
+	return o
+}
+
+func TestIsolated_ReadOnlyCommandsChangeNothingAndRunSideBySide(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	if !o.Caps.ReadOnly {
+		t.Skip("NOT TESTED: read-only commands are not enforced here")
+	}
+	r.work(o)
+	session := protocol.NewSessionID()
+	requireOK(t, r.do(session, protocol.CommandRun{Command: "mkdir d && echo old >d/f && ln -s d/f link && mkfifo /tmp/a"}))
+	for _, change := range []string{
+		"echo new >d/f", "echo new >>link", "rm d/f", "mv d e", "mkdir x", "touch x", "ln d/f x", "truncate -s 0 d/f", "chmod 777 d/f", "mkfifo x",
+		"sh -c 'echo new >d/f'", "cd d && echo new >f",
+	} {
+		got := r.dispatch(t.Context(), readOnly(session, change))
+		requireOK(t, got)
+		require.NotZero(t, value[protocol.CommandRunResult](t, got).ExitCode, change)
+	}
+	calls := []protocol.Call{
+		readOnly(session, "echo 1 >/tmp/a; cat d/f"),
+		readOnly(session, "read x </tmp/a && echo got $x"),
+	}
+	results := r.all(calls)
+	require.Equal(t, "old\n", string(value[protocol.CommandRunResult](t, results[calls[0].ID]).Stdout))
+	require.Equal(t, "got 1\n", string(value[protocol.CommandRunResult](t, results[calls[1].ID]).Stdout))
+	after := r.do(session, protocol.CommandRun{Command: "cat d/f; ls | tr '\\n' ' '; stat -c %a d/f"})
+	require.Equal(t, "old\nd link 644\n", string(value[protocol.CommandRunResult](t, after).Stdout))
+}
+
+func TestIsolated_LanguagesAreThoseOfTheSandbox(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	w, _ := r.work(o)
+	require.Contains(t, w.Languages(), "sh")
+	session := protocol.NewSessionID()
+	for language, code := range map[string]string{
+		"python": "print(6*7)", "sh": "echo $((6*7))", "node": "console.log(6*7)", "cobol": "DISPLAY 42",
+	} {
+		got := r.do(session, protocol.CodeRun{Code: code, Language: language})
+		if !strings.Contains(strings.Join(w.Languages(), " "), language) {
+			requireFault(t, got, protocol.StatusRejected, protocol.CodeLanguage)
+			require.Contains(t, got.Error.Message, "it has: "+strings.Join(w.Languages(), ", "))
+			continue
+		}
+		requireOK(t, got)
+		v := value[protocol.CodeRunResult](t, got)
+		require.Equal(t, "42\n", string(v.Stdout), "%s: %s", language, v.Stderr)
+	}
+	require.Zero(t, value[protocol.FilesListResult](t, r.do(session, protocol.FilesList{})).Total, "nothing is left in the workspace")
+}
+
+func TestIsolated_BackgroundProcessesServeOtherCommands(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	o.Linger = -1
+	w, _ := r.work(o)
+	if !strings.Contains(strings.Join(w.Languages(), " "), "python") {
+		t.Skip("NOT TESTED: there is no python for a server")
+	}
+	session := protocol.NewSessionID()
+	got := r.do(session, protocol.CommandRun{Command: "echo hello >index.txt; exec python3 -u -m http.server --bind 127.0.0.1 8000", Background: true})
+	requireOK(t, got)
+	handle := value[protocol.CommandRunResult](t, got).Process
+	requireOK(t, r.do(session, protocol.ProcessRead{Process: handle, Wait: 20_000})) // it says that it serves
+	client := "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/index.txt').read().decode())"
+	fetched := r.do(session, protocol.CodeRun{Code: client, Language: "python"})
+	requireOK(t, fetched)
+	require.Equal(t, "hello\n\n", string(value[protocol.CodeRunResult](t, fetched).Stdout), "%s", value[protocol.CodeRunResult](t, fetched).Stderr)
+	require.Equal(t, "cancelled", value[protocol.ProcessKillResult](t, r.do(session, protocol.ProcessKill{Process: handle})).Reason)
+	refused := r.do(session, protocol.CodeRun{Code: client, Language: "python"})
+	require.NotZero(t, value[protocol.CodeRunResult](t, refused).ExitCode)
+}
