@@ -47,8 +47,8 @@ func (f *FS) write(
 	ctx context.Context, name string, expect sandbox.Expect, change func(current) ([]byte, error),
 ) (sandbox.WriteResult, error) {
 	var result sandbox.WriteResult
-	if real, err := f.resolve(name); err == nil {
-		defer f.turns.take(real)()
+	if file, err := f.resolve(name); err == nil {
+		defer f.turns.take(file)()
 	} // else what is wrong with name is found below
 	target, err := f.target(name)
 	if err != nil {
