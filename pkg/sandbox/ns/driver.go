@@ -87,7 +87,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}
-	running, err := launch(ctx, config)
+	running, err := open(ctx, config)
 	if err != nil {
 		return nil, errors.Join(explain(err), opened.Close())
 	}

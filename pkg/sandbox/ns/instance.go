@@ -3,18 +3,14 @@
 package ns
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -54,76 +50,44 @@ type startError struct{ wire.Failed }
 // Error implements the error interface.
 func (e *startError) Error() string { return fmt.Sprintf("%s: %s", e.Step, e.Failed.Error) }
 
-// launch starts a sandbox and waits until it serves.
-func launch(ctx context.Context, config wire.Config) (_ *instance, err error) {
-	program, err := image()
-	if err != nil {
-		return nil, err
-	}
-	encoded, err := json.Marshal(config)
-	if err != nil {
-		return nil, fmt.Errorf("configuration: %w", err)
-	}
-	settings, err := memfd("configuration", bytes.NewReader(encoded))
-	if err != nil {
-		return nil, err
-	}
-	defer settings.Close()
+// open starts a sandbox and waits until it serves.
+func open(ctx context.Context, config wire.Config) (*instance, error) {
 	conn, theirs, err := wire.Pair()
 	if err != nil {
 		return nil, err
 	}
 	i := &instance{conn: conn, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
-	launcher := &exec.Cmd{
-		Path: fmt.Sprintf("/proc/self/fd/%d", program.Fd()), Args: []string{initd.Arg0, initd.StageLaunch},
-		Env: []string{}, ExtraFiles: []*os.File{theirs, program, settings},
+	err = conn.Send(0, wire.KindConfig, config, nil)
+	if err == nil {
+		i.process, err = launchers.launch(config, theirs)
 	}
-	err = launcher.Start()
 	err = errors.Join(err, theirs.Close())
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start the launcher: %w", err), conn.Close())
+	if err == nil {
+		err = i.await(ctx)
 	}
-	if err := i.await(ctx); err != nil {
-		_ = launcher.Process.Kill() // it may have ended
-		_ = launcher.Wait()         // it was killed, or failed and told why
+	if err != nil {
 		return nil, errors.Join(err, i.close())
 	}
 	i.reader.Go(i.receive)
-	if err := launcher.Wait(); err != nil {
-		return nil, errors.Join(fmt.Errorf("launcher: %w", err), i.close())
-	}
 	return i, nil
 }
 
-// await waits until the sandbox serves. On failure too, the process is known if there is one.
+// await waits until the sandbox serves.
 func (i *instance) await(ctx context.Context) error {
-	started := make(chan error, 1)
-	go func() { started <- i.start() }()
-	timer := time.NewTimer(startWait)
-	defer timer.Stop()
-	var late error
-	select {
-	case err := <-started:
-		return err
-	case <-ctx.Done():
-		late = ctx.Err()
-	case <-timer.C:
-		late = fmt.Errorf("it does not answer within %s", startWait)
+	i.conn.ReceiveUntil(time.Now().Add(startWait))
+	stop := context.AfterFunc(ctx, func() { i.conn.ReceiveUntil(time.Now()) })
+	err := i.served()
+	if !stop() && ctx.Err() != nil {
+		return ctx.Err()
 	}
-	i.conn.Hurry()
-	<-started //nolint:errcheck // it is too late
-	return late
+	i.conn.ReceiveUntil(time.Time{})
+	return err
 }
 
-// start reads the messages of a start. They come from two processes, in any order; both
-// have told everything, or are gone, when it returns.
-func (i *instance) start() error {
-	var failed *startError
-	for served := false; i.process == nil || !served; {
+// served reads the messages of a start.
+func (i *instance) served() error {
+	for {
 		m, err := i.conn.Receive()
-		if err != nil && failed != nil {
-			return failed
-		}
 		if err != nil {
 			return fmt.Errorf("the sandbox ended while it started: %w", err)
 		}
@@ -133,13 +97,10 @@ func (i *instance) start() error {
 		m.CloseFDs()
 		switch m.Kind {
 		case wire.KindListener:
-		case wire.KindLaunched:
-			err = i.launched(m)
 		case wire.KindReady:
-			served, err = true, m.Decode(&i.ready)
+			return m.Decode(&i.ready)
 		case wire.KindFailed:
-			failed = &startError{}
-			err = m.Decode(&failed.Failed)
+			return failed(m)
 		default:
 			err = fmt.Errorf("%w: kind %d", wire.ErrMalformed, m.Kind)
 		}
@@ -147,17 +108,15 @@ func (i *instance) start() error {
 			return err
 		}
 	}
-	return nil
 }
 
-// launched learns the first process, which is a child of this one.
-func (i *instance) launched(m *wire.Message) error {
-	var launched wire.Launched
-	err := m.Decode(&launched)
-	if err == nil && i.process == nil {
-		i.process, err = os.FindProcess(launched.PID)
+// failed is the error in a message that tells of a failure.
+func failed(m *wire.Message) error {
+	e := &startError{}
+	if err := m.Decode(&e.Failed); err != nil {
+		return err
 	}
-	return err
+	return e
 }
 
 // receive hands out replies until the sandbox is gone.

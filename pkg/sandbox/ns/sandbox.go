@@ -122,7 +122,7 @@ func (s *Sandbox) restart(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", sandbox.ErrLeftover, err)
 		}
 	}
-	fresh, err := launch(ctx, s.config)
+	fresh, err := open(ctx, s.config)
 	if err != nil {
 		return explain(err)
 	}

@@ -1,7 +1,8 @@
 // Package initd is the program inside of a sandbox: its first process, which has started
 // the sandbox before it was shut in, and then runs commands and file operations on request.
 //
-//	worker ──exec──► launch   has the worker's rights; opens what the sandbox will see
+//	worker ──exec──► launch   one for all sandboxes, with the worker's rights; opens what
+//	                   │      the sandbox will see
 //	                   │ clone: new user, mount, process, network, IPC, host name namespaces
 //	                   ▼
 //	                 setup    PID 1; builds its own root and leaves the old one;
@@ -12,9 +13,9 @@
 //
 // The three stages are one binary, see [Main]. It is started from a sealed memory file: what
 // runs as the sandbox's first process is no file of the host, and needs none to be
-// reachable. It gets an empty environment and these descriptors: 0 to 2 are nothing,
-// 3 is the control socket, 4 the binary, 5 the configuration; launch passes on directories
-// that it has opened from 6 on.
+// reachable. Its environment says how many threads it may use and
+// nothing else, and it has these descriptors: 0 to 2 are nothing,
+// 3 is the control socket, 4 the binary; from 5 on are directories that launch has opened.
 //
 // Whatever fails before serve is told to the worker, with the step, and ends the sandbox.
 // When the worker is gone, the control socket ends, the first process with it, and the kernel

@@ -3,7 +3,9 @@
 package initd
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"syscall"
@@ -14,19 +16,49 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
-// launch starts setup in namespaces of its own, as a child of the worker, and tells its
-// process id. It is a program of its own because starting a process in a new user namespace
-// copies the page tables of the one that starts it, and those of a worker are big.
+// launch starts sandboxes until the worker is gone: each is setup in namespaces of its own, a
+// child of the worker. It is a process of its own because starting one in a new user
+// namespace copies the page tables of the one that starts it, and those of a worker are big.
 func launch(conn *wire.Conn) error {
-	config, err := readConfig()
-	if err != nil {
-		return err
+	for _, fd := range []int{fdControl, fdImage} {
+		unix.CloseOnExec(fd)
 	}
-	files := []uintptr{0, 1, 2, fdControl, fdImage, fdConfig}
-	if config.Privileged {
-		trees, err := openTrees(config)
+	for {
+		m, err := conn.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
 		if err != nil {
 			return err
+		}
+		pid, err := spawn(m)
+		m.CloseFDs()
+		if err != nil {
+			err = conn.Send(m.ID, wire.KindFailed, failure(StageLaunch, err), nil)
+		} else {
+			err = conn.Send(m.ID, wire.KindLaunched, wire.Launched{PID: pid}, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// spawn starts a sandbox with the control socket that came with the request.
+func spawn(m *wire.Message) (int, error) {
+	var config wire.Config
+	if err := m.Decode(&config); err != nil {
+		return 0, err
+	}
+	if m.Kind != wire.KindConfig || len(m.FDs) != 1 {
+		return 0, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
+	}
+	files := []uintptr{0, 1, 2, uintptr(m.FDs[0]), fdImage} //nolint:gosec // descriptors are small
+	if config.Privileged {
+		trees, err := openTrees(config)
+		defer closeAll(trees)
+		if err != nil {
+			return 0, err
 		}
 		files = append(files, trees...)
 	}
@@ -37,7 +69,7 @@ func launch(conn *wire.Conn) error {
 	}
 	pid, err := syscall.ForkExec(image, //nolint:gosec // the program that this is
 		[]string{Arg0, stageSetup}, &syscall.ProcAttr{
-			Env: []string{}, Files: files,
+			Env: []string{OneThread}, Files: files,
 			Sys: &syscall.SysProcAttr{
 				Setsid: true, Cloneflags: flags,
 				UidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostUID, Size: 1}},
@@ -51,13 +83,20 @@ func launch(conn *wire.Conn) error {
 			},
 		})
 	if err != nil {
-		return &stepError{step: "new namespaces", err: err}
+		return 0, &stepError{step: "new namespaces", err: err}
 	}
-	return conn.Send(0, wire.KindLaunched, wire.Launched{PID: pid}, nil)
+	return pid, nil
+}
+
+func closeAll(fds []uintptr) {
+	for _, fd := range fds {
+		_ = unix.Close(int(fd)) //nolint:gosec // descriptors are small
+	}
 }
 
 // openTrees opens what only the worker's user may open or translate: the directories of the
-// sandbox, with its user in the place of their owner, and the mounts.
+// sandbox, with its user in the place of their owner, and the mounts. On failure too, what
+// was opened is returned.
 func openTrees(config wire.Config) ([]uintptr, error) {
 	owners := -1
 	if config.Map {
@@ -72,20 +111,20 @@ func openTrees(config wire.Config) ([]uintptr, error) {
 	for _, dir := range []string{config.Workspace, config.Home, config.Temp} {
 		tree, err := openTree(dir, 0)
 		if err != nil {
-			return nil, &stepError{step: "open " + dir, err: err}
+			return trees, &stepError{step: "open " + dir, err: err}
 		}
+		trees = append(trees, uintptr(tree))
 		if owners >= 0 {
 			attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(owners)}
 			if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-				return nil, &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", dir, err)}
+				return trees, &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", dir, err)}
 			}
 		}
-		trees = append(trees, uintptr(tree))
 	}
 	for _, m := range config.Mounts {
 		tree, err := openTree(m.Host, unix.AT_RECURSIVE)
 		if err != nil {
-			return nil, &stepError{step: "open " + m.Host, err: err}
+			return trees, &stepError{step: "open " + m.Host, err: err}
 		}
 		trees = append(trees, uintptr(tree))
 	}

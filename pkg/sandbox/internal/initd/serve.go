@@ -27,7 +27,7 @@ import (
 const (
 	maxFileCalls  = 4
 	maxMessages   = 64
-	threadsAtOnce = 12
+	threadsAtOnce = 8
 )
 
 // server is the first process of a sandbox once everything is shut.
@@ -46,7 +46,6 @@ type server struct {
 
 // serve tests the sandbox from inside and answers requests until the worker is gone.
 func serve(conn *wire.Conn) error {
-	runtime.GOMAXPROCS(2)
 	debug.SetGCPercent(50)
 	unix.CloseOnExec(fdControl)
 	if err := step("not dumpable", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }); err != nil {
@@ -55,11 +54,11 @@ func serve(conn *wire.Conn) error {
 	// Limits of commands are set in this process for the moment of a fork. What they send to
 	// it then means nothing, and must not end it.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	stockThreads()
 	abi := confine.LandlockABI()
 	if err := selfTest(abi > 0); err != nil {
 		return err
 	}
+	stockThreads() // they have what the ones that were tested have
 	opened, err := files.Open(GuestWorkspace)
 	if err != nil {
 		return &stepError{step: "open workspace", err: err}

@@ -25,7 +25,7 @@ const spareProcesses = 32
 // thread: what that gives up, the program that replaces it does not have either.
 func setup(conn *wire.Conn) error {
 	runtime.LockOSThread()
-	config, err := readConfig()
+	config, err := receiveConfig(conn)
 	if err != nil {
 		return err
 	}
@@ -119,10 +119,8 @@ func lockDown(config wire.Config) error {
 	if err := step("seccomp", confine.Seccomp); err != nil {
 		return err
 	}
-	for _, fd := range []int{fdImage, fdConfig} {
-		unix.CloseOnExec(fd)
-	}
-	return step("exec", func() error { return unix.Exec(image, []string{Arg0, stageServe}, []string{}) })
+	unix.CloseOnExec(fdImage)
+	return step("exec", func() error { return unix.Exec(image, []string{Arg0, stageServe}, []string{twoThreads}) })
 }
 
 // becomeUser makes this thread, and so what it executes, the sandbox's user. Nobody else

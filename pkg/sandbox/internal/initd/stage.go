@@ -3,14 +3,10 @@
 package initd
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -29,8 +25,13 @@ const (
 const (
 	fdControl = 3
 	fdImage   = 4
-	fdConfig  = 5
-	fdMounts  = 6
+	fdMounts  = 5
+)
+
+// Environments of the stages: few threads, which start faster and can be counted.
+const (
+	OneThread  = "GOMAXPROCS=1" // at a time
+	twoThreads = "GOMAXPROCS=2"
 )
 
 // image is how a stage starts the next one.
@@ -83,30 +84,31 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	failed := wire.Failed{Step: args[1], Error: err.Error()}
+	_ = conn.Send(0, wire.KindFailed, failure(args[1], err), nil) // nobody else could be told
+	return 1
+}
+
+// failure says at which step something went wrong.
+func failure(stage string, err error) wire.Failed {
+	failed := wire.Failed{Step: stage, Error: err.Error()}
 	if s, ok := errors.AsType[*stepError](err); ok {
 		failed.Step, failed.Error = s.step, s.err.Error()
 	}
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		failed.Errno = int(errno)
 	}
-	_ = conn.Send(0, wire.KindFailed, failed, nil) // nobody else could be told
-	return 1
+	return failed
 }
 
-// readConfig reads the configuration without moving its offset.
-func readConfig() (wire.Config, error) {
-	var c wire.Config
-	var stat unix.Stat_t
-	if err := unix.Fstat(fdConfig, &stat); err != nil {
-		return c, fmt.Errorf("configuration: %w", err)
+// receiveConfig returns the configuration, the first message of a worker to a new sandbox.
+func receiveConfig(conn *wire.Conn) (config wire.Config, err error) {
+	m, err := conn.Receive()
+	if err != nil {
+		return config, fmt.Errorf("configuration: %w", err)
 	}
-	content := make([]byte, stat.Size)
-	if n, err := unix.Pread(fdConfig, content, 0); err != nil || n != len(content) {
-		return c, fmt.Errorf("configuration: %w", errors.Join(err, io.ErrUnexpectedEOF))
+	m.CloseFDs() // there are none
+	if m.Kind != wire.KindConfig {
+		return config, fmt.Errorf("configuration: %w: kind %d", wire.ErrMalformed, m.Kind)
 	}
-	if err := json.Unmarshal(content, &c); err != nil {
-		return c, fmt.Errorf("configuration: %w", err)
-	}
-	return c, nil
+	return config, m.Decode(&config)
 }

@@ -8,12 +8,15 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// What a sandbox tells while it starts.
+// What is said while a sandbox starts.
 const (
-	KindLaunched Kind = iota + 1 // Launched
-	KindReady                    // Ready
-	KindFailed                   // Failed
-	KindListener                 // a descriptor: a listener on the sandbox's loopback
+	// KindConfig is a Config: the first message to a sandbox, and to the launcher with its
+	// end of the control socket. The launcher answers by KindLaunched or KindFailed.
+	KindConfig   Kind = iota + 1
+	KindLaunched      // Launched
+	KindReady         // Ready, of the sandbox
+	KindFailed        // Failed, of either
+	KindListener      // a descriptor: a listener on the sandbox's loopback
 )
 
 // What a worker asks. Answers have the id and the kind of their requests.

@@ -107,5 +107,5 @@ func (c *Conn) join(frame []byte, fds []int) (*Message, error) {
 	return m, nil
 }
 
-// Hurry has Receive fail within a second, whatever comes.
-func (c *Conn) Hurry() { _ = c.file.SetReadDeadline(time.Now().Add(time.Second)) } // it is a socket
+// ReceiveUntil has Receive fail after a time; the zero time is none.
+func (c *Conn) ReceiveUntil(t time.Time) { _ = c.file.SetReadDeadline(t) } // it is a socket

@@ -1,0 +1,116 @@
+//go:build linux
+
+package ns_test
+
+import (
+	"os/exec"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
+)
+
+func open(tb testing.TB) sandbox.Sandbox {
+	tb.Helper()
+	s, err := ns.New(nil).Open(tb.Context(), sandbox.Spec{
+		ID: "test", Workspace: tb.TempDir(), Scratch: tb.TempDir(),
+		Env: map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin"},
+	})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, s.Close()) })
+	return s
+}
+
+// timed runs f b.N times and reports the median beside the mean.
+func timed(b *testing.B, f func()) {
+	b.Helper()
+	var took []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		f()
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-us")
+}
+
+func plain(b *testing.B) {
+	b.Helper()
+	if err := exec.CommandContext(b.Context(), "/bin/true").Run(); err != nil {
+		b.Error(err)
+	}
+}
+
+func command(b *testing.B, s sandbox.Sandbox) {
+	b.Helper()
+	if _, err := s.Exec(b.Context(), sandbox.Cmd{Argv: []string{"/bin/true"}}); err != nil {
+		b.Error(err)
+	}
+}
+
+// BenchmarkCommand measures a command beside a plain child of this process.
+func BenchmarkCommand(b *testing.B) {
+	b.Run("plain", func(b *testing.B) { timed(b, func() { plain(b) }) })
+	s := open(b)
+	b.Run("warm", func(b *testing.B) { timed(b, func() { command(b, s) }) })
+	for name, run := range map[string]func(){"plain, 4 at once": func() { plain(b) }, "warm, 4 at once": nil} {
+		b.Run(name, func(b *testing.B) {
+			b.SetParallelism(max(1, 4/runtime.GOMAXPROCS(0)))
+			b.RunParallel(func(pb *testing.PB) {
+				do := run
+				if do == nil {
+					mine := open(b)
+					do = func() { command(b, mine) }
+				}
+				for pb.Next() {
+					do()
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "commands/s")
+		})
+	}
+}
+
+// BenchmarkSandbox measures a sandbox for one command, and with a worker whose heap is big.
+func BenchmarkSandbox(b *testing.B) {
+	driver := ns.New(nil)
+	once := func(b *testing.B, workspace, scratch string) {
+		b.Helper()
+		s, err := driver.Open(b.Context(), sandbox.Spec{ID: "test", Workspace: workspace, Scratch: scratch})
+		require.NoError(b, err)
+		command(b, s)
+		require.NoError(b, s.Close())
+	}
+	b.Run("create, command, destroy", func(b *testing.B) {
+		workspace, scratch := b.TempDir(), b.TempDir()
+		timed(b, func() { once(b, workspace, scratch) })
+	})
+	b.Run("with a heap of 500 MB", func(b *testing.B) {
+		workspace, scratch := b.TempDir(), b.TempDir()
+		heap := make([]byte, 500<<20)
+		for i := 0; i < len(heap); i += 4096 {
+			heap[i] = 1
+		}
+		timed(b, func() { once(b, workspace, scratch) })
+		runtime.KeepAlive(heap)
+	})
+}
+
+// BenchmarkFiles measures a file operation inside.
+func BenchmarkFiles(b *testing.B) {
+	s := open(b)
+	_, err := s.FS().Write(b.Context(), sandbox.WriteRequest{Path: "file", Content: make([]byte, 4<<10)})
+	require.NoError(b, err)
+	b.Run("read of 4 KiB", func(b *testing.B) {
+		timed(b, func() {
+			if _, err := s.FS().Read(b.Context(), sandbox.ReadRequest{Path: "file"}); err != nil {
+				b.Error(err)
+			}
+		})
+	})
+}

@@ -1,0 +1,100 @@
+//go:build linux
+
+package ns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// launchers starts the sandboxes of this process.
+var launchers launcher //nolint:gochecknoglobals // children are the process's, not a driver's
+
+// launcher is a small process that starts sandboxes as children of this one. It is started
+// with the first sandbox, and again when it is gone; it ends with this process. It is safe for
+// concurrent use.
+type launcher struct {
+	mu      sync.Mutex
+	conn    *wire.Conn // nil when it does not run
+	command *exec.Cmd
+}
+
+// launch starts a sandbox that has one end of a control socket.
+func (l *launcher) launch(config wire.Config, control *os.File) (*os.Process, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pid, err := l.ask(config, control)
+	if _, ok := errors.AsType[*startError](err); err != nil && !ok {
+		l.end() // somebody has killed it, perhaps
+		pid, err = l.ask(config, control)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.FindProcess(pid) // a child of this process, so the id is no one else's
+}
+
+// ask starts the launcher if need be and has it start a sandbox.
+func (l *launcher) ask(config wire.Config, control *os.File) (int, error) {
+	if l.conn == nil {
+		if err := l.start(); err != nil {
+			return 0, err
+		}
+	}
+	if err := l.conn.Send(0, wire.KindConfig, config, nil, int(control.Fd())); err != nil { //nolint:gosec // descriptors are small
+		return 0, fmt.Errorf("launcher: %w", err)
+	}
+	l.conn.ReceiveUntil(time.Now().Add(startWait))
+	m, err := l.conn.Receive()
+	if err != nil {
+		return 0, fmt.Errorf("launcher: %w", err)
+	}
+	m.CloseFDs() // there are none
+	if m.Kind == wire.KindFailed {
+		return 0, failed(m)
+	}
+	var launched wire.Launched
+	err = m.Decode(&launched)
+	return launched.PID, err
+}
+
+func (l *launcher) start() error {
+	program, err := image()
+	if err != nil {
+		return err
+	}
+	conn, theirs, err := wire.Pair()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	command := &exec.Cmd{
+		Path: fmt.Sprintf("/proc/self/fd/%d", program.Fd()), Args: []string{initd.Arg0, initd.StageLaunch},
+		Env: []string{initd.OneThread}, ExtraFiles: []*os.File{theirs, program},
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // what is typed at a terminal does not end it
+	}
+	if err := command.Start(); err != nil {
+		return errors.Join(fmt.Errorf("start the launcher: %w", err), conn.Close())
+	}
+	l.conn, l.command = conn, command
+	return nil
+}
+
+// end ends the launcher; the sandboxes that it has started stay.
+func (l *launcher) end() {
+	if l.conn == nil {
+		return
+	}
+	_ = l.conn.Close()
+	_ = l.command.Process.Kill() // it may have ended
+	_ = l.command.Wait()         // it was killed
+	l.conn, l.command = nil, nil
+}

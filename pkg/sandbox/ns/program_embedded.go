@@ -1,0 +1,11 @@
+//go:build linux && sandboxprogram
+
+package ns
+
+import _ "embed"
+
+// program is what runs as the first process of sandboxes: package initd alone. The
+// Makefile builds it.
+//
+//go:embed program.bin
+var program []byte
