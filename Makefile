@@ -30,7 +30,7 @@ demo: build ## Run a session that repairs a real project, with a scripted model
 	cp -R examples/wordstats $(DEMO)/wordstats
 	bin/coordinator run --model script:examples/wordstats.script.json \
 		--workspace $(DEMO)/wordstats --data $(DEMO)/data \
-		--env GOCACHE="$$(go env GOCACHE)" --env GOTOOLCHAIN=local --env GOWORK=off \
+		--env GOTOOLCHAIN=local --env GOWORK=off \
 		"$(PROMPT)"
 
 .PHONY: demo-fleet

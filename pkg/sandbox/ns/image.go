@@ -3,6 +3,7 @@
 package ns
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 )
 
-// This program is also what runs in its sandboxes: under another name, from a copy. It has
-// to find out before anything else does.
+// A program that was built without the tag sandboxprogram is also the first process of its
+// sandboxes: under another name, from a copy. It has to find out before anything else does.
 func init() { //nolint:gochecknoinits // there is no other way to be asked first
 	if len(os.Args) > 0 && os.Args[0] == initd.Arg0 {
 		initd.Main(os.Args)
@@ -26,11 +27,15 @@ func init() { //nolint:gochecknoinits // there is no other way to be asked first
 var image = sync.OnceValues(makeImage) //nolint:gochecknoglobals // one for all sandboxes, read-only
 
 func makeImage() (*os.File, error) {
-	source, err := os.Open("/proc/self/exe")
-	if err != nil {
-		return nil, fmt.Errorf("program of the sandbox: %w", err)
+	var source io.Reader = bytes.NewReader(program)
+	if len(program) == 0 {
+		self, err := os.Open("/proc/self/exe")
+		if err != nil {
+			return nil, fmt.Errorf("program of the sandbox: %w", err)
+		}
+		defer self.Close()
+		source = self
 	}
-	defer source.Close()
 	file, err := memfd("toolfleet-sandbox", source)
 	if err != nil {
 		return nil, fmt.Errorf("program of the sandbox: %w", err)

@@ -49,7 +49,7 @@ func (l *launcher) ask(config wire.Config, control *os.File) (int, error) {
 			return 0, err
 		}
 	}
-	if err := l.conn.Send(0, wire.KindConfig, config, nil, int(control.Fd())); err != nil { //nolint:gosec // descriptors are small
+	if err := l.conn.Send(0, wire.KindConfig, config, nil, int(control.Fd())); err != nil {
 		return 0, fmt.Errorf("launcher: %w", err)
 	}
 	l.conn.ReceiveUntil(time.Now().Add(startWait))

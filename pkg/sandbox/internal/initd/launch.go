@@ -53,7 +53,7 @@ func spawn(m *wire.Message) (int, error) {
 	if m.Kind != wire.KindConfig || len(m.FDs) != 1 {
 		return 0, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
 	}
-	files := []uintptr{0, 1, 2, uintptr(m.FDs[0]), fdImage} //nolint:gosec // descriptors are small
+	files := []uintptr{0, 1, 2, uintptr(m.FDs[0]), fdImage}
 	if config.Privileged {
 		trees, err := openTrees(config)
 		defer closeAll(trees)
@@ -90,7 +90,7 @@ func spawn(m *wire.Message) (int, error) {
 
 func closeAll(fds []uintptr) {
 	for _, fd := range fds {
-		_ = unix.Close(int(fd)) //nolint:gosec // descriptors are small
+		_ = unix.Close(int(fd))
 	}
 }
 
