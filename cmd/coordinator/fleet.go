@@ -29,7 +29,7 @@ type fleetFlags struct {
 
 // workerFlags set up the embedded worker.
 type workerFlags struct {
-	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces) or process (no isolation)."`
+	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
 	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
 	Limits  cli.Limits        `embed:"" prefix:"limit-"`

@@ -9,6 +9,7 @@ package doctor
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
@@ -82,7 +83,7 @@ func examine(ctx context.Context, names []string, open Open, h host) Report {
 		}
 		caps, err := open(ctx, name)
 		if err != nil {
-			report.Drivers = append(report.Drivers, Driver{Name: name, Error: err.Error()})
+			report.Drivers = append(report.Drivers, Driver{Name: name, Error: strings.TrimPrefix(err.Error(), "sandbox driver "+name+": ")})
 			continue
 		}
 		report.Drivers = append(report.Drivers, proven(caps))

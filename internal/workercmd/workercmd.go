@@ -34,7 +34,7 @@ type flags struct {
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
 	Slots int    `default:"4" help:"How many calls run at once."`
 
-	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces) or process (no isolation)."`
+	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data    string            `placeholder:"DIR" help:"Directory of workspaces; workers that share it can take over from each other. Default: ~/.local/state/toolfleet/worker."`
 

@@ -30,7 +30,7 @@ type Options struct {
 }
 
 // Names returns every name that [Open] knows, sorted.
-func Names() []string { return []string{Auto, "ns", process.Name} }
+func Names() []string { return []string{Auto, "landlock", "ns", process.Name} }
 
 // Valid returns an error that wraps [ErrUnknown] and names what is allowed, unless
 // name is known. "" is [Auto].

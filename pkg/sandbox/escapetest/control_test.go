@@ -25,7 +25,7 @@ func TestControl_ProbesGetOut(t *testing.T) { //nolint:paralleltest // its arm i
 		"namespace/clone-net", "namespace/clone-user", "namespace/clone3", "namespace/unshare-mount", "namespace/unshare-user",
 		"neighbour/abstract", "neighbour/file", "neighbour/process",
 		"network/sockets-listed", "network/tcp", "network/tcp-fast-open", "network/tcp-mapped", "network/tcp-zero", "network/tcp6", "network/udp",
-		"privilege/locked-down", "privilege/rlimit-core", "process/any-cmdline", "process/any-environ",
+		"privilege/bounding-set", "privilege/locked-down", "privilege/rlimit-core", "process/any-cmdline", "process/any-environ",
 		"process/worker-cmdline", "process/worker-cwd", "process/worker-environ", "process/worker-exe", "process/worker-fd",
 		"process/worker-maps", "process/worker-mem", "process/worker-root",
 		"target/affinity", "target/getfd", "target/pidfd", "target/priority", "target/ptrace", "target/rlimit", "target/signal",

@@ -33,7 +33,13 @@ func (s *Sandbox) command(cmd sandbox.Cmd) (*exec.Cmd, *os.File, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, dir.Close())
 	}
-	return &exec.Cmd{Path: path, Args: cmd.Argv, Env: start.Environ(env), Dir: startDir(dir)}, dir, nil
+	argv := cmd.Argv
+	if s.driver.wrap != nil {
+		if path, argv, err = s.driver.wrap(cmd, path, argv); err != nil {
+			return nil, nil, errors.Join(err, dir.Close())
+		}
+	}
+	return &exec.Cmd{Path: path, Args: argv, Env: start.Environ(env), Dir: startDir(dir)}, dir, nil
 }
 
 // env is the complete environment of a command.

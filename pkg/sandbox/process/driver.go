@@ -22,19 +22,28 @@ const Name = "process"
 type Options struct {
 	// Logger gets what happens to commands, at debug level; nil discards it.
 	Logger *slog.Logger
+	// Wrap, when set, says what to start instead of the program at path with the arguments
+	// argv: something that becomes this program, in the same process. Drivers that confine
+	// commands are built so; they enforce [sandbox.Cmd].ReadOnly then.
+	Wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
 }
 
 var _ sandbox.Driver = (*Driver)(nil)
 
 // Driver opens sandboxes that isolate nothing.
 type Driver struct {
-	log *slog.Logger
+	log  *slog.Logger
+	wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
 }
 
 // New returns the driver.
 func New(options *Options) *Driver {
 	d := &Driver{log: slog.New(slog.DiscardHandler)}
-	if options != nil && options.Logger != nil {
+	if options == nil {
+		return d
+	}
+	d.wrap = options.Wrap
+	if options.Logger != nil {
 		d.log = options.Logger
 	}
 	return d
@@ -122,7 +131,7 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open sandbox %s: %w", spec.ID, err), scratch.Close())
 	}
-	return newSandbox(spec, workspace, scratch, d.log), nil
+	return newSandbox(spec, workspace, scratch, d), nil
 }
 
 // checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to

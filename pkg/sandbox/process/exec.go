@@ -34,7 +34,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	defer s.running.Done()
-	if cmd.ReadOnly {
+	if cmd.ReadOnly && s.driver.wrap == nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no read-only commands", s.spec.ID, sandbox.ErrUnsupported)
 	}
 	r, err := s.start(cmd)
@@ -90,7 +90,13 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 		cmd: c, limits: limits, out: out, pipes: p, tree: newTree(c),
 		started: time.Now(), ended: make(chan struct{}),
 	}
+	status, err := s.driver.newStatus(c)
+	if err != nil {
+		p.Abandon()
+		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
 	if err := r.tree.start(); err != nil {
+		status.close()
 		p.Abandon()
 		return nil, start.Fault(cmd.Argv[0], err)
 	}
@@ -101,6 +107,10 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 		r.wall = time.Since(r.started)
 		close(r.ended)
 	}()
+	if err := status.became(cmd.Argv[0]); err != nil {
+		_, clearErr := r.finish("")
+		return nil, errors.Join(err, clearErr)
+	}
 	return r, nil
 }
 

@@ -19,6 +19,7 @@ type Sandbox struct {
 	spec      sandbox.Spec
 	workspace *files.FS
 	scratch   *scratch.Dir
+	driver    *Driver
 	log       *slog.Logger
 
 	change sync.Mutex // one Reset or Close at a time
@@ -31,9 +32,9 @@ type Sandbox struct {
 	running   sync.WaitGroup
 }
 
-func newSandbox(spec sandbox.Spec, workspace *files.FS, scratch *scratch.Dir, log *slog.Logger) *Sandbox {
+func newSandbox(spec sandbox.Spec, workspace *files.FS, scratch *scratch.Dir, d *Driver) *Sandbox {
 	return &Sandbox{
-		spec: spec, workspace: workspace, scratch: scratch, log: log,
+		spec: spec, workspace: workspace, scratch: scratch, driver: d, log: d.log,
 		stop: make(chan struct{}),
 	}
 }

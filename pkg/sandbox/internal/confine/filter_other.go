@@ -12,3 +12,6 @@ func Seccomp() error { return fmt.Errorf("seccomp: no filter for %s", runtime.GO
 
 // SeccompReadOnly fails: there is no filter for this architecture.
 func SeccompReadOnly() error { return Seccomp() }
+
+// SeccompHost fails: there is no filter for this architecture.
+func SeccompHost(...uint32) error { return Seccomp() }

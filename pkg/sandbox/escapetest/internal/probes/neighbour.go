@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,15 +28,15 @@ func neighbourProbes() map[string]probe {
 // beNeighbour is another sandbox: it serves the secret at an abstract socket, has it in a
 // temporary file, whose path it prints, and runs until it is killed.
 func beNeighbour(h canary.Host, abstract string) {
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", "@"+abstract)
-	if err != nil {
-		fail(err)
-	}
 	path := filepath.Join(os.TempDir(), "neighbour.txt")
 	if err := os.WriteFile(path, []byte(h.Secret), 0o644); err != nil {
 		fail(err)
 	}
 	_, _ = fmt.Fprintln(os.Stdout, path)
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", "@"+abstract)
+	for err != nil { // a sandbox without sockets
+		time.Sleep(time.Hour)
+	}
 	for {
 		c, err := l.Accept()
 		if err != nil {

@@ -20,8 +20,11 @@ import (
 // privilegeProbes look whether this process has rights, or can get some.
 func privilegeProbes() map[string]probe {
 	return map[string]probe{
-		"privilege/locked-down":      func(canary.Host) canary.Verdict { return lockedDown("/proc/self/task/*/status") },
-		"privilege/init-locked-down": func(canary.Host) canary.Verdict { return lockedDown("/proc/1/task/*/status") },
+		"privilege/locked-down": func(canary.Host) canary.Verdict {
+			return lockedDown("/proc/self/task/*/status", "CapInh", "CapPrm", "CapEff", "CapAmb")
+		},
+		"privilege/bounding-set":     func(canary.Host) canary.Verdict { return lockedDown("/proc/self/task/*/status", "CapBnd") },
+		"privilege/init-locked-down": initLockedDown,
 		"privilege/setuid":           func(canary.Host) canary.Verdict { return become(unix.SYS_SETUID) },
 		"privilege/setgid":           func(canary.Host) canary.Verdict { return become(unix.SYS_SETGID) },
 		"privilege/setgroups":        func(canary.Host) canary.Verdict { return judge(unix.Setgroups([]int{0})) },
@@ -53,13 +56,13 @@ func noNewPrivs() bool {
 }
 
 // lockedDown checks every thread: capabilities and filters are a matter of threads.
-func lockedDown(pattern string) canary.Verdict {
+func lockedDown(pattern string, sets ...string) canary.Verdict {
 	paths, _ := filepath.Glob(pattern) // the pattern is right
 	if len(paths) == 0 {
 		return unsupported("no threads to be seen")
 	}
 	want := map[string]string{"NoNewPrivs": "1", "Seccomp": "2"}
-	for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
+	for _, set := range sets {
 		want[set] = strings.Repeat("0", 16)
 	}
 	for _, path := range paths {
@@ -74,6 +77,13 @@ func lockedDown(pattern string) canary.Verdict {
 		}
 	}
 	return contained(fmt.Errorf("%d threads", len(paths)))
+}
+
+func initLockedDown(h canary.Host) canary.Verdict {
+	if !h.Isolated {
+		return unsupported("process 1 is the host's")
+	}
+	return lockedDown("/proc/1/task/*/status", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 }
 
 func become(nr uintptr) canary.Verdict {

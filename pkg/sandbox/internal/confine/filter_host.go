@@ -1,0 +1,53 @@
+//go:build linux && (amd64 || arm64)
+
+package confine
+
+import "golang.org/x/sys/unix"
+
+// sharing are the system calls by which processes of one host meet, whatever files they may
+// open: System V's shared memory, queues and semaphores, and POSIX queues.
+func sharing() []uint32 {
+	return []uint32{
+		unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_MSGGET, unix.SYS_MSGSND, unix.SYS_MSGRCV, unix.SYS_MSGCTL,
+		unix.SYS_SEMGET, unix.SYS_SEMOP, unix.SYS_SEMTIMEDOP, unix.SYS_SEMCTL, unix.SYS_MQ_OPEN, unix.SYS_MQ_UNLINK,
+	}
+}
+
+// aimed are the system calls that change another process of the same user, and the argument
+// that says which; 0 is oneself.
+func aimed() map[uint32]uint32 {
+	return map[uint32]uint32{
+		unix.SYS_SETPRIORITY: 1, unix.SYS_IOPRIO_SET: 1, unix.SYS_SCHED_SETAFFINITY: 0, unix.SYS_SCHED_SETSCHEDULER: 0,
+		unix.SYS_SCHED_SETPARAM: 0, unix.SYS_SCHED_SETATTR: 0, unix.SYS_PRLIMIT64: 0,
+	}
+}
+
+// hostFilter is for processes that have no namespaces of their own.
+func hostFilter(families []uint32) program {
+	var p program
+	p.nativeOnly()
+	for _, number := range sharing() {
+		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EPERM))
+	}
+	for number, argument := range aimed() {
+		p.onCall(number, func(p *program) {
+			p.load(arg(argument))
+			p.returnIf(unix.BPF_JEQ, 0, retAllow)
+			p.ret(retErrno(unix.EPERM))
+		})
+	}
+	p.onCall(unix.SYS_SOCKET, func(p *program) {
+		p.load(arg(0))
+		for _, family := range families {
+			p.returnIf(unix.BPF_JEQ, family, retAllow)
+		}
+		p.ret(retErrno(unix.EACCES))
+	})
+	p.ret(retAllow)
+	return p
+}
+
+// SeccompHost cuts the calling thread off from what it shares with the host when it has no
+// namespaces of its own: sockets but of the given families, shared memory and queues, and
+// the settings of other processes of its user. Pairs of sockets can be made still.
+func SeccompHost(families ...uint32) error { return install(hostFilter(families)) }
