@@ -96,8 +96,8 @@ func (r Remote) validate() error {
 			faults = append(faults, fmt.Errorf("pool %q: is that of the coordinators", r.Pool))
 		}
 	}
-	if r.MinLevel != "" && !slices.Contains(levels(), r.MinLevel) {
-		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", r.MinLevel, strings.Join(levels(), ", ")))
+	if r.MinLevel != "" && !slices.Contains(Levels(), r.MinLevel) {
+		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", r.MinLevel, strings.Join(Levels(), ", ")))
 	}
 	return errors.Join(faults...)
 }
@@ -105,8 +105,8 @@ func (r Remote) validate() error {
 // MaxRemoteTimeout bounds the time limit of a tool of the user's own.
 const MaxRemoteTimeout = 24 * time.Hour
 
-// levels are the words of sandbox levels, least first.
-func levels() []string { return []string{"none", "paths", "full", "kernel"} }
+// Levels returns the words of sandbox levels, least first.
+func Levels() []string { return []string{"none", "paths", "full", "kernel"} }
 
 // checkTemplates reports placeholders that the arguments do not have.
 func checkTemplates(templates []resourceTemplate, schema json.RawMessage) error {

@@ -1,15 +1,11 @@
 package manifest
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
 
 // MaxBytes bounds a manifest.
@@ -52,7 +49,7 @@ func (c *commandLine) UnmarshalYAML(node *yaml.Node) error {
 	}
 	var argv []string
 	if err := node.Decode(&argv); err != nil {
-		return Problem{Line: node.Line, Message: "command: must be a list of texts, as in [python3, count.py], or a text for the shell"}
+		return strict.Fault{Line: node.Line, Message: "command: must be a list of texts, as in [python3, count.py], or a text for the shell"}
 	}
 	*c = argv
 	return nil
@@ -65,7 +62,7 @@ type duration time.Duration
 func (d *duration) UnmarshalYAML(node *yaml.Node) error {
 	parsed, err := time.ParseDuration(node.Value)
 	if err != nil || parsed <= 0 {
-		return Problem{Line: node.Line, Message: fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value)}
+		return strict.Fault{Line: node.Line, Message: fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value)}
 	}
 	*d = duration(parsed)
 	return nil
@@ -107,7 +104,7 @@ func (m *parser) decode(content []byte) (doc document, ok bool) {
 	}
 	var root yaml.Node
 	if err := yaml.Unmarshal(content, &root); err != nil {
-		m.yaml(err)
+		m.yaml(strict.Faults(err, fields()))
 		return doc, false
 	}
 	if root.Kind == 0 || root.Content[0].Kind != yaml.MappingNode {
@@ -118,83 +115,19 @@ func (m *parser) decode(content []byte) (doc document, ok bool) {
 	for i := 0; i+1 < len(top); i += 2 {
 		m.lines[top[i].Value] = top[i].Line
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(content))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&doc); err != nil {
-		m.yaml(err)
-	}
-	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
-		m.problem(0, "has more than one document: a manifest is one tool")
-	}
+	m.yaml(strict.Decode(content, &doc))
 	return doc, len(m.problems) == 0
 }
 
-var (
-	atLine       = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
-	unknownField = regexp.MustCompile(`^field (.*) not found in type \S+$`)
-	notThatType  = regexp.MustCompile("^cannot unmarshal !!(\\w+)(?: (`.*`))? into (.*)$")
-)
-
-// yaml reports an error of the YAML library, in our words where it speaks of Go.
-func (m *parser) yaml(err error) {
-	if own, is := errors.AsType[Problem](err); is {
-		m.problem(own.Line, "%s", own.Message)
-		return
-	}
-	messages := []string{err.Error()}
-	if typed, is := errors.AsType[*yaml.TypeError](err); is {
-		messages = typed.Errors
-	}
-	for _, message := range messages {
-		line := 1 // of which the library does not speak
-		if found := atLine.FindStringSubmatch(message); found != nil {
-			line, _ = strconv.Atoi(found[1]) // digits
-			message = found[2]
-		}
-		if found := unknownField.FindStringSubmatch(message); found != nil {
-			message = fmt.Sprintf("there is no field %q; the fields are %s", found[1], strings.Join(fields(), ", "))
-		} else if found := notThatType.FindStringSubmatch(message); found != nil {
-			message = written(found[1], found[2]) + " is not what belongs here: " + wanted(found[3])
-		}
-		m.problem(line, "%s", strings.TrimPrefix(message, "yaml: "))
-	}
-}
-
-// written names what stands in a manifest, by its tag and text.
-func written(tag, text string) string {
-	switch tag {
-	case "seq":
-		return "a list"
-	case "map":
-		return "a mapping"
-	default:
-		return text
-	}
-}
-
-// wanted says what a Go type is in YAML.
-func wanted(goType string) string {
-	switch {
-	case strings.HasPrefix(goType, "map["):
-		return "it must be a mapping of names to texts"
-	case strings.HasPrefix(goType, "[]"):
-		return "it must be a list"
-	case goType == "tools.Resource":
-		return "it must be a mapping of key and access"
-	default:
-		return "it must be a text"
+// yaml reports an error of the YAML library.
+func (m *parser) yaml(faults []strict.Fault) {
+	for _, fault := range faults {
+		m.problem(fault.Line, "%s", fault.Message)
 	}
 }
 
 // fields are the names of the fields of a manifest, in order.
-func fields() []string {
-	t := reflect.TypeFor[document]()
-	names := make([]string, t.NumField())
-	for i := range names {
-		names[i] = t.Field(i).Tag.Get("yaml")
-	}
-	return names
-}
+func fields() []string { return strict.Fields(reflect.TypeFor[document]()) }
 
 // tool makes the tool of a document.
 func (m *parser) tool(doc document) tools.Tool {

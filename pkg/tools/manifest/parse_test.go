@@ -59,7 +59,7 @@ func TestParse_EveryField(t *testing.T) {
 	require.Equal(t, []byte(inOrder), []byte(tool.Schema), "in the order in which they are written")
 	require.Equal(t, tools.Plan{
 		Payload: protocol.ToolRun{
-			Argv: []string{"python3", "{tools}/word_count.py", "--json"}, Arguments: []byte(`{"at_least":2,"path":"./a.txt"}`),
+			Argv: []string{"python3", "{tools}/word_count.py", "--json"}, Arguments: []byte(`{"path":"./a.txt","at_least":2}`),
 			Env: map[string]string{"PYTHONUTF8": "1"},
 		},
 		Resources: []protocol.Use{{Key: "sandbox/box/a.txt", Access: protocol.Shared}},

@@ -1,0 +1,126 @@
+package policy
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/shell"
+)
+
+// scriptOf is what a payload's command does; judged is false for payloads that are no
+// shell command. The commands of the user's own tools are the operator's, and not judged.
+func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err error) {
+	switch p := payload.(type) {
+	case protocol.CommandRun:
+		if p.Command == "" {
+			script, err = shell.Argv(p.Argv)
+		} else {
+			script, err = shell.Parse(p.Command)
+		}
+		return script, true, err
+	case protocol.CodeRun:
+		if p.Language != "sh" {
+			return nil, false, nil
+		}
+		script, err = shell.Parse(p.Code)
+		return script, true, err
+	default:
+		return nil, false, nil
+	}
+}
+
+// runsCode reports whether a payload is a program of the model's.
+func runsCode(payload protocol.Payload) bool {
+	_, is := payload.(protocol.CodeRun)
+	return is
+}
+
+// judgeScript is nil when every command of a script may be run.
+func (c *compiled) judgeScript(script *shell.Script) *Verdict {
+	for i := range script.Commands {
+		command := &script.Commands[i]
+		if command.Program() == "" {
+			return deny("commands", "It cannot be known which program %q is. Write its name plainly.", command.String())
+		}
+		if pattern, may := mayMatch(c.Commands.Deny, command); may {
+			return deny("commands.deny", "The command %q is not allowed in this session (%s).", command.String(), pattern)
+		}
+		if len(c.Commands.Allow) == 0 {
+			continue
+		}
+		if name := changesProgram(command.Assigned); name != "" {
+			return deny("commands.allow", "The variable %s must not be set, because it changes which programs run.", name)
+		}
+		if !command.Wraps && !doesMatch(c.Commands.Allow, command) {
+			return deny("commands.allow", "The command %q is not allowed in this session; allowed are: %s.", command.String(), strings.Join(c.Commands.Allow, ", "))
+		}
+	}
+	if name := changesProgram(script.Assigned); name != "" && len(c.Commands.Allow) > 0 {
+		return deny("commands.allow", "The variable %s must not be set, because it changes which programs run.", name)
+	}
+	return nil
+}
+
+// changesProgram returns a variable that changes what a name runs; "" when there is none.
+func changesProgram(names []string) string {
+	at := slices.IndexFunc(names, func(name string) bool {
+		switch name {
+		case "PATH", "IFS", "ENV", "BASH_ENV", "SHELLOPTS", "BASHOPTS", "PROMPT_COMMAND":
+			return true
+		default:
+			return strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "GIT_")
+		}
+	})
+	if at < 0 {
+		return ""
+	}
+	return names[at]
+}
+
+// doesMatch reports whether a command surely begins with the words of a pattern. A
+// pattern without a slash means the program that PATH has, not any file of that name.
+func doesMatch(patterns []string, command *shell.Command) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		words := strings.Fields(pattern)
+		if len(words) > len(command.Words) {
+			return false
+		}
+		for i, word := range words {
+			if is := command.Words[i]; word != "*" && (!is.Known || !matches(word, is.Text)) || i == 0 && !is.Known {
+				return false
+			}
+			if i == 0 && strings.Contains(command.Words[0].Text, "/") && !strings.Contains(word, "/") {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// mayMatch returns a pattern that a command matches, or may match: words that are not
+// known match everything, and the program's directory does not count.
+func mayMatch(patterns []string, command *shell.Command) (string, bool) {
+	for _, pattern := range patterns {
+		words, may := strings.Fields(pattern), true
+		for i, word := range words {
+			if i >= len(command.Words) {
+				may = false
+				break
+			}
+			is := command.Words[i]
+			text := is.Text
+			if i == 0 && !strings.Contains(word, "/") {
+				text = command.Program()
+			}
+			if is.Known && !matches(word, text) {
+				may = false
+				break
+			}
+		}
+		if may {
+			return pattern, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,216 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// Decision is what a verdict comes to.
+type Decision string
+
+// The decisions.
+const (
+	Allowed Decision = "allowed"
+	Denied  Decision = "denied"
+	Ask     Decision = "ask" // a person
+)
+
+// Verdict is what a policy says to a tool call.
+type Verdict struct {
+	Decision Decision
+	// Rule names what decided, as in "commands.allow"; "" when nothing did.
+	Rule string
+	// Reason is for the model when the call is denied, and for the person who is asked.
+	Reason string
+	// MinLevel is the least sandbox level that the policy demands; "" for any.
+	MinLevel string
+	// Timeout is how long a person is waited for.
+	Timeout time.Duration
+}
+
+// Call is a tool call that waits for a verdict.
+type Call struct {
+	Tool string
+	Plan tools.Plan
+	// Used counts the session's calls before this one that were not refused, by tool.
+	Used map[string]int
+}
+
+// Judge decides by the rules of some policies, all of which have to agree. The zero
+// value allows everything. It is pure and safe for concurrent use.
+type Judge struct{ policies []compiled }
+
+// New checks policies and makes a judge of them. The error names every fault.
+func New(policies ...Policy) (*Judge, error) {
+	j := &Judge{}
+	for _, p := range policies {
+		if err := p.validate(); err != nil {
+			return nil, err
+		}
+		c, err := compile(p)
+		if err != nil {
+			return nil, err
+		}
+		j.policies = append(j.policies, c)
+	}
+	return j, nil
+}
+
+// Judge decides. The first policy that denies does so for all.
+func (j *Judge) Judge(call Call) Verdict {
+	final := Verdict{Decision: Allowed}
+	for i := range j.policies {
+		v := j.policies[i].judge(call)
+		if v.Decision == Denied {
+			return v
+		}
+		level := higher(final.MinLevel, v.MinLevel)
+		if v.Decision == Ask && (final.Decision == Allowed || v.Timeout < final.Timeout) {
+			final = v
+		}
+		final.MinLevel = level
+	}
+	return final
+}
+
+// higher is the higher of two levels, of which "" is any.
+func higher(a, b string) string {
+	levels := tools.Levels()
+	if slices.Index(levels, b) > slices.Index(levels, a) {
+		return b
+	}
+	return a
+}
+
+// compiled is a policy ready for use.
+type compiled struct {
+	Policy
+
+	paths pathRule
+}
+
+func compile(p Policy) (compiled, error) {
+	paths, err := compilePaths(p.Paths)
+	return compiled{Policy: p, paths: paths}, err
+}
+
+func (c *compiled) judge(call Call) Verdict {
+	for _, rule := range []func(Call) *Verdict{c.tools, c.commands, c.where, c.count, c.approval} {
+		if v := rule(call); v != nil {
+			v.MinLevel = c.MinLevel
+			return *v
+		}
+	}
+	return Verdict{Decision: Allowed, MinLevel: c.MinLevel}
+}
+
+func deny(rule, format string, args ...any) *Verdict {
+	return &Verdict{Decision: Denied, Rule: rule, Reason: fmt.Sprintf(format, args...)}
+}
+
+func (c *compiled) tools(call Call) *Verdict {
+	if _, denied := anyMatches(c.Tools.Deny, call.Tool); denied {
+		return deny("tools.deny", "The tool %s is not allowed in this session.", call.Tool)
+	}
+	if _, allowed := anyMatches(c.Tools.Allow, call.Tool); len(c.Tools.Allow) > 0 && !allowed {
+		return deny("tools.allow", "The tool %s is not allowed in this session; allowed are: %s.", call.Tool, strings.Join(c.Tools.Allow, ", "))
+	}
+	return nil
+}
+
+func (c *compiled) commands(call Call) *Verdict {
+	if len(c.Commands.Allow)+len(c.Commands.Deny) == 0 {
+		return nil
+	}
+	script, judged, err := scriptOf(call.Plan.Payload)
+	switch {
+	case err != nil:
+		return deny("commands", "The command is not allowed, because %v. Write it more simply.", err)
+	case !judged && len(c.Commands.Allow) > 0 && runsCode(call.Plan.Payload):
+		return deny("commands.allow", "Programs may run only the commands that are allowed in this session, and what this one runs cannot be known. Use bash with: %s.",
+			strings.Join(c.Commands.Allow, ", "))
+	case !judged:
+		return nil
+	}
+	return c.judgeScript(script)
+}
+
+func (c *compiled) count(call Call) *Verdict {
+	total := 0
+	for _, used := range call.Used {
+		total += used
+	}
+	if c.MaxCalls > 0 && total >= c.MaxCalls {
+		return deny("max_calls", "The session has used up its %d tool calls. Answer with what you have.", c.MaxCalls)
+	}
+	for pattern, most := range c.MaxCallsOf {
+		if !matches(pattern, call.Tool) {
+			continue
+		}
+		used := 0
+		for name, n := range call.Used {
+			if matches(pattern, name) {
+				used += n
+			}
+		}
+		if used >= most {
+			return deny("max_calls_of", "The session has used up its %d calls of %s. Go on without it.", most, pattern)
+		}
+	}
+	return nil
+}
+
+func (c *compiled) approval(call Call) *Verdict {
+	ask := func(rule, reason string) *Verdict {
+		timeout := time.Duration(c.Approval.Timeout)
+		if timeout == 0 {
+			timeout = DefaultTimeout
+		}
+		return &Verdict{Decision: Ask, Rule: rule, Reason: reason, Timeout: timeout}
+	}
+	if pattern, is := anyMatches(c.Approval.Tools, call.Tool); is {
+		return ask("approval.tools", fmt.Sprintf("calls of %s need approval", pattern))
+	}
+	if len(c.Approval.Commands) == 0 {
+		return nil
+	}
+	script, judged, err := scriptOf(call.Plan.Payload)
+	if err != nil || !judged && runsCode(call.Plan.Payload) {
+		return ask("approval.commands", "what it runs cannot be known")
+	}
+	if !judged {
+		return nil
+	}
+	for i := range script.Commands {
+		if pattern, may := mayMatch(c.Approval.Commands, &script.Commands[i]); may {
+			return ask("approval.commands", fmt.Sprintf("%q needs approval (%s)", script.Commands[i].String(), pattern))
+		}
+	}
+	return nil
+}
+
+// where judges by the resources of the call in its sandbox.
+func (c *compiled) where(call Call) *Verdict {
+	if !c.paths.binds || call.Plan.Payload == nil {
+		return nil
+	}
+	if _, excepted := anyMatches(c.Paths.Except, call.Tool); excepted {
+		return nil
+	}
+	if call.Plan.Resources == nil {
+		return c.paths.judge(call.Tool, "", protocol.Exclusive)
+	}
+	for _, use := range call.Plan.Resources {
+		if path, inside := pathOf(use.Key); inside {
+			if v := c.paths.judge(call.Tool, path, use.Access); v != nil {
+				return v
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// Policy is rules for the tool calls of a session. The zero value allows everything.
+type Policy struct {
+	// Tools are the names that may and may not be called; '*' stands for any letters.
+	// With an empty Allow everything may that Deny does not name.
+	Tools Names `json:"tools,omitzero" yaml:"tools"`
+	// Commands are the programs that shell commands may and may not start.
+	Commands Names `json:"commands,omitzero" yaml:"commands"`
+	// Paths are where in the workspace calls may read and write.
+	Paths Paths `json:"paths,omitzero" yaml:"paths"`
+	// MaxCalls bounds the calls of the session; 0 is no bound. A call that was refused
+	// does not count.
+	MaxCalls int `json:"max_calls,omitempty" yaml:"max_calls"`
+	// MaxCallsOf bounds the calls of tools, by name.
+	MaxCallsOf map[string]int `json:"max_calls_of,omitempty" yaml:"max_calls_of"`
+	// MinLevel is the least sandbox level of a worker that may run a call: none, paths, full or kernel.
+	MinLevel string `json:"min_level,omitempty" yaml:"min_level"`
+	// Approval says which calls a person is asked about.
+	Approval Approval `json:"approval,omitzero" yaml:"approval"`
+}
+
+// Names are patterns of what is allowed and denied. Deny wins.
+type Names struct {
+	Allow []string `json:"allow,omitempty" yaml:"allow"`
+	Deny  []string `json:"deny,omitempty" yaml:"deny"`
+}
+
+// Paths are directories and files of the workspace, each with everything below it; "."
+// is the workspace. They bind every call that uses the sandbox, by the resources that it
+// declares, so a shell command, which may touch everything, is denied unless all may be written.
+type Paths struct {
+	// Read is what may be read; empty is everything.
+	Read []string `json:"read,omitempty" yaml:"read"`
+	// Write is what may be changed (and read); empty is the same as Read.
+	Write []string `json:"write,omitempty" yaml:"write"`
+	// Except names tools that the rule does not bind.
+	Except []string `json:"except,omitempty" yaml:"except"`
+}
+
+// Approval says which calls a person is asked about.
+type Approval struct {
+	Tools    []string `json:"tools,omitempty" yaml:"tools"`
+	Commands []string `json:"commands,omitempty" yaml:"commands"`
+	// Timeout is how long an answer is waited for before it is no; 0 means [DefaultTimeout].
+	Timeout Duration `json:"timeout,omitempty" yaml:"timeout"`
+}
+
+// DefaultTimeout is how long a person has to answer.
+const DefaultTimeout = 5 * time.Minute
+
+// Duration is a time that is written as in "5m" or "90s".
+type Duration time.Duration
+
+// MarshalText implements [encoding.TextMarshaler].
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (d *Duration) UnmarshalText(text []byte) error {
+	parsed, err := time.ParseDuration(string(text))
+	if err != nil || parsed <= 0 {
+		return fmt.Errorf("%q: must be a time such as 90s or 5m", text)
+	}
+	*d = Duration(parsed)
+	return nil
+}
+
+// Zero reports whether the policy allows everything.
+func (p Policy) Zero() bool {
+	return len(p.Tools.Allow)+len(p.Tools.Deny)+len(p.Commands.Allow)+len(p.Commands.Deny)+
+		len(p.Paths.Read)+len(p.Paths.Write)+len(p.MaxCallsOf)+len(p.Approval.Tools)+len(p.Approval.Commands) == 0 &&
+		p.MaxCalls == 0 && p.MinLevel == ""
+}
+
+// validate reports every fault.
+func (p Policy) validate() error {
+	var faults []error
+	names := func(field string, patterns []string) {
+		for i, pattern := range patterns {
+			if strings.TrimSpace(pattern) == "" {
+				faults = append(faults, fmt.Errorf("%s[%d]: is empty", field, i))
+			}
+		}
+	}
+	names("tools.allow", p.Tools.Allow)
+	names("tools.deny", p.Tools.Deny)
+	names("commands.allow", p.Commands.Allow)
+	names("commands.deny", p.Commands.Deny)
+	names("paths.except", p.Paths.Except)
+	names("approval.tools", p.Approval.Tools)
+	names("approval.commands", p.Approval.Commands)
+	if p.MaxCalls < 0 {
+		faults = append(faults, fmt.Errorf("max_calls %d: must not be negative", p.MaxCalls))
+	}
+	for name, most := range p.MaxCallsOf {
+		if most < 0 {
+			faults = append(faults, fmt.Errorf("max_calls_of.%s %d: must not be negative", name, most))
+		}
+	}
+	if p.MinLevel != "" && !slices.Contains(tools.Levels(), p.MinLevel) {
+		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", p.MinLevel, strings.Join(tools.Levels(), ", ")))
+	}
+	if p.Approval.Timeout < 0 {
+		faults = append(faults, fmt.Errorf("approval.timeout %s: must not be negative", time.Duration(p.Approval.Timeout)))
+	}
+	return errors.Join(faults...)
+}
+
+// matches reports whether a text matches a pattern, in which '*' stands for any text.
+func matches(pattern, text string) bool {
+	head, rest, starred := strings.Cut(pattern, "*")
+	if !starred {
+		return pattern == text
+	}
+	text, ok := strings.CutPrefix(text, head)
+	if !ok {
+		return false
+	}
+	for {
+		next, after, more := strings.Cut(rest, "*")
+		if !more {
+			return strings.HasSuffix(text, rest)
+		}
+		at := strings.Index(text, next)
+		if at < 0 {
+			return false
+		}
+		text, rest = text[at+len(next):], after
+	}
+}
+
+func anyMatches(patterns []string, text string) (string, bool) {
+	for _, pattern := range patterns {
+		if matches(pattern, text) {
+			return pattern, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,210 @@
+package policy_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// judge plans a call as a session does, and judges it.
+func judge(t *testing.T, rules, tool, arguments string, used map[string]int) policy.Verdict {
+	t.Helper()
+	p, err := policy.Parse("p.yaml", []byte(rules))
+	require.NoError(t, err)
+	j, err := policy.New(p)
+	require.NoError(t, err)
+	table, err := tools.NewTable(tools.Core()...)
+	require.NoError(t, err)
+	_, plan, refusal := table.Plan(tools.Scope{Session: "s", Sandbox: "box"}, tool, arguments)
+	require.Nil(t, refusal)
+	return j.Judge(policy.Call{Tool: tool, Plan: plan, Used: used})
+}
+
+func sh(command string) string {
+	encoded, err := json.Marshal(map[string]string{"command": command})
+	if err != nil {
+		panic(err)
+	}
+	return string(encoded)
+}
+
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	const gitOnly = "commands: {allow: [git status, git diff, 'go test', cat, cd, ./run.sh, 'ls *'], deny: [git push]}"
+	for _, test := range []struct {
+		name, rules, tool, arguments string
+		decision                     policy.Decision
+		rule                         string
+	}{
+		{"nothing forbids nothing", "{}", "bash", sh("rm -rf /"), policy.Allowed, ""},
+		{"a denied tool", "tools: {deny: [bash]}", "bash", sh("ls"), policy.Denied, "tools.deny"},
+		{"beside a denied tool", "tools: {deny: [bash]}", "read", `{"path":"a"}`, policy.Allowed, ""},
+		{"a pattern of tools", "tools: {deny: ['*_code']}", "run_code", `{"code":"1"}`, policy.Denied, "tools.deny"},
+		{"not in the list", "tools: {allow: [read, gl*]}", "bash", sh("ls"), policy.Denied, "tools.allow"},
+		{"in the list", "tools: {allow: [read, gl*]}", "read", `{"path":"a"}`, policy.Allowed, ""},
+		{"deny wins", "tools: {allow: [read], deny: [r*]}", "read", `{"path":"a"}`, policy.Denied, "tools.deny"},
+
+		{"an allowed command", gitOnly, "bash", sh("git status -s"), policy.Allowed, ""},
+		{"several", gitOnly, "bash", sh("cd src && go test ./... | cat"), policy.Allowed, ""},
+		{"one that is not", gitOnly, "bash", sh("git status; rm x"), policy.Denied, "commands.allow"},
+		{"another subcommand", gitOnly, "bash", sh("git commit"), policy.Denied, "commands.allow"},
+		{"in a substitution", gitOnly, "bash", sh("cat $(rm x)"), policy.Denied, "commands.allow"},
+		{"behind a wrapper", gitOnly, "bash", sh("timeout 5 rm x"), policy.Denied, "commands.allow"},
+		{"an allowed one behind a wrapper", gitOnly, "bash", sh("timeout 5 env git diff"), policy.Allowed, ""},
+		{"in a script", gitOnly, "bash", sh("sh -c 'rm x'"), policy.Denied, "commands.allow"},
+		{"the program is not known", gitOnly, "bash", sh("$x status"), policy.Denied, "commands"},
+		{"a word is not known", gitOnly, "bash", sh("git $x"), policy.Denied, "commands.deny"},
+		{"an argument that is not known", gitOnly, "bash", sh("cat $x"), policy.Allowed, ""},
+		{"a star is a word", gitOnly, "bash", sh("ls $x"), policy.Allowed, ""},
+		{"which must be there", gitOnly, "bash", sh("ls"), policy.Denied, "commands.allow"},
+		{"a file of that name", gitOnly, "bash", sh("./git status"), policy.Denied, "commands.allow"},
+		{"a file that is allowed", gitOnly, "bash", sh("./run.sh fast"), policy.Allowed, ""},
+		{"another PATH", gitOnly, "bash", sh("PATH=. git status"), policy.Denied, "commands.allow"},
+		{"another PATH before", gitOnly, "bash", sh("export PATH=.; git status"), policy.Denied, "commands.allow"},
+		{"no shell at all", gitOnly, "bash", sh("if"), policy.Denied, "commands"},
+		{"code in sh", gitOnly, "run_code", `{"code":"rm x","language":"sh"}`, policy.Denied, "commands.allow"},
+		{"other code cannot be read", gitOnly, "run_code", `{"code":"1","language":"python"}`, policy.Denied, "commands.allow"},
+		{"files are no commands", gitOnly, "write", `{"path":"a","content":""}`, policy.Allowed, ""},
+		{"a denied command", "commands: {deny: [git push, rm]}", "bash", sh("echo x; git push -f"), policy.Denied, "commands.deny"},
+		{"a denied program by its path", "commands: {deny: [rm]}", "bash", sh("/bin/rm x"), policy.Denied, "commands.deny"},
+		{"a denied wrapper", "commands: {deny: [sudo]}", "bash", sh("sudo ls"), policy.Denied, "commands.deny"},
+		{"what is not denied", "commands: {deny: [git push]}", "bash", sh("git pull"), policy.Allowed, ""},
+		{"code beside a deny list", "commands: {deny: [rm]}", "run_code", `{"code":"1"}`, policy.Allowed, ""},
+
+		{"a path to write", "paths: {write: [src, ./docs/]}", "write", `{"path":"docs/a.md","content":""}`, policy.Allowed, ""},
+		{"the root itself", "paths: {write: [a.txt]}", "write", `{"path":"a.txt","content":""}`, policy.Allowed, ""},
+		{"a path beside", "paths: {write: [src]}", "write", `{"path":"srcs/a","content":""}`, policy.Denied, "paths.write"},
+		{"by another spelling", "paths: {write: [src]}", "write", `{"path":"src/../b","content":""}`, policy.Denied, "paths.write"},
+		{"reading is free then", "paths: {write: [src]}", "read", `{"path":"b"}`, policy.Allowed, ""},
+		{"a path to read", "paths: {read: [/workspace/src]}", "read", `{"path":"src/a"}`, policy.Allowed, ""},
+		{"none to read", "paths: {read: [src]}", "grep", `{"pattern":"x"}`, policy.Denied, "paths.read"},
+		{"what may be read may be written", "paths: {read: [src]}", "write", `{"path":"src/a","content":""}`, policy.Allowed, ""},
+		{"and nothing else", "paths: {read: [src]}", "write", `{"path":"a","content":""}`, policy.Denied, "paths.write"},
+		{"what may be written may be read", "paths: {read: [src], write: [out]}", "read", `{"path":"out/a"}`, policy.Allowed, ""},
+		{"a command may touch everything", "paths: {write: [src]}", "bash", sh("ls"), policy.Denied, "paths.write"},
+		{"unless it is excepted", "paths: {write: [src], except: [bash]}", "bash", sh("ls"), policy.Allowed, ""},
+		{"or everything may be", "paths: {write: [.]}", "bash", sh("ls"), policy.Allowed, ""},
+
+		{"calls are left", "max_calls: 3", "bash", sh("ls"), policy.Allowed, ""},
+		{"none are left", "max_calls: 2", "bash", sh("ls"), policy.Denied, "max_calls"},
+		{"none of a tool", "max_calls_of: {b*: 1}", "bash", sh("ls"), policy.Denied, "max_calls_of"},
+		{"some of another", "max_calls_of: {bash: 1}", "read", `{"path":"a"}`, policy.Allowed, ""},
+		{"none at all", "max_calls_of: {read: 0}", "read", `{"path":"a"}`, policy.Denied, "max_calls_of"},
+
+		{"a tool to ask about", "approval: {tools: [wri*]}", "write", `{"path":"a","content":""}`, policy.Ask, "approval.tools"},
+		{"a command to ask about", "approval: {commands: [git push]}", "bash", sh("git add . && git push"), policy.Ask, "approval.commands"},
+		{"perhaps such a command", "approval: {commands: [git push]}", "bash", sh("git $x"), policy.Ask, "approval.commands"},
+		{"code", "approval: {commands: [git push]}", "run_code", `{"code":"1"}`, policy.Ask, "approval.commands"},
+		{"another command", "approval: {commands: [git push]}", "bash", sh("git add ."), policy.Allowed, ""},
+		{"what is denied is not asked", "approval: {tools: [bash]}\ntools: {deny: [bash]}", "bash", sh("ls"), policy.Denied, "tools.deny"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			v := judge(t, test.rules, test.tool, test.arguments, map[string]int{"bash": 1, "read": 1})
+			require.Equal(t, test.decision, v.Decision, v.Reason)
+			require.Equal(t, test.rule, v.Rule, v.Reason)
+			require.Equal(t, test.decision == policy.Allowed, v.Reason == "")
+			require.Equal(t, test.decision == policy.Ask, v.Timeout == policy.DefaultTimeout)
+		})
+	}
+}
+
+func TestJudge_ReasonsSayWhatIsAllowed(t *testing.T) {
+	t.Parallel()
+	for rules, want := range map[string]string{
+		"commands: {allow: [ls, git diff]}": `The command "rm x" is not allowed in this session; allowed are: ls, git diff.`,
+		"paths: {write: [src, docs]}":       "bash may change everything in the workspace, and in this session only these may be: src, docs. Use a tool that names a path.",
+		"tools: {allow: [read]}":            "The tool bash is not allowed in this session; allowed are: read.",
+	} {
+		require.Equal(t, want, judge(t, rules, "bash", sh("ls; rm x"), nil).Reason)
+	}
+}
+
+func TestJudge_PoliciesAllHaveToAgree(t *testing.T) {
+	t.Parallel()
+	minute, hour := policy.Duration(time.Minute), policy.Duration(time.Hour)
+	j, err := policy.New(
+		policy.Policy{MinLevel: "full", Approval: policy.Approval{Tools: []string{"read"}, Timeout: hour}},
+		policy.Policy{MinLevel: "paths", Tools: policy.Names{Deny: []string{"bash"}}, Approval: policy.Approval{Tools: []string{"read", "write"}, Timeout: minute}},
+		policy.Policy{},
+	)
+	require.NoError(t, err)
+	require.Equal(t, policy.Denied, j.Judge(policy.Call{Tool: "bash"}).Decision)
+	v := j.Judge(policy.Call{Tool: "read"})
+	require.Equal(t, policy.Ask, v.Decision)
+	require.Equal(t, time.Minute, v.Timeout, "the shorter one")
+	require.Equal(t, "full", v.MinLevel, "the higher one")
+	v = j.Judge(policy.Call{Tool: "glob"})
+	require.Equal(t, policy.Verdict{Decision: policy.Allowed, MinLevel: "full"}, v)
+}
+
+func TestJudge_ResourcesOfOthersHaveNoPath(t *testing.T) {
+	t.Parallel()
+	j, err := policy.New(policy.Policy{Paths: policy.Paths{Write: []string{"src"}}})
+	require.NoError(t, err)
+	plan := tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}}
+	require.Equal(t, policy.Allowed, j.Judge(policy.Call{Tool: "pay", Plan: plan}).Decision)
+	require.Equal(t, policy.Denied, j.Judge(policy.Call{Tool: "pay", Plan: tools.Plan{Payload: protocol.Noop{}}}).Decision, "the default is the whole sandbox")
+}
+
+func TestParse_FaultsHaveTheirLine(t *testing.T) {
+	t.Parallel()
+	for content, want := range map[string]string{
+		"max_calls: 1\ntool: {}":          `p:2: there is no field "tool"; the fields are tools, commands, paths, max_calls`,
+		"tools:\n  allow: read":           "p:2: `read` is not what belongs here: it must be a list",
+		"max_calls: many":                 "p:1: `many` is not what belongs here: it must be a whole number",
+		"max_calls_of: [a]":               "p:1: a list is not what belongs here: it must be a mapping of names to whole numbers",
+		"approval: {timeout: 5}":          `must be a time such as`,
+		"max_calls: -1":                   "p: max_calls -1: must not be negative",
+		"max_calls_of: {bash: -1}":        "max_calls_of.bash -1",
+		"min_level: some":                 `min_level "some": must be one of none, paths, full, kernel`,
+		"paths: {write: [../x, /etc, a]}": `paths.write[0] "../x": must be a path in the workspace`,
+		"tools: {deny: [' ']}":            "tools.deny[0]: is empty",
+		"a: 1\n---\nb: 1":                 `there is no field "a"`,
+		"max_calls: 1\n---\nmax_calls: 2": "more than one document",
+	} {
+		_, err := policy.Parse("p", []byte(content))
+		require.ErrorContains(t, err, want, content)
+	}
+	p, err := policy.Parse("p", nil)
+	require.NoError(t, err)
+	require.True(t, p.Zero())
+}
+
+func TestLoad_TravelsAsJSON(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "p.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(`
+tools: {allow: [a], deny: [b]}
+commands: {allow: [c]}
+paths: {read: [d], write: [e], except: [f]}
+max_calls: 7
+max_calls_of: {g: 8}
+min_level: full
+approval: {tools: [h], commands: [i j], timeout: 90s}
+`), 0o600))
+	p, err := policy.Load(file)
+	require.NoError(t, err)
+	require.False(t, p.Zero())
+	encoded, err := json.Marshal(p)
+	require.NoError(t, err)
+	again, err := policy.Parse("json", encoded)
+	require.NoError(t, err)
+	require.Equal(t, p, again)
+	encoded, err = json.Marshal(policy.Policy{})
+	require.NoError(t, err)
+	require.Equal(t, []byte("{}"), encoded)
+
+	_, err = policy.Load(filepath.Dir(file))
+	require.ErrorContains(t, err, "must be a file")
+	_, err = policy.Load(file + ".none")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
