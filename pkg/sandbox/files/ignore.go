@@ -1,15 +1,12 @@
 package files
 
 import (
-	"bytes"
 	"context"
 	"io/fs"
 	"os"
 	"path"
 	"slices"
 	"strings"
-
-	"github.com/git-pkgs/gitignore"
 )
 
 // ignoreFile names the files whose rules exclude names.
@@ -24,21 +21,21 @@ type ignores []ignoreRules
 
 type ignoreRules struct {
 	dir   string // in which the file is
-	rules *gitignore.Matcher
+	rules []ignoreRule
 }
 
-// excludes reports whether the rules exclude name. The deepest file that has an opinion counts.
+// excludes reports whether the rules exclude name: the last rule of the deepest file
+// that is about it decides.
 func (i ignores) excludes(name string, isDir bool) bool {
 	for _, level := range slices.Backward(i) {
 		below := name
 		if level.dir != "." {
 			below = strings.TrimPrefix(name, level.dir+"/")
 		}
-		if isDir {
-			below += "/"
-		}
-		if found := level.rules.MatchDetail(below); found.Matched {
-			return found.Ignored
+		for _, rule := range slices.Backward(level.rules) {
+			if rule.matches(below, isDir) {
+				return !rule.takesBack
+			}
 		}
 	}
 	return false
@@ -71,11 +68,7 @@ func (f *FS) withIgnoreFile(ctx context.Context, above ignores, dir string) igno
 	if err != nil || info.Size() > maxIgnoreFile {
 		return above
 	}
-	content = bytes.TrimPrefix(content, []byte("\uFEFF"))
-	content = bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n"))
-	rules := &gitignore.Matcher{}
-	rules.AddPatterns(content, "")
-	return append(slices.Clip(above), ignoreRules{dir: dir, rules: rules})
+	return append(slices.Clip(above), ignoreRules{dir: dir, rules: parseIgnoreRules(string(content))})
 }
 
 // hasIgnoreFile reports whether a directory with these entries has rules of its own.

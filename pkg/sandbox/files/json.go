@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -253,9 +254,9 @@ func pointer(query string) ([]string, error) {
 	if query == "" {
 		return nil, nil
 	}
-	if query[0] != '/' {
+	if query[0] != '/' || !utf8.ValidString(query) {
 		return nil, sandbox.Faultf(sandbox.FaultArguments,
-			`the query %q is no JSON pointer: it must be empty or start with a slash, as in "/dependencies/react" or "/items/0"`, shorten(query))
+			`the query %q is no JSON pointer: it must be empty, or text that starts with a slash, as in "/dependencies/react" or "/items/0"`, shorten(query))
 	}
 	steps := strings.Split(query[1:], "/")
 	for i, step := range steps {

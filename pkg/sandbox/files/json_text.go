@@ -37,7 +37,8 @@ func (d *document) insert(parent span, step string, value []byte, missing error)
 
 // compact reports whether the document has no white space between its tokens.
 func (d *document) compact() bool {
-	return indentUnit(d.text, "") == "" && len(d.text) > 2 && !bytes.Contains(d.text, []byte(`": `))
+	return indentUnit(d.text, "") == "" && len(d.text) > 2 &&
+		!bytes.Contains(d.text, []byte(`": `)) && !bytes.Contains(d.text, []byte(", "))
 }
 
 // add puts a member behind the last one.

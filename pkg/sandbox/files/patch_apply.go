@@ -193,10 +193,12 @@ func (a *applier) replace(h *hunk) {
 			a.out.WriteString(lineEnd)
 			a.added++
 		case '-':
+			lineEnd = a.lineEnd()
 			a.done++
 			a.added--
 			continue
 		default:
+			lineEnd = a.lineEnd()
 			a.out.Write(a.lines[a.done])
 			a.done++
 		}

@@ -27,6 +27,10 @@ func RunFS(t *testing.T, newFS NewFS) {
 		"read":   readTests(),
 		"write":  writeTests(),
 		"edit":   editTests(),
+		"edits":  editsTests(),
+		"patch":  patchTests(),
+		"json":   jsonTests(),
+		"find":   findTests(),
 		"list":   listTests(),
 		"search": searchTests(),
 	}

@@ -24,6 +24,8 @@ func readTests() map[string]func(*testing.T, *tree) {
 		"one line does not fit": readLongLine,
 		"binary":                readBinary,
 		"too large":             readTooLarge,
+		"large":                 readLarge,
+		"images":                readImages,
 	}
 }
 
@@ -175,4 +177,51 @@ func listEmpty(t *testing.T, f *tree) {
 	got, err := f.List(t.Context(), sandbox.ListRequest{})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.ListResult{}, got)
+}
+
+func readLarge(t *testing.T, f *tree) {
+	line := strings.Repeat("ü", 40) + "\n" // 81 bytes
+	f.put(t, "file", strings.Repeat(line, sandbox.MaxFileSize/len(line)+10))
+	whole := f.get(t, "file")
+	lines := len(whole) / len(line)
+	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: lines - 1, Limit: 5})
+	require.NoError(t, err)
+	require.Equal(t, sandbox.ReadResult{
+		Content: []byte(line + line), FirstLine: lines - 1, Lines: 2, TotalLines: lines, Size: int64(len(whole)), SHA256: digest(whole),
+	}, got)
+	f.put(t, "late", strings.Repeat("a", 300_000)+"\n\xc3")
+	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "late"})
+	require.NoError(t, err)
+	require.True(t, got.Binary, "half a character at the end")
+	f.put(t, "nul", strings.Repeat("a\n", 300_000)+"\x00")
+	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "nul"})
+	require.NoError(t, err)
+	require.True(t, got.Binary)
+}
+
+func readImages(t *testing.T, f *tree) {
+	for content, want := range map[string]string{
+		"\x89PNG\r\n\x1a\n....":            "image/png",
+		"\xff\xd8\xff\xe0....":             "image/jpeg",
+		"GIF89a....":                       "image/gif",
+		"RIFF\x00\x00\x00\x00WEBPVP8 ....": "image/webp",
+		"\x89PNG":                          "",
+		"RIFF\x00\x00\x00\x00WAVEfmt ":     "",
+	} {
+		f.put(t, "file", content)
+		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file", Offset: 3})
+		require.NoError(t, err)
+		require.Equal(t, want, got.Image, "%q", content)
+		require.True(t, got.Binary)
+		require.Equal(t, content, string(got.Content))
+	}
+	f.put(t, "file", "\x89PNG\r\n\x1a\n"+strings.Repeat("x", sandbox.MaxImageSize-8))
+	got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	require.NoError(t, err)
+	require.Len(t, got.Content, sandbox.MaxImageSize)
+	require.False(t, got.Truncated)
+	f.put(t, "file", f.get(t, "file")+"x")
+	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
+	require.NoError(t, err)
+	require.True(t, got.Truncated)
 }
