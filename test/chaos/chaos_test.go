@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
@@ -56,8 +58,11 @@ func TestChaos_CallersAreKilled(t *testing.T) { //nolint:paralleltest // see sid
 }
 
 // killCaller is kill -9 of the callers, wherever they are in putting their steps;
-// they come back and put again what has no result.
+// they come back and put again what has no result. First they have to be through with reading
+// what they have done before, which takes longer and longer.
 func killCaller(r *rig) {
+	require.Eventually(r.t, func() bool { return r.caller.ended() || r.callerLog() > r.remembered }, patience, 10*time.Millisecond)
+	wait(r.t.Context(), time.Duration(r.random.Int64N(int64(r.setup.pause))))
 	r.caller.kill()
 	r.startCaller()
 	r.counts["kill caller"]++ // workers do not notice: it excuses nothing

@@ -51,9 +51,11 @@ type rig struct {
 	js      jetstream.JetStream
 	begun   int // members, for their names
 	faults  []history.Fault
-	counts  map[string]int // faults by name
-	logs    []string
-	offset  time.Duration // wall clock minus monotonic clock
+	// remembered is how much the callers had written down when they were started last.
+	remembered int64
+	counts     map[string]int // faults by name
+	logs       []string
+	offset     time.Duration // wall clock minus monotonic clock
 }
 
 // node is a server process.
@@ -190,6 +192,16 @@ func (r *rig) startWorker() {
 	r.logs = append(r.logs, role.Log)
 }
 
+// callerLog is how much the callers have written down.
+func (r *rig) callerLog() int64 {
+	info, err := os.Stat(r.path("caller.log"))
+	if os.IsNotExist(err) {
+		return 0
+	}
+	require.NoError(r.t, err)
+	return info.Size()
+}
+
 // startCaller starts the callers, or starts them again.
 func (r *rig) startCaller() {
 	r.t.Helper()
@@ -205,6 +217,7 @@ func (r *rig) startCaller() {
 	if r.caller == nil {
 		r.logs = append(r.logs, role.Log)
 	}
+	r.remembered = r.callerLog()
 	m.process = spawn(r.t, "caller", &role, r.path("caller.stderr"))
 	r.caller = m
 }
