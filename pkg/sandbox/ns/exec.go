@@ -102,13 +102,22 @@ func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 	maps.Copy(env, cmd.Env)
 	return wire.Exec{
 		Argv: wire.Bytes(cmd.Argv), Env: wire.Bytes(start.Environ(env)), Path: []byte(env["PATH"]), Dir: []byte(cmd.Dir), ReadOnly: cmd.ReadOnly,
-		Limits: wire.ProcessLimits{
+		Limits: wire.Limits{
 			CPU:       uint64((limits.CPU + time.Second - 1) / time.Second), //nolint:gosec // defaults are not negative
 			Memory:    uint64(limits.Memory),                                //nolint:gosec // as above
 			OpenFiles: uint64(limits.OpenFiles),                             //nolint:gosec // as above
-			FileSize:  uint64(limits.FileSize),                              //nolint:gosec // as above
+			FileSize:  uint64(fileSize(limits)),                             //nolint:gosec // as above
+			Disk:      uint64(limits.Disk),                                  //nolint:gosec // as above
 		},
 	}
+}
+
+// fileSize bounds a file: no file has to be bigger than all of them may be.
+func fileSize(limits sandbox.Limits) int64 {
+	if limits.Disk > 0 && (limits.FileSize == 0 || limits.Disk < limits.FileSize) {
+		return limits.Disk
+	}
+	return limits.FileSize
 }
 
 func (r *run) send(request wire.Exec) (err error) {
@@ -234,6 +243,9 @@ func describe(result *sandbox.Result, ended wire.Ended, limits sandbox.Limits) {
 	if status.Signaled() {
 		result.Signal = unix.SignalName(status.Signal())
 		natural = signalReason(status.Signal(), limits)
+		if ended.Over != "" {
+			natural = ended.Over
+		}
 	} else {
 		result.ExitCode = status.ExitStatus()
 	}
@@ -247,7 +259,7 @@ func signalReason(sig syscall.Signal, limits sandbox.Limits) sandbox.Reason {
 	switch {
 	case sig == unix.SIGXCPU && limits.CPU > 0:
 		return sandbox.ReasonTimeout
-	case sig == unix.SIGXFSZ && limits.FileSize > 0:
+	case sig == unix.SIGXFSZ && fileSize(limits) > 0:
 		return sandbox.ReasonDiskLimit
 	default:
 		return sandbox.ReasonSignaled

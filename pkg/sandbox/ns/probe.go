@@ -61,8 +61,8 @@ func (d *Driver) caps(caps sandbox.Caps, landlock int) sandbox.Caps {
 	caps.ReadOnly = landlock >= readOnlyABI
 	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkProxy, sandbox.NetworkAll}
 	caps.Limits = sandbox.LimitKinds{
-		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitRlimit, Processes: sandbox.LimitRlimit,
-		OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit, Disk: sandbox.LimitNone,
+		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitSoft, Processes: sandbox.LimitRlimit,
+		OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit, Disk: sandbox.LimitSoft,
 	}
 	if landlock == 0 {
 		caps.Warnings = append(caps.Warnings, "the kernel has no Landlock: one layer of the sandbox is missing, and commands cannot be read-only")

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
@@ -74,55 +75,73 @@ type command struct {
 	id     uint64
 	pid    int
 	brand  brand
-	limits wire.ProcessLimits
+	limits wire.Limits
 
-	asked  bool        // to end: what it started may take its time
-	killed bool        // no more time
+	done   chan struct{} // closed at the end of a command that is watched
+	asked  bool          // to end: what it started may take its time
+	killed bool          // no more time
+	over   sandbox.Reason
 	ended  *wire.Ended // how the command itself has ended
 }
 
-// during forks with the limits of the command: they are set here for the moment, and
-// made final in the process that comes of it.
+// during forks with the brand and the limits of the command. Those that mean nothing to this
+// process are set here for the moment of the fork. The others would hit what goes on here
+// meanwhile: they are set in the process that comes of it, some microseconds after it has
+// started.
 func (c *command) during(fork func() (int, error)) (int, error) {
-	limits := c.resources()
-	var was [len(limits)]unix.Rlimit
-	for i, l := range limits {
-		if l.value == 0 {
-			continue
-		}
-		if err := unix.Prlimit(0, l.resource, nil, &was[i]); err != nil {
+	for _, l := range []resource{{unix.RLIMIT_RTTIME, uint64(c.brand), 0}, {unix.RLIMIT_CPU, c.limits.CPU, 0}} {
+		restore, err := l.here()
+		if err != nil {
 			return 0, err
 		}
-		if err := unix.Prlimit(0, l.resource, &unix.Rlimit{Cur: min(l.value, was[i].Max), Max: was[i].Max}, nil); err != nil {
-			return 0, err
-		}
-		defer unix.Prlimit(0, l.resource, &was[i], nil) //nolint:errcheck // it was allowed before
+		defer restore()
 	}
 	pid, err := fork()
 	if err != nil {
 		return 0, err
 	}
-	for _, l := range limits {
-		if l.value > 0 && l.resource != unix.RLIMIT_RTTIME {
+	for _, l := range []resource{
+		{unix.RLIMIT_CPU, c.limits.CPU, 1}, // SIGXCPU first, then SIGKILL
+		{unix.RLIMIT_DATA, tooFast(c.limits.Memory), 0},
+		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
+		{unix.RLIMIT_NOFILE, c.limits.OpenFiles, 0},
+	} {
+		if l.value > 0 {
 			_ = unix.Prlimit(pid, l.resource, &unix.Rlimit{Cur: l.value, Max: l.value + l.more}, nil) // it may have ended
 		}
 	}
 	return pid, nil
 }
 
+// tooFast is the memory of a process that grows faster than it is watched. It is so far above
+// the limit that most are killed for the limit, and do not just see an allocation fail.
+func tooFast(memory uint64) uint64 {
+	if memory == 0 {
+		return 0
+	}
+	return 2*memory + 512<<20
+}
+
+// resource is a limit of the kernel.
 type resource struct {
 	resource int
-	value    uint64
+	value    uint64 // 0 is none
 	more     uint64 // of the hard limit
 }
 
-func (c *command) resources() [4]resource {
-	return [...]resource{
-		{unix.RLIMIT_RTTIME, uint64(c.brand), 0},
-		{unix.RLIMIT_CPU, c.limits.CPU, 1}, // SIGXCPU first, then SIGKILL
-		{unix.RLIMIT_DATA, c.limits.Memory, 0},
-		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
+// here sets the soft limit of this process, until restore is called.
+func (r resource) here() (restore func(), err error) {
+	if r.value == 0 {
+		return func() {}, nil
 	}
+	var was unix.Rlimit
+	if err := unix.Prlimit(0, r.resource, nil, &was); err != nil {
+		return nil, err
+	}
+	if err := unix.Prlimit(0, r.resource, &unix.Rlimit{Cur: min(r.value, was.Max), Max: was.Max}, nil); err != nil {
+		return nil, err
+	}
+	return func() { _ = unix.Prlimit(0, r.resource, &was, nil) }, nil // it was allowed before
 }
 
 // readers is a thread that may not change the workspace, nor may what it starts. It

@@ -48,6 +48,10 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	}
 	c.pid = pid
 	t.running[c.id], t.pids[pid] = c, c
+	if c.limits.Memory > 0 || c.limits.Disk > 0 {
+		c.done = make(chan struct{})
+		go t.watch(c)
+	}
 	select {
 	case t.born <- struct{}{}:
 	default: // told already
@@ -103,6 +107,10 @@ func (t *commands) settle() {
 		}
 		err := t.sweep(c)
 		delete(t.running, c.id)
+		if c.done != nil {
+			close(c.done)
+		}
+		c.ended.Over = c.over
 		reply(t.conn, &wire.Message{ID: c.id, Kind: wire.KindExec}, *c.ended, err)
 	}
 }
@@ -208,14 +216,19 @@ func (t *commands) signal(request wire.Signal) {
 	if request.Kill {
 		sig, c.killed = syscall.SIGKILL, true
 	}
+	t.send(c, sig)
+	t.settle()
+}
+
+// send sends a signal to everything of a command.
+func (t *commands) send(c *command, sig syscall.Signal) {
 	if t.alone(c) {
 		_ = unix.Kill(-1, sig) // it may have ended
-	} else {
-		for _, pid := range t.members(c) {
-			_ = unix.Kill(pid, sig) // it may have ended
-		}
+		return
 	}
-	t.settle()
+	for _, pid := range t.members(c) {
+		_ = unix.Kill(pid, sig) // it may have ended
+	}
 }
 
 // members are the processes that have c's brand, or nobody's.

@@ -46,12 +46,12 @@ type Ready struct {
 
 // Exec is a command. Argv and Env were checked. What need not be text is bytes.
 type Exec struct {
-	Argv     [][]byte      `json:"argv"`
-	Env      [][]byte      `json:"env"`
-	Path     []byte        `json:"path"` // PATH
-	Dir      []byte        `json:"dir"`
-	ReadOnly bool          `json:"read_only"`
-	Limits   ProcessLimits `json:"limits"`
+	Argv     [][]byte `json:"argv"`
+	Env      [][]byte `json:"env"`
+	Path     []byte   `json:"path"` // PATH
+	Dir      []byte   `json:"dir"`
+	ReadOnly bool     `json:"read_only"`
+	Limits   Limits   `json:"limits"`
 }
 
 // Bytes returns strings as bytes.
@@ -72,12 +72,15 @@ func Strings(list [][]byte) []string {
 	return out
 }
 
-// ProcessLimits are limits that the kernel enforces for each process; 0 is none.
-type ProcessLimits struct {
+// Limits bound a command; 0 is none. The kernel enforces them for each process, but for
+// memory and disk, which the first process watches for all of the command and for all of
+// the sandbox.
+type Limits struct {
 	CPU       uint64 `json:"cpu"` // seconds
 	Memory    uint64 `json:"memory"`
 	OpenFiles uint64 `json:"open_files"`
 	FileSize  uint64 `json:"file_size"`
+	Disk      uint64 `json:"disk"`
 }
 
 // Signal goes to a command and everything that it started.
@@ -104,6 +107,8 @@ type Ended struct {
 	Status uint32        `json:"status"` // as wait(2) has it
 	CPU    time.Duration `json:"cpu"`
 	MaxRSS int64         `json:"max_rss"` // bytes
+	// Over is why the first process has killed the command; "" when it has not.
+	Over sandbox.Reason `json:"over"`
 }
 
 // Config is what a sandbox is made of. It is read before there is a sandbox.

@@ -1,0 +1,137 @@
+//go:build linux
+
+package initd
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// How often a command that has limits is looked at. What takes long is done less often, so
+// that looking takes at most a tenth of the time.
+const (
+	memoryPause = 20 * time.Millisecond
+	diskPause   = 200 * time.Millisecond
+	lookShare   = 10
+)
+
+// watch kills a command that has more memory, or fills more of the disk, than it may.
+func (t *commands) watch(c *command) {
+	memory := newLook(memoryPause, c.limits.Memory, func() uint64 { return t.memory(c) })
+	disk := newLook(diskPause, c.limits.Disk, diskUsage)
+	if disk.limit > 0 {
+		disk.limit = max(disk.limit, diskUsage()) // what was there before is not its doing, and it may be here to remove it
+	}
+	timer := time.NewTimer(memoryPause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-c.done:
+			return
+		case now := <-timer.C:
+			switch {
+			case memory.over(now):
+				t.stop(c, sandbox.ReasonOOM)
+				return
+			case disk.over(now):
+				t.stop(c, sandbox.ReasonDiskLimit)
+				return
+			}
+			timer.Reset(memoryPause)
+		}
+	}
+}
+
+// look is something that is measured from time to time.
+type look struct {
+	limit   uint64
+	measure func() uint64
+	pause   time.Duration
+	next    time.Time
+}
+
+func newLook(pause time.Duration, limit uint64, measure func() uint64) *look {
+	return &look{limit: limit, measure: measure, pause: pause, next: time.Now()}
+}
+
+// over reports whether the limit is exceeded, if it is time to look.
+func (l *look) over(now time.Time) bool {
+	if l.limit == 0 || now.Before(l.next) {
+		return false
+	}
+	start := time.Now()
+	over := l.measure() > l.limit
+	l.next = time.Now().Add(max(l.pause, lookShare*time.Since(start)))
+	return over
+}
+
+// stop kills a command for a reason of its own.
+func (t *commands) stop(c *command, why sandbox.Reason) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running[c.id] != c || c.asked {
+		return // it ends already
+	}
+	c.over = why
+	t.send(c, syscall.SIGKILL)
+}
+
+// memory is how much the processes of a command hold that is theirs: pages of programs and
+// files are everybody's.
+func (t *commands) memory(c *command) uint64 {
+	t.mu.Lock()
+	pids := t.members(c)
+	t.mu.Unlock()
+	var total, shared uint64
+	for _, pid := range pids {
+		status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+		if err != nil {
+			continue // it has ended
+		}
+		total += kilobytes(status, "RssAnon:") + kilobytes(status, "VmSwap:")
+		shared = max(shared, kilobytes(status, "RssShmem:")) // it may be the same in all of them
+	}
+	return (total + shared) << 10
+}
+
+// kilobytes is the value of a line of /proc/PID/status.
+func kilobytes(status []byte, key string) uint64 {
+	_, rest, found := bytes.Cut(status, []byte("\n"+key))
+	if !found {
+		return 0
+	}
+	line, _, _ := bytes.Cut(rest, []byte(" kB"))
+	value, _ := strconv.ParseUint(string(bytes.TrimSpace(line)), 10, 64) // 0 is right for anything else
+	return value
+}
+
+// diskUsage is how much the workspace and the scratch directory take up.
+func diskUsage() uint64 {
+	var total uint64
+	for _, dir := range []string{GuestWorkspace, GuestHome, GuestTemp} {
+		_ = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error { // what cannot be read counts as nothing
+			if err != nil {
+				return nil //nolint:nilerr // it was removed meanwhile, or is locked
+			}
+			info, err := entry.Info()
+			if err != nil {
+				return nil //nolint:nilerr // as above
+			}
+			if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+				total += uint64(stat.Blocks) * blockSize / max(uint64(stat.Nlink), 1) //nolint:gosec,unconvert // not negative; 32 bits elsewhere
+			}
+			return nil
+		})
+	}
+	return total
+}
+
+// blockSize is what stat(2) counts in.
+const blockSize = 512

@@ -1,0 +1,101 @@
+//go:build linux
+
+package ns
+
+import (
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func openLost(t *testing.T) *Sandbox {
+	t.Helper()
+	s, err := New(nil).open(t.Context(), sandbox.Spec{
+		ID: "lost", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// busy runs a command until it has written something.
+func busy(t *testing.T, s *Sandbox, limits sandbox.Limits) <-chan sandbox.Result {
+	t.Helper()
+	up, done := make(chan struct{}, 1), make(chan sandbox.Result, 1)
+	go func() {
+		result, err := s.Exec(t.Context(), sandbox.Cmd{
+			Argv: []string{"sh", "-c", "echo up; sleep 1000"}, Limits: limits,
+			Live: func(sandbox.Stream, []byte) { up <- struct{}{} },
+		})
+		if err != nil {
+			t.Errorf("Exec: %v", err)
+		}
+		done <- result
+	}()
+	<-up
+	return done
+}
+
+// requireFresh checks that the sandbox works, with what is in its workspace.
+func requireFresh(t *testing.T, s *Sandbox) {
+	t.Helper()
+	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"cat", "file"}})
+	require.NoError(t, err)
+	require.Equal(t, "kept", string(result.Stdout.Data))
+}
+
+func TestLost_FirstProcessIsKilled(t *testing.T) {
+	t.Parallel()
+	s := openLost(t)
+	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	require.NoError(t, err)
+	done := busy(t, s, sandbox.Limits{})
+	require.NoError(t, s.current.process.Kill())
+	result := <-done
+	require.Equal(t, sandbox.ReasonLost, result.Reason)
+	require.Equal(t, -1, result.ExitCode)
+	require.Equal(t, "up\n", string(result.Stdout.Data), "what was written is kept")
+	requireFresh(t, s)
+}
+
+func TestLost_FirstProcessDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	s := openLost(t)
+	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	require.NoError(t, err)
+	done := busy(t, s, sandbox.Limits{Wall: 100 * time.Millisecond, Grace: 100 * time.Millisecond})
+	require.NoError(t, s.current.process.Signal(syscall.SIGSTOP))
+	start := time.Now()
+	result := <-done
+	require.Equal(t, sandbox.ReasonTimeout, result.Reason)
+	require.Less(t, time.Since(start), 10*time.Second)
+	requireFresh(t, s)
+}
+
+func TestLost_LauncherIsKilled(t *testing.T) { //nolint:paralleltest // it is everybody's
+	openLost(t)
+	launchers.mu.Lock()
+	err := launchers.command.Process.Signal(os.Kill)
+	launchers.mu.Unlock()
+	require.NoError(t, err)
+	s := openLost(t)
+	_, err = s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	require.NoError(t, err)
+	requireFresh(t, s)
+}
+
+func TestOpen_OfAnEndedStartLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := openLost(t)
+	config := s.config
+	config.Workspace = "/no/such/directory"
+	_, err := open(t.Context(), config)
+	var failed *startError
+	require.ErrorAs(t, err, &failed)
+	require.Contains(t, failed.Step, "/no/such/directory")
+}
