@@ -41,6 +41,9 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 }
 
 func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun, frames *frames) (protocol.Value, error) {
+	if err := w.networkOff(ctx, s, p); err != nil {
+		return nil, err
+	}
 	argv := p.Argv
 	if p.Command != "" {
 		argv = []string{w.languages.shell, "-c", p.Command}
@@ -55,6 +58,9 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.CodeRun, frames *frames) (protocol.Value, error) {
 	script, err := w.languages.script(p.Language)
 	if err != nil {
+		return nil, err
+	}
+	if err := w.networkOff(ctx, s, p); err != nil {
 		return nil, err
 	}
 	cmd := sandbox.Cmd{

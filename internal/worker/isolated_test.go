@@ -99,3 +99,33 @@ func TestIsolated_BackgroundProcessesServeOtherCommands(t *testing.T) {
 	refused := r.do(session, protocol.CodeRun{Code: client, Language: "python"})
 	require.NotZero(t, value[protocol.CodeRunResult](t, refused).ExitCode)
 }
+
+func TestIsolated_WhatNeedsTheNetworkIsToldSoBeforeItRuns(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.isolatedOptions(t))
+	session := protocol.NewSessionID()
+	for _, refused := range []protocol.Payload{
+		protocol.CommandRun{Command: "touch ran && curl -s https://example.com"},
+		protocol.CommandRun{Argv: []string{"curl", "https://example.com"}},
+		protocol.CommandRun{Command: "touch ran; curl https://example.com", Background: true},
+		protocol.CodeRun{Code: "touch ran\npip install requests\n", Language: "sh"},
+	} {
+		got := r.do(session, refused)
+		requireFault(t, got, protocol.StatusRejected, protocol.CodeNetworkOff)
+		require.Contains(t, got.Error.Message, "--allow-net")
+	}
+	require.False(t, value[protocol.FilesExistsResult](t, r.do(session, protocol.FilesExists{Path: "ran"})).Exists, "nothing was run")
+	requireOK(t, r.do(session, protocol.CommandRun{Command: "echo 'curl https://example.com'; x=https://example.com; curl -s $x || true"}))
+
+	// git is judged by where its remotes are.
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: "repo/.git/config", Content: []byte(
+		"[core]\n\tbare = false\n[remote \"origin\"]\n\turl = https://github.com/a/b\n[remote \"near\"]\n\turl = ../bare.git\n",
+	)}))
+	for command, refused := range map[string]bool{
+		"git push origin main": true, "git pull": true, "git fetch near": false, "git push other": false, "git status": false,
+	} {
+		got := r.do(session, protocol.CommandRun{Command: command, Cwd: "repo"})
+		require.Equal(t, refused, got.Error != nil && got.Error.Code == protocol.CodeNetworkOff, command)
+	}
+}

@@ -1,0 +1,80 @@
+package worker
+
+import (
+	"context"
+	"path"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/worker/offline"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// networkOff refuses, before it runs, a command that is known to need the network
+// where there is none. It is for the model's sake: the sandbox enforces it anyway.
+func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, p protocol.Payload) error {
+	if mode := w.sandboxes.network.Mode; mode != "" && mode != sandbox.NetworkNone || !w.options.Caps.Enforces(sandbox.NetworkNone) {
+		return nil
+	}
+	found := ""
+	switch p := p.(type) {
+	case protocol.CommandRun:
+		remotes := gitRemotes(ctx, s.FS(), p.Cwd)
+		if found = offline.Script(p.Command, remotes); p.Command == "" {
+			found = offline.Argv(p.Argv, remotes)
+		}
+	case protocol.CodeRun:
+		if p.Language == "sh" {
+			found = offline.Script(p.Code, gitRemotes(ctx, s.FS(), p.Cwd))
+		}
+	}
+	if found == "" {
+		return nil
+	}
+	return protocol.Errorf(protocol.CodeNetworkOff,
+		"the network is off in this sandbox, and `%s` needs it; nothing was run. Only the sandbox's own localhost can be reached. "+
+			"Whoever runs the worker can allow hosts with --allow-net HOST[:PORT],... (or all)", found)
+}
+
+// gitRemotes looks remotes up in the configuration of the repository in a directory.
+func gitRemotes(ctx context.Context, fs sandbox.FS, cwd string) offline.RemoteFunc {
+	return func(dir, remote string) (string, bool) {
+		config, err := fs.Read(ctx, sandbox.ReadRequest{Path: path.Join(cwd, dir, ".git/config")})
+		if err != nil {
+			return "", false
+		}
+		return remoteURL(string(config.Content), remote)
+	}
+}
+
+// remoteURL returns the URL of a remote in a git configuration: "" is origin, or the only one there is.
+func remoteURL(config, remote string) (string, bool) {
+	urls := map[string]string{}
+	section := ""
+	for line := range strings.Lines(config) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			section = ""
+			if name, ok := strings.CutPrefix(line, `[remote "`); ok {
+				section, _, _ = strings.Cut(name, `"`)
+			}
+			continue
+		}
+		name, value, _ := strings.Cut(line, "=")
+		if section != "" && strings.TrimSpace(name) == "url" {
+			urls[section] = strings.TrimSpace(value)
+		}
+	}
+	if strings.Contains(config, "insteadOf") || strings.Contains(config, "insteadof") {
+		return "", false // the URL is not what is asked
+	}
+	if remote == "" {
+		if remote = "origin"; len(urls) == 1 {
+			for only := range urls {
+				remote = only
+			}
+		}
+	}
+	url, ok := urls[remote]
+	return url, ok
+}

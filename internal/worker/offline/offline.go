@@ -1,0 +1,130 @@
+package offline
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/tools/shell"
+)
+
+// RemoteFunc returns the URL of a remote of the git repository in dir, which is
+// relative to where the script starts; "" is the default remote. ok is false when it is not known.
+type RemoteFunc func(dir, remote string) (url string, ok bool)
+
+// Script returns the first command of a script that needs the network, as it would be
+// typed; "" when none is known to. remote may be nil.
+func Script(script string, remote RemoteFunc) string {
+	parsed, err := shell.Parse(script)
+	if err != nil {
+		return ""
+	}
+	return first(parsed, script, remote)
+}
+
+// Argv is Script for a program that is started without a shell.
+func Argv(argv []string, remote RemoteFunc) string {
+	parsed, err := shell.Argv(argv)
+	if err != nil {
+		return ""
+	}
+	return first(parsed, "", remote)
+}
+
+// maxShown is where a command is cut, in bytes.
+const maxShown = 200
+
+func first(script *shell.Script, text string, remote RemoteFunc) string {
+	if slices.Contains(script.Assigned, "PATH") {
+		return "" // its programs may be any
+	}
+	moves := slices.ContainsFunc(script.Commands, func(c shell.Command) bool { return c.Program() == "cd" || c.Program() == "pushd" })
+	if moves || remote == nil {
+		remote = func(string, string) (string, bool) { return "", false }
+	}
+	for i := range script.Commands {
+		c := &script.Commands[i]
+		if c.Wraps || !installed(c.Words[0]) || defines(text, c.Program()) || slices.Contains(c.Assigned, "PATH") {
+			continue
+		}
+		if needs(c, remote) {
+			shown := c.String()
+			if len(shown) > maxShown {
+				shown = strings.ToValidUTF8(shown[:maxShown], "") + "…"
+			}
+			return shown
+		}
+	}
+	return ""
+}
+
+// installed reports whether a program is one of the system, not of the workspace.
+func installed(program shell.Word) bool {
+	if !program.Known {
+		return false
+	}
+	dir, _, isPath := cutLast(program.Text)
+	return !isPath || slices.Contains([]string{"/bin", "/usr/bin", "/usr/local/bin", "/sbin", "/usr/sbin"}, dir)
+}
+
+func cutLast(path string) (dir, name string, ok bool) {
+	at := strings.LastIndexByte(path, '/')
+	if at < 0 {
+		return "", path, false
+	}
+	return path[:at], path[at+1:], true
+}
+
+// defines reports whether a script seems to define a function or an alias of that name.
+func defines(text, name string) bool {
+	return name == "" || strings.Contains(text, name+"()") || strings.Contains(text, name+" ()") ||
+		strings.Contains(text, "function "+name) || strings.Contains(text, "alias "+name+"=")
+}
+
+// needs reports whether a command is known to need the network.
+func needs(c *shell.Command, remote RemoteFunc) bool {
+	args := c.Words[1:]
+	for _, arg := range args {
+		switch arg.Text {
+		case "--help", "-h", "--version", "-V", "version", "help", "--offline":
+			return false
+		}
+	}
+	program := c.Program()
+	if isPython(program) { // python -m pip
+		if len(args) < 2 || args[0].Text != "-m" {
+			return false
+		}
+		program, args = args[1].Text, args[2:]
+	}
+	switch {
+	case program == "git":
+		return gitNeeds(args, remote)
+	case clients[program] != nil:
+		return clients[program](args)
+	default:
+		return installs(program, args, c.Assigned)
+	}
+}
+
+func isPython(program string) bool {
+	rest, ok := strings.CutPrefix(program, "python")
+	return ok && strings.Trim(rest, "0123456789.") == ""
+}
+
+// positional returns the arguments that are no options, nor values of the options of
+// which valued has the letter: up to the first that is not known.
+func positional(args []shell.Word, valued string) []string {
+	var found []string
+	for i := 0; i < len(args) && args[i].Known; i++ {
+		switch text := args[i].Text; {
+		case strings.HasPrefix(text, "--"):
+		case strings.HasPrefix(text, "-") && len(text) > 1:
+			if strings.IndexByte(valued, text[len(text)-1]) >= 0 {
+				i++
+			}
+		default:
+			found = append(found, text)
+		}
+	}
+	return found
+}
