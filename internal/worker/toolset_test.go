@@ -1,0 +1,38 @@
+package worker_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolstest"
+)
+
+// Every toolset does what it promises under every driver that works here.
+func TestToolsets_UnderEveryDriver(t *testing.T) {
+	t.Parallel()
+	for _, name := range driver.Names() {
+		if name == driver.Auto {
+			continue // one of the others
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			opened, caps, err := driver.Open(t.Context(), name, nil)
+			if err != nil && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
+				t.Skipf("NOT TESTED: driver %s does not work here: %v", name, err)
+			}
+			require.NoError(t, err)
+			r := newRig(t)
+			o := r.options()
+			o.Driver, o.Caps = opened, caps
+			r.work(o)
+			toolstest.Run(t, func(t *testing.T, call protocol.Call) *protocol.Result {
+				t.Helper()
+				return r.dispatch(t.Context(), call)
+			})
+		})
+	}
+}

@@ -1,0 +1,112 @@
+//nolint:thelper // these are tests
+package toolstest
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+func coreFiles(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.is(fmt.Sprintf("Created a/b.txt (8 bytes, SHA-256 %s).", digest("one\ntwo\n")), "write", args{"path": "a/b.txt", "content": "one\ntwo\n"})
+	s.is("     1\tone\n     2\ttwo\n[lines 1-2 of 2]", "read", args{"path": "a/b.txt"})
+	s.is("     2\ttwo\n[lines 2-2 of 2]", "read", args{"path": "./a//b.txt", "offset": 2})
+	s.is("     1\tone\n[lines 1-1 of 2; read on with offset=2]", "read", args{"path": "/workspace/a/b.txt", "limit": "1"})
+	s.is("[there are no such lines: a/b.txt has 2 lines]", "read", args{"path": "a/b.txt", "offset": 3})
+	s.is("b.txt (8 bytes)\n", "list", args{"path": "a"})
+	s.is("yes: a/b.txt is a file of 8 bytes", "exists", args{"path": "a/b.txt"})
+	s.is("yes: a is a directory", "exists", args{"path": "a"})
+	s.is("no: there is nothing at b", "exists", args{"path": "b"})
+	s.sh("chmod 750 a/b.txt")
+	s.has("write", args{"path": "a/b.txt", "content": "x", "expect_sha256": digest("one\ntwo\n")}, "Replaced the content of a/b.txt (1 byte")
+	require.Equal(t, "750\n", s.sh("stat -c %a a/b.txt 2>/dev/null || stat -f %Lp a/b.txt"), "the mode stays")
+	text := s.fails(protocol.CodeFileChanged, "write", args{"path": "a/b.txt", "content": "y", "expect_sha256": digest("one\ntwo\n")})
+	require.Contains(t, text, digest("x"))
+	require.Equal(t, "x", s.content("a/b.txt"))
+	s.has("write", args{"path": "empty", "content": ""}, "(0 bytes, ")
+	s.is("[empty is empty]", "read", args{"path": "empty"})
+	s.has("write", args{"path": "crlf", "content": "one\r\ntwo"}, "(8 bytes, ")
+	require.Equal(t, "one\r\ntwo", s.content("crlf"), "line ends, and the missing last one, stay")
+	s.sh(`printf 'a\0b' >binary; printf '\211PNG\r\n\032\n....' >logo.png; printf 'gr\374n\n' >latin1; mkfifo fifo`)
+	s.has("read", args{"path": "binary"}, "binary file of 3 bytes")
+	s.has("read", args{"path": "latin1"}, "binary file of 5 bytes")
+	image := s.call("read", args{"path": "logo.png"})
+	mediaType, data, ok := tools.Image(image.result)
+	require.True(t, ok, image.text)
+	require.Equal(t, "image/png", mediaType)
+	require.Len(t, data, 12)
+	s.fails(protocol.CodeNotFound, "read", args{"path": "a/c.txt"})
+	s.fails(protocol.CodeIsDirectory, "read", args{"path": "a"})
+	s.fails(protocol.CodeNotRegular, "read", args{"path": "fifo"})
+	s.fails(protocol.CodeNotDirectory, "list", args{"path": "empty"})
+	s.fails(protocol.CodeNotDirectory, "write", args{"path": "empty/x", "content": ""})
+}
+
+func coreEdits(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.ok("write", args{"path": "f", "content": "one\ntwo\ntwo\nthree\n"})
+	s.has("edit", args{"path": "f", "old": "one", "new": "1"}, "Edited f: 1 replacement (16 bytes", "-one\n+1\n")
+	text := s.fails(protocol.CodeEditNotUnique, "edit", args{"path": "f", "old": "two", "new": "2"})
+	require.Contains(t, text, "occurs 2 times")
+	require.Contains(t, text, "at lines 2, 3")
+	s.has("edit", args{"path": "f", "old": "two", "new": "2", "replace_all": true}, "2 replacements")
+	text = s.fails(protocol.CodeEditNotFound, "edit", args{"path": "f", "old": "thrée", "new": "3"})
+	require.Contains(t, text, "line 4:\nthree")
+	s.fails(protocol.CodeNotFound, "edit", args{"path": "none", "old": "a", "new": "b"})
+	s.fails(protocol.CodeInvalidArguments, "edit", args{"path": "f", "old": "a"})
+	require.Equal(t, "1\n2\n2\nthree\n", s.content("f"))
+
+	s.has("multi_edit", args{"path": "f", "edits": []args{{"old": "1", "new": "I"}, {"old": "I\n2", "new": "I\nII"}}}, "2 replacements")
+	text = s.fails(protocol.CodeEditNotFound, "multi_edit", args{"path": "f", "edits": []args{{"old": "I\nII", "new": "x"}, {"old": "no", "new": "y"}}})
+	require.Contains(t, text, "edit 2 of 2")
+	require.Equal(t, "I\nII\n2\nthree\n", s.content("f"))
+	s.has("multi_edit", args{"path": "f", "best_effort": true, "edits": []args{{"old": "no", "new": "y"}, {"old": "three", "new": "III"}}},
+		"1 of 2 edits were made", "not made: edit 1 of 2", "+III")
+	require.Equal(t, "I\nII\n2\nIII\n", s.content("f"))
+}
+
+func corePatches(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.ok("write", args{"path": "f", "content": "1\n2\n3\n4\n5\n6"})
+	s.has("edit", args{"path": "f", "patch": "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n 1\n-2\n+two\n 3\n@@ -50,2 +50,2 @@\n 5\n-6\n+six\n"},
+		"2 replacements", "hunk 2 was applied at line 6, 45 lines further up", "+six")
+	require.Equal(t, "1\ntwo\n3\n4\n5\nsix", s.content("f"))
+	text := s.fails(protocol.CodeEditNotFound, "edit", args{"path": "f", "patch": "@@ -3,2 +3,2 @@\n 3\n-four\n+4\n"})
+	require.Contains(t, text, `the patch has "four"`)
+	s.fails(protocol.CodeInvalidPatch, "edit", args{"path": "f", "patch": "replace two by 2"})
+	s.fails(protocol.CodeInvalidPatch, "edit", args{"path": "f", "patch": " "})
+	require.Equal(t, "1\ntwo\n3\n4\n5\nsix", s.content("f"))
+}
+
+func coreFinding(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.sh(`mkdir -p src/sub node_modules/m .git && printf 'func A() {}\nfunc B() {}\n' >src/a.go && printf 'func C() {}\n' >src/sub/b.go &&
+		printf 'func D() {}\n' >node_modules/m/i.js && printf 'func E() {}\n' >.git/x && printf 'node_modules/\n*.log\n' >.gitignore &&
+		printf 'func\0' >bin && echo 'func F' >x.log && ln -s src/a.go link`)
+	s.is("src/a.go\nsrc/sub/b.go\n[2 files]", "glob", args{"pattern": "**/*.go"})
+	s.is("src/a.go\n[1 of 2 files; use a narrower pattern or path for the others]", "glob", args{"pattern": "**/*.go", "limit": 1})
+	s.is("x.log\n[1 file]", "glob", args{"pattern": "*.log", "gitignore": false})
+	s.has("glob", args{"pattern": "*.py"}, "no files match")
+	s.fails(protocol.CodeInvalidPattern, "glob", args{"pattern": "a["})
+	s.fails(protocol.CodePathEscape, "glob", args{"pattern": "../*"})
+	s.is("src/a.go:1:func A() {}\nsrc/a.go:2:func B() {}\nsrc/sub/b.go:1:func C() {}\n[3 matches; 4 files searched]", "grep", args{"pattern": "^func"})
+	s.is("src/sub/b.go:1:func C() {}\n[1 match; 1 file searched]", "grep", args{"pattern": "FUNC", "ignore_case": true, "path": "src/sub"})
+	s.is("src/a.go:1:func A() {}\n[the first 1 match; there are more: use a narrower pattern, path or glob]", "grep", args{"pattern": "func", "glob": "*.go", "limit": 1})
+	s.has("grep", args{"pattern": "func", "gitignore": false}, "node_modules/m/i.js:1:func D() {}", "x.log:1:func F")
+	text := s.fails(protocol.CodeInvalidPattern, "grep", args{"pattern": "x(y"})
+	require.Contains(t, text, "at character 1")
+	s.is("./\n.gitignore (20 bytes)\nbin (5 bytes)\nlink (symlink)\nsrc/\n  a.go (24 bytes)\n  sub/ (1 inside)\n[6 entries; 2 left out by .gitignore]", "tree", args{"depth": 2})
+	s.is("src/sub/\nb.go (12 bytes)\n[1 entry]", "tree", args{"path": "src/sub"})
+}

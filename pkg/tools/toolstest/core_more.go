@@ -1,0 +1,160 @@
+//nolint:thelper // these are tests
+package toolstest
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+func coreJSON(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.has("json_write", args{"path": "p.json", "content": json.RawMessage(`{"z":1.50,"list":[1],"a":{}}`)}, "Created p.json (")
+	require.Equal(t, "{\n  \"z\": 1.50,\n  \"list\": [\n    1\n  ],\n  \"a\": {}\n}\n", s.content("p.json"), "keys and numbers stay as they are written") //nolint:testifylint // the layout is meant
+	s.is("1.50", "json_read", args{"path": "p.json", "query": "/z"})
+	s.ok("json_write", args{"path": "p.json", "query": "/list/-", "content": "x"})
+	s.ok("json_write", args{"path": "p.json", "query": "/a/k", "content": nil})
+	require.Equal(t, "{\n  \"z\": 1.50,\n  \"list\": [\n    1,\n    \"x\"\n  ],\n  \"a\": {\n    \"k\": null\n  }\n}\n", s.content("p.json")) //nolint:testifylint // the layout is meant
+	text := s.fails(protocol.CodeNotFound, "json_read", args{"path": "p.json", "query": "/none"})
+	require.Contains(t, text, `it has "z", "list", "a"`)
+	s.ok("write", args{"path": "broken.json", "content": "{\n,}"})
+	require.Contains(t, s.fails(protocol.CodeInvalidJSON, "json_read", args{"path": "broken.json"}), "at line 2")
+	s.fails(protocol.CodeInvalidJSON, "json_write", args{"path": "broken.json", "query": "/a", "content": 1})
+
+	s.ok("write", args{"path": "long.json", "content": `{"list":[` + strings.Repeat(`"0123456789",`, 9999) + `1],"text":"` + strings.Repeat("é", 50_000) + `"}`})
+	text = s.ok("json_read", args{"path": "long.json"})
+	var value map[string]any
+	require.NoError(t, json.Unmarshal([]byte(text), &value), "what is cut is JSON, too")
+	require.Contains(t, value["text"], "more characters]")
+	require.Contains(t, text, "of 10000 items]")
+	s.is("1", "json_read", args{"path": "long.json", "query": "/list/9999"})
+}
+
+func coreCommands(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.is("one\n[exit code 3]", "bash", args{"command": "mkdir -p sub\necho one\nexit 3"})
+	s.is("sub 8080\n", "bash", args{"command": `echo "$(basename "$PWD") $PORT"`, "cwd": "sub", "env": args{"PORT": 8080}})
+	got := s.call("bash", args{"command": "echo begun; sleep 100", "timeout": 0.5})
+	require.Equal(t, protocol.StatusTimeout, got.status)
+	require.Contains(t, got.text, "begun")
+	s.is("42\n", "run_code", args{"code": "echo $((6*7))", "language": "sh"})
+	s.fails(protocol.CodeNotFound, "bash", args{"command": "true", "cwd": "none"})
+	s.fails(protocol.CodePathEscape, "bash", args{"command": "true", "cwd": "../x"})
+}
+
+// corePaths: every tool that takes a path refuses one that leads outside, by its text or by a link.
+func corePaths(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.sh("mkdir d && echo in >d/f && ln -s d/f inner && ln -s d dir && ln -s /etc outer && ln -s ../../../../etc/passwd up")
+	calls := map[string]args{
+		"read": {}, "write": {"content": "x"}, "edit": {"old": "a", "new": "b"}, "multi_edit": {"edits": []args{{"old": "a", "new": "b"}}},
+		"json_read": {}, "json_write": {"content": 1}, "list": {}, "tree": {}, "glob": {"pattern": "*"}, "grep": {"pattern": "x"}, "exists": {},
+	}
+	for tool, a := range calls {
+		for _, path := range []string{"../x", "/etc/passwd", "d/../../x", "outer/passwd", "up/x"} {
+			if tool == "exists" && path == "up/x" {
+				continue // a link that is no directory: nothing is there
+			}
+			a["path"] = path
+			got := s.call(tool, a)
+			require.Equal(t, protocol.CodePathEscape, got.code, "%s %s: %s", tool, path, got.text)
+			require.Equal(t, protocol.StatusRejected, got.status)
+		}
+		for path, code := range map[string]protocol.Code{"a\x00b": protocol.CodeInvalidPath, strings.Repeat("n", 300): protocol.CodeInvalidPath} {
+			a["path"] = path
+			require.Equal(t, code, s.call(tool, a).code, "%s %.10q", tool, path)
+		}
+	}
+	s.is("     1\tin\n[lines 1-1 of 1]", "read", args{"path": "inner"})
+	s.ok("write", args{"path": "dir/f", "content": "new"})
+	require.Equal(t, "new", s.content("d/f"), "links inside work")
+	s.is("yes: outer is a symlink", "exists", args{"path": "outer"})
+}
+
+// coreLong: what is too long is cut where a character ends, says so, and says how to go on.
+func coreLong(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	var all strings.Builder
+	for i := range 3000 {
+		fmt.Fprintf(&all, "%d é😀\n", i+1)
+	}
+	s.ok("write", args{"path": "f", "content": all.String()})
+	var seen strings.Builder
+	for offset := 1; offset > 0; {
+		text := s.ok("read", args{"path": "f", "offset": offset})
+		require.LessOrEqual(t, utf8.RuneCountInString(text), 13_000)
+		for line := range strings.Lines(text) {
+			if _, line, found := strings.Cut(line, "\t"); found {
+				seen.WriteString(line)
+			}
+		}
+		next := 0
+		if _, on, more := strings.Cut(text, "read on with offset="); more {
+			_, err := fmt.Sscanf(on, "%d", &next)
+			require.NoError(t, err)
+		}
+		offset = next
+	}
+	require.Equal(t, all.String(), seen.String(), "reading on reaches every line")
+	s.ok("write", args{"path": "wide", "content": strings.Repeat("漢", 5000) + "\nend\n"})
+	s.has("read", args{"path": "wide"}, "漢 [... and 3000 more characters]\n     2\tend\n", "line 1 is cut", "cut -c 2001-4000")
+	s.sh("mkdir many && cd many && i=0; while [ $i -lt 600 ]; do : >f$i; i=$((i+1)); done")
+	s.has("list", args{"path": "many"}, "[500 of 600 names;")
+	s.has("glob", args{"pattern": "many/*"}, "[500 of 600 files;")
+	s.has("tree", args{"path": "many"}, "[500 of 600 entries:")
+	text := s.ok("bash", args{"command": "i=0; while [ $i -lt 20000 ]; do echo $i é; i=$((i+1)); done"})
+	require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
+	require.True(t, utf8.ValidString(text))
+	require.True(t, strings.HasPrefix(text, "0 é\n1 é\n"))
+	require.Contains(t, text, "\n19999 é\n")
+	require.Contains(t, text, "characters left out")
+}
+
+// coreStep: the calls of one step that change one file all hold, whatever it is called.
+func coreStep(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.ok("write", args{"path": "f.txt", "content": "one\ntwo\nthree\nfour\n"})
+	for _, got := range s.step("edit",
+		args{"path": "f.txt", "old": "one", "new": "1"}, args{"path": "./f.txt", "old": "two", "new": "2"},
+		args{"path": "/workspace/f.txt", "old": "three", "new": "3"}, args{"path": "x/../f.txt", "old": "four", "new": "4"},
+	) {
+		require.Equal(t, protocol.StatusOK, got.status, got.text)
+	}
+	require.Equal(t, "1\n2\n3\n4\n", s.content("f.txt"))
+	s.ok("json_write", args{"path": "n.json", "content": []int{}})
+	appends := make([]args, 8)
+	for i := range appends {
+		appends[i] = args{"path": []string{"n.json", "./n.json"}[i%2], "query": "/-", "content": i}
+	}
+	for _, got := range s.step("json_write", appends...) {
+		require.Equal(t, protocol.StatusOK, got.status, got.text)
+	}
+	var numbers []int
+	require.NoError(t, json.Unmarshal([]byte(s.ok("json_read", args{"path": "n.json"})), &numbers))
+	require.ElementsMatch(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, numbers)
+}
+
+func coreGuards(t *testing.T, execute Execute) {
+	s := newSession(t, execute, tools.CoreToolset)
+	s.sh("echo one two >f")
+	s.scope.Guard = protocol.GuardRead
+	text := s.fails(protocol.CodeFileNotRead, "write", args{"path": "f", "content": "x"})
+	require.Contains(t, text, "Read it")
+	s.ok("write", args{"path": "new", "content": "x"})
+	s.ok("write", args{"path": "new", "content": "y"})
+	s.ok("read", args{"path": "f"})
+	s.ok("edit", args{"path": "f", "old": "one", "new": "1"})
+	s.ok("edit", args{"path": "f", "old": "two", "new": "2"})
+	s.sh("echo changed >f")
+	s.fails(protocol.CodeFileChanged, "edit", args{"path": "f", "old": "changed", "new": "x"})
+	s.ok("read", args{"path": "f"})
+	s.ok("edit", args{"path": "f", "old": "changed", "new": "x"})
+	require.Equal(t, "x\n", s.content("f"))
+}
