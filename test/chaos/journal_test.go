@@ -3,22 +3,34 @@
 package chaos
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
+)
+
+// These are spans in which the machine itself disturbs a worker, and which excuse it like any other fault.
+const (
+	tickPeriod = 50 * time.Millisecond
+	longTick   = 250 * time.Millisecond
+	longWrite  = 100 * time.Millisecond
 )
 
 // journal is where a process writes down what it does. A record is one write, so
 // none is lost or torn when the process is killed. It is safe for concurrent use.
-type journal struct{ file *os.File }
+type journal struct {
+	file   *os.File
+	worker protocol.WorkerID // whose it is, if it is a worker's
+}
 
 func openJournal(path string) (*journal, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	return &journal{file}, err
+	return &journal{file: file}, err
 }
 
 // write adds a record, with the time if it has none.
@@ -26,6 +38,24 @@ func (j *journal) write(r *history.Record) {
 	if r.At == 0 {
 		r.At = now()
 	}
+	j.store(r)
+	if written := now(); j.worker != "" && written-r.At > history.Time(longWrite) {
+		j.store(&history.Record{Kind: history.KindBlocked, At: r.At, Until: written, Worker: j.worker})
+	}
+}
+
+// watch writes down when this process is not let run, until ctx ends.
+func (j *journal) watch(ctx context.Context) {
+	for last := now(); wait(ctx, tickPeriod); {
+		at := now()
+		if at-last > history.Time(longTick) {
+			j.store(&history.Record{Kind: history.KindStall, At: last + history.Time(tickPeriod), Until: at, Worker: j.worker})
+		}
+		last = at
+	}
+}
+
+func (j *journal) store(r *history.Record) {
 	r.Wall = time.Now().UTC()
 	line, err := json.Marshal(r)
 	if err == nil {

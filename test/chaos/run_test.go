@@ -39,6 +39,13 @@ func run(t *testing.T, s setup, faults ...func(*rig)) {
 	}
 	h := r.history()
 	report := history.Check(h)
+	for _, f := range h.Faults[len(r.faults):] {
+		if f.Blocked {
+			r.counts["slow disk seen"]++
+		} else {
+			r.counts["stall seen"]++
+		}
+	}
 	t.Logf("-seed=%d: %d calls, %d accepted, %d executions, %d run again, faults %v, %d violations, %d lost, %d double, slowest %s, statuses %v, %s in all",
 		*seed, report.Calls, report.Accepted, report.Executions, report.Rerun, r.counts, len(report.Violations),
 		report.Lost, report.Double, report.Slowest.Round(time.Millisecond), report.Statuses, time.Since(begin).Round(time.Second))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -30,6 +31,12 @@ func (w *workerRole) run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = w.journal.file.Close() }()
+	w.journal.worker = w.Worker
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	watcher.Go(func() { w.journal.watch(watching) })
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	nc, err := natsio.Connect(ctx, w.URL, natsio.ConnectOptions{Name: string(w.Worker), Creds: w.Creds, Logger: logger})
 	if err != nil {

@@ -76,6 +76,11 @@ func (s story) stopped(worker string, still, until history.Time) {
 	})
 }
 
+// blocked adds a record that a worker could not write for a while.
+func (s story) blocked(worker string, from, until history.Time) {
+	s.Faults = append(s.Faults, history.Fault{Worker: protocol.WorkerID(worker), From: from * ms, Until: until * ms, Blocked: true})
+}
+
 func TestCheck_LawfulHistories(t *testing.T) {
 	t.Parallel()
 	for name, what := range map[string]func(story){
@@ -109,6 +114,13 @@ func TestCheck_LawfulHistories(t *testing.T) {
 			s.stopped("w1", 5, 2000)
 			s.stored("a", "w2", 1, 1100, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 			s.ok("b", "w2", 2, 1200, 1300)
+		},
+		"lost before it could write down that it starts": func(s story) {
+			s.put("a")
+			s.ran("a", "w1", 1, 1, 0, 2010, history.StatusLost)
+			s.blocked("w1", 0, 2000)
+			s.ran("a", "w2", 1, 2, 1100, 1110, protocol.StatusOK)
+			s.stored("a", "w2", 2, 1111, protocol.StatusOK, "")
 		},
 		"cancelled, timed out, expired, given up": func(s story) {
 			s.put("a").Cancelled = true
@@ -150,6 +162,13 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.ok("a", "w1", 1, 0, 10)
 			s.ok("b", "w2", 2, 9, 20)
 		}, "L1 exclusive: call b: started by w2"},
+		"overlap with one that went on when it could write": {func(s story) {
+			s.put("a")
+			s.ran("a", "w1", 1, 1, 0, 2500, history.StatusLost)
+			s.blocked("w1", 0, 2000)
+			s.ran("a", "w2", 1, 2, 1100, 1110, protocol.StatusOK)
+			s.stored("a", "w2", 2, 1111, protocol.StatusOK, "")
+		}, "L1 exclusive: call a: attempt 2 started by w2"},
 		"overlap with a long one, behind a short one": {func(s story) {
 			s.ok("a", "w1", 1, 0, 100)
 			s.ok("b", "w1", 2, 5, 10)
@@ -423,6 +442,8 @@ func TestRead_RecordsOfProcesses(t *testing.T) {
 {"kind":"told","at":10,"call_id":"a","status":"ok","worker":"w1","attempt":2}
 {"kind":"gave_up","at":11,"call_id":"a"}
 {"kind":"trouble","at":11,"message":"help"}
+{"kind":"stall","at":60,"until":70,"worker":"w1"}
+{"kind":"blocked","at":80,"until":90,"worker":"w1"}
 `)))
 	require.NoError(t, h.Read(strings.NewReader(`{"kind":"start","at":20,"call_id":"a","worker":"w1","seq":7,"attempt":1}
 {"kind":"start","at":30,"call_id":"a","worker":"w1","seq":7,"attempt":2}
@@ -434,6 +455,10 @@ func TestRead_RecordsOfProcesses(t *testing.T) {
 	require.True(t, c.Accepted && c.Cancelled && c.GaveUp)
 	require.Equal(t, []history.Told{{At: 10, Result: history.Result{Status: "ok", Worker: "w1", Attempt: 2}}}, c.Told)
 	require.Equal(t, []string{"help"}, h.Troubles)
+	require.Equal(t, []history.Fault{
+		{Worker: "w1", From: 60, Until: 70, Stopped: true, Still: 60},
+		{Worker: "w1", From: 80, Until: 90, Still: 80, Blocked: true},
+	}, h.Faults)
 	require.Equal(t, []history.Execution{
 		{CallID: "a", Worker: "w1", Sequence: 7, Attempt: 1, Start: 20, End: history.Never},
 		{CallID: "a", Worker: "w1", Sequence: 7, Attempt: 2, Start: 30, End: 40, Status: "ok"},

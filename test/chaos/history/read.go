@@ -64,6 +64,11 @@ func (h *History) add(r *Record, open map[execution]int) error {
 	case KindTrouble:
 		h.Troubles = append(h.Troubles, r.Message)
 		return nil
+	case KindStall, KindBlocked:
+		h.Faults = append(h.Faults, Fault{
+			Worker: r.Worker, From: r.At, Still: r.At, Until: r.Until, Stopped: r.Kind == KindStall, Blocked: r.Kind == KindBlocked,
+		})
+		return nil
 	case KindPut:
 		if h.Calls[r.CallID] == nil {
 			h.Calls[r.CallID] = &Call{Call: *r.Call, FirstPut: r.At}

@@ -25,6 +25,8 @@ const (
 	KindGaveUp   Kind = "gave_up"  // a caller waits no more for a result
 	KindStart    Kind = "start"    // a worker starts an execution
 	KindEnd      Kind = "end"      // an execution ends; Status says how
+	KindStall    Kind = "stall"    // the machine let a worker do nothing from At to Until
+	KindBlocked  Kind = "blocked"  // what a worker wrote down at At was written at Until only
 	KindTrouble  Kind = "trouble"  // a process could not do its work; Message says why
 )
 
@@ -34,7 +36,8 @@ const StatusLost protocol.Status = "lost"
 // Record is one line that a process wrote down.
 type Record struct {
 	Kind     Kind              `json:"kind"`
-	At       Time              `json:"at"`   // monotonic
+	At       Time              `json:"at"` // monotonic
+	Until    Time              `json:"until,omitempty"`
 	Wall     time.Time         `json:"wall"` // for people
 	CallID   protocol.CallID   `json:"call_id,omitempty"`
 	Call     *protocol.Call    `json:"call,omitempty"` // of puts; without its payload
@@ -101,6 +104,8 @@ type Fault struct {
 	// Stopped says that the worker did nothing from Still to Until.
 	Stopped bool
 	Still   Time
+	// Blocked says that the worker could not write down what it was about to do, and did it after Until.
+	Blocked bool
 }
 
 // History is everything that is known about a run.

@@ -20,6 +20,9 @@ type span struct {
 	goesOn Time
 }
 
+// soon is how long a worker that could write again may take to find that it has lost what it was about to do.
+const soon = Time(20 * time.Millisecond)
+
 // spans returns the executions of known calls by their start.
 func (c *check) spans() []span {
 	faults := map[protocol.WorkerID][]Fault{}
@@ -39,6 +42,8 @@ func (c *check) spans() []span {
 			switch {
 			case f.Killed && f.Until >= e.Start:
 				s.last = min(s.last, f.Until)
+			case f.Blocked && f.From <= e.Start && e.Start <= f.Until && e.Status == StatusLost && e.End-f.Until < soon:
+				s.last = e.Start // it was lost before it could do anything
 			case f.Stopped && f.Until-f.Still > Time(c.history.Lease) && e.Start <= f.Still && f.Still < e.End && f.Still < s.last:
 				s.last, s.late, s.goesOn = f.Still, true, f.Until
 			}
