@@ -89,6 +89,10 @@ bench: build ## Measure the fleet beside bare NATS in the same run (CALLS=n per 
 	bin/coordinator bench --calls $(CALLS) --work 5ms
 	bin/coordinator bench --calls 10000 --callers 16 --slow-lane 50ms
 
+.PHONY: bench-sandbox
+bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
+	CGO_ENABLED=0 go test -tags sandboxprogram -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns
+
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each
 	go list $(PKG) | while read -r pkg; do \

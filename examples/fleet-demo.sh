@@ -32,8 +32,7 @@ echo "server   $url"
 
 declare -A worker
 for n in 1 2; do
-  bin/worker "${fleet[@]}" --sandbox process --data "$dir/workers" --lease 2s --env GOCACHE="$(go env GOCACHE)" --env GOTOOLCHAIN=local \
-    --env GOWORK=off 2>"$dir/worker$n.log" &
+  bin/worker "${fleet[@]}" --data "$dir/workers" --lease 2s --env GOTOOLCHAIN=local --env GOWORK=off 2>"$dir/worker$n.log" &
   pids+=($!)
   wait_for "$dir/worker$n.log" 'takes calls'
   worker[$(sed -n 's/^worker: \([^ ]*\) takes calls.*/\1/p' "$dir/worker$n.log")]=$!
