@@ -16,15 +16,16 @@ var version = "development"
 type grammar struct {
 	cli.Common
 
-	Run    runCommand    `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
-	Call   callCommand   `cmd:"" help:"Call one tool without a model and print its result as JSON."`
-	Serve  serveCommand  `cmd:"" help:"Run sessions for others until stopped."`
-	Submit submitCommand `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
-	Tools  toolsCommand  `cmd:"" help:"Print the tool schemas as the model gets them."`
-	Bench  benchCommand  `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
-	Lane   laneCommand   `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, kick, skip, kill."`
-	Doctor doctorCommand `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
-	Ping   pingCommand   `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
+	Run     runCommand     `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
+	Call    callCommand    `cmd:"" help:"Call one tool without a model and print its result as JSON."`
+	Serve   serveCommand   `cmd:"" help:"Run sessions for others until stopped."`
+	Submit  submitCommand  `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
+	Approve approveCommand `cmd:"" help:"Answer the question whether a tool call may be made."`
+	Tools   toolsCommand   `cmd:"" help:"Print the tool schemas as the model gets them."`
+	Bench   benchCommand   `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
+	Lane    laneCommand    `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, kick, skip, kill."`
+	Doctor  doctorCommand  `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
+	Ping    pingCommand    `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
 
 func main() {
@@ -51,7 +52,7 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run <prompt>": &g.Run, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
-			"submit <prompt>": &g.Submit, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "bench": &g.Bench,
+			"submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "bench": &g.Bench,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})

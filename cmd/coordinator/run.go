@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
@@ -33,6 +35,7 @@ type runCommand struct {
 	fleetFlags
 	workerFlags
 	folderFlag
+	policyFlags
 
 	Model string `placeholder:"M" help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE."`
 }
@@ -96,6 +99,10 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	judge, err := c.judge()
+	if err != nil {
+		return err
+	}
 	logger := p.common.Logger(p.Program)
 	opened, modelName, err := model.Opener{Env: p.Getenv, Logger: logger}.Open(c.Model)
 	if err != nil {
@@ -143,7 +150,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	}
 	runner, err := loop.New(opened, fl.Dispatcher, fl.Journal, table, &loop.Options{
 		ModelName: modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
+		Policy: judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -154,6 +161,37 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	}
 	show.observe(loop.SessionEnded(turn.session, result))
 	return finish(p, c.JSON, result, runErr)
+}
+
+// approver is who is asked about calls: the person at this terminal, or whoever
+// watches the fleet.
+func (c *runCommand) approver(p program, fl *fleet.Fleet, show view) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+	if len(c.AskFor) == 0 && c.Policy == "" {
+		return nil // nothing will be asked, so nothing is read from the terminal
+	}
+	if q := newPrompt(p, show.warn); q != nil {
+		return q.approve
+	}
+	if c.Nats == "" {
+		return nil
+	}
+	return announced(show.warn, approval.Waiter(fl.NC, fl.Name))
+}
+
+// announced says how a question is answered from elsewhere.
+func announced(
+	say func(string), wait func(context.Context, loop.ApprovalRequest) (loop.Approval, error),
+) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+	return func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+		say(waits(request))
+		return wait(ctx, request)
+	}
+}
+
+// waits tells that a call waits for approval.
+func waits(request loop.ApprovalRequest) string {
+	return fmt.Sprintf("%s: %s %s; answer with: coordinator approve [--deny] --nats URL %s %s",
+		request.Reason, request.Tool, shortened(request.Arguments), request.SessionID, request.CallID)
 }
 
 // hardExit is how long a second signal waits for the embedded worker to kill what runs.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -19,6 +20,7 @@ import (
 type serveCommand struct {
 	fleetFlags
 	folderFlag
+	policyFlags
 
 	Listen    string        `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
 	Model     []string      `placeholder:"M" sep:"none" help:"Model that turns may ask for: openai:NAME or script:FILE. The first is the default; may be given several times."`
@@ -54,6 +56,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	policies, err := c.policies()
+	if err != nil {
+		return err
+	}
 	data := c.Data
 	if data == "" {
 		var err error
@@ -79,7 +85,8 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := protocol.NewWorkerID(host)
 	server := serve.New(fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tools: folder, Tracer: telemetry.Tracer(), Logger: logger,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tools: folder, Policies: policies,
+		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	holder, err := lane.NewHolder(ctx, fl.NC, server, lane.Options{
 		Fleet: fl.Name, Pool: protocol.SessionPool, Worker: id, Slots: c.Sessions, AckWait: c.Lease, Logger: logger,

@@ -19,6 +19,7 @@ import (
 
 type submitCommand struct {
 	turnFlags
+	policyFlags
 
 	Nats  string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
 	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
@@ -32,6 +33,10 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	if _, err := openTools(c.Toolset, nil, nil); err != nil {
+		return err
+	}
+	policies, err := c.encoded()
+	if err != nil {
 		return err
 	}
 	logger := p.common.Logger(p.Program)
@@ -55,7 +60,9 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	result, err := c.follow(ctx, fl, turn.session, show)
+	answers := newAnswers(p, fl, show.warn)
+	defer answers.close()
+	result, err := c.follow(ctx, fl, turn.session, policies, show, answers)
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
@@ -65,31 +72,36 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 
 // follow has the turn run and shows its events: live ones as they come, and with
 // --json those of the journal when it has ended, because none of them may be missing.
-func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, show view) (loop.TurnResult, error) {
+func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, policies []json.RawMessage, show view, answers *answers) (loop.TurnResult, error) {
 	before, err := fl.Journal.Load(ctx, session)
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
 	ended := make(chan struct{})
 	var endOnce sync.Once
-	if !c.JSON {
-		watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
-			var e loop.Event
-			if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
-				return
-			}
-			show.observe(e)
-			if e.Type == loop.EventTurnEnded {
-				endOnce.Do(func() { close(ended) })
-			}
-		})
-		if err != nil {
-			return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+	watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
+		var e loop.Event
+		if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
+			return
 		}
-		defer watch.Stop()
+		if e.Type == loop.EventApprovalAsked {
+			answers.ask(ctx, e)
+		}
+		if c.JSON { // which prints what is journaled
+			return
+		}
+		show.observe(e)
+		if e.Type == loop.EventTurnEnded {
+			endOnce.Do(func() { close(ended) })
+		}
+	})
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
+	defer watch.Stop()
 	call := serve.NewCall(session, protocol.TurnRun{
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
+		Policies: policies,
 	}, c.Timeout)
 	var result *protocol.Result
 	err = fl.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })

@@ -27,6 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // TurnTimeout bounds a turn that names no bound of its own.
@@ -67,6 +68,10 @@ type Options struct {
 	// Tools is the folder of the user's own tools, which every turn has as they are when
 	// it begins to run; nil for none.
 	Tools *manifest.Folder
+	// Policies bind the tool calls of every turn, beside those that the turn brings.
+	Policies []policy.Policy
+	// Approve asks a person about calls for which a policy demands it; with nil they are refused.
+	Approve func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error)
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
 	MaxTokens int64
@@ -188,14 +193,34 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
 	}
+	judge, err := s.judge(turn)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+	}
 	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
 		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens),
-		Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+		Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
 	}
 	return runner, nil
+}
+
+// judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and the turn's all have to agree.
+func (s *Server) judge(turn protocol.TurnRun) (loop.Policy, error) {
+	all := slices.Clone(s.options.Policies)
+	for i, encoded := range turn.Policies {
+		p, err := policy.Parse(fmt.Sprintf("policies[%d]", i), encoded)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	if len(all) == 0 {
+		return nil, nil //nolint:nilnil // everything is allowed
+	}
+	return policy.New(all...)
 }
 
 // userTools reads the folder of the user's own tools. What is wrong there is logged

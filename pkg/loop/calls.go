@@ -31,7 +31,11 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, ErrDetached) {
 		return cause
 	}
-	b := t.planCalls(ctx)
+	verdicts, err := t.decide(ctx)
+	if err != nil {
+		return err
+	}
+	b := t.planCalls(ctx, verdicts)
 	if err := t.record(ctx, b.events...); err != nil {
 		return err
 	}
@@ -54,32 +58,38 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 }
 
 // planCalls decides what becomes of each tool call without result.
-func (t *turnRun) planCalls(ctx context.Context) *batch {
+func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batch {
 	b := &batch{remote: make(map[protocol.CallID]*pendingCall)}
 	turn := t.session.open()
 	for i, call := range turn.last().calls {
 		if call.content != nil {
 			continue
 		}
-		p := t.pending(turn, i)
+		p, v := t.pending(turn, i), verdicts[i]
+		if v.decision != nil {
+			b.events = append(b.events, *v.decision)
+		}
 		if !call.planned {
 			event := p.as(EventToolCall)
 			event.Arguments = call.Arguments
 			b.events = append(b.events, event)
 		}
-		if ctx.Err() != nil && !call.planned {
+		switch {
+		case v.denied != nil:
+			t.refuse(ctx, b, p, protocol.StatusRejected, v.denied)
+		case ctx.Err() != nil && !call.planned:
 			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
-			continue
+		default:
+			t.planCall(ctx, b, p, call.Arguments, v.minLevel, call.planned)
 		}
-		t.planCall(ctx, b, p, call.Arguments, call.planned)
 	}
 	return b
 }
 
 // planCall plans one tool call. A call that was planned before this process ran
 // the turn may be in the fleet already: again says so to whoever takes it.
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, arguments string, again bool) {
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, arguments, minLevel string, again bool) {
 	var call protocol.Call
 	var fault *protocol.Error
 	scope := t.scope(t.id)
@@ -91,7 +101,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, argume
 	if fault == nil {
 		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
 		call, fault = p.plan.Call(scope, at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
-		call.Again = again
+		call.Again, call.MinLevel = again, tools.HigherLevel(call.MinLevel, minLevel)
 	}
 	if fault != nil {
 		status := protocol.StatusRejected

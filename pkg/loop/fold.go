@@ -36,9 +36,14 @@ type step struct {
 type stepCall struct {
 	ToolCall
 
-	planned bool    // its tool_call event is journaled
-	content *string // what the model sees of its result; nil while there is none
+	decision *decision       // of the policy about it, if one was journaled
+	planned  bool            // its tool_call event is journaled
+	content  *string         // what the model sees of its result; nil while there is none
+	status   protocol.Status // of that result
 }
+
+// decision is what was decided about a call.
+type decision struct{ status, reason string }
 
 // fold returns the session that the events of a journal tell. Errors wrap
 // [ErrJournalInvalid].
@@ -71,7 +76,12 @@ func (s *session) apply(e *Event) error {
 			if c.content != nil {
 				return errors.New("tool call has a result already")
 			}
-			c.content = &e.Content
+			c.content, c.status = &e.Content, protocol.Status(e.Status)
+			return nil
+		})
+	case EventPolicyDecision:
+		err = s.updateCall(e, func(c *stepCall) error {
+			c.decision = &decision{status: e.Status, reason: e.Text}
 			return nil
 		})
 	case EventTurnEnded:

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -34,6 +35,12 @@ type Options struct {
 	// Timeout bounds the time that one Run spends on a turn, and is the deadline of
 	// its calls; 0 is no bound.
 	Timeout time.Duration
+
+	// Policy decides which tool calls may be made; nil allows all.
+	Policy Policy
+	// Approve asks a person about a call for which the policy demands it, until ctx ends;
+	// with nil such calls are refused. Of one turn one call is asked about at a time.
+	Approve func(ctx context.Context, request ApprovalRequest) (Approval, error)
 
 	// Observe is told every event of a run: those of the journal once they are in
 	// it, and the live ones. Calls never overlap, and the session waits for them. It

@@ -138,12 +138,15 @@ const (
 	EventModelReply     EventType = "model_reply"
 	EventToolCall       EventType = "tool_call"
 	EventToolResult     EventType = "tool_result"
+	EventPolicyDecision EventType = "policy_decision"
 	EventTurnEnded      EventType = "turn_ended"
 	EventSessionEnded   EventType = "session_ended" // live: the process that runs the session is done with it
 
 	EventTextDelta   EventType = "text_delta"   // live: a piece of the model's text
 	EventToolQueued  EventType = "tool_queued"  // live: the call was accepted
 	EventToolRunning EventType = "tool_running" // live: a worker started it
+
+	EventApprovalAsked EventType = "approval_asked" // live: a person is asked about the call
 )
 
 // Event is one entry of a session's journal, or one live piece of news. Which
@@ -170,14 +173,19 @@ type Event struct {
 	// Of model_reply (its own), turn_ended and session_ended (sums).
 	Usage *protocol.Usage `json:"usage,omitempty"`
 
-	// Of tool_call, tool_queued, tool_running and tool_result.
+	// Of tool_call, tool_queued, tool_running and tool_result, approval_asked and policy_decision.
 	CallID     protocol.CallID `json:"call_id,omitempty"`
 	ToolCallID string          `json:"tool_call_id,omitempty"`
 	Index      int             `json:"index,omitempty"`
 	Name       string          `json:"name,omitempty"`
 	Arguments  string          `json:"arguments,omitempty"`
 
-	// Of tool_result (status of the call), turn_ended and session_ended (an [Outcome]).
+	// Of policy_decision and approval_asked: the rule that decided, and who answered. Their
+	// Text says why.
+	Rule string `json:"rule,omitempty"`
+	By   string `json:"by,omitempty"`
+
+	// Of tool_result (status of the call), policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).
 	Status string `json:"status,omitempty"`
 	// Content is what the model sees of a result.
 	Content  string            `json:"content,omitempty"`

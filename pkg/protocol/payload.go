@@ -54,6 +54,9 @@ type TurnRun struct {
 	Toolsets  []string `json:"toolsets,omitempty"`
 	MaxSteps  int      `json:"max_steps,omitempty"`
 	MaxTokens int64    `json:"max_tokens,omitempty"`
+	// Policies bind the turn's tool calls, beside those of the coordinator: objects as
+	// docs/policy.md describes them.
+	Policies []json.RawMessage `json:"policies,omitempty"`
 }
 
 // Noop does nothing, for as long as it is told: the payload of measurements.

@@ -52,6 +52,7 @@ const (
 	CodeFileNotRead      Code = "file_not_read"
 	CodeTooLarge         Code = "too_large"
 	CodeCommandNotFound  Code = "command_not_found"
+	CodePolicyDenied     Code = "policy_denied"
 	CodeLanguage         Code = "language_unavailable"
 	CodeNetworkOff       Code = "network_off"
 

@@ -129,6 +129,11 @@ func (f Fleet) OutputSubject(session SessionID, call CallID) Subject {
 	return string(f) + ".output." + string(session) + "." + string(call)
 }
 
+// ApprovalSubject is where the answer to the question about a call goes.
+func (f Fleet) ApprovalSubject(session SessionID, call CallID) Subject {
+	return string(f) + ".approval." + string(session) + "." + string(call)
+}
+
 // OutputFilter matches the live frames of a session.
 func (f Fleet) OutputFilter(session SessionID) Subject { return f.OutputSubject(session, "*") }
 

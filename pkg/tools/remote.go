@@ -105,6 +105,14 @@ func (r Remote) validate() error {
 // MaxRemoteTimeout bounds the time limit of a tool of the user's own.
 const MaxRemoteTimeout = 24 * time.Hour
 
+// HigherLevel returns the higher of two sandbox levels, of which "" is any.
+func HigherLevel(a, b string) string {
+	if slices.Index(Levels(), b) > slices.Index(Levels(), a) {
+		return b
+	}
+	return a
+}
+
 // Levels returns the words of sandbox levels, least first.
 func Levels() []string { return []string{"none", "paths", "full", "kernel"} }
 

@@ -165,6 +165,8 @@ func codeAdvice(code protocol.Code, other string) string {
 		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
 	case protocol.CodeFileChanged, protocol.CodeFileNotRead:
 		return "the file is unchanged. Read it, and make the change to what it has now."
+	case protocol.CodePolicyDenied:
+		return "nothing was run and nothing has changed. Reach the goal in a way that is allowed, or say what you need and why."
 	case protocol.CodeEditNotUnique:
 		return "the file is unchanged. Put more of the surrounding text into old, or set replace_all to true."
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -69,22 +68,13 @@ func (j *Judge) Judge(call Call) Verdict {
 		if v.Decision == Denied {
 			return v
 		}
-		level := higher(final.MinLevel, v.MinLevel)
+		level := tools.HigherLevel(final.MinLevel, v.MinLevel)
 		if v.Decision == Ask && (final.Decision == Allowed || v.Timeout < final.Timeout) {
 			final = v
 		}
 		final.MinLevel = level
 	}
 	return final
-}
-
-// higher is the higher of two levels, of which "" is any.
-func higher(a, b string) string {
-	levels := tools.Levels()
-	if slices.Index(levels, b) > slices.Index(levels, a) {
-		return b
-	}
-	return a
 }
 
 // compiled is a policy ready for use.

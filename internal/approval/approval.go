@@ -1,0 +1,87 @@
+// Package approval carries the question whether a tool call may be made to a person
+// elsewhere, and the answer back.
+//
+//	coordinator of the turn                         whoever watches (submit, approve, an API)
+//	  event approval_asked, live ───────────────────► shows it
+//	  waits on tf.approval.<session>.<call> ◄─request── answers
+//	  confirms ──────────────────────────────reply───► knows that it was taken
+//
+// Nothing is stored on the way: a question lives as long as its coordinator waits, and
+// the decision is journaled there. One that waits anew after a crash asks again.
+package approval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrNotAsked says that nobody waits for an answer about that call.
+var ErrNotAsked = errors.New("nobody waits for an answer about this call: it was answered, ran out of time, or has other ids")
+
+// patience is how long an answer tries to reach a question that may just be put.
+const patience = 2 * time.Second
+
+// Waiter returns what waits for answers that come over NATS: the Approve function of
+// a session. It is safe for concurrent use.
+func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+	return func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+		messages := make(chan *nats.Msg, 8)
+		subscription, err := nc.ChanSubscribe(fleet.ApprovalSubject(request.SessionID, request.CallID), messages)
+		if err != nil {
+			return loop.Approval{}, fmt.Errorf("wait for approval: %w", err)
+		}
+		defer func() { _ = subscription.Unsubscribe() }() // the connection may be gone
+		for {
+			select {
+			case message := <-messages:
+				answer, err := protocol.DecodeApproval(message.Data)
+				if err != nil {
+					_ = message.Respond([]byte(err.Error())) // whoever asked wrongly has gone or reads it
+					continue
+				}
+				_ = message.Respond(taken()) // the answer counts in any case
+				return loop.Approval{Granted: answer.Granted, By: answer.By, Note: answer.Note}, nil
+			case <-ctx.Done():
+				return loop.Approval{}, context.Cause(ctx)
+			}
+		}
+	}
+}
+
+func taken() []byte { return []byte("taken") }
+
+// Answer answers the question about a call and returns when the coordinator has taken
+// the answer. The error is [ErrNotAsked] when no coordinator waits for one.
+func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
+	body, err := protocol.EncodeApproval(answer)
+	if err != nil {
+		return fmt.Errorf("answer: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	retry := time.NewTicker(patience / 20)
+	defer retry.Stop()
+	for {
+		reply, err := nc.RequestWithContext(ctx, fleet.ApprovalSubject(session, call), body)
+		switch {
+		case err == nil && string(reply.Data) == string(taken()):
+			return nil
+		case err == nil:
+			return fmt.Errorf("answer: %s", reply.Data)
+		case !errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil:
+			return fmt.Errorf("answer: %w", err)
+		}
+		select {
+		case <-retry.C:
+		case <-ctx.Done():
+			return ErrNotAsked
+		}
+	}
+}

@@ -1,0 +1,50 @@
+package approval_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAnswer_ReachesTheQuestion(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session, call := protocol.NewSessionID(), protocol.RandomCallID()
+	asked := make(chan loop.Approval, 1)
+	go func() {
+		answer, err := approval.Waiter(f.Connect(), f.Name)(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
+		if err != nil {
+			t.Error(err)
+		}
+		asked <- answer
+	}()
+	// The question may not be put yet; an answer that makes no sense does not end it.
+	nc := f.Connect()
+	require.Eventually(t, func() bool {
+		reply, err := nc.Request(f.Name.ApprovalSubject(session, call), []byte(`{"type":"other"}`), time.Second)
+		return err == nil && string(reply.Data) != "taken"
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
+	require.Equal(t, loop.Approval{Granted: true, By: "ada", Note: "go"}, <-asked)
+	require.ErrorIs(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
+}
+
+func TestWaiter_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := approval.Waiter(f.NC, f.Name)(ctx, loop.ApprovalRequest{SessionID: "s", CallID: "c"})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}

@@ -1,0 +1,203 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// Policy decides which tool calls may be made. It is pure: a resumed turn asks it again.
+type Policy interface {
+	Judge(call policy.Call) policy.Verdict
+}
+
+var _ Policy = (*policy.Judge)(nil)
+
+// ApprovalRequest is what a person is asked.
+type ApprovalRequest struct {
+	SessionID protocol.SessionID
+	CallID    protocol.CallID
+	Tool      string
+	Arguments string // as the model wrote them
+	Reason    string // why somebody is asked
+}
+
+// Approval is the answer.
+type Approval struct {
+	Granted bool
+	By      string // who answered; may be empty
+	Note    string // for the model, when it is not granted; may be empty
+}
+
+// The statuses of a policy_decision.
+const (
+	DecisionDenied   = "denied"   // by a rule
+	DecisionApproved = "approved" // by a person
+	DecisionRefused  = "refused"  // by a person
+	DecisionExpired  = "expired"  // nobody answered in time
+)
+
+// verdict is what was decided about a tool call of the last step.
+type verdict struct {
+	denied   *protocol.Error // why it is not made
+	decision *Event          // to be journaled; nil when it is, or when nothing was decided
+	minLevel string
+}
+
+// decide judges the tool calls of the last step that have no result, in their order,
+// and asks about those that need approval, one after another. None of the step is
+// dispatched before, so that their order holds. An error leaves the turn open.
+func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
+	turn := t.session.open()
+	if t.opts.Policy == nil && !turn.last().decided() {
+		return nil, nil //nolint:nilnil // there is no verdict
+	}
+	verdicts := make(map[int]verdict)
+	used := t.session.used()
+	for i := range turn.last().calls {
+		call := &turn.last().calls[i]
+		_, plan, fault := t.table.Plan(t.scope(t.id), call.Name, call.Arguments)
+		if fault != nil {
+			continue // it is refused whatever the policy says, and does not count
+		}
+		v, err := t.verdict(ctx, turn, i, policy.Call{Tool: call.Name, Plan: plan, Used: used})
+		if err != nil {
+			return nil, err
+		}
+		if v.denied == nil {
+			used[call.Name]++
+		}
+		verdicts[i] = v
+	}
+	return verdicts, nil
+}
+
+// verdict is what a call's decision in the journal says, or else the policy.
+func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call) (verdict, error) {
+	call := &turn.last().calls[index]
+	var judged policy.Verdict
+	if t.opts.Policy != nil {
+		judged = t.opts.Policy.Judge(asked)
+	}
+	v := verdict{minLevel: judged.MinLevel}
+	switch {
+	case call.decision != nil && call.decision.status != DecisionApproved:
+		v.denied = policyDenied(call.decision.reason)
+		return v, nil
+	case call.decision != nil, call.planned, call.content != nil:
+		return v, nil // it was let through before
+	case judged.Decision == policy.Denied:
+		v.decision = t.decision(ctx, turn, index, DecisionDenied, judged.Rule, judged.Reason, "")
+		v.denied = policyDenied(judged.Reason)
+		return v, nil
+	case judged.Decision == policy.Ask && context.Cause(ctx) == nil: // else it is cancelled, as all that was not sent
+		return t.approval(ctx, turn, index, judged)
+	default:
+		return v, nil
+	}
+}
+
+func policyDenied(reason string) *protocol.Error {
+	return &protocol.Error{Code: protocol.CodePolicyDenied, Message: reason}
+}
+
+// approval asks a person and journals the answer at once.
+func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
+	v := verdict{minLevel: judged.MinLevel}
+	status, reason, by := t.askPerson(ctx, turn, index, judged)
+	if status == "" {
+		if cause := context.Cause(ctx); errors.Is(cause, ErrDetached) {
+			return v, cause
+		}
+		return v, nil
+	}
+	if err := t.record(ctx, *t.decision(ctx, turn, index, status, judged.Rule, reason, by)); err != nil {
+		return v, err
+	}
+	if status != DecisionApproved {
+		v.denied = policyDenied(reason)
+	}
+	return v, nil
+}
+
+// askPerson returns "" when ctx ended before there was an answer.
+func (t *turnRun) askPerson(ctx context.Context, turn *turn, index int, judged policy.Verdict) (status, reason, by string) {
+	call, p := &turn.last().calls[index], t.pending(turn, index)
+	if t.opts.Approve == nil {
+		return DecisionRefused, fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", call.Name), ""
+	}
+	event := p.as(EventApprovalAsked)
+	event.Arguments, event.Text, event.Rule = call.Arguments, judged.Reason, judged.Rule
+	t.tell(event)
+	limited, cancel := context.WithTimeout(ctx, judged.Timeout)
+	defer cancel()
+	answer, err := t.opts.Approve(limited, ApprovalRequest{
+		SessionID: t.id, CallID: p.event.CallID, Tool: call.Name, Arguments: call.Arguments, Reason: judged.Reason,
+	})
+	by = validText(answer.By)
+	switch {
+	case err == nil && answer.Granted:
+		return DecisionApproved, judged.Reason, by
+	case err == nil:
+		reason = "A person was asked about this call and said no."
+		if note := strings.TrimSpace(validText(answer.Note)); note != "" {
+			reason += " They said: " + note
+		}
+		return DecisionRefused, reason, by
+	case ctx.Err() != nil:
+		return "", "", ""
+	case limited.Err() != nil:
+		return DecisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout), ""
+	default:
+		return DecisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err), ""
+	}
+}
+
+// decision is the event of a decision, which is also logged: this is the audit log.
+func (t *turnRun) decision(ctx context.Context, turn *turn, index int, status, rule, reason, by string) *Event {
+	event := t.pending(turn, index).as(EventPolicyDecision)
+	event.Status, event.Rule, event.Text, event.By = status, rule, reason, by
+	level := slog.LevelWarn
+	if status == DecisionApproved {
+		level = slog.LevelInfo
+	}
+	t.logger.LogAttrs(ctx, level, "tool call decided by policy",
+		slog.String("session_id", string(t.id)), slog.String("call_id", string(event.CallID)), slog.String("tool", event.Name),
+		slog.String("decision", status), slog.String("rule", rule), slog.String("by", by), slog.Time("at", time.Now().UTC()))
+	return &event
+}
+
+// decided reports whether the journal has a decision about a call of the step.
+func (s *step) decided() bool {
+	for i := range s.calls {
+		if s.calls[i].decision != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// used counts the calls of all steps before the last that were not refused, by tool.
+func (s *session) used() map[string]int {
+	used := make(map[string]int)
+	for i := range s.turns {
+		steps := s.turns[i].steps
+		if i == len(s.turns)-1 {
+			steps = steps[:len(steps)-1]
+		}
+		for j := range steps {
+			for k := range steps[j].calls {
+				if call := &steps[j].calls[k]; call.status != protocol.StatusRejected {
+					used[call.Name]++
+				}
+			}
+		}
+	}
+	return used
+}

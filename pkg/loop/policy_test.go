@@ -1,0 +1,250 @@
+package loop_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+func newJudge(t *testing.T, rules string) *policy.Judge {
+	t.Helper()
+	p, err := policy.Parse("rules", []byte(rules))
+	require.NoError(t, err)
+	j, err := policy.New(p)
+	require.NoError(t, err)
+	return j
+}
+
+// statuses are those of the results, in the order of the calls.
+func statuses(r *rig) []string {
+	out := make([]string, 0)
+	results := r.watch.of(loop.EventToolResult)
+	slices.SortFunc(results, func(a, b loop.Event) int { return 100*(a.Step-b.Step) + a.Index - b.Index })
+	for _, e := range results {
+		out = append(out, e.Status)
+	}
+	return out
+}
+
+func decisions(r *rig) []string {
+	out := make([]string, 0)
+	for _, e := range r.watch.of(loop.EventPolicyDecision) {
+		out = append(out, fmt.Sprintf("%d.%d %s %s %s %s", e.Step, e.Index, e.Name, e.Status, e.Rule, e.By))
+	}
+	return out
+}
+
+func TestPolicy_DenialsAreResultsAndInTheAuditLog(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work", "inline", "nosuch", "greedy"), says("done"))
+	var log bytes.Buffer
+	r.opts.Policy = newJudge(t, "tools: {deny: [inline, greedy]}\nmin_level: full")
+	r.opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	result, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+	require.Equal(t, []string{"ok", "rejected", "rejected", "rejected"}, statuses(r))
+	require.Equal(t, []string{"1.1 inline denied tools.deny ", "1.3 greedy denied tools.deny "}, decisions(r))
+	requireProtocol(t, r.model.lastSeen())
+	seen := r.model.lastSeen()[4].Text
+	require.Contains(t, seen, "[rejected: policy_denied]\nThe tool inline is not allowed in this session.")
+	require.Contains(t, seen, "nothing was run and nothing has changed")
+	require.Len(t, r.fleet.runs, 1)
+	require.Equal(t, "full", r.fleet.runs[0].MinLevel)
+	require.Equal(t, 2, strings.Count(log.String(), "decision=denied rule=tools.deny"))
+	require.Contains(t, log.String(), "tool=greedy")
+}
+
+func TestPolicy_DeniedCallsSpendNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "inline", "work", "inline"), asks("b", "nosuch", "work", "work"), asks("c", "work", "work"), says("done"))
+	r.opts.Policy = newJudge(t, "tools: {deny: [inline]}\nmax_calls: 4\nmax_calls_of: {work: 4}")
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"rejected", "ok", "rejected", "rejected", "ok", "ok", "ok", "rejected"}, statuses(r))
+	// The bound is of the session, not of a turn.
+	r.model.replies = append(r.model.replies, asks("d", "work"), says("done"))
+	_, err = r.run(t.Context(), t, "more")
+	require.NoError(t, err)
+	require.Equal(t, "rejected", statuses(r)[0], "the first of the second turn's steps")
+	require.Len(t, r.fleet.runs, 4)
+}
+
+func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work", "greedy", "greedy", "inline"), says("done"))
+	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+	var asked []loop.ApprovalRequest
+	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+		require.Empty(t, r.fleet.runs)
+		asked = append(asked, request)
+		return loop.Approval{Granted: len(asked) == 1, By: "ada", Note: "not twice"}, nil
+	}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ok", "ok", "rejected", "ok"}, statuses(r))
+	require.Equal(t, []string{"1.1 greedy approved approval.tools ada", "1.2 greedy refused approval.tools ada"}, decisions(r))
+	require.Contains(t, r.model.lastSeen()[5].Text, "A person was asked about this call and said no. They said: not twice")
+	require.Len(t, asked, 2)
+	require.Equal(t, loop.ApprovalRequest{
+		SessionID: r.session, CallID: protocol.NewCallID(r.session, 1, 1, 1), Tool: "greedy", Arguments: `{"n":1}`, Reason: "calls of greedy need approval",
+	}, asked[0])
+	live := r.watch.of(loop.EventApprovalAsked)
+	require.Len(t, live, 2)
+	require.Equal(t, `{"n":1}`, live[0].Arguments)
+}
+
+func TestPolicy_NoAnswerIsNo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(asks("a", "greedy"), says("done"))
+		r.opts.Policy = newJudge(t, "approval: {tools: [greedy], timeout: 90s}")
+		r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+			<-ctx.Done()
+			return loop.Approval{}, ctx.Err()
+		}
+		start := time.Now()
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, 90*time.Second, time.Since(start))
+		require.Equal(t, []string{"1.0 greedy expired approval.tools "}, decisions(r))
+		require.Contains(t, r.model.lastSeen()[3].Text, "nobody answered within 1m30s")
+	})
+}
+
+func TestPolicy_NobodyToAsk(t *testing.T) {
+	t.Parallel()
+	for name, approve := range map[string]func(context.Context, loop.ApprovalRequest) (loop.Approval, error){
+		"there is nobody to ask": nil,
+		"nobody could be asked (no terminal)": func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+			return loop.Approval{Granted: true}, errors.New("no terminal")
+		},
+	} {
+		r := newRig(asks("a", "greedy"), says("done"))
+		r.opts.Policy, r.opts.Approve = newJudge(t, "approval: {tools: [greedy]}"), approve
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, []string{"rejected"}, statuses(r))
+		require.Contains(t, r.model.lastSeen()[3].Text, name)
+		require.Empty(t, r.fleet.runs)
+	}
+}
+
+func TestPolicy_InterruptedQuestionCancelsTheStep(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work", "greedy", "work"), says("done"))
+	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+	ctx, cancel := context.WithCancel(t.Context())
+	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+		cancel()
+		return loop.Approval{}, ctx.Err()
+	}
+	result, err := r.run(ctx, t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	require.Equal(t, []string{"cancelled", "cancelled", "cancelled"}, statuses(r))
+	require.Empty(t, decisions(r))
+	require.Empty(t, r.fleet.runs)
+}
+
+func TestPolicy_DetachedQuestionIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work", "greedy"), says("done"))
+	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+	ctx, detach := context.WithCancelCause(t.Context())
+	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+		detach(loop.ErrDetached)
+		return loop.Approval{}, ctx.Err()
+	}
+	_, err := r.run(ctx, t, "go")
+	require.ErrorIs(t, err, loop.ErrDetached)
+	require.Empty(t, r.fleet.runs)
+	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+		return loop.Approval{Granted: true}, nil
+	}
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Len(t, r.fleet.runs, 2)
+}
+
+func TestPolicy_WhatWasLetThroughIsNotTakenBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	r.fleet.err = errors.New("no servers")
+	_, err := r.run(t.Context(), t, "go")
+	require.Error(t, err, "the call is journaled, and may be in the fleet")
+	r.fleet.err, r.opts.Policy = nil, newJudge(t, "tools: {deny: ['*']}")
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ok"}, statuses(r))
+}
+
+// guarded is a conversation in which a policy has much to say.
+func guarded() []loop.Reply {
+	return []loop.Reply{
+		asks("a", "work", "greedy", "inline_fails", "greedy", "work"),
+		asks("b", "nosuch", "greedy", "inline", "work"),
+		asks("c", "work", "greedy", "work"),
+		says("done"),
+		says("checked"),
+	}
+}
+
+func TestPolicy_CrashAtAnyAppendChangesNothing(t *testing.T) {
+	t.Parallel()
+	session := protocol.NewSessionID()
+	rules := newJudge(t, "tools: {deny: [inline]}\nmax_calls: 8\nmax_calls_of: {work: 4}\napproval: {tools: [greedy]}")
+	guard := func(r *rig) *rig {
+		r.session, r.opts.Policy = session, rules
+		r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+			return loop.Approval{Granted: request.Arguments != `{"n":3}`, Note: "never the fourth"}, nil
+		}
+		return r
+	}
+	clean := guard(newRig(guarded()...))
+	_, err := clean.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ok", "ok", "failed", "rejected", "ok", "rejected", "ok", "rejected", "ok", "ok", "ok", "rejected"}, statuses(clean))
+	want := settled(t, clean)
+
+	appends := 0
+	for n := 0; ; n++ {
+		crashed := false
+		for kept := range 5 {
+			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
+			r, journal := guard(newRig(guarded()...)), &crashingJournal{untilCrash: n, kept: kept}
+			r.journal = journal
+			result, err := r.run(t.Context(), t, "go")
+			if err != nil {
+				crashed = true
+				require.ErrorIs(t, err, errCrash, name)
+				result, err = r.run(t.Context(), t, "go")
+			}
+			require.NoError(t, err, name)
+			journal.untilCrash = -1
+			if result.Turn == 1 {
+				require.Equal(t, want, settled(t, r), name)
+			}
+			require.Equal(t, clean.fleet.ran(), r.fleet.ran(), name)
+			requireOneResultEach(t, r.events(t))
+		}
+		if !crashed {
+			break
+		}
+		appends++
+	}
+	require.Greater(t, appends, 15)
+}

@@ -1,0 +1,100 @@
+package integration
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPolicy_OfASession: what a policy file and flags deny is a result that the model
+// sees, and an event; what is allowed runs.
+func TestPolicy_OfASession(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, rules, "commands: {allow: [echo, ls]}\npaths: {write: [out], except: [bash]}\nmax_calls: 4\n")
+	model := script(t,
+		say("Trying.",
+			bash("c1", "echo fine"),
+			bash("c2", "echo fine; rm -rf x"),
+			use("c3", "write", object{"path": "out/a", "content": "a"}),
+			use("c4", "write", object{"path": "b", "content": "b"}),
+			use("c5", "grep", object{"pattern": "a"})),
+		say("More.", use("c6", "list", object{}), use("c7", "exists", object{"path": "b"}), use("c8", "list", object{})),
+		say("Done."))
+	workspace := t.TempDir()
+	got := execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--policy", rules, "--deny-tool", "grep")})
+	require.Equal(t, 0, got.code, got.stderr)
+	list := events(t, got.stdout)
+	all := results(list)
+	for id, status := range map[string]string{
+		"c1": "ok", "c2": "rejected", "c3": "ok", "c4": "rejected", "c5": "rejected", "c6": "ok", "c7": "ok", "c8": "rejected",
+	} {
+		require.Equal(t, status, all[id].Status, "%s: %s", id, all[id].Content)
+		if status == "rejected" {
+			require.Equal(t, "policy_denied", all[id].Error.Code)
+		}
+	}
+	require.Contains(t, all["c2"].Content, `The command "rm -rf x" is not allowed in this session; allowed are: echo, ls.`)
+	require.Contains(t, all["c4"].Content, "write may not change b")
+	require.Contains(t, all["c8"].Content, "used up its 4 tool calls")
+	require.NoFileExists(t, filepath.Join(workspace, "b"))
+	require.Len(t, ofType(list, "policy_decision"), 4)
+	require.Contains(t, got.stderr, "tool call decided by policy")
+	require.Contains(t, got.stderr, "rule=paths.write")
+
+	got = execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--ask-for", "write")})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, results(events(t, got.stdout))["c3"].Content, "there is nobody to ask")
+
+	got = execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--policy", filepath.Join(workspace, "none"))})
+	require.Equal(t, 2, got.code)
+	write(t, rules, "max_calls: 4\nmax_call: 4\n")
+	got = execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--policy", rules)})
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.stderr, `policy.yaml:2: there is no field "max_call"`)
+}
+
+// TestPolicy_AnsweredFromElsewhere: a served session asks, and another process answers.
+func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	model := script(t,
+		say("May I?", use("c1", "write", object{"path": "a", "content": "a"}), use("c2", "write", object{"path": "b", "content": "b"}),
+			use("c3", "write", object{"path": "c", "content": "c"})),
+		say("Done."))
+	startServe(t, model, append([]string{"--ask-for", "write"}, b.flags...)...)
+	startWorkers(t, 1, b.flags)
+	workspace := t.TempDir()
+	rules := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, rules, "approval: {tools: [write], timeout: 1s}\nmax_calls: 9\n")
+	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "--workspace", workspace, "go"}, b.flags...)})
+	answer := func(extra ...string) finished {
+		asked := submitted.waitFor(t, `calls of write need approval: write .*"path":"`+extra[0]+`".*coordinator approve \[--deny\] --nats URL (\S+) (\S+)\n`)
+		return execute(t, coordinator, launch{args: append(append([]string{"approve", asked[1], asked[2]}, b.flags...), extra[1:]...)})
+	}
+	got := answer("a")
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, "approved\n", got.stdout)
+	got = answer("b", "--deny", "--note", "b is mine")
+	require.Equal(t, "denied\n", got.stdout)
+	require.Equal(t, 0, answer("c").code)
+	require.Equal(t, 0, submitted.wait(t), submitted)
+	list := events(t, submitted.stdout.String())
+	all := results(list)
+	require.Equal(t, "ok", all["c1"].Status)
+	require.Equal(t, "rejected", all["c2"].Status)
+	require.Contains(t, all["c2"].Content, "said no. They said: b is mine")
+	require.Len(t, ofType(list, "policy_decision"), 3)
+	require.Equal(t, "a", content(t, filepath.Join(workspace, "a")))
+	require.NoFileExists(t, filepath.Join(workspace, "b"))
+
+	late := execute(t, coordinator, launch{args: append([]string{"approve", "s", "c"}, b.flags...)})
+	require.Equal(t, 1, late.code)
+	require.Contains(t, late.stderr, "nobody waits for an answer")
+
+	// The turn's own policy binds as well, and its shorter time.
+	got = execute(t, coordinator, launch{args: append([]string{"submit", "--json", "--policy", rules, "go"}, b.flags...)})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, results(events(t, got.stdout))["c1"].Content, "nobody answered within 1s")
+}
