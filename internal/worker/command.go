@@ -17,8 +17,8 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 	switch p := p.(type) {
 	case protocol.CommandRun:
 		readOnly, limits = p.ReadOnly, p.Limits
-		if p.KeepShell {
-			return protocol.Errorf(protocol.CodeUnknownPayload, "command_run: this worker does not know keep_shell")
+		if p.KeepShell && p.Command == "" {
+			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
 		}
 		if (p.Command == "") == (len(p.Argv) == 0) {
 			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
@@ -49,6 +49,9 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 		argv = []string{w.languages.shell, "-c", p.Command}
 	}
 	cmd := sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin, ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits)}
+	if p.KeepShell {
+		s = w.inShell(s, run, p, &cmd)
+	}
 	if p.Background {
 		return w.startProcess(ctx, s, run.Call, p, cmd)
 	}

@@ -48,6 +48,18 @@ func Core() []Tool {
 	}
 }
 
+// CoreShell returns the tools of [Core] with a bash whose current directory and exported
+// variables are kept from one command of the sandbox to the next.
+func CoreShell() []Tool {
+	set := Core()
+	for i := range set {
+		if set[i].Name == "bash" {
+			set[i] = bashKeeping()
+		}
+	}
+	return set
+}
+
 // definition makes a definition from texts of this package.
 func definition(name, description, schema string) Definition {
 	return Definition{Name: name, Description: description, Schema: json.RawMessage(schema)}

@@ -22,11 +22,35 @@ type bashArguments struct {
 	Background bool `json:"background"`
 }
 
+// bash is the tool that runs commands, each in a new shell.
 func bash() Tool {
+	return bashTool(
+		"Every command is a new process: files persist, but variables and the current directory do not, and what a command leaves running is killed at its end. ",
+		"Default: the workspace.", planBash)
+}
+
+// bashKeeping is bash with a shell that is kept between commands.
+func bashKeeping() Tool {
+	return bashTool(
+		"The current directory and exported variables are kept for the next command, unless this one is read_only or in the background. "+
+			"What a command leaves running is killed at its end. ",
+		"Default: where the last command ended.",
+		func(scope Scope, args bashArguments) (Plan, *protocol.Error) {
+			plan, err := planBash(scope, args)
+			if payload, ok := plan.Payload.(protocol.CommandRun); ok {
+				payload.KeepShell = true
+				plan.Payload = payload
+			}
+			return plan, err
+		})
+}
+
+// bashTool is bash with what it says about its shell.
+func bashTool(shell, cwd string, plan func(Scope, bashArguments) (Plan, *protocol.Error)) Tool {
 	return Tool{
 		Definition: definition("bash",
 			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
-				"Every command is a new process: files persist, but variables and the current directory do not, and what a command leaves running is killed at its end. "+
+				shell+
 				"There is no input to read: pass flags that keep programs from asking. "+
 				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest. "+
 				"Prefer read, write, edit, list and grep for files.",
@@ -34,7 +58,7 @@ func bash() Tool {
 				"type": "object",
 				"properties": {
 					"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell; may have several lines."},
-					"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. Default: the workspace."},
+					"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. `+cwd+`"},
 					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120, in the background 3600."},
 					"env": {"type": "object", "maxProperties": 200, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
 					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."},
@@ -43,7 +67,7 @@ func bash() Tool {
 				"required": ["command"],
 				"additionalProperties": false
 			}`),
-		Plan:   planOf(planBash),
+		Plan:   planOf(plan),
 		Render: commandRender,
 	}
 }

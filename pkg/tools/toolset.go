@@ -12,6 +12,8 @@ import (
 const (
 	// CoreToolset is the name of the toolset that [Core] returns, the default.
 	CoreToolset = "core"
+	// CoreShellToolset is the name of the toolset that [CoreShell] returns.
+	CoreShellToolset = "core-shell"
 	// FilesToolset is the name of the toolset that [FileTools] returns.
 	FilesToolset = "files"
 	// OpenRathToolset is the name of the toolset that [OpenRath] returns.
@@ -26,7 +28,7 @@ var ErrUnknownToolset = errors.New("unknown toolset")
 // toolsets are the built-in toolsets by name.
 func toolsets() map[string]func() []Tool {
 	return map[string]func() []Tool{
-		CoreToolset: Core, FilesToolset: FileTools, OpenRathToolset: OpenRath, SmithersToolset: Smithers,
+		CoreToolset: Core, CoreShellToolset: CoreShell, FilesToolset: FileTools, OpenRathToolset: OpenRath, SmithersToolset: Smithers,
 	}
 }
 

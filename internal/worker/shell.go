@@ -1,0 +1,161 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Bounds of what is kept between the commands of a shell.
+const (
+	maxShellState = 64 << 10 // bytes of the environment
+	maxShellVars  = 500
+)
+
+// shellState is what a sandbox's shell is like after a command: where it is, and which
+// exported variables it has that its sandbox does not give it.
+type shellState struct {
+	Dir string            `json:"dir"`
+	Env map[string]string `json:"env"`
+}
+
+// shellFile is where the state is kept: beside the workspace, for whichever worker has it.
+func (s *sandboxes) shellFile(l protocol.Lane) string { return filepath.Join(s.home(l), "shell.json") }
+
+// keepingScript runs the command $1 in the directory $2, and writes where it ended, and
+// with which environment, to a file of the sandbox. A command that sets a trap on EXIT of its
+// own, or is killed, leaves nothing there.
+const keepingScript = `__toolfleet=${TMPDIR:-/tmp}/.toolfleet-shell
+: 2>/dev/null >"$__toolfleet"
+trap "{ printf '%s\\0' \"\$(pwd -P)\"; env -0; } 2>/dev/null >'$__toolfleet'" EXIT
+[ -z "$2" ] || cd -- "$2" 2>/dev/null || :
+__toolfleet=$1
+set --
+eval "unset __toolfleet
+$__toolfleet"`
+
+// startingScript is keepingScript for commands that leave the state as it is.
+const startingScript = `[ -z "$2" ] || cd -- "$2" 2>/dev/null || :
+__toolfleet=$1
+set --
+eval "unset __toolfleet
+$__toolfleet"`
+
+// shell is a sandbox that keeps what its shell is like after a command.
+type shell struct {
+	sandbox.Sandbox
+
+	keep func(ctx context.Context, r sandbox.Result)
+}
+
+// Exec implements [sandbox.Sandbox].
+func (s shell) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	r, err := s.Sandbox.Exec(ctx, cmd)
+	if err == nil {
+		s.keep(ctx, r)
+	}
+	return r, err
+}
+
+// inShell makes a command one of the sandbox's shell, and returns where to run it.
+func (w *Worker) inShell(s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun, cmd *sandbox.Cmd) sandbox.Sandbox {
+	file := w.sandboxes.shellFile(run.Call.Lane())
+	state := readShell(file)
+	dir := state.Dir
+	if p.Cwd != "" {
+		dir = ""
+	}
+	script := keepingScript
+	if p.ReadOnly || p.Background {
+		script = startingScript
+	}
+	cmd.Argv = []string{w.languages.shell, "-c", script, w.languages.shell, p.Command, dir}
+	cmd.Env = maps.Clone(state.Env)
+	if cmd.Env == nil {
+		cmd.Env = map[string]string{}
+	}
+	maps.Copy(cmd.Env, p.Env)
+	if p.ReadOnly || p.Background {
+		return s
+	}
+	return shell{Sandbox: s, keep: func(ctx context.Context, r sandbox.Result) {
+		next, ok := w.lookAtShell(ctx, s, state, p.Env)
+		if r.Reason != sandbox.ReasonExited || !ok {
+			return
+		}
+		if err := writeShell(file, next); err != nil {
+			w.options.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
+		}
+	}}
+}
+
+// lookAtShell reads what a command of the shell has left. Variables that its call gave it
+// are as they were before.
+func (w *Worker) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellState, given map[string]string) (state shellState, ok bool) {
+	r, err := s.Exec(ctx, sandbox.Cmd{
+		Argv:   []string{"sh", "-c", `f=${TMPDIR:-/tmp}/.toolfleet-shell; cat "$f" && rm -f "$f"`},
+		Limits: sandbox.Limits{Output: 2 * maxShellState},
+	})
+	if err != nil || r.ExitCode != 0 || r.Stdout.Truncated {
+		return state, false
+	}
+	dir, env, found := strings.Cut(string(r.Stdout.Data), "\x00")
+	if !found || dir == "" {
+		return state, false
+	}
+	state = shellState{Dir: dir, Env: map[string]string{}}
+	size := 0
+	for pair := range strings.SplitSeq(env, "\x00") {
+		name, value, isPair := strings.Cut(pair, "=")
+		if _, isGiven := given[name]; isGiven {
+			value, isPair = before.Env[name]
+		}
+		if !isPair || name == "" || w.ownVariable(name, value) {
+			continue
+		}
+		state.Env[name] = value
+		size += len(name) + len(value)
+	}
+	return state, size <= maxShellState && len(state.Env) <= maxShellVars
+}
+
+// ownVariable reports whether a variable is what the worker, the sandbox or the shell makes it.
+func (w *Worker) ownVariable(name, value string) bool {
+	if given, ok := w.options.Env[name]; ok && given == value {
+		return true
+	}
+	switch strings.ToUpper(name) {
+	case "_", "PWD", "OLDPWD", "SHLVL", "HOME", "TMPDIR", "TOOLFLEET_COMMAND", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY":
+		return true
+	default:
+		return false
+	}
+}
+
+// readShell reads a state; without one the shell is as new.
+func readShell(file string) (state shellState) {
+	if body, err := os.ReadFile(file); err != nil || json.Unmarshal(body, &state) != nil {
+		return shellState{}
+	}
+	return state
+}
+
+// writeShell writes a state: a copy at the side and a rename, so that it is always whole.
+func writeShell(file string, state shellState) error {
+	body, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file+".new", body, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
