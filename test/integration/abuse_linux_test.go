@@ -174,12 +174,12 @@ func abuses() map[string]abuse {
 	return map[string]abuse{
 		"nothing":       {script: `sleep 2`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 5 * time.Second, check: exitedZero},
 		"fork bomb":     {script: `b() { b MARK | b MARK & }; b; sleep MARK`, wall: 2 * time.Second, status: timeout, reasons: []string{"timeout"}, within: 6 * time.Second},
-		"memory bomb":   {script: `exec tail MARK /dev/zero`, wall: 20 * time.Second, status: ok, reasons: []string{"exited", "oom"}, within: 20 * time.Second, check: bounded},
+		"memory bomb":   {script: `exec tail /dev/zero`, wall: 20 * time.Second, status: failed, reasons: []string{"oom"}, within: 20 * time.Second, check: bounded},
 		"output bomb":   {script: `yes MARK & yes MARK >&2 & wait`, wall: 20 * time.Second, status: failed, reasons: []string{"output_limit"}, within: 3 * time.Second},
 		"big file":      {script: `exec dd if=/dev/zero of=big bs=1M count=2000`, wall: 20 * time.Second, status: failed, reasons: []string{"disk_limit"}, within: 20 * time.Second},
 		"sparse file":   {script: `exec truncate -s 1T sparse`, wall: 20 * time.Second, status: failed, reasons: []string{"disk_limit"}, within: 5 * time.Second},
 		"many files":    {script: `i=0; while :; do : >f$i; i=$((i+1)); done`, wall: 2 * time.Second, status: timeout, reasons: []string{"timeout"}, within: 6 * time.Second},
-		"deep tree":     {script: `p=$(printf 'd/%.0s' $(seq 100)); for i in $(seq 30); do mkdir -p $p && cd $p || exit 1; done; : MARK`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 20 * time.Second, check: exitedZero},
+		"deep tree":     {script: `p=$(printf 'd/%.0s' $(seq 100)); for i in $(seq 30); do mkdir -p $p && cd $p || exit 1; done; : MARK`, wall: 2 * time.Minute, status: ok, reasons: []string{"exited"}, within: 2 * time.Minute, check: exitedZero},
 		"500 processes": {script: `for i in $(seq 500); do sleep MARK & done`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 10 * time.Second, check: exitedZero},
 		"ignores TERM":  {script: `trap "" TERM; while :; do sleep MARK; done`, wall: time.Second, status: timeout, reasons: []string{"timeout"}, within: 5 * time.Second},
 		"daemons": {
@@ -197,11 +197,11 @@ func exitedZero(t *testing.T, e protocol.Execution) {
 	require.Zero(t, e.ExitCode, "%s", e.Stderr)
 }
 
-// bounded is about memory: where no group of processes can be limited, each of them is.
+// bounded is about memory that is watched: it may be exceeded for a moment, and not by much more.
 func bounded(t *testing.T, e protocol.Execution) {
 	t.Helper()
 	require.NotZero(t, e.ExitCode)
-	require.Less(t, e.MaxRSSBytes, int64(400<<20))
+	require.Less(t, e.MaxRSSBytes, int64(1<<30))
 }
 
 // TestAbuse_WorkerStaysResponsive: whatever a sandbox does, calls in others are answered,
