@@ -24,7 +24,7 @@ import (
 )
 
 // answerTime is in what time a call in another sandbox has to be answered while a sandbox
-// is abused. One call of twenty may take longer: this machine may do other things too.
+// is abused. One call in ten may take longer: this machine may do other things too.
 const answerTime = 100 * time.Millisecond * (1 + 9*slow)
 
 // abused is a worker whose sandboxes isolate, and a way to send it commands.
@@ -110,7 +110,7 @@ func (a *abused) run(t *testing.T, box, script string, wall time.Duration) (prot
 // long the answers took, in order.
 func (a *abused) beside(t *testing.T, abuse func()) []time.Duration {
 	t.Helper()
-	const least = 20
+	const least = 40
 	a.run(t, "neighbour", "true", time.Minute) // opens it
 	done := make(chan struct{})
 	var wg sync.WaitGroup
@@ -223,12 +223,12 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 					took = time.Since(began)
 				})
 				requireNone(t, mark)
-				t.Logf("%s: %s in %s; %d calls beside it: half within %s, 19 of 20 within %s, all within %s", r.Status, e.Reason, took.Round(time.Millisecond), len(times),
-					times[len(times)/2].Round(100*time.Microsecond), times[len(times)*19/20].Round(100*time.Microsecond), times[len(times)-1].Round(100*time.Microsecond))
+				t.Logf("%s: %s in %s; %d calls beside it: half within %s, 9 of 10 within %s, all within %s", r.Status, e.Reason, took.Round(time.Millisecond), len(times),
+					times[len(times)/2].Round(100*time.Microsecond), times[(len(times)-1)*9/10].Round(100*time.Microsecond), times[len(times)-1].Round(100*time.Microsecond))
 				require.Equal(t, abuse.status, r.Status, "%v: %s", r.Error, e.Stderr)
 				require.Contains(t, abuse.reasons, e.Reason)
 				require.Less(t, took, abuse.within*(1+3*slow))
-				require.Less(t, times[len(times)*19/20], answerTime)
+				require.Less(t, times[(len(times)-1)*9/10], answerTime)
 				if abuse.check != nil {
 					abuse.check(t, e)
 				}
