@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -28,21 +29,39 @@ const Name = "ns"
 type Options struct {
 	// Logger gets what happens to sandboxes and commands, at debug level; nil discards it.
 	Logger *slog.Logger
+	// Launcher is how namespaces are made; "" is [LauncherNative], and [LauncherBwrap] when
+	// a probe finds that it alone works.
+	Launcher string
 }
+
+// The launchers.
+const (
+	// LauncherNative makes namespaces itself.
+	LauncherNative = "native"
+	// LauncherBwrap has /usr/bin/bwrap (bubblewrap) make them, for hosts that let no other
+	// program do it. It is not for root.
+	LauncherBwrap = "bwrap"
+)
 
 var _ sandbox.Driver = (*Driver)(nil)
 
 // Driver opens sandboxes in namespaces.
 type Driver struct {
-	log *slog.Logger
+	log    *slog.Logger
+	choose bool        // whether a probe chooses the launcher
+	bwrap  atomic.Bool // whether that is bwrap
 }
 
 // New returns the driver.
 func New(options *Options) *Driver {
-	d := &Driver{log: slog.New(slog.DiscardHandler)}
-	if options != nil && options.Logger != nil {
-		d.log = options.Logger
+	if options == nil {
+		options = &Options{}
 	}
+	d := &Driver{log: options.Logger, choose: options.Launcher == ""}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	d.bwrap.Store(options.Launcher == LauncherBwrap)
 	return d
 }
 
@@ -84,6 +103,9 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 		return nil, err
 	}
 	config, err := newConfig(spec, opened)
+	if config.Bwrap = d.bwrap.Load(); err == nil && config.Bwrap && config.Privileged {
+		err = fmt.Errorf("%w: the launcher bwrap is not for root", sandbox.ErrLevel)
+	}
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}

@@ -18,7 +18,7 @@ import (
 // A program that was built without the tag sandboxprogram is also the first process of its
 // sandboxes: under another name, from a copy. It has to find out before anything else does.
 func init() { //nolint:gochecknoinits // there is no other way to be asked first
-	if len(os.Args) > 0 && os.Args[0] == initd.Arg0 {
+	if len(os.Args) > 0 && (os.Args[0] == initd.Arg0 || os.Args[0] == initd.Image) {
 		initd.Main(os.Args)
 	}
 }
@@ -45,11 +45,10 @@ func makeImage() (*os.File, error) {
 
 // memfd returns a memory file with some content, which nobody can change.
 func memfd(name string, content io.Reader) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	file, err := unsealed(name)
 	if err != nil {
-		return nil, fmt.Errorf("memory file: %w", err)
+		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), name)
 	_, err = io.Copy(file, content)
 	if err == nil {
 		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS,
@@ -59,4 +58,13 @@ func memfd(name string, content io.Reader) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("memory file: %w", err), file.Close())
 	}
 	return file, nil
+}
+
+// unsealed returns an empty memory file.
+func unsealed(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memory file: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
 }

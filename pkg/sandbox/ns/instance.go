@@ -24,6 +24,7 @@ var errLost = errors.New("the sandbox is lost")
 type instance struct {
 	conn    *wire.Conn
 	process *os.Process
+	bwrap   *bwrap // who has started it; nil when that was our launcher
 	ready   wire.Ready
 	gone    chan struct{} // closed when it does not answer any more
 	proxy   *proxy        // nil unless the sandbox has one
@@ -58,7 +59,11 @@ func open(ctx context.Context, config wire.Config) (*instance, error) {
 	}
 	i := &instance{conn: conn, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
 	err = conn.Send(0, wire.KindConfig, config, nil)
-	if err == nil {
+	switch {
+	case err != nil:
+	case config.Bwrap:
+		i.bwrap, i.process, err = startBwrap(config, theirs)
+	default:
 		i.process, err = launchers.launch(config, theirs)
 	}
 	err = errors.Join(err, theirs.Close())
@@ -196,6 +201,15 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 	}
 }
 
+// wait waits for the end of the first process.
+func (i *instance) wait() error {
+	if i.bwrap != nil {
+		return errors.Join(i.bwrap.wait(), i.process.Release())
+	}
+	_, err := i.process.Wait()
+	return err
+}
+
 // lost reports whether the sandbox does not answer any more.
 func (i *instance) lost() bool {
 	select {
@@ -212,7 +226,7 @@ func (i *instance) close() error {
 	i.closing.Do(func() {
 		if i.process != nil {
 			_ = i.process.Kill() // it may have ended
-			_, i.closeErr = i.process.Wait()
+			i.closeErr = i.wait()
 		}
 		i.closeErr = errors.Join(i.closeErr, i.conn.Close(), i.proxy.close())
 		i.reader.Wait()

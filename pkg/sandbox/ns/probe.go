@@ -14,8 +14,30 @@ import (
 )
 
 // Probe implements [sandbox.Driver]: it opens a sandbox, which tests itself, and uses it.
-func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
-	caps = sandbox.Caps{Driver: Name, Launcher: "native"}
+// Unless the launcher is given, it is native if that works, else bwrap; sandboxes are then
+// opened with that.
+func (d *Driver) Probe(ctx context.Context) (sandbox.Caps, error) {
+	caps, err := d.probe(ctx)
+	if err == nil || !d.choose || ctx.Err() != nil || os.Geteuid() == 0 {
+		return caps, err
+	}
+	if _, missing := os.Stat(bwrapPath); missing != nil {
+		return caps, err
+	}
+	d.bwrap.Store(true)
+	caps, bwrapErr := d.probe(ctx)
+	if bwrapErr != nil {
+		d.bwrap.Store(false)
+		return caps, fmt.Errorf("%w; with bwrap: %w", err, bwrapErr)
+	}
+	return caps, nil
+}
+
+func (d *Driver) probe(ctx context.Context) (caps sandbox.Caps, err error) {
+	caps = sandbox.Caps{Driver: Name, Launcher: LauncherNative}
+	if d.bwrap.Load() {
+		caps.Launcher = LauncherBwrap
+	}
 	dir, err := os.MkdirTemp("", "toolfleet-probe-")
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)

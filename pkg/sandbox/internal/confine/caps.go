@@ -16,9 +16,12 @@ const lastCap = 63
 // [DropCaps].
 func DropBounding() error {
 	for c := range uintptr(lastCap) {
-		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 {
 			return nil // the first one that does not exist
+		}
+		if err == nil && has != 0 { // somebody may have dropped it already
+			err = unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		}
 		if err != nil {
 			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)

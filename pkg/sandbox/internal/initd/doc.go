@@ -11,7 +11,10 @@
 //	                   ▼
 //	                 serve    tests itself; answers requests until the worker is gone
 //
-// The three stages are one binary, see [Main]. It is started from a sealed memory file: what
+// Where the host lets nobody but bwrap make namespaces, that does what launch does and the
+// first half of setup, and the stage is called shut.
+//
+// The stages are one binary, see [Main]. It is started from a sealed memory file: what
 // runs as the sandbox's first process is no file of the host, and needs none to be
 // reachable. Its environment says how many threads it may use and
 // nothing else, and it has these descriptors: 0 to 2 are nothing,

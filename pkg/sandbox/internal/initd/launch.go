@@ -67,7 +67,7 @@ func spawn(m *wire.Message) (int, error) {
 	if config.Network != sandbox.NetworkAll {
 		flags |= syscall.CLONE_NEWNET
 	}
-	pid, err := syscall.ForkExec(image, //nolint:gosec // the program that this is
+	pid, err := syscall.ForkExec(Image, //nolint:gosec // the program that this is
 		[]string{Arg0, stageSetup}, &syscall.ProcAttr{
 			Env: []string{OneThread}, Files: files,
 			Sys: &syscall.SysProcAttr{

@@ -23,12 +23,12 @@ const (
 	GuestTemp      = "/tmp"
 )
 
-// shmSize is how big /dev/shm may become.
-const shmSize = "64m"
+// ShmSize is how big /dev/shm may become.
+const ShmSize = 64 << 20
 
-// system are the directories of programs and libraries. Where one of them is a symbolic link
+// System are the directories of programs and libraries. Where one of them is a symbolic link
 // on the host, it is one in the sandbox.
-var system = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"} //nolint:gochecknoglobals // a constant
+var System = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"} //nolint:gochecknoglobals // a constant
 
 // settings are the files of /etc that programs need and that tell nothing. Certificates are
 // public; what names the host's users is made anew.
@@ -36,6 +36,14 @@ var settings = []string{ //nolint:gochecknoglobals // a constant
 	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "nsswitch.conf", "services", "protocols",
 	"mime.types", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted",
 	"crypto-policies",
+}
+
+// SettingsOf are the files of /etc of a sandbox, as the host has them.
+func SettingsOf(config wire.Config) []string {
+	if config.Network == sandbox.NetworkAll {
+		return append([]string{"hosts", "resolv.conf"}, settings...)
+	}
+	return settings
 }
 
 // devices are the device files of a sandbox.
@@ -98,7 +106,7 @@ type view struct {
 
 func openView(config wire.Config) (*view, error) {
 	v := &view{config: config, links: map[string]string{}}
-	for _, name := range system {
+	for _, name := range System {
 		if link, err := os.Readlink("/" + name); err == nil {
 			v.links[name] = link
 			continue
@@ -107,11 +115,7 @@ func openView(config wire.Config) (*view, error) {
 			return nil, err
 		}
 	}
-	files := settings
-	if config.Network == sandbox.NetworkAll {
-		files = append([]string{"hosts", "resolv.conf"}, files...)
-	}
-	for _, name := range files {
+	for _, name := range SettingsOf(config) {
 		if err := v.open(&v.settings, "/etc/"+name, "etc/"+name); err != nil {
 			return nil, err
 		}
@@ -136,7 +140,7 @@ func (v *view) openDirectories() error {
 			fd++
 		}
 		for _, m := range v.config.Mounts {
-			if err := v.add(&v.mounts, fd, guest(m)[1:]); err != nil {
+			if err := v.add(&v.mounts, fd, Guest(m)[1:]); err != nil {
 				return err
 			}
 			fd++
@@ -149,7 +153,7 @@ func (v *view) openDirectories() error {
 		}
 	}
 	for _, m := range v.config.Mounts {
-		if err := v.open(&v.mounts, m.Host, guest(m)[1:]); err != nil {
+		if err := v.open(&v.mounts, m.Host, Guest(m)[1:]); err != nil {
 			return err
 		}
 	}
@@ -180,8 +184,8 @@ func (v *view) add(list *[]tree, fd int, guest string) error {
 	return nil
 }
 
-// guest is where a mount appears.
-func guest(m sandbox.Mount) string {
+// Guest is where a mount appears.
+func Guest(m sandbox.Mount) string {
 	if m.Guest == "" {
 		return filepath.Clean(m.Host)
 	}
@@ -264,19 +268,24 @@ func (v *view) placeSystem() error {
 	return place(v.system)
 }
 
-func (v *view) placeSettings() error {
-	if err := os.Mkdir("etc", 0o755); err != nil { //nolint:gosec // as above
-		return err
-	}
+// Made are the files of /etc that are made for a sandbox, and their content.
+func Made(config wire.Config) map[string]string {
 	made := map[string]string{
 		"passwd":   fmt.Sprintf("sandbox:x:%d:%d:sandbox:%s:/bin/sh\n", User, User, GuestHome),
 		"group":    fmt.Sprintf("sandbox:x:%d:\n", User),
 		"hostname": HostName + "\n",
 	}
-	if v.config.Network != sandbox.NetworkAll {
+	if config.Network != sandbox.NetworkAll {
 		made["hosts"] = "127.0.0.1 localhost " + HostName + "\n::1 localhost\n"
 	}
-	for name, content := range made {
+	return made
+}
+
+func (v *view) placeSettings() error {
+	if err := os.Mkdir("etc", 0o755); err != nil { //nolint:gosec // as above
+		return err
+	}
+	for name, content := range Made(v.config) {
 		if err := os.WriteFile("etc/"+name, []byte(content), 0o444); err != nil { //nolint:gosec // for everybody in the sandbox
 			return err
 		}
@@ -322,7 +331,7 @@ func (v *view) placeDevices() error {
 	if err := unix.Mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620"); err != nil {
 		return fmt.Errorf("devpts: %w", err)
 	}
-	if err := unix.Mount("tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, "mode=1777,size="+shmSize); err != nil {
+	if err := unix.Mount("tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", ShmSize)); err != nil {
 		return fmt.Errorf("shm: %w", err)
 	}
 	return unix.MountSetattr(unix.AT_FDCWD, "dev", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})

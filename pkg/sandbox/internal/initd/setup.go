@@ -56,6 +56,25 @@ func setup(conn *wire.Conn) error {
 	return lockDown(config)
 }
 
+// shut is what is left of setup when another program, bwrap, has made the namespaces and the
+// root, and has this one as its first process.
+func shut(conn *wire.Conn) error {
+	runtime.LockOSThread()
+	config, err := receiveConfig(conn)
+	if err != nil {
+		return err
+	}
+	if err := step("close descriptors", func() error { return unix.CloseRange(fdMounts, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) }); err != nil {
+		return err
+	}
+	if config.Network == sandbox.NetworkProxy {
+		if err := step("listener of the proxy", func() error { return sendListener(conn) }); err != nil {
+			return err
+		}
+	}
+	return lockDown(config)
+}
+
 // loopback brings the interface lo up.
 func loopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -120,7 +139,7 @@ func lockDown(config wire.Config) error {
 		return err
 	}
 	unix.CloseOnExec(fdImage)
-	return step("exec", func() error { return unix.Exec(image, []string{Arg0, stageServe}, []string{twoThreads}) })
+	return step("exec", func() error { return unix.Exec(Image, []string{Arg0, stageServe}, []string{twoThreads}) })
 }
 
 // becomeUser makes this thread, and so what it executes, the sandbox's user. Nobody else
@@ -154,7 +173,7 @@ func rules(config wire.Config) []confine.Rule {
 	}
 	for _, m := range config.Mounts {
 		if m.Write {
-			r = append(r, confine.Rule{Path: guest(m), Access: all})
+			r = append(r, confine.Rule{Path: Guest(m), Access: all})
 		}
 	}
 	return r

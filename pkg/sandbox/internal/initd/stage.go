@@ -17,6 +17,7 @@ const Arg0 = "toolfleet-sandbox"
 // The stages, the second word of the command line.
 const (
 	StageLaunch = "launch"
+	StageShut   = "shut" // setup in namespaces that somebody else has made
 	stageSetup  = "setup"
 	stageServe  = "serve"
 )
@@ -34,8 +35,8 @@ const (
 	twoThreads = "GOMAXPROCS=2"
 )
 
-// image is how a stage starts the next one.
-const image = "/proc/self/fd/4"
+// Image is how a stage starts the next one.
+const Image = "/proc/self/fd/4"
 
 // User is whom commands are in the sandbox, user and group.
 const User = 1000
@@ -76,6 +77,8 @@ func run(args []string) int {
 		err = launch(conn)
 	case stageSetup:
 		err = setup(conn)
+	case StageShut:
+		err = shut(conn)
 	case stageServe:
 		err = serve(conn)
 	default:

@@ -118,6 +118,8 @@ type Config struct {
 	Home      string          `json:"home"`
 	Temp      string          `json:"temp"`
 	Mounts    []sandbox.Mount `json:"mounts"`
+	// Bwrap has bubblewrap make the namespaces and the mounts.
+	Bwrap bool `json:"bwrap"`
 	// Privileged says that the worker is root: directories and mounts are opened with its rights.
 	Privileged bool `json:"privileged"`
 	// HostUID and HostGID are whom the sandbox's user is on the host. With Map they differ

@@ -1,0 +1,149 @@
+//go:build linux
+
+package ns
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// bwrapPath is the program of the launcher bwrap. Some hosts let this very file make
+// namespaces and no other, so it is not looked for elsewhere.
+const bwrapPath = "/usr/bin/bwrap"
+
+// bwrap is a bubblewrap process that has started a sandbox and waits for its end.
+type bwrap struct {
+	command *exec.Cmd
+	errors  *os.File // a memory file with what it has to say
+}
+
+// startBwrap starts a sandbox in namespaces that bubblewrap makes. It returns the first
+// process, which is bubblewrap's child.
+func startBwrap(config wire.Config, control *os.File) (*bwrap, *os.Process, error) {
+	program, err := image()
+	if err != nil {
+		return nil, nil, err
+	}
+	said, err := unsealed("bwrap")
+	if err != nil {
+		return nil, nil, err
+	}
+	b := &bwrap{errors: said, command: &exec.Cmd{
+		Path: bwrapPath, Env: []string{initd.OneThread}, ExtraFiles: []*os.File{control, program}, Stderr: said,
+	}}
+	info, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, nil, errors.Join(err, said.Close())
+	}
+	defer info.Close()
+	args := arguments{files: &b.command.ExtraFiles}
+	err = args.build(config, theirs)
+	b.command.Args = append([]string{"bwrap"}, args.list...)
+	if err == nil {
+		err = b.command.Start()
+	}
+	for _, file := range b.command.ExtraFiles[2:] {
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("start bwrap: %w", err), said.Close())
+	}
+	process, err := b.child(info)
+	if err != nil {
+		_ = b.command.Process.Kill() // it may have ended
+		return nil, nil, errors.Join(err, b.wait())
+	}
+	return b, process, nil
+}
+
+// child reads which process is the sandbox's first.
+func (b *bwrap) child(info io.Reader) (*os.Process, error) {
+	var child struct {
+		PID int `json:"child-pid"` //nolint:tagliatelle // bubblewrap's word
+	}
+	if err := json.NewDecoder(info).Decode(&child); err != nil {
+		_ = b.command.Wait() // it closes info when it ends
+		said := make([]byte, 1<<10)
+		n, _ := b.errors.ReadAt(said, 0)
+		return nil, &startError{wire.Failed{Step: "bwrap", Error: strings.TrimSpace(string(said[:n]))}}
+	}
+	return os.FindProcess(child.PID)
+}
+
+// wait waits for the end of bubblewrap, which is that of the sandbox.
+func (b *bwrap) wait() error {
+	err := b.command.Wait()
+	if _, ok := errors.AsType[*exec.ExitError](err); ok || errors.Is(err, os.ErrProcessDone) {
+		err = nil // it was killed, with the sandbox
+	}
+	return errors.Join(err, b.errors.Close())
+}
+
+// arguments are bubblewrap's command line, and the files that it refers to.
+type arguments struct {
+	list  []string
+	files *[]*os.File
+}
+
+func (a *arguments) add(args ...string) { a.list = append(a.list, args...) }
+
+// file adds a file to be inherited and returns its descriptor there.
+func (a *arguments) file(file *os.File) string {
+	*a.files = append(*a.files, file)
+	return strconv.Itoa(2 + len(*a.files))
+}
+
+// build describes the same sandbox that package initd builds by itself.
+func (a *arguments) build(config wire.Config, info *os.File) error {
+	user := strconv.Itoa(initd.User)
+	a.add("--info-fd", a.file(info), "--unshare-user", "--uid", user, "--gid", user, "--unshare-pid", "--unshare-ipc", "--unshare-uts",
+		"--unshare-cgroup-try", "--hostname", initd.HostName, "--new-session", "--die-with-parent", "--as-pid-1")
+	if config.Network != sandbox.NetworkAll {
+		a.add("--unshare-net")
+	}
+	for _, name := range initd.System {
+		if link, err := os.Readlink("/" + name); err == nil {
+			a.add("--symlink", link, "/"+name)
+		} else {
+			a.add("--ro-bind-try", "/"+name, "/"+name)
+		}
+	}
+	for _, name := range initd.SettingsOf(config) {
+		a.add("--ro-bind-try", "/etc/"+name, "/etc/"+name)
+	}
+	made := initd.Made(config)
+	for _, name := range slices.Sorted(maps.Keys(made)) {
+		content, err := memfd(name, strings.NewReader(made[name]))
+		if err == nil {
+			_, err = content.Seek(0, io.SeekStart)
+		}
+		if err != nil {
+			return err
+		}
+		a.add("--perms", "0444", "--ro-bind-data", a.file(content), "/etc/"+name)
+	}
+	a.add("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", strconv.Itoa(initd.ShmSize), "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
+		"--dir", "/run", "--dir", "/var/tmp",
+		"--bind", config.Workspace, initd.GuestWorkspace, "--bind", config.Home, initd.GuestHome, "--bind", config.Temp, initd.GuestTemp)
+	for _, m := range config.Mounts {
+		bind := "--ro-bind"
+		if m.Write {
+			bind = "--bind"
+		}
+		a.add(bind, m.Host, initd.Guest(m))
+	}
+	a.add("--remount-ro", "/", "--chdir", initd.GuestWorkspace, "--", initd.Image, initd.StageShut)
+	return nil
+}
