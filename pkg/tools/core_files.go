@@ -35,7 +35,7 @@ func read() Tool {
 			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: readRender,
+		Render: keptOr(renderOf(readText)),
 	}
 }
 

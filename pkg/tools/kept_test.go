@@ -21,6 +21,9 @@ func TestRead_TakesHandlesOfEarlierResults(t *testing.T) {
 		`{"path":"result:c-1"}`:                                   {CallID: "c-1"},
 		`{"path":"result:c-1#stderr"}`:                            {CallID: "c-1", Part: "stderr"},
 		`{"path":"result:c-1#output","offset":"40","limit":"20"}`: {CallID: "c-1", Part: "output", Offset: 40, Limit: 20},
+		`{"path":"result:c-1#output:40"}`:                         {CallID: "c-1", Part: "output", Offset: 40},
+		`{"path":"result:c-1:40","limit":3}`:                      {CallID: "c-1", Offset: 40, Limit: 3},
+		`{"path":"result:c-1:40","offset":50}`:                    {CallID: "c-1", Offset: 50},
 	} {
 		_, plan, err := coreTable(t).Plan(scope, "read", raw)
 		require.Nil(t, err, raw)
@@ -29,7 +32,7 @@ func TestRead_TakesHandlesOfEarlierResults(t *testing.T) {
 		require.Nil(t, err)
 		require.NotEqual(t, protocol.SandboxKey(scope.Sandbox).Lane(), call.Lane(), "it waits for no command")
 	}
-	for _, path := range []string{"result:", "result:c-1#", "result:c-1#all", "result:a/b", "result:c-1#stdout#stderr"} {
+	for _, path := range []string{"result:", "result:c-1#", "result:c-1#all", "result:a/b", "result:c-1#stdout#stderr", "result:c-1:", "result:c-1:x", "result:c-1:-1", "result:c-1#all:3"} {
 		_, _, err := coreTable(t).Plan(scope, "read", `{"path":"`+path+`"}`)
 		if path == "result:c-1#" {
 			require.Nil(t, err)
@@ -43,6 +46,19 @@ func TestRead_TakesHandlesOfEarlierResults(t *testing.T) {
 	require.Equal(t, protocol.FilesRead{Path: "result:c-1"}, plan.Payload)
 }
 
+func TestRead_OfEveryToolsetTakesHandles(t *testing.T) {
+	t.Parallel()
+	for set, name := range map[string]string{
+		"core": "read", "core-shell": "read", "files": "read_file", "openrath": "read_workspace_file", "smithers": "read",
+	} {
+		tool, plan, err := setTable(t, set).Plan(scope, name, `{"path":"result:c-1#stderr:7"}`)
+		require.Nil(t, err, set)
+		require.Equal(t, protocol.ResultRead{CallID: "c-1", Part: "stderr", Offset: 7}, plan.Payload)
+		result := ok(protocol.ResultReadResult{CallID: "c-1", Part: "stderr", Content: protocol.Bytes("g\n"), FirstLine: 7, Lines: 1, TotalLines: 7})
+		require.Equal(t, "     7\tg\n[lines 7-7 of 7]", tool.Text(&result), set)
+	}
+}
+
 func TestText_OutputInTheOrderInWhichItCame(t *testing.T) {
 	t.Parallel()
 	both := execution("1\n3\n", "2\n4\n", 0)
@@ -52,7 +68,7 @@ func TestText_OutputInTheOrderInWhichItCame(t *testing.T) {
 	require.Equal(t, "1\n3\n[stderr]\n2\n4\n", text(t, "bash", ok(protocol.CommandRunResult{Execution: both})))
 }
 
-var readOn = regexp.MustCompile(`all of it: read with path="result:c-1", offset=(\d+)\]$`)
+var readOn = regexp.MustCompile(`all of it: read it from path="result:c-1:(\d+)" on\]$`)
 
 // TestText_CutOutputSaysWhereTheRestIs: reading on there misses nothing.
 func TestText_CutOutputSaysWhereTheRestIs(t *testing.T) {
@@ -88,7 +104,7 @@ func TestText_CutOutputOfWhichNoMoreIsKept(t *testing.T) {
 	require.Contains(t, text(t, "bash", result), "send it to a file and read that, or filter it]")
 	cut.Whole = "output/s/c-1"
 	result.Value = protocol.CommandRunResult{Execution: cut}
-	require.Regexp(t, readOn, text(t, "bash", result))
+	require.Contains(t, text(t, "bash", result), `all of it: read it from path="result:c-1" on]`)
 }
 
 func TestText_KeptResult(t *testing.T) {
@@ -97,7 +113,7 @@ func TestText_KeptResult(t *testing.T) {
 		value protocol.ResultReadResult
 		want  string
 	}{
-		"some lines":   {protocol.ResultReadResult{Content: protocol.Bytes("c\nd\n"), FirstLine: 3, Lines: 2, TotalLines: 9}, "     3\tc\n     4\td\n[lines 3-4 of 9; read on with offset=5]"},
+		"some lines":   {protocol.ResultReadResult{Content: protocol.Bytes("c\nd\n"), FirstLine: 3, Lines: 2, TotalLines: 9}, "     3\tc\n     4\td\n[lines 3-4 of 9; read on with path=\"result:c-1#stdout:5\"]"},
 		"the last":     {protocol.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, Lines: 1, TotalLines: 9}, "     9\td\n[lines 9-9 of 9]"},
 		"not all kept": {protocol.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, Lines: 1, TotalLines: 9, Truncated: true}, "     9\td\n[lines 9-9 of 9; what came after that is not kept]"},
 		"none there":   {protocol.ResultReadResult{TotalLines: 9}, "[there are no such lines: result:c-1#stdout has 9 lines]"},

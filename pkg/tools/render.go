@@ -26,7 +26,7 @@ func (t *Tool) Text(result *protocol.Result) string {
 	if result.CallID == "" || utf8.RuneCountInString(text) <= MaxText {
 		return clip(text, MaxText)
 	}
-	mark := fmt.Sprintf("\n[it was cut; all of it: read with path=%q]", Handle(result.CallID, protocol.PartValue))
+	mark := fmt.Sprintf("\n[it was cut; all of it: read with path=%q]", Handle(result.CallID, protocol.PartValue, 0))
 	return clip(text, MaxText-len(mark)) + mark
 }
 
@@ -55,7 +55,7 @@ func RenderJSON(result *protocol.Result) string {
 		} else {
 			note := ""
 			if result.CallID != "" {
-				note = fmt.Sprintf("all of it: read with path=%q", Handle(result.CallID, protocol.PartValue))
+				note = fmt.Sprintf("all of it: read with path=%q", Handle(result.CallID, protocol.PartValue, 0))
 			}
 			body = fitJSON(encoded, note)
 		}

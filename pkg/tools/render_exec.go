@@ -67,7 +67,7 @@ func writtenText(e *protocol.Execution) (text string, cut bool) {
 func cutMark(call protocol.CallID, e *protocol.Execution, shown string) string {
 	how := "send it to a file and read that, or filter it"
 	if call != "" && (!e.Truncated || e.Whole != "") {
-		how = fmt.Sprintf("all of it: read with path=%q, offset=%d", Handle(call, ""), cutLine(shown))
+		how = fmt.Sprintf("all of it: read it from path=%q on", Handle(call, "", cutLine(shown)))
 	}
 	return fmt.Sprintf("[output was cut: stdout had %s, stderr %s; %s]",
 		plural(e.StdoutBytes, "byte"), plural(e.StderrBytes, "byte"), how)

@@ -26,7 +26,7 @@ func readFile() Tool {
 		) (Plan, *protocol.Error) {
 			return readPlan(scope, args.Path, protocol.FilesRead{})
 		}),
-		Render: renderOf(plainRead("find the place with search_files")),
+		Render: keptOr(renderOf(plainRead("find the place with search_files"))),
 	}
 }
 

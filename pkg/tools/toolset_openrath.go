@@ -49,13 +49,8 @@ func runShellCommand() Tool {
 			}
 			return commandPlan(scope, protocol.CommandRun{Command: args.Cmd}, false, BashTimeout)
 		}),
-		Render: renderCommand,
+		Render: commandRender,
 	}
-}
-
-// renderCommand is the Render function of tools that run commands.
-func renderCommand(result *protocol.Result) string {
-	return executionOf(func(v protocol.CommandRunResult) *protocol.Execution { return &v.Execution })(result)
 }
 
 func readWorkspaceFile() Tool {
@@ -79,12 +74,12 @@ func readWorkspaceFile() Tool {
 		) (Plan, *protocol.Error) {
 			return readPlan(scope, args.Path, protocol.FilesRead{Raw: string(args.Encoding) == "null"})
 		}),
-		Render: renderOf(func(v protocol.FilesReadResult) string {
+		Render: keptOr(renderOf(func(v protocol.FilesReadResult) string {
 			if v.Raw {
 				return base64Text(v)
 			}
 			return plainRead("for the rest use run_shell_command, as in `sed -n 900,1200p FILE`")(v)
-		}),
+		})),
 	}
 }
 
@@ -101,6 +96,9 @@ func base64Text(v protocol.FilesReadResult) string {
 
 // readPlan is the plan of reading a file as a model names it.
 func readPlan(scope Scope, raw string, payload protocol.FilesRead) (Plan, *protocol.Error) {
+	if plan, ok, err := ReadHandle(raw, 0, 0); ok {
+		return plan, err
+	}
 	path, err := filePath(raw)
 	if err != nil {
 		return Plan{}, err

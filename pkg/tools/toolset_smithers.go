@@ -39,7 +39,7 @@ func smithersRead() Tool {
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: renderOf(plainRead("for the rest use bash with sed, as in args [\"-n\", \"900,1200p\", FILE]")),
+		Render: keptOr(renderOf(plainRead("for the rest use bash with sed, as in args [\"-n\", \"900,1200p\", FILE]"))),
 	}
 }
 
@@ -162,6 +162,6 @@ func smithersBash() Tool {
 			}
 			return commandPlan(scope, payload, false, smithersTimeout)
 		}),
-		Render: renderCommand,
+		Render: commandRender,
 	}
 }

@@ -1,0 +1,55 @@
+package integration
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestCall_OutputThatWasCutIsReadFromWhereTheMarkSays goes through two processes: what the
+// first one's command wrote is read by the second.
+func TestCall_OutputThatWasCutIsReadFromWhereTheMarkSays(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	run := func(session, tool, arguments string) callResult {
+		args := []string{"call", "--data", data, "--sandbox", "process", tool, arguments}
+		if session != "" {
+			args = append(args, "--session", session)
+		}
+		got := execute(t, coordinator, launch{args: args})
+		require.Equal(t, 0, got.code, got.stderr)
+		return parseCall(t, got)
+	}
+	cut := run("", "bash", `{"command":"seq 1 30000"}`)
+	mark := regexp.MustCompile(`all of it: read it from path="(result:[^"]+):(\d+)" on\]$`).FindStringSubmatch(cut.Content)
+	require.NotNil(t, mark, cut.Content[len(cut.Content)-300:])
+	read := run(cut.SessionID, "read", `{"path":"`+mark[1]+":"+mark[2]+`","limit":2}`)
+	require.True(t, strings.HasPrefix(strings.TrimSpace(read.Content), mark[2]+"\t"+mark[2]+"\n"), read.Content)
+	last := run(cut.SessionID, "read", `{"path":"`+mark[1]+`#stdout","offset":30000}`)
+	require.Equal(t, " 30000\t30000\n[lines 30000-30000 of 30000]", last.Content)
+}
+
+// TestRun_CommandsInTheBackgroundAndInAShell is a session with the toolset whose bash keeps its shell.
+func TestRun_CommandsInTheBackgroundAndInAShell(t *testing.T) {
+	t.Parallel()
+	workspace := t.TempDir()
+	model := script(t,
+		say("", bash("c1", "mkdir d && cd d && export GREETING=hello"), bash("c2", "echo $GREETING >greeting; echo one; echo two >&2; echo three")),
+		say("", use("c3", "bash", object{"command": "echo up; while [ ! -e stop ]; do sleep 0.05; done; echo down", "background": true})),
+		say("", use("c4", "process", object{"action": "list"}), bash("c5", "touch stop"), use("c6", "bash", object{"command": "ls", "read_only": true})),
+		say("Done."),
+	)
+	got := execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--toolset", "core-shell")})
+	require.Equal(t, 0, got.code, got.stderr)
+	told := results(events(t, got.stdout))
+	require.Equal(t, "one\ntwo\nthree\n", told["c2"].Content)
+	require.Equal(t, "hello\n", content(t, filepath.Join(workspace, "d", "greeting")))
+	require.Regexp(t, `^up\n\[background process p-\w+: running; `, told["c3"].Content)
+	require.Regexp(t, `^p-\w+  running, 3 bytes written, started [\d:]+: echo up; `, told["c4"].Content)
+	require.Equal(t, "ok", told["c5"].Status)
+	require.Equal(t, "rejected", told["c6"].Status, "the driver process cannot keep a command from writing")
+	require.Contains(t, told["c6"].Content, "sandbox_unsupported")
+}
