@@ -101,7 +101,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 	defer watch.Stop()
 	call := serve.NewCall(session, protocol.TurnRun{
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
-		Policies: policies,
+		Policies: policies, Guard: c.guard(),
 	}, c.Timeout)
 	var result *protocol.Result
 	err = fl.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })

@@ -169,6 +169,12 @@ func (j *Journal) batches(events []loop.Event) ([][]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(body)+2 > limit && event.Image != nil {
+			event.Image = nil // its text stays
+			if body, err = json.Marshal(event); err != nil {
+				return nil, err
+			}
+		}
 		if len(body)+2 > limit {
 			return nil, fmt.Errorf("event %s has %d bytes, a message may have %d", event.Type, len(body), limit)
 		}

@@ -115,6 +115,25 @@ func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
 	}
 }
 
+// An image that fits into no message is left out; what the model reads stays.
+func TestAppend_LeavesOutAnImageThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j := open(t, f.NC)
+	session := protocol.NewSessionID()
+	small, large := event(session, "small"), event(session, "large")
+	small.Image = &loop.Image{MediaType: "image/png", Data: []byte{1}}
+	large.Image = &loop.Image{MediaType: "image/png", Data: make([]byte, f.NC.MaxPayload())}
+	_, err := j.Append(t.Context(), session, 0, small, large)
+	require.NoError(t, err)
+	history, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	require.Len(t, history.Events, 2)
+	require.Equal(t, small.Image, history.Events[0].Image)
+	require.Nil(t, history.Events[1].Image)
+	require.Equal(t, large.Text, history.Events[1].Text)
+}
+
 func TestAppend_WaitsForTheServer(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

@@ -15,6 +15,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/model/openai"
@@ -80,6 +82,7 @@ func (o Opener) openAI(name string) (*openai.Model, error) {
 		APIKey:       o.env("OPENAI_API_KEY"),
 		BaseURL:      strings.TrimRight(o.env("OPENAI_BASE_URL"), "/"),
 		Organization: o.env("OPENAI_ORG_ID"),
+		Images:       takesImages(name, o.env("OPENAI_IMAGES")),
 		HTTPClient:   o.HTTPClient,
 		Logger:       o.Logger,
 	}
@@ -87,6 +90,17 @@ func (o Opener) openAI(name string) (*openai.Model, error) {
 		return nil, fmt.Errorf("%w: set it to a key of OpenAI, or set OPENAI_BASE_URL to another server, like http://localhost:11434/v1", ErrNoAPIKey)
 	}
 	return openai.New(opts)
+}
+
+// takesImages reports whether a model is sent images: when the setting says so, and
+// without one when its name is that of a family that is known to take them.
+func takesImages(name, setting string) bool {
+	if wanted, err := strconv.ParseBool(setting); err == nil {
+		return wanted
+	}
+	return slices.ContainsFunc([]string{"gpt-4o", "gpt-4.1", "gpt-5"}, func(family string) bool {
+		return strings.HasPrefix(name, family)
+	})
 }
 
 func (o Opener) env(name string) string {

@@ -40,6 +40,7 @@ type stepCall struct {
 	planned  bool            // its tool_call event is journaled
 	content  *string         // what the model sees of its result; nil while there is none
 	status   protocol.Status // of that result
+	image    *Image          // what it sees beside that
 }
 
 // decision is what was decided about a call.
@@ -76,7 +77,7 @@ func (s *session) apply(e *Event) error {
 			if c.content != nil {
 				return errors.New("tool call has a result already")
 			}
-			c.content, c.status = &e.Content, protocol.Status(e.Status)
+			c.content, c.image, c.status = &e.Content, e.Image, protocol.Status(e.Status)
 			return nil
 		})
 	case EventPolicyDecision:
@@ -196,7 +197,7 @@ func (s *step) appendTo(messages []Message) []Message {
 			continue
 		}
 		messages = append(messages, Message{
-			Role: RoleTool, Text: *call.content, ToolCallID: call.ID, Name: call.Name,
+			Role: RoleTool, Text: *call.content, ToolCallID: call.ID, Name: call.Name, Image: call.image,
 		})
 	}
 	return messages

@@ -104,6 +104,7 @@ func TestFold_ToolMessagesStandInTheOrderOfTheCalls(t *testing.T) {
 		for _, i := range rapid.Permutation(indexes).Draw(t, "order") {
 			events = append(events, Event{
 				Type: EventToolResult, Turn: 1, Step: 1, Index: i, Content: "of " + string(rune('a'+i)),
+				Image: &Image{MediaType: "image/png", Data: []byte{byte(i)}},
 			})
 		}
 		s, err := fold(events)
@@ -113,7 +114,7 @@ func TestFold_ToolMessagesStandInTheOrderOfTheCalls(t *testing.T) {
 		require.Len(t, messages, n)
 		for i, message := range messages {
 			id := string(rune('a' + i))
-			require.Equal(t, Message{Role: RoleTool, Text: "of " + id, ToolCallID: id, Name: "tool"}, message)
+			require.Equal(t, Message{Role: RoleTool, Text: "of " + id, ToolCallID: id, Name: "tool", Image: &Image{MediaType: "image/png", Data: []byte{byte(i)}}}, message)
 		}
 	})
 }

@@ -10,6 +10,8 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // DefaultMaxSteps is how often a model is asked in a turn unless [Options] say otherwise.
@@ -26,6 +28,10 @@ type Options struct {
 	// Sandbox is the id of the sandbox in which tools run; "" means one per
 	// session, named after it.
 	Sandbox string
+
+	// Guard is what a session must know of a file before its tools may change it; ""
+	// lets them change what it never saw.
+	Guard protocol.Guard
 
 	// MaxSteps is how often the model is asked in a turn; 0 means [DefaultMaxSteps].
 	MaxSteps int

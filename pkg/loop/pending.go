@@ -41,6 +41,9 @@ func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)
 	event.Status, event.Error = string(r.Status), r.Error
 	event.Content, event.Diff = p.tool.Text(r), tools.Diff(r)
+	if mediaType, data, ok := tools.Image(r); ok {
+		event.Image = &Image{MediaType: mediaType, Data: data}
+	}
 	event.WorkerID, event.Attempt = r.WorkerID, r.Attempt
 	event.QueueMS, event.RunMS = &r.QueueMS, &r.RunMS
 	return event

@@ -37,6 +37,16 @@ type Message struct {
 	// ToolCallID and Name say which tool call a tool message answers.
 	ToolCallID string
 	Name       string
+	// Image is what a tool message shows beside its text, to models that take images.
+	Image *Image
+}
+
+// Image is a picture that a tool returned.
+type Image struct {
+	// MediaType is image/png, image/jpeg, image/gif or image/webp.
+	MediaType string `json:"media_type"`
+	// Data is the file; at most [tools.MaxImageBytes].
+	Data []byte `json:"data"`
 }
 
 // Request is everything that a model needs for one reply.
@@ -188,7 +198,10 @@ type Event struct {
 	// Of tool_result (status of the call), policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).
 	Status string `json:"status,omitempty"`
 	// Content is what the model sees of a result.
-	Content  string            `json:"content,omitempty"`
+	Content string `json:"content,omitempty"`
+	// Image is what a model that takes images sees beside it. It may be missing from a
+	// journal whose messages cannot hold it.
+	Image    *Image            `json:"image,omitempty"`
 	Error    *protocol.Error   `json:"error,omitempty"`
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
 	Attempt  int               `json:"attempt,omitempty"`

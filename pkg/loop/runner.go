@@ -124,7 +124,7 @@ func (r *Runner) scope(session protocol.SessionID) tools.Scope {
 	if sandbox == "" {
 		sandbox = string(session)
 	}
-	return tools.Scope{Session: session, Sandbox: sandbox}
+	return tools.Scope{Session: session, Sandbox: sandbox, Guard: r.opts.Guard}
 }
 
 // unfinished is the result of a turn that err left open.

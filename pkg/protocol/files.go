@@ -1,6 +1,9 @@
 package protocol
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // The kinds of payloads about files.
 const (
@@ -29,6 +32,18 @@ const (
 	// GuardRead refuses that, and to change an existing file that the session never read or wrote.
 	GuardRead Guard = "read"
 )
+
+// ParseGuard reads the word for a guard: none, changed or read; "" is none.
+func ParseGuard(word string) (Guard, error) {
+	switch word {
+	case "", "none":
+		return GuardNone, nil
+	case string(GuardChanged), string(GuardRead):
+		return Guard(word), nil
+	default:
+		return GuardNone, fmt.Errorf("guard %q: must be none, changed or read", word)
+	}
+}
 
 // FilesRead reads a text file, whole or some of its lines.
 type FilesRead struct {

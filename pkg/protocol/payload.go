@@ -57,6 +57,8 @@ type TurnRun struct {
 	// Policies bind the turn's tool calls, beside those of the coordinator: objects as
 	// docs/policy.md describes them.
 	Policies []json.RawMessage `json:"policies,omitempty"`
+	// Guard is what the session must know of a file before it may change it.
+	Guard Guard `json:"guard,omitempty"`
 }
 
 // Noop does nothing, for as long as it is told: the payload of measurements.

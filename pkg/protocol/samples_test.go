@@ -103,7 +103,7 @@ func fleetSamples() map[string]any {
 		"payload/workspace_export": protocol.WorkspaceExport{Blob: "ws-2"},
 		"payload/turn_run": protocol.TurnRun{
 			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40,
-			Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
+			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 		},
 		"payload/turn_run_prompt": protocol.TurnRun{Prompt: "Hello"},
 		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},

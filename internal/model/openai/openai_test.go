@@ -76,6 +76,39 @@ func TestReply_SendsTheConversation(t *testing.T) {
 	require.Equal(t, "org-1", s.header.Get("OpenAI-Organization"))
 }
 
+// Images of tool results go behind the last tool message of their step, where the API
+// takes them, and nowhere for a model that takes none.
+func TestReply_SendsImages(t *testing.T) {
+	t.Parallel()
+	image := &loop.Image{MediaType: "image/png", Data: []byte("\x89PNG")}
+	request := loop.Request{Messages: []loop.Message{
+		{Role: loop.RoleUser, Text: "Look."},
+		{Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "c1", Name: "read"}, {ID: "c2", Name: "read"}}},
+		{Role: loop.RoleTool, ToolCallID: "c1", Name: "read", Text: "a.png", Image: image},
+		{Role: loop.RoleTool, ToolCallID: "c2", Name: "read", Text: "b.txt"},
+		{Role: loop.RoleAssistant, Text: "I see."},
+	}}
+	for _, takes := range []bool{true, false} {
+		s := serve(t, stream(text("ok"), stop, done))
+		m := s.model(t, func(o *openai.Options) { o.Images = takes })
+		_, err := m.Reply(t.Context(), request, ignore)
+		require.NoError(t, err)
+		messages, ok := s.asked()[0]["messages"].([]any)
+		require.True(t, ok)
+		if !takes {
+			require.Len(t, messages, 5)
+			continue
+		}
+		require.Len(t, messages, 6)
+		sent, err := json.Marshal(messages[4])
+		require.NoError(t, err)
+		require.JSONEq(t, `{"role": "user", "content": [
+			{"type": "text", "text": "The image of tool call c1:"},
+			{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+		]}`, string(sent))
+	}
+}
+
 func TestReply_SendsNoEmptyListsAndNoEmptyKey(t *testing.T) {
 	t.Parallel()
 	s := serve(t, stream(text("ok"), stop, done))

@@ -22,6 +22,8 @@ type Options struct {
 	// BaseURL is the server, up to and without "/chat/completions"; "" means
 	// [DefaultBaseURL].
 	BaseURL string
+	// Images says that the model takes images: those of tool results are sent behind them.
+	Images bool
 	// Organization is sent as OpenAI-Organization; "" sends none.
 	Organization string
 	// HTTPClient carries the requests; nil means a client with the default

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"strings"
 
@@ -27,11 +28,39 @@ func (m *Model) request(req loop.Request) sdk.ChatCompletionRequest {
 			continue
 		}
 		out.Messages = append(out.Messages, messageOf(message))
+		last := i+1 == len(req.Messages) || req.Messages[i+1].Role != loop.RoleTool
+		if m.opts.Images && message.Role == loop.RoleTool && last {
+			out.Messages = appendImages(out.Messages, req.Messages[:i+1])
+		}
 	}
 	for _, definition := range req.Tools {
 		out.Tools = append(out.Tools, toolOf(definition))
 	}
 	return out
+}
+
+// appendImages adds the images of the tool messages at the end of a conversation, in a
+// message of the user: the API takes them there only.
+func appendImages(out []sdk.ChatCompletionMessage, conversation []loop.Message) []sdk.ChatCompletionMessage {
+	first := len(conversation)
+	for first > 0 && conversation[first-1].Role == loop.RoleTool {
+		first--
+	}
+	var parts []sdk.ChatMessagePart
+	for _, message := range conversation[first:] {
+		if message.Image == nil {
+			continue
+		}
+		parts = append(parts,
+			sdk.ChatMessagePart{Type: sdk.ChatMessagePartTypeText, Text: "The image of tool call " + message.ToolCallID + ":"},
+			sdk.ChatMessagePart{Type: sdk.ChatMessagePartTypeImageURL, ImageURL: &sdk.ChatMessageImageURL{
+				URL: "data:" + message.Image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(message.Image.Data),
+			}})
+	}
+	if len(parts) == 0 {
+		return out
+	}
+	return append(out, sdk.ChatCompletionMessage{Role: sdk.ChatMessageRoleUser, MultiContent: parts})
 }
 
 func messageOf(message *loop.Message) sdk.ChatCompletionMessage {
