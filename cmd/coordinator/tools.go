@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -12,6 +13,7 @@ type toolsCommand struct {
 	folderFlag
 
 	Toolset []string `default:"core" help:"Toolsets to print, separated by commas."`
+	Doc     string   `placeholder:"NAME" help:"Print the full documentation of one tool instead."`
 }
 
 func (c *toolsCommand) run(_ context.Context, p program) error {
@@ -25,6 +27,14 @@ func (c *toolsCommand) run(_ context.Context, p program) error {
 		_, _ = fmt.Fprintln(p.Stderr, message)
 	})
 	if err != nil {
+		return err
+	}
+	if c.Doc != "" {
+		text, found := table.Document(c.Doc)
+		if !found {
+			return cli.Usagef("--doc %s: there is no such tool; the tools are %s", c.Doc, strings.Join(table.Names(), ", "))
+		}
+		_, err = fmt.Fprint(p.Stdout, text)
 		return err
 	}
 	body, err := tools.MarshalDefinitions(table.Definitions())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 func TestNew_ReportsEveryFault(t *testing.T) {
@@ -395,4 +396,19 @@ func TestSessionEnded_TellsTheResult(t *testing.T) {
 	require.Equal(t, loop.Event{
 		Type: loop.EventSessionEnded, SessionID: "s", Turn: 2, Status: "answered", Text: "x", Usage: &usage,
 	}, event)
+}
+
+func TestRun_HintsOfTheToolsAreInTheSystemPrompt(t *testing.T) {
+	t.Parallel()
+	r := newRig(says("done"))
+	r.opts.System = "Be brief."
+	hinted := tools.New("clock", "The time.", func(context.Context, struct{}) (string, error) { return "now", nil })
+	hinted.Hint = "Look at the clock first."
+	made, err := tools.NewTable(hinted)
+	require.NoError(t, err)
+	runner, err := loop.New(r.model, r.fleet, r.journal, made, &r.opts)
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+	require.NoError(t, err)
+	require.Equal(t, "Be brief.\n\nAbout the tools:\n- clock: Look at the clock first.", r.model.lastSeen()[0].Text)
 }

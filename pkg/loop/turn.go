@@ -129,6 +129,14 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	return nil, t.record(ctx, at)
 }
 
+// system is the system prompt with what the tools have to say.
+func (t *turnRun) system() string {
+	if hints := t.table.Hints(); hints != "" {
+		return t.opts.System + "\n\n" + hints
+	}
+	return t.opts.System
+}
+
 func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
 	ctx, span := t.opts.Tracer.Start(ctx, spanName(operationChat, t.opts.ModelName),
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
@@ -138,7 +146,7 @@ func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
 			keyTurn.Int(at.Turn), keyStep.Int(at.Step),
 		))
 	defer span.End()
-	request := Request{Messages: t.session.conversation(t.opts.System), Tools: t.table.Definitions()}
+	request := Request{Messages: t.session.conversation(t.system()), Tools: t.table.Definitions()}
 	reply, err := t.model.Reply(ctx, request, func(text string) {
 		t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: text})
 	})

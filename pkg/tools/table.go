@@ -1,8 +1,10 @@
 package tools
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -44,6 +46,15 @@ func NewTable(tools ...Tool) (*Table, error) {
 	seen := make(map[string]int, len(tools))
 	for i := range tools {
 		tool := tools[i]
+		if tool.planIn != nil {
+			tool.Plan = tool.planIn(t)
+		}
+		if len(tool.Native) > 0 {
+			tool.Plan, tool.Native = planNative(tool.Name), maps.Clone(tool.Native)
+			if len(tool.Schema) == 0 {
+				tool.Schema = json.RawMessage(`{"type":"object"}`)
+			}
+		}
 		seen[tool.Name]++
 		if seen[tool.Name] == 2 {
 			faults = append(faults, fmt.Errorf("%w: %q is defined more than once: rename one of them", ErrToolNameConflict, tool.Name))
@@ -82,6 +93,7 @@ func check(tool *Tool) (*schema, error) {
 		fault(errors.New("plan: missing"))
 	}
 	fault(tool.fault)
+	fault(checkNative(tool.Native))
 	compiled, err := compileSchema(tool.Schema)
 	if tool.fault == nil || len(tool.Schema) > 0 { // without one the fault says why
 		fault(err)

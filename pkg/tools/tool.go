@@ -16,6 +16,10 @@ type Definition struct {
 	Description string `json:"description"`
 	// Schema is the JSON Schema of the arguments: always of type "object".
 	Schema json.RawMessage `json:"parameters"`
+	// Native is how the tool is declared to providers that run it themselves, by the
+	// provider's name ("openai"): an object with a "type". Such a tool is left out for
+	// other providers, and never run by the fleet; Schema and Plan are not used.
+	Native map[string]json.RawMessage `json:"native,omitempty"`
 }
 
 // Tool is a definition and what its arguments mean.
@@ -29,7 +33,14 @@ type Tool struct {
 	// means [RenderJSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
 
+	// Help is documentation beyond the description, for [Table.Document]: plain text or Markdown.
+	Help string
+	// Hint is a sentence or two for the system prompt of sessions that have the tool.
+	Hint string
+
 	fault error // of whoever made the tool, for NewTable to report
+	// planIn makes the Plan of a tool that is about its table; nil for all others.
+	planIn func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error)
 }
 
 // Scope is where a tool call happens.

@@ -47,6 +47,8 @@ func TestReply_SendsTheConversation(t *testing.T) {
 		Tools: []tools.Definition{
 			{Name: "bash", Description: "Runs.", Schema: json.RawMessage(`{"type":"object","properties":{"command":{"type":"string"}},"x":1}`)},
 			{Name: "now"},
+			{Name: "web", Native: map[string]json.RawMessage{"openai": json.RawMessage(`{"type":"web_search","search_context_size":"low"}`)}},
+			{Name: "elsewhere", Native: map[string]json.RawMessage{"other": json.RawMessage(`{"type":"x"}`)}},
 		},
 	}, ignore)
 	require.NoError(t, err)
@@ -70,7 +72,8 @@ func TestReply_SendsTheConversation(t *testing.T) {
 		"tools": [
 			{"type": "function", "function": {"name": "bash", "description": "Runs.",
 				"parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "x": 1}}},
-			{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+			{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+			{"type": "web_search", "search_context_size": "low"}
 		]
 	}`, string(sent))
 	require.Equal(t, "org-1", s.header.Get("OpenAI-Organization"))

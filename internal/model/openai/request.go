@@ -34,7 +34,11 @@ func (m *Model) request(req loop.Request) sdk.ChatCompletionRequest {
 		}
 	}
 	for _, definition := range req.Tools {
-		out.Tools = append(out.Tools, toolOf(definition))
+		if len(definition.Native) == 0 {
+			out.Tools = append(out.Tools, toolOf(definition))
+		} else if tool, declared := nativeOf(definition); declared {
+			out.Tools = append(out.Tools, tool)
+		}
 	}
 	return out
 }
@@ -94,6 +98,20 @@ func argumentsOf(written string) string {
 		return "{}"
 	}
 	return string(wrapped)
+}
+
+// nativeProvider is the name under which tools are declared that the server itself runs.
+const nativeProvider = "openai"
+
+// nativeOf declares a tool that the provider runs; declared is false when it is another's.
+func nativeOf(definition tools.Definition) (tool sdk.Tool, declared bool) {
+	var fields map[string]any
+	if json.Unmarshal(definition.Native[nativeProvider], &fields) != nil {
+		return sdk.Tool{}, false
+	}
+	kind, _ := fields["type"].(string)
+	delete(fields, "type")
+	return sdk.Tool{Type: sdk.ToolType(kind), Parameters: fields}, kind != ""
 }
 
 func toolOf(definition tools.Definition) sdk.Tool {

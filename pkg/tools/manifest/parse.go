@@ -36,6 +36,9 @@ type document struct {
 	Timeout     duration          `yaml:"timeout"`
 	Pool        protocol.Pool     `yaml:"pool"`
 	MinLevel    string            `yaml:"min_level"`
+	Help        string            `yaml:"help"`
+	Hint        string            `yaml:"hint"`
+	Native      yaml.Node         `yaml:"native"`
 }
 
 // commandLine is a program and its arguments; a single text is run by the shell.
@@ -77,6 +80,7 @@ func Parse(file string, content []byte) (tools.Tool, []Problem) {
 		return tools.Tool{}, m.problems
 	}
 	tool := m.tool(doc)
+	tool.Help, tool.Hint = doc.Help, doc.Hint
 	if len(m.problems) == 0 {
 		_, err := tools.NewTable(tool)
 		m.table(err, &doc.Parameters)
@@ -151,6 +155,9 @@ func (m *parser) tool(doc document) tools.Tool {
 	default:
 		m.problem(m.lines["output"], "output %q: must be json or text", doc.Output)
 	}
+	if m.lines["native"] > 0 {
+		return m.native(doc, definition)
+	}
 	hasCommand, hasHandler := m.lines["command"] > 0, m.lines["handler"] > 0
 	switch {
 	case hasCommand == hasHandler:
@@ -161,6 +168,24 @@ func (m *parser) tool(doc document) tools.Tool {
 		return remote.Tool(definition)
 	}
 	return remote.CommandTool(definition, tools.Command{Argv: doc.Command, Env: doc.Env, Text: doc.Output == "text"})
+}
+
+// native makes a tool that the model's provider runs.
+func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
+	for _, field := range []string{"command", "handler", "output", "env", "resources", "delivery", "timeout", "pool", "min_level"} {
+		if m.lines[field] > 0 {
+			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
+		}
+	}
+	encoded, fault := nodeJSON(&doc.Native)
+	if fault != nil {
+		m.problem(fault.Line, "native: %s", fault.Message)
+		return tools.Tool{}
+	}
+	if err := json.Unmarshal(encoded, &definition.Native); err != nil || len(definition.Native) == 0 {
+		m.problem(m.lines["native"], "native: must be declarations by provider, as in {openai: {type: web_search}}")
+	}
+	return tools.Tool{Definition: definition}
 }
 
 var inSchema = regexp.MustCompile(`at '([^']*)': (.*)`)
@@ -190,6 +215,7 @@ func (m *parser) table(err error, parameters *yaml.Node) {
 // lineOf is the line of the field that a fault names first, or that it is about.
 func (m *parser) lineOf(message string) int {
 	word, _, _ := strings.Cut(message, " ")
+	word, _, _ = strings.Cut(word, ".") // native.openai
 	switch word = strings.TrimSuffix(word, ":"); {
 	case word == "schema":
 		word = "parameters"

@@ -193,3 +193,24 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestParse_Documentation(t *testing.T) {
+	t.Parallel()
+	tool, problems := manifest.Parse("f", []byte("name: a\ndescription: A.\ncommand: [a]\nhelp: |\n  More.\nhint: Use it.\n"))
+	require.Empty(t, problems)
+	require.Equal(t, "More.\n", tool.Help)
+	require.Equal(t, "Use it.", tool.Hint)
+
+	tool, problems = manifest.Parse("f", []byte("name: web\ndescription: Search.\nnative: {openai: {type: web_search, search_context_size: low}}\n"))
+	require.Empty(t, problems)
+	require.JSONEq(t, `{"type":"web_search","search_context_size":"low"}`, string(tool.Native["openai"]))
+	for content, want := range map[string]string{
+		"native: [a]":                            "f:3: native: must be declarations by provider",
+		"native: {openai: {kind: x}}":            `f:3: native.openai: must be a JSON object with a "type"`,
+		"native: {openai: {type: x}}\npool: gpu": "f:4: pool: a native tool is run by the model's provider",
+	} {
+		_, problems = manifest.Parse("f", []byte("name: web\ndescription: Search.\n"+content))
+		require.Len(t, problems, 1)
+		require.Contains(t, problems[0].Error(), want)
+	}
+}
