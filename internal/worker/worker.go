@@ -180,7 +180,9 @@ func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 // Run takes calls until ctx ends, then drains: what runs may finish until drain
 // ends and is killed then. It returns when nothing of it runs any more.
 func (w *Worker) Run(ctx, drain context.Context) error {
+	stop := w.tell(ctx)
 	err := w.holder.Run(ctx, drain)
+	stop()
 	w.sandboxes.closeAll()
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection ends.
 	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)

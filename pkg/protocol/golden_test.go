@@ -57,6 +57,13 @@ var codecs = map[string]codec{
 		},
 		decode: func(body []byte) (any, error) { return protocol.DecodeResult(body) },
 	},
+	"worker": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodeWorkerInfo(as[*protocol.WorkerInfo](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodeWorkerInfo(body) },
+	},
 	"frame": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()

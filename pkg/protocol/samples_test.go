@@ -23,7 +23,7 @@ func sampleTime() time.Time { return time.Date(2026, 3, 14, 15, 9, 26, 535_897_0
 func samples() map[string]any {
 	all := map[string]any{}
 	for _, group := range []map[string]any{
-		commandSamples(), filePayloadSamples(), fileValueSamples(), fleetSamples(), envelopeSamples(), frameSamples(),
+		commandSamples(), filePayloadSamples(), fileValueSamples(), fleetSamples(), envelopeSamples(), frameSamples(), workerSamples(),
 	} {
 		maps.Copy(all, group)
 	}
@@ -192,5 +192,18 @@ func frameSamples() map[string]any {
 		"frame/stdout":  frame(protocol.FrameStdout, 2, protocol.Bytes("ok  \tpkg\n")),
 		"frame/stderr":  frame(protocol.FrameStderr, 3, binary),
 		"frame/event":   &protocol.Frame{CallID: "c-1", Seq: 4, Kind: protocol.FrameEvent, Data: protocol.Bytes(`{"type":"text_delta"}`)},
+	}
+}
+
+func workerSamples() map[string]any {
+	return map[string]any{
+		"worker/full": &protocol.WorkerInfo{
+			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Slots: 4, HeldLanes: 2, Driver: "ns", Launcher: "native", Level: "full",
+			Network: "proxy", ReadOnly: true, LimitKinds: map[string]string{"memory": "cgroup"}, Limits: sampleLimits(),
+			Languages: []string{"python", "sh"}, Kinds: []protocol.Kind{"acme_refund"},
+		},
+		"worker/minimal": &protocol.WorkerInfo{
+			WorkerID: sampleWorker, Pool: "gpu", Slots: 1, Driver: "process", Level: "none", Network: "all", Languages: []string{},
+		},
 	}
 }

@@ -95,6 +95,9 @@ func (f Fleet) ReadyFilter(pool Pool) Subject {
 	return string(f) + ".ready." + string(pool) + ".*"
 }
 
+// WhoSubject asks every worker of a pool, on core NATS, for its [WorkerInfo].
+func (f Fleet) WhoSubject(pool Pool) Subject { return string(f) + ".who." + string(pool) }
+
 // AskSubject asks, on core NATS, whoever holds a lane what it does with it.
 func (f Fleet) AskSubject(pool Pool, lane LaneHash) Subject {
 	return string(f) + ".ask." + string(pool) + "." + string(lane)

@@ -23,6 +23,7 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"my-fleet.call.gpu.>":                  f.MailboxesFilter("gpu"),
 		"my-fleet.told.gpu.*.*.cancel":         f.ToldMarksFilters("gpu")[0],
 		"my-fleet.told.gpu.*.lane.pause":       f.ToldMarksFilters("gpu")[1],
+		"my-fleet.who.gpu":                     f.WhoSubject("gpu"),
 		"my-fleet.ask.gpu":                     f.AskAllSubject("gpu"),
 		"my-fleet.ask.gpu.lane":                f.AskSubject("gpu", "lane"),
 		"my-fleet.ask.gpu.*":                   f.AskFilter("gpu"),

@@ -1,10 +1,12 @@
 package integration
 
 import (
+	"encoding/json"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -52,4 +54,30 @@ func TestRun_CommandsInTheBackgroundAndInAShell(t *testing.T) {
 	require.Equal(t, "ok", told["c5"].Status)
 	require.Equal(t, "rejected", told["c6"].Status, "the driver process cannot keep a command from writing")
 	require.Contains(t, told["c6"].Content, "sandbox_unsupported")
+}
+
+// TestWorkers_AreListedWithWhatTheyCanDo asks two workers, and then a pool that has none.
+func TestWorkers_AreListedWithWhatTheyCanDo(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	members := startWorkers(t, 2, b.flags)
+	ask := func(flags ...string) finished {
+		return execute(t, coordinator, launch{args: append(append([]string{"workers"}, b.flags...), flags...)})
+	}
+	require.Eventually(t, func() bool { return strings.Count(ask("--json").stdout, "\n") == 2 }, patience, time.Millisecond, "they answer once they run")
+	got := ask("--json")
+	require.Equal(t, 0, got.code, got.stderr)
+	for line := range strings.Lines(got.stdout) {
+		var info object
+		require.NoError(t, json.Unmarshal([]byte(line), &info), line)
+		require.Contains(t, members, info["worker_id"])
+		require.Equal(t, []any{"worker_info", "process", "none", 4.0, false}, []any{info["type"], info["driver"], info["level"], info["slots"], info["read_only"]})
+		require.Contains(t, info["languages"], "sh")
+	}
+	table := ask()
+	require.Regexp(t, `^WORKER +SLOTS +LANES +SANDBOX +LEVEL `, table.stdout)
+	require.Equal(t, 3, strings.Count(table.stdout, "\n"))
+	none := ask("--pool", "gpu")
+	require.Equal(t, 1, none.code)
+	require.Contains(t, none.stderr, "no worker of pool gpu in fleet tf answered")
 }

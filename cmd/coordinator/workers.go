@@ -1,0 +1,108 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+type workersCommand struct {
+	Nats  string        `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
+	Creds string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Fleet string        `default:"tf" help:"Name of the fleet."`
+	Pool  string        `default:"default" help:"Pool whose workers are asked."`
+	Wait  time.Duration `default:"1s" help:"How long answers are waited for."`
+	JSON  bool          `name:"json" help:"Print what each worker says as JSON, one a line."`
+}
+
+func (c *workersCommand) run(ctx context.Context, p program) error {
+	pool, err := protocol.ParsePool(c.Pool)
+	if err != nil {
+		return cli.Usagef("--pool: %v", err)
+	}
+	if c.Wait <= 0 {
+		return cli.Usagef("--wait %s: must be more than 0", c.Wait)
+	}
+	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
+	fl, err := flags.connect(ctx, connection{name: "coordinator workers", logger: p.common.Logger(p.Program)})
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	workers, err := askWorkers(ctx, fl.NC, fl.Name.WhoSubject(pool), c.Wait)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		for _, w := range workers {
+			body, err := protocol.EncodeWorkerInfo(w)
+			if err != nil {
+				return err
+			}
+			_, _ = fmt.Fprintf(p.Stdout, "%s\n", body) // as every command prints
+		}
+	} else if err := printWorkers(p, workers); err != nil {
+		return err
+	}
+	if len(workers) == 0 {
+		return fmt.Errorf("no worker of pool %s in fleet %s answered within %s", pool, fl.Name, c.Wait)
+	}
+	return nil
+}
+
+// askWorkers collects answers for as long as wait, sorted by worker.
+func askWorkers(ctx context.Context, nc *nats.Conn, subject string, wait time.Duration) ([]*protocol.WorkerInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	inbox := nc.NewInbox()
+	answers, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answers.Unsubscribe() }() // fails only when the connection is closed
+	if err := nc.PublishRequest(subject, inbox, nil); err != nil {
+		return nil, err
+	}
+	var workers []*protocol.WorkerInfo
+	for {
+		answer, err := answers.NextMsgWithContext(ctx)
+		switch {
+		case errors.Is(err, nats.ErrNoResponders), errors.Is(err, context.DeadlineExceeded):
+			slices.SortFunc(workers, func(a, b *protocol.WorkerInfo) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
+			return workers, nil
+		case err != nil:
+			return nil, err
+		}
+		if w, err := protocol.DecodeWorkerInfo(answer.Data); err == nil { // others are of another version
+			workers = append(workers, w)
+		}
+	}
+}
+
+func printWorkers(p program, workers []*protocol.WorkerInfo) error {
+	table := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "WORKER\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
+	for _, w := range workers {
+		readOnly := "no"
+		if w.ReadOnly {
+			readOnly = "yes"
+		}
+		kinds := make([]string, len(w.Kinds))
+		for i, kind := range w.Kinds {
+			kinds[i] = string(kind)
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", w.WorkerID, w.Slots, w.HeldLanes, w.Driver, w.Level, w.Network, readOnly,
+			strings.Join(w.Languages, " "), cmp.Or(strings.Join(kinds, " "), "-"))
+	}
+	return table.Flush()
+}

@@ -1,0 +1,65 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// WorkerInfo is what a worker says about itself when it is asked: what it can do, as
+// far as it has proven it, and within which limits. It is for people and programs that
+// look at a fleet; who gets a call does not depend on it.
+type WorkerInfo struct {
+	WorkerID WorkerID `json:"worker_id"`
+	Pool     Pool     `json:"pool"`
+	// Slots is how many calls run at once, HeldLanes how many lanes it holds right now.
+	Slots     int `json:"slots"`
+	HeldLanes int `json:"held_lanes"`
+	// Driver is the sandbox driver and Launcher how it gets its namespaces, if it has any.
+	Driver   string `json:"driver"`
+	Launcher string `json:"launcher,omitempty"`
+	// Level is what the driver has proven: none, paths, full or kernel.
+	Level string `json:"level"`
+	// Network is what sandboxes reach: none, proxy (listed hosts) or all.
+	Network string `json:"network"`
+	// ReadOnly says that read-only commands are enforced, and so accepted.
+	ReadOnly bool `json:"read_only"`
+	// LimitKinds says by what each limit is enforced, as in [Execution].
+	LimitKinds map[string]string `json:"limit_kinds,omitempty"`
+	// Limits are the worker's own, which calls can only tighten; 0 is none, or the driver's default.
+	Limits Limits `json:"limits,omitzero"`
+	// Languages are those of code_run, sorted; Kinds the payloads of users' handlers, sorted.
+	Languages []string `json:"languages"`
+	Kinds     []Kind   `json:"kinds,omitempty"`
+}
+
+// ErrInvalidWorkerInfo is wrapped by every error of [DecodeWorkerInfo].
+var ErrInvalidWorkerInfo = errors.New("invalid worker info")
+
+type workerInfoFields WorkerInfo // without methods
+
+type wireWorkerInfo struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	workerInfoFields
+}
+
+const typeWorkerInfo = "worker_info"
+
+// EncodeWorkerInfo returns the JSON body of what a worker says about itself.
+func EncodeWorkerInfo(w *WorkerInfo) ([]byte, error) {
+	return json.Marshal(wireWorkerInfo{Type: typeWorkerInfo, Version: Version, workerInfoFields: workerInfoFields(*w)})
+}
+
+// DecodeWorkerInfo reads what [EncodeWorkerInfo] wrote. Errors wrap [ErrInvalidWorkerInfo].
+func DecodeWorkerInfo(body []byte) (*WorkerInfo, error) {
+	var wire wireWorkerInfo
+	if err := json.Unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidWorkerInfo, err)
+	}
+	if wire.Type != typeWorkerInfo || wire.WorkerID == "" {
+		return nil, fmt.Errorf("%w: type %q of worker %q, want %q", ErrInvalidWorkerInfo, wire.Type, wire.WorkerID, typeWorkerInfo)
+	}
+	w := WorkerInfo(wire.workerInfoFields)
+	return &w, nil
+}
