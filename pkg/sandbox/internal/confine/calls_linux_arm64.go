@@ -8,4 +8,7 @@ const (
 )
 
 //nolint:gochecknoglobals // constants
-var deniedHere, changesHere []uint32
+var (
+	deniedHere, changesHere []uint32
+	modeCallsHere           []modeCall
+)

@@ -81,6 +81,7 @@ func sandboxFilter() program {
 	for _, number := range denied {
 		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EPERM))
 	}
+	p.noSetID()
 	p.onCall(unix.SYS_CLONE, func(p *program) {
 		p.load(arg(0))
 		p.returnIf(unix.BPF_JSET, newNamespaces, retErrno(unix.EPERM))

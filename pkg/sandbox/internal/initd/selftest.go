@@ -31,6 +31,7 @@ func selfTest(landlock bool) error {
 		{"mount", func() error { return unix.Mount("none", "/tmp", "tmpfs", 0, "") }, unix.EPERM},
 		{"AF_VSOCK", func() error { return try(unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)) }, unix.EAFNOSUPPORT},
 		{"clone3", func() error { _, _, errno := unix.Syscall(unix.SYS_CLONE3, 0, 0, 0); return errno }, unix.ENOSYS},
+		{"set-user-ID file", func() error { return unix.Fchmod(-1, 0o4755) }, unix.EPERM},
 		{"file in the root", func() error { return try(unix.Open("/x", unix.O_CREAT|unix.O_WRONLY, 0o600)) }, unix.EROFS},
 	}
 	if landlock {

@@ -27,7 +27,7 @@ type probe func(h canary.Host) canary.Verdict
 func probes() map[string]probe {
 	all := map[string]probe{}
 	for _, group := range []map[string]probe{
-		fileProbes(), rootProbes(), deviceProbes(), processProbes(), targetProbes(), privilegeProbes(), namespaceProbes(),
+		fileProbes(), setIDProbes(), rootProbes(), deviceProbes(), processProbes(), targetProbes(), privilegeProbes(), namespaceProbes(),
 		kernelProbes(), descriptorProbes(), ipcProbes(), networkProbes(), neighbourProbes(), useProbes(),
 	} {
 		maps.Copy(all, group)
