@@ -57,7 +57,7 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 				sandbox.Limits{Memory: 64 << 20}, `x=x; while :; do x=$x$x; done`, sandbox.ReasonOOM,
 			},
 			"memory of many processes": {
-				sandbox.Limits{Memory: 100 << 20}, `for i in $(seq 30); do (x=$(head -c 5000000 /dev/zero | tr "\0" x); sleep 100) & done; wait`, sandbox.ReasonOOM,
+				sandbox.Limits{Memory: 100 << 20}, `for i in $(seq 30); do (printf -v x %8000000s; sleep 100) & done; wait`, sandbox.ReasonOOM,
 			},
 			"disk, many files": {
 				sandbox.Limits{Disk: 20 << 20}, `i=0; while :; do head -c 100000 /dev/zero >$i; i=$((i+1)); done`, sandbox.ReasonDiskLimit,

@@ -228,6 +228,10 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	case ended.Error != "":
 		return result, fmt.Errorf("run: %s", ended.Error) //nolint:err113 // it comes from another process
 	}
+	if ended.Value.Left {
+		_ = r.instance.process.Kill() // the kernel leaves nothing; the next command starts the sandbox again
+		<-r.instance.gone
+	}
 	if over && reason == "" {
 		result.Reason = sandbox.ReasonOutputLimit
 	}

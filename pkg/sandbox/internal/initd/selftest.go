@@ -63,13 +63,14 @@ func try(fd int, err error) error {
 
 // testThreads looks at every thread of this process.
 func testThreads() error {
-	threads, err := filepath.Glob("/proc/self/task/*/status")
+	const dir = "/proc/self/task"
+	threads, err := os.ReadDir(dir)
 	if err != nil || len(threads) == 0 {
 		return errors.Join(errors.New("no threads"), err)
 	}
-	for _, name := range threads {
-		if err := testThread(name); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+	for _, thread := range threads {
+		if err := testThread(filepath.Join(dir, thread.Name(), "status")); err != nil {
+			return fmt.Errorf("thread %s: %w", thread.Name(), err)
 		}
 	}
 	return nil

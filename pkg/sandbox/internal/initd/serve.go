@@ -51,14 +51,10 @@ func serve(conn *wire.Conn) error {
 	if err := step("not dumpable", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }); err != nil {
 		return err
 	}
-	// Limits of commands are set in this process for the moment of a fork. What they send to
-	// it then means nothing, and must not end it.
-	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	abi := confine.LandlockABI()
 	if err := selfTest(abi > 0); err != nil {
 		return err
 	}
-	stockThreads() // they have what the ones that were tested have
 	opened, err := files.Open(GuestWorkspace)
 	if err != nil {
 		return &stepError{step: "open workspace", err: err}
@@ -71,6 +67,7 @@ func serve(conn *wire.Conn) error {
 	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}, nil); err != nil {
 		return err
 	}
+	prepare()
 	for {
 		m, err := conn.Receive()
 		if errors.Is(err, io.EOF) {
@@ -91,6 +88,14 @@ func serve(conn *wire.Conn) error {
 			s.handle(m, &request)
 		}()
 	}
+}
+
+// prepare makes this process fit for commands, while the worker prepares the first one.
+func prepare() {
+	// Limits of commands are set in this process for the moment of a fork. What they send to
+	// it then means nothing, and must not end it.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	stockThreads() // they have what the ones that were tested have
 }
 
 // stockThreads has the runtime make its threads now, which it keeps.

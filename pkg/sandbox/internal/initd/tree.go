@@ -105,13 +105,13 @@ func (t *commands) settle() {
 		if c.asked && !c.killed && t.left(c) {
 			continue // it may clean up; the worker knows how long
 		}
-		err := t.sweep(c)
+		c.ended.Left = !t.sweep(c)
 		delete(t.running, c.id)
 		if c.done != nil {
 			close(c.done)
 		}
 		c.ended.Over = c.over
-		reply(t.conn, &wire.Message{ID: c.id, Kind: wire.KindExec}, *c.ended, err)
+		reply(t.conn, &wire.Message{ID: c.id, Kind: wire.KindExec}, *c.ended, nil)
 	}
 }
 
@@ -132,35 +132,33 @@ func (t *commands) left(c *command) bool {
 	return t.alone(c) || len(t.members(c)) > 0
 }
 
-// errLeft says that processes do not die.
-var errLeft = errors.New("processes do not end")
-
 // Times of a sweep beside other commands.
 const (
 	sweepPause = 200 * time.Microsecond
 	sweepWait  = time.Second
 )
 
-// sweep kills and reaps everything of c, which has ended itself.
-func (t *commands) sweep(c *command) error {
+// sweep kills and reaps everything of c, which has ended itself. It reports whether nothing is
+// left.
+func (t *commands) sweep(c *command) bool {
 	if childless() {
-		return nil
+		return true
 	}
 	if t.alone(c) {
 		t.sweepAll()
-		return nil
+		return true
 	}
 	deadline := time.Now().Add(sweepWait)
 	for pause := sweepPause; ; pause *= 2 {
 		members := t.members(c)
 		if len(members) == 0 {
-			return nil
+			return true
 		}
 		for _, pid := range members {
 			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
 		}
 		if t.drain(); time.Now().After(deadline) {
-			return errLeft
+			return false
 		}
 		<-time.After(pause)
 	}

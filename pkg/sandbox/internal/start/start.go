@@ -60,6 +60,8 @@ func Fault(name string, err error) error {
 			"%q is not a program for this system; if it is a script, run it by its interpreter", name)
 	case errors.Is(err, syscall.E2BIG):
 		return sandbox.Faultf(sandbox.FaultTooLarge, "the arguments and the environment of %q are too long; use a file or the input", name)
+	case errors.Is(err, syscall.EAGAIN):
+		return sandbox.Faultf(sandbox.FaultFailed, "%q cannot be started: the sandbox has as many processes as it may; end some of them", name)
 	default:
 		return fmt.Errorf("start %q: %w", name, err)
 	}

@@ -102,11 +102,13 @@ type Answer[T any] struct {
 	Value T      `json:"value"`
 }
 
-// Ended is how a command ended. Everything it started is dead.
+// Ended is how a command ended. Everything it started is dead, unless Left is set.
 type Ended struct {
 	Status uint32        `json:"status"` // as wait(2) has it
 	CPU    time.Duration `json:"cpu"`
 	MaxRSS int64         `json:"max_rss"` // bytes
+	// Left says that something of the command could not be killed.
+	Left bool `json:"left"`
 	// Over is why the first process has killed the command; "" when it has not.
 	Over sandbox.Reason `json:"over"`
 }
