@@ -7,6 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -96,4 +99,21 @@ func TestBackground_LivesNoLongerThanTheWorkerAllows(t *testing.T) {
 	handle := r.startServer(t, session)
 	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle, Offset: 1000, Wait: 60_000}))
 	require.Equal(t, "timeout", got.Reason)
+}
+
+// TestBackground_ALostLaneKillsWhatLivesThere: a worker that is cut off may not be the only one with the workspace any more.
+func TestBackground_ALostLaneKillsWhatLivesThere(t *testing.T) {
+	t.Parallel()
+	r := rigOf(t, natsiotest.New(t, natsio.Topology{}))
+	o := r.options()
+	o.AckWait = time.Second
+	nc := r.Connect()
+	w, err := worker.New(t.Context(), nc, o)
+	require.NoError(t, err)
+	r.run(w)
+	session := protocol.NewSessionID()
+	r.startServer(t, session)
+	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	nc.Close()
+	requireGone(t, pid, o.AckWait)
 }

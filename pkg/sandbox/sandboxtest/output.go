@@ -5,6 +5,8 @@ package sandboxtest
 
 import (
 	"bytes"
+	"fmt"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -26,6 +28,9 @@ func testOutput(t *testing.T, s suite) {
 		"live output is all of the output, in order": outputLiveAll,
 		"the last output before the end is not lost": outputLast,
 		"bytes are kept as they are":                 outputBytes,
+		"both streams are told in order":             outputOrder,
+		"what is cut is whole beside it":             outputWhole,
+		"endless output is passed on, not kept":      outputEndless,
 	})
 }
 
@@ -126,4 +131,44 @@ func outputBytes(t *testing.T, b *box) {
 	}
 	result := b.exec(t, sandbox.Cmd{Argv: []string{"cat"}, Stdin: all})
 	require.Equal(t, all, result.Stdout.Data)
+}
+
+// outputOrder has a shell write to both streams in turn as fast as it can.
+func outputOrder(t *testing.T, b *box) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the order is about right on this system, and exact on Linux only")
+	}
+	result := b.exec(t, shell("i=0; while [ $i -lt 200 ]; do echo o$i; echo e$i >&2; i=$((i+1)); done"))
+	var want strings.Builder
+	for i := range 200 {
+		fmt.Fprintf(&want, "o%d\ne%d\n", i, i)
+	}
+	require.Equal(t, want.String(), string(result.Combined.Data))
+	require.Equal(t, 200, bytes.Count(result.Stdout.Data, []byte("o")))
+	require.Equal(t, 200, bytes.Count(result.Stderr.Data, []byte("e")))
+	require.Equal(t, result.Stdout, b.exec(t, shell("i=0; while [ $i -lt 200 ]; do echo o$i; i=$((i+1)); done")).Combined)
+}
+
+func outputWhole(t *testing.T, b *box) {
+	cmd := shell("seq 1 500; seq 501 600 >&2")
+	cmd.Limits.Output = 1000
+	result := b.exec(t, cmd)
+	require.Equal(t, sandbox.ReasonExited, result.Reason)
+	require.True(t, result.Stdout.Truncated)
+	require.Len(t, result.Stdout.Whole, int(result.Stdout.Total))
+	require.True(t, bytes.HasPrefix(result.Stdout.Whole, []byte("1\n2\n")) && bytes.HasSuffix(result.Stdout.Whole, []byte("\n500\n")))
+	require.Nil(t, result.Stderr.Whole, "it was not cut")
+	require.Equal(t, string(result.Stdout.Whole)+string(result.Stderr.Data), string(result.Combined.Whole))
+}
+
+func outputEndless(t *testing.T, b *box) {
+	cmd := shell("seq 1 50000; echo end >&2")
+	cmd.Limits.Output = 1000
+	cmd.Endless = true
+	var live bytes.Buffer
+	cmd.Live = func(_ sandbox.Stream, data []byte) { live.Write(data) }
+	result := b.exec(t, cmd)
+	require.Equal(t, sandbox.ReasonExited, result.Reason)
+	require.Equal(t, 50_001, bytes.Count(live.Bytes(), []byte("\n")))
+	require.Empty(t, result.Stdout.Data)
 }
