@@ -53,6 +53,10 @@ test: bin/testsum ## Run every test with the race detector (PKG=./pkg/... for so
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern)
 	go test ./test/chaos -run 'TestChaos_$(FAULT)' -count=1 -parallel=1 -timeout=6h -v -args -calls=$(CALLS) -seed=$(SEED)
 
+.PHONY: escape
+escape: ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user)
+	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./pkg/sandbox/escapetest ./pkg/sandbox/ns ./pkg/sandbox/landlock
+
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml (the first time builds them)
 	$(LINT) run ./...

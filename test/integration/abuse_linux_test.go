@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,20 +34,21 @@ type abused struct {
 	*process
 
 	dispatcher *dispatch.Dispatcher
+	server     string // URL
 	token      string // of the server: the worker's own secret
 	secret     string // in the worker's environment and in a file beside its data
 	file       string
 }
 
 // startAbused starts a worker as a user.
-func startAbused(t *testing.T, uid int) *abused {
+func startAbused(t *testing.T, uid int, flags ...string) *abused {
 	t.Helper()
 	b := newBroker(t)
 	require.NoError(t, natsio.Ensure(t.Context(), b.jetStream(t), natsio.Topology{}))
 	dir, err := os.MkdirTemp("/tmp", "toolfleet-abuse-") //nolint:usetesting // where an ordinary user may go
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	a := &abused{secret: "secret-" + rand.Text(), file: filepath.Join(dir, "host-secret")}
+	a := &abused{server: b.server.URL(), secret: "secret-" + rand.Text(), file: filepath.Join(dir, "host-secret")}
 	credentials, err := os.ReadFile(b.server.CredentialFile())
 	require.NoError(t, err)
 	a.token = strings.TrimSpace(string(credentials))
@@ -62,6 +65,7 @@ func startAbused(t *testing.T, uid int) *abused {
 		"--nats", b.server.URL(), "--creds", creds, "--data", filepath.Join(dir, "data"), "--sandbox", "ns", "--slots", "8",
 		"--limit-processes", "700", "--limit-memory", "256M", "--limit-file-size", "64M", "--limit-output", "64K",
 	}
+	args = append(args, flags...)
 	if uid != os.Geteuid() {
 		id := strconv.Itoa(uid)
 		args = append([]string{"--reuid", id, "--regid", id, "--clear-groups", program}, args...)
@@ -294,6 +298,30 @@ func TestAbuse_NoSecretOfTheWorker(t *testing.T) { //nolint:paralleltest // besi
 		require.NoError(t, err)
 		require.NotContains(t, out, host+"\n")
 		require.Contains(t, out, "PATH=", "the script has run")
+		a.stop(t)
+	})
+}
+
+// TestAbuse_NetworkOnlyByTheList: through --allow-net a listed host is reached, the fleet's
+// own server is not although its address is listed too, and nothing is past the proxy.
+func TestAbuse_NetworkOnlyByTheList(t *testing.T) { //nolint:paralleltest // beside one that measures
+	asUsers(t, func(t *testing.T, uid int) {
+		t.Helper()
+		site := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "a page") }))
+		t.Cleanup(site.Close)
+		a := startAbused(t, uid, "--allow-net", "127.0.0.1:*", "--allow-net-private", "127.0.0.0/8")
+		ask := func(request string) string {
+			_, e := a.run(t, "network", `exec 2>&1; exec 3<>"/dev/tcp/127.0.0.1/${HTTP_PROXY##*:}"; printf '`+request+` HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3; cat <&3`, time.Minute)
+			return string(e.Stdout)
+		}
+		require.Contains(t, ask("GET "+site.URL+"/"), "a page")
+		server := strings.TrimPrefix(a.server, "nats://")
+		require.Contains(t, ask("CONNECT "+server), "403 Forbidden")
+		require.Contains(t, ask("CONNECT "+server), "belongs to the fleet itself")
+		require.Contains(t, ask("CONNECT example.com:443"), "--allow-net example.com:443")
+		host, port, _ := strings.Cut(strings.TrimPrefix(site.URL, "http://"), ":")
+		_, e := a.run(t, "network", fmt.Sprintf("(exec 3<>/dev/tcp/%s/%s) 2>/dev/null && echo connected || echo refused", host, port), time.Minute)
+		require.Equal(t, "refused\n", string(e.Stdout))
 		a.stop(t)
 	})
 }

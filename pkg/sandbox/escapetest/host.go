@@ -40,6 +40,7 @@ func newHost(t *testing.T, program string) canary.Host {
 
 func putFiles(t *testing.T, h *canary.Host) {
 	t.Helper()
+	h.Name = filepath.Base(filepath.Dir(os.Getenv(probeVariable)))
 	h.Dir = filepath.Join(t.TempDir(), "host")
 	require.NoError(t, os.Mkdir(h.Dir, 0o755))
 	for name, mode := range map[string]os.FileMode{"public": 0o644, "private": 0o600, "victim": 0o644, "to-unlink": 0o644, "to-rename": 0o644} {

@@ -11,7 +11,9 @@ type Host struct {
 	Secret string `json:"secret"`
 	// Dir has the files public (0644), private (0600), victim (to be changed), and the
 	// socket socket (0777). TmpFile and ShmFile are in the host's /tmp and /dev/shm.
-	Dir     string `json:"dir"`
+	Dir string `json:"dir"`
+	// Name is a part of the path of everything that the suite has on the host, workspaces included.
+	Name    string `json:"name"`
 	TmpFile string `json:"tmp_file"`
 	ShmFile string `json:"shm_file"`
 	// Abstract is the name of an abstract socket; TCP, TCP6 and UDP are host:port.

@@ -27,6 +27,7 @@ func descriptorProbes() map[string]probe {
 		"given/directory":     directory,
 		"given/hostname":      hostname,
 		"given/mounts":        mounts,
+		"given/mount-sources": mountSources,
 		"given/user":          user,
 		"given/terminal":      terminal,
 	}
@@ -147,6 +148,21 @@ func mounts(h canary.Host) canary.Verdict {
 		return leak("the host's mounts")
 	}
 	return contained(errors.New("its own"))
+}
+
+// mountSources looks for directories of the host in the sources of mounts.
+func mountSources(h canary.Host) canary.Verdict {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return contained(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		const root = 3 // the source's place in its own file system
+		if fields := strings.Fields(line); len(fields) > root && strings.Contains(fields[root], h.Name) {
+			return leak(fields[root])
+		}
+	}
+	return contained(errors.New("not named"))
 }
 
 func user(canary.Host) canary.Verdict {

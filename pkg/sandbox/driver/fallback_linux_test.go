@@ -1,0 +1,49 @@
+package driver_test
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
+)
+
+// withoutNamespaces says that this process is where no namespaces can be made.
+const withoutNamespaces = "TOOLFLEET_TEST_WITHOUT_NAMESPACES"
+
+// TestOpen_AutoWithoutNamespaces: where nobody may make namespaces, the next driver is
+// taken, with its lower level and with the reason; never one that does not isolate.
+func TestOpen_AutoWithoutNamespaces(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
+	escapetest.InArms(t, false, func(t *testing.T) {
+		t.Helper()
+		if os.Getenv(withoutNamespaces) != "" {
+			testWithoutNamespaces(t)
+			return
+		}
+		script := `echo 0 >/proc/sys/user/max_user_namespaces && exec "$0" "$@"`
+		cmd := exec.CommandContext(t.Context(), "unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps",
+			"sh", "-c", script, os.Args[0], "-test.run", "^TestOpen_AutoWithoutNamespaces$", "-test.v")
+		cmd.Env = append(os.Environ(), withoutNamespaces+"=1")
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s", out)
+		require.NoError(t, err)
+	})
+}
+
+func testWithoutNamespaces(t *testing.T) {
+	t.Helper()
+	_, _, err := driver.Open(t.Context(), "ns", nil)
+	require.ErrorIs(t, err, sandbox.ErrLevel)
+	require.ErrorContains(t, err, "user.max_user_namespaces")
+	d, caps, err := driver.Open(t.Context(), driver.Auto, nil)
+	require.NoError(t, err)
+	require.Equal(t, "landlock", d.Name())
+	require.Equal(t, sandbox.LevelPaths, caps.Level)
+	require.Contains(t, caps.Warnings[len(caps.Warnings)-1], "user.max_user_namespaces", "why the better one does not work")
+	_, err = d.Open(t.Context(), sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Require: sandbox.LevelFull})
+	require.ErrorIs(t, err, sandbox.ErrLevel)
+}
