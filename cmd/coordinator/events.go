@@ -56,6 +56,8 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		}, true
 	case loop.EventSessionEnded:
 		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true
+	case loop.EventJobEnded:
+		return []field{{"job", `""`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
 	case loop.EventPolicyDecision, loop.EventApprovalAsked:
 		return []field{{"call_id", `""`}, {"name", `""`}, {"rule", `""`}, {"text", `""`}}, true
 	case loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventToolQueued, loop.EventToolRunning:

@@ -21,6 +21,8 @@ type batch struct {
 	// those that cannot be run.
 	events []Event
 	inline []*pendingCall
+	asking []*pendingCall // about jobs
+	jobs   []newJob
 	calls  []protocol.Call
 	remote map[protocol.CallID]*pendingCall // of calls
 }
@@ -37,6 +39,9 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	}
 	b := t.planCalls(ctx, verdicts)
 	if err := t.record(ctx, b.events...); err != nil {
+		return err
+	}
+	if err := t.startJobs(ctx, b.jobs); err != nil {
 		return err
 	}
 	fleetErr := t.runBatch(ctx, b)
@@ -94,8 +99,13 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, argume
 	var fault *protocol.Error
 	scope := t.scope(t.id)
 	p.tool, p.plan, fault = t.table.Plan(scope, p.event.Name, arguments)
-	if fault == nil && p.plan.Inline != nil {
+	switch {
+	case fault != nil:
+	case p.plan.Inline != nil:
 		b.inline = append(b.inline, p)
+		return
+	case p.plan.Job != nil:
+		b.asking = append(b.asking, p)
 		return
 	}
 	if fault == nil {
@@ -109,6 +119,10 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, argume
 			status = protocol.StatusFailed
 		}
 		t.refuse(ctx, b, p, status, fault)
+		return
+	}
+	if p.plan.Background {
+		b.jobs = append(b.jobs, newJob{pending: p, call: call})
 		return
 	}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -142,6 +156,12 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	if len(b.calls) > 0 {
 		group.Go(func() error {
 			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(b, u, settle) })
+		})
+	}
+	for _, p := range b.asking {
+		group.Go(func() error {
+			t.runJobTool(ctx, p, settle)
+			return nil
 		})
 	}
 	for _, p := range b.inline {

@@ -30,6 +30,15 @@
 // pure, so the same tools make the same calls of them; a session must be resumed
 // with the tools that it had.
 //
+// # Jobs
+//
+// A call whose plan says Background is a job. Its tool call has a result at once, the
+// handle; the call is dispatched beside the steps, by a goroutine that ends with the run
+// and leaves the call to itself. job_ended is journaled once for each job: between two steps,
+// where it also is a message to the model, or with the job_wait or job_cancel that
+// answered it. Whoever runs the next turn looks for the jobs without an end under the
+// ids that they have.
+//
 // # What happens on failure
 //
 // Nothing that a model does wrong ends a turn. Arguments that are no JSON or do

@@ -81,6 +81,8 @@ type fleet struct {
 	// stall makes Dispatch wait for the end of ctx before the result at this place
 	// of the order; 0 does not.
 	stall int
+	// hold keeps a call from ending until what it returns is closed; nil holds none.
+	hold func(call *protocol.Call) <-chan struct{}
 	// err is returned before anything is told.
 	err error
 
@@ -108,6 +110,12 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 	for n, i := range order {
 		if f.stall == n+1 {
 			<-ctx.Done()
+		}
+		if f.hold != nil {
+			select {
+			case <-f.hold(&calls[i]):
+			case <-ctx.Done():
+			}
 		}
 		if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
 			return cause
@@ -200,7 +208,7 @@ func (w *watch) of(kind loop.EventType) []loop.Event {
 // table has one tool of each sort: "work" goes to a worker, "greedy" too and takes
 // the whole sandbox, "inline" does not go there,
 // "wait" is inline and ends with its context, and the others go wrong.
-func table(t *testing.T) *tools.Table {
+func table(t *testing.T, more ...tools.Tool) *tools.Table {
 	t.Helper()
 	inline := func(run func(ctx context.Context) (string, *protocol.Error)) func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 		return func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
@@ -214,7 +222,7 @@ func table(t *testing.T) *tools.Table {
 			Render: func(r *protocol.Result) string { return string(r.Status) + " " + string(r.CallID) },
 		}
 	}
-	made, err := tools.NewTable(
+	made, err := tools.NewTable(append(more,
 		tool("work", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 			return tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}}, nil
 		}),
@@ -234,7 +242,7 @@ func table(t *testing.T) *tools.Table {
 		tool("plan_refuses", func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 			return tools.Plan{}, protocol.Errorf(protocol.CodePathEscape, "stay inside")
 		}),
-	)
+	)...)
 	require.NoError(t, err)
 	return made
 }
@@ -262,6 +270,7 @@ type rig struct {
 	journal loop.Journal
 	watch   *watch
 	opts    loop.Options
+	tools   []tools.Tool // beside those of table
 }
 
 func newRig(replies ...loop.Reply) *rig {
@@ -280,7 +289,7 @@ func (r *rig) run(ctx context.Context, t *testing.T, input string) (loop.TurnRes
 
 func (r *rig) runInput(ctx context.Context, t *testing.T, input loop.Input) (loop.TurnResult, error) {
 	t.Helper()
-	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
+	runner, err := loop.New(r.model, r.fleet, r.journal, table(t, r.tools...), &r.opts)
 	require.NoError(t, err)
 	return runner.Run(ctx, r.session, input)
 }

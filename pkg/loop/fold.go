@@ -17,6 +17,7 @@ type session struct {
 	turns []turn
 	// taken is every tool call id of the conversation.
 	taken map[string]bool
+	jobs  []*job // in the order in which they were started
 }
 
 type turn struct {
@@ -24,6 +25,7 @@ type turn struct {
 	input  Input
 	steps  []step
 	usage  protocol.Usage
+	notes  []string    // of jobs that ended before the first step
 	result *TurnResult // nil while the turn is open
 }
 
@@ -31,6 +33,7 @@ type turn struct {
 type step struct {
 	text  string
 	calls []stepCall
+	notes []string // of jobs that ended behind the results, before the next step
 }
 
 type stepCall struct {
@@ -78,6 +81,12 @@ func (s *session) apply(e *Event) error {
 				return errors.New("tool call has a result already")
 			}
 			c.content, c.image, c.status = &e.Content, e.Image, protocol.Status(e.Status)
+			if e.Job != "" {
+				s.jobs = append(s.jobs, &job{
+					name: e.Job, callID: e.CallID, toolCallID: e.ToolCallID, tool: e.Name, arguments: c.Arguments,
+					turn: e.Turn, step: e.Step, index: e.Index, since: e.Time,
+				})
+			}
 			return nil
 		})
 	case EventPolicyDecision:
@@ -85,6 +94,8 @@ func (s *session) apply(e *Event) error {
 			c.decision = &decision{status: e.Status, reason: e.Text}
 			return nil
 		})
+	case EventJobEnded:
+		err = s.endJob(e)
 	case EventTurnEnded:
 		err = s.endTurn(e)
 	default:
@@ -178,8 +189,9 @@ func (s *session) conversation(system string) []Message {
 	messages := []Message{{Role: RoleSystem, Text: system}}
 	for i := range s.turns {
 		messages = append(messages, Message{Role: RoleUser, Text: s.turns[i].input.Text})
+		messages = appendNotes(messages, s.turns[i].notes)
 		for j := range s.turns[i].steps {
-			messages = s.turns[i].steps[j].appendTo(messages)
+			messages = appendNotes(s.turns[i].steps[j].appendTo(messages), s.turns[i].steps[j].notes)
 		}
 	}
 	return messages

@@ -149,6 +149,7 @@ const (
 	EventToolCall       EventType = "tool_call"
 	EventToolResult     EventType = "tool_result"
 	EventPolicyDecision EventType = "policy_decision"
+	EventJobEnded       EventType = "job_ended"
 	EventTurnEnded      EventType = "turn_ended"
 	EventSessionEnded   EventType = "session_ended" // live: the process that runs the session is done with it
 
@@ -189,6 +190,12 @@ type Event struct {
 	Index      int             `json:"index,omitempty"`
 	Name       string          `json:"name,omitempty"`
 	Arguments  string          `json:"arguments,omitempty"`
+
+	// Job is the handle of a job: of tool_result when the call goes on in the background,
+	// and of job_ended, whose Status and Content are those of its result.
+	Job string `json:"job,omitempty"`
+	// Told says, of job_ended, that the model got the result by a tool call.
+	Told bool `json:"told,omitempty"`
 
 	// Of policy_decision and approval_asked: the rule that decided, and who answered. Their
 	// Text says why.

@@ -15,6 +15,7 @@ type turnRun struct {
 	*recorder
 
 	timeLimit *protocol.Error // the cause with which ctx ends at the time limit
+	followed  followers
 }
 
 // ending is a decision to end the turn.
@@ -53,6 +54,7 @@ func (r *Runner) runTurn(ctx context.Context, rec *recorder) (TurnResult, error)
 }
 
 func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
+	defer t.leaveJobs()
 	for {
 		end, err := t.next(ctx)
 		if err == nil && end == nil {
@@ -85,6 +87,9 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		return &ending{OutcomeLimitReached, limitReached("%d tokens (max_tokens), with %d used",
 			t.opts.MaxTokens, turn.usage.Total())}, nil
 	default:
+		if err := t.tellJobs(ctx); err != nil {
+			return nil, err
+		}
 		return t.ask(ctx)
 	}
 }

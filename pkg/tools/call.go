@@ -26,6 +26,9 @@ type Place struct {
 func (p Plan) Call(
 	scope Scope, at Place, toolCallID, toolName string, issuedAt time.Time,
 ) (protocol.Call, *protocol.Error) {
+	if p.Job != nil {
+		return protocol.Call{}, protocol.Errorf(protocol.CodeInternal, "The tool %s is about the jobs of a session, and works only there.", toolName)
+	}
 	id := protocol.NewCallID(scope.Session, at.Turn, at.Step, at.Index)
 	if at == (Place{}) {
 		id = protocol.RandomCallID()

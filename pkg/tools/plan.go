@@ -51,7 +51,7 @@ func (t *Tool) plan(scope Scope, arguments json.RawMessage) (plan Plan, refusal 
 		}
 	}()
 	plan, refusal = t.Plan(scope, arguments)
-	if refusal == nil && (plan.Inline == nil) == (plan.Payload == nil) {
+	if refusal == nil && !plan.runnable() {
 		return Plan{}, protocol.Errorf(protocol.CodeInternal,
 			"The tool %s is broken: it planned nothing that can be run. Your arguments are not the cause; go on without it.", t.Name)
 	}
@@ -81,4 +81,15 @@ func panicked(name string, cause any) *protocol.Error {
 	return protocol.Errorf(protocol.CodePanic,
 		"The tool%s is broken, it panicked: %s. Your arguments need not be the cause; do not repeat the call as it is.",
 		name, short(plainText(fmt.Sprint(cause)), 500))
+}
+
+// runnable reports whether a plan says exactly one thing to do.
+func (p Plan) runnable() bool {
+	ways := 0
+	for _, set := range []bool{p.Inline != nil, p.Payload != nil, p.Job != nil} {
+		if set {
+			ways++
+		}
+	}
+	return ways == 1
 }

@@ -28,6 +28,8 @@ type Remote struct {
 	// MinLevel is the least sandbox level of a worker that may run a call: none, paths,
 	// full or kernel; "" means any.
 	MinLevel string
+	// Background makes jobs of the calls; see [Plan].
+	Background bool
 }
 
 // NewRemote makes a tool whose calls run on workers that have a handler for its kind.
@@ -72,6 +74,7 @@ func (r Remote) planned(definition Definition, payload func(json.RawMessage) (pr
 		}
 		return Plan{
 			Payload: body, Resources: uses, Delivery: r.Delivery, Timeout: r.Timeout, Pool: r.Pool, MinLevel: r.MinLevel,
+			Background: r.Background,
 		}, nil
 	}
 	return tool

@@ -184,7 +184,7 @@ func TestToolsets(t *testing.T) {
 
 	_, err = tools.Toolset("Core")
 	require.ErrorIs(t, err, tools.ErrUnknownToolset)
-	require.EqualError(t, err, `unknown toolset "Core": must be one of core, core-shell, files, help, openrath, smithers`)
+	require.EqualError(t, err, `unknown toolset "Core": must be one of core, core-shell, files, help, jobs, openrath, smithers`)
 	_, err = tools.Toolsets("x", "core", "y")
 	require.ErrorIs(t, err, tools.ErrUnknownToolset)
 	require.ErrorContains(t, err, `"x"`)

@@ -52,11 +52,17 @@ type Scope struct {
 	Guard protocol.Guard
 }
 
-// Plan is what a tool call becomes: exactly one of Inline and Payload is set.
+// Plan is what a tool call becomes: exactly one of Inline, Payload and Job is set.
 type Plan struct {
 	// Inline runs in the coordinator. It must have no side effects.
 	Inline func(ctx context.Context) (string, *protocol.Error)
 
+	// Job asks about the session's jobs.
+	Job *JobRequest
+
+	// Background makes a job of the call: the model gets a handle at once, and is told
+	// of the end when it has come. Until then the call holds its resources.
+	Background bool
 	// Payload is what a worker executes.
 	Payload protocol.Payload
 	// Resources is what the call touches; nil means the session's whole sandbox,

@@ -29,7 +29,7 @@ var ErrUnknownToolset = errors.New("unknown toolset")
 func toolsets() map[string]func() []Tool {
 	return map[string]func() []Tool{
 		CoreToolset: Core, CoreShellToolset: CoreShell, FilesToolset: FileTools, OpenRathToolset: OpenRath, SmithersToolset: Smithers,
-		HelpToolset: Help,
+		HelpToolset: Help, JobsToolset: Jobs,
 	}
 }
 

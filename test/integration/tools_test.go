@@ -85,3 +85,40 @@ func TestTools_OfAWorkerWithAHandler(t *testing.T) {
 	require.Equal(t, 200*sessions, acme.Refunded)
 	require.Len(t, acme.Calls, 2*sessions)
 }
+
+// TestTools_InTheBackground: a job outlives the turn and the process that started it; the
+// next one is told how it ended.
+func TestTools_InTheBackground(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	folder, gate := t.TempDir(), filepath.Join(t.TempDir(), "gate")
+	write(t, filepath.Join(folder, "train.yaml"), `
+name: train
+description: Train a model.
+command: "until [ -e \"$GATE\" ]; do sleep 0.05; done; echo '{\"accuracy\": 0.93}'"
+resources: []
+background: true
+`)
+	startWorkers(t, 1, append([]string{"--tools", folder, "--env", "GATE=" + gate}, b.flags...))
+	first := script(t,
+		say("Training.", use("c1", "train", object{}), bash("c2", "echo beside")),
+		say("It trains."),
+		say("Waiting.", use("c3", "job_wait", object{"job": "job_1_1_0", "timeout": 30})),
+		say("Trained."))
+	args := append([]string{"run", "--json", "--model", first, "--tools", folder, "--toolset", "core,jobs", "--session", "training"}, b.flags...)
+	got := execute(t, coordinator, launch{args: append(args, "train")})
+	require.Equal(t, 0, got.code, got.stderr)
+	list := events(t, got.stdout)
+	all := results(list)
+	require.Equal(t, "ok", all["c1"].Status)
+	require.Contains(t, all["c1"].Content, "job_1_1_0 runs in the background")
+	require.Equal(t, "beside\n", all["c2"].Content)
+	require.Empty(t, ofType(list, "job_ended"))
+
+	write(t, gate, "")
+	got = execute(t, coordinator, launch{args: append(args, "and now?")})
+	require.Equal(t, 0, got.code, got.stderr)
+	list = events(t, got.stdout)
+	require.Contains(t, results(list)["c3"].Content, "[job_1_1_0 has ended: ok]\n{\"accuracy\":0.93}")
+	require.Len(t, ofType(list, "job_ended"), 1)
+}

@@ -36,6 +36,7 @@ type document struct {
 	Timeout     duration          `yaml:"timeout"`
 	Pool        protocol.Pool     `yaml:"pool"`
 	MinLevel    string            `yaml:"min_level"`
+	Background  bool              `yaml:"background"`
 	Help        string            `yaml:"help"`
 	Hint        string            `yaml:"hint"`
 	Native      yaml.Node         `yaml:"native"`
@@ -148,7 +149,7 @@ func (m *parser) tool(doc document) tools.Tool {
 	}
 	remote := tools.Remote{
 		Kind: protocol.Kind(doc.Handler), Resources: doc.Resources, Delivery: doc.Delivery,
-		Timeout: time.Duration(doc.Timeout), Pool: doc.Pool, MinLevel: doc.MinLevel,
+		Timeout: time.Duration(doc.Timeout), Pool: doc.Pool, MinLevel: doc.MinLevel, Background: doc.Background,
 	}
 	switch doc.Output {
 	case "", "json", "text":
@@ -172,7 +173,7 @@ func (m *parser) tool(doc document) tools.Tool {
 
 // native makes a tool that the model's provider runs.
 func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
-	for _, field := range []string{"command", "handler", "output", "env", "resources", "delivery", "timeout", "pool", "min_level"} {
+	for _, field := range []string{"command", "handler", "output", "env", "resources", "delivery", "timeout", "pool", "min_level", "background"} {
 		if m.lines[field] > 0 {
 			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
 		}

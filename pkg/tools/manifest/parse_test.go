@@ -125,6 +125,7 @@ func TestParse_ProblemsHaveTheirLine(t *testing.T) {
 		{"command:", "handler: count\ncommand:", "f.yaml:14: exactly one of command (a program) and handler"},
 		{"command: [python3, \"{tools}/word_count.py\", --json]\n", "handler: count\n", "f.yaml:14: output and env are of commands"},
 		{"command: [python3, \"{tools}/word_count.py\", --json]\nenv: {PYTHONUTF8: \"1\"}", "handler: files_read", "f.yaml:14: invalid payload kind"},
+		{"pool: gpu", "background: perhaps", "f.yaml:21: `perhaps` is not what belongs here: it must be true or false"},
 		{"env: {PYTHONUTF8: \"1\"}", "env: [a]", "f.yaml:15: a list is not what belongs here: it must be a mapping"},
 		{"name: word_count", "name: word_count\nname: b", "f.yaml:3: mapping key \"name\" already defined at line 2"},
 		{"min_level: paths\n", "min_level: paths\n---\nname: other\n", "f.yaml: has more than one document"},

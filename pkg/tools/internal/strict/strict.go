@@ -100,6 +100,8 @@ func wanted(goType string) string {
 		return "it must be a mapping of names to texts"
 	case strings.HasPrefix(goType, "[]"):
 		return "it must be a list"
+	case goType == "bool":
+		return "it must be true or false"
 	case goType == "int":
 		return "it must be a whole number"
 	case strings.Contains(goType, "."):

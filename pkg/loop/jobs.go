@@ -1,0 +1,238 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// job is a call that goes on in the background, as the journal tells it.
+type job struct {
+	name              string // the handle
+	callID            protocol.CallID
+	toolCallID        string
+	tool, arguments   string
+	turn, step, index int
+	since             time.Time
+	ended             *Event // nil while it runs
+}
+
+// newJob is a call that is to become a job.
+type newJob struct {
+	pending *pendingCall
+	call    protocol.Call
+}
+
+// jobName is the handle of the job at a place of the session.
+func jobName(turn, step, index int) string { return fmt.Sprintf("job_%d_%d_%d", turn, step, index) }
+
+// endJob takes the end of a job, and notes it for the model unless it was told.
+func (s *session) endJob(e *Event) error {
+	t, j := s.open(), s.jobOf(e.CallID)
+	switch {
+	case j == nil:
+		return fmt.Errorf("there is no job of call %s", e.CallID)
+	case j.ended != nil:
+		return fmt.Errorf("%s has ended already", j.name)
+	case t == nil:
+		return errors.New("turn is not open")
+	}
+	ended := *e
+	j.ended = &ended
+	if e.Told {
+		return nil
+	}
+	note := fmt.Sprintf("[%s (%s) has ended: %s]\n%s", j.name, j.tool, e.Status, e.Content)
+	if last := t.last(); last != nil {
+		last.notes = append(last.notes, note)
+	} else {
+		t.notes = append(t.notes, note)
+	}
+	return nil
+}
+
+func (s *session) jobOf(id protocol.CallID) *job {
+	for _, j := range s.jobs {
+		if j.callID == id {
+			return j
+		}
+	}
+	return nil
+}
+
+// appendNotes adds what a model is told beside the results of its tool calls.
+func appendNotes(messages []Message, notes []string) []Message {
+	if len(notes) == 0 {
+		return messages
+	}
+	return append(messages, Message{Role: RoleUser, Text: strings.Join(notes, "\n\n")})
+}
+
+// jobs returns copies of the session's jobs.
+func (r *recorder) jobs() []job {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]job, len(r.session.jobs))
+	for i, j := range r.session.jobs {
+		out[i] = *j
+	}
+	return out
+}
+
+// followers are the jobs whose results this run waits for.
+type followers struct {
+	mu     sync.Mutex
+	byCall map[protocol.CallID]*follower
+	group  sync.WaitGroup
+	ending sync.Mutex // held while the end of a job is journaled
+}
+
+// follower waits for the result of one job.
+type follower struct {
+	stop     context.CancelCauseFunc
+	accepted chan struct{}    // closed when the fleet has the call, or will not
+	done     chan struct{}    // closed when nothing comes any more
+	result   *protocol.Result // once done; nil when it was not learned
+	tool     *tools.Tool
+}
+
+var errJobCancelled = errors.New("the job was cancelled")
+
+// startJobs journals the handles of new jobs and sends their calls, in their order and
+// before the other calls of the step.
+func (t *turnRun) startJobs(ctx context.Context, jobs []newJob) error {
+	for _, n := range jobs {
+		event := n.pending.local(protocol.StatusOK, "", nil, 0)
+		event.Job = jobName(event.Turn, event.Step, event.Index)
+		event.Content = fmt.Sprintf("[%s runs in the background. You will be told when it has ended; go on with something else.]", event.Job)
+		if err := t.record(ctx, event); err != nil {
+			return err
+		}
+		f := t.follow(ctx, n.call, n.pending.tool)
+		select {
+		case <-f.accepted:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// follow sends the call of a job, or finds it in the fleet, and waits for its result
+// beside everything else. The end of ctx does not stop it.
+func (t *turnRun) follow(ctx context.Context, call protocol.Call, tool *tools.Tool) *follower {
+	jobCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	f := &follower{stop: stop, accepted: make(chan struct{}), done: make(chan struct{}), tool: tool}
+	t.followed.mu.Lock()
+	if t.followed.byCall == nil {
+		t.followed.byCall = make(map[protocol.CallID]*follower)
+	}
+	t.followed.byCall[call.ID] = f
+	t.followed.mu.Unlock()
+	t.followed.group.Go(func() {
+		var once sync.Once
+		accept := func() { once.Do(func() { close(f.accepted) }) }
+		defer close(f.done)
+		defer accept()
+		err := t.dispatcher.Dispatch(jobCtx, []protocol.Call{call}, func(u Update) {
+			if u.CallID != call.ID {
+				return
+			}
+			accept()
+			if u.State == StateDone && u.Result != nil && f.result == nil {
+				f.result = u.Result
+			}
+		})
+		if err != nil && !errors.Is(err, ErrDetached) {
+			t.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again in the next turn")
+		}
+	})
+	return f
+}
+
+// leaveJobs leaves the jobs that still run to themselves; the next run finds them.
+func (t *turnRun) leaveJobs() {
+	t.followed.mu.Lock()
+	for _, f := range t.followed.byCall {
+		f.stop(ErrDetached)
+	}
+	t.followed.mu.Unlock()
+	t.followed.group.Wait()
+}
+
+// followerOf returns what waits for a job that has not ended, and begins to wait for
+// one of an earlier run. It is nil when the job's tool is gone: then it ends unknown.
+func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
+	t.followed.mu.Lock()
+	f := t.followed.byCall[j.callID]
+	t.followed.mu.Unlock()
+	if f != nil {
+		return f
+	}
+	scope := t.scope(t.id)
+	tool, plan, fault := t.table.Plan(scope, j.tool, j.arguments)
+	if fault != nil || plan.Payload == nil {
+		return nil
+	}
+	call, fault := plan.Call(scope, tools.Place{Turn: j.turn, Step: j.step, Index: j.index}, j.toolCallID, j.tool, time.Now().UTC())
+	if fault != nil {
+		return nil
+	}
+	call.Again = true
+	return t.follow(ctx, call, tool)
+}
+
+// tellJobs journals the ends of jobs that have come, so that the model hears of them in
+// its next step, and sees that all others are waited for.
+func (t *turnRun) tellJobs(ctx context.Context) error {
+	for _, j := range t.jobs() {
+		if j.ended != nil {
+			continue
+		}
+		f := t.followerOf(ctx, &j)
+		if f != nil {
+			select {
+			case <-f.done:
+			default:
+				continue
+			}
+			if f.result == nil {
+				continue // the fleet could not be reached
+			}
+		}
+		if _, err := t.endJob(ctx, &j, f, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endJob journals the end of a job once, and returns it. A nil follower stands for a job of
+// which nothing can be learned.
+func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (Event, error) {
+	t.followed.ending.Lock()
+	defer t.followed.ending.Unlock()
+	for _, known := range t.jobs() {
+		if known.callID == j.callID && known.ended != nil {
+			return *known.ended, nil
+		}
+	}
+	event := Event{
+		Type: EventJobEnded, Turn: j.turn, Step: j.step, Index: j.index, CallID: j.callID, ToolCallID: j.toolCallID, Name: j.tool,
+		Job: j.name, Told: told,
+	}
+	if f == nil {
+		fault := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, so its result cannot be read.", j.tool)
+		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), fault, tools.RenderFailure(protocol.StatusOutcomeUnknown, fault)
+	} else {
+		event.Status, event.Error, event.Content = string(f.result.Status), f.result.Error, f.tool.Text(f.result)
+		event.WorkerID, event.Attempt = f.result.WorkerID, f.result.Attempt
+		event.QueueMS, event.RunMS, event.Diff = &f.result.QueueMS, &f.result.RunMS, tools.Diff(f.result)
+	}
+	return event, t.record(ctx, event)
+}

@@ -1,0 +1,255 @@
+package loop_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// backgroundTools are a tool that runs in the background, and those that are about jobs.
+func backgroundTools() []tools.Tool {
+	return append(tools.Jobs(), tools.Tool{
+		Definition: tools.Definition{Name: "build", Description: "Build.", Schema: json.RawMessage(`{"type":"object"}`)},
+		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}, Background: true}, nil
+		},
+		Render: func(r *protocol.Result) string { return "built: " + string(r.Status) },
+	})
+}
+
+func newJobRig(replies ...loop.Reply) *rig {
+	r := newRig(replies...)
+	r.tools = backgroundTools()
+	return r
+}
+
+// about is a reply that calls a tool about a job.
+func about(prefix, tool, arguments string) loop.Reply {
+	return loop.Reply{Text: "asking " + prefix, ToolCalls: []loop.ToolCall{{ID: prefix, Name: tool, Arguments: arguments}}}
+}
+
+// holdJobs keeps jobs from ending until release is called.
+func (r *rig) holdJobs() (release func()) {
+	held, open := make(chan struct{}), make(chan struct{})
+	close(open)
+	r.fleet.hold = func(call *protocol.Call) <-chan struct{} {
+		if call.Tool == "build" {
+			return held
+		}
+		return open
+	}
+	return func() { close(held) }
+}
+
+func texts(messages []loop.Message) []string {
+	out := make([]string, 0, len(messages))
+	for _, m := range messages {
+		out = append(out, string(m.Role)+": "+m.Text)
+	}
+	return out
+}
+
+const started = "tool: [job_1_1_0 runs in the background. You will be told when it has ended; go on with something else.]"
+
+func TestJobs_TheModelIsToldAtItsNextStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newJobRig(asks("a", "build"), asks("b", "work"), asks("c", "work"), says("done"))
+		release := r.holdJobs()
+		works := 0
+		r.fleet.told = func(call protocol.Call) {
+			if call.Tool != "work" {
+				return
+			}
+			if works++; works == 1 {
+				release()
+				synctest.Wait()
+			}
+		}
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		seen := texts(r.model.lastSeen())
+		require.Equal(t, started, seen[3])
+		require.Equal(t, "user: [job_1_1_0 (build) has ended: ok]\nbuilt: ok", seen[6], "behind the results of the step in which it came")
+		require.Equal(t, "assistant: asking c", seen[7])
+		requireProtocol(t, r.model.lastSeen())
+		require.Len(t, r.watch.of(loop.EventJobEnded), 1)
+		require.Equal(t, "job_1_1_0", r.watch.of(loop.EventToolResult)[0].Job)
+	})
+}
+
+func TestJobs_OutliveTheirTurnAndTheirCoordinator(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newJobRig(asks("a", "build"), says("started"), says("seen"))
+		release := r.holdJobs()
+		result, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, "started", result.Text)
+		require.Empty(t, r.fleet.stopped, "it goes on")
+		require.Empty(t, r.watch.of(loop.EventJobEnded))
+		release()
+		// Another run is another coordinator: it knows no more than the journal. Its first
+		// question may come before the fleet has answered, so it asks about the job.
+		r.model.replies = []loop.Reply{r.model.replies[0], r.model.replies[1], about("w", "job_wait", `{"job":"job_1_1_0"}`), says("seen")}
+		_, err = r.run(t.Context(), t, "and?")
+		require.NoError(t, err)
+		require.Len(t, r.watch.of(loop.EventJobEnded), 1)
+		require.Contains(t, texts(r.model.lastSeen())[7], "[job_1_1_0 has ended: ok]\nbuilt: ok")
+		require.Len(t, r.fleet.runs, 1, "it is not run again")
+	})
+}
+
+func TestJobs_StatusWaitCancel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newJobRig(
+			asks("a", "build"),
+			about("b", "job_status", `{}`),
+			about("c", "job_wait", `{"job":"job_1_1_0","timeout":5}`),
+			about("d", "job_wait", `{"job":"job_9_9_9"}`),
+			about("e", "job_cancel", `{"job":"job_1_1_0"}`),
+			about("f", "job_wait", `{"job":"job_1_1_0"}`),
+			about("g", "job_status", `{}`),
+			says("done"))
+		r.holdJobs()
+		start := time.Now()
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, 5*time.Second, time.Since(start), "as long as it was told to wait")
+		seen := texts(r.model.lastSeen())
+		require.Contains(t, seen[5], "[job_1_1_0 (build) runs, since ")
+		require.Contains(t, seen[7], "[job_1_1_0 (build) runs, since ")
+		require.Contains(t, seen[9], `There is no job "job_9_9_9". The jobs are: job_1_1_0.`)
+		require.Equal(t, "tool: [job_1_1_0 has ended: cancelled]\nbuilt: cancelled", seen[11], "a failure is told as one")
+		require.Equal(t, seen[11], seen[13], "it has ended for good")
+		require.Equal(t, "tool: [job_1_1_0 (build) has ended: cancelled]", seen[15])
+		require.Len(t, r.fleet.stopped, 1)
+		require.Len(t, r.watch.of(loop.EventJobEnded), 1)
+		requireProtocol(t, r.model.lastSeen())
+	})
+}
+
+func TestJobs_NoneToAskAbout(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(about("a", "job_status", `{}`), about("b", "job_cancel", `{"job":"x"}`), says("done"))
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ok", "rejected"}, statuses(r))
+	require.Equal(t, "tool: [no jobs]", texts(r.model.lastSeen())[3])
+}
+
+func TestJobs_AJobWhoseToolIsGoneEndsUnknown(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(asks("a", "build"), says("started"), says("seen"))
+	r.holdJobs()
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	r.tools = tools.Jobs()
+	_, err = r.run(t.Context(), t, "and?")
+	require.NoError(t, err)
+	ended := r.watch.of(loop.EventJobEnded)
+	require.Len(t, ended, 1)
+	require.Equal(t, string(protocol.StatusOutcomeUnknown), ended[0].Status)
+	require.Contains(t, texts(r.model.lastSeen())[6], "has ended: outcome_unknown")
+}
+
+func TestJobs_AFleetThatCannotBeReachedIsNoEnd(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(asks("a", "build"), about("b", "job_wait", `{"job":"job_1_1_0"}`), says("done"))
+	r.fleet.err = errors.New("no servers")
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Empty(t, r.watch.of(loop.EventJobEnded))
+	require.Contains(t, texts(r.model.lastSeen())[5], "runs, since")
+	r.fleet.err = nil
+	r.model.replies = append(r.model.replies, about("c", "job_wait", `{"job":"job_1_1_0"}`), says("done"))
+	_, err = r.run(t.Context(), t, "go on")
+	require.NoError(t, err)
+	require.Len(t, r.watch.of(loop.EventJobEnded), 1)
+}
+
+func TestJobs_InterruptedTurnLeavesThemAlone(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(asks("a", "build", "wait"), says("done"))
+	r.holdJobs()
+	ctx, stop := context.WithCancel(t.Context())
+	r.opts.Observe = func(e loop.Event) {
+		r.watch.observe(e)
+		if e.Type == loop.EventToolResult && e.Job != "" {
+			stop()
+		}
+	}
+	result, err := r.run(ctx, t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	require.Empty(t, r.fleet.stopped)
+}
+
+// TestJobs_CrashAtAnyAppendLosesNoJob: when a job ends is a matter of time, so not every
+// conversation is the same; but each job runs once, ends once, and is told once.
+func TestJobs_CrashAtAnyAppendLosesNoJob(t *testing.T) {
+	t.Parallel()
+	replies := func() []loop.Reply {
+		return []loop.Reply{
+			asks("a", "work", "build", "inline", "build"),
+			about("b", "job_wait", `{"job":"job_1_1_1"}`),
+			asks("c", "work", "nosuch"),
+			about("d", "job_wait", `{"job":"job_1_1_3"}`),
+			says("done"),
+			says("checked"),
+		}
+	}
+	session := protocol.NewSessionID()
+	clean := newJobRig(replies()...)
+	clean.session = session
+	_, err := clean.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	appends := 0
+	for n := 0; ; n++ {
+		crashed := false
+		for kept := range 3 {
+			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
+			r, journal := newJobRig(replies()...), &crashingJournal{untilCrash: n, kept: kept}
+			r.session, r.journal = session, journal
+			result, err := r.run(t.Context(), t, "go")
+			if err != nil {
+				crashed = true
+				require.ErrorIs(t, err, errCrash, name)
+				result, err = r.run(t.Context(), t, "go")
+			}
+			require.NoError(t, err, name)
+			journal.untilCrash = -1
+			require.Equal(t, clean.fleet.ran(), r.fleet.ran(), name)
+			require.Empty(t, r.fleet.stopped, name)
+			events := r.events(t)
+			requireOneResultEach(t, events)
+			ended := map[string]int{}
+			for _, e := range events {
+				if e.Type == loop.EventJobEnded {
+					ended[e.Job]++
+				}
+			}
+			require.Equal(t, map[string]int{"job_1_1_1": 1, "job_1_1_3": 1}, ended, name)
+			if result.Turn == 1 {
+				seen := settled(t, r)
+				requireProtocol(t, seen)
+			}
+		}
+		if !crashed {
+			break
+		}
+		appends++
+	}
+	require.Greater(t, appends, 12)
+}
