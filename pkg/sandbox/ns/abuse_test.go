@@ -80,6 +80,29 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 	})
 }
 
+// TestAbuse_MemoryIsTheSandboxs: commands side by side share the memory of their sandbox, and
+// it is the one that holds most who ends.
+func TestAbuse_MemoryIsTheSandboxs(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+	escapetest.InArms(t, true, func(t *testing.T) {
+		t.Helper()
+		s := limited(t, sandbox.Limits{Memory: 150 << 20})
+		ctx, cancel := context.WithCancel(t.Context())
+		small, up := make(chan sandbox.Result, 1), make(chan struct{}, 1)
+		go func() {
+			result, _ := s.Exec(ctx, sandbox.Cmd{
+				Argv: []string{"bash", "-c", "printf -v x %60000000s; echo up; sleep 1000"},
+				Live: func(sandbox.Stream, []byte) { up <- struct{}{} }, Limits: sandbox.Limits{Grace: 10 * time.Millisecond},
+			})
+			small <- result
+		}()
+		<-up
+		require.Equal(t, sandbox.ReasonOOM, run(t, s, "printf -v x %120000000s; sleep 1000").Reason)
+		require.Empty(t, small)
+		cancel()
+		require.Equal(t, sandbox.ReasonCancelled, (<-small).Reason)
+	})
+}
+
 // TestAbuse_ForksAreBounded: a fork bomb fills its own sandbox and no other, which
 // answers at once meanwhile.
 func TestAbuse_ForksAreBounded(t *testing.T) { //nolint:paralleltest // its arms are processes of their own

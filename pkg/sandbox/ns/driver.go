@@ -181,7 +181,7 @@ func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 func explain(err error) error {
 	failed, ok := errors.AsType[*startError](err)
 	if !ok {
-		return fmt.Errorf("%w: %w", sandbox.ErrLevel, err)
+		return err
 	}
 	hint := ""
 	switch failed.Step {

@@ -230,23 +230,28 @@ func (t *commands) send(c *command, sig syscall.Signal) {
 }
 
 // members are the processes that have c's brand, or nobody's.
-func (t *commands) members(c *command) []int {
+func (t *commands) members(c *command) []int { return t.allMembers(c)[c] }
+
+// allMembers are the processes of each command that runs, by their brands; those with nobody's
+// are counted as c's.
+func (t *commands) allMembers(c *command) map[*command][]int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
 	}
-	var pids []int
+	members := map[*command][]int{}
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
 		var limit unix.Rlimit
-		if unix.Prlimit(pid, unix.RLIMIT_RTTIME, nil, &limit) == nil && t.owner(brand(limit.Cur), c) == c {
-			pids = append(pids, pid)
+		if unix.Prlimit(pid, unix.RLIMIT_RTTIME, nil, &limit) == nil {
+			owner := t.owner(brand(limit.Cur), c)
+			members[owner] = append(members[owner], pid)
 		}
 	}
-	return pids
+	return members
 }
 
 // owner is the command of a brand; c when it is none that runs.

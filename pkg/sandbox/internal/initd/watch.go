@@ -83,12 +83,28 @@ func (t *commands) stop(c *command, why sandbox.Reason) {
 	t.send(c, syscall.SIGKILL)
 }
 
-// memory is how much the processes of a command hold that is theirs: pages of programs and
-// files are everybody's.
+// memory is how much the processes of a sandbox hold together, if those of c hold more than
+// those of any other command: that is who has to end. Otherwise it is how much those of c hold.
 func (t *commands) memory(c *command) uint64 {
 	t.mu.Lock()
-	pids := t.members(c)
+	members := t.allMembers(c)
 	t.mu.Unlock()
+	mine := held(members[c])
+	total, most := mine, true
+	for other, pids := range members {
+		if other != c {
+			theirs := held(pids)
+			total, most = total+theirs, most && theirs <= mine
+		}
+	}
+	if most {
+		return total
+	}
+	return mine
+}
+
+// held is what processes hold that is theirs: pages of programs and files are everybody's.
+func held(pids []int) uint64 {
 	var total, shared uint64
 	for _, pid := range pids {
 		status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
