@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -67,7 +68,9 @@ func TestBackground_ProcessesEndWithTheirWorkerAndAreToldOfByTheNext(t *testing.
 	handle := r.startServer(t, session)
 	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
 	stop()
-	requireGone(t, pid, time.Millisecond)
+	n, err := strconv.Atoi(pid)
+	require.NoError(t, err)
+	require.True(t, gone(n), "when the worker has stopped")
 	r.work(o)
 	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle}))
 	require.Equal(t, []string{"cancelled", "ready\n"}, []string{got.Reason, string(got.Content)})
@@ -106,7 +109,7 @@ func TestBackground_ALostLaneKillsWhatLivesThere(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.New(t, natsio.Topology{}))
 	o := r.options()
-	o.AckWait = time.Second
+	o.AckWait = 3 * time.Second
 	nc := r.Connect()
 	w, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)
