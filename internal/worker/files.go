@@ -185,5 +185,5 @@ func filesGlob(ctx context.Context, fs sandbox.FS, p protocol.FilesGlob) (protoc
 	if err != nil {
 		return nil, err
 	}
-	return protocol.FilesGlobResult{Paths: append([]string{}, r.Paths...), Total: r.Total, Skipped: r.Skipped}, nil
+	return protocol.FilesGlobResult{Paths: append([]string{}, r.Paths...), Total: r.Total, Skipped: r.Skipped, Ignored: r.Ignored}, nil
 }

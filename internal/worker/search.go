@@ -28,7 +28,7 @@ func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSear
 	req := sandbox.SearchRequest{
 		Pattern: p.Pattern, IgnoreCase: p.IgnoreCase, Path: p.Path, Glob: p.Glob, NoIgnore: p.NoIgnore, Limit: p.Limit,
 	}
-	if pattern, ok := ripgrepPattern(p.Pattern, p.IgnoreCase); ok && f.ripgrep {
+	if pattern, ok := ripgrepPattern(p.Pattern, p.IgnoreCase); ok && f.ripgrep && !isLiteral(p) {
 		req.Among = f.candidates(ctx, fs, p, pattern)
 	}
 	r, err := fs.Search(ctx, req)
@@ -39,7 +39,12 @@ func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSear
 	for i, m := range r.Matches {
 		matches[i] = protocol.Match{Path: m.Path, Line: m.Line, Text: m.Text}
 	}
-	return protocol.FilesSearchResult{Matches: matches, Truncated: r.Truncated, Files: r.Files, Skipped: r.Skipped}, nil
+	return protocol.FilesSearchResult{Matches: matches, Truncated: r.Truncated, Files: r.Files, Skipped: r.Skipped, Ignored: r.Ignored}, nil
+}
+
+// isLiteral reports whether a search is for a text as it is, which ripgrep finds no faster.
+func isLiteral(p protocol.FilesSearch) bool {
+	return !p.IgnoreCase && regexp.QuoteMeta(p.Pattern) == p.Pattern
 }
 
 // candidates returns the files that can have a match, or nil when all have to be

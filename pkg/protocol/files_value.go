@@ -137,8 +137,10 @@ type FilesGlobResult struct {
 	Paths []string `json:"paths"`
 	// Total is how many files match; more than len(Paths) when cut.
 	Total int `json:"total"`
-	// Skipped is how many directories could not be read.
+	// Skipped is how many directories could not be read, Ignored how many entries
+	// .gitignore files exclude.
 	Skipped int `json:"skipped,omitempty"`
+	Ignored int `json:"ignored,omitempty"`
 }
 
 // Match is one matching line.
@@ -156,6 +158,8 @@ type FilesSearchResult struct {
 	// Files is how many files were looked at, Skipped how many could not be (too big, unreadable).
 	Files   int `json:"files"`
 	Skipped int `json:"skipped"`
+	// Ignored is how many entries .gitignore files exclude.
+	Ignored int `json:"ignored,omitempty"`
 }
 
 // ValueKind implements [Value].

@@ -82,7 +82,7 @@ func fileValueSamples() map[string]any {
 				{Path: "src/a", Type: protocol.TypeDir, Hidden: 3}, {Path: "src/b.go", Type: protocol.TypeFile, Size: 10},
 			},
 		},
-		"value/files_glob": protocol.FilesGlobResult{Paths: []string{"a.go", "b/c.go"}, Total: 3, Skipped: 1},
+		"value/files_glob": protocol.FilesGlobResult{Paths: []string{"a.go", "b/c.go"}, Total: 3, Skipped: 1, Ignored: 5},
 		"value/files_list": protocol.FilesListResult{
 			Path: "a", Total: 2001, Entries: []protocol.DirEntry{
 				{Name: "b.txt", Type: protocol.TypeFile, Size: 30},
@@ -95,7 +95,7 @@ func fileValueSamples() map[string]any {
 		"value/files_exists_absent": protocol.FilesExistsResult{Path: "nothing"},
 		"value/files_search": protocol.FilesSearchResult{
 			Matches:   []protocol.Match{{Path: "src/a.go", Line: 7, Text: "func a() {"}},
-			Truncated: true, Files: 12, Skipped: 3,
+			Truncated: true, Files: 12, Skipped: 3, Ignored: 4,
 		},
 	}
 }

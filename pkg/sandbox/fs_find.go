@@ -79,6 +79,7 @@ type GlobResult struct {
 	Paths   []string // relative to the workspace
 	Total   int      // more than len(Paths) when cut
 	Skipped int      // directories that could not be read
+	Ignored int      // entries that .gitignore files exclude, whatever their names
 }
 
 // SearchRequest asks for matching lines.
@@ -105,4 +106,5 @@ type SearchResult struct {
 	Truncated bool // there were more than the limit
 	Files     int  // looked at; fewer than there are when Truncated
 	Skipped   int  // too big or unreadable
+	Ignored   int  // entries that .gitignore files exclude, as far as it was looked
 }

@@ -1,6 +1,7 @@
 package tools_test
 
 import (
+	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -78,6 +79,49 @@ func FuzzPlan(f *testing.F) {
 		_, again, refusal := table.Plan(scope, name, raw)
 		require.Nil(t, refusal)
 		require.Equal(t, plan, again, "a plan is a function of scope and arguments")
+	})
+}
+
+// FuzzSchema makes a tool of whatever schema somebody could write: it is refused with
+// the tool's name, or arguments are held to it without a panic, and what is accepted
+// passes a second time as it is.
+func FuzzSchema(f *testing.F) {
+	for _, seed := range [][2]string{
+		{`{"type":"object","properties":{"a":{"type":"integer","minimum":1}},"required":["a"]}`, `{"a":"3.0"}`},
+		{`{"type":"object","$defs":{"x":{"$ref":"#/$defs/x"}},"properties":{"a":{"$ref":"#/$defs/x"}}}`, `{"a":[{}]}`},
+		{`{"type":"object","properties":{"a":{"type":["array","null"],"items":{"$ref":"#"}}}}`, `{"a":"[{\"a\":null}]"}`},
+		{`{"type":"object","patternProperties":{"(":{}}}`, `{}`},
+		{`{"type":"object","$ref":"http://example.com/x"}`, `{}`},
+		{`{"type":"object","additionalProperties":{"oneOf":[{"type":"boolean"},{"const":1e400}]}}`, `{"x":"true"}`},
+		{`{"type":"object","properties":{"":{"type":"object","maxProperties":0}}}`, `{"":"{}"}`},
+		{`[]`, ``},
+	} {
+		f.Add(seed[0], seed[1])
+	}
+	f.Fuzz(func(t *testing.T, schema, raw string) {
+		var got string
+		table, err := tools.NewTable(tools.Tool{
+			Definition: tools.Definition{Name: "fuzzed", Description: "x", Schema: json.RawMessage(schema)},
+			Plan: func(_ tools.Scope, arguments json.RawMessage) (tools.Plan, *protocol.Error) {
+				got = string(arguments)
+				return tools.Plan{Payload: protocol.Noop{}}, nil
+			},
+		})
+		if err != nil {
+			require.ErrorIs(t, err, tools.ErrInvalidTool)
+			require.ErrorContains(t, err, "fuzzed")
+			return
+		}
+		_, _, refusal := table.Plan(scope, "fuzzed", raw)
+		if refusal != nil {
+			require.Equal(t, protocol.CodeInvalidArguments, refusal.Code, refusal.Message)
+			return
+		}
+		require.True(t, json.Valid([]byte(got)))
+		first := got
+		_, _, refusal = table.Plan(scope, "fuzzed", first)
+		require.Nil(t, refusal, "%q became %q", raw, first)
+		require.Equal(t, first, got)
 	})
 }
 

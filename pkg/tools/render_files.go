@@ -165,6 +165,7 @@ func grepText(v protocol.FilesSearchResult) string {
 	if v.Skipped > 0 {
 		searched += fmt.Sprintf(", %d skipped: too large or unreadable", v.Skipped)
 	}
+	searched += ignoredText(v.Ignored)
 	if len(v.Matches) == 0 {
 		return "[no matches; " + searched + "]"
 	}

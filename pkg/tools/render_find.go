@@ -8,9 +8,9 @@ import (
 )
 
 func globText(v protocol.FilesGlobResult) string {
-	skipped := ""
+	skipped := ignoredText(v.Ignored)
 	if v.Skipped > 0 {
-		skipped = fmt.Sprintf("; %d directories could not be read", v.Skipped)
+		skipped += fmt.Sprintf("; %d directories could not be read", v.Skipped)
 	}
 	if len(v.Paths) == 0 {
 		return "[no files match" + skipped + "; **/NAME looks at every depth]"
@@ -49,13 +49,18 @@ func treeText(v protocol.FilesTreeResult) string {
 	} else {
 		marks = append(marks, entries(shown))
 	}
-	if v.Ignored > 0 {
-		marks = append(marks, fmt.Sprintf("%d left out by .gitignore", v.Ignored))
-	}
 	if v.Skipped > 0 {
 		marks = append(marks, fmt.Sprintf("%d directories could not be read", v.Skipped))
 	}
-	return name(v.Path) + "/\n" + body + "[" + strings.Join(marks, "; ") + "]"
+	return name(v.Path) + "/\n" + body + "[" + strings.Join(marks, "; ") + ignoredText(v.Ignored) + "]"
+}
+
+// ignoredText says how much ignore files exclude; "" when that is nothing.
+func ignoredText(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d left out by .gitignore", n)
 }
 
 func entries(n int) string {

@@ -55,7 +55,7 @@ func (f *FS) glob(ctx context.Context, name string, wanted glob, req sandbox.Glo
 	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, sandbox.FaultNotDirectory)) {
 		err = nil // nothing can match
 	}
-	result.Skipped = w.skipped
+	result.Skipped, result.Ignored = w.skipped, w.ignored
 	return result, err
 }
 

@@ -108,6 +108,7 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 	}}
 	err = w.from(ctx, name)
 	s.result.Skipped += w.skipped
+	s.result.Ignored = w.ignored
 	return err
 }
 
