@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -33,10 +34,11 @@ func TestIgnore_AsGitDoes(t *testing.T) {
 	base := t.TempDir()
 	repository := filepath.Join(base, "git")
 	git(t, "init", "-q", "--bare", repository)
+	checks := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		dir, err := os.MkdirTemp(base, "")
-		require.NoError(t, err)
-		defer os.RemoveAll(dir)
+		checks++
+		dir := filepath.Join(base, strconv.Itoa(checks))
+		require.NoError(t, os.Mkdir(dir, 0o755))
 		put := func(name, content string) {
 			name = filepath.Join(dir, name)
 			require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
