@@ -125,7 +125,20 @@ func (s *sandboxes) mounts() []sandbox.Mount {
 	if s.options.Tools == "" {
 		return nil
 	}
-	return []sandbox.Mount{{Host: s.options.Tools}}
+	return []sandbox.Mount{{Host: s.options.Tools, Guest: s.toolsPlace()}}
+}
+
+// guestTools is where sandboxes with a root of their own see the folder of tools.
+const guestTools = "/tools"
+
+// toolsPlace is where commands find the folder of tools; "" when there is none. Only
+// drivers with a root of their own can show it under another name, and they must: what
+// lies below the host's /tmp would be hidden by that of the sandbox.
+func (s *sandboxes) toolsPlace() string {
+	if s.options.Tools != "" && s.options.Caps.Level >= sandbox.LevelFull {
+		return guestTools
+	}
+	return s.options.Tools
 }
 
 // directories returns the workspace and the scratch directory of a lane's sandbox.

@@ -28,18 +28,19 @@ func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, p protocol.Tool
 	if len(p.Argv) == 0 {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "tool_run: argv is empty")
 	}
+	folder := w.sandboxes.toolsPlace()
 	for i, arg := range p.Argv {
-		if strings.Contains(arg, toolsPlace) && w.options.Tools == "" {
+		if strings.Contains(arg, toolsPlace) && folder == "" {
 			return nil, protocol.Errorf(protocol.CodeInvalidPayload,
 				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, w.ID())
 		}
-		cmd.Argv[i] = strings.ReplaceAll(arg, toolsPlace, w.options.Tools)
+		cmd.Argv[i] = strings.ReplaceAll(arg, toolsPlace, folder)
 	}
-	if w.options.Tools != "" {
+	if folder != "" {
 		if cmd.Env == nil {
 			cmd.Env = map[string]string{}
 		}
-		cmd.Env[toolsVar] = w.options.Tools
+		cmd.Env[toolsVar] = folder
 	}
 	cmd.Live = frames.output
 	r, err := s.Exec(ctx, cmd)
