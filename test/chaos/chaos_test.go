@@ -54,7 +54,11 @@ func stopWorker(r *rig) {
 
 func TestChaos_CallersAreKilled(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{faults: 4, pause: time.Second}, killCaller)
+	s := setup{faults: 4, pause: time.Second}
+	if *calls > 0 {
+		s.pause = 5 * time.Second // they have more and more to read when they come back
+	}
+	run(t, s, killCaller)
 }
 
 // killCaller is kill -9 of the callers, wherever they are in putting their steps;
