@@ -87,7 +87,7 @@ type command struct {
 // during forks with the brand and the limits of the command. Those that mean nothing to this
 // process are set here for the moment of the fork. The others would hit what goes on here
 // meanwhile: they are set in the process that comes of it, some microseconds after it has
-// started.
+// started; limitLate sees to what it has started by then.
 func (c *command) during(fork func() (int, error)) (int, error) {
 	for _, l := range []resource{{unix.RLIMIT_RTTIME, uint64(c.brand), 0}, {unix.RLIMIT_CPU, c.limits.CPU, 0}} {
 		restore, err := l.here()
@@ -100,16 +100,7 @@ func (c *command) during(fork func() (int, error)) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, l := range []resource{
-		{unix.RLIMIT_CPU, c.limits.CPU, 1}, // SIGXCPU first, then SIGKILL
-		{unix.RLIMIT_DATA, tooFast(c.limits.Memory), 0},
-		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
-		{unix.RLIMIT_NOFILE, c.limits.OpenFiles, 0},
-	} {
-		if l.value > 0 {
-			_ = unix.Prlimit(pid, l.resource, &unix.Rlimit{Cur: l.value, Max: l.value + l.more}, nil) // it may have ended
-		}
-	}
+	c.limit(pid)
 	return pid, nil
 }
 

@@ -1,0 +1,93 @@
+//go:build linux
+
+package initd
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits are set in a process a moment after it was started, in which it may have started
+// others, without them. Those are found and limited here; from then on whatever is started
+// inherits the limits. A process that is just being made has copied the limits already and
+// cannot be seen yet, so this is done again some times later.
+
+// laterLooks are when it is done, after the start of the command. The making of a process takes
+// some microseconds, if the processors are not busy with others.
+func laterLooks() []time.Duration {
+	return []time.Duration{2 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond, time.Second}
+}
+
+// limitLater looks again while the command runs.
+func (t *commands) limitLater(c *command, looks []time.Duration) {
+	time.AfterFunc(looks[0], func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.running[c.id] != c {
+			return
+		}
+		t.limitLate(c)
+		if len(looks) > 1 {
+			t.limitLater(c, looks[1:])
+		}
+	})
+}
+
+// latePasses is how often new processes without limits may be found. Who needs more of them
+// does nothing but run away, and is killed.
+const latePasses = 50
+
+// limitLate limits what the command has started by now.
+func (t *commands) limitLate(c *command) {
+	if lastPID() == c.pid {
+		return // nobody was started after it
+	}
+	for range latePasses {
+		found := false
+		for _, pid := range t.members(c) {
+			found = c.limit(pid) || found
+		}
+		if !found {
+			return
+		}
+	}
+	for _, pid := range t.members(c) {
+		_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+	}
+}
+
+// lastPID is the process id that was given out last; 0 when the kernel does not tell.
+func lastPID() int {
+	text, err := os.ReadFile("/proc/sys/kernel/ns_last_pid")
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0
+	}
+	return pid
+}
+
+// limit sets the limits of the command in a process of it, and reports whether there was
+// one that it did not have.
+func (c *command) limit(pid int) (changed bool) {
+	for _, l := range []resource{
+		{unix.RLIMIT_CPU, c.limits.CPU, 1}, // SIGXCPU first, then SIGKILL
+		{unix.RLIMIT_DATA, tooFast(c.limits.Memory), 0},
+		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
+		{unix.RLIMIT_NOFILE, c.limits.OpenFiles, 0},
+	} {
+		var was unix.Rlimit
+		if l.value == 0 || unix.Prlimit(pid, l.resource, nil, &was) != nil || was.Max <= l.value+l.more {
+			continue
+		}
+		limit := unix.Rlimit{Cur: min(l.value, was.Cur), Max: l.value + l.more}
+		changed = unix.Prlimit(pid, l.resource, &limit, nil) == nil || changed // it may have ended
+	}
+	return changed
+}
