@@ -38,7 +38,7 @@ func TestBwrap_Conformance(t *testing.T) { //nolint:paralleltest // its arms are
 // TestBwrap_NothingGetsOut tries to get out of sandboxes that bwrap has made.
 func TestBwrap_NothingGetsOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	requireBwrap(t)
-	escapetest.Run(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return withBwrap() }, NotAsRoot: true})
+	escapetest.Run(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return withBwrap() }, Known: known(), NotAsRoot: true})
 }
 
 func withBwrap() sandbox.Driver { return ns.New(&ns.Options{Launcher: ns.LauncherBwrap}) }
