@@ -94,7 +94,7 @@ func (t *commands) reaped(pid int, status unix.WaitStatus, usage *unix.Rusage) {
 	c.ended = &wire.Ended{
 		Status: uint32(status),
 		CPU:    time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
-		MaxRSS: usage.Maxrss << 10,
+		MaxRSS: int64(usage.Maxrss) << 10, //nolint:unconvert // 32 bits on some systems
 	}
 }
 
