@@ -97,8 +97,9 @@ type Spec struct {
 type Mount struct {
 	// Host is an absolute path.
 	Host string
-	// Guest is where it appears: an absolute path, not the root, nor /proc, /dev, /sys,
-	// /workspace or below one of these. "" means the same path as Host.
+	// Guest is where it appears: an absolute path, not the root, nor /proc, /dev, /sys, /etc,
+	// /workspace, /tmp, the home directory (/home/sandbox) or below one of these. "" means
+	// the same path as Host.
 	Guest string
 	// Write lets commands change it; they act as the sandbox's user.
 	Write bool

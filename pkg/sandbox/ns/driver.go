@@ -154,6 +154,11 @@ const (
 	countUID = 1 << 29
 )
 
+// reservedPlaces are what a sandbox has of its own; a mount there would be hidden, or hide it.
+var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant
+	"/", "/proc", "/dev", "/sys", "/etc", initd.GuestWorkspace, initd.GuestHome, initd.GuestTemp,
+}
+
 // checkMounts puts mounts into a configuration if they can be made.
 func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 	for _, m := range mounts {
@@ -164,9 +169,9 @@ func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 		if !filepath.IsAbs(m.Host) || !filepath.IsAbs(m.Guest) {
 			return fmt.Errorf("mount %s as %s: both must be absolute paths", m.Host, m.Guest)
 		}
-		for _, reserved := range []string{"/", "/proc", "/dev", "/sys", "/etc", initd.GuestWorkspace} {
+		for _, reserved := range reservedPlaces {
 			if m.Guest == reserved || reserved != "/" && strings.HasPrefix(m.Guest, reserved+"/") {
-				return fmt.Errorf("mount %s as %s: the place is reserved", m.Host, m.Guest)
+				return fmt.Errorf("mount %s as %s: %s is the sandbox's own; give the mount another place", m.Host, m.Guest, reserved)
 			}
 		}
 		if _, err := os.Stat(m.Host); err != nil {
