@@ -44,6 +44,9 @@ func run(t *testing.T, s sandbox.Sandbox, script string) sandbox.Result {
 	return result
 }
 
+// A shell becomes the last command that it runs, and then holds nothing any more: therefore the ":" at
+// the end of scripts that hold memory.
+
 // TestAbuse_EndsForTheRightReason: what a sandbox may not do ends, soon and alone.
 func TestAbuse_EndsForTheRightReason(t *testing.T) {
 	escapetest.InArms(t, true, func(t *testing.T) {
@@ -57,7 +60,7 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 				sandbox.Limits{Memory: 64 << 20}, `x=x; while :; do x=$x$x; done`, sandbox.ReasonOOM,
 			},
 			"memory of many processes": {
-				sandbox.Limits{Memory: 100 << 20}, `for i in $(seq 30); do (printf -v x %8000000s; sleep 100) & done; wait`, sandbox.ReasonOOM,
+				sandbox.Limits{Memory: 100 << 20}, `for i in $(seq 30); do (printf -v x %8000000s; sleep 100; :) & done; wait`, sandbox.ReasonOOM,
 			},
 			"disk, many files": {
 				sandbox.Limits{Disk: 20 << 20}, `i=0; while :; do head -c 100000 /dev/zero >$i; i=$((i+1)); done`, sandbox.ReasonDiskLimit,
@@ -90,13 +93,13 @@ func TestAbuse_MemoryIsTheSandboxs(t *testing.T) { //nolint:paralleltest // its 
 		small, up := make(chan sandbox.Result, 1), make(chan struct{}, 1)
 		go func() {
 			result, _ := s.Exec(ctx, sandbox.Cmd{
-				Argv: []string{"bash", "-c", "printf -v x %60000000s; echo up; sleep 1000"},
+				Argv: []string{"bash", "-c", "printf -v x %60000000s; echo up; sleep 1000; :"},
 				Live: func(sandbox.Stream, []byte) { up <- struct{}{} }, Limits: sandbox.Limits{Grace: 10 * time.Millisecond},
 			})
 			small <- result
 		}()
 		<-up
-		require.Equal(t, sandbox.ReasonOOM, run(t, s, "printf -v x %120000000s; sleep 1000").Reason)
+		require.Equal(t, sandbox.ReasonOOM, run(t, s, "printf -v x %120000000s; sleep 1000; :").Reason)
 		require.Empty(t, small)
 		cancel()
 		require.Equal(t, sandbox.ReasonCancelled, (<-small).Reason)
