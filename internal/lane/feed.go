@@ -65,9 +65,7 @@ func (l *held) feed() error {
 	if l.oversight.asked.Load() {
 		l.mail.refresh()
 	}
-	if l.hasReadNothing() {
-		l.mail.cursor = 0
-	}
+	l.mail.fromStart = l.hasReadNothing()
 	if l.inline != nil && l.comesAlone() {
 		l.admit(l.inline)
 		l.inline, l.caughtUp = nil, true
@@ -95,7 +93,7 @@ func (l *held) feed() error {
 	return l.readPause()
 }
 
-// hasReadNothing reports whether nothing in the mailbox can have been read before. Then it is read
+// hasReadNothing reports whether nothing in the mailbox should have been read before. Then it is read
 // from its beginning, which the server finds by the subject; from a place in
 // the middle it goes through whatever is stored behind it.
 func (l *held) hasReadNothing() bool {

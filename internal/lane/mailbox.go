@@ -34,8 +34,11 @@ type mailbox struct {
 	fleet  protocol.Fleet
 	pool   protocol.Pool
 	hash   protocol.LaneHash
-	cursor uint64 // the next sequence to read
-	empty  bool   // the stream had nothing at cursor or after it, and whatever comes is told
+	cursor uint64 // the next sequence to read; what is before it was read, and never comes again
+	// fromStart says that nothing before cursor should be stored any more. Finding
+	// the first message is then cheaper than finding one from cursor on.
+	fromStart bool
+	empty     bool // the stream had nothing at cursor or after it, and whatever comes is told
 
 	subscription *nats.Subscription
 	reconnects   uint64 // of the connection, when listening began
@@ -127,7 +130,7 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 			return l, nil
 		}
 	}
-	msg, err := m.store.next(ctx, m.filter(), m.cursor)
+	msg, err := m.read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -137,6 +140,17 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 	}
 	m.cursor = msg.Sequence + 1
 	return fromStream(msg), nil
+}
+
+// read asks the stream for the next message.
+func (m *mailbox) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+	if m.fromStart {
+		msg, err := m.store.next(ctx, m.filter(), 0)
+		if err != nil || msg == nil || msg.Sequence >= m.cursor {
+			return msg, err
+		}
+	}
+	return m.store.next(ctx, m.filter(), m.cursor)
 }
 
 func fromStream(msg *jetstream.RawStreamMsg) *letter {

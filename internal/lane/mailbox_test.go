@@ -1,0 +1,64 @@
+package lane
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A message that was read comes no second time, neither as the server has told it nor because it is still stored.
+func TestMailbox_NothingComesTwice(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	s, err := openStore(t.Context(), f.NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	const hash = protocol.LaneHash("lane")
+	m := newMailbox(s, s.fleet, protocol.DefaultPool, hash)
+	t.Cleanup(m.close)
+	m.listen()
+	require.NoError(t, f.NC.Flush())
+	put := func(id protocol.CallID) uint64 {
+		seq, answer, err := s.publish(t.Context(), nats.NewMsg(s.fleet.CallSubject(protocol.DefaultPool, hash, id)))
+		require.NoError(t, err)
+		require.Equal(t, accepted, answer)
+		return seq
+	}
+	requireNext := func(want uint64) {
+		t.Helper()
+		l, err := m.next(t.Context())
+		require.NoError(t, err)
+		if want == 0 {
+			require.Nil(t, l)
+			return
+		}
+		require.NotNil(t, l)
+		require.Equal(t, want, l.seq)
+	}
+	first := put("first")
+	requireNext(first)
+	requireNext(0)
+	select { // told, too
+	case <-m.wake:
+	case <-time.After(10 * time.Second):
+		t.Fatal("not told")
+	}
+	m.fromStart = true // as if it were removed
+	requireNext(0)
+	m.refresh()
+	requireNext(0)
+	second := put("second")
+	m.refresh()
+	requireNext(second)
+	require.NoError(t, s.remove(t.Context(), first, second))
+	requireNext(0)
+	third := put("third")
+	m.refresh()
+	requireNext(third)
+	requireNext(0)
+}
