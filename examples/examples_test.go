@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // TestWordstats_ScriptRepairsTheProject plays the script of `make demo` against a copy
@@ -29,7 +30,7 @@ func TestWordstats_ScriptRepairsTheProject(t *testing.T) {
 	require.False(t, passed, "the project must have a failing test:\n%s", before)
 	require.Equal(t, 1, strings.Count(before, "    --- FAIL:"), "exactly one case fails:\n%s", before)
 
-	table, err := tools.NewTable(tools.Core()...)
+	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
 	var used []string
 	for _, call := range playScript(t, "wordstats.script.json") {

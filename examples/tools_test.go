@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // toolsFleet is a fleet with the tools of the example folder.
@@ -28,7 +29,7 @@ func toolsFleet(t *testing.T, driver string) (*fleet.Fleet, *tools.Table) {
 	require.NoError(t, err)
 	set := folder.Load(coreNames()...)
 	require.Empty(t, set.Problems)
-	table, err := tools.NewTable(append(tools.Core(), set.Tools...)...)
+	table, err := tools.NewTable(append(toolset.Core(), set.Tools...)...)
 	require.NoError(t, err)
 	f, err := fleet.Connect(t.Context(), nil)
 	require.NoError(t, err)
@@ -43,7 +44,7 @@ func toolsFleet(t *testing.T, driver string) (*fleet.Fleet, *tools.Table) {
 
 func coreNames() []string {
 	var names []string
-	for _, tool := range tools.Core() {
+	for _, tool := range toolset.Core() {
 		names = append(names, tool.Name)
 	}
 	return names

@@ -6,6 +6,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // folderFlag names the folder of the user's own tools.
@@ -36,7 +37,7 @@ func (f folderFlag) dir() (string, error) {
 // openTools makes the table of some toolsets and of a folder, which may be nil. Manifests
 // that are broken are told to warn, and left out.
 func openTools(toolsets []string, folder *manifest.Folder, warn func(string)) (*tools.Table, error) {
-	set, err := tools.Toolsets(toolsets...)
+	set, err := toolset.Named(toolsets...)
 	if err != nil {
 		return nil, cli.Usagef("--toolset: %v", err)
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // TurnTimeout bounds a turn that names no bound of its own.
@@ -183,9 +184,9 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 	}
 	toolsets := turn.Toolsets
 	if len(toolsets) == 0 {
-		toolsets = []string{tools.CoreToolset}
+		toolsets = []string{toolset.CoreName}
 	}
-	set, err := tools.Toolsets(toolsets...)
+	set, err := toolset.Named(toolsets...)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
@@ -65,7 +66,7 @@ func Example() {
 		return
 	}
 
-	table, err := tools.NewTable(append(tools.Core(), tools.NewRemote[payment]("pay_in", "Pay into an account.", tools.Remote{
+	table, err := tools.NewTable(append(toolset.Core(), tools.NewRemote[payment]("pay_in", "Pay into an account.", tools.Remote{
 		Kind:      "pay_in",
 		Resources: []tools.Resource{{Key: "account/{account}"}},
 		Delivery:  protocol.AtMostOnce,

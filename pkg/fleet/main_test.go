@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
@@ -19,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	t.Parallel()
 	data := filepath.Join(t.TempDir(), "data")
-	table, err := tools.NewTable(tools.Core()...)
+	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
 	call := func(tool, arguments string) fleet.Outcome {
 		f, err := fleet.Connect(t.Context(), &fleet.Options{Data: data})

@@ -14,11 +14,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // backgroundTools are a tool that runs in the background, and those that are about jobs.
 func backgroundTools() []tools.Tool {
-	return append(tools.Jobs(), tools.Tool{
+	return append(toolset.Jobs(), tools.Tool{
 		Definition: tools.Definition{Name: "build", Description: "Build.", Schema: json.RawMessage(`{"type":"object"}`)},
 		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
 			return tools.Plan{Payload: protocol.Noop{}, Resources: []protocol.Use{}, Background: true}, nil
@@ -155,7 +156,7 @@ func TestJobs_AJobWhoseToolIsGoneEndsUnknown(t *testing.T) {
 	r.holdJobs()
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
-	r.tools = tools.Jobs()
+	r.tools = toolset.Jobs()
 	_, err = r.run(t.Context(), t, "and?")
 	require.NoError(t, err)
 	ended := r.watch.of(loop.EventJobEnded)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // Place is where in its session a tool call stands.
@@ -69,5 +70,5 @@ func (p Plan) uses(scope Scope, id protocol.CallID) ([]protocol.Use, *protocol.E
 
 // wholeSandbox is the exclusive use of all of the scope's sandbox.
 func wholeSandbox(scope Scope) ([]protocol.Use, *protocol.Error) {
-	return usePath(scope, "", protocol.Exclusive)
+	return workspace.Use(scope.Sandbox, "", protocol.Exclusive)
 }

@@ -96,3 +96,7 @@ func TestCall_BrokenPlansAreInternalErrors(t *testing.T) {
 		})
 	}
 }
+
+func use(key string, access protocol.Access) []protocol.Use {
+	return []protocol.Use{{Key: protocol.ResourceKey(key), Access: access}}
+}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
 // Command is a tool of the user's own as a program: it runs in a sandbox of a worker,
@@ -33,27 +34,6 @@ func (r Remote) CommandTool(definition Definition, command Command) Tool {
 	if len(argv) == 0 || argv[0] == "" {
 		tool.fault = errors.Join(tool.fault, errors.New("command: must name a program"))
 	}
-	tool.Render = renderToolRun
+	tool.Render = render.ToolRun
 	return tool
-}
-
-// renderToolRun is the text of a command's result: its output, or when it has none,
-// with the failure, what it wrote instead.
-func renderToolRun(result *protocol.Result) string {
-	value, ok := result.Value.(protocol.ToolRunResult)
-	if !ok {
-		return RenderJSON(result)
-	}
-	text := jsonText(value.Output)
-	if value.Output == nil {
-		text = plainText(string(value.Stdout))
-	}
-	switch {
-	case result.Status != protocol.StatusOK:
-		return failureText(result, text)
-	case text == "":
-		return "[done; nothing was returned]"
-	default:
-		return text
-	}
 }

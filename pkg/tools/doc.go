@@ -24,7 +24,7 @@
 //
 // Nothing that a model writes is a Go error, ends a session, or panics: it becomes
 // a [protocol.Error] whose message says everything that is wrong and what to send
-// instead. A Go error from this package (of [NewTable], [Toolset]) is a mistake of
+// instead. A Go error from this package (of [NewTable]) is a mistake of
 // whoever set up the program.
 //
 // A plan is a function of its scope and its arguments alone, so a resumed
@@ -39,7 +39,7 @@
 // # Resources
 //
 // The plan names what a call touches, and with that what it may overlap with; see
-// [Core] for the rules of the built-in tools. Paths are canonical before they become
+// toolset.Core for the rules of the built-in tools. Paths are canonical before they become
 // keys and payloads, so one file has one key, however it is spelled, and a path
 // that leaves the workspace is refused before anything is sent. This is lexical: two
 // names that a symbolic or hard link makes one file are two keys. A tool that says
@@ -50,6 +50,15 @@
 // What the model reads has at most [MaxText] characters of valid UTF-8, and says
 // what was left out and how to get at it. Results that are not ok have one form for
 // all tools: status, code, message, what to do next, and the partial output.
+//
+// # Packages
+//
+//	toolset             the built-in tools, in sets that have names
+//	manifest            tools of a folder
+//	policy, shell       which calls may be made, and what a command line runs
+//	internal/argument   arguments: parsed, coerced, validated
+//	internal/workspace  paths, and the keys that they become
+//	internal/render     results to text; internal/prose the texts themselves
 //
 // Everything here is safe for concurrent use.
 package tools

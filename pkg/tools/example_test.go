@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // A tool of a Go function without side effects runs in the coordinator. Its schema is
@@ -30,7 +31,7 @@ func ExampleNew() {
 		return out, nil
 	})
 
-	table, err := tools.NewTable(append(tools.Core(), repeat)...)
+	table, err := tools.NewTable(append(toolset.Core(), repeat)...)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -11,6 +11,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
 
 // New makes a tool of a Go function that runs in the coordinator, beside other tool
@@ -32,7 +33,7 @@ func New[Args, Output any](name, description string, fn func(ctx context.Context
 	if fn == nil {
 		tool.fault = errors.Join(err, errors.New("function: missing"))
 	}
-	tool.Plan = planOf(func(_ Scope, args Args) (Plan, *protocol.Error) {
+	tool.Plan = PlanOf(func(_ Scope, args Args) (Plan, *protocol.Error) {
 		return Plan{Inline: func(ctx context.Context) (string, *protocol.Error) {
 			output, err := fn(ctx, args)
 			if err != nil {
@@ -69,7 +70,7 @@ func asToolError(err error) *protocol.Error {
 	if typed, ok := errors.AsType[*protocol.Error](err); ok {
 		return typed
 	}
-	return protocol.Errorf(protocol.CodeToolFailed, "%s", validText(err.Error()))
+	return protocol.Errorf(protocol.CodeToolFailed, "%s", prose.Valid(err.Error()))
 }
 
 // outputText is what a model reads of a function's output.
@@ -77,17 +78,20 @@ func outputText(output any) (string, error) {
 	if text, ok := output.(string); ok {
 		return text, nil
 	}
-	encoded, err := encodeJSON(output)
+	encoded, err := prose.JSON(output)
 	return string(encoded), err
 }
 
-// encodeJSON is [json.Marshal] without the escapes that are for HTML.
-func encodeJSON(v any) ([]byte, error) {
-	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(v); err != nil {
-		return nil, err
+// PlanOf makes a Plan function of one that takes decoded arguments of type A.
+func PlanOf[A any](plan func(Scope, A) (Plan, *protocol.Error)) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
+	return func(scope Scope, raw json.RawMessage) (Plan, *protocol.Error) {
+		var arguments A
+		decoder := json.NewDecoder(bytes.NewReader(raw))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&arguments); err != nil {
+			return Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
+				"The arguments were not accepted (%v). Correct them and call the tool again.", err)
+		}
+		return plan(scope, arguments)
 	}
-	return bytes.TrimSuffix(out.Bytes(), []byte{'\n'}), nil
 }

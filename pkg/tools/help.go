@@ -10,18 +10,17 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
-
-// HelpToolset is the name of the toolset that [Help] returns.
-const HelpToolset = "help"
 
 // Help returns the tool tool_help, by which a model reads the full documentation of
 // the tools of its table.
 func Help() []Tool {
 	return []Tool{{
-		Definition: definition("tool_help",
-			"Read the full documentation of a tool: what it does, all of its arguments, and examples where there are any.",
-			`{
+		Definition: Definition{
+			Name:        "tool_help",
+			Description: "Read the full documentation of a tool: what it does, all of its arguments, and examples where there are any.",
+			Schema: json.RawMessage(`{
 				"type": "object",
 				"properties": {
 					"name": {"type": "string", "minLength": 1, "description": "Name of the tool."}
@@ -29,7 +28,8 @@ func Help() []Tool {
 				"required": ["name"],
 				"additionalProperties": false
 			}`),
-		planIn: func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error) { return planOf(t.planHelp) },
+		},
+		planIn: func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error) { return PlanOf(t.planHelp) },
 	}}
 }
 
@@ -75,7 +75,7 @@ func (t *Table) Document(name string) (text string, found bool) {
 func (t *Table) Hints() string {
 	var b strings.Builder
 	for _, name := range t.names {
-		if hint := strings.TrimSpace(validText(t.entries[name].tool.Hint)); hint != "" {
+		if hint := strings.TrimSpace(prose.Valid(t.entries[name].tool.Hint)); hint != "" {
 			fmt.Fprintf(&b, "\n- %s: %s", name, hint)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func documented() []tools.Tool {
@@ -58,7 +59,7 @@ func TestHints_AreInOneOrder(t *testing.T) {
 	require.Equal(t, want, newTable(t, all...).Hints())
 	all[0], all[3] = all[3], all[0]
 	require.Equal(t, want, newTable(t, all...).Hints())
-	require.Empty(t, newTable(t, tools.Core()...).Hints())
+	require.Empty(t, newTable(t, toolset.Core()...).Hints())
 }
 
 func TestNative_IsDeclaredAndNeverRun(t *testing.T) {

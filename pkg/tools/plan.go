@@ -6,7 +6,12 @@ import (
 	"fmt"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
+
+// MaxArgumentEcho is how many characters of rejected arguments are repeated to the model.
+const MaxArgumentEcho = argument.MaxEcho
 
 // Plan decides what a tool call becomes. Any strings will do: name and
 // rawArguments are what a model wrote. The error is for the model to read and is one of
@@ -23,19 +28,11 @@ func (t *Table) Plan(scope Scope, name, rawArguments string) (*Tool, Plan, *prot
 	if !ok {
 		return nil, Plan{}, t.unknown(name)
 	}
-	schema := t.entries[name].schema
-	arguments, faults := parseArguments(rawArguments)
-	if len(faults) == 0 {
-		faults = schema.validate(arguments)
+	arguments, refusal := t.entries[name].schema.Read(name, rawArguments)
+	if refusal != nil {
+		return tool, Plan{}, refusal
 	}
-	if len(faults) > 0 {
-		return tool, Plan{}, invalidArguments(name, schema, rawArguments, faults)
-	}
-	encoded, err := encodeArguments(rawArguments, arguments)
-	if err != nil {
-		return tool, Plan{}, invalidArguments(name, schema, rawArguments, []string{err.Error()})
-	}
-	plan, refusal := tool.plan(scope, encoded)
+	plan, refusal := tool.plan(scope, arguments)
 	if refusal != nil {
 		return tool, Plan{}, refusal
 	}
@@ -70,7 +67,7 @@ func RunInline(ctx context.Context, plan Plan) (text string, failure *protocol.E
 		}
 	}()
 	text, failure = plan.Inline(ctx)
-	return clip(validText(text), MaxText), failure
+	return prose.Clip(prose.Valid(text), MaxText), failure
 }
 
 // panicked is the error of a tool whose own code panicked; name may be "".
@@ -80,7 +77,7 @@ func panicked(name string, cause any) *protocol.Error {
 	}
 	return protocol.Errorf(protocol.CodePanic,
 		"The tool%s is broken, it panicked: %s. Your arguments need not be the cause; do not repeat the call as it is.",
-		name, short(plainText(fmt.Sprint(cause)), 500))
+		name, prose.Short(prose.Plain(fmt.Sprint(cause)), 500))
 }
 
 // runnable reports whether a plan says exactly one thing to do.

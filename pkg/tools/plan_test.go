@@ -13,13 +13,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 var scope = tools.Scope{Session: "session-1", Sandbox: "box"}
 
 func coreTable(tb testing.TB) *tools.Table {
 	tb.Helper()
-	table, err := tools.NewTable(tools.Core()...)
+	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(tb, err)
 	return table
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
 // Remote says how the calls of a tool of the user's own run on workers.
@@ -52,7 +54,7 @@ func (r Remote) Tool(definition Definition) Tool {
 	if _, err := protocol.ParseUserKind(string(r.Kind)); err != nil {
 		tool.fault = errors.Join(tool.fault, err)
 	}
-	tool.Render = renderUser
+	tool.Render = render.User
 	return tool
 }
 
@@ -141,7 +143,7 @@ func fillTemplates(templates []resourceTemplate, scope Scope, raw json.RawMessag
 	if templates == nil {
 		return nil, nil
 	}
-	arguments, err := decodeArguments(raw)
+	arguments, err := argument.Decode(raw)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidArguments, "The arguments were not accepted (%v).", err)
 	}
@@ -154,34 +156,4 @@ func fillTemplates(templates []resourceTemplate, scope Scope, raw json.RawMessag
 		uses = append(uses, use)
 	}
 	return uses, nil
-}
-
-// renderUser is the text of a result of a handler.
-func renderUser(result *protocol.Result) string {
-	value, ok := result.Value.(protocol.UnknownValue)
-	if !ok {
-		return RenderJSON(result)
-	}
-	output, err := value.Output()
-	if err != nil {
-		return RenderJSON(result)
-	}
-	text := jsonText(output)
-	switch {
-	case result.Status != protocol.StatusOK:
-		return failureText(result, text)
-	case text == "":
-		return "[done; nothing was returned]"
-	default:
-		return text
-	}
-}
-
-// jsonText is a JSON value as a model reads it: a string as it is, null as nothing.
-func jsonText(value json.RawMessage) string {
-	var text string
-	if json.Unmarshal(value, &text) == nil {
-		return text // null too
-	}
-	return fitJSON(value, "")
 }

@@ -220,3 +220,11 @@ func TestCommandTool_Text(t *testing.T) {
 	require.LessOrEqual(t, len(tool.Text(long)), tools.MaxText)
 	require.Contains(t, tool.Text(long), "characters left out")
 }
+
+func TestRemote_Background(t *testing.T) {
+	t.Parallel()
+	tool := tools.NewRemote[refundArguments]("refund", "Pay back.", tools.Remote{Kind: "refund", Background: true})
+	plan, refusal := planRemote(t, tool, `{"account":"a"}`)
+	require.Nil(t, refusal)
+	require.True(t, plan.Background)
+}

@@ -1,7 +1,6 @@
 package tools
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -9,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
 // Resource is a template of what a tool touches: a resource key whose placeholders
@@ -190,14 +191,14 @@ func (t resourceTemplate) usePath(parts []string, name string, arguments map[str
 	if found && !isText {
 		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s must be a path, as a string.", name)
 	}
-	path, refusal := workspacePath(raw)
+	path, refusal := workspace.Path(raw)
 	if refusal != nil {
 		return protocol.Use{}, refusal
 	}
 	base := protocol.ResourceKey(strings.Join(parts, "/"))
 	key, err := base.Join(path)
 	if err != nil {
-		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidPath, "The path %q cannot be used: %v.", short(path, 200), err)
+		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidPath, "The path %q cannot be used: %v.", prose.Short(path, 200), err)
 	}
 	return keyUse(string(key), t.access)
 }
@@ -246,13 +247,13 @@ func (s keySegment) fill(scope Scope, arguments map[string]any) (part, missing s
 func escapeSegment(value any) string {
 	text, isText := value.(string)
 	if !isText {
-		encoded, err := encodeJSON(value)
+		encoded, err := prose.JSON(value)
 		if err != nil {
 			encoded = []byte("?")
 		}
 		text = string(encoded)
 	}
-	return strings.NewReplacer("%", "%25", "/", "%2F", "\x00", "%00").Replace(validText(text))
+	return strings.NewReplacer("%", "%25", "/", "%2F", "\x00", "%00").Replace(prose.Valid(text))
 }
 
 // lookupArgument finds an argument by its name, or by names joined with dots. null is missing.
@@ -268,13 +269,4 @@ func lookupArgument(arguments map[string]any, name string) (any, bool) {
 		}
 	}
 	return value, true
-}
-
-// decodeArguments reads arguments that are valid JSON, numbers as they are written.
-func decodeArguments(raw json.RawMessage) (map[string]any, error) {
-	decoder := json.NewDecoder(strings.NewReader(string(raw)))
-	decoder.UseNumber()
-	var arguments map[string]any
-	err := decoder.Decode(&arguments)
-	return arguments, err
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
 
 // MaxNameLength bounds the name of a tool, in bytes.
@@ -32,7 +34,7 @@ type Table struct {
 // entry is a tool with what was worked out about it once.
 type entry struct {
 	tool   Tool
-	schema *schema
+	schema *argument.Schema
 }
 
 // NewTable checks the tools and makes a table of them. It reports every fault,
@@ -78,7 +80,7 @@ func NewTable(tools ...Tool) (*Table, error) {
 }
 
 // check returns the compiled schema of a usable tool, or all of its faults.
-func check(tool *Tool) (*schema, error) {
+func check(tool *Tool) (*argument.Schema, error) {
 	var faults []error
 	fault := func(err error) {
 		if err != nil {
@@ -94,7 +96,7 @@ func check(tool *Tool) (*schema, error) {
 	}
 	fault(tool.fault)
 	fault(checkNative(tool.Native))
-	compiled, err := compileSchema(tool.Schema)
+	compiled, err := argument.Compile(tool.Schema)
 	if tool.fault == nil || len(tool.Schema) > 0 { // without one the fault says why
 		fault(err)
 	}
@@ -143,12 +145,12 @@ func (t *Table) Lookup(name string) (*Tool, bool) {
 
 // unknown is the answer to a name that is not in the table.
 func (t *Table) unknown(name string) *protocol.Error {
-	shown := short(validText(name), 2*MaxNameLength)
+	shown := prose.Short(prose.Valid(name), 2*MaxNameLength)
 	if len(t.names) == 0 {
 		return protocol.Errorf(protocol.CodeUnknownTool, "There is no tool %q: no tools are available. Answer without tools.", shown)
 	}
 	hint := ""
-	if near, ok := nearest(name, t.names); ok {
+	if near, ok := prose.Nearest(name, t.names); ok {
 		hint = fmt.Sprintf(" Did you mean %q?", near)
 	}
 	return protocol.Errorf(protocol.CodeUnknownTool, "There is no tool %q.%s The tools are: %s.",

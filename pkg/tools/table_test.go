@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 const noArguments = `{"type":"object","properties":{}}`
@@ -44,7 +45,7 @@ func TestNewTable_RefusesWhatAModelCouldNotUse(t *testing.T) {
 	}{
 		"two tools of one name":        {[]tools.Tool{tool("twin", noArguments), tool("twin", noArguments)}, tools.ErrToolNameConflict, []string{`"twin"`}},
 		"three tools of one name once": {[]tools.Tool{tool("a", noArguments), tool("a", noArguments), tool("a", noArguments)}, tools.ErrToolNameConflict, []string{`"a"`}},
-		"a built-in name":              {append(tools.Core(), tool("bash", noArguments)), tools.ErrToolNameConflict, []string{`"bash"`}},
+		"a built-in name":              {append(toolset.Core(), tool("bash", noArguments)), tools.ErrToolNameConflict, []string{`"bash"`}},
 		"no name":                      {[]tools.Tool{tool("", noArguments)}, tools.ErrInvalidTool, []string{`""`, "1 to 64"}},
 		"a long name":                  {[]tools.Tool{tool(strings.Repeat("n", 65), noArguments)}, tools.ErrInvalidTool, []string{"1 to 64"}},
 		"a name with a blank":          {[]tools.Tool{tool("two words", noArguments)}, tools.ErrInvalidTool, []string{`"two words"`, `' '`}},
@@ -146,47 +147,4 @@ func TestTable_OfNothingIsATable(t *testing.T) {
 	_, _, err := table.Plan(scope, "read", "{}")
 	require.Equal(t, protocol.CodeUnknownTool, err.Code)
 	require.Contains(t, err.Message, "no tools are available")
-}
-
-func TestToolsets(t *testing.T) {
-	t.Parallel()
-	core, err := tools.Toolset("core")
-	require.NoError(t, err)
-	require.Len(t, core, len(tools.Core()))
-
-	once, err := tools.Toolsets("core", "core")
-	require.NoError(t, err)
-	require.Equal(t, []string{
-		"bash", "edit", "exists", "glob", "grep", "json_read", "json_write", "list", "multi_edit", "process", "read", "run_code", "tree", "write",
-	}, newTable(t, once...).Names())
-	for name, want := range map[string][]string{
-		"files": {"edit_file", "list_files", "read_file", "search_files", "write_file"},
-		"openrath": {
-			"list_workspace_files", "read_workspace_file", "run_code", "run_shell_command", "workspace_path_exists", "write_workspace_file",
-		},
-		"smithers": {"bash", "edit", "grep", "read", "write"},
-	} {
-		set, err := tools.Toolset(name)
-		require.NoError(t, err)
-		require.Equal(t, want, newTable(t, set...).Names())
-	}
-	both, err := tools.Toolsets("openrath", "files")
-	require.NoError(t, err)
-	require.Len(t, newTable(t, both...).Names(), 11)
-	clash, err := tools.Toolsets("core", "smithers")
-	require.NoError(t, err)
-	_, err = tools.NewTable(clash...)
-	require.ErrorIs(t, err, tools.ErrToolNameConflict)
-
-	none, err := tools.Toolsets()
-	require.NoError(t, err)
-	require.Empty(t, none)
-
-	_, err = tools.Toolset("Core")
-	require.ErrorIs(t, err, tools.ErrUnknownToolset)
-	require.EqualError(t, err, `unknown toolset "Core": must be one of core, core-shell, files, help, jobs, openrath, smithers`)
-	_, err = tools.Toolsets("x", "core", "y")
-	require.ErrorIs(t, err, tools.ErrUnknownToolset)
-	require.ErrorContains(t, err, `"x"`)
-	require.ErrorContains(t, err, `"y"`)
 }

@@ -30,7 +30,7 @@ type Tool struct {
 	// pure: same scope and arguments, same plan. An error becomes a rejected result.
 	Plan func(scope Scope, args json.RawMessage) (Plan, *protocol.Error)
 	// Render turns a result, of any status, into the text that the model reads; nil
-	// means [RenderJSON]. Call it through [Tool.Text].
+	// means [render.JSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
 
 	// Help is documentation beyond the description, for [Table.Document]: plain text or Markdown.

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // judge plans a call as a session does, and judges it.
@@ -21,7 +22,7 @@ func judge(t *testing.T, rules, tool, arguments string, used map[string]int) pol
 	require.NoError(t, err)
 	j, err := policy.New(p)
 	require.NoError(t, err)
-	table, err := tools.NewTable(tools.Core()...)
+	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
 	_, plan, refusal := table.Plan(tools.Scope{Session: "s", Sandbox: "box"}, tool, arguments)
 	require.Nil(t, refusal)

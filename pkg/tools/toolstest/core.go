@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func digest(text string) string {
@@ -19,7 +20,7 @@ func digest(text string) string {
 }
 
 func coreFiles(t *testing.T, execute Execute) {
-	s := newSession(t, execute, tools.CoreToolset)
+	s := newSession(t, execute, toolset.CoreName)
 	s.is(fmt.Sprintf("Created a/b.txt (8 bytes, SHA-256 %s).", digest("one\ntwo\n")), "write", args{"path": "a/b.txt", "content": "one\ntwo\n"})
 	s.is("     1\tone\n     2\ttwo\n[lines 1-2 of 2]", "read", args{"path": "a/b.txt"})
 	s.is("     2\ttwo\n[lines 2-2 of 2]", "read", args{"path": "./a//b.txt", "offset": 2})
@@ -55,7 +56,7 @@ func coreFiles(t *testing.T, execute Execute) {
 }
 
 func coreEdits(t *testing.T, execute Execute) {
-	s := newSession(t, execute, tools.CoreToolset)
+	s := newSession(t, execute, toolset.CoreName)
 	s.ok("write", args{"path": "f", "content": "one\ntwo\ntwo\nthree\n"})
 	s.has("edit", args{"path": "f", "old": "one", "new": "1"}, "Edited f: 1 replacement (16 bytes", "-one\n+1\n")
 	text := s.fails(protocol.CodeEditNotUnique, "edit", args{"path": "f", "old": "two", "new": "2"})
@@ -78,7 +79,7 @@ func coreEdits(t *testing.T, execute Execute) {
 }
 
 func corePatches(t *testing.T, execute Execute) {
-	s := newSession(t, execute, tools.CoreToolset)
+	s := newSession(t, execute, toolset.CoreName)
 	s.ok("write", args{"path": "f", "content": "1\n2\n3\n4\n5\n6"})
 	s.has("edit", args{"path": "f", "patch": "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n 1\n-2\n+two\n 3\n@@ -50,2 +50,2 @@\n 5\n-6\n+six\n"},
 		"2 replacements", "hunk 2 was applied at line 6, 45 lines further up", "+six")
@@ -91,7 +92,7 @@ func corePatches(t *testing.T, execute Execute) {
 }
 
 func coreFinding(t *testing.T, execute Execute) {
-	s := newSession(t, execute, tools.CoreToolset)
+	s := newSession(t, execute, toolset.CoreName)
 	s.sh(`mkdir -p src/sub node_modules/m .git && printf 'func A() {}\nfunc B() {}\n' >src/a.go && printf 'func C() {}\n' >src/sub/b.go &&
 		printf 'func D() {}\n' >node_modules/m/i.js && printf 'func E() {}\n' >.git/x && printf 'node_modules/\n*.log\n' >.gitignore &&
 		printf 'func\0' >bin && echo 'func F' >x.log && ln -s src/a.go link`)

@@ -8,11 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 func openRath(t *testing.T, execute Execute) {
-	s := newSession(t, execute, tools.OpenRathToolset)
+	s := newSession(t, execute, toolset.OpenRathName)
 	s.has("write_workspace_file", args{"path": "a/b.txt", "content": "hello\n"}, "Created a/b.txt")
 	s.is("hello\n", "read_workspace_file", args{"path": "a/b.txt"})
 	s.is("aGVsbG8K", "read_workspace_file", args{"path": "a/b.txt", "encoding": nil})
@@ -27,7 +27,7 @@ func openRath(t *testing.T, execute Execute) {
 }
 
 func smithers(t *testing.T, execute Execute) {
-	s := newSession(t, execute, tools.SmithersToolset)
+	s := newSession(t, execute, toolset.SmithersName)
 	s.has("write", args{"path": "f.txt", "content": "one\ntwo\nthree\n"}, "Created f.txt")
 	s.is("one\ntwo\nthree\n", "read", args{"path": "f.txt"})
 	s.has("edit", args{"path": "f.txt", "patch": "--- f.txt\n+++ f.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"}, "+2")
@@ -46,7 +46,7 @@ func smithers(t *testing.T, execute Execute) {
 }
 
 func fileTools(t *testing.T, execute Execute) {
-	s := newSession(t, execute, tools.FilesToolset)
+	s := newSession(t, execute, toolset.FilesName)
 	s.has("write_file", args{"path": "src/a.go", "content": "x\nx\n"}, "Created src/a.go")
 	s.is("x\nx\n", "read_file", args{"path": "src/a.go"})
 	s.has("edit_file", args{"path": "src/a.go", "search": "x", "replace": "y"}, "1 replacement")
@@ -61,10 +61,10 @@ func fileTools(t *testing.T, execute Execute) {
 
 // sharedWorkspace: toolsets are words for the same things: files, keys and order.
 func sharedWorkspace(t *testing.T, execute Execute) {
-	core := newSession(t, execute, tools.CoreToolset)
+	core := newSession(t, execute, toolset.CoreName)
 	core.ok("write", args{"path": "f", "content": "core\n"})
-	core.with(tools.FilesToolset).ok("edit_file", args{"path": "f", "search": "core", "replace": "files"})
-	core.with(tools.SmithersToolset).ok("edit", args{"path": "f", "patch": "@@ -1 +1,2 @@\n files\n+smithers\n"})
-	core.with(tools.OpenRathToolset).is("files\nsmithers\n", "read_workspace_file", args{"path": "./f"})
+	core.with(toolset.FilesName).ok("edit_file", args{"path": "f", "search": "core", "replace": "files"})
+	core.with(toolset.SmithersName).ok("edit", args{"path": "f", "patch": "@@ -1 +1,2 @@\n files\n+smithers\n"})
+	core.with(toolset.OpenRathName).is("files\nsmithers\n", "read_workspace_file", args{"path": "./f"})
 	core.has("read", args{"path": "f"}, "files\n", "smithers\n")
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // Execute has a fleet run one call to its end. It may run side by side with itself.
@@ -50,17 +51,17 @@ type session struct {
 	scope   tools.Scope
 }
 
-func newSession(t *testing.T, execute Execute, toolset string) *session {
+func newSession(t *testing.T, execute Execute, set string) *session {
 	t.Helper()
 	id := protocol.NewSessionID()
 	s := &session{t: t, execute: execute, scope: tools.Scope{Session: id, Sandbox: string(id)}}
-	return s.with(toolset)
+	return s.with(set)
 }
 
 // with is the same session with the tools of another toolset.
-func (s *session) with(toolset string) *session {
+func (s *session) with(name string) *session {
 	s.t.Helper()
-	set, err := tools.Toolset(toolset)
+	set, err := toolset.Named(name)
 	require.NoError(s.t, err)
 	other := *s
 	other.table, err = tools.NewTable(set...)
@@ -134,7 +135,7 @@ func (s *session) has(tool string, a args, want ...string) {
 // sh runs a command that prepares or checks something, and returns its output.
 func (s *session) sh(command string) string {
 	s.t.Helper()
-	return s.with(tools.CoreToolset).ok("bash", args{"command": command})
+	return s.with(toolset.CoreName).ok("bash", args{"command": command})
 }
 
 // content is a file as a command sees it.

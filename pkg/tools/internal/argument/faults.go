@@ -1,0 +1,205 @@
+package argument
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+)
+
+// Bounds of the message about invalid arguments.
+const (
+	// MaxEcho is how many characters of rejected arguments are repeated.
+	MaxEcho = 2000
+
+	maxFaults      = 50
+	maxFaultText   = 500
+	maxSchemaShown = 6000
+)
+
+// validate coerces arguments in place and returns every fault, in words, sorted.
+func (s *Schema) validate(arguments map[string]any) []string {
+	coerce(s.compiled, arguments)
+	err := s.compiled.Validate(arguments)
+	if err == nil {
+		return nil
+	}
+	var invalid *jsonschema.ValidationError
+	if !errors.As(err, &invalid) {
+		return []string{err.Error()}
+	}
+	r := reporter{schema: s, printer: message.NewPrinter(language.English)}
+	faults := r.describe(invalid)
+	slices.Sort(faults)
+	return slices.Compact(faults)
+}
+
+// invalidArguments makes the error that tells a model everything it needs to
+// send the tool call again.
+func invalidArguments(tool string, s *Schema, raw string, faults []string) *protocol.Error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "The arguments of %s were not accepted:\n", tool)
+	for i, fault := range faults {
+		if i == maxFaults {
+			fmt.Fprintf(&b, "- and %d more\n", len(faults)-maxFaults)
+			break
+		}
+		fmt.Fprintf(&b, "- %s\n", prose.Short(prose.Valid(fault), maxFaultText))
+	}
+	fmt.Fprintf(&b, "Expected schema: %s\n", prose.Head(s.compact, maxSchemaShown))
+	if strings.TrimSpace(raw) == "" {
+		b.WriteString("You sent no arguments.")
+	} else {
+		fmt.Fprintf(&b, "You sent: %s", prose.Head(prose.Valid(raw), MaxEcho))
+	}
+	b.WriteString("\nCorrect the arguments and call the tool again.")
+	return &protocol.Error{Code: protocol.CodeInvalidArguments, Message: b.String()}
+}
+
+// reporter puts the findings of the validator into words for a model.
+type reporter struct {
+	schema  *Schema
+	printer *message.Printer
+}
+
+func (r reporter) describe(e *jsonschema.ValidationError) []string {
+	place := e.InstanceLocation
+	switch k := e.ErrorKind.(type) {
+	case *kind.AnyOf, *kind.OneOf:
+		return []string{r.alternatives(e)}
+	case *kind.Required:
+		return each(k.Missing, func(name string) string {
+			return at(below(place, name), "is required, but missing")
+		})
+	case *kind.AdditionalProperties:
+		return each(k.Properties, func(name string) string {
+			return at(below(place, name), "there is no such property; "+r.allowedProperties(e.SchemaURL))
+		})
+	case *kind.Type:
+		return []string{at(place, fmt.Sprintf("must be %s, not %s", strings.Join(k.Want, " or "), k.Got))}
+	case *kind.Enum:
+		return []string{at(place, fmt.Sprintf("is %s, must be one of %s", shown(k.Got), strings.Join(each(k.Want, shown), ", ")))}
+	case *kind.Const:
+		return []string{at(place, fmt.Sprintf("is %s, must be %s", shown(k.Got), shown(k.Want)))}
+	}
+	if what := bound(e.ErrorKind); what != "" {
+		return []string{at(place, what)}
+	}
+	if len(e.Causes) == 0 {
+		return []string{at(place, e.ErrorKind.LocalizedString(r.printer))}
+	}
+	var faults []string
+	for _, cause := range e.Causes {
+		faults = append(faults, r.describe(cause)...)
+	}
+	return faults
+}
+
+// bound puts a broken bound into words; "" for everything else.
+func bound(broken jsonschema.ErrorKind) string {
+	switch k := broken.(type) {
+	case *kind.Minimum:
+		return fmt.Sprintf("is %s, must be %s or more", decimal(k.Got), decimal(k.Want))
+	case *kind.Maximum:
+		return fmt.Sprintf("is %s, must be %s or less", decimal(k.Got), decimal(k.Want))
+	case *kind.ExclusiveMinimum:
+		return fmt.Sprintf("is %s, must be more than %s", decimal(k.Got), decimal(k.Want))
+	case *kind.ExclusiveMaximum:
+		return fmt.Sprintf("is %s, must be less than %s", decimal(k.Got), decimal(k.Want))
+	case *kind.MinLength:
+		return fmt.Sprintf("has %d characters, must have %d or more", k.Got, k.Want)
+	case *kind.MaxLength:
+		return fmt.Sprintf("has %d characters, must have %d or fewer", k.Got, k.Want)
+	case *kind.MinItems:
+		return fmt.Sprintf("has %d items, must have %d or more", k.Got, k.Want)
+	case *kind.MaxItems:
+		return fmt.Sprintf("has %d items, must have %d or fewer", k.Got, k.Want)
+	case *kind.Pattern:
+		return fmt.Sprintf("is %s, must match the pattern %s", shown(k.Got), k.Want)
+	default:
+		return ""
+	}
+}
+
+// alternatives says why none of several forms, or more than one, fits.
+func (r reporter) alternatives(e *jsonschema.ValidationError) string {
+	if len(e.Causes) == 0 {
+		return at(e.InstanceLocation, "fits more than one of the allowed forms, must fit exactly one")
+	}
+	forms := make([]string, 0, len(e.Causes))
+	for _, cause := range e.Causes {
+		faults := r.describe(cause)
+		slices.Sort(faults)
+		forms = append(forms, strings.Join(faults, ", "))
+	}
+	return at(e.InstanceLocation, "fits none of the allowed forms (") + strings.Join(forms, "; or ") + ")"
+}
+
+// allowedProperties names the properties of the schema at location.
+func (r reporter) allowedProperties(location string) string {
+	object, _ := r.lookup(location).(map[string]any)
+	properties, _ := object["properties"].(map[string]any)
+	if len(properties) == 0 {
+		return "none are allowed"
+	}
+	return "allowed are " + strings.Join(slices.Sorted(maps.Keys(properties)), ", ")
+}
+
+// lookup returns the part of the schema document that a location, a URL with a
+// JSON pointer as its fragment, points to; nil when there is none.
+func (r reporter) lookup(location string) any {
+	_, fragment, _ := strings.Cut(location, "#")
+	current := r.schema.document
+	for step := range strings.SplitSeq(strings.TrimPrefix(fragment, "/"), "/") {
+		if step == "" {
+			continue
+		}
+		name, err := url.PathUnescape(step)
+		if err != nil {
+			return nil
+		}
+		object, ok := current.(map[string]any)
+		if !ok {
+			return nil
+		}
+		current = object[strings.NewReplacer("~1", "/", "~0", "~").Replace(name)]
+	}
+	return current
+}
+
+func each[T any](items []T, text func(T) string) []string {
+	texts := make([]string, 0, len(items))
+	for _, item := range items {
+		texts = append(texts, text(item))
+	}
+	return texts
+}
+
+// shown is a value as JSON, cut when it is long.
+func shown(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return "that"
+	}
+	return prose.Short(string(text), 100)
+}
+
+func decimal(r *big.Rat) string {
+	if r.IsInt() {
+		return prose.Short(r.Num().String(), 40)
+	}
+	f, _ := r.Float64()
+	return fmt.Sprint(f)
+}

@@ -1,0 +1,122 @@
+package prose
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// MaxText is the most characters of one result that a model gets to read.
+const MaxText = 48_000
+
+// BodyLimit is how many characters a renderer spends on content, which leaves the rest
+// of [MaxText] to marks and failures.
+const BodyLimit = MaxText - 4_000
+
+// markRoom is more characters than the mark of [Clip] ever has.
+const markRoom = 60
+
+// Valid replaces what is not UTF-8.
+func Valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// terminalSequence matches the escape sequences by which programs colour text,
+// move the cursor and set titles.
+var terminalSequence = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])`)
+
+// Plain is what a program wrote, as text: terminal sequences are dropped, and
+// other control characters, NUL among them, and what is not UTF-8 are replaced.
+// Tabs, line feeds and carriage returns stay.
+func Plain(s string) string {
+	if strings.ContainsRune(s, 0x1b) {
+		s = terminalSequence.ReplaceAllString(s, "")
+	}
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n', r == '\t', r == '\r':
+			return r
+		case r < 0x20, r >= 0x7f && r < 0xa0:
+			return utf8.RuneError
+		default:
+			return r
+		}
+	}, s)
+}
+
+// Clip returns s with at most limit characters, which must be 100 or more: whole,
+// or its head, a mark that says how much is missing, and its tail. It splits no character.
+func Clip(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	total := utf8.RuneCountInString(s)
+	if total <= limit {
+		return s
+	}
+	keep := limit - markRoom
+	head := (keep + 1) / 2
+	return s[:Offset(s, head)] +
+		fmt.Sprintf("\n[... %d characters left out ...]\n", total-keep) +
+		s[Offset(s, total-(keep-head)):]
+}
+
+// Short returns s with at most limit characters, the last one "…" when s has more.
+func Short(s string, limit int) string {
+	if len(s) <= limit || utf8.RuneCountInString(s) <= limit {
+		return s
+	}
+	return s[:Offset(s, limit-1)] + "…"
+}
+
+// Head returns the first limit characters of s, and says how many follow.
+func Head(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	total := utf8.RuneCountInString(s)
+	if total <= limit {
+		return s
+	}
+	return s[:Offset(s, limit)] + fmt.Sprintf(" [... and %d more characters]", total-limit)
+}
+
+// Offset is where the character at index n of s starts; len(s) beyond the end.
+func Offset(s string, n int) int {
+	for i := range s {
+		if n == 0 {
+			return i
+		}
+		n--
+	}
+	return len(s)
+}
+
+// Ended returns s with a line feed at its end, unless it is empty.
+func Ended(s string) string {
+	if s == "" || strings.HasSuffix(s, "\n") {
+		return s
+	}
+	return s + "\n"
+}
+
+// Plural is "1 line", "2 lines".
+func Plural[N int | int64](n N, noun string) string {
+	if n == 1 {
+		return fmt.Sprintf("%d %s", n, noun)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// Path is a path as a model reads it: quoted when it is empty, or has characters
+// that would break a line or could not be seen. The workspace itself is ".".
+func Path(path string) string {
+	if path == "" {
+		return "."
+	}
+	if !utf8.ValidString(path) || strings.ContainsFunc(path, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(path)
+	}
+	return path
+}

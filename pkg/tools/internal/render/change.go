@@ -1,0 +1,71 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+)
+
+// Write says what was written.
+func Write(v protocol.FilesWriteResult) string {
+	what := "Replaced the content of"
+	if v.Created {
+		what = "Created"
+	}
+	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256)
+}
+
+// Edit says what was changed, what was not and why, and shows the diff.
+func Edit(v protocol.FilesEditResult) string {
+	made, failed := 0, 0
+	var notes []string
+	for i, outcome := range v.Outcomes {
+		switch {
+		case outcome.Error != nil:
+			failed++
+			notes = append(notes, "not made: "+prose.Plain(outcome.Error.Message))
+		case outcome.Offset != 0:
+			notes = append(notes, fmt.Sprintf("hunk %d was applied at line %d, %s than its header says",
+				i+1, outcome.Line, further(outcome.Offset)))
+			made++
+		default:
+			made++
+		}
+	}
+	text := fmt.Sprintf("Edited %s: %s (%s, SHA-256 %s).", prose.Path(v.Path), prose.Plural(v.Replacements, "replacement"), prose.Plural(v.Bytes, "byte"), v.SHA256)
+	if failed > 0 {
+		text = fmt.Sprintf("Edited %s: %d of %d edits were made (%s, SHA-256 %s).",
+			prose.Path(v.Path), made, made+failed, prose.Plural(v.Bytes, "byte"), v.SHA256)
+	}
+	for _, note := range notes {
+		text += "\n[" + prose.Head(note, lineLimit) + "]"
+	}
+	if v.Diff != "" {
+		text += "\n" + prose.Clip(prose.Valid(v.Diff), prose.BodyLimit/2)
+	}
+	return prose.Clip(text, prose.BodyLimit)
+}
+
+// further says an offset in words.
+func further(offset int) string {
+	if offset < 0 {
+		return prose.Plural(-offset, "line") + " further up"
+	}
+	return prose.Plural(offset, "line") + " further down"
+}
+
+// JSONRead is the value as JSON.
+func JSONRead(v protocol.FilesJSONReadResult) string {
+	if len(v.Value) > 0 {
+		return prose.FitJSON([]byte(prose.Valid(string(v.Value))), "")
+	}
+	keys := make([]string, 0, len(v.Keys))
+	for _, key := range v.Keys {
+		keys = append(keys, prose.Quoted(key))
+	}
+	return prose.FitJSON(fmt.Appendf(nil,
+		`{"[...]":"the value is too long: read a part of it with a query","type":%s,"length":%d,"bytes":%d,"keys":[%s]}`,
+		prose.Quoted(v.JSONType), v.Length, v.ValueBytes, strings.Join(keys, ",")), "")
+}

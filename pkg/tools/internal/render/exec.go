@@ -1,0 +1,120 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+)
+
+// outputLimit is how many characters of a command's output a model gets: less than
+// prose.BodyLimit, so that marks fit even beside a failure.
+const outputLimit = prose.BodyLimit - 2_000
+
+// Execution makes a Render function for values that have an execution.
+func Execution[V protocol.Value](execution func(V) *protocol.Execution) func(*protocol.Result) string {
+	return func(result *protocol.Result) string {
+		value, ok := result.Value.(V)
+		if !ok {
+			return JSON(result)
+		}
+		text := executionText(result.CallID, execution(value))
+		if result.Status != protocol.StatusOK {
+			return Failure(result, text)
+		}
+		return text
+	}
+}
+
+// executionText is what a process wrote, as it would stand on a terminal, how it
+// ended, and a line in brackets for each thing that is not as usual.
+func executionText(call protocol.CallID, e *protocol.Execution) string {
+	text, cut := writtenText(e)
+	marks := endMarks(e)
+	if cut || e.Truncated {
+		marks = append(marks, cutMark(call, e, text))
+	}
+	if len(marks) > 0 {
+		return prose.Ended(text) + strings.Join(marks, "\n")
+	}
+	if text == "" {
+		return "[no output; exit code 0]"
+	}
+	return text
+}
+
+// writtenText is both streams in the order in which they came, and whether they did
+// not fit. A worker that does not tell the order has stderr after stdout.
+func writtenText(e *protocol.Execution) (text string, cut bool) {
+	switch {
+	case len(e.Combined) > 0:
+		text = prose.Plain(string(e.Combined))
+	case len(e.Stderr) == 0:
+		text = prose.Plain(string(e.Stdout))
+	case len(e.Stdout) == 0:
+		text = "[stderr]\n" + prose.Plain(string(e.Stderr))
+	default:
+		stdout, stderr := prose.Plain(string(e.Stdout)), prose.Plain(string(e.Stderr))
+		shownOut, shownErr := share(stdout, stderr, outputLimit)
+		return prose.Ended(shownOut) + "[stderr]\n" + shownErr, shownOut != stdout || shownErr != stderr
+	}
+	shown := prose.Clip(text, outputLimit)
+	return shown, shown != text
+}
+
+// cutMark says how much there was, and how to get at it.
+func cutMark(call protocol.CallID, e *protocol.Execution, shown string) string {
+	how := "send it to a file and read that, or filter it"
+	if call != "" && (!e.Truncated || e.Whole != "") {
+		how = fmt.Sprintf("all of it: read it from path=%q on", Handle(call, "", cutLine(shown)))
+	}
+	return fmt.Sprintf("[output was cut: stdout had %s, stderr %s; %s]",
+		prose.Plural(e.StdoutBytes, "byte"), prose.Plural(e.StderrBytes, "byte"), how)
+}
+
+// cutLine is a line at or before the first piece that is missing. Long lines count as
+// the several ones as which a kept result is read.
+func cutLine(shown string) int {
+	before, _, _ := strings.Cut(shown, "\n[... ")
+	count := 0
+	for line := range strings.Lines(strings.TrimPrefix(before, "[stderr]\n")) {
+		count += 1 + (len(line)-1)/protocol.MaxKeptLine
+	}
+	return max(count, 1)
+}
+
+// endMarks says how a process ended, when it is not by itself and with 0.
+func endMarks(e *protocol.Execution) []string {
+	var marks []string
+	switch e.Reason {
+	case "timeout":
+		marks = append(marks, "[stopped: it ran out of its time]")
+	case "oom":
+		marks = append(marks, "[killed: it ran out of memory]")
+	case "output_limit":
+		marks = append(marks, "[killed: it wrote too much output]")
+	case "disk_limit":
+		marks = append(marks, "[killed: it used too much disk]")
+	case "cancelled":
+		marks = append(marks, "[stopped: the call was cancelled]")
+	case "sandbox_lost":
+		marks = append(marks, "[lost: its sandbox went away]")
+	}
+	switch {
+	case e.Signal != "":
+		marks = append(marks, "[ended by signal "+e.Signal+"]")
+	case e.ExitCode != 0:
+		marks = append(marks, fmt.Sprintf("[exit code %d]", e.ExitCode))
+	}
+	return marks
+}
+
+// share cuts two texts so that both together have at most limit characters. What
+// one leaves of its half, the other may use.
+func share(a, b string, limit int) (first, second string) {
+	lenA, lenB := utf8.RuneCountInString(a), utf8.RuneCountInString(b)
+	half := limit / 2
+	return prose.Clip(a, max(half, limit-lenB)), prose.Clip(b, max(half, limit-lenA))
+}

@@ -1,0 +1,86 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+)
+
+// Command is the Render function of tools that run commands.
+func Command(result *protocol.Result) string {
+	value, ok := result.Value.(protocol.CommandRunResult)
+	if !ok || value.Process == "" || result.Status != protocol.StatusOK {
+		return Execution(func(v protocol.CommandRunResult) *protocol.Execution { return &v.Execution })(result)
+	}
+	output, _ := writtenText(&value.Execution)
+	status := protocol.ProcessStatus{
+		Process: value.Process, Reason: value.Reason, ExitCode: value.ExitCode, Signal: value.Signal, Bytes: value.StdoutBytes,
+	}
+	how := "it goes on beside other calls; the process tool reads what it writes, and kills it"
+	if value.Reason != processRunning {
+		how = "it did not live long"
+	}
+	return prose.Ended(output) + fmt.Sprintf("[background process %s: %s; %s]", value.Process, stateText(status), how)
+}
+
+// processRunning is the reason of a process that lives.
+const processRunning = "running"
+
+// Process is the Render function of the tool process.
+func Process(result *protocol.Result) string {
+	switch result.Value.(type) {
+	case protocol.ProcessListResult:
+		return Of(processListText)(result)
+	case protocol.ProcessReadResult:
+		return Of(processReadText)(result)
+	case protocol.ProcessKillResult:
+		return Of(func(v protocol.ProcessKillResult) string {
+			return fmt.Sprintf("[%s: %s]", v.Process, stateText(v.ProcessStatus))
+		})(result)
+	default:
+		return JSON(result)
+	}
+}
+
+func processListText(v protocol.ProcessListResult) string {
+	if len(v.Processes) == 0 {
+		return "[there are no background processes]"
+	}
+	var lines []string
+	for _, p := range v.Processes {
+		command, _, _ := strings.Cut(prose.Plain(p.Command), "\n")
+		lines = append(lines, fmt.Sprintf("%s  %s, %s written, started %s: %s",
+			p.Process, stateText(p), prose.Plural(p.Bytes, "byte"), p.StartedAt.UTC().Format(time.TimeOnly), command))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// stateText is how a process is, in words.
+func stateText(p protocol.ProcessStatus) string {
+	switch {
+	case p.Reason == processRunning:
+		return "running"
+	case p.Reason == "timeout":
+		return "killed, its time was over"
+	case p.Reason == "cancelled":
+		return "killed"
+	case p.Signal != "":
+		return "ended by signal " + p.Signal
+	case p.Reason == "exited":
+		return fmt.Sprintf("ended with exit code %d", p.ExitCode)
+	default:
+		return "ended: " + p.Reason
+	}
+}
+
+func processReadText(v protocol.ProcessReadResult) string {
+	mark := fmt.Sprintf("[%s %s; bytes %d-%d of %d; read on with offset=%d]",
+		v.Process, stateText(v.ProcessStatus), v.Offset, v.NextOffset, v.Bytes, v.NextOffset)
+	if len(v.Content) == 0 {
+		mark = fmt.Sprintf("[%s %s; nothing new after byte %d of %d]", v.Process, stateText(v.ProcessStatus), v.NextOffset, v.Bytes)
+	}
+	return prose.Ended(prose.Plain(string(v.Content))) + mark
+}

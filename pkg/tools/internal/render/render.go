@@ -1,0 +1,111 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+)
+
+// JSON is the text of a result whose tool has no Render function: its value
+// as JSON, after the failure when it is not ok.
+func JSON(result *protocol.Result) string {
+	body := ""
+	if result.Value != nil {
+		encoded, err := protocol.EncodeValue(result.Value)
+		if err != nil {
+			body = "[the result cannot be shown: " + err.Error() + "]"
+		} else {
+			note := ""
+			if result.CallID != "" {
+				note = fmt.Sprintf("all of it: read with path=%q", Handle(result.CallID, protocol.PartValue, 0))
+			}
+			body = prose.FitJSON(encoded, note)
+		}
+	}
+	switch {
+	case result.Status != protocol.StatusOK:
+		return Failure(result, body)
+	case body == "":
+		return "[done; nothing was returned]"
+	default:
+		return body
+	}
+}
+
+// MaxImageBytes is the largest image that a model is shown.
+const MaxImageBytes = 512 << 10
+
+// Of makes a Render function from the text of a value of type V.
+func Of[V protocol.Value](text func(V) string) func(*protocol.Result) string {
+	return func(result *protocol.Result) string {
+		value, ok := result.Value.(V)
+		switch {
+		case !ok:
+			return JSON(result)
+		case result.Status != protocol.StatusOK:
+			return Failure(result, text(value))
+		default:
+			return text(value)
+		}
+	}
+}
+
+// Failure is the one form of everything that is not ok.
+func Failure(result *protocol.Result, partial string) string {
+	code, what := protocol.Code(result.Status), ""
+	if result.Error != nil {
+		code, what = result.Error.Code, strings.TrimSpace(result.Error.Message)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "[%s: %s]\n", result.Status, code)
+	b.WriteString(prose.Ended(prose.Head(what, prose.BodyLimit/2)))
+	fmt.Fprintf(&b, "Next: %s", advice(result.Status, code))
+	if strings.TrimSpace(partial) != "" {
+		fmt.Fprintf(&b, "\nPartial output:\n%s", prose.Clip(partial, prose.BodyLimit))
+	}
+	return b.String()
+}
+
+// advice tells a model what to do about a failure.
+func advice(status protocol.Status, code protocol.Code) string {
+	switch status {
+	case protocol.StatusTimeout:
+		return "the call was stopped, and what it did until then may remain. Do less in one call or, where the tool has a timeout argument, name a longer one."
+	case protocol.StatusCancelled:
+		return "the call was stopped on request, and what it did until then may remain. Do not repeat it unless you are asked to."
+	case protocol.StatusOutcomeUnknown:
+		return "the worker that ran this call was lost, so it may have had all, some or none of its effects. Check what is there before you repeat it."
+	case protocol.StatusRejected:
+		return codeAdvice(code, "nothing was run and nothing has changed. Make the call again as the message says.")
+	default:
+		return codeAdvice(code, "the tool ran and failed. Act on the message; the same call again will most likely fail again.")
+	}
+}
+
+// codeAdvice is the advice for codes that are not about what the model asked, or
+// else the given one.
+func codeAdvice(code protocol.Code, other string) string {
+	switch code {
+	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeFleetUnavailable,
+		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
+		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
+	case protocol.CodeFileChanged, protocol.CodeFileNotRead:
+		return "the file is unchanged. Read it, and make the change to what it has now."
+	case protocol.CodePolicyDenied:
+		return "nothing was run and nothing has changed. Reach the goal in a way that is allowed, or say what you need and why."
+	case protocol.CodeEditNotUnique:
+		return "the file is unchanged. Put more of the surrounding text into old, or set replace_all to true."
+	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
+		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
+	case protocol.CodeNetworkOff:
+		return "nothing was run. Do it without the network, or leave that step out and say that the network is off."
+	case protocol.CodeSandboxUnsupported:
+		return "nothing was run. Make the call again without what the sandbox cannot do."
+	case protocol.CodeSandboxLevel, protocol.CodeUnknownPayload, protocol.CodePanic, protocol.CodeInternal, protocol.CodeLanguage:
+		return "repeating the call will not help. Go on without it."
+	default:
+		return other
+	}
+}

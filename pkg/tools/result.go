@@ -1,0 +1,88 @@
+package tools
+
+import (
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
+)
+
+// MaxText is the most characters of one result that a model gets to read.
+const MaxText = prose.MaxText
+
+// Text returns what the model reads of a result: what the tool's Render makes of
+// it, or [RenderJSON] when there is none, it panics, or t is nil. It is valid UTF-8 of at most
+// [MaxText] characters.
+func (t *Tool) Text(result *protocol.Result) string {
+	if result == nil {
+		result = &protocol.Result{
+			Status: protocol.StatusOutcomeUnknown,
+			Error:  protocol.Errorf(protocol.CodeInternal, "The fleet kept no result of this call."),
+		}
+	}
+	text := prose.Valid(t.render(result))
+	if result.CallID == "" || utf8.RuneCountInString(text) <= MaxText {
+		return prose.Clip(text, MaxText)
+	}
+	mark := fmt.Sprintf("\n[it was cut; all of it: read with path=%q]", render.Handle(result.CallID, protocol.PartValue, 0))
+	return prose.Clip(text, MaxText-len(mark)) + mark
+}
+
+// render calls the tool's Render function: the other place where the code of a
+// tool runs, and so where a panic is caught.
+func (t *Tool) render(result *protocol.Result) (text string) {
+	if t == nil || t.Render == nil {
+		return render.JSON(result)
+	}
+	defer func() {
+		if recover() != nil {
+			text = render.JSON(result)
+		}
+	}()
+	return t.Render(result)
+}
+
+// RenderJSON is the text of a result whose tool has no Render function: its value
+// as JSON, after the failure when it is not ok.
+func RenderJSON(result *protocol.Result) string { return render.JSON(result) }
+
+// RenderFailure is the text of a tool call that came to nothing: of an error of
+// [Table.Plan] or [RunInline] under the status that its result will have.
+func RenderFailure(status protocol.Status, err *protocol.Error) string {
+	return prose.Clip(prose.Valid(render.Failure(&protocol.Result{Status: status, Error: err}, "")), MaxText)
+}
+
+// Diff returns the unified diff of a write or an edit; "" for every other result.
+func Diff(result *protocol.Result) string {
+	if result == nil {
+		return ""
+	}
+	switch value := result.Value.(type) {
+	case protocol.FilesWriteResult:
+		return value.Diff
+	case protocol.FilesJSONWriteResult:
+		return value.Diff
+	case protocol.FilesEditResult:
+		return value.Diff
+	default:
+		return ""
+	}
+}
+
+// MaxImageBytes is the largest image that a model is shown.
+const MaxImageBytes = render.MaxImageBytes
+
+// Image returns the image that a result is, and its media type, as in "image/png"; ok is
+// false for every other result, and for images that are too large to be shown.
+func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
+	if result == nil {
+		return "", nil, false
+	}
+	read, isRead := result.Value.(protocol.FilesReadResult)
+	if !isRead || read.Image == "" || read.Truncated || len(read.Content) > MaxImageBytes {
+		return "", nil, false
+	}
+	return read.Image, read.Content, true
+}

@@ -1,0 +1,161 @@
+package toolset
+
+import (
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+)
+
+type writeArguments struct {
+	Path    string `json:"path"`
+	Content string `json:"content"`
+	Expect  string `json:"expect_sha256"`
+}
+
+func write() tools.Tool {
+	return tools.Tool{
+		Definition: definition("write",
+			"Write a file: make it, with its directories, or replace all of its content. Returns one line that says which, with the size and the SHA-256. "+
+				"To change part of a file use edit.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The file, relative to the workspace."},
+					"content": {"type": "string", "description": "The whole content of the file, taken as it is."},
+					"expect_sha256": {"type": "string", "pattern": "^([0-9a-fA-F]{64})?$", "description": "SHA-256 of what the file has now, in hex: when it has something else, nothing is written. Default: write in any case."}
+				},
+				"required": ["path", "content"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args writeArguments) (tools.Plan, *protocol.Error) {
+			return writePlan(scope, args.Path, args.Content, args.Expect)
+		}),
+		Render: render.Of(render.Write),
+	}
+}
+
+// writePlan is the plan of writing a whole file. With an expectation it is not
+// idempotent: what the first attempt wrote is not what the second one expects.
+func writePlan(scope tools.Scope, raw, content, expect string) (tools.Plan, *protocol.Error) {
+	path, err := workspace.NewFile(raw)
+	if err != nil {
+		return tools.Plan{}, err
+	}
+	delivery := protocol.Idempotent
+	if expect != "" {
+		delivery = protocol.Rollback
+	}
+	payload := protocol.FilesWrite{
+		Path: path, Content: protocol.Bytes(content), ExpectSHA256: strings.ToLower(expect), Guard: scope.Guard,
+	}
+	return filePlan(scope, path, payload, protocol.Exclusive, delivery)
+}
+
+type editArguments struct {
+	Path       string  `json:"path"`
+	Old        *string `json:"old"`
+	New        *string `json:"new"`
+	ReplaceAll bool    `json:"replace_all"`
+	Patch      *string `json:"patch"`
+}
+
+func edit() tools.Tool {
+	return tools.Tool{
+		Definition: definition("edit",
+			"Change part of a file: replace text (old and new), or apply a unified diff (patch). old must be in the file exactly as given, "+
+				"white space included (without the line numbers that read shows), and exactly once unless replace_all is true. "+
+				"The context of a patch must be in the file as it is; its line numbers may be off. "+
+				"Returns how many places were changed, and a diff. When it fails, the file is as it was.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The file, relative to the workspace."},
+					"old": {"type": "string", "minLength": 1, "description": "The text to replace; add lines around it until it is unique."},
+					"new": {"type": "string", "description": "The text to put in its place; empty to delete."},
+					"replace_all": {"type": "boolean", "default": false, "description": "Replace every occurrence. Default: false."},
+					"patch": {"type": "string", "minLength": 1, "description": "Instead of old and new: the hunks of a unified diff of this one file, as in \"@@ -3,2 +3,2 @@\\n context\\n-old line\\n+new line\\n\"."}
+				},
+				"required": ["path"],
+				"additionalProperties": false
+			}`),
+		Plan:   tools.PlanOf(planEdit),
+		Render: render.Of(render.Edit),
+	}
+}
+
+func planEdit(scope tools.Scope, args editArguments) (tools.Plan, *protocol.Error) {
+	path, err := workspace.File(args.Path)
+	if err != nil {
+		return tools.Plan{}, err
+	}
+	payload := protocol.FilesEdit{Path: path, ReplaceAll: args.ReplaceAll, Guard: scope.Guard}
+	switch {
+	case args.Patch != nil && (args.Old != nil || args.New != nil):
+		return tools.Plan{}, notBoth("there are both patch and old or new")
+	case args.Patch != nil:
+		payload.Patch, payload.ReplaceAll = *args.Patch, false
+	case args.Old == nil && args.New == nil:
+		return tools.Plan{}, notBoth("old and new, or patch, are required, but missing")
+	case args.Old == nil:
+		return tools.Plan{}, notBoth("old is required beside new, but missing")
+	case args.New == nil:
+		return tools.Plan{}, notBoth("new is required beside old, but missing")
+	default:
+		payload.Old, payload.New = *args.Old, *args.New
+	}
+	return filePlan(scope, path, payload, protocol.Exclusive, protocol.Rollback)
+}
+
+func notBoth(what string) *protocol.Error {
+	return protocol.Errorf(protocol.CodeInvalidArguments,
+		"The arguments of edit were not accepted:\n- %s\nExpected: {path, old, new, replace_all?} or {path, patch}.\nCorrect the arguments and call the tool again.", what)
+}
+
+type multiEditArguments struct {
+	Path       string              `json:"path"`
+	Edits      []protocol.FileEdit `json:"edits"`
+	BestEffort bool                `json:"best_effort"`
+}
+
+func multiEdit() tools.Tool {
+	return tools.Tool{
+		Definition: definition("multi_edit",
+			"Make several replacements in one file, one after another, each in what those before it left. The rules of each are those of edit. "+
+				"All of them are made or none, unless best_effort is true: then those that can be made are, and you are told about each. "+
+				"Returns what became of each, and a diff.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The file, relative to the workspace."},
+					"edits": {
+						"type": "array", "minItems": 1, "maxItems": 200, "description": "The replacements, in their order.",
+						"items": {
+							"type": "object",
+							"properties": {
+								"old": {"type": "string", "minLength": 1, "description": "The text to replace; must be there exactly once unless replace_all is true."},
+								"new": {"type": "string", "description": "The text to put in its place; empty to delete."},
+								"replace_all": {"type": "boolean", "default": false, "description": "Replace every occurrence. Default: false."}
+							},
+							"required": ["old", "new"],
+							"additionalProperties": false
+						}
+					},
+					"best_effort": {"type": "boolean", "default": false, "description": "Make the edits that can be made. Default: false, all or none."}
+				},
+				"required": ["path", "edits"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args multiEditArguments) (tools.Plan, *protocol.Error) {
+			path, err := workspace.File(args.Path)
+			if err != nil {
+				return tools.Plan{}, err
+			}
+			payload := protocol.FilesEdit{Path: path, Edits: args.Edits, BestEffort: args.BestEffort, Guard: scope.Guard}
+			return filePlan(scope, path, payload, protocol.Exclusive, protocol.Rollback)
+		}),
+		Render: render.Of(render.Edit),
+	}
+}

@@ -1,0 +1,86 @@
+package toolset
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+)
+
+// Run times of the built-in tools, for one attempt.
+const (
+	FileTimeout    = 30 * time.Second
+	BashTimeout    = 120 * time.Second // when the call names none
+	RunCodeTimeout = 60 * time.Second  // when the call names none
+	MaxTimeout     = time.Hour         // that a call can name
+)
+
+// Core returns the built-in tools for commands and files, sorted by name. What
+// they touch, and so what may overlap:
+//
+//	bash, run_code          sandbox/<id>         exclusive   anything may happen
+//	the same, read_only     sandbox/<id>         shared      the worker keeps the workspace as it is
+//	process                 sandbox/<id>         shared, to kill one exclusive
+//	write, edit,            sandbox/<id>/<path>  exclusive
+//	multi_edit, json_write
+//	read, json_read, list,  sandbox/<id>/<path>  shared
+//	exists, tree, glob, grep
+//
+// Two calls conflict when one key is a prefix of the other and one is exclusive.
+// That covers what a write does beside its file:
+//
+//   - It changes the listing of its directory, and makes missing ones. Whoever
+//     lists, searches or asks for any directory above the file uses a prefix of
+//     the file's key, and so conflicts.
+//   - Two writes of different files below one new directory do not conflict, and
+//     need not: making a directory twice is making it once.
+//   - A write of "a" and one of "a/b" cannot both succeed; they conflict, so which
+//     one fails is decided by their order.
+//
+// Reading and writing whole files can be done again after a lost worker, and is
+// declared idempotent. An edit that is done again does not find its text, nor a write
+// what it expects, and a command may do anything: they are rolled back.
+func Core() []tools.Tool {
+	return []tools.Tool{
+		bash(), edit(), exists(), glob(), grep(), jsonRead(), jsonWrite(), list(), multiEdit(),
+		processTool(), read(), runCode(), tree(), write(),
+	}
+}
+
+// CoreShell returns the tools of [Core] with a bash whose current directory and exported
+// variables are kept from one command of the sandbox to the next.
+func CoreShell() []tools.Tool {
+	set := Core()
+	for i := range set {
+		if set[i].Name == "bash" {
+			set[i] = bashKeeping()
+		}
+	}
+	return set
+}
+
+// definition makes a definition from texts of this package.
+func definition(name, description, schema string) tools.Definition {
+	return tools.Definition{Name: name, Description: description, Schema: json.RawMessage(schema)}
+}
+
+// filePlan is a plan for one path.
+func filePlan(
+	scope tools.Scope, path string, payload protocol.Payload, access protocol.Access, delivery protocol.Delivery,
+) (tools.Plan, *protocol.Error) {
+	uses, err := workspace.Use(scope.Sandbox, path, access)
+	if err != nil {
+		return tools.Plan{}, err
+	}
+	return tools.Plan{Payload: payload, Resources: uses, Delivery: delivery, Timeout: FileTimeout}, nil
+}
+
+// seconds is a timeout as a model writes it, 0 for none given.
+func seconds(s float64, standard time.Duration) time.Duration {
+	if s == 0 {
+		return standard
+	}
+	return max(time.Duration(s*float64(time.Second)), time.Millisecond)
+}

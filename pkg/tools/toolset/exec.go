@@ -1,0 +1,189 @@
+package toolset
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+)
+
+type bashArguments struct {
+	Command  string      `json:"command"`
+	Cwd      string      `json:"cwd"`
+	Timeout  float64     `json:"timeout"`
+	Env      environment `json:"env"`
+	ReadOnly bool        `json:"read_only"`
+
+	Background bool `json:"background"`
+}
+
+// bash is the tool that runs commands, each in a new shell.
+func bash() tools.Tool {
+	return bashTool(
+		"Every command is a new process: files persist, but variables and the current directory do not, and what a command leaves running is killed at its end. ",
+		"Default: the workspace.", planBash)
+}
+
+// bashKeeping is bash with a shell that is kept between commands.
+func bashKeeping() tools.Tool {
+	return bashTool(
+		"The current directory and exported variables are kept for the next command, unless this one is read_only or in the background. "+
+			"What a command leaves running is killed at its end. ",
+		"Default: where the last command ended.",
+		func(scope tools.Scope, args bashArguments) (tools.Plan, *protocol.Error) {
+			plan, err := planBash(scope, args)
+			if payload, ok := plan.Payload.(protocol.CommandRun); ok {
+				payload.KeepShell = true
+				plan.Payload = payload
+			}
+			return plan, err
+		})
+}
+
+// bashTool is bash with what it says about its shell.
+func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Plan, *protocol.Error)) tools.Tool {
+	return tools.Tool{
+		Definition: definition("bash",
+			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
+				shell+
+				"There is no input to read: pass flags that keep programs from asking. "+
+				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest. "+
+				"Prefer read, write, edit, list and grep for files.",
+			`{
+				"type": "object",
+				"properties": {
+					"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell; may have several lines."},
+					"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. `+cwd+`"},
+					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120, in the background 3600."},
+					"env": {"type": "object", "maxProperties": 200, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
+					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."},
+					"background": {"type": "boolean", "default": false, "description": "Start the command, as a server, and return at once with a name for it; see the process tool. Default: false."}
+				},
+				"required": ["command"],
+				"additionalProperties": false
+			}`),
+		Plan:   tools.PlanOf(plan),
+		Render: render.Command,
+	}
+}
+
+func planBash(scope tools.Scope, args bashArguments) (tools.Plan, *protocol.Error) {
+	cwd, err := workspace.Path(args.Cwd)
+	if err != nil {
+		return tools.Plan{}, err
+	}
+	if err := args.Env.check(); err != nil {
+		return tools.Plan{}, err
+	}
+	payload := protocol.CommandRun{Command: args.Command, Cwd: cwd, Env: args.Env, ReadOnly: args.ReadOnly}
+	timeout := seconds(args.Timeout, BashTimeout)
+	if args.Background { // what takes time is not the call
+		payload.Background, payload.Limits.Wall = true, protocol.MillisOf(seconds(args.Timeout, MaxTimeout))
+		timeout = FileTimeout
+	}
+	return commandPlan(scope, payload, args.ReadOnly, timeout)
+}
+
+type runCodeArguments struct {
+	Code     string  `json:"code"`
+	Language string  `json:"language"`
+	Timeout  float64 `json:"timeout"`
+	ReadOnly bool    `json:"read_only"`
+}
+
+func runCode() tools.Tool {
+	return tools.Tool{
+		Definition: definition("run_code",
+			"Run a program in the workspace directory. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
+				"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+
+				"A go program is a complete main package that uses the standard library only. "+
+				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest.",
+			`{
+				"type": "object",
+				"properties": {
+					"code": {"type": "string", "minLength": 1, "description": "The whole text of the program."},
+					"language": {"type": "string", "enum": ["python", "sh", "node", "go"], "default": "python", "description": "Default: python."},
+					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the program is killed. Default: 60."},
+					"read_only": {"type": "boolean", "default": false, "description": "Keep the program from changing the workspace. Such programs of one step run side by side. Default: false."}
+				},
+				"required": ["code"],
+				"additionalProperties": false
+			}`),
+		Plan:   tools.PlanOf(planRunCode),
+		Render: render.Execution(func(v protocol.CodeRunResult) *protocol.Execution { return &v.Execution }),
+	}
+}
+
+func planRunCode(scope tools.Scope, args runCodeArguments) (tools.Plan, *protocol.Error) {
+	if args.Language == "" {
+		args.Language = "python"
+	}
+	payload := protocol.CodeRun{Code: args.Code, Language: args.Language, ReadOnly: args.ReadOnly}
+	return commandPlan(scope, payload, args.ReadOnly, seconds(args.Timeout, RunCodeTimeout))
+}
+
+// commandPlan is the plan of a command. It uses all of its sandbox: exclusively, or
+// shared when the worker is told to keep the workspace from being changed, and then
+// there is nothing to roll back either.
+func commandPlan(scope tools.Scope, payload protocol.Payload, readOnly bool, timeout time.Duration) (tools.Plan, *protocol.Error) {
+	access, delivery := protocol.Exclusive, protocol.Rollback
+	if readOnly {
+		access, delivery = protocol.Shared, protocol.Idempotent
+	}
+	uses, err := workspace.Use(scope.Sandbox, "", access)
+	if err != nil {
+		return tools.Plan{}, err
+	}
+	return tools.Plan{Payload: payload, Resources: uses, Delivery: delivery, Timeout: timeout}, nil
+}
+
+// environment is variables as a model writes them: numbers and booleans will do.
+type environment map[string]string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (e *environment) UnmarshalJSON(data []byte) error {
+	var raw map[string]any
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.UseNumber()
+	if err := decoder.Decode(&raw); err != nil {
+		return err
+	}
+	if len(raw) == 0 {
+		return nil
+	}
+	*e = make(environment, len(raw))
+	for name, value := range raw {
+		switch value.(type) {
+		case string, json.Number, bool:
+			(*e)[name] = fmt.Sprint(value)
+		default:
+			return fmt.Errorf("env.%s: must be a string", prose.Short(name, 100))
+		}
+	}
+	return nil
+}
+
+// check reports every name and value that no environment can have.
+func (e environment) check() *protocol.Error {
+	var faults []string
+	for _, name := range slices.Sorted(maps.Keys(e)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(e[name], 0) {
+			faults = append(faults, fmt.Sprintf("%q", prose.Short(name, 100)))
+		}
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	return protocol.Errorf(protocol.CodeInvalidArguments,
+		"env: %s: a name must not be empty or contain \"=\", and neither name nor value may contain a NUL character. Correct that and call the tool again.",
+		strings.Join(faults, ", "))
+}

@@ -1,0 +1,99 @@
+package toolset
+
+import (
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+)
+
+type readArguments struct {
+	Path   string `json:"path"`
+	Offset int    `json:"offset"`
+	Limit  int    `json:"limit"`
+}
+
+func read() tools.Tool {
+	return tools.Tool{
+		Definition: definition("read",
+			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
+				"At most about 12,000 characters come back at once: read on with the offset that is named. "+
+				"An image (PNG, JPEG, GIF, WebP) comes back as an image where you can take one; of any other binary file only the size is told. A path that a mark of cut output names, as in result:ID, works too.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The file, relative to the workspace."},
+					"offset": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "First line to read, counted from 1. Default: 1."},
+					"limit": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "How many lines to read. Default: as many as fit."}
+				},
+				"required": ["path"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args readArguments) (tools.Plan, *protocol.Error) {
+			if plan, ok, err := readHandle(args.Path, args.Offset, args.Limit); ok {
+				return plan, err
+			}
+			path, err := workspace.File(args.Path)
+			if err != nil {
+				return tools.Plan{}, err
+			}
+			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit, Guard: scope.Guard}
+			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: render.OrKept(render.Of(render.Read)),
+	}
+}
+
+type listArguments struct {
+	Path string `json:"path"`
+}
+
+func list() tools.Tool {
+	return tools.Tool{
+		Definition: definition("list",
+			"List a directory, not what is below its subdirectories. Returns one name a line, hidden ones too: "+
+				"directories with a slash at the end, files with their size. At most 500 names; the total is told.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The directory, relative to the workspace. Default: the workspace."}
+				},
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args listArguments) (tools.Plan, *protocol.Error) {
+			path, err := workspace.Path(args.Path)
+			if err != nil {
+				return tools.Plan{}, err
+			}
+			return filePlan(scope, path, protocol.FilesList{Path: path}, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: render.Of(render.List),
+	}
+}
+
+type existsArguments struct {
+	Path string `json:"path"`
+}
+
+func exists() tools.Tool {
+	return tools.Tool{
+		Definition: definition("exists",
+			"Ask whether there is something at a path. Returns yes or no, and with yes whether it is a file (and its size), a directory or a symlink.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The path, relative to the workspace."}
+				},
+				"required": ["path"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args existsArguments) (tools.Plan, *protocol.Error) {
+			path, err := workspace.Named(args.Path)
+			if err != nil {
+				return tools.Plan{}, err
+			}
+			return filePlan(scope, path, protocol.FilesExists{Path: path}, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: render.Of(render.Exists),
+	}
+}

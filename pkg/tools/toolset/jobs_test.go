@@ -1,0 +1,35 @@
+package toolset_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+func TestJobs_Plans(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, toolset.Jobs()...)
+	for _, test := range []struct {
+		tool, arguments string
+		want            tools.JobRequest
+	}{
+		{"job_status", `{}`, tools.JobRequest{Verb: tools.JobStatus, Timeout: time.Minute}},
+		{"job_wait", `{"job":"j","timeout":"2.5"}`, tools.JobRequest{Verb: tools.JobWait, Job: "j", Timeout: 2500 * time.Millisecond}},
+		{"job_cancel", `{"job":"j"}`, tools.JobRequest{Verb: tools.JobCancel, Job: "j", Timeout: time.Minute}},
+	} {
+		_, plan, refusal := table.Plan(tools.Scope{Session: "s", Sandbox: "s"}, test.tool, test.arguments)
+		require.Nil(t, refusal, test.tool)
+		require.Equal(t, &test.want, plan.Job)
+		_, refusal = plan.Call(tools.Scope{Session: "s", Sandbox: "s"}, tools.Place{}, "", test.tool, time.Now())
+		require.Equal(t, protocol.CodeInternal, refusal.Code, "it is nothing for a worker")
+	}
+	for _, arguments := range []string{`{}`, `{"job":""}`, `{"job":"j","timeout":0}`, `{"job":"j","timeout":601}`} {
+		_, _, refusal := table.Plan(tools.Scope{}, "job_wait", arguments)
+		require.NotNil(t, refusal, arguments)
+	}
+}

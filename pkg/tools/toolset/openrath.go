@@ -1,0 +1,169 @@
+package toolset
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+)
+
+// maxShellCommand is how many characters a run_shell_command may have.
+const maxShellCommand = 2048
+
+// OpenRath returns the tools of the toolset "openrath", sorted by name: the names and
+// arguments of the agents of that system, with the plans and payloads of [Core].
+func OpenRath() []tools.Tool {
+	return []tools.Tool{
+		listWorkspaceFiles(), readWorkspaceFile(), runWorkspaceCode(), runShellCommand(), workspacePathExists(), writeWorkspaceFile(),
+	}
+}
+
+func runShellCommand() tools.Tool {
+	return tools.Tool{
+		Definition: definition("run_shell_command",
+			"Run one shell command in the workspace. Returns what it wrote and its exit code unless that is 0. "+
+				"A command has one line of at most 2,048 characters.",
+			`{
+				"type": "object",
+				"properties": {
+					"cmd": {"type": "string", "minLength": 1, "description": "The command line, run by the shell."}
+				},
+				"required": ["cmd"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args struct {
+			Cmd string `json:"cmd"`
+		},
+		) (tools.Plan, *protocol.Error) {
+			switch {
+			case strings.ContainsAny(args.Cmd, "\n\r"):
+				return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
+					"multiline commands are rejected: send one line, or write a script with write_workspace_file and run that")
+			case utf8.RuneCountInString(args.Cmd) > maxShellCommand:
+				return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
+					"command too long: it has %d characters, at most %d are allowed; write a script with write_workspace_file and run that",
+					utf8.RuneCountInString(args.Cmd), maxShellCommand)
+			}
+			return commandPlan(scope, protocol.CommandRun{Command: args.Cmd}, false, BashTimeout)
+		}),
+		Render: render.Command,
+	}
+}
+
+func readWorkspaceFile() tools.Tool {
+	return tools.Tool{
+		Definition: definition("read_workspace_file",
+			"Read a file of the workspace. Returns its text as it is, or with encoding null the base64 of its bytes. "+
+				"What is too long is cut, and the end says so.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The file, relative to the workspace."},
+					"encoding": {"type": ["string", "null"], "enum": ["utf-8", null], "default": "utf-8", "description": "utf-8 for text, null for base64. Default: utf-8."}
+				},
+				"required": ["path"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args struct {
+			Path     string          `json:"path"`
+			Encoding json.RawMessage `json:"encoding"`
+		},
+		) (tools.Plan, *protocol.Error) {
+			return readPlan(scope, args.Path, protocol.FilesRead{Raw: string(args.Encoding) == "null"})
+		}),
+		Render: render.OrKept(render.Of(func(v protocol.FilesReadResult) string {
+			if v.Raw {
+				return render.Base64(v)
+			}
+			return render.Plain("for the rest use run_shell_command, as in `sed -n 900,1200p FILE`")(v)
+		})),
+	}
+}
+
+// readPlan is the plan of reading a file as a model names it.
+func readPlan(scope tools.Scope, raw string, payload protocol.FilesRead) (tools.Plan, *protocol.Error) {
+	if plan, ok, err := readHandle(raw, 0, 0); ok {
+		return plan, err
+	}
+	path, err := workspace.File(raw)
+	if err != nil {
+		return tools.Plan{}, err
+	}
+	payload.Path, payload.Guard = path, scope.Guard
+	return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+}
+
+func writeWorkspaceFile() tools.Tool {
+	return tools.Tool{
+		Definition: definition("write_workspace_file",
+			"Write text to a file of the workspace: make it, with its directories, or replace all of its content.",
+			writeSchema),
+		Plan:   tools.PlanOf(planWhole),
+		Render: render.Of(render.Write),
+	}
+}
+
+// writeSchema is the schema of tools that write whole files.
+const writeSchema = `{
+	"type": "object",
+	"properties": {
+		"path": {"type": "string", "description": "The file, relative to the workspace."},
+		"content": {"type": "string", "description": "The whole content of the file, taken as it is."}
+	},
+	"required": ["path", "content"],
+	"additionalProperties": false
+}`
+
+func planWhole(scope tools.Scope, args writeArguments) (tools.Plan, *protocol.Error) {
+	return writePlan(scope, args.Path, args.Content, "")
+}
+
+func listWorkspaceFiles() tools.Tool {
+	t := list()
+	t.Definition = definition("list_workspace_files",
+		"List a directory of the workspace. Returns one name a line, hidden ones too: directories with a slash at the end, files with their size.",
+		`{
+			"type": "object",
+			"properties": {
+				"path": {"type": "string", "default": ".", "description": "The directory, relative to the workspace. Default: the workspace."}
+			},
+			"additionalProperties": false
+		}`)
+	return t
+}
+
+func workspacePathExists() tools.Tool {
+	t := exists()
+	t.Definition = definition("workspace_path_exists",
+		"Ask whether there is something at a path of the workspace. Returns true or false.",
+		`{
+			"type": "object",
+			"properties": {
+				"path": {"type": "string", "description": "The path, relative to the workspace."}
+			},
+			"required": ["path"],
+			"additionalProperties": false
+		}`)
+	t.Render = render.Of(func(v protocol.FilesExistsResult) string { return fmt.Sprint(v.Exists) })
+	return t
+}
+
+func runWorkspaceCode() tools.Tool {
+	t := runCode()
+	t.Definition = definition(t.Name, t.Description, `{
+		"type": "object",
+		"properties": {
+			"code": {"type": "string", "minLength": 1, "description": "The whole text of the program."},
+			"language": {"type": "string", "enum": ["python", "sh", "node", "go"], "default": "python", "description": "Default: python."},
+			"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the program is killed. Default: 60."}
+		},
+		"required": ["code"],
+		"additionalProperties": false
+	}`)
+	return t
+}

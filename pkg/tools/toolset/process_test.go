@@ -1,0 +1,63 @@
+package toolset_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestProcess_NeedsAName(t *testing.T) {
+	t.Parallel()
+	for _, action := range []string{"read", "kill"} {
+		_, _, err := coreTable(t).Plan(scope, "process", `{"action":"`+action+`"}`)
+		require.NotNil(t, err)
+		require.Equal(t, protocol.CodeInvalidArguments, err.Code)
+		require.Contains(t, err.Message, "process: missing")
+	}
+}
+
+func TestText_BackgroundProcesses(t *testing.T) {
+	t.Parallel()
+	living := protocol.ProcessStatus{
+		Process: "p-1", Command: "npm run\ndev", StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Reason: "running", ExitCode: -1, Bytes: 6,
+	}
+	state := func(reason, signal string, exit int) protocol.ProcessStatus {
+		return protocol.ProcessStatus{Process: "p-1", Reason: reason, Signal: signal, ExitCode: exit}
+	}
+	started := func(reason string, exit int, output string) protocol.CommandRunResult {
+		return protocol.CommandRunResult{
+			Process: "p-1", Execution: protocol.Execution{Reason: reason, ExitCode: exit, Combined: protocol.Bytes(output)},
+		}
+	}
+	for name, test := range map[string]struct {
+		tool  string
+		value protocol.Value
+		want  string
+	}{
+		"started":          {"bash", started("running", -1, ""), "[background process p-1: running; it goes on beside other calls; the process tool reads what it writes, and kills it]"},
+		"started and said": {"bash", started("running", -1, "ready"), "ready\n[background process p-1: running; it goes on beside other calls; the process tool reads what it writes, and kills it]"},
+		"failed at once":   {"bash", started("exited", 127, "sh: x: not found\n"), "sh: x: not found\n[background process p-1: ended with exit code 127; it did not live long]"},
+		"none":             {"process", protocol.ProcessListResult{}, "[there are no background processes]"},
+		"some": {
+			"process",
+			protocol.ProcessListResult{Processes: []protocol.ProcessStatus{living, state("cancelled", "SIGTERM", -1)}},
+			"p-1  running, 6 bytes written, started 03:04:05: npm run\np-1  killed, 0 bytes written, started 00:00:00: ",
+		},
+		"read": {
+			"process",
+			protocol.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("ready\n"), NextOffset: 6},
+			"ready\n[p-1 running; bytes 0-6 of 6; read on with offset=6]",
+		},
+		"nothing new":  {"process", protocol.ProcessReadResult{ProcessStatus: living, Offset: 6, NextOffset: 6}, "[p-1 running; nothing new after byte 6 of 6]"},
+		"killed":       {"process", protocol.ProcessKillResult{ProcessStatus: state("cancelled", "SIGKILL", -1)}, "[p-1: killed]"},
+		"ended before": {"process", protocol.ProcessKillResult{ProcessStatus: state("exited", "", 0)}, "[p-1: ended with exit code 0]"},
+		"out of time":  {"process", protocol.ProcessKillResult{ProcessStatus: state("timeout", "SIGKILL", -1)}, "[p-1: killed, its time was over]"},
+		"by a signal":  {"process", protocol.ProcessKillResult{ProcessStatus: state("signaled", "SIGSEGV", -1)}, "[p-1: ended by signal SIGSEGV]"},
+		"lost":         {"process", protocol.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended: sandbox_lost]"},
+	} {
+		require.Equal(t, test.want, text(t, test.tool, ok(test.value)), name)
+	}
+}

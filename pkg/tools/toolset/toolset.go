@@ -1,0 +1,58 @@
+package toolset
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// The names of the built-in toolsets.
+const (
+	CoreName      = "core"       // [Core], the default
+	CoreShellName = "core-shell" // [CoreShell]
+	FilesName     = "files"      // [Files]
+	HelpName      = "help"       // [tools.Help]
+	JobsName      = "jobs"       // [Jobs]
+	OpenRathName  = "openrath"   // [OpenRath]
+	SmithersName  = "smithers"   // [Smithers]
+)
+
+// ErrUnknown is wrapped by the error of [Named].
+var ErrUnknown = errors.New("unknown toolset")
+
+// builtin are the built-in toolsets by name.
+func builtin() map[string]func() []tools.Tool {
+	return map[string]func() []tools.Tool{
+		CoreName: Core, CoreShellName: CoreShell, FilesName: Files, HelpName: tools.Help,
+		JobsName: Jobs, OpenRathName: OpenRath, SmithersName: Smithers,
+	}
+}
+
+// Names returns the names that [Named] knows, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(builtin())) }
+
+// Named returns the tools of built-in toolsets, for [tools.NewTable]; a name that is
+// given twice counts once. The error reports every unknown name, and those that there are.
+func Named(names ...string) ([]tools.Tool, error) {
+	var all []tools.Tool
+	var faults []error
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			continue
+		}
+		set, ok := builtin()[name]
+		if !ok {
+			faults = append(faults, fmt.Errorf("%w %q: must be one of %s", ErrUnknown, name, strings.Join(Names(), ", ")))
+			continue
+		}
+		all = append(all, set()...)
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	return all, nil
+}
