@@ -93,6 +93,10 @@ bench: build ## Measure the fleet beside bare NATS in the same run (CALLS=n per 
 	bin/coordinator bench --calls $(CALLS) --work 5ms
 	bin/coordinator bench --calls 10000 --callers 16 --slow-lane 50ms
 
+.PHONY: bench-fleet
+bench-fleet: build ## Measure shell commands in sandboxes through the whole fleet, beside plain shells in the same run
+	bin/coordinator bench --exec true --lanes 32 --callers 64 --calls 10000
+
 .PHONY: bench-sandbox
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
 	CGO_ENABLED=0 go test -tags sandboxprogram -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns

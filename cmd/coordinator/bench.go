@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/pprof"
 	"time"
@@ -15,6 +18,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
 type benchCommand struct {
@@ -28,6 +33,8 @@ type benchCommand struct {
 	Workers    int           `default:"1" help:"How many workers serve."`
 	Slots      int           `default:"64" help:"How many calls each worker runs at once."`
 	Payload    int           `default:"0" help:"Bytes that each call carries."`
+	Exec       string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
+	Sandbox    string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
 	Linger     time.Duration `default:"0s" help:"How long workers keep an idle lane."`
 	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process."`
 	Creds      string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
@@ -54,14 +61,19 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	if c.Nats == "" {
-		dir, err := os.MkdirTemp("", "toolfleet-bench-")
-		if err != nil {
+	dir, err := os.MkdirTemp("", "toolfleet-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // what cannot be removed is the system's to clean
+	if c.Exec != "" {
+		if o.Exec, err = c.sandboxes(ctx, dir, o.Logger); err != nil {
 			return err
 		}
-		defer func() { _ = os.RemoveAll(dir) }() // what cannot be removed is the system's to clean
+	}
+	if c.Nats == "" {
 		var stopServer func()
-		if o.Connect, stopServer, err = bench.Embedded(ctx, dir, c.Fsync, o.Logger); err != nil {
+		if o.Connect, stopServer, err = bench.Embedded(ctx, filepath.Join(dir, "nats"), c.Fsync, o.Logger); err != nil {
 			return err
 		}
 		defer stopServer()
@@ -90,6 +102,18 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 	return c.print(p, report)
 }
 
+// sandboxes opens the driver of the sandboxes in which the calls run commands.
+func (c *benchCommand) sandboxes(ctx context.Context, dir string, logger *slog.Logger) (bench.Exec, error) {
+	if err := driver.Valid(c.Sandbox); err != nil {
+		return bench.Exec{}, cli.Usagef("--sandbox: %v", err)
+	}
+	opened, caps, err := driver.Open(ctx, c.Sandbox, &driver.Options{Logger: logger})
+	if errors.Is(err, sandbox.ErrLevel) {
+		err = cli.Usagef("--sandbox %s: %v", c.Sandbox, err)
+	}
+	return bench.Exec{Command: c.Exec, Driver: opened, Caps: caps, Data: filepath.Join(dir, "worker")}, err
+}
+
 func (c *benchCommand) print(p program, r *bench.Report) error {
 	if c.JSON {
 		return json.NewEncoder(p.Stdout).Encode(r)
@@ -103,5 +127,12 @@ errors     %10d   order or exclusivity violations %d
 `, r.Engine, r.Calls, r.Lanes, r.Callers, r.Workers, r.Slots, c.Work, runtime.NumCPU(),
 		r.CallsPerS, r.CPUUS, r.Messages, r.P50US, r.P99US, r.MaxUS,
 		r.Baseline.PublishPerS, r.RatioToPub, r.Baseline.RequestReplyPerS, r.RatioToReq, r.Errors, r.Violations)
+	if err != nil || r.Exec == nil {
+		return err
+	}
+	_, err = fmt.Fprintf(p.Stdout, `command    %q in sandboxes of level %s, opened in %.1f ms each
+           %10.0f plain shells/s, without a sandbox        ratio %.3f
+           %10.0f calls/s that do nothing
+`, r.Command, r.Level, r.Exec.OpenMS/float64(r.Lanes), r.Exec.PlainPerS, r.RatioToPlain, r.Exec.NoopPerS)
 	return err
 }

@@ -46,6 +46,8 @@ type Options struct {
 	Workers, Slots int
 	// Payload is how many bytes each call carries.
 	Payload int
+	// Exec has the calls run commands in sandboxes.
+	Exec Exec
 	// Linger is how long the workers keep an idle lane.
 	Linger time.Duration
 	// Baseline is how long each baseline is measured; 0 leaves them out.
@@ -76,6 +78,9 @@ func (o *Options) Validate() error {
 	if o.Work < 0 || o.SlowLane < 0 {
 		faults = append(faults, fmt.Errorf("work %s and slow-lane %s: must not be negative", o.Work, o.SlowLane))
 	}
+	if err := o.Exec.validate(o.Engine, o.Work, o.SlowLane, o.Payload); err != nil {
+		faults = append(faults, err)
+	}
 	return errors.Join(faults...)
 }
 
@@ -102,6 +107,11 @@ type Report struct {
 	Slots       int      `json:"slots"`
 	WorkUS      int64    `json:"work_us"`
 	PayloadSize int      `json:"payload_bytes"`
+	// Command is what the calls run, Level where, and Exec what that is compared with.
+	Command      string        `json:"command,omitempty"`
+	Level        string        `json:"level,omitempty"`
+	Exec         *ExecBaseline `json:"exec_baseline,omitempty"`
+	RatioToPlain float64       `json:"ratio_to_plain_processes,omitempty"`
 }
 
 // Embedded starts a server in this process and returns how to connect to it.
@@ -149,6 +159,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	defer e.stop(ctx)
 	load := &load{options: o, engine: e, latencies: make([][]time.Duration, o.Callers)}
+	if o.Exec.Command != "" {
+		report.Command, report.Level, report.Exec = o.Exec.Command, o.Exec.Caps.Level.String(), &ExecBaseline{}
+		if err := load.warm(ctx, report.Exec); err != nil {
+			return nil, err
+		}
+	}
 	connections := append(e.connections(), nc)
 	sent := sentBy(connections)
 	load.run(ctx, report)
@@ -157,6 +173,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if report.Baseline.PublishPerS > 0 {
 		report.RatioToPub = report.CallsPerS / report.Baseline.PublishPerS
 		report.RatioToReq = report.CallsPerS / report.Baseline.RequestReplyPerS
+	}
+	if report.Exec != nil && report.Exec.PlainPerS > 0 {
+		report.RatioToPlain = report.CallsPerS / report.Exec.PlainPerS
 	}
 	return report, ctx.Err()
 }
@@ -218,14 +237,14 @@ func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 // caller makes one call after the other until all are made.
 func (l *load) caller(ctx context.Context, index int) {
 	session := protocol.NewSessionID()
-	fill := make([]byte, l.options.Payload)
+	payload := l.options.body()
 	for ctx.Err() == nil {
 		n := l.next.Add(1)
 		if n > int64(l.options.Calls) {
 			return
 		}
 		start := time.Now()
-		if !l.call(ctx, session, fmt.Sprintf("bench/%d", n%int64(l.options.Lanes)), protocol.Noop{Fill: fill}) {
+		if !l.call(ctx, session, l.options.key(int(n%int64(l.options.Lanes))), payload) {
 			l.faults.Add(1)
 			continue
 		}
@@ -242,12 +261,31 @@ func (l *load) slowCaller(ctx context.Context) {
 	}
 }
 
+// key is the resource of the calls of a lane.
+func (o *Options) key(lane int) string {
+	if o.Exec.Command != "" {
+		return fmt.Sprintf("sandbox/bench-%d", lane)
+	}
+	return fmt.Sprintf("bench/%d", lane)
+}
+
+// body is what a call does.
+func (o *Options) body() protocol.Payload {
+	if o.Exec.Command != "" {
+		return protocol.CommandRun{Command: o.Exec.Command}
+	}
+	return protocol.Noop{Fill: make([]byte, o.Payload)}
+}
+
 // call makes one call; it reports whether that went well.
-func (l *load) call(ctx context.Context, session protocol.SessionID, key string, payload protocol.Noop) bool {
+func (l *load) call(ctx context.Context, session protocol.SessionID, key string, payload protocol.Payload) bool {
 	call := protocol.Call{
 		ID: protocol.RandomCallID(), SessionID: session, Tool: "noop", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
+	}
+	if l.options.Exec.Command != "" {
+		call.Tool, call.Delivery = "bash", protocol.Rollback // as that tool's
 	}
 	return l.engine.call(ctx, &call)
 }

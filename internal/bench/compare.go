@@ -96,7 +96,22 @@ func (l *lanes) connections() []*nats.Conn { return l.workers }
 
 func (l *lanes) stop(context.Context) { l.end() }
 
-// startHolders runs the workers, whose only tool is the witness.
+// runner takes calls until ctx ends, and then ends what runs until drain does.
+type runner interface {
+	Run(ctx, drain context.Context) error
+}
+
+// startRunner makes a worker: one whose only tool is the witness, or one with sandboxes.
+func startRunner(ctx context.Context, nc *nats.Conn, o Options, w *witness) (runner, error) {
+	if o.Exec.Command != "" {
+		return startWorker(ctx, nc, o, &w.violations)
+	}
+	return lane.NewHolder(ctx, nc, w, lane.Options{
+		Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Logger: o.Logger,
+	})
+}
+
+// startHolders runs the workers.
 func startHolders(ctx context.Context, o Options, w *witness) (connections []*nats.Conn, stop func(), err error) {
 	running, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -114,9 +129,7 @@ func startHolders(ctx context.Context, o Options, w *witness) (connections []*na
 			return nil, nil, err
 		}
 		connections = append(connections, nc)
-		holder, err := lane.NewHolder(ctx, nc, w, lane.Options{
-			Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Logger: o.Logger,
-		})
+		holder, err := startRunner(ctx, nc, o, w)
 		if err != nil {
 			stop()
 			return nil, nil, err
