@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -144,8 +145,14 @@ func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
 		config.HostUID = firstUID + rand.IntN(countUID) //nolint:gosec // not secret
 		config.HostGID = config.HostUID
 	}
+	if config.Namespaces, err = namespaces(); err != nil {
+		return wire.Config{}, err
+	}
 	return config, checkMounts(&config, spec.Mounts)
 }
+
+// namespaces are those of this process, which do not change.
+var namespaces = sync.OnceValues(initd.Namespaces) //nolint:gochecknoglobals // a constant
 
 // Users of sandboxes on the host, when the worker is root: far from those of people,
 // services and containers.

@@ -67,21 +67,22 @@ func spawn(m *wire.Message) (int, error) {
 	if config.Network != sandbox.NetworkAll {
 		flags |= syscall.CLONE_NEWNET
 	}
+	attr := &syscall.SysProcAttr{
+		Setsid: true, Cloneflags: flags,
+		UidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostUID, Size: 1}},
+		GidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostGID, Size: 1}},
+		GidMappingsEnableSetgroups: config.Privileged,
+		// The sandbox's user is not its root: what setup may do has to be handed over.
+		AmbientCaps: []uintptr{
+			unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP,
+			unix.CAP_SYS_CHROOT, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN,
+		},
+	}
+	if seam.clone != nil {
+		seam.clone(config, attr)
+	}
 	pid, err := syscall.ForkExec(Image, //nolint:gosec // the program that this is
-		[]string{Arg0, stageSetup}, &syscall.ProcAttr{
-			Env: []string{OneThread}, Files: files,
-			Sys: &syscall.SysProcAttr{
-				Setsid: true, Cloneflags: flags,
-				UidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostUID, Size: 1}},
-				GidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostGID, Size: 1}},
-				GidMappingsEnableSetgroups: config.Privileged,
-				// The sandbox's user is not its root: what setup may do has to be handed over.
-				AmbientCaps: []uintptr{
-					unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP,
-					unix.CAP_SYS_CHROOT, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN,
-				},
-			},
-		})
+		[]string{Arg0, stageSetup}, &syscall.ProcAttr{Env: []string{OneThread}, Files: files, Sys: attr})
 	if err != nil {
 		return 0, &stepError{step: "new namespaces", err: err}
 	}

@@ -53,7 +53,7 @@ var devices = []string{"null", "zero", "full", "random", "urandom", "tty"} //nol
 // before anything is covered, and mounted relative to the new root, which is the working
 // directory.
 func enterRoot(config wire.Config) error {
-	if err := step("private mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }); err != nil {
+	if err := layer(config, "private mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }); err != nil {
 		return err
 	}
 	v, err := openView(config)
@@ -79,7 +79,7 @@ func enterRoot(config wire.Config) error {
 		{"directories", v.placeDirectories},
 		{"pivot_root", leave},
 	} {
-		if err := step(s.name, s.run); err != nil {
+		if err := layer(config, s.name, s.run); err != nil {
 			return err
 		}
 	}

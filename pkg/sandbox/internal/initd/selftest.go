@@ -23,8 +23,13 @@ var want = map[string]string{ //nolint:gochecknoglobals // a constant
 
 // selfTest tries what a sandbox promises. It is run before anything else is.
 func selfTest(landlock bool) error {
-	if err := step("self-test of the threads", testThreads); err != nil {
-		return err
+	for _, s := range []struct {
+		name string
+		run  func() error
+	}{{"self-test: threads", testThreads}, {"self-test: descriptors", testDescriptors}, {"self-test: limits", testLimits}} {
+		if err := step(s.name, s.run); err != nil {
+			return err
+		}
 	}
 	tests := []test{
 		{"new user namespace", func() error { return unix.Unshare(unix.CLONE_NEWUSER) }, unix.EPERM},
@@ -76,7 +81,7 @@ func testThreads() error {
 	return nil
 }
 
-func testThread(name string) error {
+func testThread(name string) (missing error) {
 	file, err := os.Open(name)
 	if err != nil {
 		return err
@@ -91,8 +96,11 @@ func testThread(name string) error {
 		}
 		seen++
 		if strings.TrimSpace(value) != expected {
-			return fmt.Errorf("%s is %q, must be %q", key, strings.TrimSpace(value), expected)
+			missing = errors.Join(missing, fmt.Errorf("%s is %q, must be %q", key, strings.TrimSpace(value), expected))
 		}
+	}
+	if missing != nil {
+		return missing
 	}
 	if seen != len(want) {
 		return fmt.Errorf("%d of %d facts found", seen, len(want))

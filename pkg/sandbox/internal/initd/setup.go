@@ -29,19 +29,19 @@ func setup(conn *wire.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := step("user", func() error { return becomeUser(config.Privileged) }); err != nil {
+	if err := layer(config, "user", func() error { return becomeUser(config.Privileged) }); err != nil {
 		return err
 	}
-	if err := step("close descriptors", func() error {
+	if err := layer(config, "close descriptors", func() error {
 		return unix.CloseRange(fdMounts, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) // what launch has opened is used before the exec
 	}); err != nil {
 		return err
 	}
-	if err := step("host name", func() error { return unix.Sethostname([]byte(HostName)) }); err != nil {
+	if err := layer(config, "host name", func() error { return unix.Sethostname([]byte(HostName)) }); err != nil {
 		return err
 	}
 	if config.Network != sandbox.NetworkAll {
-		if err := step("loopback", loopback); err != nil {
+		if err := layer(config, "loopback", loopback); err != nil {
 			return err
 		}
 	}
@@ -64,7 +64,10 @@ func shut(conn *wire.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := step("close descriptors", func() error { return unix.CloseRange(fdMounts, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) }); err != nil {
+	if err := layer(config, "close descriptors", func() error { return unix.CloseRange(fdMounts, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) }); err != nil {
+		return err
+	}
+	if err := layer(config, "standard errors", quiet); err != nil {
 		return err
 	}
 	if config.Network == sandbox.NetworkProxy {
@@ -73,6 +76,16 @@ func shut(conn *wire.Conn) error {
 		}
 	}
 	return lockDown(config)
+}
+
+// quiet closes the file into which bubblewrap writes its errors, which is the worker's.
+func quiet() error {
+	null, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(null)
+	return unix.Dup3(null, 2, 0)
 }
 
 // loopback brings the interface lo up.
@@ -112,7 +125,7 @@ func sendListener(conn *wire.Conn) error {
 
 // lockDown gives up every right, in an order in which each step may still be done.
 func lockDown(config wire.Config) error {
-	if err := step("resource limits", func() error {
+	if err := layer(config, "resource limits", func() error {
 		processes := config.Processes + spareProcesses
 		return errors.Join(
 			unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
@@ -121,25 +134,28 @@ func lockDown(config wire.Config) error {
 	}); err != nil {
 		return err
 	}
-	if err := step("bounding set", confine.DropBounding); err != nil {
+	if err := layer(config, "bounding set", confine.DropBounding); err != nil {
 		return err
 	}
-	if err := step("capabilities", confine.DropCaps); err != nil {
+	if err := layer(config, "capabilities", confine.DropCaps); err != nil {
 		return err
 	}
-	if err := step("no_new_privs", confine.NoNewPrivs); err != nil {
+	if err := layer(config, "no_new_privs", confine.NoNewPrivs); err != nil {
 		return err
 	}
 	if config.Landlock {
-		if err := step("Landlock", func() error { return confine.Landlock(rules(config), true) }); err != nil {
+		if err := layer(config, "Landlock", func() error { return confine.Landlock(rules(config), true) }); err != nil {
 			return err
 		}
 	}
-	if err := step("seccomp", confine.Seccomp); err != nil {
+	if err := layer(config, "seccomp", confine.Seccomp); err != nil {
+		return err
+	}
+	if err := layer(config, "self-test: view", func() error { return testView(config) }); err != nil {
 		return err
 	}
 	unix.CloseOnExec(fdImage)
-	return step("exec", func() error { return unix.Exec(Image, []string{Arg0, stageServe}, []string{twoThreads}) })
+	return layer(config, "exec", func() error { return unix.Exec(Image, []string{Arg0, stageServe}, []string{twoThreads}) })
 }
 
 // becomeUser makes this thread, and so what it executes, the sandbox's user. Nobody else

@@ -59,6 +59,24 @@ func step(name string, f func() error) error {
 	return nil
 }
 
+// layer runs a step on which what a sandbox promises rests. The tests of this package break
+// such steps, by seam.
+func layer(config wire.Config, name string, f func() error) error {
+	return step(name, func() error {
+		if seam.step != nil {
+			return seam.step(config, name, f)
+		}
+		return f()
+	})
+}
+
+// seam is how the tests of this package make sandboxes from which something is missing, to see
+// that those do not serve. Nothing but their code can set it; in a program it is empty.
+var seam struct { //nolint:gochecknoglobals // as above
+	step  func(config wire.Config, name string, f func() error) error
+	clone func(config wire.Config, attr *syscall.SysProcAttr)
+}
+
 // Main runs the stage that args ask for and never returns.
 func Main(args []string) {
 	os.Exit(run(args))

@@ -135,4 +135,8 @@ type Config struct {
 	Network   sandbox.NetworkMode `json:"network"`
 	Processes uint64              `json:"processes"`
 	Landlock  bool                `json:"landlock"`
+
+	// Namespaces are the worker's, by their names in /proc/self/ns: none of them may be the
+	// sandbox's, but for the network when it has the whole of it.
+	Namespaces map[string]string `json:"namespaces"`
 }

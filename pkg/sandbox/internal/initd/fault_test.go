@@ -1,0 +1,75 @@
+//go:build linux
+
+package initd_test
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestSelfTest_MissingLayerIsRefused: a sandbox from which one layer is missing does not
+// serve, whichever it is, and says which.
+func TestSelfTest_MissingLayerIsRefused(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+	escapetest.InArms(t, true, func(t *testing.T) {
+		t.Helper()
+		test(t, ns.LauncherNative, func(f initd.Fault) bool { return !f.OnlyBwrap })
+	})
+}
+
+// TestSelfTest_MissingLayerIsRefusedWithBwrap is about the layers that bubblewrap leaves to us.
+func TestSelfTest_MissingLayerIsRefusedWithBwrap(t *testing.T) { //nolint:paralleltest // as above
+	if _, err := os.Stat("/usr/bin/bwrap"); err != nil {
+		t.Skip("UNSUPPORTED: bubblewrap is not installed")
+	}
+	escapetest.InArms(t, false, func(t *testing.T) {
+		t.Helper()
+		test(t, ns.LauncherBwrap, func(f initd.Fault) bool { return f.Bwrap })
+	})
+}
+
+// test opens sandboxes with each of the faults.
+func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
+	t.Helper()
+	s, err := openIn(t, launcher, "whole")
+	require.NoError(t, err, "with nothing missing it serves")
+	require.NoError(t, s.Close())
+	for _, name := range slices.Sorted(maps.Keys(initd.Faults)) {
+		fault := initd.Faults[name]
+		if !has(fault) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			if fault.Root && os.Geteuid() != 0 {
+				t.Skip("UNSUPPORTED: there only when the worker is root")
+			}
+			_, err := openIn(t, launcher, initd.FaultDir(name))
+			require.ErrorIs(t, err, sandbox.ErrLevel)
+			require.ErrorContains(t, err, fault.Want)
+			t.Log(err)
+		})
+	}
+}
+
+// openIn opens a sandbox whose workspace has that name.
+func openIn(t *testing.T, launcher, name string) (sandbox.Sandbox, error) {
+	t.Helper()
+	// So that there is something to give up.
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1 << 20}))
+	workspace := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.Mkdir(workspace, 0o755))
+	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), sandbox.Spec{ID: "faulty", Workspace: workspace, Scratch: t.TempDir()})
+}
