@@ -4,10 +4,11 @@ package main
 import (
 	"os"
 
+	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
 )
 
 // version is set when the binary is linked.
 var version = "development"
 
-func main() { os.Exit(workercmd.Run(workercmd.FromProcess(version), nil)) }
+func main() { os.Exit(workercmd.Run(workercmd.FromProcess(version), worker.Handlers{})) }

@@ -3,8 +3,6 @@ package worker
 import (
 	"context"
 	"log/slog"
-	"maps"
-	"slices"
 
 	"github.com/nats-io/nats.go"
 
@@ -26,7 +24,7 @@ func (w *Worker) Info() protocol.WorkerInfo {
 	return protocol.WorkerInfo{
 		WorkerID: o.ID, Pool: o.Pool, Slots: o.Slots, HeldLanes: w.holder.Held(),
 		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(network), ReadOnly: o.Caps.ReadOnly,
-		LimitKinds: w.limitKinds, Languages: append([]string{}, w.Languages()...), Kinds: slices.Sorted(maps.Keys(o.Handlers)),
+		LimitKinds: w.limitKinds, Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.kinds(),
 		Limits: protocol.Limits{
 			Wall: protocol.MillisOf(l.Wall), CPU: protocol.MillisOf(l.CPU), Memory: l.Memory, Processes: l.Processes,
 			OpenFiles: l.OpenFiles, FileSize: l.FileSize, Disk: l.Disk, Output: l.Output,

@@ -22,7 +22,7 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 	require.NoError(t, err)
 	o.Caps = caps
 	o.Slots, o.Limits = 3, sandbox.Limits{Memory: 1 << 30, Wall: time.Minute}
-	o.Handlers = map[protocol.Kind]worker.Handler{
+	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
 		"acme_refund": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) { return nil, nil },
 	}
 	w, stop := r.work(o)

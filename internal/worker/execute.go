@@ -76,6 +76,9 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	if handled, ok := w.handle(ctx, run, frames); ok {
 		return handled
 	}
+	if answered, ok := w.talk(ctx, run, frames); ok {
+		return answered
+	}
 	s, err := w.sandboxes.get(ctx, run.Call.Lane())
 	if err != nil {
 		return w.failed(ctx, run.Call, nil, err)
@@ -99,8 +102,11 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 // refuse says why this worker does not run a call at all; nil when it does.
 func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	unknown, isUnknown := c.Payload.(protocol.UnknownPayload)
-	if isUnknown && w.options.Handlers[unknown.Name] == nil {
+	if isUnknown && w.options.Handlers.Calls[unknown.Name] == nil {
 		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know payload %q: it may be older than the coordinator, or lack the handler", unknown.Name)
+	}
+	if opening, is := c.Payload.(protocol.DialogOpen); is && w.options.Handlers.Stateful[opening.Tool].Run == nil {
+		return protocol.Errorf(protocol.CodeUnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", opening.Tool)
 	}
 	need, err := sandbox.ParseLevel(c.MinLevel)
 	if err != nil {
@@ -124,7 +130,8 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 // anywhere reports whether a payload needs no sandbox of a session.
 func anywhere(p protocol.Payload) bool {
 	switch p.Kind() {
-	case protocol.KindNoop, protocol.KindResultRead, protocol.KindToolRun:
+	case protocol.KindNoop, protocol.KindResultRead, protocol.KindToolRun,
+		protocol.KindDialogOpen, protocol.KindDialogContinue, protocol.KindDialogEnd:
 		return true
 	default:
 		return false
@@ -201,7 +208,8 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 func notRun(code protocol.Code) bool {
 	switch code {
 	case protocol.CodeUnknownPayload, protocol.CodeInvalidPayload, protocol.CodeInvalidArguments,
-		protocol.CodeLanguage, protocol.CodePathEscape, protocol.CodeSandboxUnsupported, protocol.CodeNetworkOff:
+		protocol.CodeLanguage, protocol.CodePathEscape, protocol.CodeSandboxUnsupported, protocol.CodeNetworkOff,
+		protocol.CodeStateLost:
 		return true
 	default:
 		return false

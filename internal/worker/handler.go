@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -17,6 +20,39 @@ import (
 // other is "tool_failed" with its text. When ctx ends, the call is over whatever the
 // handler returns; one that goes on then holds a slot, and what it does is not undone.
 type Handler func(ctx context.Context, h *Handling, arguments json.RawMessage) (json.RawMessage, error)
+
+// Handlers are what executes payloads of kinds of the user's own, each kind in one way.
+type Handlers struct {
+	Calls    map[protocol.Kind]Handler
+	Stateful map[protocol.Kind]Stateful
+}
+
+// Has reports whether there is a handler for a kind.
+func (h Handlers) Has(kind protocol.Kind) bool { return h.Calls[kind] != nil || h.Stateful[kind].Run != nil }
+
+// kinds returns the kinds, sorted.
+func (h Handlers) kinds() []protocol.Kind {
+	kinds := slices.AppendSeq(slices.Collect(maps.Keys(h.Calls)), maps.Keys(h.Stateful))
+	slices.Sort(kinds)
+	return kinds
+}
+
+func (h Handlers) validate() error {
+	for _, kind := range h.kinds() {
+		if _, err := protocol.ParseUserKind(string(kind)); err != nil {
+			return fmt.Errorf("handler: %w", err)
+		}
+		plain, isPlain := h.Calls[kind]
+		stateful, isStateful := h.Stateful[kind]
+		if isPlain == isStateful || isPlain && plain == nil {
+			return fmt.Errorf("handler of %s: missing, or there are two", kind)
+		}
+		if err := stateful.Validate(); isStateful && err != nil {
+			return fmt.Errorf("handler of %s: %w", kind, err)
+		}
+	}
+	return nil
+}
 
 // Handling is one attempt of a call that a [Handler] executes.
 type Handling struct {
@@ -45,7 +81,7 @@ func (h *Handling) Output(data []byte) { h.frames.output(sandbox.Stdout, data) }
 // handle runs the handler of a payload; ok is false when there is none for its kind.
 func (w *Worker) handle(ctx context.Context, run *lane.Run, frames *frames) (r protocol.Result, ok bool) {
 	payload, isUnknown := run.Call.Payload.(protocol.UnknownPayload)
-	handler := w.options.Handlers[run.Call.Payload.Kind()]
+	handler := w.options.Handlers.Calls[run.Call.Payload.Kind()]
 	if !isUnknown || handler == nil {
 		return r, false
 	}
@@ -67,11 +103,16 @@ func (w *Worker) callHandler(ctx context.Context, handler Handler, h *Handling, 
 		}
 		err = encodeErr
 	}
+	return nil, toolFault(err)
+}
+
+// toolFault is an error of a user's function: typed ones as they are, all others tool_failed.
+func toolFault(err error) error {
 	if _, typed := errors.AsType[*protocol.Error](err); typed {
-		return nil, err
+		return err
 	}
 	if _, typed := errors.AsType[*sandbox.Fault](err); typed {
-		return nil, err
+		return err
 	}
-	return nil, protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
+	return protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
 }

@@ -30,7 +30,7 @@ func TestHandler_Results(t *testing.T) {
 	r := newRig(t)
 	o := r.options()
 	var inside atomic.Int32
-	o.Handlers = map[protocol.Kind]worker.Handler{
+	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
 		"echo": func(_ context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
 			if inside.Add(1) > 1 {
 				return nil, errors.New("two at a time")
@@ -105,7 +105,7 @@ func TestHandler_HasTheSandboxOfItsSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Handlers = map[protocol.Kind]worker.Handler{
+	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
 		"count": func(ctx context.Context, h *worker.Handling, _ json.RawMessage) (json.RawMessage, error) {
 			box, err := h.Sandbox(ctx)
 			if err != nil {
@@ -137,7 +137,7 @@ func TestNew_RefusesHandlersOfBuiltInPayloads(t *testing.T) {
 		"nothing":    nil,
 	} {
 		o := r.options()
-		o.Handlers = map[protocol.Kind]worker.Handler{kind: handler}
+		o.Handlers.Calls = map[protocol.Kind]worker.Handler{kind: handler}
 		_, err := worker.New(t.Context(), r.NC, o)
 		require.ErrorContains(t, err, "handler", kind)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
@@ -58,7 +59,7 @@ type Options struct {
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)
 	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
-	Handlers map[protocol.Kind]Handler
+	Handlers Handlers
 	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative not at all.
 	Linger time.Duration
 	// Background is the longest life of a background process, which keeps its sandbox
@@ -114,6 +115,7 @@ type Worker struct {
 	nc         *nats.Conn
 	holder     *lane.Holder
 	sandboxes  *sandboxes
+	dialogs    *dialog.Set[*Handling]
 	blobs      jetstream.ObjectStore
 	languages  languages
 	limitKinds map[string]string // as results tell them
@@ -125,13 +127,8 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if o.Driver == nil || o.Data == "" {
 		return nil, errors.New("worker: a sandbox driver and a data directory are required")
 	}
-	for kind, handler := range o.Handlers {
-		if _, err := protocol.ParseUserKind(string(kind)); err != nil {
-			return nil, fmt.Errorf("worker: handler: %w", err)
-		}
-		if handler == nil {
-			return nil, fmt.Errorf("worker: handler of %s: missing", kind)
-		}
+	if err := o.Handlers.validate(); err != nil {
+		return nil, fmt.Errorf("worker: %w", err)
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -145,7 +142,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
 	}
-	w := &Worker{options: o, nc: nc, blobs: blobs, limitKinds: limitKinds(o.Caps)}
+	w := &Worker{options: o, nc: nc, blobs: blobs, limitKinds: limitKinds(o.Caps), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}
@@ -159,7 +156,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
 		Linger: max(o.Linger, 0), Lingers: func(l protocol.Lane) bool { return sandboxOf(l) != "" },
-		Keeps:  w.sandboxes.busy,
+		Keeps:  func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
 		Logger: o.Logger,
 	})
 	if err != nil {
@@ -193,6 +190,7 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 
 // Release implements [lane.Executor].
 func (w *Worker) Release(l protocol.Lane) {
+	w.dialogs.Release(l)
 	if err := w.sandboxes.close(l); err != nil {
 		w.options.Logger.Warn("sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
 	}

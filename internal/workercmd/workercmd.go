@@ -64,7 +64,7 @@ func FromProcess(version string) cli.Program {
 
 // Run runs a worker that also executes payloads of the kinds that handlers are for. It
 // returns the exit code when a signal has ended it.
-func Run(p cli.Program, handlers map[protocol.Kind]worker.Handler) int {
+func Run(p cli.Program, handlers worker.Handlers) int {
 	var f flags
 	ctx := context.Background() //nolint:forbidigo // the root of a program
 	return cli.Run(p, &f, &f.Common, func(string) error {
@@ -135,7 +135,7 @@ func (f *flags) options() (worker.Options, error) {
 }
 
 // serve runs a worker until a signal.
-func serve(ctx context.Context, p cli.Program, f *flags, handlers map[protocol.Kind]worker.Handler) (err error) {
+func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handlers) (err error) {
 	logger := f.Logger(p)
 	o, err := f.options()
 	if err != nil {

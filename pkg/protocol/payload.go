@@ -20,6 +20,9 @@ const (
 	KindProcessKill     Kind = "process_kill"
 	KindResultRead      Kind = "result_read"
 	KindToolRun         Kind = "tool_run"
+	KindDialogOpen      Kind = "dialog_open"
+	KindDialogContinue  Kind = "dialog_continue"
+	KindDialogEnd       Kind = "dialog_end"
 	KindWorkspaceImport Kind = "workspace_import"
 	KindWorkspaceExport Kind = "workspace_export"
 	KindTurnRun         Kind = "turn_run"
@@ -134,6 +137,12 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[ResultRead](kind, raw)
 	case KindToolRun:
 		return decodeAs[ToolRun](kind, raw)
+	case KindDialogOpen:
+		return decodeAs[DialogOpen](kind, raw)
+	case KindDialogContinue:
+		return decodeAs[DialogContinue](kind, raw)
+	case KindDialogEnd:
+		return decodeAs[DialogEnd](kind, raw)
 	case KindWorkspaceImport:
 		return decodeAs[WorkspaceImport](kind, raw)
 	case KindWorkspaceExport:

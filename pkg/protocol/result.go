@@ -71,6 +71,7 @@ const (
 	CodePayloadTooLarge      Code = "payload_too_large"
 	CodeSandboxUnavailable   Code = "sandbox_unavailable"
 	CodeSandboxLost          Code = "sandbox_lost"
+	CodeStateLost            Code = "state_lost"
 	CodeSandboxLevel         Code = "sandbox_level"
 	CodeSandboxUnsupported   Code = "sandbox_unsupported"
 	CodeWorkspaceUnavailable Code = "workspace_unavailable"

@@ -118,6 +118,16 @@ func fleetSamples() map[string]any {
 		},
 		"value/tool_run":           protocol.ToolRunResult{Output: json.RawMessage(`{"words":17}`), Execution: sampleExecution()},
 		"value/tool_run_no_output": protocol.ToolRunResult{Execution: sampleExecution()},
+		"payload/dialog_open":      protocol.DialogOpen{Tool: "repl", Arguments: json.RawMessage(`{"language":"lua"}`)},
+		"payload/dialog_continue":  protocol.DialogContinue{Dialog: "c-1", Input: json.RawMessage(`"x + 1"`)},
+		"payload/dialog_end":       protocol.DialogEnd{Dialog: "c-1"},
+		"value/dialog_open": protocol.DialogOpenResult{DialogState: protocol.DialogState{
+			Dialog: "c-1", Output: json.RawMessage(`"ready"`), Idle: 600_000,
+		}},
+		"value/dialog_continue": protocol.DialogContinueResult{DialogState: protocol.DialogState{
+			Dialog: "c-1", Output: json.RawMessage(`{"value":42}`), Ending: protocol.DialogDone,
+		}},
+		"value/dialog_end": protocol.DialogEndResult{DialogState: protocol.DialogState{Dialog: "c-1", Ending: protocol.DialogEnded}},
 		"payload/user": protocol.UnknownPayload{
 			Name: "crm_lookup", Raw: json.RawMessage(`{"type":"crm_lookup","version":1,"arguments":{"account":"acme"}}`),
 		},

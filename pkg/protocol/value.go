@@ -108,6 +108,12 @@ func DecodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[ResultReadResult](kind, raw)
 	case KindToolRun:
 		return decodeValueAs[ToolRunResult](kind, raw)
+	case KindDialogOpen:
+		return decodeValueAs[DialogOpenResult](kind, raw)
+	case KindDialogContinue:
+		return decodeValueAs[DialogContinueResult](kind, raw)
+	case KindDialogEnd:
+		return decodeValueAs[DialogEndResult](kind, raw)
 	case KindWorkspaceImport:
 		return decodeValueAs[WorkspaceImportResult](kind, raw)
 	case KindWorkspaceExport:

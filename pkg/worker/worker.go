@@ -38,10 +38,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Handler executes payloads of one kind. Make one with [Handle].
+// Handler executes payloads of one kind. Make one with [Handle] or [HandleStateful].
 type Handler struct {
 	kind protocol.Kind
-	run  internal.Handler
+	// Exactly one of them is set.
+	run      internal.Handler
+	stateful *internal.Stateful
 }
 
 // Kind is the kind of payload that the handler is for.
@@ -84,25 +86,38 @@ func (c *Call) Output(data []byte) { c.handling.Output(data) }
 // read; any other becomes "tool_failed" with its text.
 func Handle[Args, Output any](kind protocol.Kind, fn func(ctx context.Context, call *Call, args Args) (Output, error)) Handler {
 	return Handler{kind: kind, run: func(ctx context.Context, h *internal.Handling, raw json.RawMessage) (json.RawMessage, error) {
-		var args Args
-		if len(raw) > 0 {
-			decoder := json.NewDecoder(bytes.NewReader(raw))
-			decoder.DisallowUnknownFields()
-			if err := decoder.Decode(&args); err != nil {
-				return nil, protocol.Errorf(protocol.CodeInvalidPayload,
-					"the worker's handler of %s does not take these arguments (%v): it may be of another version than the tool", kind, err)
-			}
+		args, err := decode[Args](kind, raw)
+		if err != nil {
+			return nil, err
 		}
 		output, err := fn(ctx, &Call{handling: h}, args)
 		if err != nil {
 			return nil, err
 		}
-		encoded, err := json.Marshal(output)
-		if err != nil {
-			return nil, fmt.Errorf("encode the output: %w", err)
-		}
-		return encoded, nil
+		return encode(output)
 	}}
+}
+
+// decode reads what a tool call gives to a handler.
+func decode[T any](kind protocol.Kind, raw json.RawMessage) (value T, err error) {
+	if len(raw) == 0 {
+		return value, nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&value); err != nil {
+		return value, protocol.Errorf(protocol.CodeInvalidPayload,
+			"the worker's handler of %s does not take this (%v): it may be of another version than the tool", kind, err)
+	}
+	return value, nil
+}
+
+func encode(output any) (json.RawMessage, error) {
+	encoded, err := json.Marshal(output)
+	if err != nil {
+		return nil, fmt.Errorf("encode the output: %w", err)
+	}
+	return encoded, nil
 }
 
 // Main is the main function of a worker with handlers: the command line of cmd/worker
@@ -122,17 +137,25 @@ func Main(handlers ...Handler) {
 }
 
 // ByKind returns handlers by their kind, for package fleet. It is an error when a
-// kind is not one that [protocol.ParseUserKind] takes, or is there twice.
-func ByKind(handlers ...Handler) (map[protocol.Kind]internal.Handler, error) {
-	byKind := make(map[protocol.Kind]internal.Handler, len(handlers))
+// kind is not one that [protocol.ParseUserKind] takes, or is there twice, or when the
+// limits of a stateful tool are negative.
+func ByKind(handlers ...Handler) (internal.Handlers, error) {
+	byKind := internal.Handlers{Calls: map[protocol.Kind]internal.Handler{}, Stateful: map[protocol.Kind]internal.Stateful{}}
 	for _, h := range handlers {
 		if _, err := protocol.ParseUserKind(string(h.kind)); err != nil {
-			return nil, fmt.Errorf("handler: %w", err)
+			return internal.Handlers{}, fmt.Errorf("handler: %w", err)
 		}
-		if byKind[h.kind] != nil {
-			return nil, fmt.Errorf("handler of %s: there are two", h.kind)
+		if byKind.Has(h.kind) {
+			return internal.Handlers{}, fmt.Errorf("handler of %s: there are two", h.kind)
 		}
-		byKind[h.kind] = h.run
+		if h.stateful == nil {
+			byKind.Calls[h.kind] = h.run
+			continue
+		}
+		if err := h.stateful.Validate(); err != nil {
+			return internal.Handlers{}, fmt.Errorf("handler of %s: %w", h.kind, err)
+		}
+		byKind.Stateful[h.kind] = *h.stateful
 	}
 	return byKind, nil
 }

@@ -1,0 +1,162 @@
+package dialog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrOver is wrapped by what [Talk.Yield] returns when no input comes any more.
+var ErrOver = errors.New("the dialog has ended")
+
+// over is the cause with which a dialog's context ends.
+type over struct{ ending protocol.DialogEnding }
+
+// Error implements the error interface.
+func (o over) Error() string { return ErrOver.Error() + ": " + string(o.ending) }
+
+// Is makes every end an [ErrOver].
+func (o over) Is(target error) bool { return target == ErrOver }
+
+// Func is the function of a stateful tool. H is what it learns about each call that it
+// answers. It runs in a goroutine of its own until it returns; ctx ends when it must.
+type Func[H any] func(ctx context.Context, talk *Talk[H], arguments json.RawMessage) (json.RawMessage, error)
+
+// Talk is a dialog as its function sees it. It is for the function's goroutine only.
+type Talk[H any] struct {
+	dialog *dialog[H]
+	step   step[H]
+}
+
+// Call is the call that the function answers at present.
+func (t *Talk[H]) Call() H { return t.step.call }
+
+// Step is the context of that call: it ends when the call is cancelled or out of time,
+// and with the dialog.
+func (t *Talk[H]) Step() context.Context { return t.step.ctx }
+
+// Yield answers the call and waits for the next. The error wraps [ErrOver]: the dialog
+// has ended, and the function is to return.
+func (t *Talk[H]) Yield(output json.RawMessage) (input json.RawMessage, err error) {
+	d := t.dialog
+	select {
+	case d.answers <- output:
+	case <-d.ctx.Done():
+		return nil, context.Cause(d.ctx)
+	}
+	select {
+	case t.step = <-d.steps:
+		return t.step.input, nil
+	case <-d.ctx.Done():
+		return nil, context.Cause(d.ctx)
+	}
+}
+
+// step is one call on its way to the function.
+type step[H any] struct {
+	ctx   context.Context //nolint:containedctx // it is the call's, and handed on
+	call  H
+	input json.RawMessage
+}
+
+// dialog is one that lives, or has just ended.
+type dialog[H any] struct {
+	id      protocol.CallID
+	session protocol.SessionID
+	lane    protocol.Lane
+	kind    protocol.Kind
+	idle    time.Duration
+	ctx     context.Context //nolint:containedctx // the life of the dialog is its own
+	cancel  context.CancelCauseFunc
+	turn    chan struct{} // has room for the one who may give a step, or end it for idleness
+	steps   chan step[H]
+	answers chan json.RawMessage
+	waiting *time.Timer   // for the next call
+	done    chan struct{} // closed when the function has returned
+
+	// Once done.
+	ending protocol.DialogEnding
+	output json.RawMessage
+	err    error
+}
+
+// end ends the dialog for a reason, unless it has ended, and waits until its function has returned.
+func (d *dialog[H]) end(ending protocol.DialogEnding) {
+	d.cancel(over{ending})
+	<-d.done
+}
+
+// take waits for the turn; it reports false when ctx has ended.
+func (d *dialog[H]) take(ctx context.Context) bool {
+	select {
+	case d.turn <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// give gives the turn back; from then on the dialog waits for its next call.
+func (d *dialog[H]) give() {
+	select {
+	case <-d.done:
+	default:
+		d.waiting.Reset(d.idle)
+	}
+	<-d.turn
+}
+
+// tired ends a dialog that waits for too long.
+func (d *dialog[H]) tired() {
+	select {
+	case d.turn <- struct{}{}:
+		d.cancel(over{protocol.DialogIdle})
+		<-d.turn
+	default: // a call has just come
+	}
+}
+
+// state is how the dialog stands with its answer.
+func (d *dialog[H]) state(output json.RawMessage) protocol.DialogState {
+	return protocol.DialogState{Dialog: d.id, Output: output, Idle: protocol.MillisOf(d.idle)}
+}
+
+// last is the state after the function has returned, and why it failed. That it returned
+// because it was told to end is no failure of its own.
+func (d *dialog[H]) last() (protocol.DialogState, error) {
+	<-d.done
+	state, err := protocol.DialogState{Dialog: d.id, Output: d.output, Ending: d.ending}, d.err
+	if d.ending == protocol.DialogFailed || !errors.Is(err, ErrOver) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return state, err
+	}
+	if d.ending == protocol.DialogEnded {
+		return state, nil
+	}
+	return state, protocol.Errorf(protocol.CodeLimitReached, "the call was not finished: %s", d.ending.Gone().Message)
+}
+
+// answer waits for what the function has to say to the call of ctx. When ctx ends, the
+// function has the grace to say something; then the dialog ends.
+func (d *dialog[H]) answer(ctx context.Context, grace func(cause error) time.Duration) (protocol.DialogState, error) {
+	select {
+	case output := <-d.answers:
+		return d.state(output), nil
+	case <-d.done:
+		return d.last()
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(grace(context.Cause(ctx)))
+	defer timer.Stop()
+	select {
+	case output := <-d.answers:
+		return d.state(output), nil
+	case <-d.done:
+		return d.last()
+	case <-timer.C:
+	}
+	d.end(protocol.DialogInterrupted)
+	return d.last()
+}

@@ -1,0 +1,291 @@
+package dialog
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Defaults of a [Tool].
+const (
+	DefaultIdle       = 10 * time.Minute
+	DefaultLife       = 2 * time.Hour
+	DefaultLive       = 64
+	DefaultPerSession = 8
+)
+
+// maxPast is how many ended dialogs a worker remembers.
+const maxPast = 1024
+
+// Tool is a stateful tool; zero values mean the documented default.
+type Tool[H any] struct {
+	Run Func[H]
+	// Idle is how long a dialog waits for its next call; default [DefaultIdle].
+	Idle time.Duration
+	// Life is how long a dialog lives at most; default [DefaultLife].
+	Life time.Duration
+	// Live is how many dialogs of the tool live in this worker at most; default [DefaultLive].
+	Live int
+	// PerSession is how many of them are one session's; default [DefaultPerSession].
+	PerSession int
+}
+
+// Validate returns every fault of the tool.
+func (t Tool[H]) Validate() error {
+	var faults []error
+	if t.Run == nil {
+		faults = append(faults, errors.New("function: missing"))
+	}
+	if t.Idle < 0 || t.Life < 0 || t.Live < 0 || t.PerSession < 0 {
+		faults = append(faults, fmt.Errorf("idle %s, life %s, live %d, per session %d: must not be negative", t.Idle, t.Life, t.Live, t.PerSession))
+	}
+	return errors.Join(faults...)
+}
+
+// Opening is what a dialog is opened with.
+type Opening[H any] struct {
+	ID        protocol.CallID // of the call
+	Session   protocol.SessionID
+	Lane      protocol.Lane
+	Kind      protocol.Kind
+	Call      H
+	Arguments json.RawMessage
+}
+
+// Set is the dialogs of a worker. It is safe for concurrent use.
+type Set[H any] struct {
+	// grace is how long a function may take to answer a call whose context ended with cause.
+	grace  func(cause error) time.Duration
+	logger *slog.Logger
+
+	mu    sync.Mutex
+	live  map[protocol.CallID]*dialog[H]
+	lanes map[protocol.Lane]int // dialogs that live there
+	past  map[protocol.CallID]past
+	order []protocol.CallID // of past
+}
+
+// past is what is remembered of a dialog.
+type past struct {
+	session protocol.SessionID
+	ending  protocol.DialogEnding
+}
+
+// New returns an empty set.
+func New[H any](grace func(cause error) time.Duration, logger *slog.Logger) *Set[H] {
+	return &Set[H]{
+		grace: grace, logger: logger,
+		live: map[protocol.CallID]*dialog[H]{}, lanes: map[protocol.Lane]int{}, past: map[protocol.CallID]past{},
+	}
+}
+
+// Lives reports whether dialogs live in a lane.
+func (s *Set[H]) Lives(l protocol.Lane) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lanes[l] > 0
+}
+
+// Open starts a dialog and returns its first answer. The error is the function's, or
+// a *[protocol.Error] when too many live. A dialog whose first call was stopped has ended.
+func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (protocol.DialogState, error) {
+	if before := s.find(o.ID); before != nil { // of an earlier attempt, which nobody got
+		before.end(protocol.DialogLost)
+	}
+	d := &dialog[H]{
+		id: o.ID, session: o.Session, lane: o.Lane, kind: o.Kind, idle: cmp.Or(tool.Idle, DefaultIdle),
+		turn: make(chan struct{}, 1), steps: make(chan step[H]), answers: make(chan json.RawMessage), done: make(chan struct{}),
+	}
+	if err := s.add(d, cmp.Or(tool.Live, DefaultLive), cmp.Or(tool.PerSession, DefaultPerSession)); err != nil {
+		return protocol.DialogState{Dialog: o.ID, Ending: protocol.DialogFailed}, err
+	}
+	alive, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	alive, expire := context.WithTimeoutCause(alive, cmp.Or(tool.Life, DefaultLife), over{protocol.DialogExpired})
+	d.ctx, d.cancel = alive, stop
+	d.turn <- struct{}{}
+	d.waiting = time.AfterFunc(d.idle, d.tired)
+	stepCtx, release := d.during(ctx)
+	defer release()
+	talk := &Talk[H]{dialog: d, step: step[H]{ctx: stepCtx, call: o.Call}}
+	go func() {
+		defer expire()
+		defer close(d.done)
+		defer s.remove(d)
+		defer d.waiting.Stop()
+		d.output, d.err = s.run(alive, tool.Run, talk, o.Arguments)
+		d.ending = endingOf(alive, d.err)
+	}()
+	state, err := d.answer(ctx, s.grace)
+	if ctx.Err() != nil && state.Ending == "" {
+		d.end(protocol.DialogInterrupted)
+		state.Ending, state.Idle = protocol.DialogInterrupted, 0
+	}
+	d.give()
+	return state, err
+}
+
+// Continue gives a dialog of a session its next input and returns the answer. The error
+// is the function's, or a *[protocol.Error] when the dialog is not there any more.
+func (s *Set[H]) Continue(
+	ctx context.Context, id protocol.CallID, session protocol.SessionID, l protocol.Lane, call H, input json.RawMessage,
+) (protocol.DialogState, error) {
+	d := s.find(id)
+	if d == nil || d.session != session || d.lane != l {
+		return s.gone(id, session)
+	}
+	if !d.take(ctx) {
+		return d.state(nil), ctx.Err()
+	}
+	defer d.give()
+	d.waiting.Stop()
+	trace.SpanFromContext(ctx).AddLink(trace.LinkFromContext(d.ctx)) // to the call that opened it
+	stepCtx, release := d.during(ctx)
+	defer release()
+	select {
+	case d.steps <- step[H]{ctx: stepCtx, call: call, input: input}:
+		return d.answer(ctx, s.grace)
+	case <-d.ctx.Done(): // before the function got the input
+		<-d.done
+		return s.gone(id, session)
+	}
+}
+
+// End ends a dialog of a session and returns what its function said last. One that is
+// not there any more is fine.
+func (s *Set[H]) End(ctx context.Context, id protocol.CallID, session protocol.SessionID, l protocol.Lane) (protocol.DialogState, error) {
+	d := s.find(id)
+	if d == nil || d.session != session || d.lane != l {
+		state, _ := s.gone(id, session)
+		return state, nil
+	}
+	d.cancel(over{protocol.DialogEnded})
+	select {
+	case <-d.done:
+	case <-ctx.Done():
+		return protocol.DialogState{Dialog: id, Ending: protocol.DialogEnded}, ctx.Err()
+	}
+	return d.last()
+}
+
+// Release ends the dialogs of a lane, and returns when their functions have returned.
+func (s *Set[H]) Release(l protocol.Lane) {
+	s.mu.Lock()
+	var all []*dialog[H]
+	for _, d := range s.live {
+		if d.lane == l {
+			all = append(all, d)
+			d.cancel(over{protocol.DialogLost})
+		}
+	}
+	s.mu.Unlock()
+	for _, d := range all {
+		<-d.done
+	}
+}
+
+// during is the context of a call that a dialog answers; release must be called.
+func (d *dialog[H]) during(ctx context.Context) (stepCtx context.Context, release func()) {
+	stepCtx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(d.ctx, func() { cancel(context.Cause(d.ctx)) })
+	return stepCtx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// run calls the function; its panic is an error.
+func (s *Set[H]) run(ctx context.Context, fn Func[H], talk *Talk[H], arguments json.RawMessage) (output json.RawMessage, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.logger.ErrorContext(ctx, "stateful tool panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			output, err = nil, protocol.Errorf(protocol.CodePanic, "the tool panicked: %v", p)
+		}
+	}()
+	return fn(ctx, talk, arguments)
+}
+
+// endingOf says how a dialog ended whose function returned err.
+func endingOf(ctx context.Context, err error) protocol.DialogEnding {
+	var cause over
+	switch {
+	case errors.As(context.Cause(ctx), &cause):
+		return cause.ending
+	case err != nil:
+		return protocol.DialogFailed
+	default:
+		return protocol.DialogDone
+	}
+}
+
+func (s *Set[H]) find(id protocol.CallID) *dialog[H] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.live[id]
+}
+
+// add counts a dialog in, if there is room for it.
+func (s *Set[H]) add(d *dialog[H], live, perSession int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, own := 0, 0
+	for _, other := range s.live {
+		if other.kind == d.kind {
+			all++
+			if other.session == d.session {
+				own++
+			}
+		}
+	}
+	switch {
+	case own >= perSession:
+		return protocol.Errorf(protocol.CodeLimitReached,
+			"this session has %d handles of the tool that can be continued, and that is the limit; end one that is not needed any more", own)
+	case all >= live:
+		return protocol.Errorf(protocol.CodeLimitReached,
+			"the worker has %d handles of the tool that can be continued, and that is the limit; end one of yours, or try again later", all)
+	}
+	s.live[d.id] = d
+	s.lanes[d.lane]++
+	return nil
+}
+
+// remove books the end of a dialog.
+func (s *Set[H]) remove(d *dialog[H]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.live, d.id)
+	if s.lanes[d.lane]--; s.lanes[d.lane] == 0 {
+		delete(s.lanes, d.lane)
+	}
+	if _, known := s.past[d.id]; !known {
+		s.order = append(s.order, d.id)
+	}
+	s.past[d.id] = past{session: d.session, ending: d.ending}
+	if len(s.order) > maxPast {
+		delete(s.past, s.order[0])
+		s.order = slices.Delete(s.order, 0, 1)
+	}
+}
+
+// gone is the answer about a dialog that does not live here.
+func (s *Set[H]) gone(id protocol.CallID, session protocol.SessionID) (protocol.DialogState, error) {
+	s.mu.Lock()
+	known, found := s.past[id]
+	s.mu.Unlock()
+	ending := protocol.DialogLost
+	if found && known.session == session {
+		ending = known.ending
+	}
+	return protocol.DialogState{Dialog: id, Ending: ending}, ending.Gone()
+}
