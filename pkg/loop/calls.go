@@ -74,9 +74,10 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 		if v.decision != nil {
 			b.events = append(b.events, *v.decision)
 		}
+		plan := t.plan(&call)
 		if !call.planned {
 			event := p.as(EventToolCall)
-			event.Arguments = call.Arguments
+			event.Arguments, event.About = call.Arguments, plan.about
 			b.events = append(b.events, event)
 		}
 		switch {
@@ -86,19 +87,18 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:
-			t.planCall(ctx, b, p, call.Arguments, v.minLevel, call.planned)
+			p.tool, p.plan = plan.tool, plan.plan
+			t.planCall(ctx, b, p, plan.fault, v.minLevel, call.planned)
 		}
 	}
 	return b
 }
 
-// planCall plans one tool call. A call that was planned before this process ran
-// the turn may be in the fleet already: again says so to whoever takes it.
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, arguments, minLevel string, again bool) {
+// planCall books one planned tool call, or the fault for which it has no plan. A call that
+// was planned before this process ran the turn may be in the fleet already: again says so
+// to whoever takes it.
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, minLevel string, again bool) {
 	var call protocol.Call
-	var fault *protocol.Error
-	scope := t.scope(t.id)
-	p.tool, p.plan, fault = t.table.Plan(scope, p.event.Name, arguments)
 	switch {
 	case fault != nil:
 	case p.plan.Inline != nil:
@@ -110,7 +110,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, argume
 	}
 	if fault == nil {
 		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
-		call, fault = p.plan.Call(scope, at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
+		call, fault = p.plan.Call(t.scope(t.id), at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
 		call.Again, call.MinLevel = again, tools.HigherLevel(call.MinLevel, minLevel)
 	}
 	if fault != nil {

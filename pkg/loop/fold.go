@@ -18,6 +18,8 @@ type session struct {
 	// taken is every tool call id of the conversation.
 	taken map[string]bool
 	jobs  []*job // in the order in which they were started
+	// dialogs are what stateful tools go on with, in the order in which they were opened.
+	dialogs []*dialog
 }
 
 type turn struct {
@@ -41,6 +43,7 @@ type stepCall struct {
 
 	decision *decision       // of the policy about it, if one was journaled
 	planned  bool            // its tool_call event is journaled
+	about    string          // the stateful tool that it goes on with; "" for other calls
 	content  *string         // what the model sees of its result; nil while there is none
 	status   protocol.Status // of that result
 	image    *Image          // what it sees beside that
@@ -72,7 +75,7 @@ func (s *session) apply(e *Event) error {
 		err = s.addReply(e)
 	case EventToolCall:
 		err = s.updateCall(e, func(c *stepCall) error {
-			c.planned = true
+			c.planned, c.about = true, e.About
 			return nil
 		})
 	case EventToolResult:
@@ -87,6 +90,7 @@ func (s *session) apply(e *Event) error {
 					turn: e.Turn, step: e.Step, index: e.Index, since: e.Time,
 				})
 			}
+			s.noteDialog(e, c)
 			return nil
 		})
 	case EventPolicyDecision:

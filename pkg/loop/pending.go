@@ -44,6 +44,7 @@ func (p *pendingCall) result(r *protocol.Result) Event {
 	if mediaType, data, ok := tools.Image(r); ok {
 		event.Image = &Image{MediaType: mediaType, Data: data}
 	}
+	event.describeDialog(r)
 	event.WorkerID, event.Attempt = r.WorkerID, r.Attempt
 	event.QueueMS, event.RunMS = &r.QueueMS, &r.RunMS
 	return event

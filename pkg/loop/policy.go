@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,16 +63,16 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 	used := t.session.used()
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
-		_, plan, fault := t.table.Plan(t.scope(t.id), call.Name, call.Arguments)
-		if fault != nil {
+		p := t.plan(call)
+		if p.fault != nil {
 			continue // it is refused whatever the policy says, and does not count
 		}
-		v, err := t.verdict(ctx, turn, i, policy.Call{Tool: call.Name, Plan: plan, Used: used})
+		v, err := t.verdict(ctx, turn, i, policy.Call{Tool: call.Name, Plan: p.plan, Used: used}, p.about)
 		if err != nil {
 			return nil, err
 		}
 		if v.denied == nil {
-			used[call.Name]++
+			used[cmp.Or(p.about, call.Name)]++
 		}
 		verdicts[i] = v
 	}
@@ -79,12 +80,9 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 }
 
 // verdict is what a call's decision in the journal says, or else the policy.
-func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call) (verdict, error) {
+func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
 	call := &turn.last().calls[index]
-	var judged policy.Verdict
-	if t.opts.Policy != nil {
-		judged = t.opts.Policy.Judge(asked)
-	}
+	judged := t.judge(asked, about)
 	v := verdict{minLevel: judged.MinLevel}
 	switch {
 	case call.decision != nil && call.decision.status != DecisionApproved:
@@ -101,6 +99,20 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	default:
 		return v, nil
 	}
+}
+
+// judge asks the policy. A call that goes on with a stateful tool has to be allowed by its
+// own name and as a call of that tool.
+func (t *turnRun) judge(asked policy.Call, about string) policy.Verdict {
+	if t.opts.Policy == nil {
+		return policy.Verdict{}
+	}
+	judged := t.opts.Policy.Judge(asked)
+	if about == "" || judged.Decision == policy.Denied {
+		return judged
+	}
+	asked.Tool = about
+	return judged.And(t.opts.Policy.Judge(asked))
 }
 
 func policyDenied(reason string) *protocol.Error {
@@ -194,7 +206,7 @@ func (s *session) used() map[string]int {
 		for j := range steps {
 			for k := range steps[j].calls {
 				if call := &steps[j].calls[k]; call.status != protocol.StatusRejected {
-					used[call.Name]++
+					used[cmp.Or(call.about, call.Name)]++
 				}
 			}
 		}

@@ -197,6 +197,13 @@ type Event struct {
 	// Told says, of job_ended, that the model got the result by a tool call.
 	Told bool `json:"told,omitempty"`
 
+	// About is, of tool_call, the stateful tool that the call goes on with.
+	About string `json:"about,omitempty"`
+	// Handle is, of tool_result, what the call opened or went on with, and Ending why that
+	// cannot be continued any more (a [protocol.DialogEnding]); "" while it can.
+	Handle string `json:"handle,omitempty"`
+	Ending string `json:"ending,omitempty"`
+
 	// Of policy_decision and approval_asked: the rule that decided, and who answered. Their
 	// Text says why.
 	Rule string `json:"rule,omitempty"`

@@ -27,8 +27,8 @@ type Place struct {
 func (p Plan) Call(
 	scope Scope, at Place, toolCallID, toolName string, issuedAt time.Time,
 ) (protocol.Call, *protocol.Error) {
-	if p.Job != nil {
-		return protocol.Call{}, protocol.Errorf(protocol.CodeInternal, "The tool %s is about the jobs of a session, and works only there.", toolName)
+	if refusal := p.needsSession(toolName, at); refusal != nil {
+		return protocol.Call{}, refusal
 	}
 	id := protocol.NewCallID(scope.Session, at.Turn, at.Step, at.Index)
 	if at == (Place{}) {

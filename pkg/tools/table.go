@@ -41,8 +41,9 @@ type entry struct {
 // joined, each with the name of its tool: errors wrap [ErrToolNameConflict] for a
 // name that is there twice, and [ErrInvalidTool] for a malformed name, an empty
 // description, a schema that does not compile or is not of type "object", and a
-// missing Plan.
+// missing Plan. Where one of them is stateful, tool_continue and tool_end are added.
 func NewTable(tools ...Tool) (*Table, error) {
+	tools = withDialogTools(tools)
 	t := &Table{entries: make(map[string]*entry, len(tools))}
 	var faults []error
 	seen := make(map[string]int, len(tools))

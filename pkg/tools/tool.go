@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 )
 
 // Definition is a tool as the model gets it.
@@ -38,7 +39,8 @@ type Tool struct {
 	// Hint is a sentence or two for the system prompt of sessions that have the tool.
 	Hint string
 
-	fault error // of whoever made the tool, for NewTable to report
+	input *argument.Schema // of tool_continue for this tool; nil unless it is stateful
+	fault error            // of whoever made the tool, for NewTable to report
 	// planIn makes the Plan of a tool that is about its table; nil for all others.
 	planIn func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error)
 }
@@ -52,13 +54,16 @@ type Scope struct {
 	Guard protocol.Guard
 }
 
-// Plan is what a tool call becomes: exactly one of Inline, Payload and Job is set.
+// Plan is what a tool call becomes: exactly one of Inline, Payload, Job and Dialog is set.
 type Plan struct {
 	// Inline runs in the coordinator. It must have no side effects.
 	Inline func(ctx context.Context) (string, *protocol.Error)
 
 	// Job asks about the session's jobs.
 	Job *JobRequest
+
+	// Dialog goes on with a stateful tool, or ends it.
+	Dialog *DialogRequest
 
 	// Background makes a job of the call: the model gets a handle at once, and is told
 	// of the end when it has come. Until then the call holds its resources.

@@ -64,16 +64,26 @@ func New(policies ...Policy) (*Judge, error) {
 func (j *Judge) Judge(call Call) Verdict {
 	final := Verdict{Decision: Allowed}
 	for i := range j.policies {
-		v := j.policies[i].judge(call)
-		if v.Decision == Denied {
-			return v
+		if final = final.And(j.policies[i].judge(call)); final.Decision == Denied {
+			break
 		}
-		level := tools.HigherLevel(final.MinLevel, v.MinLevel)
-		if v.Decision == Ask && (final.Decision == Allowed || v.Timeout < final.Timeout) {
-			final = v
-		}
-		final.MinLevel = level
 	}
+	return final
+}
+
+// And is the verdict when both have to agree: the first that denies, else the one that asks, and
+// for a shorter time.
+func (v Verdict) And(other Verdict) Verdict {
+	final := v
+	switch {
+	case v.Decision == Denied:
+		return v
+	case other.Decision == Denied:
+		return other
+	case other.Decision == Ask && (v.Decision != Ask || other.Timeout < v.Timeout):
+		final = other
+	}
+	final.MinLevel = tools.HigherLevel(v.MinLevel, other.MinLevel)
 	return final
 }
 

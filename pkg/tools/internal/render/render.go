@@ -99,6 +99,8 @@ func codeAdvice(code protocol.Code, other string) string {
 		return "the file is unchanged. Put more of the surrounding text into old, or set replace_all to true."
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
 		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
+	case protocol.CodeStateLost:
+		return "nothing was run. Begin anew with a call of the tool if you still need it."
 	case protocol.CodeNetworkOff:
 		return "nothing was run. Do it without the network, or leave that step out and say that the network is off."
 	case protocol.CodeSandboxUnsupported:

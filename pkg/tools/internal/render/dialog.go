@@ -1,0 +1,66 @@
+package render
+
+import (
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+)
+
+// DialogHandle is the handle of the dialog that a call opened: short, and the same in
+// every attempt.
+func DialogHandle(opened protocol.CallID) string {
+	const length = 12
+	return "h-" + string(opened[max(0, len(opened)-length):])
+}
+
+// Dialog is the text of what a stateful tool answered, with how it can be gone on with.
+func Dialog(result *protocol.Result) string {
+	state, ok := protocol.DialogStateOf(result.Value)
+	if !ok {
+		if result.Status == protocol.StatusOutcomeUnknown {
+			return Failure(result, "") + "\n[the state behind the handle was most likely lost with the worker; if tool_continue says so too, begin anew]"
+		}
+		return JSON(result)
+	}
+	text := jsonText(state.Output)
+	if utf8.RuneCountInString(text) > prose.BodyLimit {
+		text = prose.Clip(text, prose.BodyLimit) +
+			fmt.Sprintf("\n[it was cut; all of it: read with path=%q]", Handle(result.CallID, protocol.PartValue, 0))
+	}
+	mark := dialogMark(result, state)
+	switch {
+	case result.Status != protocol.StatusOK:
+		return joined(Failure(result, text), mark)
+	case text == "" && mark == "":
+		return "[done; nothing was returned]"
+	default:
+		return joined(text, mark)
+	}
+}
+
+// dialogMark says how a dialog stands; "" when there is nothing that the rest does not say.
+func dialogMark(result *protocol.Result, state protocol.DialogState) string {
+	_, opening := result.Value.(protocol.DialogOpenResult)
+	handle := DialogHandle(state.Dialog)
+	switch {
+	case state.Ending == "" && opening:
+		return fmt.Sprintf("[handle %s: go on with tool_continue; tool_end when you do not need it any more. Without a call for %s it ends by itself.]",
+			handle, state.Idle.Duration().Round(time.Second))
+	case state.Ending == "":
+		return fmt.Sprintf("[handle %s can be continued]", handle)
+	case opening, result.Error != nil && result.Error.Code == protocol.CodeStateLost:
+		return ""
+	default:
+		return fmt.Sprintf("[handle %s has ended: %s]", handle, state.Ending)
+	}
+}
+
+func joined(text, mark string) string {
+	if text == "" || mark == "" {
+		return text + mark
+	}
+	return text + "\n" + mark
+}

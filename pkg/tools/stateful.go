@@ -1,0 +1,221 @@
+package tools
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/google/jsonschema-go/jsonschema"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
+)
+
+// The tools by which a model goes on with the handles of stateful tools. [NewTable] adds
+// them to every table that has a stateful tool.
+const (
+	ContinueTool = "tool_continue"
+	EndTool      = "tool_end"
+)
+
+// DialogRequest is the plan of a tool about a handle. The session's loop finds the tool
+// call that the handle is of, and asks [Table.Continue] what becomes of it.
+type DialogRequest struct {
+	Handle string
+	// End says that the dialog is to end; otherwise it gets the next input.
+	End bool
+}
+
+// Opened is the tool call that opened a dialog.
+type Opened struct {
+	Tool      string
+	Arguments string // as the model wrote them
+	Place     Place
+}
+
+// DialogHandle is the handle under which a model knows the dialog that a call opened.
+func DialogHandle(opened protocol.CallID) string { return render.DialogHandle(opened) }
+
+// NewStateful makes a tool that answers several calls: the first answer comes with a
+// handle, with which the model calls tool_continue for the next, until the tool or the
+// model (tool_end) ends it. Workers need a handler for its kind ([worker.HandleStateful]).
+// Args are the arguments of the first call, as in [NewRemote]; Input is what each further
+// one brings, of any type that has a schema. The description is extended by how to go on.
+//
+// All calls of a dialog use the resources of the first one, exclusively, and so have an
+// order; go to the worker that has the state; and are bound by the policy for this tool.
+// Those that go on are at_most_once: [Remote].Delivery is that of the first call. A dialog
+// ends when its worker stops or is lost, which the next call is told.
+func NewStateful[Args, Input any](name, description string, remote Remote) Tool {
+	arguments, err := schemaOf[Args]()
+	inferred, inputErr := jsonschema.For[Input](nil)
+	if err = errors.Join(err, inputErr); err != nil {
+		return Tool{Definition: Definition{Name: name, Description: description}, fault: err}
+	}
+	input, err := json.Marshal(inferred)
+	if err != nil {
+		return Tool{Definition: Definition{Name: name, Description: description}, fault: fmt.Errorf("input: %w", err)}
+	}
+	return remote.StatefulTool(Definition{Name: name, Description: description, Schema: arguments}, input)
+}
+
+// StatefulTool is [NewStateful] for schemas that are at hand.
+func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool {
+	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
+		return protocol.DialogOpen{Tool: r.Kind, Arguments: arguments}, nil
+	})
+	_, err := protocol.ParseUserKind(string(r.Kind))
+	tool.fault = errors.Join(tool.fault, err)
+	for _, resource := range r.Resources {
+		if resource.Access == protocol.Shared {
+			tool.fault = errors.Join(tool.fault, fmt.Errorf("resource %s: a stateful tool uses its resources exclusively", resource.Key))
+		}
+	}
+	if r.Background {
+		tool.fault = errors.Join(tool.fault, errors.New("background: a stateful tool cannot be a job"))
+	}
+	tool.input, err = inputSchema(input)
+	tool.fault = errors.Join(tool.fault, err)
+	tool.Render = render.Dialog
+	var compact bytes.Buffer
+	if json.Compact(&compact, input) == nil {
+		tool.Description += fmt.Sprintf("\nIt keeps its state: the answer names a handle. Go on with %s, whose input must be of this schema: %s", ContinueTool, compact.String())
+	}
+	return tool
+}
+
+// inputSchema is the schema of the arguments of tool_continue for a tool whose inputs
+// have the given one. The input may be left out if null or an empty object would do.
+func inputSchema(input json.RawMessage) (*argument.Schema, error) {
+	var document any
+	if err := json.Unmarshal(input, &document); err != nil {
+		return nil, fmt.Errorf("input: schema: not JSON: %w", err)
+	}
+	if object, is := document.(map[string]any); is && bytes.Contains(input, []byte(`"$ref"`)) && object["$id"] == nil {
+		object["$id"] = "tool:///input.json" // so that its references stay inside
+	}
+	compile := func(required ...string) (*argument.Schema, error) {
+		raw, err := json.Marshal(map[string]any{
+			"type": "object", "properties": map[string]any{"handle": map[string]any{"type": "string"}, "input": document},
+			"required": required, "additionalProperties": false,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return argument.Compile(raw)
+	}
+	schema, err := compile("handle", "input")
+	if err != nil {
+		return nil, fmt.Errorf("input: %w", err)
+	}
+	for _, nothing := range []string{"null", "{}"} {
+		if _, refusal := schema.Read(ContinueTool, `{"handle":"h","input":`+nothing+`}`); refusal == nil {
+			return compile("handle")
+		}
+	}
+	return schema, nil
+}
+
+// Continue plans a call that goes on with a dialog, or ends it. request is the plan of
+// the tool call, rawArguments what the model wrote. The tool is the one that opened the
+// dialog; it renders the result. The error is for the model to read.
+func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawArguments string) (*Tool, Plan, *protocol.Error) {
+	tool, plan, refusal := t.Plan(scope, opened.Tool, opened.Arguments)
+	if refusal != nil || tool.input == nil {
+		return nil, Plan{}, protocol.Errorf(protocol.CodeStateLost,
+			"The tool %s of this handle is not there any more, or is another one by now. Go on without it.", opened.Tool)
+	}
+	id := protocol.NewCallID(scope.Session, opened.Place.Turn, opened.Place.Step, opened.Place.Index)
+	if plan.Resources, refusal = plan.uses(scope, id); refusal != nil {
+		return tool, Plan{}, refusal
+	}
+	if request.End {
+		plan.Payload, plan.Delivery = protocol.DialogEnd{Dialog: id}, protocol.Idempotent
+		return tool, plan, nil
+	}
+	arguments, refusal := tool.input.Read(ContinueTool, rawArguments)
+	if refusal != nil {
+		return tool, Plan{}, refusal
+	}
+	var given struct {
+		Input json.RawMessage `json:"input"`
+	}
+	if err := json.Unmarshal(arguments, &given); err != nil {
+		return tool, Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "The arguments were not accepted (%v).", err)
+	}
+	plan.Payload, plan.Delivery = protocol.DialogContinue{Dialog: id, Input: given.Input}, protocol.AtMostOnce
+	return tool, plan, nil
+}
+
+// dialogTools are tool_continue and tool_end.
+func dialogTools() []Tool {
+	return []Tool{
+		{
+			Definition: Definition{
+				Name: ContinueTool,
+				Description: "Go on with a tool that keeps its state: give it the next input, and get its next answer. " +
+					"The calls for one handle run in the order in which you make them.",
+				Schema: json.RawMessage(`{
+					"type": "object",
+					"properties": {
+						"handle": {"type": "string", "minLength": 1, "description": "Handle that the tool's first answer named."},
+						"input": {"description": "Input for the tool, of the schema in its description."}
+					},
+					"required": ["handle"],
+					"additionalProperties": false
+				}`),
+			},
+			Plan: planDialog(false),
+		},
+		{
+			Definition: Definition{
+				Name:        EndTool,
+				Description: "End a tool that keeps its state, when you do not need it any more. Its handle cannot be used again.",
+				Schema: json.RawMessage(`{
+					"type": "object",
+					"properties": {
+						"handle": {"type": "string", "minLength": 1, "description": "Handle that the tool's first answer named."}
+					},
+					"required": ["handle"],
+					"additionalProperties": false
+				}`),
+			},
+			Plan: planDialog(true),
+		},
+	}
+}
+
+func planDialog(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
+	type dialogArguments struct {
+		Handle string          `json:"handle"`
+		Input  json.RawMessage `json:"input"`
+	}
+	return PlanOf(func(_ Scope, args dialogArguments) (Plan, *protocol.Error) {
+		return Plan{Dialog: &DialogRequest{Handle: args.Handle, End: end}}, nil
+	})
+}
+
+// withDialogTools adds the tools about handles where one of the tools needs them.
+func withDialogTools(all []Tool) []Tool {
+	for i := range all {
+		if all[i].input != nil {
+			return append(append(make([]Tool, 0, len(all)+2), all...), dialogTools()...)
+		}
+	}
+	return all
+}
+
+// needsSession says why a plan cannot be carried out outside of a session; nil when it can.
+func (p Plan) needsSession(tool string, at Place) *protocol.Error {
+	_, opens := p.Payload.(protocol.DialogOpen)
+	switch {
+	case p.Job != nil:
+		return protocol.Errorf(protocol.CodeInternal, "The tool %s is about the jobs of a session, and works only there.", tool)
+	case p.Dialog != nil, opens && at == Place{}:
+		return protocol.Errorf(protocol.CodeInternal, "The tool %s keeps its state in a session, and works only there.", tool)
+	default:
+		return nil
+	}
+}
