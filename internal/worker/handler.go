@@ -28,7 +28,9 @@ type Handlers struct {
 }
 
 // Has reports whether there is a handler for a kind.
-func (h Handlers) Has(kind protocol.Kind) bool { return h.Calls[kind] != nil || h.Stateful[kind].Run != nil }
+func (h Handlers) Has(kind protocol.Kind) bool {
+	return h.Calls[kind] != nil || h.Stateful[kind].Run != nil
+}
 
 // kinds returns the kinds, sorted.
 func (h Handlers) kinds() []protocol.Kind {

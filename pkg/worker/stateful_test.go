@@ -30,7 +30,7 @@ func counter(_ context.Context, d *worker.Dialog[counterInput, string], args cou
 	for sum := args.From; ; {
 		input, err := d.Yield(fmt.Sprintf("%d (%s)", sum, d.Call().Tool()))
 		if err != nil {
-			return fmt.Sprintf("stopped at %d", sum), nil
+			return fmt.Sprintf("stopped at %d", sum), nil //nolint:nilerr // the end is no failure
 		}
 		if sum += input.Add; sum >= 100 {
 			return fmt.Sprintf("%d, enough", sum), nil

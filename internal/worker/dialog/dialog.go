@@ -6,6 +6,8 @@ import (
 	"errors"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -69,6 +71,7 @@ type dialog[H any] struct {
 	lane    protocol.Lane
 	kind    protocol.Kind
 	idle    time.Duration
+	opened  trace.Link // to the call that opened it
 	ctx     context.Context //nolint:containedctx // the life of the dialog is its own
 	cancel  context.CancelCauseFunc
 	turn    chan struct{} // has room for the one who may give a step, or end it for idleness

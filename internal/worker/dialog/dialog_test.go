@@ -44,7 +44,7 @@ func adder(ctx context.Context, talk *dialog.Talk[string], arguments json.RawMes
 		input, err := talk.Yield(json.RawMessage(strconv.Itoa(sum)))
 		switch {
 		case err != nil:
-			return json.RawMessage(`"bye ` + talk.Call() + `"`), nil
+			return json.RawMessage(`"bye ` + talk.Call() + `"`), nil //nolint:nilerr // the end is no failure
 		case string(input) == `"slow"`:
 			<-talk.Step().Done()
 		case string(input) == `"stuck"`:

@@ -104,7 +104,7 @@ func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (protocol
 		before.end(protocol.DialogLost)
 	}
 	d := &dialog[H]{
-		id: o.ID, session: o.Session, lane: o.Lane, kind: o.Kind, idle: cmp.Or(tool.Idle, DefaultIdle),
+		id: o.ID, session: o.Session, lane: o.Lane, kind: o.Kind, idle: cmp.Or(tool.Idle, DefaultIdle), opened: trace.LinkFromContext(ctx),
 		turn: make(chan struct{}, 1), steps: make(chan step[H]), answers: make(chan json.RawMessage), done: make(chan struct{}),
 	}
 	if err := s.add(d, cmp.Or(tool.Live, DefaultLive), cmp.Or(tool.PerSession, DefaultPerSession)); err != nil {
@@ -149,7 +149,7 @@ func (s *Set[H]) Continue(
 	}
 	defer d.give()
 	d.waiting.Stop()
-	trace.SpanFromContext(ctx).AddLink(trace.LinkFromContext(d.ctx)) // to the call that opened it
+	trace.SpanFromContext(ctx).AddLink(d.opened)
 	stepCtx, release := d.during(ctx)
 	defer release()
 	select {
