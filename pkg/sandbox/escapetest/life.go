@@ -19,6 +19,9 @@ func (b *bench) checkLife(t *testing.T) {
 	if b.caps.Level >= sandbox.LevelFull {
 		t.Run("kill everything", b.killEverything)
 	}
+	if b.caps.ReadOnly {
+		t.Run("read-only commands", b.checkReadOnly)
+	}
 	t.Run("file operations on hostile names", b.hostileNames)
 	t.Run("swap race", b.swapRace)
 }

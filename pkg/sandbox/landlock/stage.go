@@ -63,7 +63,7 @@ func (c config) confine() error {
 	if err := unix.CloseRange(process.StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close descriptors: %w", err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: confine.NoCore, Max: confine.NoCore}); err != nil {
 		return fmt.Errorf("no core files: %w", err)
 	}
 	families := []uint32{}

@@ -82,6 +82,7 @@ func sandboxFilter() program {
 		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EPERM))
 	}
 	p.noSetID()
+	p.keepNoCore()
 	p.onCall(unix.SYS_CLONE, func(p *program) {
 		p.load(arg(0))
 		p.returnIf(unix.BPF_JSET, newNamespaces, retErrno(unix.EPERM))
@@ -105,6 +106,33 @@ func sandboxFilter() program {
 	return p
 }
 
+// NoCore is the limit of core files with which there is no core file, and nobody is told of a
+// crash: with 0 the kernel still starts the program of the host that collects crashes, where
+// there is one, as root.
+const NoCore = 1
+
+// keepNoCore has changes of that limit do nothing. They succeed, for those who want to be
+// sure that there are no core files.
+func (p *program) keepNoCore() {
+	const done = unix.SECCOMP_RET_ERRNO // with the number 0
+	p.onCall(unix.SYS_SETRLIMIT, func(p *program) {
+		p.load(arg(0))
+		p.returnIf(unix.BPF_JEQ, unix.RLIMIT_CORE, done)
+		p.ret(retAllow)
+	})
+	p.onCall(unix.SYS_PRLIMIT64, func(p *program) {
+		p.load(arg(1))
+		p.jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 1, 0)
+		p.ret(retAllow)
+		for _, half := range []uint32{arg(2), arg(2) + 4} { // of the pointer to the new limit, if there is one
+			p.load(half)
+			p.jump(unix.BPF_JEQ, 0, 1, 0)
+			p.ret(done)
+		}
+		p.ret(retAllow)
+	})
+}
+
 const (
 	tiocLinux     = 0x541c
 	newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
@@ -118,21 +146,40 @@ func readOnlyFilter() program {
 	for _, number := range changes {
 		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EROFS))
 	}
-	p.onCall(unix.SYS_IOCTL, func(p *program) {
-		p.load(arg(1))
-		for _, request := range []uint32{unix.FS_IOC_SETFLAGS, fsIocSetXattr, fsIocSetVersion} {
-			p.returnIf(unix.BPF_JEQ, request, retErrno(unix.EROFS))
-		}
-		p.ret(retAllow)
-	})
+	p.onCall(unix.SYS_IOCTL, (*program).readOnlyIoctl)
 	p.ret(retAllow)
 	return p
 }
 
+// fileRequests are the kinds of requests by which file systems change files, most of which
+// want no more than a descriptor to read by: those of all of them and of ext4, XFS and btrfs.
+var fileRequests = []uint32{'f', 'v', 'X', 0x94} //nolint:gochecknoglobals // a constant
+
+// harmlessRequests are those among them that programs make and that change nothing, or ask
+// for a descriptor to write by.
+var harmlessRequests = []uint32{ //nolint:gochecknoglobals // a constant
+	unix.FS_IOC_GETFLAGS, fsIocGetVersion, fsIocFiemap, fsIocGetXattr, unix.FICLONE, unix.FICLONERANGE, unix.FIDEDUPERANGE,
+}
+
 const (
-	fsIocSetXattr   = 0x401c5820
-	fsIocSetVersion = 0x40087602
+	fsIocGetVersion = 0x80087601
+	fsIocFiemap     = 0xc020660b
+	fsIocGetXattr   = 0x801c581f
+	requestKind     = 0xff00 // where a request has its kind
 )
+
+// readOnlyIoctl denies the requests by which files are changed.
+func (p *program) readOnlyIoctl() {
+	p.load(arg(1))
+	for _, request := range harmlessRequests {
+		p.returnIf(unix.BPF_JEQ, request, retAllow)
+	}
+	*p = append(*p, unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: requestKind})
+	for _, kind := range fileRequests {
+		p.returnIf(unix.BPF_JEQ, kind<<8, retErrno(unix.EROFS))
+	}
+	p.ret(retAllow)
+}
 
 // Seccomp puts the calling thread under the filter of sandboxes. It takes no_new_privs.
 func Seccomp() error { return install(sandboxFilter()) }

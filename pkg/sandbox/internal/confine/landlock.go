@@ -75,9 +75,10 @@ type Rule struct {
 func Landlock(rules []Rule, scoped bool) error { return landlock(accessAll, rules, scoped) }
 
 // LandlockChanges leaves the calling thread the rights to change files that rules give it and
-// no others. Reading is not touched.
+// no others. Reading is not touched. Where the kernel can, it is cut off from the signals and the
+// abstract sockets of those who are not confined with it, who may have more rights.
 func LandlockChanges(rules []Rule) error {
-	return landlock(AccessChange|accessDeviceNodes, rules, false)
+	return landlock(AccessChange|accessDeviceNodes, rules, true)
 }
 
 func landlock(handled Access, rules []Rule, scoped bool) error {

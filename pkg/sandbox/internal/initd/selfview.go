@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -215,7 +216,7 @@ func testLimits() error {
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &core); err != nil {
 		return err
 	}
-	if core.Max != 0 {
+	if core.Max != confine.NoCore {
 		return fmt.Errorf("core files of %d bytes", core.Max)
 	}
 	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)

@@ -128,7 +128,7 @@ func lockDown(config wire.Config) error {
 	if err := layer(config, "resource limits", func() error {
 		processes := config.Processes + spareProcesses
 		return errors.Join(
-			unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
+			unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: confine.NoCore, Max: confine.NoCore}),
 			unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: processes, Max: processes}),
 		)
 	}); err != nil {

@@ -5,6 +5,13 @@ package canary
 // File is the file in the workspace that describes the host to the probe.
 const File = "canaries.json"
 
+// ReadOnlyDir is the directory of the workspace that is tried to be changed by commands that
+// may only read, and ReadOnlySocket the abstract socket of one that may write.
+const (
+	ReadOnlyDir    = "read-only"
+	ReadOnlySocket = "toolfleet-read-only-writer"
+)
+
 // Host is everything on the host that a sandbox must not reach.
 type Host struct {
 	// Secret is in the files, in the environment of the worker, and behind the sockets.

