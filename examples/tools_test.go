@@ -52,7 +52,7 @@ func coreNames() []string {
 
 func call(t *testing.T, f *fleet.Fleet, table *tools.Table, tool, arguments string) fleet.Outcome {
 	t.Helper()
-	outcome, err := f.Call(t.Context(), table, "examples", tool, arguments)
+	outcome, err := f.Call(t.Context(), table, "examples", tool, arguments, nil)
 	require.NoError(t, err)
 	return outcome
 }

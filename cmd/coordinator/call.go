@@ -21,6 +21,8 @@ type callCommand struct {
 	fleetFlags
 	workerFlags
 	folderFlag
+	policyFlags
+	guardFlag
 
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
@@ -94,38 +96,34 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 
 // call plans the tool call and runs it, inline or in the fleet.
 func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, session protocol.SessionID, workspace, arguments string) (*callOutput, error) {
-	output := &callOutput{SessionID: session, Name: c.Tool}
-	scope := tools.Scope{Session: session, Sandbox: string(session)}
-	tool, plan, fault := table.Plan(scope, c.Tool, arguments)
-	if fault == nil && plan.Inline != nil {
-		if output.Content, fault = tools.RunInline(ctx, plan); fault == nil {
-			output.Status = protocol.StatusOK
-			return output, nil
-		}
-		output.fail(protocol.StatusFailed, fault)
-		return output, nil
-	}
-	var call protocol.Call
-	if fault == nil {
-		call, fault = plan.Call(scope, tools.Place{}, "", c.Tool, time.Now().UTC())
-	}
-	if fault != nil {
-		output.fail(protocol.StatusRejected, fault)
-		return output, nil
-	}
-	result, err := c.dispatch(ctx, p, call, workspace)
+	judge, err := c.judge()
 	if err != nil {
 		return nil, err
 	}
-	return output, output.take(result, tool)
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	options := &loop.SingleOptions{Guard: c.guard(), Policy: judge, Logger: p.common.Logger(p.Program)}
+	if q := newPrompt(p, func(line string) { _, _ = fmt.Fprintln(p.Stderr, line) }); q != nil && judge != nil {
+		options.Approve = q.approve
+	}
+	single := loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)
+	output := &callOutput{SessionID: session, Name: c.Tool}
+	if single.Call == nil {
+		return output, output.take(single.Outcome)
+	}
+	result, err := c.dispatch(ctx, p, *single.Call, workspace)
+	if err != nil {
+		return nil, err
+	}
+	return output, output.take(single.Finish(ctx, result))
 }
 
-func (o *callOutput) fail(status protocol.Status, fault *protocol.Error) {
-	o.Status, o.Error, o.Content = status, fault, tools.RenderFailure(status, fault)
-}
-
-func (o *callOutput) take(r *protocol.Result, tool *tools.Tool) error {
-	o.Status, o.Error, o.Content = r.Status, r.Error, tool.Text(r)
+func (o *callOutput) take(outcome loop.SingleOutcome) error {
+	o.Status, o.Error, o.Content = outcome.Status, outcome.Error, outcome.Text
+	r := outcome.Result
+	if r == nil {
+		return nil
+	}
 	o.CallID, o.WorkerID, o.Attempt, o.Level = r.CallID, r.WorkerID, r.Attempt, r.Level
 	o.QueueMS, o.RunMS = r.QueueMS, r.RunMS
 	if r.Value == nil {
@@ -153,8 +151,6 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		return nil, err
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
-	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
-	defer stop()
 	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})
 	if err != nil {
 		return nil, err

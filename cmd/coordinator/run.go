@@ -20,11 +20,12 @@ import (
 
 // turnFlags describe a turn; run and submit have them both.
 type turnFlags struct {
+	guardFlag
+
 	Prompt    string        `arg:"" help:"What the agent is asked."`
 	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: an empty workspace."`
 	Toolset   []string      `default:"core" help:"Toolsets of the model, separated by commas."`
-	Guard     string        `default:"none" enum:"none,changed,read" help:"What the session must know of a file before it may change it: changed refuses when the file is not as it last read or wrote it, read also when it never did."`
 	MaxSteps  int           `default:"64" help:"How often the model is asked at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the session, as in 90s or 10m; 0 is no bound."`
@@ -41,8 +42,13 @@ type runCommand struct {
 	Model string `placeholder:"M" help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE."`
 }
 
+// guardFlag says how careful a session's tools are.
+type guardFlag struct {
+	Guard string `default:"none" enum:"none,changed,read" help:"What the session must know of a file before it may change it: changed refuses when the file is not as it last read or wrote it, read also when it never did."`
+}
+
 // guard is the flag in words of the wire: kong allows no others.
-func (f *turnFlags) guard() protocol.Guard {
+func (f *guardFlag) guard() protocol.Guard {
 	guard, _ := protocol.ParseGuard(f.Guard)
 	return guard
 }

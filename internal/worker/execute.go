@@ -158,7 +158,7 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 	case protocol.WorkspaceExport:
 		return w.workspaceExport(ctx, run.Call.Lane(), payload)
 	default:
-		ops := fileOps{sandbox: s, session: run.Call.SessionID, seen: w.sandboxes.box(run.Call.Lane()).seen, ripgrep: w.languages.ripgrep}
+		ops := fileOps{sandbox: s, session: run.Call.SessionID, seen: w.sandboxes.box(run.Call.Lane()).seen, ripgrep: w.languages.ripgrep, roots: run.Call.Roots}
 		if value, known, err := ops.run(ctx, payload); known {
 			return value, err
 		}
@@ -209,7 +209,7 @@ func notRun(code protocol.Code) bool {
 	switch code {
 	case protocol.CodeUnknownPayload, protocol.CodeInvalidPayload, protocol.CodeInvalidArguments,
 		protocol.CodeLanguage, protocol.CodePathEscape, protocol.CodeSandboxUnsupported, protocol.CodeNetworkOff,
-		protocol.CodeStateLost:
+		protocol.CodeStateLost, protocol.CodePolicyDenied:
 		return true
 	default:
 		return false

@@ -13,11 +13,15 @@ type fileOps struct {
 	session protocol.SessionID
 	seen    *seen
 	ripgrep bool // the sandbox has rg on its PATH
+	roots   []protocol.Roots
 }
 
 // run executes a payload; known is false when it is not about files.
 func (f fileOps) run(ctx context.Context, payload protocol.Payload) (value protocol.Value, known bool, err error) {
 	fs := f.sandbox.FS()
+	for _, roots := range f.roots {
+		fs = fs.Within(sandbox.Roots{Read: roots.Read, Write: roots.Write})
+	}
 	switch p := payload.(type) {
 	case protocol.FilesRead:
 		value, err = f.read(ctx, fs, p)

@@ -84,7 +84,7 @@ func Example() {
 	result, err := runner.Run(ctx, session, loop.Input{Text: "Pay in what came."})
 	fmt.Println(result.Text, err)
 
-	outcome, err := f.Call(ctx, table, session, "pay_in", `{"account":"acme","cents":0}`)
+	outcome, err := f.Call(ctx, table, session, "pay_in", `{"account":"acme","cents":0}`, nil)
 	fmt.Println(outcome.Status, outcome.Error, err)
 	// Output:
 	// acme has 750 cents <nil>

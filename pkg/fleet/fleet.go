@@ -6,7 +6,7 @@
 // calls go through NATS JetStream to workers, and the session is journaled.
 //
 //	Connect ──► Fleet ──► Runner(model, table) ──► loop.Runner.Run(session, input)
-//	              │ └───► Call(table, session, tool, arguments): one call, no model
+//	              │ └───► Call(table, session, tool, arguments, options): one call, no model
 //	              └─────► StartWorker: a worker in this process, with handlers
 //
 // Without a URL the NATS server is inside the process too, so that one program is a
@@ -21,7 +21,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
@@ -160,44 +159,29 @@ func (f *Fleet) Runner(m loop.Model, table *tools.Table, options *loop.Options) 
 }
 
 // Outcome is what became of one tool call.
-type Outcome struct {
-	Status protocol.Status
-	// Text is what a model would read.
-	Text string
-	// Error is set when, and only when, Status is not ok.
-	Error *protocol.Error
-	// Result is the worker's answer; nil for tools that run in place and for calls
-	// that were refused before they were sent.
-	Result *protocol.Result
-}
+type Outcome = loop.SingleOutcome
 
 // Call has one tool called, as a model would, in the sandbox of a session, and waits
-// for its result. What goes wrong with the tool is an Outcome; the error says that the
-// fleet could not be reached. When ctx ends the call is cancelled.
-func (f *Fleet) Call(ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string) (Outcome, error) {
-	scope := tools.Scope{Session: session, Sandbox: string(session)}
-	known, plan, fault := table.Plan(scope, tool, arguments)
-	if fault == nil && plan.Inline != nil {
-		text, failure := tools.RunInline(ctx, plan)
-		if failure != nil {
-			return refused(protocol.StatusFailed, failure), nil
-		}
-		return Outcome{Status: protocol.StatusOK, Text: text}, nil
+// for its result. What goes wrong with the tool, or is not allowed by the options' policy,
+// is an Outcome; the error says that the fleet could not be reached. When ctx ends the call
+// is cancelled. nil options bind nothing; a Logger that they do not name is the fleet's.
+func (f *Fleet) Call(
+	ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string, options *loop.SingleOptions,
+) (Outcome, error) {
+	var o loop.SingleOptions
+	if options != nil {
+		o = *options
 	}
-	var call protocol.Call
-	if fault == nil {
-		call, fault = plan.Call(scope, tools.Place{}, "", tool, time.Now().UTC())
+	if o.Logger == nil {
+		o.Logger = f.logger
 	}
-	if fault != nil {
-		return refused(protocol.StatusRejected, fault), nil
+	single := loop.PlanSingle(ctx, table, session, tool, arguments, &o)
+	if single.Call == nil {
+		return single.Outcome, nil
 	}
 	var result *protocol.Result
-	if err := f.inner.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result }); err != nil {
+	if err := f.inner.Dispatcher.Dispatch(ctx, []protocol.Call{*single.Call}, func(u loop.Update) { result = u.Result }); err != nil {
 		return Outcome{}, err
 	}
-	return Outcome{Status: result.Status, Text: known.Text(result), Error: result.Error, Result: result}, nil
-}
-
-func refused(status protocol.Status, fault *protocol.Error) Outcome {
-	return Outcome{Status: status, Text: tools.RenderFailure(status, fault), Error: fault}
+	return single.Finish(ctx, result), nil
 }

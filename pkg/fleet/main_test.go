@@ -26,7 +26,7 @@ func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 		f, err := fleet.Connect(t.Context(), &fleet.Options{Data: data})
 		require.NoError(t, err)
 		require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
-		outcome, err := f.Call(t.Context(), table, "s", tool, arguments)
+		outcome, err := f.Call(t.Context(), table, "s", tool, arguments, nil)
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		return outcome

@@ -88,7 +88,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 				"Not run: the turn was stopped before."))
 		default:
 			p.tool, p.plan = plan.tool, plan.plan
-			t.planCall(ctx, b, p, plan.fault, v.minLevel, call.planned)
+			t.planCall(ctx, b, p, plan.fault, v, call.planned)
 		}
 	}
 	return b
@@ -97,7 +97,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 // planCall books one planned tool call, or the fault for which it has no plan. A call that
 // was planned before this process ran the turn may be in the fleet already: again says so
 // to whoever takes it.
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, minLevel string, again bool) {
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, again bool) {
 	var call protocol.Call
 	switch {
 	case fault != nil:
@@ -111,7 +111,8 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 	if fault == nil {
 		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
 		call, fault = p.plan.Call(t.scope(t.id), at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
-		call.Again, call.MinLevel = again, tools.HigherLevel(call.MinLevel, minLevel)
+		call.Again = again
+		v.bind(&call)
 	}
 	if fault != nil {
 		status := protocol.StatusRejected
@@ -155,7 +156,7 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 	group.SetLimit(maxInline + 1)
 	if len(b.calls) > 0 {
 		group.Go(func() error {
-			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(b, u, settle) })
+			return t.dispatcher.Dispatch(ctx, b.calls, func(u Update) { t.update(ctx, b, u, settle) })
 		})
 	}
 	for _, p := range b.asking {
@@ -175,7 +176,7 @@ func (t *turnRun) runBatch(ctx context.Context, b *batch) error {
 
 // update takes one update of a dispatched call. Updates of unknown calls and
 // second results are dropped.
-func (t *turnRun) update(b *batch, u Update, settle func(Event)) {
+func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Event)) {
 	p, known := b.remote[u.CallID]
 	if !known || p.done {
 		return
@@ -192,6 +193,9 @@ func (t *turnRun) update(b *batch, u Update, settle func(Event)) {
 			return
 		}
 		p.done = true
+		if rule := deniedByRoots(u.Result, p.plan); rule != "" {
+			settle(*t.decision(ctx, p, DecisionDenied, rule, u.Result.Error.Message, ""))
+		}
 		settle(p.result(u.Result))
 	}
 }

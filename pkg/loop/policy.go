@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -49,6 +51,12 @@ type verdict struct {
 	denied   *protocol.Error // why it is not made
 	decision *Event          // to be journaled; nil when it is, or when nothing was decided
 	minLevel string
+	roots    []protocol.Roots
+}
+
+// bind puts into a call what the policy demands of its worker.
+func (v verdict) bind(call *protocol.Call) {
+	call.MinLevel, call.Roots = tools.HigherLevel(call.MinLevel, v.minLevel), v.roots
 }
 
 // decide judges the tool calls of the last step that have no result, in their order,
@@ -83,7 +91,7 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
 	call := &turn.last().calls[index]
 	judged := t.judge(asked, about)
-	v := verdict{minLevel: judged.MinLevel}
+	v := verdict{minLevel: judged.MinLevel, roots: judged.Roots}
 	switch {
 	case call.decision != nil && call.decision.status != DecisionApproved:
 		v.denied = policyDenied(call.decision.reason)
@@ -91,7 +99,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	case call.decision != nil, call.planned, call.content != nil:
 		return v, nil // it was let through before
 	case judged.Decision == policy.Denied:
-		v.decision = t.decision(ctx, turn, index, DecisionDenied, judged.Rule, judged.Reason, "")
+		v.decision = t.decision(ctx, t.pending(turn, index), DecisionDenied, judged.Rule, judged.Reason, "")
 		v.denied = policyDenied(judged.Reason)
 		return v, nil
 	case judged.Decision == policy.Ask && context.Cause(ctx) == nil: // else it is cancelled, as all that was not sent
@@ -121,15 +129,23 @@ func policyDenied(reason string) *protocol.Error {
 
 // approval asks a person and journals the answer at once.
 func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
-	v := verdict{minLevel: judged.MinLevel}
-	status, reason, by := t.askPerson(ctx, turn, index, judged)
+	v := verdict{minLevel: judged.MinLevel, roots: judged.Roots}
+	p := t.pending(turn, index)
+	if t.opts.Approve != nil {
+		event := p.as(EventApprovalAsked)
+		event.Arguments, event.Text, event.Rule = turn.last().calls[index].Arguments, judged.Reason, judged.Rule
+		t.tell(event)
+	}
+	status, reason, by := askPerson(ctx, t.opts.Approve, judged, ApprovalRequest{
+		SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: turn.last().calls[index].Arguments, Reason: judged.Reason,
+	})
 	if status == "" {
 		if cause := context.Cause(ctx); errors.Is(cause, ErrDetached) {
 			return v, cause
 		}
 		return v, nil
 	}
-	if err := t.record(ctx, *t.decision(ctx, turn, index, status, judged.Rule, reason, by)); err != nil {
+	if err := t.record(ctx, *t.decision(ctx, p, status, judged.Rule, reason, by)); err != nil {
 		return v, err
 	}
 	if status != DecisionApproved {
@@ -138,20 +154,17 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 	return v, nil
 }
 
+// ApproveFunc asks a person. It ends with ctx, which bounds the time for an answer.
+type ApproveFunc = func(ctx context.Context, request ApprovalRequest) (Approval, error)
+
 // askPerson returns "" when ctx ended before there was an answer.
-func (t *turnRun) askPerson(ctx context.Context, turn *turn, index int, judged policy.Verdict) (status, reason, by string) {
-	call, p := &turn.last().calls[index], t.pending(turn, index)
-	if t.opts.Approve == nil {
-		return DecisionRefused, fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", call.Name), ""
+func askPerson(ctx context.Context, approve ApproveFunc, judged policy.Verdict, request ApprovalRequest) (status, reason, by string) {
+	if approve == nil {
+		return DecisionRefused, fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool), ""
 	}
-	event := p.as(EventApprovalAsked)
-	event.Arguments, event.Text, event.Rule = call.Arguments, judged.Reason, judged.Rule
-	t.tell(event)
 	limited, cancel := context.WithTimeout(ctx, judged.Timeout)
 	defer cancel()
-	answer, err := t.opts.Approve(limited, ApprovalRequest{
-		SessionID: t.id, CallID: p.event.CallID, Tool: call.Name, Arguments: call.Arguments, Reason: judged.Reason,
-	})
+	answer, err := approve(limited, request)
 	by = validText(answer.By)
 	switch {
 	case err == nil && answer.Granted:
@@ -171,18 +184,36 @@ func (t *turnRun) askPerson(ctx context.Context, turn *turn, index int, judged p
 	}
 }
 
-// decision is the event of a decision, which is also logged: this is the audit log.
-func (t *turnRun) decision(ctx context.Context, turn *turn, index int, status, rule, reason, by string) *Event {
-	event := t.pending(turn, index).as(EventPolicyDecision)
+// decision is the event of a decision, which is also logged.
+func (t *turnRun) decision(ctx context.Context, p *pendingCall, status, rule, reason, by string) *Event {
+	event := p.as(EventPolicyDecision)
 	event.Status, event.Rule, event.Text, event.By = status, rule, reason, by
+	event.SessionID = t.id
+	audit(ctx, t.logger, &event)
+	return &event
+}
+
+// audit logs a decision. With the journal this is the audit log.
+func audit(ctx context.Context, logger *slog.Logger, e *Event) {
 	level := slog.LevelWarn
-	if status == DecisionApproved {
+	if e.Status == DecisionApproved {
 		level = slog.LevelInfo
 	}
-	t.logger.LogAttrs(ctx, level, "tool call decided by policy",
-		slog.String("session_id", string(t.id)), slog.String("call_id", string(event.CallID)), slog.String("tool", event.Name),
-		slog.String("decision", status), slog.String("rule", rule), slog.String("by", by), slog.Time("at", time.Now().UTC()))
-	return &event
+	logger.LogAttrs(ctx, level, "tool call decided by policy",
+		slog.String("session_id", string(e.SessionID)), slog.String("call_id", string(e.CallID)), slog.String("tool", e.Name),
+		slog.String("decision", e.Status), slog.String("rule", e.Rule), slog.String("by", e.By), slog.Time("at", time.Now().UTC()))
+}
+
+// deniedByRoots returns the rule that a worker found broken, where a path led; "" for
+// every other result.
+func deniedByRoots(r *protocol.Result, plan tools.Plan) string {
+	if r == nil || r.Error == nil || r.Error.Code != protocol.CodePolicyDenied {
+		return ""
+	}
+	if slices.ContainsFunc(plan.Resources, func(u protocol.Use) bool { return u.Access == protocol.Shared }) {
+		return "paths.read"
+	}
+	return "paths.write"
 }
 
 // decided reports whether the journal has a decision about a call of the step.

@@ -83,6 +83,10 @@ type Call struct {
 	MaxAttempts int `json:"max_attempts,omitempty"`
 	// MinLevel is the least sandbox level that may run the call ("" for any).
 	MinLevel string `json:"min_level,omitempty"`
+	// Roots bind payloads about files to places of the workspace, by what paths lead to
+	// once symbolic links are followed; all of them hold. None is no bound. What they do
+	// not allow is rejected with policy_denied.
+	Roots []Roots `json:"roots,omitempty"`
 
 	// IssuedAt is the issuer's clock when the call was made. Deadline is read
 	// relative to it, so that clocks of different machines need not agree.
@@ -101,6 +105,13 @@ type Call struct {
 
 	// Payload is what the worker executes.
 	Payload Payload `json:"-"`
+}
+
+// Roots are places of a workspace: files, and directories with all that is below them, as
+// canonical relative paths; "" is the workspace.
+type Roots struct {
+	Read  []string `json:"read,omitempty"`  // may be read
+	Write []string `json:"write,omitempty"` // may be changed, and read
 }
 
 // Lane is the lane of the call's resources. The call must be valid.

@@ -153,7 +153,7 @@ func sampleCall() *protocol.Call {
 			{Key: "sandbox/s1/a/b.txt", Access: protocol.Shared},
 			{Key: "sandbox/s1/c", Access: protocol.Exclusive},
 		},
-		Delivery: protocol.Rollback, MaxAttempts: 3, MinLevel: "full",
+		Delivery: protocol.Rollback, MaxAttempts: 3, MinLevel: "full", Roots: []protocol.Roots{{Read: []string{"docs"}, Write: []string{"src", "go.mod"}}},
 		IssuedAt: sampleTime(), QueueTimeout: 60_000, RunTimeout: 30_000, Deadline: sampleTime().Add(time.Hour),
 		Payload: protocol.FilesRead{Path: "a/b.txt"},
 	}

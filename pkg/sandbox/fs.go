@@ -60,6 +60,18 @@ type FS interface {
 	// Search finds lines that match a regular expression. Below a directory it
 	// follows no symlinks and enters no ".git".
 	Search(ctx context.Context, req SearchRequest) (SearchResult, error)
+	// Within returns the same operations, bound to some places of the workspace. Each of
+	// roots has to allow what an operation reaches once every symbolic link is followed;
+	// none of them is no bound. What is not allowed is the fault [FaultDenied].
+	Within(roots ...Roots) FS
+}
+
+// Roots are the places of a workspace that file operations may reach: files and
+// directories with all that is below them, as relative paths in canonical form; "" is the
+// workspace. A root that is a symbolic link allows nothing by itself.
+type Roots struct {
+	Read  []string // may be read
+	Write []string // may be changed, and read
 }
 
 // FaultCode says what kind of fault a file operation met, in the words of the wire.
@@ -81,6 +93,7 @@ const (
 	FaultEditNotUnique  FaultCode = "edit_not_unique"
 	FaultFileChanged    FaultCode = "file_changed"
 	FaultFileNotRead    FaultCode = "file_not_read"
+	FaultDenied         FaultCode = "policy_denied"
 	FaultTooLarge       FaultCode = "too_large"
 	FaultCommand        FaultCode = "command_not_found"
 	FaultArguments      FaultCode = "invalid_tool_arguments"

@@ -3,10 +3,12 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"slices"
 )
 
-// FileRequest is the request of one file operation; exactly one field is set.
+// FileRequest is the request of one file operation: beside Roots exactly one field is set.
 type FileRequest struct {
+	Roots     []Roots // see [FS]'s Within
 	Read      *ReadRequest
 	Write     *WriteRequest
 	Edit      *EditRequest
@@ -40,6 +42,9 @@ type FileReply struct {
 func ServeFiles(ctx context.Context, fs FS, req *FileRequest) *FileReply {
 	reply := &FileReply{}
 	var err error
+	if len(req.Roots) > 0 {
+		fs = fs.Within(req.Roots...)
+	}
 	switch {
 	case req.Read != nil:
 		reply.Read, err = serve(ctx, fs.Read, req.Read)
@@ -88,9 +93,16 @@ func serve[Q, R any](ctx context.Context, do func(context.Context, Q) (R, error)
 // an error when that fails or ctx ends, and may run side by side with itself.
 type RemoteFS struct {
 	Do func(ctx context.Context, req *FileRequest) (*FileReply, error)
+
+	roots []Roots
 }
 
 var _ FS = RemoteFS{}
+
+// Within implements [FS].
+func (r RemoteFS) Within(roots ...Roots) FS {
+	return RemoteFS{Do: r.Do, roots: slices.Concat(r.roots, roots)}
+}
 
 // Read implements [FS].
 func (r RemoteFS) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
@@ -148,6 +160,7 @@ func ask[R any](ctx context.Context, r RemoteFS, req *FileRequest, part func(*Fi
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
+	req.Roots = r.roots
 	reply, err := r.Do(ctx, req)
 	if err != nil {
 		return none, err

@@ -142,7 +142,7 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 	require.Contains(t, text(4, 2), "it was ended on request")
 	require.Contains(t, text(5, 0), "There is none that can be continued.")
 
-	outcome, err := f.Call(t.Context(), table, "s", "counter", `{"from":1}`)
+	outcome, err := f.Call(t.Context(), table, "s", "counter", `{"from":1}`, nil)
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeInternal, outcome.Error.Code)
 	require.Contains(t, outcome.Error.Message, "works only there")

@@ -52,12 +52,12 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 	table, err := tools.NewTable(tools.NewRemote[greeting]("greet", "Greet.", shared), older)
 	require.NoError(t, err)
 
-	outcome, err := f.Call(t.Context(), table, "s", "greet", `{"name":"Ada"}`)
+	outcome, err := f.Call(t.Context(), table, "s", "greet", `{"name":"Ada"}`, nil)
 	require.NoError(t, err)
 	require.Nil(t, outcome.Error)
 	require.JSONEq(t, `{"tool":"greet","session":"s","attempt":1,"resources":["shared person/Ada"],"greeting":"hello Ada"}`, outcome.Text)
 
-	outcome, err = f.Call(t.Context(), table, "s", "greet_first", `{"first":"Ada"}`)
+	outcome, err = f.Call(t.Context(), table, "s", "greet_first", `{"first":"Ada"}`, nil)
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeInvalidPayload, outcome.Error.Code)
 	require.Contains(t, outcome.Error.Message, "another version")

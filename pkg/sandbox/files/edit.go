@@ -15,7 +15,7 @@ const maxPlaces = 10
 
 // Edit implements [sandbox.FS].
 func (f *FS) Edit(ctx context.Context, req sandbox.EditRequest) (sandbox.EditResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, writing)
 	if err != nil {
 		return sandbox.EditResult{}, err
 	}

@@ -14,13 +14,14 @@ var _ sandbox.FS = (*FS)(nil)
 // FS is the file operations of one workspace. It is safe for concurrent use.
 type FS struct {
 	root   *os.Root
-	escape error // what root says of a path that leads outside
-	turns  turns // of those who change a file
+	escape error           // what root says of a path that leads outside
+	turns  *turns          // of those who change a file
+	bounds []sandbox.Roots // see Within
 }
 
 // New returns the file operations of root, which the FS then owns.
 func New(root *os.Root) *FS {
-	return &FS{root: root, escape: escapeError(root)}
+	return &FS{root: root, escape: escapeError(root), turns: &turns{}}
 }
 
 // Open returns the file operations of a host directory.

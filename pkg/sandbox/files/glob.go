@@ -16,7 +16,7 @@ import (
 
 // Glob implements [sandbox.FS].
 func (f *FS) Glob(ctx context.Context, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, reading)
 	if err != nil {
 		return sandbox.GlobResult{}, err
 	}
@@ -33,6 +33,9 @@ func (f *FS) Glob(ctx context.Context, req sandbox.GlobRequest) (sandbox.GlobRes
 
 func (f *FS) glob(ctx context.Context, name string, wanted glob, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
 	var result sandbox.GlobResult
+	if err := f.allow(path.Join(name, wanted.base), reading); err != nil { // the base may go through a link
+		return result, err
+	}
 	if info, err := f.root.Stat(name); err != nil {
 		return result, err
 	} else if !info.IsDir() {

@@ -20,7 +20,7 @@ const maxKeys = 500
 
 // ReadJSON implements [sandbox.FS].
 func (f *FS) ReadJSON(ctx context.Context, req sandbox.ReadJSONRequest) (sandbox.ReadJSONResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, reading)
 	if err != nil {
 		return sandbox.ReadJSONResult{}, err
 	}
@@ -69,7 +69,7 @@ func (f *FS) readJSON(ctx context.Context, name, query string) (sandbox.ReadJSON
 
 // WriteJSON implements [sandbox.FS].
 func (f *FS) WriteJSON(ctx context.Context, req sandbox.WriteJSONRequest) (sandbox.WriteResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, writing)
 	if err != nil {
 		return sandbox.WriteResult{}, err
 	}

@@ -18,7 +18,7 @@ const listChunk = sandbox.MaxEntries
 
 // List implements [sandbox.FS].
 func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, reading)
 	if err != nil {
 		return sandbox.ListResult{}, err
 	}
@@ -71,7 +71,7 @@ func (f *FS) openDir(name string) (*os.File, error) {
 
 // Stat implements [sandbox.FS].
 func (f *FS) Stat(ctx context.Context, req sandbox.StatRequest) (sandbox.StatResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reachEntry(req.Path)
 	if err != nil {
 		return sandbox.StatResult{}, err
 	}

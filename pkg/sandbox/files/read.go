@@ -19,7 +19,7 @@ const readChunk = 128 << 10
 
 // Read implements [sandbox.FS].
 func (f *FS) Read(ctx context.Context, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, reading)
 	if err != nil {
 		return sandbox.ReadResult{}, err
 	}

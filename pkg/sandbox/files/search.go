@@ -20,7 +20,7 @@ const checkEvery = 4096
 
 // Search implements [sandbox.FS].
 func (f *FS) Search(ctx context.Context, req sandbox.SearchRequest) (sandbox.SearchResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, reading)
 	if err != nil {
 		return sandbox.SearchResult{}, err
 	}

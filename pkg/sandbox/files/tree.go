@@ -11,7 +11,7 @@ const defaultDepth = 3
 
 // Tree implements [sandbox.FS].
 func (f *FS) Tree(ctx context.Context, req sandbox.TreeRequest) (sandbox.TreeResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, reading)
 	if err != nil {
 		return sandbox.TreeResult{}, err
 	}

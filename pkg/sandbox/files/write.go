@@ -20,7 +20,7 @@ const (
 
 // Write implements [sandbox.FS].
 func (f *FS) Write(ctx context.Context, req sandbox.WriteRequest) (sandbox.WriteResult, error) {
-	name, err := clean(f.root.Name(), req.Path)
+	name, err := f.reach(req.Path, writing)
 	if err != nil {
 		return sandbox.WriteResult{}, err
 	}

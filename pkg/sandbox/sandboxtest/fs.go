@@ -24,6 +24,7 @@ func RunFS(t *testing.T, newFS NewFS) {
 	t.Helper()
 	groups := map[string]map[string]func(*testing.T, *tree){
 		"paths":  pathTests(),
+		"bounds": boundTests(),
 		"read":   readTests(),
 		"write":  writeTests(),
 		"edit":   editTests(),

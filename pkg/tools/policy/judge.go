@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +31,9 @@ type Verdict struct {
 	MinLevel string
 	// Timeout is how long a person is waited for.
 	Timeout time.Duration
+	// Roots bind the call on the worker, for the call's Roots: the rules about paths,
+	// which see here what is written, hold there for what that leads to.
+	Roots []protocol.Roots
 }
 
 // Call is a tool call that waits for a verdict.
@@ -83,7 +87,7 @@ func (v Verdict) And(other Verdict) Verdict {
 	case other.Decision == Ask && (v.Decision != Ask || other.Timeout < v.Timeout):
 		final = other
 	}
-	final.MinLevel = tools.HigherLevel(v.MinLevel, other.MinLevel)
+	final.MinLevel, final.Roots = tools.HigherLevel(v.MinLevel, other.MinLevel), slices.Concat(v.Roots, other.Roots)
 	return final
 }
 
@@ -100,13 +104,18 @@ func compile(p Policy) (compiled, error) {
 }
 
 func (c *compiled) judge(call Call) Verdict {
+	verdict := Verdict{Decision: Allowed}
 	for _, rule := range []func(Call) *Verdict{c.tools, c.commands, c.where, c.count, c.approval} {
 		if v := rule(call); v != nil {
-			v.MinLevel = c.MinLevel
-			return *v
+			verdict = *v
+			break
 		}
 	}
-	return Verdict{Decision: Allowed, MinLevel: c.MinLevel}
+	verdict.MinLevel = c.MinLevel
+	if c.bindsPaths(call.Tool) {
+		verdict.Roots = []protocol.Roots{{Read: c.paths.read, Write: c.paths.write}}
+	}
+	return verdict
 }
 
 func deny(rule, format string, args ...any) *Verdict {
@@ -194,12 +203,15 @@ func (c *compiled) approval(call Call) *Verdict {
 	return nil
 }
 
+// bindsPaths reports whether the rule about paths is for a tool.
+func (c *compiled) bindsPaths(tool string) bool {
+	_, excepted := anyMatches(c.Paths.Except, tool)
+	return c.paths.binds && !excepted
+}
+
 // where judges by the resources of the call in its sandbox.
 func (c *compiled) where(call Call) *Verdict {
-	if !c.paths.binds || call.Plan.Payload == nil {
-		return nil
-	}
-	if _, excepted := anyMatches(c.Paths.Except, call.Tool); excepted {
+	if !c.bindsPaths(call.Tool) || call.Plan.Payload == nil {
 		return nil
 	}
 	if call.Plan.Resources == nil {

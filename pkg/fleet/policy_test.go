@@ -1,0 +1,212 @@
+package fleet_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// bench is a fleet with a worker, a workspace and a log.
+type bench struct {
+	*fleet.Fleet
+
+	t     *testing.T
+	table *tools.Table
+	dir   string
+	log   bytes.Buffer
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{t: t, dir: t.TempDir()}
+	var err error
+	b.table, err = tools.NewTable(toolset.Core()...)
+	require.NoError(t, err)
+	b.Fleet, err = fleet.Connect(t.Context(), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	require.NoError(t, b.StartWorker(t.Context(), &fleet.WorkerOptions{
+		Sandbox: "process", Workspace: func(string) (string, bool) { return b.dir, true },
+	}))
+	return b
+}
+
+func (b *bench) call(options *loop.SingleOptions, tool, arguments string) fleet.Outcome {
+	b.t.Helper()
+	if options.Logger == nil {
+		options.Logger = slog.New(slog.NewTextHandler(&b.log, nil))
+	}
+	outcome, err := b.Call(b.t.Context(), b.table, "s", tool, arguments, options)
+	require.NoError(b.t, err)
+	return outcome
+}
+
+func rules(t *testing.T, text string) *policy.Judge {
+	t.Helper()
+	p, err := policy.Parse("rules", []byte(text))
+	require.NoError(t, err)
+	judge, err := policy.New(p)
+	require.NoError(t, err)
+	return judge
+}
+
+func TestCall_ObeysAPolicy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	judge := rules(t, "tools: {deny: [glob]}\ncommands: {allow: [echo]}\napproval: {tools: [write], timeout: 50ms}\nmax_calls: 1")
+	for _, test := range []struct {
+		tool, arguments string
+		approve         loop.ApproveFunc
+		code            protocol.Code
+		decision        string
+	}{
+		{"glob", `{"pattern":"*"}`, nil, protocol.CodePolicyDenied, "decision=denied rule=tools.deny"},
+		{"bash", `{"command":"echo a; rm x"}`, nil, protocol.CodePolicyDenied, "decision=denied rule=commands.allow"},
+		{"bash", `{"command":"echo a"}`, nil, "", ""},
+		{"write", `{"path":"a","content":""}`, nil, protocol.CodePolicyDenied, "decision=refused rule=approval.tools"},
+		{"write", `{"path":"a","content":""}`, answers(false), protocol.CodePolicyDenied, "decision=refused rule=approval.tools by=ada"},
+		{"write", `{"path":"a","content":""}`, silence, protocol.CodePolicyDenied, "decision=expired rule=approval.tools"},
+		{"write", `{"path":"a","content":""}`, answers(true), "", "decision=approved rule=approval.tools by=ada"},
+		{"nosuch", `{}`, nil, protocol.CodeUnknownTool, ""},
+	} {
+		b.log.Reset()
+		outcome := b.call(&loop.SingleOptions{Policy: judge, Approve: test.approve}, test.tool, test.arguments)
+		if test.code == "" {
+			require.Equal(t, protocol.StatusOK, outcome.Status, outcome.Text)
+			require.NotNil(t, outcome.Result)
+		} else {
+			require.Equal(t, protocol.StatusRejected, outcome.Status)
+			require.Equal(t, test.code, outcome.Error.Code)
+			require.Contains(t, outcome.Text, "[rejected: "+string(test.code)+"]")
+			require.Nil(t, outcome.Result)
+		}
+		require.Contains(t, b.log.String(), test.decision)
+		require.Equal(t, test.decision != "", strings.Contains(b.log.String(), "tool call decided by policy"))
+	}
+}
+
+func answers(granted bool) loop.ApproveFunc {
+	return func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+		return loop.Approval{Granted: granted, By: "ada"}, nil
+	}
+}
+
+func silence(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+	<-ctx.Done()
+	return loop.Approval{}, context.Cause(ctx)
+}
+
+func TestCall_ThatIsStoppedWhileAPersonIsAsked(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ctx, stop := context.WithCancel(t.Context())
+	outcome, err := b.Call(ctx, b.table, "s", "write", `{"path":"a","content":""}`, &loop.SingleOptions{
+		Policy: rules(t, "approval: {tools: [write]}"),
+		Approve: func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+			stop()
+			return silence(ctx, loop.ApprovalRequest{})
+		},
+	})
+	require.NoError(t, err)
+	require.Equal(t, protocol.CodeCancelled, outcome.Error.Code)
+	require.NoFileExists(t, filepath.Join(b.dir, "a"))
+}
+
+// The lexical rule lets src/link through; the worker sees where it leads.
+func TestCall_RootsHoldForWhatPathsLeadTo(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, dir := range []string{"src", "secret"} {
+		require.NoError(t, os.Mkdir(filepath.Join(b.dir, dir), 0o755))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "secret/key"), []byte("42\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "src/own"), []byte("1\n"), 0o600))
+	require.NoError(t, os.Symlink("../secret", filepath.Join(b.dir, "src/link")))
+	options := &loop.SingleOptions{Policy: rules(t, "paths: {read: [src]}")}
+	for tool, arguments := range map[string]string{
+		"read": `{"path":"src/link/key"}`, "write": `{"path":"src/link/key","content":""}`, "list": `{"path":"src/link"}`,
+		"edit": `{"path":"src/link/key","old":"42","new":"43"}`, "multi_edit": `{"path":"src/link/key","edits":[{"old":"42","new":"43"}]}`,
+		"grep": `{"pattern":"4","path":"src/link"}`, "glob": `{"pattern":"link/*","path":"src"}`, "tree": `{"path":"src/link"}`,
+		"exists": `{"path":"src/link/key"}`, "json_read": `{"path":"src/link/key"}`, "json_write": `{"path":"src/link/key","content":1}`,
+	} {
+		b.log.Reset()
+		outcome := b.call(options, tool, arguments)
+		require.Equal(t, protocol.StatusRejected, outcome.Status, tool+outcome.Text)
+		require.Equal(t, protocol.CodePolicyDenied, outcome.Error.Code, tool)
+		require.Contains(t, outcome.Text, "leads to secret", tool)
+		require.Contains(t, outcome.Text, "only these may be: src", tool)
+		require.Contains(t, b.log.String(), "decision=denied rule=paths.")
+	}
+	require.Equal(t, protocol.StatusOK, b.call(options, "read", `{"path":"src/own"}`).Status)
+	content, err := os.ReadFile(filepath.Join(b.dir, "secret/key"))
+	require.NoError(t, err)
+	require.Equal(t, "42\n", string(content))
+	excepted := &loop.SingleOptions{Policy: rules(t, "paths: {read: [src], except: [read]}")}
+	require.Equal(t, protocol.StatusOK, b.call(excepted, "read", `{"path":"src/link/key"}`).Status)
+}
+
+func TestCall_GuardsFiles(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "a"), []byte("1\n"), 0o600))
+	options := &loop.SingleOptions{Guard: protocol.GuardRead}
+	require.Equal(t, protocol.CodeFileNotRead, b.call(options, "write", `{"path":"a","content":"2"}`).Error.Code)
+	require.Equal(t, protocol.StatusOK, b.call(options, "read", `{"path":"a"}`).Status)
+	require.Equal(t, protocol.StatusOK, b.call(options, "write", `{"path":"a","content":"2"}`).Status)
+}
+
+// A denial that only the worker can see is in the journal and the log, and spends nothing.
+func TestRun_ADenialOfTheWorkerIsInTheAuditLog(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.NoError(t, os.MkdirAll(filepath.Join(b.dir, "src"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "key"), []byte("42\n"), 0o600))
+	require.NoError(t, os.Symlink("../key", filepath.Join(b.dir, "src/link")))
+	var seen []string
+	runner, err := b.Runner(&replies{[]string{`{"path":"src/link"}`, `{"path":"src/link"}`, `{"path":"src"}`}}, b.table, &loop.Options{
+		Policy: rules(t, "paths: {read: [src]}\nmax_calls: 1"), Logger: slog.New(slog.NewTextHandler(&b.log, nil)),
+		Observe: func(e loop.Event) {
+			if e.Type == loop.EventPolicyDecision || e.Type == loop.EventToolResult {
+				seen = append(seen, fmt.Sprint(e.Step, " ", e.Type, " ", e.Status, " ", e.Rule))
+			}
+		},
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = runner.Run(ctx, "s", loop.Input{Text: "go"})
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"1 policy_decision denied paths.read", "1 tool_result rejected ",
+		"2 policy_decision denied paths.read", "2 tool_result rejected ",
+		"3 tool_result failed ", // a directory: it was let through, two denials were not counted
+	}, seen)
+	require.Equal(t, 2, strings.Count(b.log.String(), "decision=denied rule=paths.read"))
+}
+
+// replies is a model that reads one path after the other.
+type replies struct{ left []string }
+
+func (r *replies) Reply(context.Context, loop.Request, func(string)) (loop.Reply, error) {
+	if len(r.left) == 0 {
+		return loop.Reply{Text: "done"}, nil
+	}
+	arguments := r.left[0]
+	r.left = r.left[1:]
+	return loop.Reply{ToolCalls: []loop.ToolCall{{ID: "a", Name: "read", Arguments: arguments}}}, nil
+}

@@ -1,0 +1,138 @@
+package loop
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// SingleOptions bind a tool call that belongs to no turn; nil and zero are the documented
+// default.
+type SingleOptions struct {
+	// Guard is what the session must know of a file before the tool may change it; "" is nothing.
+	Guard protocol.Guard
+	// Policy decides whether the call may be made; nil allows every call. Calls before
+	// this one are not known to it, so bounds of their number allow at least one.
+	Policy Policy
+	// Approve asks a person about a call that needs it; nil refuses such calls.
+	Approve ApproveFunc
+	// Logger gets the decisions of the policy, which are in no journal; nil discards them.
+	Logger *slog.Logger
+}
+
+// Single is one tool call that belongs to no turn: there is a call to dispatch, and then
+// [Single.Finish], or there is an outcome already.
+type Single struct {
+	// Call is to be dispatched; nil when the call was refused or has run in place.
+	Call *protocol.Call
+	// Outcome is what became of it; set when Call is nil.
+	Outcome SingleOutcome
+
+	tool   *tools.Tool
+	plan   tools.Plan
+	logger *slog.Logger
+}
+
+// SingleOutcome is what became of one tool call.
+type SingleOutcome struct {
+	Status protocol.Status
+	// Text is what a model would read.
+	Text string
+	// Error is set when, and only when, Status is not ok.
+	Error *protocol.Error
+	// Result is the worker's answer; nil for tools that run in place and for calls
+	// that were refused before they were sent.
+	Result *protocol.Result
+}
+
+// PlanSingle plans one tool call, in the sandbox of a session, has it judged as the
+// calls of a turn are, and runs it when it runs in place. Nothing that a model could write
+// is an error.
+func PlanSingle(
+	ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string, options *SingleOptions,
+) *Single {
+	var o SingleOptions
+	if options != nil {
+		o = *options
+	}
+	s := &Single{logger: o.Logger}
+	if s.logger == nil {
+		s.logger = slog.New(slog.DiscardHandler)
+	}
+	scope := tools.Scope{Session: session, Sandbox: string(session), Guard: o.Guard}
+	var fault *protocol.Error
+	if s.tool, s.plan, fault = table.Plan(scope, tool, arguments); fault != nil {
+		return s.refused(protocol.StatusRejected, fault)
+	}
+	call := protocol.Call{ID: protocol.RandomCallID(), SessionID: session}
+	if s.plan.Inline == nil {
+		if call, fault = s.plan.Call(scope, tools.Place{}, "", tool, time.Now().UTC()); fault != nil {
+			return s.refused(protocol.StatusRejected, fault)
+		}
+	}
+	v, fault := s.judge(ctx, &o, &call, tool, arguments)
+	switch {
+	case fault != nil:
+		return s.refused(protocol.StatusRejected, fault)
+	case s.plan.Inline == nil:
+		v.bind(&call)
+		s.Call = &call
+		return s
+	}
+	text, failure := tools.RunInline(ctx, s.plan)
+	if failure != nil {
+		return s.refused(protocol.StatusFailed, failure)
+	}
+	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: text}
+	return s
+}
+
+func (s *Single) refused(status protocol.Status, fault *protocol.Error) *Single {
+	s.Outcome = SingleOutcome{Status: status, Text: tools.RenderFailure(status, fault), Error: fault}
+	return s
+}
+
+// judge has the policy decide, and a person where it says so.
+func (s *Single) judge(
+	ctx context.Context, o *SingleOptions, call *protocol.Call, tool, arguments string,
+) (v verdict, denied *protocol.Error) {
+	if o.Policy == nil {
+		return v, nil
+	}
+	judged := o.Policy.Judge(policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
+	v = verdict{minLevel: judged.MinLevel, roots: judged.Roots}
+	status, reason, by := DecisionDenied, judged.Reason, ""
+	switch judged.Decision {
+	case policy.Denied:
+	case policy.Ask:
+		status, reason, by = askPerson(ctx, o.Approve, judged, ApprovalRequest{
+			SessionID: call.SessionID, CallID: call.ID, Tool: tool, Arguments: arguments, Reason: judged.Reason,
+		})
+		if status == "" {
+			return v, protocol.Errorf(protocol.CodeCancelled, "The call was stopped before anybody answered whether it may be made.")
+		}
+	default:
+		return v, nil
+	}
+	s.decided(ctx, call, tool, status, judged.Rule, by)
+	if status != DecisionApproved {
+		return v, policyDenied(reason)
+	}
+	return v, nil
+}
+
+func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, status, rule, by string) {
+	audit(ctx, s.logger, &Event{SessionID: call.SessionID, CallID: call.ID, Name: tool, Status: status, Rule: rule, By: by})
+}
+
+// Finish returns the outcome of a call that was dispatched.
+func (s *Single) Finish(ctx context.Context, result *protocol.Result) SingleOutcome {
+	if rule := deniedByRoots(result, s.plan); rule != "" {
+		s.decided(ctx, s.Call, s.Call.Tool, DecisionDenied, rule, "")
+	}
+	return SingleOutcome{Status: result.Status, Text: s.tool.Text(result), Error: result.Error, Result: result}
+}

@@ -1,0 +1,98 @@
+package files
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// use is what an operation does with a place.
+type use int
+
+const (
+	reading use = iota
+	writing
+)
+
+// Within implements [sandbox.FS].
+//
+// A path is resolved, judged, and then used. Whoever could exchange a link in between is
+// a command, and a command is not bound by roots in the first place: no file operation
+// makes a link.
+func (f *FS) Within(roots ...sandbox.Roots) sandbox.FS {
+	bound := *f
+	bound.bounds = slices.Concat(f.bounds, roots)
+	return &bound
+}
+
+// reach is [clean] for a path that is used so; the fault of a place that the FS is not
+// bound to is [sandbox.FaultDenied].
+func (f *FS) reach(p string, as use) (string, error) {
+	name, err := clean(f.root.Name(), p)
+	if err != nil {
+		return "", err
+	}
+	return name, f.allow(name, as)
+}
+
+// reachEntry is reach for reading what is said of a name, and not what a link there leads to.
+func (f *FS) reachEntry(p string) (string, error) {
+	name, err := clean(f.root.Name(), p)
+	if err != nil || len(f.bounds) == 0 || name == "." {
+		return name, err
+	}
+	dir, err := f.resolve(path.Dir(name))
+	if err != nil {
+		return "", f.fault("stat", name, err)
+	}
+	return name, f.judge(name, path.Join(dir, path.Base(name)), reading)
+}
+
+// allow judges a canonical path, which may go through links.
+func (f *FS) allow(name string, as use) error {
+	if len(f.bounds) == 0 {
+		return nil
+	}
+	actual, err := f.resolve(name)
+	if err != nil {
+		return f.fault("open", name, err)
+	}
+	return f.judge(name, actual, as)
+}
+
+// judge judges what a path stands for.
+func (f *FS) judge(name, actual string, as use) error {
+	for _, roots := range f.bounds {
+		allowed, what := roots.Write, "changed"
+		if as == reading {
+			allowed, what = slices.Concat(roots.Read, roots.Write), "read"
+		}
+		if slices.ContainsFunc(allowed, func(root string) bool { return holds(root, actual) }) {
+			continue
+		}
+		leads := ""
+		if actual != name {
+			leads = " leads to " + actual + ", which"
+		}
+		return sandbox.Faultf(sandbox.FaultDenied, "%s%s may not be %s in this session; only these may be: %s.", name, leads, what, listed(allowed))
+	}
+	return nil
+}
+
+// holds reports whether a canonical path is a root or below it.
+func holds(root, name string) bool {
+	return root == "" || root == "." || name == root || strings.HasPrefix(name, root+"/")
+}
+
+func listed(roots []string) string {
+	if len(roots) == 0 {
+		return "none"
+	}
+	texts := make([]string, len(roots))
+	for i, root := range roots {
+		texts[i] = path.Clean(root)
+	}
+	return strings.Join(texts, ", ")
+}
