@@ -197,7 +197,7 @@ func explain(err error) error {
 	}
 	hint := ""
 	switch failed.Step {
-	case "new namespaces":
+	case initd.StepNamespaces:
 		hint = "; the host does not let this user make namespaces (user.max_user_namespaces, AppArmor, or the filter of a container)"
 	case initd.StepTranslate:
 		hint = "; the file system of this directory cannot show files under another owner: run the worker as an ordinary user, or use a directory on ext4, xfs, btrfs or tmpfs"

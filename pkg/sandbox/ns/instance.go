@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -62,7 +63,9 @@ func open(ctx context.Context, config wire.Config) (*instance, error) {
 	switch {
 	case err != nil:
 	case config.Bwrap:
-		i.bwrap, i.process, err = startBwrap(config, theirs)
+		if err = conn.Send(0, wire.KindConfig, config, nil); err == nil { // for the stage before
+			i.bwrap, i.process, err = startBwrap(config, theirs)
+		}
 	default:
 		i.process, err = launchers.launch(config, theirs)
 	}
@@ -106,6 +109,8 @@ func (i *instance) served() error {
 			return m.Decode(&i.ready)
 		case wire.KindFailed:
 			return failed(m)
+		case wire.KindAborted:
+			return aborted(m)
 		default:
 			err = fmt.Errorf("%w: kind %d", wire.ErrMalformed, m.Kind)
 		}
@@ -122,6 +127,15 @@ func failed(m *wire.Message) error {
 		return err
 	}
 	return e
+}
+
+// aborted is the error of a sandbox that has failed before it was a program.
+func aborted(m *wire.Message) error {
+	failed, ok := calls.Failed(m.Body)
+	if !ok {
+		return fmt.Errorf("%w: an abort of %d bytes", wire.ErrMalformed, len(m.Body))
+	}
+	return &startError{wire.Failed{Step: failed.Step, Error: failed.Errno.Error(), Errno: int(failed.Errno)}}
 }
 
 // receive hands out replies until the sandbox is gone.

@@ -5,48 +5,55 @@ package confine
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 )
 
 // lastCap is beyond every capability that there is; the kernel says where they end.
 const lastCap = 63
 
-// DropBounding empties the bounding set, which takes CAP_SETPCAP: it has to come before
-// [DropCaps].
-func DropBounding() error {
-	for c := range uintptr(lastCap) {
-		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
+// AddNoBounding adds to a list what empties the bounding set, which takes CAP_SETPCAP: it has to come before
+// [AddNoCaps]. With fresh the list is for the first process of a new user namespace, whose set is
+// full; otherwise for one whose set is that of this process, of which somebody may have dropped some.
+func AddNoBounding(l *calls.List, fresh bool) {
+	for c := range lastCap {
+		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 {
-			return nil // the first one that does not exist
+			return // the first one that does not exist
 		}
-		if err == nil && has != 0 { // somebody may have dropped it already
-			err = unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		}
-		if err != nil {
-			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
+		if fresh || err != nil || has != 0 {
+			l.Do(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		}
 	}
-	return nil
 }
 
-// DropCaps empties the other four sets of the calling thread.
-func DropCaps() error {
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return fmt.Errorf("clear ambient capabilities: %w", err)
-	}
+// AddNoCaps adds to a list what empties the other four sets of the calling thread.
+func AddNoCaps(l *calls.List) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
-	if err := unix.Capset(&header, &none[0]); err != nil {
-		return fmt.Errorf("drop capabilities: %w", err)
-	}
-	return nil
+	l.Do(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+	l.Do(unix.SYS_CAPSET, unsafe.Pointer(&header), unsafe.Pointer(&none))
 }
 
-// NoNewPrivs makes set-user-ID bits and file capabilities mean nothing.
-func NoNewPrivs() error {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("no_new_privs: %w", err)
+// AddNoNewPrivs adds to a list what makes set-user-ID bits and file capabilities mean nothing.
+func AddNoNewPrivs(l *calls.List) { l.Do(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }
+
+// DropCaps empties the sets of capabilities of the calling thread, but for the bounding set.
+func DropCaps() error { return made("drop capabilities", AddNoCaps) }
+
+// NoNewPrivs makes set-user-ID bits and file capabilities mean nothing to the calling thread.
+func NoNewPrivs() error { return made("no_new_privs", AddNoNewPrivs) }
+
+// made makes what add adds at once.
+func made(step string, add func(*calls.List)) error {
+	var l calls.List
+	l.Step(step)
+	add(&l)
+	if err := l.Make(); err != nil {
+		return fmt.Errorf("confine: %w", err)
 	}
 	return nil
 }

@@ -3,11 +3,11 @@
 package confine
 
 import (
-	"fmt"
-	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 )
 
 // newest is the highest system call number that was looked at. What a newer kernel adds does
@@ -189,11 +189,17 @@ func Seccomp() error { return install(sandboxFilter()) }
 func SeccompReadOnly() error { return install(readOnlyFilter()) }
 
 func install(p program) error {
-	fprog := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]} //nolint:gosec // some hundred
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&fprog)))
-	runtime.KeepAlive(p)
-	if errno != 0 {
-		return fmt.Errorf("seccomp: %w", errno)
-	}
+	return made("seccomp", func(l *calls.List) { p.add(l) })
+}
+
+// add adds to a list what puts the calling thread under the filter.
+func (p program) add(l *calls.List) {
+	fprog := &unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]} //nolint:gosec // some hundred
+	l.Do(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, unsafe.Pointer(fprog))
+}
+
+// AddSeccomp adds to a list what [Seccomp] does.
+func AddSeccomp(l *calls.List) error {
+	sandboxFilter().add(l)
 	return nil
 }

@@ -5,7 +5,12 @@ package confine
 import (
 	"fmt"
 	"runtime"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 )
+
+// AddSeccomp fails: there is no filter for this architecture.
+func AddSeccomp(*calls.List) error { return Seccomp() }
 
 // Seccomp fails: there is no filter for this architecture.
 func Seccomp() error { return fmt.Errorf("seccomp: no filter for %s", runtime.GOARCH) }

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 )
 
 // Access is a set of Landlock's rights to files.
@@ -67,6 +69,8 @@ func (a Access) known(abi int) Access {
 type Rule struct {
 	Path   string
 	Access Access
+	// File says that Path is no directory, for [AddLandlock], which cannot look.
+	File bool
 }
 
 // Landlock leaves the calling thread the rights to files that rules give it and no others. It
@@ -87,11 +91,8 @@ func landlock(handled Access, rules []Rule, scoped bool) error {
 		return errors.New("the kernel has no Landlock")
 	}
 	handled = handled.known(abi)
-	attr := unix.LandlockRulesetAttr{Handled_access_fs: uint64(handled)}
-	if scoped && abi >= abiScope {
-		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
-	}
-	set, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), rulesetSize(abi), 0)
+	attr := ruleset(abi, handled, scoped)
+	set, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(attr)), rulesetSize(abi), 0)
 	if errno != 0 {
 		return fmt.Errorf("landlock: create a ruleset: %w", errno)
 	}
@@ -105,6 +106,33 @@ func landlock(handled Access, rules []Rule, scoped bool) error {
 		return fmt.Errorf("landlock: restrict: %w", errno)
 	}
 	return nil
+}
+
+// AddLandlock adds to a list what [Landlock] does under a kernel with that version of it.
+// Every path has to exist then.
+func AddLandlock(l *calls.List, abi int, rules []Rule, scoped bool) {
+	handled := accessAll.known(abi)
+	set := l.Do(unix.SYS_LANDLOCK_CREATE_RULESET, unsafe.Pointer(ruleset(abi, handled, scoped)), rulesetSize(abi), 0)
+	for _, rule := range rules {
+		access := rule.Access & handled
+		if rule.File {
+			access &= accessFile
+		}
+		attr := &unix.LandlockPathBeneathAttr{Allowed_access: uint64(access)}
+		l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, rule.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		l.Store(&attr.Parent_fd)
+		l.Do(unix.SYS_LANDLOCK_ADD_RULE, set, unix.LANDLOCK_RULE_PATH_BENEATH, unsafe.Pointer(attr), 0)
+	}
+	l.Do(unix.SYS_LANDLOCK_RESTRICT_SELF, set, 0)
+}
+
+// ruleset is the attribute of a set of rules.
+func ruleset(abi int, handled Access, scoped bool) *unix.LandlockRulesetAttr {
+	attr := &unix.LandlockRulesetAttr{Handled_access_fs: uint64(handled)}
+	if scoped && abi >= abiScope {
+		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
+	}
+	return attr
 }
 
 // rulesetSize is how much of the attribute a version knows.

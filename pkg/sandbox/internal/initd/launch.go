@@ -7,16 +7,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strconv"
-	"syscall"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
-// launch starts sandboxes until the worker is gone: each is setup in namespaces of its own, a
+// launch starts sandboxes until the worker is gone: each is a process in namespaces of its own, a
 // child of the worker. It is a process of its own because starting one in a new user
 // namespace copies the page tables of the one that starts it, and those of a worker are big.
 func launch(conn *wire.Conn) error {
@@ -44,7 +46,8 @@ func launch(conn *wire.Conn) error {
 	}
 }
 
-// spawn starts a sandbox with the control socket that came with the request.
+// spawn starts a sandbox with the control socket that came with the request. What fails in its
+// first process is told through that.
 func spawn(m *wire.Message) (int, error) {
 	var config wire.Config
 	if err := m.Decode(&config); err != nil {
@@ -53,52 +56,125 @@ func spawn(m *wire.Message) (int, error) {
 	if m.Kind != wire.KindConfig || len(m.FDs) != 1 {
 		return 0, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
 	}
-	files := []uintptr{0, 1, 2, uintptr(m.FDs[0]), fdImage}
+	from := inherited{control: m.FDs[0]}
 	if config.Privileged {
 		trees, err := openTrees(config)
 		defer closeAll(trees)
 		if err != nil {
 			return 0, err
 		}
-		files = append(files, trees...)
+		from.trees = trees
 	}
-	flags := uintptr(syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC |
-		syscall.CLONE_NEWUTS | unix.CLONE_NEWCGROUP | syscall.CLONE_PARENT)
-	if config.Network != sandbox.NetworkAll {
-		flags |= syscall.CLONE_NEWNET
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return 0, &stepError{step: "pipe", err: err}
 	}
-	attr := &syscall.SysProcAttr{
-		Setsid: true, Cloneflags: flags,
-		UidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostUID, Size: 1}},
-		GidMappings:                []syscall.SysProcIDMap{{ContainerID: User, HostID: config.HostGID, Size: 1}},
-		GidMappingsEnableSetgroups: config.Privileged,
-		// The sandbox's user is not its root: what setup may do has to be handed over.
-		AmbientCaps: []uintptr{
-			unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP,
-			unix.CAP_SYS_CHROOT, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN,
-		},
-	}
-	if seam.clone != nil {
-		seam.clone(config, attr)
-	}
-	pid, err := syscall.ForkExec(Image, //nolint:gosec // the program that this is
-		[]string{Arg0, stageSetup}, &syscall.ProcAttr{Env: []string{OneThread}, Files: files, Sys: attr})
+	defer closeAll(ends[:])
+	from.mapped, from.mapping = ends[0], ends[1]
+	list, err := setup(config, from)
 	if err != nil {
-		return 0, &stepError{step: "new namespaces", err: err}
+		return 0, err
 	}
-	return pid, nil
+	c := clone(config)
+	pid, err := list.Fork(c.flags, from.control, wire.AbortedHead())
+	runtime.KeepAlive(list)
+	if err != nil {
+		return 0, &stepError{step: StepNamespaces, err: err}
+	}
+	if err := c.mapUsers(pid); err != nil {
+		_ = unix.Kill(pid, unix.SIGKILL) // it waits; the worker reaps it when it reads of this
+		return pid, tell(from.control, &stepError{step: StepNamespaces, err: err})
+	}
+	_, err = unix.Write(from.mapping, []byte{0})
+	return pid, err
 }
 
-func closeAll(fds []uintptr) {
+// StepNamespaces is the step that fails on hosts that let this user make no namespaces.
+const StepNamespaces = "new namespaces"
+
+// cloned is how a first process is made.
+type cloned struct {
+	flags      uintptr
+	uids, gids []ids
+	setgroups  bool // it may change its groups
+}
+
+// ids maps a user or a group of a namespace to one of the host.
+type ids struct{ id, host int }
+
+// clone has a process get namespaces of its own. It is a child of the worker.
+func clone(config wire.Config) *cloned {
+	c := &cloned{
+		flags: uintptr(unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
+			unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP | unix.CLONE_PARENT),
+		uids: []ids{{User, config.HostUID}}, gids: []ids{{User, config.HostGID}}, setgroups: config.Privileged,
+	}
+	if config.Network != sandbox.NetworkAll {
+		c.flags |= unix.CLONE_NEWNET
+	}
+	if seam.clone != nil {
+		seam.clone(config, c)
+	}
+	return c
+}
+
+// mapUsers says who the users of a process's namespace are on the host.
+func (c *cloned) mapUsers(pid int) error {
+	if c.flags&unix.CLONE_NEWUSER == 0 {
+		return nil
+	}
+	if !c.setgroups { // who is not privileged may not map groups otherwise
+		if err := writeProc(pid, "setgroups", "deny"); err != nil {
+			return err
+		}
+	}
+	return errors.Join(writeProc(pid, "uid_map", text(c.uids)), writeProc(pid, "gid_map", text(c.gids)))
+}
+
+// text is a map as the kernel reads it.
+func text(all []ids) string {
+	var lines strings.Builder
+	for _, m := range all {
+		fmt.Fprintf(&lines, "%d %d 1\n", m.id, m.host)
+	}
+	return lines.String()
+}
+
+// tell sends a failure to the worker in the name of a sandbox that could not.
+func tell(control int, failed error) error {
+	fd, err := unix.FcntlInt(uintptr(control), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	conn, err := wire.Open(fd)
+	if err != nil {
+		return errors.Join(err, unix.Close(fd))
+	}
+	return errors.Join(conn.Send(0, wire.KindFailed, failure(StageLaunch, failed), nil), conn.Close())
+}
+
+func writeProc(pid int, name, value string) error {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/"+name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	_, err = unix.Write(fd, []byte(value))
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
+		return &os.PathError{Op: "write", Path: name, Err: err}
+	}
+	return nil
+}
+
+func closeAll(fds []int) {
 	for _, fd := range fds {
-		_ = unix.Close(int(fd))
+		_ = unix.Close(fd)
 	}
 }
 
 // openTrees opens what only the worker's user may open or translate: the directories of the
 // sandbox, with its user in the place of their owner, and the mounts. On failure too, what
 // was opened is returned.
-func openTrees(config wire.Config) ([]uintptr, error) {
+func openTrees(config wire.Config) ([]int, error) {
 	owners := -1
 	if config.Map {
 		fd, err := mapping(config)
@@ -108,13 +184,13 @@ func openTrees(config wire.Config) ([]uintptr, error) {
 		defer unix.Close(fd)
 		owners = fd
 	}
-	var trees []uintptr
-	for _, dir := range []string{config.Workspace, config.Home, config.Temp} {
+	var trees []int
+	for _, dir := range directories(config) {
 		tree, err := openTree(dir, 0)
 		if err != nil {
 			return trees, &stepError{step: "open " + dir, err: err}
 		}
-		trees = append(trees, uintptr(tree))
+		trees = append(trees, tree)
 		if owners >= 0 {
 			attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(owners)}
 			if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
@@ -127,7 +203,7 @@ func openTrees(config wire.Config) ([]uintptr, error) {
 		if err != nil {
 			return trees, &stepError{step: "open " + m.Host, err: err}
 		}
-		trees = append(trees, uintptr(tree))
+		trees = append(trees, tree)
 	}
 	return trees, nil
 }
@@ -143,7 +219,14 @@ func openTree(path string, flags uint) (int, error) {
 // mapping returns a user namespace that says who on disk is whom on the host. It is that
 // of a process that does nothing, and lives only until the namespace is open.
 func mapping(config wire.Config) (int, error) {
-	pid, err := idle()
+	var idle calls.List
+	idle.Do(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL))
+	idle.Do(unix.SYS_PPOLL, 0, 0, 0, 0)
+	c := &cloned{
+		flags: unix.CLONE_NEWUSER, setgroups: true,
+		uids: []ids{{config.OwnerUID, config.HostUID}}, gids: []ids{{config.OwnerGID, config.HostGID}},
+	}
+	pid, err := idle.Fork(c.flags, -1, nil)
 	if err != nil {
 		return -1, err
 	}
@@ -151,30 +234,8 @@ func mapping(config wire.Config) (int, error) {
 		_ = unix.Kill(pid, unix.SIGKILL)
 		_, _ = unix.Wait4(pid, nil, 0, nil) // it is ours and dies
 	}()
-	proc := "/proc/" + strconv.Itoa(pid)
-	for name, ids := range map[string][2]int{"uid_map": {config.OwnerUID, config.HostUID}, "gid_map": {config.OwnerGID, config.HostGID}} {
-		if err := os.WriteFile(proc+"/"+name, fmt.Appendf(nil, "%d %d 1\n", ids[0], ids[1]), 0); err != nil {
-			return -1, err
-		}
+	if err := c.mapUsers(pid); err != nil {
+		return -1, err
 	}
-	return unix.Open(proc+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-}
-
-// idle forks a process in a new user namespace that waits for being killed. It is a copy
-// of this one with a single thread, in which the Go runtime does not work: only system
-// calls do.
-//
-//go:norace
-func idle() (int, error) {
-	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	if pid != 0 {
-		return int(pid), nil
-	}
-	_, _, _ = syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
-	for {
-		_, _, _ = syscall.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
-	}
+	return unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -51,137 +54,126 @@ var devices = []string{"null", "zero", "full", "random", "urandom", "tty"} //nol
 
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened
 // before anything is covered, and mounted relative to the new root, which is the working
-// directory.
-func enterRoot(config wire.Config) error {
-	if err := layer(config, "private mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }); err != nil {
+// directory. trees are the directories and mounts if launch has opened them.
+func enterRoot(l *calls.List, config wire.Config, trees []int) error {
+	v := &view{List: l, config: config, links: map[string]string{}, made: map[string]bool{".": true}}
+	layer(l, config, "private mounts", func() { l.Do(unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_PRIVATE, 0) })
+	if err := v.open(trees); err != nil {
 		return err
 	}
-	v, err := openView(config)
-	if err != nil {
-		return err
-	}
-	root, err := newRoot()
-	if err != nil {
-		return &stepError{step: "new root", err: err}
-	}
+	l.Step("new root")
+	l.Do(unix.SYS_MOUNT, "tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m,nr_inodes=1k")
+	l.Do(unix.SYS_CHDIR, "/tmp")
 	for _, s := range []struct {
 		name string
-		run  func() error
+		add  func()
 	}{
 		{"system directories", v.placeSystem},
 		{"settings", v.placeSettings},
-		{"places for mounts", v.placeGuests},
-		{"read-only root", func() error { return seal(root, unix.AT_RECURSIVE) }},
-		{"/proc", func() error {
-			return unix.Mount("proc", "proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+		{"places for devices", v.makeDevices},
+		{"places for mounts", v.makeGuests},
+		{"read-only root", func() {
+			v.set(unix.AT_FDCWD, ".", unix.AT_RECURSIVE, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+		}},
+		{"/proc", func() {
+			l.Do(unix.SYS_MOUNT, "proc", "proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 		}},
 		{"/dev", v.placeDevices},
 		{"directories", v.placeDirectories},
-		{"pivot_root", leave},
+		{"pivot_root", func() {
+			l.Do(unix.SYS_PIVOT_ROOT, ".", ".")
+			l.Do(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+			l.Do(unix.SYS_CHDIR, GuestWorkspace)
+		}},
 	} {
-		if err := layer(config, s.name, s.run); err != nil {
-			return err
-		}
+		layer(l, config, s.name, s.add)
 	}
 	return nil
 }
 
 // tree is something of the host that the sandbox will see.
 type tree struct {
-	fd    int
+	fd    any    // a descriptor, or the result of the call that opens it
 	guest string // relative to the root
 	dir   bool
 }
 
 // view is everything that the sandbox will see.
 type view struct {
+	*calls.List
+
 	config   wire.Config
 	links    map[string]string // of the system directories
 	system   []tree
 	settings []tree
 	devices  []tree
-	dirs     []tree // workspace, home, temp
-	mounts   []tree
+	dirs     []tree          // workspace, home, temp
+	mounts   []tree          // those of the configuration
+	made     map[string]bool // directories that are there already
 }
 
-func openView(config wire.Config) (*view, error) {
-	v := &view{config: config, links: map[string]string{}}
+func (v *view) open(trees []int) error {
 	for _, name := range System {
 		if link, err := os.Readlink("/" + name); err == nil {
 			v.links[name] = link
-			continue
-		}
-		if err := v.open(&v.system, "/"+name, name); err != nil {
-			return nil, err
+		} else if err := v.openSome(&v.system, "/"+name, name); err != nil {
+			return err
 		}
 	}
-	for _, name := range SettingsOf(config) {
-		if err := v.open(&v.settings, "/etc/"+name, "etc/"+name); err != nil {
-			return nil, err
+	for _, name := range SettingsOf(v.config) {
+		if err := v.openSome(&v.settings, "/etc/"+name, "etc/"+name); err != nil {
+			return err
 		}
 	}
 	for _, name := range devices {
-		if err := v.open(&v.devices, "/dev/"+name, "dev/"+name); err != nil {
-			return nil, err
-		}
-	}
-	return v, v.openDirectories()
-}
-
-// openDirectories opens the directories and mounts, unless launch did.
-func (v *view) openDirectories() error {
-	dirs := []struct{ host, guest string }{
-		{v.config.Workspace, GuestWorkspace}, {v.config.Home, GuestHome}, {v.config.Temp, GuestTemp},
-	}
-	if v.config.Privileged {
-		fd := fdMounts
-		for _, d := range dirs {
-			v.dirs = append(v.dirs, tree{fd: fd, guest: d.guest[1:], dir: true})
-			fd++
-		}
-		for _, m := range v.config.Mounts {
-			if err := v.add(&v.mounts, fd, Guest(m)[1:]); err != nil {
-				return err
-			}
-			fd++
-		}
-		return nil
-	}
-	for _, d := range dirs {
-		if err := v.open(&v.dirs, d.host, d.guest[1:]); err != nil {
+		if err := v.openSome(&v.devices, "/dev/"+name, "dev/"+name); err != nil {
 			return err
 		}
+	}
+	for i, host := range directories(v.config) {
+		t := tree{guest: [...]string{GuestWorkspace, GuestHome, GuestTemp}[i][1:], dir: true}
+		v.take(&v.dirs, &trees, host, t)
 	}
 	for _, m := range v.config.Mounts {
-		if err := v.open(&v.mounts, m.Host, Guest(m)[1:]); err != nil {
-			return err
-		}
-	}
-	if want := len(dirs) + len(v.config.Mounts); len(v.dirs)+len(v.mounts) != want {
-		return &stepError{step: "open directories", err: fs.ErrNotExist}
+		v.take(&v.mounts, &trees, m.Host, tree{guest: Guest(m)[1:], dir: isDir(m.Host)})
 	}
 	return nil
 }
 
-// open opens a path of the host, if it exists.
-func (v *view) open(list *[]tree, host, guest string) error {
-	fd, err := openTree(host, unix.AT_RECURSIVE)
+// directories are the host's that are the sandbox's own.
+func directories(config wire.Config) []string {
+	return []string{config.Workspace, config.Home, config.Temp}
+}
+
+// isDir reports whether a path is a directory; what is not there is found out when it is opened.
+func isDir(host string) bool {
+	info, err := os.Stat(host)
+	return err != nil || info.IsDir()
+}
+
+// openSome opens a path of the host, if it exists.
+func (v *view) openSome(list *[]tree, host, guest string) error {
+	var stat unix.Stat_t
+	err := unix.Stat(host, &stat)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return &stepError{step: "open " + host, err: err}
 	}
-	return v.add(list, fd, guest)
+	v.take(list, new([]int), host, tree{guest: guest, dir: stat.Mode&unix.S_IFMT == unix.S_IFDIR})
+	return nil
 }
 
-func (v *view) add(list *[]tree, fd int, guest string) error {
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return &stepError{step: "look at /" + guest, err: err}
+// take adds a tree: the next one that is open already, or what a path of the host names.
+func (v *view) take(list *[]tree, trees *[]int, host string, t tree) {
+	if len(*trees) > 0 {
+		t.fd, *trees = (*trees)[0], (*trees)[1:]
+	} else {
+		v.Step("open " + host)
+		t.fd = v.Do(unix.SYS_OPEN_TREE, unix.AT_FDCWD, host, unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	}
-	*list = append(*list, tree{fd: fd, guest: guest, dir: stat.Mode&unix.S_IFMT == unix.S_IFDIR})
-	return nil
+	*list = append(*list, t)
 }
 
 // Guest is where a mount appears.
@@ -192,80 +184,53 @@ func Guest(m sandbox.Mount) string {
 	return filepath.Clean(m.Guest)
 }
 
-// newRoot covers a directory with an empty file system, goes there, and returns it.
-func newRoot() (int, error) {
-	config, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("fsopen: %w", err)
-	}
-	defer unix.Close(config)
-	for key, value := range map[string]string{"mode": "0755", "size": "1m", "nr_inodes": "1k"} {
-		if err := unix.FsconfigSetString(config, key, value); err != nil {
-			return -1, fmt.Errorf("fsconfig %s: %w", key, err)
-		}
-	}
-	if err := unix.FsconfigCreate(config); err != nil {
-		return -1, fmt.Errorf("fsconfig: %w", err)
-	}
-	root, err := unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-	if err != nil {
-		return -1, fmt.Errorf("fsmount: %w", err)
-	}
-	if err := unix.MoveMount(root, "", unix.AT_FDCWD, "/tmp", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return -1, fmt.Errorf("move_mount: %w", err)
-	}
-	return root, unix.Fchdir(root)
+// set sets attributes of a mount.
+func (v *view) set(fd any, at string, flags uint32, attributes uint64) {
+	attr := &unix.MountAttr{Attr_set: attributes}
+	v.Do(unix.SYS_MOUNT_SETATTR, fd, at, flags, unsafe.Pointer(attr), unsafe.Sizeof(*attr))
 }
 
-// seal makes a mount read-only.
-func seal(fd int, flags uint) error {
-	return unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|flags,
-		&unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV})
+// mkdir makes a directory and those above it. What is there stays.
+func (v *view) mkdir(dir string) {
+	if v.made[dir] {
+		return
+	}
+	v.mkdir(path.Dir(dir))
+	v.made[dir] = true
+	v.Do(unix.SYS_MKDIRAT, unix.AT_FDCWD, dir, 0o755)
+	v.Pass(unix.EEXIST)
 }
 
 // makePlace makes what a tree is mounted on.
-func makePlace(t tree) error {
-	dir := t.guest
-	if !t.dir {
-		dir = filepath.Dir(dir)
+func (v *view) makePlace(t tree) {
+	if t.dir {
+		v.mkdir(t.guest)
+		return
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil || t.dir { //nolint:gosec // for everybody in the sandbox
-		return err
-	}
-	file, err := os.OpenFile(t.guest, os.O_CREATE|os.O_RDONLY, 0o444) //nolint:gosec // as above
-	if err != nil {
-		return err
-	}
-	return file.Close()
+	v.mkdir(path.Dir(t.guest))
+	v.Do(unix.SYS_MKNODAT, unix.AT_FDCWD, t.guest, unix.S_IFREG|0o444, 0)
+	v.Pass(unix.EEXIST)
 }
 
-func attach(t tree) error {
-	err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.guest, unix.MOVE_MOUNT_F_EMPTY_PATH)
-	if err != nil {
-		return fmt.Errorf("/%s: %w", t.guest, err)
-	}
-	return nil
+func (v *view) attach(t tree) {
+	v.Do(unix.SYS_MOVE_MOUNT, t.fd, "", unix.AT_FDCWD, t.guest, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-func place(trees []tree) error {
+func (v *view) place(what string, trees []tree) {
 	for _, t := range trees {
-		if err := makePlace(t); err != nil {
-			return err
-		}
-		if err := attach(t); err != nil {
-			return err
-		}
+		v.Step(what + " /" + t.guest)
+		v.makePlace(t)
+		v.attach(t)
 	}
-	return nil
 }
 
-func (v *view) placeSystem() error {
+func (v *view) symlink(to, name string) { v.Do(unix.SYS_SYMLINKAT, to, unix.AT_FDCWD, name) }
+
+func (v *view) placeSystem() {
 	for name, link := range v.links {
-		if err := os.Symlink(link, name); err != nil {
-			return err
-		}
+		v.symlink(link, name)
 	}
-	return place(v.system)
+	v.place("system directory", v.system)
 }
 
 // Made are the files of /etc that are made for a sandbox, and their content.
@@ -281,94 +246,63 @@ func Made(config wire.Config) map[string]string {
 	return made
 }
 
-func (v *view) placeSettings() error {
-	if err := os.Mkdir("etc", 0o755); err != nil { //nolint:gosec // as above
-		return err
-	}
+func (v *view) placeSettings() {
+	v.mkdir("etc")
 	for name, content := range Made(v.config) {
-		if err := os.WriteFile("etc/"+name, []byte(content), 0o444); err != nil { //nolint:gosec // for everybody in the sandbox
-			return err
-		}
+		file := v.Do(unix.SYS_OPENAT, unix.AT_FDCWD, "etc/"+name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o444)
+		v.Do(unix.SYS_WRITE, file, []byte(content), len(content))
+		v.Do(unix.SYS_CLOSE, file) // nothing becomes read-only while it is written
 	}
-	return place(v.settings)
+	v.place("setting", v.settings)
 }
 
-// placeGuests makes the places of what is mounted once the root is read-only.
-func (v *view) placeGuests() error {
-	for _, dir := range []string{"proc", "dev", "run", "var/tmp", "root"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as above
-			return err
-		}
-	}
-	for _, t := range slices.Concat(v.dirs, v.mounts) {
-		if err := makePlace(t); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// placeDevices makes a /dev of harmless devices. Terminals and shared memory are the
+// makeDevices makes the places of a /dev of harmless devices. Terminals and shared memory are the
 // sandbox's own.
-func (v *view) placeDevices() error {
-	flags := uintptr(unix.MS_NOSUID | unix.MS_NOEXEC)
-	if err := unix.Mount("tmpfs", "dev", "tmpfs", flags, "mode=0755,size=64k"); err != nil {
-		return err
-	}
-	if err := place(v.devices); err != nil {
-		return err
-	}
+func (v *view) makeDevices() {
+	v.mkdir("dev/pts")
+	v.mkdir("dev/shm")
 	for name, link := range map[string]string{
 		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx",
 	} {
-		if err := os.Symlink(link, "dev/"+name); err != nil {
-			return err
-		}
+		v.symlink(link, "dev/"+name)
 	}
-	if err := errors.Join(os.Mkdir("dev/pts", 0o755), os.Mkdir("dev/shm", 0o755)); err != nil { //nolint:gosec // as above
-		return err
+	for _, t := range v.devices {
+		v.makePlace(t)
 	}
-	if err := unix.Mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620"); err != nil {
-		return fmt.Errorf("devpts: %w", err)
-	}
-	if err := unix.Mount("tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", ShmSize)); err != nil {
-		return fmt.Errorf("shm: %w", err)
-	}
-	return unix.MountSetattr(unix.AT_FDCWD, "dev", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
-func (v *view) placeDirectories() error {
-	for _, t := range v.dirs {
-		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
-		if err := unix.MountSetattr(t.fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-			return fmt.Errorf("/%s: %w", t.guest, err)
-		}
-		if err := attach(t); err != nil {
-			return err
-		}
+// makeGuests makes the places of what is mounted once the root is read-only.
+func (v *view) makeGuests() {
+	for _, dir := range []string{"proc", "run", "var/tmp", "root"} {
+		v.mkdir(dir)
 	}
-	for i, t := range v.mounts {
-		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
-		if !v.config.Mounts[i].Write {
-			attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
-		}
-		if err := unix.MountSetattr(t.fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-			return fmt.Errorf("/%s: %w", t.guest, err)
-		}
-		if err := attach(t); err != nil {
-			return err
-		}
+	for _, t := range slices.Concat(v.dirs, v.mounts) {
+		v.Step("place for /" + t.guest)
+		v.makePlace(t)
 	}
-	return nil
 }
 
-// leave makes the working directory the root and lets go of the host's.
-func leave() error {
-	if err := unix.PivotRoot(".", "."); err != nil {
-		return err
+// placeDevices fills /dev. It is part of the read-only root, in which no device would work; those
+// that are mounted there do.
+func (v *view) placeDevices() {
+	for _, t := range v.devices {
+		v.attach(t)
 	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("unmount the old root: %w", err)
+	const flags = unix.MS_NOSUID | unix.MS_NOEXEC
+	v.Step("/dev/pts")
+	v.Do(unix.SYS_MOUNT, "devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
+	v.Step("/dev/shm")
+	v.Do(unix.SYS_MOUNT, "tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", ShmSize))
+}
+
+func (v *view) placeDirectories() {
+	for i, t := range slices.Concat(v.dirs, v.mounts) {
+		attributes := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
+		if i >= len(v.dirs) && !v.config.Mounts[i-len(v.dirs)].Write {
+			attributes |= unix.MOUNT_ATTR_RDONLY
+		}
+		v.Step("mount /" + t.guest)
+		v.set(t.fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attributes)
+		v.attach(t)
 	}
-	return os.Chdir(GuestWorkspace)
 }

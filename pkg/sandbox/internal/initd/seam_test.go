@@ -3,15 +3,13 @@
 package initd
 
 import (
-	"errors"
-	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -23,11 +21,11 @@ type Fault struct {
 	Bwrap, OnlyBwrap bool
 
 	without uintptr // namespaces
-	attr    func(*syscall.SysProcAttr)
+	attr    func(*cloned)
 	skip    string // a step that is left out
 	also    string // another one
 	step    string // a step that is done in another way
-	instead func(really func() error) error
+	instead func(l *calls.List, really func())
 }
 
 // faultPrefix begins the name of a workspace whose sandbox has a fault.
@@ -36,13 +34,27 @@ const faultPrefix = "fault-"
 // FaultDir is the name of the workspace of a sandbox with that fault.
 func FaultDir(name string) string { return faultPrefix + strings.ReplaceAll(name, " ", "-") }
 
-// then does f after a step.
-func then(f func() error) func(func() error) error {
-	return func(really func() error) error {
-		if err := really(); err != nil {
-			return err
-		}
-		return f()
+// then makes a call after a step.
+func then(number uintptr, args ...any) func(*calls.List, func()) {
+	return func(l *calls.List, really func()) {
+		really()
+		l.Do(number, args...)
+	}
+}
+
+// tmpfs mounts something after a step.
+func tmpfs(at string, flags uintptr) func(*calls.List, func()) {
+	return then(unix.SYS_MOUNT, "tmpfs", at, "tmpfs", flags, 0)
+}
+
+// ambient gives a capability to the program that is executed.
+func ambient(capability int) func(*calls.List, func()) {
+	return func(l *calls.List, really func()) {
+		really()
+		header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		sets := &[2]unix.CapUserData{{Effective: ^uint32(0), Permitted: ^uint32(0), Inheritable: 1 << capability}, {Effective: 1, Permitted: 1}}
+		l.Do(unix.SYS_CAPSET, unsafe.Pointer(header), unsafe.Pointer(sets))
+		l.Do(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, capability, 0, 0)
 	}
 }
 
@@ -50,9 +62,7 @@ func then(f func() error) func(func() error) error {
 var Faults = map[string]Fault{
 	// Namespaces.
 	// Without a user namespace nobody but root can make the others, and it has no rights in them as the sandbox's user.
-	"no user namespace": {Root: true, without: unix.CLONE_NEWUSER, Want: "host name: operation not permitted", attr: func(a *syscall.SysProcAttr) {
-		a.UidMappings, a.GidMappings = nil, nil
-	}},
+	"no user namespace":    {Root: true, without: unix.CLONE_NEWUSER, Want: "host name: operation not permitted"},
 	"no mount namespace":   {without: unix.CLONE_NEWNS, Want: "private mounts"},
 	"no process namespace": {without: unix.CLONE_NEWPID, Want: "/proc"},
 	"no network namespace": {without: unix.CLONE_NEWNET, skip: "loopback", Want: "the net namespace is the worker's"},
@@ -60,75 +70,51 @@ var Faults = map[string]Fault{
 	"no name namespace":    {without: unix.CLONE_NEWUTS, skip: "host name", Want: "the uts namespace is the worker's"},
 	"no cgroup namespace":  {without: unix.CLONE_NEWCGROUP, Want: "the cgroup namespace is the worker's"},
 	// Users.
-	"a group of the worker": {Root: true, step: "user", Want: "groups are [1000], must be none", instead: then(func() error {
-		group := uint32(User)
-		if _, _, errno := syscall.RawSyscall(unix.SYS_SETGROUPS, 1, uintptr(unsafe.Pointer(&group)), 0); errno != 0 {
-			return errno
-		}
-		return nil
-	})},
-	"two users": {Root: true, Want: "uid_map is", attr: func(a *syscall.SysProcAttr) {
-		a.UidMappings = append(a.UidMappings, syscall.SysProcIDMap{ContainerID: 0, HostID: 1, Size: 1})
-	}},
-	"two groups": {Root: true, Want: "gid_map is", attr: func(a *syscall.SysProcAttr) {
-		a.GidMappings = append(a.GidMappings, syscall.SysProcIDMap{ContainerID: 0, HostID: 1, Size: 1})
-	}},
+	"a group of the worker": {Root: true, step: "user", Want: "groups are [1000], must be none", instead: then(unix.SYS_SETGROUPS, 1, unsafe.Pointer(&[]uint32{User}[0]))},
+	"two users":             {Root: true, Want: "uid_map is", attr: func(c *cloned) { c.uids = append(c.uids, ids{0, 1}) }},
+	"two groups":            {Root: true, Want: "gid_map is", attr: func(c *cloned) { c.gids = append(c.gids, ids{0, 1}) }},
 	// Mounts.
-	"shared mounts": {Want: "is not private: shared:", step: "pivot_root", instead: then(func() error {
-		return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "")
-	})},
+	"shared mounts":               {Want: "is not private: shared:", step: "pivot_root", instead: then(unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_SHARED, 0)},
 	"root that can be written to": {skip: "read-only root", Want: "can be written to"},
-	"the host's root kept": {step: "pivot_root", Want: "the host's root is still there", instead: func(func() error) error {
-		return errors.Join(unix.PivotRoot(".", "."), os.Chdir(GuestWorkspace))
+	"the host's root kept": {step: "pivot_root", Want: "the host's root is still there", instead: func(l *calls.List, _ func()) {
+		l.Do(unix.SYS_PIVOT_ROOT, ".", ".")
+		l.Do(unix.SYS_CHDIR, GuestWorkspace)
 	}},
-	"one more mount": {step: "directories", Want: "mount /run was not asked for", instead: then(func() error {
-		return unix.Mount("tmpfs", "run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY, "")
-	})},
-	"set-user-ID programs": {step: "directories", Want: "mount /tmp has set-user-ID programs or devices", instead: then(func() error {
-		return unix.Mount("tmpfs", "tmp", "tmpfs", unix.MS_NODEV, "")
-	})},
-	"devices": {step: "directories", Want: "mount /workspace has set-user-ID programs or devices", instead: then(func() error {
-		return unix.Mount("tmpfs", "workspace", "tmpfs", unix.MS_NOSUID, "")
-	})},
+	"one more mount":       {step: "directories", Want: "mount /run was not asked for", instead: tmpfs("run", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY)},
+	"set-user-ID programs": {step: "directories", Want: "mount /tmp has set-user-ID programs or devices", instead: tmpfs("tmp", unix.MS_NODEV)},
+	"devices":              {step: "directories", Want: "mount /workspace has set-user-ID programs or devices", instead: tmpfs("workspace", unix.MS_NOSUID)},
 	// Rights.
-	"bounding set kept": {skip: "bounding set", Want: "CapBnd is"},
-	"capabilities kept": {skip: "capabilities", Want: "CapEff is"},
-	"one capability": {step: "capabilities", Want: "CapPrm is", instead: func(func() error) error {
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		one := [2]unix.CapUserData{{Permitted: 1 << unix.CAP_NET_ADMIN, Inheritable: 1 << unix.CAP_NET_ADMIN}}
-		return errors.Join(unix.Capset(&header, &one[0]), unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, unix.CAP_NET_ADMIN, 0, 0))
-	}},
+	"bounding set kept":       {skip: "bounding set", Want: "CapBnd is"},
+	"capabilities kept":       {step: "user", skip: "capabilities", Want: "CapEff is", instead: ambient(unix.CAP_SYS_ADMIN)},
+	"one capability":          {step: "user", skip: "capabilities", Want: "CapPrm is", instead: ambient(unix.CAP_NET_ADMIN)},
 	"new privileges possible": {skip: "no_new_privs", also: "capabilities", Want: "NoNewPrivs is"},
 	"no Landlock":             {Bwrap: true, skip: "Landlock", Want: "self-test: device file"},
 	"no seccomp":              {Bwrap: true, skip: "seccomp", Want: "Seccomp is"},
 	"core files":              {Bwrap: true, skip: "resource limits", Want: "core files"},
-	"a descriptor more": {Bwrap: true, step: "exec", Want: "is /usr", instead: func(really func() error) error {
-		if _, err := unix.Open("/usr", unix.O_RDONLY, 0); err != nil {
-			return err
-		}
-		return really()
+	"a descriptor more": {Bwrap: true, step: "exec", Want: "is /usr", instead: func(l *calls.List, really func()) {
+		l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, "/usr", unix.O_RDONLY, 0)
+		really()
 	}},
-	"file of bubblewrap's errors":         {Bwrap: true, OnlyBwrap: true, skip: "standard errors", Want: "descriptor 2 is"},
-	"directories of the worker kept open": {Root: true, skip: "close descriptors", Want: "self-test: descriptors"},
+	"file of bubblewrap's errors": {Bwrap: true, OnlyBwrap: true, skip: "standard errors", Want: "descriptor 2 is"},
+	"the program kept open":       {step: "close descriptors", Want: "self-test: descriptors", instead: then(unix.SYS_DUP, fdImage)},
 }
 
 // A sandbox's first process is this test's program too.
 func init() { //nolint:gochecknoinits // as above
-	seam.clone = func(config wire.Config, attr *syscall.SysProcAttr) {
+	seam.clone = func(config wire.Config, c *cloned) {
 		f := faultOf(config)
-		attr.Cloneflags &^= f.without
+		c.flags &^= f.without
 		if f.attr != nil {
-			f.attr(attr)
+			f.attr(c)
 		}
 	}
-	seam.step = func(config wire.Config, name string, really func() error) error {
+	seam.step = func(l *calls.List, config wire.Config, name string, really func()) {
 		switch f := faultOf(config); name {
 		case f.skip, f.also:
-			return nil
 		case f.step:
-			return f.instead(really)
+			f.instead(l, really)
 		default:
-			return really()
+			really()
 		}
 	}
 }

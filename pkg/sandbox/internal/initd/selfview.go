@@ -26,7 +26,7 @@ const (
 )
 
 // testView looks at what the sandbox sees of the host, once all of it is made: its
-// namespaces, its users and its mounts. It needs the configuration, which serve does not have.
+// namespaces, its users and its mounts.
 func testView(config wire.Config) error {
 	return errors.Join(testNamespaces(config), testUsers(config), testMounts(config))
 }

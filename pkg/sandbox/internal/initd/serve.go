@@ -51,9 +51,21 @@ func serve(conn *wire.Conn) error {
 	if err := step("not dumpable", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }); err != nil {
 		return err
 	}
+	config, err := receiveConfig(conn)
+	if err != nil {
+		return err
+	}
+	if err := step("self-test: view", func() error { return testView(config) }); err != nil {
+		return err
+	}
 	abi := confine.LandlockABI()
 	if err := selfTest(abi > 0); err != nil {
 		return err
+	}
+	if config.Network == sandbox.NetworkProxy {
+		if err := step("listener of the proxy", func() error { return sendListener(conn) }); err != nil {
+			return err
+		}
 	}
 	opened, err := files.Open(GuestWorkspace)
 	if err != nil {
@@ -88,6 +100,26 @@ func serve(conn *wire.Conn) error {
 			s.handle(m, &request)
 		}()
 	}
+}
+
+// ProxyPort is where a sandbox's proxy listens on its loopback, the usual port of one.
+const ProxyPort = 3128
+
+// sendListener gives the worker a listener that only this sandbox reaches: it is made in the
+// sandbox's network, and served from without.
+func sendListener(conn *wire.Conn) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: ProxyPort, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		return err
+	}
+	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+		return err
+	}
+	return conn.Send(0, wire.KindListener, nil, nil, fd)
 }
 
 // prepare makes this process fit for commands, while the worker prepares the first one.

@@ -3,14 +3,14 @@
 package initd
 
 import (
-	"errors"
-	"fmt"
+	"encoding/binary"
 	"runtime"
-	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -21,158 +21,116 @@ const HostName = "sandbox"
 // spareProcesses is how many processes and threads the first process itself may need.
 const spareProcesses = 32
 
-// setup makes the sandbox around itself and replaces itself by serve. It works on one
-// thread: what that gives up, the program that replaces it does not have either.
-func setup(conn *wire.Conn) error {
-	runtime.LockOSThread()
-	config, err := receiveConfig(conn)
-	if err != nil {
-		return err
-	}
-	if err := layer(config, "user", func() error { return becomeUser(config.Privileged) }); err != nil {
-		return err
-	}
-	if err := layer(config, "close descriptors", func() error {
-		return unix.CloseRange(fdMounts, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) // what launch has opened is used before the exec
-	}); err != nil {
-		return err
-	}
-	if err := layer(config, "host name", func() error { return unix.Sethostname([]byte(HostName)) }); err != nil {
-		return err
-	}
+// inherited are descriptors of the launcher that a new process uses.
+type inherited struct {
+	control int // the sandbox's end of its control socket
+	mapped  int // has a byte to read when its users are mapped
+	mapping int // the other end of that
+	trees   []int
+}
+
+// setup is what a process in new namespaces does to be the first process of a sandbox: it
+// makes the sandbox around itself, gives up every right, and executes serve.
+func setup(config wire.Config, from inherited) (*calls.List, error) {
+	l := &calls.List{}
+	l.Step("first process")
+	l.Do(unix.SYS_CLOSE, from.mapping)
+	l.Do(unix.SYS_READ, from.mapped, make([]byte, 1), 1)
+	l.Do(unix.SYS_SETSID)
+	l.Do(unix.SYS_DUP3, from.control, fdControl, 0)
+	layer(l, config, "user", func() { becomeUser(l, config.Privileged) })
+	layer(l, config, "close descriptors", func() { closeOnExec(l) }) // what launch has opened is used before
+	layer(l, config, "host name", func() { l.Do(unix.SYS_SETHOSTNAME, []byte(HostName), len(HostName)) })
 	if config.Network != sandbox.NetworkAll {
-		if err := layer(config, "loopback", loopback); err != nil {
-			return err
-		}
+		layer(l, config, "loopback", func() { loopback(l) })
 	}
-	if config.Network == sandbox.NetworkProxy {
-		if err := step("listener of the proxy", func() error { return sendListener(conn) }); err != nil {
-			return err
-		}
+	if err := enterRoot(l, config, from.trees); err != nil {
+		return nil, err
 	}
-	if err := enterRoot(config); err != nil {
-		return err
-	}
-	return lockDown(config)
+	return l, lockDown(l, config)
 }
 
 // shut is what is left of setup when another program, bwrap, has made the namespaces and the
 // root, and has this one as its first process.
 func shut(conn *wire.Conn) error {
-	runtime.LockOSThread()
+	runtime.LockOSThread() // what it gives up, the program that replaces this one does not have either
 	config, err := receiveConfig(conn)
 	if err != nil {
 		return err
 	}
-	if err := layer(config, "close descriptors", func() error { return unix.CloseRange(fdMounts, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) }); err != nil {
+	l := &calls.List{}
+	layer(l, config, "close descriptors", func() { closeOnExec(l) })
+	layer(l, config, "standard errors", func() { quiet(l) })
+	if err := lockDown(l, config); err != nil {
 		return err
 	}
-	if err := layer(config, "standard errors", quiet); err != nil {
-		return err
-	}
-	if config.Network == sandbox.NetworkProxy {
-		if err := step("listener of the proxy", func() error { return sendListener(conn) }); err != nil {
-			return err
-		}
-	}
-	return lockDown(config)
+	return l.Make()
 }
 
 // quiet closes the file into which bubblewrap writes its errors, which is the worker's.
-func quiet() error {
-	null, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
+func quiet(l *calls.List) {
+	null := l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, "/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	l.Do(unix.SYS_DUP3, null, 2, 0)
+}
+
+// closeOnExec ends the life of descriptors that serve must not have.
+func closeOnExec(l *calls.List) {
+	l.Do(unix.SYS_CLOSE_RANGE, fdImage, ^uint32(0), unix.CLOSE_RANGE_CLOEXEC)
+}
+
+// becomeUser makes the process the sandbox's user. Nobody else exists in its namespace, not
+// even to own files. It keeps its capabilities.
+func becomeUser(l *calls.List, privileged bool) {
+	if privileged {
+		l.Do(unix.SYS_SETGROUPS, 0, 0)
 	}
-	defer unix.Close(null)
-	return unix.Dup3(null, 2, 0)
+	l.Do(unix.SYS_SETRESGID, User, User, User)
+	l.Do(unix.SYS_SETRESUID, User, User, User)
 }
 
 // loopback brings the interface lo up.
-func loopback() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	request, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
-}
-
-// ProxyPort is where a sandbox's proxy listens on its loopback, the usual port of one.
-const ProxyPort = 3128
-
-// sendListener gives the worker a listener that only this sandbox reaches: it is made in the
-// sandbox's network, and served from without.
-func sendListener(conn *wire.Conn) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: ProxyPort, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		return err
-	}
-	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
-		return err
-	}
-	return conn.Send(0, wire.KindListener, nil, nil, fd)
+func loopback(l *calls.List) {
+	request := make([]byte, 40) // struct ifreq
+	copy(request, "lo")
+	binary.NativeEndian.PutUint16(request[unix.IFNAMSIZ:], unix.IFF_UP|unix.IFF_RUNNING)
+	socket := l.Do(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	l.Do(unix.SYS_IOCTL, socket, unix.SIOCSIFFLAGS, request)
 }
 
 // lockDown gives up every right, in an order in which each step may still be done.
-func lockDown(config wire.Config) error {
-	if err := layer(config, "resource limits", func() error {
-		processes := config.Processes + spareProcesses
-		return errors.Join(
-			unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: confine.NoCore, Max: confine.NoCore}),
-			unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: processes, Max: processes}),
-		)
-	}); err != nil {
-		return err
-	}
-	if err := layer(config, "bounding set", confine.DropBounding); err != nil {
-		return err
-	}
-	if err := layer(config, "capabilities", confine.DropCaps); err != nil {
-		return err
-	}
-	if err := layer(config, "no_new_privs", confine.NoNewPrivs); err != nil {
-		return err
-	}
-	if config.Landlock {
-		if err := layer(config, "Landlock", func() error { return confine.Landlock(rules(config), true) }); err != nil {
-			return err
+func lockDown(l *calls.List, config wire.Config) error {
+	layer(l, config, "resource limits", func() {
+		for _, limit := range []struct{ resource, value uint64 }{
+			{unix.RLIMIT_CORE, confine.NoCore}, {unix.RLIMIT_NPROC, config.Processes + spareProcesses},
+		} {
+			l.Do(unix.SYS_PRLIMIT64, 0, limit.resource, unsafe.Pointer(&unix.Rlimit{Cur: limit.value, Max: limit.value}), 0)
 		}
+	})
+	layer(l, config, "bounding set", func() { confine.AddNoBounding(l, !config.Bwrap) })
+	layer(l, config, "capabilities", func() { confine.AddNoCaps(l) })
+	layer(l, config, "no_new_privs", func() { confine.AddNoNewPrivs(l) })
+	if config.Landlock {
+		layer(l, config, "Landlock", func() { confine.AddLandlock(l, confine.LandlockABI(), rules(config), true) })
 	}
-	if err := layer(config, "seccomp", confine.Seccomp); err != nil {
-		return err
+	var err error
+	layer(l, config, "seccomp", func() { err = confine.AddSeccomp(l) })
+	if err != nil {
+		return &stepError{step: "seccomp", err: err}
 	}
-	if err := layer(config, "self-test: view", func() error { return testView(config) }); err != nil {
-		return err
-	}
-	unix.CloseOnExec(fdImage)
-	return layer(config, "exec", func() error { return unix.Exec(Image, []string{Arg0, stageServe}, []string{twoThreads}) })
+	layer(l, config, "exec", func() {
+		l.RestoreSignals()
+		l.Do(unix.SYS_EXECVE, Image, list(Arg0, stageServe), list(twoThreads))
+	})
+	return nil
 }
 
-// becomeUser makes this thread, and so what it executes, the sandbox's user. Nobody else
-// exists in its namespace, not even to own files. It keeps its capabilities.
-func becomeUser(privileged bool) error {
-	if privileged {
-		if _, _, errno := syscall.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
-			return fmt.Errorf("drop groups: %w", errno)
-		}
+// list is a list of strings as exec(2) takes it.
+func list(texts ...string) unsafe.Pointer {
+	pointers := make([]*byte, len(texts)+1)
+	for i, text := range texts {
+		pointers[i] = &append([]byte(text), 0)[0]
 	}
-	if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESGID, User, User, User); errno != 0 {
-		return fmt.Errorf("group: %w", errno)
-	}
-	if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, User, User, User); errno != 0 {
-		return fmt.Errorf("user: %w", errno)
-	}
-	return nil
+	return unsafe.Pointer(unsafe.SliceData(pointers))
 }
 
 // rules repeat in Landlock's terms what the mounts say already.
@@ -189,7 +147,7 @@ func rules(config wire.Config) []confine.Rule {
 	}
 	for _, m := range config.Mounts {
 		if m.Write {
-			r = append(r, confine.Rule{Path: Guest(m), Access: all})
+			r = append(r, confine.Rule{Path: Guest(m), Access: all, File: !isDir(m.Host)})
 		}
 	}
 	return r

@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -17,8 +18,7 @@ const Arg0 = "toolfleet-sandbox"
 // The stages, the second word of the command line.
 const (
 	StageLaunch = "launch"
-	StageShut   = "shut" // setup in namespaces that somebody else has made
-	stageSetup  = "setup"
+	StageShut   = "shut" // what comes after namespaces that somebody else has made
 	stageServe  = "serve"
 )
 
@@ -26,7 +26,6 @@ const (
 const (
 	fdControl = 3
 	fdImage   = 4
-	fdMounts  = 5
 )
 
 // Environments of the stages: few threads, which start faster and can be counted.
@@ -59,22 +58,22 @@ func step(name string, f func() error) error {
 	return nil
 }
 
-// layer runs a step on which what a sandbox promises rests. The tests of this package break
+// layer adds a step on which what a sandbox promises rests. The tests of this package break
 // such steps, by seam.
-func layer(config wire.Config, name string, f func() error) error {
-	return step(name, func() error {
-		if seam.step != nil {
-			return seam.step(config, name, f)
-		}
-		return f()
-	})
+func layer(l *calls.List, config wire.Config, name string, add func()) {
+	l.Step(name)
+	if seam.step != nil {
+		seam.step(l, config, name, add)
+		return
+	}
+	add()
 }
 
 // seam is how the tests of this package make sandboxes from which something is missing, to see
 // that those do not serve. Nothing but their code can set it; in a program it is empty.
 var seam struct { //nolint:gochecknoglobals // as above
-	step  func(config wire.Config, name string, f func() error) error
-	clone func(config wire.Config, attr *syscall.SysProcAttr)
+	step  func(l *calls.List, config wire.Config, name string, add func())
+	clone func(config wire.Config, c *cloned)
 }
 
 // Main runs the stage that args ask for and never returns.
@@ -93,8 +92,6 @@ func run(args []string) int {
 	switch args[1] {
 	case StageLaunch:
 		err = launch(conn)
-	case stageSetup:
-		err = setup(conn)
 	case StageShut:
 		err = shut(conn)
 	case stageServe:
@@ -115,13 +112,16 @@ func failure(stage string, err error) wire.Failed {
 	if s, ok := errors.AsType[*stepError](err); ok {
 		failed.Step, failed.Error = s.step, s.err.Error()
 	}
+	if c, ok := errors.AsType[*calls.Error](err); ok {
+		failed.Step, failed.Error = c.Step, c.Errno.Error()
+	}
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		failed.Errno = int(errno)
 	}
 	return failed
 }
 
-// receiveConfig returns the configuration, the first message of a worker to a new sandbox.
+// receiveConfig returns the configuration, the first message of a worker to a stage of a sandbox.
 func receiveConfig(conn *wire.Conn) (config wire.Config, err error) {
 	m, err := conn.Receive()
 	if err != nil {

@@ -10,14 +10,22 @@ import (
 
 // What is said while a sandbox starts.
 const (
-	// KindConfig is a Config: the first message to a sandbox, and to the launcher with its
-	// end of the control socket. The launcher answers by KindLaunched or KindFailed.
+	// KindConfig is a Config: the first message to each stage of a sandbox, and to the launcher
+	// with the sandbox's end of the control socket. The launcher answers by KindLaunched or KindFailed.
 	KindConfig   Kind = iota + 1
 	KindLaunched      // Launched
 	KindReady         // Ready, of the sandbox
 	KindFailed        // Failed, of either
 	KindListener      // a descriptor: a listener on the sandbox's loopback
+	KindAborted       // of a sandbox that is no program yet: AbortedHead, and what calls.Failed reads
 )
+
+// AbortedHead is the start of a message of KindAborted, which is of one frame.
+func AbortedHead() []byte {
+	head := make([]byte, headerSize)
+	head[8] = byte(KindAborted)
+	return head
+}
 
 // What a worker asks. Answers have the id and the kind of their requests.
 const (

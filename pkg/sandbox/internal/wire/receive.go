@@ -37,7 +37,9 @@ func (c *Conn) receiveFrame() (n int, fds []int, err error) {
 	err = raw.Read(func(fd uintptr) bool {
 		for {
 			n, oobn, flags, _, recvErr = unix.Recvmsg(int(fd), c.received, c.oob, unix.MSG_CMSG_CLOEXEC)
-			if !errors.Is(recvErr, unix.EINTR) {
+			// Of one that has ended without reading everything the kernel tells that first, once; what it
+			// has said comes after that.
+			if !errors.Is(recvErr, unix.EINTR) && !errors.Is(recvErr, unix.ECONNRESET) {
 				return !errors.Is(recvErr, unix.EAGAIN)
 			}
 		}
@@ -45,7 +47,7 @@ func (c *Conn) receiveFrame() (n int, fds []int, err error) {
 	switch {
 	case err != nil:
 		return 0, nil, err
-	case errors.Is(recvErr, unix.ECONNRESET), recvErr == nil && n == 0:
+	case recvErr == nil && n == 0:
 		return 0, nil, io.EOF
 	case recvErr != nil:
 		return 0, nil, recvErr
