@@ -5,16 +5,16 @@
 //	                   │      the sandbox will see
 //	                   │ clone: new user, mount, process, network, IPC, host name namespaces
 //	                   ▼
-//	                 setup    PID 1; builds its own root and leaves the old one;
-//	                   │      gives up every right that it can give up
+//	                 setup    PID 1; a copy of launch that makes a list of system calls: builds its
+//	                   │      own root and leaves the old one; gives up every right that it can give up
 //	                   │ exec, so that every thread is restricted
 //	                   ▼
 //	                 serve    tests itself; answers requests until the worker is gone
 //
 // Where the host lets nobody but bwrap make namespaces, that does what launch does and the
-// first half of setup, and the stage is called shut.
+// first half of setup; the other half is then a stage that is called shut.
 //
-// The stages are one binary, see [Main]. It is started from a sealed memory file: what
+// The stages, but for setup, are one binary, see [Main]. It is started from a sealed memory file: what
 // runs as the sandbox's first process is no file of the host, and needs none to be
 // reachable. Its environment says how many threads it may use and
 // nothing else, and it has these descriptors: 0 to 2 are nothing,
