@@ -23,7 +23,7 @@ func (b *bench) openNeighbour(t *testing.T, d sandbox.Driver) {
 	n.Abstract = n.Marker
 	workspace := directory(t)
 	install(t, b.program, workspace+"/probe")
-	s := b.openAt(t, d, "neighbour", workspace)
+	s := b.openAt(t, d, "neighbour", workspace, sandbox.Network{})
 	ctx, cancel := context.WithCancel(t.Context())
 	lines, done := make(chan string, 16), make(chan struct{})
 	go func() {

@@ -20,6 +20,8 @@ type Options struct {
 	Known map[string]Outcome
 	// AsRoot are probes of Gaps that are contained when the worker is root.
 	AsRoot []string
+	// Network makes the network of the sandbox under test; nil is none.
+	Network func(t *testing.T) sandbox.Network
 	// NotAsRoot leaves out the arm as root.
 	NotAsRoot bool
 }

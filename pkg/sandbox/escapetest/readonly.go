@@ -31,6 +31,7 @@ func (b *bench) checkReadOnly(t *testing.T) {
 	dir := filepath.Join(b.workspace, canary.ReadOnlyDir)
 	names := probes.ReadOnlyNames()
 	contained, dead := 0, 0
+	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		works := names[name] && (name != "read-only/bind" || b.options.Gaps["use/unix-server"] == "")
 		if works && b.readOnlyProbe(t, dir, name, false).changed == "" {
@@ -48,8 +49,9 @@ func (b *bench) checkReadOnly(t *testing.T) {
 		default:
 			contained++
 		}
-		t.Logf("%-12s %-28s %s", found.verdict.Outcome, name, found.verdict.Detail)
+		fmt.Fprintf(&text, "%-12s %-28s %s\n", found.verdict.Outcome, name, found.verdict.Detail)
 	}
+	t.Logf("\n%s", text.String())
 	t.Logf("read-only commands: %d probes, %d contained, %d dead", len(names), contained, dead)
 }
 

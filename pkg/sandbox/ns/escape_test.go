@@ -15,6 +15,37 @@ func TestEscape_NothingGetsOut(t *testing.T) { //nolint:paralleltest // its arms
 	escapetest.Run(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return ns.New(nil) }, Known: known()})
 }
 
+// TestEscape_WithAProxy is the same in a sandbox that may reach listed hosts: what is not listed
+// is as far away as without any network.
+func TestEscape_WithAProxy(t *testing.T) { //nolint:paralleltest // as above
+	escapetest.Run(t, escapetest.Options{
+		New: func(*testing.T) sandbox.Driver { return ns.New(nil) }, Known: known(),
+		Network: func(t *testing.T) sandbox.Network {
+			t.Helper()
+			return sandbox.Network{Mode: sandbox.NetworkProxy, Serve: serveList(t, "example.com")}
+		},
+	})
+}
+
+// TestEscape_WithTheWholeNetwork is the same in a sandbox that has the host's network. It reaches
+// what the host reaches, the host itself too: that is what was asked for. Everything else holds.
+func TestEscape_WithTheWholeNetwork(t *testing.T) { //nolint:paralleltest // as above
+	gaps := map[string]escapetest.Outcome{
+		"network/tcp": escapetest.Escape, "network/tcp-zero": escapetest.Escape, "network/tcp-mapped": escapetest.Escape,
+		"network/tcp-fast-open": escapetest.Escape, "network/udp": escapetest.Escape, "network/tcp6": escapetest.Escape,
+		"network/sockets-listed": escapetest.Leak, "secret/sockets": escapetest.Leak,
+	}
+	onThisHost := known() // what depends on where it is
+	for _, name := range []string{"tcp-outside", "tcp6-outside", "metadata", "udp-outside", "udp6-outside", "udp-mapped", "mptcp"} {
+		onThisHost["network/"+name] = escapetest.Escape
+	}
+	onThisHost["network/interfaces"] = escapetest.Leak
+	escapetest.Run(t, escapetest.Options{
+		New: func(*testing.T) sandbox.Driver { return ns.New(nil) }, Known: onThisHost, Gaps: gaps,
+		Network: func(*testing.T) sandbox.Network { return sandbox.Network{Mode: sandbox.NetworkAll} },
+	})
+}
+
 // known is the leak that is accepted: the kernel shows where the directories of a sandbox are
 // on the host's file system.
 func known() map[string]escapetest.Outcome {
