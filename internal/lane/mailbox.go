@@ -36,7 +36,8 @@ type mailbox struct {
 	hash   protocol.LaneHash
 	cursor uint64 // the next sequence to read; what is before it was read, and never comes again
 	// fromStart says that nothing before cursor should be stored any more. Finding
-	// the first message is then cheaper than finding one from cursor on.
+	// the first message is then cheaper than finding one from cursor on. It holds for one read:
+	// what that finds is before the next.
 	fromStart bool
 	empty     bool // the stream had nothing at cursor or after it, and whatever comes is told
 
@@ -145,6 +146,7 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 // read asks the stream for the next message.
 func (m *mailbox) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 	if m.fromStart {
+		m.fromStart = false
 		msg, err := m.store.next(ctx, m.filter(), 0)
 		if err != nil || msg == nil || msg.Sequence >= m.cursor {
 			return msg, err
