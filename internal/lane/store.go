@@ -101,6 +101,9 @@ func readAck(body []byte) (uint64, refused, error) {
 			return seq, accepted, nil
 		}
 	}
+	if bytes.Contains(body, []byte(`"err_code":10077,"description":"maximum messages per subject exceeded"`)) {
+		return 0, occupied, nil // the usual refusal
+	}
 	var answer struct {
 		Error *jetstream.APIError `json:"error"`
 	}

@@ -36,7 +36,7 @@ func EncodeApproval(a Approval) ([]byte, error) {
 // DecodeApproval reads what [EncodeApproval] wrote. Errors wrap [ErrInvalidApproval].
 func DecodeApproval(body []byte) (Approval, error) {
 	var wire wireApproval
-	if err := json.Unmarshal(body, &wire); err != nil {
+	if err := unmarshal(body, &wire); err != nil {
 		return Approval{}, fmt.Errorf("%w: %w", ErrInvalidApproval, err)
 	}
 	if wire.Type != typeApproval {

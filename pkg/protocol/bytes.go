@@ -46,14 +46,14 @@ func (b Bytes) readable() bool {
 func (b *Bytes) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
 		var s string
-		if err := json.Unmarshal(data, &s); err != nil {
+		if err := unmarshal(data, &s); err != nil {
 			return err
 		}
 		*b = Bytes(s)
 		return nil
 	}
 	var raw base64Bytes
-	if err := json.Unmarshal(data, &raw); err != nil {
+	if err := unmarshal(data, &raw); err != nil {
 		return err
 	}
 	if raw.Base64 == nil {

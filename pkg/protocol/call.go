@@ -203,7 +203,7 @@ type wireCall struct {
 	Version int    `json:"version"`
 	callFields
 
-	Payload json.RawMessage `json:"payload"`
+	Payload json.RawMessage `json:"payload,omitempty"`
 }
 
 const typeCall = "call"
@@ -215,14 +215,14 @@ func EncodeCall(c *Call) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
 	}
-	return json.Marshal(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
+	return withField(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c)}, "payload", payload)
 }
 
 // DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
 // whose ids could be read is returned beside the error, so that it can be answered.
 func DecodeCall(body []byte) (*Call, error) {
 	var wire wireCall
-	if err := json.Unmarshal(body, &wire); err != nil {
+	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidCall, err)
 	}
 	if wire.Type != typeCall {

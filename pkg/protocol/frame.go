@@ -51,7 +51,7 @@ func EncodeFrame(f *Frame) ([]byte, error) {
 // fine: whoever looks at frames skips those. Errors wrap [ErrInvalidFrame].
 func DecodeFrame(body []byte) (*Frame, error) {
 	var wire wireFrame
-	if err := json.Unmarshal(body, &wire); err != nil {
+	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
 	}
 	if wire.Type != typeFrame {

@@ -110,7 +110,7 @@ func EncodePayload(p Payload) (json.RawMessage, error) {
 		return nil, errors.New("payload is nil")
 	}
 	if unknown, ok := p.(UnknownPayload); ok {
-		return unknown.Raw, nil
+		return compact(unknown.Raw)
 	}
 	return encodeTyped(p.Kind(), p)
 }
@@ -160,7 +160,7 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 
 func decodeAs[T Payload](kind Kind, raw json.RawMessage) (Payload, error) {
 	var p T
-	if err := json.Unmarshal(raw, &p); err != nil {
+	if err := unmarshal(raw, &p); err != nil {
 		return nil, fmt.Errorf("%s: %w", kind, err)
 	}
 	return p, nil
@@ -177,7 +177,7 @@ func kindOf(raw json.RawMessage) (Kind, error) {
 	var head struct {
 		Type Kind `json:"type"`
 	}
-	if err := json.Unmarshal(raw, &head); err != nil {
+	if err := unmarshal(raw, &head); err != nil {
 		return "", err
 	}
 	if head.Type == "" {

@@ -157,7 +157,7 @@ func EncodeResult(r *Result) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
 		}
-		wire.Value = value
+		return withField(wire, "value", value)
 	}
 	return json.Marshal(wire)
 }
@@ -165,7 +165,7 @@ func EncodeResult(r *Result) ([]byte, error) {
 // DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
 func DecodeResult(body []byte) (*Result, error) {
 	var wire wireResult
-	if err := json.Unmarshal(body, &wire); err != nil {
+	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
 	}
 	if wire.Type != typeResult {

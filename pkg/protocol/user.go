@@ -44,7 +44,7 @@ func NewUserPayload(kind Kind, arguments json.RawMessage) (UnknownPayload, error
 // Arguments returns what was given to [NewUserPayload]; nil when there is nothing.
 func (u UnknownPayload) Arguments() (json.RawMessage, error) {
 	var body userBody
-	if err := json.Unmarshal(u.Raw, &body); err != nil {
+	if err := unmarshal(u.Raw, &body); err != nil {
 		return nil, fmt.Errorf("%s: %w", u.Name, err)
 	}
 	return body.Arguments, nil
@@ -60,7 +60,7 @@ func NewUserValue(kind Kind, output json.RawMessage) (UnknownValue, error) {
 // Output returns what was given to [NewUserValue]; nil when there is nothing.
 func (u UnknownValue) Output() (json.RawMessage, error) {
 	var body userBody
-	if err := json.Unmarshal(u.Raw, &body); err != nil {
+	if err := unmarshal(u.Raw, &body); err != nil {
 		return nil, fmt.Errorf("%s: %w", u.Name, err)
 	}
 	return body.Output, nil

@@ -81,7 +81,7 @@ func EncodeValue(v Value) (json.RawMessage, error) {
 		return nil, errors.New("value is nil")
 	}
 	if unknown, ok := v.(UnknownValue); ok {
-		return unknown.Raw, nil
+		return compact(unknown.Raw)
 	}
 	return encodeTyped(v.ValueKind(), v)
 }
@@ -131,7 +131,7 @@ func DecodeValue(raw json.RawMessage) (Value, error) {
 
 func decodeValueAs[T Value](kind Kind, raw json.RawMessage) (Value, error) {
 	var v T
-	if err := json.Unmarshal(raw, &v); err != nil {
+	if err := unmarshal(raw, &v); err != nil {
 		return nil, fmt.Errorf("%s: %w", kind, err)
 	}
 	return v, nil

@@ -54,7 +54,7 @@ func EncodeWorkerInfo(w *WorkerInfo) ([]byte, error) {
 // DecodeWorkerInfo reads what [EncodeWorkerInfo] wrote. Errors wrap [ErrInvalidWorkerInfo].
 func DecodeWorkerInfo(body []byte) (*WorkerInfo, error) {
 	var wire wireWorkerInfo
-	if err := json.Unmarshal(body, &wire); err != nil {
+	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidWorkerInfo, err)
 	}
 	if wire.Type != typeWorkerInfo || wire.WorkerID == "" {
