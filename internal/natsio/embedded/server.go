@@ -26,6 +26,7 @@ import (
 
 const (
 	readyTimeout = 20 * time.Second
+	dialTimeout  = 5 * time.Second
 	// maxPayload is above NATS's default of 1 MiB, so that a big file fits in one message.
 	maxPayload = 8 << 20
 	// maxPending is what a slow reader may fall behind before it is cut off.
@@ -178,13 +179,22 @@ func (s *Server) URL() string {
 // CredentialFile is the file with the token that they need; "" when the server does not listen.
 func (s *Server) CredentialFile() string { return s.file }
 
-// Options make a connection of this process, which needs no listener.
+// Options make a connection of this process, whatever address is named beside them. It needs no
+// listener. Where there is one it is used, because a socket takes many messages at once, and
+// the pipe inside a process hands each of them over: under load that costs a seventh of all time.
 func (s *Server) Options() []nats.Option {
-	options := []nats.Option{nats.InProcessServer(s.server)}
-	if s.token != "" {
-		options = append(options, nats.Token(s.token))
+	if s.file == "" {
+		return []nats.Option{nats.InProcessServer(s.server)}
 	}
-	return options
+	return []nats.Option{nats.SetCustomDialer(listener{s.server.Addr().String()}), nats.Token(s.token)}
+}
+
+// listener dials one address, whichever is asked for.
+type listener struct{ address string }
+
+// Dial implements [nats.CustomDialer].
+func (l listener) Dial(network, _ string) (net.Conn, error) {
+	return net.DialTimeout(network, l.address, dialTimeout) //nolint:noctx // the interface has no context
 }
 
 // Close stops the server and returns when it is down.

@@ -106,7 +106,7 @@ func TestServer_RefusesOthers(t *testing.T) {
 		_, err := natsio.Connect(t.Context(), server.URL(), natsio.ConnectOptions{Name: "test", Creds: creds})
 		require.ErrorIs(t, err, nats.ErrAuthorization, name)
 	}
-	require.Equal(t, nats.CONNECTED, connect(t, "", "", server.Options()...).Status(), "in-process connections bring the token")
+	require.Equal(t, nats.CONNECTED, connect(t, "", "", server.Options()...).Status(), "connections of this process bring the token")
 }
 
 func TestServer_ListenAddresses(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 // Link is the network between a connection and its server. It is safe for concurrent use.
 type Link struct {
-	server nats.InProcessConnProvider
+	dial func() (net.Conn, error) // to the server
 
 	deaf atomic.Bool
 
@@ -46,7 +46,10 @@ func newLink(options []nats.Option) *Link {
 			panic(err) // the server's own options
 		}
 	}
-	return &Link{server: o.InProcessServer}
+	if o.InProcessServer != nil {
+		return &Link{dial: o.InProcessServer.InProcessConn}
+	}
+	return &Link{dial: func() (net.Conn, error) { return o.CustomDialer.Dial("tcp", "") }}
 }
 
 var errCut = errors.New("the link is cut")
@@ -58,7 +61,7 @@ func (l *Link) InProcessConn() (net.Conn, error) {
 	if l.cut {
 		return nil, errCut
 	}
-	made, err := l.server.InProcessConn()
+	made, err := l.dial()
 	if err != nil {
 		return nil, err
 	}
