@@ -267,12 +267,24 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 // found there again after a crash has its result stored.
 func (l *held) removeEntry(e *entry) {
 	for _, seq := range e.ownMarks {
-		l.holder.remover.remove(l, seq)
+		l.removeSoon(seq)
 	}
 	if !e.inline {
-		l.holder.remover.remove(l, e.seq)
+		l.removeSoon(e.seq)
 	}
 	if stored, packed := e.call.Payload.(protocol.Stored); packed {
 		l.holder.store.blobs.remove(l.ctx, stored)
 	}
+}
+
+// removeSoon deletes a settled entry without waiting. One whose deletion was not
+// confirmed is deleted once more before the lane is released.
+func (l *held) removeSoon(seq uint64) {
+	l.unconfirmed(seq)
+	// Without a connection it stays unconfirmed.
+	_, _ = l.holder.store.replies.ask(l.holder.store.deletion(seq), func(answer *nats.Msg) {
+		if deleteFault(answer.Data) == nil {
+			l.confirmed(seq)
+		}
+	})
 }

@@ -100,12 +100,13 @@ func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
 func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
 	f.t.Helper()
 	var result *protocol.Result
+	var fault error // a busy machine may be slow to answer
 	require.Eventually(f.t, func() bool {
 		r, err := p.Result(f.t.Context(), c.SessionID, c.ID)
-		require.NoError(f.t, err)
-		result = r
-		return r != nil
-	}, 20*time.Second, 2*time.Millisecond, "no result for call %s", c.ID)
+		result, fault = r, err
+		return err == nil && r != nil
+	}, 90*time.Second, 2*time.Millisecond, "no result for call %s", c.ID)
+	require.NoError(f.t, fault)
 	p.Finished(c)
 	return result
 }

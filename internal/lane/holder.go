@@ -3,7 +3,6 @@ package lane
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -110,7 +109,6 @@ type Holder struct {
 	executor Executor
 	slots    *slots
 	puller   *puller
-	remover  *remover
 	alarms   *alarms
 	clock    clock
 	lease    time.Duration // AckWait
@@ -142,8 +140,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	h := &Holder{
 		options: o, store: s, executor: executor, lease: lease,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
-		recent: map[protocol.LaneHash]time.Time{}, remover: newRemover(s),
-		alarms: newAlarms(s, o.Pool),
+		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool),
 	}
 	h.books.meet(nc.ConnectedServerId(), time.Now())
 	h.slots = newSlots(o.Slots, h.room)
@@ -192,11 +189,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 			return nil
 		}
 	}
-	confirmations, err := h.remover.listen()
-	if err != nil {
-		return fmt.Errorf("listen to removals: %w", err)
-	}
-	defer func() { _ = confirmations.Unsubscribe() }() // fails only when the connection is closed
+	defer h.store.replies.close()
 	defer h.alarms.close()
 	if err := h.alarms.tend(ctx); err != nil {
 		h.options.Logger.DebugContext(ctx, "every call is looked for", slog.Any("error", err)) // until the next try
@@ -353,7 +346,6 @@ func (h *Holder) forget(l *held) {
 	}
 	h.recent[l.hash] = time.Now()
 	h.mu.Unlock()
-	h.remover.forget(l)
 	close(l.gone)
 }
 

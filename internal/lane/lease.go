@@ -2,8 +2,6 @@ package lane
 
 import (
 	"context"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -109,9 +107,7 @@ func (l *held) assure() bool {
 	}
 	for l.alive() {
 		sent := time.Now()
-		ctx, cancel := context.WithTimeout(l.ctx, l.lease.length/12)
-		_, err := l.holder.store.nc.RequestWithContext(ctx, l.ack, []byte(inProgress))
-		cancel()
+		_, err := l.holder.store.replies.request(l.ctx, l.lease.length/12, l.renewal())
 		if err == nil {
 			l.lease.confirm(sent)
 			return true
@@ -121,18 +117,22 @@ func (l *held) assure() bool {
 	return false
 }
 
-// inProgress is JetStream's acknowledgement that renews a message's AckWait.
-const inProgress = "+WPI"
+// renewal asks for the message's AckWait to begin anew.
+func (l *held) renewal() *nats.Msg { return &nats.Msg{Subject: l.ack, Data: []byte("+WPI")} }
+
+// renew sends a renewal; the answer confirms it. Without a connection nothing is sent,
+// nothing confirmed, and the trusted time runs out.
+func (l *held) renew(now time.Time) {
+	_, _ = l.holder.store.replies.ask(l.renewal(), func(answer *nats.Msg) {
+		if !nobodyAnswers(answer) {
+			l.lease.confirm(now)
+		}
+	})
+}
 
 // keepLeases renews the leases of all held lanes, and aborts those that are not
 // trusted any more, until ctx ends.
 func (h *Holder) keepLeases(ctx context.Context) {
-	inbox := h.store.nc.NewInbox()
-	keeper := &leaseKeeper{inbox: inbox, sent: map[uint64]renewal{}}
-	subscription, err := h.store.nc.Subscribe(inbox+".*", keeper.answered)
-	if err == nil {
-		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
-	}
 	ticker := time.NewTicker(max(h.lease/keeperTicks, time.Millisecond))
 	defer ticker.Stop()
 	clockDue := time.Now().Add(clockPeriod)
@@ -147,10 +147,9 @@ func (h *Holder) keepLeases(ctx context.Context) {
 			if !l.lease.trusted(now) {
 				l.abort(ErrLost)
 			} else if l.lease.due(now) {
-				keeper.renew(h.store.nc, l, now)
+				l.renew(now)
 			}
 		})
-		keeper.expire(now.Add(-h.lease))
 		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
 		if now.After(clockDue) {
 			_ = h.clock.sync(ctx, h.store.calls) // the old offset is good enough
@@ -164,56 +163,3 @@ const (
 	keeperTicks = 12
 	clockPeriod = 30 * time.Second
 )
-
-// leaseKeeper matches the answers to renewals with the leases that they confirm.
-type leaseKeeper struct {
-	inbox string
-
-	mu   sync.Mutex
-	next uint64
-	sent map[uint64]renewal
-}
-
-type renewal struct {
-	lease *lease
-	at    time.Time
-}
-
-// renew sends a renewal; the answer confirms it.
-func (k *leaseKeeper) renew(nc *nats.Conn, l *held, now time.Time) {
-	k.mu.Lock()
-	k.next++
-	id := k.next
-	k.sent[id] = renewal{lease: &l.lease, at: now}
-	k.mu.Unlock()
-	// Without a connection nothing is sent, nothing confirmed, and the trusted time runs out.
-	_ = nc.PublishRequest(l.ack, k.inbox+"."+strconv.FormatUint(id, 10), []byte(inProgress))
-}
-
-func (k *leaseKeeper) answered(msg *nats.Msg) {
-	if msg.Header.Get("Status") != "" { // no responders: nobody has confirmed anything
-		return
-	}
-	id, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], 10, 64)
-	if err != nil {
-		return
-	}
-	k.mu.Lock()
-	r, known := k.sent[id]
-	delete(k.sent, id)
-	k.mu.Unlock()
-	if known {
-		r.lease.confirm(r.at)
-	}
-}
-
-// expire forgets renewals sent before a time.
-func (k *leaseKeeper) expire(before time.Time) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for id, r := range k.sent {
-		if r.at.Before(before) {
-			delete(k.sent, id)
-		}
-	}
-}

@@ -47,6 +47,7 @@ type store struct {
 	calls   jetstream.Stream
 	results jetstream.Stream
 	blobs   *blobs
+	replies *replies
 }
 
 func openStore(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*store, error) {
@@ -54,7 +55,7 @@ func openStore(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*store
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	s := &store{fleet: fleet, nc: nc, js: js, blobs: &blobs{js: js, bucket: fleet.BlobsBucket()}}
+	s := &store{fleet: fleet, nc: nc, js: js, blobs: &blobs{js: js, bucket: fleet.BlobsBucket()}, replies: newReplies(nc)}
 	if s.calls, err = js.Stream(ctx, fleet.CallsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.CallsStream(), err)
 	}
@@ -80,9 +81,7 @@ const (
 // publish stores a message and waits for the acknowledgement. A refusal is an
 // answer, not an error.
 func (s *store) publish(ctx context.Context, msg *nats.Msg) (uint64, refused, error) {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
-	defer cancel()
-	answer, err := s.nc.RequestMsgWithContext(ctx, msg)
+	answer, err := s.replies.request(ctx, opTimeout, msg)
 	if err != nil {
 		return 0, accepted, err
 	}
@@ -140,10 +139,8 @@ func (s *store) publishReady(ctx context.Context, pool protocol.Pool, lane proto
 // next returns the first message at or after seq that matches filter; nil when
 // there is none. It asks the stream's leader, so it sees every acknowledged message.
 func (s *store) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
-	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
-	defer cancel()
 	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
-	answer, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+s.fleet.CallsStream(), request)
+	answer, err := s.replies.request(ctx, shortTimeout, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + s.fleet.CallsStream(), Data: request})
 	if err != nil {
 		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
 	}
@@ -203,22 +200,19 @@ func (s *store) remove(ctx context.Context, seqs ...uint64) error {
 }
 
 func (s *store) removeOne(ctx context.Context, seq uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
-	defer cancel()
-	answer, err := s.nc.RequestWithContext(ctx, s.deleteSubject(), deleteRequest(seq))
+	answer, err := s.replies.request(ctx, shortTimeout, s.deletion(seq))
 	if err != nil {
 		return err
 	}
 	return deleteFault(answer.Data)
 }
 
-func (s *store) deleteSubject() string {
-	return "$JS.API.STREAM.MSG.DELETE." + s.fleet.CallsStream()
-}
-
-// deleteRequest is the body of STREAM.MSG.DELETE. Erasing the bytes is slow, and nobody needs it.
-func deleteRequest(seq uint64) []byte {
-	return append(strconv.AppendUint([]byte(`{"no_erase":true,"seq":`), seq, 10), '}')
+// deletion asks for a message to be deleted. Erasing its bytes is slow, and nobody needs it.
+func (s *store) deletion(seq uint64) *nats.Msg {
+	return &nats.Msg{
+		Subject: "$JS.API.STREAM.MSG.DELETE." + s.fleet.CallsStream(),
+		Data:    append(strconv.AppendUint([]byte(`{"no_erase":true,"seq":`), seq, 10), '}'),
+	}
 }
 
 // deleteFault reads the answer to a deletion; a message that was gone already is no fault.

@@ -1,0 +1,152 @@
+package lane
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// replies matches the answers of the server with what was asked. All questions share one
+// subscription, and need neither a token nor a context of their own: every call asks several. It is safe
+// for concurrent use.
+type replies struct {
+	nc *nats.Conn
+
+	mu           sync.Mutex
+	subscription *nats.Subscription
+	inbox        string // of answers, with a dot at its end
+	next         uint64
+	open         map[uint64]question
+	swept        time.Time
+}
+
+// question is what has no answer yet.
+type question struct {
+	answered func(*nats.Msg)
+	asked    time.Time
+}
+
+// unanswered is when a question is given up: its answer was lost with a connection.
+const unanswered = time.Minute
+
+func newReplies(nc *nats.Conn) *replies {
+	return &replies{nc: nc, open: map[uint64]question{}, swept: time.Now()}
+}
+
+// ask sends a message, and has its answer told: once, from a goroutine that must not be blocked,
+// and never when the answer is lost.
+func (r *replies) ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err error) {
+	r.mu.Lock()
+	if err := r.listen(); err != nil {
+		r.mu.Unlock()
+		return 0, err
+	}
+	r.next++
+	id = r.next
+	now := time.Now()
+	r.sweep(now)
+	r.open[id] = question{answered: answered, asked: now}
+	msg.Reply = r.inbox + strconv.FormatUint(id, 10)
+	r.mu.Unlock()
+	if err := r.nc.PublishMsg(msg); err != nil {
+		r.forget(id)
+		return 0, err
+	}
+	return id, nil
+}
+
+// listen subscribes when the first question is asked.
+func (r *replies) listen() error {
+	if r.subscription != nil {
+		return nil
+	}
+	inbox := r.nc.NewInbox() + "."
+	subscription, err := r.nc.Subscribe(inbox+"*", r.answer)
+	if err != nil {
+		return fmt.Errorf("listen to answers: %w", err)
+	}
+	r.subscription, r.inbox = subscription, inbox
+	return nil
+}
+
+// sweep forgets what was asked long ago.
+func (r *replies) sweep(now time.Time) {
+	if now.Sub(r.swept) < unanswered {
+		return
+	}
+	r.swept = now
+	for id, q := range r.open {
+		if now.Sub(q.asked) > unanswered {
+			delete(r.open, id)
+		}
+	}
+}
+
+func (r *replies) answer(msg *nats.Msg) {
+	id, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], 10, 64)
+	if err != nil {
+		return
+	}
+	r.mu.Lock()
+	q, known := r.open[id]
+	delete(r.open, id)
+	r.mu.Unlock()
+	if known {
+		q.answered(msg)
+	}
+}
+
+// forget drops a question; its answer is not told any more, unless it is being told already.
+func (r *replies) forget(id uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.open, id)
+}
+
+// request asks, and waits for the answer no longer than limit.
+func (r *replies) request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	answered := make(chan *nats.Msg, 1)
+	id, err := r.ask(msg, func(answer *nats.Msg) { answered <- answer })
+	if err != nil {
+		return nil, err
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case answer := <-answered:
+		if nobodyAnswers(answer) {
+			return nil, nats.ErrNoResponders
+		}
+		return answer, nil
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-timer.C:
+		err = context.DeadlineExceeded
+	}
+	r.forget(id)
+	return nil, err
+}
+
+// nobodyAnswers reports whether a message is the server's word that nobody listens.
+func nobodyAnswers(answer *nats.Msg) bool {
+	return len(answer.Data) == 0 && answer.Header.Get("Status") == "503"
+}
+
+// close ends it: no further answer is told.
+func (r *replies) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.open)
+	if r.subscription != nil {
+		_ = r.subscription.Unsubscribe() // fails only when the connection is closed
+		r.subscription = nil
+	}
+}

@@ -1,0 +1,82 @@
+package lane
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+)
+
+func TestReplies_EachQuestionGetsItsOwnAnswer(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	echo, err := f.Connect().Subscribe("echo", func(msg *nats.Msg) { _ = msg.Respond(msg.Data) })
+	require.NoError(t, err)
+	require.NoError(t, echo.SetPendingLimits(-1, -1))
+	require.NoError(t, f.NC.Flush())
+	r := newReplies(f.NC)
+	t.Cleanup(r.close)
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			for n := range 200 {
+				word := strconv.Itoa(1000*i + n)
+				answer, err := r.request(t.Context(), 30*time.Second, &nats.Msg{Subject: "echo", Data: []byte(word)})
+				if err != nil || string(answer.Data) != word {
+					t.Errorf("asked %s: %v, %v", word, answer, err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	require.Empty(t, r.open)
+}
+
+func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	nc := f.Connect()
+	silent, err := f.NC.SubscribeSync("silent")
+	require.NoError(t, err)
+	require.NoError(t, f.NC.Flush())
+	r := newReplies(nc)
+	silence := func() *nats.Msg { return nats.NewMsg("silent") }
+
+	_, err = r.request(t.Context(), time.Minute, nats.NewMsg("nobody"))
+	require.ErrorIs(t, err, nats.ErrNoResponders)
+	_, err = r.request(t.Context(), time.Millisecond, silence())
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	late, err := silent.NextMsg(10 * time.Second)
+	require.NoError(t, err)
+	require.NoError(t, late.Respond(nil), "it is told to nobody")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(time.Millisecond, cancel)
+	_, err = r.request(ctx, time.Minute, silence())
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = r.request(ctx, time.Minute, silence())
+	require.ErrorIs(t, err, context.Canceled)
+	require.Empty(t, r.open, "whoever waited has told that it waits no more")
+
+	never := func(*nats.Msg) { t.Error("told") }
+	_, err = r.ask(silence(), never)
+	require.NoError(t, err)
+	r.swept, r.open[r.next] = time.Time{}, question{never, time.Now().Add(-2 * unanswered)}
+	_, err = r.ask(silence(), never)
+	require.NoError(t, err)
+	require.Len(t, r.open, 1, "what was lost is forgotten")
+	r.close()
+	require.Empty(t, r.open)
+
+	nc.Close()
+	_, err = r.request(t.Context(), time.Minute, silence())
+	require.ErrorIs(t, err, nats.ErrConnectionClosed)
+	require.Empty(t, r.open)
+}
