@@ -53,7 +53,7 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 		s = w.inShell(s, run, p, &cmd)
 	}
 	if p.Background {
-		return w.startProcess(ctx, s, run.Call, p, cmd)
+		return w.startProcess(ctx, s, run.Call, p, cmd, frames)
 	}
 	return w.exec(ctx, s, run, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
 }

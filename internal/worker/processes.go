@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -22,7 +24,7 @@ func (w *Worker) processes(run *lane.Run) *background.Processes {
 
 // startProcess starts a command in the background.
 func (w *Worker) startProcess(
-	ctx context.Context, s sandbox.Sandbox, c *protocol.Call, p protocol.CommandRun, cmd sandbox.Cmd,
+	ctx context.Context, s sandbox.Sandbox, c *protocol.Call, p protocol.CommandRun, cmd sandbox.Cmd, frames *frames,
 ) (protocol.Value, error) {
 	life := w.options.Background
 	if wall := p.Limits.Wall.Duration(); wall > 0 && wall < life {
@@ -33,7 +35,9 @@ func (w *Worker) startProcess(
 		text = strings.Join(p.Argv, " ")
 	}
 	handle := processHandle(c.ID)
-	started, err := w.sandboxes.box(c.Lane()).processes.Start(ctx, s, background.Command{Handle: handle, Text: text, Cmd: cmd, Life: life}, earlyEnd)
+	started, err := w.sandboxes.box(c.Lane()).processes.Start(ctx, s, background.Command{
+		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: frames.sparingly(),
+	}, earlyEnd)
 	if err != nil {
 		return nil, err
 	}
@@ -44,6 +48,25 @@ func (w *Worker) startProcess(
 		},
 		Process: handle,
 	}, ctx.Err()
+}
+
+// Bounds of the live output of a background process, in bytes: it may write for hours.
+const (
+	liveRate  = 64 << 10 // a second
+	liveBurst = 256 << 10
+)
+
+// sparingly returns a function that sends live output as long as that is not too much. What is
+// left out shows as a gap in the sequence of the frames; all of it is where the process is read.
+func (f *frames) sparingly() func(stream sandbox.Stream, data []byte) {
+	limit := rate.NewLimiter(liveRate, liveBurst)
+	return func(stream sandbox.Stream, data []byte) {
+		if !limit.AllowN(time.Now(), min(len(data), liveBurst)) {
+			f.seq++
+			return
+		}
+		f.output(stream, data)
+	}
 }
 
 // processHandle names the process that a call started: short, and the same in every attempt.

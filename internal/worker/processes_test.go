@@ -59,6 +59,28 @@ func TestBackground_ProcessesKeepTheirSandboxAndAreReadAndKilled(t *testing.T) {
 	requireFault(t, r.do(protocol.NewSessionID(), protocol.ProcessKill{Process: first}), protocol.StatusFailed, protocol.CodeNotFound)
 }
 
+func TestBackground_OutputIsSeenLive(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	live := r.listen(t, session)
+	r.startServer(t, session)
+	live.until(t, protocol.FrameStdout, "ready\n") // long before its end
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: "stop"}))
+	frames := live.until(t, protocol.FrameStdout, "ready\nbye\n")
+	require.Equal(t, frames[0].CallID, frames[len(frames)-1].CallID)
+
+	// A flood is cut, and the gap shows.
+	flooded := protocol.NewSessionID()
+	live = r.listen(t, flooded)
+	got := r.do(flooded, protocol.CommandRun{Command: `head -c 2000000 /dev/zero | tr '\0' x; sleep 1.2; echo end`, Background: true})
+	requireOK(t, got)
+	frames = live.until(t, protocol.FrameStdout, "end\n")
+	require.Less(t, len(together(frames, protocol.FrameStdout)), 1<<20)
+	require.Greater(t, frames[len(frames)-1].Seq, uint64(len(frames)))
+}
+
 func TestBackground_ProcessesEndWithTheirWorkerAndAreToldOfByTheNext(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

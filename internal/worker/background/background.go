@@ -64,6 +64,8 @@ type Command struct {
 	sandbox.Cmd
 	// Life is the longest that it may live.
 	Life time.Duration
+	// Live is told what the process writes, piece by piece and as it comes; it may be nil.
+	Live func(stream sandbox.Stream, data []byte)
 }
 
 // Start runs a command in the background and waits for its end for a moment, so that
@@ -79,7 +81,7 @@ func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, mo
 	}
 	go func() {
 		defer ps.group.Done()
-		p.run(alive, s, c.Cmd)
+		p.run(alive, s, c.Cmd, c.Live)
 		ps.ended(p)
 	}()
 	timer := time.NewTimer(moment)

@@ -35,10 +35,15 @@ func newProcess(handle, command string, cancel context.CancelFunc) *process {
 }
 
 // run runs the command to its end.
-func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd) {
+func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, live func(sandbox.Stream, []byte)) {
 	defer p.cancel()
 	cmd.Endless = true
-	cmd.Live = func(_ sandbox.Stream, data []byte) { p.write(data) }
+	cmd.Live = func(stream sandbox.Stream, data []byte) {
+		p.write(data)
+		if live != nil {
+			live(stream, data)
+		}
+	}
 	result, err := s.Exec(ctx, cmd)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -71,7 +71,7 @@ type dialog[H any] struct {
 	lane    protocol.Lane
 	kind    protocol.Kind
 	idle    time.Duration
-	opened  trace.Link // to the call that opened it
+	opened  trace.Link      // to the call that opened it
 	ctx     context.Context //nolint:containedctx // the life of the dialog is its own
 	cancel  context.CancelCauseFunc
 	turn    chan struct{} // has room for the one who may give a step, or end it for idleness
