@@ -1,0 +1,188 @@
+package loop_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+type replArguments struct {
+	Name string `json:"name"`
+}
+
+// talkers are the dialogs of a fake worker: what each has heard.
+type talkers map[protocol.CallID]string
+
+// answer carries out what calls say about dialogs; the input "end" ends one.
+func (h talkers) answer(call *protocol.Call) (protocol.Value, *protocol.Error) {
+	state := func(id protocol.CallID, ending protocol.DialogEnding) protocol.DialogState {
+		output, _ := json.Marshal(h[id]) // a string
+		return protocol.DialogState{Dialog: id, Output: output, Ending: ending, Idle: 60_000}
+	}
+	switch p := call.Payload.(type) {
+	case protocol.DialogOpen:
+		h[call.ID] = "hello"
+		return protocol.DialogOpenResult{DialogState: state(call.ID, "")}, nil
+	case protocol.DialogContinue:
+		if _, lives := h[p.Dialog]; !lives {
+			return protocol.DialogContinueResult{DialogState: protocol.DialogState{Dialog: p.Dialog, Ending: protocol.DialogLost}}, protocol.DialogLost.Gone()
+		}
+		h[p.Dialog] += " " + strings.Trim(string(p.Input), `"`)
+		if string(p.Input) == `"end"` {
+			return protocol.DialogContinueResult{DialogState: state(p.Dialog, protocol.DialogDone)}, nil
+		}
+		return protocol.DialogContinueResult{DialogState: state(p.Dialog, "")}, nil
+	case protocol.DialogEnd:
+		return protocol.DialogEndResult{DialogState: state(p.Dialog, protocol.DialogEnded)}, nil
+	default:
+		return protocol.FilesWriteResult{}, nil
+	}
+}
+
+// handleAt is the handle of the dialog that the call at a place of the first turn opens.
+func handleAt(session protocol.SessionID, step, index int) string {
+	return tools.DialogHandle(protocol.NewCallID(session, 1, step, index))
+}
+
+// say is a tool call that goes on with a handle.
+func say(id, handle, input string) loop.ToolCall {
+	return loop.ToolCall{ID: id, Name: tools.ContinueTool, Arguments: fmt.Sprintf(`{"handle":%q,"input":%q}`, handle, input)}
+}
+
+func newDialogRig(session protocol.SessionID) (*rig, talkers) {
+	handle, heard := handleAt(session, 1, 0), talkers{}
+	opening := loop.ToolCall{ID: "open", Name: "repl", Arguments: `{"name":"a"}`}
+	r := newRig(
+		loop.Reply{ToolCalls: []loop.ToolCall{opening}},
+		loop.Reply{ToolCalls: []loop.ToolCall{say("one", handle, "one"), say("two", handle, "two"), say("lost", "h-lost", "x")}},
+		loop.Reply{ToolCalls: []loop.ToolCall{say("end", handle, "end"), say("late", handle, "late")}},
+		loop.Reply{ToolCalls: []loop.ToolCall{say("later", handle, "later")}},
+		says("done"), says("checked"),
+	)
+	r.session, r.fleet.answer = session, heard.answer
+	r.tools = []tools.Tool{tools.NewStateful[replArguments, string]("repl", "Evaluate.", tools.Remote{
+		Kind: "repl", Resources: []tools.Resource{{Key: "repl/{name}"}}, Pool: "gpu", MinLevel: "paths",
+	})}
+	return r, heard
+}
+
+func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
+	t.Parallel()
+	r, heard := newDialogRig("s")
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	opened := protocol.NewCallID("s", 1, 1, 0)
+	require.Equal(t, talkers{opened: "hello one two end late"}, heard)
+	require.Equal(t, []string{"ok", "ok", "ok", "rejected", "ok", "ok", "rejected"}, statuses(r))
+	require.Len(t, r.fleet.runs, 5)
+	for i := range r.fleet.runs {
+		call := &r.fleet.runs[i]
+		require.Equal(t, []protocol.Use{{Key: "repl/a", Access: protocol.Exclusive}}, call.Resources)
+		require.Equal(t, protocol.Pool("gpu"), call.Pool)
+		require.Equal(t, "paths", call.MinLevel)
+		if i > 0 {
+			require.Equal(t, protocol.AtMostOnce, call.Delivery)
+			require.Equal(t, opened, call.Payload.(protocol.DialogContinue).Dialog) //nolint:forcetypeassert // the test fails
+		}
+	}
+	calls, results := r.watch.of(loop.EventToolCall), r.watch.of(loop.EventToolResult)
+	require.Equal(t, []string{"", "repl", "repl", ""}, []string{calls[0].About, calls[1].About, calls[2].About, calls[3].About})
+	require.Equal(t, handleAt("s", 1, 0), results[0].Handle)
+	ended := 0
+	for _, e := range results {
+		if e.Ending != "" {
+			ended++
+		}
+	}
+	require.Equal(t, 2-1, ended, "the fake worker says nothing of the second")
+	require.Equal(t, protocol.CodeStateLost, results[len(results)-1].Error.Code)
+}
+
+// Whatever is journaled before a crash, the dialog hears each input once, in order, and the
+// model sees the same.
+func TestDialogs_CrashAtAnyAppendChangesNothing(t *testing.T) {
+	t.Parallel()
+	clean, _ := newDialogRig("s")
+	_, err := clean.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	want := settled(t, clean)
+	for n := 0; ; n++ {
+		crashed := false
+		for kept := range 3 {
+			r, heard := newDialogRig("s")
+			journal := &crashingJournal{untilCrash: n, kept: kept}
+			r.journal = journal
+			_, err := r.run(t.Context(), t, "go")
+			if err == nil {
+				break
+			}
+			crashed = true
+			require.ErrorIs(t, err, errCrash)
+			result, err := r.run(t.Context(), t, "go")
+			require.NoError(t, err)
+			journal.untilCrash = -1
+			require.Equal(t, talkers{protocol.NewCallID("s", 1, 1, 0): "hello one two end late"}, heard, "append %d, %d kept", n, kept)
+			if result.Turn == 1 { // else the end of the turn was stored before the crash
+				require.Equal(t, want, settled(t, r))
+			}
+		}
+		if !crashed {
+			require.Greater(t, n, 8)
+			return
+		}
+	}
+}
+
+func TestDialogs_AreBoundByThePolicyOfTheirTool(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		rules string
+		want  []string
+	}{
+		"counted as its tool":     {"max_calls_of: {repl: 2}", []string{"ok", "ok", "rejected", "rejected", "rejected", "rejected", "rejected"}},
+		"counted once":            {"max_calls: 4", []string{"ok", "ok", "ok", "rejected", "ok", "rejected", "rejected"}},
+		"denied by its own name":  {"tools: {deny: [tool_continue]}", []string{"ok", "rejected", "rejected", "rejected", "rejected", "rejected", "rejected"}},
+		"denied with its tool":    {"tools: {deny: [repl]}", []string{"rejected", "rejected", "rejected", "rejected", "rejected", "rejected", "rejected"}},
+		"asked about as its tool": {"approval: {tools: [repl]}", []string{"ok", "ok", "rejected", "rejected", "ok", "ok", "rejected"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, _ := newDialogRig("s")
+			r.opts.Policy = newJudge(t, test.rules)
+			r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+				return loop.Approval{Granted: !strings.Contains(request.Arguments, "two")}, nil
+			}
+			_, err := r.run(t.Context(), t, "go")
+			require.NoError(t, err)
+			require.Equal(t, test.want, statuses(r))
+		})
+	}
+}
+
+// A tool that was taken away, or is another one by now, ends its handles.
+func TestDialogs_NeedTheirTool(t *testing.T) {
+	t.Parallel()
+	r, _ := newDialogRig("s")
+	replies := r.model.replies
+	r.model.replies = append(replies[:1:1], says("first"), loop.Reply{ToolCalls: []loop.ToolCall{say("one", handleAt("s", 1, 0), "one")}}, says("second"))
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	r.tools = []tools.Tool{
+		tools.NewRemote[replArguments]("repl", "Evaluate.", tools.Remote{Kind: "repl"}),
+		tools.NewStateful[replArguments, string]("other", "Evaluate.", tools.Remote{Kind: "other"}),
+	}
+	_, err = r.run(t.Context(), t, "again")
+	require.NoError(t, err)
+	results := r.watch.of(loop.EventToolResult)
+	last := results[len(results)-1]
+	require.Equal(t, "rejected", last.Status)
+	require.Contains(t, last.Content, "is not there any more, or is another one by now")
+}
