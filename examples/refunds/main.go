@@ -1,5 +1,5 @@
-// Command refunds is a worker with a tool of its own: refund, which pays money back
-// into an account. It has every flag of the worker; the coordinator needs the manifest
+// Command refunds is a worker with tools of its own: refund, which pays money back into
+// an account, and refund_batch, a stateful tool that collects refunds first. It has every flag of the worker; the coordinator needs the manifest
 // in tools/:
 //
 //	LEDGER=/var/lib/refunds go run ./examples/refunds --nats URL --creds FILE --sandbox process
@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
@@ -30,13 +31,19 @@ type account struct {
 	Calls map[string]int `json:"calls"`
 }
 
+var errNoLedger = errors.New("the worker has no ledger: set LEDGER to a directory")
+
 // limit is what one account can get back.
 const limit = 100_000
 
 func main() {
-	worker.Main(worker.Handle("refund", func(_ context.Context, call *worker.Call, r refund) (account, error) {
-		return payBack(os.Getenv("LEDGER"), string(call.ID()), r)
-	}))
+	ledger := os.Getenv("LEDGER")
+	worker.Main(
+		worker.Handle("refund", func(_ context.Context, call *worker.Call, r refund) (account, error) {
+			return payBack(ledger, string(call.ID()), r)
+		}),
+		worker.HandleStateful("refund_batch", collect(ledger), &worker.StatefulOptions{Idle: 5 * time.Minute}),
+	)
 }
 
 // payBack reads, changes and writes the account's file. It takes no lock: the tool's
@@ -44,7 +51,7 @@ func main() {
 // any worker. A call that is run again finds itself in the file and pays nothing.
 func payBack(ledger, call string, r refund) (account, error) {
 	if ledger == "" {
-		return account{}, errors.New("the worker has no ledger: set LEDGER to a directory")
+		return account{}, errNoLedger
 	}
 	root, err := os.OpenRoot(ledger)
 	if err != nil {

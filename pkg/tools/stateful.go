@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/jsonschema-go/jsonschema"
 
@@ -197,8 +198,15 @@ func planDialog(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
 	})
 }
 
-// withDialogTools adds the tools about handles where one of the tools needs them.
+// withDialogTools adds the tools about handles where one of the tools needs them. Their
+// names are taken in any case.
 func withDialogTools(all []Tool) []Tool {
+	for i := range all {
+		if all[i].Name == ContinueTool || all[i].Name == EndTool {
+			all = slices.Clone(all)
+			all[i].fault = errors.Join(all[i].fault, fmt.Errorf("%w: the name is that of a tool about handles", ErrToolNameConflict))
+		}
+	}
 	for i := range all {
 		if all[i].input != nil {
 			return append(append(make([]Tool, 0, len(all)+2), all...), dialogTools()...)

@@ -29,6 +29,7 @@ type document struct {
 	Parameters  yaml.Node         `yaml:"parameters"`
 	Command     commandLine       `yaml:"command"`
 	Handler     string            `yaml:"handler"`
+	Input       yaml.Node         `yaml:"input"`
 	Output      string            `yaml:"output"`
 	Env         map[string]string `yaml:"env"`
 	Resources   []tools.Resource  `yaml:"resources"`
@@ -165,15 +166,29 @@ func (m *parser) tool(doc document) tools.Tool {
 		m.problem(m.lines["handler"], "exactly one of command (a program) and handler (a kind that workers of yours execute) must be given")
 	case hasHandler && (m.lines["output"] > 0 || m.lines["env"] > 0):
 		m.problem(m.lines["handler"], "output and env are of commands, not of handlers")
+	case hasCommand && m.lines["input"] > 0:
+		m.problem(m.lines["input"], "input is of handlers that are stateful tools, not of commands")
+	case m.lines["input"] > 0:
+		return m.stateful(doc, remote, definition)
 	case hasHandler:
 		return remote.Tool(definition)
 	}
 	return remote.CommandTool(definition, tools.Command{Argv: doc.Command, Env: doc.Env, Text: doc.Output == "text"})
 }
 
+// stateful makes a tool that answers several calls.
+func (m *parser) stateful(doc document, remote tools.Remote, definition tools.Definition) tools.Tool {
+	input, fault := nodeJSON(&doc.Input)
+	if fault != nil {
+		m.problem(fault.Line, "input: %s", fault.Message)
+		return tools.Tool{}
+	}
+	return remote.StatefulTool(definition, input)
+}
+
 // native makes a tool that the model's provider runs.
 func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
-	for _, field := range []string{"command", "handler", "output", "env", "resources", "delivery", "timeout", "pool", "min_level", "background"} {
+	for _, field := range []string{"command", "handler", "input", "output", "env", "resources", "delivery", "timeout", "pool", "min_level", "background"} {
 		if m.lines[field] > 0 {
 			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
 		}
