@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
 
@@ -109,7 +110,7 @@ func inputSchema(input json.RawMessage) (*argument.Schema, error) {
 	}
 	schema, err := compile("handle", "input")
 	if err != nil {
-		return nil, fmt.Errorf("input: %w", err)
+		return nil, fmt.Errorf("input: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	for _, nothing := range []string{"null", "{}"} {
 		if _, refusal := schema.Read(ContinueTool, `{"handle":"h","input":`+nothing+`}`); refusal == nil {

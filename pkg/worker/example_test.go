@@ -2,8 +2,11 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/worker"
@@ -31,4 +34,31 @@ func ExampleMain() {
 	})
 
 	worker.Main(count)
+}
+
+// A stateful tool keeps what it knows in variables. The model's first call returns the
+// handle, tool_continue the next guess's answer; the coordinator has the other half:
+//
+//	tools.NewStateful[struct{}, int]("guess", "Guess a number from 1 to 100.", tools.Remote{Kind: "guess"})
+func ExampleHandleStateful() {
+	guess := worker.HandleStateful("guess", func(_ context.Context, dialog *worker.Dialog[int, string], _ struct{}) (string, error) {
+		number, answer := 1+rand.IntN(100), "I have a number."
+		for tries := 1; ; tries++ {
+			guessed, err := dialog.Yield(answer)
+			switch {
+			case errors.Is(err, worker.ErrOver):
+				return fmt.Sprintf("It was %d.", number), nil
+			case err != nil:
+				return "", err
+			case guessed == number:
+				return fmt.Sprintf("Yes, with %d tries.", tries), nil
+			case guessed < number:
+				answer = "More."
+			default:
+				answer = "Less."
+			}
+		}
+	}, &worker.StatefulOptions{Idle: time.Minute})
+
+	worker.Main(guess)
 }

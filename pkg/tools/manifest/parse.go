@@ -213,6 +213,10 @@ func (m *parser) table(err error, parameters *yaml.Node) {
 		return
 	}
 	for line := range strings.SplitSeq(err.Error(), "\n") {
+		if _, message, _ := strings.Cut(line, ": "); strings.Contains(message, ": input: ") || strings.HasPrefix(message, "input: ") {
+			m.problem(m.lines["input"], "input: %s", message[strings.Index(message, "input: ")+len("input: "):])
+			continue
+		}
 		if found := inSchema.FindStringSubmatch(line); found != nil {
 			m.problem(nodeAt(parameters, found[1]).Line, "parameters: at %q: %s", found[1], found[2])
 			continue

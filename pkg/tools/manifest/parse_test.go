@@ -215,3 +215,33 @@ func TestParse_Documentation(t *testing.T) {
 		require.Contains(t, problems[0].Error(), want)
 	}
 }
+
+func TestParse_StatefulTools(t *testing.T) {
+	t.Parallel()
+	const head = "name: a\ndescription: A.\n"
+	tool, problems := manifest.Parse("f", []byte(head+"handler: a\ninput: {$ref: \"#/$defs/n\", $defs: {n: {type: integer}}}\nresources: [{key: a/b}]\n"))
+	require.Empty(t, problems)
+	table, err := tools.NewTable(tool)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a", tools.ContinueTool, tools.EndTool}, table.Names())
+	opened := tools.Opened{Tool: "a", Arguments: "{}", Place: tools.Place{Turn: 1, Step: 1}}
+	_, plan, fault := table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h","input":3}`)
+	require.Nil(t, fault)
+	require.Equal(t, "3", string(plan.Payload.(protocol.DialogContinue).Input)) //nolint:forcetypeassert // the test fails
+	_, _, fault = table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h"}`)
+	require.Equal(t, protocol.CodeInvalidArguments, fault.Code)
+
+	for content, want := range map[string]string{
+		"command: [a]\ninput: {type: integer}":                                        "f:4: input is of handlers",
+		"handler: a\ninput: {type: intege}":                                           "f:4: input: ",
+		"handler: a\ninput: {type: integer}\nbackground: true":                        "f:5: background: a stateful tool cannot be a job",
+		"handler: a\ninput: {type: integer}\nresources: [{key: a/b, access: shared}]": "f:5: ",
+		"native: {openai: {type: x}}\ninput: {type: integer}":                         "f:4: input: a native tool",
+	} {
+		_, problems = manifest.Parse("f", []byte(head+content))
+		require.NotEmpty(t, problems, content)
+		require.Contains(t, problems[0].Error(), want)
+	}
+	_, problems = manifest.Parse("f", []byte("name: tool_continue\ndescription: A.\nhandler: a\n"))
+	require.Contains(t, problems[0].Error(), "tool about handles")
+}
