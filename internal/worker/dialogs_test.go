@@ -310,4 +310,3 @@ func TestDialog_SpansOfLaterCallsAreLinkedToTheFirst(t *testing.T) {
 	require.Len(t, tool[1].Links(), 1)
 	require.Equal(t, tool[0].SpanContext().SpanID(), tool[1].Links()[0].SpanContext.SpanID())
 }
-

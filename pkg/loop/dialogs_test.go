@@ -90,7 +90,9 @@ func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
 		require.Equal(t, "paths", call.MinLevel)
 		if i > 0 {
 			require.Equal(t, protocol.AtMostOnce, call.Delivery)
-			require.Equal(t, opened, call.Payload.(protocol.DialogContinue).Dialog) //nolint:forcetypeassert // the test fails
+			payload, continues := call.Payload.(protocol.DialogContinue)
+			require.True(t, continues)
+			require.Equal(t, opened, payload.Dialog)
 		}
 	}
 	calls, results := r.watch.of(loop.EventToolCall), r.watch.of(loop.EventToolResult)
@@ -171,8 +173,9 @@ func TestDialogs_AreBoundByThePolicyOfTheirTool(t *testing.T) {
 func TestDialogs_NeedTheirTool(t *testing.T) {
 	t.Parallel()
 	r, _ := newDialogRig("s")
-	replies := r.model.replies
-	r.model.replies = append(replies[:1:1], says("first"), loop.Reply{ToolCalls: []loop.ToolCall{say("one", handleAt("s", 1, 0), "one")}}, says("second"))
+	r.model.replies = []loop.Reply{
+		r.model.replies[0], says("first"), {ToolCalls: []loop.ToolCall{say("one", handleAt("s", 1, 0), "one")}}, says("second"),
+	}
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
 	r.tools = []tools.Tool{

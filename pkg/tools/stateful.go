@@ -72,7 +72,7 @@ func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool 
 	tool.fault = errors.Join(tool.fault, err)
 	for _, resource := range r.Resources {
 		if resource.Access == protocol.Shared {
-			tool.fault = errors.Join(tool.fault, fmt.Errorf("resource %s: a stateful tool uses its resources exclusively", resource.Key))
+			tool.fault = errors.Join(tool.fault, fmt.Errorf("resources: %s: a stateful tool uses its resources exclusively", resource.Key))
 		}
 	}
 	if r.Background {

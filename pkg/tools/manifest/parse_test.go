@@ -227,7 +227,7 @@ func TestParse_StatefulTools(t *testing.T) {
 	opened := tools.Opened{Tool: "a", Arguments: "{}", Place: tools.Place{Turn: 1, Step: 1}}
 	_, plan, fault := table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h","input":3}`)
 	require.Nil(t, fault)
-	require.Equal(t, "3", string(plan.Payload.(protocol.DialogContinue).Input)) //nolint:forcetypeassert // the test fails
+	require.Equal(t, protocol.DialogContinue{Dialog: protocol.NewCallID("s", 1, 1, 0), Input: []byte("3")}, plan.Payload)
 	_, _, fault = table.Continue(tools.Scope{Session: "s", Sandbox: "s"}, opened, tools.DialogRequest{Handle: "h"}, `{"handle":"h"}`)
 	require.Equal(t, protocol.CodeInvalidArguments, fault.Code)
 
