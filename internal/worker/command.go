@@ -81,8 +81,8 @@ func limitsOf(l protocol.Limits) sandbox.Limits {
 }
 
 // limitKinds says by what each limit is enforced, where the driver has said so.
-func limitKinds(caps sandbox.Caps) map[string]string {
-	words := caps.Limits.Words()
+func limitKinds(kinds sandbox.LimitKinds) map[string]string {
+	words := kinds.Words()
 	maps.DeleteFunc(words, func(_, kind string) bool { return kind == "" })
 	if len(words) == 0 {
 		return nil
@@ -115,6 +115,9 @@ func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
 		Truncated: r.Stdout.Truncated || r.Stderr.Truncated,
 		CPUMS:     float64(r.CPU.Microseconds()) / 1000, MaxRSSBytes: r.MaxRSS,
 		LimitKinds: w.limitKinds,
+	}
+	if r.Limits != (sandbox.LimitKinds{}) {
+		e.LimitKinds = limitKinds(r.Limits)
 	}
 	if r.Stdout.Total > 0 && r.Stderr.Total > 0 {
 		e.Combined = r.Combined.Data

@@ -142,7 +142,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
 	}
-	w := &Worker{options: o, nc: nc, blobs: blobs, limitKinds: limitKinds(o.Caps), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
+	w := &Worker{options: o, nc: nc, blobs: blobs, limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}

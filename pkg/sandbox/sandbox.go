@@ -189,6 +189,9 @@ type Result struct {
 	CPU      time.Duration
 	// MaxRSS is the most memory that one process of the command held, in bytes.
 	MaxRSS int64
+	// Limits says by what each limit of the command was enforced, where that is not what
+	// [Caps].Limits says of all; otherwise it may be zero.
+	Limits LimitKinds
 }
 
 // Captured is what was kept of a stream.

@@ -13,8 +13,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -29,9 +31,9 @@ type bwrap struct {
 	errors  *os.File // a memory file with what it has to say
 }
 
-// startBwrap starts a sandbox in namespaces that bubblewrap makes. It returns the first
+// startBwrap starts a sandbox in namespaces that bubblewrap makes, in a group unless that is nil. It returns the first
 // process, which is bubblewrap's child.
-func startBwrap(config wire.Config, control *os.File) (*bwrap, *os.Process, error) {
+func startBwrap(config wire.Config, control *os.File, group *cgroup.Group) (*bwrap, *os.Process, error) {
 	program, err := image()
 	if err != nil {
 		return nil, nil, err
@@ -43,6 +45,9 @@ func startBwrap(config wire.Config, control *os.File) (*bwrap, *os.Process, erro
 	b := &bwrap{errors: said, command: &exec.Cmd{
 		Path: bwrapPath, Env: []string{initd.OneThread}, ExtraFiles: []*os.File{control, program}, Stderr: said,
 	}}
+	if group != nil {
+		b.command.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Dir().Fd())}
+	}
 	info, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, nil, errors.Join(err, said.Close())
@@ -134,7 +139,7 @@ func (a *arguments) build(config wire.Config, info *os.File) error {
 		}
 		a.add("--perms", "0444", "--ro-bind-data", a.file(content), "/etc/"+name)
 	}
-	a.add("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", strconv.Itoa(initd.ShmSize), "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
+	a.add("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", strconv.FormatInt(config.Shm, 10), "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
 		"--dir", "/run", "--dir", "/var/tmp",
 		"--bind", config.Workspace, initd.GuestWorkspace, "--bind", config.Home, initd.GuestHome, "--bind", config.Temp, initd.GuestTemp)
 	for _, m := range config.Mounts {

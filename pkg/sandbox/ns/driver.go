@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/scratch"
@@ -51,6 +52,9 @@ type Driver struct {
 	log    *slog.Logger
 	choose bool        // whether a probe chooses the launcher
 	bwrap  atomic.Bool // whether that is bwrap
+
+	find      func() (*cgroup.Tree, error)
+	ungrouped atomic.Bool // whether control groups turned out to be of no use
 }
 
 // New returns the driver.
@@ -58,7 +62,7 @@ func New(options *Options) *Driver {
 	if options == nil {
 		options = &Options{}
 	}
-	d := &Driver{log: options.Logger, choose: options.Launcher == ""}
+	d := &Driver{log: options.Logger, choose: options.Launcher == "", find: cgroup.Find}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -110,12 +114,25 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}
-	running, err := open(ctx, config)
+	groups := d.groups()
+	running, err := open(ctx, config, groups, spec.Limits)
 	if err != nil {
 		return nil, errors.Join(explain(err), opened.Close())
 	}
 	running.proxy.serve(ctx, spec.Network.Serve)
-	return newSandbox(spec, config, running, opened, d.log), nil
+	return newSandbox(spec, config, groups, running, opened, d.log), nil
+}
+
+// groups is where sandboxes get control groups; nil when they get none.
+func (d *Driver) groups() *cgroup.Tree {
+	if d.ungrouped.Load() {
+		return nil
+	}
+	groups, err := d.find()
+	if err != nil {
+		return nil // limits are enforced in other ways, and published so
+	}
+	return groups
 }
 
 // newConfig says what a sandbox is made of.
@@ -137,6 +154,7 @@ func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
 		Workspace: workspace, Home: dir.Home(), Temp: dir.Temp(),
 		HostUID: os.Geteuid(), HostGID: os.Getegid(),
 		Network: spec.Network.Mode, Processes: uint64(limits.Processes), //nolint:gosec // not negative
+		Shm:      initd.ShmSize(limits.Memory),
 		Landlock: confine.LandlockABI() > 0,
 	}
 	if os.Geteuid() == 0 {

@@ -58,6 +58,7 @@ func contextReason(err error) sandbox.Reason {
 // run is a command that was asked for.
 type run struct {
 	instance *instance
+	bound    *bound
 	id       uint64
 	replies  <-chan *reply
 	limits   sandbox.Limits
@@ -74,15 +75,24 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: read-only commands need Landlock of Linux 6.2 or later", s.spec.ID, sandbox.ErrUnsupported)
 	}
 	r := &run{instance: i, limits: s.spec.Limits.Tighten(cmd.Limits).WithDefaults(), started: time.Now()}
+	var err error
+	if r.bound, err = i.bounds.enter(r.limits); err != nil {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	defer r.bound.leave()
 	r.out = capture.For(&cmd, r.limits)
 	pipes, err := stdio.Open(cmd.Stdin, r.out)
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	r.pipes = pipes
-	if err := r.send(s.request(cmd, r.limits)); err != nil {
+	request := s.request(cmd, r.limits)
+	if !r.bound.watched() {
+		request.Limits.Memory = 0
+	}
+	if err := r.send(request); err != nil {
 		pipes.Abandon()
-		return sandbox.Result{ExitCode: -1, Reason: sandbox.ReasonLost}, nil //nolint:nilerr // it is the result
+		return sandbox.Result{ExitCode: -1, Reason: sandbox.ReasonLost}, nil
 	}
 	pipes.Run()
 	reason, answer := r.supervise(ctx, stop)
@@ -141,19 +151,27 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) (sandbox.Reas
 		defer timer.Stop()
 		wall = timer.C
 	}
-	select {
-	case answer := <-r.replies:
-		return "", answer
-	case <-r.instance.gone:
-		return r.gone(stop)
-	case <-r.pipes.Over():
-		return sandbox.ReasonOutputLimit, r.kill()
-	case <-stop:
-		return sandbox.ReasonCancelled, r.kill()
-	case <-wall:
-		return sandbox.ReasonTimeout, r.terminate(stop)
-	case <-ctx.Done():
-		return contextReason(ctx.Err()), r.terminate(stop)
+	look, stopLooking := r.bound.looks()
+	defer stopLooking()
+	for {
+		select {
+		case answer := <-r.replies:
+			return "", answer
+		case <-r.instance.gone:
+			return r.gone(stop)
+		case <-r.pipes.Over():
+			return sandbox.ReasonOutputLimit, r.kill()
+		case <-stop:
+			return sandbox.ReasonCancelled, r.kill()
+		case <-wall:
+			return sandbox.ReasonTimeout, r.terminate(stop)
+		case <-ctx.Done():
+			return contextReason(ctx.Err()), r.terminate(stop)
+		case <-look:
+			if _, mine := r.bound.killed(); mine {
+				return sandbox.ReasonOOM, r.kill()
+			}
+		}
 	}
 }
 
@@ -165,8 +183,11 @@ func (r *run) gone(stop <-chan struct{}) (sandbox.Reason, *reply) {
 	case <-stop:
 		return sandbox.ReasonCancelled, nil
 	default:
-		return sandbox.ReasonLost, nil
 	}
+	if killed, _ := r.bound.killed(); killed {
+		return sandbox.ReasonOOM, nil // the first process was what the kernel chose
+	}
+	return sandbox.ReasonLost, nil
 }
 
 // terminate asks every process of the command to end, and kills what is left after the
@@ -214,6 +235,7 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	result := sandbox.Result{
 		ExitCode: -1, Reason: reason, Wall: wall,
 		Stdout: r.out.Captured(sandbox.Stdout), Stderr: r.out.Captured(sandbox.Stderr), Combined: r.out.Combined(),
+		Limits: r.bound.kinds(),
 	}
 	if answer == nil {
 		return result, nil
@@ -236,7 +258,18 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 		result.Reason = sandbox.ReasonOutputLimit
 	}
 	describe(&result, ended.Value, r.limits)
+	r.outOfMemory(&result)
 	return result, nil
+}
+
+// outOfMemory says so in result when the kernel has killed the command, or a process of it
+// while it ran alone.
+func (r *run) outOfMemory(result *sandbox.Result) {
+	killed, mine := r.bound.killed()
+	natural := result.Reason == sandbox.ReasonExited || result.Reason == sandbox.ReasonSignaled
+	if killed && natural && (mine || result.Signal == "SIGKILL") {
+		result.Reason = sandbox.ReasonOOM
+	}
 }
 
 // describe puts how a process ended under its limits, and what it used, into result.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -29,6 +30,7 @@ type instance struct {
 	ready   wire.Ready
 	gone    chan struct{} // closed when it does not answer any more
 	proxy   *proxy        // nil unless the sandbox has one
+	bounds  *bounds
 
 	mu      sync.Mutex
 	next    uint64
@@ -52,22 +54,26 @@ type startError struct{ wire.Failed }
 // Error implements the error interface.
 func (e *startError) Error() string { return fmt.Sprintf("%s: %s", e.Step, e.Failed.Error) }
 
-// open starts a sandbox and waits until it serves.
-func open(ctx context.Context, config wire.Config) (*instance, error) {
-	conn, theirs, err := wire.Pair()
+// open starts a sandbox, in a group of its own unless groups is nil, and waits until it serves.
+func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
+	b, err := newBounds(groups, limits)
 	if err != nil {
 		return nil, err
 	}
-	i := &instance{conn: conn, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
+	conn, theirs, err := wire.Pair()
+	if err != nil {
+		return nil, errors.Join(err, b.group.Close())
+	}
+	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
 	err = conn.Send(0, wire.KindConfig, config, nil)
 	switch {
 	case err != nil:
 	case config.Bwrap:
 		if err = conn.Send(0, wire.KindConfig, config, nil); err == nil { // for the stage before
-			i.bwrap, i.process, err = startBwrap(config, theirs)
+			i.bwrap, i.process, err = startBwrap(config, theirs, b.group)
 		}
 	default:
-		i.process, err = launchers.launch(config, theirs)
+		i.process, err = launchers.launch(config, theirs, b.group)
 	}
 	err = errors.Join(err, theirs.Close())
 	if err == nil {
@@ -242,7 +248,7 @@ func (i *instance) close() error {
 			_ = i.process.Kill() // it may have ended
 			i.closeErr = i.wait()
 		}
-		i.closeErr = errors.Join(i.closeErr, i.conn.Close(), i.proxy.close())
+		i.closeErr = errors.Join(i.closeErr, i.bounds.group.Close(), i.conn.Close(), i.proxy.close())
 		i.reader.Wait()
 	})
 	return i.closeErr

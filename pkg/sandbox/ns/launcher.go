@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -27,14 +28,18 @@ type launcher struct {
 	command *exec.Cmd
 }
 
-// launch starts a sandbox that has one end of a control socket.
-func (l *launcher) launch(config wire.Config, control *os.File) (*os.Process, error) {
+// launch starts a sandbox that has one end of a control socket, in a group unless that is nil.
+func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Group) (*os.Process, error) {
+	fds := []int{int(control.Fd())}
+	if group != nil {
+		fds = append(fds, int(group.Dir().Fd()))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	pid, err := l.ask(config, control)
+	pid, err := l.ask(config, fds)
 	if _, ok := errors.AsType[*startError](err); err != nil && !ok {
 		l.end() // somebody has killed it, perhaps
-		pid, err = l.ask(config, control)
+		pid, err = l.ask(config, fds)
 	}
 	if err != nil {
 		return nil, err
@@ -43,13 +48,13 @@ func (l *launcher) launch(config wire.Config, control *os.File) (*os.Process, er
 }
 
 // ask starts the launcher if need be and has it start a sandbox.
-func (l *launcher) ask(config wire.Config, control *os.File) (int, error) {
+func (l *launcher) ask(config wire.Config, fds []int) (int, error) {
 	if l.conn == nil {
 		if err := l.start(); err != nil {
 			return 0, err
 		}
 	}
-	if err := l.conn.Send(0, wire.KindConfig, config, nil, int(control.Fd())); err != nil {
+	if err := l.conn.Send(0, wire.KindConfig, config, nil, fds...); err != nil {
 		return 0, fmt.Errorf("launcher: %w", err)
 	}
 	l.conn.ReceiveUntil(time.Now().Add(startWait))

@@ -33,7 +33,24 @@ func (d *Driver) Probe(ctx context.Context) (sandbox.Caps, error) {
 	return caps, nil
 }
 
-func (d *Driver) probe(ctx context.Context) (caps sandbox.Caps, err error) {
+// probe tries sandboxes in control groups if there are any, else without.
+func (d *Driver) probe(ctx context.Context) (sandbox.Caps, error) {
+	grouped := d.groups() != nil
+	caps, err := d.tryOut(ctx)
+	if err == nil || !grouped || ctx.Err() != nil {
+		return caps, err
+	}
+	d.ungrouped.Store(true)
+	without, withoutErr := d.tryOut(ctx)
+	if withoutErr != nil {
+		d.ungrouped.Store(false)
+		return caps, err
+	}
+	without.Warnings = append(without.Warnings, "control groups are not used, for a sandbox does not start in one: "+err.Error())
+	return without, nil
+}
+
+func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	caps = sandbox.Caps{Driver: Name, Launcher: LauncherNative}
 	if d.bwrap.Load() {
 		caps.Launcher = LauncherBwrap
@@ -57,6 +74,7 @@ func (d *Driver) probe(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := try(ctx, s); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
+	caps.Limits = limitKinds(s.current.bounds.group != nil)
 	return d.caps(caps, s.current.ready.Landlock), nil
 }
 
@@ -82,10 +100,6 @@ func (d *Driver) caps(caps sandbox.Caps, landlock int) sandbox.Caps {
 	caps.HostUID = os.Geteuid() != 0
 	caps.ReadOnly = landlock >= readOnlyABI
 	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkProxy, sandbox.NetworkAll}
-	caps.Limits = sandbox.LimitKinds{
-		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitSoft, Processes: sandbox.LimitRlimit,
-		OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit, Disk: sandbox.LimitSoft,
-	}
 	if landlock == 0 {
 		caps.Warnings = append(caps.Warnings, "the kernel has no Landlock: one layer of the sandbox is missing, and commands cannot be read-only")
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/scratch"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -21,6 +22,7 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 type Sandbox struct {
 	spec    sandbox.Spec
 	config  wire.Config
+	groups  *cgroup.Tree // nil without control groups
 	scratch *scratch.Dir
 	log     *slog.Logger
 
@@ -34,8 +36,8 @@ type Sandbox struct {
 	running   sync.WaitGroup
 }
 
-func newSandbox(spec sandbox.Spec, config wire.Config, running *instance, dir *scratch.Dir, log *slog.Logger) *Sandbox {
-	return &Sandbox{spec: spec, config: config, scratch: dir, log: log, current: running, stop: make(chan struct{})}
+func newSandbox(spec sandbox.Spec, config wire.Config, groups *cgroup.Tree, running *instance, dir *scratch.Dir, log *slog.Logger) *Sandbox {
+	return &Sandbox{spec: spec, config: config, groups: groups, scratch: dir, log: log, current: running, stop: make(chan struct{})}
 }
 
 // FS implements [sandbox.Sandbox]. The operations are done inside of the sandbox.
@@ -122,7 +124,7 @@ func (s *Sandbox) restart(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", sandbox.ErrLeftover, err)
 		}
 	}
-	fresh, err := open(ctx, s.config)
+	fresh, err := open(ctx, s.config, s.groups, s.spec.Limits)
 	if err != nil {
 		return explain(err)
 	}

@@ -18,6 +18,7 @@ type List struct {
 	keep  []any  // what arguments point to
 	step  string // of the next calls
 	mask  *uint64
+	group *int // to fork into; nil is that of this process
 }
 
 // Result stands for what a call of the same list returns.

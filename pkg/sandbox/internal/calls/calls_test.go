@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"unsafe"
@@ -158,4 +159,35 @@ func TestFork_BesideABusyRuntime(t *testing.T) {
 	}
 	close(stop)
 	<-done
+}
+
+// TestFork_IntoAControlGroup: the process is in it before its first call. Only root can try it where
+// the hierarchy is not handed to anybody.
+func TestFork_IntoAControlGroup(t *testing.T) {
+	t.Parallel()
+	var dir string
+	for _, top := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := os.Stat(top + "/cgroup.subtree_control"); err == nil {
+			dir = filepath.Join(top, "toolfleet-test-"+filepath.Base(t.TempDir())+strconv.Itoa(os.Getpid()))
+		}
+	}
+	if dir == "" || os.Mkdir(dir, 0o755) != nil {
+		t.Skip("UNSUPPORTED: no control groups of version 2, or none for this user")
+	}
+	t.Cleanup(func() { require.NoError(t, os.Remove(dir)) })
+	group, err := os.Open(dir)
+	require.NoError(t, err)
+	defer group.Close()
+	name := filepath.Join(t.TempDir(), "seen")
+	argv, env := [...]*byte{bytes("sh"), bytes("-c"), bytes(`cat /proc/self/cgroup >"$F"`), nil}, [...]*byte{bytes("F=" + name), nil}
+	var l calls.List
+	l.ForkInto(int(group.Fd()))
+	l.RestoreSignals()
+	l.Do(unix.SYS_EXECVE, "/bin/sh", unsafe.Pointer(&argv), unsafe.Pointer(&env))
+	status, told := fork(t, &l)
+	require.Empty(t, told)
+	require.Zero(t, status.ExitStatus())
+	content, err := os.ReadFile(name)
+	require.NoError(t, err)
+	require.Contains(t, string(content), "/"+filepath.Base(dir)+"\n")
 }

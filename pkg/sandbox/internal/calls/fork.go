@@ -21,6 +21,26 @@ type report struct {
 // part is a struct iovec, without a pointer that could not be written in a forked process.
 type part struct{ base, length uintptr }
 
+// ForkInto has Fork make the process in a control group, the descriptor of its directory.
+func (l *List) ForkInto(group int) { l.group = &group }
+
+// cloneArguments are those of clone3(2).
+type cloneArguments struct {
+	flags, pidFD, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+}
+
+// arguments are the numbers of the call that forks, and its arguments.
+func (l *List) arguments(flags uintptr) (number, first, second uintptr, keep *cloneArguments) {
+	if l.group == nil {
+		return unix.SYS_CLONE, flags | uintptr(unix.SIGCHLD), 0, nil
+	}
+	keep = &cloneArguments{flags: uint64(flags) | unix.CLONE_INTO_CGROUP, cgroup: uint64(*l.group)} //nolint:gosec // a descriptor
+	if flags&unix.CLONE_PARENT == 0 {
+		keep.exitSignal = uint64(unix.SIGCHLD) // a child of another sends what its parent would, and the kernel wants nothing said then
+	}
+	return unix.SYS_CLONE3, uintptr(unsafe.Pointer(keep)), unsafe.Sizeof(*keep), keep
+}
+
 // Fork makes a process by clone(2) that makes the calls, of which the last one executes a
 // program, and returns its process id. flags must not share memory with it. When a call
 // fails, the process writes one message to the descriptor fd, and ends: head, and what [Failed] reads.
@@ -31,6 +51,7 @@ func (l *List) Fork(flags uintptr, fd int, head []byte) (int, error) {
 	if l.mask == nil {
 		l.mask = new(uint64)
 	}
+	number, first, second, arguments := l.arguments(flags)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	none := ^uint64(0)
@@ -39,7 +60,8 @@ func (l *List) Fork(flags uintptr, fd int, head []byte) (int, error) {
 	if errno != 0 {
 		return 0, errno
 	}
-	pid, errno := fork(flags, l.calls, r)
+	pid, errno := fork(number, first, second, l.calls, r)
+	runtime.KeepAlive(arguments)
 	_, _, _ = syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(l.mask)), 0, unsafe.Sizeof(none), 0, 0)
 	runtime.KeepAlive(l)
 	runtime.KeepAlive(head)
@@ -53,8 +75,8 @@ func (l *List) Fork(flags uintptr, fd int, head []byte) (int, error) {
 //
 //go:nosplit
 //go:norace
-func fork(flags uintptr, calls []call, r *report) (uintptr, syscall.Errno) {
-	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, flags|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+func fork(number, first, second uintptr, calls []call, r *report) (uintptr, syscall.Errno) {
+	pid, _, errno := syscall.RawSyscall6(number, first, second, 0, 0, 0, 0)
 	if errno != 0 || pid != 0 {
 		return pid, errno
 	}

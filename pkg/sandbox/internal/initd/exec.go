@@ -96,6 +96,7 @@ func (c *command) during(fork func() (int, error)) (int, error) {
 		}
 		defer restore()
 	}
+	defer raiseScore()()
 	pid, err := fork()
 	if err != nil {
 		return 0, err

@@ -46,14 +46,14 @@ func launch(conn *wire.Conn) error {
 	}
 }
 
-// spawn starts a sandbox with the control socket that came with the request. What fails in its
-// first process is told through that.
+// spawn starts a sandbox with the control socket that came with the request, in the control group
+// that did, if one did. What fails in its first process is told through the socket.
 func spawn(m *wire.Message) (int, error) {
 	var config wire.Config
 	if err := m.Decode(&config); err != nil {
 		return 0, err
 	}
-	if m.Kind != wire.KindConfig || len(m.FDs) != 1 {
+	if m.Kind != wire.KindConfig || len(m.FDs) < 1 || len(m.FDs) > 2 {
 		return 0, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
 	}
 	from := inherited{control: m.FDs[0]}
@@ -74,6 +74,9 @@ func spawn(m *wire.Message) (int, error) {
 	list, err := setup(config, from)
 	if err != nil {
 		return 0, err
+	}
+	if len(m.FDs) > 1 {
+		list.ForkInto(m.FDs[1])
 	}
 	c := clone(config)
 	pid, err := list.Fork(c.flags, from.control, wire.AbortedHead())
@@ -106,7 +109,7 @@ type ids struct{ id, host int }
 func clone(config wire.Config) *cloned {
 	c := &cloned{
 		flags: uintptr(unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
-			unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP | unix.CLONE_PARENT),
+			unix.CLONE_NEWUTS | unix.CLONE_PARENT),
 		uids: []ids{{User, config.HostUID}}, gids: []ids{{User, config.HostGID}}, setgroups: config.Privileged,
 	}
 	if config.Network != sandbox.NetworkAll {

@@ -26,8 +26,17 @@ const (
 	GuestTemp      = "/tmp"
 )
 
-// ShmSize is how big /dev/shm may become.
-const ShmSize = 64 << 20
+// maxShm is how big /dev/shm may become.
+const maxShm = 64 << 20
+
+// ShmSize is how big /dev/shm may become in a sandbox with that limit of memory, 0 being none.
+// Files there outlive commands: if they could use up all, there were no memory left to remove them.
+func ShmSize(memory int64) int64 {
+	if memory <= 0 {
+		return maxShm
+	}
+	return min(maxShm, max(memory/2, 1<<20))
+}
 
 // System are the directories of programs and libraries. Where one of them is a symbolic link
 // on the host, it is one in the sandbox.
@@ -292,7 +301,7 @@ func (v *view) placeDevices() {
 	v.Step("/dev/pts")
 	v.Do(unix.SYS_MOUNT, "devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
 	v.Step("/dev/shm")
-	v.Do(unix.SYS_MOUNT, "tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", ShmSize))
+	v.Do(unix.SYS_MOUNT, "tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", v.config.Shm))
 }
 
 func (v *view) placeDirectories() {

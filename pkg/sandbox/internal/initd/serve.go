@@ -48,6 +48,9 @@ type server struct {
 func serve(conn *wire.Conn) error {
 	debug.SetGCPercent(50)
 	unix.CloseOnExec(fdControl)
+	if err := step("order of killing", openScore); err != nil {
+		return err
+	}
 	if err := step("not dumpable", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }); err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ import (
 // HostName is the name of the host in a sandbox.
 const HostName = "sandbox"
 
-// spareProcesses is how many processes and threads the first process itself may need.
-const spareProcesses = 32
+// SpareProcesses is how many processes and threads the first process itself may need.
+const SpareProcesses = 32
 
 // inherited are descriptors of the launcher that a new process uses.
 type inherited struct {
@@ -41,6 +41,8 @@ func setup(config wire.Config, from inherited) (*calls.List, error) {
 	layer(l, config, "user", func() { becomeUser(l, config.Privileged) })
 	layer(l, config, "close descriptors", func() { closeOnExec(l) }) // what launch has opened is used before
 	layer(l, config, "host name", func() { l.Do(unix.SYS_SETHOSTNAME, []byte(HostName), len(HostName)) })
+	// Not made with the process: the group that it sees as the root would not be its own.
+	layer(l, config, "control group namespace", func() { l.Do(unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP) })
 	if config.Network != sandbox.NetworkAll {
 		layer(l, config, "loopback", func() { loopback(l) })
 	}
@@ -101,7 +103,7 @@ func loopback(l *calls.List) {
 func lockDown(l *calls.List, config wire.Config) error {
 	layer(l, config, "resource limits", func() {
 		for _, limit := range []struct{ resource, value uint64 }{
-			{unix.RLIMIT_CORE, confine.NoCore}, {unix.RLIMIT_NPROC, config.Processes + spareProcesses},
+			{unix.RLIMIT_CORE, confine.NoCore}, {unix.RLIMIT_NPROC, config.Processes + SpareProcesses},
 		} {
 			l.Do(unix.SYS_PRLIMIT64, 0, limit.resource, unsafe.Pointer(&unix.Rlimit{Cur: limit.value, Max: limit.value}), 0)
 		}

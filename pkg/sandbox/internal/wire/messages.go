@@ -142,6 +142,7 @@ type Config struct {
 
 	Network   sandbox.NetworkMode `json:"network"`
 	Processes uint64              `json:"processes"`
+	Shm       int64               `json:"shm"` // bytes of shared memory
 	Landlock  bool                `json:"landlock"`
 
 	// Namespaces are the worker's, by their names in /proc/self/ns: none of them may be the
