@@ -57,6 +57,11 @@ chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=
 escape: ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user)
 	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./pkg/sandbox/escapetest ./pkg/sandbox/ns ./pkg/sandbox/landlock
 
+.PHONY: vm
+vm: ## Run sandbox tests in virtual machines with what this one may lack: cgroup v2, no Landlock (needs qemu and apt)
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $(PROGRAM) ./pkg/sandbox/internal/initd/program
+	go run ./test/vm $(VM)
+
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml (the first time builds them)
 	$(LINT) run ./...
