@@ -14,13 +14,16 @@ import (
 // commandScore is what a command has more than the first process, in thousandths of the memory there is.
 const commandScore = 500
 
+// scoreFile is where the first process has its own.
+const scoreFile = "/proc/1/oom_score_adj"
+
 // score is the file of this process's own score; nil when there is none. It has to be opened
 // before this process is out of everybody's reach, its own too.
 var score *os.File //nolint:gochecknoglobals // of the process
 
 // openScore opens it.
 func openScore() (err error) {
-	score, err = os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
+	score, err = os.OpenFile(scoreFile, os.O_RDWR, 0)
 	return err
 }
 

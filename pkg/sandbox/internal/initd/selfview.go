@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -190,7 +191,7 @@ func (m mount) test(config wire.Config, places []placement) error {
 }
 
 // testDescriptors wants the descriptors of this process to lead to nothing of the host: three
-// to /dev/null, the control socket, and what the Go runtime waits by.
+// to /dev/null, the control socket, this process's own score, and what the Go runtime waits by.
 func testDescriptors() error {
 	const dir = "/proc/self/fd/"
 	entries, err := os.ReadDir(dir)
@@ -203,6 +204,7 @@ func testDescriptors() error {
 		case linkErr != nil: // of the directory itself, which is closed
 		case to == "/dev/null", strings.HasPrefix(to, "anon_inode:"):
 		case strings.HasPrefix(to, "socket:") && entry.Name() == controlText:
+		case to == scoreFile && score != nil && entry.Name() == strconv.Itoa(int(score.Fd())):
 		default:
 			err = errors.Join(err, fmt.Errorf("descriptor %s is %s", entry.Name(), to))
 		}
