@@ -26,6 +26,7 @@ type Journal struct {
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	stream jetstream.Stream
+	blobs  jetstream.ObjectStore
 }
 
 var _ loop.Journal = (*Journal)(nil)
@@ -51,7 +52,11 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
 	}
-	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream}, nil
+	blobs, err := js.ObjectStore(ctx, fleet.BlobsBucket())
+	if err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", fleet.BlobsBucket(), err)
+	}
+	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream, blobs: blobs}, nil
 }
 
 // Load implements [loop.Journal]. It reads from the stream's leader, so it sees
@@ -70,6 +75,11 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 		if err := json.Unmarshal(msg.Data, &events); err != nil {
 			return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, msg.Sequence, err)
 		}
+		for i := range events {
+			if err := j.loadImage(ctx, events[i].Image); err != nil {
+				return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, msg.Sequence, err)
+			}
+		}
 		history.Events = append(history.Events, events...)
 		history.Last = msg.Sequence
 	}
@@ -79,7 +89,7 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 // into several; an error then may leave the first of them appended, which a
 // further Append with the same expected sequence reports as a conflict.
 func (j *Journal) Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...loop.Event) (uint64, error) {
-	batches, err := j.batches(events)
+	batches, err := j.batches(ctx, session, events)
 	if err != nil {
 		return 0, fmt.Errorf("append to session %s: %w", session, err)
 	}
@@ -159,8 +169,9 @@ func (j *Journal) check(ctx context.Context, session protocol.SessionID, expecte
 	return last, nil
 }
 
-// batches encodes events as JSON arrays that each fit into a message.
-func (j *Journal) batches(events []loop.Event) ([][]byte, error) {
+// batches encodes events as JSON arrays that each fit into a message. Images that do not
+// fit go into the object store.
+func (j *Journal) batches(ctx context.Context, session protocol.SessionID, events []loop.Event) ([][]byte, error) {
 	limit := int(j.nc.MaxPayload()) - messageOverhead
 	var batches [][]byte
 	var current []byte
@@ -170,7 +181,9 @@ func (j *Journal) batches(events []loop.Event) ([][]byte, error) {
 			return nil, err
 		}
 		if len(body)+2 > limit && event.Image != nil {
-			event.Image = nil // its text stays
+			if event.Image, err = j.storeImage(ctx, session, event.Image); err != nil {
+				return nil, err
+			}
 			if body, err = json.Marshal(event); err != nil {
 				return nil, err
 			}

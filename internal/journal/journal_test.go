@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -115,8 +116,8 @@ func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
 	}
 }
 
-// An image that fits into no message is left out; what the model reads stays.
-func TestAppend_LeavesOutAnImageThatDoesNotFit(t *testing.T) {
+// An image that fits into no message goes through the object store, and comes back.
+func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	j := open(t, f.NC)
@@ -130,7 +131,20 @@ func TestAppend_LeavesOutAnImageThatDoesNotFit(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, history.Events, 2)
 	require.Equal(t, small.Image, history.Events[0].Image)
-	require.Nil(t, history.Events[1].Image)
+	require.Equal(t, large.Image.Data, history.Events[1].Image.Data)
+	require.NotEmpty(t, large.Image.Data, "the caller's event is as it was")
+	require.Empty(t, large.Image.Blob)
+	require.Equal(t, large.Text, history.Events[1].Text)
+
+	// Once it is kept no more, its text is all there is.
+	js, err := jetstream.New(f.NC)
+	require.NoError(t, err)
+	store, err := js.ObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket())
+	require.NoError(t, err)
+	require.NoError(t, store.Delete(t.Context(), history.Events[1].Image.Blob))
+	history, err = j.Load(t.Context(), session)
+	require.NoError(t, err)
+	require.Empty(t, history.Events[1].Image.Data)
 	require.Equal(t, large.Text, history.Events[1].Text)
 }
 

@@ -291,6 +291,9 @@ type events struct {
 }
 
 func (e *events) send(event loop.Event) {
+	if event.Image != nil { // it may be more than a message holds, and the journal has it
+		event.Image = &loop.Image{MediaType: event.Image.MediaType}
+	}
 	data, err := json.Marshal(event)
 	if err != nil {
 		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode

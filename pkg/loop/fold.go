@@ -213,7 +213,7 @@ func (s *step) appendTo(messages []Message) []Message {
 			continue
 		}
 		messages = append(messages, Message{
-			Role: RoleTool, Text: *call.content, ToolCallID: call.ID, Name: call.Name, Image: call.image,
+			Role: RoleTool, Text: *call.content, ToolCallID: call.ID, Name: call.Name, Image: shown(call.image),
 		})
 	}
 	return messages
@@ -253,4 +253,12 @@ func (t *turn) soFar(outcome Outcome, fault *protocol.Error) TurnResult {
 		result.Text = last.text
 	}
 	return result
+}
+
+// shown is an image for a model; nil when there is none, or its data is not kept any more.
+func shown(image *Image) *Image {
+	if image == nil || len(image.Data) == 0 {
+		return nil
+	}
+	return image
 }

@@ -46,7 +46,10 @@ type Image struct {
 	// MediaType is image/png, image/jpeg, image/gif or image/webp.
 	MediaType string `json:"media_type"`
 	// Data is the file; at most [tools.MaxImageBytes].
-	Data []byte `json:"data"`
+	Data []byte `json:"data,omitempty"`
+	// Blob names an object in the fleet's store with the Data that fits into no message of
+	// a journal, which sets it, and looks there when it loads.
+	Blob string `json:"blob,omitempty"`
 }
 
 // Request is everything that a model needs for one reply.
@@ -213,8 +216,8 @@ type Event struct {
 	Status string `json:"status,omitempty"`
 	// Content is what the model sees of a result.
 	Content string `json:"content,omitempty"`
-	// Image is what a model that takes images sees beside it. It may be missing from a
-	// journal whose messages cannot hold it.
+	// Image is what a model that takes images sees beside it. Its Data is missing from
+	// sessions that are older than the fleet keeps results, and from live events.
 	Image    *Image            `json:"image,omitempty"`
 	Error    *protocol.Error   `json:"error,omitempty"`
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`

@@ -47,6 +47,10 @@ func (ResultRead) Kind() Kind { return KindResultRead }
 // ValueKind implements [Value].
 func (ResultReadResult) ValueKind() Kind { return KindResultRead }
 
+// ImageBlob is the name in the fleet's object store of an image that a journal refers to;
+// sum is the SHA-256 of its data in hex.
+func ImageBlob(session SessionID, sum string) string { return "image/" + string(session) + "/" + sum }
+
 // OutputBlob is the name in the fleet's object store of a command's whole output.
 func OutputBlob(session SessionID, call CallID) string {
 	return "output/" + string(session) + "/" + string(call)

@@ -14,7 +14,7 @@ const (
 	// MaxReadBytes is the most content that one Read returns.
 	MaxReadBytes = 256 << 10
 	// MaxImageSize is the largest image that Read returns whole.
-	MaxImageSize = 512 << 10
+	MaxImageSize = 4 << 20
 	// MaxEntries is the most directory entries that one List or Tree returns.
 	MaxEntries = 2000
 	// MaxPaths is the most paths that one Glob returns.

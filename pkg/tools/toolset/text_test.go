@@ -283,7 +283,7 @@ func TestText_Files(t *testing.T) {
 		"a large image": {
 			"read",
 			protocol.FilesReadResult{Path: "a.png", Content: protocol.Bytes("\x89PNG"), Bytes: 9e6, Binary: true, Image: "image/png", Truncated: true},
-			"[a.png is an image, image/png of 9000000 bytes: too large to be shown, at most 524288 bytes are; make a smaller one with bash]",
+			"[a.png is an image, image/png of 9000000 bytes: too large to be shown, at most 4194304 bytes are; make a smaller one with bash]",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

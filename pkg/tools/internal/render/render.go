@@ -35,7 +35,7 @@ func JSON(result *protocol.Result) string {
 }
 
 // MaxImageBytes is the largest image that a model is shown.
-const MaxImageBytes = 512 << 10
+const MaxImageBytes = 4 << 20
 
 // Of makes a Render function from the text of a value of type V.
 func Of[V protocol.Value](text func(V) string) func(*protocol.Result) string {
