@@ -1,17 +1,8 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/user"
-	"strings"
-
-	"golang.org/x/term"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -73,81 +64,4 @@ func (f *policyFlags) encoded() ([]json.RawMessage, error) {
 		}
 	}
 	return out, nil
-}
-
-// prompt asks on a terminal. Its questions must not overlap.
-type prompt struct {
-	say   func(string)
-	lines chan string // what is typed; closed at the end of the input
-}
-
-// newPrompt returns nil when standard input is no terminal.
-func newPrompt(p program, say func(string)) *prompt {
-	file, isFile := p.Stdin.(*os.File)
-	if !isFile || !term.IsTerminal(int(file.Fd())) {
-		return nil
-	}
-	return promptOn(file, say)
-}
-
-// promptOn reads lines until the process ends: nothing can interrupt a read of a terminal.
-func promptOn(input io.Reader, say func(string)) *prompt {
-	q := &prompt{say: say, lines: make(chan string)}
-	go func() {
-		defer close(q.lines)
-		for scanner := bufio.NewScanner(input); scanner.Scan(); {
-			q.lines <- scanner.Text()
-		}
-	}()
-	return q
-}
-
-var errNoInput = errors.New("the standard input has ended")
-
-// approve asks until there is an answer. Anything but yes is no, and is told to the
-// model when it is more than that. What was typed before the question does not count.
-func (q *prompt) approve(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-	for stale := true; stale; {
-		select {
-		case _, stale = <-q.lines:
-		default:
-			stale = false
-		}
-	}
-	q.say(fmt.Sprintf("%s: %s %s", request.Reason, request.Tool, shortened(request.Arguments)))
-	q.say("Allow it? y for yes; anything else is no, and is told to the model:")
-	select {
-	case line, open := <-q.lines:
-		if !open {
-			return loop.Approval{}, errNoInput
-		}
-		switch answer := strings.TrimSpace(line); strings.ToLower(answer) {
-		case "y", "yes":
-			return loop.Approval{Granted: true, By: userName()}, nil
-		case "", "n", "no":
-			return loop.Approval{By: userName()}, nil
-		default:
-			return loop.Approval{By: userName(), Note: answer}, nil
-		}
-	case <-ctx.Done():
-		q.say("No answer is needed any more.")
-		return loop.Approval{}, context.Cause(ctx)
-	}
-}
-
-// shortened is a text that fits a few lines of a terminal.
-func shortened(text string) string {
-	const most = 1000
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most]) + fmt.Sprintf(" [... and %d more characters]", len(runes)-most)
-	}
-	return text
-}
-
-// userName is who answers, for the audit log.
-func userName() string {
-	if current, err := user.Current(); err == nil {
-		return current.Username
-	}
-	return ""
 }

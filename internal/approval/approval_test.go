@@ -2,6 +2,7 @@ package approval_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -47,4 +48,29 @@ func TestWaiter_EndsWithItsContext(t *testing.T) {
 	defer cancel()
 	_, err := approval.Waiter(f.NC, f.Name)(ctx, loop.ApprovalRequest{SessionID: "s", CallID: "c"})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// Questions of two calls at once: each gets its own answer.
+func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session := protocol.NewSessionID()
+	calls := []protocol.CallID{protocol.RandomCallID(), protocol.RandomCallID()}
+	answers := make([]chan loop.Approval, len(calls))
+	wait := approval.Waiter(f.Connect(), f.Name)
+	for i, call := range calls {
+		answers[i] = make(chan loop.Approval, 1)
+		go func() {
+			answer, err := wait(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
+			if err != nil {
+				t.Error(err)
+			}
+			answers[i] <- answer
+		}()
+	}
+	for i, call := range slices.Backward(calls) {
+		require.NoError(t, approval.Answer(t.Context(), f.NC, f.Name, session, call, protocol.Approval{Granted: i == 0}))
+	}
+	require.True(t, (<-answers[0]).Granted)
+	require.False(t, (<-answers[1]).Granted)
 }

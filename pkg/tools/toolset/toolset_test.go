@@ -143,6 +143,7 @@ func TestToolsets_Texts(t *testing.T) {
 	}{
 		"a text as it is":    {"files", "read_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("x\r\n\ty"), Lines: 2, TotalLines: 2, Bytes: 5}, "x\r\n\ty"},
 		"an empty file":      {"smithers", "read", protocol.FilesReadResult{Path: "a"}, "[a is empty]"},
+		"no bytes":           {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Raw: true}, "[a is empty]"},
 		"bytes":              {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("\x00\xff"), Bytes: 2, Binary: true, Raw: true}, "AP8="},
 		"a text as bytes":    {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("abc"), Bytes: 3, Raw: true}, "YWJj"},
 		"a binary file":      {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("\x00"), Bytes: 1, Binary: true}, "[a is a binary file of 1 byte: not shown; look into it with bash, as in `file` or `od -c`]"},

@@ -164,6 +164,9 @@ func Exists(v protocol.FilesExistsResult) string {
 
 // Base64 is the bytes of a file for a model that asked for them.
 func Base64(v protocol.FilesReadResult) string {
+	if v.Bytes == 0 {
+		return noLinesText(v)
+	}
 	encoded := base64.StdEncoding.EncodeToString(v.Content)
 	if len(encoded) <= prose.BodyLimit && int64(len(v.Content)) == v.Bytes {
 		return encoded
