@@ -46,6 +46,7 @@ func (l *List) arguments(flags uintptr) (number, first, second uintptr, keep *cl
 // fails, the process writes one message to the descriptor fd, and ends: head, and what [Failed] reads.
 func (l *List) Fork(flags uintptr, fd int, head []byte) (int, error) {
 	r := &report{fd: uintptr(fd)}
+	l.keep = append(l.keep, r, head) // on the heap, where nothing moves
 	r.parts[0] = part{uintptr(unsafe.Pointer(unsafe.SliceData(head))), uintptr(len(head))}
 	r.parts[1] = part{uintptr(unsafe.Pointer(&r.errno)), unsafe.Sizeof(r.errno)}
 	if l.mask == nil {
