@@ -8,9 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -166,4 +169,55 @@ func TestCluster_LeaderIsLost(t *testing.T) {
 	<-done
 	h.requireLawful(t, false)
 	f.requireQuiet()
+}
+
+// Guard: a server that is cut off from the others goes on confirming renewals as the leader that it
+// was, while they deliver the lane again. Its worker must have stopped by then.
+func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
+	t.Parallel()
+	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
+	o := lane.Options{Worker: "cut-off"}
+	started, stopped, again := make(chan struct{}), make(chan time.Time, 1), make(chan time.Time, 1)
+	work := executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		close(started)
+		<-ctx.Done()
+		stopped <- time.Now()
+		return interrupted(ctx, run)
+	})
+	_, err := lane.NewHolder(t.Context(), f.nc, work, o) // makes the consumer
+	require.NoError(t, err)
+	leader := -1
+	require.Eventually(t, func() bool {
+		leader = c.ConsumerLeader(protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+		return leader >= 0
+	}, 30*time.Second, 10*time.Millisecond, "no leader")
+	f.dial = func() *nats.Conn { return c.ConnectTo(leader) }
+	f.hold(work, o)
+	f.nc = c.ConnectTo((leader + 1) % len(c.Servers))
+	p := f.publisher()
+	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
+	put(t, p, call)
+	<-started
+	f.dial = func() *nats.Conn { return c.ConnectTo((leader + 1) % len(c.Servers)) }
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		again <- time.Now()
+		return succeed(run)
+	}), lane.Options{Worker: "with-the-others"})
+	stepAside(t, natsio.DefaultAckWait/2) // it is renewed
+	c.Part(leader, true)
+	wait := time.After(90 * time.Second)
+	select {
+	case <-stopped:
+	case <-again:
+		t.Fatal("the call was started again while it ran")
+	case <-wait:
+		t.Fatal("the worker does not notice")
+	}
+	select {
+	case <-again:
+	case <-wait:
+		t.Fatal("the others do not go on")
+	}
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	c.Part(leader, false)
 }

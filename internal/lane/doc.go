@@ -53,7 +53,8 @@
 // The lease of a lane ends AckWait after the delivery or the last renewal. The holder trusts
 // it for less: it counts from when the pull request or the renewal was sent,
 // and keeps a margin. Pull requests live shorter than a lease, so that a message
-// which was delivered to a sleeping process is recognised as too old. When the
+// which was delivered to a sleeping process is recognised as too old. In a cluster a renewal counts
+// when the servers that have to know of it surely do (quorum.go). When the
 // trusted time ends the holder kills what runs, stores nothing, and forgets the lane.
 //
 // # Operators

@@ -43,7 +43,12 @@ func around(t *testing.T, f *natsiotest.Fleet) *fleet {
 // newClusterFleet is newFleet on three servers.
 func newClusterFleet(t *testing.T) (*fleet, *natsiotest.Cluster) {
 	t.Helper()
-	c := natsiotest.NewCluster(t)
+	return newFleetOn(t, natsiotest.NewCluster(t))
+}
+
+// newFleetOn is newFleet on a cluster that is there.
+func newFleetOn(t *testing.T, c *natsiotest.Cluster) (*fleet, *natsiotest.Cluster) {
+	t.Helper()
 	f := &fleet{t: t, logger: slog.New(slog.DiscardHandler), nc: c.NC, js: c.JS, dial: c.Connect}
 	return f, c
 }

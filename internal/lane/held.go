@@ -111,7 +111,7 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
 	l.lease.length, l.lease.since = h.lease, since
-	l.lease.echo, l.lease.last = h.store.clustered(), since
+	l.lease.shared, l.lease.last = h.store.clustered(), since
 	l.stored = meta.Timestamp
 	l.share = l.claimed
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {

@@ -16,10 +16,17 @@ type lease struct {
 	since  time.Time // the server's lease began at this time or later
 	before time.Time // what since was before the last renewal
 	last   time.Time // when the last renewal that was answered was sent
-	// echo says that a renewal may be forgotten after it was answered: servers that
-	// agree on it answer before they have. Then the one before it counts.
-	echo  bool
-	asked time.Time // when the last renewal was sent
+	asked  time.Time // when the last renewal was sent
+	// shared says that several servers keep the lease. One answers before the others have agreed, so
+	// that a renewal waits until it is known that they have (see quorum.go).
+	shared  bool
+	waiting []answered
+}
+
+// answered is a renewal that waits.
+type answered struct {
+	sent time.Time
+	by   leadership // as it was known when it was sent
 }
 
 // margin is the end of a lease that is not trusted: room for kills and for
@@ -40,10 +47,13 @@ func (l *lease) holds(now time.Time) bool {
 	return passed < l.length-l.margin()
 }
 
-// period is how long after a renewal the next one is due. Where the renewal before the last one
-// counts, there have to be more of them.
+// slack is how much later than a renewal the leader must have been heard: more than a message between servers takes.
+func (l *lease) slack() time.Duration { return l.length / 40 }
+
+// period is how long after a renewal the next one is due. Where they count later, there have to be
+// more of them.
 func (l *lease) period() time.Duration {
-	if l.echo {
+	if l.shared {
 		return l.length / 4
 	}
 	return l.length * 2 / 5
@@ -61,25 +71,42 @@ func (l *lease) due(now time.Time) bool {
 	return true
 }
 
-// confirm books the answer to a renewal that was sent at the given time. The server
-// answers whoever asks, so an answer that comes too late confirms nothing: it is
-// somebody else's lease by then.
-func (l *lease) confirm(sent time.Time) {
+// confirm books the answer to a renewal that was sent at the given time, when by was known to
+// lead. The server answers whoever asks, so an answer that comes too late confirms nothing: it
+// is somebody else's lease by then.
+func (l *lease) confirm(sent time.Time, by leadership) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !sent.After(l.since) || !l.holds(time.Now()) {
 		return
 	}
-	counts := sent
-	if l.echo {
-		counts = l.last
-	}
 	if sent.After(l.last) {
 		l.last = sent
 	}
-	if counts.After(l.since) {
-		l.before, l.since = l.since, counts
+	if l.shared {
+		l.waiting = append(l.waiting, answered{sent: sent, by: by})
+		return
 	}
+	l.before, l.since = l.since, sent
+}
+
+// agreed has the renewals count that are so old that a majority of the servers has them: by has
+// been leading since before, and was heard at the given time. Renewals under another leader never count.
+func (l *lease) agreed(at time.Time, by leadership) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kept := l.waiting[:0]
+	for _, r := range l.waiting {
+		switch {
+		case r.by != by:
+			l.last = time.Time{} // renewed as soon as possible
+		case r.sent.Add(l.slack()).After(at):
+			kept = append(kept, r)
+		case r.sent.After(l.since) && l.holds(time.Now()):
+			l.before, l.since = l.since, r.sent
+		}
+	}
+	l.waiting = kept
 }
 
 // doubt takes back renewals that were made after the given time: the server that
@@ -106,10 +133,10 @@ func (l *held) assure() bool {
 		return true
 	}
 	for l.alive() {
-		sent := time.Now()
+		sent, by := time.Now(), l.holder.leads()
 		_, err := l.holder.store.replies.request(l.ctx, l.lease.length/12, l.renewal())
 		if err == nil {
-			l.lease.confirm(sent)
+			l.lease.confirm(sent, by)
 			return true
 		}
 		wait(l.ctx, l.lease.length/100)
@@ -123,9 +150,10 @@ func (l *held) renewal() *nats.Msg { return &nats.Msg{Subject: l.ack, Data: []by
 // renew sends a renewal; the answer confirms it. Without a connection nothing is sent,
 // nothing confirmed, and the trusted time runs out.
 func (l *held) renew(now time.Time) {
+	by := l.holder.leads()
 	_, _ = l.holder.store.replies.ask(l.renewal(), func(answer *nats.Msg) {
 		if !nobodyAnswers(answer) {
-			l.lease.confirm(now)
+			l.lease.confirm(now, by)
 		}
 	})
 }
@@ -143,6 +171,9 @@ func (h *Holder) keepLeases(ctx context.Context) {
 		case <-ticker.C:
 		}
 		now := time.Now()
+		if h.store.clustered() && h.Held() > 0 {
+			h.askLeader(now)
+		}
 		h.each(func(l *held) {
 			if !l.lease.trusted(now) {
 				l.abort(ErrLost)

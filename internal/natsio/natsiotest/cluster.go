@@ -28,6 +28,7 @@ type Cluster struct {
 	JS      jetstream.JetStream
 
 	options [3]*server.Options
+	cables  map[[2]int]*cable // from one server to another, where they can be cut
 	tb      testing.TB
 }
 
@@ -37,7 +38,18 @@ const clusterReady = 60 * time.Second
 // NewCluster starts three servers on loopback, and the streams of a fleet with three replicas.
 func NewCluster(tb testing.TB) *Cluster {
 	tb.Helper()
-	c := &Cluster{Name: protocol.DefaultFleet, tb: tb}
+	return newCluster(tb, false)
+}
+
+// NewPartableCluster is [NewCluster] of servers that can be cut off from each other.
+func NewPartableCluster(tb testing.TB) *Cluster {
+	tb.Helper()
+	return newCluster(tb, true)
+}
+
+func newCluster(tb testing.TB, partable bool) *Cluster {
+	tb.Helper()
+	c := &Cluster{Name: protocol.DefaultFleet, tb: tb, cables: map[[2]int]*cable{}}
 	dir := tb.TempDir()
 	ports := freePorts(tb, 2*len(c.Servers))
 	for i := range c.Servers {
@@ -46,6 +58,9 @@ func NewCluster(tb testing.TB) *Cluster {
 			JetStream: true, StoreDir: filepath.Join(dir, strconv.Itoa(i)),
 			Cluster: server.ClusterOpts{Name: "toolfleet-test", Host: "127.0.0.1", Port: ports[2*i+1]},
 		}
+	}
+	if partable {
+		c.layCables()
 	}
 	for i := range c.Servers {
 		c.launch(i)
@@ -85,14 +100,39 @@ func (c *Cluster) launch(i int) {
 	c.tb.Helper()
 	o := *c.options[i]
 	for n, other := range c.options {
+		host := fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port)
+		if cable := c.cables[[2]int{i, n}]; cable != nil {
+			host = cable.listener.Addr().String()
+		}
 		if n != i {
-			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port)})
+			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: host})
 		}
 	}
 	s, err := server.NewServer(&o)
 	require.NoError(c.tb, err)
 	s.Start()
 	c.Servers[i] = s
+}
+
+// layCables has all that servers say to each other go through cables.
+func (c *Cluster) layCables() {
+	for i := range c.options {
+		c.options[i].Cluster.Advertise = "127.0.0.1:1" // nobody finds a way around them
+		for n, other := range c.options {
+			if n != i {
+				c.cables[[2]int{i, n}] = newCable(c.tb, fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port))
+			}
+		}
+	}
+}
+
+// Part cuts a server off from the others, or joins it to them again. Clients keep their connections.
+func (c *Cluster) Part(i int, off bool) {
+	for ends, cable := range c.cables {
+		if ends[0] == i || ends[1] == i {
+			cable.set(off)
+		}
+	}
 }
 
 // URL names all servers.
@@ -107,7 +147,18 @@ func (c *Cluster) URL() string {
 // Connect makes one more connection, to any of the servers.
 func (c *Cluster) Connect() *nats.Conn {
 	c.tb.Helper()
-	nc, err := natsio.Connect(c.tb.Context(), c.URL(), natsio.ConnectOptions{Name: c.tb.Name()})
+	return c.connect(c.URL())
+}
+
+// ConnectTo makes one more connection, to one of the servers.
+func (c *Cluster) ConnectTo(i int) *nats.Conn {
+	c.tb.Helper()
+	return c.connect(fmt.Sprintf("nats://%s:%d", c.options[i].Host, c.options[i].Port))
+}
+
+func (c *Cluster) connect(url string) *nats.Conn {
+	c.tb.Helper()
+	nc, err := natsio.Connect(c.tb.Context(), url, natsio.ConnectOptions{Name: c.tb.Name()})
 	require.NoError(c.tb, err)
 	c.tb.Cleanup(nc.Close)
 	return nc
@@ -117,6 +168,16 @@ func (c *Cluster) Connect() *nats.Conn {
 func (c *Cluster) Leader(stream string) int {
 	for i, s := range c.Servers {
 		if s.Running() && s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
+			return i
+		}
+	}
+	return -1
+}
+
+// ConsumerLeader is the index of the server that leads a consumer; -1 while none does.
+func (c *Cluster) ConsumerLeader(stream, consumer string) int {
+	for i, s := range c.Servers {
+		if s.Running() && s.JetStreamIsConsumerLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream, consumer) {
 			return i
 		}
 	}

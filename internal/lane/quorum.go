@@ -1,0 +1,77 @@
+package lane
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// In a cluster the leader of the pool's consumer confirms a renewal before the other servers have it.
+// One that is cut off from them goes on confirming for seconds, while they choose
+// another leader, deliver the lane again, and know nothing of these renewals. So a renewal counts only when
+// it is known that the leader was still heard by a majority after it: the same leader, in office since before
+// the renewal was sent. Then the majority has the renewal, because it is told everything in order.
+
+// leadership is who leads the pool's consumer, and since when; "" while that is not known.
+type leadership string
+
+// askLeader asks whether the leader of the pool's consumer is still followed; the answer makes
+// renewals count.
+func (h *Holder) askLeader(now time.Time) {
+	o := h.options
+	question := &nats.Msg{Subject: "$JS.API.CONSUMER.INFO." + o.Fleet.CallsStream() + "." + o.Fleet.ReadyConsumer(o.Pool)}
+	_, _ = h.store.replies.ask(question, func(answer *nats.Msg) { // without a connection nothing counts
+		by, heard, ok := readLeadership(answer.Data)
+		if !ok {
+			return
+		}
+		h.leader.Store(&by)
+		h.each(func(l *held) { l.lease.agreed(now.Add(-heard), by) })
+	})
+}
+
+// leads is who is known to lead.
+func (h *Holder) leads() leadership {
+	if by := h.leader.Load(); by != nil {
+		return *by
+	}
+	return ""
+}
+
+// readLeadership reads the answer to CONSUMER.INFO: who leads, and how long ago the leader heard
+// from enough others to make a majority with itself. ok is false when that is not known.
+func readLeadership(body []byte) (by leadership, heard time.Duration, ok bool) {
+	var info struct {
+		Cluster struct {
+			Leader      string `json:"leader"`
+			LeaderSince string `json:"leader_since"`
+			Replicas    []struct {
+				Current bool          `json:"current"`
+				Offline bool          `json:"offline"`
+				Active  time.Duration `json:"active"` // since it was heard of
+			} `json:"replicas"`
+		} `json:"cluster"`
+	}
+	if err := json.Unmarshal(body, &info); err != nil || info.Cluster.Leader == "" {
+		return "", 0, false
+	}
+	by = leadership(info.Cluster.Leader + " since " + info.Cluster.LeaderSince)
+	followers := len(info.Cluster.Replicas)
+	var ages []time.Duration
+	for _, r := range info.Cluster.Replicas {
+		if r.Current && !r.Offline {
+			ages = append(ages, r.Active)
+		}
+	}
+	needed := (followers + 1) / 2
+	if len(ages) < needed {
+		return by, 0, false
+	}
+	if needed == 0 { // it keeps the consumer alone
+		return by, 0, true
+	}
+	slices.Sort(ages)
+	return by, ages[needed-1], true
+}

@@ -1,0 +1,72 @@
+package lane
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestReadLeadership(t *testing.T) {
+	t.Parallel()
+	const head = `{"name":"c","cluster":{"leader":"n1","leader_since":"2026-01-02T03:04:05Z","replicas":[`
+	tests := map[string]struct {
+		body  string
+		heard time.Duration
+		ok    bool
+	}{
+		"the one that was heard last is enough":    {body: head + `{"current":true,"active":900},{"current":true,"active":100}]}}`, heard: 100, ok: true},
+		"one that lags has not what was renewed":   {body: head + `{"current":true,"active":900},{"current":false,"active":100}]}}`, heard: 900, ok: true},
+		"one that is offline was heard long ago":   {body: head + `{"current":true,"active":900},{"current":true,"offline":true,"active":0}]}}`, heard: 900, ok: true},
+		"nobody follows":                           {body: head + `{"current":false,"active":1},{"current":false,"active":1}]}}`},
+		"of five servers, two others":              {body: head + `{"current":true,"active":4},{"current":true,"active":1},{"current":true,"active":3},{"current":true,"active":2}]}}`, heard: 2, ok: true},
+		"of two servers, the other":                {body: head + `{"current":true,"active":7}]}}`, heard: 7, ok: true},
+		"a leader alone":                           {body: head + `]}}`, ok: true},
+		"a server on its own, which has no leader": {body: `{"name":"c"}`},
+		"no consumer":                              {body: `{"error":{"code":404,"err_code":10014,"description":"consumer not found"}}`},
+		"no JSON":                                  {body: `x`},
+		"nothing":                                  {},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			by, heard, ok := readLeadership([]byte(test.body))
+			require.Equal(t, test.ok, ok)
+			if ok {
+				require.EqualValues(t, "n1 since 2026-01-02T03:04:05Z", by)
+				require.Equal(t, test.heard, heard)
+			}
+		})
+	}
+}
+
+// Guard: the leader of a cluster's consumer confirms a renewal before the other servers have it.
+func TestFact_RenewalCountsOnceTheOthersHaveIt(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	l := lease{length: 10 * time.Second, shared: true, since: ago(5 * time.Second)}
+	end := 3 * time.Second // from now, as it is without a renewal
+	l.confirm(ago(2*time.Second), "a")
+	require.False(t, l.trusted(now.Add(end)), "confirmed, and no more")
+	l.agreed(ago(2*time.Second), "a")
+	require.False(t, l.trusted(now.Add(end)), "heard when the renewal may have been on its way")
+	l.agreed(ago(time.Second), "a")
+	require.True(t, l.trusted(now.Add(end)))
+	require.False(t, l.trusted(now.Add(end+3*time.Second)), "from when it was sent")
+
+	l.confirm(ago(500*time.Millisecond), "a")
+	l.agreed(now, "b")
+	l.agreed(now, "a")
+	require.False(t, l.trusted(now.Add(end+3*time.Second)), "another leader may not know of it")
+	require.True(t, l.due(now), "renewed at that one soon")
+	l.confirm(ago(400*time.Millisecond), "")
+	l.agreed(now, "b")
+	require.False(t, l.trusted(now.Add(end+3*time.Second)), "who led when it was sent is not known")
+
+	late := lease{length: 10 * time.Second, shared: true, since: ago(7 * time.Second)}
+	late.confirm(ago(6*time.Second), "a")
+	late.since = ago(9 * time.Second)
+	late.agreed(now, "a")
+	require.False(t, late.trusted(now), "an end that has come stays")
+}
