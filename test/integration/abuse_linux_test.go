@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -26,7 +27,8 @@ import (
 )
 
 // answerTime is in what time a call in another sandbox has to be answered while a sandbox
-// is abused. One call in ten may take longer: this machine may do other things too.
+// is abused, nine of ten of them; and 99 of 100 beside what they take where nothing is abused:
+// this machine may do other things too.
 const answerTime = 100 * time.Millisecond * (1 + 9*slow)
 
 // abused is a worker whose sandboxes isolate, and a way to send it commands.
@@ -114,7 +116,7 @@ func (a *abused) run(t *testing.T, box, script string, wall time.Duration) (prot
 // long the answers took, in order.
 func (a *abused) beside(t *testing.T, abuse func()) []time.Duration {
 	t.Helper()
-	const least = 40
+	const least = 100
 	a.run(t, "neighbour", "true", time.Minute) // opens it
 	done := make(chan struct{})
 	var wg sync.WaitGroup
@@ -176,7 +178,7 @@ type abuse struct {
 func abuses() map[string]abuse {
 	const ok, failed, timeout = protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout
 	return map[string]abuse{
-		"nothing":       {script: `sleep 2`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 5 * time.Second, check: exitedZero},
+		nothing:         {script: `sleep 2`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 5 * time.Second, check: exitedZero},
 		"fork bomb":     {script: `b() { b MARK | b MARK & }; b; sleep MARK`, wall: 2 * time.Second, status: timeout, reasons: []string{"timeout"}, within: 6 * time.Second},
 		"memory bomb":   {script: `exec tail /dev/zero`, wall: 20 * time.Second, status: failed, reasons: []string{"oom"}, within: 20 * time.Second, check: bounded},
 		"output bomb":   {script: `yes MARK & yes MARK >&2 & wait`, wall: 20 * time.Second, status: failed, reasons: []string{"output_limit"}, within: 3 * time.Second},
@@ -214,7 +216,10 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 	asUsers(t, func(t *testing.T, uid int) {
 		t.Helper()
 		a := startAbused(t, uid)
-		for name, abuse := range abuses() {
+		var alone time.Duration // 99 of 100 calls where nothing is abused
+		all := abuses()
+		for _, name := range slices.SortedFunc(maps.Keys(all), nothingFirst) {
+			abuse := all[name]
 			t.Run(name, func(t *testing.T) {
 				box, mark := "abuse-"+strings.ReplaceAll(name, " ", "-"), marker()
 				a.run(t, box, "true", time.Minute) // opens it
@@ -227,12 +232,17 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 					took = time.Since(began)
 				})
 				requireNone(t, mark)
-				t.Logf("%s: %s in %s; %d calls beside it: half within %s, 9 of 10 within %s, all within %s", r.Status, e.Reason, took.Round(time.Millisecond), len(times),
-					times[len(times)/2].Round(100*time.Microsecond), times[(len(times)-1)*9/10].Round(100*time.Microsecond), times[len(times)-1].Round(100*time.Microsecond))
+				most, nearlyAll := times[(len(times)-1)*9/10], times[(len(times)-1)*99/100]
+				t.Logf("%s: %s in %s; %d calls beside it: half within %s, 9 of 10 within %s, 99 of 100 within %s, all within %s", r.Status, e.Reason, took.Round(time.Millisecond), len(times),
+					times[len(times)/2].Round(100*time.Microsecond), most.Round(100*time.Microsecond), nearlyAll.Round(100*time.Microsecond), times[len(times)-1].Round(100*time.Microsecond))
+				if name == nothing {
+					alone = nearlyAll
+				}
 				require.Equal(t, abuse.status, r.Status, "%v: %s", r.Error, e.Stderr)
 				require.Contains(t, abuse.reasons, e.Reason)
 				require.Less(t, took, abuse.within*(1+3*slow))
-				require.Less(t, times[(len(times)-1)*9/10], answerTime)
+				require.Less(t, most, answerTime)
+				require.Less(t, nearlyAll, answerTime+2*alone)
 				if abuse.check != nil {
 					abuse.check(t, e)
 				}
@@ -242,6 +252,20 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 		}
 		a.stop(t)
 	})
+}
+
+// nothing is the abuse that is none.
+const nothing = "nothing"
+
+func nothingFirst(a, b string) int {
+	switch nothing {
+	case a:
+		return -1
+	case b:
+		return 1
+	default:
+		return strings.Compare(a, b)
+	}
 }
 
 // asUsers runs a test as the user that runs the tests, and as an ordinary one if that is root.

@@ -50,6 +50,7 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	t.running[c.id], t.pids[pid] = c, c
 	t.limitLate(c)
 	t.limitLater(c, laterLooks())
+	t.yieldLater(c, yields())
 	if c.limits.Memory > 0 || c.limits.Disk > 0 {
 		c.done = make(chan struct{})
 		go t.watch(c)

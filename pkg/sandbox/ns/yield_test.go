@@ -1,0 +1,35 @@
+//go:build linux
+
+package ns_test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// TestPriority_LongCommandsMakeWay: a command that has run for a while, and what it has started
+// in sessions of its own, has a lower priority than one that begins, beside it or later.
+func TestPriority_LongCommandsMakeWay(t *testing.T) {
+	t.Parallel()
+	s := limited(t, sandbox.Limits{})
+	const script = `nice; (setsid sh -c 'sleep 2; nice' >other) & sleep 2; nice; wait; cat other`
+	long := numbers(t, run(t, s, script))
+	require.Len(t, long, 3)
+	require.Equal(t, []int{long[0] + 5, long[0] + 5}, long[1:])
+	require.Equal(t, long[:1], numbers(t, run(t, s, "nice")))
+}
+
+func numbers(t *testing.T, r sandbox.Result) (all []int) {
+	t.Helper()
+	for field := range strings.FieldsSeq(string(r.Stdout.Data)) {
+		n, err := strconv.Atoi(field)
+		require.NoError(t, err)
+		all = append(all, n)
+	}
+	return all
+}

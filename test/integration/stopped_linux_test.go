@@ -1,0 +1,150 @@
+package integration
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// calling is a call that is under way.
+type calling struct {
+	result chan protocol.Result
+}
+
+// begin sends a script to a sandbox of its own.
+func (a *abused) begin(t *testing.T, box, script string, wall time.Duration) calling {
+	t.Helper()
+	c := calling{result: make(chan protocol.Result, 1)}
+	go func() { c.result <- a.call(t.Context(), t, box, protocol.CommandRun{Command: script}, wall) }()
+	return c
+}
+
+// end waits for the result.
+func (c calling) end(t *testing.T) (protocol.Result, protocol.Execution) {
+	t.Helper()
+	select {
+	case r := <-c.result:
+		value, _ := r.Value.(protocol.CommandRunResult) // none when it was lost
+		return r, value.Execution
+	case <-time.After(patience):
+		require.FailNow(t, "no result")
+		return protocol.Result{}, protocol.Execution{}
+	}
+}
+
+// find returns where a file of some workspace is on the host; "" when it is nowhere.
+func (a *abused) find(name string) (found string) {
+	_ = filepath.WalkDir(filepath.Dir(a.file), func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Name() == name {
+			found = path
+			return fs.SkipAll
+		}
+		return nil // what cannot be entered has it not
+	})
+	return found
+}
+
+// awaitFile waits until a command has made a file.
+func (a *abused) awaitFile(t *testing.T, name string) string {
+	t.Helper()
+	waitUntil(t, func() bool { return a.find(name) != "" })
+	return a.find(name)
+}
+
+// running counts the processes of the host with a marker in their arguments.
+func running(t *testing.T, marker string) (n int) {
+	t.Helper()
+	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	for _, path := range paths {
+		if content, err := os.ReadFile(path); err == nil && strings.Contains(string(content), marker) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestAbuse_StoppedWorker: while a worker stands still its sandboxes go on, within their
+// limits, which their first processes see to; when it goes on, every call ends as it should.
+func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one that measures
+	asUsers(t, func(t *testing.T, uid int) {
+		t.Helper()
+		a := startAbused(t, uid, "--lease", "60s")
+		bomb, flood, late, daemon := marker(), marker(), marker(), marker()
+		const wait = `: >NAME.begun; while [ ! -e NAME.go ]; do sleep 0.02; done; `
+		begin := func(name, script string, wall time.Duration) calling {
+			return a.begin(t, name, strings.ReplaceAll(wait, "NAME", name)+script, wall)
+		}
+		works := begin("works", `echo worked >works.went`, time.Minute)
+		hungry := begin("hungry", `exec -a `+bomb+` tail /dev/zero`, time.Minute)
+		loud := begin("loud", `yes `+flood, time.Minute)
+		slow := a.begin(t, "slow", `: >slow.begun; exec -a `+late+` sleep 1000`, time.Second)
+		leaves := begin("leaves", `(setsid bash -c 'trap "" TERM HUP; exec -a `+daemon+` sleep 1000' &); : >leaves.went`, time.Minute)
+		for _, name := range []string{"works", "hungry", "loud", "slow", "leaves"} {
+			a.awaitFile(t, name+".begun")
+		}
+		a.signal(t, syscall.SIGSTOP)
+		stopped := time.Now()
+		for _, name := range []string{"works", "hungry", "loud", "leaves"} {
+			begun := a.find(name + ".begun")
+			require.NoError(t, os.WriteFile(strings.TrimSuffix(begun, "begun")+"go", nil, 0o644))
+		}
+		a.awaitFile(t, "works.went")
+		a.awaitFile(t, "leaves.went")
+		waitUntil(t, func() bool { return running(t, flood) > 0 })
+		require.Eventually(t, func() bool { return running(t, bomb) == 0 }, patience, 10*time.Millisecond, "its first process ends what has too much memory")
+		waitUntil(t, func() bool { return running(t, daemon) == 0 }) // with the command that has left it
+		waitUntil(t, func() bool { return time.Since(stopped) > 1500*time.Millisecond })
+		require.Equal(t, 1, running(t, late), "time is the worker's matter")
+		a.signal(t, syscall.SIGCONT)
+		for name, c := range map[string]struct {
+			calling
+			status protocol.Status
+			reason string
+		}{
+			"works": {works, protocol.StatusOK, "exited"}, "hungry": {hungry, protocol.StatusFailed, "oom"},
+			"loud": {loud, protocol.StatusFailed, "output_limit"}, "slow": {slow, protocol.StatusTimeout, "timeout"}, "leaves": {leaves, protocol.StatusOK, "exited"},
+		} {
+			r, e := c.end(t)
+			require.Equal(t, c.status, r.Status, "%s: %v %s", name, r.Error, e.Stderr)
+			require.Equal(t, c.reason, e.Reason, name)
+			require.Equal(t, 1, r.Attempt, name)
+		}
+		for _, mark := range []string{bomb, flood, late, daemon} {
+			requireNone(t, mark)
+		}
+		a.stop(t)
+	})
+}
+
+// TestAbuse_StoppedForTooLong: a worker that has stood still for longer than its lease kills what
+// still runs for it.
+func TestAbuse_StoppedForTooLong(t *testing.T) { //nolint:paralleltest // beside one that measures
+	asUsers(t, func(t *testing.T, uid int) {
+		t.Helper()
+		a := startAbused(t, uid, "--lease", "1s")
+		mark := marker()
+		call := a.begin(t, "lost", `[ ! -e begun ] || exit 0; : >begun; (trap "" TERM HUP; setsid bash -c 'trap "" TERM HUP; while :; do exec -a `+mark+` sleep 1000; done' &) ; exec -a `+mark+` sleep 1000`, 2*time.Minute)
+		a.awaitFile(t, "begun")
+		waitUntil(t, func() bool { return running(t, mark) == 2 })
+		a.signal(t, syscall.SIGSTOP)
+		stopped := time.Now()
+		waitUntil(t, func() bool { return time.Since(stopped) > 2500*time.Millisecond })
+		require.Equal(t, 2, running(t, mark))
+		a.signal(t, syscall.SIGCONT)
+		waitUntil(t, func() bool { return running(t, mark) == 0 })
+		t.Logf("everything was gone %s after the worker went on", time.Since(stopped)-2500*time.Millisecond)
+		r, _ := call.end(t)
+		require.Equal(t, protocol.StatusOK, r.Status, "%v", r.Error)
+		require.Equal(t, 2, r.Attempt, "the lane came back to it, and the call ran again")
+		a.stop(t)
+	})
+}
