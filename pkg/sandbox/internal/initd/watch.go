@@ -4,9 +4,7 @@ package initd
 
 import (
 	"bytes"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -127,27 +125,3 @@ func kilobytes(status []byte, key string) uint64 {
 	value, _ := strconv.ParseUint(string(bytes.TrimSpace(line)), 10, 64) // 0 is right for anything else
 	return value
 }
-
-// diskUsage is how much the workspace and the scratch directory take up.
-func diskUsage() uint64 {
-	var total uint64
-	for _, dir := range []string{GuestWorkspace, GuestHome, GuestTemp} {
-		_ = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error { // what cannot be read counts as nothing
-			if err != nil {
-				return nil //nolint:nilerr // it was removed meanwhile, or is locked
-			}
-			info, err := entry.Info()
-			if err != nil {
-				return nil //nolint:nilerr // as above
-			}
-			if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-				total += uint64(stat.Blocks) * blockSize / max(uint64(stat.Nlink), 1) //nolint:gosec,unconvert // not negative; 32 bits elsewhere
-			}
-			return nil
-		})
-	}
-	return total
-}
-
-// blockSize is what stat(2) counts in.
-const blockSize = 512
