@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -158,10 +157,8 @@ func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
 		Landlock: confine.LandlockABI() > 0,
 	}
 	if os.Geteuid() == 0 {
-		config.Privileged, config.Map = true, true
+		config.Privileged = true
 		config.OwnerUID, config.OwnerGID = int(stat.Uid), int(stat.Gid)
-		config.HostUID = firstUID + rand.IntN(countUID) //nolint:gosec // not secret
-		config.HostGID = config.HostUID
 	}
 	if config.Namespaces, err = namespaces(); err != nil {
 		return wire.Config{}, err
@@ -171,13 +168,6 @@ func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
 
 // namespaces are those of this process, which do not change.
 var namespaces = sync.OnceValues(initd.Namespaces) //nolint:gochecknoglobals // a constant
-
-// Users of sandboxes on the host, when the worker is root: far from those of people,
-// services and containers.
-const (
-	firstUID = 1 << 30
-	countUID = 1 << 29
-)
 
 // reservedPlaces are what a sandbox has of its own; a mount there would be hidden, or hide it.
 var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant

@@ -153,7 +153,7 @@ func (i *instance) receive() {
 			return
 		}
 		r := &reply{Message: m}
-		if m.Kind == wire.KindFiles && i.conn.DecodeStream(m, &r.files) != nil {
+		if m.Kind == wire.KindFiles && wire.Unpack(m.Body, &r.files) != nil {
 			return
 		}
 		m.CloseFDs() // a sandbox has none to give away

@@ -49,7 +49,7 @@ func (s *Sandbox) files(ctx context.Context, request *sandbox.FileRequest) (*san
 		return nil, err
 	}
 	defer s.running.Done()
-	r, err := i.ask(ctx, func(id uint64) error { return i.conn.SendStream(id, wire.KindFiles, request) })
+	r, err := i.ask(ctx, func(id uint64) error { return i.conn.SendPacked(id, wire.KindFiles, *request) })
 	if err != nil {
 		return nil, fmt.Errorf("file operation in sandbox %s: %w", s.spec.ID, s.afterClose(err))
 	}

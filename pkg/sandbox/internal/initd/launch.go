@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -25,6 +24,7 @@ func launch(conn *wire.Conn) error {
 	for _, fd := range []int{fdControl, fdImage} {
 		unix.CloseOnExec(fd)
 	}
+	var l launcher
 	for {
 		m, err := conn.Receive()
 		if errors.Is(err, io.EOF) {
@@ -33,7 +33,7 @@ func launch(conn *wire.Conn) error {
 		if err != nil {
 			return err
 		}
-		pid, err := spawn(m)
+		pid, err := l.spawn(m)
 		m.CloseFDs()
 		if err != nil {
 			err = conn.Send(m.ID, wire.KindFailed, failure(StageLaunch, err), nil)
@@ -43,12 +43,19 @@ func launch(conn *wire.Conn) error {
 		if err != nil {
 			return err
 		}
+		l.prepare()
 	}
+}
+
+// launcher has what it needs for the next sandbox ready, if that is like the last one.
+type launcher struct {
+	last *owner
+	next *translation // of last
 }
 
 // spawn starts a sandbox with the control socket that came with the request, in the control group
 // that did, if one did. What fails in its first process is told through the socket.
-func spawn(m *wire.Message) (int, error) {
+func (l *launcher) spawn(m *wire.Message) (int, error) {
 	var config wire.Config
 	if err := m.Decode(&config); err != nil {
 		return 0, err
@@ -58,7 +65,13 @@ func spawn(m *wire.Message) (int, error) {
 	}
 	from := inherited{control: m.FDs[0]}
 	if config.Privileged {
-		trees, err := openTrees(config)
+		owners, err := l.translation(owner{config.OwnerUID, config.OwnerGID})
+		if err != nil {
+			return 0, &stepError{step: "user namespace of the directories", err: err}
+		}
+		defer unix.Close(owners.fd)
+		config.HostUID, config.HostGID = owners.host, owners.host
+		trees, err := openTrees(config, owners.fd)
 		defer closeAll(trees)
 		if err != nil {
 			return 0, err
@@ -175,18 +188,9 @@ func closeAll(fds []int) {
 }
 
 // openTrees opens what only the worker's user may open or translate: the directories of the
-// sandbox, with its user in the place of their owner, and the mounts. On failure too, what
-// was opened is returned.
-func openTrees(config wire.Config) ([]int, error) {
-	owners := -1
-	if config.Map {
-		fd, err := mapping(config)
-		if err != nil {
-			return nil, &stepError{step: "user namespace of the directories", err: err}
-		}
-		defer unix.Close(fd)
-		owners = fd
-	}
+// sandbox, with its user in the place of their owner by the user namespace owners, and the mounts. On
+// failure too, what was opened is returned.
+func openTrees(config wire.Config, owners int) ([]int, error) {
 	var trees []int
 	for _, dir := range directories(config) {
 		tree, err := openTree(dir, 0)
@@ -194,11 +198,9 @@ func openTrees(config wire.Config) ([]int, error) {
 			return trees, &stepError{step: "open " + dir, err: err}
 		}
 		trees = append(trees, tree)
-		if owners >= 0 {
-			attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(owners)}
-			if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-				return trees, &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", dir, err)}
-			}
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(owners)} //nolint:gosec // a descriptor
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+			return trees, &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", dir, err)}
 		}
 	}
 	for _, m := range config.Mounts {
@@ -217,28 +219,4 @@ const StepTranslate = "translate owners"
 
 func openTree(path string, flags uint) (int, error) {
 	return unix.OpenTree(unix.AT_FDCWD, path, flags|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-}
-
-// mapping returns a user namespace that says who on disk is whom on the host. It is that
-// of a process that does nothing, and lives only until the namespace is open.
-func mapping(config wire.Config) (int, error) {
-	var idle calls.List
-	idle.Do(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL))
-	idle.Do(unix.SYS_PPOLL, 0, 0, 0, 0)
-	c := &cloned{
-		flags: unix.CLONE_NEWUSER, setgroups: true,
-		uids: []ids{{config.OwnerUID, config.HostUID}}, gids: []ids{{config.OwnerGID, config.HostGID}},
-	}
-	pid, err := idle.Fork(c.flags, -1, nil)
-	if err != nil {
-		return -1, err
-	}
-	defer func() {
-		_ = unix.Kill(pid, unix.SIGKILL)
-		_, _ = unix.Wait4(pid, nil, 0, nil) // it is ours and dies
-	}()
-	if err := c.mapUsers(pid); err != nil {
-		return -1, err
-	}
-	return unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }

@@ -26,7 +26,7 @@ func selfTest(landlock bool) error {
 	for _, s := range []struct {
 		name string
 		run  func() error
-	}{{"self-test: threads", testThreads}, {"self-test: descriptors", testDescriptors}, {"self-test: limits", testLimits}} {
+	}{{"self-test: threads", testThreads}, {"self-test: limits", testLimits}} {
 		if err := step(s.name, s.run); err != nil {
 			return err
 		}

@@ -40,8 +40,8 @@ type server struct {
 	readers    *readers
 	readersErr error
 
-	calls    chan struct{} // a place for each file operation that runs
-	messages chan struct{} // a place for each message that is dealt with
+	calls    chan *wire.Message // file operations that wait
+	messages chan struct{}      // a place for each other message that is dealt with
 }
 
 // serve tests the sandbox from inside and answers requests until the worker is gone.
@@ -54,6 +54,14 @@ func serve(conn *wire.Conn) error {
 	if err := step("not dumpable", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }); err != nil {
 		return err
 	}
+	if err := step("self-test: descriptors", testDescriptors); err != nil { // before C libraries look at the system for new threads
+		return err
+	}
+	stocked := make(chan struct{})
+	go func() {
+		defer close(stocked)
+		stockThreads() // the self-test looks at those that are there; the others have what their makers have
+	}()
 	config, err := receiveConfig(conn)
 	if err != nil {
 		return err
@@ -76,13 +84,17 @@ func serve(conn *wire.Conn) error {
 	}
 	s := &server{
 		conn: conn, files: opened, commands: newCommands(conn),
-		calls: make(chan struct{}, maxFileCalls), messages: make(chan struct{}, maxMessages),
+		calls: make(chan *wire.Message, maxMessages), messages: make(chan struct{}, maxMessages),
+	}
+	for range maxFileCalls {
+		go s.serveFiles()
 	}
 	go s.commands.reap()
+	ignoreLimits()
 	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}, nil); err != nil {
 		return err
 	}
-	prepare()
+	<-stocked
 	for {
 		m, err := conn.Receive()
 		if errors.Is(err, io.EOF) {
@@ -91,16 +103,14 @@ func serve(conn *wire.Conn) error {
 		if err != nil {
 			return &stepError{step: "receive", err: err}
 		}
-		var request sandbox.FileRequest
 		if m.Kind == wire.KindFiles {
-			if err := conn.DecodeStream(m, &request); err != nil {
-				return &stepError{step: "receive", err: err}
-			}
+			s.calls <- m
+			continue
 		}
 		s.messages <- struct{}{}
 		go func() {
 			defer func() { <-s.messages }()
-			s.handle(m, &request)
+			s.handle(m)
 		}()
 	}
 }
@@ -125,12 +135,10 @@ func sendListener(conn *wire.Conn) error {
 	return conn.Send(0, wire.KindListener, nil, nil, fd)
 }
 
-// prepare makes this process fit for commands, while the worker prepares the first one.
-func prepare() {
-	// Limits of commands are set in this process for the moment of a fork. What they send to
-	// it then means nothing, and must not end it.
+// ignoreLimits makes this process fit for commands. Their limits are set in it for the moment of
+// a fork. What they send to it then means nothing, and must not end it.
+func ignoreLimits() {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	stockThreads() // they have what the ones that were tested have
 }
 
 // stockThreads has the runtime make its threads now, which it keeps.
@@ -151,8 +159,23 @@ func stockThreads() {
 	all.Wait()
 }
 
-// handle deals with a request.
-func (s *server) handle(m *wire.Message, request *sandbox.FileRequest) {
+// serveFiles does file operations, for ever: in a goroutine that stays, because its stack has to grow for them.
+// They are done here, so that whatever a path leads to is something of the sandbox.
+func (s *server) serveFiles() {
+	for m := range s.calls {
+		m.CloseFDs() // there are none
+		var request sandbox.FileRequest
+		if err := wire.Unpack(m.Body, &request); err != nil {
+			_ = s.conn.SendPacked(m.ID, m.Kind, sandbox.FileReply{Failure: err.Error()}) // as below
+			continue
+		}
+		reply := sandbox.ServeFiles(context.Background(), s.files, &request) //nolint:forbidigo // a worker that gives up does not read the answer
+		_ = s.conn.SendPacked(m.ID, m.Kind, *reply)                          // that the worker is gone is noticed by Receive
+	}
+}
+
+// handle deals with any other request.
+func (s *server) handle(m *wire.Message) {
 	defer m.CloseFDs()
 	switch m.Kind {
 	case wire.KindExec:
@@ -165,12 +188,6 @@ func (s *server) handle(m *wire.Message, request *sandbox.FileRequest) {
 	case wire.KindKillAll:
 		s.commands.killAll()
 		reply(s.conn, m, struct{}{}, nil)
-	case wire.KindFiles:
-		s.calls <- struct{}{}
-		defer func() { <-s.calls }()
-		// Here, so that whatever a path leads to is something of the sandbox. A worker that
-		// gives up does not read the answer.
-		_ = s.conn.SendStream(m.ID, m.Kind, sandbox.ServeFiles(context.Background(), s.files, request)) //nolint:forbidigo // as above
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
 	}

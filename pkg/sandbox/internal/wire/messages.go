@@ -32,7 +32,7 @@ const (
 	KindExec    Kind = iota + 16 // Exec; descriptors: input, output, errors; answered by Ended
 	KindSignal                   // Signal; not answered
 	KindKillAll                  // answered by Answer, once no command is left
-	KindFiles                    // sandbox.FileRequest, answered by sandbox.FileReply; both by SendStream
+	KindFiles                    // sandbox.FileRequest, answered by sandbox.FileReply; both packed
 )
 
 // Launched tells the process id of the sandbox's init, which is a child of the worker.
@@ -132,13 +132,13 @@ type Config struct {
 	Bwrap bool `json:"bwrap"`
 	// Privileged says that the worker is root: directories and mounts are opened with its rights.
 	Privileged bool `json:"privileged"`
-	// HostUID and HostGID are whom the sandbox's user is on the host. With Map they differ
-	// from the owner of the directories, OwnerUID and OwnerGID, which then is translated.
-	HostUID  int  `json:"host_uid"`
-	HostGID  int  `json:"host_gid"`
-	OwnerUID int  `json:"owner_uid"`
-	OwnerGID int  `json:"owner_gid"`
-	Map      bool `json:"map"`
+	// HostUID and HostGID are whom the sandbox's user is on the host. If Privileged, that is somebody
+	// new, whom the launcher chooses, and in the sandbox files of the owner of the directories, OwnerUID
+	// and OwnerGID, are that user's.
+	HostUID  int `json:"host_uid"`
+	HostGID  int `json:"host_gid"`
+	OwnerUID int `json:"owner_uid"`
+	OwnerGID int `json:"owner_gid"`
 
 	Network   sandbox.NetworkMode `json:"network"`
 	Processes uint64              `json:"processes"`

@@ -5,7 +5,7 @@
 //
 //	frame   = id (8 bytes) | kind (1) | more (1) | length of head (4) | payload
 //	message = the payloads of the frames of one id and kind, up to the one without more
-//	payload = head, which is JSON, and body, which is bytes as they are
+//	payload = head, which is JSON, and body, which is bytes as they are, or a packed value
 //
 // Messages of different ids may be mixed, frame by frame. File descriptors travel with the
 // first frame of a message. Everything that comes out of a sandbox is untrusted: sizes are
@@ -13,9 +13,7 @@
 package wire
 
 import (
-	"bytes"
 	"encoding/binary"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,12 +72,6 @@ type Conn struct {
 	send  sync.Mutex
 	frame []byte
 
-	stream  sync.Mutex // held while a message of the stream is encoded and sent
-	encoded bytes.Buffer
-	encoder *gob.Encoder
-	decoded bytes.Buffer
-	decoder *gob.Decoder
-
 	received []byte
 	partial  map[uint64]*Message
 	oob      []byte
@@ -110,20 +102,21 @@ func Open(fd int) (*Conn, error) {
 		frame: make([]byte, headerSize+frameSize), received: make([]byte, headerSize+frameSize+1),
 		partial: map[uint64]*Message{}, oob: make([]byte, unix.CmsgSpace(4*maxFDs)),
 	}
-	c.encoder, c.decoder = gob.NewEncoder(&c.encoded), gob.NewDecoder(&c.decoded)
 	return c, nil
 }
 
 // Close ends the connection; the other side sees the end of messages.
 func (c *Conn) Close() error { return c.file.Close() }
 
-// Send sends a message with head as JSON. The descriptors stay the caller's.
+// Send sends a message with head, unless that is nil, as JSON. The descriptors stay the caller's.
 func (c *Conn) Send(id uint64, kind Kind, head any, body []byte, fds ...int) error {
-	encoded, err := json.Marshal(head)
-	if err != nil {
-		return fmt.Errorf("encode message: %w", err)
+	var encoded, rights []byte
+	if head != nil {
+		var err error
+		if encoded, err = json.Marshal(head); err != nil {
+			return fmt.Errorf("encode message: %w", err)
+		}
 	}
-	var rights []byte
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)
 	}
@@ -137,34 +130,9 @@ func (c *Conn) Send(id uint64, kind Kind, head any, body []byte, fds ...int) err
 	return nil
 }
 
-// SendStream sends a message whose body is the next value of a gob stream: types are
-// described once for a connection, and names that are no text stay as they are. The
-// other side must use DecodeStream on every such message, in the order of their arrival.
-func (c *Conn) SendStream(id uint64, kind Kind, v any) error {
-	c.stream.Lock()
-	defer c.stream.Unlock()
-	recycle(&c.encoded)
-	if err := c.encoder.Encode(v); err != nil {
-		return fmt.Errorf("encode message: %w", err)
-	}
-	return c.Send(id, kind, nil, c.encoded.Bytes())
-}
-
-// recycle empties a buffer, and lets go of it when it has become big.
-func recycle(b *bytes.Buffer) {
-	if b.Reset(); b.Cap() > 1<<20 {
-		*b = bytes.Buffer{}
-	}
-}
-
-// DecodeStream parses what SendStream has sent.
-func (c *Conn) DecodeStream(m *Message, v any) error {
-	recycle(&c.decoded)
-	c.decoded.Write(m.Body)
-	if err := c.decoder.Decode(v); err != nil {
-		return fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return nil
+// SendPacked sends a message whose body is a packed value, for [Unpack].
+func (c *Conn) SendPacked(id uint64, kind Kind, v any) error {
+	return c.Send(id, kind, nil, Pack(nil, v))
 }
 
 // payload is what is left of a message to send.
