@@ -9,7 +9,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 // isolatedOptions are those of a worker whose sandboxes isolate.
@@ -128,4 +130,29 @@ func TestIsolated_WhatNeedsTheNetworkIsToldSoBeforeItRuns(t *testing.T) {
 		got := r.do(session, protocol.CommandRun{Command: command, Cwd: "repo"})
 		require.Equal(t, refused, got.Error != nil && got.Error.Code == protocol.CodeNetworkOff, command)
 	}
+}
+
+func TestIsolated_HostsThatAreNotListedAreToldSoBeforeItRuns(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	if !o.Caps.Enforces(sandbox.NetworkProxy) {
+		t.Skip("NOT TESTED: no list of hosts is enforced here")
+	}
+	var err error
+	o.Allow, err = egress.ParseAllow("allowed.invalid,*.example.invalid:8080")
+	require.NoError(t, err)
+	r.work(o)
+	session := protocol.NewSessionID()
+	got := r.do(session, protocol.CommandRun{Command: "touch ran; curl -s https://other.invalid/x"})
+	requireFault(t, got, protocol.StatusRejected, protocol.CodeNetworkOff)
+	require.Contains(t, got.Error.Message, "`curl -s https://other.invalid/x` names another")
+	require.Contains(t, got.Error.Message, "What can be reached: *.example.invalid:8080,allowed.invalid:443,allowed.invalid:80, and")
+	require.False(t, value[protocol.FilesExistsResult](t, r.do(session, protocol.FilesExists{Path: "ran"})).Exists, "nothing was run")
+	for _, command := range []string{
+		"touch ran; curl -s -m1 https://allowed.invalid/x", "curl -s -m1 http://a.example.invalid", "curl -s -m1 https://other.invalid || true",
+	} {
+		requireOK(t, r.do(session, protocol.CommandRun{Command: command}))
+	}
+	require.True(t, value[protocol.FilesExistsResult](t, r.do(session, protocol.FilesExists{Path: "ran"})).Exists)
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"path"
 	"strings"
@@ -10,30 +11,41 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// networkOff refuses, before it runs, a command that is known to need the network
-// where there is none. It is for the model's sake: the sandbox enforces it anyway.
+// networkOff refuses, before it runs, a command that is known to need what its sandbox
+// does not reach of the network. It is for the model's sake: the sandbox enforces it anyway.
 func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, p protocol.Payload) error {
-	if mode := w.sandboxes.network.Mode; mode != "" && mode != sandbox.NetworkNone || !w.options.Caps.Enforces(sandbox.NetworkNone) {
+	var reach offline.ReachFunc
+	mode := cmp.Or(w.sandboxes.network.Mode, sandbox.NetworkNone)
+	switch {
+	case !w.options.Caps.Enforces(mode), mode != sandbox.NetworkNone && mode != sandbox.NetworkProxy:
 		return nil
+	case mode == sandbox.NetworkProxy:
+		reach = w.options.Allow.Names
 	}
 	found := ""
 	switch p := p.(type) {
 	case protocol.CommandRun:
 		remotes := gitRemotes(ctx, s.FS(), p.Cwd)
-		if found = offline.Script(p.Command, remotes); p.Command == "" {
-			found = offline.Argv(p.Argv, remotes)
+		if found = offline.Script(p.Command, remotes, reach); p.Command == "" {
+			found = offline.Argv(p.Argv, remotes, reach)
 		}
 	case protocol.CodeRun:
 		if p.Language == "sh" {
-			found = offline.Script(p.Code, gitRemotes(ctx, s.FS(), p.Cwd))
+			found = offline.Script(p.Code, gitRemotes(ctx, s.FS(), p.Cwd), reach)
 		}
 	}
-	if found == "" {
+	switch {
+	case found == "":
 		return nil
+	case reach != nil:
+		return protocol.Errorf(protocol.CodeNetworkOff,
+			"this sandbox reaches a few hosts only, and `%s` names another; nothing was run. What can be reached: %s, and the sandbox's own localhost. "+
+				"Whoever runs the worker can allow hosts with --allow-net HOST[:PORT],... (or all)", found, w.options.Allow)
+	default:
+		return protocol.Errorf(protocol.CodeNetworkOff,
+			"the network is off in this sandbox, and `%s` needs it; nothing was run. Only the sandbox's own localhost can be reached. "+
+				"Whoever runs the worker can allow hosts with --allow-net HOST[:PORT],... (or all)", found)
 	}
-	return protocol.Errorf(protocol.CodeNetworkOff,
-		"the network is off in this sandbox, and `%s` needs it; nothing was run. Only the sandbox's own localhost can be reached. "+
-			"Whoever runs the worker can allow hosts with --allow-net HOST[:PORT],... (or all)", found)
 }
 
 // gitRemotes looks remotes up in the configuration of the repository in a directory.

@@ -7,8 +7,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/shell"
 )
 
+// client reports whether arguments name a host that cannot be reached.
+type client func(r ReachFunc, args []shell.Word) bool
+
 // clients are the programs that talk to hosts named by their arguments.
-var clients = map[string]func([]shell.Word) bool{ //nolint:gochecknoglobals // a constant table
+var clients = map[string]client{ //nolint:gochecknoglobals // a constant table
 	"curl": fetches("sSfLkIivgGqnN#OJ046"), "wget": fetches("qvcNrkpEKxS46"),
 	"aria2c": fetches("q"), "http": fetches("vhbjf"), "https": fetches("vhbjf"), "xh": fetches("vhbjf"), "lynx": fetches(""), "w3m": fetches(""),
 	"ssh": talks("bcDEeFIiJLlmOopQRSWw"), "mosh": talks("p"), "telnet": talks("lbne"), "ftp": talks(""), "lftp": talks("upe"),
@@ -16,16 +19,16 @@ var clients = map[string]func([]shell.Word) bool{ //nolint:gochecknoglobals // a
 	"dig": asks, "nslookup": asks, "host": asks,
 	"scp": copies, "sftp": copies, "rsync": copies,
 	"nc": connects, "ncat": connects, "netcat": connects, "socat": relays,
-	"gh": func(args []shell.Word) bool {
-		return startsWith(args, "pr", "issue", "repo", "release", "run", "workflow", "api", "auth", "gist", "search")
+	"gh": func(r ReachFunc, args []shell.Word) bool {
+		return r == nil && startsWith(args, "pr", "issue", "repo", "release", "run", "workflow", "api", "auth", "gist", "search")
 	},
 }
 
 // fetches is for programs whose arguments are URLs: what has a scheme is one, and what has
 // none only where it can be no value of an option. plain are the letters of options
 // without a value.
-func fetches(plain string) func([]shell.Word) bool {
-	return func(args []shell.Word) bool {
+func fetches(plain string) client {
+	return func(r ReachFunc, args []shell.Word) bool {
 		hosts := false
 		for i, arg := range args {
 			if !arg.Known {
@@ -33,70 +36,70 @@ func fetches(plain string) func([]shell.Word) bool {
 			}
 			text := strings.TrimPrefix(arg.Text, "--url=")
 			if schemes.MatchString(text) {
-				return elsewhere(text)
+				return r.elsewhere(text)
 			}
 			before := ""
 			if i > 0 {
 				before = args[i-1].Text
 			}
 			option := strings.HasPrefix(before, "-")
-			hosts = hosts || named(text) && (!option || !strings.HasPrefix(before, "--") && strings.Trim(before[1:], plain) == "")
+			hosts = hosts || r.named(text) && (!option || !strings.HasPrefix(before, "--") && strings.Trim(before[1:], plain) == "")
 		}
 		return hosts
 	}
 }
 
 // talks is for programs whose first argument is a host; valued are the letters of options with a value.
-func talks(valued string) func([]shell.Word) bool {
-	return func(args []shell.Word) bool {
+func talks(valued string) client {
+	return func(r ReachFunc, args []shell.Word) bool {
 		words := positional(args, valued)
 		if len(words) == 0 {
 			return false
 		}
 		if schemes.MatchString(words[0]) {
-			return elsewhere(words[0])
+			return r.elsewhere(words[0])
 		}
 		_, host, has := strings.Cut(words[0], "@")
 		if !has {
 			host = words[0]
 		}
-		return has && remoteHost(host) || named(host)
+		return has && r.remoteHost(host) || r.named(host)
 	}
 }
 
 // asks is for programs that ask name servers.
-func asks(args []shell.Word) bool {
+func asks(r ReachFunc, args []shell.Word) bool {
 	words := positional(args, "bcfkpqty")
-	server := slices.ContainsFunc(words, func(w string) bool { return strings.HasPrefix(w, "@") && !remoteHost(w[1:]) })
-	return !server && slices.ContainsFunc(words, named)
+	server := slices.ContainsFunc(words, func(w string) bool { return strings.HasPrefix(w, "@") && !r.remoteHost(w[1:]) })
+	return !server && slices.ContainsFunc(words, r.named)
 }
 
 // copies is for programs that copy from and to host:path.
-func copies(args []shell.Word) bool {
+func copies(r ReachFunc, args []shell.Word) bool {
 	return slices.ContainsFunc(positional(args, "BcDeFfiJlMoPSsTX"), func(word string) bool {
 		host, ok := scpLike(word)
-		return ok && remoteHost(host) || elsewhere(word)
+		return ok && r.remoteHost(host) || r.elsewhere(word)
 	})
 }
 
 // connects is for nc and its kin.
-func connects(args []shell.Word) bool {
+func connects(r ReachFunc, args []shell.Word) bool {
 	for _, arg := range args {
 		if strings.HasPrefix(arg.Text, "-") && !strings.HasPrefix(arg.Text, "--") && strings.ContainsAny(arg.Text, "lU") || arg.Text == "--listen" {
 			return false
 		}
 	}
-	return talks("eiIMmOPpqsTVWwXx")(args)
+	return talks("eiIMmOPpqsTVWwXx")(r, args)
 }
 
 // relays is for socat, whose addresses are TYPE:HOST:PORT.
-func relays(args []shell.Word) bool {
+func relays(r ReachFunc, args []shell.Word) bool {
 	return slices.ContainsFunc(args, func(arg shell.Word) bool {
 		parts := strings.Split(arg.Text, ":")
 		kind := strings.ToLower(parts[0])
 		return arg.Known && len(parts) > 2 && !strings.Contains(kind, "listen") &&
 			(strings.HasPrefix(kind, "tcp") || strings.HasPrefix(kind, "udp") || strings.HasPrefix(kind, "openssl") || strings.HasPrefix(kind, "ssl")) &&
-			named(parts[1])
+			r.named(parts[1])
 	})
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // gitNeeds reports whether a git command reaches a host elsewhere.
-func gitNeeds(args []shell.Word, remote RemoteFunc) bool {
+func gitNeeds(r ReachFunc, args []shell.Word, remote RemoteFunc) bool {
 	dir := ""
 	for len(args) > 0 && strings.HasPrefix(args[0].Text, "-") { // options of git itself
 		n := 1
@@ -31,38 +31,38 @@ func gitNeeds(args []shell.Word, remote RemoteFunc) bool {
 	unknown := slices.ContainsFunc(args, func(w shell.Word) bool { return !w.Known })
 	switch args[0].Text {
 	case "clone", "ls-remote":
-		return slices.ContainsFunc(words, gitElsewhere) // among values of options
+		return slices.ContainsFunc(words, r.gitElsewhere) // among values of options
 	case "fetch", "pull", "push":
-		return namedRemote(words, unknown, dir, remote)
+		return namedRemote(r, words, unknown, dir, remote)
 	case "submodule":
-		return len(words) > 1 && words[0] == "add" && gitElsewhere(words[1])
+		return len(words) > 1 && words[0] == "add" && r.gitElsewhere(words[1])
 	case "remote":
-		return len(words) > 0 && words[0] == "update" && namedRemote(nil, unknown, dir, remote)
+		return len(words) > 0 && words[0] == "update" && namedRemote(r, nil, unknown, dir, remote)
 	default:
 		return false
 	}
 }
 
 // namedRemote looks at the remote that fetch, pull and push are given, or their default.
-func namedRemote(words []string, unknown bool, dir string, remote RemoteFunc) bool {
+func namedRemote(r ReachFunc, words []string, unknown bool, dir string, remote RemoteFunc) bool {
 	name := ""
 	if len(words) > 0 {
 		name = words[0]
-		if gitElsewhere(name) {
+		if r.gitElsewhere(name) {
 			return true
 		}
 	} else if unknown {
 		return false
 	}
 	url, ok := remote(dir, name)
-	return ok && gitElsewhere(url)
+	return ok && r.gitElsewhere(url)
 }
 
 // gitElsewhere reports whether git takes a word for a repository on a host elsewhere.
-func gitElsewhere(word string) bool {
+func (r ReachFunc) gitElsewhere(word string) bool {
 	if schemes.MatchString(word) {
-		return elsewhere(word)
+		return r.elsewhere(word)
 	}
 	host, ok := scpLike(word)
-	return ok && remoteHost(host)
+	return ok && r.remoteHost(host)
 }

@@ -11,29 +11,41 @@ import (
 // relative to where the script starts; "" is the default remote. ok is false when it is not known.
 type RemoteFunc func(dir, remote string) (url string, ok bool)
 
-// Script returns the first command of a script that needs the network, as it would be
-// typed; "" when none is known to. remote may be nil.
-func Script(script string, remote RemoteFunc) string {
+// ReachFunc reports whether a host can be reached, on some port. With nil nothing can but
+// the sandbox's own; with one, package managers are believed to find what they need.
+type ReachFunc func(host string) bool
+
+// Script returns the first command of a script that needs what cannot be reached of the
+// network, as it would be typed; "" when none is known to. remote and reach may be nil.
+func Script(script string, remote RemoteFunc, reach ReachFunc) string {
+	if reach != nil && mayGoOn(script) {
+		return ""
+	}
 	parsed, err := shell.Parse(script)
 	if err != nil {
 		return ""
 	}
-	return first(parsed, script, remote)
+	return first(parsed, script, remote, reach)
+}
+
+// mayGoOn reports whether a script seems to be ready for a command that fails.
+func mayGoOn(script string) bool {
+	return slices.ContainsFunc([]string{"||", "if ", "while ", "until ", "trap "}, func(word string) bool { return strings.Contains(script, word) })
 }
 
 // Argv is Script for a program that is started without a shell.
-func Argv(argv []string, remote RemoteFunc) string {
+func Argv(argv []string, remote RemoteFunc, reach ReachFunc) string {
 	parsed, err := shell.Argv(argv)
 	if err != nil {
 		return ""
 	}
-	return first(parsed, "", remote)
+	return first(parsed, "", remote, reach)
 }
 
 // maxShown is where a command is cut, in bytes.
 const maxShown = 200
 
-func first(script *shell.Script, text string, remote RemoteFunc) string {
+func first(script *shell.Script, text string, remote RemoteFunc, reach ReachFunc) string {
 	if slices.Contains(script.Assigned, "PATH") {
 		return "" // its programs may be any
 	}
@@ -46,7 +58,7 @@ func first(script *shell.Script, text string, remote RemoteFunc) string {
 		if c.Wraps || !installed(c.Words[0]) || defines(text, c.Program()) || slices.Contains(c.Assigned, "PATH") {
 			continue
 		}
-		if needs(c, remote) {
+		if needs(c, remote, reach) {
 			shown := c.String()
 			if len(shown) > maxShown {
 				shown = strings.ToValidUTF8(shown[:maxShown], "") + "…"
@@ -81,12 +93,16 @@ func defines(text, name string) bool {
 }
 
 // needs reports whether a command is known to need the network.
-func needs(c *shell.Command, remote RemoteFunc) bool {
+func needs(c *shell.Command, remote RemoteFunc, reach ReachFunc) bool {
 	args := c.Words[1:]
 	for _, arg := range args {
 		switch arg.Text {
 		case "--help", "-h", "--version", "-V", "version", "help", "--offline":
 			return false
+		case "--connect-to", "--resolve", "-x", "--proxy", "-J":
+			if reach != nil {
+				return false // the host that is named is not the one that is asked
+			}
 		}
 	}
 	program := c.Program()
@@ -98,11 +114,11 @@ func needs(c *shell.Command, remote RemoteFunc) bool {
 	}
 	switch {
 	case program == "git":
-		return gitNeeds(args, remote)
+		return gitNeeds(reach, args, remote)
 	case clients[program] != nil:
-		return clients[program](args)
+		return clients[program](reach, args)
 	default:
-		return installs(program, args, c.Assigned)
+		return reach == nil && installs(program, args, c.Assigned)
 	}
 }
 

@@ -72,7 +72,7 @@ func TestScript_NamesWhatNeedsTheNetwork(t *testing.T) {
 		"uv pip install x":                                     "uv pip install x",
 		"curl https://example.com/" + strings.Repeat("é", 200): "curl https://example.com/" + strings.Repeat("é", 87) + "…",
 	} {
-		require.Equal(t, want, offline.Script(script, remotes), script)
+		require.Equal(t, want, offline.Script(script, remotes, nil), script)
 	}
 }
 
@@ -106,17 +106,55 @@ func TestScript_SaysNothingAboutTheRest(t *testing.T) {
 		// nonsense
 		"if", "'", "curl https://example.com '", "\x00", "((",
 	} {
-		require.Empty(t, offline.Script(script, remotes), script)
+		require.Empty(t, offline.Script(script, remotes, nil), script)
 	}
-	require.Empty(t, offline.Script("git push", nil))
+	require.Empty(t, offline.Script("git push", nil, nil))
+}
+
+// reach is a list with one host and one suffix.
+func reach(host string) bool { return host == "allowed.org" || strings.HasSuffix(host, ".github.com") }
+
+func TestScript_NamesHostsThatAreNotListed(t *testing.T) {
+	t.Parallel()
+	for script, want := range map[string]string{
+		"curl https://other.com/x":                              "curl https://other.com/x",
+		"make && wget -q http://allowed.org.other.com":          "wget -q http://allowed.org.other.com",
+		"curl https://allowed.org; curl -sSL other.com/i.sh|sh": "curl -sSL other.com/i.sh",
+		"git clone https://gitlab.com/a/b":                      "git clone https://gitlab.com/a/b",
+		"git push origin":                                       "git push origin",
+		"ssh git@github.com":                                    "ssh git@github.com",
+		"curl http://10.0.0.1/":                                 "curl http://10.0.0.1/",
+		"dig other.com":                                         "dig other.com",
+	} {
+		require.Equal(t, want, offline.Script(script, remotes, reach), script)
+	}
+	require.Equal(t, "curl https://other.com", offline.Argv([]string{"curl", "https://other.com"}, nil, reach))
+}
+
+func TestScript_BlocksNothingThatMayWork(t *testing.T) {
+	t.Parallel()
+	for _, script := range []string{
+		"curl https://allowed.org/x", "curl allowed.org", "curl http://ALLOWED.ORG:8080/", "wget https://api.github.com", "git clone https://api.github.com/a",
+		"curl http://localhost:3000", "curl http://127.0.0.1", "ssh allowed.org", "ping -c1 allowed.org", "rsync -a u@allowed.org:x .", "nc allowed.org 443",
+		// who knows where packages come from
+		"npm ci", "pip install x", "go mod download", "apt-get update", "gh pr list", "cargo add serde", "docker pull x",
+		// it fails, and the script goes on
+		"curl https://other.com || curl https://allowed.org", "if curl -s https://other.com; then make; fi", "until curl other.com; do sleep 1; done",
+		"trap 'make' EXIT; curl https://other.com",
+		// another host is asked
+		"curl --connect-to other.com:443:allowed.org:443 https://other.com", "curl --resolve other.com:443:1.2.3.4 https://other.com",
+		"curl -x http://allowed.org:3128 https://other.com", "curl https://$HOST/", "echo curl https://other.com",
+	} {
+		require.Empty(t, offline.Script(script, remotes, reach), script)
+	}
 }
 
 func TestArgv(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "curl https://example.com", offline.Argv([]string{"curl", "https://example.com"}, nil))
-	require.Empty(t, offline.Argv([]string{"echo", "curl https://example.com"}, nil))
-	require.Empty(t, offline.Argv(nil, nil))
-	require.NotEmpty(t, offline.Argv([]string{"bash", "-c", "pip install x"}, nil))
+	require.Equal(t, "curl https://example.com", offline.Argv([]string{"curl", "https://example.com"}, nil, nil))
+	require.Empty(t, offline.Argv([]string{"echo", "curl https://example.com"}, nil, nil))
+	require.Empty(t, offline.Argv(nil, nil, nil))
+	require.NotEmpty(t, offline.Argv([]string{"bash", "-c", "pip install x"}, nil, nil))
 }
 
 // FuzzScript checks that nothing makes it panic, and that what is quoted is never a command.
@@ -125,13 +163,16 @@ func FuzzScript(f *testing.F) {
 		f.Add(script)
 	}
 	f.Fuzz(func(t *testing.T, script string) {
-		offline.Script(script, remotes)
-		offline.Argv(strings.Fields(script), remotes)
+		offline.Script(script, remotes, nil)
+		if offline.Script(script, remotes, nil) == "" {
+			require.Empty(t, offline.Script(script, remotes, reach), "what may work without a network may work with one")
+		}
+		offline.Argv(strings.Fields(script), remotes, nil)
 		quoted, err := syntax.Quote(script, syntax.LangBash)
 		if err != nil {
 			return
 		}
-		require.Empty(t, offline.Script("echo "+quoted, remotes))
-		require.Empty(t, offline.Script("# "+strings.ReplaceAll(script, "\n", " "), remotes))
+		require.Empty(t, offline.Script("echo "+quoted, remotes, nil))
+		require.Empty(t, offline.Script("# "+strings.ReplaceAll(script, "\n", " "), remotes, nil))
 	})
 }

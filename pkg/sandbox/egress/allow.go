@@ -114,6 +114,17 @@ func (a Allow) All() bool { return a.all }
 // Empty reports whether nothing is allowed.
 func (a Allow) Empty() bool { return !a.all && len(a.rules) == 0 }
 
+// Names reports whether a host may be reached on some port, as far as the list says.
+func (a Allow) Names(host string) bool {
+	name, addr, err := canonicalHost(host)
+	if err != nil {
+		return false
+	}
+	return a.all || slices.ContainsFunc(a.rules, func(r rule) bool {
+		return r.match(Target{Host: name, Addr: addr, Port: r.port})
+	})
+}
+
 // Match reports whether a target is listed. Whether its address may be reached is
 // another question, which [Proxy] asks after resolving it.
 func (a Allow) Match(t Target) bool {

@@ -87,3 +87,19 @@ func FuzzParseAllow(f *testing.F) {
 		require.Equal(t, allow, again, "%q has two spellings", list)
 	})
 }
+
+func TestAllow_NamesHostsOnAnyPort(t *testing.T) {
+	t.Parallel()
+	list, err := egress.ParseAllow("Allowed.org:8080,*.github.com,192.0.2.1,any.org:*")
+	require.NoError(t, err)
+	for _, host := range []string{"allowed.org", "ALLOWED.ORG.", "api.github.com", "192.0.2.1", "any.org"} {
+		require.True(t, list.Names(host), host)
+	}
+	for _, host := range []string{"", "github.com", "other.org", "sub.allowed.org", "192.0.2.2", "a b", "evilgithub.com"} {
+		require.False(t, list.Names(host), host)
+	}
+	everything, err := egress.ParseAllow("all")
+	require.NoError(t, err)
+	require.True(t, everything.Names("other.org"))
+	require.False(t, egress.Allow{}.Names("other.org"))
+}

@@ -102,7 +102,7 @@ func codeAdvice(code protocol.Code, other string) string {
 	case protocol.CodeStateLost:
 		return "nothing was run. Begin anew with a call of the tool if you still need it."
 	case protocol.CodeNetworkOff:
-		return "nothing was run. Do it without the network, or leave that step out and say that the network is off."
+		return "nothing was run. Do it without that, or leave the step out and say what could not be reached."
 	case protocol.CodeSandboxUnsupported:
 		return "nothing was run. Make the call again without what the sandbox cannot do."
 	case protocol.CodeSandboxLevel, protocol.CodeUnknownPayload, protocol.CodePanic, protocol.CodeInternal, protocol.CodeLanguage:
