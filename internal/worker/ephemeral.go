@@ -20,9 +20,9 @@ func (s *sandboxes) ephemeral(l protocol.Lane) (home string, err error) {
 	return home, nil
 }
 
-// removeEphemeral removes what ephemeral made, unless something is mounted in it: the
-// files of others are not this tool's to remove.
-func removeEphemeral(home string) error {
+// removeUnmounted removes a lane's directory, unless something is mounted in it: the
+// files of others are not ours to remove.
+func removeUnmounted(home string) error {
 	mounted, err := mountedBelow(home)
 	if err != nil {
 		return err

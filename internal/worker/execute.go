@@ -79,6 +79,10 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	if answered, ok := w.talk(ctx, run, frames); ok {
 		return answered
 	}
+	if _, removal := run.Call.Payload.(protocol.WorkspaceRemove); removal {
+		value, err := w.workspaceRemove(ctx, run.Call.Lane())
+		return w.failed(ctx, run.Call, value, err)
+	}
 	s, err := w.sandboxes.get(ctx, run.Call.Lane())
 	if err != nil {
 		return w.failed(ctx, run.Call, nil, err)

@@ -68,14 +68,14 @@ func findLanguages(ctx context.Context, o Options) (_ languages, err error) {
 	}
 	box, err := o.Driver.Open(ctx, spec)
 	if err != nil {
-		return languages{}, errors.Join(fmt.Errorf("look for languages: %w", err), removeEphemeral(dir))
+		return languages{}, errors.Join(fmt.Errorf("look for languages: %w", err), removeUnmounted(dir))
 	}
 	defer func() {
 		if closeErr := box.Close(); closeErr != nil { // what processes are left in is not removed below them
 			err = errors.Join(err, closeErr)
 			return
 		}
-		err = errors.Join(err, removeEphemeral(dir))
+		err = errors.Join(err, removeUnmounted(dir))
 	}()
 	programs := []string{"bash", "rg", "xargs"}
 	for _, i := range interpreters {

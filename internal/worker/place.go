@@ -64,3 +64,29 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 	}
 	return nil
 }
+
+// remove closes the sandbox of a lane and removes its directory, unless that is in another
+// data directory. The record goes last, so that a removal which was cut short is found again.
+func (s *sandboxes) remove(ctx context.Context, l protocol.Lane) error {
+	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
+	defer cancel()
+	key := string(l.Hash())
+	place, err := s.places.Get(ctx, key)
+	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+		return fmt.Errorf("read the place of %s: %w", l, err)
+	}
+	if err == nil && string(place.Value()) != s.dataID {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+			"the workspace of %s is in another data directory (%s) than this worker's (%s)", l, place.Value(), s.dataID)
+	}
+	if err := s.close(l); err != nil {
+		return fmt.Errorf("close the sandbox: %w", err)
+	}
+	if err := removeUnmounted(s.home(l)); err != nil {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "remove the workspace: %v", err)
+	}
+	if err := s.places.Purge(ctx, key); err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+		return fmt.Errorf("forget the place of %s: %w", l, err)
+	}
+	return nil
+}

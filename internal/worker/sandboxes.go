@@ -222,7 +222,7 @@ func (b *box) closeLocked() error {
 		b.processes.Wait()
 	}
 	if home != "" && err == nil { // what processes are left in is not removed below them
-		err = removeEphemeral(home)
+		err = removeUnmounted(home)
 	}
 	return err
 }
@@ -233,6 +233,13 @@ func (s *sandboxes) busy(l protocol.Lane) bool {
 	b := s.open[l]
 	s.mu.Unlock()
 	return b != nil && b.processes.Living() > 0
+}
+
+// warm reports whether a lane has a sandbox of a session that is worth to be kept.
+func (s *sandboxes) warm(l protocol.Lane) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sandboxOf(l) != "" && s.open[l] != nil
 }
 
 // replace puts another directory in the place of an empty workspace. The sandbox is

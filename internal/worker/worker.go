@@ -155,7 +155,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
-		Linger: max(o.Linger, 0), Lingers: func(l protocol.Lane) bool { return sandboxOf(l) != "" },
+		Linger: max(o.Linger, 0), Lingers: w.sandboxes.warm,
 		Keeps:  func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
 		Logger: o.Logger,
 	})

@@ -100,3 +100,12 @@ func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protoco
 	}
 	return protocol.WorkspaceExportResult{Blob: p.Blob, Files: stats.Files, Bytes: stats.Bytes}, nil
 }
+
+// workspaceRemove removes a sandbox with its workspace and forgets where it was.
+func (w *Worker) workspaceRemove(ctx context.Context, l protocol.Lane) (protocol.Value, error) {
+	w.dialogs.Release(l)
+	if err := w.sandboxes.remove(ctx, l); err != nil {
+		return nil, err
+	}
+	return protocol.WorkspaceRemoveResult{}, nil
+}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/session"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -156,6 +157,22 @@ func OpenModel(spec string) (loop.Model, error) {
 // Runner makes what runs the sessions of a model with the tools of a table.
 func (f *Fleet) Runner(m loop.Model, table *tools.Table, options *loop.Options) (*loop.Runner, error) {
 	return loop.New(m, f.inner.Dispatcher, f.inner.Journal, table, options)
+}
+
+// ErrSessionBusy is wrapped by the error of [Fleet.DeleteSession] for a session that has an
+// open turn or unfinished calls.
+var ErrSessionBusy = session.ErrBusy
+
+// DeleteSession removes a session: its journal, its workspace, which takes a worker of the default
+// pool, its results and the outputs that are kept with them. One that does not exist is fine. A
+// busy session is [ErrSessionBusy], and nothing is removed, unless force is set: then its calls are
+// cancelled. After any other error some of it may be left: delete it again.
+func (f *Fleet) DeleteSession(ctx context.Context, id protocol.SessionID, force bool) error {
+	if _, err := protocol.ParseSessionID(string(id)); err != nil {
+		return err
+	}
+	_, err := session.Remove(ctx, f.inner, id, session.Options{Force: force})
+	return err
 }
 
 // Outcome is what became of one tool call.

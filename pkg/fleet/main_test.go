@@ -66,3 +66,22 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	require.Error(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "jail"}))
 	require.ErrorIs(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Handlers: []worker.Handler{{}}}), protocol.ErrInvalidKind)
 }
+
+func TestDeleteSession_RemovesItsWorkspace(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	f, err := fleet.Connect(t.Context(), &fleet.Options{Data: data})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	table, err := tools.NewTable(toolset.Core()...)
+	require.NoError(t, err)
+	outcome, err := f.Call(t.Context(), table, "s", "write", `{"path":"a","content":"x"}`, nil)
+	require.NoError(t, err)
+	require.Nil(t, outcome.Error)
+	require.DirExists(t, filepath.Join(data, "sandboxes", "s"))
+	require.NoError(t, f.DeleteSession(t.Context(), "s", false))
+	require.NoDirExists(t, filepath.Join(data, "sandboxes", "s"))
+	require.NoError(t, f.DeleteSession(t.Context(), "s", false))
+	require.ErrorIs(t, f.DeleteSession(t.Context(), "no/id", false), protocol.ErrInvalidName)
+}

@@ -25,6 +25,7 @@ const (
 	KindDialogEnd       Kind = "dialog_end"
 	KindWorkspaceImport Kind = "workspace_import"
 	KindWorkspaceExport Kind = "workspace_export"
+	KindWorkspaceRemove Kind = "workspace_remove"
 	KindTurnRun         Kind = "turn_run"
 	KindNoop            Kind = "noop"
 	KindStored          Kind = "stored"
@@ -49,6 +50,10 @@ type WorkspaceExport struct {
 	// Blob is the name under which the archive is stored.
 	Blob string `json:"blob"`
 }
+
+// WorkspaceRemove removes a sandbox's workspace, with all that workers keep beside it. A
+// directory that is a workspace in place stays. Done twice it does nothing.
+type WorkspaceRemove struct{}
 
 // TurnRun runs one turn of a session on a coordinator.
 type TurnRun struct {
@@ -91,6 +96,9 @@ func (WorkspaceImport) Kind() Kind { return KindWorkspaceImport }
 
 // Kind implements [Payload].
 func (WorkspaceExport) Kind() Kind { return KindWorkspaceExport }
+
+// Kind implements [Payload].
+func (WorkspaceRemove) Kind() Kind { return KindWorkspaceRemove }
 
 // Kind implements [Payload].
 func (TurnRun) Kind() Kind { return KindTurnRun }
@@ -147,6 +155,8 @@ func DecodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[WorkspaceImport](kind, raw)
 	case KindWorkspaceExport:
 		return decodeAs[WorkspaceExport](kind, raw)
+	case KindWorkspaceRemove:
+		return decodeAs[WorkspaceRemove](kind, raw)
 	case KindTurnRun:
 		return decodeAs[TurnRun](kind, raw)
 	case KindNoop:

@@ -25,6 +25,9 @@ type WorkspaceExportResult struct {
 	Bytes int64  `json:"bytes"`
 }
 
+// WorkspaceRemoveResult answers [WorkspaceRemove].
+type WorkspaceRemoveResult struct{}
+
 // Usage counts what a model was asked and answered.
 type Usage struct {
 	InputTokens  int64 `json:"input_tokens"`
@@ -62,6 +65,9 @@ func (WorkspaceImportResult) ValueKind() Kind { return KindWorkspaceImport }
 
 // ValueKind implements [Value].
 func (WorkspaceExportResult) ValueKind() Kind { return KindWorkspaceExport }
+
+// ValueKind implements [Value].
+func (WorkspaceRemoveResult) ValueKind() Kind { return KindWorkspaceRemove }
 
 // ValueKind implements [Value].
 func (TurnRunResult) ValueKind() Kind { return KindTurnRun }
@@ -118,6 +124,8 @@ func DecodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[WorkspaceImportResult](kind, raw)
 	case KindWorkspaceExport:
 		return decodeValueAs[WorkspaceExportResult](kind, raw)
+	case KindWorkspaceRemove:
+		return decodeValueAs[WorkspaceRemoveResult](kind, raw)
 	case KindTurnRun:
 		return decodeValueAs[TurnRunResult](kind, raw)
 	case KindNoop:

@@ -171,3 +171,31 @@ func isolates(tb testing.TB) bool {
 	}
 	return err == nil
 }
+
+// TestSession_IsRemoved: a session that has ended is gone with its workspace; one that runs
+// is refused, or ends.
+func TestSession_IsRemoved(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	data := filepath.Join(t.TempDir(), "data")
+	startWorkers(t, 1, append([]string{"--data", data}, b.flags...))
+	hold := newGate(t)
+	model := script(t, say("Writing.", use("c1", "write", object{"path": "a", "content": "x"})), say("Slow.", bash("c2", hold.pass())), say("Done."))
+	run := append(append([]string{"run", "--session", "gone", "--model", model}, b.flags...), "go")
+	rm := append([]string{"session", "rm", "gone"}, b.flags...)
+	p := start(t, coordinator, launch{args: run})
+	p.waitFor(t, `\[2\.1 bash\] +. running on`)
+	refused := execute(t, coordinator, launch{args: rm})
+	require.Equal(t, 1, refused.code)
+	require.Contains(t, refused.stderr, "session is busy: turn 1 is open, lane sandbox/gone has 1 unfinished calls")
+	require.DirExists(t, filepath.Join(data, "sandboxes", "gone", "workspace"))
+
+	forced := execute(t, coordinator, launch{args: append(rm, "--force")})
+	require.Equal(t, 0, forced.code, forced.stderr)
+	require.Regexp(t, `^session gone is removed: \d+ messages of its journal, \d results, 0 kept bodies, its workspace\n$`, forced.stdout)
+	require.NoDirExists(t, filepath.Join(data, "sandboxes", "gone"))
+	require.Equal(t, 1, p.wait(t), "it cannot go on")
+	again := execute(t, coordinator, launch{args: rm})
+	require.Equal(t, 0, again.code, again.stderr)
+	require.Equal(t, "there is nothing of session gone\n", again.stdout)
+}

@@ -1,0 +1,327 @@
+// Package session removes sessions with all that the fleet keeps of them.
+//
+//	busy? ──► journal ──► unfinished calls ──► workspace ──► results ──► bodies, whole outputs
+//	refused    fence: nobody      cancelled       by its worker,   once its
+//	or forced  can go on with it  (forced)        a call of its    lanes are
+//	                                              lane             free
+//
+// The journal goes first: from then on whoever still runs the session cannot extend it,
+// and stops. Each step does nothing where there is nothing, so a removal that was cut
+// short is completed by doing it again.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrBusy is wrapped by the error of [Remove] for a session that has an open turn or
+// unfinished calls.
+var ErrBusy = errors.New("session is busy")
+
+// Options of [Remove]; zero values mean the documented default.
+type Options struct {
+	// Pool is whose workers have the session's workspace; "" means the default pool.
+	Pool protocol.Pool
+	// Force removes a busy session too: its calls are cancelled, and its turn ends.
+	Force bool
+}
+
+// Removed is what was there.
+type Removed struct {
+	Events    uint64 `json:"events"`  // messages of the journal
+	Results   uint64 `json:"results"` // of calls
+	Bodies    int    `json:"bodies"`  // whole outputs, large payloads and values, archives
+	Workspace bool   `json:"workspace"`
+}
+
+const (
+	// lookPeriod is how often unfinished calls are looked for.
+	lookPeriod = 100 * time.Millisecond
+	// moment is how long a call must be unfinished to count.
+	moment = time.Second
+)
+
+// Remove removes a session: its journal, workspace, results and kept outputs. One that does
+// not exist is fine. What the session did elsewhere stays, and so do a directory that was its
+// workspace in place, and results of calls in other lanes that end later; those age out.
+//
+// The error wraps [ErrBusy] when the session is busy and options do not force it; then
+// nothing was removed. After any other error some of it may be left: remove it again.
+func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (Removed, error) {
+	r, err := newRemover(ctx, f, id, o)
+	if err != nil {
+		return Removed{}, fmt.Errorf("remove session %s: %w", id, err)
+	}
+	if !o.Force {
+		if err := r.refuseBusy(ctx); err != nil {
+			return Removed{}, fmt.Errorf("remove session %s: %w", id, err)
+		}
+	}
+	for _, step := range r.steps() {
+		if err := step(ctx); err != nil {
+			return r.removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
+		}
+	}
+	return r.removed, nil
+}
+
+// remover removes one session.
+type remover struct {
+	fleet    *fleet.Fleet
+	operator *lane.Operator
+	id       protocol.SessionID
+	options  Options
+	removed  Removed
+}
+
+func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (*remover, error) {
+	operator, err := lane.NewOperator(ctx, f.NC, f.Name)
+	if o.Pool == "" {
+		o.Pool = protocol.DefaultPool
+	}
+	return &remover{fleet: f, operator: operator, id: id, options: o}, err
+}
+
+// steps are what is done, in its order.
+func (r *remover) steps() []func(context.Context) error {
+	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.results, r.bodies}
+}
+
+// place is a lane that is the session's own.
+type place struct {
+	pool protocol.Pool
+	lane protocol.Lane
+}
+
+// places are the session's own lanes: its turns, and then what they do in its sandbox.
+func (r *remover) places() []place {
+	return []place{
+		{protocol.SessionPool, serve.Key(r.id).Lane()},
+		{r.options.Pool, protocol.SandboxKey(string(r.id)).Lane()},
+	}
+}
+
+// refuseBusy returns an error that says what the session does.
+func (r *remover) refuseBusy(ctx context.Context) error {
+	var reasons []string
+	history, err := r.fleet.Journal.Load(ctx, r.id)
+	if err != nil {
+		return err
+	}
+	if turn, open := openTurn(history.Events); open {
+		reasons = append(reasons, fmt.Sprintf("turn %d is open", turn))
+	}
+	for _, p := range r.places() {
+		calls, err := r.busy(ctx, p)
+		if err != nil {
+			return err
+		}
+		if calls > 0 {
+			reasons = append(reasons, fmt.Sprintf("lane %s has %d unfinished calls", p.lane, calls))
+		}
+	}
+	if len(reasons) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s; wait for its end, or force the removal, which cancels what runs", ErrBusy, strings.Join(reasons, ", "))
+}
+
+// busy counts the unfinished calls of a lane, for a moment: one whose result is known already
+// may not be out of its mailbox yet.
+func (r *remover) busy(ctx context.Context, p place) (int, error) {
+	for until := time.Now().Add(moment); ; {
+		calls, err := r.unfinished(ctx, p)
+		if err != nil || len(calls) == 0 || time.Now().After(until) {
+			return len(calls), err
+		}
+		if err := pause(ctx); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// pause waits for lookPeriod.
+func pause(ctx context.Context) error {
+	timer := time.NewTimer(lookPeriod)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// openTurn returns the turn that was begun and has not ended.
+func openTurn(events []loop.Event) (turn int, open bool) {
+	for i := range events {
+		switch events[i].Type {
+		case loop.EventTurnStarted:
+			turn, open = events[i].Turn, true
+		case loop.EventTurnEnded:
+			open = false
+		default:
+		}
+	}
+	return turn, open
+}
+
+// unfinished returns the unfinished calls of a lane.
+func (r *remover) unfinished(ctx context.Context, p place) ([]lane.CallStatus, error) {
+	view, err := r.operator.Show(ctx, p.pool, p.lane, 0)
+	if errors.Is(err, lane.ErrNoLane) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return view.Calls, nil
+}
+
+func (r *remover) journal(ctx context.Context) error {
+	removed, err := r.purge(ctx, r.fleet.Name.SessionsStream(), r.fleet.Name.EventSubject(r.id))
+	r.removed.Events += removed
+	return err
+}
+
+// calls cancels what is unfinished and waits for its end.
+func (r *remover) calls(ctx context.Context) error {
+	for _, p := range r.places() {
+		cancelled := map[protocol.CallID]bool{}
+		for {
+			calls, err := r.unfinished(ctx, p)
+			if err != nil {
+				return err
+			}
+			if len(calls) == 0 {
+				break
+			}
+			for i := range calls {
+				if id := calls[i].CallID; !cancelled[id] {
+					cancelled[id] = true
+					if err := r.operator.Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, lane.ErrNoCall) && !errors.Is(err, lane.ErrNoLane) {
+						return err
+					}
+				}
+			}
+			if err := pause(ctx); err != nil {
+				return fmt.Errorf("%d calls of lane %s have not ended yet: %w", len(calls), p.lane, err)
+			}
+		}
+	}
+	return nil
+}
+
+// workspace has a worker remove the workspace, if there is one.
+func (r *remover) workspace(ctx context.Context) error {
+	places, err := r.fleet.JS.KeyValue(ctx, r.fleet.Name.PlacesBucket())
+	if err != nil {
+		return fmt.Errorf("open bucket %s: %w", r.fleet.Name.PlacesBucket(), err)
+	}
+	key := protocol.SandboxKey(string(r.id))
+	if _, err := places.Get(ctx, string(key.Lane().Hash())); errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("look for the workspace: %w", err)
+	}
+	call := protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: r.id, Tool: string(protocol.KindWorkspaceRemove), Pool: r.options.Pool,
+		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: protocol.WorkspaceRemove{},
+	}
+	var result *protocol.Result
+	if err := r.fleet.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result }); err != nil {
+		return fmt.Errorf("workspace: %w", err)
+	}
+	if result.Error != nil {
+		return fmt.Errorf("workspace: %w (is a worker of pool %s running, with the data directory that has it?)", result.Error, r.options.Pool)
+	}
+	r.removed.Workspace = true
+	return nil
+}
+
+// released waits until no worker holds the session's lanes. As long as one does, a settled call
+// may be in its ready message: without its result it would be run again after a lost worker.
+func (r *remover) released(ctx context.Context) error {
+	for _, p := range r.places() {
+		for {
+			_, err := r.operator.Show(ctx, p.pool, p.lane, 1)
+			if errors.Is(err, lane.ErrNoLane) {
+				break
+			}
+			if err == nil {
+				err = pause(ctx)
+			}
+			if err != nil {
+				return fmt.Errorf("lane %s is not free yet: %w", p.lane, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *remover) results(ctx context.Context) error {
+	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), r.fleet.Name.ResultSubject(r.id, "*"))
+	r.removed.Results += removed
+	return err
+}
+
+// bodies removes what is kept of the session in the object store.
+func (r *remover) bodies(ctx context.Context) error {
+	store, err := r.fleet.JS.ObjectStore(ctx, r.fleet.Name.BlobsBucket())
+	if err != nil {
+		return fmt.Errorf("open object store %s: %w", r.fleet.Name.BlobsBucket(), err)
+	}
+	objects, err := store.List(ctx)
+	if errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list object store %s: %w", r.fleet.Name.BlobsBucket(), err)
+	}
+	for _, object := range objects {
+		if _, rest, found := strings.Cut(object.Name, "/"); !found || !strings.HasPrefix(rest, string(r.id)+"/") {
+			continue
+		}
+		if err := store.Delete(ctx, object.Name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+			return fmt.Errorf("delete %s: %w", object.Name, err)
+		}
+		r.removed.Bodies++
+	}
+	return nil
+}
+
+// purge removes the messages of a subject and returns how many there were.
+func (r *remover) purge(ctx context.Context, name string, subject protocol.Subject) (uint64, error) {
+	stream, err := r.fleet.JS.Stream(ctx, name)
+	if err != nil {
+		return 0, fmt.Errorf("open stream %s: %w", name, err)
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
+	if err != nil {
+		return 0, fmt.Errorf("look into stream %s: %w", name, err)
+	}
+	var messages uint64
+	for _, n := range info.State.Subjects {
+		messages += n
+	}
+	if messages == 0 {
+		return 0, nil
+	}
+	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+		return 0, fmt.Errorf("purge %s: %w", subject, err)
+	}
+	return messages, nil
+}

@@ -1,0 +1,195 @@
+package session
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a fleet with a worker, and a session that has left everything that one can leave.
+type rig struct {
+	*fleet.Fleet
+
+	data string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	data := t.TempDir()
+	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: data, Client: "test", Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(f.Close)
+	driver := process.New(nil)
+	require.NoError(t, f.StartWorker(t.Context(), worker.Options{Data: data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}}))
+	return &rig{Fleet: f, data: data}
+}
+
+func (r *rig) call(ctx context.Context, t *testing.T, id protocol.SessionID, payload protocol.Payload) *protocol.Result {
+	t.Helper()
+	call := protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: id, Tool: "test", Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(id)), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
+	}
+	var result *protocol.Result
+	require.NoError(t, r.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result }))
+	return result
+}
+
+// lived makes a session with a turn, files, a background process, and output that is kept apart.
+func (r *rig) lived(t *testing.T, id protocol.SessionID) {
+	t.Helper()
+	_, err := r.Journal.Append(t.Context(), id, 0,
+		loop.Event{Type: loop.EventTurnStarted, Turn: 1}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
+	require.NoError(t, err)
+	for _, command := range []protocol.CommandRun{
+		{Command: "mkdir -p a/b; echo x > a/b/c; ln -s / root"},
+		{Command: "head -c 300000 /dev/zero | tr '\\0' x"},
+		{Command: "sleep 1000", Background: true},
+	} {
+		require.Nil(t, r.call(t.Context(), t, id, command).Error)
+	}
+}
+
+// left is what the fleet has of a session.
+func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
+	t.Helper()
+	var left []string
+	for name, subject := range map[string]string{
+		r.Name.SessionsStream(): r.Name.EventSubject(id), r.Name.ResultsStream(): r.Name.ResultSubject(id, "*"),
+	} {
+		stream, err := r.JS.Stream(t.Context(), name)
+		require.NoError(t, err)
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(subject))
+		require.NoError(t, err)
+		for subject := range info.State.Subjects {
+			left = append(left, subject)
+		}
+	}
+	store, err := r.JS.ObjectStore(t.Context(), r.Name.BlobsBucket())
+	require.NoError(t, err)
+	objects, err := store.List(t.Context())
+	if err != nil {
+		require.ErrorIs(t, err, jetstream.ErrNoObjectsFound)
+	}
+	for _, object := range objects {
+		if strings.Contains(object.Name, "/"+string(id)+"/") {
+			left = append(left, object.Name)
+		}
+	}
+	home := filepath.Join(r.data, "sandboxes", string(id))
+	if _, err := os.Stat(home); err == nil {
+		left = append(left, home)
+	} else {
+		require.ErrorIs(t, err, fs.ErrNotExist)
+	}
+	places, err := r.JS.KeyValue(t.Context(), r.Name.PlacesBucket())
+	require.NoError(t, err)
+	if _, err := places.Get(t.Context(), string(protocol.SandboxKey(string(id)).Lane().Hash())); err == nil {
+		left = append(left, "place")
+	}
+	return left
+}
+
+func TestRemove_LeavesNothingAndNobodyElses(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.lived(t, "s")
+	r.lived(t, "s2")
+	before := r.left(t, "s2")
+	require.Len(t, r.left(t, "s"), 1+3+1+2)
+
+	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
+	require.NoError(t, err)
+	require.Equal(t, Removed{Events: 1, Results: 4, Bodies: 1, Workspace: true}, removed)
+	require.Empty(t, r.left(t, "s"))
+	require.ElementsMatch(t, before, r.left(t, "s2"), "of which s is a prefix")
+	require.DirExists(t, "/etc")
+
+	removed, err = Remove(t.Context(), r.Fleet, "s", Options{})
+	require.NoError(t, err)
+	require.Equal(t, Removed{}, removed)
+	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "new"}).Error, "the id can begin anew")
+}
+
+func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, err := r.Journal.Append(t.Context(), "open", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+	require.NoError(t, err)
+	_, err = Remove(t.Context(), r.Fleet, "open", Options{})
+	require.ErrorIs(t, err, ErrBusy)
+	require.ErrorContains(t, err, "turn 1 is open")
+	require.Len(t, r.left(t, "open"), 1)
+
+	r.lived(t, "runs")
+	result := make(chan *protocol.Result, 1)
+	go func() { result <- r.call(t.Context(), t, "runs", protocol.CommandRun{Command: "echo >begun; sleep 1000"}) }()
+	begun := filepath.Join(r.data, "sandboxes", "runs", "workspace", "begun")
+	require.Eventually(t, func() bool { _, err := os.Stat(begun); return err == nil }, 20*time.Second, time.Millisecond)
+	_, err = Remove(t.Context(), r.Fleet, "runs", Options{})
+	require.ErrorIs(t, err, ErrBusy)
+	require.ErrorContains(t, err, "lane sandbox/runs has 1 unfinished calls")
+	_, err = Remove(t.Context(), r.Fleet, "runs", Options{Force: true})
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusCancelled, (<-result).Status)
+	require.Empty(t, r.left(t, "runs"))
+
+	// Whoever still runs the session cannot extend it.
+	history, err := r.Journal.Load(t.Context(), "open")
+	require.NoError(t, err)
+	_, err = Remove(t.Context(), r.Fleet, "open", Options{Force: true})
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "open", history.Last, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
+	require.ErrorIs(t, err, loop.ErrJournalConflict)
+}
+
+// A removal that was cut short behind any step is completed by the next one.
+func TestRemove_CutShortIsCompleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for done := range 7 {
+		r.lived(t, "s")
+		half, err := newRemover(t.Context(), r.Fleet, "s", Options{})
+		require.NoError(t, err)
+		for _, step := range half.steps()[:done] {
+			require.NoError(t, step(t.Context()))
+		}
+		_, err = Remove(t.Context(), r.Fleet, "s", Options{})
+		require.NoError(t, err)
+		require.Empty(t, r.left(t, "s"), "cut short behind %d steps", done)
+	}
+}
+
+// A workspace that is in nobody's reach is not forgotten.
+func TestRemove_NeedsAWorkerForTheWorkspace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	places, err := r.JS.KeyValue(t.Context(), r.Name.PlacesBucket())
+	require.NoError(t, err)
+	_, err = places.Create(t.Context(), string(protocol.SandboxKey("far").Lane().Hash()), []byte("another directory"))
+	require.NoError(t, err)
+	_, err = Remove(t.Context(), r.Fleet, "far", Options{})
+	require.ErrorContains(t, err, "is in another data directory (another directory)")
+	require.Equal(t, []string{"place"}, r.left(t, "far")[1:], "and the result of the call")
+	require.Equal(t, protocol.ResourceKey("session/far"), serve.Key("far"))
+}
