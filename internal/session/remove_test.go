@@ -143,7 +143,9 @@ func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 
 	r.lived(t, "runs")
 	result := make(chan *protocol.Result, 1)
-	go func() { result <- r.call(t.Context(), t, "runs", protocol.CommandRun{Command: "echo >begun; sleep 1000"}) }()
+	go func() {
+		result <- r.call(t.Context(), t, "runs", protocol.CommandRun{Command: "echo >begun; sleep 1000"})
+	}()
 	begun := filepath.Join(r.data, "sandboxes", "runs", "workspace", "begun")
 	require.Eventually(t, func() bool { _, err := os.Stat(begun); return err == nil }, 20*time.Second, time.Millisecond)
 	_, err = Remove(t.Context(), r.Fleet, "runs", Options{})
