@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
 // files is a host that lacks nothing, with some files changed; "-" removes one.
@@ -20,8 +21,7 @@ func files(changes map[string]string) fstest.MapFS {
 	all := map[string]string{
 		"proc/sys/kernel/osrelease": "6.18.0\n", "proc/sys/user/max_user_namespaces": "1000\n",
 		"proc/sys/kernel/seccomp/actions_avail": "kill_process kill_thread errno allow\n",
-		"sys/fs/cgroup/cgroup.controllers":      "cpu memory pids\n", "proc/self/cgroup": "0::/worker.service\n",
-		"sys/fs/cgroup/worker.service/cgroup.controllers": "cpu io memory pids\n", "usr/bin/bwrap": "x",
+		"usr/bin/bwrap":                         "x",
 	}
 	maps.Copy(all, changes)
 	fs := fstest.MapFS{}
@@ -57,18 +57,20 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 		"Landlock":                 {change: func(h *host) { h.landlock = 0 }, files: map[string]string{"sys/kernel/security/lsm": "capability,yama"}, check: "Landlock", state: Missing, found: "capability,yama", advice: "lsm="},
 		"old Landlock":             {change: func(h *host) { h.landlock = 4 }, check: "Landlock", state: Limited, found: "ABI 4", advice: "6.12"},
 		"seccomp":                  {files: map[string]string{"proc/sys/kernel/seccomp/actions_avail": "-"}, check: "seccomp", state: Missing, advice: "CONFIG_SECCOMP_FILTER"},
-		"cgroup v1":                {files: map[string]string{"sys/fs/cgroup/cgroup.controllers": "-"}, check: "cgroup v2", state: Missing, found: "per process", advice: "unified_cgroup_hierarchy"},
-		"controllers":              {files: map[string]string{"sys/fs/cgroup/worker.service/cgroup.controllers": "cpu pids"}, check: "cgroup v2", state: Limited, found: "without memory", advice: "Delegate=yes"},
-		"cgroup not writable":      {change: func(h *host) { h.writable = func(string) bool { return false } }, check: "cgroup v2", state: Limited, found: "not writable", advice: "Delegate=yes"},
-		"cgroup":                   {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
-		"container":                {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
-		"container that lets us":   {files: map[string]string{".dockerenv": ""}, proven: sandbox.LevelFull, check: "container", state: OK, noAdvice: true},
-		"another system":           {change: func(h *host) { h.system = "darwin" }, check: "system", state: Missing, found: "darwin", advice: "virtual machine"},
+		"cgroup v1": {change: func(h *host) {
+			h.groups = func() (string, error) {
+				return "", &driver.GroupsError{Found: "version 2 is not mounted", Advice: "boot with this"}
+			}
+		}, check: "cgroup v2", state: Limited, found: "version 2 is not mounted; memory is watched", advice: "boot with this"},
+		"cgroup":                 {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
+		"container":              {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
+		"container that lets us": {files: map[string]string{".dockerenv": ""}, proven: sandbox.LevelFull, check: "container", state: OK, noAdvice: true},
+		"another system":         {change: func(h *host) { h.system = "darwin" }, check: "system", state: Missing, found: "darwin", advice: "virtual machine"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := host{system: "linux", files: files(test.files), landlock: 7, writable: func(path string) bool { return path == "/sys/fs/cgroup/worker.service" }}
+			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }}
 			if test.change != nil {
 				test.change(&h)
 			}
@@ -109,7 +111,7 @@ func TestExamine_TakesWhatIsProven(t *testing.T) {
 					return sandbox.Caps{}, errors.New("uid_map: operation not permitted")
 				}
 				return sandbox.Caps{Driver: name, Level: level, Networks: []sandbox.NetworkMode{sandbox.NetworkNone}, Warnings: []string{"mind this"}}, nil
-			}, host{system: "linux", files: files(nil), landlock: 7, writable: func(string) bool { return true }})
+			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }})
 			require.Equal(t, test.level, report.Level)
 			require.Len(t, report.Drivers, 2)
 			require.Equal(t, test.code, code(report.Err()))

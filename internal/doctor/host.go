@@ -1,15 +1,16 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
 // host is what the checks look at.
@@ -18,13 +19,13 @@ type host struct {
 	root     bool   // this process is root
 	files    fs.FS  // of the host, without the first slash
 	landlock int    // ABI; 0 is none
-	writable func(path string) bool
+	groups   func() (dir string, err error)
 }
 
 func thisHost() host {
 	return host{
 		system: runtime.GOOS, root: os.Geteuid() == 0, files: os.DirFS("/"),
-		landlock: landlockABI(), writable: writable,
+		landlock: landlockABI(), groups: driver.Groups,
 	}
 }
 
@@ -120,55 +121,18 @@ func (h host) seccomp() Check {
 	}
 }
 
-// needed are the controllers for the limits of a sandbox as a whole.
-func needed() []string { return []string{"cpu", "memory", "pids"} }
-
-// cgroup looks at what a driver could use for hard limits; none does yet, and the advice says so.
+// cgroup looks for what makes limits of memory and processes hard.
 func (h host) cgroup() Check {
-	c := h.findCgroup()
-	if c.Advice != "" {
-		c.Advice = "nothing for now, because sandboxes do not use cgroups yet; later: " + c.Advice
+	dir, err := h.groups()
+	if err == nil {
+		return Check{Name: "cgroup v2", State: OK, Found: "sandboxes have groups in " + dir}
 	}
+	c := Check{Name: "cgroup v2", State: Limited, Found: err.Error()}
+	if why, ok := errors.AsType[*driver.GroupsError](err); ok {
+		c.Found, c.Advice = why.Found, why.Advice
+	}
+	c.Found += "; memory is watched, not hard"
 	return c
-}
-
-func (h host) findCgroup() Check {
-	c := Check{Name: "cgroup v2", State: Missing}
-	const top = "sys/fs/cgroup"
-	if !h.exists(top + "/cgroup.controllers") {
-		c.Found = "not mounted at /sys/fs/cgroup; limits are per process"
-		c.Advice = "boot with systemd.unified_cgroup_hierarchy=1, or use a system that has cgroup v2 alone"
-		return c
-	}
-	own := path.Join(top, h.ownGroup())
-	have := strings.Fields(h.read(own + "/cgroup.controllers"))
-	var lacking []string
-	for _, controller := range needed() {
-		if !slices.Contains(have, controller) {
-			lacking = append(lacking, controller)
-		}
-	}
-	switch {
-	case len(lacking) > 0:
-		c.State, c.Found = Limited, "without "+strings.Join(lacking, ", ")+" in /"+own+"; limits are per process"
-		c.Advice = "delegate them: Delegate=yes in the worker's systemd unit, or systemd-run --user --scope -p Delegate=yes worker ..."
-	case !h.writable("/" + own):
-		c.State, c.Found = Limited, "/"+own+" is not writable; limits are per process"
-		c.Advice = "delegate it: Delegate=yes in the worker's systemd unit; in a container mount /sys/fs/cgroup writable"
-	default:
-		c.State, c.Found = OK, "/"+own+" with "+strings.Join(needed(), ", ")
-	}
-	return c
-}
-
-// ownGroup is the path of this process's cgroup.
-func (h host) ownGroup() string {
-	for line := range strings.Lines(h.read("proc/self/cgroup")) {
-		if group, found := strings.CutPrefix(strings.TrimSpace(line), "0::"); found {
-			return group
-		}
-	}
-	return ""
 }
 
 func (h host) container(full bool) Check {

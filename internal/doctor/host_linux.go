@@ -10,5 +10,3 @@ func landlockABI() int {
 	}
 	return int(abi)
 }
-
-func writable(path string) bool { return unix.Access(path, unix.W_OK) == nil }

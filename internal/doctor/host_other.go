@@ -3,5 +3,3 @@
 package doctor
 
 func landlockABI() int { return 0 }
-
-func writable(string) bool { return false }

@@ -51,14 +51,42 @@ func tests(name, binary, pattern string, uid int, group string) plan.Step {
 	}
 }
 
+// check is a step that has a worker say what the machine has.
+func check(name string, uid int, group string, exit int, says ...string) plan.Step {
+	return plan.Step{
+		Name: name, Argv: []string{"/usr/bin/worker", "--sandbox-check"}, UID: uid, Group: group, Timeout: time.Minute, Exit: exit, Says: says,
+	}
+}
+
+// without has a step done with user namespaces forbidden.
+func without(s plan.Step) plan.Step {
+	s.Settings = map[string]string{"/proc/sys/user/max_user_namespaces": "0"}
+	return s
+}
+
+// Exit codes of a worker that was asked for the sandboxes of a machine.
+const (
+	exitFull, exitNone, exitPart = 0, 1, 4
+)
+
 func machines() []config {
 	return []config{
 		{name: "plain", plan: plan.Plan{Steps: []plan.Step{
+			check("check-root", 0, "", exitFull, "level full, proven by driver ns", "memory cgroup", "processes cgroup", "sandboxes have groups in /sys/fs/cgroup/toolfleet-"),
+			check("check-user", nobody, "", exitFull, "level full, proven by driver ns", "memory soft", "is not for this process to divide", "Delegate=yes"),
+			check("check-delegated", nobody, "delegated/worker", exitFull, "level full, proven by driver ns", "memory cgroup", "/sys/fs/cgroup/delegated/toolfleet-"),
+			without(check("check-no-namespaces", nobody, "", exitPart, "level paths, proven by driver landlock", "user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces=15000")),
 			tests("groups-root", "cgroup.test", ".", 0, ""),
 			tests("groups-user", "cgroup.test", ".", nobody, "delegated/step"),
 			tests("groups-alone", "cgroup.test", ".", nobody, "alone"),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
+			tests("escape", "ns.test", "TestEscape", 0, ""),
+		}}},
+		{name: "no-landlock", arguments: "lsm=lockdown,yama", plan: plan.Plan{Steps: []plan.Step{
+			check("check-root", 0, "", exitPart, "level paths, proven by driver ns", "the kernel has no Landlock", "name landlock in the boot parameter lsm="),
+			check("check-user", nobody, "", exitPart, "level paths, proven by driver ns", "commands cannot be read-only"),
+			without(check("check-no-namespaces", nobody, "", exitNone, "level none, nothing isolates", "user.max_user_namespaces is 0")),
 		}}},
 	}
 }

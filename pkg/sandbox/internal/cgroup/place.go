@@ -24,11 +24,14 @@ type UnusableError struct {
 }
 
 // Error implements the error interface.
-func (u *UnusableError) Error() string {
+func (u *UnusableError) Error() string { return "control groups cannot be used: " + u.What() }
+
+// What is what was found, and what the system said of it.
+func (u *UnusableError) What() string {
 	if u.Err != nil {
-		return fmt.Sprintf("control groups cannot be used: %s: %v", u.Found, u.Err)
+		return fmt.Sprintf("%s: %v", u.Found, u.Err)
 	}
-	return "control groups cannot be used: " + u.Found
+	return u.Found
 }
 
 func (u *UnusableError) Unwrap() error { return u.Err }
