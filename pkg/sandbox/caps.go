@@ -39,7 +39,7 @@ type LimitKind string
 
 // The kinds of limits, best first. What is counted differs with the kind.
 const (
-	// LimitCgroup is enforced by the kernel for a whole sandbox, its tmpfs included.
+	// LimitCgroup is enforced by the kernel for a whole sandbox, its files in memory included.
 	LimitCgroup LimitKind = "cgroup"
 	// LimitRlimit is enforced by the kernel for each process, or for a user in the sandbox.
 	LimitRlimit LimitKind = "rlimit"

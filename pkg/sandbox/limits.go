@@ -15,7 +15,7 @@ type Limits struct {
 	// fraction it is rounded up. A process that uses more is killed.
 	CPU time.Duration
 	// Memory is how many bytes the processes of a sandbox may hold together. A command
-	// that is killed for it ends with [ReasonOOM].
+	// that is killed for it ends with [ReasonOOM]. Shared memory is limited to half of it.
 	Memory int64
 	// Processes is how many processes and threads a sandbox may have at once; 0 means
 	// [DefaultProcesses]. The next fork fails.

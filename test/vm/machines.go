@@ -81,7 +81,6 @@ func machines() []config {
 			tests("groups-alone", "cgroup.test", ".", nobody, "alone"),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
-			tests("escape", "ns.test", "TestEscape", 0, ""),
 		}}},
 		{name: "no-landlock", arguments: "lsm=lockdown,yama", plan: plan.Plan{Steps: []plan.Step{
 			check("check-root", 0, "", exitPart, "level paths, proven by driver ns", "the kernel has no Landlock", "name landlock in the boot parameter lsm="),

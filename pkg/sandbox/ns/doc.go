@@ -22,6 +22,10 @@
 // nothing there; its directories are mounted so that their owner appears as that user. For an
 // ordinary user it is that user, who cannot be anybody else.
 //
+// Where the system has delegated control groups to the worker, a sandbox is started in one of its
+// own (package cgroup), and its memory and processes are bounded by the kernel; otherwise memory is
+// watched from inside. [sandbox.Result].Limits says which it was.
+//
 // Killing is the first process's work while it answers: on time-out and cancel, everything
 // of the command is asked to end, after the grace time it is killed, and so is whatever a
 // command leaves. If it does not answer it is killed itself, from outside, and the kernel

@@ -97,12 +97,12 @@ func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the m
 	require.Equal(t, sandbox.ReasonOOM, result.Reason)
 	require.Equal(t, sandbox.LimitCgroup, result.Limits.Memory)
 	cmd.Limits = sandbox.Limits{Processes: 10}
-	cmd.Argv[2] = `rm /dev/shm/x; for i in $(seq 60); do sleep 5 & done; echo done`
+	cmd.Argv[2] = `rm /dev/shm/x; for i in $(seq 60); do sleep 1000 & done; echo done`
 	result, err = s.Exec(t.Context(), cmd)
 	require.NoError(t, err)
 	require.NotEqual(t, "done\n", string(result.Stdout.Data), "60 of 10 processes")
 	cmd.Limits = sandbox.Limits{}
-	cmd.Argv[2] = "head -c 60000000 /dev/zero >/dev/shm/x; rm /dev/shm/x; for i in $(seq 60); do sleep 5 & done; echo done"
+	cmd.Argv[2] = "head -c 60000000 /dev/zero >/dev/shm/x; rm /dev/shm/x; for i in $(seq 60); do sleep 1000 & done; echo done"
 	result, err = s.Exec(t.Context(), cmd)
 	require.NoError(t, err)
 	require.Equal(t, "done\n", string(result.Stdout.Data), "the next one has the sandbox's limits: %s", result.Stderr.Data)

@@ -84,12 +84,12 @@ type command struct {
 	ended  *wire.Ended // how the command itself has ended
 }
 
-// during forks with the brand and the limits of the command. Those that mean nothing to this
-// process are set here for the moment of the fork. The others would hit what goes on here
-// meanwhile: they are set in the process that comes of it, some microseconds after it has
-// started; limitLate sees to what it has started by then.
+// during forks with the brand and the limits of the command. The soft limits are set here for
+// the moment of the fork, and inherited: they hold from the first instruction. The hard ones,
+// which this process could not take back, are set in the process that comes of it, some
+// microseconds after it has started; limitLate sees to what it has started by then.
 func (c *command) during(fork func() (int, error)) (int, error) {
-	for _, l := range []resource{{unix.RLIMIT_RTTIME, uint64(c.brand), 0}, {unix.RLIMIT_CPU, c.limits.CPU, 0}} {
+	for _, l := range c.early() {
 		restore, err := l.here()
 		if err != nil {
 			return 0, err
@@ -103,6 +103,24 @@ func (c *command) during(fork func() (int, error)) (int, error) {
 	}
 	c.limit(pid)
 	return pid, nil
+}
+
+// fewFiles is how many descriptors this process never has at once.
+const fewFiles = 512
+
+// early are the limits that this process can have for the moment of a fork. It holds far less memory,
+// and no file is written meanwhile, see start.
+func (c *command) early() []resource {
+	limits := []resource{
+		{unix.RLIMIT_RTTIME, uint64(c.brand), 0},
+		{unix.RLIMIT_CPU, c.limits.CPU, 0},
+		{unix.RLIMIT_DATA, tooFast(c.limits.Memory), 0},
+		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
+	}
+	if c.limits.OpenFiles >= fewFiles {
+		limits = append(limits, resource{unix.RLIMIT_NOFILE, c.limits.OpenFiles, 0})
+	}
+	return limits
 }
 
 // tooFast is the memory of a process that grows faster than it is watched. It is so far above

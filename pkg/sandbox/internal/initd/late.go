@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits are set in a process a moment after it was started, in which it may have started
-// others, without them. Those are found and limited here; from then on whatever is started
-// inherits the limits. A process that is just being made has copied the limits already and
-// cannot be seen yet, so this is done again some times later.
+// Hard limits are set in a process a moment after it was started, in which it may have started
+// others, with soft limits alone, which they could raise. Those are found and limited here; from
+// then on whatever is started inherits the limits. A process that is just being made has copied
+// the limits already and cannot be seen yet, so this is done again some times later.
 
 // laterLooks are when it is done, after the start of the command. The making of a process takes
 // some microseconds, if the processors are not busy with others.

@@ -169,8 +169,7 @@ func (s *server) serveFiles() {
 			_ = s.conn.SendPacked(m.ID, m.Kind, sandbox.FileReply{Failure: err.Error()}) // as below
 			continue
 		}
-		reply := sandbox.ServeFiles(context.Background(), s.files, &request) //nolint:forbidigo // a worker that gives up does not read the answer
-		_ = s.conn.SendPacked(m.ID, m.Kind, *reply)                          // that the worker is gone is noticed by Receive
+		_ = s.conn.SendPacked(m.ID, m.Kind, *s.operate(&request)) // that the worker is gone is noticed by Receive
 	}
 }
 
@@ -191,6 +190,15 @@ func (s *server) handle(m *wire.Message) {
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
 	}
+}
+
+// operate does a file operation, and not while a command with a limit for files is forked if it writes.
+func (s *server) operate(request *sandbox.FileRequest) *sandbox.FileReply {
+	if request.Write != nil || request.Edit != nil || request.WriteJSON != nil {
+		s.commands.writing.RLock()
+		defer s.commands.writing.RUnlock()
+	}
+	return sandbox.ServeFiles(context.Background(), s.files, request) //nolint:forbidigo // a worker that gives up does not read the answer
 }
 
 // reply answers a request. That the worker is gone is noticed by Receive.
