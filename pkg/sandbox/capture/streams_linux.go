@@ -3,6 +3,7 @@ package capture
 import (
 	"errors"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -79,10 +80,14 @@ func (p *pipes) add(epoll int, stream sandbox.Stream) (*os.File, error) {
 	return theirs, nil
 }
 
+// buffers are used by one command after the other: most write little.
+var buffers = sync.Pool{New: func() any { return new([readSize]byte) }} //nolint:gochecknoglobals // of the process
+
 // copy hands over what is written until both streams have ended, or endAt's time.
 // A stream of which keep wants no more is closed.
 func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
-	buf := make([]byte, readSize)
+	buf, _ := buffers.Get().(*[readSize]byte)
+	defer buffers.Put(buf)
 	_ = p.events.Read(func(epoll uintptr) bool { // fails at endAt's time
 		var event [1]unix.EpollEvent // one by one: a later one may be overtaken meanwhile
 		for idle := looks; p.fds != [2]int{-1, -1}; {
@@ -95,7 +100,7 @@ func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
 				if end := p.end.Load(); end != nil && time.Now().After(*end) {
 					return true
 				}
-				p.take(sandbox.Stream(event[0].Fd), event[0].Events, buf, keep) //nolint:gosec // 1 or 2
+				p.take(sandbox.Stream(event[0].Fd), event[0].Events, buf[:], keep) //nolint:gosec // 1 or 2
 				idle = 0
 			case idle >= looks:
 				return false // sleep until there is more
