@@ -2,7 +2,9 @@ package worker
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,7 +32,18 @@ func removeUnmounted(home string) error {
 	if mounted != "" {
 		return fmt.Errorf("%s is mounted below %s, which is left as it is", mounted, home)
 	}
-	return os.RemoveAll(home)
+	err = os.RemoveAll(home)
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	// Commands may have made directories that not even their owner may enter.
+	opened := filepath.WalkDir(home, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		return os.Chmod(path, 0o700) //nolint:gosec // before it is read, to be removed
+	})
+	return errors.Join(opened, os.RemoveAll(home))
 }
 
 // mountedBelow returns a mount point at or below a directory; "" when there is none, or
