@@ -39,6 +39,13 @@
 // answered it. Whoever runs the next turn looks for the jobs without an end under the
 // ids that they have.
 //
+// # Stateful tools
+//
+// A tool result may name a handle. A tool call that goes on with it becomes a call with the
+// resources of the one that opened it, which is planned once more for that; the worker that
+// has the state is the one that holds their lane. Which handles there are, and which have
+// ended, is what the journal's results say. See [tools.NewStateful].
+//
 // # What happens on failure
 //
 // Nothing that a model does wrong ends a turn. Arguments that are no JSON or do

@@ -11,7 +11,8 @@
 //
 // [Main] is the whole command line of the worker with handlers added, so a program
 // of ten lines is a worker; see its example. Programs that embed a fleet give
-// handlers to package fleet instead.
+// handlers to package fleet instead. [HandleStateful] is for tools that answer several
+// calls with what they know from the ones before.
 //
 // # What a handler may rely on
 //
