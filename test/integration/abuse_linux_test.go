@@ -167,34 +167,34 @@ func requireNone(t *testing.T, marker string) {
 // abuse is what a command does, and how it has to end. MARK is a number that its processes
 // have in their arguments.
 type abuse struct {
-	script  string
-	wall    time.Duration
-	status  protocol.Status
-	reasons []string
-	within  time.Duration
-	check   func(t *testing.T, e protocol.Execution)
+	script string
+	wall   time.Duration
+	status protocol.Status
+	reason string
+	within time.Duration
+	check  func(t *testing.T, e protocol.Execution)
 }
 
 func abuses() map[string]abuse {
 	const ok, failed, timeout = protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout
 	return map[string]abuse{
-		nothing:         {script: `sleep 2`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 5 * time.Second, check: exitedZero},
-		"fork bomb":     {script: `b() { b MARK | b MARK & }; b; sleep MARK`, wall: 2 * time.Second, status: timeout, reasons: []string{"timeout"}, within: 6 * time.Second},
-		"memory bomb":   {script: `exec tail /dev/zero`, wall: 20 * time.Second, status: failed, reasons: []string{"oom"}, within: 20 * time.Second, check: bounded},
-		"output bomb":   {script: `yes MARK & yes MARK >&2 & wait`, wall: 20 * time.Second, status: failed, reasons: []string{"output_limit"}, within: 3 * time.Second},
-		"big file":      {script: `exec dd if=/dev/zero of=big bs=1M count=2000`, wall: 20 * time.Second, status: failed, reasons: []string{"disk_limit"}, within: 20 * time.Second},
-		"sparse file":   {script: `exec truncate -s 1T sparse`, wall: 20 * time.Second, status: failed, reasons: []string{"disk_limit"}, within: 5 * time.Second},
-		"many files":    {script: `i=0; while :; do : >f$i; i=$((i+1)); done`, wall: 2 * time.Second, status: timeout, reasons: []string{"timeout"}, within: 6 * time.Second},
-		"deep tree":     {script: `p=$(printf 'd/%.0s' $(seq 100)); for i in $(seq 30); do mkdir -p $p && cd $p || exit 1; done; : MARK`, wall: 2 * time.Minute, status: ok, reasons: []string{"exited"}, within: 2 * time.Minute, check: exitedZero},
-		"500 processes": {script: `for i in $(seq 500); do sleep MARK & done`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 10 * time.Second, check: exitedZero},
-		"ignores TERM":  {script: `trap "" TERM; while :; do sleep MARK; done`, wall: time.Second, status: timeout, reasons: []string{"timeout"}, within: 5 * time.Second},
+		nothing:         {script: `sleep 2`, wall: 20 * time.Second, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero},
+		"fork bomb":     {script: `b() { b MARK | b MARK & }; b; sleep MARK`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
+		"memory bomb":   {script: `exec tail /dev/zero`, wall: 20 * time.Second, status: failed, reason: "oom", within: 20 * time.Second, check: bounded},
+		"output bomb":   {script: `yes MARK & yes MARK >&2 & wait`, wall: 20 * time.Second, status: failed, reason: "output_limit", within: 3 * time.Second},
+		"big file":      {script: `exec dd if=/dev/zero of=big bs=1M count=2000`, wall: 20 * time.Second, status: failed, reason: "disk_limit", within: 20 * time.Second},
+		"sparse file":   {script: `exec truncate -s 1T sparse`, wall: 20 * time.Second, status: failed, reason: "disk_limit", within: 5 * time.Second},
+		"many files":    {script: `i=0; while :; do : >f$i; i=$((i+1)); done`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
+		"deep tree":     {script: `p=$(printf 'd/%.0s' $(seq 100)); for i in $(seq 30); do mkdir -p $p && cd $p || exit 1; done; : MARK`, wall: 2 * time.Minute, status: ok, reason: "exited", within: 2 * time.Minute, check: exitedZero},
+		"500 processes": {script: `for i in $(seq 500); do sleep MARK & done`, wall: 20 * time.Second, status: ok, reason: "exited", within: 10 * time.Second, check: exitedZero},
+		"ignores TERM":  {script: `trap "" TERM; while :; do sleep MARK; done`, wall: time.Second, status: timeout, reason: "timeout", within: 5 * time.Second},
 		"daemons": {
 			script: `for i in 1 2 3; do (setsid sh -c 'trap "" TERM HUP INT; setsid sleep MARK & sleep MARK; sleep MARK' </dev/null >/dev/null 2>&1 &); done; exit 0`,
-			wall:   20 * time.Second, status: ok, reasons: []string{"exited"}, within: 5 * time.Second, check: exitedZero,
+			wall:   20 * time.Second, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero,
 		},
-		"background child with the output": {script: `sleep MARK & exit 0`, wall: 20 * time.Second, status: ok, reasons: []string{"exited"}, within: 5 * time.Second, check: exitedZero},
-		"processor":                        {script: `for i in 1 2 3 4; do (while :; do : MARK; done) & done; wait`, wall: 2 * time.Second, status: timeout, reasons: []string{"timeout"}, within: 6 * time.Second},
-		"kills all":                        {script: `kill -9 -1; exit 0`, wall: 20 * time.Second, status: ok, reasons: []string{"signaled", "exited"}, within: 5 * time.Second},
+		"background child with the output": {script: `sleep MARK & exit 0`, wall: 20 * time.Second, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero},
+		"processor":                        {script: `for i in 1 2 3 4; do (while :; do : MARK; done) & done; wait`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
+		"kills all":                        {script: `kill -9 -1; exit 0`, wall: 20 * time.Second, status: ok, reason: "exited", within: 5 * time.Second},
 	}
 }
 
@@ -221,37 +221,58 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 		for _, name := range slices.SortedFunc(maps.Keys(all), nothingFirst) {
 			abuse := all[name]
 			t.Run(name, func(t *testing.T) {
-				box, mark := "abuse-"+strings.ReplaceAll(name, " ", "-"), marker()
-				a.run(t, box, "true", time.Minute) // opens it
-				var r protocol.Result
-				var e protocol.Execution
-				var took time.Duration
-				times := a.beside(t, func() {
-					began := time.Now()
-					r, e = a.run(t, box, strings.ReplaceAll(abuse.script, "MARK", mark), abuse.wall)
-					took = time.Since(began)
-				})
-				requireNone(t, mark)
-				most, nearlyAll := times[(len(times)-1)*9/10], times[(len(times)-1)*99/100]
-				t.Logf("%s: %s in %s; %d calls beside it: half within %s, 9 of 10 within %s, 99 of 100 within %s, all within %s", r.Status, e.Reason, took.Round(time.Millisecond), len(times),
-					times[len(times)/2].Round(100*time.Microsecond), most.Round(100*time.Microsecond), nearlyAll.Round(100*time.Microsecond), times[len(times)-1].Round(100*time.Microsecond))
-				if name == nothing {
-					alone = nearlyAll
+				for again := range tries {
+					box := fmt.Sprintf("abuse-%s-%d", strings.ReplaceAll(name, " ", "-"), again)
+					times := a.abuse(t, box, abuse)
+					if name == nothing {
+						alone = times.nearlyAll
+					}
+					if times.most < answerTime && times.nearlyAll < answerTime+2*alone {
+						return
+					}
 				}
-				require.Equal(t, abuse.status, r.Status, "%v: %s", r.Error, e.Stderr)
-				require.Contains(t, abuse.reasons, e.Reason)
-				require.Less(t, took, abuse.within*(1+3*slow))
-				require.Less(t, most, answerTime)
-				require.Less(t, nearlyAll, answerTime+2*alone)
-				if abuse.check != nil {
-					abuse.check(t, e)
-				}
-				_, e = a.run(t, box, `set -- /proc/[0-9]*; echo $#`, time.Minute)
-				require.Contains(t, []string{"2\n", "3\n"}, string(e.Stdout), "the sandbox has only its first process and this command")
+				require.Fail(t, "calls in another sandbox wait", "in each of %d runs", tries)
 			})
 		}
 		a.stop(t)
 	})
+}
+
+// tries is how often calls beside an abuse may be slow: other programs of the machine take its
+// time too, but not each time.
+const tries = 3
+
+// answers are how long calls took: 9 of 10 of them, and 99 of 100.
+type answers struct{ most, nearlyAll time.Duration }
+
+// abuse runs one and checks how it ended; it returns how long calls beside it took.
+func (a *abused) abuse(t *testing.T, box string, abuse abuse) answers {
+	t.Helper()
+	mark := marker()
+	a.run(t, box, "true", time.Minute) // opens it
+	var r protocol.Result
+	var e protocol.Execution
+	var took time.Duration
+	times := a.beside(t, func() {
+		began := time.Now()
+		r, e = a.run(t, box, strings.ReplaceAll(abuse.script, "MARK", mark), abuse.wall)
+		took = time.Since(began)
+	})
+	requireNone(t, mark)
+	of := func(percent int) time.Duration { return times[(len(times)-1)*percent/100] }
+	short := func(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
+	t.Logf("%s: %s in %s; %d calls beside it: half within %s, 9 of 10 within %s, 99 of 100 within %s, all within %s", r.Status, e.Reason,
+		took.Round(time.Millisecond), len(times), short(of(50)), short(of(90)), short(of(99)), short(of(100)))
+	require.Equal(t, abuse.status, r.Status, "%v: %s", r.Error, e.Stderr)
+	require.Equal(t, abuse.reason, e.Reason)
+	require.Less(t, took, abuse.within*(1+3*slow))
+	require.Less(t, of(50), answerTime)
+	if abuse.check != nil {
+		abuse.check(t, e)
+	}
+	_, e = a.run(t, box, `set -- /proc/[0-9]*; echo $#`, time.Minute)
+	require.Contains(t, []string{"2\n", "3\n"}, string(e.Stdout), "the sandbox has only its first process and this command")
+	return answers{most: of(90), nearlyAll: of(99)}
 }
 
 // nothing is the abuse that is none.
