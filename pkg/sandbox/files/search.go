@@ -42,6 +42,7 @@ type search struct {
 	glob    glob
 	among   map[string]bool // files that can match; nil for all
 	limit   int
+	named   bool // one file was asked for, and its faults are those of the search
 	result  sandbox.SearchResult
 }
 
@@ -98,6 +99,7 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 		if err := requireRegular(name, info); err != nil {
 			return err
 		}
+		s.named = true
 		return s.file(ctx, name, path.Base(name))
 	}
 	w := walk{fs: s.fs, noIgnore: noIgnore, visit: func(ctx context.Context, at place) error {
@@ -113,7 +115,8 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 }
 
 // file searches one regular file; below is its path below the start of the search.
-// Files that cannot be searched are counted as skipped; binary ones match nothing.
+// Files that cannot be searched are counted as skipped, unless one was asked for by its
+// name; binary ones match nothing.
 func (s *search) file(ctx context.Context, name, below string) error {
 	if !s.glob.match(below) {
 		return nil
@@ -124,7 +127,7 @@ func (s *search) file(ctx context.Context, name, below string) error {
 	}
 	content, _, err := s.fs.load(ctx, name, os.O_RDONLY)
 	switch {
-	case ctx.Err() != nil, errors.Is(err, os.ErrClosed):
+	case ctx.Err() != nil, errors.Is(err, os.ErrClosed), err != nil && s.named:
 		return err
 	case err != nil:
 		s.result.Skipped++

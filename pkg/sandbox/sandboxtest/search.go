@@ -122,6 +122,9 @@ func searchNamed(t *testing.T, f *tree) {
 	require.Equal(t, []string{".git/config:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: ".git"}))
 	require.Equal(t, []string{"link/file:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: "link"}))
 	require.Equal(t, []string{"dir/file:1:hit"}, f.found(t, sandbox.SearchRequest{Pattern: "hit", Path: "dir/file"}))
+	require.NoError(t, os.Truncate(f.host("dir/file"), sandbox.MaxFileSize+1))
+	_, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", Path: "dir/file"})
+	requireFault(t, err, sandbox.FaultTooLarge)
 }
 
 func searchBadPattern(t *testing.T, f *tree) {
