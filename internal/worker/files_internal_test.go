@@ -16,7 +16,7 @@ import (
 )
 
 // opened is a sandbox with a workspace on the host.
-func opened(t *testing.T) (sandbox.Sandbox, string) {
+func opened(t testing.TB) (sandbox.Sandbox, string) {
 	t.Helper()
 	dir := t.TempDir()
 	s, err := process.New(nil).Open(t.Context(), sandbox.Spec{
