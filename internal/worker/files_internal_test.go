@@ -16,14 +16,14 @@ import (
 )
 
 // opened is a sandbox with a workspace on the host.
-func opened(t testing.TB) (sandbox.Sandbox, string) {
-	t.Helper()
-	dir := t.TempDir()
-	s, err := process.New(nil).Open(t.Context(), sandbox.Spec{
-		ID: "s", Workspace: dir, Scratch: t.TempDir(), Env: map[string]string{"PATH": os.Getenv("PATH")},
+func opened(tb testing.TB) (sandbox.Sandbox, string) {
+	tb.Helper()
+	dir := tb.TempDir()
+	s, err := process.New(nil).Open(tb.Context(), sandbox.Spec{
+		ID: "s", Workspace: dir, Scratch: tb.TempDir(), Env: map[string]string{"PATH": os.Getenv("PATH")},
 	})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, s.Close()) })
 	return s, dir
 }
 

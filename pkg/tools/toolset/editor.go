@@ -17,14 +17,7 @@ func readFile() tools.Tool {
 	return tools.Tool{
 		Definition: definition("read_file",
 			"Read a text file. Returns its text as it is; what is too long is cut, and the end says so.",
-			`{
-				"type": "object",
-				"properties": {
-					"path": {"type": "string", "description": "The file, relative to the workspace."}
-				},
-				"required": ["path"],
-				"additionalProperties": false
-			}`),
+			fileSchema),
 		Plan: tools.PlanOf(func(scope tools.Scope, args struct {
 			Path string `json:"path"`
 		},

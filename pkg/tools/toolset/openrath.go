@@ -108,6 +108,16 @@ func writeWorkspaceFile() tools.Tool {
 	}
 }
 
+// fileSchema is the schema of tools that take a file and nothing else.
+const fileSchema = `{
+	"type": "object",
+	"properties": {
+		"path": {"type": "string", "description": "The file, relative to the workspace."}
+	},
+	"required": ["path"],
+	"additionalProperties": false
+}`
+
 // writeSchema is the schema of tools that write whole files.
 const writeSchema = `{
 	"type": "object",

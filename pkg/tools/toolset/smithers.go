@@ -26,14 +26,7 @@ func smithersRead() tools.Tool {
 	return tools.Tool{
 		Definition: definition("read",
 			"Read a text file of at most 200,000 bytes. Returns its text as it is; what is too long to be shown is cut, and the end says so.",
-			`{
-				"type": "object",
-				"properties": {
-					"path": {"type": "string", "description": "The file, relative to the workspace."}
-				},
-				"required": ["path"],
-				"additionalProperties": false
-			}`),
+			fileSchema),
 		Plan: tools.PlanOf(func(scope tools.Scope, args struct {
 			Path string `json:"path"`
 		},
