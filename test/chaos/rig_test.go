@@ -32,6 +32,7 @@ type setup struct {
 	lanes   int           // default 12
 	lease   time.Duration // default 1 s
 	proxied bool          // workers and callers reach the servers through a link of their own
+	linked  bool          // servers reach each other through links
 	// faults is how many faults the short form injects; the long one goes on until its calls are made.
 	faults int
 	// pause is the longest time without a fault, between two of them.
@@ -45,6 +46,7 @@ type rig struct {
 	dir     string
 	random  *rand.Rand
 	servers []*node
+	links   map[[2]int]*link // from one server to another
 	workers []*member
 	caller  *member
 	nc      *nats.Conn
@@ -93,7 +95,7 @@ func newPlace(t *testing.T, s setup) *rig {
 		s.lease = time.Second
 	}
 	r := &rig{
-		t: t, setup: s, dir: t.TempDir(), counts: map[string]int{},
+		t: t, setup: s, dir: t.TempDir(), counts: map[string]int{}, links: map[[2]int]*link{},
 		random: rand.New(rand.NewPCG(*seed, uint64(len(t.Name())))), offset: offset(),
 	}
 	if *keep != "" {
@@ -119,11 +121,30 @@ func (r *rig) startServers() {
 		role := serverRole{Name: fmt.Sprintf("n%d", i+1), Data: r.path(fmt.Sprintf("server-%d", i+1)), Port: ports[i]}
 		if n > 1 {
 			role.ClusterPort = ports[n+i]
-			role.Routes = append(append(role.Routes, ports[n:n+i]...), ports[n+i+1:]...)
+			role.Routes, role.Linked = r.routes(i, ports[n:]), r.setup.linked
 		}
 		r.servers = append(r.servers, &node{role: role})
 		r.startServer(i)
 	}
+}
+
+// routes is how a server reaches the others, which listen on the given ports.
+func (r *rig) routes(i int, ports []int) (routes []int) {
+	r.t.Helper()
+	for n, port := range ports {
+		if n == i {
+			continue
+		}
+		if r.setup.linked {
+			l := newLink(r.t, fmt.Sprintf("127.0.0.1:%d", port))
+			r.links[[2]int{i, n}] = l
+			address, ok := l.listener.Addr().(*net.TCPAddr)
+			require.True(r.t, ok)
+			port = address.Port
+		}
+		routes = append(routes, port)
+	}
+	return routes
 }
 
 // startServer starts a server, with the data that it had, and does not wait for it.

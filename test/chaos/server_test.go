@@ -19,7 +19,8 @@ type serverRole struct {
 	Name, Data  string
 	Port        int
 	ClusterPort int   // 0 is the embedded one
-	Routes      []int // cluster ports of the others
+	Routes      []int // cluster ports of the others, or of the links to them
+	Linked      bool  // the others are reached through links only
 }
 
 var errNotReady = errors.New("not ready in time")
@@ -37,6 +38,9 @@ func (s *serverRole) run(ctx context.Context) error {
 	o := &server.Options{
 		ServerName: s.Name, Host: "127.0.0.1", Port: s.Port, NoSigs: true, JetStream: true, StoreDir: s.Data, NoLog: true,
 		Cluster: server.ClusterOpts{Name: "toolfleet-chaos", Host: "127.0.0.1", Port: s.ClusterPort},
+	}
+	if s.Linked {
+		o.Cluster.Advertise = "127.0.0.1:1" // nobody finds a way around the links
 	}
 	for _, port := range s.Routes {
 		o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", port)})

@@ -59,6 +59,30 @@ func TestChaos_ClusterServersFail(t *testing.T) { //nolint:paralleltest // see s
 	run(t, setup{servers: 3, faults: 1, pause: time.Second, lease: serverLease}, killServer, stopServer, wipeServer)
 }
 
+func TestChaos_ClusterIsParted(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	run(t, setup{servers: 3, linked: true, faults: 2, pause: time.Second, lease: serverLease}, partServer)
+}
+
+// partServer cuts a server off from the others for a while, but not from its clients: in that time it may
+// lead what the others have another leader for.
+func partServer(r *rig) {
+	i := r.random.IntN(len(r.servers))
+	cut := func(do func(*link)) {
+		for ends, l := range r.links {
+			if ends[0] == i || ends[1] == i {
+				do(l)
+			}
+		}
+	}
+	from := now()
+	cut((*link).sever)
+	wait(r.t.Context(), time.Duration(r.random.Int64N(int64(20*time.Second))))
+	cut((*link).mend)
+	r.awaitLeaders()
+	r.fault("part server", history.Fault{From: from, Until: now()})
+}
+
 // stopServer is SIGSTOP of a server, and SIGCONT a while later.
 func stopServer(r *rig) {
 	s := r.servers[r.random.IntN(len(r.servers))]
