@@ -169,7 +169,10 @@ func (l *held) mark(e *entry, n int) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("read start mark %d of call %s: %w", n, e.call.ID, err)
 		}
-		if stored != nil && bytes.Equal(stored.Data, msg.Data) {
+		if stored == nil {
+			return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, errUnderWay)
+		}
+		if bytes.Equal(stored.Data, msg.Data) {
 			seq, answer = stored.Sequence, accepted
 		}
 	}

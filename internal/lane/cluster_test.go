@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
@@ -220,4 +221,41 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	}
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	c.Part(leader, false)
+}
+
+// Guard: a leader refuses a call of which it has an attempt under way, also when it is cut off, and the attempt
+// is lost once the others have a leader of their own. Such a call is not accepted yet.
+func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
+	t.Parallel()
+	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
+	stream := protocol.DefaultFleet.CallsStream()
+	leader := -1
+	require.Eventually(t, func() bool {
+		leader = c.Leader(stream)
+		return leader >= 0
+	}, 30*time.Second, 10*time.Millisecond, "no leader")
+	f.nc = c.ConnectTo(leader)
+	p := f.publisher()
+	c.Part(leader, true)
+	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
+	accepted := make(chan error, 1)
+	go func() { accepted <- p.Put(t.Context(), []lane.Outgoing{{Call: call}})[0] }()
+	require.Eventually(t, func() bool {
+		for i, s := range c.Servers {
+			if i != leader && s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
+				return true
+			}
+		}
+		return false
+	}, 60*time.Second, 10*time.Millisecond, "the others choose no leader")
+	stepAside(t, 6*time.Second) // an attempt was given up, and the next one refused
+	c.Part(leader, false)
+	select {
+	case err := <-accepted:
+		require.NoError(t, err)
+	case <-time.After(60 * time.Second):
+		t.Fatal("neither accepted nor refused")
+	}
+	f.hold(newHistory(), lane.Options{})
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 }

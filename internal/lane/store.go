@@ -122,6 +122,25 @@ func readAck(body []byte) (uint64, refused, error) {
 	}
 }
 
+// errUnderWay says that a message was refused because of one that is not stored.
+var errUnderWay = errors.New("another message on the subject is under way, and may never be stored")
+
+// publishOnce is publish for a message of which a refusal has to mean that one is stored on its subject.
+// In a cluster the leader refuses also because of what it has not agreed on with the others: an attempt of
+// which no answer came, for example, that is lost when they choose another leader. So whoever is
+// refused looks, and has to try again when there is nothing.
+func (s *store) publishOnce(ctx context.Context, msg *nats.Msg) (uint64, refused, error) {
+	seq, answer, err := s.publish(ctx, msg)
+	if err != nil || answer != occupied || !s.clustered() {
+		return seq, answer, err
+	}
+	there, err := s.next(ctx, msg.Subject, 0)
+	if err == nil && there == nil {
+		err = errUnderWay
+	}
+	return 0, answer, err
+}
+
 // publishReady makes a lane ready. Being refused means that it is ready or held.
 func (s *store) publishReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
 	msg := nats.NewMsg(s.fleet.ReadySubject(pool, lane.Hash()))
@@ -252,6 +271,14 @@ func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored boo
 		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
 	}
 	_, answer, err := s.publish(ctx, msg)
+	if err == nil && answer == occupied && s.clustered() { // see publishOnce
+		var before *protocol.Result
+		if before, err = s.result(ctx, r.SessionID, r.CallID); before == nil && err == nil {
+			err = errUnderWay
+		} else if errors.Is(err, protocol.ErrInvalidResult) {
+			err = nil // there is one, of a version that this one cannot read
+		}
+	}
 	if err != nil {
 		return false, fmt.Errorf("store result of call %s: %w", r.CallID, err)
 	}
