@@ -116,6 +116,7 @@ type Holder struct {
 
 	repairing atomic.Bool
 	leader    atomic.Pointer[leadership] // of the pool's consumer, in a cluster
+	contact   contact
 	books     books
 
 	mu        sync.Mutex

@@ -3,6 +3,7 @@ package lane
 import (
 	"encoding/json"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,8 +29,48 @@ func (h *Holder) askLeader(now time.Time) {
 			return
 		}
 		h.leader.Store(&by)
+		h.contact.heard(now.Add(-heard), time.Now())
 		h.each(func(l *held) { l.lease.agreed(now.Add(-heard), by) })
 	})
+}
+
+// A leader that was cut off answers reads until it hears of the one that the others have chosen meanwhile,
+// a heartbeat after it is joined to them again. What it says is as old as the cut: calls that have
+// been run since, without their results. A worker at the same server, which gets lanes again from that
+// moment on, therefore lets a moment pass before it looks into them.
+const (
+	// silence is how long a leader that is followed may seem not to be heard: heartbeats come every second.
+	silence = 3 * time.Second
+	// wary is how long after such a silence lanes are claimed with care.
+	wary = 10 * time.Second
+	// deposed is how long a leader may not know that it is none any more: more than two heartbeats.
+	deposed = 2500 * time.Millisecond
+)
+
+// contact is what a holder knows of the time since when its servers hear each other. It is safe for concurrent use.
+type contact struct {
+	mu    sync.Mutex
+	last  time.Time // when the leader was heard by a majority; zero while that is not known
+	until time.Time // until then lanes are claimed with care
+}
+
+// heard books that the leader was heard at a time.
+func (c *contact) heard(at, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.last.IsZero() && at.Sub(c.last) > silence {
+		c.until = now.Add(wary)
+	}
+	if at.After(c.last) {
+		c.last = at
+	}
+}
+
+// doubtful reports whether the servers may have been cut off from each other until a moment ago.
+func (c *contact) doubtful(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now.Before(c.until) || !c.last.IsZero() && now.Sub(c.last) > silence
 }
 
 // leads is who is known to lead.
