@@ -3,8 +3,10 @@ package tools
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
@@ -33,6 +35,12 @@ func (r Remote) CommandTool(definition Definition, command Command) Tool {
 	})
 	if len(argv) == 0 || argv[0] == "" {
 		tool.fault = errors.Join(tool.fault, errors.New("command: must name a program"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(env[name], "\x00") {
+			tool.fault = errors.Join(tool.fault,
+				fmt.Errorf("env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name))
+		}
 	}
 	tool.Render = render.ToolRun
 	return tool

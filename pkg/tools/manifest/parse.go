@@ -85,7 +85,7 @@ func Parse(file string, content []byte) (tools.Tool, []Problem) {
 	tool.Help, tool.Hint = doc.Help, doc.Hint
 	if len(m.problems) == 0 {
 		_, err := tools.NewTable(tool)
-		m.table(err, &doc.Parameters)
+		m.table(doc.Name, err, &doc.Parameters)
 	}
 	slices.SortStableFunc(m.problems, func(a, b Problem) int { return a.Line - b.Line })
 	return tool, m.problems
@@ -163,7 +163,7 @@ func (m *parser) tool(doc document) tools.Tool {
 	hasCommand, hasHandler := m.lines["command"] > 0, m.lines["handler"] > 0
 	switch {
 	case hasCommand == hasHandler:
-		m.problem(m.lines["handler"], "exactly one of command (a program) and handler (a kind that workers of yours execute) must be given")
+		m.problem(max(m.lines["handler"], 1), "exactly one of command (a program) and handler (a kind that workers of yours execute) must be given")
 	case hasHandler && (m.lines["output"] > 0 || m.lines["env"] > 0):
 		m.problem(m.lines["handler"], "output and env are of commands, not of handlers")
 	case hasCommand && m.lines["input"] > 0:
@@ -208,21 +208,25 @@ var inSchema = regexp.MustCompile(`at '([^']*)': (.*)`)
 
 // table reports what [tools.NewTable] says about the tool, each fault at the field
 // that it is about.
-func (m *parser) table(err error, parameters *yaml.Node) {
+func (m *parser) table(name string, err error, parameters *yaml.Node) {
 	if err == nil {
 		return
 	}
+	blame := fmt.Sprintf("%v %q: ", tools.ErrInvalidTool, name) // before the first of the faults that are joined
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		if _, message, _ := strings.Cut(line, ": "); strings.Contains(message, ": input: ") || strings.HasPrefix(message, "input: ") {
+		message := strings.TrimPrefix(line, blame)
+		if strings.Contains(message, ": input: ") || strings.HasPrefix(message, "input: ") {
 			m.problem(m.lines["input"], "input: %s", message[strings.Index(message, "input: ")+len("input: "):])
 			continue
 		}
 		if found := inSchema.FindStringSubmatch(line); found != nil {
+			if strings.HasSuffix(found[2], "Of' failed") {
+				continue // what failed there has its own line
+			}
 			m.problem(nodeAt(parameters, found[1]).Line, "parameters: at %q: %s", found[1], found[2])
 			continue
 		}
-		_, message, found := strings.Cut(line, ": ") // the tool's name
-		if !found || strings.Contains(message, "is not valid against metaschema") {
+		if strings.Contains(message, "is not valid against metaschema") {
 			continue
 		}
 		m.problem(m.lineOf(message), "%s", strings.Replace(message, "schema: ", "parameters: ", 1))

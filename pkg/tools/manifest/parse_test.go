@@ -104,6 +104,9 @@ func TestParse_ProblemsHaveTheirLine(t *testing.T) {
 		{"name: word_count", "name: word count", "f.yaml:2: name: character ' ' at 4"},
 		{"name: word_count", "name: [a]", "f.yaml:2: a list is not what belongs here: it must be a text"},
 		{"name: word_count", "\"name: word_count", "f.yaml:"},
+		{"env: {PYTHONUTF8: \"1\"}", "env: {PYTHONUTF8: \"1\"", "f.yaml:15: did not find expected ',' or '}'"},
+		{"required: [path]", "required: [path", "f.yaml:12: did not find expected ',' or ']'"},
+		{"env: {PYTHONUTF8: \"1\"}", "env: {A=B: \"1\"}", `f.yaml:15: env "A=B": `},
 		{"timeout: 90s", "timeout: 90", `f.yaml:20: timeout "90": must be a time such as 90s`},
 		{"timeout: 90s", "timeout: 48h", `f.yaml:20: timeout 48h0m0s: must be 0 to 24h0m0s`},
 		{"delivery: idempotent", "delivery: twice", `f.yaml:19: delivery "twice": must be`},
@@ -144,12 +147,37 @@ func TestParse_ProblemsHaveTheirLine(t *testing.T) {
 	}
 }
 
+// Every fault of a manifest has the line of its own field, and says all that it is about.
+func TestParse_EveryFaultHasItsOwnLine(t *testing.T) {
+	t.Parallel()
+	_, problems := manifest.Parse("f.yaml", []byte(`name: count
+description: Count.
+command: [count]
+min_level: some
+env: {"": a}
+pool: "a b"
+timeout: 30h
+`))
+	var all []string
+	for _, p := range problems {
+		all = append(all, p.Error())
+	}
+	require.Equal(t, []string{
+		`f.yaml:4: min_level "some": must be one of none, paths, full, kernel`,
+		`f.yaml:5: env "": a name must not be empty or contain "=", and nothing may contain a NUL byte`,
+		`f.yaml:6: invalid name: pool "a b": character ' ' at 1 is not allowed`,
+		`f.yaml:7: timeout 30h0m0s: must be 0 to 24h0m0s`,
+	}, all)
+}
+
 func TestParse_WhatIsNoManifestAtAll(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]string{
 		"":                               "f:1: must be a mapping with the fields name",
 		"- a\n":                          "f:1: must be a mapping",
-		"name: x\n":                      "exactly one of command",
+		"name: x\n":                      "f:1: exactly one of command",
+		"name: x\ndescription: y\n}\n":   "f:3: did not find expected",
+		"{\n\"a\": 1\n\"b\": 2}\n":       "f:3: did not find expected ',' or '}'",
 		"\tname: x":                      "f:1: found character that cannot start any token",
 		"name: x\n  description: y\n":    "f:2: mapping values are not allowed",
 		strings.Repeat("#", 256<<10+1):   "f: has 262145 bytes, at most 262144",

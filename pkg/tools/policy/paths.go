@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	pathpkg "path"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -55,7 +56,12 @@ func (r pathRule) judge(tool, path string, access protocol.Access) *Verdict {
 	}
 	rule, what, roots := "paths.write", "change", r.write
 	if access == protocol.Shared {
-		rule, what, roots = "paths.read", "read", append(append([]string(nil), r.read...), r.write...)
+		rule, what, roots = "paths.read", "read", slices.Clone(r.read)
+		for _, root := range r.write { // which may be read as well
+			if !within(roots, root) {
+				roots = append(roots, root)
+			}
+		}
 	}
 	if path == "" {
 		return deny(rule, "%s may %s everything in the workspace, and in this session only these may be: %s. Use a tool that names a path.",

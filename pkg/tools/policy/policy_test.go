@@ -127,6 +127,8 @@ func TestJudge_ReasonsSayWhatIsAllowed(t *testing.T) {
 	} {
 		require.Equal(t, want, judge(t, rules, "bash", sh("ls; rm x"), nil).Reason)
 	}
+	require.Equal(t, "read may not read a: in this session only these may be: src, out.",
+		judge(t, "paths: {read: [src], write: [src/b, out]}", "read", `{"path":"a"}`, nil).Reason)
 }
 
 func TestJudge_PoliciesAllHaveToAgree(t *testing.T) {

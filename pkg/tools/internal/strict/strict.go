@@ -51,6 +51,8 @@ var (
 	atLine       = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
 	unknownField = regexp.MustCompile(`^field (.*) not found in type \S+$`)
 	notThatType  = regexp.MustCompile("^cannot unmarshal !!(\\w+)(?: (`.*`))? into (.*)$")
+	// lineBefore are the errors of the library's parser, which counts lines from 0 there.
+	lineBefore = regexp.MustCompile(`^did not find expected (<|node content|'-' indicator|key$|',' or )`)
 )
 
 // Faults translates an error of the YAML library. fields are those of the document.
@@ -67,7 +69,9 @@ func Faults(err error, fields []string) []Fault {
 		line := 1 // of which the library does not speak
 		if found := atLine.FindStringSubmatch(message); found != nil {
 			line, _ = strconv.Atoi(found[1]) // digits
-			message = found[2]
+			if message = found[2]; lineBefore.MatchString(message) {
+				line++
+			}
 		}
 		if found := unknownField.FindStringSubmatch(message); found != nil {
 			message = fmt.Sprintf("there is no field %q; the fields are %s", found[1], strings.Join(fields, ", "))
