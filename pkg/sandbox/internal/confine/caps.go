@@ -57,3 +57,8 @@ func made(step string, add func(*calls.List)) error {
 	}
 	return nil
 }
+
+// NoCore is the limit of core files with which there is no core file, and nobody is told of a
+// crash: with 0 the kernel still starts the program of the host that collects crashes, where
+// there is one, as root.
+const NoCore = 1

@@ -106,11 +106,6 @@ func sandboxFilter() program {
 	return p
 }
 
-// NoCore is the limit of core files with which there is no core file, and nobody is told of a
-// crash: with 0 the kernel still starts the program of the host that collects crashes, where
-// there is one, as root.
-const NoCore = 1
-
 // keepNoCore has changes of that limit do nothing. They succeed, for those who want to be
 // sure that there are no core files.
 func (p *program) keepNoCore() {

@@ -287,9 +287,16 @@ func rlimit(pid int) error {
 	return unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit)
 }
 
+// vector is b, for calls that take several pieces of memory.
+func vector(b []byte) []unix.Iovec {
+	v := unix.Iovec{Base: &b[0]}
+	v.SetLen(len(b))
+	return []unix.Iovec{v}
+}
+
 func vmReadv(h canary.Host) canary.Verdict {
 	return memory(h, func(b []byte) error {
-		local := []unix.Iovec{{Base: &b[0], Len: uint64(len(b))}}
+		local := vector(b)
 		_, err := unix.ProcessVMReadv(h.Worker, local, []unix.RemoteIovec{{Base: h.Address, Len: len(b)}}, 0)
 		return err
 	})
@@ -298,7 +305,7 @@ func vmReadv(h canary.Host) canary.Verdict {
 // vmWritev writes back what is there, the secret.
 func vmWritev(h canary.Host) canary.Verdict {
 	b := []byte(h.Secret)
-	local := []unix.Iovec{{Base: &b[0], Len: uint64(len(b))}}
+	local := vector(b)
 	_, err := unix.ProcessVMWritev(h.Worker, local, []unix.RemoteIovec{{Base: h.Address, Len: len(b)}}, 0)
 	if err == nil && !isWorker(h, h.Worker) {
 		err = errAnother

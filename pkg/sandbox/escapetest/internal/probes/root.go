@@ -157,7 +157,7 @@ func deviceProbes() map[string]probe {
 		"device/tiocsti":   func(canary.Host) canary.Verdict { return tioc(unix.TIOCSTI) },
 		"device/tioclinux": func(canary.Host) canary.Verdict { return tioc(0x541c) },
 		// A filter that compares 64 bits lets this one through, and the kernel looks at 32.
-		"device/tiocsti-high-bits": func(canary.Host) canary.Verdict { return tioc(unix.TIOCSTI | 1<<32) },
+		"device/tiocsti-high-bits": func(canary.Host) canary.Verdict { return tioc(highBits(unix.TIOCSTI)) },
 	}
 	return all
 }
@@ -184,3 +184,6 @@ func tioc(request uintptr) canary.Verdict {
 	letter := byte('x')
 	return denied(call(unix.SYS_IOCTL, 0, request, uintptr(unsafe.Pointer(&letter))))
 }
+
+// highBits is a number with a bit more than the kernel looks at, where there are so many.
+func highBits(n uint64) uintptr { return uintptr(n | 1<<32) }
