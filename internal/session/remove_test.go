@@ -45,14 +45,19 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) call(ctx context.Context, t *testing.T, id protocol.SessionID, payload protocol.Payload) *protocol.Result {
 	t.Helper()
+	result, err := r.dispatch(ctx, id, payload)
+	require.NoError(t, err)
+	return result
+}
+
+func (r *rig) dispatch(ctx context.Context, id protocol.SessionID, payload protocol.Payload) (result *protocol.Result, err error) {
 	call := protocol.Call{
 		ID: protocol.RandomCallID(), SessionID: id, Tool: "test", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(id)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}
-	var result *protocol.Result
-	require.NoError(t, r.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result }))
-	return result
+	err = r.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	return result, err
 }
 
 // lived makes a session with a turn, files, a background process, and output that is kept apart.
@@ -144,7 +149,11 @@ func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 	r.lived(t, "runs")
 	result := make(chan *protocol.Result, 1)
 	go func() {
-		result <- r.call(t.Context(), t, "runs", protocol.CommandRun{Command: "echo >begun; sleep 1000"})
+		ended, err := r.dispatch(t.Context(), "runs", protocol.CommandRun{Command: "echo >begun; sleep 1000"})
+		if err != nil {
+			t.Error(err)
+		}
+		result <- ended
 	}()
 	begun := filepath.Join(r.data, "sandboxes", "runs", "workspace", "begun")
 	require.Eventually(t, func() bool { _, err := os.Stat(begun); return err == nil }, 20*time.Second, time.Millisecond)

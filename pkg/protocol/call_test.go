@@ -154,7 +154,8 @@ func TestUnknownPayload_KeepsItsBytesButSpaces(t *testing.T) {
 	payload, err := protocol.DecodePayload([]byte(body))
 	require.NoError(t, err)
 	require.Equal(t, protocol.Kind("x_ray"), payload.Kind())
-	require.Equal(t, `{"version":9,"type":"x_ray","n":1.000}`, string(must(protocol.EncodePayload(payload))(t)))
+	want, again := strings.ReplaceAll(body, " ", ""), must(protocol.EncodePayload(payload))(t)
+	require.Equal(t, []byte(want), []byte(again))
 }
 
 func TestDecodePayload_Refuses(t *testing.T) {
