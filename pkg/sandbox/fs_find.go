@@ -97,7 +97,7 @@ type SearchRequest struct {
 type Match struct {
 	Path string
 	Line int    // from 1
-	Text string // without its line end, valid UTF-8, cut at [MaxMatchText]
+	Text string // without its line end, valid UTF-8, cut at [MaxMatchText], and then with a mark at its end
 }
 
 // SearchResult is the matching lines, sorted by path and line.

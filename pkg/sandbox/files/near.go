@@ -3,6 +3,7 @@ package files
 import (
 	"cmp"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -22,6 +23,9 @@ const (
 // like it where it was looked for.
 func (f *FS) notFound(name string) error {
 	dir, missing := f.missing(name)
+	if info, err := f.root.Lstat(path.Join(dir, missing)); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return sandbox.Faultf(sandbox.FaultNotFound, "%q leads nowhere: it is a symbolic link to what does not exist", path.Join(dir, missing))
+	}
 	where := fmt.Sprintf("directory %q", dir)
 	if dir == "." {
 		where = "the workspace"

@@ -169,7 +169,12 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 	return nil
 }
 
-// cutText is the text of a line for a match.
+// cutText is the text of a line for a match; of one that is cut it says how much is missing.
 func cutText(line []byte) string {
-	return strings.ToValidUTF8(string(line[:runeBorder(line, sandbox.MaxMatchText)]), "\uFFFD")
+	shown := runeBorder(line, sandbox.MaxMatchText)
+	text := strings.ToValidUTF8(string(line[:shown]), "\uFFFD")
+	if shown < len(line) {
+		text += fmt.Sprintf(" [... and %d more bytes]", len(line)-shown)
+	}
+	return text
 }

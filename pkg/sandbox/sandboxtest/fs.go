@@ -219,6 +219,11 @@ func pathInnerLinks(t *testing.T, f *tree) {
 		require.NoError(t, err)
 		require.Equal(t, "one\n", string(result.Content), path)
 	}
+	f.link(t, "gone", "nowhere")
+	for _, path := range []string{"nowhere", "nowhere/file"} {
+		_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
+		require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `"nowhere" leads nowhere`)
+	}
 	f.link(t, "loop2", "loop1")
 	f.link(t, "loop1", "loop2")
 	f.each(t, "loop1", func(op string, err error) { require.Error(t, err, op) })

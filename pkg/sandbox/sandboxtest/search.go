@@ -156,6 +156,9 @@ func searchMany(t *testing.T, f *tree) {
 	require.Len(t, result.Matches, sandbox.MaxMatches)
 	require.True(t, result.Truncated)
 	text := result.Matches[sandbox.MaxMatches-1].Text
+	text, rest, cut := strings.Cut(text, " [... and ")
+	require.True(t, cut)
+	require.Equal(t, "502 more bytes]", rest)
 	require.Len(t, text, sandbox.MaxMatchText-1, "half a character would fit")
 	require.True(t, utf8.ValidString(text))
 }

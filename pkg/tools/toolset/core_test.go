@@ -338,9 +338,10 @@ func TestCore_RefusesVariablesThatNoEnvironmentCanHave(t *testing.T) {
 		require.Equal(t, protocol.CodeInvalidArguments, err.Code)
 		require.Contains(t, err.Message, "env: ")
 	}
-	_, _, err := coreTable(t).Plan(scope, "bash", `{"command":"a","env":{"A":[1]}}`)
+	_, _, err := coreTable(t).Plan(scope, "bash", `{"command":1,"env":{"A":[1],"B":{},"C":2}}`)
 	require.NotNil(t, err)
-	require.Contains(t, err.Message, "env.A: ")
+	require.Contains(t, err.Message, "\n- command: must be string, not number\n- env.A: must be boolean or number or string, not array\n- env.B: ")
+	require.NotContains(t, err.Message, "env.C: ")
 }
 
 func TestCore_PlansCheckArgumentsThatNoTableChecked(t *testing.T) {

@@ -56,7 +56,7 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				shell+
 				"There is no input to read: pass flags that keep programs from asking. "+
-				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest. "+
+				"Of output over 42,000 characters you get the beginning and the end, and where to read the rest. "+
 				"Prefer read, write, edit, list and grep for files.",
 			`{
 				"type": "object",
@@ -64,7 +64,7 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 					"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell; may have several lines."},
 					"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. `+cwd+`"},
 					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120, in the background 3600."},
-					"env": {"type": "object", "maxProperties": 200, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
+					"env": {"type": "object", "maxProperties": 200, "additionalProperties": {"type": ["string", "number", "boolean"]}, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
 					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."},
 					"background": {"type": "boolean", "default": false, "description": "Start the command, as a server, and return at once with a name for it; see the process tool. Default: false."}
 				},
@@ -106,7 +106,7 @@ func runCode() tools.Tool {
 			"Run a program in the workspace directory. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+
 				"A go program is a complete main package that uses the standard library only. "+
-				"Of output over 48,000 characters you get the beginning and the end, and where to read the rest.",
+				"Of output over 42,000 characters you get the beginning and the end, and where to read the rest.",
 			`{
 				"type": "object",
 				"properties": {

@@ -105,6 +105,9 @@ func TestText_CutOutputOfWhichNoMoreIsKept(t *testing.T) {
 	cut.Whole = "output/s/c-1"
 	result.Value = protocol.CommandRunResult{Execution: cut}
 	require.Contains(t, text(t, "bash", result), `all of it: read it from path="result:c-1" on]`)
+	cut.Reason = "output_limit"
+	result.Value = protocol.CommandRunResult{Execution: cut}
+	require.Contains(t, text(t, "bash", result), `what it wrote first: read it from path="result:c-1" on]`)
 }
 
 func TestText_KeptResult(t *testing.T) {

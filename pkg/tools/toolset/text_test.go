@@ -180,7 +180,7 @@ func TestText_OneEndlessLineIsCutAndLeftBehind(t *testing.T) {
 		Path: "a", Content: protocol.Bytes(strings.Repeat("é", 100_000) + "\nx\n"), FirstLine: 1, Lines: 2, TotalLines: 2,
 	}))
 	require.Contains(t, out, "é [... and 98000 more characters]\n     2\tx\n")
-	require.True(t, strings.HasSuffix(out, "\n[lines 1-2 of 2; line 1 is cut: for the rest of it use bash, as in `sed -n 1p a | cut -c 2001-4000`]"))
+	require.True(t, strings.HasSuffix(out, "\n[lines 1-2 of 2; line 1 is cut: for the rest of it use bash, as in `sed -n 1p a | cut -b 4001-8000`]"))
 }
 
 func TestText_Files(t *testing.T) {

@@ -165,6 +165,8 @@ func TestToolsets_Texts(t *testing.T) {
 		out := tool.Text(&result)
 		require.True(t, strings.HasPrefix(out, long[:40_000]))
 		require.Contains(t, out, "\n[cut here: these are the first 4000 of 10000 lines, 110000 bytes in all; ")
+		result = ok(protocol.FilesReadResult{Path: "a", Content: protocol.Bytes(strings.Repeat("é", 50_000)), Lines: 1, TotalLines: 1, Bytes: 100_000})
+		require.Contains(t, tool.Text(&result), "\n[cut here: these are the first 44000 characters of 1 line, 100000 bytes in all; ")
 	}
 }
 

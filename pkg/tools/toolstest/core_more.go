@@ -105,7 +105,8 @@ func coreLong(t *testing.T, execute Execute) {
 	}
 	require.Equal(t, all.String(), seen.String(), "reading on reaches every line")
 	s.ok("write", args{"path": "wide", "content": strings.Repeat("漢", 5000) + "\nend\n"})
-	s.has("read", args{"path": "wide"}, "漢 [... and 3000 more characters]\n     2\tend\n", "line 1 is cut", "cut -c 2001-4000")
+	s.has("read", args{"path": "wide"}, "漢 [... and 3000 more characters]\n     2\tend\n", "line 1 is cut", "`sed -n 1p wide | cut -b 6001-12000`")
+	s.has("bash", args{"command": "sed -n 1p wide | cut -b 6001-12000"}, strings.Repeat("漢", 2000))
 	s.sh("mkdir many && cd many && i=0; while [ $i -lt 600 ]; do : >f$i; i=$((i+1)); done")
 	s.has("list", args{"path": "many"}, "[500 of 600 names;")
 	s.has("glob", args{"pattern": "many/*"}, "[500 of 600 files;")

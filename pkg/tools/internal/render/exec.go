@@ -68,7 +68,11 @@ func writtenText(e *protocol.Execution) (text string, cut bool) {
 func cutMark(call protocol.CallID, e *protocol.Execution, shown string) string {
 	how := "send it to a file and read that, or filter it"
 	if call != "" && (!e.Truncated || e.Whole != "") {
-		how = fmt.Sprintf("all of it: read it from path=%q on", Handle(call, "", cutLine(shown)))
+		what := "all of it"
+		if e.Reason == "output_limit" {
+			what = "what it wrote first"
+		}
+		how = fmt.Sprintf("%s: read it from path=%q on", what, Handle(call, "", cutLine(shown)))
 	}
 	return fmt.Sprintf("[output was cut: stdout had %s, stderr %s; %s]",
 		prose.Plural(e.StdoutBytes, "byte"), prose.Plural(e.StderrBytes, "byte"), how)

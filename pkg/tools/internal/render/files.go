@@ -3,6 +3,7 @@ package render
 import (
 	"encoding/base64"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -34,10 +35,18 @@ func Read(v protocol.FilesReadResult) string {
 		mark += fmt.Sprintf("; read on with offset=%d", last+1)
 	}
 	if cut > 0 {
-		mark += fmt.Sprintf("; line %d is cut: for the rest of it use bash, as in `sed -n %dp %s | cut -c %d-%d`",
-			cut, cut, shellWord(v.Path), lineLimit+1, 2*lineLimit)
+		from, to := secondPart(content, cut-first)
+		mark += fmt.Sprintf("; line %d is cut: for the rest of it use bash, as in `sed -n %dp %s | cut -b %d-%d`",
+			cut, cut, shellWord(v.Path), from, to)
 	}
 	return body + mark + "]"
+}
+
+// secondPart is where the [lineLimit] characters stand that follow the shown ones of the line
+// at an index, in bytes from 1: that is what cut counts, its -c too.
+func secondPart(content string, index int) (from, to int) {
+	line := strings.SplitN(content, "\n", index+2)[index]
+	return prose.Offset(line, lineLimit) + 1, prose.Offset(line, 2*lineLimit)
 }
 
 // noLinesText says why there is nothing to be shown of a text file.
@@ -111,8 +120,12 @@ func Plain(how string) func(protocol.FilesReadResult) string {
 			return content
 		}
 		lines := strings.Count(shown, "\n")
-		return prose.Ended(shown) + fmt.Sprintf("[cut here: these are the first %d of %s, %s in all; %s]",
-			lines, prose.Plural(max(v.TotalLines, lines), "line"), prose.Plural(v.Bytes, "byte"), how)
+		first := strconv.Itoa(lines)
+		if lines == 0 {
+			first = prose.Plural(utf8.RuneCountInString(shown), "character")
+		}
+		return prose.Ended(shown) + fmt.Sprintf("[cut here: these are the first %s of %s, %s in all; %s]",
+			first, prose.Plural(max(v.TotalLines, lines), "line"), prose.Plural(v.Bytes, "byte"), how)
 	}
 }
 
