@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -18,16 +19,24 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 		} else {
 			script, err = shell.Parse(p.Command)
 		}
-		return script, true, err
+		return assigning(script, p.Env), true, err
 	case protocol.CodeRun:
 		if p.Language != "sh" {
 			return nil, false, nil
 		}
 		script, err = shell.Parse(p.Code)
-		return script, true, err
+		return assigning(script, p.Env), true, err
 	default:
 		return nil, false, nil
 	}
+}
+
+// assigning adds to a script the variables that are set beside it.
+func assigning(script *shell.Script, env map[string]string) *shell.Script {
+	if script != nil {
+		script.Assigned = append(script.Assigned, slices.Sorted(maps.Keys(env))...)
+	}
+	return script
 }
 
 // runsCode reports whether a payload is a program of the model's.
@@ -69,7 +78,7 @@ func changesProgram(names []string) string {
 		case "PATH", "IFS", "ENV", "BASH_ENV", "SHELLOPTS", "BASHOPTS", "PROMPT_COMMAND":
 			return true
 		default:
-			return strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "GIT_")
+			return strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "GIT_") || strings.HasPrefix(name, "BASH_FUNC_")
 		}
 	})
 	if at < 0 {
