@@ -8,9 +8,7 @@ import (
 	"os"
 	"path"
 	"regexp"
-	"regexp/syntax"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -74,19 +72,6 @@ func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
 		}
 	}
 	return s, nil
-}
-
-func badPattern(pattern string, err error) error {
-	what, where := err.Error(), ""
-	if syntaxErr, ok := errors.AsType[*syntax.Error](err); ok {
-		what = syntaxErr.Code.String()
-		if at := strings.Index(pattern, syntaxErr.Expr); at >= 0 {
-			where = fmt.Sprintf(" at character %d, %q", utf8.RuneCountInString(pattern[:at])+1, syntaxErr.Expr)
-		}
-	}
-	return sandbox.Faultf(sandbox.FaultInvalidPattern,
-		`the pattern %q is malformed: %s%s; patterns are RE2 regular expressions, put a \ before a special character that is meant as it is`,
-		pattern, what, where)
 }
 
 // run searches the file or directory name.
