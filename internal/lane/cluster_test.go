@@ -256,6 +256,10 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	case <-time.After(60 * time.Second):
 		t.Fatal("neither accepted nor refused")
 	}
+	require.Eventually(t, func() bool { // the servers have found each other again
+		_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, 0)
+		return err == nil
+	}, 60*time.Second, 100*time.Millisecond)
 	f.hold(newHistory(), lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 }
