@@ -40,6 +40,7 @@ type benchCommand struct {
 	Creds      string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
 	Fleet      string        `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
 	Replicas   int           `default:"1" enum:"1,3,5" help:"Replicas of the streams, when they do not exist yet: 1, 3 or 5."`
+	Listen     bool          `help:"Have the embedded server listen, and connect through its socket, as serve does."`
 	Fsync      bool          `help:"Have the embedded server write through to the disk on every message."`
 	Baseline   time.Duration `default:"2s" help:"How long each baseline is measured; 0 leaves them out."`
 	CPUProfile string        `placeholder:"FILE" help:"Write a CPU profile."`
@@ -73,7 +74,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 	}
 	if c.Nats == "" {
 		var stopServer func()
-		if o.Connect, stopServer, err = bench.Embedded(ctx, filepath.Join(dir, "nats"), c.Fsync, o.Logger); err != nil {
+		if o.Connect, stopServer, err = bench.Embedded(ctx, filepath.Join(dir, "nats"), c.Listen, c.Fsync, o.Logger); err != nil {
 			return err
 		}
 		defer stopServer()

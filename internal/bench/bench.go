@@ -114,9 +114,14 @@ type Report struct {
 	RatioToPlain float64       `json:"ratio_to_plain_processes,omitempty"`
 }
 
-// Embedded starts a server in this process, which listens as that of `coordinator serve` does, and returns how to connect to it.
-func Embedded(ctx context.Context, dir string, syncAlways bool, logger *slog.Logger) (connect func(string) (*nats.Conn, error), stop func(), err error) {
-	server, err := embedded.Start(ctx, embedded.Options{Data: dir, Listen: "127.0.0.1:0", SyncAlways: syncAlways, Logger: logger})
+// Embedded starts a server in this process and returns how to connect to it: by the pipe inside the process, or, when
+// it listens as that of `coordinator serve` does, by its socket.
+func Embedded(ctx context.Context, dir string, listen, syncAlways bool, logger *slog.Logger) (connect func(string) (*nats.Conn, error), stop func(), err error) {
+	o := embedded.Options{Data: dir, SyncAlways: syncAlways, Logger: logger}
+	if listen {
+		o.Listen = "127.0.0.1:0"
+	}
+	server, err := embedded.Start(ctx, o)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func options(t *testing.T) Options {
 	t.Helper()
-	connect, stop, err := Embedded(t.Context(), t.TempDir(), false, slog.New(slog.DiscardHandler))
+	connect, stop, err := Embedded(t.Context(), t.TempDir(), false, false, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	t.Cleanup(stop)
 	return Options{
