@@ -107,7 +107,7 @@ func coreFinding(t *testing.T, execute Execute) {
 	s.is("src/a.go:1:func A() {}\n[the first 1 match; there are more: use a narrower pattern, path or glob]", "grep", args{"pattern": "func", "glob": "*.go", "limit": 1})
 	s.has("grep", args{"pattern": "func", "gitignore": false}, "node_modules/m/i.js:1:func D() {}", "x.log:1:func F")
 	text := s.fails(protocol.CodeInvalidPattern, "grep", args{"pattern": "x(y"})
-	require.Contains(t, text, "at character 1")
+	require.Contains(t, text, "at character 2")
 	s.is("./\n.gitignore (20 bytes)\nbin (5 bytes)\nlink (symlink)\nsrc/\n  a.go (24 bytes)\n  sub/ (1 inside)\n[6 entries; 2 left out by .gitignore]", "tree", args{"depth": 2})
 	s.is("src/sub/\nb.go (12 bytes)\n[1 entry]", "tree", args{"path": "src/sub"})
 }
