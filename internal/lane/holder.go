@@ -115,8 +115,7 @@ type Holder struct {
 	wake     chan struct{} // there may be room for another lane
 
 	repairing atomic.Bool
-	leader    atomic.Pointer[leadership] // of the pool's consumer, in a cluster
-	contact   contact
+	contact   contact // with the other servers of a cluster
 	books     books
 
 	mu        sync.Mutex

@@ -136,7 +136,7 @@ func (l *held) assure() bool {
 		return true
 	}
 	for l.alive() {
-		sent, by := time.Now(), l.holder.leads()
+		sent, by := time.Now(), l.holder.contact.leads()
 		_, err := l.holder.store.replies.request(l.ctx, l.lease.length/12, l.renewal())
 		if err == nil {
 			l.lease.confirm(sent, by)
@@ -153,7 +153,7 @@ func (l *held) renewal() *nats.Msg { return &nats.Msg{Subject: l.ack, Data: []by
 // renew sends a renewal; the answer confirms it. Without a connection nothing is sent,
 // nothing confirmed, and the trusted time runs out.
 func (l *held) renew(now time.Time) {
-	by := l.holder.leads()
+	by := l.holder.contact.leads()
 	_, _ = l.holder.store.replies.ask(l.renewal(), func(answer *nats.Msg) {
 		if !nobodyAnswers(answer) {
 			l.lease.confirm(now, by)

@@ -57,7 +57,7 @@ const (
 func (o *Operator) Pause(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (confirmed bool, err error) {
 	msg := nats.NewMsg(o.store.fleet.PauseSubject(pool, lane.Hash()))
 	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
-	_, answer, err := o.store.publishOnce(ctx, msg)
+	_, answer, err := o.store.publishOnce(ctx, o.store.fleet.CallsStream(), msg)
 	if err == nil && answer == full {
 		err = ErrFull
 	}

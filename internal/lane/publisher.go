@@ -216,7 +216,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 // appendOne tries until the server has answered or the context ends.
 func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, refused, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		seq, answer, err := p.store.publishOnce(ctx, msg)
+		seq, answer, err := p.store.publishOnce(ctx, p.store.fleet.CallsStream(), msg)
 		if err == nil || !retryable(err) || !wait(ctx, retryWait) {
 			return seq, answer, err
 		}
@@ -250,7 +250,7 @@ func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 	lane := call.Lane()
 	msg := nats.NewMsg(p.store.fleet.CancelSubject(call.Pool, lane.Hash(), call.ID))
 	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
-	if _, answer, err := p.store.publishOnce(ctx, msg); err != nil {
+	if _, answer, err := p.store.publishOnce(ctx, p.store.fleet.CallsStream(), msg); err != nil {
 		return fmt.Errorf("cancel call %s: %w", call.ID, err)
 	} else if answer == full {
 		return fmt.Errorf("cancel call %s: %w", call.ID, ErrFull)

@@ -28,8 +28,7 @@ func (h *Holder) askLeader(now time.Time) {
 		if !ok {
 			return
 		}
-		h.leader.Store(&by)
-		h.contact.heard(now.Add(-heard), time.Now())
+		h.contact.heard(by, now.Add(-heard), time.Now())
 		h.each(func(l *held) { l.lease.agreed(now.Add(-heard), by) })
 	})
 }
@@ -47,17 +46,20 @@ const (
 	deposed = 2500 * time.Millisecond
 )
 
-// contact is what a holder knows of the time since when its servers hear each other. It is safe for concurrent use.
+// contact is what a holder knows of the leader of its pool's consumer, and of when the others heard it. It is safe for
+// concurrent use.
 type contact struct {
 	mu    sync.Mutex
+	by    leadership
 	last  time.Time // when the leader was heard by a majority; zero while that is not known
 	until time.Time // until then lanes are claimed with care
 }
 
 // heard books that the leader was heard at a time.
-func (c *contact) heard(at, now time.Time) {
+func (c *contact) heard(by leadership, at, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.by = by
 	if !c.last.IsZero() && at.Sub(c.last) > silence {
 		c.until = now.Add(wary)
 	}
@@ -74,11 +76,10 @@ func (c *contact) doubtful(now time.Time) bool {
 }
 
 // leads is who is known to lead.
-func (h *Holder) leads() leadership {
-	if by := h.leader.Load(); by != nil {
-		return *by
-	}
-	return ""
+func (c *contact) leads() leadership {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.by
 }
 
 // readLeadership reads the answer to CONSUMER.INFO: who leads, and how long ago the leader heard

@@ -129,12 +129,12 @@ var errUnderWay = errors.New("another message on the subject is under way, and m
 // In a cluster the leader refuses also because of what it has not agreed on with the others: an attempt of
 // which no answer came, for example, that is lost when they choose another leader. So whoever is
 // refused looks, and has to try again when there is nothing.
-func (s *store) publishOnce(ctx context.Context, msg *nats.Msg) (uint64, refused, error) {
+func (s *store) publishOnce(ctx context.Context, stream string, msg *nats.Msg) (uint64, refused, error) {
 	seq, answer, err := s.publish(ctx, msg)
 	if err != nil || answer != occupied || !s.clustered() {
 		return seq, answer, err
 	}
-	there, err := s.next(ctx, msg.Subject, 0)
+	there, err := s.read(ctx, stream, msg.Subject, 0)
 	if err == nil && there == nil {
 		err = errUnderWay
 	}
@@ -155,11 +155,16 @@ func (s *store) publishReady(ctx context.Context, pool protocol.Pool, lane proto
 	return nil
 }
 
-// next returns the first message at or after seq that matches filter; nil when
-// there is none. It asks the stream's leader, so it sees every acknowledged message.
+// next returns the first message of the calls stream at or after seq that matches filter; nil
+// when there is none.
 func (s *store) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+	return s.read(ctx, s.fleet.CallsStream(), filter, seq)
+}
+
+// read is next for any stream. It asks the stream's leader, so it sees every acknowledged message.
+func (s *store) read(ctx context.Context, stream, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
 	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
-	answer, err := s.replies.request(ctx, shortTimeout, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + s.fleet.CallsStream(), Data: request})
+	answer, err := s.replies.request(ctx, shortTimeout, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: request})
 	if err != nil {
 		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
 	}
@@ -270,15 +275,7 @@ func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored boo
 		Subject: s.fleet.ResultSubject(r.SessionID, r.CallID), Data: body,
 		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
 	}
-	_, answer, err := s.publish(ctx, msg)
-	if err == nil && answer == occupied && s.clustered() { // see publishOnce
-		var before *protocol.Result
-		if before, err = s.result(ctx, r.SessionID, r.CallID); before == nil && err == nil {
-			err = errUnderWay
-		} else if errors.Is(err, protocol.ErrInvalidResult) {
-			err = nil // there is one, of a version that this one cannot read
-		}
-	}
+	_, answer, err := s.publishOnce(ctx, s.fleet.ResultsStream(), msg)
 	if err != nil {
 		return false, fmt.Errorf("store result of call %s: %w", r.CallID, err)
 	}

@@ -90,25 +90,25 @@ func (r *rig) network(name string, m *member, d time.Duration, begin func()) {
 	from := now()
 	begin()
 	wait(r.t.Context(), d)
-	m.link.mend()
+	m.cable.Mend()
 	r.fault(name, history.Fault{Worker: m.id, From: from, Until: now()})
 }
 
 // cutOff ends a connection for a moment, or for longer than a lease.
 func cutOff(r *rig) {
 	m := r.someone()
-	r.network("cut off", m, time.Duration(r.random.Int64N(int64(2*r.setup.lease))), m.link.sever)
+	r.network("cut off", m, time.Duration(r.random.Int64N(int64(2*r.setup.lease))), m.cable.Sever)
 }
 
 // deafen loses what the server says for a moment, or for longer than a lease.
 func deafen(r *rig) {
 	m := r.someone()
-	r.network("deafen", m, time.Duration(r.random.Int64N(int64(2*r.setup.lease))), m.link.deafen)
+	r.network("deafen", m, time.Duration(r.random.Int64N(int64(2*r.setup.lease))), m.cable.Deafen)
 }
 
 // slowDown delays both directions by less than the margin of a lease.
 func slowDown(r *rig) {
 	m := r.someone()
 	delay := time.Duration(r.random.Int64N(int64(r.setup.lease / 12)))
-	r.network("slow down", m, r.setup.lease, func() { m.link.slow(delay) })
+	r.network("slow down", m, r.setup.lease, func() { m.cable.Slow(delay) })
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
@@ -31,8 +32,8 @@ type setup struct {
 	slots   int           // of each worker; default 8
 	lanes   int           // default 12
 	lease   time.Duration // default 1 s
-	proxied bool          // workers and callers reach the servers through a link of their own
-	linked  bool          // servers reach each other through links
+	proxied bool          // workers and callers reach the servers through a cable of their own
+	cabled  bool          // servers reach each other through cables
 	// faults is how many faults the short form injects; the long one goes on until its calls are made.
 	faults int
 	// pause is the longest time without a fault, between two of them.
@@ -46,7 +47,7 @@ type rig struct {
 	dir     string
 	random  *rand.Rand
 	servers []*node
-	links   map[[2]int]*link // from one server to another
+	cables  map[[2]int]*natsiotest.Cable // from one server to another
 	workers []*member
 	caller  *member
 	nc      *nats.Conn
@@ -71,8 +72,8 @@ type node struct {
 type member struct {
 	*process
 
-	id   protocol.WorkerID
-	link *link // nil when it is not proxied
+	id    protocol.WorkerID
+	cable *natsiotest.Cable // nil when it is not proxied
 }
 
 // newRig starts servers, workers and callers.
@@ -95,7 +96,7 @@ func newPlace(t *testing.T, s setup) *rig {
 		s.lease = time.Second
 	}
 	r := &rig{
-		t: t, setup: s, dir: t.TempDir(), counts: map[string]int{}, links: map[[2]int]*link{},
+		t: t, setup: s, dir: t.TempDir(), counts: map[string]int{}, cables: map[[2]int]*natsiotest.Cable{},
 		random: rand.New(rand.NewPCG(*seed, uint64(len(t.Name())))), offset: offset(),
 	}
 	if *keep != "" {
@@ -121,7 +122,7 @@ func (r *rig) startServers() {
 		role := serverRole{Name: fmt.Sprintf("n%d", i+1), Data: r.path(fmt.Sprintf("server-%d", i+1)), Port: ports[i]}
 		if n > 1 {
 			role.ClusterPort = ports[n+i]
-			role.Routes, role.Linked = r.routes(i, ports[n:]), r.setup.linked
+			role.Routes, role.Cabled = r.routes(i, ports[n:]), r.setup.cabled
 		}
 		r.servers = append(r.servers, &node{role: role})
 		r.startServer(i)
@@ -129,20 +130,18 @@ func (r *rig) startServers() {
 }
 
 // routes is how a server reaches the others, which listen on the given ports.
-func (r *rig) routes(i int, ports []int) (routes []int) {
+func (r *rig) routes(i int, ports []int) (routes []string) {
 	r.t.Helper()
 	for n, port := range ports {
 		if n == i {
 			continue
 		}
-		if r.setup.linked {
-			l := newLink(r.t, fmt.Sprintf("127.0.0.1:%d", port))
-			r.links[[2]int{i, n}] = l
-			address, ok := l.listener.Addr().(*net.TCPAddr)
-			require.True(r.t, ok)
-			port = address.Port
+		route := fmt.Sprintf("127.0.0.1:%d", port)
+		if r.setup.cabled {
+			cable := natsiotest.NewCable(r.t, route)
+			r.cables[[2]int{i, n}], route = cable, cable.Address()
 		}
-		routes = append(routes, port)
+		routes = append(routes, route)
 	}
 	return routes
 }
@@ -198,8 +197,8 @@ func (r *rig) through(m *member) string {
 	if !r.setup.proxied {
 		return r.url()
 	}
-	m.link = newLink(r.t, fmt.Sprintf("127.0.0.1:%d", r.servers[0].role.Port))
-	return "nats://" + m.link.address()
+	m.cable = natsiotest.NewCable(r.t, fmt.Sprintf("127.0.0.1:%d", r.servers[0].role.Port))
+	return "nats://" + m.cable.Address()
 }
 
 // startWorker starts one more worker.

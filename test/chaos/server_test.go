@@ -18,9 +18,9 @@ import (
 type serverRole struct {
 	Name, Data  string
 	Port        int
-	ClusterPort int   // 0 is the embedded one
-	Routes      []int // cluster ports of the others, or of the links to them
-	Linked      bool  // the others are reached through links only
+	ClusterPort int      // 0 is the embedded one
+	Routes      []string // cluster addresses of the others, or of the cables to them
+	Cabled      bool     // the others are reached through cables only
 }
 
 var errNotReady = errors.New("not ready in time")
@@ -39,11 +39,11 @@ func (s *serverRole) run(ctx context.Context) error {
 		ServerName: s.Name, Host: "127.0.0.1", Port: s.Port, NoSigs: true, JetStream: true, StoreDir: s.Data, NoLog: true,
 		Cluster: server.ClusterOpts{Name: "toolfleet-chaos", Host: "127.0.0.1", Port: s.ClusterPort},
 	}
-	if s.Linked {
-		o.Cluster.Advertise = "127.0.0.1:1" // nobody finds a way around the links
+	if s.Cabled {
+		o.Cluster.Advertise = "127.0.0.1:1" // nobody finds a way around the cables
 	}
-	for _, port := range s.Routes {
-		o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", port)})
+	for _, route := range s.Routes {
+		o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: route})
 	}
 	running, err := server.NewServer(o)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
@@ -61,24 +62,24 @@ func TestChaos_ClusterServersFail(t *testing.T) { //nolint:paralleltest // see s
 
 func TestChaos_ClusterIsParted(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	run(t, setup{servers: 3, linked: true, faults: 2, pause: time.Second, lease: serverLease}, partServer)
+	run(t, setup{servers: 3, cabled: true, faults: 2, pause: time.Second, lease: serverLease}, partServer)
 }
 
 // partServer cuts a server off from the others for a while, but not from its clients: in that time it may
 // lead what the others have another leader for.
 func partServer(r *rig) {
 	i := r.random.IntN(len(r.servers))
-	cut := func(do func(*link)) {
-		for ends, l := range r.links {
+	cut := func(do func(*natsiotest.Cable)) {
+		for ends, c := range r.cables {
 			if ends[0] == i || ends[1] == i {
-				do(l)
+				do(c)
 			}
 		}
 	}
 	from := now()
-	cut((*link).sever)
+	cut((*natsiotest.Cable).Sever)
 	wait(r.t.Context(), time.Duration(r.random.Int64N(int64(20*time.Second))))
-	cut((*link).mend)
+	cut((*natsiotest.Cable).Mend)
 	r.awaitLeaders()
 	r.fault("part server", history.Fault{From: from, Until: now()})
 }

@@ -1,94 +1,149 @@
 package natsiotest
 
 import (
-	"io"
+	"context"
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// cable is the way from one server to another, which can be cut. It ends with its test.
-type cable struct {
+// Cable is the network on the way to a server: a proxy whose connections can be cut, made
+// deaf and made slow. It ends with its test, and is safe for concurrent use.
+type Cable struct {
+	server   string
 	listener net.Listener
-	target   string
+	group    sync.WaitGroup
 
-	mu    sync.Mutex
-	cut   bool
-	conns map[net.Conn]struct{}
-	group sync.WaitGroup
+	mu     sync.Mutex
+	cut    bool
+	deaf   bool          // what the server says is lost
+	delay  time.Duration // of everything, in both directions
+	conns  map[net.Conn]struct{}
+	closed bool
 }
 
-func newCable(tb testing.TB, target string) *cable {
+// NewCable lays a cable to the address of a server.
+func NewCable(tb testing.TB, server string) *Cable {
 	tb.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(tb, err)
-	c := &cable{listener: listener, target: target, conns: map[net.Conn]struct{}{}}
+	c := &Cable{server: server, listener: listener, conns: map[net.Conn]struct{}{}}
 	c.group.Go(c.accept)
 	tb.Cleanup(func() {
-		_ = listener.Close() // nobody connects any more
-		c.set(true)
+		_ = listener.Close() // ends accept
+		c.mu.Lock()
+		c.closed = true
+		c.drop()
+		c.mu.Unlock()
 		c.group.Wait()
 	})
 	return c
 }
 
-func (c *cable) accept() {
+// Address is where the near end of the cable is.
+func (c *Cable) Address() string { return c.listener.Addr().String() }
+
+func (c *Cable) accept() {
 	for {
 		near, err := c.listener.Accept()
 		if err != nil {
 			return
 		}
-		c.group.Go(func() { c.carry(near) })
+		c.mu.Lock()
+		if c.cut || c.closed {
+			_ = near.Close() // refused
+			c.mu.Unlock()
+			continue
+		}
+		c.mu.Unlock()
+		far, err := (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), "tcp", c.server)
+		if err != nil {
+			_ = near.Close() // the server is not there
+			continue
+		}
+		c.mu.Lock()
+		c.conns[near], c.conns[far] = struct{}{}, struct{}{}
+		if c.cut || c.closed {
+			c.drop()
+		}
+		c.mu.Unlock()
+		c.group.Go(func() { c.carry(near, far, false) })
+		c.group.Go(func() { c.carry(far, near, true) })
 	}
 }
 
-// carry connects one connection through until either side closes it, or the cable is cut.
-func (c *cable) carry(near net.Conn) {
-	defer c.drop(near)
-	far, err := net.Dial("tcp", c.target) //nolint:noctx // it ends with the cable
-	if err != nil {
-		return
+// carry copies one direction until either end is closed.
+func (c *Cable) carry(from, to net.Conn, toClient bool) {
+	defer c.forget(from, to)
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		c.mu.Lock()
+		lose, delay := c.deaf && toClient, c.delay
+		c.mu.Unlock()
+		if delay > 0 {
+			<-time.After(delay)
+		}
+		if lose {
+			continue
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
 	}
-	defer c.drop(far)
-	if !c.add(near, far) {
-		return
-	}
-	var back sync.WaitGroup
-	back.Go(func() {
-		_, _ = io.Copy(near, far)
-		_ = near.Close() // so that the other direction ends, too
-	})
-	_, _ = io.Copy(far, near)
-	_ = far.Close()
-	back.Wait()
 }
 
-func (c *cable) add(conns ...net.Conn) bool {
+func (c *Cable) forget(conns ...net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, conn := range conns {
-		c.conns[conn] = struct{}{}
+		_ = conn.Close() // it may be closed
+		delete(c.conns, conn)
 	}
-	return !c.cut
 }
 
-func (c *cable) drop(conn net.Conn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.conns, conn)
-	_ = conn.Close() // it may be closed already
-}
-
-// set cuts the cable, or mends it.
-func (c *cable) set(cut bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cut = cut
+// drop ends all connections. The lock is held.
+func (c *Cable) drop() {
 	for conn := range c.conns {
-		if cut {
-			_ = conn.Close() // whoever carries it drops it
-		}
+		_ = conn.Close() // whatever is left of it
 	}
+	clear(c.conns)
+}
+
+// Sever ends the connection, and lets none be made until [Cable.Mend].
+func (c *Cable) Sever() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = true
+	c.drop()
+}
+
+// Deafen loses whatever the server says, until [Cable.Mend].
+func (c *Cable) Deafen() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deaf = true
+}
+
+// Slow delays everything, until [Cable.Mend].
+func (c *Cable) Slow(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.delay = d
+}
+
+// Mend makes the network good again. A connection that has lost something is ended.
+func (c *Cable) Mend() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deaf {
+		c.drop()
+	}
+	c.cut, c.deaf, c.delay = false, false, 0
 }

@@ -28,7 +28,7 @@ type Cluster struct {
 	JS      jetstream.JetStream
 
 	options [3]*server.Options
-	cables  map[[2]int]*cable // from one server to another, where they can be cut
+	cables  map[[2]int]*Cable // from one server to another, where they can be cut
 	tb      testing.TB
 }
 
@@ -49,7 +49,7 @@ func NewPartableCluster(tb testing.TB) *Cluster {
 
 func newCluster(tb testing.TB, partable bool) *Cluster {
 	tb.Helper()
-	c := &Cluster{Name: protocol.DefaultFleet, tb: tb, cables: map[[2]int]*cable{}}
+	c := &Cluster{Name: protocol.DefaultFleet, tb: tb, cables: map[[2]int]*Cable{}}
 	dir := tb.TempDir()
 	ports := freePorts(tb, 2*len(c.Servers))
 	for i := range c.Servers {
@@ -102,7 +102,7 @@ func (c *Cluster) launch(i int) {
 	for n, other := range c.options {
 		host := fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port)
 		if cable := c.cables[[2]int{i, n}]; cable != nil {
-			host = cable.listener.Addr().String()
+			host = cable.Address()
 		}
 		if n != i {
 			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: host})
@@ -120,7 +120,7 @@ func (c *Cluster) layCables() {
 		c.options[i].Cluster.Advertise = "127.0.0.1:1" // nobody finds a way around them
 		for n, other := range c.options {
 			if n != i {
-				c.cables[[2]int{i, n}] = newCable(c.tb, fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port))
+				c.cables[[2]int{i, n}] = NewCable(c.tb, fmt.Sprintf("127.0.0.1:%d", other.Cluster.Port))
 			}
 		}
 	}
@@ -129,8 +129,12 @@ func (c *Cluster) layCables() {
 // Part cuts a server off from the others, or joins it to them again. Clients keep their connections.
 func (c *Cluster) Part(i int, off bool) {
 	for ends, cable := range c.cables {
-		if ends[0] == i || ends[1] == i {
-			cable.set(off)
+		switch {
+		case ends[0] != i && ends[1] != i:
+		case off:
+			cable.Sever()
+		default:
+			cable.Mend()
 		}
 	}
 }

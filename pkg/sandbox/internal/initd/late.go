@@ -22,21 +22,6 @@ func laterLooks() []time.Duration {
 	return []time.Duration{2 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond, time.Second}
 }
 
-// limitLater looks again while the command runs.
-func (t *commands) limitLater(c *command, looks []time.Duration) {
-	time.AfterFunc(looks[0], func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.running[c.id] != c {
-			return
-		}
-		t.limitLate(c)
-		if len(looks) > 1 {
-			t.limitLater(c, looks[1:])
-		}
-	})
-}
-
 // latePasses is how often new processes without limits may be found. Who needs more of them
 // does nothing but run away, and is killed.
 const latePasses = 50

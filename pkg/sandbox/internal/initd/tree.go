@@ -57,8 +57,8 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	c.pid = pid
 	t.running[c.id], t.pids[pid] = c, c
 	t.limitLate(c)
-	t.limitLater(c, laterLooks())
-	t.yieldLater(c, yields())
+	t.later(c, laterLooks(), t.limitLate)
+	t.later(c, yields(), t.yield)
 	if c.limits.Memory > 0 || c.limits.Disk > 0 {
 		c.done = make(chan struct{})
 		go t.watch(c)
@@ -68,6 +68,21 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	default: // told already
 	}
 	return nil
+}
+
+// later does something about a command after each of the times, for as long as it runs.
+func (t *commands) later(c *command, after []time.Duration, do func(*command)) {
+	time.AfterFunc(after[0], func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.running[c.id] != c {
+			return
+		}
+		do(c)
+		if len(after) > 1 {
+			t.later(c, after[1:], do)
+		}
+	})
 }
 
 // reap waits for children, for ever.

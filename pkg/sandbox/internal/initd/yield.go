@@ -30,21 +30,6 @@ func lower() int {
 // its own does; children in its own inherit it.
 func yields() []time.Duration { return []time.Duration{100 * time.Millisecond, time.Second} }
 
-// yieldLater lowers the priority of the command after each of the times.
-func (t *commands) yieldLater(c *command, after []time.Duration) {
-	time.AfterFunc(after[0], func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.running[c.id] != c {
-			return
-		}
-		t.yield(c)
-		if len(after) > 1 {
-			t.yieldLater(c, after[1:])
-		}
-	})
-}
-
 // yield lowers the priority of everything of the command, a process group at a time: that
 // reaches every thread of it at once.
 func (t *commands) yield(c *command) {

@@ -24,13 +24,18 @@ func JSON(result *protocol.Result) string {
 			body = prose.FitJSON(encoded, note)
 		}
 	}
+	return outcome(result, body)
+}
+
+// outcome is the text of a result that may have nothing to show, after the failure when it is not ok.
+func outcome(result *protocol.Result, text string) string {
 	switch {
 	case result.Status != protocol.StatusOK:
-		return Failure(result, body)
-	case body == "":
+		return Failure(result, text)
+	case text == "":
 		return "[done; nothing was returned]"
 	default:
-		return body
+		return text
 	}
 }
 

@@ -18,14 +18,7 @@ func ToolRun(result *protocol.Result) string {
 	if value.Output == nil {
 		text = prose.Plain(string(value.Stdout))
 	}
-	switch {
-	case result.Status != protocol.StatusOK:
-		return Failure(result, text)
-	case text == "":
-		return "[done; nothing was returned]"
-	default:
-		return text
-	}
+	return outcome(result, text)
 }
 
 // User is the text of a result of a handler.
@@ -39,14 +32,7 @@ func User(result *protocol.Result) string {
 		return JSON(result)
 	}
 	text := jsonText(output)
-	switch {
-	case result.Status != protocol.StatusOK:
-		return Failure(result, text)
-	case text == "":
-		return "[done; nothing was returned]"
-	default:
-		return text
-	}
+	return outcome(result, text)
 }
 
 // jsonText is a JSON value as a model reads it: a string as it is, null as nothing.
