@@ -189,3 +189,19 @@ func TestDialogs_NeedTheirTool(t *testing.T) {
 	require.Equal(t, "rejected", last.Status)
 	require.Contains(t, last.Content, "is not there any more, or is another one by now")
 }
+
+func TestDialogs_OneMessageHasEveryFaultOfAnInput(t *testing.T) {
+	t.Parallel()
+	r, heard := newDialogRig("s")
+	wrong := loop.ToolCall{
+		ID: "wrong", Name: tools.ContinueTool, Arguments: fmt.Sprintf(`{"handle":%q,"input":7,"wait":1}`, handleAt("s", 1, 0)),
+	}
+	r.model.replies = []loop.Reply{r.model.replies[0], {ToolCalls: []loop.ToolCall{wrong}}, says("done")}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	results := r.watch.of(loop.EventToolResult)
+	last := results[len(results)-1]
+	require.Equal(t, protocol.CodeInvalidArguments, last.Error.Code)
+	require.Contains(t, last.Content, "\n- input: must be string, not number\n- wait: there is no such property; allowed are handle, input\nExpected schema: ")
+	require.Equal(t, "hello", heard[protocol.NewCallID("s", 1, 1, 0)], "it heard nothing")
+}

@@ -89,9 +89,16 @@ func PlanOf[A any](plan func(Scope, A) (Plan, *protocol.Error)) func(Scope, json
 		decoder := json.NewDecoder(bytes.NewReader(raw))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(&arguments); err != nil {
-			return Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
-				"The arguments were not accepted (%v). Correct them and call the tool again.", err)
+			return Plan{}, notDecoded(err)
 		}
 		return plan(scope, arguments)
 	}
+}
+
+// notDecoded is why arguments that are valid under the schema do not fit into a Go type.
+func notDecoded(err error) *protocol.Error {
+	if misfit, is := errors.AsType[*json.UnmarshalTypeError](err); is && misfit.Field != "" {
+		return protocol.Errorf(protocol.CodeInvalidArguments, "%s: the tool cannot take this %s", misfit.Field, prose.Short(misfit.Value, 100))
+	}
+	return protocol.Errorf(protocol.CodeInvalidArguments, "%v", err)
 }

@@ -17,8 +17,9 @@ const MaxArgumentEcho = argument.MaxEcho
 // rawArguments are what a model wrote. The error is for the model to read and is one of
 //
 //   - unknown_tool: the tools that there are, and the likely one;
-//   - invalid_tool_arguments: every fault, the schema, and what was sent;
-//   - tool_panicked: the tool's Plan function has a bug;
+//   - invalid_tool_arguments: every fault, the schema, and what was sent. A Plan function
+//     that answers this code has said what is wrong, and the rest is put around it;
+//   - tool_panicked: the tool's Plan or Rules function has a bug;
 //   - internal: the tool's Plan function returned no plan;
 //   - whatever the tool's Plan function answers, as in path_escape.
 //
@@ -28,19 +29,33 @@ func (t *Table) Plan(scope Scope, name, rawArguments string) (*Tool, Plan, *prot
 	if !ok {
 		return nil, Plan{}, t.unknown(name)
 	}
-	arguments, refusal := t.entries[name].schema.Read(name, rawArguments)
+	schema := t.entries[name].schema
+	arguments, refusal := tool.read(schema, rawArguments)
 	if refusal != nil {
 		return tool, Plan{}, refusal
 	}
 	plan, refusal := tool.plan(scope, arguments)
-	if refusal != nil {
-		return tool, Plan{}, refusal
+	switch {
+	case refusal == nil:
+		return tool, plan, nil
+	case refusal.Code == protocol.CodeInvalidArguments:
+		refusal = schema.Refusal(name, rawArguments, []string{refusal.Message})
 	}
-	return tool, plan, nil
+	return tool, Plan{}, refusal
 }
 
-// plan calls the tool's Plan function: one of the two places where the code of a
-// tool runs, and so where a panic is caught.
+// read holds what a model wrote against a schema of the tool and its rules.
+func (t *Tool) read(schema *argument.Schema, raw string) (arguments json.RawMessage, refusal *protocol.Error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			arguments, refusal = nil, panicked(t.Name, cause)
+		}
+	}()
+	return schema.Read(t.Name, raw, t.Rules)
+}
+
+// plan calls the tool's Plan function. The code of a tool runs here, in read and in
+// render, and so these are where a panic is caught.
 func (t *Tool) plan(scope Scope, arguments json.RawMessage) (plan Plan, refusal *protocol.Error) {
 	defer func() {
 		if cause := recover(); cause != nil {

@@ -94,6 +94,7 @@ func TestPlan_RefusesArgumentsInWords(t *testing.T) {
 		"a key twice":            {"read", `{"path":"a","path":"b"}`, []string{"path: is there more than once"}},
 		"a key twice, escaped":   {"read", `{"path":"a","p\u0061th":"a"}`, []string{"path: is there more than once"}},
 		"two keys twice":         {"write", `{"path":"a","content":"","path":"b","content":""}`, []string{"- path: is there", "- content: is there"}},
+		"a key twice, and more":  {"read", `{"offset":0,"offset":1,"file":1}`, []string{"- offset: is there more", "- file: there is no such", "- path: is required"}},
 		"not UTF-8":              {"read", "{\"path\":\"a\xff\"}", []string{"not valid UTF-8"}},
 		"half a surrogate pair":  {"write", `{"path":"a","content":"x\ud83dy"}`, []string{"surrogate"}},
 		"the wrong half":         {"write", `{"path":"a","content":"\ude00"}`, []string{"surrogate"}},

@@ -65,6 +65,7 @@ func (r Remote) planned(definition Definition, payload func(json.RawMessage) (pr
 	if err == nil && json.Valid(definition.Schema) {
 		tool.fault = errors.Join(tool.fault, checkTemplates(templates, definition.Schema))
 	}
+	tool.Rules = func(arguments map[string]any) []string { return templateFaults(templates, arguments) }
 	tool.Plan = func(scope Scope, raw json.RawMessage) (Plan, *protocol.Error) {
 		uses, refusal := fillTemplates(templates, scope, raw)
 		if refusal != nil {
@@ -138,6 +139,19 @@ func checkTemplates(templates []resourceTemplate, schema json.RawMessage) error 
 	return errors.Join(faults...)
 }
 
+// templateFaults says which arguments can be no part of a resource key, wherever a call
+// happens.
+func templateFaults(templates []resourceTemplate, arguments map[string]any) []string {
+	var faults []string
+	for _, template := range templates {
+		_, refusal := template.use(Scope{Session: "any", Sandbox: "any"}, arguments)
+		if refusal != nil && refusal.Code == protocol.CodeInvalidArguments {
+			faults = append(faults, refusal.Message)
+		}
+	}
+	return faults
+}
+
 // fillTemplates returns the uses of a call; nil templates mean the default.
 func fillTemplates(templates []resourceTemplate, scope Scope, raw json.RawMessage) ([]protocol.Use, *protocol.Error) {
 	if templates == nil {
@@ -145,7 +159,7 @@ func fillTemplates(templates []resourceTemplate, scope Scope, raw json.RawMessag
 	}
 	arguments, err := argument.Decode(raw)
 	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidArguments, "The arguments were not accepted (%v).", err)
+		return nil, notDecoded(err)
 	}
 	uses := make([]protocol.Use, 0, len(templates))
 	for _, template := range templates {

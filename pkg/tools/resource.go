@@ -174,8 +174,7 @@ func (t resourceTemplate) use(scope Scope, arguments map[string]any) (protocol.U
 		}
 		part, missing := segment.fill(scope, arguments)
 		if missing != "" && i < 2 {
-			return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidArguments,
-				"%s is needed: it says what the tool works on. Add it and call the tool again.", missing)
+			return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s: is required, but missing", missing)
 		}
 		if missing != "" {
 			break
@@ -189,7 +188,7 @@ func (t resourceTemplate) usePath(parts []string, name string, arguments map[str
 	value, found := lookupArgument(arguments, name)
 	raw, isText := value.(string)
 	if found && !isText {
-		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s must be a path, as a string.", name)
+		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s: must be a path, as a string", name)
 	}
 	path, refusal := workspace.Path(raw)
 	if refusal != nil {
@@ -207,7 +206,7 @@ func keyUse(key string, access protocol.Access) (protocol.Use, *protocol.Error) 
 	parsed, err := protocol.ParseResourceKey(key)
 	if err != nil {
 		return protocol.Use{}, protocol.Errorf(protocol.CodeInvalidArguments,
-			"The arguments name a resource that cannot be (%v). Use shorter or plainer ones.", err)
+			"the arguments name a resource that cannot be (%v): use shorter or plainer ones", err)
 	}
 	return protocol.Use{Key: parsed, Access: access}, nil
 }

@@ -30,8 +30,7 @@ func (t *Tool) Text(result *protocol.Result) string {
 	return prose.Clip(text, MaxText-len(mark)) + mark
 }
 
-// render calls the tool's Render function: the other place where the code of a
-// tool runs, and so where a panic is caught.
+// render calls the tool's Render function, and catches its panic.
 func (t *Tool) render(result *protocol.Result) (text string) {
 	if t == nil || t.Render == nil {
 		return render.JSON(result)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 )
 
@@ -113,7 +114,7 @@ func inputSchema(input json.RawMessage) (*argument.Schema, error) {
 		return nil, fmt.Errorf("input: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	for _, nothing := range []string{"null", "{}"} {
-		if _, refusal := schema.Read(ContinueTool, `{"handle":"h","input":`+nothing+`}`); refusal == nil {
+		if _, refusal := schema.Read(ContinueTool, `{"handle":"h","input":`+nothing+`}`, nil); refusal == nil {
 			return compile("handle")
 		}
 	}
@@ -137,7 +138,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 		plan.Payload, plan.Delivery = protocol.DialogEnd{Dialog: id}, protocol.Idempotent
 		return tool, plan, nil
 	}
-	arguments, refusal := tool.input.Read(ContinueTool, rawArguments)
+	arguments, refusal := tool.input.Read(ContinueTool, rawArguments, nil)
 	if refusal != nil {
 		return tool, Plan{}, refusal
 	}
@@ -145,7 +146,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 		Input json.RawMessage `json:"input"`
 	}
 	if err := json.Unmarshal(arguments, &given); err != nil {
-		return tool, Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "The arguments were not accepted (%v).", err)
+		return tool, Plan{}, tool.input.Refusal(ContinueTool, rawArguments, []string{err.Error()})
 	}
 	plan.Payload, plan.Delivery = protocol.DialogContinue{Dialog: id, Input: given.Input}, protocol.AtMostOnce
 	return tool, plan, nil
@@ -165,11 +166,11 @@ func dialogTools() []Tool {
 						"handle": {"type": "string", "minLength": 1, "description": "Handle that the tool's first answer named."},
 						"input": {"description": "Input for the tool, of the schema in its description."}
 					},
-					"required": ["handle"],
-					"additionalProperties": false
+					"required": ["handle"]
 				}`),
 			},
-			Plan: planDialog(false),
+			Plan:  planDialog(false),
+			Rules: continueRules,
 		},
 		{
 			Definition: Definition{
@@ -190,13 +191,30 @@ func dialogTools() []Tool {
 }
 
 func planDialog(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
-	type dialogArguments struct {
-		Handle string          `json:"handle"`
-		Input  json.RawMessage `json:"input"`
-	}
-	return PlanOf(func(_ Scope, args dialogArguments) (Plan, *protocol.Error) {
+	return func(_ Scope, raw json.RawMessage) (Plan, *protocol.Error) {
+		var args struct {
+			Handle string `json:"handle"`
+		}
+		if err := json.Unmarshal(raw, &args); err != nil {
+			return Plan{}, notDecoded(err)
+		}
 		return Plan{Dialog: &DialogRequest{Handle: args.Handle, End: end}}, nil
-	})
+	}
+}
+
+// continueRules is about arguments that name no handle. With a handle the tool is known,
+// and [Table.Continue] finds every fault, also of the input.
+func continueRules(arguments map[string]any) []string {
+	if handle, _ := arguments["handle"].(string); handle != "" {
+		return nil
+	}
+	var faults []string
+	for name := range arguments {
+		if name != "handle" && name != "input" {
+			faults = append(faults, prose.Short(name, 200)+": there is no such property; allowed are handle, input")
+		}
+	}
+	return faults
 }
 
 // withDialogTools adds the tools about handles where one of the tools needs them. Their

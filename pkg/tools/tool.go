@@ -30,6 +30,11 @@ type Tool struct {
 	// Plan turns arguments, already valid under the schema, into what to do. It is
 	// pure: same scope and arguments, same plan. An error becomes a rejected result.
 	Plan func(scope Scope, args json.RawMessage) (Plan, *protocol.Error)
+	// Rules returns what is wrong with arguments beyond what the schema says, one sentence
+	// a fault that begins with the property: "old: is required beside new, but missing". It
+	// is pure, and gets them as a model wrote them, valid under the schema or not, so that one
+	// message has every fault. nil has no rules.
+	Rules func(arguments map[string]any) []string
 	// Render turns a result, of any status, into the text that the model reads; nil
 	// means [render.JSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string

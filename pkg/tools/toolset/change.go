@@ -55,11 +55,11 @@ func writePlan(scope tools.Scope, raw, content, expect string) (tools.Plan, *pro
 }
 
 type editArguments struct {
-	Path       string  `json:"path"`
-	Old        *string `json:"old"`
-	New        *string `json:"new"`
-	ReplaceAll bool    `json:"replace_all"`
-	Patch      *string `json:"patch"`
+	Path       string `json:"path"`
+	Old        string `json:"old"`
+	New        string `json:"new"`
+	ReplaceAll bool   `json:"replace_all"`
+	Patch      string `json:"patch"`
 }
 
 func edit() tools.Tool {
@@ -82,8 +82,30 @@ func edit() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan:   tools.PlanOf(planEdit),
+		Rules:  editRules,
 		Render: render.Of(render.Edit),
 	}
+}
+
+// editRules says which arguments belong together. Providers take no schema that does.
+func editRules(arguments map[string]any) []string {
+	_, old := arguments["old"]
+	_, replacement := arguments["new"]
+	_, patch := arguments["patch"]
+	fault := ""
+	switch {
+	case patch && (old || replacement):
+		fault = "patch: must not be beside old and new"
+	case patch || old && replacement:
+		return nil
+	case old:
+		fault = "new: is required beside old, but missing"
+	case replacement:
+		fault = "old: is required beside new, but missing"
+	default:
+		fault = "old and new, or patch, are required, but missing"
+	}
+	return []string{fault + "; want {path, old, new, replace_all?} or {path, patch}"}
 }
 
 func planEdit(scope tools.Scope, args editArguments) (tools.Plan, *protocol.Error) {
@@ -91,27 +113,13 @@ func planEdit(scope tools.Scope, args editArguments) (tools.Plan, *protocol.Erro
 	if err != nil {
 		return tools.Plan{}, err
 	}
-	payload := protocol.FilesEdit{Path: path, ReplaceAll: args.ReplaceAll, Guard: scope.Guard}
-	switch {
-	case args.Patch != nil && (args.Old != nil || args.New != nil):
-		return tools.Plan{}, notBoth("there are both patch and old or new")
-	case args.Patch != nil:
-		payload.Patch, payload.ReplaceAll = *args.Patch, false
-	case args.Old == nil && args.New == nil:
-		return tools.Plan{}, notBoth("old and new, or patch, are required, but missing")
-	case args.Old == nil:
-		return tools.Plan{}, notBoth("old is required beside new, but missing")
-	case args.New == nil:
-		return tools.Plan{}, notBoth("new is required beside old, but missing")
-	default:
-		payload.Old, payload.New = *args.Old, *args.New
+	payload := protocol.FilesEdit{Path: path, Guard: scope.Guard}
+	if args.Patch != "" {
+		payload.Patch = args.Patch
+	} else {
+		payload.Old, payload.New, payload.ReplaceAll = args.Old, args.New, args.ReplaceAll
 	}
 	return filePlan(scope, path, payload, protocol.Exclusive, protocol.Rollback)
-}
-
-func notBoth(what string) *protocol.Error {
-	return protocol.Errorf(protocol.CodeInvalidArguments,
-		"The arguments of edit were not accepted:\n- %s\nExpected: {path, old, new, replace_all?} or {path, patch}.\nCorrect the arguments and call the tool again.", what)
 }
 
 type multiEditArguments struct {

@@ -336,7 +336,7 @@ func TestCore_RefusesVariablesThatNoEnvironmentCanHave(t *testing.T) {
 		_, _, err := coreTable(t).Plan(scope, "bash", `{"command":"a","env":`+env+`}`)
 		require.NotNil(t, err, env)
 		require.Equal(t, protocol.CodeInvalidArguments, err.Code)
-		require.Contains(t, err.Message, "env: ")
+		require.Contains(t, err.Message, "- env.")
 	}
 	_, _, err := coreTable(t).Plan(scope, "bash", `{"command":1,"env":{"A":[1],"B":{},"C":2}}`)
 	require.NotNil(t, err)
@@ -372,10 +372,10 @@ func TestCore_EditTakesTextsOrAPatch(t *testing.T) {
 	t.Parallel()
 	for raw, want := range map[string]string{
 		`{"path":"a"}`:                                 "old and new, or patch, are required",
-		`{"path":"a","old":"x"}`:                       "new is required beside old",
-		`{"path":"a","new":"x"}`:                       "old is required beside new",
-		`{"path":"a","old":"x","new":"y","patch":"z"}`: "both patch and old or new",
-		`{"path":"a","new":"y","patch":"z"}`:           "both patch and old or new",
+		`{"path":"a","old":"x"}`:                       "new: is required beside old",
+		`{"path":"a","new":"x"}`:                       "old: is required beside new",
+		`{"path":"a","old":"x","new":"y","patch":"z"}`: "patch: must not be beside old and new",
+		`{"path":"a","new":"y","patch":"z"}`:           "patch: must not be beside old and new",
 		`{"path":"a","patch":""}`:                      "patch: has 0 characters, must have 1 or more",
 	} {
 		_, _, err := coreTable(t).Plan(scope, "edit", raw)

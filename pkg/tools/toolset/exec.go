@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -72,6 +70,7 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 				"additionalProperties": false
 			}`),
 		Plan:   tools.PlanOf(plan),
+		Rules:  bashRules,
 		Render: render.Command,
 	}
 }
@@ -79,9 +78,6 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 func planBash(scope tools.Scope, args bashArguments) (tools.Plan, *protocol.Error) {
 	cwd, err := workspace.Path(args.Cwd)
 	if err != nil {
-		return tools.Plan{}, err
-	}
-	if err := args.Env.check(); err != nil {
 		return tools.Plan{}, err
 	}
 	payload := protocol.CommandRun{Command: args.Command, Cwd: cwd, Env: args.Env, ReadOnly: args.ReadOnly}
@@ -172,18 +168,18 @@ func (e *environment) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// check reports every name and value that no environment can have.
-func (e environment) check() *protocol.Error {
+// bashRules reports every name and value that no environment can have.
+func bashRules(arguments map[string]any) []string {
+	env, _ := arguments["env"].(map[string]any)
 	var faults []string
-	for _, name := range slices.Sorted(maps.Keys(e)) {
-		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(e[name], 0) {
-			faults = append(faults, fmt.Sprintf("%q", prose.Short(name, 100)))
+	for name, value := range env {
+		shown := prose.Short(prose.Plain(name), 100)
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			faults = append(faults, fmt.Sprintf("env.%s: the name of a variable must not be empty, or contain \"=\" or a NUL character", shown))
+		}
+		if text, _ := value.(string); strings.ContainsRune(text, 0) {
+			faults = append(faults, fmt.Sprintf("env.%s: a value must not contain a NUL character", shown))
 		}
 	}
-	if len(faults) == 0 {
-		return nil
-	}
-	return protocol.Errorf(protocol.CodeInvalidArguments,
-		"env: %s: a name must not be empty or contain \"=\", and neither name nor value may contain a NUL character. Correct that and call the tool again.",
-		strings.Join(faults, ", "))
+	return faults
 }

@@ -40,19 +40,24 @@ func runShellCommand() tools.Tool {
 			Cmd string `json:"cmd"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			switch {
-			case strings.ContainsAny(args.Cmd, "\n\r"):
-				return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
-					"multiline commands are rejected: send one line, or write a script with write_workspace_file and run that")
-			case utf8.RuneCountInString(args.Cmd) > maxShellCommand:
-				return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
-					"command too long: it has %d characters, at most %d are allowed; write a script with write_workspace_file and run that",
-					utf8.RuneCountInString(args.Cmd), maxShellCommand)
-			}
 			return commandPlan(scope, protocol.CommandRun{Command: args.Cmd}, false, BashTimeout)
 		}),
+		Rules:  shellCommandRules,
 		Render: render.Command,
 	}
+}
+
+// shellCommandRules refuses what the tool of that system refuses, in its words.
+func shellCommandRules(arguments map[string]any) (faults []string) {
+	const instead = "write a script with write_workspace_file and run that"
+	cmd, _ := arguments["cmd"].(string)
+	if strings.ContainsAny(cmd, "\n\r") {
+		faults = append(faults, "cmd: multiline commands are rejected: send one line, or "+instead)
+	}
+	if length := utf8.RuneCountInString(cmd); length > maxShellCommand {
+		faults = append(faults, fmt.Sprintf("cmd: command too long: it has %d characters, at most %d are allowed; %s", length, maxShellCommand, instead))
+	}
+	return faults
 }
 
 func readWorkspaceFile() tools.Tool {

@@ -2,6 +2,7 @@ package toolset
 
 import (
 	"cmp"
+	"fmt"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -36,7 +37,7 @@ func processTool() tools.Tool {
 				"properties": {
 					"action": {"type": "string", "enum": ["list", "read", "kill"], "description": "What to do."},
 					"process": {"type": "string", "description": "Name of the process, as in p-0c1d2e3f. Needed to read and to kill."},
-					"offset": {"type": "integer", "minimum": 0, "description": "First byte to read; a read says where to read on. Default: the last 8,000 bytes."},
+					"offset": {"type": "integer", "minimum": 0, "maximum": 1000000000000000, "description": "First byte to read; a read says where to read on. Default: the last 8,000 bytes."},
 					"limit": {"type": "integer", "minimum": 1, "maximum": 40000, "description": "How many bytes to read at most. Default: as many as fit."},
 					"wait": {"type": "number", "minimum": 0, "maximum": 300, "description": "Seconds to wait for new output, or for the end of the process, before it is read. Default: 0."}
 				},
@@ -44,20 +45,27 @@ func processTool() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan:   tools.PlanOf(planProcess),
+		Rules:  processRules,
 		Render: render.Process,
 	}
+}
+
+// processRules says which actions need the name of a process.
+func processRules(arguments map[string]any) []string {
+	process, given := arguments["process"]
+	if action := arguments["action"]; (action == "read" || action == "kill") && (!given || process == "") {
+		return []string{fmt.Sprintf("process: is required, but missing: action %q needs the name of a process; action \"list\" tells their names", action)}
+	}
+	return nil
 }
 
 func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protocol.Error) {
 	plan := tools.Plan{Delivery: protocol.Idempotent, Timeout: FileTimeout}
 	access := protocol.Shared
-	switch {
-	case args.Action == "list":
+	switch args.Action {
+	case "list":
 		plan.Payload = protocol.ProcessList{}
-	case args.Process == "":
-		return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments,
-			"process: missing: action %q needs the name of a process. Use action \"list\" to see their names.", args.Action)
-	case args.Action == "read":
+	case "read":
 		read := protocol.ProcessRead{Process: args.Process, Offset: -processTail, Limit: cmp.Or(args.Limit, maxProcessRead)}
 		if args.Offset != nil {
 			read.Offset = *args.Offset

@@ -15,7 +15,7 @@ func TestProcess_NeedsAName(t *testing.T) {
 		_, _, err := coreTable(t).Plan(scope, "process", `{"action":"`+action+`"}`)
 		require.NotNil(t, err)
 		require.Equal(t, protocol.CodeInvalidArguments, err.Code)
-		require.Contains(t, err.Message, "process: missing")
+		require.Contains(t, err.Message, "process: is required, but missing")
 	}
 }
 

@@ -30,8 +30,18 @@ const (
 )
 
 // validate coerces arguments in place and returns every fault, in words, sorted.
-func (s *Schema) validate(arguments map[string]any) []string {
+func (s *Schema) validate(arguments map[string]any, rules Rules) []string {
 	coerce(s.compiled, arguments)
+	faults := s.broken(arguments)
+	if rules != nil {
+		faults = append(faults, rules(arguments)...)
+	}
+	slices.Sort(faults)
+	return slices.Compact(faults)
+}
+
+// broken returns what the schema finds fault with.
+func (s *Schema) broken(arguments map[string]any) []string {
 	err := s.compiled.Validate(arguments)
 	if err == nil {
 		return nil
@@ -40,15 +50,12 @@ func (s *Schema) validate(arguments map[string]any) []string {
 	if !errors.As(err, &invalid) {
 		return []string{err.Error()}
 	}
-	r := reporter{schema: s, printer: message.NewPrinter(language.English)}
-	faults := r.describe(invalid)
-	slices.Sort(faults)
-	return slices.Compact(faults)
+	return reporter{schema: s, printer: message.NewPrinter(language.English)}.describe(invalid)
 }
 
-// invalidArguments makes the error that tells a model everything it needs to
-// send the tool call again.
-func invalidArguments(tool string, s *Schema, raw string, faults []string) *protocol.Error {
+// Refusal makes the error that tells a model everything it needs to send the tool call
+// again.
+func (s *Schema) Refusal(tool, raw string, faults []string) *protocol.Error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "The arguments of %s were not accepted:\n", tool)
 	for i, fault := range faults {

@@ -21,7 +21,8 @@ const (
 )
 
 // parseArguments reads what a model wrote: one JSON object, strictly. Blank is
-// the empty object. It returns the object, or every fault that it could find.
+// the empty object. It returns every fault that it could find, and the object, with
+// faults too, unless it cannot be validated.
 func parseArguments(raw string) (map[string]any, []string) {
 	if strings.TrimSpace(raw) == "" {
 		return map[string]any{}, nil
@@ -36,12 +37,16 @@ func parseArguments(raw string) (map[string]any, []string) {
 	if first := strings.TrimSpace(raw)[0]; first != '{' {
 		return nil, []string{"the arguments must be one JSON object, not " + jsonWord(first)}
 	}
-	value, faults := parseValue(raw)
-	object, ok := value.(map[string]any)
-	if !ok && len(faults) == 0 {
-		faults = []string{"the arguments must be one JSON object"}
+	p := parse(raw)
+	object, ok := p.result.(map[string]any)
+	switch {
+	case !ok && len(p.faults) == 0:
+		return nil, []string{"the arguments must be one JSON object"}
+	case p.unfit:
+		return nil, p.faults
+	default:
+		return object, p.faults
 	}
-	return object, faults
 }
 
 // parseValue reads JSON text strictly. What is not JSON, or could be read in several ways, is a fault.
@@ -49,13 +54,19 @@ func parseValue(raw string) (any, []string) {
 	if !json.Valid([]byte(raw)) {
 		return nil, []string{"not JSON"}
 	}
-	p := parser{decoder: json.NewDecoder(strings.NewReader(raw))}
+	p := parse(raw)
+	return p.result, p.faults
+}
+
+// parse reads valid JSON text.
+func parse(raw string) *parser {
+	p := &parser{decoder: json.NewDecoder(strings.NewReader(raw))}
 	p.decoder.UseNumber()
-	value := p.value(nil)
+	p.result = p.value(nil)
 	if hasLoneSurrogate(raw) {
 		p.fault(nil, `a \u escape is half of a surrogate pair: write the character itself`)
 	}
-	return value, p.faults
+	return p
 }
 
 func syntaxFault(err error) string {
@@ -91,7 +102,9 @@ func jsonWord(first byte) string {
 // and finds what encoding/json would swallow.
 type parser struct {
 	decoder *json.Decoder
+	result  any
 	faults  []string
+	unfit   bool // the result is not whole, or has numbers that cannot be computed with
 }
 
 func (p *parser) fault(path []string, format string, args ...any) {
@@ -109,7 +122,7 @@ func (p *parser) value(path []string) any {
 	}
 	if len(path) > maxDepth {
 		p.fault(nil, "more than %d levels of nesting", maxDepth)
-		p.decoder = json.NewDecoder(strings.NewReader("")) // read no further
+		p.unfit, p.decoder = true, json.NewDecoder(strings.NewReader("")) // read no further
 		return nil
 	}
 	switch token := token.(type) {
@@ -120,6 +133,7 @@ func (p *parser) value(path []string) any {
 		return p.array(path)
 	case json.Number:
 		if !sensible(token) {
+			p.unfit = true
 			p.fault(path, "the number %s is out of range", prose.Short(token.String(), 40))
 		}
 		return token

@@ -55,21 +55,26 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 // Read takes what a model wrote as the arguments of a tool: one JSON object, strictly;
 // blank is the empty object. What it returns is valid under the schema, and what had one
 // meaning only is in its canonical form. The error is invalid_tool_arguments, with every
-// fault, the schema and the text.
-func (s *Schema) Read(tool, raw string) (json.RawMessage, *protocol.Error) {
+// fault, those of rules too, the schema and the text.
+func (s *Schema) Read(tool, raw string, rules Rules) (json.RawMessage, *protocol.Error) {
 	arguments, faults := parseArguments(raw)
-	if len(faults) == 0 {
-		faults = s.validate(arguments)
+	if arguments != nil {
+		faults = append(faults, s.validate(arguments, rules)...)
 	}
 	if len(faults) > 0 {
-		return nil, invalidArguments(tool, s, raw, faults)
+		return nil, s.Refusal(tool, raw, faults)
 	}
 	encoded, err := encodeArguments(raw, arguments)
 	if err != nil {
-		return nil, invalidArguments(tool, s, raw, []string{err.Error()})
+		return nil, s.Refusal(tool, raw, []string{err.Error()})
 	}
 	return encoded, nil
 }
+
+// Rules returns what is wrong with arguments beyond what a schema says, one text a fault;
+// nil has no rules. It gets them as they were parsed and coerced, whether or not the
+// schema finds fault with them.
+type Rules = func(arguments map[string]any) []string
 
 // noLoader keeps schemas from reaching files and hosts.
 type noLoader struct{}
