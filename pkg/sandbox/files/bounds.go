@@ -43,7 +43,7 @@ func (f *FS) reachEntry(p string) (string, error) {
 	if err != nil || len(f.bounds) == 0 || name == "." {
 		return name, err
 	}
-	dir, err := f.resolve(path.Dir(name))
+	dir, err := f.root.resolve(path.Dir(name))
 	if err != nil {
 		return "", f.fault("stat", name, err)
 	}
@@ -55,7 +55,7 @@ func (f *FS) allow(name string, as use) error {
 	if len(f.bounds) == 0 {
 		return nil
 	}
-	actual, err := f.resolve(name)
+	actual, err := f.root.resolve(name)
 	if err != nil {
 		return f.fault("open", name, err)
 	}

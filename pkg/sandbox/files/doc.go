@@ -10,6 +10,9 @@
 //	           path_escape,             path_escape   not_regular_file
 //	           invalid_path              (symlink)    (FIFO, socket, device)
 //
+// An absolute link is followed when it begins with the workspace's own name: /workspace, or
+// where it is in the view of whoever runs this.
+//
 // "." and ".." are resolved in the text of a path, before symbolic links are: a path
 // names the same file here as in a resource key.
 //

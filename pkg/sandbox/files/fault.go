@@ -24,10 +24,8 @@ func (f *FS) fault(op, name string, err error) error {
 		return fmt.Errorf("%s %s: %w", op, name, err)
 	case errors.Is(err, os.ErrClosed):
 		return fmt.Errorf("%s %s: %w", op, name, sandbox.ErrClosed)
-	case errors.Is(err, f.escape):
-		return sandbox.Faultf(sandbox.FaultEscape,
-			"%q goes through a symbolic link that is absolute or leads out of the workspace; "+
-				"use a path relative to the workspace that goes through no such link", name)
+	case errors.Is(err, f.root.escape):
+		return escapes(name, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return f.notFound(name)
 	case errors.Is(err, syscall.ENOTDIR):
@@ -45,6 +43,17 @@ func (f *FS) fault(op, name string, err error) error {
 	default:
 		return sandbox.Faultf(sandbox.FaultFailed, "%s %q: %s", op, name, cause(err))
 	}
+}
+
+// escapes is the fault of a path that goes through a link to a place outside.
+func escapes(name string, err error) error {
+	link := "a symbolic link"
+	if out, is := errors.AsType[*outsideError](err); is && out.link != "" {
+		link = fmt.Sprintf("the symbolic link %q to %.200q", out.link, out.target)
+	}
+	return sandbox.Faultf(sandbox.FaultEscape,
+		"%q goes through %s, which is outside of the workspace; use another path, or if the place is in the workspace make the link relative or begin it with %s/",
+		name, link, mount)
 }
 
 // cause returns the text of err without the host's path.

@@ -37,6 +37,8 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 	before := looks(t, outside)
 	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "out")))
 	require.NoError(t, os.Symlink("../../"+filepath.Base(outside)+"/b", filepath.Join(dir, "out-b")))
+	require.NoError(t, os.Symlink("/workspace/tree", filepath.Join(dir, "in"))) // whose places are exchanged
+	require.NoError(t, os.Symlink(filepath.Join(dir, "in/a"), filepath.Join(dir, "in-a")))
 	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -97,6 +99,7 @@ func treeOperations(fs *files.FS) []func(context.Context) (string, error) {
 	}
 	return []func(context.Context) (string, error){
 		read("tree/a/b/c/file"), read("tree/a/file"), read("plain"), read("tree/x/file"),
+		read("in/a/b/c/file"), read("in-a/b/file"), read("in-a/file"), write("in/a/b/made"), write("in-a/new/file"),
 		write("tree/a/b/c/file"), write("tree/a/b/made"), write("plain"), write("tree/a/new/dir/file"),
 		func(ctx context.Context) (string, error) {
 			found, err := fs.Search(ctx, sandbox.SearchRequest{Path: "tree", Pattern: "secret"})

@@ -28,13 +28,15 @@ func TestFS_NoEscapeWhileLinksAreSwapped(t *testing.T) {
 	secret := filepath.Join(outside, "file")
 	require.NoError(t, os.WriteFile(secret, []byte("secret"), 0o666))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "real", "file"), []byte("inside"), 0o666))
-	for name, target := range map[string]string{"dir": "real", "link": "real/file"} {
+	for name, target := range map[string]string{"dir": "real", "link": "real/file", "hop": "/workspace/dir"} {
 		require.NoError(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 	stop := make(chan struct{})
 	var swaps sync.WaitGroup
-	swaps.Go(func() { swap(t, stop, dir, "dir", "real", outside) })
-	swaps.Go(func() { swap(t, stop, dir, "link", "real/file", secret) })
+	swaps.Go(func() {
+		swap(t, stop, dir, "dir", "real", outside, "/workspace/real", filepath.Join(outside, "../"+filepath.Base(outside)))
+	})
+	swaps.Go(func() { swap(t, stop, dir, "link", "/workspace/real/file", secret, filepath.Join(dir, "hop/file")) })
 	deadline := time.Now().Add(time.Second)
 	var users sync.WaitGroup
 	var counts [2]struct{ ok, failed int }
@@ -62,7 +64,7 @@ func TestFS_NoEscapeWhileLinksAreSwapped(t *testing.T) {
 	require.Len(t, entries, 1)
 }
 
-// swap makes name a symbolic link to either target, in turns.
+// swap makes name a symbolic link to one of the targets, in turns.
 func swap(t *testing.T, stop <-chan struct{}, dir, name string, targets ...string) {
 	t.Helper()
 	for i := 0; ; i++ {
@@ -72,7 +74,7 @@ func swap(t *testing.T, stop <-chan struct{}, dir, name string, targets ...strin
 		default:
 		}
 		temp := filepath.Join(dir, ".swap-"+name)
-		if err := os.Symlink(targets[i%2], temp); err != nil {
+		if err := os.Symlink(targets[i%len(targets)], temp); err != nil {
 			t.Errorf("symlink: %v", err)
 			return
 		}
@@ -94,7 +96,7 @@ func useAll(t *testing.T, fs *files.FS, user int) (ok, failed int) {
 		ok++
 		return true
 	}
-	for _, path := range []string{"dir/file", "link"} {
+	for _, path := range []string{"dir/file", "link", "hop/file"} {
 		read, err := fs.Read(t.Context(), sandbox.ReadRequest{Path: path})
 		if count(err) && string(read.Content) == "secret" {
 			t.Errorf("read %s outside", path)

@@ -47,13 +47,11 @@ func (f *FS) write(
 	ctx context.Context, name string, expect sandbox.Expect, change func(current) ([]byte, error),
 ) (sandbox.WriteResult, error) {
 	var result sandbox.WriteResult
-	if file, err := f.resolve(name); err == nil {
-		defer f.turns.take(file)()
-	} // else what is wrong with name is found below
-	target, err := f.target(name)
+	target, err := f.root.resolve(name) // links stay, what they lead to is written
 	if err != nil {
 		return result, err
 	}
+	defer f.turns.take(target)()
 	content, info, err := f.loadWritable(ctx, target)
 	before := current{content: content, exists: true}
 	switch {
@@ -97,19 +95,6 @@ func (f *FS) loadWritable(ctx context.Context, name string) ([]byte, fs.FileInfo
 	return content, info, err
 }
 
-// target follows symbolic links at the end of name, so that their target is written
-// and they stay. The way there is resolved by the root in any case.
-func (f *FS) target(name string) (string, error) {
-	info, err := f.root.Lstat(name)
-	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-		return name, nil //nolint:nilerr // what is wrong with name is found where it is used
-	}
-	if _, err := f.root.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err // it leads outside, or in circles
-	}
-	return f.resolve(name)
-}
-
 // makeParents makes the directories above name that do not exist, owned like the
 // one that they are made in.
 func (f *FS) makeParents(name string) error {
@@ -130,7 +115,7 @@ func (f *FS) makeParents(name string) error {
 			continue // made by someone else just now
 		}
 		if err == nil {
-			err = adoptDir(f.root, dir, above)
+			err = adoptDir(f.root.Root, dir, above)
 		}
 		if err != nil {
 			return err

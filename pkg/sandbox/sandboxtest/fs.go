@@ -5,6 +5,7 @@ package sandboxtest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -117,6 +118,7 @@ func pathTests() map[string]func(*testing.T, *tree) {
 		"a path that cannot be one":               pathInvalid,
 		"a link that leads outside":               pathLinks,
 		"a link inside":                           pathInnerLinks,
+		"an absolute link inside":                 pathAbsoluteLinks,
 		"a FIFO, socket or device does not block": pathSpecial,
 		"a directory where a file is needed":      pathDirectory,
 		"a file where a directory is needed":      pathThroughFile,
@@ -190,10 +192,11 @@ func pathLinks(t *testing.T, f *tree) {
 	f.link(t, relative, "up")
 	f.link(t, "up", "chain")
 	f.link(t, "/proc/self/root", "proc")
-	f.put(t, "inside", "a")
-	f.link(t, "/workspace/inside", "absolute")
+	f.link(t, "/workspace/../etc/passwd", "over")
+	f.link(t, "/workspacex/file", "beside")
+	f.link(t, "/", "root")
 	for _, path := range []string{
-		"file", "dir/canary", "dir/new", "dangling", "relative", "up/canary", "chain/canary", "proc/etc/passwd", "absolute",
+		"file", "dir/canary", "dir/new", "dangling", "relative", "up/canary", "chain/canary", "proc/etc/passwd", "over", "beside", "root/etc/passwd",
 	} {
 		f.each(t, path, func(op string, err error) {
 			require.Contains(t, requireFault(t, err, sandbox.FaultEscape), "symbolic link", "%s %s", op, path)
@@ -220,6 +223,9 @@ func pathInnerLinks(t *testing.T, f *tree) {
 		require.Equal(t, "one\n", string(result.Content), path)
 	}
 	f.link(t, "gone", "nowhere")
+	f.link(t, "/workspace/gone", "lost")
+	_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: "lost"})
+	require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `"lost" leads nowhere`)
 	for _, path := range []string{"nowhere", "nowhere/file"} {
 		_, err := f.Read(t.Context(), sandbox.ReadRequest{Path: path})
 		require.Contains(t, requireFault(t, err, sandbox.FaultNotFound), `"nowhere" leads nowhere`)
@@ -227,6 +233,52 @@ func pathInnerLinks(t *testing.T, f *tree) {
 	f.link(t, "loop2", "loop1")
 	f.link(t, "loop1", "loop2")
 	f.each(t, "loop1", func(op string, err error) { require.Error(t, err, op) })
+}
+
+// pathAbsoluteLinks: a link may call the workspace by the name that it has in a sandbox, and
+// by the one that it has on the host.
+func pathAbsoluteLinks(t *testing.T, f *tree) {
+	for i, workspace := range []string{"/workspace", f.dir, "//workspace/./"} {
+		at := fmt.Sprintf("%d/", i)
+		f.put(t, at+"real/file", "one\n")
+		f.put(t, at+"real/sub/deep", "deep\n")
+		for name, target := range map[string]string{"link": "real/file", "dir": "real", "sub/dir": "dir/sub", "up": "real/sub/..", "fresh": "made/later"} {
+			f.link(t, workspace+"/"+at+target, at+name)
+		}
+		for _, path := range []string{"link", "dir/file", "sub/dir/deep", "up/file"} {
+			result, err := f.Read(t.Context(), sandbox.ReadRequest{Path: at + path})
+			require.NoError(t, err, path)
+			require.Contains(t, "one\ndeep\n", string(result.Content), path)
+			found, err := f.Search(t.Context(), sandbox.SearchRequest{Path: at + path, Pattern: "e$"})
+			require.NoError(t, err, path)
+			require.Equal(t, 1, found.Files, path)
+			exists, err := f.Stat(t.Context(), sandbox.StatRequest{Path: at + path})
+			require.NoError(t, err, path)
+			require.True(t, exists.Exists, path)
+		}
+		for path, where := range map[string]string{"link": "real/file", "dir/new/file": "real/new/file", "sub/dir/deep": "real/sub/deep", "fresh": "made/later"} {
+			_, err := f.Write(t.Context(), sandbox.WriteRequest{Path: at + path, Content: []byte("two\n")})
+			require.NoError(t, err, path)
+			require.Equal(t, "two\n", f.get(t, at+where))
+			_, err = f.Edit(t.Context(), sandbox.EditRequest{Path: at + path, Edits: []sandbox.Edit{{Old: "two", New: "three"}}})
+			require.NoError(t, err, path)
+			require.Equal(t, "three\n", f.get(t, at+where))
+		}
+		for _, name := range []string{"link", "dir", "sub/dir", "up", "fresh"} {
+			info, err := os.Lstat(f.host(at + name))
+			require.NoError(t, err)
+			require.NotZero(t, info.Mode()&os.ModeSymlink, "%s is a link still", name)
+		}
+		list, err := f.List(t.Context(), sandbox.ListRequest{Path: at + "sub/dir"})
+		require.NoError(t, err)
+		require.Len(t, list.Entries, 1)
+		glob, err := f.Glob(t.Context(), sandbox.GlobRequest{Path: at + "dir", Pattern: "**/*"})
+		require.NoError(t, err)
+		require.Len(t, glob.Paths, 3)
+		tree, err := f.Tree(t.Context(), sandbox.TreeRequest{Path: at + "dir"})
+		require.NoError(t, err)
+		require.Len(t, tree.Entries, 5)
+	}
 }
 
 func pathSpecial(t *testing.T, f *tree) {

@@ -30,7 +30,8 @@ func testStart(t *testing.T, s suite) {
 func startDirectory(t *testing.T, b *box) {
 	b.put(t, "sub/dir/file", "content", 0o644)
 	require.NoError(t, os.Symlink("sub/dir", b.host("link")))
-	for _, dir := range []string{"sub/dir", "./sub//dir/", "/workspace/sub/dir", "sub/x/../dir", "link"} {
+	require.NoError(t, os.Symlink("/workspace/sub", b.host("absolute")))
+	for _, dir := range []string{"sub/dir", "./sub//dir/", "/workspace/sub/dir", "sub/x/../dir", "link", "absolute/dir"} {
 		result := b.exec(t, sandbox.Cmd{Argv: []string{"cat", "file"}, Dir: dir})
 		require.Equal(t, "content", string(result.Stdout.Data), dir)
 	}

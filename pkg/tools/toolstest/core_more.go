@@ -77,6 +77,16 @@ func corePaths(t *testing.T, execute Execute) {
 	s.ok("write", args{"path": "dir/f", "content": "new"})
 	require.Equal(t, "new", s.content("d/f"), "links inside work")
 	s.is("yes: outer is a symlink", "exists", args{"path": "outer"})
+	s.sh("ln -s /workspace/d/f absolute && ln -s \"$PWD/d\" here && ln -s /workspace/none lost")
+	for _, path := range []string{"absolute", "here/f"} {
+		s.ok("edit", args{"path": path, "old": "new", "new": "newer"})
+		s.is("     1\tnewer\n[lines 1-1 of 1]", "read", args{"path": path})
+		require.Equal(t, "newer", s.content("d/f"))
+		s.ok("write", args{"path": path, "content": "new"})
+	}
+	require.Contains(t, s.fails(protocol.CodeNotFound, "read", args{"path": "lost"}), "it is a symbolic link to what does not exist")
+	require.Contains(t, s.fails(protocol.CodePathEscape, "read", args{"path": "outer/passwd"}),
+		`goes through the symbolic link "outer" to "/etc", which is outside of the workspace`)
 }
 
 // coreLong: what is too long is cut where a character ends, says so, and says how to go on.

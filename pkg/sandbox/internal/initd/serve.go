@@ -78,7 +78,7 @@ func serve(conn *wire.Conn) error {
 			return err
 		}
 	}
-	opened, err := files.Open(GuestWorkspace)
+	opened, err := files.Open(GuestWorkspace, config.Workspace)
 	if err != nil {
 		return &stepError{step: "open workspace", err: err}
 	}

@@ -1,0 +1,44 @@
+package worker_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/landlock"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolstest"
+)
+
+// Every toolset does what it promises in the sandboxes that are for ordinary users only, and
+// in those of the default as such a user.
+func TestToolsets_AsAnOrdinaryUser(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
+	escapetest.InArms(t, false, func(t *testing.T) {
+		t.Helper()
+		for name, opened := range map[string]sandbox.Driver{
+			"landlock": landlock.New(nil), "ns": ns.New(nil), "bwrap": ns.New(&ns.Options{Launcher: ns.LauncherBwrap}),
+		} {
+			t.Run(name, func(t *testing.T) {
+				caps, err := opened.Probe(t.Context())
+				if err != nil && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
+					t.Skipf("NOT TESTED: %s does not work here: %v", name, err)
+				}
+				toolsetsUnder(t, opened, caps)
+			})
+		}
+	})
+}
+
+func toolsetsUnder(t *testing.T, opened sandbox.Driver, caps sandbox.Caps) {
+	t.Helper()
+	r := newRig(t)
+	o := r.options()
+	o.Driver, o.Caps = opened, caps
+	r.work(o)
+	toolstest.Run(t, func(t *testing.T, call protocol.Call) *protocol.Result {
+		t.Helper()
+		return r.dispatch(t.Context(), call)
+	})
+}
