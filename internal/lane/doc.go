@@ -57,6 +57,14 @@
 // when the servers that have to know of it surely do (quorum.go). When the
 // trusted time ends the holder kills what runs, stores nothing, and forgets the lane.
 //
+// # Old answers
+//
+// Servers that are several do not all know the same at the same time. The stream's leader may be behind
+// what the consumer's leader has handed out, and one that was cut off or stood still goes on as a leader
+// for a moment. So a holder takes stock first (stock.go): it believes a list of the mailbox only if that
+// knows the ready message, or, of a lane that is delivered again, a mark stored at the
+// claim; what is not in the list is not run, and what is in it is not overtaken.
+//
 // # Operators
 //
 // A paused lane has a mark in its mailbox; its holder starts nothing until the

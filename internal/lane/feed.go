@@ -66,13 +66,19 @@ func (l *held) feed() error {
 		l.mail.refresh()
 	}
 	l.mail.fromStart = l.hasReadNothing()
-	if l.inline != nil && l.comesAlone() {
+	if err := l.takeStock(); err != nil {
+		return err
+	}
+	if l.inline != nil && (l.comesAlone() || l.stock.empty()) {
 		l.admit(l.inline)
 		l.inline, l.caughtUp = nil, true
 		return nil
 	}
 	for l.schedule.len() < window && l.bytes < windowBytes {
 		letter, err := l.mail.next(l.ctx)
+		if err == nil && letter == nil {
+			err = l.checkStock()
+		}
 		if err != nil {
 			return err
 		}
@@ -85,6 +91,9 @@ func (l *held) feed() error {
 		if letter == nil {
 			l.caughtUp = true
 			break
+		}
+		if !l.stock.lists(letter) {
+			continue
 		}
 		if err := l.accept(letter); err != nil {
 			return err
@@ -145,6 +154,8 @@ func (l *held) accept(msg *letter) error {
 		} else if !e.running {
 			e.starts = max(e.starts, what.Start)
 		}
+	case protocol.EntryClaim: // of one that was lost
+		return l.holder.store.remove(l.ctx, msg.seq)
 	case protocol.EntryPause: // it stays where it is
 		l.oversight.paused.Store(true)
 	case protocol.EntryUnknown:

@@ -67,11 +67,12 @@ type held struct {
 	schedule   *schedule
 	bytes      int
 	mail       *mailbox
-	active     int  // calls that run
-	free       int  // slots in hand that no call uses
-	frequent   bool // used a moment ago
-	hasSlot    bool // the claim came with a slot
-	wanting    bool // stands in line for a slot
+	stock      *stock // in a cluster, from the first look on
+	active     int    // calls that run
+	free       int    // slots in hand that no call uses
+	frequent   bool   // used a moment ago
+	hasSlot    bool   // the claim came with a slot
+	wanting    bool   // stands in line for a slot
 	granted    chan bool
 	share      time.Time // when the lane's share of the slots began
 	givingWay  time.Time // until then free slots are left to others
@@ -129,9 +130,7 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
-	if h.store.clustered() { // a new leader may show entries that are removed already
-		l.doubt = doubtSettled
-	} else {
+	if !h.store.clustered() { // a cluster writes deliveries down before it makes them
 		l.doubt = h.books.doubt(h.clock.age(meta.Timestamp), time.Now())
 	}
 	return l, nil

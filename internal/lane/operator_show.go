@@ -160,7 +160,7 @@ func (r *laneReader) message(ctx context.Context, msg *jetstream.RawStreamMsg) e
 		if call := r.find(what.CallID); call != nil {
 			call.addStart(what.Start, msg)
 		}
-	case protocol.EntryUnknown, protocol.EntryHandback, protocol.EntryPause:
+	case protocol.EntryUnknown, protocol.EntryHandback, protocol.EntryPause, protocol.EntryClaim:
 	}
 	return nil
 }

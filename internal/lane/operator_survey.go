@@ -68,7 +68,7 @@ func (s *survey) count(fleet protocol.Fleet, subject string) {
 		s.calls++
 	case protocol.EntryPause:
 		s.paused = true
-	case protocol.EntryUnknown, protocol.EntryCancel, protocol.EntryStart, protocol.EntryHandback:
+	case protocol.EntryUnknown, protocol.EntryCancel, protocol.EntryStart, protocol.EntryHandback, protocol.EntryClaim:
 	}
 }
 

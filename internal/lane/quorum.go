@@ -28,15 +28,18 @@ func (h *Holder) askLeader(now time.Time) {
 		if !ok {
 			return
 		}
-		h.contact.heard(by, now.Add(-heard), time.Now())
+		if !h.contact.heard(by, now.Add(-heard), time.Now()) {
+			return
+		}
 		h.each(func(l *held) { l.lease.agreed(now.Add(-heard), by) })
 	})
 }
 
-// A leader that was cut off answers reads until it hears of the one that the others have chosen meanwhile,
-// a heartbeat after it is joined to them again. What it says is as old as the cut: calls that have
+// A leader that was cut off, or stood still, goes on as one until it hears of the one that the others have chosen
+// meanwhile, a heartbeat after it is joined to them again. What it says is as old as the cut: calls that have
 // been run since, without their results. A worker at the same server, which gets lanes again from that
-// moment on, therefore lets a moment pass before it looks into them.
+// moment on, therefore lets a moment pass before it looks into one that somebody else had before. And a leader that
+// stood still finds what the others sent it just before, and takes it for new: renewals do not count for that moment.
 const (
 	// silence is how long a leader that is followed may seem not to be heard: heartbeats come every second.
 	silence = 3 * time.Second
@@ -52,27 +55,35 @@ type contact struct {
 	mu    sync.Mutex
 	by    leadership
 	last  time.Time // when the leader was heard by a majority; zero while that is not known
-	until time.Time // until then lanes are claimed with care
+	told  time.Time // when it said so
+	spoke time.Time // when a silence was over; zero while there was none
+	// suspect was leading before the silence and is again, or still takes itself for the leader.
+	suspect leadership
 }
 
-// heard books that the leader was heard at a time.
-func (c *contact) heard(by leadership, at, now time.Time) {
+// heard books what by said at now: that a majority heard it at a time. It reports false when that may not be
+// so, because by was silent until a moment ago, for so long that another may have been chosen.
+func (c *contact) heard(by leadership, at, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.by = by
-	if !c.last.IsZero() && at.Sub(c.last) > silence {
-		c.until = now.Add(wary)
+	if !c.last.IsZero() && (at.Sub(c.last) > silence || now.Sub(c.told) > silence) {
+		c.spoke, c.suspect = now, ""
+		if by == c.by {
+			c.suspect = by
+		}
 	}
+	c.by, c.told = by, now
 	if at.After(c.last) {
 		c.last = at
 	}
+	return by != c.suspect || now.Sub(c.spoke) >= deposed
 }
 
 // doubtful reports whether the servers may have been cut off from each other until a moment ago.
 func (c *contact) doubtful(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return now.Before(c.until) || !c.last.IsZero() && now.Sub(c.last) > silence
+	return !c.spoke.IsZero() && now.Sub(c.spoke) < wary || !c.last.IsZero() && now.Sub(c.last) > silence
 }
 
 // leads is who is known to lead.

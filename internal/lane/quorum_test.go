@@ -92,3 +92,20 @@ func TestContact_IsDoubtfulDuringASilenceAndAWhileAfterIt(t *testing.T) {
 	require.True(t, c.doubtful(at(17.9)))
 	require.False(t, c.doubtful(at(18.1)))
 }
+
+// Guard: a leader that stood still finds answers of the others from just before, and takes them for new.
+func TestFact_ALeaderThatWasSilentIsNotBelievedAtOnce(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	var c contact
+	require.True(t, c.heard("a", at(0), at(0.1)))
+	require.True(t, c.heard("a", at(2.5), at(3)), "no silence in which another could have been chosen")
+	require.False(t, c.heard("a", at(3), at(7)), "asked in time, answered late")
+	require.False(t, c.heard("a", at(6.9), at(7)))
+	require.False(t, c.heard("a", at(9), at(9.4)))
+	require.True(t, c.heard("a", at(9.4), at(9.6)), "by now it would know")
+	require.True(t, c.heard("b", at(14), at(14)), "the next one knows what the others have")
+	require.False(t, c.heard("b", at(20), at(20)))
+	require.True(t, c.heard("c", at(20), at(20)))
+}

@@ -231,7 +231,7 @@ func requireKnowsWhatItSays(t *testing.T, entry protocol.MailboxEntry) {
 		require.Empty(t, entry.CallID)
 		require.Zero(t, entry.Start)
 	default:
-		require.Zero(t, entry)
+		require.Equal(t, protocol.MailboxEntry{Kind: entry.Kind}, entry)
 	}
 }
 
@@ -247,4 +247,5 @@ func requireMailboxInverse(
 		fleet.ParseMailboxSubject(fleet.StartSubject(pool, lane, call, start)))
 	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryHandback, Ready: ready},
 		fleet.ParseMailboxSubject(fleet.HandbackSubject(pool, lane, ready, delivery)))
+	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryClaim}, fleet.ParseMailboxSubject(fleet.ClaimSubject(pool, lane, ready)))
 }

@@ -56,6 +56,12 @@ func (f Fleet) HandbackSubject(pool Pool, lane LaneHash, ready uint64, n uint64)
 		markHandback + "." + strconv.FormatUint(ready, 10) + "-" + strconv.FormatUint(n, 10)
 }
 
+// ClaimSubject is a mark that whoever takes a lane over stores, and removes again: an answer that knows of
+// it is not older. The token is a number that nobody has used before.
+func (f Fleet) ClaimSubject(pool Pool, lane LaneHash, token uint64) Subject {
+	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markClaim + "." + strconv.FormatUint(token, 10)
+}
+
 // PauseSubject is the durable mark that no call of a lane may start. It stands in the
 // lane's mailbox, so that whoever reads it finds the mark.
 func (f Fleet) PauseSubject(pool Pool, lane LaneHash) Subject {
@@ -169,6 +175,7 @@ const (
 	MarkCancel   = "cancel"
 	markStart    = "start"
 	markHandback = "handback"
+	markClaim    = "claim"
 	// Marks of the lane itself stand where those of a call would, behind this word.
 	markLane  = "lane"
 	markPause = "pause"
@@ -185,6 +192,7 @@ const (
 	EntryStart                            // a mark of a call's start
 	EntryHandback                         // a mark of a delivery handed back
 	EntryPause                            // a mark that no call of the lane may start
+	EntryClaim                            // a mark of a lane that was taken over
 )
 
 // MailboxEntry is what a mailbox subject says about its message.
@@ -220,7 +228,10 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 		}
 		return MailboxEntry{Kind: EntryStart, CallID: CallID(tokens[0]), Start: n}
 	}
-	// Last, for a call may have the id "handback": its marks are words, never two numbers.
+	// Last, for a call may have the id "claim" or "handback": its marks are words, never numbers.
+	if _, err := strconv.ParseUint(tokens[1], 10, 64); err == nil && tokens[0] == markClaim {
+		return MailboxEntry{Kind: EntryClaim}
+	}
 	ready, _, ok := strings.Cut(tokens[1], "-")
 	seq, err := strconv.ParseUint(ready, 10, 64)
 	if tokens[0] != markHandback || !ok || err != nil {

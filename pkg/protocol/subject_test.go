@@ -18,6 +18,7 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"my-fleet.call.gpu.lane.c-1.cancel":    f.CancelSubject("gpu", "lane", "c-1"),
 		"my-fleet.call.gpu.lane.c-1.start2":    f.StartSubject("gpu", "lane", "c-1", 2),
 		"my-fleet.call.gpu.lane.handback.17-3": f.HandbackSubject("gpu", "lane", 17, 3),
+		"my-fleet.call.gpu.lane.claim.17":      f.ClaimSubject("gpu", "lane", 17),
 		"my-fleet.call.gpu.lane.lane.pause":    f.PauseSubject("gpu", "lane"),
 		"my-fleet.call.gpu.lane.>":             f.MailboxFilter("gpu", "lane"),
 		"my-fleet.call.gpu.>":                  f.MailboxesFilter("gpu"),
@@ -56,7 +57,7 @@ func TestParseMailboxSubject(t *testing.T) {
 	t.Parallel()
 	const f = protocol.DefaultFleet
 	// Ids that read like marks are legal and must not be mistaken for them.
-	for _, id := range []protocol.CallID{"c-1", "cancel", "start", "start1", "handback", "12-3", "lane", "pause"} {
+	for _, id := range []protocol.CallID{"c-1", "cancel", "start", "start1", "handback", "claim", "12-3", "lane", "pause"} {
 		t.Run("of call "+string(id), func(t *testing.T) {
 			t.Parallel()
 			requireMailboxInverse(t, f, "gpu", "lane", id, 4, 18, 2)
@@ -107,6 +108,7 @@ func TestParseMailboxSubject_UnknownIsNotGuessed(t *testing.T) {
 		"start of a word":     "tf.call.p.l.c.started",
 		"handback without n":  "tf.call.p.l.handback.12",
 		"handback of a word":  "tf.call.p.l.handback.x-1",
+		"claim of a word":     "tf.call.p.l.claim.x",
 		"numbers of a call":   "tf.call.p.l.c.12-3",
 		"a sequence too long": "tf.call.p.l.handback.99999999999999999999-1",
 	} {

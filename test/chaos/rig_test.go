@@ -117,12 +117,12 @@ func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 func (r *rig) startServers() {
 	r.t.Helper()
 	n := max(r.setup.servers, 1)
-	ports := freePorts(r.t, 2*n)
+	ports := freePorts(r.t, 3*n)
 	for i := range n {
 		role := serverRole{Name: fmt.Sprintf("n%d", i+1), Data: r.path(fmt.Sprintf("server-%d", i+1)), Port: ports[i]}
 		if n > 1 {
-			role.ClusterPort = ports[n+i]
-			role.Routes, role.Cabled = r.routes(i, ports[n:]), r.setup.cabled
+			role.ClusterPort, role.HealthPort = ports[n+i], ports[2*n+i]
+			role.Routes, role.Cabled = r.routes(i, ports[n:2*n]), r.setup.cabled
 		}
 		r.servers = append(r.servers, &node{role: role})
 		r.startServer(i)

@@ -21,6 +21,7 @@ type serverRole struct {
 	ClusterPort int      // 0 is the embedded one
 	Routes      []string // cluster addresses of the others, or of the cables to them
 	Cabled      bool     // the others are reached through cables only
+	HealthPort  int      // where it says over HTTP whether it has all that the others have
 }
 
 var errNotReady = errors.New("not ready in time")
@@ -37,6 +38,7 @@ func (s *serverRole) run(ctx context.Context) error {
 	}
 	o := &server.Options{
 		ServerName: s.Name, Host: "127.0.0.1", Port: s.Port, NoSigs: true, JetStream: true, StoreDir: s.Data, NoLog: true,
+		HTTPHost: "127.0.0.1", HTTPPort: s.HealthPort,
 		Cluster: server.ClusterOpts{Name: "toolfleet-chaos", Host: "127.0.0.1", Port: s.ClusterPort},
 	}
 	if s.Cabled {

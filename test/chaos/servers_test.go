@@ -5,6 +5,8 @@ package chaos
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"net/http"
 	"os"
 	"testing"
 	"time"
@@ -95,10 +97,12 @@ func stopServer(r *rig) {
 	r.fault("stop server", history.Fault{From: from, Until: now()})
 }
 
-// wipeServer is kill -9 of a server and the loss of its disk. It comes back when the others
-// have agreed on leaders: before that it could help one of them to lead that has less.
+// wipeServer is kill -9 of a server and the loss of its disk. What only it and one of the others have would then be on
+// one disk, so the others have all there is before, and it has it again before anything else happens. It comes
+// back when they have agreed on leaders: before that it could help one of them to lead that has less.
 func wipeServer(r *rig) {
 	i := r.random.IntN(len(r.servers))
+	r.awaitReplicas()
 	from := now()
 	r.servers[i].kill()
 	r.awaitLeaders()
@@ -135,9 +139,29 @@ func stepDown(r *rig) {
 // awaitLeaders waits until the streams and the pool's consumer answer.
 func (r *rig) awaitLeaders() { r.awaitCluster(func(int) bool { return true }) }
 
-// awaitReplicas waits until every replica of them has caught up as well.
+// awaitReplicas waits until every replica of them has caught up as well. The leaders say so for a while of a server that
+// has just lost its disk, so each server is asked for itself.
 func (r *rig) awaitReplicas() {
+	r.t.Helper()
+	for _, s := range r.servers {
+		require.Eventually(r.t, func() bool { return s.healthy(r.t.Context()) }, patience, 50*time.Millisecond, "%s does not catch up", s.role.Name)
+	}
 	r.awaitCluster(func(current int) bool { return current == len(r.servers)-1 })
+}
+
+// healthy reports whether a server says that it has all that the others have.
+func (n *node) healthy(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	question, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/healthz", n.role.HealthPort), nil)
+	if err != nil {
+		return false
+	}
+	answer, err := http.DefaultClient.Do(question)
+	if err != nil {
+		return false
+	}
+	return answer.Body.Close() == nil && answer.StatusCode == http.StatusOK
 }
 
 func (r *rig) awaitCluster(enough func(replicas int) bool) {

@@ -139,6 +139,15 @@ func (c *Cluster) Part(i int, off bool) {
 	}
 }
 
+// Slow delays all that a server of a partable cluster and the others say to each other.
+func (c *Cluster) Slow(i int, d time.Duration) {
+	for ends, cable := range c.cables {
+		if ends[0] == i || ends[1] == i {
+			cable.Slow(d)
+		}
+	}
+}
+
 // URL names all servers.
 func (c *Cluster) URL() string {
 	urls := make([]string, len(c.options))

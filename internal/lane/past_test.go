@@ -1,0 +1,186 @@
+package lane_test
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// past is a server that was cut off or stood still, and still takes itself for the leader: for a while it gives the
+// answers of an earlier time, before those of the leader arrive.
+type past struct {
+	nc      *nats.Conn
+	filter  string
+	answers map[string][]byte // by the subject of the question
+}
+
+// questions are what a holder asks about the mailbox of a lane.
+func questions(filter string) map[string][]byte {
+	stream := protocol.DefaultFleet.CallsStream()
+	return map[string][]byte{
+		"$JS.API.STREAM.INFO." + stream:    []byte(`{"subjects_filter":"` + filter + `"}`),
+		"$JS.API.STREAM.MSG.GET." + stream: []byte(`{"seq":1,"next_by_subj":"` + filter + `"}`),
+	}
+}
+
+// remember notes what is answered now about the mailbox of a lane.
+func remember(t *testing.T, nc *nats.Conn, c *protocol.Call) *past {
+	t.Helper()
+	p := &past{nc: nc, filter: protocol.DefaultFleet.MailboxFilter(c.Pool, c.Lane().Hash()), answers: map[string][]byte{}}
+	for subject, question := range questions(p.filter) {
+		answer, err := nc.Request(subject, question, 5*time.Second)
+		require.NoError(t, err)
+		p.answers[subject] = answer.Data
+	}
+	return p
+}
+
+// answer gives the old answers for a while after the first question.
+func (p *past) answer(t *testing.T, d time.Duration) {
+	t.Helper()
+	first := make(chan struct{})
+	var once sync.Once
+	for subject, answer := range p.answers {
+		subscription, err := p.nc.Subscribe(subject, func(msg *nats.Msg) {
+			if !bytes.Contains(msg.Data, []byte(p.filter)) {
+				return
+			}
+			once.Do(func() { close(first) })
+			_ = msg.Respond(answer)
+		})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = subscription.Unsubscribe() })
+		go func() {
+			select {
+			case <-first:
+				wait := time.NewTimer(d)
+				defer wait.Stop()
+				select {
+				case <-wait.C:
+				case <-t.Context().Done():
+				}
+				_ = subscription.Unsubscribe()
+			case <-t.Context().Done():
+			}
+		}()
+	}
+	require.NoError(t, p.nc.Flush())
+}
+
+// besideTheLeader is a fleet on three servers, and a server that leads neither the calls nor the pool's consumer: what the
+// one in the past says there is said before the leader's answer comes.
+func besideTheLeader(t *testing.T, lease time.Duration) (f *fleet, nc *nats.Conn) {
+	t.Helper()
+	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
+	_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, lease)
+	require.NoError(t, err)
+	leader := -1
+	require.Eventually(t, func() bool {
+		leader = c.Leader(protocol.DefaultFleet.CallsStream())
+		return leader >= 0
+	}, 30*time.Second, 10*time.Millisecond, "no leader")
+	other := (leader + 1) % len(c.Servers)
+	c.Slow(other, 30*time.Millisecond)
+	f.dial = func() *nats.Conn { return c.ConnectTo(other) }
+	return f, c.ConnectTo(other)
+}
+
+// Guard: the stream's leader may not know yet what the consumer's leader has handed out, and a server that was cut
+// off knows even less. Neither may make a call start before one that was accepted earlier.
+func TestCluster_AnOldAnswerDoesNotHideAnEarlierCall(t *testing.T) {
+	t.Parallel()
+	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	x := exclusive("account/x")
+	earlier, later := newCall("s", x), newCall("s", x)
+	past := remember(t, nc, earlier)
+	raw(t, f, protocol.DefaultFleet.CallSubject(earlier.Pool, earlier.Lane().Hash(), earlier.ID), earlier)
+	raw(t, f, protocol.DefaultFleet.ReadySubject(later.Pool, later.Lane().Hash()), later)
+	past.answer(t, time.Second)
+	ran := make(chan protocol.CallID, 9)
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- run.Call.ID
+		return succeed(run)
+	}), lane.Options{})
+	require.Equal(t, earlier.ID, <-ran)
+	require.Equal(t, later.ID, <-ran)
+	f.requireQuiet()
+}
+
+// Guard: nor may it bring a call back that was run and removed, for which nobody looks for a result.
+func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
+	t.Parallel()
+	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	p := f.publisher()
+	x := exclusive("account/x")
+	before, after := newCall("s", x), newCall("s", x)
+	raw(t, f, protocol.DefaultFleet.CallSubject(before.Pool, before.Lane().Hash(), before.ID), before)
+	past := remember(t, nc, before)
+	ran := make(chan protocol.CallID, 9)
+	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- run.Call.ID
+		return succeed(run)
+	}), lane.Options{})
+	require.NoError(t, p.Kick(t.Context(), before))
+	require.Equal(t, before.ID, <-ran)
+	f.requireQuiet()
+	h.stop()
+	results, err := f.js.Stream(t.Context(), protocol.DefaultFleet.ResultsStream())
+	require.NoError(t, err)
+	require.NoError(t, results.Purge(t.Context()))                                   // as if the one that is asked for them were in the past as well
+	delete(past.answers, "$JS.API.STREAM.INFO."+protocol.DefaultFleet.CallsStream()) // it comes too late with that
+	past.answer(t, time.Second)
+	raw(t, f, protocol.DefaultFleet.CallSubject(after.Pool, after.Lane().Hash(), after.ID), after)
+	require.NoError(t, p.Kick(t.Context(), after))
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- run.Call.ID
+		return succeed(run)
+	}), lane.Options{})
+	require.Equal(t, after.ID, <-ran)
+	f.requireQuiet()
+	require.Empty(t, ran)
+}
+
+// Guard: of a lane that is delivered again, also what was stored before the ready message may have been run since. An
+// answer that knows the ready message is not new enough.
+func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T) {
+	t.Parallel()
+	f, nc := besideTheLeader(t, 2*time.Second)
+	p := f.publisher()
+	x := exclusive("account/x")
+	settled, open := newCall("s", x), newCall("s", x)
+	for _, call := range []*protocol.Call{settled, open} {
+		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
+	}
+	require.NoError(t, p.Kick(t.Context(), open))
+	past := remember(t, nc, open)
+	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	require.NoError(t, err)
+	_, err = consumer.Next() // a worker that takes the lane, settles one call, and dies
+	require.NoError(t, err)
+	calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	require.NoError(t, err)
+	entry, err := calls.GetLastMsgForSubject(t.Context(), protocol.DefaultFleet.CallSubject(settled.Pool, settled.Lane().Hash(), settled.ID))
+	require.NoError(t, err)
+	require.NoError(t, calls.DeleteMsg(t.Context(), entry.Sequence)) // the one that is asked for results is in the past, too
+	past.answer(t, time.Second)
+	ran := make(chan protocol.CallID, 99)
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- run.Call.ID
+		return succeed(run)
+	}), lane.Options{})
+	require.Equal(t, open.ID, <-ran)
+	f.requireQuiet()
+	for len(ran) > 0 {
+		require.Equal(t, open.ID, <-ran)
+	}
+}
