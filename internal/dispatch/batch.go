@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ type batch struct {
 
 // followed is a call without a result.
 type followed struct {
+	at            int // in the step
 	call          *protocol.Call
 	span, publish trace.Span
 	state         loop.State
@@ -77,7 +79,7 @@ func (b *batch) follow(ctx context.Context) error {
 	}
 	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.dispatcher.options.CancelWait)
 	defer cancel()
-	for _, f := range b.unfinished() {
+	for _, f := range slices.Backward(b.unfinished()) { // the last first, so that none starts because one before it was stopped
 		if err := b.dispatcher.publisher.Cancel(after, f.call); err != nil {
 			b.dispatcher.options.Logger.WarnContext(ctx, "call cannot be cancelled",
 				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
@@ -88,8 +90,7 @@ func (b *batch) follow(ctx context.Context) error {
 		return nil
 	}
 	for _, f := range b.unfinished() {
-		r := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
-			"no worker answered in time; a request to cancel the call is stored, but it may have had effects"))
+		r := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, b.unanswered(context.WithoutCancel(ctx), f))
 		b.done(&r)
 	}
 	return nil
@@ -179,12 +180,13 @@ func (b *batch) look(ctx context.Context, kick bool) {
 	}
 }
 
-// unfinished returns the open calls that the fleet may have.
+// unfinished returns the open calls that the fleet may have, in the order of the step.
 func (b *batch) unfinished() []*followed {
 	out := make([]*followed, 0, len(b.open))
 	for _, f := range b.open {
 		out = append(out, f)
 	}
+	slices.SortFunc(out, func(x, y *followed) int { return x.at - y.at })
 	return out
 }
 

@@ -53,6 +53,8 @@ func (o *Options) withDefaults() Options {
 // Dispatcher carries calls to workers and results back. It is safe for concurrent use.
 type Dispatcher struct {
 	options   Options
+	nc        *nats.Conn
+	fleet     protocol.Fleet
 	publisher *lane.Publisher
 	results   *lane.Results
 }
@@ -68,7 +70,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	}
 	logger := o.Logger
 	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
-	return &Dispatcher{options: o, publisher: publisher, results: results}, nil
+	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results}, nil
 }
 
 // Dispatch implements [loop.Dispatcher].
@@ -113,7 +115,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		telemetry.Inject(trace.ContextWithSpan(spanCtx, publish), header)
 		outgoing[i] = lane.Outgoing{Call: call, Header: header}
 		b.mu.Lock()
-		b.open[call.ID] = &followed{call: call, span: span, publish: publish, state: loop.StateQueued}
+		b.open[call.ID] = &followed{at: i, call: call, span: span, publish: publish, state: loop.StateQueued}
 		b.mu.Unlock()
 	}
 	faults := b.dispatcher.publisher.Put(ctx, outgoing)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -170,7 +171,8 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	o, err := r.dispatch(ctx, calls)
 	require.NoError(t, err)
 	for _, call := range calls {
-		requireDone(t, o, call, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+		result := requireDone(t, o, call, protocol.StatusOutcomeUnknown, protocol.CodeNoWorker)
+		require.Contains(t, result.Error.Message, "no worker of pool default is there")
 	}
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		t.Errorf("call %s runs", run.Call.ID)
@@ -183,5 +185,51 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 		result, err := publisher.Result(t.Context(), call.SessionID, call.ID)
 		require.NoError(t, err)
 		require.Equal(t, protocol.StatusCancelled, result.Status)
+	}
+}
+
+func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 50 * time.Millisecond})
+	workers := r.Connect()
+	_, err := workers.Subscribe(r.Name.WhoSubject("busy"), func(m *nats.Msg) { _ = m.Respond(nil) })
+	require.NoError(t, err)
+	require.NoError(t, workers.Flush())
+	calls := newCalls(3)
+	calls[1].Pool = "busy"
+	calls[2].Again = true
+	running := newCalls(1)[0] // by a worker that says nothing any more
+	running.SessionID = calls[0].SessionID
+	calls = append(calls, running)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	queued := 0
+	o := &told{t: t}
+	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
+		o.observe(u)
+		switch u.State {
+		case loop.StateQueued:
+			if queued++; queued == len(calls) {
+				body, err := protocol.EncodeFrame(&protocol.Frame{CallID: running.ID, Seq: 1, Kind: protocol.FrameStarted, WorkerID: "w", Attempt: 1})
+				require.NoError(t, err)
+				require.NoError(t, workers.Publish(r.Name.OutputSubject(running.SessionID, running.ID), body))
+			}
+		case loop.StateRunning:
+			cancel()
+		case loop.StateDone:
+		}
+	}))
+	for i, want := range []struct {
+		code protocol.Code
+		says string
+	}{
+		{protocol.CodeNoWorker, "no worker of pool default is there"},
+		{protocol.CodeNoWorker, "no worker of pool busy was seen to take the call"},
+		{protocol.CodeOutcomeUnknown, "it may have had effects"},
+		{protocol.CodeOutcomeUnknown, "the worker that ran the call did not answer in time"},
+	} {
+		result := requireDone(t, o, calls[i], protocol.StatusOutcomeUnknown, want.code)
+		require.Contains(t, result.Error.Message, want.says)
 	}
 }

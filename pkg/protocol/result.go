@@ -17,7 +17,7 @@ const (
 	StatusTimeout        Status = "timeout"         // it ran out of its time
 	StatusCancelled      Status = "cancelled"       // someone asked to stop it
 	StatusRejected       Status = "rejected"        // not run: policy, bad payload, expired
-	StatusOutcomeUnknown Status = "outcome_unknown" // a worker was lost; it may have had effects
+	StatusOutcomeUnknown Status = "outcome_unknown" // nobody can tell, as of a lost worker; it may have had effects
 )
 
 // Statuses returns every status, in the order of their declaration.
@@ -77,6 +77,7 @@ const (
 	CodeWorkspaceUnavailable Code = "workspace_unavailable"
 	CodeAttemptsExhausted    Code = "attempts_exhausted"
 	CodeOutcomeUnknown       Code = "outcome_unknown"
+	CodeNoWorker             Code = "no_worker"
 	CodeFleetFull            Code = "fleet_full"
 	CodeFleetUnavailable     Code = "fleet_unavailable"
 	CodeToolFailed           Code = "tool_failed"

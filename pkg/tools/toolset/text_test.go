@@ -330,6 +330,7 @@ func TestText_FailuresSayWhatToDoNext(t *testing.T) {
 	}{
 		"out of time":       {protocol.StatusTimeout, protocol.CodeRunTimeout, "longer"},
 		"cancelled":         {protocol.StatusCancelled, protocol.CodeCancelled, "Do not repeat it unless you are asked"},
+		"an empty pool":     {protocol.StatusOutcomeUnknown, protocol.CodeNoWorker, "nothing has run, as far as is known"},
 		"unknown":           {protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "Check what is there before you repeat it"},
 		"wrong arguments":   {protocol.StatusRejected, protocol.CodeInvalidArguments, "nothing was run"},
 		"an escape":         {protocol.StatusRejected, protocol.CodePathEscape, "as the message says"},

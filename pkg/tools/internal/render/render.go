@@ -81,7 +81,7 @@ func advice(status protocol.Status, code protocol.Code) string {
 	case protocol.StatusCancelled:
 		return "the call was stopped on request, and what it did until then may remain. Do not repeat it unless you are asked to."
 	case protocol.StatusOutcomeUnknown:
-		return "the worker that ran this call was lost, so it may have had all, some or none of its effects. Check what is there before you repeat it."
+		return codeAdvice(code, "the call may have had all, some or none of its effects. Check what is there before you repeat it.")
 	case protocol.StatusRejected:
 		return codeAdvice(code, "nothing was run and nothing has changed. Make the call again as the message says.")
 	default:
@@ -96,6 +96,8 @@ func codeAdvice(code protocol.Code, other string) string {
 	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeFleetUnavailable,
 		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
 		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
+	case protocol.CodeNoWorker:
+		return "nothing has run, as far as is known. Go on without it, and say that no worker was there."
 	case protocol.CodeFileChanged, protocol.CodeFileNotRead:
 		return "the file is unchanged. Read it, and make the change to what it has now."
 	case protocol.CodePolicyDenied:
