@@ -17,7 +17,7 @@ type approveCommand struct {
 	Creds   string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
 	Fleet   string `default:"tf" help:"Name of the fleet."`
 	Deny    bool   `help:"Say no."`
-	Note    string `placeholder:"TEXT" help:"What the model is told with a no."`
+	Note    string `placeholder:"TEXT" help:"What the model is told with the answer."`
 }
 
 func (c *approveCommand) run(ctx context.Context, p program) error {

@@ -61,8 +61,8 @@ func (r *clockedReader) Read(p []byte) (int, error) {
 
 var errNoInput = errors.New("the standard input has ended")
 
-// approve asks until there is an answer. Anything but yes is no, and is told to the
-// model when it is more than that. What was typed before the question does not count.
+// approve asks until there is an answer. Anything but yes is no. What is said beyond that
+// is told to the model. What was typed before the question does not count.
 func (q *prompt) approve(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
 	if !q.reading {
 		q.buffer.Reset(q.input)
@@ -70,7 +70,7 @@ func (q *prompt) approve(ctx context.Context, request loop.ApprovalRequest) (loo
 	q.flush()
 	asked := time.Now()
 	q.say(fmt.Sprintf("%s: %s %s", request.Reason, request.Tool, shortened(request.Arguments)))
-	q.say("Allow it? y for yes; anything else is no, and is told to the model:")
+	q.say("Allow it? y for yes, \"y: ...\" to add something; anything else is no, and is told to the model:")
 	for {
 		q.read()
 		select {
@@ -103,11 +103,13 @@ func (q *prompt) read() {
 }
 
 func answerOf(line string) loop.Approval {
-	switch answer := strings.TrimSpace(line); strings.ToLower(answer) {
+	answer := strings.TrimSpace(line)
+	word, note, _ := strings.Cut(answer, ":")
+	switch strings.ToLower(strings.TrimSpace(word)) {
 	case "y", "yes":
-		return loop.Approval{Granted: true, By: userName()}
+		return loop.Approval{Granted: true, By: userName(), Note: strings.TrimSpace(note)}
 	case "", "n", "no":
-		return loop.Approval{By: userName()}
+		return loop.Approval{By: userName(), Note: strings.TrimSpace(note)}
 	default:
 		return loop.Approval{By: userName(), Note: answer}
 	}

@@ -135,6 +135,8 @@ func TestPrompt_OnATerminal(t *testing.T) {
 	}{
 		"y":                {keys: "y\n", file: "new", says: "Replaced the content of a.txt"},
 		"yes in capitals":  {keys: " YES \n", file: "new", says: "Replaced the content of a.txt"},
+		"y and more":       {keys: "y: just this once\n", file: "new", says: "approved by a person, who said: just this once"},
+		"n and more":       {keys: "no: take b.txt\n", file: "old", says: "They said: take b.txt", code: 1},
 		"n":                {keys: "n\n", file: "old", says: "A person was asked about this call and said no.", code: 1},
 		"just return":      {keys: "\n", file: "old", says: "A person was asked about this call and said no.", code: 1},
 		"something else":   {keys: "take b.txt\n", file: "old", says: "They said: take b.txt", code: 1},

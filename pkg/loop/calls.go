@@ -30,12 +30,15 @@ type batch struct {
 // runCalls gets every result that the last step lacks, and journals each as it
 // comes. An error means that some are still missing.
 func (t *turnRun) runCalls(ctx context.Context) error {
-	if cause := context.Cause(ctx); errors.Is(cause, ErrDetached) {
-		return cause
+	if detached(ctx) {
+		return context.Cause(ctx)
 	}
 	verdicts, err := t.decide(ctx)
 	if err != nil {
 		return err
+	}
+	if detached(ctx) { // while somebody was asked
+		return context.Cause(ctx)
 	}
 	b := t.planCalls(ctx, verdicts)
 	if err := t.record(ctx, b.events...); err != nil {
@@ -51,7 +54,7 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 		return t.lost
 	case missing == 0:
 		return nil
-	case errors.Is(context.Cause(ctx), ErrDetached):
+	case detached(ctx):
 		return context.Cause(ctx)
 	case ctx.Err() != nil:
 		return t.record(ctx, t.unknownResults()...)
@@ -61,6 +64,9 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	last := t.session.open()
 	return fmt.Errorf("dispatch step %d of turn %d: %w", len(last.steps), last.number, fleetErr)
 }
+
+// detached reports whether the session is somebody else's from now on.
+func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrDetached) }
 
 // planCalls decides what becomes of each tool call without result.
 func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batch {
@@ -83,11 +89,11 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 		switch {
 		case v.denied != nil:
 			t.refuse(ctx, b, p, protocol.StatusRejected, v.denied)
-		case ctx.Err() != nil && !call.planned:
+		case ctx.Err() != nil && !detached(ctx) && !call.planned:
 			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:
-			p.tool, p.plan = plan.tool, plan.plan
+			p.tool, p.plan, p.note = plan.tool, plan.plan, v.note
 			t.planCall(ctx, b, p, plan.fault, v, call.planned)
 		}
 	}
@@ -194,7 +200,7 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 		}
 		p.done = true
 		if rule := deniedByRoots(u.Result, p.plan); rule != "" {
-			settle(*t.decision(ctx, p, DecisionDenied, rule, u.Result.Error.Message, ""))
+			settle(*t.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
 		}
 		settle(p.result(u.Result))
 	}
@@ -208,7 +214,7 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 	text, fault := tools.RunInline(ctx, p.plan)
 	status := protocol.StatusOK
 	switch {
-	case errors.Is(context.Cause(ctx), ErrDetached):
+	case detached(ctx):
 		return // whoever goes on with the session runs it again
 	case fault != nil && ctx.Err() != nil:
 		status = protocol.StatusCancelled

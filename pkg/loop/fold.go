@@ -50,7 +50,7 @@ type stepCall struct {
 }
 
 // decision is what was decided about a call.
-type decision struct{ status, reason string }
+type decision struct{ status, reason, note string }
 
 // fold returns the session that the events of a journal tell. Errors wrap
 // [ErrJournalInvalid].
@@ -95,7 +95,7 @@ func (s *session) apply(e *Event) error {
 		})
 	case EventPolicyDecision:
 		err = s.updateCall(e, func(c *stepCall) error {
-			c.decision = &decision{status: e.Status, reason: e.Text}
+			c.decision = &decision{status: e.Status, reason: e.Text, note: e.Note}
 			return nil
 		})
 	case EventJobEnded:

@@ -16,6 +16,7 @@ type pendingCall struct {
 	event Event       // the fields that all its events share
 	tool  *tools.Tool // nil when the name is unknown
 	plan  tools.Plan  // zero when it cannot be run
+	note  string      // of whoever approved it
 	done  bool        // the dispatcher told its result
 }
 
@@ -40,7 +41,7 @@ func (p *pendingCall) as(kind EventType) Event {
 func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)
 	event.Status, event.Error = string(r.Status), r.Error
-	event.Content, event.Diff = p.tool.Text(r), tools.Diff(r)
+	event.Content, event.Diff = tools.WithNote(p.tool.Text(r), p.note), tools.Diff(r)
 	if mediaType, data, ok := tools.Image(r); ok {
 		event.Image = &Image{MediaType: mediaType, Data: data}
 	}
@@ -57,6 +58,7 @@ func (p *pendingCall) local(status protocol.Status, text string, fault *protocol
 	if fault != nil {
 		event.Content = tools.RenderFailure(status, fault)
 	}
+	event.Content = tools.WithNote(event.Content, p.note)
 	queued, running := 0.0, float64(ran)/float64(time.Millisecond)
 	event.QueueMS, event.RunMS = &queued, &running
 	return event

@@ -31,11 +31,14 @@ type ApprovalRequest struct {
 	Reason    string // why somebody is asked
 }
 
+// MaxNote is how many characters of a note are kept.
+const MaxNote = 2000
+
 // Approval is the answer.
 type Approval struct {
 	Granted bool
 	By      string // who answered; may be empty
-	Note    string // for the model, when it is not granted; may be empty
+	Note    string // for the model, up to [MaxNote] characters; may be empty
 }
 
 // The statuses of a policy_decision.
@@ -52,6 +55,7 @@ type verdict struct {
 	decision *Event          // to be journaled; nil when it is, or when nothing was decided
 	minLevel string
 	roots    []protocol.Roots
+	note     string // of whoever approved it
 }
 
 // bind puts into a call what the policy demands of its worker.
@@ -96,10 +100,13 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	case call.decision != nil && call.decision.status != DecisionApproved:
 		v.denied = policyDenied(call.decision.reason)
 		return v, nil
-	case call.decision != nil, call.planned, call.content != nil:
+	case call.decision != nil:
+		v.note = call.decision.note
+		return v, nil // it was let through before
+	case call.planned, call.content != nil:
 		return v, nil // it was let through before
 	case judged.Decision == policy.Denied:
-		v.decision = t.decision(ctx, t.pending(turn, index), DecisionDenied, judged.Rule, judged.Reason, "")
+		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: DecisionDenied, reason: judged.Reason})
 		v.denied = policyDenied(judged.Reason)
 		return v, nil
 	case judged.Decision == policy.Ask && context.Cause(ctx) == nil: // else it is cancelled, as all that was not sent
@@ -136,20 +143,20 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 		event.Arguments, event.Text, event.Rule = turn.last().calls[index].Arguments, judged.Reason, judged.Rule
 		t.tell(event)
 	}
-	status, reason, by := askPerson(ctx, t.opts.Approve, judged, ApprovalRequest{
+	given := askPerson(ctx, t.opts.Approve, judged, ApprovalRequest{
 		SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: turn.last().calls[index].Arguments, Reason: judged.Reason,
 	})
-	if status == "" {
+	if given.status == "" {
 		if cause := context.Cause(ctx); errors.Is(cause, ErrDetached) {
 			return v, cause
 		}
 		return v, nil
 	}
-	if err := t.record(ctx, *t.decision(ctx, p, status, judged.Rule, reason, by)); err != nil {
+	if err := t.record(ctx, *t.decision(ctx, p, judged.Rule, given)); err != nil {
 		return v, err
 	}
-	if status != DecisionApproved {
-		v.denied = policyDenied(reason)
+	if v.note = given.note; given.status != DecisionApproved {
+		v.denied = policyDenied(given.reason)
 	}
 	return v, nil
 }
@@ -157,37 +164,53 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 // ApproveFunc asks a person. It ends with ctx, which bounds the time for an answer.
 type ApproveFunc = func(ctx context.Context, request ApprovalRequest) (Approval, error)
 
-// askPerson returns "" when ctx ended before there was an answer.
-func askPerson(ctx context.Context, approve ApproveFunc, judged policy.Verdict, request ApprovalRequest) (status, reason, by string) {
+// answer is what came of a question to a person, or a rule's own decision.
+type answer struct {
+	status string // "" when ctx ended before there was an answer
+	reason string // for the model when the call is not made
+	by     string
+	note   string // what the person said
+}
+
+func askPerson(ctx context.Context, approve ApproveFunc, judged policy.Verdict, request ApprovalRequest) answer {
 	if approve == nil {
-		return DecisionRefused, fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool), ""
+		return answer{status: DecisionRefused, reason: fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool)}
 	}
 	limited, cancel := context.WithTimeout(ctx, judged.Timeout)
 	defer cancel()
-	answer, err := approve(limited, request)
-	by = validText(answer.By)
+	said, err := approve(limited, request)
+	given := answer{reason: judged.Reason, by: validText(said.By), note: noteOf(said)}
 	switch {
-	case err == nil && answer.Granted:
-		return DecisionApproved, judged.Reason, by
+	case err == nil && said.Granted:
+		given.status = DecisionApproved
 	case err == nil:
-		reason = "A person was asked about this call and said no."
-		if note := strings.TrimSpace(validText(answer.Note)); note != "" {
-			reason += " They said: " + note
+		given.status, given.reason = DecisionRefused, "A person was asked about this call and said no."
+		if given.note != "" {
+			given.reason += " They said: " + given.note
 		}
-		return DecisionRefused, reason, by
 	case ctx.Err() != nil:
-		return "", "", ""
+		return answer{}
 	case limited.Err() != nil:
-		return DecisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout), ""
+		given.status, given.reason = DecisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout)
 	default:
-		return DecisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err), ""
+		given.status, given.reason = DecisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err)
 	}
+	return given
+}
+
+// noteOf is the note of an answer, cut when it is very long.
+func noteOf(said Approval) string {
+	note := []rune(strings.TrimSpace(validText(said.Note)))
+	if len(note) > MaxNote {
+		return string(note[:MaxNote]) + "..."
+	}
+	return string(note)
 }
 
 // decision is the event of a decision, which is also logged.
-func (t *turnRun) decision(ctx context.Context, p *pendingCall, status, rule, reason, by string) *Event {
+func (t *turnRun) decision(ctx context.Context, p *pendingCall, rule string, given answer) *Event {
 	event := p.as(EventPolicyDecision)
-	event.Status, event.Rule, event.Text, event.By = status, rule, reason, by
+	event.Status, event.Rule, event.Text, event.By, event.Note = given.status, rule, given.reason, given.by, given.note
 	event.SessionID = t.id
 	audit(ctx, t.logger, &event)
 	return &event
@@ -201,7 +224,7 @@ func audit(ctx context.Context, logger *slog.Logger, e *Event) {
 	}
 	logger.LogAttrs(ctx, level, "tool call decided by policy",
 		slog.String("session_id", string(e.SessionID)), slog.String("call_id", string(e.CallID)), slog.String("tool", e.Name),
-		slog.String("decision", e.Status), slog.String("rule", e.Rule), slog.String("by", e.By), slog.Time("at", time.Now().UTC()))
+		slog.String("decision", e.Status), slog.String("rule", e.Rule), slog.String("by", e.By), slog.String("note", e.Note), slog.Time("at", time.Now().UTC()))
 }
 
 // deniedByRoots returns the rule that a worker found broken, where a path led; "" for

@@ -107,6 +107,49 @@ func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
 	require.Equal(t, `{"n":1}`, live[0].Arguments)
 }
 
+// What a person says with a yes reaches the model with the result, and the audit log.
+func TestPolicy_TheNoteOfAYesReachesTheModel(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "greedy", "inline", "inline_fails", "work"), says("done"))
+	var log bytes.Buffer
+	r.opts.Policy = newJudge(t, "approval: {tools: [greedy, inline, inline_fails]}")
+	r.opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	note := " only\xff once " + strings.Repeat("n", 3000)
+	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+		return loop.Approval{Granted: true, By: "ada", Note: map[bool]string{true: note, false: "for " + request.Tool}[request.Tool == "inline_fails"]}, nil
+	}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	seen := r.model.lastSeen()
+	for i, want := range []string{"for greedy", "for inline", "only\uFFFD once " + strings.Repeat("n", 1989) + "..."} {
+		require.True(t, strings.HasSuffix(seen[3+i].Text, "\n[the call was approved by a person, who said: "+want+"]"), seen[3+i].Text)
+	}
+	require.NotContains(t, seen[6].Text, "approved")
+	decided := r.watch.of(loop.EventPolicyDecision)
+	require.Equal(t, "for greedy", decided[0].Note)
+	require.Equal(t, "ada", decided[0].By)
+	require.Contains(t, log.String(), `decision=approved rule=approval.tools by=ada note="for greedy"`)
+}
+
+// After a crash nobody is asked again, and the note is there still.
+func TestPolicy_NotesSurviveACrash(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "greedy"), says("done"))
+	r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+	ctx, crash := context.WithCancelCause(t.Context())
+	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+		defer crash(loop.ErrDetached)
+		return loop.Approval{Granted: true, Note: "once"}, nil
+	}
+	_, err := r.run(ctx, t, "go")
+	require.ErrorIs(t, err, loop.ErrDetached)
+	require.Empty(t, r.watch.of(loop.EventToolResult))
+	r.opts.Approve = nil
+	_, err = r.run(t.Context(), t, "")
+	require.NoError(t, err)
+	require.Contains(t, r.model.lastSeen()[3].Text, "who said: once]")
+}
+
 func TestPolicy_NoAnswerIsNo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,6 +17,14 @@ type Model interface {
 	Reply(ctx context.Context, req Request, delta func(text string)) (Reply, error)
 }
 
+// Provider is implemented by a [Model] whose provider runs tools itself. The tools of a
+// session that are native ([tools.Definition]) are left out for all other models, with
+// their hints.
+type Provider interface {
+	// Provider is the name of the provider in a tool's declaration, "openai".
+	Provider() string
+}
+
 // Role says who speaks.
 type Role string
 
@@ -207,10 +215,11 @@ type Event struct {
 	Handle string `json:"handle,omitempty"`
 	Ending string `json:"ending,omitempty"`
 
-	// Of policy_decision and approval_asked: the rule that decided, and who answered. Their
-	// Text says why.
+	// Of policy_decision and approval_asked: the rule that decided, and who answered, with
+	// what they said. Their Text says why.
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
+	Note string `json:"note,omitempty"`
 
 	// Of tool_result (status of the call), policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).
 	Status string `json:"status,omitempty"`

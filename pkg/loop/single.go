@@ -34,6 +34,7 @@ type Single struct {
 
 	tool   *tools.Tool
 	plan   tools.Plan
+	note   string // of whoever approved it
 	logger *slog.Logger
 }
 
@@ -87,7 +88,7 @@ func PlanSingle(
 	if failure != nil {
 		return s.refused(protocol.StatusFailed, failure)
 	}
-	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: text}
+	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: tools.WithNote(text, s.note)}
 	return s
 }
 
@@ -105,34 +106,36 @@ func (s *Single) judge(
 	}
 	judged := o.Policy.Judge(policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
 	v = verdict{minLevel: judged.MinLevel, roots: judged.Roots}
-	status, reason, by := DecisionDenied, judged.Reason, ""
+	given := answer{status: DecisionDenied, reason: judged.Reason}
 	switch judged.Decision {
 	case policy.Denied:
 	case policy.Ask:
-		status, reason, by = askPerson(ctx, o.Approve, judged, ApprovalRequest{
+		given = askPerson(ctx, o.Approve, judged, ApprovalRequest{
 			SessionID: call.SessionID, CallID: call.ID, Tool: tool, Arguments: arguments, Reason: judged.Reason,
 		})
-		if status == "" {
+		if given.status == "" {
 			return v, protocol.Errorf(protocol.CodeCancelled, "The call was stopped before anybody answered whether it may be made.")
 		}
 	default:
 		return v, nil
 	}
-	s.decided(ctx, call, tool, status, judged.Rule, by)
-	if status != DecisionApproved {
-		return v, policyDenied(reason)
+	s.decided(ctx, call, tool, judged.Rule, given)
+	if s.note = given.note; given.status != DecisionApproved {
+		return v, policyDenied(given.reason)
 	}
 	return v, nil
 }
 
-func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, status, rule, by string) {
-	audit(ctx, s.logger, &Event{SessionID: call.SessionID, CallID: call.ID, Name: tool, Status: status, Rule: rule, By: by})
+func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule string, given answer) {
+	audit(ctx, s.logger, &Event{
+		SessionID: call.SessionID, CallID: call.ID, Name: tool, Status: given.status, Rule: rule, By: given.by, Note: given.note,
+	})
 }
 
 // Finish returns the outcome of a call that was dispatched.
 func (s *Single) Finish(ctx context.Context, result *protocol.Result) SingleOutcome {
 	if rule := deniedByRoots(result, s.plan); rule != "" {
-		s.decided(ctx, s.Call, s.Call.Tool, DecisionDenied, rule, "")
+		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: DecisionDenied, reason: result.Error.Message})
 	}
-	return SingleOutcome{Status: result.Status, Text: s.tool.Text(result), Error: result.Error, Result: result}
+	return SingleOutcome{Status: result.Status, Text: tools.WithNote(s.tool.Text(result), s.note), Error: result.Error, Result: result}
 }

@@ -134,9 +134,17 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	return nil, t.record(ctx, at)
 }
 
+// provider is whose native tools the model has; "" when it has none.
+func (t *turnRun) provider() string {
+	if provider, is := t.model.(Provider); is {
+		return provider.Provider()
+	}
+	return ""
+}
+
 // system is the system prompt with what the tools have to say.
 func (t *turnRun) system() string {
-	if hints := t.table.Hints(); hints != "" {
+	if hints := t.table.Hints(t.provider()); hints != "" {
 		return t.opts.System + "\n\n" + hints
 	}
 	return t.opts.System
@@ -151,7 +159,7 @@ func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
 			keyTurn.Int(at.Turn), keyStep.Int(at.Step),
 		))
 	defer span.End()
-	request := Request{Messages: t.session.conversation(t.system()), Tools: t.table.Definitions()}
+	request := Request{Messages: t.session.conversation(t.system()), Tools: t.table.DefinitionsFor(t.provider())}
 	reply, err := t.model.Reply(ctx, request, func(text string) {
 		t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: text})
 	})

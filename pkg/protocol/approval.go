@@ -10,7 +10,7 @@ import (
 // request on [Fleet.ApprovalSubject], which the coordinator that waits for it confirms.
 type Approval struct {
 	Granted bool `json:"granted"`
-	// By says who answers, and Note tells the model why not; both may be empty.
+	// By says who answers, and Note is told to the model; both may be empty.
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
 }

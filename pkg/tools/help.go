@@ -70,11 +70,15 @@ func (t *Table) Document(name string) (text string, found bool) {
 	return b.String(), true
 }
 
-// Hints returns what the tools have to say in the system prompt, in the order of their
-// names, so that equal tables say equal things; "" when there is nothing.
-func (t *Table) Hints() string {
+// Hints returns what the tools have to say in the system prompt of a model of that
+// provider, in the order of their names, so that equal tables say equal things; "" when
+// there is nothing.
+func (t *Table) Hints(provider string) string {
 	var b strings.Builder
 	for _, name := range t.names {
+		if !t.entries[name].tool.isFor(provider) {
+			continue
+		}
 		if hint := strings.TrimSpace(prose.Valid(t.entries[name].tool.Hint)); hint != "" {
 			fmt.Fprintf(&b, "\n- %s: %s", name, hint)
 		}

@@ -56,15 +56,21 @@ func TestHints_AreInOneOrder(t *testing.T) {
 	all := documented()
 	all[1].Hint = "Only when\x00\xff asked."
 	want := "About the tools:\n- full: Prefer full to plain.\n- plain: Only when\x00\uFFFD asked."
-	require.Equal(t, want, newTable(t, all...).Hints())
+	require.Equal(t, want, newTable(t, all...).Hints("openai"))
 	all[0], all[3] = all[3], all[0]
-	require.Equal(t, want, newTable(t, all...).Hints())
-	require.Empty(t, newTable(t, toolset.Core()...).Hints())
+	require.Equal(t, want, newTable(t, all...).Hints("openai"))
+	require.Empty(t, newTable(t, toolset.Core()...).Hints("openai"))
+	all[0].Hint = "Search before you guess."
+	require.Equal(t, want+"\n- web_search: Search before you guess.", newTable(t, all...).Hints("openai"))
+	require.Equal(t, want, newTable(t, all...).Hints("other"), "a tool that a model does not have is not spoken of")
+	require.Equal(t, want, newTable(t, all...).Hints(""))
 }
 
 func TestNative_IsDeclaredAndNeverRun(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, documented()...)
+	require.Equal(t, table.Definitions(), table.DefinitionsFor("openai"))
+	require.Len(t, table.DefinitionsFor("other"), len(table.Names())-1)
 	_, plan, refusal := table.Plan(tools.Scope{Session: "s", Sandbox: "s"}, "web_search", `{"query":"x"}`)
 	require.Equal(t, tools.Plan{}, plan)
 	require.Contains(t, refusal.Message, "run by the model's provider, and cannot be called here")

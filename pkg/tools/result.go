@@ -53,6 +53,16 @@ func RenderFailure(status protocol.Status, err *protocol.Error) string {
 	return prose.Clip(prose.Valid(render.Failure(&protocol.Result{Status: status, Error: err}, "")), MaxText)
 }
 
+// WithNote is a text of at most [MaxText] characters with what a person said who approved
+// the call; a note of "" adds nothing.
+func WithNote(text, note string) string {
+	if note == "" {
+		return text
+	}
+	note = "\n[the call was approved by a person, who said: " + prose.Valid(note) + "]"
+	return prose.Clip(text, MaxText-utf8.RuneCountInString(note)) + note
+}
+
 // Diff returns the unified diff of a write or an edit; "" for every other result.
 func Diff(result *protocol.Result) string {
 	if result == nil {

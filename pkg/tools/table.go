@@ -134,6 +134,12 @@ func (t *Table) Definitions() []Definition {
 	return definitions
 }
 
+// DefinitionsFor returns those of [Table.Definitions] that a model of that provider can
+// have: without the native tools of others. "" has none that are native.
+func (t *Table) DefinitionsFor(provider string) []Definition {
+	return slices.DeleteFunc(t.Definitions(), func(d Definition) bool { return !d.isFor(provider) })
+}
+
 // Lookup returns a copy of the tool of that name, and whether there is one.
 func (t *Table) Lookup(name string) (*Tool, bool) {
 	e, ok := t.entries[name]

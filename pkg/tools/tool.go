@@ -23,6 +23,11 @@ type Definition struct {
 	Native map[string]json.RawMessage `json:"native,omitempty"`
 }
 
+// isFor reports whether models of a provider can have the tool.
+func (d *Definition) isFor(provider string) bool {
+	return len(d.Native) == 0 || d.Native[provider] != nil
+}
+
 // Tool is a definition and what its arguments mean.
 type Tool struct {
 	Definition

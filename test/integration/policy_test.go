@@ -73,7 +73,7 @@ func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
 		asked := submitted.waitFor(t, `calls of write need approval: write .*"path":"`+extra[0]+`".*coordinator approve \[--deny\] --nats URL (\S+) (\S+)\n`)
 		return execute(t, coordinator, launch{args: append(append([]string{"approve", asked[1], asked[2]}, b.flags...), extra[1:]...)})
 	}
-	got := answer("a")
+	got := answer("a", "--note", "tell ada when it is done")
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Equal(t, "approved\n", got.stdout)
 	got = answer("b", "--deny", "--note", "b is mine")
@@ -83,6 +83,7 @@ func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
 	list := events(t, submitted.stdout.String())
 	all := results(list)
 	require.Equal(t, "ok", all["c1"].Status)
+	require.Contains(t, all["c1"].Content, "approved by a person, who said: tell ada when it is done")
 	require.Equal(t, "rejected", all["c2"].Status)
 	require.Contains(t, all["c2"].Content, "said no. They said: b is mine")
 	require.Len(t, ofType(list, "policy_decision"), 3)

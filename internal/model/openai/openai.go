@@ -25,7 +25,10 @@ type Model struct {
 	noUsage  atomic.Bool // the server rejects stream_options
 }
 
-var _ loop.Model = (*Model)(nil)
+var (
+	_ loop.Model    = (*Model)(nil)
+	_ loop.Provider = (*Model)(nil)
+)
 
 // New returns a model. It connects to nothing; the error reports every fault of the
 // options.
@@ -43,6 +46,9 @@ func New(opts Options) (*Model, error) {
 	m.client = sdk.NewClientWithConfig(config)
 	return m, nil
 }
+
+// Provider implements [loop.Provider].
+func (m *Model) Provider() string { return nativeProvider }
 
 // Reply implements [loop.Model]. An error is the cause of ctx's end or wraps an
 // [*Error]. After a broken attempt, delta gets the text from its start again.
