@@ -24,41 +24,67 @@ const looks = 100
 // with room for one packet, so at most one write of each waits; and an
 // edge-triggered epoll reports files in the order in which they became readable.
 type pipes struct {
+	*waiter
+
+	fds [2]int // our ends of stdout and stderr; -1 when closed
+	end atomic.Pointer[time.Time]
+}
+
+// waiter waits until something of a few descriptors can be read.
+type waiter struct {
 	epoll  *os.File // known to Go's poller, so that waiting blocks no thread
+	fd     int      // of it
 	events syscall.RawConn
-	fds    [2]int // our ends of stdout and stderr; -1 when closed
-	end    atomic.Pointer[time.Time]
+}
+
+// waiters are used by one command after the other. A descriptor that is closed is off them, or, while a process
+// that is just being started holds it too, tells of what is not there.
+var waiters sync.Pool //nolint:gochecknoglobals // of the process
+
+func newWaiter() (*waiter, error) {
+	if w, ok := waiters.Get().(*waiter); ok {
+		return w, nil
+	}
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil { // a file that is not is unknown to Go's poller
+		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
+	}
+	w := &waiter{epoll: os.NewFile(uintptr(fd), "output"), fd: fd}
+	if w.events, err = w.epoll.SyscallConn(); err != nil {
+		return nil, errors.Join(err, w.epoll.Close())
+	}
+	return w, nil
+}
+
+// release lets another command have the waiter.
+func (w *waiter) release() {
+	if w.epoll.SetReadDeadline(time.Time{}) == nil {
+		waiters.Put(w)
+	}
 }
 
 func openPipes() (_ *pipes, stdout, stderr *os.File, err error) {
-	p := &pipes{fds: [2]int{-1, -1}}
-	defer func() {
-		if err != nil {
-			p.close()
-		}
-	}()
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	w, err := newWaiter()
 	if err != nil {
-		return nil, nil, nil, os.NewSyscallError("epoll_create1", err)
-	}
-	if err = unix.SetNonblock(epoll, true); err == nil { // a file that is not is unknown to Go's poller
-		p.epoll = os.NewFile(uintptr(epoll), "output")
-		p.events, err = p.epoll.SyscallConn()
-	}
-	if err != nil {
-		return nil, nil, nil, errors.Join(err, unix.Close(epoll))
-	}
-	if stdout, err = p.add(epoll, sandbox.Stdout); err != nil {
 		return nil, nil, nil, err
 	}
-	if stderr, err = p.add(epoll, sandbox.Stderr); err != nil {
+	p := &pipes{waiter: w, fds: [2]int{-1, -1}}
+	if stdout, err = p.add(sandbox.Stdout); err != nil {
+		p.close()
+		return nil, nil, nil, err
+	}
+	if stderr, err = p.add(sandbox.Stderr); err != nil {
+		p.close()
 		return nil, nil, nil, errors.Join(err, stdout.Close())
 	}
 	return p, stdout, stderr, nil
 }
 
 // add makes the pipe of a stream and returns the command's end.
-func (p *pipes) add(epoll int, stream sandbox.Stream) (*os.File, error) {
+func (p *pipes) add(stream sandbox.Stream) (*os.File, error) {
 	var ends [2]int
 	err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) { // no packet mode: what is written at once may be read as one
@@ -74,7 +100,7 @@ func (p *pipes) add(epoll int, stream sandbox.Stream) (*os.File, error) {
 		return nil, errors.Join(os.NewSyscallError("fcntl", err), theirs.Close())
 	}
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(stream)}
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, ends[0], &event); err != nil {
+	if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, ends[0], &event); err != nil {
 		return nil, errors.Join(os.NewSyscallError("epoll_ctl", err), theirs.Close())
 	}
 	return theirs, nil
@@ -151,7 +177,5 @@ func (p *pipes) endAt(t time.Time) {
 func (p *pipes) close() {
 	p.closeEnd(sandbox.Stdout)
 	p.closeEnd(sandbox.Stderr)
-	if p.epoll != nil {
-		_ = p.epoll.Close() // nothing is written there
-	}
+	p.release()
 }

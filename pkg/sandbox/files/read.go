@@ -45,9 +45,13 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 		limit = min(limit, req.MaxSize)
 	}
 	buf := make([]byte, min(readChunk, max(info.Size()+1, 512)))
-	for s.size <= limit && info.Size() <= limit {
-		n, err := file.Read(buf)
-		s.take(buf[:n])
+	for rest := buf; s.size <= limit && info.Size() <= limit; {
+		if len(rest) == 0 {
+			s.head, rest = bytes.Clone(s.head), buf
+		}
+		n, err := file.Read(rest)
+		s.take(rest[:n:n])
+		rest = rest[n:]
 		if errors.Is(err, io.EOF) {
 			return s.result(), nil
 		}
@@ -65,7 +69,7 @@ type scan struct {
 	size        int64
 	hash        hash.Hash
 	text        textCheck
-	head        []byte // the start of the file, in case it is not text
+	head        []byte // the start of the file, in case it is not text; of the buffer that it was read into
 	image       string
 
 	line    int    // of the next byte, from 1
@@ -95,7 +99,11 @@ func (s *scan) take(chunk []byte) {
 	if s.image != "" {
 		headLimit = sandbox.MaxImageSize
 	}
-	s.head = append(s.head, chunk[:min(len(chunk), headLimit-len(s.head))]...)
+	if head := chunk[:min(len(chunk), headLimit-len(s.head))]; len(s.head) == 0 {
+		s.head = head // most files are one chunk
+	} else {
+		s.head = append(s.head, head...)
+	}
 	s.size += int64(len(chunk))
 	s.hash.Write(chunk)
 	s.text.take(chunk)

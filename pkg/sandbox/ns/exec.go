@@ -111,7 +111,7 @@ func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 	maps.Copy(env, s.spec.Env)
 	maps.Copy(env, cmd.Env)
 	return wire.Exec{
-		Argv: wire.Bytes(cmd.Argv), Env: wire.Bytes(start.Environ(env)), Path: []byte(env["PATH"]), Dir: []byte(cmd.Dir), ReadOnly: cmd.ReadOnly,
+		Argv: cmd.Argv, Env: start.Environ(env), Path: env["PATH"], Dir: cmd.Dir, ReadOnly: cmd.ReadOnly,
 		Limits: wire.Limits{
 			CPU:       uint64((limits.CPU + time.Second - 1) / time.Second), //nolint:gosec // defaults are not negative
 			Memory:    uint64(limits.Memory),                                //nolint:gosec // as above
@@ -135,7 +135,11 @@ func (r *run) send(request wire.Exec) (err error) {
 		return err
 	}
 	stdin, stdout, stderr := r.pipes.Command()
-	if err := r.instance.conn.Send(r.id, wire.KindExec, request, nil, int(stdin.Fd()), int(stdout.Fd()), int(stderr.Fd())); err != nil {
+	fds := []int{int(stdout.Fd()), int(stderr.Fd())}
+	if stdin != nil {
+		fds = append(fds, int(stdin.Fd()))
+	}
+	if err := r.instance.conn.Send(r.id, wire.KindExec, request, fds...); err != nil {
 		r.instance.forget(r.id)
 		return err
 	}
@@ -225,7 +229,7 @@ func (r *run) kill() *reply {
 
 func (r *run) signal(kill bool) {
 	// If it cannot be sent, the sandbox is gone, and with it the command.
-	_ = r.instance.conn.Send(r.id, wire.KindSignal, wire.Signal{Command: r.id, Kill: kill}, nil)
+	_ = r.instance.conn.Send(r.id, wire.KindSignal, wire.Signal{Command: r.id, Kill: kill})
 }
 
 // finish collects the result.

@@ -65,11 +65,11 @@ func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits s
 		return nil, errors.Join(err, b.group.Close())
 	}
 	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
-	err = conn.Send(0, wire.KindConfig, config, nil)
+	err = conn.Send(0, wire.KindConfig, config)
 	switch {
 	case err != nil:
 	case config.Bwrap:
-		if err = conn.Send(0, wire.KindConfig, config, nil); err == nil { // for the stage before
+		if err = conn.Send(0, wire.KindConfig, config); err == nil { // for the stage before
 			i.bwrap, i.process, err = startBwrap(config, theirs, b.group)
 		}
 	default:
@@ -153,7 +153,7 @@ func (i *instance) receive() {
 			return
 		}
 		r := &reply{Message: m}
-		if m.Kind == wire.KindFiles && wire.Unpack(m.Body, &r.files) != nil {
+		if m.Kind == wire.KindFiles && m.Decode(&r.files) != nil {
 			return
 		}
 		m.CloseFDs() // a sandbox has none to give away

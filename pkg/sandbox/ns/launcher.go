@@ -54,7 +54,7 @@ func (l *launcher) ask(config wire.Config, fds []int) (int, error) {
 			return 0, err
 		}
 	}
-	if err := l.conn.Send(0, wire.KindConfig, config, nil, fds...); err != nil {
+	if err := l.conn.Send(0, wire.KindConfig, config, fds...); err != nil {
 		return 0, fmt.Errorf("launcher: %w", err)
 	}
 	l.conn.ReceiveUntil(time.Now().Add(startWait))

@@ -49,7 +49,7 @@ func (s *Sandbox) files(ctx context.Context, request *sandbox.FileRequest) (*san
 		return nil, err
 	}
 	defer s.running.Done()
-	r, err := i.ask(ctx, func(id uint64) error { return i.conn.SendPacked(id, wire.KindFiles, *request) })
+	r, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, wire.KindFiles, *request) })
 	if err != nil {
 		return nil, fmt.Errorf("file operation in sandbox %s: %w", s.spec.ID, s.afterClose(err))
 	}
@@ -165,7 +165,7 @@ func (s *Sandbox) quiet(ctx context.Context, i *instance) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, killWait)
 	defer cancel()
-	_, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, wire.KindKillAll, nil, nil) })
+	_, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, wire.KindKillAll, nil) })
 	if err != nil {
 		return i.close() // the next command starts it again
 	}

@@ -85,7 +85,10 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
-	c.Stdin, c.Stdout, c.Stderr = p.Command()
+	stdin, stdout, stderr := p.Command()
+	if c.Stdout, c.Stderr = stdout, stderr; stdin != nil {
+		c.Stdin = stdin
+	}
 	r := &run{
 		cmd: c, limits: limits, out: out, pipes: p, tree: newTree(c),
 		started: time.Now(), ended: make(chan struct{}),

@@ -5,8 +5,10 @@ package initd
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,26 +30,34 @@ func (s *server) start(m *wire.Message) error {
 	if err := m.Decode(&request); err != nil {
 		return err
 	}
-	if len(m.FDs) != 3 || len(request.Argv) == 0 {
+	if len(m.FDs) < 2 || len(m.FDs) > 3 || len(request.Argv) == 0 {
 		return fmt.Errorf("%w: a command with %d descriptors", wire.ErrMalformed, len(m.FDs))
 	}
-	argv := wire.Strings(request.Argv)
-	dir, err := s.files.OpenDir(string(request.Dir))
+	argv := request.Argv
+	dir, name, err := s.directory(request.Dir)
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
-	path, err := start.Lookup(argv[0], string(request.Path), dir.Name())
+	defer dir.Close() // also if it is nil
+	path, err := start.Lookup(argv[0], request.Path, name)
 	if err != nil {
 		return err
 	}
 	attr := &syscall.ProcAttr{
-		Dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), Env: wire.Strings(request.Env),
-		Files: []uintptr{uintptr(m.FDs[0]), uintptr(m.FDs[1]), uintptr(m.FDs[2])},
+		Dir: name, Env: request.Env,
+		Files: []uintptr{s.null.Fd(), uintptr(m.FDs[0]), uintptr(m.FDs[1])},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
+	if len(m.FDs) > 2 {
+		attr.Files[0] = uintptr(m.FDs[2])
+	}
+	if dir != nil {
+		attr.Dir = fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
+	}
 	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
-	fork := func() (int, error) { return syscall.ForkExec(path, argv, attr) }
+	fork := func() (int, error) {
+		return punctual(func() (int, error) { return syscall.ForkExec(path, argv, attr) })
+	}
 	if request.ReadOnly {
 		s.once.Do(func() { s.readers, s.readersErr = newReaders() })
 		if s.readersErr != nil {
@@ -59,9 +69,25 @@ func (s *server) start(m *wire.Message) error {
 	err = s.commands.start(c, fork)
 	runtime.KeepAlive(dir)
 	if err != nil {
+		if _, dirErr := s.files.OpenDir(request.Dir); dirErr != nil {
+			return dirErr
+		}
 		return start.Fault(argv[0], err)
 	}
 	return nil
+}
+
+// directory opens a directory of the workspace and tells its path. The workspace itself is what its path
+// says, whatever is done in it, and need not be open.
+func (s *server) directory(p string) (*os.File, string, error) {
+	if p == "" {
+		return nil, GuestWorkspace, nil
+	}
+	dir, err := s.files.OpenDir(p)
+	if err != nil {
+		return nil, "", err
+	}
+	return dir, dir.Name(), nil
 }
 
 // brand marks the processes of a command where they do not look: it is their soft limit of
@@ -76,6 +102,9 @@ type command struct {
 	pid    int
 	brand  brand
 	limits wire.Limits
+
+	started time.Time
+	chores  []chore // that are still to be done
 
 	done   chan struct{} // closed at the end of a command that is watched
 	asked  bool          // to end: what it started may take its time

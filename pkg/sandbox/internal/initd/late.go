@@ -3,10 +3,10 @@
 package initd
 
 import (
+	"bytes"
 	"os"
 	"strconv"
-	"strings"
-	"time"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,13 +14,8 @@ import (
 // Hard limits are set in a process a moment after it was started, in which it may have started
 // others, with soft limits alone, which they could raise. Those are found and limited here; from
 // then on whatever is started inherits the limits. A process that is just being made has copied
-// the limits already and cannot be seen yet, so this is done again some times later.
-
-// laterLooks are when it is done, after the start of the command. The making of a process takes
-// some microseconds, if the processors are not busy with others.
-func laterLooks() []time.Duration {
-	return []time.Duration{2 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond, time.Second}
-}
+// the limits already and cannot be seen yet, so this is done again some times later, see chores: the making of
+// a process takes some microseconds, if the processors are not busy with others.
 
 // latePasses is how often new processes without limits may be found. Who needs more of them
 // does nothing but run away, and is killed.
@@ -45,13 +40,20 @@ func (t *commands) limitLate(c *command) {
 	}
 }
 
+// lastPIDs is where the kernel tells the process id that was given out last.
+var lastPIDs = sync.OnceValues(func() (*os.File, error) { //nolint:gochecknoglobals // of the process
+	return os.Open("/proc/sys/kernel/ns_last_pid")
+})
+
 // lastPID is the process id that was given out last; 0 when the kernel does not tell.
 func lastPID() int {
-	text, err := os.ReadFile("/proc/sys/kernel/ns_last_pid")
+	file, err := lastPIDs()
 	if err != nil {
 		return 0
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	var text [16]byte
+	n, _ := file.ReadAt(text[:], 0) // it is shorter
+	pid, err := strconv.Atoi(string(bytes.TrimSpace(text[:n])))
 	if err != nil {
 		return 0
 	}

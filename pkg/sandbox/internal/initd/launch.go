@@ -36,9 +36,9 @@ func launch(conn *wire.Conn) error {
 		pid, err := l.spawn(m)
 		m.CloseFDs()
 		if err != nil {
-			err = conn.Send(m.ID, wire.KindFailed, failure(StageLaunch, err), nil)
+			err = conn.Send(m.ID, wire.KindFailed, failure(StageLaunch, err))
 		} else {
-			err = conn.Send(m.ID, wire.KindLaunched, wire.Launched{PID: pid}, nil)
+			err = conn.Send(m.ID, wire.KindLaunched, wire.Launched{PID: pid})
 		}
 		if err != nil {
 			return err
@@ -166,7 +166,7 @@ func tell(control int, failed error) error {
 	if err != nil {
 		return errors.Join(err, unix.Close(fd))
 	}
-	return errors.Join(conn.Send(0, wire.KindFailed, failure(StageLaunch, failed), nil), conn.Close())
+	return errors.Join(conn.Send(0, wire.KindFailed, failure(StageLaunch, failed)), conn.Close())
 }
 
 func writeProc(pid int, name, value string) error {

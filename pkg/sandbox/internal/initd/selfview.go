@@ -32,15 +32,15 @@ func testView(config wire.Config) error {
 	return errors.Join(testNamespaces(config), testUsers(config), testMounts(config))
 }
 
-// Namespaces returns which namespaces the calling process is in.
-func Namespaces() (map[string]string, error) {
-	all := map[string]string{}
-	for _, kind := range NamespaceKinds {
+// Namespaces returns which namespaces the calling process is in, one for each of [NamespaceKinds].
+func Namespaces() ([]string, error) {
+	all := make([]string, len(NamespaceKinds))
+	for i, kind := range NamespaceKinds {
 		id, err := os.Readlink("/proc/self/ns/" + kind)
 		if err != nil {
 			return nil, fmt.Errorf("namespaces: %w", err)
 		}
-		all[kind] = id
+		all[i] = id
 	}
 	return all, nil
 }
@@ -51,12 +51,14 @@ func testNamespaces(config wire.Config) error {
 	if err != nil {
 		return err
 	}
-	for _, kind := range NamespaceKinds {
-		theirs := config.Namespaces[kind]
-		switch {
+	if len(config.Namespaces) != len(mine) {
+		return fmt.Errorf("%d namespaces of the worker instead of %d", len(config.Namespaces), len(mine))
+	}
+	for i, kind := range NamespaceKinds {
+		switch theirs := config.Namespaces[i]; {
 		case kind == "net" && config.Network == sandbox.NetworkAll:
 		case kind == "cgroup" && config.Bwrap: // bubblewrap makes one where it can
-		case theirs == "" || theirs == mine[kind]:
+		case theirs == "" || theirs == mine[i]:
 			err = errors.Join(err, fmt.Errorf("the %s namespace is the worker's", kind))
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -27,21 +29,23 @@ import (
 const (
 	maxFileCalls  = 4
 	maxMessages   = 64
-	threadsAtOnce = 8
+	threadsAtOnce = 9
 )
 
 // server is the first process of a sandbox once everything is shut.
 type server struct {
 	conn     *wire.Conn
 	files    *files.FS
+	null     *os.File // the input of commands that have none
 	commands *commands
 
 	once       sync.Once
 	readers    *readers
 	readersErr error
 
-	calls    chan *wire.Message // file operations that wait
-	messages chan struct{}      // a place for each other message that is dealt with
+	calls    chan fileCall // file operations that wait
+	messages chan struct{} // a place for each other message that is dealt with
+	busy     atomic.Int64  // how many of both there are
 }
 
 // serve tests the sandbox from inside and answers requests until the worker is gone.
@@ -78,40 +82,53 @@ func serve(conn *wire.Conn) error {
 			return err
 		}
 	}
-	opened, err := files.Open(GuestWorkspace, config.Workspace)
+	s, err := newServer(conn, config.Workspace)
 	if err != nil {
-		return &stepError{step: "open workspace", err: err}
+		return err
 	}
-	s := &server{
-		conn: conn, files: opened, commands: newCommands(conn),
-		calls: make(chan *wire.Message, maxMessages), messages: make(chan struct{}, maxMessages),
-	}
-	for range maxFileCalls {
-		go s.serveFiles()
-	}
-	go s.commands.reap()
-	ignoreLimits()
-	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}, nil); err != nil {
+	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}); err != nil {
 		return err
 	}
 	<-stocked
+	return s.receive()
+}
+
+// newServer makes a server that waits for children and file operations in the workspace, which the host
+// has as workspace.
+func newServer(conn *wire.Conn, workspace string) (*server, error) {
+	s := &server{
+		conn: conn, commands: newCommands(conn),
+		calls: make(chan fileCall, maxMessages), messages: make(chan struct{}, maxMessages),
+	}
+	var err error
+	if s.files, err = files.Open(GuestWorkspace, workspace); err != nil {
+		return nil, &stepError{step: "open workspace", err: err}
+	}
+	if s.null, err = os.Open(os.DevNull); err != nil {
+		return nil, &stepError{step: "open " + os.DevNull, err: err}
+	}
+	if err := step("signals of children", dropSIGCHLD); err != nil {
+		return nil, err
+	}
+	ignoreLimits()
+	go s.commands.reap()
+	for range maxFileCalls {
+		go s.serveFiles()
+	}
+	return s, nil
+}
+
+// receive takes requests until the worker is gone.
+func (s *server) receive() error {
 	for {
-		m, err := conn.Receive()
+		m, err := s.conn.Receive()
 		if errors.Is(err, io.EOF) {
 			return nil // the kernel kills everybody else
 		}
 		if err != nil {
 			return &stepError{step: "receive", err: err}
 		}
-		if m.Kind == wire.KindFiles {
-			s.calls <- m
-			continue
-		}
-		s.messages <- struct{}{}
-		go func() {
-			defer func() { <-s.messages }()
-			s.handle(m)
-		}()
+		s.take(m)
 	}
 }
 
@@ -132,7 +149,18 @@ func sendListener(conn *wire.Conn) error {
 	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		return err
 	}
-	return conn.Send(0, wire.KindListener, nil, nil, fd)
+	return conn.Send(0, wire.KindListener, nil, fd)
+}
+
+// dropSIGCHLD has the kernel drop the signal that a child has ended, as it does by default; the Go runtime would
+// be interrupted by it, to no end. Children are waited for.
+func dropSIGCHLD() error {
+	var byDefault [64]byte // struct sigaction, whatever its size
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // ignoreLimits makes this process fit for commands. Their limits are set in it for the moment of
@@ -159,18 +187,90 @@ func stockThreads() {
 	all.Wait()
 }
 
+// take deals with a request: here and now when nothing else goes on and it takes no time, for then nobody can be
+// kept waiting, and no other thread has to be woken; otherwise beside others.
+func (s *server) take(m *wire.Message) {
+	if m.Kind == wire.KindFiles {
+		s.takeFiles(m)
+		return
+	}
+	if m.Kind == wire.KindExec && s.idle() {
+		s.handle(m)
+		return
+	}
+	s.busy.Add(1)
+	s.messages <- struct{}{}
+	go func() {
+		defer func() {
+			<-s.messages
+			s.busy.Add(-1)
+		}()
+		s.handle(m)
+	}()
+}
+
+// idle reports whether nothing goes on. What begins later begins in take.
+func (s *server) idle() bool { return s.busy.Load() == 0 && s.commands.none() }
+
+// fileCall is a file operation that waits.
+type fileCall struct {
+	id      uint64
+	request *sandbox.FileRequest
+}
+
+// takeFiles deals with a file operation.
+func (s *server) takeFiles(m *wire.Message) {
+	m.CloseFDs() // there are none
+	call := fileCall{m.ID, &sandbox.FileRequest{}}
+	if err := m.Decode(call.request); err != nil {
+		s.answer(call, &sandbox.FileReply{Failure: err.Error()})
+		return
+	}
+	if s.idle() {
+		if reply := s.quick(call.request); reply != nil {
+			s.answer(call, reply)
+			return
+		}
+	}
+	s.busy.Add(1)
+	s.calls <- call
+}
+
+// quickSize is how big a file may be for reading it to take no time.
+const quickSize = 64 << 10
+
+// quick does an operation that takes no time; nil when it may take some.
+func (s *server) quick(request *sandbox.FileRequest) *sandbox.FileReply {
+	switch {
+	case request.Stat != nil:
+		return s.operate(request)
+	case request.Read != nil:
+		small, most := *request.Read, request.Read.MaxSize
+		if most <= 0 || most > quickSize {
+			small.MaxSize = quickSize
+		}
+		reply := s.operate(&sandbox.FileRequest{Roots: request.Roots, Read: &small})
+		if small.MaxSize != most && reply.Fault != nil && reply.Fault.Code == sandbox.FaultTooLarge {
+			return nil
+		}
+		return reply
+	default:
+		return nil
+	}
+}
+
 // serveFiles does file operations, for ever: in a goroutine that stays, because its stack has to grow for them.
 // They are done here, so that whatever a path leads to is something of the sandbox.
 func (s *server) serveFiles() {
-	for m := range s.calls {
-		m.CloseFDs() // there are none
-		var request sandbox.FileRequest
-		if err := wire.Unpack(m.Body, &request); err != nil {
-			_ = s.conn.SendPacked(m.ID, m.Kind, sandbox.FileReply{Failure: err.Error()}) // as below
-			continue
-		}
-		_ = s.conn.SendPacked(m.ID, m.Kind, *s.operate(&request)) // that the worker is gone is noticed by Receive
+	for call := range s.calls {
+		s.answer(call, s.operate(call.request))
+		s.busy.Add(-1)
 	}
+}
+
+// answer answers a file operation. That the worker is gone is noticed by Receive.
+func (s *server) answer(call fileCall, reply *sandbox.FileReply) {
+	_ = s.conn.Send(call.id, wire.KindFiles, *reply)
 }
 
 // handle deals with any other request.
@@ -211,5 +311,5 @@ func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
 			answer.Error = err.Error()
 		}
 	}
-	_ = conn.Send(m.ID, m.Kind, answer, nil)
+	_ = conn.Send(m.ID, m.Kind, answer)
 }

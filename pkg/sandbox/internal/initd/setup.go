@@ -119,9 +119,11 @@ func lockDown(l *calls.List, config wire.Config) error {
 	if err != nil {
 		return &stepError{step: "seccomp", err: err}
 	}
+	l.Step("precision of timers")
+	l.Do(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, slack)
 	layer(l, config, "exec", func() {
 		l.RestoreSignals()
-		l.Do(unix.SYS_EXECVE, Image, list(Arg0, stageServe), list(twoThreads))
+		l.Do(unix.SYS_EXECVE, Image, list(Arg0, stageServe), list(threeThreads))
 	})
 	return nil
 }

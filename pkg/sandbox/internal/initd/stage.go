@@ -30,8 +30,8 @@ const (
 
 // Environments of the stages: few threads, which start faster and can be counted.
 const (
-	OneThread  = "GOMAXPROCS=1" // at a time
-	twoThreads = "GOMAXPROCS=2"
+	OneThread    = "GOMAXPROCS=1" // at a time
+	threeThreads = "GOMAXPROCS=3"
 )
 
 // Image is how a stage starts the next one.
@@ -102,7 +102,7 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	_ = conn.Send(0, wire.KindFailed, failure(args[1], err), nil) // nobody else could be told
+	_ = conn.Send(0, wire.KindFailed, failure(args[1], err)) // nobody else could be told
 	return 1
 }
 

@@ -33,6 +33,8 @@ type commands struct {
 	mu      sync.Mutex // held while processes are started and swept
 	running map[uint64]*command
 	pids    map[int]*command
+	timer   *time.Timer // for the commands that go on running; nil before the first one
+	due     time.Time   // when it is set for; zero when it is not
 }
 
 func newCommands(conn *wire.Conn) *commands {
@@ -57,8 +59,7 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	c.pid = pid
 	t.running[c.id], t.pids[pid] = c, c
 	t.limitLate(c)
-	t.later(c, laterLooks(), t.limitLate)
-	t.later(c, yields(), t.yield)
+	t.mindLater(c)
 	if c.limits.Memory > 0 || c.limits.Disk > 0 {
 		c.done = make(chan struct{})
 		go t.watch(c)
@@ -68,21 +69,6 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	default: // told already
 	}
 	return nil
-}
-
-// later does something about a command after each of the times, for as long as it runs.
-func (t *commands) later(c *command, after []time.Duration, do func(*command)) {
-	time.AfterFunc(after[0], func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.running[c.id] != c {
-			return
-		}
-		do(c)
-		if len(after) > 1 {
-			t.later(c, after[1:], do)
-		}
-	})
 }
 
 // reap waits for children, for ever.
@@ -139,6 +125,15 @@ func (t *commands) settle() {
 		c.ended.Over = c.over
 		reply(t.conn, &wire.Message{ID: c.id, Kind: wire.KindExec}, *c.ended, nil)
 	}
+}
+
+// none reports whether no command runs, or is just being dealt with.
+func (t *commands) none() bool {
+	if !t.mu.TryLock() {
+		return false
+	}
+	defer t.mu.Unlock()
+	return len(t.running) == 0
 }
 
 // alone reports whether every process is c's.

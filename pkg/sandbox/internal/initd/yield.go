@@ -3,8 +3,6 @@
 package initd
 
 import (
-	"time"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -26,12 +24,9 @@ func lower() int {
 	return zero - raw + niceness
 }
 
-// yields are when a command makes way, and when what it has started meanwhile in sessions of
-// its own does; children in its own inherit it.
-func yields() []time.Duration { return []time.Duration{100 * time.Millisecond, time.Second} }
-
 // yield lowers the priority of everything of the command, a process group at a time: that
-// reaches every thread of it at once.
+// reaches every thread of it at once. It is done again for what has been started meanwhile in sessions of its
+// own, see chores; children in its own inherit it.
 func (t *commands) yield(c *command) {
 	groups := map[int]bool{c.pid: true}
 	for _, pid := range t.members(c) {

@@ -15,8 +15,8 @@ import (
 type Pipes struct {
 	streams *capture.Streams
 	input   []byte
-	theirs  *os.File // the command's end of the input
-	stdin   *os.File // our end; nil when there is no input
+	theirs  *os.File // the command's end of the input; nil when there is none
+	stdin   *os.File // our end
 	writer  sync.WaitGroup
 }
 
@@ -37,21 +37,21 @@ func Open(input []byte, out *capture.Output) (*Pipes, error) {
 
 func (p *Pipes) openInput() (err error) {
 	if len(p.input) == 0 {
-		p.theirs, err = os.Open(os.DevNull)
-		return err
+		return nil
 	}
 	p.theirs, p.stdin, err = os.Pipe()
 	return err
 }
 
 func (p *Pipes) closeInput() {
-	_ = p.theirs.Close() // only the command's end matters
 	if p.stdin != nil {
-		_ = p.stdin.Close() // nothing was written
+		_ = p.theirs.Close() // only the command's end matters
+		_ = p.stdin.Close()  // nothing was written
 	}
 }
 
-// Command returns the ends for the command, which Run closes.
+// Command returns the ends for the command, which Run closes. stdin is nil for a command without input, which
+// reads from /dev/null.
 func (p *Pipes) Command() (stdin, stdout, stderr *os.File) {
 	stdout, stderr = p.streams.Command()
 	return p.theirs, stdout, stderr
@@ -68,9 +68,9 @@ func (p *Pipes) Abandon() {
 
 // Run moves bytes from and to the command, which was just started.
 func (p *Pipes) Run() {
-	_ = p.theirs.Close() // only the command's end matters
 	p.streams.Run()
 	if p.stdin != nil {
+		_ = p.theirs.Close() // as in closeInput
 		p.writer.Go(func() {
 			_, _ = p.stdin.Write(p.input) // a command need not read it
 			_ = p.stdin.Close()

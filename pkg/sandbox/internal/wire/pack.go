@@ -13,7 +13,7 @@ import (
 // as they are, and numbers as short as they can be.
 //
 //	bool      0 or 1
-//	integer   signed varint
+//	integer   varint
 //	string    length, bytes
 //	slice     0 for nil, or length + 1; elements, or bytes
 //	pointer   0 for nil, or 1 and the value
@@ -31,6 +31,8 @@ func pack(b []byte, v reflect.Value) []byte {
 		return append(b, 0)
 	case reflect.Int, reflect.Int64:
 		return binary.AppendVarint(b, v.Int())
+	case reflect.Uint32, reflect.Uint64:
+		return binary.AppendUvarint(b, v.Uint())
 	case reflect.String:
 		return append(binary.AppendUvarint(b, uint64(v.Len())), v.String()...) //nolint:gosec // not negative
 	case reflect.Slice:
@@ -41,8 +43,8 @@ func pack(b []byte, v reflect.Value) []byte {
 		}
 		return pack(append(b, 1), v.Elem())
 	case reflect.Struct:
-		for _, field := range v.Fields() {
-			b = pack(b, field)
+		for i := range v.NumField() { //nolint:modernize // Fields describes each field, which takes longer than the rest
+			b = pack(b, v.Field(i))
 		}
 		return b
 	default:
@@ -97,6 +99,14 @@ func (u *unpacker) unpack(v reflect.Value) error {
 		u.rest = u.rest[size:]
 		v.SetInt(n)
 		return nil
+	case reflect.Uint32, reflect.Uint64:
+		n, size := binary.Uvarint(u.rest)
+		if size <= 0 || v.OverflowUint(n) {
+			return errShort
+		}
+		u.rest = u.rest[size:]
+		v.SetUint(n)
+		return nil
 	case reflect.String:
 		size, err := u.length(0)
 		if err != nil {
@@ -114,8 +124,8 @@ func (u *unpacker) unpack(v reflect.Value) error {
 		v.Set(reflect.New(v.Type().Elem()))
 		return u.unpack(v.Elem())
 	case reflect.Struct:
-		for _, field := range v.Fields() {
-			if err := u.unpack(field); err != nil {
+		for i := range v.NumField() { //nolint:modernize // Fields describes each field, which takes longer than the rest
+			if err := u.unpack(v.Field(i)); err != nil {
 				return err
 			}
 		}

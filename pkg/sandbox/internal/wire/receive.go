@@ -28,13 +28,9 @@ func (c *Conn) Receive() (*Message, error) {
 }
 
 func (c *Conn) receiveFrame() (n int, fds []int, err error) {
-	raw, err := c.file.SyscallConn()
-	if err != nil {
-		return 0, nil, err
-	}
 	var oobn, flags int
 	var recvErr error
-	err = raw.Read(func(fd uintptr) bool {
+	err = c.raw.Read(func(fd uintptr) bool {
 		for {
 			n, oobn, flags, _, recvErr = unix.Recvmsg(int(fd), c.received, c.oob, unix.MSG_CMSG_CLOEXEC)
 			// Of one that has ended without reading everything the kernel tells that first, once; what it
@@ -85,14 +81,13 @@ func rights(oob []byte) ([]int, error) {
 // join adds a frame to its message and returns that when it is complete.
 func (c *Conn) join(frame []byte, fds []int) (*Message, error) {
 	id, kind, more := binary.BigEndian.Uint64(frame), Kind(frame[8]), frame[9] != 0
-	headLen := int(binary.BigEndian.Uint32(frame[10:]))
 	m := c.partial[id]
 	if m == nil {
 		m = &Message{ID: id, Kind: kind}
 	}
 	m.FDs = append(m.FDs, fds...)
 	m.Body = append(m.Body, frame[headerSize:]...)
-	if m.Kind != kind || headLen > maxMessage || len(m.Body) > maxMessage || len(m.FDs) > maxFDs || len(c.partial) > maxPartial {
+	if m.Kind != kind || len(m.Body) > maxMessage || len(m.FDs) > maxFDs || len(c.partial) > maxPartial {
 		m.CloseFDs()
 		return nil, fmt.Errorf("%w: message %d is too big, or mixed", ErrMalformed, id)
 	}
@@ -101,11 +96,6 @@ func (c *Conn) join(frame []byte, fds []int) (*Message, error) {
 		return nil, nil //nolint:nilnil // it is not complete
 	}
 	delete(c.partial, id)
-	if headLen > len(m.Body) {
-		m.CloseFDs()
-		return nil, fmt.Errorf("%w: a head of %d bytes in %d", ErrMalformed, headLen, len(m.Body))
-	}
-	m.Head, m.Body = m.Body[:headLen:headLen], m.Body[headLen:]
 	return m, nil
 }
 

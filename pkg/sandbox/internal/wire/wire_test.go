@@ -29,8 +29,8 @@ func pair(t *testing.T) (ours, theirs *wire.Conn) {
 func TestConn_TheLastWordOfOneThatDidNotListenIsHeard(t *testing.T) {
 	t.Parallel()
 	ours, theirs := pair(t)
-	require.NoError(t, ours.Send(1, wire.KindConfig, wire.Config{}, nil))
-	require.NoError(t, theirs.Send(0, wire.KindFailed, wire.Failed{Step: "a step"}, nil))
+	require.NoError(t, ours.Send(1, wire.KindConfig, wire.Config{}))
+	require.NoError(t, theirs.Send(0, wire.KindFailed, wire.Failed{Step: "a step"}))
 	require.NoError(t, theirs.Close()) // without having read
 	m, err := ours.Receive()
 	require.NoError(t, err)
