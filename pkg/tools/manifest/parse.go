@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -54,7 +53,7 @@ func (c *commandLine) UnmarshalYAML(node *yaml.Node) error {
 	}
 	var argv []string
 	if err := node.Decode(&argv); err != nil {
-		return strict.Fault{Line: node.Line, Message: "command: must be a list of texts, as in [python3, count.py], or a text for the shell"}
+		return fault(node, "command: must be a list of texts, as in [python3, count.py], or a text for the shell")
 	}
 	*c = argv
 	return nil
@@ -67,10 +66,15 @@ type duration time.Duration
 func (d *duration) UnmarshalYAML(node *yaml.Node) error {
 	parsed, err := time.ParseDuration(node.Value)
 	if err != nil || parsed <= 0 {
-		return strict.Fault{Line: node.Line, Message: fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value)}
+		return fault(node, fmt.Sprintf("timeout %q: must be a time such as 90s or 2m", node.Value))
 	}
 	*d = duration(parsed)
 	return nil
+}
+
+// fault is an error of a field's own, after which the library goes on with the others.
+func fault(node *yaml.Node, message string) error {
+	return &yaml.TypeError{Errors: []string{strict.Fault{Line: node.Line, Message: message}.Error()}}
 }
 
 // Parse makes a tool of a manifest, or says everything that is wrong with it. file is
@@ -81,20 +85,34 @@ func Parse(file string, content []byte) (tools.Tool, []Problem) {
 	if !ok {
 		return tools.Tool{}, m.problems
 	}
+	decoding := slices.Clone(m.problems)
 	tool := m.tool(doc)
 	tool.Help, tool.Hint = doc.Help, doc.Hint
-	if len(m.problems) == 0 {
+	if !slices.ContainsFunc(m.problems, aboutTheWhole) && (tool.Plan != nil || len(tool.Native) > 0) {
 		_, err := tools.NewTable(tool)
-		m.table(doc.Name, err, &doc.Parameters)
+		m.table(doc.Name, err)
 	}
+	m.problems = slices.DeleteFunc(m.problems, func(p Problem) bool { return follows(p, decoding) })
 	slices.SortStableFunc(m.problems, func(a, b Problem) int { return a.Line - b.Line })
 	return tool, m.problems
+}
+
+// aboutTheWhole reports whether a problem is of no field: something is missing.
+func aboutTheWhole(p Problem) bool { return p.Line <= 1 }
+
+// follows reports whether a problem may be there only because some fields could not be read.
+func follows(p Problem, decoding []Problem) bool {
+	if len(decoding) == 0 || slices.Contains(decoding, p) {
+		return false
+	}
+	return aboutTheWhole(p) || slices.ContainsFunc(decoding, func(d Problem) bool { return d.Line == p.Line })
 }
 
 // parser collects the problems of one manifest.
 type parser struct {
 	file     string
 	lines    map[string]int // of the fields
+	top      *yaml.Node     // the mapping that has them
 	problems []Problem
 }
 
@@ -117,12 +135,12 @@ func (m *parser) decode(content []byte) (doc document, ok bool) {
 		m.problem(1, "must be a mapping with the fields %s", strings.Join(fields(), ", "))
 		return doc, false
 	}
-	top := root.Content[0].Content
-	for i := 0; i+1 < len(top); i += 2 {
-		m.lines[top[i].Value] = top[i].Line
+	m.top = root.Content[0]
+	for i := 0; i+1 < len(m.top.Content); i += 2 {
+		m.lines[m.top.Content[i].Value] = m.top.Content[i].Line
 	}
 	m.yaml(strict.Decode(content, &doc))
-	return doc, len(m.problems) == 0
+	return doc, true
 }
 
 // yaml reports an error of the YAML library.
@@ -202,53 +220,4 @@ func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
 		m.problem(m.lines["native"], "native: must be declarations by provider, as in {openai: {type: web_search}}")
 	}
 	return tools.Tool{Definition: definition}
-}
-
-var inSchema = regexp.MustCompile(`at '([^']*)': (.*)`)
-
-// table reports what [tools.NewTable] says about the tool, each fault at the field
-// that it is about.
-func (m *parser) table(name string, err error, parameters *yaml.Node) {
-	if err == nil {
-		return
-	}
-	blame := fmt.Sprintf("%v %q: ", tools.ErrInvalidTool, name) // before the first of the faults that are joined
-	for line := range strings.SplitSeq(err.Error(), "\n") {
-		message := strings.TrimPrefix(line, blame)
-		if strings.Contains(message, ": input: ") || strings.HasPrefix(message, "input: ") {
-			m.problem(m.lines["input"], "input: %s", message[strings.Index(message, "input: ")+len("input: "):])
-			continue
-		}
-		if found := inSchema.FindStringSubmatch(line); found != nil {
-			if strings.HasSuffix(found[2], "Of' failed") {
-				continue // what failed there has its own line
-			}
-			m.problem(nodeAt(parameters, found[1]).Line, "parameters: at %q: %s", found[1], found[2])
-			continue
-		}
-		if strings.Contains(message, "is not valid against metaschema") {
-			continue
-		}
-		m.problem(m.lineOf(message), "%s", strings.Replace(message, "schema: ", "parameters: ", 1))
-	}
-	if len(m.problems) == 0 {
-		m.problem(0, "%v", err)
-	}
-}
-
-// lineOf is the line of the field that a fault names first, or that it is about.
-func (m *parser) lineOf(message string) int {
-	word, _, _ := strings.Cut(message, " ")
-	word, _, _ = strings.Cut(word, ".") // native.openai
-	switch word = strings.TrimSuffix(word, ":"); {
-	case word == "schema":
-		word = "parameters"
-	case strings.Contains(message, tools.ErrInvalidResource.Error()):
-		word = "resources"
-	case strings.Contains(message, protocol.ErrInvalidKind.Error()):
-		word = "handler"
-	case strings.HasPrefix(message, protocol.ErrInvalidName.Error()):
-		word = "pool"
-	}
-	return max(m.lines[word], 1)
 }

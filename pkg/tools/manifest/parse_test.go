@@ -113,9 +113,9 @@ func TestParse_ProblemsHaveTheirLine(t *testing.T) {
 		{"pool: gpu", "pool: session", `f.yaml:21: pool "session": is that of the coordinators`},
 		{"pool: gpu", "pool: GPU", `f.yaml:21: invalid name: pool "GPU"`},
 		{"min_level: paths", "min_level: high", `f.yaml:22: min_level "high": must be one of none, paths, full, kernel`},
-		{"access: shared", "access: read", `f.yaml:16: invalid resource "sandbox/{$sandbox}/{path...}": access "read"`},
-		{"{path...}", "{file...}", "f.yaml:16: invalid resource: {file}: the tool has no such argument"},
-		{"key: sandbox/{$sandbox}/{path...}", "key: sandbox/{path}", "f.yaml:16: invalid resource"},
+		{"access: shared", "access: read", `f.yaml:18: invalid resource "sandbox/{$sandbox}/{path...}": access "read"`},
+		{"{path...}", "{file...}", "f.yaml:17: invalid resource: {file}: the tool has no such argument"},
+		{"key: sandbox/{$sandbox}/{path...}", "key: sandbox/{path}", "f.yaml:17: invalid resource"},
 		{"resources:\n", "resources: {}\nx:\n", `f.yaml:17: there is no field "x"`},
 		{"path: {type: string,", "path: {type: text,", `f.yaml:9: parameters: at "/properties/path/type": `},
 		{"minimum: 0", "minimum: low", `f.yaml:10: parameters: at "/properties/at_least/minimum": `},
@@ -168,6 +168,111 @@ timeout: 30h
 		`f.yaml:6: invalid name: pool "a b": character ' ' at 1 is not allowed`,
 		`f.yaml:7: timeout 30h0m0s: must be 0 to 24h0m0s`,
 	}, all)
+}
+
+// A fault inside of a field has the line of its own place, whatever else is wrong.
+func TestParse_FaultsHaveTheLineOfTheirPlace(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		content string
+		want    []string
+	}{
+		"a stateful tool": {`name: a
+description: A.
+handler: a
+input:
+  type: object
+  properties:
+    x:
+      type: intege
+resources:
+  - key: a/b
+  - key: a/{nope}
+  - key: b/c
+    access: shared
+  - key: a/b/{gone...}
+`, []string{
+			`f:8: input: at "/properties/x/type": value must be one of 'array', 'boolean', 'integer', 'null', 'number', 'object', 'string'`,
+			`f:8: input: at "/properties/x/type": got string, want array`,
+			`f:11: invalid resource "a/{nope}": the first two segments must be "a/b", as in the first resource`,
+			`f:12: invalid resource "b/c": the first two segments must be "a/b", as in the first resource`,
+			`f:13: resources: b/c: a stateful tool uses its resources exclusively`,
+		}},
+		"a command": {`name: b
+description: B.
+command:
+  - x
+env:
+  A: "1"
+  "B=": "1"
+resources:
+  - key: sandbox/x
+    access: reed
+  - key: "{"
+`, []string{
+			`f:7: env "B=": a name must not be empty or contain "=", and nothing may contain a NUL byte`,
+			`f:10: invalid resource "sandbox/x": access "reed": must be "shared" or "exclusive"`,
+			`f:11: invalid resource "{": a key needs two segments or more, as in account/{account}`,
+		}},
+		"an argument that is missing": {`name: b
+description: B.
+command: [b]
+resources:
+  - key: account/b
+  - key: account/b/{who}
+  - key: account/b/{what...}
+`, []string{
+			`f:6: invalid resource: {who}: the tool has no such argument`,
+			`f:7: invalid resource: {what}: the tool has no such argument`,
+		}},
+		"a native tool": {`name: c
+description: C.
+native:
+  openai:
+    type: x
+  other:
+    kind: y
+`, []string{`f:6: native.other: must be a JSON object with a "type"`}},
+		"all sorts": {`name: d
+description: D.
+command: [a]
+parameters:
+  properties:
+    a:
+      required: a
+    b:
+      type: texts
+  type: array
+timeout: 5
+output: x
+colour: red
+background: perhaps
+pool: session
+`, []string{
+			`f:4: parameters: must be a JSON object with "type": "object"`,
+			`f:7: parameters: at "/properties/a/required": got string, want array`,
+			`f:9: parameters: at "/properties/b/type": value must be one of 'array', 'boolean', 'integer', 'null', 'number', 'object', 'string'`,
+			`f:9: parameters: at "/properties/b/type": got string, want array`,
+			`f:11: timeout "5": must be a time such as 90s or 2m`,
+			`f:12: output "x": must be json or text`,
+			`f:13: there is no field "colour"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native`,
+			"f:14: `perhaps` is not what belongs here: it must be true or false",
+			`f:15: pool "session": is that of the coordinators`,
+		}},
+		"a field of another name": {"name: e\ndescription: E.\ncomand: [a]\n", []string{
+			`f:3: there is no field "comand"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native`,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, problems := manifest.Parse("f", []byte(test.content))
+			all := make([]string, 0, len(problems))
+			for _, p := range problems {
+				all = append(all, p.Error())
+			}
+			require.Equal(t, test.want, all)
+		})
+	}
 }
 
 func TestParse_WhatIsNoManifestAtAll(t *testing.T) {

@@ -32,8 +32,12 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 		return nil, fmt.Errorf("schema: not JSON: %w", err)
 	}
 	object, ok := document.(map[string]any)
-	if !ok || object["type"] != "object" {
+	if !ok {
 		return nil, errors.New(`schema: must be a JSON object with "type": "object"`)
+	}
+	var typeFault error
+	if object["type"] != "object" {
+		typeFault = errors.New(`schema: must be a JSON object with "type": "object"`)
 	}
 	compiler := jsonschema.NewCompiler()
 	compiler.DefaultDraft(jsonschema.Draft2020)
@@ -43,7 +47,10 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 	}
 	compiled, err := compiler.Compile(schemaURL)
 	if err != nil {
-		return nil, fmt.Errorf("schema: %w", err)
+		err = fmt.Errorf("schema: %w", err)
+	}
+	if err = errors.Join(typeFault, err); err != nil {
+		return nil, err
 	}
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, raw); err != nil {

@@ -1,0 +1,124 @@
+package manifest
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+var (
+	inSchema  = regexp.MustCompile(`at '([^']*)': (.*)`)
+	quoted    = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+	inBraces  = regexp.MustCompile(`\{([^{}]*)\}`)
+	ofNatives = regexp.MustCompile(`^native\.([^:]*):`)
+)
+
+// table reports what [tools.NewTable] says about the tool, each fault at the place that it
+// is about.
+func (m *parser) table(name string, err error) {
+	if err == nil {
+		return
+	}
+	blame := fmt.Sprintf("%v %q: ", tools.ErrInvalidTool, name) // before the first of the faults that are joined
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		message := strings.TrimPrefix(line, blame)
+		_, input, isInput := strings.Cut(message, "input: ")
+		switch {
+		case isInput:
+			m.schema("input", "/properties/input", strings.Split(input, "; "))
+		case inSchema.MatchString(message), strings.Contains(message, metaschema):
+			m.schema("parameters", "", []string{message})
+		default:
+			m.problem(m.lineOf(message), "%s", strings.Replace(message, "schema: ", "parameters: ", 1))
+		}
+	}
+	if len(m.problems) == 0 {
+		m.problem(0, "%v", err)
+	}
+}
+
+// metaschema is in the line that stands before what is wrong with a schema.
+const metaschema = "is not valid against metaschema"
+
+// schema reports faults of the schema in a field. below is where the schema is in the one
+// that was compiled.
+func (m *parser) schema(field, below string, faults []string) {
+	for _, text := range faults {
+		found := inSchema.FindStringSubmatch(text)
+		switch {
+		case strings.Contains(text, metaschema), found != nil && (found[2] == "validation failed" || strings.HasSuffix(found[2], "Of' failed")):
+			// what failed there has its own line
+		case found == nil:
+			m.problem(m.lines[field], "%s: %s", field, strings.TrimPrefix(text, "schema: "))
+		default:
+			pointer := strings.TrimPrefix(found[1], below)
+			m.problem(nodeAt(m.top, "/"+field+pointer).Line, "%s: at %q: %s", field, pointer, found[2])
+		}
+	}
+}
+
+// lineOf is the line of the place that a fault is about, or of the field.
+func (m *parser) lineOf(message string) int {
+	if found := ofNatives.FindStringSubmatch(message); found != nil {
+		return m.entryLine("native", found[1])
+	}
+	word, rest, _ := strings.Cut(message, " ")
+	switch word = strings.TrimSuffix(word, ":"); {
+	case word == "schema":
+		word = "parameters"
+	case word == "resources", strings.Contains(message, tools.ErrInvalidResource.Error()):
+		return m.resourceLine(message)
+	case word == "env":
+		if name, err := strconv.Unquote(quoted.FindString(rest)); err == nil {
+			return m.entryLine("env", name)
+		}
+	case strings.Contains(message, protocol.ErrInvalidKind.Error()):
+		word = "handler"
+	case strings.HasPrefix(message, protocol.ErrInvalidName.Error()):
+		word = "pool"
+	}
+	return max(m.lines[word], 1)
+}
+
+// entryLine is the line of a name in the mapping of a field, or of the field.
+func (m *parser) entryLine(field, name string) int {
+	mapping := childOf(m.top, field)
+	for i := 0; mapping != nil && i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == name {
+			return mapping.Content[i].Line
+		}
+	}
+	return max(m.lines[field], 1)
+}
+
+// resourceLine is the line of the resource that a fault is about, or of all: of the first
+// whose key is named, or has the placeholder that is. A fault of its access has that line.
+func (m *parser) resourceLine(message string) int {
+	list := childOf(m.top, "resources")
+	if list == nil {
+		return 1
+	}
+	about := func(key string) bool {
+		return strings.Contains(message, tools.ErrInvalidResource.Error()+" "+strconv.Quote(key)+":") || strings.HasPrefix(message, "resources: "+key+":")
+	}
+	if name := inBraces.FindString(message); strings.HasPrefix(message, tools.ErrInvalidResource.Error()+": {") {
+		open := strings.TrimSuffix(name, "}")
+		about = func(key string) bool { return strings.Contains(key, name) || strings.Contains(key, open+"...}") }
+	}
+	for _, item := range list.Content {
+		key := childOf(item, "key")
+		if key == nil || !about(key.Value) {
+			continue
+		}
+		access := childOf(item, "access")
+		if access != nil && (strings.Contains(message, ": access ") || strings.HasPrefix(message, "resources: ")) {
+			return access.Line
+		}
+		return key.Line
+	}
+	return m.lines["resources"]
+}
