@@ -76,6 +76,9 @@ func (l *held) before(e *entry) (result *protocol.Result, known bool, err error)
 		if errors.Is(err, protocol.ErrInvalidResult) {
 			return nil, true, nil // there is one, of a version that this one cannot read
 		}
+		if err == nil && stored == nil {
+			err = l.holder.store.surelyNoResult(l.ctx, e.call)
+		}
 		if err != nil || stored != nil {
 			return nil, stored != nil, err
 		}

@@ -129,9 +129,6 @@ func (l *lease) doubt(after time.Time) {
 // leader, is not when it was made but when the message was stored: until the first renewal, such
 // a lease is over as soon as the leader changes. It reports false when the lane is lost.
 func (l *held) assure() bool {
-	if l.delivered > 1 && l.holder.contact.doubtful(time.Now()) {
-		wait(l.ctx, deposed)
-	}
 	if l.holder.clock.age(l.stored)-time.Since(l.claimed) < l.lease.margin()/2 {
 		return true
 	}

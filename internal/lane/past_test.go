@@ -24,25 +24,29 @@ type past struct {
 	answers map[string][]byte // by the subject of the question
 }
 
-// questions are what a holder asks about the mailbox of a lane.
-func questions(filter string) map[string][]byte {
-	stream := protocol.DefaultFleet.CallsStream()
-	return map[string][]byte{
-		"$JS.API.STREAM.INFO." + stream:    []byte(`{"subjects_filter":"` + filter + `"}`),
-		"$JS.API.STREAM.MSG.GET." + stream: []byte(`{"seq":1,"next_by_subj":"` + filter + `"}`),
-	}
-}
-
 // remember notes what is answered now about the mailbox of a lane.
 func remember(t *testing.T, nc *nats.Conn, c *protocol.Call) *past {
 	t.Helper()
 	p := &past{nc: nc, filter: protocol.DefaultFleet.MailboxFilter(c.Pool, c.Lane().Hash()), answers: map[string][]byte{}}
-	for subject, question := range questions(p.filter) {
-		answer, err := nc.Request(subject, question, 5*time.Second)
-		require.NoError(t, err)
-		p.answers[subject] = answer.Data
-	}
+	stream := protocol.DefaultFleet.CallsStream()
+	p.ask(t, "$JS.API.STREAM.INFO."+stream, `{"subjects_filter":"`+p.filter+`"}`)
+	p.ask(t, "$JS.API.STREAM.MSG.GET."+stream, `{"seq":1,"next_by_subj":"`+p.filter+`"}`)
 	return p
+}
+
+// rememberResult notes what is answered now about the result of a call.
+func rememberResult(t *testing.T, nc *nats.Conn, c *protocol.Call) *past {
+	t.Helper()
+	p := &past{nc: nc, filter: protocol.DefaultFleet.ResultSubject(c.SessionID, c.ID), answers: map[string][]byte{}}
+	p.ask(t, "$JS.API.STREAM.MSG.GET."+protocol.DefaultFleet.ResultsStream(), `{"last_by_subj":"`+p.filter+`"}`)
+	return p
+}
+
+func (p *past) ask(t *testing.T, subject, question string) {
+	t.Helper()
+	answer, err := p.nc.Request(subject, []byte(question), 5*time.Second)
+	require.NoError(t, err)
+	p.answers[subject] = answer.Data
 }
 
 // answer gives the old answers for a while after the first question.
@@ -172,6 +176,41 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 	entry, err := calls.GetLastMsgForSubject(t.Context(), protocol.DefaultFleet.CallSubject(settled.Pool, settled.Lane().Hash(), settled.ID))
 	require.NoError(t, err)
 	require.NoError(t, calls.DeleteMsg(t.Context(), entry.Sequence)) // the one that is asked for results is in the past, too
+	past.answer(t, time.Second)
+	ran := make(chan protocol.CallID, 99)
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- run.Call.ID
+		return succeed(run)
+	}), lane.Options{})
+	require.Equal(t, open.ID, <-ran)
+	f.requireQuiet()
+	for len(ran) > 0 {
+		require.Equal(t, open.ID, <-ran)
+	}
+}
+
+// Guard: nor does an old answer hide the result of a call whose worker was lost before it removed the call.
+func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
+	t.Parallel()
+	f, nc := besideTheLeader(t, 2*time.Second)
+	p := f.publisher()
+	x := exclusive("account/x")
+	settled, open := newCall("s", x), newCall("s", x)
+	for _, call := range []*protocol.Call{settled, open} {
+		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
+	}
+	past := rememberResult(t, nc, settled)
+	require.NoError(t, p.Kick(t.Context(), open))
+	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	require.NoError(t, err)
+	_, err = consumer.Next() // a worker that takes the lane, stores a result, and dies
+	require.NoError(t, err)
+	r := protocol.NewResult(settled, protocol.StatusOK, nil)
+	r.Value = protocol.NoopResult{}
+	body, err := protocol.EncodeResult(&r)
+	require.NoError(t, err)
+	_, err = f.js.Publish(t.Context(), protocol.DefaultFleet.ResultSubject("s", settled.ID), body)
+	require.NoError(t, err)
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 99)
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {

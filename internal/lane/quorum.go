@@ -35,16 +35,12 @@ func (h *Holder) askLeader(now time.Time) {
 	})
 }
 
-// A leader that was cut off, or stood still, goes on as one until it hears of the one that the others have chosen
-// meanwhile, a heartbeat after it is joined to them again. What it says is as old as the cut: calls that have
-// been run since, without their results. A worker at the same server, which gets lanes again from that
-// moment on, therefore lets a moment pass before it looks into one that somebody else had before. And a leader that
-// stood still finds what the others sent it just before, and takes it for new: renewals do not count for that moment.
+// A leader that stood still finds, when it goes on, what the others sent it just before, and takes it for new: until it hears
+// of the one that they have chosen meanwhile, a heartbeat later, it seems to be followed. So renewals do
+// not count for that moment.
 const (
 	// silence is how long a leader that is followed may seem not to be heard: heartbeats come every second.
 	silence = 3 * time.Second
-	// wary is how long after such a silence lanes are claimed with care.
-	wary = 10 * time.Second
 	// deposed is how long a leader may not know that it is none any more: more than two heartbeats.
 	deposed = 2500 * time.Millisecond
 )
@@ -77,13 +73,6 @@ func (c *contact) heard(by leadership, at, now time.Time) bool {
 		c.last = at
 	}
 	return by != c.suspect || now.Sub(c.spoke) >= deposed
-}
-
-// doubtful reports whether the servers may have been cut off from each other until a moment ago.
-func (c *contact) doubtful(now time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.spoke.IsZero() && now.Sub(c.spoke) < wary || !c.last.IsZero() && now.Sub(c.last) > silence
 }
 
 // leads is who is known to lead.

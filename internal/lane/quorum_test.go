@@ -71,28 +71,6 @@ func TestFact_RenewalCountsOnceTheOthersHaveIt(t *testing.T) {
 	require.False(t, late.trusted(now), "an end that has come stays")
 }
 
-func TestContact_IsDoubtfulDuringASilenceAndAWhileAfterIt(t *testing.T) {
-	t.Parallel()
-	start := time.Now()
-	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
-	var c contact
-	require.False(t, c.doubtful(at(0)), "nothing is known yet")
-	c.heard("a", at(0), at(1))
-	require.False(t, c.doubtful(at(2.9)))
-	c.heard("a", at(2), at(3))
-	require.False(t, c.doubtful(at(4.9)), "heartbeats come in time")
-	require.True(t, c.doubtful(at(5.1)), "silence")
-	c.heard("a", at(2), at(6))
-	require.True(t, c.doubtful(at(6)), "an answer about the same heartbeat")
-	c.heard("a", at(7), at(8))
-	require.True(t, c.doubtful(at(8)), "over, a moment ago")
-	for s := 8; s < 18; s++ {
-		c.heard("a", at(float64(s)), at(float64(s)))
-	}
-	require.True(t, c.doubtful(at(17.9)))
-	require.False(t, c.doubtful(at(18.1)))
-}
-
 // Guard: a leader that stood still finds answers of the others from just before, and takes them for new.
 func TestFact_ALeaderThatWasSilentIsNotBelievedAtOnce(t *testing.T) {
 	t.Parallel()

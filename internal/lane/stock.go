@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // In a cluster an answer of the stream's leader can be old. The consumer's leader, which is another server, may
@@ -22,6 +24,9 @@ import (
 //
 // A lane that is delivered again had a holder since its ready message was stored. Whoever takes it over stores
 // a mark first, and believes only a list that knows the mark.
+
+// Whether such a call has a result is asked in the same way: a note among the results, stored on the condition that there is
+// none. Only the one that the others follow can store it.
 
 // stock is what surely was in the mailbox of a lane at its claim. The methods can be called on nil, which
 // is a server on its own: it has no stock, and needs none.
@@ -77,8 +82,7 @@ func (l *held) takeStock() error {
 // markClaim stores a mark and returns its sequence. It is removed at once: its place in the stream is what counts.
 func (l *held) markClaim() (uint64, error) {
 	o := l.holder.options
-	token := uint64(max(time.Now().UnixNano(), 0))
-	seq, answer, err := l.holder.store.publish(l.ctx, nats.NewMsg(o.Fleet.ClaimSubject(o.Pool, l.hash, token)))
+	seq, answer, err := l.holder.store.publish(l.ctx, nats.NewMsg(o.Fleet.ClaimSubject(o.Pool, l.hash, token())))
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("mark the claim: %w", err)
@@ -89,6 +93,33 @@ func (l *held) markClaim() (uint64, error) {
 	}
 	l.removeSoon(seq)
 	return seq, nil
+}
+
+// token is a number that nobody has used before.
+func token() uint64 { return uint64(max(time.Now().UnixNano(), 0)) }
+
+// surelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It fails when there is one
+// all the same.
+func (s *store) surelyNoResult(ctx context.Context, c *protocol.Call) error {
+	if !s.clustered() {
+		return nil
+	}
+	_, answer, err := s.publish(ctx, &nats.Msg{
+		Subject: s.fleet.NoResultSubject(c.SessionID, c.ID, token()),
+		Header: nats.Header{
+			jetstream.ExpectedLastSubjSeqHeader:     []string{"0"},
+			jetstream.ExpectedLastSubjSeqSubjHeader: []string{s.fleet.ResultSubject(c.SessionID, c.ID)},
+		},
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, err)
+	case answer == full:
+		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, ErrFull)
+	case answer == occupied:
+		return fmt.Errorf("call %s has a result after all: %w", c.ID, errBehind)
+	}
+	return nil
 }
 
 // checkStock is asked when the mailbox seems to be read to its end. What is in the list and was not found

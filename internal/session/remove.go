@@ -273,7 +273,7 @@ func (r *remover) released(ctx context.Context) error {
 }
 
 func (r *remover) results(ctx context.Context) error {
-	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), r.fleet.Name.ResultSubject(r.id, "*"))
+	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), r.fleet.Name.ResultsFilter(r.id))
 	r.removed.Results += removed
 	return err
 }

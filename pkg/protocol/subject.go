@@ -120,6 +120,17 @@ func (f Fleet) ResultSubject(session SessionID, call CallID) Subject {
 	return string(f) + ".result." + string(session) + "." + string(call)
 }
 
+// NoResultSubject is a note among the results that a call had none when it was about to be started once more. The
+// token is a number that nobody has used before.
+func (f Fleet) NoResultSubject(session SessionID, call CallID, token uint64) Subject {
+	return f.ResultSubject(session, call) + ".none." + strconv.FormatUint(token, 10)
+}
+
+// ResultsFilter matches the results of a session, and notes about them.
+func (f Fleet) ResultsFilter(session SessionID) Subject {
+	return string(f) + ".result." + string(session) + ".>"
+}
+
 // DoneSubject is where the server repeats a result the moment it is stored.
 func (f Fleet) DoneSubject(session SessionID, call CallID) Subject {
 	return string(f) + ".done." + string(session) + "." + string(call)

@@ -31,6 +31,8 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"my-fleet.ready.gpu.lane":              f.ReadySubject("gpu", "lane"),
 		"my-fleet.ready.gpu.*":                 f.ReadyFilter("gpu"),
 		"my-fleet.result.s.c-1":                f.ResultSubject("s", "c-1"),
+		"my-fleet.result.s.c-1.none.17":        f.NoResultSubject("s", "c-1", 17),
+		"my-fleet.result.s.>":                  f.ResultsFilter("s"),
 		"my-fleet.done.s.c-1":                  f.DoneSubject("s", "c-1"),
 		"my-fleet.done.s.*":                    f.DoneFilter("s"),
 		"my-fleet.event.s":                     f.EventSubject("s"),
