@@ -20,11 +20,7 @@ import (
 // have ended. The long form takes leases of the default length.
 func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	const lanes = 1000
-	lease := 3 * time.Second
-	if *calls > 0 {
-		lease = natsio.DefaultAckWait
-	}
+	const lanes, lease = 1000, natsio.DefaultAckWait
 	r := newPlace(t, setup{slots: lanes, lease: lease})
 	r.startWorker()
 	p, err := lane.NewPublisher(t.Context(), r.nc, protocol.DefaultFleet)
