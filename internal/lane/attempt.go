@@ -27,7 +27,7 @@ func (l *held) attempt(e *entry) bool {
 	}
 	if known { // its result is stored already
 		e.settledBefore = true
-		l.removeEntry(e)
+		l.dropPayload(e)
 		return true
 	}
 	if result == nil {
@@ -248,7 +248,7 @@ func Interrupted(ctx context.Context) (status protocol.Status, fault *protocol.E
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// settle stores the result and removes the entry, trying for as long as the lease is trusted.
+// settle stores the result, trying for as long as the lease is trusted.
 func (l *held) settle(e *entry, r *protocol.Result) bool {
 	if r.WorkerID == "" {
 		r.WorkerID = l.holder.options.Worker
@@ -259,9 +259,9 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 		if !l.alive() {
 			return false
 		}
-		_, err := l.holder.store.storeResult(l.ctx, r)
+		err := l.holder.store.storeResult(l.ctx, r)
 		if err == nil {
-			l.removeEntry(e)
+			l.dropPayload(e)
 			return true
 		}
 		l.warn("result cannot be stored", err)
@@ -269,28 +269,9 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 	}
 }
 
-// removeEntry takes a settled call out of the mailbox. It does not wait: what is
-// found there again after a crash has its result stored.
-func (l *held) removeEntry(e *entry) {
-	for _, seq := range e.ownMarks {
-		l.removeSoon(seq)
-	}
-	if !e.inline {
-		l.removeSoon(e.seq)
-	}
+// dropPayload deletes the body that a settled call has in the object store.
+func (l *held) dropPayload(e *entry) {
 	if stored, packed := e.call.Payload.(protocol.Stored); packed {
 		l.holder.store.blobs.remove(l.ctx, stored)
 	}
-}
-
-// removeSoon deletes a settled entry without waiting. One whose deletion was not
-// confirmed is deleted once more before the lane is released.
-func (l *held) removeSoon(seq uint64) {
-	l.unconfirmed(seq)
-	// Without a connection it stays unconfirmed.
-	_, _ = l.holder.store.replies.ask(l.holder.store.deletion(seq), func(answer *nats.Msg) {
-		if deleteFault(answer.Data) == nil {
-			l.confirmed(seq)
-		}
-	})
 }

@@ -40,9 +40,9 @@
 // message: the holder looks into the mailbox after that call. One whose last call
 // in a busy lane ended a moment ago appends right away, because holders keep such lanes for
 // a moment. Both may be wrong when a result travels slowly, so the ready message is made
-// up for 20 ms later unless the result has come. A holder does not wait for the
-// removal of settled entries one by one: it sends them, and removes what was not confirmed
-// before it releases the lane. After a crash an entry may therefore be settled and
+// up for 20 ms later unless the result has come. A holder removes settled entries without
+// asking for an answer; before it releases the lane, it has the mailbox listed once and
+// removes what is left of them. After a crash an entry may therefore be settled and
 // still be there; whoever takes over looks for its result first. While a lane is
 // held, the server repeats each stored message of its mailbox to the holder; a
 // server on its own repeats all of them in order, so they need not be read. There a call

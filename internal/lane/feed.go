@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -58,10 +59,7 @@ func (l *held) cancelCall(id protocol.CallID) {
 
 // feed reads the mailbox into the schedule until it is empty or the window is full.
 func (l *held) feed() error {
-	if err := l.holder.store.remove(l.ctx, l.litter...); err != nil {
-		return err
-	}
-	l.litter = l.litter[:0]
+	l.throwAway()
 	if l.oversight.asked.Load() {
 		l.mail.refresh()
 	}
@@ -95,9 +93,7 @@ func (l *held) feed() error {
 		if !l.stock.lists(letter) {
 			continue
 		}
-		if err := l.accept(letter); err != nil {
-			return err
-		}
+		l.accept(letter)
 	}
 	return l.readPause()
 }
@@ -110,9 +106,7 @@ func (l *held) hasReadNothing() bool {
 		slices.ContainsFunc(l.schedule.entries, func(e *entry) bool { return !e.inline }) {
 		return false
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.removing) == 0
+	return len(l.litter) == 0 && time.Since(l.thrown) > goneAfter
 }
 
 // comesAlone reports whether the ready message's own call may start without a look into
@@ -126,27 +120,30 @@ func (l *held) comesAlone() bool {
 }
 
 // accept takes one message of the mailbox.
-func (l *held) accept(msg *letter) error {
+func (l *held) accept(msg *letter) {
 	what := l.holder.options.Fleet.ParseMailboxSubject(msg.subject)
 	switch what.Kind {
 	case protocol.EntryCall:
 		e, err := l.entry(msg.header, msg.body)
 		if err != nil {
-			return l.discard(msg, err)
+			l.discard(msg, err)
+			return
 		}
 		e.seq, e.accepted = msg.seq, msg.stored
 		if !l.admit(e) { // enqueued twice; the one in hand is the call
-			return l.holder.store.remove(l.ctx, msg.seq)
+			l.litter = append(l.litter, msg.seq)
 		}
 	case protocol.EntryHandback:
 		if what.Ready != l.ready {
-			return l.holder.store.remove(l.ctx, msg.seq)
+			l.litter = append(l.litter, msg.seq)
+			return
 		}
 		l.handbacks = append(l.handbacks, msg.seq)
 	case protocol.EntryCancel, protocol.EntryStart:
 		e := l.schedule.find(what.CallID)
 		if e == nil { // its call is settled
-			return l.holder.store.remove(l.ctx, msg.seq)
+			l.litter = append(l.litter, msg.seq)
+			return
 		}
 		l.marks[what.CallID] = append(l.marks[what.CallID], msg.seq)
 		if what.Kind == protocol.EntryCancel {
@@ -155,20 +152,19 @@ func (l *held) accept(msg *letter) error {
 			e.starts = max(e.starts, what.Start)
 		}
 	case protocol.EntryClaim: // of one that was lost
-		return l.holder.store.remove(l.ctx, msg.seq)
+		l.litter = append(l.litter, msg.seq)
 	case protocol.EntryPause: // it stays where it is
 		l.oversight.paused.Store(true)
 	case protocol.EntryUnknown:
-		return l.discard(msg, errUnknownEntry)
+		l.discard(msg, errUnknownEntry)
 	}
-	return nil
 }
 
 // discard removes a message that can neither be run nor answered.
-func (l *held) discard(msg *letter, why error) error {
+func (l *held) discard(msg *letter, why error) {
 	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
 		slog.String("lane", string(l.lane)), slog.String("subject", msg.subject), slog.Any("error", why))
-	return l.holder.store.remove(l.ctx, msg.seq)
+	l.litter = append(l.litter, msg.seq)
 }
 
 // admit puts an entry into the schedule. Only an entry that was there at the claim

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -79,23 +78,24 @@ type held struct {
 	served     int       // calls settled
 	caughtUp   bool      // what is read from now on came after the claim
 	marks      map[protocol.CallID][]uint64
-	litter     []uint64 // marks that nobody needs any more
-	handbacks  []uint64 // marks of this ready message's deliveries
+	litter     []uint64  // messages that nobody needs any more
+	thrown     time.Time // when removals were last sent that nobody answers; zero when there are none
+	handbacks  []uint64  // marks of this ready message's deliveries
 	finished   chan finished
 	idleSince  time.Time // when it had nothing to do; zero while it has
 	forgotten  bool
-	complained bool // about the trouble that lasts
+	complained bool   // about the trouble that lasts
+	reconnects uint64 // of the connection, at the claim
 
 	oversight oversight
 
-	mu       sync.Mutex          // also guards cancelled and stop of entries
-	removing map[uint64]struct{} // removals that are not confirmed
+	mu sync.Mutex // guards cancelled and stop of entries, and what oversight counts
 }
 
 // finished reports the end of a call's goroutine, which brings its slot back.
 type finished struct {
 	entry   *entry
-	settled bool // result stored, entry removed
+	settled bool // its result is stored
 }
 
 // newHeld reads a ready message.
@@ -108,13 +108,13 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 		holder: h, ready: meta.Sequence.Stream, delivered: meta.NumDelivered, ack: msg.Reply,
 		hash:    protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
 		claimed: time.Now(), gone: make(chan struct{}), schedule: newSchedule(),
-		marks: map[protocol.CallID][]uint64{}, removing: map[uint64]struct{}{}, finished: make(chan finished), granted: make(chan bool, 1),
+		marks: map[protocol.CallID][]uint64{}, finished: make(chan finished), granted: make(chan bool, 1),
 	}
 	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
 	l.lease.length, l.lease.since = h.lease, since
 	l.lease.shared, l.lease.last = h.store.clustered(), since
 	l.stored = meta.Timestamp
-	l.share = l.claimed
+	l.share, l.reconnects = l.claimed, h.store.nc.Stats().Reconnects
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {
 		return nil, fmt.Errorf("header %s: %w", protocol.HeaderLane, err)
 	}
@@ -176,6 +176,7 @@ func (l *held) serve() {
 		}
 		l.complained = false
 		l.start()
+		l.throwAway() // what was refused
 		if l.active > 0 || l.wanting || l.schedule.len() > 0 && time.Now().Before(l.givingWay) {
 			l.wait(l.holder.lookPeriod())
 			continue
@@ -194,6 +195,7 @@ func (l *held) serve() {
 	for l.active > 0 { // the context has ended: they are being killed
 		l.finish(<-l.finished)
 	}
+	l.throwAway()
 	if errors.Is(context.Cause(l.ctx), ErrDraining) && l.lease.trusted(time.Now()) {
 		l.holder.executor.Release(l.lane)
 		l.nak() // what was killed may start elsewhere at once, as a further attempt
@@ -223,10 +225,17 @@ func (l *held) book(e *entry) {
 	l.served++
 	l.schedule.finish(e)
 	l.bytes -= e.size
-	l.litter = append(l.litter, l.marks[e.call.ID]...)
+	l.litter = append(l.litter, e.ownMarks...)
+	for _, seq := range l.marks[e.call.ID] {
+		if !slices.Contains(e.ownMarks, seq) {
+			l.litter = append(l.litter, seq)
+		}
+	}
 	delete(l.marks, e.call.ID)
 	if e.inline {
 		l.pinned = false
+	} else {
+		l.litter = append(l.litter, e.seq)
 	}
 }
 
@@ -305,34 +314,6 @@ func (l *held) linger() bool {
 	case <-l.starting.Done():
 		return l.ctx.Err() != nil
 	}
-}
-
-// unconfirmed books a removal that was sent, from any goroutine.
-func (l *held) unconfirmed(seq uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.removing[seq] = struct{}{}
-}
-
-// confirmed books the answer to a removal, from any goroutine.
-func (l *held) confirmed(seq uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.removing, seq)
-}
-
-// toRemove is everything that must be gone before the lane is released.
-func (l *held) toRemove() []uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Concat(l.litter, l.handbacks, slices.Collect(maps.Keys(l.removing)))
-}
-
-// settledLeft is what is left of settled calls.
-func (l *held) settledLeft() []uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Concat(l.litter, slices.Collect(maps.Keys(l.removing)))
 }
 
 // complain logs trouble once until it is over.

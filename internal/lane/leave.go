@@ -35,23 +35,30 @@ func (l *held) release() bool {
 	if !l.alive() {
 		return false
 	}
-	if err := s.remove(l.ctx, l.toRemove()...); err != nil {
+	more, err := l.sweep()
+	if err == nil {
+		err = s.remove(l.ctx, l.handbacks...)
+	}
+	if err != nil {
 		l.complain("lane cannot be released", err)
 		l.pause()
 		return false // still held
+	}
+	if more && l.starting.Err() == nil {
+		l.mail.refresh()
+		return false // not idle any more
 	}
 	if !l.alive() { // removing what does not matter any more took its time; the next removal matters
 		return false
 	}
 	// From the first try on, the ready message may be gone and the lane somebody else's.
-	for err := s.remove(l.ctx, l.ready); err != nil; err = s.remove(l.ctx, l.ready) {
+	for err := l.removeReady(true); err != nil; err = l.removeReady(false) {
 		l.complain("ready message cannot be removed", err)
 		l.pause()
 		if !l.alive() {
 			return true
 		}
 	}
-	_ = s.nc.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
 	l.holder.forget(l)
 	found, err := l.mail.look(l.ctx)
 	if err != nil {
@@ -66,6 +73,20 @@ func (l *held) release() bool {
 	return true
 }
 
+// removeReady removes the ready message, and returns when it is gone. A server on its own has removed an acknowledged
+// message when it confirms the acknowledgement, unless it has lost its books meanwhile; in a cluster
+// one server confirms it and another one removes the message, later.
+func (l *held) removeReady(first bool) error {
+	s := l.holder.store
+	if first && !s.clustered() && s.nc.Stats().Reconnects == l.reconnects {
+		_, err := s.replies.request(l.ctx, shortTimeout, &nats.Msg{Subject: l.ack})
+		return err
+	}
+	err := s.remove(l.ctx, l.ready)
+	_ = s.nc.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
+	return err
+}
+
 // handback returns a lane to the server, so that another worker gets it at once:
 // one whose ready message carries a call that was not started, or one without a
 // slot for it. The mark says that this delivery started nothing that is not settled.
@@ -75,7 +96,7 @@ func (l *held) handback() bool {
 	}
 	s := l.holder.store
 	mark := nats.NewMsg(l.holder.options.Fleet.HandbackSubject(l.holder.options.Pool, l.hash, l.ready, l.delivered))
-	if err := s.remove(l.ctx, l.settledLeft()...); err != nil {
+	if _, err := l.sweep(); err != nil {
 		l.warn("settled entries cannot be removed", err) // without the mark, the next holder looks for their results
 	} else if _, _, err := s.publish(l.ctx, mark); err != nil {
 		l.warn("handback mark cannot be stored", err) // then an attempt is counted that was none

@@ -99,7 +99,7 @@ func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 		stored, err := l.holder.store.result(l.ctx, e.call.SessionID, e.call.ID)
 		if stored != nil || errors.Is(err, protocol.ErrInvalidResult) {
 			e.settledBefore = true
-			l.removeEntry(e)
+			l.dropPayload(e)
 			return true
 		}
 		if err == nil {

@@ -91,7 +91,7 @@ func (l *held) markClaim() (uint64, error) {
 	case answer == occupied:
 		return 0, fmt.Errorf("mark the claim: %w", errUnderWay)
 	}
-	l.removeSoon(seq)
+	l.litter = append(l.litter, seq)
 	return seq, nil
 }
 

@@ -265,11 +265,11 @@ func deleteFault(body []byte) error {
 
 var errNotDeleted = errors.New("not deleted, and the server does not say why")
 
-// storeResult stores a result unless there is one already; then stored is false.
-func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored bool, err error) {
+// storeResult stores a result unless there is one already.
+func (s *store) storeResult(ctx context.Context, r *protocol.Result) error {
 	body, err := s.fit(ctx, r)
 	if err != nil {
-		return false, err
+		return err
 	}
 	msg := &nats.Msg{
 		Subject: s.fleet.ResultSubject(r.SessionID, r.CallID), Data: body,
@@ -277,12 +277,12 @@ func (s *store) storeResult(ctx context.Context, r *protocol.Result) (stored boo
 	}
 	_, answer, err := s.publishOnce(ctx, s.fleet.ResultsStream(), msg)
 	if err != nil {
-		return false, fmt.Errorf("store result of call %s: %w", r.CallID, err)
+		return fmt.Errorf("store result of call %s: %w", r.CallID, err)
 	}
 	if answer == full {
-		return false, fmt.Errorf("store result of call %s: %w", r.CallID, ErrFull)
+		return fmt.Errorf("store result of call %s: %w", r.CallID, ErrFull)
 	}
-	return answer == accepted, nil
+	return nil
 }
 
 // messageOverhead is room for the subject and the headers of a message.

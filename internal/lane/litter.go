@@ -1,0 +1,105 @@
+package lane
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// goneAfter is when a removal that nobody answers is likely to be applied.
+const goneAfter = 20 * time.Millisecond
+
+// throwAway sends the removals of what nobody needs any more, and asks for no answer: that
+// would cost the server more than the removal. What gets lost is found by sweep.
+func (l *held) throwAway() {
+	for _, seq := range l.litter {
+		_ = l.holder.store.nc.PublishMsg(l.holder.store.deletion(seq)) // fails without a connection
+		l.thrown = time.Now()
+	}
+	l.litter = l.litter[:0]
+}
+
+// sweep removes what is left in the mailbox of what is settled, and returns when it is gone: whoever claims
+// a released lane runs what is there. It reports whether there is something to be read.
+func (l *held) sweep() (more bool, err error) {
+	if err := l.holder.store.remove(l.ctx, l.litter...); err != nil {
+		return false, err
+	}
+	l.litter = l.litter[:0]
+	for !l.thrown.IsZero() {
+		more, again, err := l.sweepOnce()
+		if err != nil {
+			return false, err
+		}
+		if !again {
+			l.thrown = time.Time{}
+			return more, nil
+		}
+		if !wait(l.ctx, behindPause) {
+			return false, l.ctx.Err()
+		}
+	}
+	return false, nil
+}
+
+// sweepOnce looks at what a list has that knows all that was read. It has to be done again when something of
+// it was not found afterwards: it is gone by now, or whoever was asked is behind.
+func (l *held) sweepOnce() (more, again bool, err error) {
+	s, fleet := l.holder.store, l.holder.options.Fleet
+	list, err := s.stock(l.ctx, l.mail.filter(), max(l.ready, l.mail.cursor, 1)-1)
+	if err != nil {
+		return false, false, err
+	}
+	for subject := range list.unread {
+		what := fleet.ParseMailboxSubject(subject)
+		if l.inHand(what) {
+			continue
+		}
+		msg, err := s.next(l.ctx, subject, 0)
+		switch {
+		case err != nil:
+			return false, false, err
+		case msg == nil:
+			again = true
+		case msg.Sequence >= l.mail.cursor:
+			more = true
+		default:
+			if err := l.removeSettled(what.Kind, msg); err != nil {
+				return false, false, err
+			}
+		}
+	}
+	return more || !list.whole, again, nil
+}
+
+// inHand reports whether a message of the mailbox that was read is still needed.
+func (l *held) inHand(what protocol.MailboxEntry) bool {
+	return what.Kind == protocol.EntryPause || what.Kind == protocol.EntryHandback && what.Ready == l.ready ||
+		what.CallID != "" && l.schedule.find(what.CallID) != nil
+}
+
+var errNotSettled = errors.New("it was passed over, and has no result")
+
+// removeSettled removes a message that should have been removed before. That a call has its
+// result is looked at once more: nothing else stands between a mistake and a lost call.
+func (l *held) removeSettled(kind protocol.MailboxEntryKind, msg *jetstream.RawStreamMsg) error {
+	s := l.holder.store
+	if kind == protocol.EntryCall {
+		if e, err := l.entry(msg.Header, msg.Data); err == nil {
+			stored, err := s.result(l.ctx, e.call.SessionID, e.call.ID)
+			if err != nil && !errors.Is(err, protocol.ErrInvalidResult) {
+				return err
+			}
+			if stored == nil && err == nil {
+				l.mail.cursor = msg.Sequence
+				l.mail.refresh()
+				return fmt.Errorf("call %s: %w", e.call.ID, errNotSettled)
+			}
+		}
+	}
+	return s.remove(l.ctx, msg.Sequence)
+}
