@@ -25,7 +25,7 @@ type grammar struct {
 	Bench   benchCommand   `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
 	Workers workersCommand `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
 	Lane    laneCommand    `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, kick, skip, kill."`
-	Session sessionCommand `cmd:"" help:"Remove sessions: rm."`
+	Session sessionCommand `cmd:"" help:"Look at sessions and remove them: ls, show, rm."`
 	Doctor  doctorCommand  `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
 	Ping    pingCommand    `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
@@ -54,9 +54,10 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run <prompt>": &g.Run, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
-			"submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "session rm <id>": &g.Session,
+			"submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench,
 		}
 		maps.Copy(commands, g.Lane.commands())
+		maps.Copy(commands, g.Session.commands())
 		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})
 	})
 }

@@ -6,49 +6,168 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type sessionCommand struct {
-	Nats    string        `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
+	Nats    string        `placeholder:"URL" help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
 	Creds   string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
 	Fleet   string        `default:"tf" help:"Name of the fleet."`
-	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace."`
+	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm."`
 	JSON    bool          `name:"json" help:"Print JSON."`
 	Timeout time.Duration `default:"60s" help:"How long it may take."`
 
+	Ls struct {
+		Limit int `default:"100" help:"Most sessions to print."`
+	} `cmd:"" help:"List sessions, the one that changed last first."`
+	Show struct {
+		ID string `arg:"" help:"Id of the session."`
+	} `cmd:"" help:"Show a session with its turns."`
 	Rm sessionRemove `cmd:"" help:"Remove a session: journal, workspace, results and kept outputs. Done again it completes what was cut short."`
 }
 
 type sessionRemove struct {
-	Force bool   `help:"Remove it while it runs too: its calls are cancelled."`
+	Force bool   `help:"Remove it while a turn is open too; in a fleet its calls are cancelled."`
 	ID    string `arg:"" help:"Id of the session."`
 }
 
-// run removes a session, the only verb that there is.
-func (c *sessionCommand) run(ctx context.Context, p program) error {
-	if c.Timeout <= 0 {
-		return cli.Usagef("--timeout %s: must be positive", c.Timeout)
+// sessionVerb is one of the subcommands.
+type sessionVerb struct {
+	command *sessionCommand
+	id      *string // nil when it is about no session
+	act     func(ctx context.Context, p program, desk sessionDesk) error
+}
+
+// sessionDesk is what a verb works with.
+type sessionDesk struct {
+	fleet protocol.Fleet
+	pool  protocol.Pool
+	id    protocol.SessionID // "" when the verb is about none
+}
+
+// commands are the subcommands as kong names them.
+func (c *sessionCommand) commands() map[string]command {
+	return map[string]command{
+		"session ls":        sessionVerb{c, nil, c.list},
+		"session show <id>": sessionVerb{c, &c.Show.ID, c.show},
+		"session rm <id>":   sessionVerb{c, &c.Rm.ID, c.remove},
 	}
-	id, err := protocol.ParseSessionID(c.Rm.ID)
-	if err != nil {
-		return cli.Usagef("ID: %v", err)
-	}
-	pool, err := protocol.ParsePool(c.Pool)
-	if err != nil {
-		return cli.Usagef("--pool: %v", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
-	fl, err := flags.connect(ctx, connection{name: "coordinator session", logger: p.common.Logger(p.Program)})
+}
+
+func (v sessionVerb) run(ctx context.Context, p program) error {
+	desk, err := v.check()
 	if err != nil {
 		return err
 	}
-	defer fl.Close()
-	removed, err := session.Remove(ctx, fl, id, session.Options{Pool: pool, Force: c.Rm.Force})
+	ctx, cancel := context.WithTimeout(ctx, v.command.Timeout)
+	defer cancel()
+	return v.act(ctx, p, desk)
+}
+
+// check reads the flags and arguments; nothing is connected yet.
+func (v sessionVerb) check() (desk sessionDesk, err error) {
+	c := v.command
+	if c.Timeout <= 0 {
+		return desk, cli.Usagef("--timeout %s: must be positive", c.Timeout)
+	}
+	if c.Ls.Limit < 1 {
+		return desk, cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
+	}
+	if desk.fleet, err = protocol.ParseFleet(c.Fleet); err != nil {
+		return desk, cli.Usagef("--fleet: %v", err)
+	}
+	if desk.pool, err = protocol.ParsePool(c.Pool); err != nil {
+		return desk, cli.Usagef("--pool: %v", err)
+	}
+	if v.id == nil {
+		return desk, nil
+	}
+	if desk.id, err = protocol.ParseSessionID(*v.id); err != nil {
+		return desk, cli.Usagef("ID: %v", err)
+	}
+	return desk, nil
+}
+
+// sessions are those of a fleet, or of this machine.
+type sessions interface {
+	List(ctx context.Context, limit int) (list []session.Info, leftOut int, err error)
+	Show(ctx context.Context, id protocol.SessionID) (*session.Info, error)
+}
+
+// local are the sessions of this machine.
+func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, error) {
+	dir, err := cli.StateDir("sessions")
+	return session.Local{Dir: dir, Fleet: desk.fleet, Logger: p.common.Logger(p.Program)}, err
+}
+
+// open returns the sessions that the flags name, and what closes them.
+func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (sessions, func(), error) {
+	if c.Nats == "" {
+		local, err := c.local(p, desk)
+		return local, func() {}, err
+	}
+	nc, err := natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: "coordinator session", Creds: c.Creds, Logger: p.common.Logger(p.Program)})
+	if err != nil {
+		return nil, nil, err
+	}
+	reader, err := session.NewReader(ctx, nc, desk.fleet)
+	if err != nil {
+		nc.Close()
+	}
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		err = fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", desk.fleet, natsio.Redact(c.Nats), err)
+	}
+	return reader, nc.Close, err
+}
+
+func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
+	all, done, err := c.open(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer done()
+	list, leftOut, err := all.List(ctx, c.Ls.Limit)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		if list == nil {
+			list = []session.Info{}
+		}
+		err = printJSON(p, list)
+	} else {
+		err = printSessions(p.Stdout, list)
+	}
+	if leftOut > 0 && err == nil {
+		_, err = fmt.Fprintf(p.Stderr, "%d more sessions are not printed (--limit)\n", leftOut)
+	}
+	return err
+}
+
+func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) error {
+	all, done, err := c.open(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer done()
+	info, err := all.Show(ctx, desk.id)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, info)
+	}
+	return printSession(p.Stdout, info)
+}
+
+// remove removes a session.
+func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk) error {
+	removed, err := c.removed(ctx, p, desk)
 	if errors.Is(err, session.ErrBusy) {
 		return fmt.Errorf("%w (--force)", err)
 	}
@@ -59,7 +178,7 @@ func (c *sessionCommand) run(ctx context.Context, p program) error {
 		return printJSON(p, removed)
 	}
 	if removed == (session.Removed{}) {
-		_, err = fmt.Fprintf(p.Stdout, "there is nothing of session %s\n", id)
+		_, err = fmt.Fprintf(p.Stdout, "there is nothing of session %s\n", desk.id)
 		return err
 	}
 	workspace := "no workspace"
@@ -67,6 +186,23 @@ func (c *sessionCommand) run(ctx context.Context, p program) error {
 		workspace = "its workspace"
 	}
 	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d kept bodies, %s\n",
-		id, removed.Events, removed.Results, removed.Bodies, workspace)
+		desk.id, removed.Events, removed.Results, removed.Bodies, workspace)
 	return err
+}
+
+func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDesk) (session.Removed, error) {
+	if c.Nats == "" {
+		local, err := c.local(p, desk)
+		if err != nil {
+			return session.Removed{}, err
+		}
+		return local.Remove(ctx, desk.id, c.Rm.Force)
+	}
+	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
+	fl, err := flags.connect(ctx, connection{name: "coordinator session", logger: p.common.Logger(p.Program)})
+	if err != nil {
+		return session.Removed{}, err
+	}
+	defer fl.Close()
+	return session.Remove(ctx, fl, desk.id, session.Options{Pool: desk.pool, Force: c.Rm.Force})
 }

@@ -190,11 +190,18 @@ func TestSession_IsRemoved(t *testing.T) {
 	require.Contains(t, refused.stderr, "session is busy: turn 1 is open, lane sandbox/gone has 1 unfinished calls")
 	require.DirExists(t, filepath.Join(data, "sandboxes", "gone", "workspace"))
 
+	listed := execute(t, coordinator, launch{args: append([]string{"session", "ls"}, b.flags...)})
+	require.Equal(t, 0, listed.code, listed.stderr)
+	require.Regexp(t, `\ngone +open +\d+s +\d+s +1 +2 +2 `, listed.stdout)
+
 	forced := execute(t, coordinator, launch{args: append(rm, "--force")})
 	require.Equal(t, 0, forced.code, forced.stderr)
 	require.Regexp(t, `^session gone is removed: \d+ messages of its journal, \d results, 0 kept bodies, its workspace\n$`, forced.stdout)
 	require.NoDirExists(t, filepath.Join(data, "sandboxes", "gone"))
 	require.Equal(t, 1, p.wait(t), "it cannot go on")
+	shown := execute(t, coordinator, launch{args: append([]string{"session", "show", "gone"}, b.flags...)})
+	require.Equal(t, 1, shown.code)
+	require.Contains(t, shown.stderr, "session gone: there is no such session")
 	again := execute(t, coordinator, launch{args: rm})
 	require.Equal(t, 0, again.code, again.stderr)
 	require.Equal(t, "there is nothing of session gone\n", again.stdout)

@@ -64,7 +64,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	s := &Server{lock: flock.New(filepath.Join(o.Data, "lock"))}
 	if free, err := s.lock.TryLock(); err != nil || !free {
-		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, errors.Join(err, errInUse))
+		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, errors.Join(err, ErrInUse))
 	}
 	if err := s.start(ctx, o); err != nil {
 		return nil, errors.Join(err, s.lock.Unlock())
@@ -72,7 +72,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-var errInUse = errors.New("choose another --data, or connect to that process with --nats")
+// ErrInUse is wrapped by the error of [Start] for a data directory that another process uses.
+var ErrInUse = errors.New("choose another --data, or connect to that process with --nats")
 
 func (s *Server) start(ctx context.Context, o Options) error {
 	options, err := s.options(o)

@@ -1,0 +1,178 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrNone says that there is no session of that id: it has no journal.
+var ErrNone = errors.New("there is no such session")
+
+// State is how a session stands: the outcome of its last turn, or one of these.
+type State string
+
+// The states beside [loop.Outcome].
+const (
+	// StateOpen is a turn that has not ended: it runs, or its coordinator was lost.
+	StateOpen State = "open"
+	// StateInUse is a session on this machine that another process runs.
+	StateInUse State = "in_use"
+)
+
+// Info is what is known of a session. Of one that is in use there are only its id, when it
+// changed and its size on disk.
+type Info struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	State     State              `json:"state"`
+	Model     string             `json:"model,omitempty"`
+	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
+	CreatedAt *time.Time         `json:"created_at,omitempty"`
+	UpdatedAt time.Time          `json:"updated_at"`
+	Turns     int                `json:"turns"`
+	Steps     int                `json:"steps"`      // replies of the model
+	ToolCalls int                `json:"tool_calls"` // that it asked for
+	Usage     protocol.Usage     `json:"usage"`
+	// Messages and JournalBytes are the size of the journal, Results the number of stored results,
+	// Bodies and BodyBytes what is kept beside them in the object store.
+	Messages     uint64 `json:"messages"`
+	JournalBytes int64  `json:"journal_bytes"`
+	Results      uint64 `json:"results"`
+	Bodies       int    `json:"bodies"`
+	BodyBytes    uint64 `json:"body_bytes"`
+	// DiskBytes is the size of the directory of a session on this machine.
+	DiskBytes int64 `json:"disk_bytes,omitempty"`
+	// History has the turns; only [Reader.Show] tells them.
+	History []Turn `json:"history,omitempty"`
+}
+
+// Turn is one turn of a session.
+type Turn struct {
+	Turn      int       `json:"turn"`
+	State     State     `json:"state"`
+	StartedAt time.Time `json:"started_at"`
+	Steps     int       `json:"steps"`
+	ToolCalls int       `json:"tool_calls"`
+	Input     string    `json:"input"`
+}
+
+// apply extends what is known by one event of the journal.
+func (i *Info) apply(e *loop.Event) {
+	if i.CreatedAt == nil {
+		created := e.Time
+		i.CreatedAt = &created
+	}
+	i.UpdatedAt = e.Time
+	last := len(i.History) - 1
+	switch e.Type {
+	case loop.EventSessionStarted:
+		i.Model, i.Workspace = e.Model, e.Workspace
+	case loop.EventTurnStarted:
+		i.Turns, i.State = i.Turns+1, StateOpen
+		i.History = append(i.History, Turn{Turn: e.Turn, State: StateOpen, StartedAt: e.Time, Input: e.Input})
+	case loop.EventModelReply:
+		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
+		if e.Usage != nil {
+			i.Usage = i.Usage.Add(*e.Usage)
+		}
+		if last >= 0 {
+			i.History[last].Steps++
+			i.History[last].ToolCalls += len(e.ToolCalls)
+		}
+	case loop.EventTurnEnded:
+		i.State = State(e.Status)
+		if last >= 0 {
+			i.History[last].State = i.State
+		}
+	default:
+	}
+}
+
+// Show describes a session. The error wraps [ErrNone] when it has no journal.
+func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
+	info, err := r.journal(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	kept, err := r.bodies(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	return info, r.sizes(ctx, info, kept)
+}
+
+// journal reads what the journal tells.
+func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, error) {
+	info := &Info{SessionID: id}
+	for next := uint64(1); ; info.Messages++ {
+		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(r.fleet.EventSubject(id)))
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
+			return nil, ErrNone
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			return info, nil
+		case err != nil:
+			return nil, fmt.Errorf("read the journal: %w", err)
+		}
+		var events []loop.Event
+		if err := json.Unmarshal(msg.Data, &events); err != nil {
+			return nil, fmt.Errorf("message %d: %w", msg.Sequence, err)
+		}
+		for i := range events {
+			info.apply(&events[i])
+		}
+		info.JournalBytes += int64(len(msg.Data))
+		next = msg.Sequence + 1
+	}
+}
+
+// sizes adds what is stored of a session beside its journal.
+func (r *Reader) sizes(ctx context.Context, info *Info, all map[protocol.SessionID]body) error {
+	stored, err := r.results.Info(ctx, jetstream.WithSubjectFilter(r.fleet.ResultSubject(info.SessionID, "*")))
+	if err != nil {
+		return fmt.Errorf("session %s: count results: %w", info.SessionID, err)
+	}
+	for _, n := range stored.State.Subjects {
+		info.Results += n
+	}
+	kept := all[info.SessionID]
+	info.Bodies, info.BodyBytes = kept.objects, kept.bytes
+	return nil
+}
+
+// body is what the object store keeps of a session.
+type body struct {
+	objects int
+	bytes   uint64
+}
+
+// bodies sums up the object store by session.
+func (r *Reader) bodies(ctx context.Context) (map[protocol.SessionID]body, error) {
+	objects, err := r.blobs.List(ctx)
+	if errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return map[protocol.SessionID]body{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list object store: %w", err)
+	}
+	sums := map[protocol.SessionID]body{}
+	for _, object := range objects {
+		_, rest, _ := strings.Cut(object.Name, "/")
+		id, _, found := strings.Cut(rest, "/")
+		if !found {
+			continue
+		}
+		sum := sums[protocol.SessionID(id)]
+		sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
+		sums[protocol.SessionID(id)] = sum
+	}
+	return sums, nil
+}

@@ -1,0 +1,143 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// MaxListed bounds the sessions that [Reader.List] looks at: those with the highest
+	// ids, which are the newest ones where ids were not chosen.
+	MaxListed = 4096
+	// lookers is how many sessions are looked at side by side.
+	lookers = 8
+)
+
+// Reader reads what a fleet keeps of sessions. It changes nothing and is safe for
+// concurrent use.
+type Reader struct {
+	fleet           protocol.Fleet
+	events, results jetstream.Stream
+	blobs           jetstream.ObjectStore
+}
+
+// NewReader opens the streams of a fleet. The error wraps [jetstream.ErrStreamNotFound]
+// when there is no such fleet.
+func NewReader(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Reader, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{fleet: fleet}
+	if r.events, err = js.Stream(ctx, fleet.SessionsStream()); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
+	}
+	if r.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
+	}
+	if r.blobs, err = js.ObjectStore(ctx, fleet.BlobsBucket()); err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", fleet.BlobsBucket(), err)
+	}
+	return r, nil
+}
+
+// List describes the sessions that have a journal, those that changed last first, at most
+// limit of them. leftOut is how many more there are.
+func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int, err error) {
+	ids, err := r.ids(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	slices.SortFunc(ids, func(a, b protocol.SessionID) int { return cmp.Compare(b, a) })
+	all := len(ids)
+	changed, err := r.changed(ctx, ids[:min(all, MaxListed)])
+	if err != nil {
+		return nil, 0, err
+	}
+	changed = changed[:min(len(changed), limit)]
+	kept, err := r.bodies(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	found := make([]*Info, len(changed))
+	err = each(ctx, len(changed), func(ctx context.Context, i int) error {
+		info, err := r.journal(ctx, changed[i].id)
+		if err != nil {
+			return fmt.Errorf("session %s: %w", changed[i].id, err)
+		}
+		info.History, found[i] = nil, info
+		return r.sizes(ctx, info, kept)
+	})
+	for _, info := range found {
+		if info != nil {
+			list = append(list, *info)
+		}
+	}
+	return list, all - len(list), err
+}
+
+// ids returns the sessions that have a journal.
+func (r *Reader) ids(ctx context.Context) ([]protocol.SessionID, error) {
+	info, err := r.events.Info(ctx, jetstream.WithSubjectFilter(r.fleet.EventSubject("*")))
+	if err != nil {
+		return nil, fmt.Errorf("look into stream %s: %w", r.fleet.SessionsStream(), err)
+	}
+	ids := make([]protocol.SessionID, 0, len(info.State.Subjects))
+	for subject := range info.State.Subjects {
+		ids = append(ids, protocol.SessionID(strings.TrimPrefix(subject, r.fleet.EventSubject(""))))
+	}
+	return ids, nil
+}
+
+// change is when a session changed last.
+type change struct {
+	id protocol.SessionID
+	at time.Time
+}
+
+// changed tells when sessions changed, the last one first. Those that were removed
+// meanwhile are left out.
+func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID) ([]change, error) {
+	changes := make([]change, len(ids))
+	err := each(ctx, len(ids), func(ctx context.Context, i int) error {
+		last, err := r.events.GetLastMsgForSubject(ctx, r.fleet.EventSubject(ids[i]))
+		if err != nil {
+			return err
+		}
+		changes[i] = change{id: ids[i], at: last.Time}
+		return nil
+	})
+	changes = slices.DeleteFunc(changes, func(c change) bool { return c.id == "" })
+	slices.SortStableFunc(changes, func(a, b change) int { return b.at.Compare(a.at) })
+	return changes, err
+}
+
+// each does something for each of n, several side by side; what was removed meanwhile is
+// passed over.
+func each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(lookers)
+	for i := range n {
+		group.Go(func() error { return gone(do(ctx, i)) })
+	}
+	return group.Wait()
+}
+
+// gone is an error that is not about a session that was removed meanwhile.
+func gone(err error) error {
+	if errors.Is(err, ErrNone) || errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,165 @@
+package session
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// journaled appends a session's life: turns that ended so, and one that is open for "".
+func journaled(t *testing.T, f *fleet.Fleet, id protocol.SessionID, at time.Time, outcomes ...loop.Outcome) {
+	t.Helper()
+	events := []loop.Event{{Type: loop.EventSessionStarted, Time: at, Model: "script", Workspace: "/home/ada/x"}}
+	for i, outcome := range outcomes {
+		turn := i + 1
+		events = append(events, loop.Event{Type: loop.EventTurnStarted, Time: at, Turn: turn, Input: fmt.Sprintf("do %d", turn)})
+		for step := range turn {
+			events = append(events, loop.Event{
+				Type: loop.EventModelReply, Time: at, Turn: turn, Step: step + 1, Usage: &protocol.Usage{InputTokens: 10, OutputTokens: 1},
+				ToolCalls: []loop.ToolCall{{ID: fmt.Sprint(turn, step), Name: "noop"}, {ID: fmt.Sprint(turn, step, "b"), Name: "noop"}},
+			})
+		}
+		if outcome != "" {
+			events = append(events, loop.Event{Type: loop.EventTurnEnded, Time: at, Turn: turn, Status: string(outcome)})
+		}
+	}
+	_, err := f.Journal.Append(t.Context(), id, 0, events...)
+	require.NoError(t, err)
+}
+
+func (r *rig) reader(t *testing.T) *Reader {
+	t.Helper()
+	reader, err := NewReader(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	return reader
+}
+
+func TestReader_ShowsWhatThereIs(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.lived(t, "lived")
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	journaled(t, r.Fleet, "s", at, loop.OutcomeAnswered, loop.OutcomeFailed, "")
+	reader := r.reader(t)
+	info, err := reader.Show(t.Context(), "s")
+	require.NoError(t, err)
+	require.Positive(t, info.JournalBytes)
+	info.JournalBytes = 0
+	require.Equal(t, &Info{
+		SessionID: "s", State: StateOpen, Model: "script", Workspace: "/home/ada/x", CreatedAt: &at, UpdatedAt: at,
+		Turns: 3, Steps: 6, ToolCalls: 12, Usage: protocol.Usage{InputTokens: 60, OutputTokens: 6}, Messages: 1,
+		History: []Turn{
+			{Turn: 1, State: "answered", StartedAt: at, Steps: 1, ToolCalls: 2, Input: "do 1"},
+			{Turn: 2, State: "failed", StartedAt: at, Steps: 2, ToolCalls: 4, Input: "do 2"},
+			{Turn: 3, State: StateOpen, StartedAt: at, Steps: 3, ToolCalls: 6, Input: "do 3"},
+		},
+	}, info)
+	info, err = reader.Show(t.Context(), "lived")
+	require.NoError(t, err)
+	require.EqualValues(t, 3, info.Results)
+	require.Equal(t, 1, info.Bodies)
+	require.Greater(t, info.BodyBytes, uint64(300_000))
+	_, err = reader.Show(t.Context(), "nobody")
+	require.ErrorIs(t, err, ErrNone)
+	_, err = NewReader(t.Context(), r.NC, "other")
+	require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
+}
+
+func TestReader_ListsTheLastChangedFirst(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	reader := r.reader(t)
+	list, leftOut, err := reader.List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Empty(t, list)
+	require.Zero(t, leftOut)
+	for i, id := range []protocol.SessionID{"c", "a", "b"} {
+		journaled(t, r.Fleet, id, time.Unix(int64(i), 0).UTC(), loop.OutcomeAnswered)
+	}
+	list, leftOut, err = reader.List(t.Context(), 2)
+	require.NoError(t, err)
+	require.Equal(t, 1, leftOut)
+	require.Equal(t, []protocol.SessionID{"b", "a"}, []protocol.SessionID{list[0].SessionID, list[1].SessionID})
+	require.Equal(t, State("answered"), list[0].State)
+	require.Equal(t, 1, list[0].Steps)
+	require.Empty(t, list[0].History)
+}
+
+func TestLocal_SessionsAreDirectories(t *testing.T) {
+	t.Parallel()
+	l := Local{Dir: filepath.Join(t.TempDir(), "sessions"), Fleet: "tf", Logger: slog.New(slog.DiscardHandler)}
+	list, leftOut, err := l.List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Empty(t, list)
+	require.Zero(t, leftOut)
+	for i, id := range []protocol.SessionID{"old", "open", "new"} {
+		f, err := l.open(t.Context(), id)
+		require.NoError(t, err)
+		outcome := loop.OutcomeAnswered
+		if id == "open" {
+			outcome = ""
+		}
+		journaled(t, f, id, time.Unix(int64(i+1), 0).UTC(), outcome)
+		f.Close()
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(l.Dir, "empty"), 0o700))
+	require.NoError(t, os.Mkdir(filepath.Join(l.Dir, "no session"), 0o700))
+	workspace := filepath.Join(l.Dir, "new", "sandboxes", "new", "workspace")
+	require.NoError(t, os.MkdirAll(workspace, 0o700))
+	outside := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(outside, []byte("x"), 0o600))
+	require.NoError(t, os.Symlink(filepath.Dir(outside), filepath.Join(workspace, "link")))
+
+	list, leftOut, err = l.List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Zero(t, leftOut)
+	states := map[protocol.SessionID]State{}
+	for _, info := range list {
+		states[info.SessionID] = info.State
+	}
+	require.Equal(t, map[protocol.SessionID]State{"old": "answered", "open": StateOpen, "new": "answered", "empty": ""}, states)
+	require.Equal(t, protocol.SessionID("new"), list[0].SessionID)
+	require.Positive(t, list[0].DiskBytes)
+	_, leftOut, err = l.List(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, 3, leftOut)
+
+	running, err := l.open(t.Context(), "old")
+	require.NoError(t, err)
+	info, err := l.Show(t.Context(), "old")
+	require.NoError(t, err)
+	require.Equal(t, StateInUse, info.State)
+	_, err = l.Remove(t.Context(), "old", true)
+	require.ErrorIs(t, err, ErrBusy)
+	running.Close()
+
+	_, err = l.Remove(t.Context(), "open", false)
+	require.ErrorIs(t, err, ErrBusy)
+	require.DirExists(t, filepath.Join(l.Dir, "open"))
+	removed, err := l.Remove(t.Context(), "open", true)
+	require.NoError(t, err)
+	require.Equal(t, Removed{Events: 1}, removed)
+	removed, err = l.Remove(t.Context(), "new", false)
+	require.NoError(t, err)
+	require.Equal(t, Removed{Events: 1, Workspace: true}, removed)
+	require.FileExists(t, outside)
+	removed, err = l.Remove(t.Context(), "new", false)
+	require.NoError(t, err)
+	require.Equal(t, Removed{}, removed)
+	_, err = l.Show(t.Context(), "new")
+	require.ErrorIs(t, err, ErrNone)
+	removed, err = l.Remove(t.Context(), "empty", false)
+	require.NoError(t, err)
+	require.Equal(t, Removed{}, removed)
+	require.NoDirExists(t, filepath.Join(l.Dir, "empty"))
+}

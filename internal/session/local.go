@@ -1,0 +1,148 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Local is the sessions of one machine that ran without a fleet: each has a directory, named
+// after it, with a server and a worker of its own.
+type Local struct {
+	// Dir is the directory that has them.
+	Dir string
+	// Fleet is the name of the fleet that they were run with.
+	Fleet protocol.Fleet
+	// Logger is required.
+	Logger *slog.Logger
+}
+
+// List is [Reader.List].
+func (l Local) List(ctx context.Context, limit int) (list []Info, leftOut int, err error) {
+	entries, err := os.ReadDir(l.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, entry := range entries {
+		id, err := protocol.ParseSessionID(entry.Name())
+		if err != nil || !entry.IsDir() {
+			continue
+		}
+		size, changed := l.measure(id)
+		list = append(list, Info{SessionID: id, UpdatedAt: changed, DiskBytes: size})
+	}
+	l.sort(list)
+	leftOut = max(0, len(list)-limit)
+	list = list[:len(list)-leftOut]
+	for i := range list {
+		info, err := l.Show(ctx, list[i].SessionID)
+		if errors.Is(err, ErrNone) { // it was begun, and nothing came of it
+			continue
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		info.History = nil
+		list[i] = *info
+	}
+	l.sort(list)
+	return list, leftOut, nil
+}
+
+func (Local) sort(list []Info) {
+	slices.SortStableFunc(list, func(a, b Info) int {
+		return cmp.Or(b.UpdatedAt.Compare(a.UpdatedAt), cmp.Compare(a.SessionID, b.SessionID))
+	})
+}
+
+// Show is [Reader.Show].
+func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
+	if _, err := os.Stat(l.dir(id)); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
+	}
+	size, changed := l.measure(id)
+	f, err := l.open(ctx, id)
+	if errors.Is(err, embedded.ErrInUse) {
+		return &Info{SessionID: id, State: StateInUse, UpdatedAt: changed, DiskBytes: size}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	defer f.Close()
+	reader, err := NewReader(ctx, f.NC, l.Fleet)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	info, err := reader.Show(ctx, id)
+	if err == nil {
+		info.DiskBytes = size
+	}
+	return info, err
+}
+
+// Remove is the function [Remove] for a session of this machine: its directory is removed.
+// One that a process runs is not, forced or not.
+func (l Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (Removed, error) {
+	info, err := l.Show(ctx, id)
+	switch {
+	case errors.Is(err, ErrNone):
+		info = &Info{}
+	case err != nil && !force:
+		return Removed{}, fmt.Errorf("remove session %s: %w", id, err)
+	case err != nil:
+		info = &Info{}
+	case info.State == StateInUse:
+		return Removed{}, fmt.Errorf("remove session %s: %w: a process runs it; stop that first", id, ErrBusy)
+	case info.State == StateOpen && !force:
+		return Removed{}, fmt.Errorf("remove session %s: %w: turn %d is open; go on with it, or force the removal", id, ErrBusy, info.Turns)
+	}
+	_, err = os.Stat(filepath.Join(l.dir(id), "sandboxes", string(id)))
+	workspace := err == nil
+	if err := os.RemoveAll(l.dir(id)); err != nil {
+		return Removed{}, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
+	}
+	return Removed{Events: info.Messages, Results: info.Results, Bodies: info.Bodies, Workspace: workspace}, nil
+}
+
+func (l Local) dir(id protocol.SessionID) string { return filepath.Join(l.Dir, string(id)) }
+
+// open starts the session's own server.
+func (l Local) open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, error) {
+	return fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
+}
+
+// measure returns the size of a session's directory, and when a message was stored last.
+func (l Local) measure(id protocol.SessionID) (size int64, changed time.Time) {
+	_ = filepath.WalkDir(l.dir(id), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // what cannot be read, or goes away, is not counted
+		}
+		info, err := entry.Info()
+		if err != nil || !entry.Type().IsRegular() {
+			return nil //nolint:nilerr // as above
+		}
+		size += info.Size()
+		if filepath.Ext(path) == messageBlock && info.ModTime().After(changed) {
+			changed = info.ModTime()
+		}
+		return nil
+	})
+	return size, changed
+}
+
+// messageBlock is the extension of the server's files that have messages.
+const messageBlock = ".blk"
