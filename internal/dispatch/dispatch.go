@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -57,9 +60,13 @@ type Dispatcher struct {
 	fleet     protocol.Fleet
 	publisher *lane.Publisher
 	results   *lane.Results
+	js        jetstream.JetStream
 }
 
-var _ loop.Dispatcher = (*Dispatcher)(nil)
+var (
+	_ loop.Dispatcher = (*Dispatcher)(nil)
+	_ loop.Keeper     = (*Dispatcher)(nil)
+)
 
 // New opens the streams of a fleet, which must exist.
 func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Options) (*Dispatcher, error) {
@@ -68,9 +75,19 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	if err != nil {
 		return nil, err
 	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
 	logger := o.Logger
 	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
-	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results}, nil
+	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js}, nil
+}
+
+// Keep implements [loop.Keeper].
+func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
+	_, err := natsio.PutObject(ctx, d.js, d.fleet.KeptBucket(), protocol.KeptText(session, call), strings.NewReader(text))
+	return err
 }
 
 // Dispatch implements [loop.Dispatcher].

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -18,7 +20,7 @@ import (
 func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, image *loop.Image) (*loop.Image, error) {
 	sum := sha256.Sum256(image.Data)
 	stored := &loop.Image{MediaType: image.MediaType, Blob: protocol.ImageBlob(session, hex.EncodeToString(sum[:]))}
-	if _, err := j.blobs.PutBytes(ctx, stored.Blob, image.Data); err != nil {
+	if _, err := natsio.PutObject(ctx, j.js, j.fleet.KeptBucket(), stored.Blob, bytes.NewReader(image.Data)); err != nil {
 		return nil, fmt.Errorf("store %s: %w", stored.Blob, err)
 	}
 	return stored, nil
@@ -31,7 +33,7 @@ func (j *Journal) loadImage(ctx context.Context, image *loop.Image) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()
-	data, err := j.blobs.GetBytes(ctx, image.Blob)
+	data, err := j.kept.GetBytes(ctx, image.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil
 	}

@@ -26,7 +26,7 @@ type Journal struct {
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	stream jetstream.Stream
-	blobs  jetstream.ObjectStore
+	kept   jetstream.ObjectStore
 }
 
 var _ loop.Journal = (*Journal)(nil)
@@ -52,11 +52,11 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
 	}
-	blobs, err := js.ObjectStore(ctx, fleet.BlobsBucket())
+	kept, err := js.ObjectStore(ctx, fleet.KeptBucket())
 	if err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", fleet.BlobsBucket(), err)
+		return nil, fmt.Errorf("open object store %s: %w", fleet.KeptBucket(), err)
 	}
-	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream, blobs: blobs}, nil
+	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream, kept: kept}, nil
 }
 
 // Load implements [loop.Journal]. It reads from the stream's leader, so it sees

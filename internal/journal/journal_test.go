@@ -139,7 +139,7 @@ func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	// Once it is kept no more, its text is all there is.
 	js, err := jetstream.New(f.NC)
 	require.NoError(t, err)
-	store, err := js.ObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket())
+	store, err := js.ObjectStore(t.Context(), protocol.DefaultFleet.KeptBucket())
 	require.NoError(t, err)
 	require.NoError(t, store.Delete(t.Context(), history.Events[1].Image.Blob))
 	history, err = j.Load(t.Context(), session)

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -61,15 +63,9 @@ func (b *blobs) put(ctx context.Context, prefix string, body []byte) (protocol.S
 	}
 	ctx, cancel := context.WithTimeout(ctx, blobTimeout)
 	defer cancel()
-	store, err := b.open(ctx)
-	if err != nil {
-		return protocol.Stored{}, err
-	}
 	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body))}
-	if _, err := store.PutBytes(ctx, stored.Blob, body); err != nil {
-		return protocol.Stored{}, fmt.Errorf("store %s: %w", stored.Blob, err)
-	}
-	return stored, nil
+	_, err := natsio.PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
+	return stored, err
 }
 
 // get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone.

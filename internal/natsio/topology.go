@@ -37,6 +37,12 @@ type Topology struct {
 	MaxBytes int64
 	// ResultAge is how long results are kept; 0 means the default.
 	ResultAge time.Duration
+	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
+	// is removed.
+	KeepAge time.Duration
+	// KeepBytes bounds what is kept of all sessions together; 0 means no bound. When it is
+	// reached, nothing more is kept.
+	KeepBytes int64
 }
 
 // ErrTopology is wrapped by errors about streams that exist with another configuration.
@@ -71,15 +77,13 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 			return err
 		}
 	}
-	if _, err := js.ObjectStore(ctx, t.Fleet.BlobsBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
-		_, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-			Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: t.ResultAge,
-		})
-		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-			return fmt.Errorf("make object store %s: %w", t.Fleet.BlobsBucket(), err)
+	for _, bucket := range []jetstream.ObjectStoreConfig{
+		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: t.ResultAge},
+		{Bucket: t.Fleet.KeptBucket(), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
+	} {
+		if err := ensureObjects(ctx, js, bucket); err != nil {
+			return err
 		}
-	} else if err != nil {
-		return fmt.Errorf("open object store %s: %w", t.Fleet.BlobsBucket(), err)
 	}
 	if _, err := js.KeyValue(ctx, t.Fleet.PlacesBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
 		_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: t.Fleet.PlacesBucket(), Replicas: t.Replicas})
@@ -88,6 +92,21 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		}
 	} else if err != nil {
 		return fmt.Errorf("open bucket %s: %w", t.Fleet.PlacesBucket(), err)
+	}
+	return nil
+}
+
+// ensureObjects makes an object store that is missing.
+func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.ObjectStoreConfig) error {
+	_, err := js.ObjectStore(ctx, want.Bucket)
+	if !errors.Is(err, jetstream.ErrBucketNotFound) {
+		if err != nil {
+			return fmt.Errorf("open object store %s: %w", want.Bucket, err)
+		}
+		return nil
+	}
+	if _, err = js.CreateObjectStore(ctx, want); err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
+		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func names(t *testing.T, f *natsiotest.Fleet) []string {
 func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, ResultAge: time.Hour})
-	require.ElementsMatch(t, []string{"TF_CALLS", "TF_RESULTS", "TF_SESSIONS", "OBJ_TF_BLOBS", "KV_TF_PLACES"}, names(t, f))
+	require.ElementsMatch(t, []string{"TF_CALLS", "TF_RESULTS", "TF_SESSIONS", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "KV_TF_PLACES"}, names(t, f))
 	calls := configuration(t, f, tf.CallsStream())
 	require.Equal(t, jetstream.WorkQueuePolicy, calls.Retention)
 	require.Equal(t, jetstream.DiscardNew, calls.Discard)
@@ -48,7 +48,19 @@ func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	require.EqualValues(t, 7, calls.MaxMsgs)
 	require.EqualValues(t, 1<<20, calls.MaxBytes)
 	require.Equal(t, time.Hour, configuration(t, f, tf.ResultsStream()).MaxAge)
+	require.Equal(t, time.Hour, configuration(t, f, "OBJ_TF_BLOBS").MaxAge)
 	require.Zero(t, configuration(t, f, tf.SessionsStream()).MaxAge, "journals are kept")
+	require.Zero(t, configuration(t, f, "OBJ_TF_KEPT").MaxAge, "and what they name")
+	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
+}
+
+func TestEnsure_BoundsOfWhatIsKept(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{KeepAge: 24 * time.Hour, KeepBytes: 1 << 30})
+	kept := configuration(t, f, "OBJ_TF_KEPT")
+	require.Equal(t, 24*time.Hour, kept.MaxAge)
+	require.EqualValues(t, 1<<30, kept.MaxBytes)
+	require.Equal(t, jetstream.DiscardNew, kept.Discard, "what is kept is not pushed out by something newer")
 }
 
 func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {
@@ -74,7 +86,7 @@ func TestEnsure_ManyAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	require.Len(t, names(t, f), 10)
+	require.Len(t, names(t, f), 12)
 }
 
 func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -278,27 +279,46 @@ func (r *remover) results(ctx context.Context) error {
 	return err
 }
 
-// bodies removes what is kept of the session in the object store.
+// bodies removes what is kept of the session in the object stores.
 func (r *remover) bodies(ctx context.Context) error {
-	store, err := r.fleet.JS.ObjectStore(ctx, r.fleet.Name.BlobsBucket())
-	if err != nil {
-		return fmt.Errorf("open object store %s: %w", r.fleet.Name.BlobsBucket(), err)
+	for _, bucket := range []string{r.fleet.Name.KeptBucket(), r.fleet.Name.BlobsBucket()} {
+		if err := r.objects(ctx, bucket); err != nil {
+			return err
+		}
 	}
-	objects, err := store.List(ctx)
+	return nil
+}
+
+// objects removes those of one object store, and the traces that it keeps of deleted ones.
+func (r *remover) objects(ctx context.Context, bucket string) error {
+	store, err := r.fleet.JS.ObjectStore(ctx, bucket)
+	if err != nil {
+		return fmt.Errorf("open object store %s: %w", bucket, err)
+	}
+	stream, err := r.fleet.JS.Stream(ctx, natsio.ObjectStream(bucket))
+	if err != nil {
+		return fmt.Errorf("open object store %s: %w", bucket, err)
+	}
+	objects, err := store.List(ctx, jetstream.ListObjectsShowDeleted())
 	if errors.Is(err, jetstream.ErrNoObjectsFound) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("list object store %s: %w", r.fleet.Name.BlobsBucket(), err)
+		return fmt.Errorf("list object store %s: %w", bucket, err)
 	}
 	for _, object := range objects {
 		if _, rest, found := strings.Cut(object.Name, "/"); !found || !strings.HasPrefix(rest, string(r.id)+"/") {
 			continue
 		}
-		if err := store.Delete(ctx, object.Name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-			return fmt.Errorf("delete %s: %w", object.Name, err)
+		if !object.Deleted {
+			if err := store.Delete(ctx, object.Name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+				return fmt.Errorf("delete %s: %w", object.Name, err)
+			}
+			r.removed.Bodies++
 		}
-		r.removed.Bodies++
+		if err := stream.Purge(ctx, jetstream.WithPurgeSubject(natsio.ObjectTrace(bucket, object.Name))); err != nil {
+			return fmt.Errorf("purge %s: %w", object.Name, err)
+		}
 	}
 	return nil
 }

@@ -68,11 +68,12 @@ func (r *rig) lived(t *testing.T, id protocol.SessionID) {
 	require.NoError(t, err)
 	for _, command := range []protocol.CommandRun{
 		{Command: "mkdir -p a/b; echo x > a/b/c; ln -s / root"},
-		{Command: "head -c 300000 /dev/zero | tr '\\0' x"},
+		{Command: "head -c 300000 /dev/zero | tr '\\0' x | tee long"},
 		{Command: "sleep 1000", Background: true},
 	} {
 		require.Nil(t, r.call(t.Context(), t, id, command).Error)
 	}
+	require.NotNil(t, r.call(t.Context(), t, id, protocol.FilesRead{Path: "long"}).Kept)
 }
 
 // left is what the fleet has of a session.
@@ -90,15 +91,17 @@ func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
 			left = append(left, subject)
 		}
 	}
-	store, err := r.JS.ObjectStore(t.Context(), r.Name.BlobsBucket())
-	require.NoError(t, err)
-	objects, err := store.List(t.Context())
-	if err != nil {
-		require.ErrorIs(t, err, jetstream.ErrNoObjectsFound)
-	}
-	for _, object := range objects {
-		if strings.Contains(object.Name, "/"+string(id)+"/") {
-			left = append(left, object.Name)
+	for _, bucket := range []string{r.Name.BlobsBucket(), r.Name.KeptBucket()} {
+		store, err := r.JS.ObjectStore(t.Context(), bucket)
+		require.NoError(t, err)
+		objects, err := store.List(t.Context(), jetstream.ListObjectsShowDeleted())
+		if err != nil {
+			require.ErrorIs(t, err, jetstream.ErrNoObjectsFound)
+		}
+		for _, object := range objects {
+			if strings.Contains(object.Name, "/"+string(id)+"/") {
+				left = append(left, object.Name)
+			}
 		}
 	}
 	home := filepath.Join(r.data, "sandboxes", string(id))
@@ -121,11 +124,11 @@ func TestRemove_LeavesNothingAndNobodyElses(t *testing.T) {
 	r.lived(t, "s")
 	r.lived(t, "s2")
 	before := r.left(t, "s2")
-	require.Len(t, r.left(t, "s"), 1+3+1+2)
+	require.Len(t, r.left(t, "s"), 1+4+3+2)
 
 	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
-	require.Equal(t, Removed{Events: 1, Results: 4, Bodies: 1, Workspace: true}, removed)
+	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 3, Workspace: true}, removed)
 	require.Empty(t, r.left(t, "s"))
 	require.ElementsMatch(t, before, r.left(t, "s2"), "of which s is a prefix")
 	require.DirExists(t, "/etc")

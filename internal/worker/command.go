@@ -55,10 +55,10 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 	if p.Background {
 		return w.startProcess(ctx, s, run.Call, p, cmd, frames)
 	}
-	return w.exec(ctx, s, run, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
+	return w.exec(ctx, s, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
 }
 
-func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.CodeRun, frames *frames) (protocol.Value, error) {
+func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, p protocol.CodeRun, frames *frames) (protocol.Value, error) {
 	script, err := w.languages.script(p.Language)
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, run *lane.Run, 
 	cmd := sandbox.Cmd{
 		Argv: []string{"sh", "-c", script}, Dir: p.Cwd, Env: p.Env, Stdin: []byte(p.Code), ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits),
 	}
-	return w.exec(ctx, s, run, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
+	return w.exec(ctx, s, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
 }
 
 // limitsOf translates limits from the wire.
@@ -92,7 +92,7 @@ func limitKinds(kinds sandbox.LimitKinds) map[string]string {
 
 // exec runs a command and makes its value. A value beside an error is what it wrote until it was stopped.
 func (w *Worker) exec(
-	ctx context.Context, s sandbox.Sandbox, run *lane.Run, cmd sandbox.Cmd, frames *frames, valueOf func(protocol.Execution) protocol.Value,
+	ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames, valueOf func(protocol.Execution) protocol.Value,
 ) (protocol.Value, error) {
 	cmd.Live = frames.output
 	r, err := s.Exec(ctx, cmd)
@@ -100,10 +100,11 @@ func (w *Worker) exec(
 		return nil, err
 	}
 	execution := w.execution(&r)
+	value := valueOf(execution)
 	if execution.Truncated {
-		execution.Whole = w.keepWhole(ctx, run.Call, valueOf(wholeOf(execution, &r)))
+		value = partial{Value: value, keep: keepValue(valueOf(wholeOf(execution, &r)))}
 	}
-	return valueOf(execution), endFault(&r)
+	return value, endFault(&r)
 }
 
 // execution is a result as it travels.

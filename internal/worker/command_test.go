@@ -171,7 +171,8 @@ func TestCommand_OutputThatIsCutIsKeptWhole(t *testing.T) {
 	v := value[protocol.CommandRunResult](t, got)
 	require.True(t, v.Truncated)
 	require.Less(t, len(v.Stdout), 4100)
-	whole := value[protocol.CommandRunResult](t, &protocol.Result{Value: r.stored(t, v.Whole)})
+	require.NotNil(t, got.Kept)
+	whole := value[protocol.CommandRunResult](t, &protocol.Result{Value: r.stored(t, got)})
 	require.False(t, whole.Truncated)
 	require.Len(t, whole.Stdout, int(whole.StdoutBytes))
 	require.Len(t, whole.Stderr, int(whole.StderrBytes))
@@ -181,18 +182,17 @@ func TestCommand_OutputThatIsCutIsKeptWhole(t *testing.T) {
 
 	bomb := r.do(session, protocol.CommandRun{Command: "yes", Limits: protocol.Limits{Output: 4000}})
 	requireFault(t, bomb, protocol.StatusFailed, protocol.CodeOutputLimit)
-	whole = value[protocol.CommandRunResult](t, &protocol.Result{Value: r.stored(t, value[protocol.CommandRunResult](t, bomb).Whole)})
+	whole = value[protocol.CommandRunResult](t, &protocol.Result{Value: r.stored(t, bomb)})
 	require.True(t, whole.Truncated, "as much as it may write, and not what it would have written")
 	require.Len(t, whole.Stdout, 16_000)
 }
 
-// stored is a value in the fleet's object store.
-func (r *rig) stored(t *testing.T, name string) protocol.Value {
+// stored is the value that is kept of a result.
+func (r *rig) stored(t *testing.T, result *protocol.Result) protocol.Value {
 	t.Helper()
-	require.NotEmpty(t, name)
-	store, err := r.JS.ObjectStore(t.Context(), r.Name.BlobsBucket())
+	store, err := r.JS.ObjectStore(t.Context(), r.Name.KeptBucket())
 	require.NoError(t, err)
-	body, err := store.GetBytes(t.Context(), name)
+	body, err := store.GetBytes(t.Context(), protocol.KeptValue(result.SessionID, result.CallID))
 	require.NoError(t, err)
 	v, err := protocol.DecodeValue(body)
 	require.NoError(t, err)

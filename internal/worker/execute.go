@@ -30,6 +30,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	frames := &frames{worker: w, run: run}
 	frames.send(protocol.FrameStarted, nil)
 	r := w.execute(ctx, run, frames)
+	w.keep(ctx, run.Call, &r)
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))
 	if r.Error != nil {
@@ -148,9 +149,9 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 	case protocol.CommandRun:
 		return w.commandRun(ctx, s, run, payload, frames)
 	case protocol.CodeRun:
-		return w.codeRun(ctx, s, run, payload, frames)
+		return w.codeRun(ctx, s, payload, frames)
 	case protocol.ToolRun:
-		return w.toolRun(ctx, s, payload, frames)
+		return w.toolRun(ctx, s, run.Call, payload, frames)
 	case protocol.ProcessList:
 		return w.processes(run).List(), nil
 	case protocol.ProcessRead:

@@ -58,10 +58,10 @@ func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) 
 		return nil, err
 	}
 	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
-	return protocol.FilesReadResult{
+	return keptRead(fs, protocol.FilesReadResult{
 		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size, FirstLine: r.FirstLine, Lines: r.Lines,
-		TotalLines: r.TotalLines, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image, Raw: p.Raw,
-	}, nil
+		TotalLines: r.TotalLines, LineBytes: r.LineBytes, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image, Raw: p.Raw,
+	}), nil
 }
 
 func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) (protocol.Value, error) {
@@ -128,10 +128,9 @@ func (f fileOps) readJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJS
 		return nil, err
 	}
 	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
-	return protocol.FilesJSONReadResult{
-		Path: p.Path, Query: p.Query, Value: r.Value, JSONType: r.Type, Length: r.Length, Keys: r.Keys,
-		ValueBytes: r.ValueSize, Bytes: r.Size, SHA256: r.SHA256,
-	}, nil
+	return keepJSON(protocol.FilesJSONReadResult{
+		Path: p.Path, Query: p.Query, Value: r.Value, JSONType: r.Type, Length: r.Length, Bytes: r.Size, SHA256: r.SHA256,
+	}), nil
 }
 
 func (f fileOps) writeJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJSONWrite) (protocol.Value, error) {
@@ -162,11 +161,15 @@ func filesList(ctx context.Context, fs sandbox.FS, p protocol.FilesList) (protoc
 	for i, e := range r.Entries {
 		entries[i] = protocol.DirEntry{Name: e.Name, Type: protocol.FileType(e.Type), Size: e.Size}
 	}
-	return protocol.FilesListResult{Path: p.Path, Entries: entries, Total: r.Total}, nil
+	all := protocol.FilesListResult{Path: p.Path, Entries: entries, Total: r.Total}
+	return listed(all, len(entries), r.Total, 0, func(v protocol.FilesListResult, n int) protocol.FilesListResult {
+		v.Entries = v.Entries[:n]
+		return v
+	})
 }
 
 func filesTree(ctx context.Context, fs sandbox.FS, p protocol.FilesTree) (protocol.Value, error) {
-	r, err := fs.Tree(ctx, sandbox.TreeRequest{Path: p.Path, Depth: p.Depth, Limit: p.Limit, NoIgnore: p.NoIgnore})
+	r, err := fs.Tree(ctx, sandbox.TreeRequest{Path: p.Path, Depth: p.Depth, NoIgnore: p.NoIgnore})
 	if err != nil {
 		return nil, err
 	}
@@ -174,20 +177,21 @@ func filesTree(ctx context.Context, fs sandbox.FS, p protocol.FilesTree) (protoc
 	for i, e := range r.Entries {
 		entries[i] = protocol.TreeEntry{Path: e.Path, Type: protocol.FileType(e.Type), Size: e.Size, Hidden: e.Hidden}
 	}
-	return protocol.FilesTreeResult{Path: p.Path, Entries: entries, Total: r.Total, Ignored: r.Ignored, Skipped: r.Skipped}, nil
+	all := protocol.FilesTreeResult{Path: p.Path, Entries: entries, Total: r.Total, Ignored: r.Ignored, Skipped: r.Skipped}
+	return listed(all, len(entries), r.Total, p.Limit, func(v protocol.FilesTreeResult, n int) protocol.FilesTreeResult {
+		v.Entries = v.Entries[:n]
+		return v
+	})
 }
 
-// maxGlobPaths is how many paths a result carries.
-const maxGlobPaths = 5000
-
 func filesGlob(ctx context.Context, fs sandbox.FS, p protocol.FilesGlob) (protocol.Value, error) {
-	limit := maxGlobPaths
-	if p.Limit > 0 {
-		limit = min(limit, p.Limit)
-	}
-	r, err := fs.Glob(ctx, sandbox.GlobRequest{Pattern: p.Pattern, Names: p.Names, Path: p.Path, Limit: limit, NoIgnore: p.NoIgnore})
+	r, err := fs.Glob(ctx, sandbox.GlobRequest{Pattern: p.Pattern, Names: p.Names, Path: p.Path, NoIgnore: p.NoIgnore})
 	if err != nil {
 		return nil, err
 	}
-	return protocol.FilesGlobResult{Paths: append([]string{}, r.Paths...), Total: r.Total, Skipped: r.Skipped, Ignored: r.Ignored}, nil
+	all := protocol.FilesGlobResult{Paths: append([]string{}, r.Paths...), Total: r.Total, Skipped: r.Skipped, Ignored: r.Ignored}
+	return listed(all, len(r.Paths), r.Total, p.Limit, func(v protocol.FilesGlobResult, n int) protocol.FilesGlobResult {
+		v.Paths = v.Paths[:n]
+		return v
+	})
 }

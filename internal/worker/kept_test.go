@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/worker/lines"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -27,11 +28,17 @@ func (r *rig) keptLines(t *testing.T, session protocol.SessionID, read protocol.
 		requireOK(t, got)
 		v := value[protocol.ResultReadResult](t, got)
 		if v.Lines == 0 {
+			require.EqualValues(t, v.Bytes, all.Len())
 			return all.String()
 		}
 		require.Equal(t, read.Offset, v.FirstLine)
+		require.LessOrEqual(t, len(v.Content), lines.MaxContent)
 		all.Write(v.Content)
-		read.Offset += v.Lines
+		if end := max(read.Column, 1) + int64(len(v.Content)); v.Lines == 1 && end <= v.LineBytes {
+			read.Column = end
+			continue
+		}
+		read.Offset, read.Column = read.Offset+v.Lines, 0
 		require.LessOrEqual(t, read.Offset-1, v.TotalLines)
 	}
 }
@@ -75,10 +82,7 @@ func TestResultRead_LongLinesAndLargeResultsArePaged(t *testing.T) {
 	call := newCall(session, protocol.CommandRun{Command: `head -c 400000 /dev/zero | tr '\0' x; echo; printf 'é%.0s' $(seq 3000); printf end`})
 	requireOK(t, r.dispatch(t.Context(), call))
 	all := r.keptLines(t, session, protocol.ResultRead{CallID: call.ID})
-	for line := range strings.Lines(all) {
-		require.LessOrEqual(t, len(line), protocol.MaxKeptLine+1)
-	}
-	require.Equal(t, strings.Repeat("x", 400_000)+strings.Repeat("é", 3000)+"end", strings.ReplaceAll(all, "\n", ""))
+	require.Equal(t, strings.Repeat("x", 400_000)+"\n"+strings.Repeat("é", 3000)+"end", all)
 }
 
 func TestResultRead_ValuesAndWhatIsNotThere(t *testing.T) {
@@ -91,7 +95,9 @@ func TestResultRead_ValuesAndWhatIsNotThere(t *testing.T) {
 	got := r.kept(session, protocol.ResultRead{CallID: listed.ID})
 	requireOK(t, got)
 	v := value[protocol.ResultReadResult](t, got)
-	require.Equal(t, protocol.PartValue, v.Part)
+	require.Equal(t, protocol.PartText, v.Part)
+	require.Empty(t, v.Content)
+	v = value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: listed.ID, Part: protocol.PartValue}))
 	require.Contains(t, string(v.Content), `"type":"files_list"`)
 
 	requireFault(t, r.kept(session, protocol.ResultRead{CallID: listed.ID, Part: protocol.PartStdout}), protocol.StatusRejected, protocol.CodeInvalidArguments)

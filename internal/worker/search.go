@@ -13,12 +13,17 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
+
+// searchPatience is how long a search goes on: after that it has an answer of what was
+// found, instead of none.
+const searchPatience = 15 * time.Second
 
 // Bounds of the use of ripgrep.
 const (
 	ripgrepFiles = 300              // searched without it when there are no more
-	ripgrepWall  = 20 * time.Second // then the search goes on without it
+	ripgrepWall  = 10 * time.Second // then the search goes on without it
 )
 
 // search finds matching lines. Where there are many files, ripgrep tells in the sandbox
@@ -26,7 +31,7 @@ const (
 // searched, and every line of the result, come from one place, with ripgrep and without.
 func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSearch) (protocol.Value, error) {
 	req := sandbox.SearchRequest{
-		Pattern: p.Pattern, IgnoreCase: p.IgnoreCase, Path: p.Path, Glob: p.Glob, NoIgnore: p.NoIgnore, Limit: p.Limit,
+		Pattern: p.Pattern, IgnoreCase: p.IgnoreCase, Path: p.Path, Glob: p.Glob, NoIgnore: p.NoIgnore, Patience: searchPatience,
 	}
 	if pattern, ok := ripgrepPattern(p.Pattern, p.IgnoreCase); ok && f.ripgrep && !isLiteral(p) {
 		req.Among = f.candidates(ctx, fs, p, pattern)
@@ -39,7 +44,17 @@ func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSear
 	for i, m := range r.Matches {
 		matches[i] = protocol.Match{Path: m.Path, Line: m.Line, Text: m.Text}
 	}
-	return protocol.FilesSearchResult{Matches: matches, Truncated: r.Truncated, Files: r.Files, Skipped: r.Skipped, Ignored: r.Ignored}, nil
+	all := protocol.FilesSearchResult{
+		Matches: matches, Total: r.Total, Files: r.Files, Skipped: r.Skipped, Ignored: r.Ignored, Stopped: r.Stopped,
+	}
+	return listed(all, len(matches), r.Total, p.Limit, func(v protocol.FilesSearchResult, n int) protocol.FilesSearchResult {
+		short := make([]protocol.Match, n)
+		for i, m := range v.Matches[:n] {
+			short[i] = plain.CutMatch(m)
+		}
+		v.Matches = short
+		return v
+	})
 }
 
 // isLiteral reports whether a search is for a text as it is, which ripgrep finds no faster.

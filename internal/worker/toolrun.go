@@ -23,7 +23,7 @@ const (
 )
 
 // toolRun runs the command of a tool of the user's own.
-func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, p protocol.ToolRun, frames *frames) (protocol.Value, error) {
+func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Call, p protocol.ToolRun, frames *frames) (protocol.Value, error) {
 	cmd := sandbox.Cmd{Argv: make([]string, len(p.Argv)), Env: maps.Clone(p.Env), Stdin: p.Arguments}
 	if len(p.Argv) == 0 {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "tool_run: argv is empty")
@@ -48,24 +48,36 @@ func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, p protocol.Tool
 		return nil, err
 	}
 	execution := w.execution(&r)
-	value := protocol.ToolRunResult{Execution: execution}
 	whole := wholeOf(execution, &r)
 	output, fault := toolOutput(&whole, p.Text)
-	if value.Output = output; output != nil {
-		value.Stdout, value.Combined = protocol.Bytes{}, nil
-	}
+	value := toolValue(execution, whole, output)
 	err = endFault(&r)
 	switch {
 	case err != nil:
 		return value, err
 	case execution.Signal != "":
-		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool was ended by signal %s%s", execution.Signal, complaint(&execution))
+		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool was ended by signal %s%s", execution.Signal, complaint(c, &whole))
 	case execution.ExitCode != 0:
-		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool failed (exit code %d)%s", execution.ExitCode, complaint(&execution))
+		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool failed (exit code %d)%s", execution.ExitCode, complaint(c, &whole))
 	case fault != "":
 		return value, protocol.Errorf(protocol.CodeToolFailed, "%s", fault)
 	}
 	return value, nil
+}
+
+// toolValue is what the command of a tool returned, and kept whole where it may be shown cut.
+func toolValue(shown, whole protocol.Execution, output json.RawMessage) protocol.Value {
+	valueOf := func(e protocol.Execution) protocol.ToolRunResult {
+		if output != nil {
+			e.Stdout, e.Combined = protocol.Bytes{}, nil
+		}
+		return protocol.ToolRunResult{Output: output, Execution: e}
+	}
+	value := valueOf(shown)
+	if long(value) || shown.Truncated || utf8.RuneCount(whole.Stderr) > maxComplaint {
+		return partial{Value: value, keep: keepValue(valueOf(whole))}
+	}
+	return value
 }
 
 // toolOutput reads what a tool wrote to standard output, all of it, or says what is wrong with it.
@@ -93,13 +105,14 @@ func toolOutput(e *protocol.Execution, isText bool) (output json.RawMessage, fau
 }
 
 // complaint is the end of what a tool that failed wrote, to standard error if anything.
-func complaint(e *protocol.Execution) string {
+func complaint(c *protocol.Call, e *protocol.Execution) string {
 	wrote := strings.TrimSpace(strings.ToValidUTF8(string(e.Stderr), "\uFFFD"))
 	if wrote == "" {
 		return ""
 	}
 	if all := []rune(wrote); len(all) > maxComplaint {
-		wrote = "..." + string(all[len(all)-maxComplaint:])
+		return fmt.Sprintf(": ...%s\n[these are the last %d of %d characters of what it wrote to stderr; all of it: read with path=%q]",
+			string(all[len(all)-maxComplaint:]), maxComplaint, len(all), "result:"+string(c.ID)+"#"+protocol.PartStderr)
 	}
 	return ": " + wrote
 }

@@ -117,6 +117,7 @@ type Worker struct {
 	sandboxes  *sandboxes
 	dialogs    *dialog.Set[*Handling]
 	blobs      jetstream.ObjectStore
+	kept       *keeper
 	languages  languages
 	limitKinds map[string]string // as results tell them
 }
@@ -138,11 +139,15 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: object store %s: %w", o.Fleet.BlobsBucket(), err)
 	}
+	kept, err := js.ObjectStore(ctx, o.Fleet.KeptBucket())
+	if err != nil {
+		return nil, fmt.Errorf("worker: object store %s: %w", o.Fleet.KeptBucket(), err)
+	}
 	places, err := js.KeyValue(ctx, o.Fleet.PlacesBucket())
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
 	}
-	w := &Worker{options: o, nc: nc, blobs: blobs, limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
+	w := &Worker{options: o, nc: nc, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: o.Fleet.KeptBucket()}, limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}

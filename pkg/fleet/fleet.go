@@ -192,6 +192,7 @@ func (f *Fleet) Call(
 	if o.Logger == nil {
 		o.Logger = f.logger
 	}
+	o.Keeper = f.inner.Dispatcher
 	single := loop.PlanSingle(ctx, table, session, tool, arguments, &o)
 	if single.Call == nil {
 		return single.Outcome, nil

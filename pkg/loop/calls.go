@@ -212,6 +212,8 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 	defer span.End()
 	start := time.Now()
 	text, fault := tools.RunInline(ctx, p.plan)
+	keeper, _ := t.dispatcher.(Keeper)
+	text = fitted(ctx, keeper, t.opts.Logger, t.id, p.event.CallID, text)
 	status := protocol.StatusOK
 	switch {
 	case detached(ctx):

@@ -103,6 +103,14 @@ type Dispatcher interface {
 	Dispatch(ctx context.Context, calls []protocol.Call, observe func(Update)) error
 }
 
+// Keeper is a [Dispatcher] that can keep what an inline tool returned, when a model is not
+// shown all of it.
+type Keeper interface {
+	// Keep stores the text of a call until its session is removed, where [protocol.ResultRead]
+	// finds it. Storing it again replaces it.
+	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
+}
+
 // ErrDetached is the cause with which a context is cancelled when this process
 // must leave a session to another one without stopping its calls: because it
 // drains, or because it can no longer extend the journal. See [context.Cause].

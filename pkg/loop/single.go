@@ -20,6 +20,8 @@ type SingleOptions struct {
 	Policy Policy
 	// Approve asks a person about a call that needs it; nil refuses such calls.
 	Approve ApproveFunc
+	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps nothing.
+	Keeper Keeper
 	// Logger gets the decisions of the policy, which are in no journal; nil discards them.
 	Logger *slog.Logger
 }
@@ -88,6 +90,7 @@ func PlanSingle(
 	if failure != nil {
 		return s.refused(protocol.StatusFailed, failure)
 	}
+	text = fitted(ctx, o.Keeper, s.logger, session, call.ID, text)
 	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: tools.WithNote(text, s.note)}
 	return s
 }

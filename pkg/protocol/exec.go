@@ -111,10 +111,8 @@ type Execution struct {
 	// StdoutBytes and StderrBytes are how much was written.
 	StdoutBytes int64 `json:"stdout_bytes"`
 	StderrBytes int64 `json:"stderr_bytes"`
-	// Truncated says that a stream is not kept whole here. Whole is then the name of an
-	// object in the fleet's object store: this value in JSON with all that was written.
+	// Truncated says that a stream is not kept whole here.
 	Truncated   bool    `json:"truncated,omitempty"`
-	Whole       string  `json:"whole,omitempty"`
 	CPUMS       float64 `json:"cpu_ms"`
 	MaxRSSBytes int64   `json:"max_rss_bytes"`
 	// LimitKinds says by what each limit was enforced: cgroup, rlimit, soft or none.

@@ -14,6 +14,9 @@ type FilesReadResult struct {
 	FirstLine  int `json:"first_line"`
 	Lines      int `json:"lines"`
 	TotalLines int `json:"total_lines"`
+	// LineBytes is the size of a line, without its line end, of which not even all is in
+	// Content, because it alone is more than fits; else 0.
+	LineBytes int64 `json:"line_bytes,omitempty"`
 	// Truncated says that lines after the last one in Content were asked for but did not fit.
 	Truncated bool `json:"truncated,omitempty"`
 	// Binary says that the file has NUL bytes or is not UTF-8; lines are not counted then.
@@ -59,18 +62,15 @@ type EditOutcome struct {
 type FilesJSONReadResult struct {
 	Path  string `json:"path"`
 	Query string `json:"query,omitempty"`
-	// Value is the text as it is in the file; it is missing when it is too long.
-	Value Bytes `json:"value,omitempty"`
+	// Value is the text as it is in the file.
+	Value Bytes `json:"value"`
 	// JSONType is object, array, string, number, boolean or null.
 	JSONType string `json:"json_type"`
 	// Length is how many keys an object or items an array has.
 	Length int `json:"length,omitempty"`
-	// Keys are the first keys of an object that is too long.
-	Keys []string `json:"keys,omitempty"`
-	// ValueBytes is the size of the value's text, Bytes that of the file.
-	ValueBytes int64  `json:"value_bytes"`
-	Bytes      int64  `json:"bytes"`
-	SHA256     string `json:"sha256"`
+	// Bytes is the size of the file, SHA256 its digest in hex.
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
 }
 
 // FilesJSONWriteResult answers [FilesJSONWrite].
@@ -147,14 +147,18 @@ type FilesGlobResult struct {
 type Match struct {
 	Path string `json:"path"`
 	Line int    `json:"line"` // from 1
-	Text string `json:"text"`
+	Text string `json:"text"` // up to 500 bytes of the line
+	// Cut is how many bytes of the line are not in Text.
+	Cut int `json:"cut,omitempty"`
 }
 
 // FilesSearchResult answers [FilesSearch]; matches are sorted by path and line.
 type FilesSearchResult struct {
 	Matches []Match `json:"matches"`
-	// Truncated says that there were more matches than are listed.
-	Truncated bool `json:"truncated,omitempty"`
+	// Total is how many lines match; more than len(Matches) when cut.
+	Total int `json:"total"`
+	// Stopped says that not all was searched, because that took too long.
+	Stopped bool `json:"stopped,omitempty"`
 	// Files is how many files were looked at, Skipped how many could not be (too big, unreadable).
 	Files   int `json:"files"`
 	Skipped int `json:"skipped"`

@@ -125,6 +125,8 @@ type Result struct {
 	LaneMS     float64   `json:"lane_ms"`
 	RunMS      float64   `json:"run_ms"`
 	FinishedAt time.Time `json:"finished_at"`
+	// Kept is set when more of Value is kept than a reader may be shown, or Value has.
+	Kept *Kept `json:"kept,omitempty"`
 
 	// Value is what the payload returned; it may be set beside an Error (partial output).
 	Value Value `json:"-"`

@@ -49,7 +49,7 @@ func fileValueSamples() map[string]any {
 	return map[string]any{
 		"value/files_read": protocol.FilesReadResult{
 			Path: "a/b.txt", Content: protocol.Bytes("three\n"), SHA256: sampleSum, Bytes: 30, FirstLine: 3, Lines: 1,
-			TotalLines: 9, Truncated: true,
+			TotalLines: 9, LineBytes: 300_000, Truncated: true,
 		},
 		"value/files_read_binary": protocol.FilesReadResult{
 			Path: "logo.png", Content: binary, SHA256: sampleSum, Bytes: 4, Binary: true,
@@ -69,10 +69,7 @@ func fileValueSamples() map[string]any {
 			},
 		},
 		"value/files_json_read": protocol.FilesJSONReadResult{
-			Path: "a.json", Query: "/b", Value: protocol.Bytes("[1, 2.50]"), JSONType: "array", Length: 2, ValueBytes: 9, Bytes: 20, SHA256: sampleSum,
-		},
-		"value/files_json_read_long": protocol.FilesJSONReadResult{
-			Path: "a.json", JSONType: "object", Length: 2, Keys: []string{"a", "b"}, ValueBytes: 1 << 20, Bytes: 1 << 20, SHA256: sampleSum,
+			Path: "a.json", Query: "/b", Value: protocol.Bytes("[1, 2.50]"), JSONType: "array", Length: 2, Bytes: 20, SHA256: sampleSum,
 		},
 		"value/files_json_write": protocol.FilesJSONWriteResult{FilesWriteResult: protocol.FilesWriteResult{
 			Path: "a.json", Bytes: 3, SHA256: sampleSum, Created: true, Diff: "@@ -1 +1 @@\n-one\n+two\n",
@@ -94,8 +91,8 @@ func fileValueSamples() map[string]any {
 		"value/files_exists":        protocol.FilesExistsResult{Path: "a/b.txt", Exists: true, Type: protocol.TypeFile, Size: 30},
 		"value/files_exists_absent": protocol.FilesExistsResult{Path: "nothing"},
 		"value/files_search": protocol.FilesSearchResult{
-			Matches:   []protocol.Match{{Path: "src/a.go", Line: 7, Text: "func a() {"}},
-			Truncated: true, Files: 12, Skipped: 3, Ignored: 4,
+			Matches: []protocol.Match{{Path: "src/a.go", Line: 7, Text: "func a() {"}},
+			Total:   700, Stopped: true, Files: 12, Skipped: 3, Ignored: 4,
 		},
 	}
 }

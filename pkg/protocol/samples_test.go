@@ -41,7 +41,7 @@ func sampleExecution() protocol.Execution {
 // fullExecution has what later workers say too.
 func fullExecution() protocol.Execution {
 	e := sampleExecution()
-	e.Combined, e.Whole = append(protocol.Bytes("Grüße\n"), binary...), "output/s/1"
+	e.Combined = append(protocol.Bytes("Grüße\n"), binary...)
 	e.LimitKinds = map[string]string{"cpu": "rlimit", "memory": "cgroup"}
 	return e
 }
@@ -77,7 +77,7 @@ func commandSamples() map[string]any {
 		"payload/process_list":       protocol.ProcessList{},
 		"payload/process_read":       protocol.ProcessRead{Process: "p-0c1d2e3f", Offset: -1000, Limit: 4096, Wait: 5000},
 		"payload/process_kill":       protocol.ProcessKill{Process: "p-0c1d2e3f"},
-		"payload/result_read":        protocol.ResultRead{CallID: "c-1", Part: protocol.PartStderr, Offset: 3, Limit: 20},
+		"payload/result_read":        protocol.ResultRead{CallID: "c-1", Part: protocol.PartStderr, Offset: 3, Column: 2001, Limit: 20},
 		"payload/result_read_whole":  protocol.ResultRead{CallID: "c-1"},
 		"value/command_run":          protocol.CommandRunResult{Execution: sampleExecution()},
 		"value/command_run_full":     protocol.CommandRunResult{Execution: fullExecution()},
@@ -92,7 +92,7 @@ func commandSamples() map[string]any {
 		},
 		"value/process_kill": protocol.ProcessKillResult{ProcessStatus: sampleProcess()},
 		"value/result_read": protocol.ResultReadResult{
-			CallID: "c-1", Part: protocol.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3, Lines: 1, TotalLines: 9, Truncated: true,
+			CallID: "c-1", Part: protocol.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3, FirstColumn: 2, LineBytes: 6, Lines: 1, TotalLines: 9, Truncated: true,
 		},
 	}
 }
@@ -184,6 +184,9 @@ func envelopeSamples() map[string]any {
 		"call/full": sampleCall(), "call/minimal": minimalCall(), "call/unknown_payload": unknown,
 		"result/timeout_partial": &partial, "result/ok": &ok,
 	}
+	kept := ok
+	kept.Kept = &protocol.Kept{Lines: 100_000, Truncated: true}
+	all["result/kept"] = &kept
 	for _, status := range protocol.Statuses() {
 		if status == protocol.StatusOK {
 			continue

@@ -23,6 +23,9 @@ func (f Fleet) ResultsStream() string { return f.stream(streamResults) }
 // SessionsStream is the stream of session journals.
 func (f Fleet) SessionsStream() string { return f.stream(streamSessions) }
 
+// KeptBucket is the object store bucket for what is kept of sessions until they are removed.
+func (f Fleet) KeptBucket() string { return strings.ToUpper(string(f)) + "_KEPT" }
+
 // BlobsBucket is the object store bucket for bodies that no message can carry.
 func (f Fleet) BlobsBucket() string { return strings.ToUpper(string(f)) + "_BLOBS" }
 

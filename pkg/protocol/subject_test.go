@@ -42,6 +42,7 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"MY-FLEET_RESULTS":                     f.ResultsStream(),
 		"MY-FLEET_SESSIONS":                    f.SessionsStream(),
 		"MY-FLEET_BLOBS":                       f.BlobsBucket(),
+		"MY-FLEET_KEPT":                        f.KeptBucket(),
 		"MY-FLEET_PLACES":                      f.PlacesBucket(),
 		"ready_gpu":                            f.ReadyConsumer("gpu"),
 		"my-fleet.call.> my-fleet.ready.>":     strings.Join(f.CallsSubjects(), " "),

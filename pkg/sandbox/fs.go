@@ -15,14 +15,13 @@ const (
 	MaxReadBytes = 256 << 10
 	// MaxImageSize is the largest image that Read returns whole.
 	MaxImageSize = 4 << 20
-	// MaxEntries is the most directory entries that one List or Tree returns.
-	MaxEntries = 2000
-	// MaxPaths is the most paths that one Glob returns.
-	MaxPaths = 100_000
-	// MaxMatches is the most lines that one Search returns.
-	MaxMatches = 500
-	// MaxMatchText is where a matching line is cut, in bytes.
-	MaxMatchText = 500
+	// MaxChunk is the most that one ReadAt returns.
+	MaxChunk = 1 << 20
+	// MaxFound is the most entries, paths or lines that one List, Tree, Glob or Search
+	// returns. What is beyond that is counted.
+	MaxFound = 100_000
+	// MaxFoundBytes is the most that the paths and texts of one Tree, Glob or Search have together.
+	MaxFoundBytes = 16 << 20
 	// MaxEdits is the most replacements that one Edit makes.
 	MaxEdits = 200
 	// MaxPatch is the largest patch, in bytes.
@@ -38,6 +37,8 @@ const (
 type FS interface {
 	// Read returns a regular file, whole or some of its lines.
 	Read(ctx context.Context, req ReadRequest) (ReadResult, error)
+	// ReadAt returns bytes of a regular file as they are, text or not.
+	ReadAt(ctx context.Context, req ReadAtRequest) (ReadAtResult, error)
 	// Write replaces a file atomically, making its parents and keeping its mode. A
 	// symlink inside the workspace is followed. Hard links are separated.
 	Write(ctx context.Context, req WriteRequest) (WriteResult, error)

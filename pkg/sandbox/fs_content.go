@@ -17,12 +17,25 @@ type ReadResult struct {
 	FirstLine  int    // number of the first line in Content, from 1; 0 when there is none
 	Lines      int    // lines in Content
 	TotalLines int
-	Truncated  bool // lines that were asked for did not fit
-	Binary     bool // has a NUL byte or is not UTF-8; not counted in lines
+	// LineBytes is the size of a line, without its line end, of which not even all is in
+	// Content, because it alone is more than fits; else 0.
+	LineBytes int64
+	Truncated bool // lines that were asked for did not fit
+	Binary    bool // has a NUL byte or is not UTF-8; not counted in lines
 	// Image is the media type, as in "image/png", of an image that models take; its
 	// Content is whole unless Truncated.
 	Image string
 }
+
+// ReadAtRequest asks for bytes of a file.
+type ReadAtRequest struct {
+	Path  string
+	From  int64 // the first byte, from 0
+	Count int   // 0 and less, and more than [MaxChunk], means [MaxChunk]
+}
+
+// ReadAtResult is some bytes of a file: fewer than were asked for only where it ends.
+type ReadAtResult struct{ Content []byte }
 
 // Expect says what a file must be before it is changed. The zero value is no demand.
 type Expect struct {
@@ -94,15 +107,11 @@ type ReadJSONRequest struct {
 
 // ReadJSONResult is a JSON value.
 type ReadJSONResult struct {
-	// Value is the text as it is in the file. When it is longer than [MaxReadBytes] it
-	// is empty, and Keys and Items say what there is.
-	Value     []byte
-	Type      string // object, array, string, number, boolean or null
-	Length    int    // keys of an object, items of an array, else 0
-	Keys      []string
-	ValueSize int64 // of the value's text
-	Size      int64 // of the file
-	SHA256    string
+	Value  []byte // the text as it is in the file
+	Type   string // object, array, string, number, boolean or null
+	Length int    // keys of an object, items of an array, else 0
+	Size   int64  // of the file
+	SHA256 string
 }
 
 // WriteJSONRequest asks for a JSON document to be written.

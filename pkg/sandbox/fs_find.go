@@ -1,5 +1,7 @@
 package sandbox
 
+import "time"
+
 // FileType says what something in a workspace is: file, dir, symlink or other.
 type FileType string
 
@@ -24,7 +26,7 @@ type ListRequest struct{ Path string }
 // ListResult is the entries of a directory.
 type ListResult struct {
 	Entries []Entry
-	Total   int // more than len(Entries) when cut at [MaxEntries]
+	Total   int // more than len(Entries) when cut at [MaxFound]
 }
 
 // StatRequest asks what is at a path; "" is the workspace.
@@ -41,7 +43,7 @@ type StatResult struct {
 type TreeRequest struct {
 	Path     string // "" is the workspace
 	Depth    int    // levels shown, from 1; 0 and less means 3
-	Limit    int    // entries; 0 and less, and more than [MaxEntries], means [MaxEntries]
+	Limit    int    // entries; 0 and less, and more than [MaxFound], means [MaxFound]
 	NoIgnore bool   // shows what .gitignore files exclude
 }
 
@@ -70,7 +72,7 @@ type GlobRequest struct {
 	Names    bool
 	Regular  bool   // leaves out symlinks and special files
 	Path     string // directory to start from; "" is the workspace
-	Limit    int    // paths; 0 and less, and more than [MaxPaths], means [MaxPaths]
+	Limit    int    // paths; 0 and less, and more than [MaxFound], means [MaxFound]
 	NoIgnore bool   // finds what .gitignore files exclude, too
 }
 
@@ -89,22 +91,25 @@ type SearchRequest struct {
 	Path       string   // file or directory; "" is the workspace
 	Glob       string   // keeps files whose path below Path, or base name when the glob has no slash, matches
 	NoIgnore   bool     // searches what .gitignore files exclude, too
-	Limit      int      // matches; 0 and less, and more than [MaxMatches], means [MaxMatches]
+	Limit      int      // matches; 0 and less, and more than [MaxFound], means [MaxFound]
 	Among      []string // when set, only these of the files are searched; all are counted
+	// Patience is after what time a search ends with what it has found; 0 is never.
+	Patience time.Duration
 }
 
 // Match is one matching line.
 type Match struct {
 	Path string
 	Line int    // from 1
-	Text string // without its line end, valid UTF-8, cut at [MaxMatchText], and then with a mark at its end
+	Text string // without its line end, valid UTF-8
 }
 
 // SearchResult is the matching lines, sorted by path and line.
 type SearchResult struct {
-	Matches   []Match
-	Truncated bool // there were more than the limit
-	Files     int  // looked at; fewer than there are when Truncated
-	Skipped   int  // too big or unreadable
-	Ignored   int  // entries that .gitignore files exclude, as far as it was looked
+	Matches []Match
+	Total   int  // matching lines; more than len(Matches) when cut
+	Files   int  // looked at; fewer than there are when Stopped
+	Skipped int  // too big or unreadable
+	Ignored int  // entries that .gitignore files exclude
+	Stopped bool // Patience was over before everything was searched
 }

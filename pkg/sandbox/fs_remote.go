@@ -10,6 +10,7 @@ import (
 type FileRequest struct {
 	Roots     []Roots // see [FS]'s Within
 	Read      *ReadRequest
+	ReadAt    *ReadAtRequest
 	Write     *WriteRequest
 	Edit      *EditRequest
 	ReadJSON  *ReadJSONRequest
@@ -25,6 +26,7 @@ type FileRequest struct {
 // Closed and Failure is set. Names in it need not be UTF-8.
 type FileReply struct {
 	Read    *ReadResult
+	ReadAt  *ReadAtResult
 	Write   *WriteResult // also of WriteJSON
 	Edit    *EditResult
 	JSON    *ReadJSONResult
@@ -48,6 +50,8 @@ func ServeFiles(ctx context.Context, fs FS, req *FileRequest) *FileReply {
 	switch {
 	case req.Read != nil:
 		reply.Read, err = serve(ctx, fs.Read, req.Read)
+	case req.ReadAt != nil:
+		reply.ReadAt, err = serve(ctx, fs.ReadAt, req.ReadAt)
 	case req.Write != nil:
 		reply.Write, err = serve(ctx, fs.Write, req.Write)
 	case req.Edit != nil:
@@ -107,6 +111,11 @@ func (r RemoteFS) Within(roots ...Roots) FS {
 // Read implements [FS].
 func (r RemoteFS) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
 	return ask(ctx, r, &FileRequest{Read: &req}, func(reply *FileReply) *ReadResult { return reply.Read })
+}
+
+// ReadAt implements [FS].
+func (r RemoteFS) ReadAt(ctx context.Context, req ReadAtRequest) (ReadAtResult, error) {
+	return ask(ctx, r, &FileRequest{ReadAt: &req}, func(reply *FileReply) *ReadAtResult { return reply.ReadAt })
 }
 
 // Write implements [FS].

@@ -70,8 +70,8 @@ func (t *Tool) plan(scope Scope, arguments json.RawMessage) (plan Plan, refusal 
 	return plan, refusal
 }
 
-// RunInline runs the Inline function of a plan and returns its text, at most
-// [MaxText] characters of valid UTF-8. A panic becomes the error tool_panicked.
+// RunInline runs the Inline function of a plan and returns its text: valid UTF-8, which
+// may be more than a model is shown; see [Shown]. A panic becomes the error tool_panicked.
 func RunInline(ctx context.Context, plan Plan) (text string, failure *protocol.Error) {
 	if plan.Inline == nil {
 		return "", protocol.Errorf(protocol.CodeInternal, "The plan is for a worker and cannot be run in place.")
@@ -82,7 +82,7 @@ func RunInline(ctx context.Context, plan Plan) (text string, failure *protocol.E
 		}
 	}()
 	text, failure = plan.Inline(ctx)
-	return prose.Clip(prose.Valid(text), MaxText), failure
+	return prose.Valid(text), failure
 }
 
 // panicked is the error of a tool whose own code panicked; name may be "".

@@ -336,6 +336,20 @@ func TestPlan_RefusalsOfAToolPassThrough(t *testing.T) {
 	require.Equal(t, tools.Plan{}, plan)
 }
 
+func TestShown(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "x", tools.Shown("x", "c-1", &protocol.Kept{}))
+	fits := strings.Repeat("é", tools.MaxText)
+	require.True(t, tools.Fits(fits))
+	require.Equal(t, fits, tools.Shown(fits, "c-1", nil))
+	for _, kept := range []*protocol.Kept{nil, {}} {
+		text := tools.Shown(fits+"x", "c-1", kept)
+		require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
+		require.Contains(t, text, " characters left out ...]")
+		require.Equal(t, kept != nil, strings.HasSuffix(text, "\n[it was cut; all of it: read with path=\"result:c-1\"]"))
+	}
+}
+
 func TestRunInline(t *testing.T) {
 	t.Parallel()
 	run := func(inline func(context.Context) (string, *protocol.Error)) (string, *protocol.Error) {
@@ -351,12 +365,11 @@ func TestRunInline(t *testing.T) {
 		require.Nil(t, err)
 		require.Equal(t, "given", text)
 	})
-	t.Run("keeps the text within its bounds", func(t *testing.T) {
+	t.Run("returns all of the text, and valid", func(t *testing.T) {
 		t.Parallel()
 		text, err := run(func(context.Context) (string, *protocol.Error) { return strings.Repeat("é", 100_000) + "\xff", nil })
 		require.Nil(t, err)
-		require.True(t, utf8.ValidString(text))
-		require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
+		require.Equal(t, strings.Repeat("é", 100_000)+"\uFFFD", text)
 	})
 	t.Run("passes a failure on, with its text", func(t *testing.T) {
 		t.Parallel()

@@ -1,7 +1,6 @@
 package tools
 
 import (
-	"fmt"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -23,11 +22,20 @@ func (t *Tool) Text(result *protocol.Result) string {
 		}
 	}
 	text := prose.Valid(t.render(result))
-	if result.CallID == "" || utf8.RuneCountInString(text) <= MaxText {
+	return Shown(text, result.CallID, result.Kept)
+}
+
+// Fits reports whether a model is shown all of a text.
+func Fits(text string) bool { return len(text) <= MaxText || utf8.RuneCountInString(text) <= MaxText }
+
+// Shown is what a model is shown of the text of a call: at most [MaxText] characters, and
+// where all of it is, if it is cut and kept.
+func Shown(text string, call protocol.CallID, kept *protocol.Kept) string {
+	if kept == nil || Fits(text) {
 		return prose.Clip(text, MaxText)
 	}
-	mark := fmt.Sprintf("\n[it was cut; all of it: read with path=%q]", render.Handle(result.CallID, protocol.PartValue, 0))
-	return prose.Clip(text, MaxText-len(mark)) + mark
+	mark := render.Mark(call, kept)
+	return prose.Clip(text, MaxText-utf8.RuneCountInString(mark)) + mark
 }
 
 // render calls the tool's Render function, and catches its panic.

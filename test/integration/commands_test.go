@@ -26,10 +26,11 @@ func TestCall_OutputThatWasCutIsReadFromWhereTheMarkSays(t *testing.T) {
 		return parseCall(t, got)
 	}
 	cut := run("", "bash", `{"command":"seq 1 30000"}`)
-	mark := regexp.MustCompile(`all of it: read it from path="(result:[^"]+):(\d+)" on\]$`).FindStringSubmatch(cut.Content)
+	mark := regexp.MustCompile(`all of it: read it from path="(result:[^"]+):(\d+)@(\d+)" on\]$`).FindStringSubmatch(cut.Content)
 	require.NotNil(t, mark, cut.Content[len(cut.Content)-300:])
-	read := run(cut.SessionID, "read", `{"path":"`+mark[1]+":"+mark[2]+`","limit":2}`)
-	require.True(t, strings.HasPrefix(strings.TrimSpace(read.Content), mark[2]+"\t"+mark[2]+"\n"), read.Content)
+	read := run(cut.SessionID, "read", `{"path":"`+mark[1]+":"+mark[2]+"@"+mark[3]+`","limit":2}`)
+	require.Equal(t, []string{"4416", "3"}, mark[2:], "44 was shown of it")
+	require.Contains(t, read.Content, "  4416\t16\n  4417\t4417\n[line 4416 of 30000, bytes 3-4 of 4, and lines 4417-4417; read on with path=")
 	last := run(cut.SessionID, "read", `{"path":"`+mark[1]+`#stdout","offset":30000}`)
 	require.Equal(t, " 30000\t30000\n[lines 30000-30000 of 30000]", last.Content)
 }

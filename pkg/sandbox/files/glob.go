@@ -41,15 +41,12 @@ func (f *FS) glob(ctx context.Context, name string, wanted glob, req sandbox.Glo
 	} else if !info.IsDir() {
 		return result, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
 	}
-	limit := sandbox.MaxPaths
-	if req.Limit > 0 {
-		limit = min(limit, req.Limit)
-	}
+	room := newRoom(req.Limit)
 	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at place) error {
 		if at.entry.IsDir() || req.Regular && !at.entry.Type().IsRegular() || !wanted.match(path.Join(wanted.base, at.below)) {
 			return nil
 		}
-		if result.Total++; len(result.Paths) < limit {
+		if result.Total++; room.take(len(at.name)) {
 			result.Paths = append(result.Paths, at.name)
 		}
 		return nil

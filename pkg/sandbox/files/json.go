@@ -15,9 +15,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// maxKeys is how many keys of a value that does not fit are told.
-const maxKeys = 500
-
 // ReadJSON implements [sandbox.FS].
 func (f *FS) ReadJSON(ctx context.Context, req sandbox.ReadJSONRequest) (sandbox.ReadJSONResult, error) {
 	name, err := f.reach(req.Path, reading)
@@ -51,18 +48,7 @@ func (f *FS) readJSON(ctx context.Context, name, query string) (sandbox.ReadJSON
 	}
 	value := content[at.start:at.end]
 	result = sandbox.ReadJSONResult{
-		Type: jsonType(value), ValueSize: int64(len(value)), Size: int64(len(content)), SHA256: digest(content),
-	}
-	members := document.members(at)
-	result.Length = len(members)
-	if len(value) <= sandbox.MaxReadBytes {
-		result.Value = value
-		return result, nil
-	}
-	for _, m := range members[:min(len(members), maxKeys)] {
-		if result.Type == "object" {
-			result.Keys = append(result.Keys, m.key)
-		}
+		Value: value, Type: jsonType(value), Length: len(document.members(at)), Size: int64(len(content)), SHA256: digest(content),
 	}
 	return result, nil
 }

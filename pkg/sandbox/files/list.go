@@ -14,7 +14,7 @@ import (
 )
 
 // listChunk is how many entries are read at a time.
-const listChunk = sandbox.MaxEntries
+const listChunk = 4096
 
 // List implements [sandbox.FS].
 func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListResult, error) {
@@ -34,6 +34,7 @@ func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListRes
 		}
 		chunk, err := dir.ReadDir(listChunk)
 		if errors.Is(err, io.EOF) {
+			result.Entries = fit(result.Entries)
 			return result, nil
 		}
 		if err != nil {
@@ -44,7 +45,13 @@ func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListRes
 	}
 }
 
-// merge adds chunk to entries, and keeps the first [sandbox.MaxEntries] by name.
+// fit sorts entries by name, and keeps the first [sandbox.MaxFound].
+func fit(entries []sandbox.Entry) []sandbox.Entry {
+	slices.SortFunc(entries, func(a, b sandbox.Entry) int { return cmp.Compare(a.Name, b.Name) })
+	return entries[:min(len(entries), sandbox.MaxFound)]
+}
+
+// merge adds chunk to entries, of which it keeps the first, twice [sandbox.MaxFound] at most.
 func merge(entries []sandbox.Entry, chunk []fs.DirEntry) []sandbox.Entry {
 	for _, d := range chunk {
 		entry := sandbox.Entry{Name: d.Name(), Type: fileType(d.Type())}
@@ -53,8 +60,10 @@ func merge(entries []sandbox.Entry, chunk []fs.DirEntry) []sandbox.Entry {
 		}
 		entries = append(entries, entry)
 	}
-	slices.SortFunc(entries, func(a, b sandbox.Entry) int { return cmp.Compare(a.Name, b.Name) })
-	return entries[:min(len(entries), sandbox.MaxEntries)]
+	if len(entries) > 2*sandbox.MaxFound {
+		return fit(entries)
+	}
+	return entries
 }
 
 // openDir opens a directory and nothing else.

@@ -62,6 +62,40 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
 }
 
+// ReadAt implements [sandbox.FS].
+func (f *FS) ReadAt(ctx context.Context, req sandbox.ReadAtRequest) (sandbox.ReadAtResult, error) {
+	name, err := f.reach(req.Path, reading)
+	if err != nil {
+		return sandbox.ReadAtResult{}, err
+	}
+	content, err := f.readAt(ctx, name, req)
+	if err != nil {
+		return sandbox.ReadAtResult{}, f.fault("read", name, err)
+	}
+	return sandbox.ReadAtResult{Content: content}, nil
+}
+
+func (f *FS) readAt(ctx context.Context, name string, req sandbox.ReadAtRequest) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	file, _, err := f.openRegular(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	count := sandbox.MaxChunk
+	if req.Count > 0 {
+		count = min(count, req.Count)
+	}
+	content := make([]byte, count)
+	n, err := file.ReadAt(content, max(req.From, 0))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return content[:n], nil
+}
+
 // scan reads a file once from its start to its end, in pieces, and keeps the lines
 // that were asked for, as many as fit.
 type scan struct {
@@ -77,6 +111,8 @@ type scan struct {
 	start   int    // in kept, of the line that is not complete
 	lines   int    // complete ones in kept
 	full    bool   // no more is kept
+	broken  bool   // what is kept is the beginning of one line
+	length  int64  // of the first line that was asked for, without its line end
 	partial bool   // the file goes on after the last line end
 }
 
@@ -114,6 +150,9 @@ func (s *scan) take(chunk []byte) {
 		if s.line >= s.first && (s.last == 0 || s.line <= s.last) {
 			s.keep(chunk[:n], ended)
 		}
+		if s.line == s.first {
+			s.length += int64(len(bytes.TrimSuffix(chunk[:n], []byte{'\n'})))
+		}
 		if ended {
 			s.line++
 		}
@@ -136,7 +175,7 @@ func (s *scan) keep(piece []byte, ended bool) {
 	case s.lines == 0: // not even one line fits
 		s.kept = append(s.kept, piece...)
 		s.kept = s.kept[:runeBorder(s.kept, sandbox.MaxReadBytes)]
-		s.lines, s.start = 1, len(s.kept)
+		s.lines, s.start, s.broken = 1, len(s.kept), true
 	default:
 		s.kept = s.kept[:s.start]
 	}
@@ -159,6 +198,9 @@ func (s *scan) result() sandbox.ReadResult {
 	}
 	if s.lines > 0 {
 		result.Content, result.FirstLine, result.Lines, result.Truncated = s.kept, s.first, s.lines, s.full
+		if s.broken {
+			result.LineBytes = s.length
+		}
 	}
 	return result
 }

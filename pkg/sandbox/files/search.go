@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -26,7 +26,8 @@ func (f *FS) Search(ctx context.Context, req sandbox.SearchRequest) (sandbox.Sea
 	if err != nil {
 		return sandbox.SearchResult{}, err
 	}
-	if err := s.run(ctx, name, req.NoIgnore); err != nil && !errors.Is(err, errEnough) {
+	err = s.run(ctx, name, req.NoIgnore)
+	if s.result.Stopped = errors.Is(err, errStopped); err != nil && !s.result.Stopped {
 		return sandbox.SearchResult{}, f.fault("search", name, err)
 	}
 	return s.result, nil
@@ -39,13 +40,14 @@ type search struct {
 	literal []byte // every match starts with it
 	glob    glob
 	among   map[string]bool // files that can match; nil for all
-	limit   int
-	named   bool // one file was asked for, and its faults are those of the search
+	room    room
+	until   time.Time // zero for no end
+	named   bool      // one file was asked for, and its faults are those of the search
 	result  sandbox.SearchResult
 }
 
-// errEnough ends a search that has found as much as it may.
-var errEnough = errors.New("enough matches")
+// errStopped ends a search whose time is over.
+var errStopped = errors.New("the time of the search is over")
 
 func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
 	pattern, err := regexp.Compile(req.Pattern)
@@ -61,9 +63,9 @@ func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
 	}
 	wanted.base = ""
 	literal, _ := pattern.LiteralPrefix()
-	s := &search{fs: f, pattern: pattern, literal: []byte(literal), glob: wanted, limit: sandbox.MaxMatches}
-	if req.Limit > 0 {
-		s.limit = min(s.limit, req.Limit)
+	s := &search{fs: f, pattern: pattern, literal: []byte(literal), glob: wanted, room: newRoom(req.Limit)}
+	if req.Patience > 0 {
+		s.until = time.Now().Add(req.Patience)
 	}
 	if req.Among != nil {
 		s.among = make(map[string]bool, len(req.Among))
@@ -106,6 +108,9 @@ func (s *search) file(ctx context.Context, name, below string) error {
 	if !s.glob.match(below) {
 		return nil
 	}
+	if s.over() {
+		return errStopped
+	}
 	if s.among != nil && !s.among[name] {
 		s.result.Files++
 		return nil
@@ -129,8 +134,13 @@ func (s *search) file(ctx context.Context, name, below string) error {
 func (s *search) lines(ctx context.Context, name string, content []byte) error {
 	number := 1
 	for looked := 1; len(content) > 0; looked++ {
-		if looked%checkEvery == 0 && ctx.Err() != nil {
-			return ctx.Err()
+		if looked%checkEvery == 0 {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if s.over() {
+				return errStopped
+			}
 		}
 		skip := bytes.Index(content, s.literal)
 		if skip < 0 {
@@ -142,11 +152,7 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 		length := lineLength(content)
 		line := bytes.TrimSuffix(bytes.TrimSuffix(content[:length], []byte{'\n'}), []byte{'\r'})
 		if s.pattern.Match(line) {
-			if len(s.result.Matches) == s.limit {
-				s.result.Truncated = true
-				return errEnough
-			}
-			s.result.Matches = append(s.result.Matches, sandbox.Match{Path: name, Line: number, Text: cutText(line)})
+			s.found(name, number, line)
 		}
 		content = content[length:]
 		number++
@@ -154,12 +160,15 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 	return nil
 }
 
-// cutText is the text of a line for a match; of one that is cut it says how much is missing.
-func cutText(line []byte) string {
-	shown := runeBorder(line, sandbox.MaxMatchText)
-	text := strings.ToValidUTF8(string(line[:shown]), "\uFFFD")
-	if shown < len(line) {
-		text += fmt.Sprintf(" [... and %d more bytes]", len(line)-shown)
+// found books a matching line.
+func (s *search) found(name string, number int, line []byte) {
+	s.result.Total++
+	if s.room.take(len(name) + len(line)) {
+		s.result.Matches = append(s.result.Matches, sandbox.Match{
+			Path: name, Line: number, Text: strings.ToValidUTF8(string(line), "\uFFFD"),
+		})
 	}
-	return text
 }
+
+// over reports whether the time of the search is over.
+func (s *search) over() bool { return !s.until.IsZero() && time.Now().After(s.until) }

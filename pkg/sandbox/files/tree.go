@@ -24,18 +24,16 @@ func (f *FS) Tree(ctx context.Context, req sandbox.TreeRequest) (sandbox.TreeRes
 
 func (f *FS) tree(ctx context.Context, name string, req sandbox.TreeRequest) (sandbox.TreeResult, error) {
 	var result sandbox.TreeResult
-	depth, limit := req.Depth, sandbox.MaxEntries
+	depth := req.Depth
 	if depth <= 0 {
 		depth = defaultDepth
 	}
-	if req.Limit > 0 {
-		limit = min(limit, req.Limit)
-	}
+	room := newRoom(req.Limit)
 	w := &walk{fs: f, noIgnore: req.NoIgnore}
 	w.visit = func(ctx context.Context, at place) error {
 		result.Total++
 		entry := sandbox.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
-		if len(result.Entries) < limit {
+		if room.take(len(at.name)) {
 			if info, err := at.entry.Info(); err == nil && entry.Type == sandbox.TypeFile {
 				entry.Size = info.Size()
 			}

@@ -232,10 +232,10 @@ func searchOptions(t *testing.T, f *tree) {
 	got, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "(?i)hit", Limit: 2})
 	require.NoError(t, err)
 	require.Len(t, got.Matches, 2)
-	require.True(t, got.Truncated)
+	require.Equal(t, 3, got.Total)
 	got, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "(?i)hit", Limit: 3})
 	require.NoError(t, err)
-	require.False(t, got.Truncated)
+	require.Len(t, got.Matches, got.Total)
 	_, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "ü(", IgnoreCase: true})
 	require.Contains(t, requireFault(t, err, sandbox.FaultInvalidPattern), "missing closing )")
 }
@@ -246,7 +246,7 @@ func searchAmong(t *testing.T, f *tree) {
 	}
 	got, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", Among: []string{"b", "c", "missing", "../x"}})
 	require.NoError(t, err)
-	require.Equal(t, sandbox.SearchResult{Files: 4, Matches: []sandbox.Match{{Path: "b", Line: 1, Text: "hit"}, {Path: "c", Line: 1, Text: "hit"}}}, got)
+	require.Equal(t, sandbox.SearchResult{Total: 2, Files: 4, Matches: []sandbox.Match{{Path: "b", Line: 1, Text: "hit"}, {Path: "c", Line: 1, Text: "hit"}}}, got)
 	got, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit", Glob: "?", Among: []string{"d.txt"}})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.SearchResult{Files: 3}, got)

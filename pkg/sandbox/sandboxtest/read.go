@@ -22,6 +22,7 @@ func readTests() map[string]func(*testing.T, *tree) {
 		"lines":                 readLines,
 		"more than fits":        readLong,
 		"one line does not fit": readLongLine,
+		"bytes at a place":      readAt,
 		"binary":                readBinary,
 		"too large":             readTooLarge,
 		"large":                 readLarge,
@@ -93,10 +94,40 @@ func readLongLine(t *testing.T, f *tree) {
 	require.True(t, utf8.Valid(got.Content))
 	require.LessOrEqual(t, len(got.Content), sandbox.MaxReadBytes)
 	require.Greater(t, len(got.Content), sandbox.MaxReadBytes-4)
+	require.EqualValues(t, 2+3*sandbox.MaxReadBytes, got.LineBytes, "the whole line")
+	require.Equal(t, 3, got.TotalLines)
 	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "file"})
 	require.NoError(t, err)
 	require.Equal(t, "short\n", string(got.Content))
 	require.True(t, got.Truncated)
+}
+
+// readAt: a file comes whole in pieces, whatever is in it.
+func readAt(t *testing.T, f *tree) {
+	content := strings.Repeat("\x00\xff\n", sandbox.MaxChunk) // three pieces
+	f.put(t, "file", content)
+	var all strings.Builder
+	for {
+		got, err := f.ReadAt(t.Context(), sandbox.ReadAtRequest{Path: "file", From: int64(all.Len())})
+		require.NoError(t, err)
+		if len(got.Content) == 0 {
+			break
+		}
+		require.LessOrEqual(t, len(got.Content), sandbox.MaxChunk)
+		all.Write(got.Content)
+	}
+	require.Equal(t, digest(content), digest(all.String()))
+	got, err := f.ReadAt(t.Context(), sandbox.ReadAtRequest{Path: "file", From: 1, Count: 2})
+	require.NoError(t, err)
+	require.Equal(t, "\xff\n", string(got.Content))
+	f.put(t, "dir/x", "")
+	f.link(t, "/etc/passwd", "out")
+	for path, code := range map[string]sandbox.FaultCode{
+		"none": sandbox.FaultNotFound, "dir": sandbox.FaultIsDirectory, "out": sandbox.FaultEscape, "../x": sandbox.FaultEscape,
+	} {
+		_, err := f.ReadAt(t.Context(), sandbox.ReadAtRequest{Path: path})
+		requireFault(t, err, code)
+	}
 }
 
 func readBinary(t *testing.T, f *tree) {
@@ -156,7 +187,7 @@ func listEntries(t *testing.T, f *tree) {
 }
 
 func listMany(t *testing.T, f *tree) {
-	const n = sandbox.MaxEntries + 500
+	const n = 5000 // several reads of the directory
 	names := make([]string, 0, n)
 	for i := range n {
 		name := strings.Repeat("x", i%7) + string(rune('a'+i%26)) + digest(string(rune(i)))[:8]
@@ -167,7 +198,7 @@ func listMany(t *testing.T, f *tree) {
 	got, err := f.List(t.Context(), sandbox.ListRequest{})
 	require.NoError(t, err)
 	require.Equal(t, n, got.Total)
-	require.Len(t, got.Entries, sandbox.MaxEntries)
+	require.Len(t, got.Entries, n)
 	for i, entry := range got.Entries {
 		require.Equal(t, names[i], entry.Name)
 	}

@@ -9,7 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"unicode/utf8"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,6 +25,8 @@ func searchTests() map[string]func(*testing.T, *tree) {
 		"what was asked for by name":          searchNamed,
 		"a bad pattern":                       searchBadPattern,
 		"more matches than fit":               searchMany,
+		"more text than fits":                 searchMuch,
+		"no more patience":                    searchPatience,
 		"a deep tree":                         searchDeep,
 		"a cancel in between":                 searchCancel,
 	}
@@ -107,7 +109,7 @@ func searchSkipped(t *testing.T, f *tree) {
 	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "hit"})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.SearchResult{
-		Files: 3, Skipped: 1,
+		Total: 2, Files: 3, Skipped: 1,
 		Matches: []sandbox.Match{
 			{Path: ".hidden", Line: 1, Text: "hit"},
 			{Path: "latin1", Line: 1, Text: "hit gr\uFFFDn"},
@@ -148,23 +150,47 @@ func searchBadPattern(t *testing.T, f *tree) {
 }
 
 func searchMany(t *testing.T, f *tree) {
-	f.put(t, "a", strings.Repeat("x\n", sandbox.MaxMatches-1))
+	long := "x" + strings.Repeat("é", 5000)
+	f.put(t, "a", strings.Repeat("x\n", 999)+long+"\n")
 	f.put(t, "b", "x")
 	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
 	require.NoError(t, err)
-	require.Len(t, result.Matches, sandbox.MaxMatches)
-	require.False(t, result.Truncated)
-	f.put(t, "b", "x"+strings.Repeat("é", sandbox.MaxMatchText)+"\nx\n")
-	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	require.Len(t, result.Matches, 1001)
+	require.Equal(t, 1001, result.Total)
+	require.Equal(t, sandbox.Match{Path: "a", Line: 1000, Text: long}, result.Matches[999])
+	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Limit: 3})
 	require.NoError(t, err)
-	require.Len(t, result.Matches, sandbox.MaxMatches)
-	require.True(t, result.Truncated)
-	text := result.Matches[sandbox.MaxMatches-1].Text
-	text, rest, cut := strings.Cut(text, " [... and ")
-	require.True(t, cut)
-	require.Equal(t, "502 more bytes]", rest)
-	require.Len(t, text, sandbox.MaxMatchText-1, "half a character would fit")
-	require.True(t, utf8.ValidString(text))
+	require.Len(t, result.Matches, 3)
+	require.Equal(t, 1001, result.Total, "all are counted")
+	require.Equal(t, 2, result.Files)
+	require.False(t, result.Stopped)
+	f.put(t, "c", strings.Repeat("x\n", sandbox.MaxFound))
+	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Limit: 2 * sandbox.MaxFound})
+	require.NoError(t, err)
+	require.Len(t, result.Matches, sandbox.MaxFound)
+	require.Equal(t, sandbox.MaxFound+1001, result.Total)
+}
+
+// searchMuch: long texts take up the room that there is, and what follows them is counted.
+func searchMuch(t *testing.T, f *tree) {
+	f.put(t, "a", strings.Repeat("x", sandbox.MaxFoundBytes-10))
+	f.put(t, "b", strings.Repeat("x", 20)+"\nx\n")
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x"})
+	require.NoError(t, err)
+	require.Len(t, result.Matches, 1, "one that is left out is not followed by others")
+	require.Equal(t, 3, result.Total)
+}
+
+func searchPatience(t *testing.T, f *tree) {
+	f.put(t, "a", "x\n")
+	f.put(t, "b", "x\n")
+	result, err := f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Patience: 1})
+	require.NoError(t, err)
+	require.True(t, result.Stopped)
+	result, err = f.Search(t.Context(), sandbox.SearchRequest{Pattern: "x", Patience: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, 2, result.Total)
+	require.False(t, result.Stopped)
 }
 
 func searchDeep(t *testing.T, f *tree) {

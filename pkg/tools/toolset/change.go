@@ -83,7 +83,7 @@ func edit() tools.Tool {
 			}`),
 		Plan:   tools.PlanOf(planEdit),
 		Rules:  editRules,
-		Render: render.Of(render.Edit),
+		Render: render.Cut(render.Edit),
 	}
 }
 
@@ -164,6 +164,6 @@ func multiEdit() tools.Tool {
 			payload := protocol.FilesEdit{Path: path, Edits: args.Edits, BestEffort: args.BestEffort, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Exclusive, protocol.Rollback)
 		}),
-		Render: render.Of(render.Edit),
+		Render: render.Cut(render.Edit),
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Files returns the tools of the toolset "files", sorted by name: the five tools
@@ -24,7 +25,7 @@ func readFile() tools.Tool {
 		) (tools.Plan, *protocol.Error) {
 			return readPlan(scope, args.Path, protocol.FilesRead{})
 		}),
-		Render: render.OrKept(render.Of(render.Plain("find the place with search_files"))),
+		Render: render.OrKept(render.Cut(render.Plain("find the place with search_files", "find what you need with search_files"))),
 	}
 }
 
@@ -64,7 +65,7 @@ func editFile() tools.Tool {
 			payload := protocol.FilesEdit{Path: path, Old: args.Search, New: args.Replace, First: true, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Exclusive, protocol.Rollback)
 		}),
-		Render: render.Of(render.Edit),
+		Render: render.Cut(render.Edit),
 	}
 }
 
@@ -86,10 +87,10 @@ func listFiles() tools.Tool {
 			if args.Pattern == "" {
 				args.Pattern = "*"
 			}
-			payload := protocol.FilesGlob{Pattern: args.Pattern, Names: true, Limit: render.MaxListed}
+			payload := protocol.FilesGlob{Pattern: args.Pattern, Names: true, Limit: plain.MaxListed}
 			return filePlan(scope, "", payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.Of(render.Glob),
+		Render: render.Cut(render.Glob),
 	}
 }
 
@@ -112,8 +113,8 @@ func searchFiles() tools.Tool {
 			FilePattern string `json:"file_pattern"`
 		},
 		) (tools.Plan, *protocol.Error) {
-			return searchPlan(scope, "", protocol.FilesSearch{Pattern: args.Pattern, Glob: args.FilePattern, Limit: render.MaxListed})
+			return searchPlan(scope, "", protocol.FilesSearch{Pattern: args.Pattern, Glob: args.FilePattern, Limit: plain.MaxListed})
 		}),
-		Render: render.Of(render.Search),
+		Render: render.Cut(render.Search),
 	}
 }

@@ -40,7 +40,7 @@ func read() tools.Tool {
 			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.OrKept(render.Of(render.Read)),
+		Render: render.OrKept(render.Cut(render.Read)),
 	}
 }
 
@@ -67,7 +67,7 @@ func list() tools.Tool {
 			}
 			return filePlan(scope, path, protocol.FilesList{Path: path}, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.Of(render.List),
+		Render: render.Cut(render.List),
 	}
 }
 

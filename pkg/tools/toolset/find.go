@@ -5,6 +5,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // gitignoreProperty is the property of every tool that honours .gitignore files.
@@ -16,7 +17,7 @@ func orTrue(b *bool) bool { return b == nil || *b }
 // orListed is an optional limit of what is shown.
 func orListed(limit int) int {
 	if limit == 0 {
-		return render.MaxListed
+		return plain.MaxListed
 	}
 	return limit
 }
@@ -52,7 +53,7 @@ func glob() tools.Tool {
 			payload := protocol.FilesGlob{Pattern: args.Pattern, Path: path, NoIgnore: !orTrue(args.Gitignore), Limit: orListed(args.Limit)}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.Of(render.Glob),
+		Render: render.Cut(render.Glob),
 	}
 }
 
@@ -84,7 +85,7 @@ func tree() tools.Tool {
 			payload := protocol.FilesTree{Path: path, Depth: args.Depth, Limit: orListed(args.Limit)}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.Of(render.Tree),
+		Render: render.Cut(render.Tree),
 	}
 }
 
@@ -120,7 +121,7 @@ func grep() tools.Tool {
 				Pattern: args.Pattern, Glob: args.Glob, IgnoreCase: args.IgnoreCase, NoIgnore: !orTrue(args.Gitignore), Limit: orListed(args.Limit),
 			})
 		}),
-		Render: render.Of(render.Search),
+		Render: render.Cut(render.Search),
 	}
 }
 

@@ -37,7 +37,7 @@ func jsonRead() tools.Tool {
 			payload := protocol.FilesJSONRead{Path: path, Query: args.Query, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.Of(render.JSONRead),
+		Render: render.Cut(render.JSONRead),
 	}
 }
 

@@ -81,12 +81,9 @@ func readWorkspaceFile() tools.Tool {
 		) (tools.Plan, *protocol.Error) {
 			return readPlan(scope, args.Path, protocol.FilesRead{Raw: string(args.Encoding) == "null"})
 		}),
-		Render: render.OrKept(render.Of(func(v protocol.FilesReadResult) string {
-			if v.Raw {
-				return render.Base64(v)
-			}
-			return render.Plain("for the rest use run_shell_command, as in `sed -n 900,1200p FILE`")(v)
-		})),
+		Render: render.OrKept(render.Cut(render.PlainOrBase64(
+			"for the rest use run_shell_command, as in `sed -n 900,1200p FILE`",
+			"for the rest use run_shell_command, as in `cut -b 44001-88000 FILE`"))),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Limits of the toolset "smithers".
@@ -35,7 +36,9 @@ func smithersRead() tools.Tool {
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: render.OrKept(render.Of(render.Plain("for the rest use bash with sed, as in args [\"-n\", \"900,1200p\", FILE]"))),
+		Render: render.OrKept(render.Cut(render.Plain(
+			`for the rest use bash, as in {"cmd": "sed", "args": ["-n", "900,1200p", FILE]}`,
+			`for the rest use bash, as in {"cmd": "cut", "args": ["-b", "44001-88000", FILE]}`))),
 	}
 }
 
@@ -91,7 +94,7 @@ func smithersEdit() tools.Tool {
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: render.Of(render.Edit),
+		Render: render.Cut(render.Edit),
 	}
 }
 
@@ -110,11 +113,11 @@ func smithersGrep() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args grepArguments) (tools.Plan, *protocol.Error) {
-			plan, err := searchPlan(scope, args.Path, protocol.FilesSearch{Pattern: args.Pattern, Limit: render.MaxListed})
+			plan, err := searchPlan(scope, args.Path, protocol.FilesSearch{Pattern: args.Pattern, Limit: plain.MaxListed})
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: render.Of(render.Search),
+		Render: render.Cut(render.Search),
 	}
 }
 

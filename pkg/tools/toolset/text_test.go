@@ -97,7 +97,7 @@ func TestText_OutputThatTheWorkerCutSaysSo(t *testing.T) {
 	cut := execution("head … tail", "", 0)
 	cut.Truncated, cut.StdoutBytes = true, 5_000_000
 	out := text(t, "bash", ok(protocol.CommandRunResult{Execution: cut}))
-	require.Equal(t, "head … tail\n[output was cut: stdout had 5000000 bytes, stderr 0 bytes; send it to a file and read that, or filter it]", out)
+	require.Equal(t, "head … tail\n[output was cut: stdout had 5000000 bytes, stderr 0 bytes; no more is kept: send it to a file and read that, or filter it]", out)
 }
 
 func TestText_Read(t *testing.T) {
@@ -204,7 +204,7 @@ func TestText_Files(t *testing.T) {
 		"a cut directory": {
 			"list",
 			protocol.FilesListResult{Total: 3, Entries: []protocol.DirEntry{{Name: "a", Type: protocol.TypeDir}}},
-			"a/\n[1 of 3 names; for the others use glob with a pattern, or list a subdirectory]",
+			"a/\n[1 of 3 names; the others are not kept: use glob with a pattern, or list a subdirectory]",
 		},
 		"nothing there": {"exists", protocol.FilesExistsResult{Path: "a"}, "no: there is nothing at a"},
 		"a file":        {"exists", protocol.FilesExistsResult{Path: "a", Exists: true, Type: protocol.TypeFile, Size: 3}, "yes: a is a file of 3 bytes"},
@@ -218,8 +218,8 @@ func TestText_Files(t *testing.T) {
 		"no matches": {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: too large or unreadable]"},
 		"more matches": {
 			"grep",
-			protocol.FilesSearchResult{Files: 1, Truncated: true, Matches: []protocol.Match{{Path: "a", Line: 1, Text: "x"}}},
-			"a:1:x\n[the first 1 match; there are more: use a narrower pattern, path or glob]",
+			protocol.FilesSearchResult{Files: 1, Total: 2, Stopped: true, Matches: []protocol.Match{{Path: "a", Line: 1, Text: "x", Cut: 7}}},
+			"a:1:x [... and 7 more bytes]\n[1 of 2 matches; 1 file searched, and no more because that took too long: use a narrower path or glob; the others are not kept: use a narrower pattern, path or glob]",
 		},
 		"a new file":      {"write", protocol.FilesWriteResult{Path: "a", Bytes: 5, SHA256: "5a", Created: true, Diff: "+hello"}, "Created a (5 bytes, SHA-256 5a)."},
 		"a replaced file": {"write", protocol.FilesWriteResult{Path: "a", Bytes: 1, SHA256: "5a", Diff: "-x\n+y"}, "Replaced the content of a (1 byte, SHA-256 5a)."},
@@ -251,7 +251,7 @@ func TestText_Files(t *testing.T) {
 		"more files": {
 			"glob",
 			protocol.FilesGlobResult{Paths: []string{"a"}, Total: 9, Skipped: 2},
-			"a\n[1 of 9 files; 2 directories could not be read; use a narrower pattern or path for the others]",
+			"a\n[1 of 9 files; 2 directories could not be read; the others are not kept: use a narrower pattern or path]",
 		},
 		"a tree": {"tree", protocol.FilesTreeResult{Path: "src", Total: 4, Ignored: 2, Entries: []protocol.TreeEntry{
 			{Path: "src/a", Type: protocol.TypeDir},
@@ -262,14 +262,9 @@ func TestText_Files(t *testing.T) {
 		"a cut tree": {
 			"tree",
 			protocol.FilesTreeResult{Total: 7, Skipped: 1, Entries: []protocol.TreeEntry{{Path: "a", Type: protocol.TypeDir}}},
-			"./\na/\n[1 of 7 entries: show a subdirectory, or less depth, for the others; 1 directories could not be read]",
+			"./\na/\n[1 of 7 entries; 1 directories could not be read; the others are not kept: show a subdirectory, or less depth]",
 		},
 		"a JSON value": {"json_read", protocol.FilesJSONReadResult{Value: protocol.Bytes("{\n  \"b\": 1.50}"), JSONType: "object"}, "{\n  \"b\": 1.50}"},
-		"a JSON value that is too long": {
-			"json_read",
-			protocol.FilesJSONReadResult{JSONType: "array", Length: 9, ValueBytes: 1e6},
-			`{"[...]":"the value is too long: read a part of it with a query","type":"array","length":9,"bytes":1000000,"keys":[]}`,
-		},
 		"a JSON file that was written": {
 			"json_write",
 			protocol.FilesJSONWriteResult{FilesWriteResult: protocol.FilesWriteResult{Path: "a", Bytes: 5, SHA256: "5a", Created: true}},
@@ -296,7 +291,7 @@ func TestText_Files(t *testing.T) {
 func TestText_LongListingsSayHowManyAreShown(t *testing.T) {
 	t.Parallel()
 	list := protocol.FilesListResult{Total: 2_000}
-	search := protocol.FilesSearchResult{Files: 1}
+	search := protocol.FilesSearchResult{Files: 1, Total: 3_000}
 	for i := range 2_000 {
 		list.Entries = append(list.Entries, protocol.DirEntry{Name: fmt.Sprintf("%04d-%s", i, strings.Repeat("é", 100)), Type: protocol.TypeDir})
 		search.Matches = append(search.Matches, protocol.Match{Path: "a", Line: i + 1, Text: strings.Repeat("é", 100)})
@@ -304,7 +299,7 @@ func TestText_LongListingsSayHowManyAreShown(t *testing.T) {
 	out := text(t, "list", ok(list))
 	require.Contains(t, out, fmt.Sprintf("[%d of 2000 names;", strings.Count(out, "/\n")))
 	out = text(t, "grep", ok(search))
-	require.Contains(t, out, fmt.Sprintf("[the first %d matches; there are more", strings.Count(out, "a:")))
+	require.Contains(t, out, fmt.Sprintf("[%d of 3000 matches; 1 file searched;", strings.Count(out, "a:")))
 }
 
 func TestText_FailuresHaveOneForm(t *testing.T) {

@@ -97,14 +97,15 @@ func coreFinding(t *testing.T, execute Execute) {
 		printf 'func D() {}\n' >node_modules/m/i.js && printf 'func E() {}\n' >.git/x && printf 'node_modules/\n*.log\n' >.gitignore &&
 		printf 'func\0' >bin && echo 'func F' >x.log && ln -s src/a.go link`)
 	s.is("src/a.go\nsrc/sub/b.go\n[2 files; 2 left out by .gitignore]", "glob", args{"pattern": "**/*.go"})
-	s.is("src/a.go\n[1 of 2 files; 2 left out by .gitignore; use a narrower pattern or path for the others]", "glob", args{"pattern": "**/*.go", "limit": 1})
+	s.has("glob", args{"pattern": "**/*.go", "limit": 1}, "src/a.go\n[1 of 2 files; 2 left out by .gitignore; the others: read on with path=\"result:")
 	s.is("x.log\n[1 file]", "glob", args{"pattern": "*.log", "gitignore": false})
 	s.has("glob", args{"pattern": "*.py"}, "no files match")
 	s.fails(protocol.CodeInvalidPattern, "glob", args{"pattern": "a["})
 	s.fails(protocol.CodePathEscape, "glob", args{"pattern": "../*"})
 	s.is("src/a.go:1:func A() {}\nsrc/a.go:2:func B() {}\nsrc/sub/b.go:1:func C() {}\n[3 matches; 4 files searched; 2 left out by .gitignore]", "grep", args{"pattern": "^func"})
 	s.is("src/sub/b.go:1:func C() {}\n[1 match; 1 file searched]", "grep", args{"pattern": "FUNC", "ignore_case": true, "path": "src/sub"})
-	s.is("src/a.go:1:func A() {}\n[the first 1 match; there are more: use a narrower pattern, path or glob]", "grep", args{"pattern": "func", "glob": "*.go", "limit": 1})
+	s.has("grep", args{"pattern": "func", "glob": "*.go", "limit": 1},
+		"src/a.go:1:func A() {}\n[1 of 3 matches; 2 files searched; 2 left out by .gitignore; the others: read on with path=\"result:")
 	s.has("grep", args{"pattern": "func", "gitignore": false}, "node_modules/m/i.js:1:func D() {}", "x.log:1:func F")
 	text := s.fails(protocol.CodeInvalidPattern, "grep", args{"pattern": "x(y"})
 	require.Contains(t, text, "at character 2")

@@ -146,7 +146,7 @@ func hostileSizes(t *testing.T, execute Execute) {
 	}
 	s.sh(`head -c 3000000 /dev/zero | tr '\0' x >line && echo needle >>line && cat line line line line >wide && cat wide wide wide wide >wider && rm line`)
 	for _, path := range []string{"wide", "wider"} { // 12 and 48 MB
-		s.has("read", args{"path": path}, "more characters]", "[lines 1-")
+		s.has("read", args{"path": path}, "more bytes]", "[lines 1-")
 	}
 	s.has("grep", args{"pattern": "needle$"}, "wide:1:xxx", "1 skipped: too large")
 	require.Less(t, len(s.ok("grep", args{"pattern": "x"})), 60_000)
@@ -162,7 +162,7 @@ func hostileCounts(t *testing.T, execute Execute) {
 	s.has("list", args{"path": "many"}, "00000 (0 bytes)\n", "[500 of 100000 names;")
 	s.has("glob", args{"pattern": "**/9999*"}, "many/99990\n", "[10 files]")
 	s.has("glob", args{"pattern": "many/*"}, "[500 of 100000 files;")
-	s.has("tree", args{}, "many/\n", "[500 of 100001 entries:")
+	s.has("tree", args{}, "many/\n", "[500 of 100001 entries; ")
 	s.is("many/50000:1:found\n[1 match; 100000 files searched]", "grep", args{"pattern": "f[o]und"})
 }
 

@@ -17,7 +17,7 @@ const (
 
 // FitJSON returns JSON text of at most [BodyLimit] characters: as it is, or with long
 // strings, arrays and objects cut, and marks that say how much is missing. What is cut is JSON, too; the keys of its objects are sorted. An object that
-// is cut also has the note, unless that is "".
+// is cut also has the note at its top, unless that is "".
 func FitJSON(text []byte, note string) string {
 	if utf8.RuneCount(text) <= BodyLimit {
 		return string(text)
@@ -27,16 +27,30 @@ func FitJSON(text []byte, note string) string {
 	decoder.UseNumber()
 	if decoder.Decode(&value) == nil {
 		for characters, items := maxJSONString, maxJSONItems; characters > 0; characters, items = characters/2, (items+1)/2 {
-			cut := cutJSON(value, characters, items)
-			if object, ok := cut.(map[string]any); ok && note != "" {
-				object["[cut]"] = note
-			}
-			if shorter := plainJSON(cut); utf8.RuneCount(shorter) <= BodyLimit {
+			if shorter := plainJSON(noted(cutJSON(value, characters, items), note)); utf8.RuneCount(shorter) <= BodyLimit {
 				return string(shorter)
 			}
 		}
 	}
-	return string(plainJSON(Clip(string(text), BodyLimit/3))) // quoting makes it longer
+	return string(plainJSON(noted(Clip(string(text), BodyLimit/3), note))) // quoting makes it longer
+}
+
+// noted puts a note into a value.
+func noted(value any, note string) any {
+	if note == "" {
+		return value
+	}
+	switch value := value.(type) {
+	case map[string]any:
+		value["[cut]"] = note
+		return value
+	case []any:
+		return append(value, "[cut: "+note+"]")
+	case string:
+		return value + " [cut: " + note + "]"
+	default:
+		return value
+	}
 }
 
 // cutJSON returns value with no string longer than so many characters, and no array or

@@ -2,10 +2,10 @@ package render
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Write says what was written.
@@ -18,7 +18,7 @@ func Write(v protocol.FilesWriteResult) string {
 }
 
 // Edit says what was changed, what was not and why, and shows the diff.
-func Edit(v protocol.FilesEditResult) string {
+func Edit(v protocol.FilesEditResult, r rest) string {
 	made, failed := 0, 0
 	var notes []string
 	for i, outcome := range v.Outcomes {
@@ -40,12 +40,15 @@ func Edit(v protocol.FilesEditResult) string {
 			prose.Path(v.Path), made, made+failed, prose.Plural(v.Bytes, "byte"), v.SHA256)
 	}
 	for _, note := range notes {
-		text += "\n[" + prose.Head(note, lineLimit) + "]"
+		text += "\n[" + prose.Head(note, plain.MaxLine) + "]"
 	}
 	if v.Diff != "" {
 		text += "\n" + prose.Clip(prose.Valid(v.Diff), prose.BodyLimit/2)
 	}
-	return prose.Clip(text, prose.BodyLimit)
+	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
+		return shown + r.mark(protocol.PartValue)
+	}
+	return text
 }
 
 // further says an offset in words.
@@ -57,15 +60,6 @@ func further(offset int) string {
 }
 
 // JSONRead is the value as JSON.
-func JSONRead(v protocol.FilesJSONReadResult) string {
-	if len(v.Value) > 0 {
-		return prose.FitJSON([]byte(prose.Valid(string(v.Value))), "")
-	}
-	keys := make([]string, 0, len(v.Keys))
-	for _, key := range v.Keys {
-		keys = append(keys, prose.Quoted(key))
-	}
-	return prose.FitJSON(fmt.Appendf(nil,
-		`{"[...]":"the value is too long: read a part of it with a query","type":%s,"length":%d,"bytes":%d,"keys":[%s]}`,
-		prose.Quoted(v.JSONType), v.Length, v.ValueBytes, strings.Join(keys, ",")), "")
+func JSONRead(v protocol.FilesJSONReadResult, r rest) string {
+	return prose.FitJSON([]byte(prose.Valid(string(v.Value))), r.note(""))
 }

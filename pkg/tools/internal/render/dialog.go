@@ -3,7 +3,6 @@ package render
 import (
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
@@ -25,10 +24,9 @@ func Dialog(result *protocol.Result) string {
 		}
 		return JSON(result)
 	}
-	text := jsonText(state.Output)
-	if utf8.RuneCountInString(text) > prose.BodyLimit {
-		text = prose.Clip(text, prose.BodyLimit) +
-			fmt.Sprintf("\n[it was cut; all of it: read with path=%q]", Handle(result.CallID, protocol.PartValue, 0))
+	text := jsonText(state.Output, restOf(result))
+	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
+		text = shown + restOf(result).mark("")
 	}
 	mark := dialogMark(result, state)
 	switch {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // outputLimit is how many characters of a command's output a model gets: less than
@@ -20,7 +21,7 @@ func Execution[V protocol.Value](execution func(V) *protocol.Execution) func(*pr
 		if !ok {
 			return JSON(result)
 		}
-		text := executionText(result.CallID, execution(value))
+		text := executionText(restOf(result), execution(value))
 		if result.Status != protocol.StatusOK {
 			return Failure(result, text)
 		}
@@ -30,11 +31,11 @@ func Execution[V protocol.Value](execution func(V) *protocol.Execution) func(*pr
 
 // executionText is what a process wrote, as it would stand on a terminal, how it
 // ended, and a line in brackets for each thing that is not as usual.
-func executionText(call protocol.CallID, e *protocol.Execution) string {
+func executionText(r rest, e *protocol.Execution) string {
 	text, cut := writtenText(e)
 	marks := endMarks(e)
 	if cut || e.Truncated {
-		marks = append(marks, cutMark(call, e, text))
+		marks = append(marks, cutMark(r, e, text))
 	}
 	if len(marks) > 0 {
 		return prose.Ended(text) + strings.Join(marks, "\n")
@@ -65,28 +66,30 @@ func writtenText(e *protocol.Execution) (text string, cut bool) {
 }
 
 // cutMark says how much there was, and how to get at it.
-func cutMark(call protocol.CallID, e *protocol.Execution, shown string) string {
-	how := "send it to a file and read that, or filter it"
-	if call != "" && (!e.Truncated || e.Whole != "") {
+func cutMark(r rest, e *protocol.Execution, shown string) string {
+	how := "no more is kept: send it to a file and read that, or filter it"
+	if r.isKept() {
 		what := "all of it"
 		if e.Reason == "output_limit" {
 			what = "what it wrote first"
 		}
-		how = fmt.Sprintf("%s: read it from path=%q on", what, Handle(call, "", cutLine(shown)))
+		line, column := cutAt(e, shown)
+		how = fmt.Sprintf("%s: read it from %s on", what, r.path("", line, column))
 	}
 	return fmt.Sprintf("[output was cut: stdout had %s, stderr %s; %s]",
 		prose.Plural(e.StdoutBytes, "byte"), prose.Plural(e.StderrBytes, "byte"), how)
 }
 
-// cutLine is a line at or before the first piece that is missing. Long lines count as
-// the several ones as which a kept result is read.
-func cutLine(shown string) int {
+// cutAt is where the first piece that is missing begins, or a place before that: columns
+// are of what was written, which is not always what is shown of it.
+func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
 	before, _, _ := strings.Cut(shown, "\n[... ")
-	count := 0
-	for line := range strings.Lines(strings.TrimPrefix(before, "[stderr]\n")) {
-		count += 1 + (len(line)-1)/protocol.MaxKeptLine
+	before = strings.TrimPrefix(before, "[stderr]\n")
+	line = strings.Count(before, "\n") + 1
+	if strings.HasPrefix(string(plain.Written(e)), before) {
+		column = int64(len(before) - strings.LastIndexByte(before, '\n'))
 	}
-	return max(count, 1)
+	return line, column
 }
 
 // endMarks says how a process ended, when it is not by itself and with 0.

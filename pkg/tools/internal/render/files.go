@@ -9,16 +9,11 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
-)
-
-// Limits of what a model gets of files.
-const (
-	fileLimit = 12_000 // characters of content
-	lineLimit = 2_000  // characters of one line
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // Read is the lines of a file with their numbers, and where they stand in it.
-func Read(v protocol.FilesReadResult) string {
+func Read(v protocol.FilesReadResult, r rest) string {
 	if v.Binary {
 		return binaryText(v)
 	}
@@ -27,26 +22,47 @@ func Read(v protocol.FilesReadResult) string {
 		return noLinesText(v)
 	}
 	first := max(v.FirstLine, 1)
-	body, shown, cut := numbered(content, first, fileLimit, lineLimit)
+	body, shown, cut := numbered(content, first, v.LineBytes)
 	last := first + shown - 1
 	total := max(v.TotalLines, last)
 	mark := fmt.Sprintf("[lines %d-%d of %d", first, last, total)
 	if last < total {
 		mark += fmt.Sprintf("; read on with offset=%d", last+1)
+		if r.isKept() {
+			mark += ", or in the file as it was now with " + r.path("", last+1, 0)
+		}
 	}
-	if cut > 0 {
-		from, to := secondPart(content, cut-first)
-		mark += fmt.Sprintf("; line %d is cut: for the rest of it use bash, as in `sed -n %dp %s | cut -b %d-%d`",
-			cut, cut, shellWord(v.Path), from, to)
+	if len(cut) > 0 {
+		mark += "; " + cutLines(v, r, content, first, cut)
 	}
 	return body + mark + "]"
 }
 
-// secondPart is where the [lineLimit] characters stand that follow the shown ones of the line
+// cutLines says how to get at the rest of lines that are cut.
+func cutLines(v protocol.FilesReadResult, r rest, content string, first int, cut []int) string {
+	from, to := secondPart(content, cut[0]-first)
+	what := fmt.Sprintf("line %d is cut", cut[0])
+	if len(cut) > 1 {
+		what = fmt.Sprintf("line %d and %s are cut", cut[0], others(len(cut)-1))
+	}
+	if r.isKept() {
+		return what + ": read on in it with " + r.path("", cut[0], int64(from))
+	}
+	return what + fmt.Sprintf(": for the rest of it use bash, as in `sed -n %dp %s | cut -b %d-%d`", cut[0], shellWord(v.Path), from, to)
+}
+
+func others(n int) string {
+	if n == 1 {
+		return "1 other"
+	}
+	return fmt.Sprintf("%d others", n)
+}
+
+// secondPart is where the [plain.MaxLine] characters stand that follow the shown ones of the line
 // at an index, in bytes from 1: that is what cut counts, its -c too.
 func secondPart(content string, index int) (from, to int) {
 	line := strings.SplitN(content, "\n", index+2)[index]
-	return prose.Offset(line, lineLimit) + 1, prose.Offset(line, 2*lineLimit)
+	return prose.Offset(line, plain.MaxLine) + 1, prose.Offset(line, 2*plain.MaxLine)
 }
 
 // noLinesText says why there is nothing to be shown of a text file.
@@ -71,20 +87,25 @@ func binaryText(v protocol.FilesReadResult) string {
 }
 
 // numbered returns the lines that fit, with their numbers, how many they are (at least
-// one) and the number of the first one that had to be cut, or 0.
-func numbered(content string, first, limit, lineLimit int) (_ string, count, cut int) {
+// one) and the numbers of those that had to be cut. The only line of a content that is not
+// all of it has so many bytes in all; else 0.
+func numbered(content string, first int, lineBytes int64) (_ string, count int, cut []int) {
 	var b strings.Builder
 	used := 0
 	for line := range strings.Lines(content) {
 		line = strings.TrimSuffix(line, "\n")
-		shown := prose.Head(line, lineLimit)
+		shown := prose.Head(line, plain.MaxLine)
+		if lineBytes > int64(len(line)) {
+			begin := line[:prose.Offset(line, plain.MaxLine)]
+			shown = begin + fmt.Sprintf(" [... and %d more bytes]", lineBytes-int64(len(begin)))
+		}
 		text := fmt.Sprintf("%6d\t%s\n", first+count, shown)
 		length := utf8.RuneCountInString(text)
-		if used+length > limit && count > 0 {
+		if used+length > plain.MaxFile && count > 0 {
 			break
 		}
-		if shown != line && cut == 0 {
-			cut = first + count
+		if shown != line {
+			cut = append(cut, first+count)
 		}
 		b.WriteString(text)
 		used += length
@@ -101,10 +122,11 @@ func shellWord(path string) string {
 	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
-// Plain makes the text of a whole file for tools that cannot read on: as it is,
-// without numbers, cut at what fits. how says how to get at the rest.
-func Plain(how string) func(protocol.FilesReadResult) string {
-	return func(v protocol.FilesReadResult) string {
+// Plain makes the text of a whole file for tools that have no offset: as it is, without
+// numbers, cut at what fits. Where no more is kept, how says how to get at the other lines, and
+// inLine at the rest of a long one.
+func Plain(how, inLine string) func(protocol.FilesReadResult, rest) string {
+	return func(v protocol.FilesReadResult, r rest) string {
 		if v.Binary {
 			return binaryText(v)
 		}
@@ -119,42 +141,17 @@ func Plain(how string) func(protocol.FilesReadResult) string {
 		if len(shown) == len(content) && !v.Truncated {
 			return content
 		}
-		lines := strings.Count(shown, "\n")
-		first := strconv.Itoa(lines)
-		if lines == 0 {
-			first = prose.Plural(utf8.RuneCountInString(shown), "character")
+		lines, ended := strings.Count(shown, "\n"), strings.HasSuffix(shown, "\n")
+		column := len(shown) - strings.LastIndexByte(shown, '\n')
+		first, next := strconv.Itoa(lines), how
+		if !ended {
+			first, next = prose.Plural(utf8.RuneCountInString(shown), "character"), inLine
+		}
+		if r.isKept() {
+			next = "read on with " + r.path("", lines+1, int64(column))
 		}
 		return prose.Ended(shown) + fmt.Sprintf("[cut here: these are the first %s of %s, %s in all; %s]",
-			first, prose.Plural(max(v.TotalLines, lines), "line"), prose.Plural(v.Bytes, "byte"), how)
-	}
-}
-
-// List is one line an entry.
-func List(v protocol.FilesListResult) string {
-	if len(v.Entries) == 0 {
-		return "[the directory is empty]"
-	}
-	lines := make([]string, 0, len(v.Entries))
-	for _, entry := range v.Entries {
-		lines = append(lines, entryText(entry))
-	}
-	body, shown := fitting(lines)
-	if total := max(v.Total, len(lines)); shown < total {
-		return body + fmt.Sprintf("[%d of %d names; for the others use glob with a pattern, or list a subdirectory]", shown, total)
-	}
-	return body
-}
-
-func entryText(entry protocol.DirEntry) string {
-	switch entry.Type {
-	case protocol.TypeDir:
-		return prose.Path(entry.Name) + "/"
-	case protocol.TypeSymlink:
-		return prose.Path(entry.Name) + " (symlink)"
-	case protocol.TypeFile:
-		return fmt.Sprintf("%s (%s)", prose.Path(entry.Name), prose.Plural(entry.Size, "byte"))
-	default:
-		return prose.Path(entry.Name) + " (special file)"
+			first, prose.Plural(max(v.TotalLines, lines), "line"), prose.Plural(v.Bytes, "byte"), next)
 	}
 }
 
@@ -175,16 +172,31 @@ func Exists(v protocol.FilesExistsResult) string {
 	}
 }
 
-// Base64 is the bytes of a file for a model that asked for them.
-func Base64(v protocol.FilesReadResult) string {
+// PlainOrBase64 is [Plain], or the bytes of a file for a model that asked for them.
+func PlainOrBase64(how, inLine string) func(protocol.FilesReadResult, rest) string {
+	text := Plain(how, inLine)
+	return func(v protocol.FilesReadResult, r rest) string {
+		if v.Raw {
+			return encoded(v, r)
+		}
+		return text(v, r)
+	}
+}
+
+// encoded is the bytes of a file as base64.
+func encoded(v protocol.FilesReadResult, r rest) string {
 	if v.Bytes == 0 {
 		return noLinesText(v)
 	}
-	encoded := base64.StdEncoding.EncodeToString(v.Content)
-	if len(encoded) <= prose.BodyLimit && int64(len(v.Content)) == v.Bytes {
-		return encoded
+	all := base64.StdEncoding.EncodeToString(v.Content)
+	if len(all) <= prose.BodyLimit && int64(len(v.Content)) == v.Bytes {
+		return all
 	}
-	shown := min(len(v.Content), prose.BodyLimit/4*3)
-	return base64.StdEncoding.EncodeToString(v.Content[:shown]) +
-		fmt.Sprintf("\n[cut here: these are the first %d of %s]", shown, prose.Plural(v.Bytes, "byte"))
+	content := v.Content[:min(len(v.Content), prose.BodyLimit/4*3)]
+	shown := base64.StdEncoding.EncodeToString(content)
+	how := "no more is kept"
+	if r.isKept() {
+		how = "read on with " + r.path("", 1, int64(len(shown))+1)
+	}
+	return shown + fmt.Sprintf("\n[cut here: these are the first %d of %s; %s]", len(content), prose.Plural(v.Bytes, "byte"), how)
 }

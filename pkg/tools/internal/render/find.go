@@ -8,10 +8,23 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
+// List is one line an entry.
+func List(v protocol.FilesListResult, r rest) string {
+	if len(v.Entries) == 0 {
+		return "[the directory is empty]"
+	}
+	body, shown := fitting(v)
+	if total := max(v.Total, len(v.Entries)); shown < total {
+		return body + fmt.Sprintf("[%d of %d names; %s]", shown, total, r.others(shown, total, "use glob with a pattern, or list a subdirectory"))
+	}
+	return body
+}
+
 // Glob is one line a path.
-func Glob(v protocol.FilesGlobResult) string {
+func Glob(v protocol.FilesGlobResult, r rest) string {
 	skipped := ignoredText(v.Ignored)
 	if v.Skipped > 0 {
 		skipped += fmt.Sprintf("; %d directories could not be read", v.Skipped)
@@ -19,44 +32,33 @@ func Glob(v protocol.FilesGlobResult) string {
 	if len(v.Paths) == 0 {
 		return "[no files match" + skipped + "; **/NAME looks at every depth]"
 	}
-	lines := make([]string, 0, len(v.Paths))
-	for _, path := range v.Paths {
-		lines = append(lines, prose.Path(path))
-	}
-	body, shown := fitting(lines)
-	if total := max(v.Total, len(lines)); shown < total {
-		return body + fmt.Sprintf("[%d of %d files%s; use a narrower pattern or path for the others]", shown, total, skipped)
+	body, shown := fitting(v)
+	if total := max(v.Total, len(v.Paths)); shown < total {
+		return body + fmt.Sprintf("[%d of %d files%s; %s]", shown, total, skipped, r.others(shown, total, "use a narrower pattern or path"))
 	}
 	return body + fmt.Sprintf("[%s%s]", prose.Plural(shown, "file"), skipped)
 }
 
 // Tree is one line an entry, indented by its depth.
-func Tree(v protocol.FilesTreeResult) string {
-	lines := make([]string, 0, len(v.Entries)+1)
-	above := 0
-	if v.Path != "" {
-		above = strings.Count(v.Path, "/") + 1
-	}
-	for _, entry := range v.Entries {
-		base := entry.Path[strings.LastIndexByte(entry.Path, '/')+1:]
-		text := entryText(protocol.DirEntry{Name: base, Type: entry.Type, Size: entry.Size})
-		if entry.Hidden > 0 {
-			text += fmt.Sprintf(" (%d inside)", entry.Hidden)
-		}
-		depth := max(strings.Count(entry.Path, "/")-above, 0)
-		lines = append(lines, strings.Repeat("  ", depth)+text)
-	}
-	body, shown := fitting(lines)
+func Tree(v protocol.FilesTreeResult, r rest) string {
+	body, shown := fitting(v)
 	var marks []string
-	if total := max(v.Total, len(lines)); shown < total {
-		marks = append(marks, fmt.Sprintf("%d of %d entries: show a subdirectory, or less depth, for the others", shown, total))
+	total := max(v.Total, len(v.Entries))
+	if shown < total {
+		marks = append(marks, fmt.Sprintf("%d of %d entries", shown, total))
 	} else {
 		marks = append(marks, entries(shown))
 	}
 	if v.Skipped > 0 {
 		marks = append(marks, fmt.Sprintf("%d directories could not be read", v.Skipped))
 	}
-	return prose.Path(v.Path) + "/\n" + body + "[" + strings.Join(marks, "; ") + ignoredText(v.Ignored) + "]"
+	if v.Ignored > 0 {
+		marks = append(marks, strings.TrimPrefix(ignoredText(v.Ignored), "; "))
+	}
+	if shown < total {
+		marks = append(marks, r.others(shown, total, "show a subdirectory, or less depth"))
+	}
+	return prose.Path(v.Path) + "/\n" + body + "[" + strings.Join(marks, "; ") + "]"
 }
 
 // ignoredText says how much ignore files exclude; "" when that is nothing.
@@ -74,28 +76,50 @@ func entries(n int) string {
 	return fmt.Sprintf("%d entries", n)
 }
 
-// MaxListed is how many entries, paths or lines one result shows.
-const MaxListed = 500
-
 // Search is one line a match, and how many files were searched.
-func Search(v protocol.FilesSearchResult) string {
+func Search(v protocol.FilesSearchResult, r rest) string {
 	searched := prose.Plural(v.Files, "file") + " searched"
 	if v.Skipped > 0 {
 		searched += fmt.Sprintf(", %d skipped: too large or unreadable", v.Skipped)
+	}
+	if v.Stopped {
+		searched += ", and no more because that took too long: use a narrower path or glob"
 	}
 	searched += ignoredText(v.Ignored)
 	if len(v.Matches) == 0 {
 		return "[no matches; " + searched + "]"
 	}
-	lines := make([]string, 0, len(v.Matches))
-	for _, match := range v.Matches {
-		lines = append(lines, fmt.Sprintf("%s:%d:%s", prose.Path(match.Path), match.Line, prose.Plain(match.Text)))
+	body, shown := fitting(v)
+	total := max(v.Total, len(v.Matches))
+	mark := matches(total)
+	if shown < total {
+		mark = fmt.Sprintf("%d of %s", shown, matches(total))
 	}
-	body, shown := fitting(lines)
-	if v.Truncated || shown < len(lines) {
-		return body + fmt.Sprintf("[the first %s; there are more: use a narrower pattern, path or glob]", matches(shown))
+	mark += "; " + searched
+	switch cut := cutMatches(v.Matches[:shown]); {
+	case shown < total:
+		mark += "; " + r.others(shown, total, "use a narrower pattern, path or glob")
+	case cut > 0 && r.isKept():
+		mark += fmt.Sprintf("; %s cut: whole with %s", are(cut), r.path("", 0, 0))
 	}
-	return body + fmt.Sprintf("[%s; %s]", matches(shown), searched)
+	return body + "[" + mark + "]"
+}
+
+// cutMatches is how many matches have a line that is cut.
+func cutMatches(matches []protocol.Match) (n int) {
+	for i := range matches {
+		if matches[i].Cut > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func are(n int) string {
+	if n == 1 {
+		return "1 line is"
+	}
+	return fmt.Sprintf("%d lines are", n)
 }
 
 func matches(n int) string {
@@ -105,16 +129,18 @@ func matches(n int) string {
 	return strconv.Itoa(n) + " matches"
 }
 
-// fitting returns the lines that fit, each ended by a line feed, and how many: at most [MaxListed].
-func fitting(lines []string) (string, int) {
+// fitting returns the lines of a list that fit, each ended by a line feed, and how many: at
+// most [plain.MaxListed].
+func fitting(list protocol.Value) (string, int) {
+	lines, _ := plain.Lines(list)
 	var b strings.Builder
 	used := 0
-	for i, line := range lines[:min(len(lines), MaxListed)] {
+	for i, line := range lines[:min(len(lines), plain.MaxListed)] {
 		line = prose.Ended(prose.Short(line, prose.BodyLimit-1))
 		if used += utf8.RuneCountInString(line); used > prose.BodyLimit {
 			return b.String(), i
 		}
 		b.WriteString(line)
 	}
-	return b.String(), min(len(lines), MaxListed)
+	return b.String(), min(len(lines), plain.MaxListed)
 }

@@ -15,7 +15,10 @@ func Command(result *protocol.Result) string {
 	if !ok || value.Process == "" || result.Status != protocol.StatusOK {
 		return Execution(func(v protocol.CommandRunResult) *protocol.Execution { return &v.Execution })(result)
 	}
-	output, _ := writtenText(&value.Execution)
+	output, cut := writtenText(&value.Execution)
+	if cut {
+		output += restOf(result).mark("")
+	}
 	status := protocol.ProcessStatus{
 		Process: value.Process, Reason: value.Reason, ExitCode: value.ExitCode, Signal: value.Signal, Bytes: value.StdoutBytes,
 	}

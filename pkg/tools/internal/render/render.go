@@ -3,6 +3,7 @@ package render
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
@@ -17,11 +18,7 @@ func JSON(result *protocol.Result) string {
 		if err != nil {
 			body = "[the result cannot be shown: " + err.Error() + "]"
 		} else {
-			note := ""
-			if result.CallID != "" {
-				note = fmt.Sprintf("all of it: read with path=%q", Handle(result.CallID, protocol.PartValue, 0))
-			}
-			body = prose.FitJSON(encoded, note)
+			body = prose.FitJSON(encoded, restOf(result).note(protocol.PartValue))
 		}
 	}
 	return outcome(result, body)
@@ -39,20 +36,28 @@ func outcome(result *protocol.Result, text string) string {
 	}
 }
 
+// markRoom is more than a mark of what was cut ever has.
+const markRoom = 300
+
 // MaxImageBytes is the largest image that a model is shown.
 const MaxImageBytes = 4 << 20
 
 // Of makes a Render function from the text of a value of type V.
 func Of[V protocol.Value](text func(V) string) func(*protocol.Result) string {
+	return Cut(func(v V, _ rest) string { return text(v) })
+}
+
+// Cut is [Of] for values that may not be shown whole.
+func Cut[V protocol.Value](text func(V, rest) string) func(*protocol.Result) string {
 	return func(result *protocol.Result) string {
 		value, ok := result.Value.(V)
 		switch {
 		case !ok:
 			return JSON(result)
 		case result.Status != protocol.StatusOK:
-			return Failure(result, text(value))
+			return Failure(result, text(value, restOf(result)))
 		default:
-			return text(value)
+			return text(value, restOf(result))
 		}
 	}
 }
@@ -67,9 +72,18 @@ func Failure(result *protocol.Result, partial string) string {
 	fmt.Fprintf(&b, "[%s: %s]\n", result.Status, code)
 	b.WriteString(prose.Ended(prose.Head(what, prose.BodyLimit/2)))
 	fmt.Fprintf(&b, "Next: %s", advice(result.Status, code))
+	mark := ""
 	if strings.TrimSpace(partial) != "" {
-		fmt.Fprintf(&b, "\nPartial output:\n%s", prose.Clip(partial, prose.BodyLimit))
+		room := prose.MaxText - utf8.RuneCountInString(b.String()) - markRoom
+		shown := prose.Clip(partial, min(room, prose.BodyLimit))
+		fmt.Fprintf(&b, "\nPartial output:\n%s", shown)
+		if shown != partial {
+			mark = restOf(result).mark("")
+		}
+	} else if utf8.RuneCountInString(what) > prose.BodyLimit/2 {
+		mark = restOf(result).mark("")
 	}
+	b.WriteString(mark)
 	return b.String()
 }
 

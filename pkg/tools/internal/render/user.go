@@ -5,6 +5,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // ToolRun is the text of a command's result: its output, or when it has none,
@@ -14,9 +15,9 @@ func ToolRun(result *protocol.Result) string {
 	if !ok {
 		return JSON(result)
 	}
-	text := jsonText(value.Output)
+	text := jsonText(value.Output, restOf(result))
 	if value.Output == nil {
-		text = prose.Plain(string(value.Stdout))
+		text = prose.Plain(string(plain.Written(&value.Execution)))
 	}
 	return outcome(result, text)
 }
@@ -31,15 +32,15 @@ func User(result *protocol.Result) string {
 	if err != nil {
 		return JSON(result)
 	}
-	text := jsonText(output)
+	text := jsonText(output, restOf(result))
 	return outcome(result, text)
 }
 
 // jsonText is a JSON value as a model reads it: a string as it is, null as nothing.
-func jsonText(value json.RawMessage) string {
+func jsonText(value json.RawMessage, r rest) string {
 	var text string
 	if json.Unmarshal(value, &text) == nil {
 		return text // null too
 	}
-	return prose.FitJSON(value, "")
+	return prose.FitJSON(value, r.note(""))
 }

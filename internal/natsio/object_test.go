@@ -1,0 +1,74 @@
+package natsio_test
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+)
+
+// TestPutObject: whatever is put, the object store has it, once.
+func TestPutObject(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := tf.KeptBucket()
+	store, err := f.JS.ObjectStore(t.Context(), bucket)
+	require.NoError(t, err)
+	messages := func() uint64 {
+		stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
+		require.NoError(t, err)
+		return stream.CachedInfo().State.Msgs
+	}
+	for name, content := range map[string]string{
+		"empty": "", "one chunk": "x", "just one": strings.Repeat("x", 128<<10), "several": strings.Repeat("y", 300<<10),
+	} {
+		before := messages()
+		for range 2 { // in the place of what was there
+			info, err := natsio.PutObject(t.Context(), f.JS, bucket, "a/b "+name, iotest.OneByteReader(strings.NewReader(content)))
+			require.NoError(t, err, name)
+			require.EqualValues(t, len(content), info.Size)
+			got, err := store.GetString(t.Context(), "a/b "+name)
+			require.NoError(t, err, "its digest is right, too")
+			require.Equal(t, content, got)
+			require.EqualValues(t, 1+info.Chunks, messages()-before, name)
+		}
+		require.NoError(t, store.Delete(t.Context(), "a/b "+name))
+		_, err := natsio.PutObject(t.Context(), f.JS, bucket, "a/b "+name, strings.NewReader(content))
+		require.NoError(t, err, "after it was deleted")
+	}
+	before := messages()
+	broken := errors.New("broken")
+	_, err = natsio.PutObject(t.Context(), f.JS, bucket, "a/b several",
+		io.MultiReader(strings.NewReader(strings.Repeat("z", 300<<10)), iotest.ErrReader(broken)))
+	require.ErrorIs(t, err, broken)
+	require.Equal(t, before, messages(), "nothing is left of it")
+	got, err := store.GetString(t.Context(), "a/b several")
+	require.NoError(t, err)
+	require.Equal(t, strings.Repeat("y", 300<<10), got, "what was there stays")
+	_, err = natsio.PutObject(t.Context(), f.JS, "NONE", "a", strings.NewReader("x"))
+	require.ErrorIs(t, err, jetstream.ErrBucketNotFound)
+}
+
+// TestPutObject_WhenTheStoreIsFull: nothing is pushed out, and nothing of it stays.
+func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{KeepBytes: 500 << 10})
+	_, err := natsio.PutObject(t.Context(), f.JS, tf.KeptBucket(), "first", strings.NewReader(strings.Repeat("x", 300<<10)))
+	require.NoError(t, err)
+	_, err = natsio.PutObject(t.Context(), f.JS, tf.KeptBucket(), "second", strings.NewReader(strings.Repeat("x", 300<<10)))
+	require.ErrorContains(t, err, "maximum bytes exceeded")
+	_, err = natsio.PutObject(t.Context(), f.JS, tf.KeptBucket(), "third", strings.NewReader(strings.Repeat("x", 100<<10)))
+	require.NoError(t, err, "there is room again")
+	store, err := f.JS.ObjectStore(t.Context(), tf.KeptBucket())
+	require.NoError(t, err)
+	got, err := store.GetBytes(t.Context(), "first")
+	require.NoError(t, err)
+	require.Len(t, got, 300<<10)
+}

@@ -1,0 +1,128 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
+)
+
+// maxKeptFile is the largest file that is kept when it is not shown whole.
+const maxKeptFile = 64 << 20
+
+// keptRead is a file that was read as a message carries it, and kept when readers may not
+// be shown all that was asked for.
+func keptRead(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
+	switch {
+	case v.Binary && !v.Raw, v.Bytes > maxKeptFile:
+		return v
+	case v.Raw && !v.Truncated && base64.StdEncoding.EncodedLen(len(v.Content)) <= plain.MaxShown:
+		return v
+	case !v.Raw && !v.Truncated && plain.FitsFile(v.Content):
+		return v
+	}
+	return partial{Value: v, keep: func(ctx context.Context, s *keeper, c *protocol.Call) (*protocol.Kept, error) {
+		return s.file(ctx, c, fs, v)
+	}}
+}
+
+// file keeps the content of a file, of which the call's text is a link: a file that is
+// read again and again is kept once for each content that it had.
+func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
+	kept := &protocol.Kept{Lines: v.TotalLines}
+	name := protocol.KeptFile(c.SessionID, v.SHA256)
+	if v.Raw {
+		name += ".base64"
+		kept.Lines = 1
+	}
+	info, err := s.GetInfo(ctx, name)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		info, err = s.putFile(ctx, name, fs, v)
+	}
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.AddLink(ctx, protocol.KeptText(c.SessionID, c.ID), info)
+	return kept, err
+}
+
+// putFile stores the content of a file, or an error when it is not any more what was read.
+func (s *keeper) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) (*jetstream.ObjectInfo, error) {
+	var content io.Reader = bytes.NewReader(v.Content)
+	if int64(len(v.Content)) != v.Bytes {
+		content = &fileReader{ctx: ctx, fs: fs, file: v, digest: sha256.New()}
+	}
+	if v.Raw {
+		content = &base64Reader{raw: content}
+	}
+	return s.put(ctx, name, content)
+}
+
+// base64Reader is what another reader has as base64.
+type base64Reader struct {
+	raw     io.Reader
+	encoded []byte
+}
+
+// Read implements [io.Reader].
+func (b *base64Reader) Read(p []byte) (int, error) {
+	if len(b.encoded) == 0 {
+		raw := make([]byte, 48<<10) // a whole number of groups: only the last one is padded
+		n, err := io.ReadFull(b.raw, raw)
+		if n == 0 || err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return 0, err
+		}
+		b.encoded = base64.StdEncoding.AppendEncode(nil, raw[:n])
+	}
+	n := copy(p, b.encoded)
+	b.encoded = b.encoded[n:]
+	return n, nil
+}
+
+// fileReader reads a file of a sandbox, and fails at its end when it was another.
+type fileReader struct {
+	ctx    context.Context //nolint:containedctx // a reader has no other way to be told of it
+	fs     sandbox.FS
+	file   protocol.FilesReadResult
+	digest hash.Hash
+	at     int64
+	chunk  []byte
+}
+
+var errFileChanged = errors.New("the file was changed while it was being kept")
+
+// Read implements [io.Reader].
+func (f *fileReader) Read(p []byte) (int, error) {
+	if len(f.chunk) == 0 {
+		got, err := f.fs.ReadAt(f.ctx, sandbox.ReadAtRequest{Path: f.file.Path, From: f.at})
+		if err != nil {
+			return 0, fmt.Errorf("read %s: %w", f.file.Path, err)
+		}
+		f.chunk = got.Content
+		f.at += int64(len(f.chunk))
+		f.digest.Write(f.chunk)
+		if f.at > f.file.Bytes {
+			return 0, errFileChanged
+		}
+	}
+	if len(f.chunk) == 0 {
+		if hex.EncodeToString(f.digest.Sum(nil)) != f.file.SHA256 {
+			return 0, errFileChanged
+		}
+		return 0, io.EOF
+	}
+	n := copy(p, f.chunk)
+	f.chunk = f.chunk[n:]
+	return n, nil
+}

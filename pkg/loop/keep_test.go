@@ -1,0 +1,82 @@
+package loop_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// keeping is a fleet that keeps texts, unless err is set.
+type keeping struct {
+	*fleet
+
+	err error
+
+	mu   sync.Mutex
+	kept map[protocol.CallID]string
+}
+
+func (k *keeping) Keep(_ context.Context, _ protocol.SessionID, call protocol.CallID, text string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.err == nil {
+		k.kept[call] = text
+	}
+	return k.err
+}
+
+var _ loop.Keeper = (*keeping)(nil)
+
+func long(t *testing.T) *tools.Table {
+	t.Helper()
+	return table(t, tools.New("long", "Returns a long text.", func(context.Context, struct {
+		N int `json:"n,omitempty"`
+	},
+	) (string, error) {
+		return strings.Repeat("é", 60_000), nil
+	}))
+}
+
+// TestRun_WhatIsCutOfAnInlineToolIsKept: and what is not kept is not promised.
+func TestRun_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{"kept": nil, "cannot be kept": errors.New("full")} {
+		r := newRig(asks("a", "long", "inline"), says("done"))
+		keeper := &keeping{fleet: r.fleet, err: err, kept: map[protocol.CallID]string{}}
+		runner, fault := loop.New(r.model, keeper, r.journal, long(t), &loop.Options{Observe: r.watch.observe})
+		require.NoError(t, fault)
+		_, fault = runner.Run(t.Context(), "s1", loop.Input{Text: "go"})
+		require.NoError(t, fault)
+		for _, event := range r.watch.of(loop.EventToolResult) {
+			if event.Name != "long" {
+				continue
+			}
+			require.Contains(t, event.Content, "characters left out")
+			require.Equal(t, err == nil, strings.HasSuffix(event.Content, `all of it: read with path="result:`+string(event.CallID)+`"]`), name)
+			if err == nil {
+				require.Equal(t, map[protocol.CallID]string{event.CallID: strings.Repeat("é", 60_000)}, maps.Clone(keeper.kept), "and nothing else")
+			}
+		}
+	}
+}
+
+func TestPlanSingle_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
+	t.Parallel()
+	keeper := &keeping{kept: map[protocol.CallID]string{}}
+	single := loop.PlanSingle(t.Context(), long(t), "s1", "long", "{}", &loop.SingleOptions{Keeper: keeper})
+	require.Len(t, keeper.kept, 1)
+	for call := range keeper.kept {
+		require.Contains(t, single.Outcome.Text, `all of it: read with path="result:`+string(call)+`"]`)
+	}
+	single = loop.PlanSingle(t.Context(), long(t), "s1", "long", "{}", nil)
+	require.NotContains(t, single.Outcome.Text, "result:")
+}

@@ -1,0 +1,195 @@
+// Package plain is what a reader gets of a result when nothing has to be cut: the
+// content of a file, one line for each entry of a list, what a command wrote. Tools show the
+// beginning of it, within limits that are here; workers keep all of it where it may be longer,
+// and so the lines that a reader was shown have the same numbers in both.
+package plain
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+)
+
+// Limits of what a reader is shown at once.
+const (
+	// MaxFile is how many characters of a file are shown, their line numbers included.
+	MaxFile = 12_000
+	// MaxLine is how many characters of one of its lines are shown.
+	MaxLine = 2_000
+	// MaxListed is how many entries of a list are shown.
+	MaxListed = 500
+	// MaxMatch is how many bytes of a line that was found are shown.
+	MaxMatch = 500
+	// MaxShown is how many bytes of anything are shown whole, whatever shows them, if
+	// none of the other limits is less.
+	MaxShown = 40_000
+	// MaxError is how many bytes of what went wrong are shown whole.
+	MaxError = 20_000
+)
+
+// numberRoom is at least as much as the number of a line takes up.
+const numberRoom = 12
+
+// FitsFile reports whether every reader of files shows all of a text.
+func FitsFile(content []byte) bool {
+	used := 0
+	for line := range strings.Lines(string(content[:min(len(content), MaxFile+1)])) {
+		if used += len(line) + numberRoom; used > MaxFile || len(line) > MaxLine {
+			return false
+		}
+	}
+	return len(content) <= MaxFile
+}
+
+// Text is a value as one reads it. What no list, file or tool returned is JSON.
+func Text(v protocol.Value) ([]byte, error) {
+	if lines, isList := Lines(v); isList {
+		return joined(lines), nil
+	}
+	switch v := v.(type) {
+	case protocol.CommandRunResult:
+		return Written(&v.Execution), nil
+	case protocol.CodeRunResult:
+		return Written(&v.Execution), nil
+	case protocol.FilesReadResult:
+		return v.Content, nil
+	case protocol.FilesJSONReadResult:
+		return v.Value, nil
+	case protocol.ToolRunResult:
+		if v.Output == nil {
+			return Written(&v.Execution), nil
+		}
+		return []byte(Output(v.Output)), nil
+	case protocol.UnknownValue:
+		if output, err := v.Output(); err == nil && output != nil {
+			return []byte(Output(output)), nil
+		}
+	}
+	if state, ok := protocol.DialogStateOf(v); ok {
+		return []byte(Output(state.Output)), nil
+	}
+	return protocol.EncodeValue(v)
+}
+
+// Output is a JSON value as one reads it: a string as it is, null as nothing.
+func Output(value json.RawMessage) string {
+	var text string
+	if json.Unmarshal(value, &text) == nil {
+		return text // null too
+	}
+	return string(value)
+}
+
+// Execution is that of a value of a command; nil for other values.
+func Execution(v protocol.Value) *protocol.Execution {
+	switch v := v.(type) {
+	case protocol.CommandRunResult:
+		return &v.Execution
+	case protocol.CodeRunResult:
+		return &v.Execution
+	case protocol.ToolRunResult:
+		return &v.Execution
+	default:
+		return nil
+	}
+}
+
+// Written is what a command wrote, in the order in which it did.
+func Written(e *protocol.Execution) []byte {
+	if len(e.Combined) > 0 {
+		return e.Combined
+	}
+	return slices.Concat(e.Stdout, e.Stderr) // one of them is empty
+}
+
+// Lines are the lines of a list without their ends, one for each entry; ok is false for
+// values that are none.
+func Lines(v protocol.Value) (lines []string, ok bool) {
+	switch v := v.(type) {
+	case protocol.FilesListResult:
+		return each(v.Entries, entryLine), true
+	case protocol.FilesTreeResult:
+		above := 0
+		if v.Path != "" {
+			above = strings.Count(v.Path, "/") + 1
+		}
+		return each(v.Entries, func(e protocol.TreeEntry) string { return treeLine(e, above) }), true
+	case protocol.FilesGlobResult:
+		return each(v.Paths, prose.Path), true
+	case protocol.FilesSearchResult:
+		return each(v.Matches, matchLine), true
+	default:
+		return nil, false
+	}
+}
+
+func each[E any](entries []E, line func(E) string) []string {
+	lines := make([]string, len(entries))
+	for i, entry := range entries {
+		lines[i] = line(entry)
+	}
+	return lines
+}
+
+// joined ends every line.
+func joined(lines []string) []byte {
+	size := 0
+	for _, line := range lines {
+		size += len(line) + 1
+	}
+	text := make([]byte, 0, size)
+	for _, line := range lines {
+		text = append(append(text, line...), '\n')
+	}
+	return text
+}
+
+func entryLine(entry protocol.DirEntry) string {
+	switch entry.Type {
+	case protocol.TypeDir:
+		return prose.Path(entry.Name) + "/"
+	case protocol.TypeSymlink:
+		return prose.Path(entry.Name) + " (symlink)"
+	case protocol.TypeFile:
+		return fmt.Sprintf("%s (%s)", prose.Path(entry.Name), prose.Plural(entry.Size, "byte"))
+	default:
+		return prose.Path(entry.Name) + " (special file)"
+	}
+}
+
+// treeLine is an entry, indented by its depth below a directory that is so many levels deep.
+func treeLine(entry protocol.TreeEntry, above int) string {
+	base := entry.Path[strings.LastIndexByte(entry.Path, '/')+1:]
+	text := entryLine(protocol.DirEntry{Name: base, Type: entry.Type, Size: entry.Size})
+	if entry.Hidden > 0 {
+		text += fmt.Sprintf(" (%d inside)", entry.Hidden)
+	}
+	return strings.Repeat("  ", max(strings.Count(entry.Path, "/")-above, 0)) + text
+}
+
+func matchLine(match protocol.Match) string {
+	line := fmt.Sprintf("%s:%d:%s", prose.Path(match.Path), match.Line, prose.Plain(match.Text))
+	if match.Cut > 0 {
+		line += fmt.Sprintf(" [... and %d more bytes]", match.Cut)
+	}
+	return line
+}
+
+// CutMatch returns a match with at most [MaxMatch] bytes of its line.
+func CutMatch(match protocol.Match) protocol.Match {
+	if len(match.Text) <= MaxMatch {
+		return match
+	}
+	shown := MaxMatch
+	for !utf8.RuneStart(match.Text[shown]) {
+		shown--
+	}
+	match.Cut = len(match.Text) - shown
+	match.Text = match.Text[:shown]
+	return match
+}
