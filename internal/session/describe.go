@@ -154,16 +154,21 @@ type body struct {
 	bytes   uint64
 }
 
-// bodies sums up the object store by session.
+// bodies sums up the object stores by session.
 func (r *Reader) bodies(ctx context.Context) (map[protocol.SessionID]body, error) {
-	objects, err := r.blobs.List(ctx)
-	if errors.Is(err, jetstream.ErrNoObjectsFound) {
-		return map[protocol.SessionID]body{}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list object store: %w", err)
-	}
 	sums := map[protocol.SessionID]body{}
+	for _, store := range r.objects {
+		objects, err := store.List(ctx)
+		if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+			return nil, fmt.Errorf("list object store: %w", err)
+		}
+		count(sums, objects)
+	}
+	return sums, nil
+}
+
+// count adds objects to the sums of their sessions.
+func count(sums map[protocol.SessionID]body, objects []*jetstream.ObjectInfo) {
 	for _, object := range objects {
 		_, rest, _ := strings.Cut(object.Name, "/")
 		id, _, found := strings.Cut(rest, "/")
@@ -174,5 +179,4 @@ func (r *Reader) bodies(ctx context.Context) (map[protocol.SessionID]body, error
 		sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
 		sums[protocol.SessionID(id)] = sum
 	}
-	return sums, nil
 }

@@ -29,7 +29,7 @@ const (
 type Reader struct {
 	fleet           protocol.Fleet
 	events, results jetstream.Stream
-	blobs           jetstream.ObjectStore
+	objects         []jetstream.ObjectStore
 }
 
 // NewReader opens the streams of a fleet. The error wraps [jetstream.ErrStreamNotFound]
@@ -46,8 +46,12 @@ func NewReader(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Reade
 	if r.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
 	}
-	if r.blobs, err = js.ObjectStore(ctx, fleet.BlobsBucket()); err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", fleet.BlobsBucket(), err)
+	for _, bucket := range []string{fleet.KeptBucket(), fleet.BlobsBucket()} {
+		store, err := js.ObjectStore(ctx, bucket)
+		if err != nil {
+			return nil, fmt.Errorf("open object store %s: %w", bucket, err)
+		}
+		r.objects = append(r.objects, store)
 	}
 	return r, nil
 }
