@@ -20,11 +20,12 @@ import (
 
 // fleetFlags say where the fleet is.
 type fleetFlags struct {
-	Nats     string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
-	Creds    string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
-	Fleet    string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Data     string `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: one of the session, below ~/.local/state/toolfleet."`
-	Replicas int    `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
+	Nats     string   `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
+	Creds    string   `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Fleet    string   `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+	Data     string   `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: one of the session, below ~/.local/state/toolfleet."`
+	Replicas int      `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
+	Keep     cli.Keep `embed:"" prefix:"keep-"`
 }
 
 // workerFlags set up the embedded worker.
@@ -51,8 +52,12 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 	if err != nil {
 		return nil, cli.Usagef("--fleet: %v", err)
 	}
+	if err := f.Keep.Validate(); err != nil {
+		return nil, err
+	}
 	return fleet.Connect(ctx, fleet.Options{
-		Name: name, URL: f.Nats, Creds: f.Creds, Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas, Logger: c.logger,
+		Name: name, URL: f.Nats, Creds: f.Creds, Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
+		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: c.logger,
 	})
 }
 

@@ -37,6 +37,10 @@ type Options struct {
 	Data, Listen string
 	// Replicas is that of streams that do not exist yet; 0 means 1.
 	Replicas int
+	// KeepAge and KeepBytes bound what is kept of sessions, in a fleet that does not exist
+	// yet; 0 is until they are removed, and no bound.
+	KeepAge   time.Duration
+	KeepBytes int64
 	// Logger is required.
 	Logger *slog.Logger
 }
@@ -81,7 +85,8 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return nil, err
 	}
-	if err := natsio.Ensure(ctx, f.JS, natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1)}); err != nil {
+	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes}
+	if err := natsio.Ensure(ctx, f.JS, topology); err != nil {
 		return nil, err
 	}
 	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Logger: o.Logger}); err != nil {

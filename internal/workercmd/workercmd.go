@@ -51,6 +51,7 @@ type flags struct {
 	Drain    time.Duration `default:"30s" help:"How long running calls may go on after SIGTERM."`
 	Lease    time.Duration `default:"0s" help:"Length of leases of a new pool; 0 takes what the pool has, or 10s."`
 	Replicas int           `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
+	Keep     cli.Keep      `embed:"" prefix:"keep-"`
 }
 
 // FromProcess returns the surroundings of this process.
@@ -99,6 +100,9 @@ func (f *flags) options() (worker.Options, error) {
 	}
 	if f.Drain < 0 {
 		return worker.Options{}, cli.Usagef("--drain %s: must not be negative", f.Drain)
+	}
+	if err := f.Keep.Validate(); err != nil {
+		return worker.Options{}, err
 	}
 	data := f.Data
 	if data == "" {
@@ -177,7 +181,8 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if err != nil {
 		return err
 	}
-	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet, Replicas: f.Replicas}); err != nil {
+	topology := natsio.Topology{Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size)}
+	if err := natsio.Ensure(ctx, js, topology); err != nil {
 		return err
 	}
 	w, err := worker.New(ctx, nc, o)

@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
@@ -47,6 +48,12 @@ type Options struct {
 	Data string
 	// Replicas is that of streams that do not exist yet: 1, 3 or 5; 0 means 1.
 	Replicas int
+	// KeepAge is how long results that were cut are kept at most, in a fleet that does not
+	// exist yet; 0 means until their session is deleted.
+	KeepAge time.Duration
+	// KeepBytes bounds how much of them is kept in all, in a fleet that does not exist yet; 0
+	// means no bound. When it is reached, nothing more is kept.
+	KeepBytes int64
 	// Logger gets what goes wrong; nil discards it.
 	Logger *slog.Logger
 }
@@ -84,7 +91,7 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	f.inner, err = fleet.Connect(context.WithoutCancel(ctx), fleet.Options{
-		Name: name, URL: o.URL, Creds: o.Creds, Client: filepath.Base(os.Args[0]), Data: f.data, Replicas: o.Replicas, Logger: f.logger,
+		Name: name, URL: o.URL, Creds: o.Creds, Client: filepath.Base(os.Args[0]), Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: f.logger,
 	})
 	if err != nil {
 		return nil, errors.Join(err, f.cleanup())
