@@ -61,6 +61,10 @@ func TestPlan_RulesAreToldWithTheFaultsOfTheSchema(t *testing.T) {
 			"pid: there is no such property; allowed are action, limit, offset, process, wait",
 			"process: is required, but missing: action \"kill\" needs the name of a process; action \"list\" tells their names",
 		}},
+		"json_write": {"core", "json_write", `{"path":"a","query":"b"}`, []string{
+			"content: is required, but missing",
+			"query: must be empty or a JSON pointer, which starts with a slash, as in /dependencies/react or /items/0",
+		}},
 		"run_shell_command": {"openrath", "run_shell_command", `{"cmd":"a\n` + strings.Repeat("b", 2047) + `","cwd":"x"}`, []string{
 			"cmd: command too long: it has 2049 characters, at most 2048 are allowed; write a script with write_workspace_file and run that",
 			"cmd: multiline commands are rejected: send one line, or write a script with write_workspace_file and run that",

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,6 +54,53 @@ func TestPolicy_OfASession(t *testing.T) {
 	got = execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--policy", rules)})
 	require.Equal(t, 2, got.code)
 	require.Contains(t, got.stderr, `policy.yaml:2: there is no field "max_call"`)
+}
+
+// TestPolicy_BoundsOfASession: bounds of a tool's calls, which denied ones do not spend, the
+// least sandbox level, and approval by the words of a command; all of them of a run.
+func TestPolicy_BoundsOfASession(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "policy.yaml")
+	model := script(t,
+		say("Trying.", bash("c1", "rm x"), bash("c2", "echo one"), use("c3", "list", object{"dir": "x"}), bash("c4", "echo two")),
+		say("More.", bash("c5", "echo three"), bash("c6", "git commit -m x"), use("c7", "list", object{})),
+		say("Done."))
+	for _, test := range []struct {
+		rules string
+		want  map[string]string // codes; "" is ok
+	}{
+		{"commands: {deny: [rm]}\nmax_calls_of: {bash: 3}\n", map[string]string{
+			"c1": "policy_denied", "c2": "", "c3": "invalid_tool_arguments", "c4": "", "c5": "", "c6": "policy_denied", "c7": "",
+		}},
+		{"commands: {deny: [rm]}\nmax_calls: 3\n", map[string]string{
+			"c1": "policy_denied", "c2": "", "c3": "invalid_tool_arguments", "c4": "", "c5": "", "c6": "policy_denied", "c7": "policy_denied",
+		}},
+		{"tools: {deny: [bash]}\nmin_level: kernel\n", map[string]string{
+			"c1": "policy_denied", "c2": "policy_denied", "c3": "invalid_tool_arguments", "c4": "policy_denied",
+			"c5": "policy_denied", "c6": "policy_denied", "c7": "sandbox_level",
+		}},
+		{"approval: {commands: [git commit]}\ncommands: {allow: [echo, git, rm]}\n", map[string]string{
+			"c1": "", "c2": "", "c3": "invalid_tool_arguments", "c4": "", "c5": "", "c6": "policy_denied", "c7": "",
+		}},
+	} {
+		write(t, rules, test.rules)
+		got := execute(t, coordinator, launch{args: runFlags(t, model, t.TempDir(), "--json", "--policy", rules)})
+		require.Equal(t, 0, got.code, got.stderr)
+		list, codes, denied := events(t, got.stdout), map[string]string{}, 0
+		for id, result := range results(list) {
+			codes[id] = ""
+			if result.Error != nil {
+				codes[id] = result.Error.Code
+			}
+			if codes[id] == "policy_denied" {
+				denied++
+				require.Equal(t, "rejected", result.Status)
+			}
+		}
+		require.Equal(t, test.want, codes, test.rules)
+		require.Len(t, ofType(list, "policy_decision"), denied)
+		require.Equal(t, denied, strings.Count(got.stderr, "tool call decided by policy"))
+	}
 }
 
 // TestPolicy_AnsweredFromElsewhere: a served session asks, and another process answers.

@@ -3,6 +3,7 @@ package integration
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -99,11 +100,20 @@ command: "until [ -e \"$GATE\" ]; do sleep 0.05; done; echo '{\"accuracy\": 0.93
 resources: []
 background: true
 `)
+	write(t, filepath.Join(folder, "fails.yaml"), `
+name: fails
+description: Train another model.
+command: "until [ -e \"$GATE\" ]; do sleep 0.05; done; echo no memory >&2; exit 3"
+resources: []
+background: true
+`)
 	startWorkers(t, 1, append([]string{"--tools", folder, "--env", "GATE=" + gate}, b.flags...))
 	first := script(t,
-		say("Training.", use("c1", "train", object{}), bash("c2", "echo beside")),
+		say("Training.", use("c1", "train", object{}), bash("c2", "echo beside"), use("f1", "fails", object{})),
 		say("It trains."),
 		say("Waiting.", use("c3", "job_wait", object{"job": "job_1_1_0", "timeout": 30})),
+		say("Other work.", bash("c4", "sleep 0.5")),
+		say("Other work.", bash("c5", "sleep 0.5")),
 		say("Trained."))
 	args := append([]string{"run", "--json", "--model", first, "--tools", folder, "--toolset", "core,jobs", "--session", "training"}, b.flags...)
 	got := execute(t, coordinator, launch{args: append(args, "train")})
@@ -120,5 +130,11 @@ background: true
 	require.Equal(t, 0, got.code, got.stderr)
 	list = events(t, got.stdout)
 	require.Contains(t, results(list)["c3"].Content, "[job_1_1_0 has ended: ok]\n{\"accuracy\":0.93}")
-	require.Len(t, ofType(list, "job_ended"), 1)
+	ended := ofType(list, "job_ended")
+	require.Len(t, ended, 2)
+	failed := ended[slices.IndexFunc(ended, func(e event) bool { return e.Name == "fails" })]
+	require.Equal(t, "failed", failed.Status)
+	require.Contains(t, failed.Content, "[failed: tool_failed]")
+	require.Contains(t, failed.Content, "no memory")
+	require.NotContains(t, failed.raw, "told", "nobody asked: it is told at the next step")
 }

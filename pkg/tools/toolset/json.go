@@ -37,6 +37,7 @@ func jsonRead() tools.Tool {
 			payload := protocol.FilesJSONRead{Path: path, Query: args.Query, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
+		Rules:  queryRules,
 		Render: render.Cut(render.JSONRead),
 	}
 }
@@ -63,8 +64,18 @@ func jsonWrite() tools.Tool {
 				"additionalProperties": false
 			}`),
 		Plan:   tools.PlanOf(planJSONWrite),
-		Render: render.Of(func(v protocol.FilesJSONWriteResult) string { return render.Write(v.FilesWriteResult) }),
+		Rules:  queryRules,
+		Render: render.Of(render.JSONWrite),
 	}
+}
+
+// queryRules says which queries are no JSON pointers.
+func queryRules(arguments map[string]any) []string {
+	query, _ := arguments["query"].(string)
+	if query == "" || query[0] == '/' {
+		return nil
+	}
+	return []string{"query: must be empty or a JSON pointer, which starts with a slash, as in /dependencies/react or /items/0"}
 }
 
 // planJSONWrite is idempotent for whole documents only: a place may be the end of an array.

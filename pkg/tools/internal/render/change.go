@@ -17,6 +17,15 @@ func Write(v protocol.FilesWriteResult) string {
 	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256)
 }
 
+// JSONWrite says what was written: the file, or a place of it.
+func JSONWrite(v protocol.FilesJSONWriteResult) string {
+	what := "Changed"
+	if v.Created {
+		what = "Created"
+	}
+	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256)
+}
+
 // Edit says what was changed, what was not and why, and shows the diff.
 func Edit(v protocol.FilesEditResult, r rest) string {
 	made, failed := 0, 0
