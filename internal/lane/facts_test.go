@@ -373,16 +373,23 @@ func TestFact_RedeliveryBreaksOrder(t *testing.T) {
 	f.loseAt(300 * time.Millisecond)
 	var mu sync.Mutex
 	var ran []protocol.CallID
+	var running, overlaps atomic.Int32
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		if running.Add(1) > 1 {
+			overlaps.Add(1)
+		}
+		defer running.Add(-1)
 		mu.Lock()
-		defer mu.Unlock()
 		ran = append(ran, run.Call.ID)
+		mu.Unlock()
+		stepAside(t, 20*time.Millisecond) // the next one would start by now if it could
 		return succeed(run)
 	}), lane.Options{Slots: 4})
 	for _, call := range calls {
 		f.await(p, call)
 	}
 	require.Equal(t, want, ran)
+	require.Zero(t, overlaps.Load())
 }
 
 // Guard: a removed message is acknowledged too, or the consumer's books might grow by one a release.

@@ -67,6 +67,7 @@ type held struct {
 	bytes      int
 	mail       *mailbox
 	stock      *stock // in a cluster, from the first look on
+	floor      uint64 // sequence of the mark of this claim, if it has one
 	active     int    // calls that run
 	free       int    // slots in hand that no call uses
 	frequent   bool   // used a moment ago

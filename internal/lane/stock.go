@@ -60,15 +60,14 @@ func (l *held) takeStock() error {
 	if !l.holder.store.clustered() || l.stock != nil {
 		return nil
 	}
-	floor := l.ready
-	if l.delivered > 1 {
+	if l.floor == 0 && l.delivered > 1 {
 		mark, err := l.markClaim()
 		if err != nil {
 			return err
 		}
-		floor = mark
+		l.floor = mark
 	}
-	s, err := l.holder.store.stock(l.ctx, l.mail.filter(), floor)
+	s, err := l.holder.store.stock(l.ctx, l.mail.filter(), max(l.floor, l.ready))
 	if err != nil {
 		return err
 	}
