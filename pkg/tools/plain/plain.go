@@ -61,7 +61,7 @@ func Text(v protocol.Value) ([]byte, error) {
 	case protocol.FilesJSONReadResult:
 		return v.Value, nil
 	case protocol.ToolRunResult:
-		if v.Output == nil {
+		if v.Output == nil || string(v.Output) == "null" { // what it said of that
 			return Written(&v.Execution), nil
 		}
 		return []byte(Output(v.Output)), nil

@@ -1,0 +1,147 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// keptObjects are the names of what is kept of all sessions.
+func (r *rig) keptObjects(t *testing.T) []string {
+	t.Helper()
+	store, err := r.JS.ObjectStore(t.Context(), r.Name.KeptBucket())
+	require.NoError(t, err)
+	objects, err := store.List(t.Context())
+	if err != nil {
+		require.ErrorIs(t, err, jetstream.ErrNoObjectsFound)
+	}
+	var names []string
+	for _, object := range objects {
+		names = append(names, object.Name)
+	}
+	return names
+}
+
+// TestKeep_ToolsOfTheUsersOwn: what a tool returns, or why it failed, is kept when it is
+// long, after its result has aged out too; and not when it is short.
+func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	long := strings.Repeat("é", 30_000)
+	quoted, err := json.Marshal(long)
+	require.NoError(t, err)
+	object := `{"items":["` + strings.Repeat("x", 50_000) + `"]}`
+	answer := func(output string, err error) worker.Handler {
+		return func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+			return json.RawMessage(output), err
+		}
+	}
+	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
+		"text": answer(string(quoted), nil), "object": answer(object, nil), "fails": answer("", errors.New(long)),
+		"short": answer(`"x"`, nil), "fails_shortly": answer("", errors.New("no")),
+	}
+	o.Handlers.Stateful = map[protocol.Kind]worker.Stateful{"talks": {
+		Run: func(_ context.Context, talk *worker.Talk, _ json.RawMessage) (json.RawMessage, error) {
+			_, err := talk.Yield(quoted)
+			return nil, err
+		},
+	}}
+	r.work(o)
+	kept := map[protocol.CallID]string{}
+	session := protocol.NewSessionID()
+	call := func(payload protocol.Payload) *protocol.Result {
+		c := newCall(session, payload)
+		c.Resources = []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}
+		return r.dispatch(t.Context(), c)
+	}
+	for kind, want := range map[protocol.Kind]string{"text": long, "object": object, "fails": long, "short": "", "fails_shortly": ""} {
+		payload, err := protocol.NewUserPayload(kind, json.RawMessage(`{}`))
+		require.NoError(t, err)
+		got := call(payload)
+		require.Equal(t, want != "", got.Kept != nil, kind)
+		if want != "" {
+			kept[got.CallID] = want
+		}
+	}
+	got := call(protocol.DialogOpen{Tool: "talks", Arguments: json.RawMessage(`{}`)})
+	requireOK(t, got)
+	require.NotNil(t, got.Kept)
+	kept[got.CallID] = long
+	program := call(protocol.ToolRun{Argv: []string{"sh", "-c", "head -c 50000 /dev/zero | tr '\\0' e >&2; exit 1"}, Arguments: json.RawMessage(`{}`)})
+	require.NotNil(t, program.Kept)
+	kept[program.CallID] = strings.Repeat("e", 50_000)
+	require.Len(t, r.keptObjects(t), len(kept))
+
+	stream, err := r.JS.Stream(t.Context(), r.Name.ResultsStream())
+	require.NoError(t, err)
+	require.NoError(t, stream.Purge(t.Context()))
+	for id, want := range kept {
+		require.Equal(t, want, r.keptLines(t, session, protocol.ResultRead{CallID: id}))
+	}
+	require.Equal(t, strings.Repeat("e", 50_000), r.keptLines(t, session, protocol.ResultRead{CallID: program.CallID, Part: protocol.PartStderr}))
+}
+
+// TestKeep_OneCopyOfAFile: reading a file page by page keeps it once, and once more when it
+// has changed; what is not cut is not kept.
+func TestKeep_OneCopyOfAFile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	text := strings.Repeat("a line of text\n", 50_000) // 750 kB: more than a message carries
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: "f", Content: protocol.Bytes(text)}))
+	var last *protocol.Result
+	for _, offset := range []int{1, 10_000, 40_000} {
+		last = r.do(session, protocol.FilesRead{Path: "f", Offset: offset})
+		requireOK(t, last)
+		require.Equal(t, &protocol.Kept{Lines: 50_000}, last.Kept)
+	}
+	require.Len(t, r.keptObjects(t), 1+3, "the file, and a link for each call")
+	few := r.do(session, protocol.FilesRead{Path: "f", Limit: 10})
+	requireOK(t, few)
+	require.Nil(t, few.Kept)
+	require.Equal(t, text, r.keptLines(t, session, protocol.ResultRead{CallID: last.CallID}))
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: "f", Content: protocol.Bytes("x" + text)}))
+	requireOK(t, r.do(session, protocol.FilesRead{Path: "f"}))
+	require.Len(t, r.keptObjects(t), 2+4)
+	require.Equal(t, text, r.keptLines(t, session, protocol.ResultRead{CallID: last.CallID}), "as it was then")
+
+	large := filepath.Join(workspaceOf(o.Data, session), "large")
+	require.NoError(t, os.WriteFile(large, []byte(strings.Repeat("0123456789abcde\n", (65<<20)/16)), 0o600))
+	got := r.do(session, protocol.FilesRead{Path: "large"})
+	requireOK(t, got)
+	require.Nil(t, got.Kept, "it is too large to be kept")
+	require.Len(t, r.keptObjects(t), 2+4)
+}
+
+// TestKeep_WhenTheStoreIsFull: the call has its result, which does not promise what is not there.
+func TestKeep_WhenTheStoreIsFull(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(r.Name.KeptBucket()))
+	require.NoError(t, err)
+	config := stream.CachedInfo().Config
+	config.MaxBytes = 10_000
+	_, err = r.JS.UpdateStream(t.Context(), config)
+	require.NoError(t, err)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	got := r.do(session, protocol.CommandRun{Command: "seq 20000"})
+	requireOK(t, got)
+	require.Nil(t, got.Kept)
+	require.Empty(t, r.keptObjects(t))
+	require.Equal(t, "20000\n", r.keptLines(t, session, protocol.ResultRead{CallID: got.CallID})[108_888:], "as long as the result is there")
+}
