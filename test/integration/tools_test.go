@@ -138,3 +138,23 @@ background: true
 	require.Contains(t, failed.Content, "no memory")
 	require.NotContains(t, failed.raw, "told", "nobody asked: it is told at the next step")
 }
+
+// A call for a pool without workers says so when its time is over, and does not run later.
+func TestTools_OfAPoolWithoutWorkers(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	folder, ran := t.TempDir(), filepath.Join(t.TempDir(), "ran")
+	write(t, filepath.Join(folder, "train.yaml"), "name: train\ndescription: Train.\ncommand: echo >>"+ran+"\nresources: [{key: gpu/one}]\npool: gpu\n")
+	startWorkers(t, 1, b.flags)
+	call := append([]string{"call", "--tools", folder, "--timeout", "500ms", "train", "{}"}, b.flags...)
+	got := execute(t, coordinator, launch{args: call})
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stdout, `"status":"outcome_unknown","content":"[outcome_unknown: no_worker]\nno worker of pool gpu is there, and none was seen to take the call`)
+	require.NotContains(t, got.stdout, "lost")
+
+	late := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir(), "--pool", "gpu"}, b.flags...)})
+	late.waitFor(t, `takes calls of pool gpu`)
+	other := execute(t, coordinator, launch{args: append([]string{"call", "--tools", folder, "--timeout", "20s", "train", "{}"}, b.flags...)})
+	require.Equal(t, 0, other.code, other.stdout+other.stderr)
+	require.Equal(t, "\n", content(t, ran), "once: the first call never runs")
+}
