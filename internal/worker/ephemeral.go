@@ -2,13 +2,12 @@ package worker
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/removal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -32,18 +31,7 @@ func removeUnmounted(home string) error {
 	if mounted != "" {
 		return fmt.Errorf("%s is mounted below %s, which is left as it is", mounted, home)
 	}
-	err = os.RemoveAll(home)
-	if !errors.Is(err, fs.ErrPermission) {
-		return err
-	}
-	// Commands may have made directories that not even their owner may enter.
-	opened := filepath.WalkDir(home, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.IsDir() {
-			return err
-		}
-		return os.Chmod(path, 0o700) //nolint:gosec // before it is read, to be removed
-	})
-	return errors.Join(opened, os.RemoveAll(home))
+	return removal.Tree(home) // commands may have made that hard
 }
 
 // mountedBelow returns a mount point at or below a directory; "" when there is none, or

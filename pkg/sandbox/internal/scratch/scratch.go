@@ -1,5 +1,5 @@
 // Package scratch is the directory for the home and the temporary files of a sandbox.
-// What commands leave there may be hard to remove, and symbolic links in it are not followed.
+// What commands leave there may be hard to remove (package removal), and symbolic links in it are not followed.
 package scratch
 
 import (
@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/toolfleet/toolfleet/internal/removal"
 )
 
 // Directories in the scratch directory. They stay when it is emptied: a sandbox may have
@@ -60,21 +62,12 @@ func (s *Dir) fill() error {
 
 // Empty removes everything in home and tmp, and everything beside them.
 func (s *Dir) Empty() error {
-	names, err := s.names(".")
-	if err != nil {
-		return fmt.Errorf("empty scratch directory: %w", err)
-	}
-	for _, name := range names {
-		info, statErr := s.root.Lstat(name)
-		if name != HomeName && name != TempName || statErr != nil || !info.IsDir() {
-			err = errors.Join(err, s.remove(name))
-			continue
-		}
-		below, listErr := s.names(name)
-		err = errors.Join(err, listErr)
-		for _, entry := range below {
-			err = errors.Join(err, s.remove(filepath.Join(name, entry)))
-		}
+	err := s.emptyDir(".", func(name string) bool {
+		info, err := s.root.Lstat(name)
+		return (name == HomeName || name == TempName) && err == nil && info.IsDir()
+	})
+	for _, name := range []string{HomeName, TempName} {
+		err = errors.Join(err, s.emptyDir(name, func(string) bool { return false }))
 	}
 	if err != nil {
 		return fmt.Errorf("empty scratch directory: %w", err)
@@ -82,45 +75,33 @@ func (s *Dir) Empty() error {
 	return s.fill()
 }
 
-// names lists a directory, which is made accessible for it if need be.
-func (s *Dir) names(name string) ([]string, error) {
-	dir, err := s.root.Open(name)
-	if errors.Is(err, fs.ErrPermission) {
-		if err = s.root.Chmod(name, 0o700); err == nil {
-			dir, err = s.root.Open(name)
+// emptyDir removes what is in a directory and not to be kept. No directory there is an empty one.
+func (s *Dir) emptyDir(name string, keep func(string) bool) error {
+	dir, err := s.open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, entry := range names {
+		if !keep(entry) {
+			err = errors.Join(err, removal.At(dir, entry))
 		}
+	}
+	return err
+}
+
+// open opens a directory, which is made accessible to its owner if need be.
+func (s *Dir) open(name string) (*os.File, error) {
+	info, err := s.root.Lstat(name)
+	if err == nil && info.IsDir() && info.Mode().Perm()&0o700 != 0o700 {
+		err = s.root.Chmod(name, 0o700)
 	}
 	if err != nil {
 		return nil, err
 	}
-	names, err := dir.Readdirnames(-1)
-	return names, errors.Join(err, dir.Close())
-}
-
-// remove removes a tree, if need be after making its directories accessible.
-func (s *Dir) remove(name string) error {
-	if err := s.root.RemoveAll(name); !errors.Is(err, fs.ErrPermission) {
-		return err
-	}
-	if err := s.unlock(name); err != nil {
-		return err
-	}
-	return s.root.RemoveAll(name)
-}
-
-// unlock makes a directory, and those below it, accessible to their owner.
-func (s *Dir) unlock(name string) error {
-	info, err := s.root.Lstat(name)
-	if err != nil || !info.IsDir() {
-		return err
-	}
-	if err := s.root.Chmod(name, 0o700); err != nil {
-		return err
-	}
-	return fs.WalkDir(s.root.FS(), filepath.ToSlash(name), func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.IsDir() || path == name {
-			return err
-		}
-		return s.root.Chmod(path, 0o700)
-	})
+	return s.root.Open(name)
 }

@@ -1,0 +1,11 @@
+//go:build !linux
+
+package removal
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// At is Tree for an entry of an open directory. On this system it is no more than [os.RemoveAll].
+func At(parent *os.File, name string) error { return os.RemoveAll(filepath.Join(parent.Name(), name)) }
