@@ -88,22 +88,28 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 func TestAbuse_MemoryIsTheSandboxs(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()
-		s := limited(t, sandbox.Limits{Memory: 150 << 20})
-		ctx, cancel := context.WithCancel(t.Context())
-		small, up := make(chan sandbox.Result, 1), make(chan struct{}, 1)
-		go func() {
-			result, _ := s.Exec(ctx, sandbox.Cmd{
-				Argv: []string{"bash", "-c", "printf -v x %60000000s; echo up; sleep 1000; :"},
-				Live: func(sandbox.Stream, []byte) { up <- struct{}{} }, Limits: sandbox.Limits{Grace: 10 * time.Millisecond},
-			})
-			small <- result
-		}()
-		<-up
-		require.Equal(t, sandbox.ReasonOOM, run(t, s, "printf -v x %120000000s; sleep 1000; :").Reason)
-		require.Empty(t, small)
-		cancel()
-		require.Equal(t, sandbox.ReasonCancelled, (<-small).Reason)
+		endsAlone(t, limited(t, sandbox.Limits{Memory: 150 << 20}), 60_000_000, "printf -v x %120000000s; sleep 1000; :")
 	})
+}
+
+// endsAlone runs a script that uses up the memory beside a command that holds some bytes of it: the script ends for
+// that, and the command only when it is told to.
+func endsAlone(t *testing.T, s sandbox.Sandbox, held int, script string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	small, up := make(chan sandbox.Result, 1), make(chan struct{}, 1)
+	go func() {
+		result, _ := s.Exec(ctx, sandbox.Cmd{
+			Argv: []string{"bash", "-c", fmt.Sprintf("printf -v x %%%ds; echo up; sleep 1000; :", held)},
+			Live: func(sandbox.Stream, []byte) { up <- struct{}{} }, Limits: sandbox.Limits{Grace: 10 * time.Millisecond},
+		})
+		small <- result
+	}()
+	<-up
+	require.Equal(t, sandbox.ReasonOOM, run(t, s, script).Reason)
+	require.Empty(t, small)
+	cancel()
+	require.Equal(t, sandbox.ReasonCancelled, (<-small).Reason)
 }
 
 // TestAbuse_ForksAreBounded: a fork bomb fills its own sandbox and no other, which

@@ -70,21 +70,7 @@ func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine
 // command's own end is not blamed on it.
 func TestGroup_BesideOthers(t *testing.T) { //nolint:paralleltest // the machine is slow
 	requireGroups(t)
-	s := limited(t, sandbox.Limits{Memory: 150 << 20, Wall: time.Minute})
-	ctx, cancel := context.WithCancel(t.Context())
-	small, up := make(chan sandbox.Result, 1), make(chan struct{}, 1)
-	go func() {
-		result, _ := s.Exec(ctx, sandbox.Cmd{
-			Argv: []string{"bash", "-c", "printf -v x %30000000s; echo up; sleep 1000; :"},
-			Live: func(sandbox.Stream, []byte) { up <- struct{}{} }, Limits: sandbox.Limits{Grace: 10 * time.Millisecond},
-		})
-		small <- result
-	}()
-	<-up
-	require.Equal(t, sandbox.ReasonOOM, run(t, s, "tail /dev/zero").Reason)
-	require.Empty(t, small)
-	cancel()
-	require.Equal(t, sandbox.ReasonCancelled, (<-small).Reason)
+	endsAlone(t, limited(t, sandbox.Limits{Memory: 150 << 20, Wall: time.Minute}), 30_000_000, "tail /dev/zero")
 }
 
 // TestGroup_CommandMayHaveLess: a limit of a call is hard too when it runs alone.
