@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -42,8 +43,11 @@ func (h *hunk) side(without byte) []hunkLine {
 	return lines
 }
 
-// hunkNumbers matches a header that says where its hunk is. Others begin with "@@", too.
-var hunkNumbers = regexp.MustCompile(`^@@+ *-(\d+)(?:,(\d+))? +\+(\d+)(?:,(\d+))?(?: *@@.*)?$`)
+// hunkNumbers matches a header that says where its hunk is. Others begin with "@@", too. It is made when it is
+// first needed, because every sandbox begins with this program.
+var hunkNumbers = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^@@+ *-(\d+)(?:,(\d+))? +\+(\d+)(?:,(\d+))?(?: *@@.*)?$`)
+})
 
 // parsePatch reads a unified diff of one file. What models get wrong and what has one
 // meaning only is accepted: counts that do not fit, headers without numbers, empty
@@ -157,7 +161,7 @@ func (p *patchParser) hunk() (hunk, error) {
 // parseHunkHeader returns a hunk without lines, and how many old and new ones the
 // header says that it has: -1 when it says nothing.
 func parseHunkHeader(line string) (h hunk, old, added int, err error) {
-	match := hunkNumbers.FindStringSubmatch(strings.TrimSuffix(line, "\r"))
+	match := hunkNumbers().FindStringSubmatch(strings.TrimSuffix(line, "\r"))
 	if match == nil {
 		return hunk{}, -1, -1, nil
 	}

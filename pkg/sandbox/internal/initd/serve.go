@@ -61,10 +61,13 @@ func serve(conn *wire.Conn) error {
 	if err := step("self-test: descriptors", testDescriptors); err != nil { // before C libraries look at the system for new threads
 		return err
 	}
+	if err := step("self-test: threads", testThreads); err != nil {
+		return err
+	}
 	stocked := make(chan struct{})
 	go func() {
 		defer close(stocked)
-		stockThreads() // the self-test looks at those that are there; the others have what their makers have
+		stockThreads() // they have what their makers have
 	}()
 	config, err := receiveConfig(conn)
 	if err != nil {
