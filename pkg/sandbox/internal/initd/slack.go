@@ -14,7 +14,7 @@ import (
 
 // Precision of what sleeps, in nanoseconds.
 const (
-	slack       = 2_000_000 // in the first process
+	slack       = 5_000_000 // in the first process
 	normalSlack = 50_000    // in commands, and the kernel's default
 )
 
