@@ -114,4 +114,11 @@ func BenchmarkFiles(b *testing.B) {
 			}
 		})
 	})
+	b.Run("write of 4 KiB", func(b *testing.B) {
+		timed(b, func() {
+			if _, err := s.FS().Write(b.Context(), sandbox.WriteRequest{Path: "file", Content: make([]byte, 4<<10)}); err != nil {
+				b.Error(err)
+			}
+		})
+	})
 }

@@ -56,7 +56,7 @@ func (s *server) start(m *wire.Message) error {
 	}
 	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
 	fork := func() (int, error) {
-		return punctual(func() (int, error) { return syscall.ForkExec(path, argv, attr) })
+		return punctually(func() (int, error) { return syscall.ForkExec(path, argv, attr) })
 	}
 	if request.ReadOnly {
 		s.once.Do(func() { s.readers, s.readersErr = newReaders() })

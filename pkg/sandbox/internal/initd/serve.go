@@ -29,7 +29,7 @@ import (
 const (
 	maxFileCalls  = 4
 	maxMessages   = 64
-	threadsAtOnce = 9
+	threadsAtOnce = 10
 )
 
 // server is the first process of a sandbox once everything is shut.
@@ -50,6 +50,7 @@ type server struct {
 
 // serve tests the sandbox from inside and answers requests until the worker is gone.
 func serve(conn *wire.Conn) error {
+	punctual()
 	debug.SetGCPercent(50)
 	unix.CloseOnExec(fdControl)
 	if err := step("order of killing", openScore); err != nil {
@@ -181,6 +182,7 @@ func stockThreads() {
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
+			punctual()
 			held.Done()
 			<-release
 		})

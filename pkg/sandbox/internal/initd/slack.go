@@ -8,21 +8,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The Go runtime looks 14,000 times a second after what goes on while anything does. In the first process of a
-// sandbox, which does nothing but wait most of that time, this would cost more than the work. What sleeps there
-// may oversleep; commands have the precision that they would have elsewhere.
+// The Go runtime has a thread that looks 14,000 times a second after what the others do, as long as they do
+// anything. In the first process of a sandbox, which mostly waits for a command, that would cost more than the work. So
+// the process starts with timers that may be late, which that thread then has, and has them on time in all others.
 
 // Precision of what sleeps, in nanoseconds.
 const (
-	slack       = 5_000_000 // in the first process
-	normalSlack = 50_000    // in commands, and the kernel's default
+	slack       = 2_000_000 // in the thread that watches
+	normalSlack = 50_000    // elsewhere, and the kernel's default
 )
 
-// punctual forks with the usual precision of timers.
-func punctual(fork func() (int, error)) (int, error) {
+// punctual has the timers of this thread be on time, and those of what it starts.
+func punctual() {
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, normalSlack, 0, 0, 0) // the kernel refuses that to nobody
+}
+
+// punctually forks from a thread whose timers are on time.
+func punctually(fork func() (int, error)) (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, normalSlack, 0, 0, 0) // the kernel refuses that to nobody
-	defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, slack, 0, 0, 0) }()
+	punctual()
 	return fork()
 }
