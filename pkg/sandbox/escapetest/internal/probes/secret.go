@@ -38,11 +38,12 @@ func secretProbes() map[string]probe {
 		"secret/core-limit": coreLimit,
 		"secret/sysctl":     sysctl,
 		"secret/init-stat":  initStat,
+		"secret/init-label": initLabel,
 	}
 	for _, file := range []string{"kcore", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "timer_list", "vmallocinfo", "slabinfo", "pagetypeinfo", "sched_debug", "latency_stats"} {
 		all["secret/kernel-"+file] = func(canary.Host) canary.Verdict { return readable("/proc/" + file) }
 	}
-	for _, file := range []string{"auxv", "io", "stack", "syscall", "pagemap", "smaps", "numa_maps", "personality", "timers", "clear_refs", "attr/current", "ns/mnt", "fdinfo/3", "map_files"} {
+	for _, file := range []string{"auxv", "io", "stack", "syscall", "pagemap", "smaps", "numa_maps", "personality", "timers", "clear_refs", "ns/mnt", "fdinfo/3", "map_files"} {
 		all["secret/init-"+strings.ReplaceAll(file, "/", "-")] = func(canary.Host) canary.Verdict { return readable("/proc/1/" + file) }
 	}
 	return all
@@ -60,6 +61,20 @@ func readable(path string) canary.Verdict {
 		return leak(path + " can be read")
 	}
 	return contained(cmpErr(err, io.EOF))
+}
+
+// initLabel calls what the kernel's security module says of the first process a leak, unless it says the same of
+// this one.
+func initLabel(canary.Host) canary.Verdict {
+	label, err := os.ReadFile("/proc/1/attr/current")
+	if err != nil || len(label) == 0 {
+		return contained(cmpErr(err, io.EOF))
+	}
+	own, err := os.ReadFile("/proc/self/attr/current")
+	if err == nil && bytes.Equal(label, own) {
+		return contained(errors.New("that of this process"))
+	}
+	return leak("/proc/1/attr/current: " + string(label))
 }
 
 // biggest is how much of a file is looked at.
