@@ -3,9 +3,13 @@
 package ns_test
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -121,4 +125,39 @@ func BenchmarkFiles(b *testing.B) {
 			}
 		})
 	})
+}
+
+// BenchmarkIdle measures the memory of a sandbox in which nothing runs, with its share of the launcher.
+func BenchmarkIdle(b *testing.B) {
+	const sandboxes = 10
+	for range sandboxes {
+		open(b)
+	}
+	children, err := filepath.Glob("/proc/self/task/*/children")
+	require.NoError(b, err)
+	var own, share float64
+	for _, file := range children {
+		pids, err := os.ReadFile(file)
+		require.NoError(b, err)
+		for pid := range strings.FieldsSeq(string(pids)) {
+			rollup, err := os.ReadFile("/proc/" + pid + "/smaps_rollup")
+			require.NoError(b, err, "who is not root cannot see this")
+			own += kilobytes(b, rollup, "Private_Dirty:")
+			share += kilobytes(b, rollup, "Pss:")
+		}
+	}
+	for b.Loop() { // it takes no time
+	}
+	b.ReportMetric(own/sandboxes, "private-dirty-KiB")
+	b.ReportMetric(share/sandboxes, "pss-KiB")
+}
+
+// kilobytes is the value of a line of a file in /proc.
+func kilobytes(b *testing.B, text []byte, key string) float64 {
+	b.Helper()
+	_, rest, found := strings.Cut(string(text), "\n"+key)
+	require.True(b, found, key)
+	value, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+	require.NoError(b, err)
+	return value
 }
