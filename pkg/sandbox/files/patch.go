@@ -45,7 +45,7 @@ func (h *hunk) side(without byte) []hunkLine {
 
 // hunkNumbers matches a header that says where its hunk is. Others begin with "@@", too. It is made when it is
 // first needed, because every sandbox begins with this program.
-var hunkNumbers = sync.OnceValue(func() *regexp.Regexp {
+var hunkNumbers = sync.OnceValue(func() *regexp.Regexp { //nolint:gochecknoglobals // a constant
 	return regexp.MustCompile(`^@@+ *-(\d+)(?:,(\d+))? +\+(\d+)(?:,(\d+))?(?: *@@.*)?$`)
 })
 
