@@ -145,3 +145,26 @@ func TestKeep_WhenTheStoreIsFull(t *testing.T) {
 	require.Empty(t, r.keptObjects(t))
 	require.Equal(t, "20000\n", r.keptLines(t, session, protocol.ResultRead{CallID: got.CallID})[108_888:], "as long as the result is there")
 }
+
+// TestKeep_WhatIsNotThereAnyMore: the beginning of a list is never taken for all of it.
+func TestKeep_WhatIsNotThereAnyMore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	requireOK(t, r.do(session, protocol.CommandRun{Command: "touch $(seq 3000)"}))
+	got := r.do(session, protocol.FilesGlob{Pattern: "*", Limit: 10})
+	requireOK(t, got)
+	require.Len(t, value[protocol.FilesGlobResult](t, got).Paths, 10)
+	require.Equal(t, &protocol.Kept{Lines: 3000}, got.Kept)
+	require.Len(t, strings.Split(r.keptLines(t, session, protocol.ResultRead{CallID: got.CallID}), "\n"), 3001)
+	store, err := r.JS.ObjectStore(t.Context(), r.Name.KeptBucket())
+	require.NoError(t, err)
+	require.NoError(t, store.Delete(t.Context(), protocol.KeptText(session, got.CallID)))
+	gone := r.kept(session, protocol.ResultRead{CallID: got.CallID})
+	requireFault(t, gone, protocol.StatusFailed, protocol.CodeNotFound)
+	require.Contains(t, gone.Error.Message, "was kept, and is not any more")
+	value := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Part: protocol.PartValue}))
+	require.Contains(t, string(value.Content), `"total":3000`)
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -15,9 +16,52 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
+// A result that says it is kept is looked for so long, so often: in a cluster a server may
+// answer that does not have it yet.
+const (
+	keptPatience = time.Second
+	keptPeriod   = 50 * time.Millisecond
+)
+
 // resultRead returns lines of the result of an earlier call of the session: of what is
 // kept of it until the session is removed, or else of the result itself, as long as that is there.
 func (w *Worker) resultRead(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
+	page, err := w.readKept(ctx, session, p)
+	if page != nil || err != nil {
+		return page, err
+	}
+	result, err := w.holder.Result(ctx, session, p.CallID)
+	switch {
+	case err != nil && !errors.Is(err, protocol.ErrInvalidResult):
+		return nil, err
+	case result == nil || result.Value == nil && result.Kept == nil:
+		return nil, protocol.Errorf(protocol.CodeNotFound, "there is no result of call %q with a value in this session. "+
+			"A result that was cut is kept as long as its session; one that was shown whole is not.", p.CallID)
+	case result.Kept != nil && p.Part != protocol.PartValue:
+		return w.awaitKept(ctx, session, p)
+	}
+	return partPage(p, result.Value)
+}
+
+// awaitKept reads what is kept, and is not seen yet.
+func (w *Worker) awaitKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
+	for range keptPatience / keptPeriod {
+		timer := time.NewTimer(keptPeriod)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+		if page, err := w.readKept(ctx, session, p); page != nil || err != nil {
+			return page, err
+		}
+	}
+	return nil, protocol.Errorf(protocol.CodeNotFound, "the result of call %q was kept, and is not any more: it is older than the fleet keeps, or was removed.", p.CallID)
+}
+
+// readKept reads what is kept of a result; nil when there is nothing.
+func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
 	if p.Part == "" || p.Part == protocol.PartText {
 		text, err := w.kept.Get(ctx, protocol.KeptText(session, p.CallID))
 		if err == nil {
@@ -28,35 +72,27 @@ func (w *Worker) resultRead(ctx context.Context, session protocol.SessionID, p p
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
 		}
 	}
-	value, err := w.whole(ctx, session, p.CallID)
+	body, err := w.kept.GetBytes(ctx, protocol.KeptValue(session, p.CallID))
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get the value of call %s: %w", p.CallID, err)
+	}
+	value, err := protocol.DecodeValue(body)
 	if err != nil {
 		return nil, err
 	}
+	return partPage(p, value)
+}
+
+// partPage returns the lines that p asks for of a value.
+func partPage(p protocol.ResultRead, value protocol.Value) (protocol.Value, error) {
 	part, content, truncated, err := partOf(value, p.Part)
 	if err != nil {
 		return nil, err
 	}
 	return page(p, part, bytes.NewReader(content), truncated)
-}
-
-// whole returns the value of a call.
-func (w *Worker) whole(ctx context.Context, session protocol.SessionID, call protocol.CallID) (protocol.Value, error) {
-	body, err := w.kept.GetBytes(ctx, protocol.KeptValue(session, call))
-	if err == nil {
-		return protocol.DecodeValue(body)
-	}
-	if !errors.Is(err, jetstream.ErrObjectNotFound) {
-		return nil, fmt.Errorf("get the value of call %s: %w", call, err)
-	}
-	result, err := w.holder.Result(ctx, session, call)
-	if err != nil && !errors.Is(err, protocol.ErrInvalidResult) {
-		return nil, err
-	}
-	if result == nil || result.Value == nil {
-		return nil, protocol.Errorf(protocol.CodeNotFound, "there is no result of call %q with a value in this session. "+
-			"A result that was cut is kept as long as its session; one that was shown whole is not.", call)
-	}
-	return result.Value, nil
 }
 
 // partOf returns the part of a value that was asked for, and whether some of it is not kept.
