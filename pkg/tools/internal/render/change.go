@@ -70,5 +70,8 @@ func further(offset int) string {
 
 // JSONRead is the value as JSON.
 func JSONRead(v protocol.FilesJSONReadResult, r rest) string {
+	if len(v.Value) == 0 {
+		return "[the worker sent no value]"
+	}
 	return prose.FitJSON([]byte(prose.Valid(string(v.Value))), r.note(""))
 }
