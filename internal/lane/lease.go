@@ -109,6 +109,13 @@ func (l *lease) agreed(at time.Time, by leadership) {
 	l.waiting = kept
 }
 
+// counts reports whether a renewal that was sent at the given time counts.
+func (l *lease) counts(sent time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.since.Before(sent)
+}
+
 // doubt takes back renewals that were made after the given time: the server that
 // answered them may have died before they were written down. A lease that
 // is not known to be older ends.
@@ -137,7 +144,29 @@ func (l *held) assure() bool {
 		_, err := l.holder.store.replies.request(l.ctx, l.lease.length/12, l.renewal())
 		if err == nil {
 			l.lease.confirm(sent, by)
+			if !l.holder.store.clustered() || l.holder.contact.settled(time.Now()) {
+				return true
+			}
+			if by != "" {
+				return l.agrees(sent, by)
+			}
+		}
+		wait(l.ctx, l.lease.length/100)
+	}
+	return false
+}
+
+// agrees waits until a majority of the servers has the renewal that was sent at the given time, when by was leading. Under
+// a leader that is new, or was silent until a moment ago, only that is sure: the next one would deliver the lane once more, at
+// once. It reports false when the lane is lost, also because another one leads.
+func (l *held) agrees(sent time.Time, by leadership) bool {
+	for l.alive() {
+		if l.lease.counts(sent) {
 			return true
+		}
+		if l.holder.contact.leads() != by {
+			l.abort(ErrLost)
+			return false
 		}
 		wait(l.ctx, l.lease.length/100)
 	}

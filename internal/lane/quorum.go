@@ -43,6 +43,8 @@ const (
 	silence = 3 * time.Second
 	// deposed is how long a leader may not know that it is none any more: more than two heartbeats.
 	deposed = 2500 * time.Millisecond
+	// inOffice is how long a leader has to be followed without a silence until it is not expected to be replaced at any moment.
+	inOffice = 10 * time.Second
 )
 
 // contact is what a holder knows of the leader of its pool's consumer, and of when the others heard it. It is safe for
@@ -53,6 +55,7 @@ type contact struct {
 	last  time.Time // when the leader was heard by a majority; zero while that is not known
 	told  time.Time // when it said so
 	spoke time.Time // when a silence was over; zero while there was none
+	begun time.Time // when by was met first
 	// suspect was leading before the silence and is again, or still takes itself for the leader.
 	suspect leadership
 }
@@ -68,11 +71,21 @@ func (c *contact) heard(by leadership, at, now time.Time) bool {
 			c.suspect = by
 		}
 	}
+	if by != c.by {
+		c.begun = now
+	}
 	c.by, c.told = by, now
 	if at.After(c.last) {
 		c.last = at
 	}
 	return by != c.suspect || now.Sub(c.spoke) >= deposed
+}
+
+// settled reports whether the leader has been in office for a while, and heard all the time.
+func (c *contact) settled(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.last.IsZero() && now.Sub(c.last) <= silence && now.Sub(c.begun) >= inOffice && now.Sub(c.spoke) >= inOffice
 }
 
 // leads is who is known to lead.

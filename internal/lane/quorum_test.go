@@ -87,3 +87,30 @@ func TestFact_ALeaderThatWasSilentIsNotBelievedAtOnce(t *testing.T) {
 	require.False(t, c.heard("b", at(20), at(20)))
 	require.True(t, c.heard("c", at(20), at(20)))
 }
+
+// Guard: the next leader delivers at once what this one was heard to renew, unless a majority has the renewal.
+func TestFact_ANewLeaderMayBeReplacedAtOnce(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	var c contact
+	require.False(t, c.settled(at(0)), "nothing is known yet")
+	for s := range 12 {
+		c.heard("a", at(float64(s)), at(float64(s)))
+		require.Equal(t, s >= 10, c.settled(at(float64(s))), "after %d s", s)
+	}
+	require.False(t, c.settled(at(14.1)), "silence")
+	for s := 15; s < 30; s++ {
+		c.heard("a", at(float64(s)), at(float64(s)))
+		require.Equal(t, s >= 25, c.settled(at(float64(s))), "after %d s", s)
+	}
+	c.heard("b", at(30), at(30))
+	require.False(t, c.settled(at(30)))
+
+	l := lease{length: 10 * time.Second, shared: true, since: time.Now().Add(-time.Second)}
+	sent := time.Now().Add(-500 * time.Millisecond)
+	l.confirm(sent, "a")
+	require.False(t, l.counts(sent), "answered, and no more")
+	l.agreed(time.Now(), "a")
+	require.True(t, l.counts(sent))
+}
