@@ -51,6 +51,12 @@ func (m *merge) apply(ctx context.Context) error {
 			}
 		}
 	}
+	// Only now it shows which directories there are to put them into.
+	for _, name := range m.changes.Conflicts {
+		if err := m.keepTheirs(ctx, name); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -87,7 +93,8 @@ func (m *merge) write(ctx context.Context, name string) error {
 	case mine == want:
 		return nil
 	case mine != m.base[name]:
-		return m.keepTheirs(ctx, name)
+		m.conflict(name)
+		return nil
 	default:
 	}
 	room, err := m.makeRoom(name, mine, want)
@@ -95,7 +102,8 @@ func (m *merge) write(ctx context.Context, name string) error {
 		return err
 	}
 	if !room {
-		return m.keepTheirs(ctx, name)
+		m.conflict(name)
+		return nil
 	}
 	if err := m.put(name, want); err != nil {
 		return err

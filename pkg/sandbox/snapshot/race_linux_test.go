@@ -45,17 +45,21 @@ func TestPack_NothingOfTheOutsideWhileTreesAreExchanged(t *testing.T) {
 	ctx, cancel := gocontext.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	var wg sync.WaitGroup
-	defer wg.Wait()
-	for _, pair := range [][2]string{{"a", "out"}, {"a/b", "out-b"}, {"plain", "fifo"}, {"x/file", "out-file"}} {
-		one, err := os.Open(filepath.Dir(filepath.Join(dir, pair[0])))
+	pairs := [][2]string{{"a", "out"}, {"a/b", "out-b"}, {"plain", "fifo"}, {"x/file", "out-file"}}
+	above := make([]*os.File, len(pairs)) // opened before anything is exchanged
+	for i, pair := range pairs {
+		above[i], err = os.Open(filepath.Dir(filepath.Join(dir, pair[0])))
 		require.NoError(t, err)
+		defer above[i].Close()
+	}
+	for i, pair := range pairs {
 		wg.Go(func() {
-			defer one.Close()
 			for ctx.Err() == nil {
-				_ = unix.Renameat2(int(one.Fd()), filepath.Base(pair[0]), unix.AT_FDCWD, filepath.Join(dir, pair[1]), unix.RENAME_EXCHANGE)
+				_ = unix.Renameat2(int(above[i].Fd()), filepath.Base(pair[0]), unix.AT_FDCWD, filepath.Join(dir, pair[1]), unix.RENAME_EXCHANGE)
 			}
 		})
 	}
+	defer wg.Wait()
 	packed, refused := 0, 0
 	for ctx.Err() == nil {
 		var archive bytes.Buffer

@@ -68,6 +68,12 @@ func TestSync_Table(t *testing.T) {
 			want:    tree{"f": {body: "3"}, "f.toolfleet-theirs": {body: "2"}},
 			changes: snapshot.Changes{Conflicts: []string{"f"}, Theirs: theirs("f")},
 		},
+		"beside what is made again": {
+			base:    tree{"a": {dir: true}, "a/x": {dir: true}},
+			remote:  tree{"a": {dir: true}, "a/x": {body: "2"}, "a/y": {body: "3"}},
+			want:    tree{"a": {dir: true}, "a/x.toolfleet-theirs": {body: "2"}, "a/y": {body: "3"}},
+			changes: snapshot.Changes{Written: []string{"a", "a/y"}, Conflicts: []string{"a/x"}, Theirs: theirs("a/x")},
+		},
 		"both made": {
 			remote: tree{"f": {body: "2", mode: 0o755}}, local: tree{"f": {body: "3"}},
 			want:    tree{"f": {body: "3"}, "f.toolfleet-theirs": {body: "2", mode: 0o755}},

@@ -23,10 +23,9 @@ func (m *merge) conflict(name string) {
 	m.changes.Conflicts = append(m.changes.Conflicts, name)
 }
 
-// keepTheirs reports a conflict, and puts a file of the archive beside its place. One
+// keepTheirs puts a file of the archive that is in conflict beside its place. One
 // that is there already with the same content will do.
 func (m *merge) keepTheirs(ctx context.Context, name string) error {
-	m.conflict(name)
 	want := m.theirs[name]
 	if want.Type != sandbox.TypeFile {
 		return nil
