@@ -17,10 +17,11 @@ import (
 func TestReplies_EachQuestionGetsItsOwnAnswer(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	echo, err := f.Connect().Subscribe("echo", func(msg *nats.Msg) { _ = msg.Respond(msg.Data) })
+	other := f.Connect()
+	echo, err := other.Subscribe("echo", func(msg *nats.Msg) { _ = msg.Respond(msg.Data) })
 	require.NoError(t, err)
 	require.NoError(t, echo.SetPendingLimits(-1, -1))
-	require.NoError(t, f.NC.Flush())
+	require.NoError(t, other.Flush())
 	r := newReplies(f.NC)
 	t.Cleanup(r.close)
 	var group sync.WaitGroup

@@ -48,7 +48,7 @@
 // # Text
 //
 // What the model reads has at most [MaxText] characters of valid UTF-8, and says
-// what was left out and how to get at it. Results that are not ok have one form for
+// what was left out and how to get at it; what a person said who approved a call stands behind that. Results that are not ok have one form for
 // all tools: status, code, message, what to do next, and the partial output.
 //
 // # Packages

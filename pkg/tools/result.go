@@ -61,14 +61,16 @@ func RenderFailure(status protocol.Status, err *protocol.Error) string {
 	return prose.Clip(prose.Valid(render.Failure(&protocol.Result{Status: status, Error: err}, "")), MaxText)
 }
 
-// WithNote is a text of at most [MaxText] characters with what a person said who approved
-// the call; a note of "" adds nothing.
+// MaxNote is the most characters that a model gets to read of what a person said.
+const MaxNote = 2000
+
+// WithNote is the text of a result with what a person said who approved the call, at most
+// [MaxNote] characters of it, behind it: nothing of the text makes room for that. A note of "" adds nothing.
 func WithNote(text, note string) string {
 	if note == "" {
 		return text
 	}
-	note = "\n[the call was approved by a person, who said: " + prose.Valid(note) + "]"
-	return prose.Clip(text, MaxText-utf8.RuneCountInString(note)) + note
+	return text + "\n[the call was approved by a person, who said: " + prose.Clip(prose.Valid(note), MaxNote) + "]"
 }
 
 // Diff returns the unified diff of a write or an edit; "" for every other result.
