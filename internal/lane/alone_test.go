@@ -65,10 +65,7 @@ func TestAlone_AnOlderEntryIsFirst(t *testing.T) {
 	older, newer := newCall("s", x), newCall("s", x)
 	raw(t, f, protocol.DefaultFleet.CallSubject(older.Pool, older.Lane().Hash(), older.ID), older) // its publisher died before it made the lane ready
 	ran := make(chan protocol.CallID, 2)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		ran <- run.Call.ID
-		return succeed(run)
-	}), lane.Options{})
+	f.hold(tells(ran), lane.Options{})
 	warm := newCall("s", exclusive("account/warm"))
 	put(t, p, warm)
 	require.Equal(t, warm.ID, <-ran)

@@ -2,7 +2,6 @@ package lane_test
 
 import (
 	"bytes"
-	"context"
 	"sync"
 	"testing"
 	"time"
@@ -111,10 +110,7 @@ func TestCluster_AnOldAnswerDoesNotHideAnEarlierCall(t *testing.T) {
 	raw(t, f, protocol.DefaultFleet.ReadySubject(later.Pool, later.Lane().Hash()), later)
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 9)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		ran <- run.Call.ID
-		return succeed(run)
-	}), lane.Options{})
+	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, earlier.ID, <-ran)
 	require.Equal(t, later.ID, <-ran)
 	f.requireQuiet()
@@ -130,10 +126,7 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	raw(t, f, protocol.DefaultFleet.CallSubject(before.Pool, before.Lane().Hash(), before.ID), before)
 	past := remember(t, nc, before)
 	ran := make(chan protocol.CallID, 9)
-	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		ran <- run.Call.ID
-		return succeed(run)
-	}), lane.Options{})
+	h := f.hold(tells(ran), lane.Options{})
 	require.NoError(t, p.Kick(t.Context(), before))
 	require.Equal(t, before.ID, <-ran)
 	f.requireQuiet()
@@ -145,10 +138,7 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	past.answer(t, time.Second)
 	raw(t, f, protocol.DefaultFleet.CallSubject(after.Pool, after.Lane().Hash(), after.ID), after)
 	require.NoError(t, p.Kick(t.Context(), after))
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		ran <- run.Call.ID
-		return succeed(run)
-	}), lane.Options{})
+	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, after.ID, <-ran)
 	f.requireQuiet()
 	require.Empty(t, ran)
@@ -178,10 +168,7 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 	require.NoError(t, calls.DeleteMsg(t.Context(), entry.Sequence)) // the one that is asked for results is in the past, too
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 99)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		ran <- run.Call.ID
-		return succeed(run)
-	}), lane.Options{})
+	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, open.ID, <-ran)
 	f.requireQuiet()
 	for len(ran) > 0 {
@@ -213,10 +200,7 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 	require.NoError(t, err)
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 99)
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		ran <- run.Call.ID
-		return succeed(run)
-	}), lane.Options{})
+	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, open.ID, <-ran)
 	f.requireQuiet()
 	for len(ran) > 0 {
