@@ -61,16 +61,13 @@ func RenderFailure(status protocol.Status, err *protocol.Error) string {
 	return prose.Clip(prose.Valid(render.Failure(&protocol.Result{Status: status, Error: err}, "")), MaxText)
 }
 
-// MaxNote is the most characters that a model gets to read of what a person said.
-const MaxNote = 2000
-
-// WithNote is the text of a result with what a person said who approved the call, at most
-// [MaxNote] characters of it, behind it: nothing of the text makes room for that. A note of "" adds nothing.
+// WithNote is the text of a result with what a person said who approved the call behind it:
+// nothing of the text makes room for that. A note of "" adds nothing.
 func WithNote(text, note string) string {
 	if note == "" {
 		return text
 	}
-	return text + "\n[the call was approved by a person, who said: " + prose.Clip(prose.Valid(note), MaxNote) + "]"
+	return text + "\n[the call was approved by a person, who said: " + prose.Valid(note) + "]"
 }
 
 // Diff returns the unified diff of a write or an edit; "" for every other result.

@@ -15,7 +15,4 @@ func TestWithNote_TakesNothingFromTheText(t *testing.T) {
 	text := strings.Repeat("é", tools.MaxText)
 	require.Equal(t, text, tools.WithNote(text, ""))
 	require.Equal(t, text+"\n[the call was approved by a person, who said: only once]", tools.WithNote(text, "only once"))
-	long := tools.WithNote("", strings.Repeat("x", 3*tools.MaxNote))
-	require.Less(t, len(long), tools.MaxNote+100)
-	require.Contains(t, long, "characters left out")
 }
