@@ -213,7 +213,7 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 	start := time.Now()
 	text, fault := tools.RunInline(ctx, p.plan)
 	keeper, _ := t.dispatcher.(Keeper)
-	text = fitted(ctx, keeper, t.opts.Logger, t.id, p.event.CallID, text)
+	keep := keeping{keeper, t.opts.Logger, t.id}
 	status := protocol.StatusOK
 	switch {
 	case detached(ctx):
@@ -223,10 +223,14 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 	case fault != nil:
 		status = protocol.StatusFailed
 	}
-	if fault != nil {
-		failSpan(span, fault)
+	if fault == nil {
+		settle(p.local(status, keep.fitted(ctx, p.event.CallID, text), nil, time.Since(start)))
+		return
 	}
-	settle(p.local(status, text, fault, time.Since(start)))
+	failSpan(span, fault)
+	event := p.local(status, "", fault, time.Since(start))
+	event.Content = tools.WithNote(keep.failed(ctx, p.event.CallID, status, fault), p.note)
+	settle(event)
 }
 
 // unknownResults are for the calls of a stopped turn of which nothing could be learned.

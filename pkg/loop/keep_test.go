@@ -46,6 +46,27 @@ func long(t *testing.T) *tools.Table {
 	}))
 }
 
+// A long error of an inline tool is kept as well.
+func TestRun_WhatIsCutOfAnErrorIsKept(t *testing.T) {
+	t.Parallel()
+	message := strings.Repeat("é", 60_000)
+	wrong := table(t, tools.New("wrong", "Fails at length.", func(context.Context, struct {
+		N int `json:"n,omitempty"`
+	},
+	) (string, error) {
+		return "", errors.New(message)
+	}))
+	r := newRig(asks("a", "wrong"), says("done"))
+	keeper := &keeping{fleet: r.fleet, kept: map[protocol.CallID]string{}}
+	runner, err := loop.New(r.model, keeper, r.journal, wrong, &loop.Options{Observe: r.watch.observe})
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), "s1", loop.Input{Text: "go"})
+	require.NoError(t, err)
+	event := r.watch.of(loop.EventToolResult)[0]
+	require.Contains(t, keeper.kept[event.CallID], message)
+	require.Contains(t, event.Content, `path="result:`+string(event.CallID)+`"`)
+}
+
 // TestRun_WhatIsCutOfAnInlineToolIsKept: and what is not kept is not promised.
 func TestRun_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
 	t.Parallel()

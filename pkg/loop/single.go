@@ -87,11 +87,13 @@ func PlanSingle(
 		return s
 	}
 	text, failure := tools.RunInline(ctx, s.plan)
+	keep := keeping{o.Keeper, s.logger, session}
 	if failure != nil {
-		return s.refused(protocol.StatusFailed, failure)
+		s.refused(protocol.StatusFailed, failure)
+		s.Outcome.Text = tools.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)
+		return s
 	}
-	text = fitted(ctx, o.Keeper, s.logger, session, call.ID, text)
-	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: tools.WithNote(text, s.note)}
+	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: tools.WithNote(keep.fitted(ctx, call.ID, text), s.note)}
 	return s
 }
 
