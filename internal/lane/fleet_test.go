@@ -141,6 +141,26 @@ func (f *fleet) requireQuiet() {
 		"calls stream keeps messages, or the consumer keeps deliveries")
 }
 
+// takeAndDie is a worker that takes the lane that is ready, and is lost.
+func (f *fleet) takeAndDie() {
+	f.t.Helper()
+	consumer, err := f.js.Consumer(f.t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	require.NoError(f.t, err)
+	_, err = consumer.Next()
+	require.NoError(f.t, err)
+}
+
+// storeResult stores the result of a call, as that worker may have done.
+func (f *fleet) storeResult(c *protocol.Call) {
+	f.t.Helper()
+	r := protocol.NewResult(c, protocol.StatusOK, nil)
+	r.Value = protocol.NoopResult{}
+	body, err := protocol.EncodeResult(&r)
+	require.NoError(f.t, err)
+	_, err = f.js.Publish(f.t.Context(), protocol.DefaultFleet.ResultSubject(c.SessionID, c.ID), body)
+	require.NoError(f.t, err)
+}
+
 // newCall makes a valid call that uses the given keys.
 func newCall(session protocol.SessionID, uses ...protocol.Use) *protocol.Call {
 	return &protocol.Call{

@@ -157,10 +157,7 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 	}
 	require.NoError(t, p.Kick(t.Context(), open))
 	past := remember(t, nc, open)
-	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
-	require.NoError(t, err)
-	_, err = consumer.Next() // a worker that takes the lane, settles one call, and dies
-	require.NoError(t, err)
+	f.takeAndDie() // it has settled one call
 	calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
 	require.NoError(t, err)
 	entry, err := calls.GetLastMsgForSubject(t.Context(), protocol.DefaultFleet.CallSubject(settled.Pool, settled.Lane().Hash(), settled.ID))
@@ -188,16 +185,8 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 	}
 	past := rememberResult(t, nc, settled)
 	require.NoError(t, p.Kick(t.Context(), open))
-	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
-	require.NoError(t, err)
-	_, err = consumer.Next() // a worker that takes the lane, stores a result, and dies
-	require.NoError(t, err)
-	r := protocol.NewResult(settled, protocol.StatusOK, nil)
-	r.Value = protocol.NoopResult{}
-	body, err := protocol.EncodeResult(&r)
-	require.NoError(t, err)
-	_, err = f.js.Publish(t.Context(), protocol.DefaultFleet.ResultSubject("s", settled.ID), body)
-	require.NoError(t, err)
+	f.takeAndDie()
+	f.storeResult(settled)
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 99)
 	f.hold(tells(ran), lane.Options{})

@@ -174,16 +174,8 @@ func TestLane_TakeoverThatDrainsKeepsWhatItKnew(t *testing.T) {
 		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
 	}
 	require.NoError(t, p.Kick(t.Context(), long))
-	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
-	require.NoError(t, err)
-	_, err = consumer.Next() // a worker that takes the lane, settles one call, and dies
-	require.NoError(t, err)
-	r := protocol.NewResult(settled, protocol.StatusOK, nil)
-	r.Value = protocol.NoopResult{}
-	body, err := protocol.EncodeResult(&r)
-	require.NoError(t, err)
-	_, err = f.js.Publish(t.Context(), protocol.DefaultFleet.ResultSubject("s", settled.ID), body)
-	require.NoError(t, err)
+	f.takeAndDie()
+	f.storeResult(settled)
 
 	started, goOn := make(chan struct{}), make(chan struct{})
 	b := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {

@@ -136,16 +136,25 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, err
 
 // sizes adds what is stored of a session beside its journal.
 func (r *Reader) sizes(ctx context.Context, info *Info, all map[protocol.SessionID]body) error {
-	stored, err := r.results.Info(ctx, jetstream.WithSubjectFilter(r.fleet.ResultSubject(info.SessionID, "*")))
-	if err != nil {
-		return fmt.Errorf("session %s: count results: %w", info.SessionID, err)
-	}
-	for _, n := range stored.State.Subjects {
-		info.Results += n
+	var err error
+	if info.Results, err = messagesOf(ctx, r.results, r.fleet.ResultSubject(info.SessionID, "*")); err != nil {
+		return fmt.Errorf("session %s: %w", info.SessionID, err)
 	}
 	kept := all[info.SessionID]
 	info.Bodies, info.BodyBytes = kept.objects, kept.bytes
 	return nil
+}
+
+// messagesOf counts the messages of a stream on a subject, which may have wildcards.
+func messagesOf(ctx context.Context, stream jetstream.Stream, subject protocol.Subject) (messages uint64, err error) {
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
+	if err != nil {
+		return 0, fmt.Errorf("look for %s: %w", subject, err)
+	}
+	for _, n := range info.State.Subjects {
+		messages += n
+	}
+	return messages, nil
 }
 
 // body is what the object store keeps of a session.
@@ -170,13 +179,22 @@ func (r *Reader) bodies(ctx context.Context) (map[protocol.SessionID]body, error
 // count adds objects to the sums of their sessions.
 func count(sums map[protocol.SessionID]body, objects []*jetstream.ObjectInfo) {
 	for _, object := range objects {
-		_, rest, _ := strings.Cut(object.Name, "/")
-		id, _, found := strings.Cut(rest, "/")
-		if !found {
+		id := sessionOf(object)
+		if id == "" {
 			continue
 		}
-		sum := sums[protocol.SessionID(id)]
+		sum := sums[id]
 		sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
-		sums[protocol.SessionID(id)] = sum
+		sums[id] = sum
 	}
+}
+
+// sessionOf is whose an object is, by its name: KIND/SESSION/...; "" when it is no session's.
+func sessionOf(object *jetstream.ObjectInfo) protocol.SessionID {
+	_, rest, _ := strings.Cut(object.Name, "/")
+	id, _, found := strings.Cut(rest, "/")
+	if !found {
+		return ""
+	}
+	return protocol.SessionID(id)
 }

@@ -121,8 +121,12 @@ func (r *remover) refuseBusy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if turn, open := openTurn(history.Events); open {
-		reasons = append(reasons, fmt.Sprintf("turn %d is open", turn))
+	var info Info
+	for i := range history.Events {
+		info.apply(&history.Events[i])
+	}
+	if info.State == StateOpen {
+		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
 	}
 	for _, p := range r.places() {
 		calls, err := r.busy(ctx, p)
@@ -163,20 +167,6 @@ func pause(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// openTurn returns the turn that was begun and has not ended.
-func openTurn(events []loop.Event) (turn int, open bool) {
-	for i := range events {
-		switch events[i].Type {
-		case loop.EventTurnStarted:
-			turn, open = events[i].Turn, true
-		case loop.EventTurnEnded:
-			open = false
-		default:
-		}
-	}
-	return turn, open
 }
 
 // unfinished returns the unfinished calls of a lane.
@@ -307,7 +297,7 @@ func (r *remover) objects(ctx context.Context, bucket string) error {
 		return fmt.Errorf("list object store %s: %w", bucket, err)
 	}
 	for _, object := range objects {
-		if _, rest, found := strings.Cut(object.Name, "/"); !found || !strings.HasPrefix(rest, string(r.id)+"/") {
+		if sessionOf(object) != r.id {
 			continue
 		}
 		if !object.Deleted {
@@ -329,16 +319,9 @@ func (r *remover) purge(ctx context.Context, name string, subject protocol.Subje
 	if err != nil {
 		return 0, fmt.Errorf("open stream %s: %w", name, err)
 	}
-	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
-	if err != nil {
-		return 0, fmt.Errorf("look into stream %s: %w", name, err)
-	}
-	var messages uint64
-	for _, n := range info.State.Subjects {
-		messages += n
-	}
-	if messages == 0 {
-		return 0, nil
+	messages, err := messagesOf(ctx, stream, subject)
+	if err != nil || messages == 0 {
+		return 0, err
 	}
 	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
 		return 0, fmt.Errorf("purge %s: %w", subject, err)
