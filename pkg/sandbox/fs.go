@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/lines"
 )
 
 // Limits of file operations.
@@ -12,7 +14,7 @@ const (
 	// MaxReadSize is the largest file that is read, in bytes: it is read to its end for its digest.
 	MaxReadSize = 1 << 30
 	// MaxReadBytes is the most content that one Read returns.
-	MaxReadBytes = 256 << 10
+	MaxReadBytes = lines.MaxContent
 	// MaxImageSize is the largest image that Read returns whole.
 	MaxImageSize = 4 << 20
 	// MaxChunk is the most that one ReadAt returns.

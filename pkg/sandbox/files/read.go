@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/lines"
 )
 
 // readChunk is how much of a file is read at a time.
@@ -99,29 +100,18 @@ func (f *FS) readAt(ctx context.Context, name string, req sandbox.ReadAtRequest)
 // scan reads a file once from its start to its end, in pieces, and keeps the lines
 // that were asked for, as many as fit.
 type scan struct {
-	first, last int // lines to keep; last 0 is the end of the file
-	size        int64
-	hash        hash.Hash
-	text        textCheck
-	head        []byte // the start of the file, in case it is not text; of the buffer that it was read into
-	image       string
-
-	line    int    // of the next byte, from 1
-	kept    []byte // lines that were asked for
-	start   int    // in kept, of the line that is not complete
-	lines   int    // complete ones in kept
-	full    bool   // no more is kept
-	broken  bool   // what is kept is the beginning of one line
-	length  int64  // of the first line that was asked for, without its line end
-	partial bool   // the file goes on after the last line end
+	first int // line to keep
+	lines *lines.Scan
+	size  int64
+	hash  hash.Hash
+	text  textCheck
+	head  []byte // the start of the file, in case it is not text; of the buffer that it was read into
+	image string
 }
 
 func newScan(req sandbox.ReadRequest) *scan {
-	s := &scan{first: max(req.Offset, 1), hash: sha256.New(), line: 1}
-	if req.Limit > 0 {
-		s.last = s.first + req.Limit - 1
-	}
-	return s
+	first := max(req.Offset, 1)
+	return &scan{first: first, lines: lines.New(lines.Page{First: first, Limit: req.Limit}), hash: sha256.New()}
 }
 
 func (s *scan) take(chunk []byte) {
@@ -143,43 +133,7 @@ func (s *scan) take(chunk []byte) {
 	s.size += int64(len(chunk))
 	s.hash.Write(chunk)
 	s.text.take(chunk)
-	s.partial = chunk[len(chunk)-1] != '\n'
-	for len(chunk) > 0 {
-		n := lineLength(chunk)
-		ended := chunk[n-1] == '\n'
-		if s.line >= s.first && (s.last == 0 || s.line <= s.last) {
-			s.keep(chunk[:n], ended)
-		}
-		if s.line == s.first {
-			s.length += int64(len(bytes.TrimSuffix(chunk[:n], []byte{'\n'})))
-		}
-		if ended {
-			s.line++
-		}
-		chunk = chunk[n:]
-	}
-}
-
-// keep adds a piece of a line that was asked for.
-func (s *scan) keep(piece []byte, ended bool) {
-	switch {
-	case s.full:
-		return
-	case len(s.kept)+len(piece) <= sandbox.MaxReadBytes:
-		s.kept = append(s.kept, piece...)
-		if ended {
-			s.lines++
-			s.start = len(s.kept)
-		}
-		return
-	case s.lines == 0: // not even one line fits
-		s.kept = append(s.kept, piece...)
-		s.kept = s.kept[:runeBorder(s.kept, sandbox.MaxReadBytes)]
-		s.lines, s.start, s.broken = 1, len(s.kept), true
-	default:
-		s.kept = s.kept[:s.start]
-	}
-	s.full = true
+	s.lines.Take(chunk)
 }
 
 func (s *scan) result() sandbox.ReadResult {
@@ -189,17 +143,12 @@ func (s *scan) result() sandbox.ReadResult {
 		result.Truncated = int64(len(s.head)) < s.size
 		return result
 	}
-	result.TotalLines = s.line - 1
-	if s.partial {
-		result.TotalLines++
-	}
-	if len(s.kept) > s.start { // a last line without a line end
-		s.lines++
-	}
-	if s.lines > 0 {
-		result.Content, result.FirstLine, result.Lines, result.Truncated = s.kept, s.first, s.lines, s.full
-		if s.broken {
-			result.LineBytes = s.length
+	got := s.lines.Result()
+	result.TotalLines = got.Total
+	if got.Lines > 0 {
+		result.Content, result.FirstLine, result.Lines, result.Truncated = got.Content, s.first, got.Lines, got.Cut
+		if got.Split {
+			result.LineBytes = got.FirstBytes
 		}
 	}
 	return result
@@ -250,14 +199,6 @@ func imageType(head []byte) string {
 	default:
 		return ""
 	}
-}
-
-// lineLength is the length of the first line, with its line end.
-func lineLength(content []byte) int {
-	if i := bytes.IndexByte(content, '\n'); i >= 0 {
-		return i + 1
-	}
-	return len(content)
 }
 
 // runeBorder returns the last place at or before limit where no character is split.

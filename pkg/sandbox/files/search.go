@@ -172,3 +172,11 @@ func (s *search) found(name string, number int, line []byte) {
 
 // over reports whether the time of the search is over.
 func (s *search) over() bool { return !s.until.IsZero() && time.Now().After(s.until) }
+
+// lineLength is the length of the first line, with its line end.
+func lineLength(content []byte) int {
+	if i := bytes.IndexByte(content, '\n'); i >= 0 {
+		return i + 1
+	}
+	return len(content)
+}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/worker/lines"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/lines"
 )
 
 func TestRead(t *testing.T) {

@@ -30,6 +30,8 @@ type Result struct {
 	// without its line end.
 	Lines      int
 	FirstBytes int64
+	// Cut is set when lines that are wanted did not fit, and Split when Content is only a part of one line.
+	Cut, Split bool
 	// Total and Bytes are the size of the whole text.
 	Total int
 	Bytes int64
@@ -37,14 +39,13 @@ type Result struct {
 
 // Read reads a text to its end.
 func Read(text io.Reader, page Page) (Result, error) {
-	s := scan{first: max(page.First, 1), limit: page.Limit, skip: max(page.Column, 1) - 1, line: 1}
-	s.r.Column = s.skip + 1
+	s := New(page)
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := text.Read(buf)
-		s.take(buf[:n])
+		s.Take(buf[:n])
 		if errors.Is(err, io.EOF) {
-			return s.result(), nil
+			return s.Result(), nil
 		}
 		if err != nil {
 			return Result{}, err
@@ -52,8 +53,8 @@ func Read(text io.Reader, page Page) (Result, error) {
 	}
 }
 
-// scan takes a text in pieces.
-type scan struct {
+// Scan takes a text in pieces. It is not safe for concurrent use.
+type Scan struct {
 	first, limit int
 	skip         int64 // bytes of the first line that are not wanted
 
@@ -64,7 +65,15 @@ type scan struct {
 	r     Result
 }
 
-func (s *scan) take(chunk []byte) {
+// New begins with a text.
+func New(page Page) *Scan {
+	s := &Scan{first: max(page.First, 1), limit: page.Limit, skip: max(page.Column, 1) - 1, line: 1}
+	s.r.Column = s.skip + 1
+	return s
+}
+
+// Take takes the next piece of the text, and keeps no hold of it.
+func (s *Scan) Take(chunk []byte) {
 	s.r.Bytes += int64(len(chunk))
 	for len(chunk) > 0 {
 		n := bytes.IndexByte(chunk, '\n') + 1
@@ -84,7 +93,7 @@ func (s *scan) take(chunk []byte) {
 }
 
 // wanted takes a piece of a line that is not before the first.
-func (s *scan) wanted(piece []byte, ended bool) {
+func (s *Scan) wanted(piece []byte, ended bool) {
 	if s.line == s.first {
 		s.r.FirstBytes += int64(len(bytes.TrimSuffix(piece, []byte{'\n'})))
 		piece = piece[s.unwanted(piece, ended):]
@@ -101,15 +110,15 @@ func (s *scan) wanted(piece []byte, ended bool) {
 	case s.r.Lines == 0: // not even one line fits
 		s.r.Content = append(s.r.Content, piece[:MaxContent-len(s.r.Content)]...)
 		s.r.Content = s.r.Content[:border(s.r.Content)]
-		s.r.Lines, s.start, s.full = 1, len(s.r.Content), true
+		s.r.Lines, s.start, s.full, s.r.Cut, s.r.Split = 1, len(s.r.Content), true, true, true
 	default:
-		s.r.Content, s.full = s.r.Content[:s.start], true
+		s.r.Content, s.full, s.r.Cut = s.r.Content[:s.start], true, true
 	}
 }
 
 // unwanted is how many bytes of a piece of the first line are before the first column;
 // never its line end, so that the next line begins where it does.
-func (s *scan) unwanted(piece []byte, ended bool) int64 {
+func (s *Scan) unwanted(piece []byte, ended bool) int64 {
 	most := int64(len(piece))
 	if ended {
 		most--
@@ -117,7 +126,8 @@ func (s *scan) unwanted(piece []byte, ended bool) int64 {
 	return min(max(s.skip-s.at, 0), most)
 }
 
-func (s *scan) result() Result {
+// Result is what there is once all of the text was taken.
+func (s *Scan) Result() Result {
 	if s.r.Total = s.line - 1; s.at > 0 {
 		s.r.Total++
 	}
