@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 type benchCommand struct {
@@ -66,7 +67,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // what cannot be removed is the system's to clean
+	defer func() { _ = removal.Tree(dir) }() // what cannot be removed is the system's to clean
 	if c.Exec != "" {
 		if o.Exec, err = c.sandboxes(ctx, dir, o.Logger); err != nil {
 			return err

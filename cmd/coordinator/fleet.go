@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // fleetFlags say where the fleet is.
@@ -130,7 +131,7 @@ func (f *fleetFlags) dataDir(session protocol.SessionID, keep bool) (dir string,
 		return dir, nothing, err
 	}
 	dir, err = os.MkdirTemp("", "toolfleet-")
-	return dir, func() { _ = os.RemoveAll(dir) }, err // what cannot be removed is the system's to clean
+	return dir, func() { _ = removal.Tree(dir) }, err // what cannot be removed is the system's to clean
 }
 
 // checkWorkspace returns the absolute path of an existing directory; "" stays "".

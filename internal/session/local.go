@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // Local is the sessions of one machine that ran without a fleet: each has a directory, named
@@ -112,7 +113,7 @@ func (l Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (R
 	}
 	_, err = os.Stat(filepath.Join(l.dir(id), "sandboxes", string(id)))
 	workspace := err == nil
-	if err := os.RemoveAll(l.dir(id)); err != nil {
+	if err := removal.Tree(l.dir(id)); err != nil {
 		return Removed{}, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
 	}
 	return Removed{Events: info.Messages, Results: info.Results, Bodies: info.Bodies, Workspace: workspace}, nil

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/internal/removal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // ephemeral makes the directories of a sandbox for a lane that is none's: of a tool

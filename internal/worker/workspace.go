@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -43,7 +44,7 @@ func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protoco
 	}
 	defer func() {
 		if err != nil { // after success it is the workspace
-			err = errors.Join(err, os.RemoveAll(temp))
+			err = errors.Join(err, removal.Tree(temp)) // an archive may have made that hard
 		}
 	}()
 	stats, err := w.unpack(ctx, temp, p.Blob)

@@ -30,6 +30,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
@@ -85,7 +86,7 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 		if f.data, err = os.MkdirTemp("", "toolfleet-"); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
-		f.cleanup = func() error { return os.RemoveAll(f.data) }
+		f.cleanup = func() error { return removal.Tree(f.data) }
 	}
 	if f.data, err = filepath.Abs(f.data); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path"
 	"strconv"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // stage keeps contents of an archive in files, in a directory below the root so that
@@ -73,7 +75,7 @@ func (s *stage) file() (string, error) {
 // remove removes the directory, and joins what goes wrong to *err.
 func (s *stage) remove(err *error) {
 	if s.dir != "" {
-		*err = errors.Join(*err, s.root.RemoveAll(s.dir))
+		*err = errors.Join(*err, removal.In(s.root, s.dir)) // commands may have made that hard
 	}
 }
 

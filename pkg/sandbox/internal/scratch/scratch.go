@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/toolfleet/toolfleet/internal/removal"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // Directories in the scratch directory. They stay when it is emptied: a sandbox may have

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/removal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
 // deep makes directories in each other, with a file in each, and returns to where it was.
@@ -75,7 +75,26 @@ func TestTree_LockedDirectories(t *testing.T) { //nolint:paralleltest // its arm
 		require.NoError(t, removal.Tree(link))
 		require.NoFileExists(t, link)
 		require.DirExists(t, filepath.Join(outside, "kept"))
+		testIn(t, base)
 	})
+}
+
+// testIn removes below a root, and not what a link leads to.
+func testIn(t *testing.T, base string) {
+	t.Helper()
+	inside := filepath.Join(base, "inside")
+	require.NoError(t, os.MkdirAll(filepath.Join(inside, "a", "b"), 0o700))
+	deep(t, filepath.Join(inside, "a", "b"), 200, 0)
+	require.NoError(t, os.Symlink(filepath.Join(base, "outside"), filepath.Join(inside, "link")))
+	root, err := os.OpenRoot(inside)
+	require.NoError(t, err)
+	defer root.Close()
+	require.NoError(t, removal.In(root, "a/b"))
+	require.DirExists(t, filepath.Join(inside, "a"))
+	require.NoError(t, removal.In(root, "a/b/c"), "it is not there")
+	require.Error(t, removal.In(root, "link/kept"), "it is outside")
+	require.NoError(t, removal.In(root, "link"))
+	require.DirExists(t, filepath.Join(base, "outside", "kept"))
 }
 
 // TestTree_GoesOnAfterAFailure: what cannot be removed is told, and stays alone.

@@ -14,7 +14,7 @@ import (
 // heldLevels is how many directories are open at once.
 const heldLevels = 64
 
-// At is [Tree] for an entry of an open directory.
+// At is [Tree] for an entry of an open directory, whose name has no slash.
 func At(parent *os.File, name string) error {
 	r := removal{parent: parent}
 	r.remove(parent, name)
@@ -29,6 +29,19 @@ func At(parent *os.File, name string) error {
 		r.remove(at.dir, name)
 	}
 	return r.failed
+}
+
+// In is [Tree] for a path below a root; nothing outside of the root is removed.
+func In(root *os.Root, name string) error {
+	parent, err := root.Open(filepath.Dir(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return At(parent, filepath.Base(name))
 }
 
 // removal is what is under way.

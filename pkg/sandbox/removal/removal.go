@@ -1,5 +1,6 @@
 // Package removal removes directories in which somebody may have made that hard: trees that are deeper than
-// there may be files open, or than a path may be long, and directories that not even their owner may enter.
+// there may be files open, or than a path may be long, and directories that not even their owner may enter. What
+// commands have left in a workspace or a scratch directory may be like that, and so may what an archive has.
 //
 // A tree is walked from directory to directory, of which few are open at once: what is too deep is moved up
 // first. So it takes as long as there are entries, however they are nested. Symbolic links are removed and never

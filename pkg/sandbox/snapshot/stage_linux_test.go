@@ -1,0 +1,67 @@
+package snapshot_test
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// hooked calls a function with each part of an archive that is read.
+type hooked struct {
+	io.Reader
+
+	before func()
+}
+
+func (h hooked) Read(p []byte) (int, error) {
+	h.before()
+	return h.Reader.Read(p[:min(len(p), 1<<10)])
+}
+
+// TestSync_WhatIsStagedGoesWhateverWasPutBesideIt: a command that runs meanwhile makes a tree in there that is deeper
+// than files may be open.
+func TestSync_WhatIsStagedGoesWhateverWasPutBesideIt(t *testing.T) { //nolint:paralleltest // it has a limit of the process
+	var was unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 300, Max: was.Max}))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) }()
+	base, theirs := tree{"f": {body: "1"}}, tree{"f": {body: string(large())}, "g": {body: string(large())}}
+	_, manifest, _ := pack(t, newRoot(t, base), nil)
+	data, _, _ := pack(t, newRoot(t, theirs), nil)
+	root := newRoot(t, base)
+	met := false
+	_, err := snapshot.Sync(t.Context(), root, manifest, hooked{bytes.NewReader(data), func() {
+		names, err := os.ReadDir(root.Name())
+		require.NoError(t, err)
+		for _, name := range names {
+			if name.IsDir() && !met {
+				met = true
+				nest(t, root, name.Name(), 1000)
+			}
+		}
+	}}, nil)
+	require.NoError(t, err)
+	require.True(t, met, "nothing was staged")
+	require.Equal(t, theirs.filled(), content(t, root))
+}
+
+// nest makes directories in each other.
+func nest(t *testing.T, root *os.Root, name string, levels int) {
+	t.Helper()
+	at, err := root.Open(name)
+	require.NoError(t, err)
+	for range levels {
+		require.NoError(t, unix.Mkdirat(int(at.Fd()), "d", 0o700))
+		next, err := unix.Openat(int(at.Fd()), "d", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		require.NoError(t, at.Close())
+		at = os.NewFile(uintptr(next), "d")
+	}
+	require.NoError(t, at.Close())
+}
