@@ -23,6 +23,7 @@ type callCommand struct {
 	folderFlag
 	policyFlags
 	guardFlag
+	cli.Protect
 
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
@@ -137,7 +138,11 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 // dispatch runs a call in the fleet, or in one of its own.
 func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Call, workspace string) (_ *protocol.Result, err error) {
 	logger := p.common.Logger(p.Program)
-	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, logger)
+	protect, err := c.Places()
+	if err != nil {
+		return nil, err
+	}
+	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, protect, logger)
 	if err != nil {
 		return nil, err
 	}
@@ -160,9 +165,9 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	warn := func(message string) { progress.Notice("%s", message) }
 	var remote *remoteWorkspace
 	if worker != nil {
-		err = worker.start(ctx, fl, data, warn, inPlace(call.SessionID, workspace))
+		err = worker.start(ctx, fl, data, warn, call.SessionID, workspace)
 	} else if workspace != "" {
-		remote, err = importWorkspace(ctx, fl, call.SessionID, workspace)
+		remote, err = importWorkspace(ctx, fl, call.SessionID, workspace, protect)
 	}
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -68,14 +69,17 @@ type embeddedWorker struct {
 	limits  sandbox.Limits
 	allow   egress.Allow
 	private []netip.Prefix
-	tools   string // absolute path of the folder of tools; "" for none
+	protect []string // nil means the default
+	tools   string   // absolute path of the folder of tools; "" for none
 	driver  sandbox.Driver
 	caps    sandbox.Caps
 }
 
 // openWorker checks the flags of an embedded worker and opens its sandbox driver, before
 // anything is started or written. It returns nil for a fleet elsewhere, which has workers.
-func (w *workerFlags) openWorker(ctx context.Context, url string, tools folderFlag, logger *slog.Logger) (*embeddedWorker, error) {
+func (w *workerFlags) openWorker(
+	ctx context.Context, url string, tools folderFlag, protect []string, logger *slog.Logger,
+) (*embeddedWorker, error) {
 	if w.Slots < 1 || w.Slots > 4096 {
 		return nil, cli.Usagef("--slots %d: must be 1 to 4096", w.Slots)
 	}
@@ -102,19 +106,34 @@ func (w *workerFlags) openWorker(ctx context.Context, url string, tools folderFl
 		return nil, cli.Usagef("--sandbox %s: %v", w.Sandbox, err)
 	}
 	if err == nil {
-		err = cli.Enforced(allow, caps)
+		err = errors.Join(cli.Enforced(allow, caps), cli.Protects(protect, caps))
 	}
-	return &embeddedWorker{flags: w, limits: limits, allow: allow, private: private, tools: dir, driver: opened, caps: caps}, err
+	return &embeddedWorker{
+		flags: w, limits: limits, allow: allow, private: private, protect: protect, tools: dir, driver: opened, caps: caps,
+	}, err
 }
 
-// start runs the worker inside this process. place maps sandboxes to directories used in place.
-func (e *embeddedWorker) start(ctx context.Context, f *fleet.Fleet, data string, warn func(string), place func(string) (string, bool)) error {
+// start runs the worker inside this process. The session's sandbox uses the directory workspace in
+// place, unless that is "".
+func (e *embeddedWorker) start(
+	ctx context.Context, f *fleet.Fleet, data string, warn func(string), session protocol.SessionID, workspace string,
+) error {
 	for _, warning := range e.caps.Warnings {
 		warn(warning)
 	}
+	if workspace != "" && e.protect == nil && !e.caps.Protect {
+		places, err := sandbox.DefaultProtected(workspace)
+		if err != nil {
+			return err
+		}
+		if len(places) > 0 {
+			warn(fmt.Sprintf("driver %s cannot keep commands from changing %s: look at what is there before git or an editor runs it",
+				e.caps.Driver, strings.Join(places, ", ")))
+		}
+	}
 	return f.StartWorker(ctx, worker.Options{
 		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Limits: e.limits,
-		Tools: e.tools, Workspace: place, Allow: e.allow, AllowPrivate: e.private,
+		Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect,
 	})
 }
 

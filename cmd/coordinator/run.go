@@ -21,6 +21,7 @@ import (
 // turnFlags describe a turn; run and submit have them both.
 type turnFlags struct {
 	guardFlag
+	cli.Protect
 
 	Prompt    string        `arg:"" help:"What the agent is asked."`
 	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
@@ -57,6 +58,7 @@ func (f *guardFlag) guard() protocol.Guard {
 type checked struct {
 	session   protocol.SessionID
 	workspace string
+	protect   []string // nil means the default
 }
 
 func (f *turnFlags) check() (c checked, err error) {
@@ -77,6 +79,9 @@ func (f *turnFlags) check() (c checked, err error) {
 	}
 	if f.Timeout < 0 {
 		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
+	}
+	if c.protect, err = f.Places(); err != nil {
+		return c, err
 	}
 	c.workspace, err = checkWorkspace(f.Workspace)
 	return c, err
@@ -121,7 +126,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return cli.Usagef("--model: %v", err)
 	}
-	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, logger)
+	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, turn.protect, logger)
 	if err != nil {
 		return err
 	}
@@ -153,10 +158,10 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	defer fl.Close()
 	var remote *remoteWorkspace
 	if worker != nil {
-		err = worker.start(ctx, fl, data, show.warn, inPlace(turn.session, turn.workspace))
+		err = worker.start(ctx, fl, data, show.warn, turn.session, turn.workspace)
 		aborts <- fl.Abort
 	} else if turn.workspace != "" {
-		remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace)
+		remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect)
 	}
 	if err != nil {
 		return err

@@ -56,7 +56,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	show := newView(p, c.JSON)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {
-		if remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace); err != nil {
+		if remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect); err != nil {
 			return err
 		}
 	}

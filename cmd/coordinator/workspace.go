@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -24,15 +25,24 @@ type remoteWorkspace struct {
 	session protocol.SessionID
 	dir     string
 	base    snapshot.Manifest // what the directory was when it was copied
+	protect []string          // places of it that stay as they are
 }
 
 // transferTimeout bounds the packing or unpacking of a workspace by a worker.
 const transferTimeout = 10 * time.Minute
 
 // importWorkspace copies a directory into the session's sandbox. The sandbox
-// keeps what it has when the session worked in it before.
-func importWorkspace(ctx context.Context, f *fleet.Fleet, session protocol.SessionID, dir string) (_ *remoteWorkspace, err error) {
-	w := &remoteWorkspace{fleet: f, session: session, dir: dir}
+// keeps what it has when the session worked in it before. The places of protect stay as they are in
+// the directory; nil means those that a sandbox that uses it in place protects.
+func importWorkspace(
+	ctx context.Context, f *fleet.Fleet, session protocol.SessionID, dir string, protect []string,
+) (_ *remoteWorkspace, err error) {
+	if protect == nil {
+		if protect, err = sandbox.DefaultProtected(dir); err != nil {
+			return nil, fmt.Errorf("copy the workspace: %w", err)
+		}
+	}
+	w := &remoteWorkspace{fleet: f, session: session, dir: dir, protect: protect}
 	blobs, err := f.JS.ObjectStore(ctx, f.Name.BlobsBucket())
 	if err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
@@ -105,12 +115,15 @@ func (w *remoteWorkspace) sync(ctx context.Context, warn func(string)) (err erro
 		return fmt.Errorf("bring the workspace back: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	changes, err := snapshot.Sync(ctx, root, w.base, archive, nil)
+	changes, err := snapshot.Sync(ctx, root, w.base, archive, &snapshot.Options{Protect: w.protect})
 	if err != nil {
 		return fmt.Errorf("bring the workspace back: %w", err)
 	}
 	if len(changes.Conflicts) > 0 {
 		warn("changed here and in the session, left as they are here: " + strings.Join(changes.Conflicts, ", "))
+	}
+	if len(changes.Protected) > 0 {
+		warn("protected, left as they are here (--protect says what is): " + strings.Join(changes.Protected, ", "))
 	}
 	return nil
 }

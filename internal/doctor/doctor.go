@@ -38,6 +38,7 @@ type Driver struct {
 	Landlock int               `json:"landlock,omitempty"`
 	Seccomp  bool              `json:"seccomp,omitempty"`
 	ReadOnly bool              `json:"read_only,omitempty"`
+	Protect  bool              `json:"protect,omitempty"`
 	HostUID  bool              `json:"host_uid,omitempty"`
 	Networks []string          `json:"networks,omitempty"`
 	Limits   map[string]string `json:"limits,omitempty"`
@@ -108,7 +109,7 @@ func rank(d Driver) int {
 func proven(c sandbox.Caps) Driver {
 	d := Driver{
 		Name: c.Driver, Level: c.Level.String(), Launcher: c.Launcher, Landlock: c.Landlock, Seccomp: c.Seccomp,
-		ReadOnly: c.ReadOnly, HostUID: c.HostUID, Limits: c.Limits.Words(), Warnings: c.Warnings,
+		ReadOnly: c.ReadOnly, Protect: c.Protect, HostUID: c.HostUID, Limits: c.Limits.Words(), Warnings: c.Warnings,
 	}
 	for _, mode := range c.Networks {
 		d.Networks = append(d.Networks, string(mode))

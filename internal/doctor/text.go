@@ -70,8 +70,8 @@ func (d Driver) write(text *strings.Builder) {
 		text.WriteString(", system calls filtered")
 	}
 	text.WriteString("\n")
-	fmt.Fprintf(text, "            network: %s; read-only commands: %s; user on the host: %s\n", strings.Join(d.Networks, ", "),
-		choose(d.ReadOnly, "enforced", "refused"), choose(d.HostUID, "the worker's", "one for each sandbox"))
+	fmt.Fprintf(text, "            network: %s; read-only commands: %s; protected places: %s; user on the host: %s\n", strings.Join(d.Networks, ", "),
+		choose(d.ReadOnly, "enforced", "refused"), choose(d.Protect, "enforced", "not possible"), choose(d.HostUID, "the worker's", "one for each sandbox"))
 	var limits []string
 	for _, name := range slices.Sorted(maps.Keys(d.Limits)) {
 		limits = append(limits, name+" "+d.Limits[name])

@@ -156,3 +156,52 @@ func TestIsolated_HostsThatAreNotListedAreToldSoBeforeItRuns(t *testing.T) {
 	}
 	require.True(t, value[protocol.FilesExistsResult](t, r.do(session, protocol.FilesExists{Path: "ran"})).Exists)
 }
+
+// TestIsolated_ARepositoryInPlaceIsProtected also has one that commands make: that is theirs while the
+// worker lives, and nobody's but the user's for the next one.
+func TestIsolated_ARepositoryInPlaceIsProtected(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	if !o.Caps.Protect {
+		t.Skip("NOT TESTED: no place can be protected here")
+	}
+	o.Linger = -1 // each call has a sandbox of its own
+	dir, session := t.TempDir(), protocol.NewSessionID()
+	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
+	_, stop := r.work(o)
+	requireOK(t, r.do(session, protocol.CommandRun{Command: "mkdir -p .git/hooks && echo a > .git/config"}))
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("b")}))
+	stop()
+	_, stop = r.work(o)
+	requireFault(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("c")}), protocol.StatusFailed, protocol.CodeProtected)
+	got := r.do(session, protocol.CommandRun{Command: "echo c > .git/config || mv .git x || echo c > .git/hooks/h || echo c > .git/index; cat .git/config .git/index"})
+	requireOK(t, got)
+	require.Equal(t, "bc\n", string(value[protocol.CommandRunResult](t, got).Stdout))
+	stop()
+	o.Protect = []string{}
+	r.work(o)
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("c")}))
+}
+
+// TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces: what keeps a place from being made does
+// not make a workspace one that is used already.
+func TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	if !o.Caps.Protect {
+		t.Skip("NOT TESTED: no place can be protected here")
+	}
+	o.Protect = []string{"missing", "deep/missing", "f"}
+	r.work(o)
+	session := protocol.NewSessionID()
+	r.archive(t, "archive", map[string]string{"f": "content"})
+	for range 2 {
+		requireOK(t, r.do(session, protocol.WorkspaceImport{Blob: "archive"}))
+		r.requireContent(session, "f", "content")
+	}
+	for _, name := range []string{"missing", "deep/missing", "f"} {
+		requireFault(t, r.do(session, protocol.FilesWrite{Path: name, Content: []byte("c")}), protocol.StatusFailed, protocol.CodeProtected)
+	}
+}

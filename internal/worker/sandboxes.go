@@ -26,8 +26,9 @@ type sandboxes struct {
 	dataID  string
 	network sandbox.Network // set before the first one is opened
 
-	mu   sync.Mutex
-	open map[protocol.Lane]*box
+	mu      sync.Mutex
+	open    map[protocol.Lane]*box
+	protect map[string][]string // by directories that are used in place: what is protected by default
 }
 
 // box is the sandbox of a lane; its lock is held while it opens.
@@ -49,7 +50,7 @@ func newSandboxes(o Options, places jetstream.KeyValue) (*sandboxes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	return &sandboxes{options: o, places: places, dataID: id, open: map[protocol.Lane]*box{}}, nil
+	return &sandboxes{options: o, places: places, dataID: id, open: map[protocol.Lane]*box{}, protect: map[string][]string{}}, nil
 }
 
 // dataID reads the id of a data directory, or gives it one. Processes that start
@@ -86,9 +87,13 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 	if sandboxOf(l) == "" {
 		b.ephemeral = filepath.Dir(workspace)
 	}
+	protect, err := s.protected(l)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
+	}
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
 		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Env: s.options.Env,
-		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network,
+		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect,
 	})
 	if err != nil {
 		err = errors.Join(err, b.closeLocked())

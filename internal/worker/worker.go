@@ -52,6 +52,10 @@ type Options struct {
 	// the fleet's own servers.
 	Allow        egress.Allow
 	AllowPrivate []netip.Prefix
+	// Protect are places of every workspace that nothing changes, see [sandbox.Spec]; the driver
+	// must be able to. nil means those of [sandbox.DefaultProtected] in a directory that is used
+	// in place, as they are when it is first used, and none elsewhere; empty means none.
+	Protect []string
 	// Tools is the absolute path of the folder with the programs of the user's own tools,
 	// which sandboxes can read; "" for none.
 	Tools string

@@ -31,11 +31,11 @@ func blobOf(p protocol.Payload) (name string, ok bool) {
 // workspace with anything in it was imported before, or used: it stays as it is.
 func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
 	workspace := w.sandboxes.workspace(l)
-	names, err := os.ReadDir(workspace)
+	used, err := w.sandboxes.used(workspace)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
-	if len(names) > 0 {
+	if used {
 		return protocol.WorkspaceImportResult{}, nil
 	}
 	temp, err := os.MkdirTemp(filepath.Dir(workspace), "import-")

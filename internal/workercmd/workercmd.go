@@ -44,6 +44,7 @@ type flags struct {
 	JSON         bool `name:"json" help:"Print the result of --sandbox-check as JSON."`
 
 	cli.Network
+	cli.Protect
 
 	Limits     cli.Limits    `embed:"" prefix:"limit-"`
 	Background time.Duration `default:"1h" help:"How long a background process may live; it keeps its sandbox on this worker."`
@@ -132,9 +133,13 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, err
 	}
+	protect, err := f.Places()
+	if err != nil {
+		return worker.Options{}, err
+	}
 	return worker.Options{
 		Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
-		Allow: allow, AllowPrivate: private,
+		Allow: allow, AllowPrivate: private, Protect: protect,
 	}, nil
 }
 
@@ -166,7 +171,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if err != nil {
 		return err
 	}
-	if err := cli.Enforced(o.Allow, o.Caps); err != nil {
+	if err := errors.Join(cli.Enforced(o.Allow, o.Caps), cli.Protects(o.Protect, o.Caps)); err != nil {
 		return err
 	}
 	for _, warning := range o.Caps.Warnings {

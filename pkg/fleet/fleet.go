@@ -124,6 +124,10 @@ type WorkerOptions struct {
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for those that live in the data directory.
 	Workspace func(sandbox string) (dir string, ok bool)
+	// Protect are places of workspaces that neither commands nor file operations change, see
+	// [sandbox.Spec]; nil means [sandbox.DefaultProtected] in directories that are used in place and
+	// none elsewhere, empty means none.
+	Protect []string
 	// Handlers execute payloads of kinds of your own.
 	Handlers []worker.Handler
 }
@@ -150,7 +154,7 @@ func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 	}
 	return f.inner.StartWorker(ctx, internal.Options{
 		Pool: o.Pool, Slots: o.Slots, Data: f.data, Driver: opened, Caps: caps, Env: o.Env, Tools: o.Tools,
-		Workspace: o.Workspace, Handlers: handlers,
+		Workspace: o.Workspace, Protect: o.Protect, Handlers: handlers,
 	})
 }
 

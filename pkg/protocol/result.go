@@ -46,6 +46,7 @@ const (
 	CodeNotDirectory     Code = "not_directory"
 	CodeNotRegular       Code = "not_regular_file"
 	CodePermission       Code = "permission_denied"
+	CodeProtected        Code = "protected"
 	CodeEditNotFound     Code = "edit_not_found"
 	CodeEditNotUnique    Code = "edit_not_unique"
 	CodeFileChanged      Code = "file_changed"

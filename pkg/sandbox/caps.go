@@ -19,6 +19,8 @@ type Caps struct {
 	Networks []NetworkMode
 	// ReadOnly says that [Cmd].ReadOnly is enforced.
 	ReadOnly bool
+	// Protect says that [Spec].Protect is enforced.
+	Protect bool
 	// HostUID says that commands run as the worker's own user on the host; otherwise each
 	// sandbox has a user of its own there.
 	HostUID bool

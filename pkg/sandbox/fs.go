@@ -92,6 +92,7 @@ const (
 	FaultNotDirectory   FaultCode = "not_directory"
 	FaultNotRegular     FaultCode = "not_regular_file"
 	FaultPermission     FaultCode = "permission_denied"
+	FaultProtected      FaultCode = "protected"
 	FaultEditNotFound   FaultCode = "edit_not_found"
 	FaultEditNotUnique  FaultCode = "edit_not_unique"
 	FaultFileChanged    FaultCode = "file_changed"

@@ -56,7 +56,7 @@ var (
 	// ErrLeftover says that processes of a sandbox could not be killed.
 	ErrLeftover = errors.New("processes are left")
 	// ErrUnsupported says that the driver cannot enforce what was asked for: a read-only
-	// command, a kind of network. [Caps] tells before. Nothing was run.
+	// command, a protected place, a kind of network. [Caps] tells before. Nothing was run.
 	ErrUnsupported = errors.New("the sandbox driver cannot enforce this")
 )
 
@@ -84,6 +84,16 @@ type Spec struct {
 	Env map[string]string
 	// Mounts are further host directories and files that the sandbox sees.
 	Mounts []Mount
+	// Protect are places of the workspace, files or directories with all that is in them, that
+	// neither commands nor file operations change, make or move: relative paths, at most
+	// [MaxProtected]. Where a place is missing, the sandbox makes an empty directory there, or at
+	// the first directory on the way that is missing, and removes it when it is closed, if it is
+	// still empty. Where a file is on the way to a place, that is protected. A place that is a
+	// symbolic link, or that one leads to, cannot be protected and is refused. Who changes the
+	// workspace from outside is not bound; what he has replaced is protected again before the next
+	// operation that begins while no other is under way.
+	// A driver that cannot enforce it (see [Caps].Protect) refuses with [ErrUnsupported].
+	Protect []string
 	// Network is what of the network commands reach; the zero value is nothing. A driver
 	// that isolates and cannot enforce it refuses with [ErrUnsupported].
 	Network Network

@@ -52,14 +52,31 @@ func (f *FS) reachEntry(p string) (string, error) {
 
 // allow judges a canonical path, which may go through links.
 func (f *FS) allow(name string, as use) error {
-	if len(f.bounds) == 0 {
+	guarded := as == writing && len(f.protected) > 0
+	if len(f.bounds) == 0 && !guarded {
 		return nil
 	}
 	actual, err := f.root.resolve(name)
 	if err != nil {
 		return f.fault("open", name, err)
 	}
-	return f.judge(name, actual, as)
+	if err := f.judge(name, actual, as); err != nil || !guarded {
+		return err
+	}
+	return f.guard(name, actual)
+}
+
+// guard is the fault of changing something that is protected.
+func (f *FS) guard(name, actual string) error {
+	at := slices.IndexFunc(f.protected, func(place string) bool { return holds(place, actual) })
+	if at < 0 {
+		return nil
+	}
+	leads := ""
+	if actual != name {
+		leads = " leads to " + actual + ", which"
+	}
+	return sandbox.Faultf(sandbox.FaultProtected, "%s%s is protected: %s can be read and not be changed in this workspace.", name, leads, f.protected[at])
 }
 
 // judge judges what a path stands for.

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
@@ -80,6 +81,10 @@ func check(spec sandbox.Spec) error {
 	}
 	if spec.Network.Mode == sandbox.NetworkProxy {
 		return fmt.Errorf("%w: driver landlock has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
+	}
+	if len(spec.Protect) > 0 {
+		return fmt.Errorf("%w: driver landlock cannot protect %s: Landlock allows a directory with all that is in it, and takes nothing of that back",
+			sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -142,6 +143,12 @@ func (a *arguments) build(config wire.Config, info *os.File) error {
 	a.add("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", strconv.FormatInt(config.Shm, 10), "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
 		"--dir", "/run", "--dir", "/var/tmp",
 		"--bind", config.Workspace, initd.GuestWorkspace, "--bind", config.Home, initd.GuestHome, "--bind", config.Temp, initd.GuestTemp)
+	for _, dir := range config.Pinned {
+		a.add("--bind", path.Join(config.Workspace, dir), path.Join(initd.GuestWorkspace, dir))
+	}
+	for _, place := range config.Protected {
+		a.add("--ro-bind", path.Join(config.Workspace, place), path.Join(initd.GuestWorkspace, place))
+	}
 	for _, m := range config.Mounts {
 		bind := "--ro-bind"
 		if m.Write {

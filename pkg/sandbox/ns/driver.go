@@ -113,13 +113,11 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}
-	groups := d.groups()
-	running, err := open(ctx, config, groups, spec.Limits)
-	if err != nil {
-		return nil, errors.Join(explain(err), opened.Close())
+	s := &Sandbox{spec: spec, config: config, groups: d.groups(), scratch: opened, log: d.log, stop: make(chan struct{})}
+	if err := s.start(ctx); err != nil {
+		return nil, errors.Join(err, s.guard.close(), opened.Close())
 	}
-	running.proxy.serve(ctx, spec.Network.Serve)
-	return newSandbox(spec, config, groups, running, opened, d.log), nil
+	return s, nil
 }
 
 // groups is where sandboxes get control groups; nil when they get none.

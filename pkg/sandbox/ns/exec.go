@@ -32,14 +32,14 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 	i, stop, err := s.begin(ctx)
 	if ctxErr := ctx.Err(); ctxErr != nil && !errors.Is(err, sandbox.ErrClosed) {
 		if err == nil {
-			s.running.Done()
+			s.done()
 		}
 		return sandbox.Result{ExitCode: -1, Reason: contextReason(ctxErr)}, nil
 	}
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
-	defer s.running.Done()
+	defer s.done()
 	result, err := s.exec(ctx, i, stop, cmd)
 	s.log.DebugContext(ctx, "command ended", slog.String("sandbox", s.spec.ID),
 		slog.String("reason", string(result.Reason)), slog.Int("exit_code", result.ExitCode),

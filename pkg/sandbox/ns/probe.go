@@ -97,7 +97,7 @@ func try(ctx context.Context, s sandbox.Sandbox) error {
 // caps fills in what a sandbox that serves has proven.
 func (d *Driver) caps(caps sandbox.Caps, landlock int) sandbox.Caps {
 	caps.Level, caps.Landlock, caps.Seccomp = level(), landlock, true
-	caps.HostUID = os.Geteuid() != 0
+	caps.HostUID, caps.Protect = os.Geteuid() != 0, true
 	caps.ReadOnly = landlock >= readOnlyABI
 	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkProxy, sandbox.NetworkAll}
 	if landlock == 0 {

@@ -22,6 +22,7 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 type Sandbox struct {
 	spec    sandbox.Spec
 	config  wire.Config
+	guard   *guard       // nil when nothing is protected; used by who holds change, or mu and sees that nothing is under way
 	groups  *cgroup.Tree // nil without control groups
 	scratch *scratch.Dir
 	log     *slog.Logger
@@ -34,10 +35,37 @@ type Sandbox struct {
 	resetting chan struct{} // closed when the reset is done; nil when there is none
 	stop      chan struct{} // closed to kill the commands that run
 	running   sync.WaitGroup
+	underWay  int // how many operations running counts
 }
 
-func newSandbox(spec sandbox.Spec, config wire.Config, groups *cgroup.Tree, running *instance, dir *scratch.Dir, log *slog.Logger) *Sandbox {
-	return &Sandbox{spec: spec, config: config, groups: groups, scratch: dir, log: log, current: running, stop: make(chan struct{})}
+// start starts the first process. Nothing else is done with the sandbox meanwhile.
+func (s *Sandbox) start(ctx context.Context) error {
+	var err error
+	if s.guard == nil {
+		s.guard, err = newGuard(s.config.Workspace, s.spec.Protect)
+	} else {
+		err = s.guard.look()
+	}
+	if err != nil {
+		return err
+	}
+	if s.guard != nil {
+		s.config.Protected, s.config.Pinned = s.guard.protected, s.guard.pinned
+	}
+	fresh, err := open(ctx, s.config, s.groups, s.spec.Limits)
+	if err != nil {
+		return explain(err)
+	}
+	fresh.proxy.serve(ctx, s.spec.Network.Serve)
+	s.use(fresh)
+	return nil
+}
+
+// use has operations go to i.
+func (s *Sandbox) use(i *instance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current = i
 }
 
 // FS implements [sandbox.Sandbox]. The operations are done inside of the sandbox.
@@ -48,7 +76,7 @@ func (s *Sandbox) files(ctx context.Context, request *sandbox.FileRequest) (*san
 	if err != nil {
 		return nil, err
 	}
-	defer s.running.Done()
+	defer s.done()
 	r, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, wire.KindFiles, *request) })
 	if err != nil {
 		return nil, fmt.Errorf("file operation in sandbox %s: %w", s.spec.ID, s.afterClose(err))
@@ -67,7 +95,7 @@ func (s *Sandbox) afterClose(err error) error {
 }
 
 // begin counts an operation in, once no reset is under way, and returns the sandbox that
-// serves. Every success is followed by running.Done. The channel is closed when commands
+// serves. Every success is followed by done. The channel is closed when commands
 // have to be killed.
 func (s *Sandbox) begin(ctx context.Context) (*instance, <-chan struct{}, error) {
 	for {
@@ -101,39 +129,64 @@ func (s *Sandbox) enter() (i *instance, stop, gate <-chan struct{}, err error) {
 		return nil, nil, nil, sandbox.ErrClosed
 	case s.resetting != nil:
 		return nil, nil, s.resetting, nil
-	case s.current == nil || s.current.lost():
+	case s.current == nil || s.current.lost() || s.outdated():
 		return nil, nil, nil, nil
 	}
 	s.running.Add(1)
+	s.underWay++
 	return s.current, s.stop, nil, nil
 }
 
-// restart starts the sandbox again if it was lost.
+// done counts an operation out.
+func (s *Sandbox) done() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay--
+	s.running.Done()
+}
+
+// outdated reports whether something that is protected was replaced from outside, and nothing is under
+// way that would be killed if the sandbox was made anew. mu is held.
+func (s *Sandbox) outdated() bool { return s.underWay == 0 && s.guard.stale() }
+
+// restart starts the sandbox again if it was lost, or is outdated.
 func (s *Sandbox) restart(ctx context.Context) error {
 	s.change.Lock()
 	defer s.change.Unlock()
-	s.mu.Lock()
-	lost := s.current
-	closed := s.closed
-	s.mu.Unlock()
-	if closed || lost != nil && !lost.lost() {
+	old, why := s.retire()
+	if why == "" {
 		return nil // begin looks again
 	}
-	if lost != nil {
-		if err := lost.close(); err != nil {
+	if old != nil {
+		if err := old.close(); err != nil {
+			s.use(old) // what is left of it is not forgotten
 			return fmt.Errorf("%w: %w", sandbox.ErrLeftover, err)
 		}
 	}
-	fresh, err := open(ctx, s.config, s.groups, s.spec.Limits)
-	if err != nil {
-		return explain(err)
+	if err := s.start(ctx); err != nil {
+		return err
 	}
-	fresh.proxy.serve(ctx, s.spec.Network.Serve)
-	s.log.WarnContext(ctx, "sandbox was lost and is started again", slog.String("sandbox", s.spec.ID))
+	s.log.WarnContext(ctx, "sandbox is started again", slog.String("sandbox", s.spec.ID), slog.String("reason", why))
+	return nil
+}
+
+// retire takes the sandbox out of use if it has to be started again, and says why that is. "" is
+// that it has not.
+func (s *Sandbox) retire() (old *instance, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.current = fresh
-	return nil
+	switch old = s.current; {
+	case s.closed:
+		return nil, ""
+	case old == nil || old.lost():
+		why = "it was lost"
+	case s.outdated():
+		why = "what is protected was replaced"
+	default:
+		return nil, ""
+	}
+	s.current = nil
+	return old, why
 }
 
 // Reset implements [sandbox.Sandbox].
@@ -209,7 +262,7 @@ func (s *Sandbox) Close() error {
 		err = i.close()
 	}
 	s.running.Wait()
-	if err := errors.Join(err, s.scratch.Close()); err != nil {
+	if err := errors.Join(err, s.guard.close(), s.scratch.Close()); err != nil {
 		return fmt.Errorf("close sandbox %s: %w", s.spec.ID, err)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/files"
@@ -135,11 +136,14 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 }
 
 // checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to
-// use, and host files under other names. That the network is not cut off, and that
+// use, protected places, and host files under other names. That the network is not cut off, and that
 // mounts are writable, is what this driver's warning is about.
 func checkUnisolated(spec sandbox.Spec) error {
 	if spec.Network.Mode == sandbox.NetworkProxy {
 		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
+	}
+	if len(spec.Protect) > 0 {
+		return fmt.Errorf("%w: driver process cannot keep commands from changing %s", sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
 	}
 	for _, m := range spec.Mounts {
 		if m.Guest != "" && filepath.Clean(m.Guest) != filepath.Clean(m.Host) {

@@ -11,6 +11,8 @@
 //	    missing                    same                         removed
 //	    changed, new or missing    changed                      conflict, left alone
 //
+// but for places that [Options].Protect names, which are left alone in any case.
+//
 // An archive is a tar stream compressed with zstd: directories, regular files and
 // symbolic links, sorted, parents first, without owners. Other kinds of files are left
 // out; hard links become files of their own. Names and link targets are bytes, not text.

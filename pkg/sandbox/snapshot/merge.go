@@ -25,6 +25,8 @@ type merge struct {
 	staged map[string]string      // files of theirs that differ from base
 	modes  map[string]fs.FileMode // of directories, to be set in the end
 
+	protect []string
+
 	changes   Changes
 	conflicts map[string]bool
 }
@@ -68,6 +70,9 @@ func (m *merge) remove(ctx context.Context, name string) error {
 		return err
 	case mine == Entry{}:
 		return nil
+	case guarded(m.protect, name, mine.Type):
+		m.changes.Protected = append(m.changes.Protected, name)
+		return nil
 	case mine != m.base[name]:
 		m.conflict(name)
 		return nil
@@ -91,6 +96,9 @@ func (m *merge) write(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	case mine == want:
+		return nil
+	case guarded(m.protect, name, want.Type):
+		m.changes.Protected = append(m.changes.Protected, name)
 		return nil
 	case mine != m.base[name]:
 		m.conflict(name)

@@ -22,6 +22,8 @@ type Changes struct {
 	Removed []string
 	// Conflicts changed on both sides and were left alone.
 	Conflicts []string
+	// Protected were to be changed and are in [Options].Protect: they were left alone.
+	Protected []string
 	// Theirs are the files that hold what the archive has for conflicts.
 	Theirs []string
 }
@@ -66,11 +68,11 @@ func sync(ctx context.Context, root *os.Root, base Manifest, r io.Reader, opts O
 	}
 	m := &merge{
 		root: root, owner: to, local: &local{root: root, buf: buf, locked: map[string]fs.FileMode{}},
-		base: withoutSkipped(base, opts.Skip), theirs: theirs, staged: staged,
+		base: withoutSkipped(base, opts.Skip), theirs: theirs, staged: staged, protect: opts.Protect,
 		modes: map[string]fs.FileMode{}, conflicts: map[string]bool{},
 	}
 	err = m.run(ctx)
-	for _, list := range []*[]string{&m.changes.Written, &m.changes.Removed, &m.changes.Conflicts, &m.changes.Theirs} {
+	for _, list := range []*[]string{&m.changes.Written, &m.changes.Removed, &m.changes.Conflicts, &m.changes.Theirs, &m.changes.Protected} {
 		slices.Sort(*list)
 		*list = slices.Compact(*list)
 	}

@@ -70,6 +70,8 @@ func openIn(t *testing.T, launcher, name string) (sandbox.Sandbox, error) {
 	// So that there is something to give up.
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1 << 20}))
 	workspace := filepath.Join(t.TempDir(), name)
-	require.NoError(t, os.Mkdir(workspace, 0o755))
-	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), sandbox.Spec{ID: "faulty", Workspace: workspace, Scratch: t.TempDir()})
+	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "d/p"), 0o755))
+	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), sandbox.Spec{
+		ID: "faulty", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{"d/p"},
+	})
 }

@@ -89,6 +89,7 @@ func enterRoot(l *calls.List, config wire.Config, trees []int) error {
 		}},
 		{"/dev", v.placeDevices},
 		{"directories", v.placeDirectories},
+		{"protected places", v.protect},
 		{"pivot_root", func() {
 			l.Do(unix.SYS_PIVOT_ROOT, ".", ".")
 			l.Do(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)

@@ -58,6 +58,12 @@ func ambient(capability int) func(*calls.List, func()) {
 	}
 }
 
+// unpinned protects a place, but not the directory that it is in.
+func unpinned(l *calls.List, _ func()) {
+	v := &view{List: l}
+	v.mountOnItself("d/p", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
+}
+
 // Faults are all of them by name.
 var Faults = map[string]Fault{
 	// Namespaces.
@@ -82,7 +88,14 @@ var Faults = map[string]Fault{
 	}},
 	"one more mount":       {step: "directories", Want: "mount /run was not asked for", instead: tmpfs("run", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY)},
 	"set-user-ID programs": {step: "directories", Want: "mount /tmp has set-user-ID programs or devices", instead: tmpfs("tmp", unix.MS_NODEV)},
-	"devices":              {step: "directories", Want: "mount /workspace has set-user-ID programs or devices", instead: tmpfs("workspace", unix.MS_NOSUID)},
+	"devices":              {step: "directories", skip: "protected places", Want: "mount /workspace has set-user-ID programs or devices", instead: tmpfs("workspace", unix.MS_NOSUID)},
+	"nothing protected":    {skip: "protected places", Want: "/workspace/d is not protected"},
+	"directory not pinned": {step: "protected places", Want: "/workspace/d is not protected", instead: unpinned},
+	"protected place that can be written to": {step: "protected places", Want: "mount /workspace/d/p can be written to", instead: func(l *calls.List, really func()) {
+		really()
+		attr := &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
+		l.Do(unix.SYS_MOUNT_SETATTR, unix.AT_FDCWD, "workspace/d/p", 0, unsafe.Pointer(attr), unsafe.Sizeof(*attr))
+	}},
 	// Rights.
 	"bounding set kept":       {skip: "bounding set", Want: "CapBnd is"},
 	"capabilities kept":       {step: "user", skip: "capabilities", Want: "CapEff is", instead: ambient(unix.CAP_SYS_ADMIN)},

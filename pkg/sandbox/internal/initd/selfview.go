@@ -139,7 +139,7 @@ func testMounts(config wire.Config) error {
 			return fmt.Errorf("mount %s %w", m.point, err)
 		}
 	}
-	return nil
+	return testProtected(config, all)
 }
 
 // placement is where something may be mounted, and what may be done there.
@@ -164,7 +164,7 @@ func placesOf(config wire.Config) []placement {
 	for _, dir := range []string{GuestWorkspace, GuestHome, GuestTemp} {
 		all = append(all, placement{path: dir, writable: true})
 	}
-	return all
+	return append(all, guarded(config)...)
 }
 
 // test compares one mount with its place.

@@ -86,7 +86,7 @@ func serve(conn *wire.Conn) error {
 			return err
 		}
 	}
-	s, err := newServer(conn, config.Workspace)
+	s, err := newServer(conn, config)
 	if err != nil {
 		return err
 	}
@@ -97,17 +97,17 @@ func serve(conn *wire.Conn) error {
 	return s.receive()
 }
 
-// newServer makes a server that waits for children and file operations in the workspace, which the host
-// has as workspace.
-func newServer(conn *wire.Conn, workspace string) (*server, error) {
+// newServer makes a server that waits for children and file operations in the workspace.
+func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 	s := &server{
 		conn: conn, commands: newCommands(conn),
 		calls: make(chan fileCall, maxMessages), messages: make(chan struct{}, maxMessages),
 	}
 	var err error
-	if s.files, err = files.Open(GuestWorkspace, workspace); err != nil {
+	if s.files, err = files.Open(GuestWorkspace, config.Workspace); err != nil {
 		return nil, &stepError{step: "open workspace", err: err}
 	}
+	s.files.Protect(config.Protected)
 	if s.null, err = os.Open(os.DevNull); err != nil {
 		return nil, &stepError{step: "open " + os.DevNull, err: err}
 	}

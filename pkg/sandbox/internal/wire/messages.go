@@ -110,6 +110,10 @@ type Config struct {
 	Home      string
 	Temp      string
 	Mounts    []sandbox.Mount
+	// Protected are places of the workspace that are read-only, and Pinned the directories that they
+	// are in, outer ones first, which stay where they are. All of them exist.
+	Protected []string
+	Pinned    []string
 	// Bwrap has bubblewrap make the namespaces and the mounts.
 	Bwrap bool
 	// Privileged says that the worker is root: directories and mounts are opened with its rights.

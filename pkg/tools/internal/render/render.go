@@ -114,6 +114,8 @@ func codeAdvice(code protocol.Code, other string) string {
 		return "nothing has run, as far as is known. Go on without it, and say that no worker was there."
 	case protocol.CodeFileChanged, protocol.CodeFileNotRead:
 		return "the file is unchanged. Read it, and make the change to what it has now."
+	case protocol.CodeProtected:
+		return "nothing has changed, and no other tool can change it either. Leave it as it is; if it has to change, say what and why."
 	case protocol.CodePolicyDenied:
 		return "nothing was run and nothing has changed. Reach the goal in a way that is allowed, or say what you need and why."
 	case protocol.CodeEditNotUnique:

@@ -1,0 +1,45 @@
+package cli
+
+import (
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// protectNone is the value of --protect for no places at all.
+const protectNone = "none"
+
+// Protect is which places of workspaces a worker's sandboxes keep from being changed, as a flag.
+type Protect struct {
+	Protect string `placeholder:"PATH,..." help:"Places of a workspace, relative to it, that neither commands nor tools can change or make; or none. Default: of a directory of yours what git and editors run on their own (.git/hooks, .git/config, .vscode, .idea and more), elsewhere none."`
+}
+
+// Places returns what the flag says: nil is the default, and empty none. See [Protects] for
+// whether it can be had.
+func (p *Protect) Places() ([]string, error) {
+	switch strings.TrimSpace(p.Protect) {
+	case "":
+		return nil, nil
+	case protectNone:
+		return []string{}, nil
+	}
+	var places []string
+	for text := range strings.SplitSeq(p.Protect, ",") {
+		if text = strings.TrimSpace(text); text != "" {
+			places = append(places, text)
+		}
+	}
+	places, err := sandbox.CleanProtected(places)
+	if err != nil {
+		return nil, Usagef("--protect: %v", err)
+	}
+	return places, nil
+}
+
+// Protects returns a usage error unless a driver with these capabilities protects places.
+func Protects(places []string, caps sandbox.Caps) error {
+	if len(places) > 0 && !caps.Protect {
+		return Usagef("--protect: driver %s cannot keep commands from changing places of their workspace; driver ns can", caps.Driver)
+	}
+	return nil
+}
