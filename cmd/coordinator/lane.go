@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -69,7 +70,7 @@ type laneVerb struct {
 
 // laneDesk is what a verb works with.
 type laneDesk struct {
-	operator *lane.Operator
+	operator *operator.Operator
 	pool     protocol.Pool
 	lane     protocol.Lane   // "" when the verb is about none
 	call     protocol.CallID // of skip
@@ -101,7 +102,7 @@ func (v laneVerb) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer nc.Close()
-	desk.operator, err = lane.NewOperator(ctx, nc, fleet)
+	desk.operator, err = operator.New(ctx, nc, fleet)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", fleet, natsio.Redact(c.Nats), err)
 	}

@@ -10,10 +10,11 @@ import (
 	"unicode"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 )
 
 // printLanes prints a table of lanes.
-func printLanes(w io.Writer, lanes []lane.Status) error {
+func printLanes(w io.Writer, lanes []operator.Status) error {
 	if len(lanes) == 0 {
 		_, err := fmt.Fprintln(w, "no lane has anything")
 		return err
@@ -32,7 +33,7 @@ func printLanes(w io.Writer, lanes []lane.Status) error {
 }
 
 // printLane prints a lane and a table of its calls.
-func printLane(w io.Writer, v *lane.View) error {
+func printLane(w io.Writer, v *operator.View) error {
 	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", printableName(string(v.Lane)), v.Pool, v.State) // Flush tells of errors
 	if v.Holder != "" {
 		_, _ = fmt.Fprintf(w, ", held by %s for %s", v.Holder, age(v.HeldMS))
@@ -50,14 +51,14 @@ func printLane(w io.Writer, v *lane.View) error {
 	return table.Flush()
 }
 
-func attempt(c lane.CallStatus) string {
+func attempt(c operator.CallStatus) string {
 	if c.Attempt == 0 {
 		return "-"
 	}
 	return fmt.Sprintf("%d (%s)", c.Attempt, age(c.RunningMS))
 }
 
-func starts(marks []lane.StartMark) string {
+func starts(marks []operator.StartMark) string {
 	words := make([]string, len(marks))
 	for i, mark := range marks {
 		words[i] = fmt.Sprintf("%d by %s", mark.Attempt, printableName(string(mark.WorkerID)))
@@ -68,7 +69,7 @@ func starts(marks []lane.StartMark) string {
 // shownUses bounds the resources of a call in a table.
 const shownUses = 3
 
-func resources(c lane.CallStatus) string {
+func resources(c operator.CallStatus) string {
 	if c.Fault != "" {
 		return "(not readable: " + printableName(c.Fault) + ")"
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -22,7 +23,7 @@ import (
 // ready message is here before that message is. In a cluster that is not so, and nothing is heard.
 // It is safe for concurrent use.
 type alarms struct {
-	store *store
+	store *store.Store
 	pool  protocol.Pool
 	heard chan *nats.Msg
 
@@ -41,7 +42,7 @@ const (
 	maxHeard = 4096
 )
 
-func newAlarms(s *store, pool protocol.Pool) *alarms {
+func newAlarms(s *store.Store, pool protocol.Pool) *alarms {
 	return &alarms{
 		store: s, pool: pool, heard: make(chan *nats.Msg, maxHeard),
 		complete: math.MaxUint64, lanes: map[protocol.LaneHash]uint64{},
@@ -53,13 +54,13 @@ func (a *alarms) tend(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.drain()
-	if a.store.clustered() || a.complete != math.MaxUint64 && !a.missed() {
+	if a.store.Clustered() || a.complete != math.MaxUint64 && !a.missed() {
 		return nil
 	}
 	a.complete = math.MaxUint64
 	if a.subscriptions == nil {
-		for _, filter := range a.store.fleet.ToldMarksFilters(a.pool) {
-			subscription, err := a.store.nc.ChanSubscribe(filter, a.heard)
+		for _, filter := range a.store.Fleet.ToldMarksFilters(a.pool) {
+			subscription, err := a.store.NC.ChanSubscribe(filter, a.heard)
 			if err != nil {
 				a.silence()
 				return fmt.Errorf("listen to marks of pool %s: %w", a.pool, err)
@@ -67,13 +68,13 @@ func (a *alarms) tend(ctx context.Context) error {
 			a.subscriptions = append(a.subscriptions, subscription)
 		}
 	}
-	reconnects, dropped := a.store.nc.Stats().Reconnects, a.droppedNow()
-	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+	reconnects, dropped := a.store.NC.Stats().Reconnects, a.droppedNow()
+	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()
-	if err := a.store.nc.FlushWithContext(ctx); err != nil { // now the server knows the subscriptions
+	if err := a.store.NC.FlushWithContext(ctx); err != nil { // now the server knows the subscriptions
 		return fmt.Errorf("listen to marks of pool %s: %w", a.pool, err)
 	}
-	info, err := a.store.calls.Info(ctx)
+	info, err := a.store.Calls.Info(ctx)
 	if err != nil {
 		return fmt.Errorf("listen to marks of pool %s: %w", a.pool, err)
 	}
@@ -84,7 +85,7 @@ func (a *alarms) tend(ctx context.Context) error {
 
 // missed reports whether marks may have been stored without being heard.
 func (a *alarms) missed() bool {
-	return a.store.nc.Stats().Reconnects != a.reconnects || a.droppedNow() != a.dropped
+	return a.store.NC.Stats().Reconnects != a.reconnects || a.droppedNow() != a.dropped
 }
 
 func (a *alarms) droppedNow() int {
@@ -120,7 +121,7 @@ func (a *alarms) book(msg *nats.Msg) {
 			a.complete = seq
 		}
 	}
-	a.lanes[a.store.fleet.LaneOfSubject(msg.Header.Get("Nats-Subject"))] = seq
+	a.lanes[a.store.Fleet.LaneOfSubject(msg.Header.Get("Nats-Subject"))] = seq
 }
 
 // quiet reports whether a lane surely got no mark after its ready message, which has
@@ -129,7 +130,7 @@ func (a *alarms) quiet(lane protocol.LaneHash, ready uint64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.drain()
-	return !a.store.clustered() && a.complete < ready && !a.missed() && a.lanes[lane] < ready
+	return !a.store.Clustered() && a.complete < ready && !a.missed() && a.lanes[lane] < ready
 }
 
 // close stops listening.

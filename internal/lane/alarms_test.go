@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -16,7 +17,7 @@ import (
 // Older marks are forgotten when there are many; then lanes that were ready before are not quiet.
 func TestAlarms_AreBounded(t *testing.T) {
 	t.Parallel()
-	s, err := openStore(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, protocol.DefaultFleet)
+	s, err := store.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, protocol.DefaultFleet)
 	require.NoError(t, err)
 	a := newAlarms(s, protocol.DefaultPool)
 	require.False(t, a.quiet("lane", math.MaxUint64), "before it listens")

@@ -43,20 +43,21 @@ func (l *held) ended(run *Run) {
 	l.oversight.runs = slices.DeleteFunc(l.oversight.runs, func(o ongoing) bool { return o.call == run.Call })
 }
 
-// answer is what a worker says about lanes that it holds. It tells durations, because the
+// Answer is what a worker says about lanes that it holds. It tells durations, because the
 // clocks of machines differ. What it says may be outdated; the streams are the truth.
-type answer struct {
+type Answer struct {
 	Type     string            `json:"type"`
 	Version  int               `json:"version"`
 	WorkerID protocol.WorkerID `json:"worker_id"`
-	Lanes    []heldLane        `json:"lanes"`
+	Lanes    []HeldLane        `json:"lanes"`
 }
 
-const typeAnswer = "lanes_held"
+// TypeAnswer is the type of an [Answer].
+const TypeAnswer = "lanes_held"
 
-// heldLane is a lane as its holder sees it. Ready and Delivery are the term of the
+// HeldLane is a lane as its holder sees it. Ready and Delivery are the term of the
 // claim: the stream sequence of the ready message and which delivery of it this was.
-type heldLane struct {
+type HeldLane struct {
 	Lane     protocol.Lane `json:"lane"`
 	Ready    uint64        `json:"ready"`
 	Delivery uint64        `json:"delivery"`
@@ -75,11 +76,11 @@ const (
 // answerQuestions answers operators until stop is called.
 func (h *Holder) answerQuestions() (stop func(), err error) {
 	fleet, pool := h.options.Fleet, h.options.Pool
-	all, err := h.store.nc.Subscribe(fleet.AskAllSubject(pool), func(msg *nats.Msg) { h.respond(msg, h.lanes()) })
+	all, err := h.store.NC.Subscribe(fleet.AskAllSubject(pool), func(msg *nats.Msg) { h.respond(msg, h.lanes()) })
 	if err != nil {
 		return nil, fmt.Errorf("listen to questions: %w", err)
 	}
-	one, err := h.store.nc.Subscribe(fleet.AskFilter(pool), h.answerOne)
+	one, err := h.store.NC.Subscribe(fleet.AskFilter(pool), h.answerOne)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen to questions: %w", err), all.Unsubscribe())
 	}
@@ -122,7 +123,7 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 
 // respond tells of lanes, in as many messages as it takes.
 func (h *Holder) respond(question *nats.Msg, lanes []*held) {
-	a := answer{Type: typeAnswer, Version: protocol.Version, WorkerID: h.options.Worker, Lanes: []heldLane{}}
+	a := Answer{Type: TypeAnswer, Version: protocol.Version, WorkerID: h.options.Worker, Lanes: []HeldLane{}}
 	size := 0
 	for _, l := range lanes {
 		tells := l.tells()
@@ -138,7 +139,7 @@ func (h *Holder) respond(question *nats.Msg, lanes []*held) {
 }
 
 // send sends an answer; one that gets lost is as good as none.
-func (h *Holder) send(question *nats.Msg, a *answer) {
+func (h *Holder) send(question *nats.Msg, a *Answer) {
 	body, err := json.Marshal(a)
 	if err == nil {
 		err = question.Respond(body)
@@ -149,9 +150,9 @@ func (h *Holder) send(question *nats.Msg, a *answer) {
 }
 
 // tells describes the lane, from any goroutine.
-func (l *held) tells() heldLane {
+func (l *held) tells() HeldLane {
 	now := time.Now()
-	tells := heldLane{
+	tells := HeldLane{
 		Lane: l.lane, Ready: l.ready, Delivery: l.delivered, HeldMS: now.Sub(l.claimed).Milliseconds(),
 		Paused: l.oversight.paused.Load(), Running: []RunningCall{},
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -47,7 +48,7 @@ func (l *held) attempt(e *entry) bool {
 func (l *held) unpack(e *entry) *protocol.Result {
 	stored, packed := e.call.Payload.(protocol.Stored)
 	for packed && l.alive() {
-		raw, err := l.holder.store.blobs.get(l.ctx, stored)
+		raw, err := l.holder.store.Blobs.Get(l.ctx, stored)
 		if errors.Is(err, jetstream.ErrObjectNotFound) {
 			r := protocol.NewResult(e.call, protocol.StatusRejected,
 				protocol.Errorf(protocol.CodeInvalidPayload, "the payload of the call is not in the fleet's object store any more; it was not run"))
@@ -72,12 +73,12 @@ func (l *held) unpack(e *entry) *protocol.Result {
 // when there is one to give, or known when a result is stored already.
 func (l *held) before(e *entry) (result *protocol.Result, known bool, err error) {
 	if e.maySettled || e.call.Again {
-		stored, err := l.holder.store.result(l.ctx, e.call.SessionID, e.call.ID)
+		stored, err := l.holder.store.Result(l.ctx, e.call.SessionID, e.call.ID)
 		if errors.Is(err, protocol.ErrInvalidResult) {
 			return nil, true, nil // there is one, of a version that this one cannot read
 		}
 		if err == nil && stored == nil {
-			err = l.holder.store.surelyNoResult(l.ctx, e.call)
+			err = l.holder.store.SurelyNoResult(l.ctx, e.call)
 		}
 		if err != nil || stored != nil {
 			return nil, stored != nil, err
@@ -95,7 +96,7 @@ func (l *held) refusal(e *entry) *protocol.Result {
 	l.mu.Lock()
 	cancelled := e.cancelled
 	l.mu.Unlock()
-	age := l.holder.clock.age(e.accepted)
+	age := l.holder.clock.Age(e.accepted)
 	reject := func(status protocol.Status, code protocol.Code, format string, args ...any) *protocol.Result {
 		r := protocol.NewResult(e.call, status, protocol.Errorf(code, format, args...))
 		return &r
@@ -160,36 +161,36 @@ func (l *held) mark(e *entry, n int) (bool, error) {
 	o := l.holder.options
 	msg := nats.NewMsg(o.Fleet.StartSubject(o.Pool, l.hash, e.call.ID, n))
 	msg.Data = fmt.Appendf(nil, "%s %d %d", o.Worker, l.ready, l.delivered)
-	seq, answer, err := l.holder.store.publish(l.ctx, msg)
+	seq, answer, err := l.holder.store.Publish(l.ctx, msg)
 	switch {
 	case err != nil:
 		e.unsure = n // it may be stored all the same
 		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, err)
-	case answer == full:
+	case answer == store.Full:
 		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, ErrFull)
-	case answer == occupied && e.unsure == n:
-		stored, err := l.holder.store.next(l.ctx, msg.Subject, 0)
+	case answer == store.Occupied && e.unsure == n:
+		stored, err := l.holder.store.Next(l.ctx, msg.Subject, 0)
 		if err != nil {
 			return false, fmt.Errorf("read start mark %d of call %s: %w", n, e.call.ID, err)
 		}
 		if stored == nil {
-			return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, errUnderWay)
+			return false, fmt.Errorf("mark start %d of call %s: %w", n, e.call.ID, store.ErrUnderWay)
 		}
 		if bytes.Equal(stored.Data, msg.Data) {
-			seq, answer = stored.Sequence, accepted
+			seq, answer = stored.Sequence, store.Accepted
 		}
 	}
 	e.starts = n
-	if answer == accepted {
+	if answer == store.Accepted {
 		e.ownMarks = append(e.ownMarks, seq)
 	}
-	return answer == accepted, nil
+	return answer == store.Accepted, nil
 }
 
 // execute runs the call; it returns nil when nothing may be committed afterwards.
 func (l *held) execute(e *entry) *protocol.Result {
 	now := time.Now()
-	age := l.holder.clock.age(e.accepted)
+	age := l.holder.clock.Age(e.accepted)
 	call := e.call
 	if e.full != nil {
 		call = e.full
@@ -252,14 +253,14 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 func (l *held) settle(e *entry, r *protocol.Result) bool {
 	if r.WorkerID == "" {
 		r.WorkerID = l.holder.options.Worker
-		r.QueueMS = millis(l.holder.clock.age(e.accepted))
+		r.QueueMS = millis(l.holder.clock.Age(e.accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
 	for {
 		if !l.alive() {
 			return false
 		}
-		err := l.holder.store.storeResult(l.ctx, r)
+		err := l.holder.store.StoreResult(l.ctx, r)
 		if err == nil {
 			l.dropPayload(e)
 			return true
@@ -272,6 +273,6 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 // dropPayload deletes the body that a settled call has in the object store.
 func (l *held) dropPayload(e *entry) {
 	if stored, packed := e.call.Payload.(protocol.Stored); packed {
-		l.holder.store.blobs.remove(l.ctx, stored)
+		l.holder.store.Blobs.Remove(l.ctx, stored)
 	}
 }

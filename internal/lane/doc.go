@@ -69,8 +69,8 @@
 //
 // A paused lane has a mark in its mailbox; its holder starts nothing until the
 // mark is gone, and still answers calls that are cancelled or expire. Holders
-// answer questions about their lanes on core NATS. [Operator] asks them, reads the
-// streams, and says what it could not learn.
+// answer questions about their lanes on core NATS; package operator asks them, and reads the
+// streams.
 //
 // # Large bodies
 //

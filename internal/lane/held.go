@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -113,9 +114,9 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
 	l.lease.length, l.lease.since = h.lease, since
-	l.lease.shared, l.lease.last = h.store.clustered(), since
+	l.lease.shared, l.lease.last = h.store.Clustered(), since
 	l.stored = meta.Timestamp
-	l.share, l.reconnects = l.claimed, h.store.nc.Stats().Reconnects
+	l.share, l.reconnects = l.claimed, h.store.NC.Stats().Reconnects
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {
 		return nil, fmt.Errorf("header %s: %w", protocol.HeaderLane, err)
 	}
@@ -131,8 +132,8 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
-	if !h.store.clustered() { // a cluster writes deliveries down before it makes them
-		l.doubt = h.books.doubt(h.clock.age(meta.Timestamp), time.Now())
+	if !h.store.Clustered() { // a cluster writes deliveries down before it makes them
+		l.doubt = h.books.doubt(h.clock.Age(meta.Timestamp), time.Now())
 	}
 	return l, nil
 }
@@ -326,7 +327,7 @@ func (l *held) complain(msg string, err error) {
 }
 
 // pause waits a moment after a failure, or for the end of the lane.
-func (l *held) pause() { wait(l.ctx, faultPause) }
+func (l *held) pause() { store.Wait(l.ctx, faultPause) }
 
 // alive reports whether the lane is still surely ours; when it is not, it is given up.
 func (l *held) alive() bool {

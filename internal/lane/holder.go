@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -105,12 +106,12 @@ func (o Options) withDefaults() Options {
 // [NewHolder] and run it once.
 type Holder struct {
 	options  Options
-	store    *store
+	store    *store.Store
 	executor Executor
 	slots    *slots
 	puller   *puller
 	alarms   *alarms
-	clock    clock
+	clock    store.Clock
 	lease    time.Duration // AckWait
 	wake     chan struct{} // there may be room for another lane
 
@@ -130,11 +131,11 @@ type Holder struct {
 // the pool's consumer.
 func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options) (*Holder, error) {
 	o = o.withDefaults()
-	s, err := openStore(ctx, nc, o.Fleet)
+	s, err := store.Open(ctx, nc, o.Fleet)
 	if err != nil {
 		return nil, err
 	}
-	_, lease, err := natsio.EnsurePool(ctx, s.js, o.Fleet, o.Pool, o.AckWait)
+	_, lease, err := natsio.EnsurePool(ctx, s.JS, o.Fleet, o.Pool, o.AckWait)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +155,7 @@ func (h *Holder) Lease() time.Duration { return h.lease }
 
 // Result returns the stored result of a call; nil when there is none.
 func (h *Holder) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
-	return h.store.result(ctx, session, call)
+	return h.store.Result(ctx, session, call)
 }
 
 // Held is how many lanes are held now.
@@ -167,7 +168,7 @@ func (h *Holder) Held() int {
 // lookPeriod is how often each held lane looks into its mailbox without a hint.
 func (h *Holder) lookPeriod() time.Duration {
 	share := looksTold
-	if h.store.clustered() {
+	if h.store.Clustered() {
 		share = looksHinted
 	}
 	return min(max(time.Duration(h.Held())*share, lookPeriod), lookPeriodMax)
@@ -185,12 +186,12 @@ func (h *Holder) room() {
 // more, lets what runs finish until drain ends, kills the rest, hands its lanes back,
 // and returns. drain is a context that outlives ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
-	for h.clock.sync(ctx, h.store.calls) != nil { // ages of calls are measured by it
-		if !wait(ctx, faultPause) {
+	for h.clock.Sync(ctx, h.store.Calls) != nil { // ages of calls are measured by it
+		if !store.Wait(ctx, faultPause) {
 			return nil
 		}
 	}
-	defer h.store.replies.close()
+	defer h.store.Replies.Close()
 	defer h.alarms.close()
 	if err := h.alarms.tend(ctx); err != nil {
 		h.options.Logger.DebugContext(ctx, "every call is looked for", slog.Any("error", err)) // until the next try
@@ -214,22 +215,22 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	stop()
 	stopKeeping()
 	keeper.Wait()
-	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
+	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.OpTimeout)
 	defer cancel()
-	_ = h.store.nc.FlushWithContext(flush) // lanes handed back last; without a connection their leases end
+	_ = h.store.NC.FlushWithContext(flush) // lanes handed back last; without a connection their leases end
 	return nil
 }
 
 // pull keeps as many requests at the server as there are free slots.
 func (h *Holder) pull(ctx context.Context) {
-	changed := h.store.nc.StatusChanged(nats.CONNECTED, nats.RECONNECTING)
-	defer h.store.nc.RemoveStatusListener(changed)
+	changed := h.store.NC.StatusChanged(nats.CONNECTED, nats.RECONNECTING)
+	defer h.store.NC.RemoveStatusListener(changed)
 	again := time.NewTicker(h.lease / 12)
 	defer again.Stop()
 	healthy := false
 	for ctx.Err() == nil {
 		if !healthy {
-			h.books.meet(h.store.nc.ConnectedServerId(), time.Now())
+			h.books.meet(h.store.NC.ConnectedServerId(), time.Now())
 			healthy = h.puller.reset() == nil
 		}
 		if healthy {
@@ -265,7 +266,7 @@ const forgetful = time.Second
 // doubtRecent gives up the lanes that a server which may have died need not remember, and
 // takes back the renewals.
 func (h *Holder) doubtRecent() {
-	if h.store.clustered() {
+	if h.store.Clustered() {
 		return
 	}
 	after := time.Now().Add(-forgetful)
@@ -283,9 +284,9 @@ func (h *Holder) pullFault(err error) {
 	}
 	defer h.repairing.Store(false)
 	h.options.Logger.Warn("pull request failed", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
-	ctx, cancel := context.WithTimeout(context.Background(), opTimeout) //nolint:forbidigo // a callback of NATS has no context
+	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
-	if _, _, err := natsio.EnsurePool(ctx, h.store.js, h.options.Fleet, h.options.Pool, h.lease); err != nil {
+	if _, _, err := natsio.EnsurePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease); err != nil {
 		h.options.Logger.Warn("consumer is missing", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 )
 
 // lease is the time-bounded right to a lane. It is safe for concurrent use.
@@ -136,22 +138,22 @@ func (l *lease) doubt(after time.Time) {
 // leader, is not when it was made but when the message was stored: until the first renewal, such
 // a lease is over as soon as the leader changes. It reports false when the lane is lost.
 func (l *held) assure() bool {
-	if l.holder.clock.age(l.stored)-time.Since(l.claimed) < l.lease.margin()/2 {
+	if l.holder.clock.Age(l.stored)-time.Since(l.claimed) < l.lease.margin()/2 {
 		return true
 	}
 	for l.alive() {
 		sent, by := time.Now(), l.holder.contact.leads()
-		_, err := l.holder.store.replies.request(l.ctx, l.lease.length/12, l.renewal())
+		_, err := l.holder.store.Replies.Request(l.ctx, l.lease.length/12, l.renewal())
 		if err == nil {
 			l.lease.confirm(sent, by)
-			if !l.holder.store.clustered() || l.holder.contact.settled(time.Now()) {
+			if !l.holder.store.Clustered() || l.holder.contact.settled(time.Now()) {
 				return true
 			}
 			if by != "" {
 				return l.agrees(sent, by)
 			}
 		}
-		wait(l.ctx, l.lease.length/100)
+		store.Wait(l.ctx, l.lease.length/100)
 	}
 	return false
 }
@@ -168,7 +170,7 @@ func (l *held) agrees(sent time.Time, by leadership) bool {
 			l.abort(ErrLost)
 			return false
 		}
-		wait(l.ctx, l.lease.length/100)
+		store.Wait(l.ctx, l.lease.length/100)
 	}
 	return false
 }
@@ -180,8 +182,8 @@ func (l *held) renewal() *nats.Msg { return &nats.Msg{Subject: l.ack, Data: []by
 // nothing confirmed, and the trusted time runs out.
 func (l *held) renew(now time.Time) {
 	by := l.holder.contact.leads()
-	_, _ = l.holder.store.replies.ask(l.renewal(), func(answer *nats.Msg) {
-		if !nobodyAnswers(answer) {
+	_, _ = l.holder.store.Replies.Ask(l.renewal(), func(answer *nats.Msg) {
+		if !store.NobodyAnswers(answer) {
 			l.lease.confirm(now, by)
 		}
 	})
@@ -200,7 +202,7 @@ func (h *Holder) keepLeases(ctx context.Context) {
 		case <-ticker.C:
 		}
 		now := time.Now()
-		if h.store.clustered() {
+		if h.store.Clustered() {
 			h.askLeader(now)
 		}
 		h.each(func(l *held) {
@@ -212,7 +214,7 @@ func (h *Holder) keepLeases(ctx context.Context) {
 		})
 		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
 		if now.After(clockDue) {
-			_ = h.clock.sync(ctx, h.store.calls) // the old offset is good enough
+			_ = h.clock.Sync(ctx, h.store.Calls) // the old offset is good enough
 			clockDue = now.Add(clockPeriod)
 		}
 	}

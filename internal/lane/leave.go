@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 )
 
 // leave gives the lane up when nothing of it runs. It reports false when the
@@ -37,7 +39,7 @@ func (l *held) release() bool {
 	}
 	more, err := l.sweep()
 	if err == nil {
-		err = s.remove(l.ctx, l.handbacks...)
+		err = s.Remove(l.ctx, l.handbacks...)
 	}
 	if err != nil {
 		l.complain("lane cannot be released", err)
@@ -66,7 +68,7 @@ func (l *held) release() bool {
 		found = true // then rather once too often
 	}
 	if found {
-		if err := s.publishReady(l.ctx, l.holder.options.Pool, l.lane); err != nil {
+		if err := s.PublishReady(l.ctx, l.holder.options.Pool, l.lane); err != nil {
 			l.warn("lane cannot be made ready again", err) // a kick will
 		}
 	}
@@ -78,12 +80,12 @@ func (l *held) release() bool {
 // one server confirms it and another one removes the message, later.
 func (l *held) removeReady(first bool) error {
 	s := l.holder.store
-	if first && !s.clustered() && s.nc.Stats().Reconnects == l.reconnects {
-		_, err := s.replies.request(l.ctx, shortTimeout, &nats.Msg{Subject: l.ack})
+	if first && !s.Clustered() && s.NC.Stats().Reconnects == l.reconnects {
+		_, err := s.Replies.Request(l.ctx, store.ShortTimeout, &nats.Msg{Subject: l.ack})
 		return err
 	}
-	err := s.remove(l.ctx, l.ready)
-	_ = s.nc.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
+	err := s.Remove(l.ctx, l.ready)
+	_ = s.NC.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
 	return err
 }
 
@@ -98,7 +100,7 @@ func (l *held) handback() bool {
 	mark := nats.NewMsg(l.holder.options.Fleet.HandbackSubject(l.holder.options.Pool, l.hash, l.ready, l.delivered))
 	if _, err := l.sweep(); err != nil {
 		l.warn("settled entries cannot be removed", err) // without the mark, the next holder looks for their results
-	} else if _, _, err := s.publish(l.ctx, mark); err != nil {
+	} else if _, _, err := s.Publish(l.ctx, mark); err != nil {
 		l.warn("handback mark cannot be stored", err) // then an attempt is counted that was none
 	}
 	l.nak()
@@ -110,7 +112,7 @@ func (l *held) nak() {
 	if !l.lease.trusted(time.Now()) {
 		return
 	}
-	if err := l.holder.store.nc.Publish(l.ack, []byte(jetstreamNak)); err != nil {
+	if err := l.holder.store.NC.Publish(l.ack, []byte(jetstreamNak)); err != nil {
 		l.warn("lane cannot be handed back", err) // it comes back when the lease ends
 	}
 }

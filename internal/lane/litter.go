@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,7 +18,7 @@ const goneAfter = 20 * time.Millisecond
 // would cost the server more than the removal. What gets lost is found by sweep.
 func (l *held) throwAway() {
 	for _, seq := range l.litter {
-		_ = l.holder.store.nc.PublishMsg(l.holder.store.deletion(seq)) // fails without a connection
+		l.holder.store.ThrowAway(seq)
 		l.thrown = time.Now()
 	}
 	l.litter = l.litter[:0]
@@ -26,7 +27,7 @@ func (l *held) throwAway() {
 // sweep removes what is left in the mailbox of what is settled, and returns when it is gone: whoever claims
 // a released lane runs what is there. It reports whether there is something to be read.
 func (l *held) sweep() (more bool, err error) {
-	if err := l.holder.store.remove(l.ctx, l.litter...); err != nil {
+	if err := l.holder.store.Remove(l.ctx, l.litter...); err != nil {
 		return false, err
 	}
 	l.litter = l.litter[:0]
@@ -39,7 +40,7 @@ func (l *held) sweep() (more bool, err error) {
 			l.thrown = time.Time{}
 			return more, nil
 		}
-		if !wait(l.ctx, behindPause) {
+		if !store.Wait(l.ctx, store.BehindPause) {
 			return false, l.ctx.Err()
 		}
 	}
@@ -50,16 +51,16 @@ func (l *held) sweep() (more bool, err error) {
 // it was not found afterwards: it is gone by now, or whoever was asked is behind.
 func (l *held) sweepOnce() (more, again bool, err error) {
 	s, fleet := l.holder.store, l.holder.options.Fleet
-	list, err := s.stock(l.ctx, l.mail.filter(), max(l.ready, l.mail.cursor, 1)-1)
+	list, err := s.List(l.ctx, l.mail.filter(), max(l.ready, l.mail.cursor, 1)-1)
 	if err != nil {
 		return false, false, err
 	}
-	for subject := range list.unread {
+	for subject := range list.Subjects {
 		what := fleet.ParseMailboxSubject(subject)
 		if l.inHand(what) {
 			continue
 		}
-		msg, err := s.next(l.ctx, subject, 0)
+		msg, err := s.Next(l.ctx, subject, 0)
 		switch {
 		case err != nil:
 			return false, false, err
@@ -73,7 +74,7 @@ func (l *held) sweepOnce() (more, again bool, err error) {
 			}
 		}
 	}
-	return more || !list.whole, again, nil
+	return more || !list.Whole, again, nil
 }
 
 // inHand reports whether a message of the mailbox that was read is still needed.
@@ -90,7 +91,7 @@ func (l *held) removeSettled(kind protocol.MailboxEntryKind, msg *jetstream.RawS
 	s := l.holder.store
 	if kind == protocol.EntryCall {
 		if e, err := l.entry(msg.Header, msg.Data); err == nil {
-			stored, err := s.result(l.ctx, e.call.SessionID, e.call.ID)
+			stored, err := s.Result(l.ctx, e.call.SessionID, e.call.ID)
 			if err != nil && !errors.Is(err, protocol.ErrInvalidResult) {
 				return err
 			}
@@ -101,5 +102,5 @@ func (l *held) removeSettled(kind protocol.MailboxEntryKind, msg *jetstream.RawS
 			}
 		}
 	}
-	return s.remove(l.ctx, msg.Sequence)
+	return s.Remove(l.ctx, msg.Sequence)
 }

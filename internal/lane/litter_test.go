@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -17,19 +18,19 @@ import (
 func TestSweep_OnlyWhatIsSettledGoes(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	s, err := openStore(t.Context(), f.NC, protocol.DefaultFleet)
+	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
 	require.NoError(t, err)
 	const name = protocol.Lane("account/a")
 	l := &held{
-		holder: &Holder{store: s, options: Options{Fleet: s.fleet, Pool: protocol.DefaultPool}},
+		holder: &Holder{store: s, options: Options{Fleet: s.Fleet, Pool: protocol.DefaultPool}},
 		lane:   name, hash: name.Hash(), ctx: t.Context(), schedule: newSchedule(), ready: 3, thrown: time.Now(),
-		mail: newMailbox(s, s.fleet, protocol.DefaultPool, name.Hash()),
+		mail: newMailbox(s, s.Fleet, protocol.DefaultPool, name.Hash()),
 	}
 	store := func(msg *nats.Msg) uint64 {
 		t.Helper()
-		seq, answer, err := s.publish(t.Context(), msg)
+		seq, answer, err := s.Publish(t.Context(), msg)
 		require.NoError(t, err)
-		require.Equal(t, accepted, answer)
+		require.Equal(t, store.Accepted, answer)
 		l.mail.cursor = seq + 1
 		return seq
 	}
@@ -41,13 +42,13 @@ func TestSweep_OnlyWhatIsSettledGoes(t *testing.T) {
 		}
 		body, err := protocol.EncodeCall(call)
 		require.NoError(t, err)
-		return &entry{call: call, seq: store(&nats.Msg{Subject: s.fleet.CallSubject(protocol.DefaultPool, l.hash, call.ID), Data: body})}
+		return &entry{call: call, seq: store(&nats.Msg{Subject: s.Fleet.CallSubject(protocol.DefaultPool, l.hash, call.ID), Data: body})}
 	}
 	mark := func(subject string) uint64 { return store(nats.NewMsg(subject)) }
 	left := func() (seqs []uint64) {
 		t.Helper()
 		for from := uint64(0); ; from = seqs[len(seqs)-1] + 1 {
-			msg, err := s.next(t.Context(), l.mail.filter(), from)
+			msg, err := s.Next(t.Context(), l.mail.filter(), from)
 			require.NoError(t, err)
 			if msg == nil {
 				return seqs
@@ -55,15 +56,15 @@ func TestSweep_OnlyWhatIsSettledGoes(t *testing.T) {
 			seqs = append(seqs, msg.Sequence)
 		}
 	}
-	paused := mark(s.fleet.PauseSubject(protocol.DefaultPool, l.hash))
+	paused := mark(s.Fleet.PauseSubject(protocol.DefaultPool, l.hash))
 	settled, inHand := put(), put()
 	result := protocol.NewResult(settled.call, protocol.StatusOK, nil)
-	require.NoError(t, s.storeResult(t.Context(), &result))
+	require.NoError(t, s.StoreResult(t.Context(), &result))
 	require.True(t, l.schedule.add(inHand))
-	started := mark(s.fleet.StartSubject(protocol.DefaultPool, l.hash, inHand.call.ID, 1))
-	mark(s.fleet.CancelSubject(protocol.DefaultPool, l.hash, settled.call.ID))
-	own := mark(s.fleet.HandbackSubject(protocol.DefaultPool, l.hash, l.ready, 1))
-	mark(s.fleet.HandbackSubject(protocol.DefaultPool, l.hash, l.ready-1, 1)) // of a ready message before
+	started := mark(s.Fleet.StartSubject(protocol.DefaultPool, l.hash, inHand.call.ID, 1))
+	mark(s.Fleet.CancelSubject(protocol.DefaultPool, l.hash, settled.call.ID))
+	own := mark(s.Fleet.HandbackSubject(protocol.DefaultPool, l.hash, l.ready, 1))
+	mark(s.Fleet.HandbackSubject(protocol.DefaultPool, l.hash, l.ready-1, 1)) // of a ready message before
 
 	more, err := l.sweep()
 	require.NoError(t, err)

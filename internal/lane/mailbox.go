@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -30,7 +31,7 @@ type letter struct {
 //
 // One goroutine uses it; what it is told comes from another.
 type mailbox struct {
-	store  *store
+	store  *store.Store
 	fleet  protocol.Fleet
 	pool   protocol.Pool
 	hash   protocol.LaneHash
@@ -55,7 +56,7 @@ type mailbox struct {
 // maxTold bounds the messages that wait to be taken; what is more is read from the stream.
 const maxTold = 4 * window
 
-func newMailbox(s *store, fleet protocol.Fleet, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
+func newMailbox(s *store.Store, fleet protocol.Fleet, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
 	return &mailbox{store: s, fleet: fleet, pool: pool, hash: hash, wake: make(chan struct{}, 1)}
 }
 
@@ -64,8 +65,8 @@ func (m *mailbox) listen() {
 	if m.subscription != nil {
 		return
 	}
-	m.reconnects = m.store.nc.Stats().Reconnects
-	subscription, err := m.store.nc.Subscribe(m.fleet.ToldFilter(m.pool, m.hash), m.tell)
+	m.reconnects = m.store.NC.Stats().Reconnects
+	subscription, err := m.store.NC.Subscribe(m.fleet.ToldFilter(m.pool, m.hash), m.tell)
 	if err != nil {
 		return // no connection: there is nothing to hear
 	}
@@ -147,12 +148,12 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 func (m *mailbox) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 	if m.fromStart {
 		m.fromStart = false
-		msg, err := m.store.next(ctx, m.filter(), 0)
+		msg, err := m.store.Next(ctx, m.filter(), 0)
 		if err != nil || msg == nil || msg.Sequence >= m.cursor {
 			return msg, err
 		}
 	}
-	return m.store.next(ctx, m.filter(), m.cursor)
+	return m.store.Next(ctx, m.filter(), m.cursor)
 }
 
 func fromStream(msg *jetstream.RawStreamMsg) *letter {
@@ -175,7 +176,7 @@ func (m *mailbox) takeTold() (l *letter, ask bool) {
 	if len(m.told) == 0 {
 		return nil, false
 	}
-	if m.store.clustered() {
+	if m.store.Clustered() {
 		return nil, true
 	}
 	first := m.told[0]
@@ -191,7 +192,7 @@ func (m *mailbox) drop() {
 
 // incomplete reports whether something may have been stored without being told.
 func (m *mailbox) incomplete() bool {
-	if m.lost || m.subscription == nil || m.store.nc.Stats().Reconnects != m.reconnects {
+	if m.lost || m.subscription == nil || m.store.NC.Stats().Reconnects != m.reconnects {
 		return true
 	}
 	dropped, err := m.subscription.Dropped()
@@ -201,9 +202,9 @@ func (m *mailbox) incomplete() bool {
 // look reports whether the stream has anything at all in the mailbox, but for the mark
 // that the lane is paused.
 func (m *mailbox) look(ctx context.Context) (bool, error) {
-	msg, err := m.store.next(ctx, m.filter(), 0)
+	msg, err := m.store.Next(ctx, m.filter(), 0)
 	if msg != nil && m.fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause {
-		msg, err = m.store.next(ctx, m.filter(), msg.Sequence+1)
+		msg, err = m.store.Next(ctx, m.filter(), msg.Sequence+1)
 	}
 	return msg != nil, err
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -16,17 +17,17 @@ import (
 func TestMailbox_NothingComesTwice(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	s, err := openStore(t.Context(), f.NC, protocol.DefaultFleet)
+	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
 	require.NoError(t, err)
 	const hash = protocol.LaneHash("lane")
-	m := newMailbox(s, s.fleet, protocol.DefaultPool, hash)
+	m := newMailbox(s, s.Fleet, protocol.DefaultPool, hash)
 	t.Cleanup(m.close)
 	m.listen()
 	require.NoError(t, f.NC.Flush())
 	put := func(id protocol.CallID) uint64 {
-		seq, answer, err := s.publish(t.Context(), nats.NewMsg(s.fleet.CallSubject(protocol.DefaultPool, hash, id)))
+		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CallSubject(protocol.DefaultPool, hash, id)))
 		require.NoError(t, err)
-		require.Equal(t, accepted, answer)
+		require.Equal(t, store.Accepted, answer)
 		return seq
 	}
 	requireNext := func(want uint64) {
@@ -55,7 +56,7 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 	second := put("second")
 	m.refresh()
 	requireNext(second)
-	require.NoError(t, s.remove(t.Context(), first, second))
+	require.NoError(t, s.Remove(t.Context(), first, second))
 	requireNext(0)
 	third := put("third")
 	m.refresh()

@@ -10,14 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 const pool = protocol.DefaultPool
 
-func (f *fleet) operator() *lane.Operator {
+func (f *fleet) operator() *operator.Operator {
 	f.t.Helper()
-	o, err := lane.NewOperator(f.t.Context(), f.nc, protocol.DefaultFleet)
+	o, err := operator.New(f.t.Context(), f.nc, protocol.DefaultFleet)
 	require.NoError(f.t, err)
 	return o
 }
@@ -74,12 +75,12 @@ func (f *fleet) enqueueWithoutReady(calls ...*protocol.Call) {
 }
 
 // list is the lanes of the default pool by name, and their names in order.
-func (f *fleet) list(o *lane.Operator) (map[protocol.Lane]lane.Status, []protocol.Lane) {
+func (f *fleet) list(o *operator.Operator) (map[protocol.Lane]operator.Status, []protocol.Lane) {
 	f.t.Helper()
 	list, err := o.List(f.t.Context(), pool, 0)
 	require.NoError(f.t, err)
 	require.Zero(f.t, list.LeftOut)
-	byName, names := map[protocol.Lane]lane.Status{}, []protocol.Lane{}
+	byName, names := map[protocol.Lane]operator.Status{}, []protocol.Lane{}
 	for _, status := range list.Lanes {
 		require.Equal(f.t, pool, status.Pool)
 		require.Equal(f.t, status.Lane.Hash(), status.Hash)
@@ -89,7 +90,7 @@ func (f *fleet) list(o *lane.Operator) (map[protocol.Lane]lane.Status, []protoco
 	return byName, names
 }
 
-func (f *fleet) show(o *lane.Operator, name protocol.Lane) *lane.View {
+func (f *fleet) show(o *operator.Operator, name protocol.Lane) *operator.View {
 	f.t.Helper()
 	view, err := o.Show(f.t.Context(), pool, name, 0)
 	require.NoError(f.t, err)
@@ -116,13 +117,13 @@ func TestOperator_ListWithoutAnyWorker(t *testing.T) {
 	byName, names := f.list(o)
 	require.Equal(t, []protocol.Lane{"account/stalled", "account/one", "account/many", `account/an "odd" näme`}, names, "the oldest first")
 	for name, want := range map[protocol.Lane]struct {
-		state   lane.State
+		state   operator.State
 		waiting int
 	}{
-		"account/stalled":       {lane.StateStalled, 2},
-		"account/one":           {lane.StateReady, 1},
-		"account/many":          {lane.StatePaused, 3},
-		`account/an "odd" näme`: {lane.StatePaused, 0},
+		"account/stalled":       {operator.StateStalled, 2},
+		"account/one":           {operator.StateReady, 1},
+		"account/many":          {operator.StatePaused, 3},
+		`account/an "odd" näme`: {operator.StatePaused, 0},
 	} {
 		require.Equal(t, want.state, byName[name].State, name)
 		require.Equal(t, want.waiting, byName[name].Waiting, name)
@@ -157,7 +158,7 @@ func TestOperator_TellsWhoHoldsALaneAndWhatRuns(t *testing.T) {
 
 	byName, _ := f.list(o)
 	status := byName["account/a"]
-	require.Equal(t, lane.StateHeld, status.State)
+	require.Equal(t, operator.StateHeld, status.State)
 	require.Equal(t, protocol.WorkerID("w-1"), status.Holder)
 	require.Equal(t, 1, status.Waiting)
 	require.Len(t, status.Running, 1)
@@ -168,7 +169,7 @@ func TestOperator_TellsWhoHoldsALaneAndWhatRuns(t *testing.T) {
 	view := f.show(o, "account/a")
 	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
 	require.Len(t, view.Calls, 2)
-	require.Equal(t, []lane.CallState{lane.CallRunning, lane.CallWaiting}, []lane.CallState{view.Calls[0].State, view.Calls[1].State})
+	require.Equal(t, []operator.CallState{operator.CallRunning, operator.CallWaiting}, []operator.CallState{view.Calls[0].State, view.Calls[1].State})
 	require.Equal(t, 1, view.Calls[0].Attempt)
 	require.Equal(t, third.Resources, view.Calls[1].Resources)
 	g.letGo <- struct{}{}
@@ -201,7 +202,7 @@ func TestOperator_ShowTellsCallsInOrder(t *testing.T) {
 		require.Equal(t, want.Tool, view.Calls[i].Tool)
 		require.WithinDuration(t, time.Now(), view.Calls[i].AcceptedAt, time.Minute)
 	}
-	require.Equal(t, lane.CallRunning, view.Calls[0].State)
+	require.Equal(t, operator.CallRunning, view.Calls[0].State)
 	require.Len(t, view.Calls[0].Starts, 1)
 	require.Equal(t, 1, view.Calls[0].Starts[0].Attempt)
 	require.Equal(t, protocol.WorkerID("w-1"), view.Calls[0].Starts[0].WorkerID)
@@ -226,7 +227,7 @@ func TestOperator_NamesWhatThereIs(t *testing.T) {
 	o, p := f.operator(), f.publisher()
 	ctx := t.Context()
 	_, err := o.Show(ctx, pool, "account/a", 0)
-	require.ErrorIs(t, err, lane.ErrNoLane)
+	require.ErrorIs(t, err, operator.ErrNoLane)
 	require.ErrorContains(t, err, "no lane of pool default has anything")
 	call := newCall("s", exclusive("account/there"))
 	put(t, p, call)
@@ -241,16 +242,16 @@ func TestOperator_NamesWhatThereIs(t *testing.T) {
 		"skip": func(l protocol.Lane) error { return o.Skip(ctx, pool, l, "c") },
 	} {
 		err := verb("account/typo")
-		require.ErrorIs(t, err, lane.ErrNoLane, name)
+		require.ErrorIs(t, err, operator.ErrNoLane, name)
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "account/typo has nothing in pool default; there are account/there")
 		require.ErrorContains(t, verb("account/elsewhere"), "but in gpu", name)
 	}
 	err = o.Skip(ctx, pool, "account/there", "c")
-	require.ErrorIs(t, err, lane.ErrNoCall)
+	require.ErrorIs(t, err, operator.ErrNoCall)
 	require.ErrorContains(t, err, "c; lane account/there has "+string(call.ID))
 	_, err = o.Kill(ctx, pool, "account/there")
-	require.ErrorIs(t, err, lane.ErrNothingRuns)
+	require.ErrorIs(t, err, operator.ErrNothingRuns)
 	require.ErrorContains(t, err, "nobody holds it")
 }
 
@@ -262,8 +263,8 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	call := newCall("s", exclusive("account/a"))
 	f.enqueueWithoutReady(call)
 	byName, _ := f.list(o)
-	require.Equal(t, lane.StateStalled, byName["account/a"].State)
-	require.Equal(t, lane.CallWaiting, f.show(o, "account/a").Calls[0].State)
+	require.Equal(t, operator.StateStalled, byName["account/a"].State)
+	require.Equal(t, operator.CallWaiting, f.show(o, "account/a").Calls[0].State)
 	made, err := o.Kick(t.Context(), pool, "account/a")
 	require.NoError(t, err)
 	require.True(t, made)
@@ -291,7 +292,7 @@ func TestOperator_SkipEndsOneCall(t *testing.T) {
 	first, second, third := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
 	put(t, p, first, second, third)
 	require.NoError(t, o.Skip(t.Context(), pool, "account/a", third.ID), "without a worker")
-	require.Equal(t, lane.CallCancelling, f.show(o, "account/a").Calls[2].State)
+	require.Equal(t, operator.CallCancelling, f.show(o, "account/a").Calls[2].State)
 	f.hold(g, lane.Options{})
 	g.requireStart(t, first.ID)
 	require.Equal(t, protocol.StatusCancelled, f.await(p, third).Status)
@@ -299,7 +300,7 @@ func TestOperator_SkipEndsOneCall(t *testing.T) {
 	r := f.await(p, second)
 	require.Equal(t, protocol.StatusCancelled, r.Status)
 	require.Zero(t, r.Attempt)
-	require.ErrorIs(t, o.Skip(t.Context(), pool, "account/a", second.ID), lane.ErrNoCall, "it has its result")
+	require.ErrorIs(t, o.Skip(t.Context(), pool, "account/a", second.ID), operator.ErrNoCall, "it has its result")
 	require.NoError(t, o.Skip(t.Context(), pool, "account/a", first.ID), "one that runs")
 	r = f.await(p, first)
 	require.Equal(t, protocol.StatusCancelled, r.Status)
@@ -350,11 +351,11 @@ func TestOperator_AfterALostWorker(t *testing.T) {
 	nc.Close()
 
 	byName, _ := f.list(o)
-	require.Equal(t, lane.StateLost, byName["account/a"].State)
+	require.Equal(t, operator.StateLost, byName["account/a"].State)
 	require.Empty(t, byName["account/a"].Holder)
 	require.Equal(t, 2, byName["account/a"].Waiting)
 	_, err = o.Kill(t.Context(), pool, "account/a")
-	require.ErrorIs(t, err, lane.ErrNothingRuns)
+	require.ErrorIs(t, err, operator.ErrNothingRuns)
 	require.ErrorContains(t, err, "its holder does not answer")
 	cancel()
 	require.NoError(t, <-done)
@@ -363,7 +364,7 @@ func TestOperator_AfterALostWorker(t *testing.T) {
 	f.hold(next, lane.Options{Worker: "next"})
 	next.requireStart(t, first.ID)
 	byName, _ = f.list(o)
-	require.Equal(t, lane.StateHeld, byName["account/a"].State)
+	require.Equal(t, operator.StateHeld, byName["account/a"].State)
 	require.Equal(t, protocol.WorkerID("next"), byName["account/a"].Holder)
 	require.Equal(t, 2, byName["account/a"].Running[0].Attempt)
 	view := f.show(o, "account/a")
@@ -396,7 +397,7 @@ func TestOperator_ManyHeldLanesAreToldInParts(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list.Lanes, n)
 	for _, status := range list.Lanes {
-		require.Equal(t, lane.StateHeld, status.State)
+		require.Equal(t, operator.StateHeld, status.State)
 		require.Equal(t, protocol.WorkerID("w-1"), status.Holder)
 		require.Len(t, status.Running, 1)
 		require.Zero(t, status.Waiting)
@@ -421,7 +422,7 @@ func TestOperator_OnThreeServers(t *testing.T) {
 	require.Equal(t, running.ID, killed[0].CallID)
 	require.Equal(t, protocol.StatusCancelled, f.await(p, running).Status)
 	view := f.show(o, "account/a")
-	require.Equal(t, lane.StatePaused, view.State)
+	require.Equal(t, operator.StatePaused, view.State)
 	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
 	require.Equal(t, 1, view.Waiting)
 	require.Empty(t, g.started)

@@ -34,7 +34,7 @@ func (l *held) readPause() error {
 	if asked := o.asked.Swap(false); !asked && !beyond && !o.paused.Load() {
 		return nil
 	}
-	mark, err := l.holder.store.next(l.ctx, l.holder.options.Fleet.PauseSubject(l.holder.options.Pool, l.hash), 0)
+	mark, err := l.holder.store.Next(l.ctx, l.holder.options.Fleet.PauseSubject(l.holder.options.Pool, l.hash), 0)
 	if err != nil {
 		o.asked.Store(true)
 		return err
@@ -96,7 +96,7 @@ func (l *held) refuse() {
 // giveRefusal stores the result of a call that is not started, unless it has one already.
 func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 	for e.maySettled || e.call.Again {
-		stored, err := l.holder.store.result(l.ctx, e.call.SessionID, e.call.ID)
+		stored, err := l.holder.store.Result(l.ctx, e.call.SessionID, e.call.ID)
 		if stored != nil || errors.Is(err, protocol.ErrInvalidResult) {
 			e.settledBefore = true
 			l.dropPayload(e)

@@ -4,9 +4,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -25,13 +27,13 @@ func TestReadPause_FindsAMarkThatWasNotTold(t *testing.T) {
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
-	operator, err := NewOperator(t.Context(), nc, protocol.DefaultFleet)
+	s, err := store.Open(t.Context(), nc, protocol.DefaultFleet)
 	require.NoError(t, err)
 	l := &held{
-		holder: &Holder{options: Options{}.withDefaults(), store: operator.store},
+		holder: &Holder{options: Options{}.withDefaults(), store: s},
 		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: newSchedule(),
 	}
-	_, err = operator.Pause(t.Context(), protocol.DefaultPool, l.lane)
+	mark, _, err := s.Publish(t.Context(), nats.NewMsg(protocol.DefaultFleet.PauseSubject(protocol.DefaultPool, l.hash)))
 	require.NoError(t, err)
 
 	require.NoError(t, l.readPause())
@@ -49,8 +51,7 @@ func TestReadPause_FindsAMarkThatWasNotTold(t *testing.T) {
 	require.NoError(t, l.readPause())
 	require.True(t, l.oversight.paused.Load())
 
-	_, err = operator.Resume(t.Context(), protocol.DefaultPool, l.lane)
-	require.NoError(t, err)
+	require.NoError(t, s.Remove(t.Context(), mark))
 	require.NoError(t, l.readPause())
 	require.False(t, l.oversight.paused.Load(), "a paused lane reads it every time")
 }

@@ -7,17 +7,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func pause(t *testing.T, o *lane.Operator, name protocol.Lane) {
+func pause(t *testing.T, o *operator.Operator, name protocol.Lane) {
 	t.Helper()
-	confirmed, err := o.Pause(t.Context(), pool, name)
-	require.NoError(t, err)
-	require.True(t, confirmed)
+	require.Eventually(t, func() bool { // a holder that is very busy may not confirm it in time
+		confirmed, err := o.Pause(t.Context(), pool, name)
+		return err == nil && confirmed
+	}, 30*time.Second, time.Millisecond)
 }
 
-func resume(t *testing.T, o *lane.Operator, name protocol.Lane) {
+func resume(t *testing.T, o *operator.Operator, name protocol.Lane) {
 	t.Helper()
 	was, err := o.Resume(t.Context(), pool, name)
 	require.NoError(t, err)
@@ -42,7 +44,7 @@ func TestPause_WhatRunsGoesOnAndNothingStarts(t *testing.T) {
 	require.Equal(t, protocol.StatusCancelled, f.await(p, doomed).Status, "cancels work, also behind a call that waits")
 	require.Empty(t, g.started)
 	view := f.show(o, "account/a")
-	require.Equal(t, lane.StatePaused, view.State)
+	require.Equal(t, operator.StatePaused, view.State)
 	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
 	require.Equal(t, 1, view.Waiting)
 	require.Empty(t, view.Running)
@@ -131,7 +133,7 @@ func TestPause_OfAnEmptyLaneKeepsNobodyBusy(t *testing.T) {
 	require.Eventually(t, func() bool { return h.Held() == 0 && f.stored() == 1 && f.ackPending() == 0 }, 10*time.Second, 5*time.Millisecond,
 		"only the mark stays, and nobody holds the lane")
 	byName, _ := f.list(o)
-	require.Equal(t, lane.StatePaused, byName["account/a"].State)
+	require.Equal(t, operator.StatePaused, byName["account/a"].State)
 	c, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(pool))
 	require.NoError(t, err)
 	require.Less(t, c.CachedInfo().Delivered.Consumer, uint64(10), "the mark alone makes no lane ready")

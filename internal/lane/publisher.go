@@ -11,24 +11,33 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Errors that callers branch on.
+var (
+	// ErrFull says that the calls stream takes no more: nothing was enqueued.
+	ErrFull = store.ErrFull
+	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
+	ErrTooLarge = store.ErrTooLarge
 )
 
 // Publisher enqueues calls. It is safe for concurrent use.
 type Publisher struct {
-	store    *store
+	store    *store.Store
 	presence *presence
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
 func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Publisher, error) {
-	s, err := openStore(ctx, nc, fleet)
+	s, err := store.Open(ctx, nc, fleet)
 	if err != nil {
 		return nil, err
 	}
 	p := &Publisher{store: s}
 	p.presence = newPresence(func(c *protocol.Call) { //nolint:contextcheck // it runs long after the caller
-		ctx, cancel := context.WithTimeout(context.Background(), opTimeout) //nolint:forbidigo // a timer has no caller
+		ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a timer has no caller
 		defer cancel()
 		_ = p.Kick(ctx, c) // the kicks of whoever waits come after it
 	})
@@ -118,16 +127,16 @@ func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
 func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, *nats.Msg, error) {
 	call := out.Call
 	body, err := protocol.EncodeCall(call)
-	if err == nil && p.store.tooLarge(body) {
+	if err == nil && p.store.TooLarge(body) {
 		call, body, err = p.storePayload(ctx, call)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	lane := call.Lane()
-	msg := nats.NewMsg(p.store.fleet.CallSubject(call.Pool, lane.Hash(), call.ID))
+	msg := nats.NewMsg(p.store.Fleet.CallSubject(call.Pool, lane.Hash(), call.ID))
 	maps.Copy(msg.Header, out.Header)
-	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
+	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
 	msg.Header.Set(protocol.HeaderCall, string(call.ID))
 	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
 	msg.Data = body
@@ -141,7 +150,7 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	if err != nil {
 		return nil, nil, err
 	}
-	stored, err := p.store.blobs.put(ctx, "call/"+string(call.SessionID), raw)
+	stored, err := p.store.Blobs.Put(ctx, "call/"+string(call.SessionID), raw)
 	if err != nil {
 		return nil, nil, fmt.Errorf("payload of call %s: %w", call.ID, err)
 	}
@@ -158,26 +167,26 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg, alone bool) (done bool, err error) {
 	msg := *mailbox
 	hash := call.Lane().Hash()
-	msg.Subject = p.store.fleet.ReadySubject(call.Pool, hash)
-	if alone && !p.store.clustered() {
+	msg.Subject = p.store.Fleet.ReadySubject(call.Pool, hash)
+	if alone && !p.store.Clustered() {
 		msg.Header = maps.Clone(msg.Header)
 		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
-		msg.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, p.store.fleet.MailboxFilter(call.Pool, hash))
+		msg.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, p.store.Fleet.MailboxFilter(call.Pool, hash))
 	}
-	seq, answer, err := p.store.publish(ctx, &msg)
+	seq, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return false, fmt.Errorf("publish call %s: %w", call.ID, err)
 	case err != nil:
 		// Whether it was stored is not known. The mailbox is safe to try: its entry says so.
 		return false, p.markAgain(call, mailbox)
-	case answer == full:
+	case answer == store.Full:
 		return false, fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
 	}
-	if answer == accepted {
+	if answer == store.Accepted {
 		p.presence.accepted(call, seq)
 	}
-	return answer == accepted, nil
+	return answer == store.Accepted, nil
 }
 
 // markAgain re-encodes a call that may be in the stream already.
@@ -198,7 +207,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	switch {
 	case err != nil:
 		return fmt.Errorf("publish call %s: %w", call.ID, err)
-	case answer == full:
+	case answer == store.Full:
 		return fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
 	}
 	// Stored now, or it was there already: accepted.
@@ -214,14 +223,14 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 }
 
 // appendOne tries until the server has answered or the context ends.
-func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, refused, error) {
+func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, store.Answer, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		seq, answer, err := p.store.publishOnce(ctx, p.store.fleet.CallsStream(), msg)
-		if err == nil || !retryable(err) || !wait(ctx, retryWait) {
+		seq, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
+		if err == nil || !store.Retryable(err) || !store.Wait(ctx, retryWait) {
 			return seq, answer, err
 		}
 		if err := p.markAgain(call, msg); err != nil {
-			return 0, accepted, err
+			return 0, store.Accepted, err
 		}
 	}
 }
@@ -230,8 +239,8 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 // the kicks of whoever waits will.
 func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		err := p.store.publishReady(ctx, call.Pool, call.Lane())
-		if err == nil || errors.Is(err, ErrFull) || !wait(ctx, retryWait) {
+		err := p.store.PublishReady(ctx, call.Pool, call.Lane())
+		if err == nil || errors.Is(err, ErrFull) || !store.Wait(ctx, retryWait) {
 			return
 		}
 	}
@@ -240,7 +249,7 @@ func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 // Kick makes the lane of a call ready, in case nobody else did. It is refused, and
 // harmless, when all is well.
 func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
-	return p.store.publishReady(ctx, call.Pool, call.Lane())
+	return p.store.PublishReady(ctx, call.Pool, call.Lane())
 }
 
 // Cancel asks for a call to end as cancelled. The request is durable: once Cancel
@@ -248,42 +257,22 @@ func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
 // unless it ends before. The result tells which.
 func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 	lane := call.Lane()
-	msg := nats.NewMsg(p.store.fleet.CancelSubject(call.Pool, lane.Hash(), call.ID))
-	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
-	if _, answer, err := p.store.publishOnce(ctx, p.store.fleet.CallsStream(), msg); err != nil {
+	msg := nats.NewMsg(p.store.Fleet.CancelSubject(call.Pool, lane.Hash(), call.ID))
+	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
+	if _, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg); err != nil {
 		return fmt.Errorf("cancel call %s: %w", call.ID, err)
-	} else if answer == full {
+	} else if answer == store.Full {
 		return fmt.Errorf("cancel call %s: %w", call.ID, ErrFull)
 	}
-	return p.store.publishReady(ctx, call.Pool, lane)
+	return p.store.PublishReady(ctx, call.Pool, lane)
 }
 
 // Result returns the stored result of a call; nil when there is none yet.
 func (p *Publisher) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
-	return p.store.result(ctx, session, call)
+	return p.store.Result(ctx, session, call)
 }
 
 const (
 	retryFirst = 20 * time.Millisecond
 	retryLast  = time.Second
 )
-
-// retryable reports whether an error leaves open what happened; an answer of the server does not.
-func retryable(err error) bool {
-	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
-		return api.Code == 503 && api.ErrorCode != codeStoreFailed
-	}
-	return err != nil && !errors.Is(err, nats.ErrConnectionClosed)
-}
-
-// wait waits for d; it reports false when the context ended first.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

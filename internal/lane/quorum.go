@@ -23,7 +23,7 @@ type leadership string
 func (h *Holder) askLeader(now time.Time) {
 	o := h.options
 	question := &nats.Msg{Subject: "$JS.API.CONSUMER.INFO." + o.Fleet.CallsStream() + "." + o.Fleet.ReadyConsumer(o.Pool)}
-	_, _ = h.store.replies.ask(question, func(answer *nats.Msg) { // without a connection nothing counts
+	_, _ = h.store.Replies.Ask(question, func(answer *nats.Msg) { // without a connection nothing counts
 		by, heard, ok := readLeadership(answer.Data)
 		if !ok {
 			return

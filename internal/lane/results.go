@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -84,7 +85,7 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 		return w, nil
 	}
 	defer close(state.heard)
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
 	defer cancel()
 	if err := r.nc.FlushWithContext(ctx); err != nil {
 		w.Stop()
@@ -161,13 +162,13 @@ func (r *Results) value(result *protocol.Result) error {
 	if _, large := result.Value.(protocol.Stored); !large {
 		return nil
 	}
-	b, err := newBlobs(r.nc, r.fleet)
+	b, err := store.NewBlobs(r.nc, r.fleet)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), blobTimeout) //nolint:forbidigo // a callback of NATS has no context
+	ctx, cancel := context.WithTimeout(context.Background(), store.BlobTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
-	return b.value(ctx, result)
+	return b.Value(ctx, result)
 }
 
 func (r *Results) each(session protocol.SessionID, tell func(*Watch)) {

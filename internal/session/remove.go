@@ -20,7 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -81,14 +81,14 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 // remover removes one session.
 type remover struct {
 	fleet    *fleet.Fleet
-	operator *lane.Operator
+	operator *operator.Operator
 	id       protocol.SessionID
 	options  Options
 	removed  Removed
 }
 
 func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (*remover, error) {
-	operator, err := lane.NewOperator(ctx, f.NC, f.Name)
+	operator, err := operator.New(ctx, f.NC, f.Name)
 	if o.Pool == "" {
 		o.Pool = protocol.DefaultPool
 	}
@@ -170,9 +170,9 @@ func pause(ctx context.Context) error {
 }
 
 // unfinished returns the unfinished calls of a lane.
-func (r *remover) unfinished(ctx context.Context, p place) ([]lane.CallStatus, error) {
+func (r *remover) unfinished(ctx context.Context, p place) ([]operator.CallStatus, error) {
 	view, err := r.operator.Show(ctx, p.pool, p.lane, 0)
-	if errors.Is(err, lane.ErrNoLane) {
+	if errors.Is(err, operator.ErrNoLane) {
 		return nil, nil
 	}
 	if err != nil {
@@ -202,7 +202,7 @@ func (r *remover) calls(ctx context.Context) error {
 			for i := range calls {
 				if id := calls[i].CallID; !cancelled[id] {
 					cancelled[id] = true
-					if err := r.operator.Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, lane.ErrNoCall) && !errors.Is(err, lane.ErrNoLane) {
+					if err := r.operator.Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, operator.ErrNoCall) && !errors.Is(err, operator.ErrNoLane) {
 						return err
 					}
 				}
@@ -249,7 +249,7 @@ func (r *remover) released(ctx context.Context) error {
 	for _, p := range r.places() {
 		for {
 			_, err := r.operator.Show(ctx, p.pool, p.lane, 1)
-			if errors.Is(err, lane.ErrNoLane) {
+			if errors.Is(err, operator.ErrNoLane) {
 				break
 			}
 			if err == nil {

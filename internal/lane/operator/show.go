@@ -1,4 +1,4 @@
-package lane
+package operator
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -68,7 +69,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 		limit = DefaultCallLimit
 	}
 	at := time.Now()
-	if err := o.clock.sync(ctx, o.store.calls); err != nil {
+	if err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	}
 	found, _, err := o.survey(ctx, pool, lane.Hash())
@@ -105,7 +106,7 @@ type laneReader struct {
 	lane     protocol.Lane
 	limit    int
 	at       time.Time // to which ages refer
-	running  []RunningCall
+	running  []lane.RunningCall
 
 	calls []CallStatus
 	seen  int // calls of the mailbox that were read
@@ -123,7 +124,7 @@ func (r *laneReader) read(ctx context.Context) error {
 		inline = nil
 	}
 	for cursor := uint64(0); len(r.calls) < r.limit; {
-		msg, err := o.store.next(ctx, o.store.fleet.MailboxFilter(r.pool, r.lane.Hash()), cursor)
+		msg, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(r.pool, r.lane.Hash()), cursor)
 		if err != nil {
 			return err
 		}
@@ -147,7 +148,7 @@ func (r *laneReader) read(ctx context.Context) error {
 
 // message takes a message of the mailbox. Marks of a call come behind it.
 func (r *laneReader) message(ctx context.Context, msg *jetstream.RawStreamMsg) error {
-	what := r.operator.store.fleet.ParseMailboxSubject(msg.Subject)
+	what := r.operator.store.Fleet.ParseMailboxSubject(msg.Subject)
 	switch what.Kind {
 	case protocol.EntryCall:
 		r.seen++
@@ -175,11 +176,11 @@ func (r *laneReader) marks(ctx context.Context) error {
 	if len(r.calls) < r.limit {
 		return nil
 	}
-	o, fleet := r.operator, r.operator.store.fleet
+	o, fleet := r.operator, r.operator.store.Fleet
 	for i := range r.calls {
 		call := &r.calls[i]
 		call.Starts = []StartMark{}
-		cancel, err := o.store.next(ctx, fleet.CancelSubject(r.pool, r.lane.Hash(), call.CallID), 0)
+		cancel, err := o.store.Next(ctx, fleet.CancelSubject(r.pool, r.lane.Hash(), call.CallID), 0)
 		if err != nil {
 			return err
 		}
@@ -187,7 +188,7 @@ func (r *laneReader) marks(ctx context.Context) error {
 			call.State = CallCancelling
 		}
 		for cursor := uint64(0); ; {
-			mark, err := o.store.next(ctx, fleet.CallSubject(r.pool, r.lane.Hash(), call.CallID)+".*", cursor)
+			mark, err := o.store.Next(ctx, fleet.CallSubject(r.pool, r.lane.Hash(), call.CallID)+".*", cursor)
 			if err != nil {
 				return err
 			}
@@ -217,7 +218,7 @@ func (r *laneReader) call(ctx context.Context, msg *jetstream.RawStreamMsg) erro
 		CallID:    protocol.CallID(msg.Header.Get(protocol.HeaderCall)),
 		SessionID: protocol.SessionID(msg.Header.Get(protocol.HeaderSession)),
 		State:     CallWaiting, Resources: []protocol.Use{}, Starts: []StartMark{},
-		AcceptedAt: msg.Time, AgeMS: r.operator.age(r.at, msg.Time).Milliseconds(),
+		AcceptedAt: msg.Time, AgeMS: r.operator.clock.AgeAt(r.at, msg.Time).Milliseconds(),
 	}
 	call, err := protocol.DecodeCall(msg.Data)
 	if err != nil {
@@ -226,7 +227,7 @@ func (r *laneReader) call(ctx context.Context, msg *jetstream.RawStreamMsg) erro
 	if call != nil {
 		status.Tool, status.Resources, status.Delivery = call.Tool, call.Resources, call.Delivery
 	}
-	if at := slices.IndexFunc(r.running, func(run RunningCall) bool { return run.CallID == status.CallID }); at >= 0 {
+	if at := slices.IndexFunc(r.running, func(run lane.RunningCall) bool { return run.CallID == status.CallID }); at >= 0 {
 		status.State, status.Attempt, status.RunningMS = CallRunning, r.running[at].Attempt, r.running[at].RunningMS
 	} else if unfinished, err := r.operator.unfinished(ctx, status.SessionID, status.CallID); err != nil || !unfinished {
 		return err
@@ -240,7 +241,7 @@ func (o *Operator) unfinished(ctx context.Context, session protocol.SessionID, i
 	if session == "" || id == "" {
 		return true, nil
 	}
-	result, err := o.store.result(ctx, session, id)
+	result, err := o.store.Result(ctx, session, id)
 	if errors.Is(err, protocol.ErrInvalidResult) {
 		return false, nil // there is one, of a version that this one cannot read
 	}

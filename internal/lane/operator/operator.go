@@ -1,4 +1,4 @@
-package lane
+package operator
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -27,18 +29,22 @@ var (
 // does is stored in the calls stream, and who holds a lane is asked on core NATS, so
 // that a holder which does not answer is told as such. It is safe for concurrent use.
 type Operator struct {
-	store     *store
-	publisher *Publisher
-	clock     clock
+	store     *store.Store
+	publisher *lane.Publisher
+	clock     store.Clock
 }
 
-// NewOperator opens the streams of a fleet, which must exist.
-func NewOperator(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Operator, error) {
-	publisher, err := NewPublisher(ctx, nc, fleet)
+// New opens the streams of a fleet, which must exist.
+func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Operator, error) {
+	s, err := store.Open(ctx, nc, fleet)
 	if err != nil {
 		return nil, err
 	}
-	return &Operator{store: publisher.store, publisher: publisher}, nil
+	publisher, err := lane.NewPublisher(ctx, nc, fleet)
+	if err != nil {
+		return nil, err
+	}
+	return &Operator{store: s, publisher: publisher}, nil
 }
 
 const (
@@ -55,11 +61,11 @@ const (
 // is false when the lane's holder did not answer within 3 s. When the calls stream is
 // full there is no room for the mark, and the error is [ErrFull].
 func (o *Operator) Pause(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (confirmed bool, err error) {
-	msg := nats.NewMsg(o.store.fleet.PauseSubject(pool, lane.Hash()))
-	msg.Header.Set(protocol.HeaderLane, headerSafe(string(lane)))
-	_, answer, err := o.store.publishOnce(ctx, o.store.fleet.CallsStream(), msg)
-	if err == nil && answer == full {
-		err = ErrFull
+	msg := nats.NewMsg(o.store.Fleet.PauseSubject(pool, lane.Hash()))
+	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
+	_, answer, err := o.store.PublishOnce(ctx, o.store.Fleet.CallsStream(), msg)
+	if err == nil && answer == store.Full {
+		err = store.ErrFull
 	}
 	if err != nil {
 		return false, fmt.Errorf("pause lane %s: %w", lane, err)
@@ -83,7 +89,7 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 		if holder := o.holder(ctx, pool, lane.Hash(), ready); holder != nil && holder.Paused {
 			return true
 		}
-		if !wait(ctx, confirmPause) {
+		if !store.Wait(ctx, confirmPause) {
 			return false
 		}
 	}
@@ -91,16 +97,16 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 
 // Resume ends a pause. It reports false when the lane was not paused.
 func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (bool, error) {
-	mark, err := o.store.next(ctx, o.store.fleet.PauseSubject(pool, lane.Hash()), 0)
+	mark, err := o.store.Next(ctx, o.store.Fleet.PauseSubject(pool, lane.Hash()), 0)
 	if err == nil && mark != nil {
-		err = o.store.remove(ctx, mark.Sequence)
+		err = o.store.Remove(ctx, mark.Sequence)
 	}
 	if err != nil {
 		return false, fmt.Errorf("resume lane %s: %w", lane, err)
 	}
-	waiting, err := o.store.next(ctx, o.store.fleet.MailboxFilter(pool, lane.Hash()), 0)
+	waiting, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, lane.Hash()), 0)
 	if err == nil && waiting != nil {
-		err = o.store.publishReady(ctx, pool, lane)
+		err = o.store.PublishReady(ctx, pool, lane)
 	}
 	if err != nil {
 		return mark != nil, fmt.Errorf("resume lane %s: %w", lane, err)
@@ -117,7 +123,7 @@ func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, lane protocol.L
 	}
 	before, err := o.readyMessage(ctx, pool, lane.Hash())
 	if err == nil {
-		err = o.store.publishReady(ctx, pool, lane)
+		err = o.store.PublishReady(ctx, pool, lane)
 	}
 	if err != nil {
 		return false, fmt.Errorf("kick lane %s: %w", lane, err)
@@ -138,7 +144,7 @@ func (o *Operator) Skip(ctx context.Context, pool protocol.Pool, lane protocol.L
 
 // Kill cancels what runs in a lane now, and returns it. The calls behind it start
 // next, unless the lane is paused. When nothing runs the error is [ErrNothingRuns].
-func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.Lane) ([]RunningCall, error) {
+func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.Lane) ([]lane.RunningCall, error) {
 	if err := o.require(ctx, pool, lane); err != nil {
 		return nil, fmt.Errorf("kill: %w", err)
 	}
@@ -178,19 +184,19 @@ func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol
 
 // poke has the lane's holder look into its mailbox now; without it, it does so within a second.
 func (o *Operator) poke(pool protocol.Pool, lane protocol.Lane) {
-	_ = o.store.nc.Publish(o.store.fleet.AskSubject(pool, lane.Hash()), nil)
+	_ = o.store.NC.Publish(o.store.Fleet.AskSubject(pool, lane.Hash()), nil)
 }
 
 // readyMessage returns a lane's ready message; nil when there is none.
 func (o *Operator) readyMessage(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (*jetstream.RawStreamMsg, error) {
-	return o.store.next(ctx, o.store.fleet.ReadySubject(pool, lane), 0)
+	return o.store.Next(ctx, o.store.Fleet.ReadySubject(pool, lane), 0)
 }
 
 // require checks that a lane has something.
 func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
 	msg, err := o.readyMessage(ctx, pool, lane.Hash())
 	if err == nil && msg == nil {
-		msg, err = o.store.next(ctx, o.store.fleet.MailboxFilter(pool, lane.Hash()), 0)
+		msg, err = o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, lane.Hash()), 0)
 	}
 	if err != nil {
 		return fmt.Errorf("lane %s: %w", lane, err)
@@ -248,7 +254,7 @@ func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane pro
 		names = append(names, string(call.CallID))
 	}
 	if view.LeftOut > 0 { // it may be beyond what was read
-		msg, err := o.store.next(ctx, o.store.fleet.CallSubject(pool, lane.Hash(), id), 0)
+		msg, err := o.store.Next(ctx, o.store.Fleet.CallSubject(pool, lane.Hash(), id), 0)
 		if err != nil || msg != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package lane
+package store
 
 import (
 	"context"
@@ -23,13 +23,13 @@ func TestReplies_EachQuestionGetsItsOwnAnswer(t *testing.T) {
 	require.NoError(t, echo.SetPendingLimits(-1, -1))
 	require.NoError(t, other.Flush())
 	r := newReplies(f.NC)
-	t.Cleanup(r.close)
+	t.Cleanup(r.Close)
 	var group sync.WaitGroup
 	for i := range 8 {
 		group.Go(func() {
 			for n := range 200 {
 				word := strconv.Itoa(1000*i + n)
-				answer, err := r.request(t.Context(), 30*time.Second, &nats.Msg{Subject: "echo", Data: []byte(word)})
+				answer, err := r.Request(t.Context(), 30*time.Second, &nats.Msg{Subject: "echo", Data: []byte(word)})
 				if err != nil || string(answer.Data) != word {
 					t.Errorf("asked %s: %v, %v", word, answer, err)
 				}
@@ -50,9 +50,9 @@ func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
 	r := newReplies(nc)
 	silence := func() *nats.Msg { return nats.NewMsg("silent") }
 
-	_, err = r.request(t.Context(), time.Minute, nats.NewMsg("nobody"))
+	_, err = r.Request(t.Context(), time.Minute, nats.NewMsg("nobody"))
 	require.ErrorIs(t, err, nats.ErrNoResponders)
-	_, err = r.request(t.Context(), time.Millisecond, silence())
+	_, err = r.Request(t.Context(), time.Millisecond, silence())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	late, err := silent.NextMsg(10 * time.Second)
 	require.NoError(t, err)
@@ -60,24 +60,24 @@ func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(time.Millisecond, cancel)
-	_, err = r.request(ctx, time.Minute, silence())
+	_, err = r.Request(ctx, time.Minute, silence())
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = r.request(ctx, time.Minute, silence())
+	_, err = r.Request(ctx, time.Minute, silence())
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, r.open, "whoever waited has told that it waits no more")
 
 	never := func(*nats.Msg) { t.Error("told") }
-	_, err = r.ask(silence(), never)
+	_, err = r.Ask(silence(), never)
 	require.NoError(t, err)
 	r.swept, r.open[r.next] = time.Time{}, question{never, time.Now().Add(-2 * unanswered)}
-	_, err = r.ask(silence(), never)
+	_, err = r.Ask(silence(), never)
 	require.NoError(t, err)
 	require.Len(t, r.open, 1, "what was lost is forgotten")
-	r.close()
+	r.Close()
 	require.Empty(t, r.open)
 
 	nc.Close()
-	_, err = r.request(t.Context(), time.Minute, silence())
+	_, err = r.Request(t.Context(), time.Minute, silence())
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
 	require.Empty(t, r.open)
 }

@@ -1,4 +1,4 @@
-package lane
+package operator
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -24,7 +26,7 @@ const (
 
 // holding is a held lane as its holder described it.
 type holding struct {
-	heldLane
+	lane.HeldLane
 
 	worker protocol.WorkerID
 }
@@ -32,7 +34,7 @@ type holding struct {
 // holdings are held lanes. When two workers claim the same one, the later claim counts.
 type holdings map[protocol.LaneHash]*holding
 
-func (h holdings) add(a *answer) {
+func (h holdings) add(a *lane.Answer) {
 	for _, tells := range a.Lanes {
 		hash := tells.Lane.Hash()
 		before := h[hash]
@@ -40,7 +42,7 @@ func (h holdings) add(a *answer) {
 			continue
 		}
 		if before == nil || before.Ready < tells.Ready || before.Ready == tells.Ready && before.Delivery < tells.Delivery {
-			h[hash] = &holding{heldLane: tells, worker: a.WorkerID}
+			h[hash] = &holding{HeldLane: tells, worker: a.WorkerID}
 		}
 	}
 }
@@ -59,7 +61,7 @@ func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings
 	found := holdings{}
 	ctx, cancel := context.WithTimeout(ctx, askWindow)
 	defer cancel()
-	nc := o.store.nc
+	nc := o.store.NC
 	inbox := nc.NewInbox()
 	subscription, err := nc.SubscribeSync(inbox)
 	if err != nil {
@@ -79,8 +81,8 @@ func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings
 		if err != nil {
 			return found, err
 		}
-		var a answer
-		if json.Unmarshal(msg.Data, &a) == nil && a.Type == typeAnswer {
+		var a lane.Answer
+		if json.Unmarshal(msg.Data, &a) == nil && a.Type == lane.TypeAnswer {
 			found.add(&a)
 		}
 	}
@@ -93,7 +95,7 @@ func (o *Operator) holder(ctx context.Context, pool protocol.Pool, lane protocol
 		return nil
 	}
 	// What was answered before an error counts.
-	found, _ := o.ask(ctx, o.store.fleet.AskSubject(pool, lane), func(h holdings) bool { return h.of(lane, ready) != nil })
+	found, _ := o.ask(ctx, o.store.Fleet.AskSubject(pool, lane), func(h holdings) bool { return h.of(lane, ready) != nil })
 	return found.of(lane, ready)
 }
 
@@ -109,9 +111,9 @@ func (o *Operator) delivered(ctx context.Context, pool protocol.Pool, ready *jet
 // lastDelivered is the sequence up to which ready messages of a pool were handed to
 // workers, at least once; 0 when the pool has never had one.
 func (o *Operator) lastDelivered(ctx context.Context, pool protocol.Pool) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
 	defer cancel()
-	consumer, err := o.store.calls.Consumer(ctx, o.store.fleet.ReadyConsumer(pool))
+	consumer, err := o.store.Calls.Consumer(ctx, o.store.Fleet.ReadyConsumer(pool))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return 0, nil
 	}

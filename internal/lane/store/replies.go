@@ -1,4 +1,4 @@
-package lane
+package store
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// replies matches the answers of the server with what was asked. All questions share one
+// Replies matches the answers of the server with what was asked. All questions share one
 // subscription, and need neither a token nor a context of their own: every call asks several. It is safe
 // for concurrent use.
-type replies struct {
+type Replies struct {
 	nc *nats.Conn
 
 	mu           sync.Mutex
@@ -34,13 +34,13 @@ type question struct {
 // unanswered is when a question is given up: its answer was lost with a connection.
 const unanswered = time.Minute
 
-func newReplies(nc *nats.Conn) *replies {
-	return &replies{nc: nc, open: map[uint64]question{}, swept: time.Now()}
+func newReplies(nc *nats.Conn) *Replies {
+	return &Replies{nc: nc, open: map[uint64]question{}, swept: time.Now()}
 }
 
-// ask sends a message, and has its answer told: once, from a goroutine that must not be blocked,
+// Ask sends a message, and has its answer told: once, from a goroutine that must not be blocked,
 // and never when the answer is lost.
-func (r *replies) ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err error) {
+func (r *Replies) Ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err error) {
 	r.mu.Lock()
 	if err := r.listen(); err != nil {
 		r.mu.Unlock()
@@ -61,7 +61,7 @@ func (r *replies) ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err e
 }
 
 // listen subscribes when the first question is asked.
-func (r *replies) listen() error {
+func (r *Replies) listen() error {
 	if r.subscription != nil {
 		return nil
 	}
@@ -75,7 +75,7 @@ func (r *replies) listen() error {
 }
 
 // sweep forgets what was asked long ago.
-func (r *replies) sweep(now time.Time) {
+func (r *Replies) sweep(now time.Time) {
 	if now.Sub(r.swept) < unanswered {
 		return
 	}
@@ -87,7 +87,7 @@ func (r *replies) sweep(now time.Time) {
 	}
 }
 
-func (r *replies) answer(msg *nats.Msg) {
+func (r *Replies) answer(msg *nats.Msg) {
 	id, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], 10, 64)
 	if err != nil {
 		return
@@ -102,19 +102,19 @@ func (r *replies) answer(msg *nats.Msg) {
 }
 
 // forget drops a question; its answer is not told any more, unless it is being told already.
-func (r *replies) forget(id uint64) {
+func (r *Replies) forget(id uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.open, id)
 }
 
-// request asks, and waits for the answer no longer than limit.
-func (r *replies) request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
+// Request asks, and waits for the answer no longer than limit.
+func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	answered := make(chan *nats.Msg, 1)
-	id, err := r.ask(msg, func(answer *nats.Msg) { answered <- answer })
+	id, err := r.Ask(msg, func(answer *nats.Msg) { answered <- answer })
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (r *replies) request(ctx context.Context, limit time.Duration, msg *nats.Ms
 	defer timer.Stop()
 	select {
 	case answer := <-answered:
-		if nobodyAnswers(answer) {
+		if NobodyAnswers(answer) {
 			return nil, nats.ErrNoResponders
 		}
 		return answer, nil
@@ -135,13 +135,13 @@ func (r *replies) request(ctx context.Context, limit time.Duration, msg *nats.Ms
 	return nil, err
 }
 
-// nobodyAnswers reports whether a message is the server's word that nobody listens.
-func nobodyAnswers(answer *nats.Msg) bool {
+// NobodyAnswers reports whether a message is the server's word that nobody listens.
+func NobodyAnswers(answer *nats.Msg) bool {
 	return len(answer.Data) == 0 && answer.Header.Get("Status") == "503"
 }
 
-// close ends it: no further answer is told.
-func (r *replies) close() {
+// Close ends it: no further answer is told.
+func (r *Replies) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.open)

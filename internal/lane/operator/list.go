@@ -1,4 +1,4 @@
-package lane
+package operator
 
 import (
 	"cmp"
@@ -12,6 +12,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -39,9 +41,9 @@ type Status struct {
 	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without one.
 	OldestMS int64 `json:"oldest_ms"`
 	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds; empty when none does.
-	Holder  protocol.WorkerID `json:"holder,omitempty"`
-	HeldMS  int64             `json:"held_ms,omitempty"`
-	Running []RunningCall     `json:"running"` // the longest first
+	Holder  protocol.WorkerID  `json:"holder,omitempty"`
+	HeldMS  int64              `json:"held_ms,omitempty"`
+	Running []lane.RunningCall `json:"running"` // the longest first
 
 	oldest time.Duration
 }
@@ -74,7 +76,7 @@ func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*Li
 		limit = DefaultLaneLimit
 	}
 	at := time.Now()
-	if err := o.clock.sync(ctx, o.store.calls); err != nil {
+	if err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
 	found, complete, err := o.survey(ctx, pool, "*")
@@ -110,11 +112,6 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// age is how long before a moment by this machine's clock the server stored something, never negative.
-func (o *Operator) age(at, stored time.Time) time.Duration {
-	return max(at.Add(time.Duration(o.clock.offset.Load())).Sub(stored), 0)
-}
-
 // lookAgain looks a second time at lanes that look as if nobody cared for them: the
 // streams are not read in one moment, and a lane that changes hands may look so.
 func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []Status, at time.Time) ([]Status, error) {
@@ -129,7 +126,7 @@ func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []St
 	if len(doubtful) == 0 {
 		return sure, nil
 	}
-	if !wait(ctx, doubtAfter) {
+	if !store.Wait(ctx, doubtAfter) {
 		return nil, context.Cause(ctx)
 	}
 	var group errgroup.Group
@@ -168,7 +165,7 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 	if err != nil {
 		return nil, err
 	}
-	held, err := o.ask(ctx, o.store.fleet.AskAllSubject(pool), func(h holdings) bool {
+	held, err := o.ask(ctx, o.store.Fleet.AskAllSubject(pool), func(h holdings) bool {
 		return !slices.ContainsFunc(sightings, func(s *sighting) bool { return s.handedOut(last) && h.of(s.hash, s.ready) == nil })
 	})
 	if err != nil {
@@ -181,7 +178,7 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 			return nil, err
 		}
 		if !oldest.IsZero() {
-			status.oldest = o.age(at, oldest)
+			status.oldest = o.clock.AgeAt(at, oldest)
 			status.OldestMS = status.oldest.Milliseconds()
 		}
 		if s.ready != nil || s.first != nil || s.paused { // else it has nothing by now
@@ -224,7 +221,7 @@ func (o *Operator) sight(ctx context.Context, pool protocol.Pool, s *survey) (*s
 		return out, nil
 	}
 	for seq := uint64(0); out.first == nil; {
-		msg, err := o.store.next(ctx, o.store.fleet.MailboxFilter(pool, s.hash), seq)
+		msg, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, s.hash), seq)
 		if err != nil {
 			return nil, err
 		}
@@ -234,7 +231,7 @@ func (o *Operator) sight(ctx context.Context, pool protocol.Pool, s *survey) (*s
 		if out.lane == "" {
 			out.lane = readableLane(msg.Header, s.hash)
 		}
-		if o.store.fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryCall {
+		if o.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryCall {
 			out.first = msg
 		}
 		seq = msg.Sequence + 1
@@ -254,7 +251,7 @@ func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
 // status puts together what the stream and the holder tell; oldest is when the oldest
 // unfinished call was accepted, zero when there is none.
 func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, holder *holding, last uint64) (status Status, oldest time.Time, err error) {
-	status = Status{Lane: s.lane, Hash: s.hash, Pool: pool, Running: []RunningCall{}}
+	status = Status{Lane: s.lane, Hash: s.hash, Pool: pool, Running: []lane.RunningCall{}}
 	calls := s.calls
 	if s.first == nil {
 		calls = 0 // they ended meanwhile
@@ -293,20 +290,20 @@ func (s *sighting) state(holder *holding, last uint64) State {
 	return StateReady
 }
 
-func (h *holding) longestFirst() []RunningCall {
-	slices.SortFunc(h.Running, func(a, b RunningCall) int {
+func (h *holding) longestFirst() []lane.RunningCall {
+	slices.SortFunc(h.Running, func(a, b lane.RunningCall) int {
 		return cmp.Or(cmp.Compare(b.RunningMS, a.RunningMS), cmp.Compare(a.CallID, b.CallID))
 	})
 	return h.Running
 }
 
 // inlineUnfinished reports whether a ready message carries a call that has no result yet.
-func (o *Operator) inlineUnfinished(ctx context.Context, ready *jetstream.RawStreamMsg, running []RunningCall, handedOut bool) (bool, error) {
+func (o *Operator) inlineUnfinished(ctx context.Context, ready *jetstream.RawStreamMsg, running []lane.RunningCall, handedOut bool) (bool, error) {
 	if ready == nil || len(ready.Data) == 0 {
 		return false, nil
 	}
 	id := protocol.CallID(ready.Header.Get(protocol.HeaderCall))
-	if !handedOut || slices.ContainsFunc(running, func(r RunningCall) bool { return r.CallID == id }) {
+	if !handedOut || slices.ContainsFunc(running, func(r lane.RunningCall) bool { return r.CallID == id }) {
 		return true, nil
 	}
 	return o.unfinished(ctx, protocol.SessionID(ready.Header.Get(protocol.HeaderSession)), id)

@@ -1,4 +1,4 @@
-package lane
+package operator
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,7 +29,7 @@ type survey struct {
 // survey lists the lanes of a pool that have anything; pool may be "*", and lane too.
 // complete is false when there were too many subjects to read them all.
 func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (found []*survey, complete bool, err error) {
-	fleet := o.store.fleet
+	fleet := o.store.Fleet
 	mailboxes := fleet.MailboxFilter(pool, lane)
 	if lane == "*" {
 		mailboxes = fleet.MailboxesFilter(pool)
@@ -103,7 +104,7 @@ type subjectsPage struct {
 }
 
 func (o *Operator) subjectsPage(ctx context.Context, filter string, offset int) (*subjectsPage, error) {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
 	defer cancel()
 	body, err := json.Marshal(struct {
 		Filter string `json:"subjects_filter"`
@@ -112,7 +113,7 @@ func (o *Operator) subjectsPage(ctx context.Context, filter string, offset int) 
 	if err != nil {
 		return nil, err
 	}
-	msg, err := o.store.nc.RequestWithContext(ctx, "$JS.API.STREAM.INFO."+o.store.fleet.CallsStream(), body)
+	msg, err := o.store.NC.RequestWithContext(ctx, "$JS.API.STREAM.INFO."+o.store.Fleet.CallsStream(), body)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package lane
+package store
 
 import (
 	"bytes"
@@ -20,14 +20,14 @@ import (
 const (
 	// maxStored bounds a payload or value that is kept in the object store, in bytes.
 	maxStored = 64 << 20
-	// blobTimeout bounds one transfer.
-	blobTimeout = time.Minute
+	// BlobTimeout bounds one transfer.
+	BlobTimeout = time.Minute
 )
 
-// blobs keeps payloads and values that no message can carry in the fleet's object
+// Blobs keeps payloads and values that no message can carry in the fleet's object
 // store; the message then carries a [protocol.Stored]. What is not deleted ages
 // out with the results. It is safe for concurrent use.
-type blobs struct {
+type Blobs struct {
 	js     jetstream.JetStream
 	bucket string
 
@@ -35,15 +35,16 @@ type blobs struct {
 	store jetstream.ObjectStore // opened when it is needed first
 }
 
-func newBlobs(nc *nats.Conn, fleet protocol.Fleet) (*blobs, error) {
+// NewBlobs is the object store of a fleet, which must exist when it is used.
+func NewBlobs(nc *nats.Conn, fleet protocol.Fleet) (*Blobs, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	return &blobs{js: js, bucket: fleet.BlobsBucket()}, nil
+	return &Blobs{js: js, bucket: fleet.BlobsBucket()}, nil
 }
 
-func (b *blobs) open(ctx context.Context) (jetstream.ObjectStore, error) {
+func (b *Blobs) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.store == nil {
@@ -56,21 +57,21 @@ func (b *blobs) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	return b.store, nil
 }
 
-// put stores a body under a new name and returns what stands for it.
-func (b *blobs) put(ctx context.Context, prefix string, body []byte) (protocol.Stored, error) {
+// Put stores a body under a new name and returns what stands for it.
+func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.Stored, error) {
 	if len(body) > maxStored {
 		return protocol.Stored{}, fmt.Errorf("%d bytes, at most %d are allowed: %w", len(body), maxStored, ErrTooLarge)
 	}
-	ctx, cancel := context.WithTimeout(ctx, blobTimeout)
+	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
 	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body))}
 	_, err := natsio.PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
 	return stored, err
 }
 
-// get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone.
-func (b *blobs) get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
-	ctx, cancel := context.WithTimeout(ctx, blobTimeout)
+// Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone.
+func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
 	store, err := b.open(ctx)
 	if err != nil {
@@ -83,22 +84,22 @@ func (b *blobs) get(ctx context.Context, stored protocol.Stored) (json.RawMessag
 	return body, nil
 }
 
-// remove deletes a body. What cannot be deleted ages out.
-func (b *blobs) remove(ctx context.Context, stored protocol.Stored) {
-	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+// Remove deletes a body. What cannot be deleted ages out.
+func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
+	ctx, cancel := context.WithTimeout(ctx, ShortTimeout)
 	defer cancel()
 	if store, err := b.open(ctx); err == nil {
 		_ = store.Delete(ctx, stored.Blob)
 	}
 }
 
-// value puts the value of a result back that was too large for its message.
-func (b *blobs) value(ctx context.Context, r *protocol.Result) error {
+// Value puts the value of a result back that was too large for its message.
+func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 	stored, ok := r.Value.(protocol.Stored)
 	if !ok {
 		return nil
 	}
-	raw, err := b.get(ctx, stored)
+	raw, err := b.Get(ctx, stored)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		r.Value = nil // the result is older than values are kept
 		return nil

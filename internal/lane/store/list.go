@@ -1,0 +1,76 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Listing is the subjects of the calls stream that match a filter.
+type Listing struct {
+	Last     uint64            // the sequence of the stream up to which it is complete
+	Subjects map[string]uint64 // and how many messages each has
+	Whole    bool              // false when they were too many for one answer
+}
+
+// ErrBehind says that a server answered which does not know yet what others have answered already.
+var ErrBehind = errors.New("the server that answers is behind the others")
+
+// BehindPause is how long to wait for a server that is behind by what it was told this moment; it
+// is doubled up to behindMost.
+const (
+	BehindPause = time.Millisecond
+	behindMost  = 100 * time.Millisecond
+)
+
+// List lists what matches filter, as a server tells it that knows the message with sequence floor. The
+// error wraps [ErrBehind] when none does so soon.
+func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing, error) {
+	question := &nats.Msg{
+		Subject: "$JS.API.STREAM.INFO." + s.Fleet.CallsStream(), Data: []byte(`{"subjects_filter":"` + filter + `"}`),
+	}
+	for pause := BehindPause; ; pause *= 2 {
+		answer, err := s.Replies.Request(ctx, ShortTimeout, question)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", filter, err)
+		}
+		found, err := readListing(answer.Data)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", filter, err)
+		}
+		if found.Last >= floor {
+			return found, nil
+		}
+		if pause > behindMost || !Wait(ctx, pause) {
+			return nil, fmt.Errorf("list %s: %w: it is at %d of %d", filter, ErrBehind, found.Last, floor)
+		}
+	}
+}
+
+// readListing reads the answer to STREAM.INFO with a filter.
+func readListing(body []byte) (*Listing, error) {
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+		Total int                 `json:"total"` // of subjects, of which one answer may have a part
+		State *struct {
+			LastSeq  uint64            `json:"last_seq"`
+			Subjects map[string]uint64 `json:"subjects"`
+		} `json:"state"`
+	}
+	switch err := json.Unmarshal(body, &answer); {
+	case err != nil:
+		return nil, err
+	case answer.Error != nil:
+		return nil, answer.Error
+	case answer.State == nil:
+		return nil, errNoState
+	}
+	return &Listing{Last: answer.State.LastSeq, Subjects: answer.State.Subjects, Whole: len(answer.State.Subjects) >= answer.Total}, nil
+}
+
+var errNoState = errors.New("the answer has no state of the stream")

@@ -1,0 +1,71 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Remove deletes messages of the calls stream, and returns when the deletions are
+// applied. A message that is gone already is fine.
+func (s *Store) Remove(ctx context.Context, seqs ...uint64) error {
+	for _, seq := range seqs {
+		if err := s.removeOne(ctx, seq); err != nil {
+			return fmt.Errorf("remove message %d: %w", seq, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) removeOne(ctx context.Context, seq uint64) error {
+	answer, err := s.Replies.Request(ctx, ShortTimeout, s.deletion(seq))
+	if err != nil {
+		return err
+	}
+	return deleteFault(answer.Data)
+}
+
+// ThrowAway removes a message of the calls stream, at some time: nobody answers, and nothing
+// happens without a connection.
+func (s *Store) ThrowAway(seq uint64) { _ = s.NC.PublishMsg(s.deletion(seq)) }
+
+// deletion asks for a message to be deleted. Erasing its bytes is slow, and nobody needs it.
+func (s *Store) deletion(seq uint64) *nats.Msg {
+	return &nats.Msg{
+		Subject: "$JS.API.STREAM.MSG.DELETE." + s.Fleet.CallsStream(),
+		Data:    append(strconv.AppendUint([]byte(`{"no_erase":true,"seq":`), seq, 10), '}'),
+	}
+}
+
+// deleteFault reads the answer to a deletion; a message that was gone already is no fault.
+func deleteFault(body []byte) error {
+	if bytes.Contains(body, []byte(`"success":true`)) {
+		return nil
+	}
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return err
+	}
+	switch api := answer.Error; {
+	case api == nil:
+		return errNotDeleted
+	case api.ErrorCode == codeSeqNotFound, api.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return nil
+	case api.ErrorCode == codeDeleteFailed &&
+		(strings.Contains(api.Description, "no message found") || strings.Contains(api.Description, "deleted message")):
+		return nil
+	default:
+		return api
+	}
+}
+
+var errNotDeleted = errors.New("not deleted, and the server does not say why")

@@ -1,0 +1,112 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// StoreResult stores a result unless there is one already.
+func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
+	body, err := s.fit(ctx, r)
+	if err != nil {
+		return err
+	}
+	msg := &nats.Msg{
+		Subject: s.Fleet.ResultSubject(r.SessionID, r.CallID), Data: body,
+		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
+	}
+	_, answer, err := s.PublishOnce(ctx, s.Fleet.ResultsStream(), msg)
+	if err != nil {
+		return fmt.Errorf("store result of call %s: %w", r.CallID, err)
+	}
+	if answer == Full {
+		return fmt.Errorf("store result of call %s: %w", r.CallID, ErrFull)
+	}
+	return nil
+}
+
+// messageOverhead is room for the subject and the headers of a message.
+const messageOverhead = 16 << 10
+
+// fit encodes a result. The value of one that no message can carry is stored
+// apart. A result must always arrive: where that is not possible, one without the value says so.
+func (s *Store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
+	body, err := protocol.EncodeResult(r)
+	small := *r
+	switch {
+	case err != nil:
+		small.Value, small.Status = nil, protocol.StatusFailed
+		small.Error = protocol.Errorf(protocol.CodeInternal, "the call ran, but its result cannot be encoded: %v", err)
+	case !s.TooLarge(body):
+		return body, nil
+	default:
+		raw, err := protocol.EncodeValue(r.Value)
+		if err != nil {
+			return nil, err
+		}
+		stored, err := s.Blobs.Put(ctx, "result/"+string(r.SessionID), raw)
+		switch {
+		case err == nil:
+			small.Value = stored
+		case errors.Is(err, ErrTooLarge):
+			small.Value, small.Status = nil, protocol.StatusFailed
+			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
+		default:
+			return nil, err
+		}
+	}
+	return protocol.EncodeResult(&small)
+}
+
+// TooLarge reports whether a body does not fit into a message.
+func (s *Store) TooLarge(body []byte) bool {
+	return int64(len(body)) > s.NC.MaxPayload()-messageOverhead
+}
+
+// Result returns the stored result of a call; nil when there is none.
+func (s *Store) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
+	defer cancel()
+	msg, err := s.results.GetLastMsgForSubject(ctx, s.Fleet.ResultSubject(session, call))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
+	}
+	r, err := protocol.DecodeResult(msg.Data)
+	if err != nil {
+		return nil, err
+	}
+	return r, s.Blobs.Value(ctx, r)
+}
+
+// SurelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It fails when there is one
+// all the same.
+func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
+	if !s.Clustered() {
+		return nil
+	}
+	_, answer, err := s.Publish(ctx, &nats.Msg{
+		Subject: s.Fleet.NoResultSubject(c.SessionID, c.ID, Token()),
+		Header: nats.Header{
+			jetstream.ExpectedLastSubjSeqHeader:     []string{"0"},
+			jetstream.ExpectedLastSubjSeqSubjHeader: []string{s.Fleet.ResultSubject(c.SessionID, c.ID)},
+		},
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, err)
+	case answer == Full:
+		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, ErrFull)
+	case answer == Occupied:
+		return fmt.Errorf("call %s has a result after all: %w", c.ID, ErrBehind)
+	}
+	return nil
+}

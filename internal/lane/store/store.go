@@ -1,0 +1,247 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Errors that callers branch on.
+var (
+	// ErrFull says that the calls stream takes no more: nothing was enqueued.
+	ErrFull = errors.New("the fleet's queue is full")
+	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
+	ErrTooLarge = errors.New("too large for the fleet")
+)
+
+// The server's error codes that the protocol is built on.
+const (
+	codeStoreFailed  jetstream.ErrorCode = 10077 // a limit of the stream, named by the description
+	codeWrongLastSeq jetstream.ErrorCode = 10071
+	codeDeleteFailed jetstream.ErrorCode = 10057 // the description says why
+	codeSeqNotFound  jetstream.ErrorCode = 10043
+)
+
+// Bounds of a request; the caller's context may end sooner. One whose answer is lost with its
+// connection waits so long.
+const (
+	OpTimeout    = 5 * time.Second // of one publish
+	ShortTimeout = time.Second     // of one read or removal
+)
+
+// Store is the streams of a fleet over one connection. It is safe for concurrent use.
+type Store struct {
+	Fleet   protocol.Fleet
+	NC      *nats.Conn
+	JS      jetstream.JetStream
+	Calls   jetstream.Stream // the mailboxes and ready messages of lanes
+	results jetstream.Stream
+	Blobs   *Blobs
+	Replies *Replies
+}
+
+// Open opens the streams of a fleet, which must exist.
+func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	s := &Store{Fleet: fleet, NC: nc, JS: js, Blobs: &Blobs{js: js, bucket: fleet.BlobsBucket()}, Replies: newReplies(nc)}
+	if s.Calls, err = js.Stream(ctx, fleet.CallsStream()); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.CallsStream(), err)
+	}
+	if s.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
+	}
+	return s, nil
+}
+
+// Clustered reports whether the server is one of several, between which messages
+// of core NATS may get lost.
+func (s *Store) Clustered() bool { return s.NC.ConnectedClusterName() != "" }
+
+// Answer says what the stream answered to a publish.
+type Answer uint8
+
+// Every answer.
+const (
+	Accepted Answer = iota // stored
+	Occupied               // the subject has its one message already
+	Full                   // the stream is at its limit
+)
+
+// Publish stores a message and waits for the acknowledgement. A refusal is an
+// answer, not an error.
+func (s *Store) Publish(ctx context.Context, msg *nats.Msg) (uint64, Answer, error) {
+	answer, err := s.Replies.Request(ctx, OpTimeout, msg)
+	if err != nil {
+		return 0, Accepted, err
+	}
+	return readAck(answer.Data)
+}
+
+// readAck reads the answer to a publish. The usual one is read without a JSON
+// decoder, which would cost more than all else that the client does for it.
+func readAck(body []byte) (uint64, Answer, error) {
+	if _, rest, found := bytes.Cut(body, []byte(`"seq":`)); found && !bytes.Contains(body, []byte(`"error"`)) {
+		end := 0
+		for end < len(rest) && rest[end] >= '0' && rest[end] <= '9' {
+			end++
+		}
+		if seq, err := strconv.ParseUint(string(rest[:end]), 10, 64); err == nil && seq > 0 {
+			return seq, Accepted, nil
+		}
+	}
+	if bytes.Contains(body, []byte(`"err_code":10077,"description":"maximum messages per subject exceeded"`)) {
+		return 0, Occupied, nil // the usual refusal
+	}
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, err)
+	}
+	switch api := answer.Error; {
+	case api == nil:
+		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, jetstream.ErrInvalidJSAck)
+	case api.ErrorCode == codeWrongLastSeq,
+		api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "per subject"):
+		return 0, Occupied, nil
+	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "maximum"):
+		return 0, Full, nil
+	default:
+		return 0, Accepted, api
+	}
+}
+
+// ErrUnderWay says that a message was refused because of one that is not stored.
+var ErrUnderWay = errors.New("another message on the subject is under way, and may never be stored")
+
+// PublishOnce is [Store.Publish] for a message of which a refusal has to mean that one is stored on its subject.
+// In a cluster the leader refuses also because of what it has not agreed on with the others: an attempt of
+// which no answer came, for example, that is lost when they choose another leader. So whoever is
+// refused looks, and has to try again when there is nothing.
+func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (uint64, Answer, error) {
+	seq, answer, err := s.Publish(ctx, msg)
+	if err != nil || answer != Occupied || !s.Clustered() {
+		return seq, answer, err
+	}
+	there, err := s.read(ctx, stream, msg.Subject, 0)
+	if err == nil && there == nil {
+		err = ErrUnderWay
+	}
+	return 0, answer, err
+}
+
+// PublishReady makes a lane ready. Being refused means that it is ready or held.
+func (s *Store) PublishReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
+	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
+	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
+	_, answer, err := s.Publish(ctx, msg)
+	if err != nil {
+		return fmt.Errorf("publish ready message of lane %s: %w", lane, err)
+	}
+	if answer == Full {
+		return fmt.Errorf("publish ready message of lane %s: %w", lane, ErrFull)
+	}
+	return nil
+}
+
+// Next returns the first message of the calls stream at or after seq that matches filter; nil
+// when there is none.
+func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+	return s.read(ctx, s.Fleet.CallsStream(), filter, seq)
+}
+
+// read is [Store.Next] for any stream. It asks the stream's leader, so it sees every acknowledged message.
+func (s *Store) read(ctx context.Context, stream, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
+	answer, err := s.Replies.Request(ctx, ShortTimeout, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: request})
+	if err != nil {
+		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
+	}
+	msg, err := readMessage(answer.Data)
+	if err != nil {
+		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
+	}
+	return msg, nil
+}
+
+// readMessage reads the answer to STREAM.MSG.GET; nil when there is no such message,
+// which is the usual answer and read without a JSON decoder.
+func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
+	if !bytes.Contains(body, []byte(`"message":`)) && bytes.Contains(body, []byte(`"err_code":10037`)) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Error != nil {
+		return nil, answer.Error
+	}
+	if answer.Message == nil {
+		return nil, jetstream.ErrMsgNotFound
+	}
+	m := answer.Message
+	msg := &jetstream.RawStreamMsg{Subject: m.Subject, Sequence: m.Seq, Data: m.Data, Time: m.Time}
+	if len(m.Header) > 0 {
+		header, err := nats.DecodeHeadersMsg(m.Header)
+		if err != nil {
+			return nil, err
+		}
+		msg.Header = header
+	}
+	return msg, nil
+}
+
+// HeaderSafe makes a readable name fit for a header: what it cannot carry is escaped.
+func HeaderSafe(s string) string {
+	quoted, err := json.Marshal(s)
+	if err != nil {
+		return ""
+	}
+	return string(quoted[1 : len(quoted)-1])
+}
+
+// Retryable reports whether an error leaves open what happened; an answer of the server does not.
+func Retryable(err error) bool {
+	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
+		return api.Code == 503 && api.ErrorCode != codeStoreFailed
+	}
+	return err != nil && !errors.Is(err, nats.ErrConnectionClosed)
+}
+
+// Wait waits for d; it reports false when the context ended first.
+func Wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Token is a number that nobody has used before.
+func Token() uint64 { return uint64(max(time.Now().UnixNano(), 0)) }
