@@ -196,9 +196,15 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	}
 	_, _ = fmt.Fprintf(p.Stderr, "worker: %s takes calls of pool %s in fleet %s: %d slots, sandbox %s (level %s), languages %s, data %s\n",
 		w.ID(), o.Pool, o.Fleet, o.Slots, o.Caps.Driver, o.Caps.Level, strings.Join(w.Languages(), " "), o.Data)
+	told := make(chan struct{})
 	context.AfterFunc(ctx, func() {
+		defer close(told)
 		_, _ = fmt.Fprintf(p.Stderr, "worker: draining, for %s at most\n", f.Drain)
 		time.AfterFunc(f.Drain, abort)
 	})
-	return w.Run(ctx, drain)
+	err = w.Run(ctx, drain)
+	if ctx.Err() != nil {
+		<-told // a worker that has nothing to do is faster than the word
+	}
+	return err
 }

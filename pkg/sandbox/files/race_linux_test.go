@@ -43,17 +43,21 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	var wg sync.WaitGroup
-	for _, pair := range [][2]string{{"tree/a", "out"}, {"tree/a/b", "out-b"}, {"tree/x", "spare"}, {"plain", "fifo"}, {"tree/x/file", "fifo"}} {
-		// By their directories as they are now: who exchanges must not follow the links either.
-		one, err := os.Open(filepath.Dir(filepath.Join(dir, pair[0])))
+	pairs := [][2]string{{"tree/a", "out"}, {"tree/a/b", "out-b"}, {"tree/x", "spare"}, {"plain", "fifo"}, {"tree/x/file", "fifo"}}
+	var parents []*os.File // opened before anything is exchanged: who exchanges must not follow the links either
+	for _, pair := range pairs {
+		parent, err := os.Open(filepath.Dir(filepath.Join(dir, pair[0])))
 		require.NoError(t, err)
-		defer one.Close()
-		other, err := os.Open(dir)
-		require.NoError(t, err)
-		defer other.Close()
+		defer parent.Close()
+		parents = append(parents, parent)
+	}
+	top, err := os.Open(dir)
+	require.NoError(t, err)
+	defer top.Close()
+	for i, pair := range pairs {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				_ = unix.Renameat2(int(one.Fd()), filepath.Base(pair[0]), int(other.Fd()), pair[1], unix.RENAME_EXCHANGE)
+				_ = unix.Renameat2(int(parents[i].Fd()), filepath.Base(pair[0]), int(top.Fd()), pair[1], unix.RENAME_EXCHANGE)
 			}
 		})
 	}

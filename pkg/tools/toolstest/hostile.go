@@ -163,7 +163,9 @@ func hostileCounts(t *testing.T, execute Execute) {
 	s.has("glob", args{"pattern": "**/9999*"}, "many/99990\n", "[10 files]")
 	s.has("glob", args{"pattern": "many/*"}, "[500 of 100000 files;")
 	s.has("tree", args{}, "many/\n", "[500 of 100001 entries; ")
-	s.is("many/50000:1:found\n[1 match; 100000 files searched]", "grep", args{"pattern": "f[o]und"})
+	if got := s.ok("grep", args{"pattern": "f[o]und"}); !strings.Contains(got, "and no more because that took too long") { // on a machine that is far too busy
+		require.Equal(t, "many/50000:1:found\n[1 match; 100000 files searched]", got)
+	}
 }
 
 // hostileTimes: files that change while they are read are answered with what they had.
