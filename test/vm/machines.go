@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -51,6 +52,20 @@ func tests(name, binary, pattern string, uid int, group string) plan.Step {
 	}
 }
 
+// arm is a step that runs the tests of an arm as the user that the step has, who needs nobody else:
+// the machine is thrown away.
+func arm(name, binary, pattern string, uid int, group string) plan.Step {
+	s := tests(name, binary, pattern, uid, group)
+	s.Argv = append(s.Argv, "-test.parallel", "1") // an emulated machine is busy enough
+	s.Env = append(s.Env, "TOOLFLEET_ESCAPE_ARM="+strconv.Itoa(uid), "TOOLFLEET_ESCAPE_PROBE=/opt/probe")
+	return s
+}
+
+// conformance is what of the conformance suite depends on how a kernel makes and ends sandboxes. The rest, file
+// operations above all, is the same under every one, and times of parts of a second are not kept by a machine
+// that is emulated.
+const conformance = "TestConformance/(driver|processes|life|protect)"
+
 // check is a step that has a worker say what the machine has.
 func check(name string, uid int, group string, exit int, says ...string) plan.Step {
 	return plan.Step{
@@ -79,6 +94,10 @@ func machines() []config {
 			tests("groups-root", "cgroup.test", ".", 0, ""),
 			tests("groups-user", "cgroup.test", ".", nobody, "delegated/step"),
 			tests("groups-alone", "cgroup.test", ".", nobody, "alone"),
+			arm("conformance-root", "ns.test", conformance, 0, ""),
+			arm("conformance-user", "ns.test", conformance, nobody, "delegated/step"),
+			arm("escape-root", "ns.test", "TestEscape_NothingGetsOut", 0, ""),
+			arm("escape-user", "ns.test", "TestEscape_NothingGetsOut", nobody, "delegated/step"),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
 		}}},

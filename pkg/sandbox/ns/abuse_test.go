@@ -134,6 +134,19 @@ func TestAbuse_ForksAreBounded(t *testing.T) { //nolint:paralleltest // its arms
 	})
 }
 
+// TestOrphans_LeaveNoZombies: what a command leaves without a parent is waited for by the first process,
+// also while the command runs.
+func TestOrphans_LeaveNoZombies(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+	escapetest.InArms(t, true, func(t *testing.T) {
+		t.Helper()
+		s := limited(t, sandbox.Limits{})
+		result := run(t, s, `for i in $(seq 50); do (setsid true &); done
+			until ! grep -qs '^State:.Z' /proc/[0-9]*/status; do sleep 0.01; done`)
+		require.Equal(t, sandbox.ReasonExited, result.Reason, "zombies are left")
+		require.Zero(t, result.ExitCode, "%s", result.Stderr.Data)
+	})
+}
+
 // TestReadOnly_NothingChanges: a read-only command changes nothing in the workspace, beside a
 // command that does.
 func TestReadOnly_NothingChanges(t *testing.T) { //nolint:paralleltest // its arms are processes of their own

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -28,6 +29,7 @@ func testExec(t *testing.T, s suite) {
 		"home and temporary files are scratch":  execHome,
 		"arguments of every kind":               execArgs,
 		"odd file names":                        execNames,
+		"file names that are no text":           execNamesWithoutText,
 		"usage is measured":                     execUsage,
 		"commands run side by side":             execConcurrent,
 	})
@@ -103,6 +105,35 @@ func execArgs(t *testing.T, b *box) {
 }
 
 // execNames takes names through a command, a listing and JSON, and back.
+// execNamesWithoutText leaves names that no path of a file operation has: they are in the way of nothing.
+func execNamesWithoutText(t *testing.T, b *box) {
+	b.sh(t, `for name in '\377' 'a\300\200b' '\355\240\200'; do printf needle >"./$(printf "$name")" || exit; done; printf needle >text`)
+	if names, err := os.ReadDir(b.workspace); err != nil || len(names) < 4 {
+		t.Skipf("UNSUPPORTED: the file system has no such names: %v", err)
+	}
+	ctx, files := t.Context(), b.FS()
+	list, err := files.List(ctx, sandbox.ListRequest{})
+	require.NoError(t, err)
+	require.Len(t, list.Entries, 4)
+	for _, entry := range list.Entries {
+		read, err := files.Read(ctx, sandbox.ReadRequest{Path: entry.Name})
+		if utf8.ValidString(entry.Name) {
+			require.NoError(t, err)
+			require.Equal(t, "needle", string(read.Content))
+			continue
+		}
+		requireFault(t, err, sandbox.FaultInvalidPath)
+	}
+	_, err = files.Tree(ctx, sandbox.TreeRequest{})
+	require.NoError(t, err)
+	found, err := files.Glob(ctx, sandbox.GlobRequest{Pattern: "*"})
+	require.NoError(t, err)
+	require.Contains(t, found.Paths, "text")
+	matches, err := files.Search(ctx, sandbox.SearchRequest{Pattern: "needle"})
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(matches.Matches), 1)
+}
+
 func execNames(t *testing.T, b *box) {
 	names := []string{"-rf", "a b", "new\nline", "\x1b[31m", "*", "ü", strings.Repeat("n", 255), "..."}
 	for _, name := range names {

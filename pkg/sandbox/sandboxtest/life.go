@@ -21,6 +21,7 @@ func testLife(t *testing.T, s suite) {
 		"close keeps workspace and scratch":         lifeKeeps,
 		"reset kills what runs and empties scratch": lifeReset,
 		"reset removes what is hard to remove":      lifeResetHard,
+		"reset removes very many files":             lifeResetMany,
 		"reset lets new commands wait":              lifeResetWait,
 	})
 }
@@ -109,6 +110,13 @@ func lifeResetHard(t *testing.T, b *box) {
 		require.Empty(t, below)
 	}
 	require.DirExists(t, "/etc")
+}
+
+// lifeResetMany leaves as many files as a build does.
+func lifeResetMany(t *testing.T, b *box) {
+	b.sh(t, `cd "$HOME" && mkdir 1 2 3 4 && seq 500 | sed 's,.*,1/& 2/& 3/& 4/&,' | xargs touch && cp -r 1 "$TMPDIR"`)
+	require.NoError(t, b.Reset(t.Context()))
+	require.Equal(t, "0\n", b.sh(t, `ls -A "$HOME" "$TMPDIR" | grep -v : | grep -c .; true`))
 }
 
 func lifeResetWait(t *testing.T, b *box) {

@@ -23,6 +23,7 @@ var survivors = map[string]string{
 	"new session":                     `setsid sh -c "$hold" >/dev/null 2>&1 & WAIT`,
 	"double fork":                     `(setsid sh -c "$hold" >/dev/null 2>&1 &) ; WAIT`,
 	"double fork with children":       `(setsid sh -c "(setsid sh -c '$hold' &); $hold" >/dev/null 2>&1 &) ; WAIT`,
+	"no signal of the parent's end":   `(setsid $(command -v setpriv >/dev/null && echo setpriv --pdeathsig clear) sh -c "$hold" >/dev/null 2>&1 &) ; WAIT`,
 	"double fork without environment": `(env -i /usr/bin/setsid /bin/sh -c "$hold" >/dev/null 2>&1 &) ; WAIT`,
 }
 

@@ -228,3 +228,23 @@ func TestSync_ReplacesAFileInOneStep(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "old", string(got), "who reads goes on reading the old file")
 }
+
+// TestSync_TimesAreNotBelieved: a session can set a file's time back, and its size stays; the content
+// tells.
+func TestSync_TimesAreNotBelieved(t *testing.T) {
+	t.Parallel()
+	before := tree{"f": {body: "old"}}
+	remote, local := newRoot(t, before), newRoot(t, before)
+	_, base, _ := pack(t, remote, nil)
+	was, err := remote.Stat("f")
+	require.NoError(t, err)
+	require.NoError(t, remote.WriteFile("f", []byte("new"), 0o600))
+	require.NoError(t, remote.Chtimes("f", was.ModTime(), was.ModTime()))
+	data, _, _ := pack(t, remote, nil)
+	changes, err := snapshot.Sync(t.Context(), local, base, bytes.NewReader(data), nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{"f"}, changes.Written)
+	content, err := local.ReadFile("f")
+	require.NoError(t, err)
+	require.Equal(t, "new", string(content))
+}
