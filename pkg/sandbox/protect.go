@@ -3,7 +3,6 @@ package sandbox
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -15,7 +14,7 @@ import (
 // Bounds of protected places.
 const (
 	// MaxProtected is the most that a sandbox can have.
-	MaxProtected = 64
+	MaxProtected = 256
 	maxPlace     = 4096
 	maxPlaceName = 255
 )
@@ -62,42 +61,61 @@ func checkPlace(place string) error {
 	return nil
 }
 
-// Places of a repository from which git takes programs to run, but for those that have to be
-// written to commit. What is missing of the first ones is kept from being made.
-var (
-	repositoryPlaces   = []string{".git/config", ".git/hooks"}                              //nolint:gochecknoglobals // a constant
-	repositoryIfExists = []string{".git/config.worktree", ".git/modules", ".git/worktrees"} //nolint:gochecknoglobals // a constant
-	editorPlaces       = []string{".idea", ".vscode"}                                       //nolint:gochecknoglobals // a constant
-)
-
 // DefaultProtected returns the places of a directory that programs of the host run on their own,
 // for [Spec].Protect of a sandbox that uses the directory in place: of a git repository what names
-// programs, and the settings of editors that are there. A directory in which there is no
-// repository has none: one can be made in it.
+// programs, where its submodules are repositories, and the settings of editors that are there. A directory
+// in which there is no repository has none: one can be made in it. What has to be written to commit is
+// not among them; of what is missing the hooks and the settings of a repository are.
 func DefaultProtected(dir string) (places []string, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("protected places: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	there := func(name string) (bool, fs.FileMode) {
-		info, err := root.Lstat(name)
-		if err != nil {
-			return false, 0
+	ifThere := []string{".idea", ".vscode"}
+	if info, err := root.Lstat(".git"); err == nil {
+		ifThere = append(ifThere, submodules(root, ".", 0)...)
+		if info.IsDir() {
+			places = []string{".git/config", ".git/hooks"}
+			ifThere = append(ifThere, ".git/config.worktree", ".git/modules", ".git/worktrees")
+		} else { // it names a repository elsewhere
+			places = []string{".git"}
 		}
-		return true, info.Mode()
 	}
-	maybe := editorPlaces
-	if is, mode := there(".git"); is && mode.IsDir() {
-		places = slices.Clone(repositoryPlaces)
-		maybe = slices.Concat(repositoryIfExists, editorPlaces)
-	} else if is { // it names a repository elsewhere
-		places = []string{".git"}
-	}
-	for _, name := range maybe {
-		if is, _ := there(name); is {
+	for _, name := range ifThere {
+		if _, err := root.Lstat(name); err == nil {
 			places = append(places, name)
 		}
 	}
 	return CleanProtected(places)
+}
+
+// Bounds of the search for submodules.
+const (
+	maxModulesDepth = 8
+	maxModulesFile  = 1 << 20
+)
+
+// submodules returns where the submodules below a directory say where their repositories are. A git that
+// looks at the state of the whole runs what those name.
+func submodules(root *os.Root, dir string, depth int) (places []string) {
+	info, err := root.Lstat(path.Join(dir, ".gitmodules"))
+	if err != nil || !info.Mode().IsRegular() || info.Size() > maxModulesFile || depth == maxModulesDepth {
+		return nil
+	}
+	text, err := root.ReadFile(path.Join(dir, ".gitmodules"))
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, found := strings.Cut(line, "=")
+		value = strings.Trim(strings.TrimSpace(value), `"`)
+		if !found || !strings.EqualFold(strings.TrimSpace(name), "path") || checkPlace(value) != nil {
+			continue
+		}
+		at := path.Join(dir, value)
+		places = append(places, path.Join(at, ".git"))
+		places = append(places, submodules(root, at, depth+1)...)
+	}
+	return places
 }

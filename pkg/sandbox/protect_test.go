@@ -32,7 +32,7 @@ func TestCleanProtected(t *testing.T) {
 		require.ErrorContains(t, err, fault, "%.10q", place)
 	}
 	_, err := sandbox.CleanProtected(make([]string, sandbox.MaxProtected+1))
-	require.ErrorContains(t, err, "65 protected places: at most 64")
+	require.ErrorContains(t, err, "257 protected places: at most 256")
 }
 
 func TestDefaultProtected(t *testing.T) {
@@ -63,6 +63,21 @@ func TestDefaultProtected(t *testing.T) {
 			require.Equal(t, c.want, got)
 		})
 	}
+	t.Run("submodules, and those of submodules", func(t *testing.T) {
+		t.Parallel()
+		dir := t.TempDir()
+		for file, content := range map[string]string{
+			".git/config": "", ".gitmodules": "[submodule \"a b\"]\n\tpath = libs/a b\n\turl = x\n[submodule \"gone\"]\n\tpath = gone\n[submodule \"evil\"]\n\tPath=../evil\n",
+			"libs/a b/.git": "gitdir: ../../.git/modules/a", "libs/a b/.gitmodules": "[submodule \"c\"]\npath=\"c\"\n", "libs/a b/c/.git": "gitdir: x",
+			"other/.git": "gitdir: y",
+		} {
+			require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, file)), 0o755))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600))
+		}
+		got, err := sandbox.DefaultProtected(dir)
+		require.NoError(t, err)
+		require.Equal(t, []string{".git/config", ".git/hooks", "libs/a b/.git", "libs/a b/c/.git"}, got)
+	})
 	_, err := sandbox.DefaultProtected(filepath.Join(t.TempDir(), "missing"))
 	require.Error(t, err)
 }

@@ -88,7 +88,8 @@ type Spec struct {
 	// neither commands nor file operations change, make or move: relative paths, at most
 	// [MaxProtected]. Where a place is missing, the sandbox makes an empty directory there, or at
 	// the first directory on the way that is missing, and removes it when it is closed, if it is
-	// still empty. Where a file is on the way to a place, that is protected. A place that is a
+	// still empty. The directories that a place is in cannot be moved either, and nothing can be
+	// renamed between them and the rest of the workspace. Where a file is on the way to a place, that is protected. A place that is a
 	// symbolic link, or that one leads to, cannot be protected and is refused. Who changes the
 	// workspace from outside is not bound; what he has replaced is protected again before the next
 	// operation that begins while no other is under way.
