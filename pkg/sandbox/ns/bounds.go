@@ -34,15 +34,26 @@ type bound struct {
 	alone  bool   // no command has run beside it
 }
 
-// newBounds makes a group for a sandbox with limits, if groups is not nil.
-func newBounds(groups *cgroup.Tree, whole sandbox.Limits) (*bounds, error) {
-	b := &bounds{whole: whole.WithDefaults(), running: map[*bound]struct{}{}}
+// newBounds makes a group for a sandbox, if groups is not nil, with the limits that sandboxes have by default.
+func newBounds(groups *cgroup.Tree) (*bounds, error) {
+	b := &bounds{whole: sandbox.Limits{}.WithDefaults(), running: map[*bound]struct{}{}}
 	if groups == nil {
 		return b, nil
 	}
 	var err error
 	b.group, err = groups.Open(groupLimits(b.whole))
 	return b, err
+}
+
+// become changes the limits of a sandbox in which nothing has run.
+func (b *bounds) become(whole sandbox.Limits) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.whole = whole.WithDefaults()
+	if b.group == nil {
+		return nil
+	}
+	return b.apply()
 }
 
 // groupLimits are limits of commands as those of the group that they share with the first process.

@@ -52,6 +52,7 @@ type Driver struct {
 	choose bool        // whether a probe chooses the launcher
 	bwrap  atomic.Bool // whether that is bwrap
 
+	spares    *spare
 	find      func() (*cgroup.Tree, error)
 	ungrouped atomic.Bool // whether control groups turned out to be of no use
 }
@@ -61,7 +62,7 @@ func New(options *Options) *Driver {
 	if options == nil {
 		options = &Options{}
 	}
-	d := &Driver{log: options.Logger, choose: options.Launcher == "", find: cgroup.Find}
+	d := &Driver{log: options.Logger, choose: options.Launcher == "", spares: &spares, find: cgroup.Find}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -113,7 +114,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}
-	s := &Sandbox{spec: spec, config: config, groups: d.groups(), scratch: opened, log: d.log, stop: make(chan struct{})}
+	s := &Sandbox{spec: spec, config: config, spares: d.spares, groups: d.groups(), scratch: opened, log: d.log, stop: make(chan struct{})}
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.guard.close(), opened.Close())
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -53,38 +52,6 @@ type startError struct{ wire.Failed }
 
 // Error implements the error interface.
 func (e *startError) Error() string { return fmt.Sprintf("%s: %s", e.Step, e.Failed.Error) }
-
-// open starts a sandbox, in a group of its own unless groups is nil, and waits until it serves.
-func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
-	b, err := newBounds(groups, limits)
-	if err != nil {
-		return nil, err
-	}
-	conn, theirs, err := wire.Pair()
-	if err != nil {
-		return nil, errors.Join(err, b.group.Close())
-	}
-	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}
-	err = conn.Send(0, wire.KindConfig, config)
-	switch {
-	case err != nil:
-	case config.Bwrap:
-		if err = conn.Send(0, wire.KindConfig, config); err == nil { // for the stage before
-			i.bwrap, i.process, err = startBwrap(config, theirs, b.group)
-		}
-	default:
-		i.process, err = launchers.launch(config, theirs, b.group)
-	}
-	err = errors.Join(err, theirs.Close())
-	if err == nil {
-		err = i.await(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, i.close())
-	}
-	i.reader.Go(i.receive)
-	return i, nil
-}
 
 // await waits until the sandbox serves.
 func (i *instance) await(ctx context.Context) error {

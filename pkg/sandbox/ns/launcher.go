@@ -28,47 +28,55 @@ type launcher struct {
 	command *exec.Cmd
 }
 
-// launch starts a sandbox that has one end of a control socket, in a group unless that is nil.
-func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Group) (*os.Process, error) {
+// launch starts a sandbox that has one end of a control socket, in a group unless that is nil. When the worker is root,
+// owners is a user namespace that translates the owner of its directories; otherwise it is -1.
+func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Group) (process *os.Process, owners int, err error) {
 	fds := []int{int(control.Fd())}
 	if group != nil {
 		fds = append(fds, int(group.Dir().Fd()))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	pid, err := l.ask(config, fds)
+	pid, owners, err := l.ask(config, fds)
 	if _, ok := errors.AsType[*startError](err); err != nil && !ok {
 		l.end() // somebody has killed it, perhaps
-		pid, err = l.ask(config, fds)
+		pid, owners, err = l.ask(config, fds)
 	}
 	if err != nil {
-		return nil, err
+		return nil, -1, err
 	}
-	return os.FindProcess(pid) // a child of this process, so the id is no one else's
+	process, err = os.FindProcess(pid) // a child of this process, so the id is no one else's
+	return process, owners, err
 }
 
 // ask starts the launcher if need be and has it start a sandbox.
-func (l *launcher) ask(config wire.Config, fds []int) (int, error) {
+func (l *launcher) ask(config wire.Config, fds []int) (pid, owners int, err error) {
 	if l.conn == nil {
 		if err := l.start(); err != nil {
-			return 0, err
+			return 0, -1, err
 		}
 	}
 	if err := l.conn.Send(0, wire.KindConfig, config, fds...); err != nil {
-		return 0, fmt.Errorf("launcher: %w", err)
+		return 0, -1, fmt.Errorf("launcher: %w", err)
 	}
 	l.conn.ReceiveUntil(time.Now().Add(startWait))
 	m, err := l.conn.Receive()
 	if err != nil {
-		return 0, fmt.Errorf("launcher: %w", err)
+		return 0, -1, fmt.Errorf("launcher: %w", err)
 	}
-	m.CloseFDs() // there are none
+	defer m.CloseFDs() // but the one that is returned
 	if m.Kind == wire.KindFailed {
-		return 0, failed(m)
+		return 0, -1, failed(m)
 	}
 	var launched wire.Launched
-	err = m.Decode(&launched)
-	return launched.PID, err
+	if err := m.Decode(&launched); err != nil {
+		return 0, -1, err
+	}
+	owners = -1
+	if len(m.FDs) > 0 {
+		owners, m.FDs = m.FDs[0], m.FDs[1:]
+	}
+	return launched.PID, owners, nil
 }
 
 func (l *launcher) start() error {

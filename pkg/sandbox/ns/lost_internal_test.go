@@ -94,7 +94,7 @@ func TestOpen_OfAnEndedStartLeavesNothing(t *testing.T) {
 	s := openLost(t)
 	config := s.config
 	config.Workspace = "/no/such/directory"
-	_, err := open(t.Context(), config, nil, sandbox.Limits{})
+	_, err := open(t.Context(), &spares, config, nil, sandbox.Limits{})
 	var failed *startError
 	require.ErrorAs(t, err, &failed)
 	require.Contains(t, failed.Step, "/no/such/directory")

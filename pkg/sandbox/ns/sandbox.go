@@ -22,7 +22,8 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 type Sandbox struct {
 	spec    sandbox.Spec
 	config  wire.Config
-	guard   *guard       // nil when nothing is protected; used by who holds change, or mu and sees that nothing is under way
+	guard   *guard // nil when nothing is protected; used by who holds change, or mu and sees that nothing is under way
+	spares  *spare
 	groups  *cgroup.Tree // nil without control groups
 	scratch *scratch.Dir
 	log     *slog.Logger
@@ -52,7 +53,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 	if s.guard != nil {
 		s.config.Protected, s.config.Pinned = s.guard.protected, s.guard.pinned
 	}
-	fresh, err := open(ctx, s.config, s.groups, s.spec.Limits)
+	fresh, err := open(ctx, s.spares, s.config, s.groups, s.spec.Limits)
 	if err != nil {
 		return explain(err)
 	}

@@ -30,7 +30,9 @@ type call struct {
 	args    [6]uintptr
 	results uint8         // a bit for each argument that is the number of a call, whose result is meant
 	pass    syscall.Errno // an error that is none
-	store   *int32        // where the result is wanted, too
+	load    *int32        // has the argument number loaded, when the call is made; nil when none is meant
+	loaded  uint8
+	store   *int32 // where the result is wanted, too
 	result  uintptr
 	step    string
 	text    uintptr // of step
@@ -52,8 +54,9 @@ func (e *Error) Unwrap() error { return e.Errno }
 func (l *List) Step(name string) { l.step = name }
 
 // Do adds a call. An argument is an integer of type int, uint32, uint64 or uintptr, a string, which
-// ends with a zero byte then and must not contain any, bytes, an [unsafe.Pointer], or the [Result]
-// of an earlier call. What they point to is kept, and must not be changed.
+// ends with a zero byte then and must not contain any, bytes, an [unsafe.Pointer], the [Result]
+// of an earlier call, or, at most once, an *int32, which stands for what an earlier call has written there. What they
+// point to is kept, and must not be changed.
 func (l *List) Do(number uintptr, args ...any) Result {
 	c := call{number: number, step: l.step, text: uintptr(unsafe.Pointer(unsafe.StringData(l.step)))}
 	for i, arg := range args {
@@ -73,6 +76,8 @@ func (l *List) Do(number uintptr, args ...any) Result {
 			c.args[i] = l.pointer(arg, unsafe.Pointer(unsafe.SliceData(arg)))
 		case unsafe.Pointer:
 			c.args[i] = l.pointer(arg, arg)
+		case *int32:
+			c.load, c.loaded = arg, uint8(i)
 		case Result:
 			c.args[i], c.results = uintptr(arg), c.results|1<<i
 		default:
@@ -125,6 +130,9 @@ func run(calls []call) (int, syscall.Errno) {
 			if c.results&(1<<n) != 0 {
 				c.args[n] = calls[c.args[n]].result
 			}
+		}
+		if c.load != nil {
+			c.args[c.loaded] = uintptr(*c.load) //nolint:gosec // a descriptor, or -1
 		}
 		result, _, errno := syscall.RawSyscall6(c.number, c.args[0], c.args[1], c.args[2], c.args[3], c.args[4], c.args[5])
 		if errno != 0 && errno != c.pass {

@@ -3,6 +3,9 @@
 package confine
 
 import (
+	"maps"
+	"slices"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -53,12 +56,48 @@ func (p *program) returnIf(op uint16, k, value uint32) {
 	p.ret(value)
 }
 
-// onCall runs body, which must end in a return, for one system call.
-func (p *program) onCall(number uint32, body func(*program)) {
-	var inner program
-	body(&inner)
-	p.jump(unix.BPF_JEQ, number, 0, uint8(len(inner))) //nolint:gosec // bodies are short
-	*p = append(*p, inner...)
+// table says what is done for each of some system calls.
+type table map[uint32]program
+
+// on runs body, which must end in a return, for one system call.
+func (t table) on(number uint32, body func(*program)) {
+	var p program
+	body(&p)
+	t[number] = p
+}
+
+// deny has system calls fail.
+func (t table) deny(errno unix.Errno, numbers ...uint32) {
+	for _, number := range numbers {
+		t.on(number, func(p *program) { p.ret(retErrno(errno)) })
+	}
+}
+
+// inTurn is how many numbers are compared one after the other.
+const inTurn = 3
+
+// dispatch does what the table says, and allows all other system calls.
+func (p *program) dispatch(t table) { p.search(t, slices.Sorted(maps.Keys(t))) }
+
+// search looks for the number that is loaded among some of the table's, which are in order, by halves: the kernel runs a
+// filter for every number there is when it takes it on, and that took longer than most steps of a sandbox's start when
+// each was compared with all.
+func (p *program) search(t table, numbers []uint32) {
+	if len(numbers) <= inTurn {
+		for _, number := range numbers {
+			p.jump(unix.BPF_JEQ, number, 0, uint8(len(t[number]))) //nolint:gosec // what is done is short
+			*p = append(*p, t[number]...)
+		}
+		p.ret(retAllow)
+		return
+	}
+	middle := len(numbers) / 2
+	var below, above program
+	below.search(t, numbers[:middle])
+	above.search(t, numbers[middle:])
+	p.jump(unix.BPF_JGE, numbers[middle], 0, 1)
+	*p = append(*p, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JA, K: uint32(len(below))}) //nolint:gosec // some hundred
+	*p = append(append(*p, below...), above...)
 }
 
 // nativeOnly kills who calls the kernel in the words of another architecture.
@@ -73,49 +112,50 @@ func (p *program) nativeOnly() {
 }
 
 // sandboxFilter is what every process of a sandbox is under.
-func sandboxFilter() program {
+var sandboxFilter = sync.OnceValue(newSandboxFilter) //nolint:gochecknoglobals // a constant
+
+func newSandboxFilter() program {
 	var p program
 	p.nativeOnly()
 	p.returnIf(unix.BPF_JGT, newest, retErrno(unix.ENOSYS))
-	p.returnIf(unix.BPF_JEQ, unix.SYS_CLONE3, retErrno(unix.ENOSYS)) // its flags are out of sight; libraries use clone then
-	for _, number := range denied {
-		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EPERM))
-	}
-	p.noSetID()
-	p.keepNoCore()
-	p.onCall(unix.SYS_CLONE, func(p *program) {
+	t := table{}
+	t.deny(unix.ENOSYS, unix.SYS_CLONE3) // its flags are out of sight; libraries use clone then
+	t.deny(unix.EPERM, denied...)
+	t.noSetID()
+	t.keepNoCore()
+	t.on(unix.SYS_CLONE, func(p *program) {
 		p.load(arg(0))
 		p.returnIf(unix.BPF_JSET, newNamespaces, retErrno(unix.EPERM))
 		p.ret(retAllow)
 	})
-	p.onCall(unix.SYS_SOCKET, func(p *program) {
+	t.on(unix.SYS_SOCKET, func(p *program) {
 		p.load(arg(0))
 		for _, family := range []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
 			p.returnIf(unix.BPF_JEQ, family, retAllow)
 		}
 		p.ret(retErrno(unix.EAFNOSUPPORT)) // AF_VSOCK, for one, ignores network namespaces
 	})
-	p.onCall(unix.SYS_IOCTL, func(p *program) {
+	t.on(unix.SYS_IOCTL, func(p *program) {
 		p.load(arg(1))
 		for _, request := range []uint32{unix.TIOCSTI, tiocLinux} {
 			p.returnIf(unix.BPF_JEQ, request, retErrno(unix.EPERM))
 		}
 		p.ret(retAllow)
 	})
-	p.ret(retAllow)
+	p.dispatch(t)
 	return p
 }
 
 // keepNoCore has changes of that limit do nothing. They succeed, for those who want to be
 // sure that there are no core files.
-func (p *program) keepNoCore() {
+func (t table) keepNoCore() {
 	const done = unix.SECCOMP_RET_ERRNO // with the number 0
-	p.onCall(unix.SYS_SETRLIMIT, func(p *program) {
+	t.on(unix.SYS_SETRLIMIT, func(p *program) {
 		p.load(arg(0))
 		p.returnIf(unix.BPF_JEQ, unix.RLIMIT_CORE, done)
 		p.ret(retAllow)
 	})
-	p.onCall(unix.SYS_PRLIMIT64, func(p *program) {
+	t.on(unix.SYS_PRLIMIT64, func(p *program) {
 		p.load(arg(1))
 		p.jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 1, 0)
 		p.ret(retAllow)
@@ -138,11 +178,10 @@ const (
 func readOnlyFilter() program {
 	var p program
 	p.nativeOnly()
-	for _, number := range changes {
-		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EROFS))
-	}
-	p.onCall(unix.SYS_IOCTL, (*program).readOnlyIoctl)
-	p.ret(retAllow)
+	t := table{}
+	t.deny(unix.EROFS, changes...)
+	t.on(unix.SYS_IOCTL, (*program).readOnlyIoctl)
+	p.dispatch(t)
 	return p
 }
 

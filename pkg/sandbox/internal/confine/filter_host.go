@@ -26,24 +26,23 @@ func aimed() map[uint32]uint32 {
 func hostFilter(families []uint32) program {
 	var p program
 	p.nativeOnly()
-	for _, number := range sharing() {
-		p.returnIf(unix.BPF_JEQ, number, retErrno(unix.EPERM))
-	}
+	t := table{}
+	t.deny(unix.EPERM, sharing()...)
 	for number, argument := range aimed() {
-		p.onCall(number, func(p *program) {
+		t.on(number, func(p *program) {
 			p.load(arg(argument))
 			p.returnIf(unix.BPF_JEQ, 0, retAllow)
 			p.ret(retErrno(unix.EPERM))
 		})
 	}
-	p.onCall(unix.SYS_SOCKET, func(p *program) {
+	t.on(unix.SYS_SOCKET, func(p *program) {
 		p.load(arg(0))
 		for _, family := range families {
 			p.returnIf(unix.BPF_JEQ, family, retAllow)
 		}
 		p.ret(retErrno(unix.EACCES))
 	})
-	p.ret(retAllow)
+	p.dispatch(t)
 	return p
 }
 

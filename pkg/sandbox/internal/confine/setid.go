@@ -31,10 +31,10 @@ var modeCalls = append([]modeCall{ //nolint:gochecknoglobals // a constant
 }, modeCallsHere...)
 
 // noSetID denies modes with these bits.
-func (p *program) noSetID() {
-	p.returnIf(unix.BPF_JEQ, unix.SYS_OPENAT2, retErrno(unix.ENOSYS))
+func (t table) noSetID() {
+	t.deny(unix.ENOSYS, unix.SYS_OPENAT2)
 	for _, c := range modeCalls {
-		p.onCall(c.number, func(p *program) {
+		t.on(c.number, func(p *program) {
 			if c.flags != noFlags {
 				p.load(arg(c.flags))
 				p.jump(unix.BPF_JSET, makes, 1, 0)

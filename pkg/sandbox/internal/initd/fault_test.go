@@ -44,7 +44,7 @@ func TestSelfTest_MissingLayerIsRefusedWithBwrap(t *testing.T) { //nolint:parall
 // test opens sandboxes with each of the faults.
 func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 	t.Helper()
-	s, err := openIn(t, launcher, "whole")
+	s, err := openIn(t, launcher, 0)
 	require.NoError(t, err, "with nothing missing it serves")
 	require.NoError(t, s.Close())
 	for _, name := range slices.Sorted(maps.Keys(initd.Faults)) {
@@ -56,7 +56,7 @@ func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 			if fault.Root && os.Geteuid() != 0 {
 				t.Skip("UNSUPPORTED: there only when the worker is root")
 			}
-			_, err := openIn(t, launcher, initd.FaultDir(name))
+			_, err := openIn(t, launcher, initd.FaultProcesses(name))
 			require.ErrorIs(t, err, sandbox.ErrLevel)
 			require.ErrorContains(t, err, fault.Want)
 			t.Log(err)
@@ -64,14 +64,15 @@ func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 	}
 }
 
-// openIn opens a sandbox whose workspace has that name.
-func openIn(t *testing.T, launcher, name string) (sandbox.Sandbox, error) {
+// openIn opens a sandbox that is limited to that many processes.
+func openIn(t *testing.T, launcher string, processes int64) (sandbox.Sandbox, error) {
 	t.Helper()
 	// So that there is something to give up.
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1 << 20}))
-	workspace := filepath.Join(t.TempDir(), name)
+	workspace := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "d/p"), 0o755))
 	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), sandbox.Spec{
 		ID: "faulty", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{"d/p"},
+		Limits: sandbox.Limits{Processes: processes},
 	})
 }

@@ -24,7 +24,6 @@ func launch(conn *wire.Conn) error {
 	for _, fd := range []int{fdControl, fdImage} {
 		unix.CloseOnExec(fd)
 	}
-	var l launcher
 	for {
 		m, err := conn.Receive()
 		if errors.Is(err, io.EOF) {
@@ -33,51 +32,55 @@ func launch(conn *wire.Conn) error {
 		if err != nil {
 			return err
 		}
-		pid, err := l.spawn(m)
+		launched, owners, err := spawn(m)
 		m.CloseFDs()
 		if err != nil {
-			err = conn.Send(m.ID, wire.KindFailed, failure(StageLaunch, err))
+			err = conn.Send(m.ID, wire.KindFailed, Failure(StageLaunch, err))
 		} else {
-			err = conn.Send(m.ID, wire.KindLaunched, wire.Launched{PID: pid})
+			err = conn.Send(m.ID, wire.KindLaunched, launched, owners...)
 		}
+		closeAll(owners)
 		if err != nil {
 			return err
 		}
-		l.prepare()
 	}
-}
-
-// launcher has what it needs for the next sandbox ready, if that is like the last one.
-type launcher struct {
-	last *owner
-	next *translation // of last
 }
 
 // spawn starts a sandbox with the control socket that came with the request, in the control group
-// that did, if one did. What fails in its first process is told through the socket.
-func (l *launcher) spawn(m *wire.Message) (int, error) {
+// that did, if one did. What fails in its first process is told through the socket. For root, owners is a
+// user namespace that translates the owner of the directories; the caller closes it.
+func spawn(m *wire.Message) (launched wire.Launched, owners []int, err error) {
 	var config wire.Config
 	if err := m.Decode(&config); err != nil {
-		return 0, err
+		return launched, nil, err
 	}
 	if m.Kind != wire.KindConfig || len(m.FDs) < 1 || len(m.FDs) > 2 {
-		return 0, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
+		return launched, nil, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
 	}
 	from := inherited{control: m.FDs[0]}
 	if config.Privileged {
-		owners, err := l.translation(owner{config.OwnerUID, config.OwnerGID})
+		translated, err := newTranslation(owner{config.OwnerUID, config.OwnerGID})
 		if err != nil {
-			return 0, &stepError{step: "user namespace of the directories", err: err}
+			return launched, nil, &stepError{step: "user namespace of the directories", err: err}
 		}
-		defer unix.Close(owners.fd)
-		config.HostUID, config.HostGID = owners.host, owners.host
-		trees, err := openTrees(config, owners.fd)
-		defer closeAll(trees)
+		owners = []int{translated.fd}
+		config.HostUID, config.HostGID = translated.host, translated.host
+		from.trees, err = openMounts(config)
+		defer closeAll(from.trees)
 		if err != nil {
-			return 0, err
+			return launched, owners, err
 		}
-		from.trees = trees
 	}
+	var group *int
+	if len(m.FDs) > 1 {
+		group = &m.FDs[1]
+	}
+	launched.PID, err = from.fork(config, group)
+	return launched, owners, err
+}
+
+// fork makes the first process of a sandbox, in a control group unless that is nil.
+func (from inherited) fork(config wire.Config, group *int) (int, error) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 		return 0, &stepError{step: "pipe", err: err}
@@ -88,8 +91,8 @@ func (l *launcher) spawn(m *wire.Message) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if len(m.FDs) > 1 {
-		list.ForkInto(m.FDs[1])
+	if group != nil {
+		list.ForkInto(*group)
 	}
 	c := clone(config)
 	pid, err := list.Fork(c.flags, from.control, wire.AbortedHead())
@@ -166,7 +169,7 @@ func tell(control int, failed error) error {
 	if err != nil {
 		return errors.Join(err, unix.Close(fd))
 	}
-	return errors.Join(conn.Send(0, wire.KindFailed, failure(StageLaunch, failed)), conn.Close())
+	return errors.Join(conn.Send(0, wire.KindFailed, Failure(StageLaunch, failed)), conn.Close())
 }
 
 func writeProc(pid int, name, value string) error {
@@ -187,22 +190,9 @@ func closeAll(fds []int) {
 	}
 }
 
-// openTrees opens what only the worker's user may open or translate: the directories of the
-// sandbox, with its user in the place of their owner by the user namespace owners, and the mounts. On
-// failure too, what was opened is returned.
-func openTrees(config wire.Config, owners int) ([]int, error) {
+// openMounts opens what only the worker's user may open. On failure too, what was opened is returned.
+func openMounts(config wire.Config) ([]int, error) {
 	var trees []int
-	for _, dir := range directories(config) {
-		tree, err := openTree(dir, 0)
-		if err != nil {
-			return trees, &stepError{step: "open " + dir, err: err}
-		}
-		trees = append(trees, tree)
-		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(owners)} //nolint:gosec // a descriptor
-		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-			return trees, &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", dir, err)}
-		}
-	}
 	for _, m := range config.Mounts {
 		tree, err := openTree(m.Host, unix.AT_RECURSIVE)
 		if err != nil {
@@ -212,10 +202,6 @@ func openTrees(config wire.Config, owners int) ([]int, error) {
 	}
 	return trees, nil
 }
-
-// StepTranslate is the step that fails on file systems that cannot show files under another
-// owner.
-const StepTranslate = "translate owners"
 
 func openTree(path string, flags uint) (int, error) {
 	return unix.OpenTree(unix.AT_FDCWD, path, flags|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)

@@ -28,30 +28,6 @@ type translation struct {
 	fd   int // a user namespace
 }
 
-// translation returns one for a sandbox, whose caller closes it.
-func (l *launcher) translation(of owner) (*translation, error) {
-	ready := l.next
-	l.next = nil
-	if ready != nil && *l.last == of {
-		return ready, nil
-	}
-	if ready != nil {
-		_ = unix.Close(ready.fd) // nothing was written
-	}
-	l.last = &of
-	return newTranslation(of)
-}
-
-// prepare makes a translation for the next sandbox while nobody waits: many have the same owner.
-func (l *launcher) prepare() {
-	if l.last == nil || l.next != nil {
-		return
-	}
-	if next, err := newTranslation(*l.last); err == nil { // otherwise whoever needs one is told
-		l.next = next
-	}
-}
-
 // newTranslation makes a translation. Its namespace is that of a process that does nothing, and lives only
 // until it is open.
 func newTranslation(of owner) (*translation, error) {

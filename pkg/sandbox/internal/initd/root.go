@@ -58,12 +58,15 @@ func SettingsOf(config wire.Config) []string {
 	return settings
 }
 
-// devices are the device files of a sandbox.
-var devices = []string{"null", "zero", "full", "random", "urandom", "tty"} //nolint:gochecknoglobals // a constant
+// Devices are the device files of a sandbox.
+var Devices = []string{"null", "zero", "full", "random", "urandom", "tty"} //nolint:gochecknoglobals // a constant
+
+// rootPlace is where the new root is mounted while it is built: it covers what nobody has a directory for sandboxes in.
+const rootPlace = "/proc"
 
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened
 // before anything is covered, and mounted relative to the new root, which is the working
-// directory. trees are the directories and mounts if launch has opened them.
+// directory. Its own directories are handed over when the rest is there. trees are the mounts if launch has opened them.
 func enterRoot(l *calls.List, config wire.Config, trees []int) error {
 	v := &view{List: l, config: config, links: map[string]string{}, made: map[string]bool{".": true}}
 	layer(l, config, "private mounts", func() { l.Do(unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_PRIVATE, 0) })
@@ -71,12 +74,23 @@ func enterRoot(l *calls.List, config wire.Config, trees []int) error {
 		return err
 	}
 	l.Step("new root")
-	l.Do(unix.SYS_MOUNT, "tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m,nr_inodes=1k")
-	l.Do(unix.SYS_CHDIR, "/tmp")
-	for _, s := range []struct {
-		name string
-		add  func()
-	}{
+	l.Do(unix.SYS_MOUNT, "tmpfs", rootPlace, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m,nr_inodes=1k")
+	l.Do(unix.SYS_CHDIR, rootPlace)
+	for _, s := range v.steps() {
+		layer(l, config, s.name, s.add)
+	}
+	return nil
+}
+
+// part is a step of the way into the root.
+type part struct {
+	name string
+	add  func()
+}
+
+// steps are all that are left to do when the host's files are open.
+func (v *view) steps() []part {
+	parts := []part{
 		{"system directories", v.placeSystem},
 		{"settings", v.placeSettings},
 		{"places for devices", v.makeDevices},
@@ -85,25 +99,29 @@ func enterRoot(l *calls.List, config wire.Config, trees []int) error {
 			v.set(unix.AT_FDCWD, ".", unix.AT_RECURSIVE, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 		}},
 		{"/proc", func() {
-			l.Do(unix.SYS_MOUNT, "proc", "proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
+			v.Do(unix.SYS_MOUNT, "proc", "proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 		}},
 		{"/dev", v.placeDevices},
-		{"directories", v.placeDirectories},
-		{"protected places", v.protect},
-		{"pivot_root", func() {
-			l.Do(unix.SYS_PIVOT_ROOT, ".", ".")
-			l.Do(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
-			l.Do(unix.SYS_CHDIR, GuestWorkspace)
-		}},
-	} {
-		layer(l, config, s.name, s.add)
 	}
-	return nil
+	leave := part{"pivot_root", func() {
+		v.Do(unix.SYS_PIVOT_ROOT, ".", ".")
+		v.Do(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+		v.Do(unix.SYS_CHDIR, "/")
+	}}
+	place := []part{
+		{"directories handed over", v.receiveDirectories}, {"directories", v.placeDirectories}, {"protected places", v.protect},
+	}
+	if v.config.Privileged {
+		parts = append(append(parts, leave), place...)
+	} else {
+		parts = append(append(parts, place...), leave) // their paths are the host's
+	}
+	return append(parts, part{"working directory", func() { v.Do(unix.SYS_CHDIR, GuestWorkspace) }})
 }
 
 // tree is something of the host that the sandbox will see.
 type tree struct {
-	fd    any    // a descriptor, or the result of the call that opens it
+	fd    any    // a descriptor, where it will be written, or the result of the call that opens it
 	guest string // relative to the root
 	dir   bool
 }
@@ -135,24 +153,18 @@ func (v *view) open(trees []int) error {
 			return err
 		}
 	}
-	for _, name := range devices {
+	for _, name := range Devices {
 		if err := v.openSome(&v.devices, "/dev/"+name, "dev/"+name); err != nil {
 			return err
 		}
 	}
-	for i, host := range directories(v.config) {
-		t := tree{guest: [...]string{GuestWorkspace, GuestHome, GuestTemp}[i][1:], dir: true}
-		v.take(&v.dirs, &trees, host, t)
+	for _, guest := range []string{GuestWorkspace, GuestHome, GuestTemp} {
+		v.dirs = append(v.dirs, tree{guest: guest[1:], dir: true})
 	}
 	for _, m := range v.config.Mounts {
 		v.take(&v.mounts, &trees, m.Host, tree{guest: Guest(m)[1:], dir: isDir(m.Host)})
 	}
 	return nil
-}
-
-// directories are the host's that are the sandbox's own.
-func directories(config wire.Config) []string {
-	return []string{config.Workspace, config.Home, config.Temp}
 }
 
 // isDir reports whether a path is a directory; what is not there is found out when it is opened.

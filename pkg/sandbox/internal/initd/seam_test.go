@@ -3,8 +3,8 @@
 package initd
 
 import (
-	"path/filepath"
-	"strings"
+	"maps"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -28,11 +28,14 @@ type Fault struct {
 	instead func(l *calls.List, really func())
 }
 
-// faultPrefix begins the name of a workspace whose sandbox has a fault.
-const faultPrefix = "fault-"
+// faultProcesses is the first number of processes that stands for a fault.
+const faultProcesses = 7001
 
-// FaultDir is the name of the workspace of a sandbox with that fault.
-func FaultDir(name string) string { return faultPrefix + strings.ReplaceAll(name, " ", "-") }
+// FaultProcesses is how many processes a sandbox with that fault is limited to: that is known before its directories are, and
+// is different for each of them.
+func FaultProcesses(name string) int64 {
+	return faultProcesses + int64(slices.Index(slices.Sorted(maps.Keys(Faults)), name))
+}
 
 // then makes a call after a step.
 func then(number uintptr, args ...any) func(*calls.List, func()) {
@@ -84,7 +87,7 @@ var Faults = map[string]Fault{
 	"root that can be written to": {skip: "read-only root", Want: "can be written to"},
 	"the host's root kept": {step: "pivot_root", Want: "the host's root is still there", instead: func(l *calls.List, _ func()) {
 		l.Do(unix.SYS_PIVOT_ROOT, ".", ".")
-		l.Do(unix.SYS_CHDIR, GuestWorkspace)
+		l.Do(unix.SYS_CHDIR, "/")
 	}},
 	"one more mount":       {step: "directories", Want: "mount /run was not asked for", instead: tmpfs("run", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY)},
 	"set-user-ID programs": {step: "directories", Want: "mount /tmp has set-user-ID programs or devices", instead: tmpfs("tmp", unix.MS_NODEV)},
@@ -135,7 +138,7 @@ func init() { //nolint:gochecknoinits // as above
 // faultOf returns the fault of a sandbox; the zero value has no effect.
 func faultOf(config wire.Config) Fault {
 	for name, f := range Faults {
-		if filepath.Base(config.Workspace) == FaultDir(name) {
+		if int64(config.Processes) == FaultProcesses(name) {
 			return f
 		}
 	}

@@ -93,6 +93,7 @@ func serve(conn *wire.Conn) error {
 	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}); err != nil {
 		return err
 	}
+	ignoreLimits() // before the first command, but the worker need not wait for it
 	<-stocked
 	return s.receive()
 }
@@ -114,7 +115,6 @@ func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 	if err := step("signals of children", dropSIGCHLD); err != nil {
 		return nil, err
 	}
-	ignoreLimits()
 	go s.commands.reap()
 	for range maxFileCalls {
 		go s.serveFiles()

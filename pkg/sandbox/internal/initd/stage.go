@@ -102,12 +102,12 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	_ = conn.Send(0, wire.KindFailed, failure(args[1], err)) // nobody else could be told
+	_ = conn.Send(0, wire.KindFailed, Failure(args[1], err)) // nobody else could be told
 	return 1
 }
 
-// failure says at which step something went wrong.
-func failure(stage string, err error) wire.Failed {
+// Failure says at which step something went wrong; at a stage as such if err does not say.
+func Failure(stage string, err error) wire.Failed {
 	failed := wire.Failed{Step: stage, Error: err.Error()}
 	if s, ok := errors.AsType[*stepError](err); ok {
 		failed.Step, failed.Error = s.step, s.err.Error()

@@ -1,0 +1,130 @@
+//go:build linux && (amd64 || arm64)
+
+package confine
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// call is a system call as a filter sees it.
+type call struct {
+	arch, number uint32
+	args         [6]uint64
+}
+
+// field is what a filter loads.
+func (c call) field(t *testing.T, offset uint32) uint32 {
+	t.Helper()
+	switch offset {
+	case dataNumber:
+		return c.number
+	case dataArch:
+		return c.arch
+	}
+	require.Zero(t, offset%4)
+	require.GreaterOrEqual(t, offset, uint32(dataArgs))
+	value := c.args[(offset-dataArgs)/8]
+	if offset%8 != 0 {
+		value >>= 32
+	}
+	return uint32(value)
+}
+
+// verdict runs a filter as the kernel does, and returns how many instructions that takes, too.
+func (p program) verdict(t *testing.T, c call) (verdict uint32, steps int) {
+	t.Helper()
+	var loaded uint32
+	for at := 0; ; at++ {
+		steps++
+		switch i := p[at]; i.Code {
+		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
+			loaded = c.field(t, i.K)
+		case unix.BPF_ALU | unix.BPF_AND | unix.BPF_K:
+			loaded &= i.K
+		case unix.BPF_RET | unix.BPF_K:
+			return i.K, steps
+		case unix.BPF_JMP | unix.BPF_JA:
+			at += int(i.K)
+		default:
+			is, known := map[uint16]bool{
+				unix.BPF_JEQ: loaded == i.K, unix.BPF_JGT: loaded > i.K, unix.BPF_JGE: loaded >= i.K, unix.BPF_JSET: loaded&i.K != 0,
+			}[i.Code&^(unix.BPF_JMP|unix.BPF_K)]
+			require.True(t, known, "instruction %#v", i)
+			if is {
+				at += int(i.Jt)
+			} else {
+				at += int(i.Jf)
+			}
+		}
+	}
+}
+
+// TestFilter_EveryNumber: what is denied is denied, what looks at arguments is asked about them elsewhere, all else is
+// allowed, and none of it takes long.
+func TestFilter_EveryNumber(t *testing.T) {
+	t.Parallel()
+	const most = 25 // instructions
+	looks := []uint32{unix.SYS_CLONE, unix.SYS_SOCKET, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64}
+	for _, c := range modeCalls {
+		looks = append(looks, c.number)
+	}
+	for number := range uint32(newest + 100) {
+		want := uint32(retAllow)
+		switch {
+		case number > newest, number == unix.SYS_CLONE3, number == unix.SYS_OPENAT2:
+			want = retErrno(unix.ENOSYS)
+		case slices.Contains(denied, number):
+			want = retErrno(unix.EPERM)
+		case slices.Contains(looks, number):
+			continue
+		}
+		got, steps := sandboxFilter().verdict(t, call{arch: nativeArch, number: number})
+		require.Equal(t, want, got, "system call %d", number)
+		require.LessOrEqual(t, steps, most, "system call %d", number)
+		want = retAllow
+		if slices.Contains(changes, number) {
+			want = retErrno(unix.EROFS)
+		}
+		if number != unix.SYS_IOCTL {
+			got, _ = readOnlyFilter().verdict(t, call{arch: nativeArch, number: number})
+			require.Equal(t, want, got, "system call %d of a read-only command", number)
+		}
+	}
+}
+
+// TestFilter_Arguments: calls that are denied for what they are asked.
+func TestFilter_Arguments(t *testing.T) {
+	t.Parallel()
+	allow, denied := uint32(retAllow), retErrno(unix.EPERM)
+	for name, test := range map[string]struct {
+		number uint32
+		args   [6]uint64
+		want   uint32
+	}{
+		"a process":                   {unix.SYS_CLONE, [6]uint64{unix.CLONE_VM | unix.CLONE_VFORK}, allow},
+		"a user namespace":            {unix.SYS_CLONE, [6]uint64{unix.CLONE_VM | unix.CLONE_NEWUSER}, denied},
+		"a socket":                    {unix.SYS_SOCKET, [6]uint64{unix.AF_INET6}, allow},
+		"AF_VSOCK":                    {unix.SYS_SOCKET, [6]uint64{unix.AF_VSOCK}, retErrno(unix.EAFNOSUPPORT)},
+		"a request":                   {unix.SYS_IOCTL, [6]uint64{0, unix.TCGETS}, allow},
+		"TIOCSTI":                     {unix.SYS_IOCTL, [6]uint64{0, unix.TIOCSTI}, denied},
+		"TIOCSTI with more bits":      {unix.SYS_IOCTL, [6]uint64{0, 1<<40 | unix.TIOCSTI}, denied},
+		"a mode":                      {unix.SYS_FCHMOD, [6]uint64{0, 0o777}, allow},
+		"a set-user-ID mode":          {unix.SYS_FCHMOD, [6]uint64{0, 0o4777}, denied},
+		"a mode that means nothing":   {unix.SYS_OPENAT, [6]uint64{0, 0, unix.O_RDWR, 0o4777}, allow},
+		"a set-user-ID file":          {unix.SYS_OPENAT, [6]uint64{0, 0, unix.O_RDWR | unix.O_CREAT, 0o4777}, denied},
+		"a set-group-ID file, for /x": {unix.SYS_MKNODAT, [6]uint64{0, 0, unix.S_IFREG | 0o2755}, denied},
+		"core files":                  {unix.SYS_SETRLIMIT, [6]uint64{unix.RLIMIT_CORE, 1}, unix.SECCOMP_RET_ERRNO},
+		"open files":                  {unix.SYS_SETRLIMIT, [6]uint64{unix.RLIMIT_NOFILE, 1}, allow},
+		"core files of another":       {unix.SYS_PRLIMIT64, [6]uint64{5, unix.RLIMIT_CORE, 1 << 40}, unix.SECCOMP_RET_ERRNO},
+		"what core files there are":   {unix.SYS_PRLIMIT64, [6]uint64{5, unix.RLIMIT_CORE, 0, 1}, allow},
+	} {
+		got, _ := sandboxFilter().verdict(t, call{arch: nativeArch, number: test.number, args: test.args})
+		require.Equal(t, test.want, got, name)
+	}
+	foreign, _ := sandboxFilter().verdict(t, call{arch: nativeArch + 1, number: unix.SYS_GETPID})
+	require.Equal(t, uint32(retKill), foreign)
+}
