@@ -142,7 +142,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if err != nil {
 		return nil, err
 	}
-	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, protect, logger)
+	worker, err := c.openWorker(ctx, c.Nats, c.Data, c.folderFlag, protect, logger)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/doctor"
 )
 
@@ -11,5 +12,6 @@ type doctorCommand struct {
 }
 
 func (c *doctorCommand) run(ctx context.Context, p program) error {
-	return doctor.Run(ctx, p.Stdout, c.JSON)
+	data, _ := cli.StateDir("sessions") // without a home it is that of temporary files
+	return doctor.Run(ctx, data, p.Stdout, c.JSON)
 }

@@ -76,9 +76,10 @@ type embeddedWorker struct {
 }
 
 // openWorker checks the flags of an embedded worker and opens its sandbox driver, before
-// anything is started or written. It returns nil for a fleet elsewhere, which has workers.
+// anything is started, or written to the data directory, which need not exist. It returns nil for a fleet elsewhere,
+// which has workers.
 func (w *workerFlags) openWorker(
-	ctx context.Context, url string, tools folderFlag, protect []string, logger *slog.Logger,
+	ctx context.Context, url, data string, tools folderFlag, protect []string, logger *slog.Logger,
 ) (*embeddedWorker, error) {
 	if w.Slots < 1 || w.Slots > 4096 {
 		return nil, cli.Usagef("--slots %d: must be 1 to 4096", w.Slots)
@@ -101,7 +102,7 @@ func (w *workerFlags) openWorker(
 	if url != "" {
 		return nil, nil //nolint:nilnil // the workers of the fleet are elsewhere
 	}
-	opened, caps, err := driver.Open(ctx, w.Sandbox, &driver.Options{Logger: logger})
+	opened, caps, err := driver.Open(ctx, w.Sandbox, &driver.Options{Logger: logger, Data: data})
 	if errors.Is(err, sandbox.ErrLevel) {
 		return nil, cli.Usagef("--sandbox %s: %v", w.Sandbox, err)
 	}

@@ -126,15 +126,15 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return cli.Usagef("--model: %v", err)
 	}
-	worker, err := c.openWorker(ctx, c.Nats, c.folderFlag, turn.protect, logger)
-	if err != nil {
-		return err
-	}
 	data, cleanup, err := c.dataDir(turn.session, true)
 	if err != nil {
 		return err
 	}
 	defer cleanup()
+	worker, err := c.openWorker(ctx, c.Nats, data, c.folderFlag, turn.protect, logger)
+	if err != nil {
+		return err
+	}
 	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
 	if err != nil {
 		return err

@@ -6,10 +6,10 @@ import (
 	"io"
 )
 
-// Run examines this host, prints what it found, for people or as JSON, and returns
+// Run examines this host for workers with their data below a directory, prints what it found, for people or as JSON, and returns
 // [Report.Err].
-func Run(ctx context.Context, w io.Writer, asJSON bool) error {
-	report := Examine(ctx)
+func Run(ctx context.Context, data string, w io.Writer, asJSON bool) error {
+	report := Examine(ctx, data)
 	if err := show(w, report, asJSON); err != nil {
 		return err
 	}

@@ -59,10 +59,16 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 		"seccomp":                  {files: map[string]string{"proc/sys/kernel/seccomp/actions_avail": "-"}, check: "seccomp", state: Missing, advice: "CONFIG_SECCOMP_FILTER"},
 		"cgroup v1": {change: func(h *host) {
 			h.groups = func() (string, error) {
-				return "", &driver.GroupsError{Found: "version 2 is not mounted", Advice: "boot with this"}
+				return "", &driver.UnusableError{Found: "version 2 is not mounted", Advice: "boot with this"}
 			}
 		}, check: "cgroup v2", state: Limited, found: "version 2 is not mounted; memory is watched", advice: "boot with this"},
-		"cgroup":                 {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
+		"cgroup": {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
+		"no quotas": {change: func(h *host) {
+			h.quotas = func() (string, error) {
+				return "", &driver.UnusableError{Found: "mounted without", Advice: "mount it with"}
+			}
+		}, check: "disk quotas", state: Limited, found: "mounted without; disk is watched", advice: "mount it with"},
+		"quotas":                 {check: "disk quotas", state: OK, found: "/data", noAdvice: true},
 		"container":              {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
 		"container that lets us": {files: map[string]string{".dockerenv": ""}, proven: sandbox.LevelFull, check: "container", state: OK, noAdvice: true},
 		"another system":         {change: func(h *host) { h.system = "darwin" }, check: "system", state: Missing, found: "darwin", advice: "virtual machine"},
@@ -70,7 +76,7 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }}
+			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }, quotas: func() (string, error) { return "/data", nil }}
 			if test.change != nil {
 				test.change(&h)
 			}
@@ -111,7 +117,7 @@ func TestExamine_TakesWhatIsProven(t *testing.T) {
 					return sandbox.Caps{}, errors.New("uid_map: operation not permitted")
 				}
 				return sandbox.Caps{Driver: name, Level: level, Networks: []sandbox.NetworkMode{sandbox.NetworkNone}, Warnings: []string{"mind this"}}, nil
-			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }})
+			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }, quotas: func() (string, error) { return "", errors.New("no quotas") }})
 			require.Equal(t, test.level, report.Level)
 			require.Len(t, report.Drivers, 2)
 			require.Equal(t, test.code, code(report.Err()))
@@ -140,7 +146,7 @@ func code(err error) int {
 // TestExamine_ThisHost runs what operators run.
 func TestExamine_ThisHost(t *testing.T) {
 	t.Parallel()
-	report := Examine(t.Context())
+	report := Examine(t.Context(), t.TempDir())
 	require.NotEmpty(t, report.Host)
 	_, err := sandbox.ParseLevel(report.Level)
 	require.NoError(t, err)

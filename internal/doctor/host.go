@@ -20,12 +20,14 @@ type host struct {
 	files    fs.FS  // of the host, without the first slash
 	landlock int    // ABI; 0 is none
 	groups   func() (dir string, err error)
+	quotas   func() (dir string, err error)
 }
 
-func thisHost() host {
+func thisHost(data string) host {
 	return host{
 		system: runtime.GOOS, root: os.Geteuid() == 0, files: os.DirFS("/"),
 		landlock: landlockABI(), groups: driver.Groups,
+		quotas: func() (string, error) { return driver.Quotas(data) },
 	}
 }
 
@@ -40,7 +42,7 @@ func (h host) checks(proven sandbox.Level) []Check {
 	full := proven >= sandbox.LevelFull
 	return []Check{
 		{Name: "kernel", State: OK, Found: h.read("proc/sys/kernel/osrelease")},
-		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.container(full),
+		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.container(full),
 	}
 }
 
@@ -127,11 +129,25 @@ func (h host) cgroup() Check {
 	if err == nil {
 		return Check{Name: "cgroup v2", State: OK, Found: "sandboxes have groups in " + dir}
 	}
-	c := Check{Name: "cgroup v2", State: Limited, Found: err.Error()}
-	if why, ok := errors.AsType[*driver.GroupsError](err); ok {
+	return unusable("cgroup v2", err, "memory is watched, not hard")
+}
+
+// quota looks for what makes limits of the disk hard.
+func (h host) quota() Check {
+	dir, err := h.quotas()
+	if err == nil {
+		return Check{Name: "disk quotas", State: OK, Found: "sandboxes have them in " + dir}
+	}
+	return unusable("disk quotas", err, "disk is watched, not hard")
+}
+
+// unusable is a check of something that is not there, for a reason and with a consequence.
+func unusable(name string, err error, so string) Check {
+	c := Check{Name: name, State: Limited, Found: err.Error()}
+	if why, ok := errors.AsType[*driver.UnusableError](err); ok {
 		c.Found, c.Advice = why.Found, why.Advice
 	}
-	c.Found += "; memory is watched, not hard"
+	c.Found += "; " + so
 	return c
 }
 

@@ -155,7 +155,7 @@ func endFault(r *sandbox.Result) error {
 	case sandbox.ReasonOOM:
 		return protocol.Errorf(protocol.CodeOOM, "the command used too much memory and was killed")
 	case sandbox.ReasonDiskLimit:
-		return protocol.Errorf(protocol.CodeDiskLimit, "the command wrote too much to disk and was killed")
+		return protocol.Errorf(protocol.CodeDiskLimit, "the command used up what its sandbox may have on disk; remove what is not needed, or write less")
 	case sandbox.ReasonLost, sandbox.ReasonCancelled:
 		return protocol.Errorf(protocol.CodeSandboxLost, "the sandbox was lost while the command ran")
 	default:

@@ -16,8 +16,8 @@ func (s *sandboxes) protected(l protocol.Lane) ([]string, error) {
 	if s.options.Protect != nil || !s.options.Caps.Protect {
 		return s.options.Protect, nil
 	}
-	dir, inPlace := s.options.Workspace(sandboxOf(l))
-	if !inPlace || sandboxOf(l) == "" {
+	dir, inPlace := s.inPlace(l)
+	if !inPlace {
 		return nil, nil
 	}
 	s.mu.Lock()

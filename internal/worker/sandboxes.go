@@ -36,6 +36,7 @@ type box struct {
 	mu        sync.Mutex
 	sandbox   sandbox.Sandbox
 	workspace string
+	scratch   string
 	seen      *seen
 	ephemeral string // what is removed when the sandbox is closed; "" for sandboxes of sessions
 	processes *background.Processes
@@ -84,6 +85,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 	if err != nil {
 		return nil, err
 	}
+	_, inPlace := s.inPlace(l)
 	if sandboxOf(l) == "" {
 		b.ephemeral = filepath.Dir(workspace)
 	}
@@ -92,14 +94,14 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
-		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Env: s.options.Env,
+		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.options.Env,
 		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect,
 	})
 	if err != nil {
 		err = errors.Join(err, b.closeLocked())
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
-	b.sandbox, b.workspace = opened, workspace
+	b.sandbox, b.workspace, b.scratch = opened, workspace, scratch
 	return opened, nil
 }
 
@@ -109,6 +111,19 @@ func (s *sandboxes) workspace(l protocol.Lane) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.workspace
+}
+
+// staging makes a directory in which a workspace can be made: on the same file system, and counted with the sandbox
+// that it is for; get must have been called.
+func (s *sandboxes) staging(l protocol.Lane) (string, error) {
+	b := s.box(l)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at := b.scratch
+	if _, inPlace := s.inPlace(l); inPlace {
+		at = filepath.Dir(b.workspace)
+	}
+	return os.MkdirTemp(at, "import-")
 }
 
 func (s *sandboxes) box(l protocol.Lane) *box {
@@ -156,7 +171,7 @@ func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace
 		}
 	}
 	scratch = filepath.Join(home, "scratch")
-	if dir, inPlace := s.options.Workspace(sandboxOf(l)); inPlace && !ephemeral {
+	if dir, inPlace := s.inPlace(l); inPlace {
 		if err := os.MkdirAll(scratch, 0o700); err != nil {
 			return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "scratch directory: %v", err)
 		}
@@ -172,6 +187,15 @@ func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace
 		return "", "", protocol.Errorf(protocol.CodeSandboxUnavailable, "workspace directory: %v", err)
 	}
 	return workspace, scratch, nil
+}
+
+// inPlace is the directory that a lane's sandbox uses in place; ok is false when it has one of its own.
+func (s *sandboxes) inPlace(l protocol.Lane) (dir string, ok bool) {
+	id := sandboxOf(l)
+	if id == "" {
+		return "", false
+	}
+	return s.options.Workspace(id)
 }
 
 // home is the directory of a lane in the data directory.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -38,7 +37,7 @@ func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protoco
 	if used {
 		return protocol.WorkspaceImportResult{}, nil
 	}
-	temp, err := os.MkdirTemp(filepath.Dir(workspace), "import-")
+	temp, err := w.sandboxes.staging(l)
 	if err != nil {
 		return nil, fmt.Errorf("import workspace: %w", err)
 	}

@@ -176,6 +176,9 @@ func requireTidy(t *testing.T, data string, session protocol.SessionID) {
 	names, err := os.ReadDir(filepath.Dir(workspaceOf(data, session)))
 	require.NoError(t, err)
 	require.Len(t, names, 2, "%v", names)
+	names, err = os.ReadDir(filepath.Join(filepath.Dir(workspaceOf(data, session)), "scratch"))
+	require.NoError(t, err)
+	require.Len(t, names, 2, "%v", names)
 }
 
 func TestWorkspaceImport_AllOrNothing(t *testing.T) {

@@ -71,7 +71,11 @@ func Run(p cli.Program, handlers worker.Handlers) int {
 	ctx := context.Background() //nolint:forbidigo // the root of a program
 	return cli.Run(p, &f, &f.Common, func(string) error {
 		if f.SandboxCheck {
-			return doctor.Run(ctx, p.Stdout, f.JSON)
+			data, err := f.data()
+			if err != nil {
+				return err
+			}
+			return doctor.Run(ctx, data, p.Stdout, f.JSON)
 		}
 		return serve(ctx, p, &f, handlers)
 	})
@@ -105,14 +109,9 @@ func (f *flags) options() (worker.Options, error) {
 	if err := f.Keep.Validate(); err != nil {
 		return worker.Options{}, err
 	}
-	data := f.Data
-	if data == "" {
-		if data, err = cli.StateDir("worker"); err != nil {
-			return worker.Options{}, cli.Usagef("--data: %v", err)
-		}
-	}
-	if data, err = filepath.Abs(data); err != nil {
-		return worker.Options{}, cli.Usagef("--data: %v", err)
+	data, err := f.data()
+	if err != nil {
+		return worker.Options{}, err
 	}
 	if f.Background <= 0 {
 		return worker.Options{}, cli.Usagef("--background %s: must be more than 0", f.Background)
@@ -143,6 +142,20 @@ func (f *flags) options() (worker.Options, error) {
 	}, nil
 }
 
+// data is the directory of workspaces.
+func (f *flags) data() (dir string, err error) {
+	if dir = f.Data; dir == "" {
+		dir, err = cli.StateDir("worker")
+	}
+	if err == nil {
+		dir, err = filepath.Abs(dir)
+	}
+	if err != nil {
+		return "", cli.Usagef("--data: %v", err)
+	}
+	return dir, nil
+}
+
 // serve runs a worker until a signal.
 func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handlers) (err error) {
 	logger := f.Logger(p)
@@ -164,7 +177,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
 
-	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: logger})
+	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: logger, Data: o.Data})
 	if errors.Is(err, sandbox.ErrLevel) {
 		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
 	}

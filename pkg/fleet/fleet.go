@@ -148,7 +148,7 @@ func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 			return fmt.Errorf("folder of tools: %w", err)
 		}
 	}
-	opened, caps, err := driver.Open(ctx, o.Sandbox, &driver.Options{Logger: f.logger})
+	opened, caps, err := driver.Open(ctx, o.Sandbox, &driver.Options{Logger: f.logger, Data: f.data})
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,9 @@ type Limits struct {
 	// FileSize is how big a file may become, in bytes. The write fails, and the process
 	// gets SIGXFSZ.
 	FileSize int64
-	// Disk is how many bytes workspace and scratch may take up together. A command that is
-	// killed for it ends with [ReasonDiskLimit].
+	// Disk is how many bytes workspace and scratch may take up together. Under a quota ([LimitQuota]) the
+	// write fails, and there may be one file for each 4 KiB, at least 1,024; otherwise the command is killed. A command
+	// that fails or is killed for it ends with [ReasonDiskLimit].
 	Disk int64
 	// Output is how many bytes of each stream are kept, head and tail; 0 means
 	// [DefaultOutput]. A command that writes more than four times as much to one stream is killed.

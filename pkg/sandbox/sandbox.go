@@ -79,6 +79,10 @@ type Spec struct {
 	// Scratch is an existing host directory for the home and temporary files of
 	// the sandbox; the sandbox may fill it, its owner removes it.
 	Scratch string
+	// Owned says that both directories are nobody else's and stay on their file system: a driver may give
+	// them to a project of the file system, to bound what they take up. What is in them can then not be moved in
+	// from elsewhere by rename(2), only copied. It is not for directories that are used in place.
+	Owned bool
 	// Env is the complete environment of commands, but for HOME and TMPDIR, which
 	// the driver sets when they are absent. Nothing is inherited.
 	Env map[string]string

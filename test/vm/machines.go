@@ -26,6 +26,7 @@ func binaries() []binary {
 		{"worker", "/usr/bin/worker", []string{"build"}, module + "cmd/worker"},
 		{"cgroup.test", "/opt/cgroup.test", test, module + "pkg/sandbox/internal/cgroup"},
 		{"ns.test", "/opt/ns.test", test, module + "pkg/sandbox/ns"},
+		{"quota.test", "/opt/quota.test", test, module + "pkg/sandbox/internal/quota"},
 	}
 }
 
@@ -48,7 +49,7 @@ const nobody = 65534
 func tests(name, binary, pattern string, uid int, group string) plan.Step {
 	return plan.Step{
 		Name: name, Argv: []string{"/opt/" + binary, "-test.v", "-test.run", pattern, "-test.timeout", "10m"},
-		Env: []string{"TOOLFLEET_ESCAPE_PROGRAM=/opt/probe", "TOOLFLEET_CGROUPS=required"}, UID: uid, Group: group, Timeout: 10 * time.Minute,
+		Env: []string{"TOOLFLEET_ESCAPE_PROGRAM=/opt/probe", "TOOLFLEET_CGROUPS=required", "TOOLFLEET_QUOTA=required"}, UID: uid, Group: group, Timeout: 10 * time.Minute,
 	}
 }
 
@@ -98,6 +99,8 @@ func machines() []config {
 			arm("conformance-user", "ns.test", conformance, nobody, "delegated/step"),
 			arm("escape-root", "ns.test", "TestEscape_NothingGetsOut", 0, ""),
 			arm("escape-user", "ns.test", "TestEscape_NothingGetsOut", nobody, "delegated/step"),
+			tests("quotas", "quota.test", ".", 0, ""),
+			tests("disk-limits", "ns.test", "TestQuota", 0, ""),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
 		}}},

@@ -8,5 +8,5 @@ import (
 
 // isolating are the drivers that isolate, best first.
 func isolating(o *Options) []sandbox.Driver {
-	return []sandbox.Driver{ns.New(&ns.Options{Logger: o.Logger}), landlock.New(&landlock.Options{Logger: o.Logger})}
+	return []sandbox.Driver{ns.New(&ns.Options{Logger: o.Logger, Dir: place(o.Data)}), landlock.New(&landlock.Options{Logger: o.Logger})}
 }

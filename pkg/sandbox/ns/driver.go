@@ -33,6 +33,9 @@ type Options struct {
 	// Launcher is how namespaces are made; "" is [LauncherNative], and [LauncherBwrap] when
 	// a probe finds that it alone works.
 	Launcher string
+	// Dir is an existing directory like those that sandboxes will have their workspaces in: probes are made there, because
+	// what can be proven depends on the file system. "" is the one for temporary files.
+	Dir string
 }
 
 // The launchers.
@@ -49,12 +52,14 @@ var _ sandbox.Driver = (*Driver)(nil)
 // Driver opens sandboxes in namespaces.
 type Driver struct {
 	log    *slog.Logger
+	dir    string      // for probes
 	choose bool        // whether a probe chooses the launcher
 	bwrap  atomic.Bool // whether that is bwrap
 
 	spares    *spare
 	find      func() (*cgroup.Tree, error)
 	ungrouped atomic.Bool // whether control groups turned out to be of no use
+	unquoted  atomic.Bool // whether quotas did
 }
 
 // New returns the driver.
@@ -62,7 +67,7 @@ func New(options *Options) *Driver {
 	if options == nil {
 		options = &Options{}
 	}
-	d := &Driver{log: options.Logger, choose: options.Launcher == "", spares: &spares, find: cgroup.Find}
+	d := &Driver{log: options.Logger, dir: options.Dir, choose: options.Launcher == "", spares: &spares, find: cgroup.Find}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -114,9 +119,12 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}
-	s := &Sandbox{spec: spec, config: config, spares: d.spares, groups: d.groups(), scratch: opened, log: d.log, stop: make(chan struct{})}
+	s := &Sandbox{
+		spec: spec, config: config, spares: d.spares, groups: d.groups(), scratch: opened,
+		disk: newDisk(spec, !d.unquoted.Load(), d.log), log: d.log, stop: make(chan struct{}),
+	}
 	if err := s.start(ctx); err != nil {
-		return nil, errors.Join(err, s.guard.close(), opened.Close())
+		return nil, errors.Join(err, s.guard.close(), s.closeDirs())
 	}
 	return s, nil
 }

@@ -59,6 +59,7 @@ func contextReason(err error) sandbox.Reason {
 type run struct {
 	instance *instance
 	bound    *bound
+	disk     *diskBound
 	id       uint64
 	replies  <-chan *reply
 	limits   sandbox.Limits
@@ -80,6 +81,10 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	defer r.bound.leave()
+	if r.disk, err = s.disk.enter(r.limits); err != nil {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	defer r.disk.leave()
 	r.out = capture.For(&cmd, r.limits)
 	pipes, err := stdio.Open(cmd.Stdin, r.out)
 	if err != nil {
@@ -89,6 +94,9 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	request := s.request(cmd, r.limits)
 	if !r.bound.watched() {
 		request.Limits.Memory = 0
+	}
+	if !r.disk.watched() {
+		request.Limits.Disk = 0
 	}
 	if err := r.send(request); err != nil {
 		pipes.Abandon()
@@ -241,6 +249,7 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 		Stdout: r.out.Captured(sandbox.Stdout), Stderr: r.out.Captured(sandbox.Stderr), Combined: r.out.Combined(),
 		Limits: r.bound.kinds(),
 	}
+	result.Limits.Disk = r.disk.kind()
 	if answer == nil {
 		return result, nil
 	}
@@ -263,6 +272,7 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	}
 	describe(&result, ended.Value, r.limits)
 	r.outOfMemory(&result)
+	r.outOfDisk(&result)
 	return result, nil
 }
 
@@ -273,6 +283,14 @@ func (r *run) outOfMemory(result *sandbox.Result) {
 	natural := result.Reason == sandbox.ReasonExited || result.Reason == sandbox.ReasonSignaled
 	if killed && natural && (mine || result.Signal == "SIGKILL") {
 		result.Reason = sandbox.ReasonOOM
+	}
+}
+
+// outOfDisk says so in result when the command has failed and there was no more room.
+func (r *run) outOfDisk(result *sandbox.Result) {
+	failed := result.Reason == sandbox.ReasonExited && result.ExitCode != 0 || result.Reason == sandbox.ReasonSignaled
+	if failed && r.disk.full() {
+		result.Reason = sandbox.ReasonDiskLimit
 	}
 }
 

@@ -55,7 +55,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	if d.bwrap.Load() {
 		caps.Launcher = LauncherBwrap
 	}
-	dir, err := os.MkdirTemp("", "toolfleet-probe-")
+	dir, err := os.MkdirTemp(d.dir, "toolfleet-probe-")
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
@@ -66,7 +66,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	}
 	// With a proxy, which is all that a sandbox without a network has, and a listener.
 	network := sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() }}
-	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Network: network})
+	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Owned: true, Network: network})
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
@@ -75,6 +75,14 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
 	caps.Limits = limitKinds(s.current.bounds.group != nil)
+	if s.disk.project != nil {
+		caps.Limits.Disk = sandbox.LimitQuota
+		if err := fill(ctx, s); err != nil {
+			d.unquoted.Store(true)
+			caps.Limits.Disk = sandbox.LimitSoft
+			caps.Warnings = append(caps.Warnings, "quotas are not used, for one did not hold: "+err.Error())
+		}
+	}
 	return d.caps(caps, s.current.ready.Landlock), nil
 }
 
@@ -90,6 +98,19 @@ func try(ctx context.Context, s sandbox.Sandbox) error {
 	}
 	if result.Reason != sandbox.ReasonExited || result.ExitCode != code {
 		return fmt.Errorf("a command that exits %d: %s, exit code %d: %s", code, result.Reason, result.ExitCode, result.Stderr.Data)
+	}
+	return nil
+}
+
+// fill tries to take up more of the disk than a command may.
+func fill(ctx context.Context, s sandbox.Sandbox) error {
+	const script = `for i in 1 2 3; do head -c 600000 /dev/zero >fill.$i || exit 1; done`
+	result, err := s.Exec(ctx, sandbox.Cmd{Argv: []string{"/bin/sh", "-c", script}, Limits: sandbox.Limits{Disk: 1 << 20}})
+	if err != nil {
+		return fmt.Errorf("fill the disk: %w", err)
+	}
+	if result.Reason != sandbox.ReasonDiskLimit {
+		return fmt.Errorf("a command that writes 1.8 MB under a quota of 1 MiB: %s, exit code %d: %s", result.Reason, result.ExitCode, result.Stderr.Data)
 	}
 	return nil
 }

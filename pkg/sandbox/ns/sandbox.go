@@ -26,9 +26,11 @@ type Sandbox struct {
 	spares  *spare
 	groups  *cgroup.Tree // nil without control groups
 	scratch *scratch.Dir
+	disk    *disk
 	log     *slog.Logger
 
-	change sync.Mutex // one Reset, Close or restart at a time
+	change   sync.Mutex // one Reset, Close or restart at a time
+	released bool       // whether the directories are, by Close
 
 	mu        sync.Mutex
 	closed    bool
@@ -263,8 +265,17 @@ func (s *Sandbox) Close() error {
 		err = i.close()
 	}
 	s.running.Wait()
-	if err := errors.Join(err, s.guard.close(), s.scratch.Close()); err != nil {
+	if err := errors.Join(err, s.guard.close(), s.closeDirs()); err != nil {
 		return fmt.Errorf("close sandbox %s: %w", s.spec.ID, err)
 	}
 	return nil
+}
+
+// closeDirs lets go of the directories, once.
+func (s *Sandbox) closeDirs() error {
+	if s.released {
+		return nil
+	}
+	s.released = true
+	return errors.Join(s.disk.close(), s.scratch.Close())
 }

@@ -11,6 +11,9 @@ import (
 // File is where the plan lies in the machine, as JSON.
 const File = "/plan.json"
 
+// Modules is the folder of parts of the kernel, which are loaded in the order of their names.
+const Modules = "/modules"
+
 // Plan is what a machine does before it turns itself off.
 type Plan struct {
 	Steps []Step `json:"steps"`

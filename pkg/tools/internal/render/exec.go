@@ -103,7 +103,7 @@ func endMarks(e *protocol.Execution) []string {
 	case "output_limit":
 		marks = append(marks, "[killed: it wrote too much output]")
 	case "disk_limit":
-		marks = append(marks, "[killed: it used too much disk]")
+		marks = append(marks, "[ended: it used up its disk]")
 	case "cancelled":
 		marks = append(marks, "[stopped: the call was cancelled]")
 	case "sandbox_lost":

@@ -1,0 +1,45 @@
+//go:build linux
+
+// Package quotatest gives tests a file system with project quotas.
+package quotatest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// Size is that of the file system, in bytes.
+const Size = 96 << 20
+
+// Mount makes a file system in a file and mounts it with options, until the test ends. The test has to be root, and in
+// a mount namespace of its own. Where that cannot be done the test is unsupported; a machine of test/vm can.
+func Mount(t *testing.T, options string) string {
+	t.Helper()
+	base := t.TempDir()
+	image, dir := filepath.Join(base, "image"), filepath.Join(base, "disk")
+	require.NoError(t, os.WriteFile(image, nil, 0o600))
+	require.NoError(t, os.Truncate(image, Size))
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	run(t, "mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=prjquota", "-m", "0", image)
+	run(t, "mount", "-o", "loop,"+options, image, dir) // umount lets go of the device
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
+	require.NoError(t, os.Chmod(dir, 0o755)) // ordinary users have to get in
+	return dir
+}
+
+// run runs a program; what it cannot do is not supported here.
+func run(t *testing.T, program string, args ...string) {
+	t.Helper()
+	said, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
+	if os.Getenv("TOOLFLEET_QUOTA") == "required" {
+		require.NoError(t, err, "%s", said)
+	}
+	if err != nil {
+		t.Skipf("UNSUPPORTED: %s: %v: %s", program, err, said)
+	}
+}
