@@ -21,7 +21,8 @@ func TestOpen_AgainFindsTheSame(t *testing.T) { //nolint:paralleltest // its arm
 		dirs := below(t, disk, "workspace", "scratch")
 		first, err := Open(dirs...)
 		require.NoError(t, err)
-		require.NoError(t, first.Limit(Limits{Bytes: space})) // and it is killed
+		require.NoError(t, first.Limit(Limits{Bytes: space}))
+		require.NoError(t, first.dir.Close(), "it is killed")
 		require.NoError(t, os.WriteFile(filepath.Join(dirs[0], "x"), make([]byte, 1<<20), 0o600))
 		second, err := Open(dirs...)
 		require.NoError(t, err)
@@ -37,9 +38,13 @@ func TestOpen_AgainFindsTheSame(t *testing.T) { //nolint:paralleltest // its arm
 func TestOpen_RemovesWhatKilledProcessesLeft(t *testing.T) { //nolint:paralleltest // as above
 	onDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
-		killed, dir := project(t, disk, "killed", Limits{Bytes: space})
+		dirs := below(t, disk, "killed/workspace", "killed/scratch")
+		killed, err := Open(dirs...)
+		require.NoError(t, err)
+		require.NoError(t, killed.Limit(Limits{Bytes: space}))
+		require.NoError(t, killed.dir.Close())
 		alive, _ := project(t, disk, "alive", Limits{Bytes: space})
-		require.NoError(t, os.RemoveAll(filepath.Dir(dir)))
+		require.NoError(t, os.RemoveAll(filepath.Join(disk, "killed")))
 		requireBooks(t, disk, 1, 2)
 		removeStale(alive.dir)
 		requireBooks(t, disk, 1, 1)
