@@ -116,7 +116,7 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	l.lease.length, l.lease.since = h.lease, since
 	l.lease.shared, l.lease.last = h.store.Clustered(), since
 	l.stored = meta.Timestamp
-	l.share, l.reconnects = l.claimed, h.store.NC.Stats().Reconnects
+	l.reconnects = h.store.NC.Stats().Reconnects
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {
 		return nil, fmt.Errorf("header %s: %w", protocol.HeaderLane, err)
 	}
@@ -162,7 +162,7 @@ func (l *held) serve() {
 		l.handback()
 		return
 	}
-	l.free = 1
+	l.free, l.share = 1, time.Now() // the claim may be older
 	defer l.returnSlots()
 	for l.ctx.Err() == nil {
 		if l.usedOnce() {

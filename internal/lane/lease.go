@@ -152,6 +152,7 @@ func (l *held) assure() bool {
 			if by != "" {
 				return l.agrees(sent, by)
 			}
+			l.hurry()
 		}
 		store.Wait(l.ctx, l.lease.length/100)
 	}
@@ -170,6 +171,7 @@ func (l *held) agrees(sent time.Time, by leadership) bool {
 			l.abort(ErrLost)
 			return false
 		}
+		l.hurry()
 		store.Wait(l.ctx, l.lease.length/100)
 	}
 	return false
@@ -189,11 +191,19 @@ func (l *held) renew(now time.Time) {
 	})
 }
 
+// keeperPeriod is how often the leases of all lanes are looked at.
+func keeperPeriod(lease time.Duration) time.Duration {
+	return max(min(lease/keeperTicks, keeperPause), time.Millisecond)
+}
+
 // keepLeases renews the leases of all held lanes, and aborts those that are not
 // trusted any more, until ctx ends.
 func (h *Holder) keepLeases(ctx context.Context) {
-	ticker := time.NewTicker(max(h.lease/keeperTicks, time.Millisecond))
+	ticker := time.NewTicker(keeperPeriod(h.lease))
 	defer ticker.Stop()
+	if h.store.Clustered() {
+		h.askLeader(time.Now()) // lanes may wait for what is known of it
+	}
 	clockDue := time.Now().Add(clockPeriod)
 	for {
 		select {
@@ -221,7 +231,9 @@ func (h *Holder) keepLeases(ctx context.Context) {
 }
 
 const (
-	// keeperTicks is how many times in a lease the leases of all lanes are looked at.
+	// keeperTicks is how many times in a lease the leases of all lanes are looked at, at least.
 	keeperTicks = 12
+	// keeperPause is the longest time between two looks: a leader that is asked more seldom seems to be silent.
+	keeperPause = time.Second
 	clockPeriod = 30 * time.Second
 )

@@ -35,6 +35,16 @@ func (h *Holder) askLeader(now time.Time) {
 	})
 }
 
+// hurry has the leader asked before it is time to, because a lane waits for what it says. Where little is going on, the others
+// answer it once a second: a renewal has them answer at once. However many lanes wait, one of them does so.
+func (l *held) hurry() {
+	now := time.Now()
+	if l.holder.contact.asks(now, l.lease.slack()) {
+		l.renew(now)
+		l.holder.askLeader(now)
+	}
+}
+
 // A leader that stood still finds, when it goes on, what the others sent it just before, and takes it for new: until it hears
 // of the one that they have chosen meanwhile, a heartbeat later, it seems to be followed. So renewals do
 // not count for that moment.
@@ -56,6 +66,7 @@ type contact struct {
 	told  time.Time // when it said so
 	spoke time.Time // when a silence was over; zero while there was none
 	begun time.Time // when by was met first
+	asked time.Time // when a lane had it asked last
 	// suspect was leading before the silence and is again, or still takes itself for the leader.
 	suspect leadership
 }
@@ -86,6 +97,17 @@ func (c *contact) settled(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.last.IsZero() && now.Sub(c.last) <= silence && now.Sub(c.begun) >= inOffice && now.Sub(c.spoke) >= inOffice
+}
+
+// asks reports whether a lane may have the leader asked: none had for a while.
+func (c *contact) asks(now time.Time, pause time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Sub(c.asked) < pause {
+		return false
+	}
+	c.asked = now
+	return true
 }
 
 // leads is who is known to lead.

@@ -114,3 +114,18 @@ func TestFact_ANewLeaderMayBeReplacedAtOnce(t *testing.T) {
 	l.agreed(time.Now(), "a")
 	require.True(t, l.counts(sent))
 }
+
+// Guard: a leader that is well seems silent to whoever asks it seldom, as with a lease of a minute.
+func TestFact_ALeaderIsAskedMoreOftenThanItMayBeSilent(t *testing.T) {
+	t.Parallel()
+	const heartbeat, late = time.Second, 200 * time.Millisecond
+	for _, length := range []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, time.Minute, time.Hour} {
+		var c contact
+		start := time.Now()
+		for at := start; at.Before(start.Add(time.Minute)); at = at.Add(keeperPeriod(length)) {
+			followed := at.Add(-at.Sub(start)%heartbeat - late)
+			require.True(t, c.heard("a", followed, at), "lease of %s, after %s", length, at.Sub(start))
+		}
+		require.True(t, c.settled(start.Add(time.Minute)), "lease of %s", length)
+	}
+}

@@ -37,7 +37,8 @@ func (s *serverRole) run(ctx context.Context) error {
 		return nil
 	}
 	o := &server.Options{
-		ServerName: s.Name, Host: "127.0.0.1", Port: s.Port, NoSigs: true, JetStream: true, StoreDir: s.Data, NoLog: true,
+		ServerName: s.Name, Host: "127.0.0.1", Port: s.Port, NoSigs: true, JetStream: true, StoreDir: s.Data,
+		Debug: true, Logtime: true, LogtimeUTC: true, // who led what and when: without it no violation can be explained
 		HTTPHost: "127.0.0.1", HTTPPort: s.HealthPort,
 		Cluster: server.ClusterOpts{Name: "toolfleet-chaos", Host: "127.0.0.1", Port: s.ClusterPort},
 	}
@@ -51,6 +52,7 @@ func (s *serverRole) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	running.ConfigureLogger()
 	running.Start()
 	if !running.ReadyForConnections(time.Minute) {
 		return errNotReady

@@ -21,6 +21,8 @@ type Cable struct {
 	cut    bool
 	deaf   bool          // what the server says is lost
 	delay  time.Duration // of everything, in both directions
+	match  func(said []byte) bool
+	before func() // nil when nothing is waited for
 	conns  map[net.Conn]struct{}
 	closed bool
 }
@@ -93,10 +95,34 @@ func (c *Cable) carry(from, to net.Conn, toClient bool) {
 		if lose {
 			continue
 		}
+		if !toClient {
+			c.await(buffer[:n])
+		}
 		if _, err := to.Write(buffer[:n]); err != nil {
 			return
 		}
 	}
+}
+
+// Before has f called once, before something that a client says and match is true of is passed on. What is
+// said at the same time may come in one piece.
+func (c *Cable) Before(match func(said []byte) bool, f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.match, c.before = match, f
+}
+
+// await calls what [Cable.Before] was given when it is time.
+func (c *Cable) await(said []byte) {
+	c.mu.Lock()
+	f := c.before
+	if f == nil || !c.match(said) {
+		c.mu.Unlock()
+		return
+	}
+	c.match, c.before = nil, nil
+	c.mu.Unlock()
+	f()
 }
 
 func (c *Cable) forget(conns ...net.Conn) {
