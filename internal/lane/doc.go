@@ -63,7 +63,8 @@
 // what the consumer's leader has handed out, and one that was cut off or stood still goes on as a leader
 // for a moment. So a holder takes stock first (stock.go): it believes a list of the mailbox only if that
 // knows the ready message, or, of a lane that is delivered again, a mark stored at the
-// claim; what is not in the list is not run, and what is in it is not overtaken.
+// claim; what is not in the list is not run, and what is in it is not overtaken. While a server was silent
+// a moment ago (quorum.go), every claim stores such a mark, so that no cancel or pause is missed either.
 //
 // # Operators
 //

@@ -101,6 +101,15 @@ func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
 	return &holder{Holder: h, stop: stop}
 }
 
+// ensurePool makes the pool's consumer; servers that have just found each other may not know the streams at once.
+func (f *fleet) ensurePool(lease time.Duration) {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool {
+		_, _, err := natsio.EnsurePool(f.t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, lease)
+		return err == nil
+	}, 60*time.Second, 100*time.Millisecond, "no consumer")
+}
+
 // await polls for the stored result of a call.
 func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
 	f.t.Helper()

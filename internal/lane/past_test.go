@@ -85,8 +85,7 @@ func (p *past) answer(t *testing.T, d time.Duration) {
 func besideTheLeader(t *testing.T, lease time.Duration) (f *fleet, nc *nats.Conn) {
 	t.Helper()
 	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
-	_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, lease)
-	require.NoError(t, err)
+	f.ensurePool(lease)
 	leader := -1
 	require.Eventually(t, func() bool {
 		leader = c.Leader(protocol.DefaultFleet.CallsStream())
@@ -194,5 +193,69 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 	f.requireQuiet()
 	for len(ran) > 0 {
 		require.Equal(t, open.ID, <-ran)
+	}
+}
+
+// Guard: an old answer that knows the ready message need not know what was accepted after it: that the call is cancelled, or
+// the lane paused.
+func TestCluster_AnOldAnswerHidesNoCancel(t *testing.T) {
+	t.Parallel()
+	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	p := f.publisher()
+	call := newCall("s", exclusive("account/x"))
+	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	past := remember(t, nc, call)
+	require.NoError(t, p.Cancel(t.Context(), call))
+	past.answer(t, time.Second)
+	ran := make(chan protocol.CallID, 9)
+	f.hold(tells(ran), lane.Options{})
+	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+	f.requireQuiet()
+	require.Empty(t, ran)
+}
+
+func TestCluster_AnOldAnswerHidesNoPause(t *testing.T) {
+	t.Parallel()
+	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
+	p := f.publisher()
+	call := newCall("s", exclusive("account/x"))
+	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	past := remember(t, nc, call)
+	mark := nats.NewMsg(protocol.DefaultFleet.PauseSubject(call.Pool, call.Lane().Hash()))
+	mark.Header.Set(protocol.HeaderLane, string(call.Lane()))
+	_, err := f.js.PublishMsg(t.Context(), mark)
+	require.NoError(t, err)
+	past.answer(t, time.Second)
+	ran := make(chan protocol.CallID, 9)
+	f.hold(tells(ran), lane.Options{})
+	stepAside(t, 3*time.Second) // by now it would have run
+	require.Empty(t, ran)
+	require.NoError(t, p.Cancel(t.Context(), call))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+}
+
+// In a cluster whose servers all hear each other, a claim costs nothing more.
+func TestCluster_ACalmClusterStoresNoMarks(t *testing.T) {
+	t.Parallel()
+	f, _ := newClusterFleet(t)
+	p := f.publisher()
+	ran := make(chan protocol.CallID, 9)
+	f.hold(tells(ran), lane.Options{})
+	stored := func() uint64 {
+		calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+		require.NoError(t, err)
+		return calls.CachedInfo().State.LastSeq
+	}
+	for begun := time.Now(); ; stepAside(t, 500*time.Millisecond) { // servers that start are not calm at once
+		before := stored()
+		call := newCall("s", exclusive("account/"+string(protocol.RandomCallID())))
+		put(t, p, call)
+		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+		<-ran
+		f.requireQuiet()
+		if stored() == before+1 {
+			break
+		}
+		require.Less(t, time.Since(begun), 30*time.Second, "every claim stores a mark")
 	}
 }

@@ -2,6 +2,7 @@ package lane
 
 import (
 	"encoding/json"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -24,7 +25,8 @@ func (h *Holder) askLeader(now time.Time) {
 	o := h.options
 	question := &nats.Msg{Subject: "$JS.API.CONSUMER.INFO." + o.Fleet.CallsStream() + "." + o.Fleet.ReadyConsumer(o.Pool)}
 	_, _ = h.store.Replies.Ask(question, func(answer *nats.Msg) { // without a connection nothing counts
-		by, heard, ok := readLeadership(answer.Data)
+		by, heard, silent, ok := readLeadership(answer.Data)
+		h.contact.watch(by, silent, time.Now())
 		if !ok {
 			return
 		}
@@ -53,6 +55,8 @@ const (
 	silence = 3 * time.Second
 	// deposed is how long a leader may not know that it is none any more: more than two heartbeats.
 	deposed = 2500 * time.Millisecond
+	// hush is how long a server may not be heard of until it may have been replaced as a leader: that takes others 4 s at least.
+	hush = 2 * time.Second
 	// inOffice is how long a leader has to be followed without a silence until it is not expected to be replaced at any moment.
 	inOffice = 10 * time.Second
 )
@@ -67,6 +71,9 @@ type contact struct {
 	spoke time.Time // when a silence was over; zero while there was none
 	begun time.Time // when by was met first
 	asked time.Time // when a lane had it asked last
+	// watched is when there was word of all servers, from leader; troubled when one of them was silent, or another one led.
+	watched, troubled time.Time
+	leader            leadership
 	// suspect was leading before the silence and is again, or still takes itself for the leader.
 	suspect leadership
 }
@@ -99,6 +106,24 @@ func (c *contact) settled(now time.Time) bool {
 	return !c.last.IsZero() && now.Sub(c.last) <= silence && now.Sub(c.begun) >= inOffice && now.Sub(c.spoke) >= inOffice
 }
 
+// watch books what leader said at now: for how long the server that it has not heard of for longest is silent.
+func (c *contact) watch(leader leadership, silent time.Duration, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if leader == "" || leader != c.leader || silent > hush || now.Sub(c.watched) > hush {
+		c.troubled = now
+	}
+	c.leader, c.watched = leader, now
+}
+
+// calm reports whether no server can take itself for the leader of anything that the others have another leader for: none
+// was silent for so long, and any that had been would know by now.
+func (c *contact) calm(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now.Sub(c.watched) <= hush && now.Sub(c.troubled) >= deposed
+}
+
 // asks reports whether a lane may have the leader asked: none had for a while.
 func (c *contact) asks(now time.Time, pause time.Duration) bool {
 	c.mu.Lock()
@@ -117,9 +142,9 @@ func (c *contact) leads() leadership {
 	return c.by
 }
 
-// readLeadership reads the answer to CONSUMER.INFO: who leads, and how long ago the leader heard
-// from enough others to make a majority with itself. ok is false when that is not known.
-func readLeadership(body []byte) (by leadership, heard time.Duration, ok bool) {
+// readLeadership reads the answer to CONSUMER.INFO: who leads, how long ago the leader heard
+// from enough others to make a majority with itself, and from all of them. ok is false when the former is not known.
+func readLeadership(body []byte) (by leadership, heard, silent time.Duration, ok bool) {
 	var info struct {
 		Cluster struct {
 			Leader      string `json:"leader"`
@@ -132,7 +157,7 @@ func readLeadership(body []byte) (by leadership, heard time.Duration, ok bool) {
 		} `json:"cluster"`
 	}
 	if err := json.Unmarshal(body, &info); err != nil || info.Cluster.Leader == "" {
-		return "", 0, false
+		return "", 0, never, false
 	}
 	by = leadership(info.Cluster.Leader + " since " + info.Cluster.LeaderSince)
 	followers := len(info.Cluster.Replicas)
@@ -141,14 +166,21 @@ func readLeadership(body []byte) (by leadership, heard time.Duration, ok bool) {
 		if r.Current && !r.Offline {
 			ages = append(ages, r.Active)
 		}
+		if r.Offline || !r.Current && r.Active == 0 { // 0 is also what was never heard of
+			silent = never
+		}
+		silent = max(silent, r.Active)
 	}
 	needed := (followers + 1) / 2
 	if len(ages) < needed {
-		return by, 0, false
+		return by, 0, silent, false
 	}
 	if needed == 0 { // it keeps the consumer alone
-		return by, 0, true
+		return by, 0, 0, true
 	}
 	slices.Sort(ages)
-	return by, ages[needed-1], true
+	return by, ages[needed-1], silent, true
 }
+
+// never is the age of what was not heard.
+const never = time.Duration(math.MaxInt64)

@@ -29,8 +29,7 @@ func TestCluster_ARenewalThatOnlyTheLeaderHasStartsNothing(t *testing.T) {
 		office = 10 * time.Second // a leader that is followed for so long is trusted to stay
 	)
 	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
-	_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, lease)
-	require.NoError(t, err)
+	f.ensurePool(lease)
 	first, call := newCall("s", exclusive("account/0")), newCall("s", exclusive("account/1"))
 	raw(t, f, protocol.DefaultFleet.ReadySubject(first.Pool, first.Lane().Hash()), first)
 	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)

@@ -11,27 +11,29 @@ func TestReadLeadership(t *testing.T) {
 	t.Parallel()
 	const head = `{"name":"c","cluster":{"leader":"n1","leader_since":"2026-01-02T03:04:05Z","replicas":[`
 	tests := map[string]struct {
-		body  string
-		heard time.Duration
-		ok    bool
+		body          string
+		heard, silent time.Duration
+		ok            bool
 	}{
-		"the one that was heard last is enough":    {body: head + `{"current":true,"active":900},{"current":true,"active":100}]}}`, heard: 100, ok: true},
-		"one that lags has not what was renewed":   {body: head + `{"current":true,"active":900},{"current":false,"active":100}]}}`, heard: 900, ok: true},
-		"one that is offline was heard long ago":   {body: head + `{"current":true,"active":900},{"current":true,"offline":true,"active":0}]}}`, heard: 900, ok: true},
-		"nobody follows":                           {body: head + `{"current":false,"active":1},{"current":false,"active":1}]}}`},
-		"of five servers, two others":              {body: head + `{"current":true,"active":4},{"current":true,"active":1},{"current":true,"active":3},{"current":true,"active":2}]}}`, heard: 2, ok: true},
-		"of two servers, the other":                {body: head + `{"current":true,"active":7}]}}`, heard: 7, ok: true},
+		"the one that was heard last is enough":    {body: head + `{"current":true,"active":900},{"current":true,"active":100}]}}`, heard: 100, silent: 900, ok: true},
+		"one that lags has not what was renewed":   {body: head + `{"current":true,"active":900},{"current":false,"active":100}]}}`, heard: 900, silent: 900, ok: true},
+		"one that is offline was heard long ago":   {body: head + `{"current":true,"active":900},{"current":true,"offline":true,"active":0}]}}`, heard: 900, silent: never, ok: true},
+		"nobody follows":                           {body: head + `{"current":false,"active":1},{"current":false,"active":1}]}}`, silent: 1},
+		"one that was never heard of":              {body: head + `{"current":true,"active":1},{"current":false,"active":0}]}}`, heard: 1, silent: never, ok: true},
+		"of five servers, two others":              {body: head + `{"current":true,"active":4},{"current":true,"active":1},{"current":true,"active":3},{"current":true,"active":2}]}}`, heard: 2, silent: 4, ok: true},
+		"of two servers, the other":                {body: head + `{"current":true,"active":7}]}}`, heard: 7, silent: 7, ok: true},
 		"a leader alone":                           {body: head + `]}}`, ok: true},
-		"a server on its own, which has no leader": {body: `{"name":"c"}`},
-		"no consumer":                              {body: `{"error":{"code":404,"err_code":10014,"description":"consumer not found"}}`},
-		"no JSON":                                  {body: `x`},
-		"nothing":                                  {},
+		"a server on its own, which has no leader": {body: `{"name":"c"}`, silent: never},
+		"no consumer":                              {body: `{"error":{"code":404,"err_code":10014,"description":"consumer not found"}}`, silent: never},
+		"no JSON":                                  {body: `x`, silent: never},
+		"nothing":                                  {silent: never},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			by, heard, ok := readLeadership([]byte(test.body))
+			by, heard, silent, ok := readLeadership([]byte(test.body))
 			require.Equal(t, test.ok, ok)
+			require.Equal(t, test.silent, silent)
 			if ok {
 				require.EqualValues(t, "n1 since 2026-01-02T03:04:05Z", by)
 				require.Equal(t, test.heard, heard)
@@ -128,4 +130,31 @@ func TestFact_ALeaderIsAskedMoreOftenThanItMayBeSilent(t *testing.T) {
 		}
 		require.True(t, c.settled(start.Add(time.Minute)), "lease of %s", length)
 	}
+}
+
+// Guard: a leader that was cut off or stood still answers from its own past until it hears of the one that the others have
+// chosen. They need to have missed it for 4 s before.
+func TestFact_WhoWasSilentMayAnswerFromItsPast(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	var c contact
+	require.False(t, c.calm(at(0)), "nothing is known yet")
+	for s := 1; s < 10; s++ {
+		c.watch("a", time.Second, at(float64(s)))
+		require.Equal(t, s > 3, c.calm(at(float64(s))), "after %d s", s)
+	}
+	require.False(t, c.calm(at(11.1)), "no word of anybody")
+	c.watch("a", time.Second, at(11.5))
+	require.False(t, c.calm(at(13)), "meanwhile any of them may have been silent")
+	c.watch("a", time.Second, at(13))
+	require.True(t, c.calm(at(14)))
+	c.watch("a", 2500*time.Millisecond, at(14.5))
+	require.False(t, c.calm(at(14.5)))
+	c.watch("a", 0, at(16))
+	require.False(t, c.calm(at(16)), "it has only just come back")
+	c.watch("a", 0, at(17))
+	require.True(t, c.calm(at(17)))
+	c.watch("b", 0, at(18))
+	require.False(t, c.calm(at(18)), "another leader")
 }

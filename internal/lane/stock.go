@@ -1,7 +1,9 @@
 package lane
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -18,7 +20,8 @@ import (
 // stored; what is in it has to be found before anything behind it starts.
 //
 // A lane that is delivered again had a holder since its ready message was stored. Whoever takes it over stores
-// a mark first, and believes only a list that knows the mark.
+// a mark first, and believes only a list that knows the mark. So does everybody while a server may take itself for the leader
+// that is none any more (contact.calm): it may know the ready message, and not the cancel or the pause that was accepted after it.
 
 // Whether such a call has a result is asked in the same way: a note among the results, stored on the condition that there is
 // none. Only the one that the others follow can store it.
@@ -49,9 +52,10 @@ func (l *held) takeStock() error {
 	if !l.holder.store.Clustered() || l.stock != nil {
 		return nil
 	}
-	if l.floor == 0 && l.delivered > 1 {
+	calm := l.holder.contact.calm(time.Now())
+	if l.floor == 0 && (l.delivered > 1 || !calm) {
 		mark, err := l.markClaim()
-		if err != nil {
+		if err != nil && (!calm || !errors.Is(err, ErrFull)) { // a full stream has to empty
 			return err
 		}
 		l.floor = mark
