@@ -127,12 +127,13 @@ func (l *held) refusal(e *entry) *protocol.Result {
 func (l *held) countStart(e *entry) (*protocol.Result, error) {
 	if e.call.Delivery == protocol.AtMostOnce {
 		first, err := l.mark(e, 1)
-		if errors.Is(err, ErrFull) { // waiting for room would keep a slot that makes room
+		// Waiting for room would keep a slot that makes room. A cluster that is full says so also when the mark is there.
+		if errors.Is(err, ErrFull) && e.starts == 0 && !e.mayHaveStarted {
 			r := protocol.NewResult(e.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,
 				"the fleet has no room to note the start of the call; it was not run, try again later"))
 			return &r, nil
 		}
-		if err != nil || first {
+		if first || err != nil && !errors.Is(err, ErrFull) {
 			return nil, err
 		}
 		r := protocol.NewResult(e.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,

@@ -256,10 +256,35 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	case <-time.After(60 * time.Second):
 		t.Fatal("neither accepted nor refused")
 	}
-	require.Eventually(t, func() bool { // the servers have found each other again
-		_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, 0)
-		return err == nil
-	}, 60*time.Second, 100*time.Millisecond)
+	f.ensurePool(0) // the servers have found each other again
 	f.hold(newHistory(), lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+}
+
+// A cluster whose stream is full says so before it says that a message is there already. That must neither
+// keep a lane from being taken over, nor pass a call off as never started whose start mark is stored.
+func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
+	t.Parallel()
+	f, _ := newClusterFleet(t)
+	f.ensurePool(2 * time.Second)
+	call := newCall("s", exclusive("account/1"))
+	call.Delivery = protocol.AtMostOnce
+	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	f.takeAndDie() // it has started the call
+	_, err := f.js.Publish(t.Context(), protocol.DefaultFleet.StartSubject(call.Pool, call.Lane().Hash(), call.ID, 1), []byte("lost 1 1"))
+	require.NoError(t, err)
+	calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	require.NoError(t, err)
+	config := calls.CachedInfo().Config
+	config.MaxMsgs = 2
+	_, err = f.js.UpdateStream(t.Context(), config)
+	require.NoError(t, err)
+	p := f.publisher()
+	refused := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/2"))}})
+	require.ErrorIs(t, refused[0], lane.ErrFull)
+	ran := make(chan protocol.CallID, 9)
+	f.hold(tells(ran), lane.Options{})
+	require.Equal(t, protocol.StatusOutcomeUnknown, f.await(p, call).Status)
+	require.Empty(t, ran)
+	f.requireQuiet()
 }
