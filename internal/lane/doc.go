@@ -64,7 +64,7 @@
 // for a moment. So a holder takes stock first (stock.go): it believes a list of the mailbox only if that
 // knows the ready message, or, of a lane that is delivered again, a mark stored at the
 // claim; what is not in the list is not run, and what is in it is not overtaken. While a server was silent
-// a moment ago (quorum.go), every claim stores such a mark, so that no cancel or pause is missed either.
+// a moment ago (contact.go), every claim stores such a mark, so that no cancel or pause is missed either.
 //
 // # Operators
 //

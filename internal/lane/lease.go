@@ -1,13 +1,8 @@
 package lane
 
 import (
-	"context"
 	"sync"
 	"time"
-
-	"github.com/nats-io/nats.go"
-
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 )
 
 // lease is the time-bounded right to a lane. It is safe for concurrent use.
@@ -132,108 +127,3 @@ func (l *lease) doubt(after time.Time) {
 	}
 	l.last = l.since
 }
-
-// assure makes sure of the lease of a message that has waited for long before it was
-// delivered. What the server keeps of a delivery, for its own restart or for the next
-// leader, is not when it was made but when the message was stored: until the first renewal, such
-// a lease is over as soon as the leader changes. It reports false when the lane is lost.
-func (l *held) assure() bool {
-	if l.holder.clock.Age(l.stored)-time.Since(l.claimed) < l.lease.margin()/2 {
-		return true
-	}
-	for l.alive() {
-		sent, by := time.Now(), l.holder.contact.leads()
-		_, err := l.holder.store.Replies.Request(l.ctx, l.lease.length/12, l.renewal())
-		if err == nil {
-			l.lease.confirm(sent, by)
-			if !l.holder.store.Clustered() || l.holder.contact.settled(time.Now()) {
-				return true
-			}
-			if by != "" {
-				return l.agrees(sent, by)
-			}
-			l.hurry()
-		}
-		store.Wait(l.ctx, l.lease.length/100)
-	}
-	return false
-}
-
-// agrees waits until a majority of the servers has the renewal that was sent at the given time, when by was leading. Under
-// a leader that is new, or was silent until a moment ago, only that is sure: the next one would deliver the lane once more, at
-// once. It reports false when the lane is lost, also because another one leads.
-func (l *held) agrees(sent time.Time, by leadership) bool {
-	for l.alive() {
-		if l.lease.counts(sent) {
-			return true
-		}
-		if l.holder.contact.leads() != by {
-			l.abort(ErrLost)
-			return false
-		}
-		l.hurry()
-		store.Wait(l.ctx, l.lease.length/100)
-	}
-	return false
-}
-
-// renewal asks for the message's AckWait to begin anew.
-func (l *held) renewal() *nats.Msg { return &nats.Msg{Subject: l.ack, Data: []byte("+WPI")} }
-
-// renew sends a renewal; the answer confirms it. Without a connection nothing is sent,
-// nothing confirmed, and the trusted time runs out.
-func (l *held) renew(now time.Time) {
-	by := l.holder.contact.leads()
-	_, _ = l.holder.store.Replies.Ask(l.renewal(), func(answer *nats.Msg) {
-		if !store.NobodyAnswers(answer) {
-			l.lease.confirm(now, by)
-		}
-	})
-}
-
-// keeperPeriod is how often the leases of all lanes are looked at.
-func keeperPeriod(lease time.Duration) time.Duration {
-	return max(min(lease/keeperTicks, keeperPause), time.Millisecond)
-}
-
-// keepLeases renews the leases of all held lanes, and aborts those that are not
-// trusted any more, until ctx ends.
-func (h *Holder) keepLeases(ctx context.Context) {
-	ticker := time.NewTicker(keeperPeriod(h.lease))
-	defer ticker.Stop()
-	if h.store.Clustered() {
-		h.askLeader(time.Now()) // lanes may wait for what is known of it
-	}
-	clockDue := time.Now().Add(clockPeriod)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		now := time.Now()
-		if h.store.Clustered() {
-			h.askLeader(now)
-		}
-		h.each(func(l *held) {
-			if !l.lease.trusted(now) {
-				l.abort(ErrLost)
-			} else if l.lease.due(now) {
-				l.renew(now)
-			}
-		})
-		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
-		if now.After(clockDue) {
-			_ = h.clock.Sync(ctx, h.store.Calls) // the old offset is good enough
-			clockDue = now.Add(clockPeriod)
-		}
-	}
-}
-
-const (
-	// keeperTicks is how many times in a lease the leases of all lanes are looked at, at least.
-	keeperTicks = 12
-	// keeperPause is the longest time between two looks: a leader that is asked more seldom seems to be silent.
-	keeperPause = time.Second
-	clockPeriod = 30 * time.Second
-)
