@@ -58,7 +58,7 @@ func tests(name, binary, pattern string, uid int, group string) plan.Step {
 func arm(name, binary, pattern string, uid int, group string) plan.Step {
 	s := tests(name, binary, pattern, uid, group)
 	s.Argv = append(s.Argv, "-test.parallel", "1") // an emulated machine is busy enough
-	s.Env = append(s.Env, "TOOLFLEET_ESCAPE_ARM="+strconv.Itoa(uid), "TOOLFLEET_ESCAPE_PROBE=/opt/probe")
+	s.Env = append(s.Env, "TOOLFLEET_ESCAPE_ARM="+strconv.Itoa(uid), "TOOLFLEET_ESCAPE_PROBE=/opt/probe", "NATS_CREDS=secret-of-the-machine")
 	return s
 }
 

@@ -144,10 +144,10 @@ func (a *arguments) build(config wire.Config, info *os.File) error {
 		"--dir", "/run", "--dir", "/var/tmp",
 		"--bind", config.Workspace, initd.GuestWorkspace, "--bind", config.Home, initd.GuestHome, "--bind", config.Temp, initd.GuestTemp)
 	for _, dir := range config.Pinned {
-		a.add("--bind", path.Join(config.Workspace, dir), path.Join(initd.GuestWorkspace, dir))
+		a.add("--bind", path.Join(config.Workspace, dir.Path), path.Join(initd.GuestWorkspace, dir.Path))
 	}
 	for _, place := range config.Protected {
-		a.add("--ro-bind", path.Join(config.Workspace, place), path.Join(initd.GuestWorkspace, place))
+		a.add("--ro-bind", path.Join(config.Workspace, place.Path), path.Join(initd.GuestWorkspace, place.Path))
 	}
 	for _, m := range config.Mounts {
 		bind := "--ro-bind"

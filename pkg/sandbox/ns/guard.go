@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
 // guard are the protected places of a workspace on the host, see [sandbox.Spec].Protect. It knows
@@ -115,6 +116,18 @@ func (g *guard) make(root *os.Root, at string) (fs.FileInfo, error) {
 		err = root.Lchown(at, int(owner.Uid), int(owner.Gid))
 	}
 	return info, err
+}
+
+// wire tells the first process which files places are.
+func (g *guard) wire(places []string) []wire.Place {
+	all := make([]wire.Place, len(places))
+	for i, place := range places {
+		all[i].Path = place
+		if stat, ok := g.found[place].Sys().(*syscall.Stat_t); ok {
+			all[i].Dev, all[i].Ino = stat.Dev, stat.Ino
+		}
+	}
+	return all
 }
 
 // stale reports whether something else stands in a place than what was found there.

@@ -53,7 +53,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 		return err
 	}
 	if s.guard != nil {
-		s.config.Protected, s.config.Pinned = s.guard.protected, s.guard.pinned
+		s.config.Protected, s.config.Pinned = s.guard.wire(s.guard.protected), s.guard.wire(s.guard.pinned)
 	}
 	fresh, err := open(ctx, s.spares, s.config, s.groups, s.spec.Limits)
 	if err != nil {

@@ -71,6 +71,7 @@ func openIn(t *testing.T, launcher string, processes int64) (sandbox.Sandbox, er
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1 << 20}))
 	workspace := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "d/p"), 0o755))
+	require.NoError(t, os.Mkdir(filepath.Join(workspace, "d/other"), 0o755))
 	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), sandbox.Spec{
 		ID: "faulty", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{"d/p"},
 		Limits: sandbox.Limits{Processes: processes},

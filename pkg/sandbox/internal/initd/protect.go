@@ -16,27 +16,27 @@ import (
 // be moved or removed; but a directory that one is in could be, with the mount, and another be made in
 // its place. So the directories between it and the workspace are mounted on themselves, too.
 
-// protect makes the protected places read-only and keeps them where they are.
+// protect makes the protected places read-only and keeps them where they are. The workspace is the
+// working directory.
 func (v *view) protect() {
 	const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 	for _, dir := range v.config.Pinned {
-		v.Step("keep in its place " + dir)
-		v.mountOnItself(dir, attributes)
+		v.Step("keep in its place " + dir.Path)
+		v.mountOnItself(dir.Path, attributes)
 	}
 	for _, place := range v.config.Protected {
-		v.Step("protect " + place)
-		v.mountOnItself(place, attributes|unix.MOUNT_ATTR_RDONLY)
+		v.Step("protect " + place.Path)
+		v.mountOnItself(place.Path, attributes|unix.MOUNT_ATTR_RDONLY)
 	}
 }
 
-// mountOnItself mounts a place of the workspace in its own place. Symbolic links on the way would lead
-// to another one, which the self-test notices.
+// mountOnItself mounts a place in its own place. What somebody puts there in this moment is found
+// out by the self-test.
 func (v *view) mountOnItself(place string, attributes uint64) {
-	at := path.Join(GuestWorkspace[1:], place)
 	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_RECURSIVE | unix.AT_SYMLINK_NOFOLLOW
-	tree := v.Do(unix.SYS_OPEN_TREE, unix.AT_FDCWD, at, flags)
+	tree := v.Do(unix.SYS_OPEN_TREE, unix.AT_FDCWD, place, flags)
 	v.set(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attributes)
-	v.Do(unix.SYS_MOVE_MOUNT, tree, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	v.Do(unix.SYS_MOVE_MOUNT, tree, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	v.Do(unix.SYS_CLOSE, tree)
 }
 
@@ -44,19 +44,28 @@ func (v *view) mountOnItself(place string, attributes uint64) {
 func guarded(config wire.Config) []placement {
 	var all []placement
 	for _, dir := range config.Pinned {
-		all = append(all, placement{path: path.Join(GuestWorkspace, dir), writable: true})
+		all = append(all, placement{path: path.Join(GuestWorkspace, dir.Path), writable: true})
 	}
 	for _, place := range config.Protected {
-		all = append(all, placement{path: path.Join(GuestWorkspace, place)})
+		all = append(all, placement{path: path.Join(GuestWorkspace, place.Path)})
 	}
 	return all
 }
 
-// testProtected wants a mount in every place that is protected.
+// testProtected wants a mount in every place that is protected, of what the worker has found there:
+// something else may be of the host, by a link that was there for a moment.
 func testProtected(config wire.Config, all []mount) error {
-	for _, p := range guarded(config) {
-		if !slices.ContainsFunc(all, func(m mount) bool { return m.point == p.path }) {
-			return fmt.Errorf("%s is not protected", p.path)
+	for _, place := range slices.Concat(config.Pinned, config.Protected) {
+		at := path.Join(GuestWorkspace, place.Path)
+		if !slices.ContainsFunc(all, func(m mount) bool { return m.point == at }) {
+			return fmt.Errorf("%s is not protected", at)
+		}
+		var stat unix.Stat_t
+		if err := unix.Lstat(at, &stat); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+		if found := (wire.Place{Path: place.Path, Dev: stat.Dev, Ino: stat.Ino}); found != place {
+			return fmt.Errorf("%s is not what the workspace has there: %+v instead of %+v", at, found, place)
 		}
 	}
 	return nil

@@ -108,15 +108,15 @@ func (v *view) steps() []part {
 		v.Do(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
 		v.Do(unix.SYS_CHDIR, "/")
 	}}
-	place := []part{
-		{"directories handed over", v.receiveDirectories}, {"directories", v.placeDirectories}, {"protected places", v.protect},
-	}
+	place := []part{{"directories handed over", v.receiveDirectories}, {"directories", v.placeDirectories}}
 	if v.config.Privileged {
 		parts = append(append(parts, leave), place...)
 	} else {
 		parts = append(append(parts, place...), leave) // their paths are the host's
 	}
-	return append(parts, part{"working directory", func() { v.Do(unix.SYS_CHDIR, GuestWorkspace) }})
+	return append(parts,
+		part{"working directory", func() { v.Do(unix.SYS_CHDIR, GuestWorkspace) }},
+		part{"protected places", v.protect}) // now no symbolic link on the way leads to the host
 }
 
 // tree is something of the host that the sandbox will see.

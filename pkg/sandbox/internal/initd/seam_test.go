@@ -97,7 +97,11 @@ var Faults = map[string]Fault{
 	"protected place that can be written to": {step: "protected places", Want: "mount /workspace/d/p can be written to", instead: func(l *calls.List, really func()) {
 		really()
 		attr := &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
-		l.Do(unix.SYS_MOUNT_SETATTR, unix.AT_FDCWD, "workspace/d/p", 0, unsafe.Pointer(attr), unsafe.Sizeof(*attr))
+		l.Do(unix.SYS_MOUNT_SETATTR, unix.AT_FDCWD, "d/p", 0, unsafe.Pointer(attr), unsafe.Sizeof(*attr))
+	}},
+	"another directory in a protected place": {step: "protected places", Want: "/workspace/d/p is not what the workspace has there", instead: func(l *calls.List, really func()) {
+		l.Do(unix.SYS_RENAMEAT2, unix.AT_FDCWD, "d/other", unix.AT_FDCWD, "d/p", unix.RENAME_EXCHANGE)
+		really()
 	}},
 	// Rights.
 	"bounding set kept":       {skip: "bounding set", Want: "CapBnd is"},

@@ -108,7 +108,11 @@ func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 	if s.files, err = files.Open(GuestWorkspace, config.Workspace); err != nil {
 		return nil, &stepError{step: "open workspace", err: err}
 	}
-	s.files.Protect(config.Protected)
+	places := make([]string, 0, len(config.Protected))
+	for _, place := range config.Protected {
+		places = append(places, place.Path)
+	}
+	s.files.Protect(places)
 	if s.null, err = os.Open(os.DevNull); err != nil {
 		return nil, &stepError{step: "open " + os.DevNull, err: err}
 	}

@@ -39,6 +39,12 @@ const (
 	KindFiles                    // sandbox.FileRequest, answered by sandbox.FileReply
 )
 
+// Place is something in a workspace, and which file or directory that is.
+type Place struct {
+	Path     string // relative to the workspace
+	Dev, Ino uint64
+}
+
 // Launched tells the process id of the sandbox's init, which is a child of the worker.
 type Launched struct {
 	PID int
@@ -116,8 +122,8 @@ type Config struct {
 	Mounts    []sandbox.Mount
 	// Protected are places of the workspace that are read-only, and Pinned the directories that they
 	// are in, outer ones first, which stay where they are. All of them exist.
-	Protected []string
-	Pinned    []string
+	Protected []Place
+	Pinned    []Place
 	// Bwrap has bubblewrap make the namespaces and the mounts.
 	Bwrap bool
 	// Privileged says that the worker is root: directories and mounts are opened with its rights.
