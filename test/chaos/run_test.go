@@ -4,6 +4,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -34,6 +35,9 @@ func run(t *testing.T, s setup, faults ...func(*rig)) {
 		wait(t.Context(), s.pause/4+time.Duration(r.random.Int64N(int64(s.pause))))
 	}
 	r.caller.wait(2 * patience)
+	if len(r.servers) > 1 {
+		r.awaitReplicas() // one that has only just come back may still answer from its past, or have leaders chosen anew
+	}
 	r.requireQuiet()
 	for _, w := range r.workers {
 		w.stop()
@@ -99,6 +103,9 @@ func (r *rig) stored() []history.Stored {
 	out := make([]history.Stored, 0, state.Msgs)
 	for seq := uint64(1); seq <= state.LastSeq; seq++ { // the leader is asked: a consumer may be served by another
 		msg, err := stream.GetMsg(ctx, seq)
+		for err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && wait(ctx, 50*time.Millisecond) { // no leader just now
+			msg, err = stream.GetMsg(ctx, seq)
+		}
 		require.NoError(r.t, err, "result %d of %d", seq, state.LastSeq)
 		if strings.Contains(msg.Subject, ".none.") {
 			continue // a note, and no result
