@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -90,6 +91,15 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 		return fmt.Errorf("%s: %w", payload.Kind(), result.Error)
 	}
 	return nil
+}
+
+// isRepository reports whether git takes a directory for a repository; "" is none.
+func isRepository(dir string) bool {
+	if dir == "" {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(dir, ".git"))
+	return err == nil
 }
 
 // sync brings what changed in the sandbox back into the directory. What was

@@ -91,6 +91,7 @@ func TestProtect_RepositoriesCanBeMade(t *testing.T) {
 	got := execute(t, coordinator, launch{args: []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir(), "do it"}})
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Equal(t, "2\n", results(events(t, got.stdout))["c2"].Content)
+	require.Contains(t, got.stderr, "the session made a git repository in "+workspace)
 }
 
 // TestProtect_WhatComesBack is the same for a copy of the repository that a fleet works on: what the

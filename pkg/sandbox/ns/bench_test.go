@@ -127,6 +127,40 @@ func BenchmarkFiles(b *testing.B) {
 	})
 }
 
+// BenchmarkProtected measures a sandbox with the protected places of a repository, beside one without.
+func BenchmarkProtected(b *testing.B) {
+	workspace := b.TempDir()
+	require.NoError(b, os.MkdirAll(filepath.Join(workspace, ".git/hooks"), 0o755))
+	for _, name := range []string{".git/config", "file"} {
+		require.NoError(b, os.WriteFile(filepath.Join(workspace, name), make([]byte, 4<<10), 0o600))
+	}
+	driver := ns.New(nil)
+	for name, protect := range map[string][]string{"nothing": nil, "repository": {".git/config", ".git/hooks"}} {
+		made := func(b *testing.B) sandbox.Sandbox {
+			b.Helper()
+			s, err := driver.Open(b.Context(), sandbox.Spec{ID: "test", Workspace: workspace, Scratch: b.TempDir(), Protect: protect})
+			require.NoError(b, err)
+			return s
+		}
+		b.Run(name+", create, command, destroy", func(b *testing.B) {
+			timed(b, func() {
+				s := made(b)
+				command(b, s)
+				require.NoError(b, s.Close())
+			})
+		})
+		b.Run(name+", read of 4 KiB", func(b *testing.B) {
+			s := made(b)
+			defer func() { require.NoError(b, s.Close()) }()
+			timed(b, func() {
+				if _, err := s.FS().Read(b.Context(), sandbox.ReadRequest{Path: "file"}); err != nil {
+					b.Error(err)
+				}
+			})
+		})
+	}
+}
+
 // BenchmarkIdle measures the memory of a sandbox in which nothing runs, with its share of the launcher.
 func BenchmarkIdle(b *testing.B) {
 	const sandboxes = 10
