@@ -24,6 +24,15 @@ func TestPriority_LongCommandsMakeWay(t *testing.T) {
 	require.Equal(t, long[:1], numbers(t, run(t, s, "nice")))
 }
 
+// TestPriority_CrowdsMakeWayCompletely: a command that is very many processes has the lowest priority, and none that comes after it.
+func TestPriority_CrowdsMakeWayCompletely(t *testing.T) {
+	t.Parallel()
+	s := limited(t, sandbox.Limits{})
+	before := numbers(t, run(t, s, "nice"))
+	require.Equal(t, []int{19}, numbers(t, run(t, s, "for i in $(seq 100); do sleep 3 & done; sleep 2; nice")))
+	require.Equal(t, before, numbers(t, run(t, s, "nice")))
+}
+
 func numbers(t *testing.T, r sandbox.Result) (all []int) {
 	t.Helper()
 	for field := range strings.FieldsSeq(string(r.Stdout.Data)) {

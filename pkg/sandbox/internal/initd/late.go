@@ -27,6 +27,7 @@ func (t *commands) limitLate(c *command) {
 		return // nobody was started after it
 	}
 	for range latePasses {
+		t.yieldCrowd(c) // or this takes ages
 		found := false
 		for _, pid := range t.members(c) {
 			found = c.limit(pid) || found

@@ -121,6 +121,8 @@ func lockDown(l *calls.List, config wire.Config) error {
 	}
 	l.Step("precision of timers")
 	l.Do(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, slack)
+	l.Step("slices of time")
+	shortSlices(l)
 	layer(l, config, "exec", func() {
 		l.RestoreSignals()
 		l.Do(unix.SYS_EXECVE, Image, list(Arg0, stageServe), list(threeThreads))

@@ -23,10 +23,11 @@ func punctual() {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, normalSlack, 0, 0, 0) // the kernel refuses that to nobody
 }
 
-// punctually forks from a thread whose timers are on time.
+// punctually forks from a thread whose timers are on time, and whose slices of time are the usual ones.
 func punctually(fork func() (int, error)) (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	punctual()
+	defer sliceUsually()()
 	return fork()
 }
