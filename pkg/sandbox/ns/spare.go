@@ -5,6 +5,7 @@ package ns
 import (
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -96,10 +97,20 @@ func (s *spare) fits(config wire.Config, groups *cgroup.Tree) bool {
 	return s.ready != nil && s.groups == groups && reflect.DeepEqual(s.config, general(config))
 }
 
-// general is what a configuration has in common with those of similar sandboxes.
+// general is what a configuration has in common with those of similar sandboxes. What is protected has the same places
+// in all of them; which files those are is what the self-test of each looks at.
 func general(config wire.Config) wire.Config {
 	config.Workspace, config.Home, config.Temp = "", "", ""
+	config.Protected, config.Pinned = anyFile(config.Protected), anyFile(config.Pinned)
 	return config
+}
+
+func anyFile(places []wire.Place) []wire.Place {
+	places = slices.Clone(places)
+	for i := range places {
+		places[i] = wire.Place{Path: places[i].Path}
+	}
+	return places
 }
 
 // drop ends the one that is there. The caller holds the lock.
