@@ -166,7 +166,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	hadRepository := isRepository(turn.workspace)
+	tellOfRepository := watchRepository(turn.workspace, show.warn)
 	runner, err := loop.New(opened, fl.Dispatcher, fl.Journal, table, &loop.Options{
 		ModelName: modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
 		Guard:  c.guard(),
@@ -179,9 +179,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if remote != nil {
 		runErr = errors.Join(runErr, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
-	if !hadRepository && isRepository(turn.workspace) {
-		show.warn("the session made a git repository in " + turn.workspace + ": look at .git/config and .git/hooks before you use git there, which runs what they name")
-	}
+	tellOfRepository()
 	show.observe(loop.SessionEnded(turn.session, result))
 	return finish(p, c.JSON, result, runErr)
 }

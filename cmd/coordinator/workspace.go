@@ -93,6 +93,19 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 	return nil
 }
 
+// watchRepository returns what warns when there is a repository in a directory that has none now: all of it
+// is the session's then.
+func watchRepository(dir string, warn func(string)) (tell func()) {
+	if isRepository(dir) {
+		return func() {}
+	}
+	return func() {
+		if isRepository(dir) {
+			warn("the session made a git repository in " + dir + ": look at .git/config and .git/hooks before you use git there, which runs what they name")
+		}
+	}
+}
+
 // isRepository reports whether git takes a directory for a repository; "" is none.
 func isRepository(dir string) bool {
 	if dir == "" {
