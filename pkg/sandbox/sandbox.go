@@ -91,7 +91,8 @@ type Spec struct {
 	// Protect are places of the workspace, files or directories with all that is in them, that
 	// neither commands nor file operations change, make or move: relative paths, at most
 	// [MaxProtected]. Where a place is missing, the sandbox makes an empty directory there, or at
-	// the first directory on the way that is missing, and removes it when it is closed, if it is
+	// the first directory on the way that is missing (where it may not, the directory above is
+	// protected as a whole), and removes it when it is closed, if it is
 	// still empty. The directories that a place is in cannot be moved either, and nothing can be
 	// renamed between them and the rest of the workspace. Where a file is on the way to a place, that is protected. A place that is a
 	// symbolic link, or that one leads to, cannot be protected and is refused. Who changes the

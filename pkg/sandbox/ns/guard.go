@@ -81,7 +81,9 @@ func (g *guard) find(root *os.Root, place string, found map[string]fs.FileInfo) 
 		at := path.Join(parts[:i+1]...)
 		info, err := root.Lstat(at)
 		if errors.Is(err, fs.ErrNotExist) {
-			info, err = g.make(root, at)
+			if info, err = g.make(root, at); err != nil && i > 0 && (errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)) {
+				return path.Dir(at), nil // nobody writes to that, and with a read-only mount nobody can allow it
+			}
 		}
 		if err != nil {
 			return "", err

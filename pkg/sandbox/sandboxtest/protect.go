@@ -31,6 +31,7 @@ func testProtect(t *testing.T, s suite) {
 		"directories around it are not exchanged":                  protectAround,
 		"what is missing is not made":                              protectMissing,
 		"what is below something missing is not made":              protectBelowMissing,
+		"a directory in which nothing can be made":                 protectLocked,
 		"a file on the way stays a file":                           protectFileOnTheWay,
 		"file operations say that it is protected":                 protectFiles,
 		"read-only commands run beside":                            protectReadOnly,
@@ -193,6 +194,18 @@ echo x > editor/other
 mv editor x`, shut...)
 	require.NoError(t, b.Close())
 	require.NoDirExists(t, filepath.Join(workspace, "editor"))
+}
+
+// protectLocked has a directory that commands own and may not write to, until they have changed that.
+func protectLocked(t *testing.T, s suite) {
+	workspace := repository(t)
+	locked := filepath.Join(workspace, "d")
+	require.NoError(t, os.Chmod(locked, 0o555))
+	t.Cleanup(func() { require.NoError(t, os.Chmod(locked, 0o755)) })
+	b := s.protected(t, workspace, "d/missing")
+	b.fails(t, "chmod 777 d; echo x > d/missing\nchmod 777 d; mkdir -p d/missing/x\nmv d e")
+	require.NoError(t, b.Close())
+	require.NoDirExists(t, filepath.Join(locked, "missing"))
 }
 
 func protectFileOnTheWay(t *testing.T, s suite) {
