@@ -273,12 +273,7 @@ func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	f.takeAndDie() // it has started the call
 	_, err := f.js.Publish(t.Context(), protocol.DefaultFleet.StartSubject(call.Pool, call.Lane().Hash(), call.ID, 1), []byte("lost 1 1"))
 	require.NoError(t, err)
-	calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
-	require.NoError(t, err)
-	config := calls.CachedInfo().Config
-	config.MaxMsgs = 2
-	_, err = f.js.UpdateStream(t.Context(), config)
-	require.NoError(t, err)
+	f.fill(2)
 	p := f.publisher()
 	refused := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/2"))}})
 	require.ErrorIs(t, refused[0], lane.ErrFull)
@@ -287,4 +282,34 @@ func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	require.Equal(t, protocol.StatusOutcomeUnknown, f.await(p, call).Status)
 	require.Empty(t, ran)
 	f.requireQuiet()
+}
+
+// While a server is missing, nobody knows whether it is about to come back, and claims store marks. A stream
+// that has no room for them has to empty all the same.
+func TestCluster_AFullStreamIsServedWhileAServerIsMissing(t *testing.T) {
+	t.Parallel()
+	f, c := newClusterFleet(t)
+	f.ensurePool(0)
+	call := newCall("s", exclusive("account/1"))
+	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	f.fill(1)
+	other := (max(c.Leader(protocol.DefaultFleet.CallsStream()), 0) + 1) % len(c.Servers)
+	c.Stop(other)
+	f.dial = func() *nats.Conn { return c.ConnectTo((other + 1) % len(c.Servers)) }
+	f.nc = f.dial()
+	othersLead(t, c, other)
+	p := f.publisher()
+	f.hold(newHistory(), lane.Options{})
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+}
+
+// fill makes the calls stream so small that it has no room any more.
+func (f *fleet) fill(messages int64) {
+	f.t.Helper()
+	calls, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.CallsStream())
+	require.NoError(f.t, err)
+	config := calls.CachedInfo().Config
+	config.MaxMsgs = messages
+	_, err = f.js.UpdateStream(f.t.Context(), config)
+	require.NoError(f.t, err)
 }

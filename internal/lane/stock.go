@@ -55,7 +55,9 @@ func (l *held) takeStock() error {
 	calm := l.holder.contact.calm(time.Now())
 	if l.floor == 0 && (l.delivered > 1 || !calm) {
 		mark, err := l.markClaim()
-		if err != nil && (!calm || !errors.Is(err, ErrFull)) { // a full stream has to empty
+		// A full stream has to empty, also while a server is missing: then a cancel may be missed, but nothing is run twice.
+		without := errors.Is(err, ErrFull) && (calm || l.delivered == 1)
+		if err != nil && !without {
 			return err
 		}
 		l.floor = mark
