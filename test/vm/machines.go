@@ -26,6 +26,8 @@ func binaries() []binary {
 		{"worker", "/usr/bin/worker", []string{"build"}, module + "cmd/worker"},
 		{"cgroup.test", "/opt/cgroup.test", test, module + "pkg/sandbox/internal/cgroup"},
 		{"ns.test", "/opt/ns.test", test, module + "pkg/sandbox/ns"},
+		{"process.test", "/opt/process.test", test, module + "pkg/sandbox/process"},
+		{"landlock.test", "/opt/landlock.test", test, module + "pkg/sandbox/landlock"},
 		{"quota.test", "/opt/quota.test", test, module + "pkg/sandbox/internal/quota"},
 	}
 }
@@ -104,6 +106,8 @@ func machines() []config {
 			arm("escape-user", "ns.test", escape, nobody, "delegated/step"),
 			tests("quotas", "quota.test", ".", 0, ""),
 			tests("disk-limits", "ns.test", "TestQuota", 0, ""),
+			tests("limits-process", "process.test", ".", nobody, "delegated/step"),
+			tests("limits-landlock", "landlock.test", "TestGroup", nobody, "delegated/step"),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
 		}}},

@@ -8,12 +8,13 @@
 // host, writes its workspace and its scratch directory only, makes no sockets (or, when the
 // network is allowed, none but of the Internet), shares no memory with others, and sends signals
 // to nobody but itself. Everything it started is ended with it, as far as driver process,
-// which starts and ends it, finds it.
+// which starts and ends it, finds it: where there are control groups, which bound memory and processes too, that is
+// everything.
 //
 // What does not hold, and why the level is only [sandbox.LevelPaths]: mode, times and extended
 // attributes of any file of the worker's user can be changed, though not its content; the
 // names of the host, its mounts and the command lines of its processes can be seen; a process
-// that hides well outlives its command; there is no loopback of a sandbox's own, so programs
+// that hides well outlives its command where there are no control groups; there is no loopback of a sandbox's own, so programs
 // cannot serve themselves; paths are those of the host, not /workspace.
 //
 // The driver refuses to work for root, whose right to change modes would be the right to

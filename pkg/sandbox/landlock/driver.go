@@ -115,6 +115,10 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := usable(); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
+	inner, err := process.New(nil).Probe(ctx) // which finds out whether there are control groups
+	if err != nil {
+		return caps, err
+	}
 	dir, err := os.MkdirTemp("", "toolfleet-probe-")
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
@@ -122,10 +126,6 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := d.try(ctx, dir); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
-	}
-	inner, err := process.New(nil).Probe(ctx)
-	if err != nil {
-		return caps, err
 	}
 	caps.Level, caps.Landlock, caps.Seccomp = sandbox.LevelPaths, confine.LandlockABI(), true
 	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkAll}

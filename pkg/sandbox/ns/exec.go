@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/stdio"
@@ -58,7 +59,7 @@ func contextReason(err error) sandbox.Reason {
 // run is a command that was asked for.
 type run struct {
 	instance *instance
-	bound    *bound
+	bound    *bounds.Bound
 	disk     *diskBound
 	id       uint64
 	replies  <-chan *reply
@@ -77,10 +78,10 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	}
 	r := &run{instance: i, limits: s.spec.Limits.Tighten(cmd.Limits).WithDefaults(), started: time.Now()}
 	var err error
-	if r.bound, err = i.bounds.enter(r.limits); err != nil {
+	if r.bound, err = i.bounds.Enter(r.limits); err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
-	defer r.bound.leave()
+	defer r.bound.Leave()
 	if r.disk, err = s.disk.enter(r.limits); err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
@@ -92,7 +93,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	}
 	r.pipes = pipes
 	request := s.request(cmd, r.limits)
-	if !r.bound.watched() {
+	if !r.bound.Watched() {
 		request.Limits.Memory = 0
 	}
 	if !r.disk.watched() {
@@ -163,7 +164,7 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) (sandbox.Reas
 		defer timer.Stop()
 		wall = timer.C
 	}
-	look, stopLooking := r.bound.looks()
+	look, stopLooking := r.bound.Looks()
 	defer stopLooking()
 	for {
 		select {
@@ -180,7 +181,7 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) (sandbox.Reas
 		case <-ctx.Done():
 			return contextReason(ctx.Err()), r.terminate(stop)
 		case <-look:
-			if _, mine := r.bound.killed(); mine {
+			if _, mine := r.bound.Killed(); mine {
 				return sandbox.ReasonOOM, r.kill()
 			}
 		}
@@ -196,7 +197,7 @@ func (r *run) gone(stop <-chan struct{}) (sandbox.Reason, *reply) {
 		return sandbox.ReasonCancelled, nil
 	default:
 	}
-	if killed, _ := r.bound.killed(); killed {
+	if killed, _ := r.bound.Killed(); killed {
 		return sandbox.ReasonOOM, nil // the first process was what the kernel chose
 	}
 	return sandbox.ReasonLost, nil
@@ -247,7 +248,7 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	result := sandbox.Result{
 		ExitCode: -1, Reason: reason, Wall: wall,
 		Stdout: r.out.Captured(sandbox.Stdout), Stderr: r.out.Captured(sandbox.Stderr), Combined: r.out.Combined(),
-		Limits: r.bound.kinds(),
+		Limits: r.bound.Kinds(limitKinds(false)),
 	}
 	result.Limits.Disk = r.disk.kind()
 	if answer == nil {
@@ -279,7 +280,7 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 // outOfMemory says so in result when the kernel has killed the command, or a process of it
 // while it ran alone.
 func (r *run) outOfMemory(result *sandbox.Result) {
-	killed, mine := r.bound.killed()
+	killed, mine := r.bound.Killed()
 	natural := result.Reason == sandbox.ReasonExited || result.Reason == sandbox.ReasonSignaled
 	if killed && natural && (mine || result.Signal == "SIGKILL") {
 		result.Reason = sandbox.ReasonOOM

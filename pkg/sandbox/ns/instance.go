@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -29,7 +30,7 @@ type instance struct {
 	ready   wire.Ready
 	gone    chan struct{} // closed when it does not answer any more
 	proxy   *proxy        // nil unless the sandbox has one
-	bounds  *bounds
+	bounds  *bounds.Bounds
 
 	mu      sync.Mutex
 	next    uint64
@@ -215,7 +216,7 @@ func (i *instance) close() error {
 			_ = i.process.Kill() // it may have ended
 			i.closeErr = i.wait()
 		}
-		i.closeErr = errors.Join(i.closeErr, i.bounds.group.Close(), i.conn.Close(), i.proxy.close())
+		i.closeErr = errors.Join(i.closeErr, i.bounds.Group().Close(), i.conn.Close(), i.proxy.close())
 		i.reader.Wait()
 	})
 	return i.closeErr

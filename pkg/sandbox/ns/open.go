@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
@@ -57,23 +58,23 @@ type half struct {
 
 // begin starts a sandbox, in a group of its own unless groups is nil. It has to be finished or abandoned.
 func begin(config wire.Config, groups *cgroup.Tree) (*half, error) {
-	b, err := newBounds(groups)
+	b, err := bounds.New(groups, bounds.Spare{Memory: spareMemory, Processes: initd.SpareProcesses})
 	if err != nil {
 		return nil, err
 	}
 	conn, theirs, err := wire.Pair()
 	if err != nil {
-		return nil, errors.Join(err, b.group.Close())
+		return nil, errors.Join(err, b.Group().Close())
 	}
 	h := &half{
 		instance: &instance{conn: conn, bounds: b, gone: make(chan struct{}), waiting: map[uint64]chan<- *reply{}}, owners: -1,
 	}
 	switch {
 	case !config.Bwrap:
-		h.process, h.owners, err = launchers.launch(config, theirs, b.group)
+		h.process, h.owners, err = launchers.launch(config, theirs, b.Group())
 	default:
 		if err = conn.Send(0, wire.KindConfig, config); err == nil { // for the stage before the last
-			h.bwrap, h.process, err = startBwrap(config, theirs, b.group)
+			h.bwrap, h.process, err = startBwrap(config, theirs, b.Group())
 		}
 	}
 	if err = errors.Join(err, theirs.Close()); err != nil {
@@ -84,7 +85,7 @@ func begin(config wire.Config, groups *cgroup.Tree) (*half, error) {
 
 // finish makes the rest of a sandbox, with limits of its own, and waits until it serves. When that fails, nothing is left.
 func (h *half) finish(ctx context.Context, config wire.Config, limits sandbox.Limits) (*instance, error) {
-	err := h.bounds.become(limits)
+	err := h.bounds.Become(limits)
 	if err == nil {
 		err = h.furnish(config)
 	}

@@ -74,7 +74,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := try(ctx, s); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
-	caps.Limits = limitKinds(s.current.bounds.group != nil)
+	caps.Limits = limitKinds(s.current.bounds.Group() != nil)
 	if s.disk.project != nil {
 		caps.Limits.Disk = sandbox.LimitQuota
 		if err := fill(ctx, s); err != nil {

@@ -31,8 +31,13 @@
 // is made to hide, with another limit and another environment, in a session of its
 // own and without its parent, is not found: this driver isolates nothing.
 //
+// Where the system has handed control groups to this program (package cgroup), each sandbox has
+// one. Memory and processes are then bounded together, the end of a command that runs alone is the end of all that is in
+// the group, whatever it hides, and what hides beside other commands ends with the last of them.
+//
 // When this program itself is killed its commands go on: nothing is left that could
-// end them. Only drivers with a process namespace of their own do better.
+// end them. In control groups the next program that looks for its own ends them; only drivers with a process namespace of
+// their own do better.
 //
 // On other systems the process group is killed, and daemons that left it survive; on
 // Windows only the command itself is killed.

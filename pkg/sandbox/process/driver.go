@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/files"
@@ -37,6 +38,9 @@ type Driver struct {
 	wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
 }
 
+// ungrouped says that control groups turned out to be of no use.
+var ungrouped atomic.Bool //nolint:gochecknoglobals // groups are the process's, not a driver's
+
 // New returns the driver.
 func New(options *Options) *Driver {
 	d := &Driver{log: slog.New(slog.DiscardHandler)}
@@ -55,6 +59,22 @@ func (d *Driver) Name() string { return Name }
 
 // Probe implements [sandbox.Driver]: it runs a command and writes a file.
 func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
+	caps, err = d.tryOut(ctx)
+	if err == nil || caps.Limits.Memory != sandbox.LimitCgroup || ctx.Err() != nil {
+		return caps, err
+	}
+	ungrouped.Store(true)
+	without, withoutErr := d.tryOut(ctx)
+	if withoutErr != nil {
+		ungrouped.Store(false)
+		return caps, err
+	}
+	without.Warnings = append(without.Warnings, "control groups are not used, for a command does not start in one: "+err.Error())
+	return without, nil
+}
+
+// tryOut tries a sandbox, in a control group if there is one.
+func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	caps = sandbox.Caps{
 		Driver: Name, Level: sandbox.LevelNone, Limits: limitKinds(), HostUID: true,
 		Networks: []sandbox.NetworkMode{sandbox.NetworkAll}, Warnings: warnings(),
@@ -68,9 +88,12 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
-	s, err := d.Open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
+	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
+	}
+	if s.group.used() {
+		caps.Limits.Memory, caps.Limits.Processes = sandbox.LimitCgroup, sandbox.LimitCgroup
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	return caps, try(ctx, s)
@@ -108,6 +131,14 @@ func warnings() []string {
 
 // Open implements [sandbox.Driver].
 func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s, err := d.open(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
@@ -132,7 +163,11 @@ func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open sandbox %s: %w", spec.ID, err), scratch.Close())
 	}
-	return newSandbox(spec, workspace, scratch, d), nil
+	group, err := newGroup(spec.Limits)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open sandbox %s: %w", spec.ID, err), scratch.Close(), workspace.Close())
+	}
+	return newSandbox(spec, workspace, scratch, group, d), nil
 }
 
 // checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to

@@ -37,7 +37,13 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 	if cmd.ReadOnly && s.driver.wrap == nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no read-only commands", s.spec.ID, sandbox.ErrUnsupported)
 	}
-	r, err := s.start(cmd)
+	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
+	m, err := s.group.enter(limits)
+	if err != nil {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	defer m.Leave()
+	r, err := s.start(cmd, limits, m)
 	if err != nil {
 		return sandbox.Result{}, err
 	}
@@ -65,6 +71,7 @@ type run struct {
 	cmd     *exec.Cmd
 	limits  sandbox.Limits
 	tree    *tree
+	member  *member
 	out     *capture.Output
 	pipes   *stdio.Pipes
 	started time.Time
@@ -73,13 +80,12 @@ type run struct {
 }
 
 // start starts a command.
-func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
+func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run, error) {
 	c, dir, err := s.command(cmd)
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
 	out := capture.For(&cmd, limits)
 	p, err := stdio.Open(cmd.Stdin, out)
 	if err != nil {
@@ -90,7 +96,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 		c.Stdin = stdin
 	}
 	r := &run{
-		cmd: c, limits: limits, out: out, pipes: p, tree: newTree(c),
+		cmd: c, limits: limits, out: out, pipes: p, tree: newTree(c, m), member: m,
 		started: time.Now(), ended: make(chan struct{}),
 	}
 	status, err := s.driver.newStatus(c)
@@ -102,6 +108,9 @@ func (s *Sandbox) start(cmd sandbox.Cmd) (*run, error) {
 		status.close()
 		p.Abandon()
 		return nil, start.Fault(cmd.Argv[0], err)
+	}
+	if !m.Watched() {
+		limits.Memory = 0 // the group bounds it
 	}
 	limitProcess(c.Process.Pid, limits)
 	p.Run()
@@ -126,21 +135,30 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 		defer timer.Stop()
 		wall = timer.C
 	}
-	select {
-	case <-r.ended:
-		return ""
-	case <-r.pipes.Over():
-		r.tree.kill()
-		return sandbox.ReasonOutputLimit
-	case <-stop:
-		r.tree.kill()
-		return sandbox.ReasonCancelled
-	case <-wall:
-		r.terminate(stop)
-		return sandbox.ReasonTimeout
-	case <-ctx.Done():
-		r.terminate(stop)
-		return contextReason(ctx.Err())
+	look, stopLooking := r.member.Looks()
+	defer stopLooking()
+	for {
+		select {
+		case <-r.ended:
+			return ""
+		case <-r.pipes.Over():
+			r.tree.kill()
+			return sandbox.ReasonOutputLimit
+		case <-stop:
+			r.tree.kill()
+			return sandbox.ReasonCancelled
+		case <-wall:
+			r.terminate(stop)
+			return sandbox.ReasonTimeout
+		case <-ctx.Done():
+			r.terminate(stop)
+			return contextReason(ctx.Err())
+		case <-look:
+			if _, mine := r.member.Killed(); mine {
+				r.tree.kill()
+				return sandbox.ReasonOOM
+			}
+		}
 	}
 }
 
@@ -177,6 +195,7 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 		Stderr:   r.out.Captured(sandbox.Stderr),
 		Combined: r.out.Combined(),
 		Wall:     time.Since(r.started),
+		Limits:   r.member.Kinds(limitKinds()),
 	}
 	if over && reason == "" {
 		result.Reason = sandbox.ReasonOutputLimit
@@ -185,7 +204,18 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 		result.Wall = r.wall
 		describe(&result, state, r.limits)
 	}
+	r.outOfMemory(&result)
 	return result, err
+}
+
+// outOfMemory says so in result when the kernel has killed the command, or a process of it
+// while it ran alone.
+func (r *run) outOfMemory(result *sandbox.Result) {
+	killed, mine := r.member.Killed()
+	natural := result.Reason == sandbox.ReasonExited || result.Reason == sandbox.ReasonSignaled
+	if killed && natural && (mine || result.Signal == "SIGKILL") {
+		result.Reason = sandbox.ReasonOOM
+	}
 }
 
 // clear waits for the end of the command itself, which has ended or was killed, and

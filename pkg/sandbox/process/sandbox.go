@@ -19,10 +19,12 @@ type Sandbox struct {
 	spec      sandbox.Spec
 	workspace *files.FS
 	scratch   *scratch.Dir
+	group     *group
 	driver    *Driver
 	log       *slog.Logger
 
-	change sync.Mutex // one Reset or Close at a time
+	change    sync.Mutex // one Reset or Close at a time
+	ungrouped bool       // whether the group was removed, by Close
 
 	mu        sync.Mutex
 	closed    bool
@@ -32,9 +34,9 @@ type Sandbox struct {
 	running   sync.WaitGroup
 }
 
-func newSandbox(spec sandbox.Spec, workspace *files.FS, scratch *scratch.Dir, d *Driver) *Sandbox {
+func newSandbox(spec sandbox.Spec, workspace *files.FS, scratch *scratch.Dir, group *group, d *Driver) *Sandbox {
 	return &Sandbox{
-		spec: spec, workspace: workspace, scratch: scratch, driver: d, log: d.log,
+		spec: spec, workspace: workspace, scratch: scratch, group: group, driver: d, log: d.log,
 		stop: make(chan struct{}),
 	}
 }
@@ -147,8 +149,17 @@ func (s *Sandbox) Close() error {
 		close(s.stop)
 	}
 	s.mu.Unlock()
-	if err := errors.Join(s.killAll(), s.workspace.Close(), s.scratch.Close()); err != nil {
+	if err := errors.Join(s.killAll(), s.closeGroup(), s.workspace.Close(), s.scratch.Close()); err != nil {
 		return fmt.Errorf("close sandbox %s: %w", s.spec.ID, err)
 	}
 	return nil
+}
+
+// closeGroup removes the control group, once, with whatever could not be killed before.
+func (s *Sandbox) closeGroup() error {
+	if s.ungrouped {
+		return nil
+	}
+	s.ungrouped = true
+	return s.group.close()
 }

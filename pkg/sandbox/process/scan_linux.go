@@ -57,6 +57,9 @@ func (s *scanner) orphan(p proc) {
 
 // belongs reports whether an orphan shows that it is of the tree.
 func (s *scanner) belongs(p proc) bool {
+	if s.tree.in.owns(p.pid) {
+		return true // of an earlier command too, which it has hidden from
+	}
 	if p.start < s.tree.born {
 		return false
 	}

@@ -34,6 +34,7 @@ func startDir(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(
 // but for await.
 type tree struct {
 	cmd   *exec.Cmd
+	in    *member
 	mark  string
 	brand brand
 	pid   int
@@ -42,9 +43,10 @@ type tree struct {
 	sessions map[int]struct{} // of processes that were seen in the tree
 }
 
-func newTree(cmd *exec.Cmd) *tree {
+func newTree(cmd *exec.Cmd, in *member) *tree {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	t := &tree{cmd: cmd, brand: newBrand(), sessions: make(map[int]struct{})}
+	in.prepare(cmd)
+	t := &tree{cmd: cmd, in: in, brand: newBrand(), sessions: make(map[int]struct{})}
 	for _, entry := range cmd.Env {
 		if value, ok := strings.CutPrefix(entry, MarkVar+"="); ok {
 			t.mark = value
@@ -111,6 +113,7 @@ func (t *tree) alive() bool {
 // kill kills the tree before the command itself is reaped.
 func (t *tree) kill() {
 	_ = unix.Kill(-t.pid, unix.SIGKILL) // all of the group at once: forks cannot outrun it
+	_ = t.in.KillAlone()                // nor leave this one
 	members, err := t.scan()
 	if err != nil {
 		return // finish reports it
@@ -151,6 +154,7 @@ func (t *tree) pass() (int, error) {
 	if childless() {
 		return 0, nil
 	}
+	_ = t.in.KillAlone() // who starts others is stopped first
 	members, err := t.scan()
 	if err != nil {
 		return 0, err

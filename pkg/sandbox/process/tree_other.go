@@ -16,7 +16,7 @@ func startDir(dir *os.File) string { return dir.Name() }
 // tree is a command; what it starts is not known on this system.
 type tree struct{ cmd *exec.Cmd }
 
-func newTree(cmd *exec.Cmd) *tree { return &tree{cmd: cmd} }
+func newTree(cmd *exec.Cmd, _ *member) *tree { return &tree{cmd: cmd} }
 
 func (t *tree) start() error { return t.cmd.Start() }
 

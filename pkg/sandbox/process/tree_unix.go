@@ -17,7 +17,7 @@ func startDir(dir *os.File) string { return dir.Name() }
 // tree is the process group of a command, which leads a session of its own.
 type tree struct{ cmd *exec.Cmd }
 
-func newTree(cmd *exec.Cmd) *tree {
+func newTree(cmd *exec.Cmd, _ *member) *tree {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return &tree{cmd: cmd}
 }

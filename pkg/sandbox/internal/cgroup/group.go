@@ -111,7 +111,26 @@ func number(text []byte, key string) uint64 {
 	return 0
 }
 
-// Kill kills every process of the group.
+// KillEach kills every process of the group one by one, while they are kept from running: the group can be used again,
+// and what was started at the last moment is left. Of a group that was killed as a whole, some kernels (6.12.107 is one)
+// kill what is started in it later, too.
+func (g *Group) KillEach() error {
+	if err := put(g.path, "cgroup.freeze", "1"); err != nil {
+		return fmt.Errorf("control group: %w", err)
+	}
+	pids, err := words(g.path, "cgroup.procs")
+	for _, word := range pids {
+		if pid, err := strconv.Atoi(word); err == nil && pid > 0 { // 0 is one that cannot be seen from here
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+		}
+	}
+	if err = errors.Join(err, put(g.path, "cgroup.freeze", "0")); err != nil {
+		return fmt.Errorf("control group: %w", err)
+	}
+	return nil
+}
+
+// Kill kills every process of the group, which is not to be used again.
 func (g *Group) Kill() error {
 	if err := put(g.path, "cgroup.kill", "1"); err != nil {
 		return fmt.Errorf("control group: %w", err)

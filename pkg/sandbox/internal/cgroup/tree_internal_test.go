@@ -114,3 +114,20 @@ func TestTree_OfAKilledProcessIsRemoved(t *testing.T) {
 	require.DirExists(t, mine.Dir())
 	require.NoError(t, g.closeFiles())
 }
+
+// TestGroup_KillEachLeavesAGroupThatCanBeUsed: what is started in it afterwards lives.
+func TestGroup_KillEachLeavesAGroupThatCanBeUsed(t *testing.T) {
+	t.Parallel()
+	g, err := tree(t).Open(Limits{})
+	require.NoError(t, err)
+	for range 3 {
+		cmd := start(t, g, "sleep", "1000")
+		require.NoError(t, g.KillEach())
+		require.Error(t, cmd.Wait())
+		status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+		require.True(t, ok)
+		require.Equal(t, syscall.SIGKILL, status.Signal())
+		require.NoError(t, start(t, g, "sleep", "0.1").Wait())
+	}
+	require.NoError(t, g.Close())
+}

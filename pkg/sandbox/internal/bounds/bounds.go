@@ -1,0 +1,195 @@
+//go:build linux
+
+// Package bounds has the limits of the commands of a sandbox in its control group.
+package bounds
+
+import (
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
+)
+
+// Spare is what a sandbox may have beside what its commands may.
+type Spare struct {
+	Memory    int64 // bytes
+	Processes int64
+}
+
+// Bounds are the limits of a sandbox's control group. They are those of the command that
+// runs, when that is the only one: a command may have tighter limits than its sandbox. They are safe for concurrent use.
+type Bounds struct {
+	group *cgroup.Group // nil when there is none; nothing is bounded then
+	spare Spare
+	whole sandbox.Limits
+
+	mu      sync.Mutex
+	running map[*Bound]struct{}
+}
+
+// Bound is a command in a group, or in none.
+type Bound struct {
+	*Bounds
+
+	limits sandbox.Limits
+	kills  uint64 // for memory, before it started
+	alone  bool   // no command has run beside it
+}
+
+// New makes a group for a sandbox, if groups is not nil, with the limits that sandboxes have by default.
+func New(groups *cgroup.Tree, spare Spare) (*Bounds, error) {
+	b := &Bounds{spare: spare, whole: sandbox.Limits{}.WithDefaults(), running: map[*Bound]struct{}{}}
+	if groups == nil {
+		return b, nil
+	}
+	var err error
+	b.group, err = groups.Open(b.groupLimits(b.whole))
+	return b, err
+}
+
+// Group is the control group; nil when there is none.
+func (b *Bounds) Group() *cgroup.Group { return b.group }
+
+// Become changes the limits of a sandbox in which nothing has run.
+func (b *Bounds) Become(whole sandbox.Limits) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.whole = whole.WithDefaults()
+	if b.group == nil {
+		return nil
+	}
+	return b.apply()
+}
+
+// groupLimits are limits of commands as those of the group.
+func (b *Bounds) groupLimits(l sandbox.Limits) cgroup.Limits {
+	limits := cgroup.Limits{Processes: l.Processes + b.spare.Processes}
+	if l.Memory > 0 {
+		limits.Memory = l.Memory + b.spare.Memory
+	}
+	return limits
+}
+
+// Enter counts a command in, whose limits are tighter than those of the sandbox or the same.
+// Every success is followed by Leave.
+func (b *Bounds) Enter(limits sandbox.Limits) (*Bound, error) {
+	c := &Bound{Bounds: b, limits: limits, alone: true}
+	if b.group == nil {
+		return c, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c.kills = b.group.OOMKills()
+	b.running[c] = struct{}{}
+	if len(b.running) > 1 {
+		for other := range b.running {
+			other.alone = false
+		}
+	}
+	if err := b.apply(); err != nil {
+		delete(b.running, c)
+		return nil, err
+	}
+	return c, nil
+}
+
+// apply sets the limits of the group. The caller holds the lock.
+func (b *Bounds) apply() error {
+	limits := b.whole
+	if len(b.running) == 1 {
+		for c := range b.running {
+			limits = c.limits
+		}
+	}
+	return b.group.Limit(b.groupLimits(limits))
+}
+
+// Leave counts the command out.
+func (c *Bound) Leave() {
+	if c.group == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.running, c)
+	if len(c.running) == 1 {
+		_ = c.apply() // the limits of the sandbox still hold
+	}
+}
+
+// Watched reports whether the memory of the command has to be watched from inside: the
+// group does not bound it, or only with those that may run beside it.
+func (c *Bound) Watched() bool { return c.group == nil || c.limits.Memory != c.whole.Memory }
+
+// lookPause is how often it is looked whether the kernel has killed something.
+const lookPause = 20 * time.Millisecond
+
+// Looks tells when to ask killed, if that can become true, until stop is called.
+func (c *Bound) Looks() (tell <-chan time.Time, stop func()) {
+	if c.group == nil || c.limits.Memory == 0 {
+		return nil, func() {}
+	}
+	ticker := time.NewTicker(lookPause)
+	return ticker.C, ticker.Stop
+}
+
+// Killed reports whether the kernel has killed a process of the sandbox for its memory since
+// the command started, and mine that it was the command's, for there was no other.
+func (c *Bound) Killed() (killed, mine bool) {
+	if c.group == nil {
+		return false, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	killed = c.group.OOMKills() > c.kills
+	return killed, killed && c.alone
+}
+
+// Alone reports whether the command runs in a group, and no other one does now.
+func (c *Bound) Alone() bool {
+	if c.group == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.aloneNow()
+}
+
+// aloneNow is Alone for who holds the lock.
+func (c *Bound) aloneNow() bool {
+	_, runs := c.running[c]
+	return runs && len(c.running) == 1
+}
+
+// KillAlone kills everything in the group if the command is alone there.
+func (c *Bound) KillAlone() error {
+	if c.group == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.aloneNow() {
+		return nil
+	}
+	return c.group.KillEach()
+}
+
+// Kinds says by what the limits of the command were enforced, where without a group it would be kinds.
+func (c *Bound) Kinds(kinds sandbox.LimitKinds) sandbox.LimitKinds {
+	if c.group == nil {
+		return kinds
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.alone || c.limits.Memory == c.whole.Memory {
+		kinds.Memory = sandbox.LimitCgroup
+	}
+	switch {
+	case c.alone || c.limits.Processes == c.whole.Processes:
+		kinds.Processes = sandbox.LimitCgroup
+	default:
+		kinds.Processes = sandbox.LimitNone
+	}
+	return kinds
+}
