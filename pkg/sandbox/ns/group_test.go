@@ -113,7 +113,8 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 	require.NoError(t, err)
 	left, err := os.ReadDir(groups.Dir())
 	require.NoError(t, err)
-	require.False(t, slices.ContainsFunc(left, func(e os.DirEntry) bool { return e.IsDir() }), "groups are left: %v", left)
+	left = slices.DeleteFunc(left, func(e os.DirEntry) bool { return !e.IsDir() })
+	require.LessOrEqual(t, len(left), 1, "groups are left, not only that of the next sandbox: %v", left)
 }
 
 // TestGroup_NeighboursAnswer: beside a sandbox whose memory is used up again and again another
