@@ -30,7 +30,15 @@ func (c *Conn) Receive() (*Message, error) {
 func (c *Conn) receiveFrame() (n int, fds []int, err error) {
 	var oobn, flags int
 	var recvErr error
+	spin := c.spin
+	c.spin = 0
 	err = c.raw.Read(func(fd uintptr) bool {
+		for end := time.Now().Add(spin); spin > 0 && time.Now().Before(end); {
+			n, oobn, flags, _, recvErr = unix.Recvmsg(int(fd), c.received, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+			if recvErr == nil {
+				return true
+			}
+		}
 		for {
 			n, oobn, flags, _, recvErr = unix.Recvmsg(int(fd), c.received, c.oob, unix.MSG_CMSG_CLOEXEC)
 			// Of one that has ended without reading everything the kernel tells that first, once; what it
@@ -98,6 +106,10 @@ func (c *Conn) join(frame []byte, fds []int) (*Message, error) {
 	delete(c.partial, id)
 	return m, nil
 }
+
+// Spin has the next Receive look for a message again and again for a time before it sleeps. For one that comes so soon
+// that is sooner than to be woken.
+func (c *Conn) Spin(most time.Duration) { c.spin = most }
 
 // ReceiveUntil has Receive fail after a time; the zero time is none.
 func (c *Conn) ReceiveUntil(t time.Time) { _ = c.file.SetReadDeadline(t) } // it is a socket

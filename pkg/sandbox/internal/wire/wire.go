@@ -18,6 +18,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -69,6 +70,7 @@ type Conn struct {
 	received []byte
 	partial  map[uint64]*Message
 	oob      []byte
+	spin     time.Duration // of the next Receive
 }
 
 // Pair returns the two ends of a new connection: one for this process and one to be

@@ -5,6 +5,7 @@ package wire_test
 import (
 	"io"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -38,5 +39,29 @@ func TestConn_TheLastWordOfOneThatDidNotListenIsHeard(t *testing.T) {
 	require.NoError(t, m.Decode(&failed))
 	require.Equal(t, "a step", failed.Step)
 	_, err = ours.Receive()
+	require.ErrorIs(t, err, io.EOF)
+}
+
+// TestReceive_SpinsForATimeAndSleepsThen: a message is received whether it is there, comes meanwhile, or comes later.
+func TestReceive_SpinsForATimeAndSleepsThen(t *testing.T) {
+	t.Parallel()
+	ours, theirs := pair(t)
+	for i, spin := range []time.Duration{0, time.Nanosecond, time.Hour, time.Nanosecond} {
+		theirs.Spin(spin)
+		received := make(chan uint64)
+		go func() {
+			m, err := theirs.Receive()
+			if err != nil {
+				t.Errorf("receive: %v", err)
+				m = &wire.Message{}
+			}
+			received <- m.ID
+		}()
+		require.NoError(t, ours.Send(uint64(i+1), wire.KindKillAll, nil))
+		require.Equal(t, uint64(i+1), <-received)
+	}
+	theirs.Spin(time.Nanosecond)
+	require.NoError(t, ours.Close())
+	_, err := theirs.Receive()
 	require.ErrorIs(t, err, io.EOF)
 }
