@@ -108,7 +108,7 @@ func TestCommand_Limits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Caps.Limits = sandbox.LimitKinds{CPU: sandbox.LimitRlimit, Disk: sandbox.LimitNone}
+	o.Caps.Limits = sandbox.LimitKinds{CPU: sandbox.LimitQuota} // what held for a command counts, not what the worker expects
 	r.work(o)
 	for name, test := range map[string]struct {
 		command string
@@ -130,7 +130,8 @@ func TestCommand_Limits(t *testing.T) {
 			v := value[protocol.CommandRunResult](t, got)
 			require.Equal(t, test.reason, v.Reason)
 			require.True(t, strings.HasPrefix(string(v.Stdout), "partial"), "%s", v.Stdout)
-			require.Equal(t, map[string]string{"cpu": "rlimit", "disk": "none"}, v.LimitKinds)
+			require.NotEmpty(t, v.LimitKinds["cpu"])
+			require.NotEqual(t, string(sandbox.LimitQuota), v.LimitKinds["cpu"])
 			require.Equal(t, "none", got.Level)
 		})
 	}
