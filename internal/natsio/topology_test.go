@@ -123,7 +123,7 @@ func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			fleet := fleetOf(t)
-			topology := natsio.Topology{Fleet: fleet}
+			topology := natsio.Topology{Fleet: fleet, MaxBytes: 1 << 20} // the server reserves it, for each
 			require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
 			stream := streamOf(fleet, test.stream)
 			changed := configuration(t, f, stream)
