@@ -29,10 +29,14 @@ func TestToolsets_UnderEveryDriver(t *testing.T) {
 			o := r.options()
 			o.Driver, o.Caps = opened, caps
 			r.work(o)
-			toolstest.Run(t, func(t *testing.T, call protocol.Call) *protocol.Result {
+			execute := func(t *testing.T, call protocol.Call) *protocol.Result {
 				t.Helper()
 				return r.dispatch(t.Context(), call)
-			})
+			}
+			toolstest.Run(t, execute)
+			if name == "ns" { // what is large is that for the worker, and for the sandbox that has the most between them
+				toolstest.RunLarge(t, execute)
+			}
 		})
 	}
 }

@@ -36,7 +36,7 @@ func TestLimits_ReachWhatIsStartedAtOnce(t *testing.T) { //nolint:paralleltest /
 		require.NoError(t, err)
 	}()
 	const script = `one() { sleep 0.5; ulimit -Hf; ulimit -Hn; }; (one)& (one)& ((one; : >grown)&); one; wait; until [ -e grown ]; do sleep 0.05; done; rm grown`
-	for range 20 {
+	for range 8 {
 		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
 		require.NoError(t, err)
 		require.Equal(t, strings.Repeat("2048\n64\n", 4), sorted(string(result.Stdout.Data)))

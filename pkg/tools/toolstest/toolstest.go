@@ -17,10 +17,10 @@ import (
 // Execute has a fleet run one call to its end. It may run side by side with itself.
 type Execute func(t *testing.T, call protocol.Call) *protocol.Result
 
-// Run tests every toolset on a fleet. Sessions of the suite are new ones.
+// Run tests every toolset on a fleet, but for what [RunLarge] does. Sessions of the suite are new ones.
 func Run(t *testing.T, execute Execute) {
 	t.Helper()
-	for name, test := range map[string]func(*testing.T, Execute){
+	run(t, execute, map[string]func(*testing.T, Execute){
 		"core/files":         coreFiles,
 		"core/edits":         coreEdits,
 		"core/patches":       corePatches,
@@ -31,22 +31,35 @@ func Run(t *testing.T, execute Execute) {
 		"core/long texts":    coreLong,
 		"core/one step":      coreStep,
 		"cut/lists":          cutLists,
-		"cut/lines":          cutLines,
-		"cut/files":          cutFiles,
-		"cut/values":         cutValues,
 		"core/guards":        coreGuards,
 		"core/kinds":         hostileKinds,
 		"core/names":         hostileNames,
 		"core/bytes":         hostileBytes,
-		"core/sizes":         hostileSizes,
-		"core/counts":        hostileCounts,
 		"core/changing":      hostileTimes,
 		"core/permissions":   hostilePermissions,
 		"openrath":           openRath,
 		"smithers":           smithers,
 		"files":              fileTools,
 		"the same workspace": sharedWorkspace,
-	} {
+	})
+}
+
+// RunLarge tests the toolsets with files, values and directories that are as large as anything can be. It
+// takes most of a minute of a processor.
+func RunLarge(t *testing.T, execute Execute) {
+	t.Helper()
+	run(t, execute, map[string]func(*testing.T, Execute){
+		"cut/lines":   cutLines,
+		"cut/files":   cutFiles,
+		"cut/values":  cutValues,
+		"core/sizes":  hostileSizes,
+		"core/counts": hostileCounts,
+	})
+}
+
+func run(t *testing.T, execute Execute, tests map[string]func(*testing.T, Execute)) {
+	t.Helper()
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, execute)
