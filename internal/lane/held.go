@@ -26,6 +26,8 @@ const (
 	// firstHintAfter is the same for the only call of a lane that was idle before:
 	// most such lanes have no second one while it runs.
 	firstHintAfter = 20 * time.Millisecond
+	// listensAfter is after how many calls a lane listens although it never had to wait so long.
+	listensAfter = 8
 	// lookPeriod is how often a held lane looks into its mailbox without a hint, at most: where
 	// many lanes are held, they look less often, so that all together make no more
 	// than about a hundred looks a second; or ten, on a server that tells everything.
@@ -244,6 +246,9 @@ func (l *held) book(e *entry) {
 // wait waits for something to happen, at most for d.
 func (l *held) wait(d time.Duration) {
 	if l.mail.subscription == nil {
+		if l.served >= listensAfter && l.mail.listen() {
+			return // what was stored before has to be read
+		}
 		d = min(d, l.hintAfter())
 	}
 	if left := time.Until(l.givingWay); left > 0 {

@@ -60,18 +60,19 @@ func newMailbox(s *store.Store, fleet protocol.Fleet, pool protocol.Pool, hash p
 	return &mailbox{store: s, fleet: fleet, pool: pool, hash: hash, wake: make(chan struct{}, 1)}
 }
 
-// listen has the server tell what is stored from now on. It does nothing the second time.
-func (m *mailbox) listen() {
+// listen has the server tell what is stored from now on, and reports whether it does. It does nothing the second time.
+func (m *mailbox) listen() bool {
 	if m.subscription != nil {
-		return
+		return true
 	}
 	m.reconnects = m.store.NC.Stats().Reconnects
 	subscription, err := m.store.NC.Subscribe(m.fleet.ToldFilter(m.pool, m.hash), m.tell)
 	if err != nil {
-		return // no connection: there is nothing to hear
+		return false // no connection: there is nothing to hear
 	}
 	m.subscription = subscription
 	m.empty = false // what came before was not told
+	return true
 }
 
 // close stops listening.

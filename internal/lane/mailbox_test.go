@@ -63,3 +63,19 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 	requireNext(third)
 	requireNext(0)
 }
+
+// TestWait_ABusyLaneListens: a lane that never waits for long does not ask the stream for every call.
+func TestWait_ABusyLaneListens(t *testing.T) {
+	t.Parallel()
+	s, err := store.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	l := &held{ctx: t.Context(), schedule: newSchedule(), finished: make(chan finished, 100), served: listensAfter}
+	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, protocol.Lane("account/a").Hash())
+	for range cap(l.finished) {
+		l.finished <- finished{entry: &entry{}} // something always happens
+	}
+	l.wait(time.Minute)
+	require.NotNil(t, l.mail.subscription)
+	require.Len(t, l.finished, cap(l.finished), "the mailbox is read first")
+	l.mail.close()
+}

@@ -2,6 +2,7 @@ package natsiotest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -79,20 +80,25 @@ func newCluster(tb testing.TB, partable bool) *Cluster {
 	return c
 }
 
-// freePorts finds ports that nobody listens on. Somebody may take one before it is
-// used; the server's start fails then.
+// freePorts finds ports that nobody listens on, below those that connections get by themselves. Somebody may take
+// one before it is used; the server's start fails then.
 func freePorts(tb testing.TB, n int) []int {
 	tb.Helper()
-	ports := make([]int, n)
-	for i := range ports {
-		listener, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
-		require.NoError(tb, err)
+	const lowest, highest = 10_000, 32_000
+	var ports []int
+	for range 100 * n {
+		port := lowest + rand.IntN(highest-lowest)
+		listener, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			continue
+		}
 		defer func() { require.NoError(tb, listener.Close()) }()
-		address, ok := listener.Addr().(*net.TCPAddr)
-		require.True(tb, ok)
-		ports[i] = address.Port
+		if ports = append(ports, port); len(ports) == n {
+			return ports
+		}
 	}
-	return ports
+	require.FailNow(tb, "no ports are free")
+	return nil
 }
 
 // launch starts a server, with the data that it had, and does not wait for it.
