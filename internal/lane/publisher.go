@@ -256,15 +256,7 @@ func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
 // returns nil, a call that waits will not start, and one that runs will be killed,
 // unless it ends before. The result tells which.
 func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
-	lane := call.Lane()
-	msg := nats.NewMsg(p.store.Fleet.CancelSubject(call.Pool, lane.Hash(), call.ID))
-	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
-	if _, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg); err != nil {
-		return fmt.Errorf("cancel call %s: %w", call.ID, err)
-	} else if answer == store.Full {
-		return fmt.Errorf("cancel call %s: %w", call.ID, ErrFull)
-	}
-	return p.store.PublishReady(ctx, call.Pool, lane)
+	return p.store.Cancel(ctx, call.Pool, call.Lane(), call.ID)
 }
 
 // Result returns the stored result of a call; nil when there is none yet.

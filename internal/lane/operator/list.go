@@ -45,7 +45,7 @@ type Status struct {
 	HeldMS  int64              `json:"held_ms,omitempty"`
 	Running []lane.RunningCall `json:"running"` // the longest first
 
-	oldest time.Duration
+	oldest time.Time // when that call was accepted, by the server's clock; zero without one
 }
 
 // List is the answer of [Operator.List].
@@ -173,13 +173,12 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 	}
 	lanes := []Status{}
 	for _, s := range sightings {
-		status, oldest, err := o.status(ctx, pool, s, held.of(s.hash, s.ready), last)
+		status, err := o.status(ctx, pool, s, held.of(s.hash, s.ready), last)
 		if err != nil {
 			return nil, err
 		}
-		if !oldest.IsZero() {
-			status.oldest = o.clock.AgeAt(at, oldest)
-			status.OldestMS = status.oldest.Milliseconds()
+		if !status.oldest.IsZero() {
+			status.OldestMS = o.clock.AgeAt(at, status.oldest).Milliseconds()
 		}
 		if s.ready != nil || s.first != nil || s.paused { // else it has nothing by now
 			lanes = append(lanes, status)
@@ -188,10 +187,12 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 	return sorted(lanes), nil
 }
 
-// sorted puts the lane with the oldest call first.
+// sorted puts the lane with the oldest call first, and those without one last. Only the server's clock tells which is older:
+// what this machine takes for ages is as wrong as its measure of that clock, and 0 for all that it takes to be of the future.
 func sorted(lanes []Status) []Status {
 	slices.SortFunc(lanes, func(a, b Status) int {
-		return cmp.Or(cmp.Compare(b.oldest, a.oldest), cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Hash, b.Hash))
+		return cmp.Or(compareBool(a.oldest.IsZero(), b.oldest.IsZero()), a.oldest.Compare(b.oldest),
+			cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Hash, b.Hash))
 	})
 	return lanes
 }
@@ -248,32 +249,31 @@ func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
 	return lane
 }
 
-// status puts together what the stream and the holder tell; oldest is when the oldest
-// unfinished call was accepted, zero when there is none.
-func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, holder *holding, last uint64) (status Status, oldest time.Time, err error) {
-	status = Status{Lane: s.lane, Hash: s.hash, Pool: pool, Running: []lane.RunningCall{}}
+// status puts together what the stream and the holder tell.
+func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, holder *holding, last uint64) (Status, error) {
+	status := Status{Lane: s.lane, Hash: s.hash, Pool: pool, Running: []lane.RunningCall{}}
 	calls := s.calls
 	if s.first == nil {
 		calls = 0 // they ended meanwhile
 	} else {
-		oldest = s.first.Time
+		status.oldest = s.first.Time
 	}
 	if holder != nil {
 		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
 	}
 	unfinished, err := o.inlineUnfinished(ctx, s.ready, status.Running, s.handedOut(last))
 	if err != nil {
-		return status, oldest, err
+		return status, err
 	}
 	if unfinished {
 		calls++
-		if oldest.IsZero() || s.ready.Time.Before(oldest) {
-			oldest = s.ready.Time
+		if status.oldest.IsZero() || s.ready.Time.Before(status.oldest) {
+			status.oldest = s.ready.Time
 		}
 	}
 	status.Waiting = max(calls-len(status.Running), 0)
 	status.State = s.state(holder, last)
-	return status, oldest, nil
+	return status, nil
 }
 
 func (s *sighting) state(holder *holding, last uint64) State {

@@ -29,9 +29,8 @@ var (
 // does is stored in the calls stream, and who holds a lane is asked on core NATS, so
 // that a holder which does not answer is told as such. It is safe for concurrent use.
 type Operator struct {
-	store     *store.Store
-	publisher *lane.Publisher
-	clock     store.Clock
+	store *store.Store
+	clock store.Clock
 }
 
 // New opens the streams of a fleet, which must exist.
@@ -40,11 +39,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Operator, e
 	if err != nil {
 		return nil, err
 	}
-	publisher, err := lane.NewPublisher(ctx, nc, fleet)
-	if err != nil {
-		return nil, err
-	}
-	return &Operator{store: s, publisher: publisher}, nil
+	return &Operator{store: s}, nil
 }
 
 const (
@@ -176,8 +171,7 @@ func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.L
 
 // cancel stores the request to cancel a call and tells the holder.
 func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
-	whole := protocol.Use{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}
-	err := o.publisher.Cancel(ctx, &protocol.Call{ID: id, Pool: pool, Resources: []protocol.Use{whole}})
+	err := o.store.Cancel(ctx, pool, lane, id)
 	o.poke(pool, lane)
 	return err
 }

@@ -157,6 +157,20 @@ func (s *Store) PublishReady(ctx context.Context, pool protocol.Pool, lane proto
 	return nil
 }
 
+// Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
+func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
+	msg := nats.NewMsg(s.Fleet.CancelSubject(pool, lane.Hash(), call))
+	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
+	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
+	if err == nil && answer == Full {
+		err = ErrFull
+	}
+	if err != nil {
+		return fmt.Errorf("cancel call %s: %w", call, err)
+	}
+	return s.PublishReady(ctx, pool, lane)
+}
+
 // Next returns the first message of the calls stream at or after seq that matches filter; nil
 // when there is none.
 func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
