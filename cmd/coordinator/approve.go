@@ -11,11 +11,10 @@ import (
 )
 
 type approveCommand struct {
+	existingFleet
+
 	Session string `arg:"" help:"Session, as the question named it."`
 	Call    string `arg:"" help:"Id of the call, as the question named it."`
-	Nats    string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
-	Creds   string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
-	Fleet   string `default:"tf" help:"Name of the fleet."`
 	Deny    bool   `help:"Say no."`
 	Note    string `placeholder:"TEXT" help:"What the model is told with the answer."`
 }
@@ -29,8 +28,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return cli.Usagef("CALL: %v", err)
 	}
-	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
-	fl, err := flags.connect(ctx, connection{name: "coordinator approve", logger: p.common.Logger(p.Program)})
+	fl, err := c.connect(ctx, "approve", p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}

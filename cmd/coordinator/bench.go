@@ -24,6 +24,8 @@ import (
 )
 
 type benchCommand struct {
+	cli.Login
+
 	Engine     string        `default:"lanes" enum:"lanes,partitions,consumers" help:"What keeps the order: lanes, a fixed number of partitions, or a consumer for each lane."`
 	Partitions int           `default:"64" help:"How many partitions --engine partitions has."`
 	Lanes      int           `default:"64" help:"How many lanes the callers use."`
@@ -38,7 +40,6 @@ type benchCommand struct {
 	Sandbox    string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
 	Linger     time.Duration `default:"0s" help:"How long workers keep an idle lane."`
 	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process."`
-	Creds      string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
 	Fleet      string        `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
 	Replicas   int           `default:"1" enum:"1,3,5" help:"Replicas of the streams, when they do not exist yet: 1, 3 or 5."`
 	Listen     bool          `help:"Have the embedded server listen, and connect through its socket, as serve does."`
@@ -81,7 +82,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		defer stopServer()
 	} else {
 		o.Connect = func(name string) (*nats.Conn, error) {
-			return natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: name, Creds: c.Creds, Logger: o.Logger})
+			return natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: name, Creds: c.Creds, TLS: c.Files(), Logger: o.Logger})
 		}
 	}
 	if c.CPUProfile != "" {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -22,8 +23,8 @@ import (
 
 // fleetFlags say where the fleet is.
 type fleetFlags struct {
-	Nats     string   `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
-	Creds    string   `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
+	cli.Login
 	Fleet    string   `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 	Data     string   `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: one of the session, below ~/.local/state/toolfleet."`
 	Replicas int      `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
@@ -48,17 +49,59 @@ type connection struct {
 	logger *slog.Logger
 }
 
+// existingFleet says where a fleet is, for commands that make none.
+type existingFleet struct {
+	Nats string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas."`
+	cli.Login
+	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+}
+
+// connect reaches the fleet for a subcommand.
+func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *slog.Logger) (*fleet.Fleet, error) {
+	name, err := protocol.ParseFleet(f.Fleet)
+	if err != nil {
+		return nil, cli.Usagef("--fleet: %v", err)
+	}
+	if f.Nats == "" { // which the flag's tag takes for given
+		return nil, cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
+	}
+	if err := f.Check(); err != nil {
+		return nil, err
+	}
+	fl, err := fleet.Connect(ctx, fleet.Options{
+		Name: name, URL: f.Nats, Creds: f.Creds, TLS: f.Files(), Client: "coordinator " + subcommand, Existing: true, Logger: logger,
+	})
+	if errors.Is(err, natsio.ErrNoFleet) {
+		err = fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", name, natsio.Redact(f.Nats), err)
+	}
+	return fl, err
+}
+
+// consistent returns a usage error for flags that make no sense together.
+func (f *fleetFlags) consistent() error {
+	if err := errors.Join(f.Keep.Validate(), f.Check()); err != nil || f.Nats != "" {
+		return err
+	}
+	if f.Login != (cli.Login{}) {
+		return cli.Usagef("--creds and --tls-... are for the servers of --nats; without it the server is inside this process")
+	}
+	if f.Replicas > 1 {
+		return cli.Usagef("--replicas %d: needs --nats and as many servers; the one inside this process keeps 1", f.Replicas)
+	}
+	return nil
+}
+
 // connect reaches the fleet, or starts one inside this process.
 func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, error) {
 	name, err := protocol.ParseFleet(f.Fleet)
 	if err != nil {
 		return nil, cli.Usagef("--fleet: %v", err)
 	}
-	if err := f.Keep.Validate(); err != nil {
+	if err := f.consistent(); err != nil {
 		return nil, err
 	}
 	return fleet.Connect(ctx, fleet.Options{
-		Name: name, URL: f.Nats, Creds: f.Creds, Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
+		Name: name, URL: f.Nats, Creds: f.Creds, TLS: f.Files(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
 		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: c.logger,
 	})
 }

@@ -3,24 +3,19 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type laneCommand struct {
-	Nats    string        `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
-	Creds   string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
-	Fleet   string        `default:"tf" help:"Name of the fleet."`
+	existingFleet
+
 	Pool    string        `default:"default" help:"Pool that the lane's calls are for."`
 	JSON    bool          `name:"json" help:"Print JSON."`
 	Timeout time.Duration `default:"30s" help:"How long it may take."`
@@ -91,54 +86,47 @@ func (c *laneCommand) commands() map[string]command {
 
 func (v laneVerb) run(ctx context.Context, p program) error {
 	c := v.command
-	fleet, desk, err := v.check()
+	desk, err := v.check()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	nc, err := natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: "coordinator lane", Creds: c.Creds, Logger: p.common.Logger(p.Program)})
+	fl, err := c.connect(ctx, "lane", p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
-	desk.operator, err = operator.New(ctx, nc, fleet)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", fleet, natsio.Redact(c.Nats), err)
-	}
-	if err != nil {
+	defer fl.Close()
+	if desk.operator, err = operator.New(ctx, fl.NC, fl.Name); err != nil {
 		return err
 	}
 	return v.act(ctx, p, desk)
 }
 
 // check reads the flags and arguments; nothing is connected yet.
-func (v laneVerb) check() (fleet protocol.Fleet, desk laneDesk, err error) {
+func (v laneVerb) check() (desk laneDesk, err error) {
 	c := v.command
 	if c.Timeout <= 0 {
-		return "", desk, cli.Usagef("--timeout %s: must be positive", c.Timeout)
+		return desk, cli.Usagef("--timeout %s: must be positive", c.Timeout)
 	}
 	if c.Ls.Limit < 1 || c.Show.Limit < 1 {
-		return "", desk, cli.Usagef("--limit %d: must be positive", min(c.Ls.Limit, c.Show.Limit))
-	}
-	if fleet, err = protocol.ParseFleet(c.Fleet); err != nil {
-		return "", desk, cli.Usagef("--fleet: %v", err)
+		return desk, cli.Usagef("--limit %d: must be positive", min(c.Ls.Limit, c.Show.Limit))
 	}
 	if desk.pool, err = protocol.ParsePool(c.Pool); err != nil {
-		return "", desk, cli.Usagef("--pool: %v", err)
+		return desk, cli.Usagef("--pool: %v", err)
 	}
 	if v.arg == nil {
-		return fleet, desk, nil
+		return desk, nil
 	}
 	if desk.lane, err = v.arg.parse(); err != nil {
-		return "", desk, err
+		return desk, err
 	}
 	if v.arg == &c.Skip.laneArg {
 		if desk.call, err = protocol.ParseCallID(c.Skip.Call); err != nil {
-			return "", desk, cli.Usagef("CALL: %v", err)
+			return desk, cli.Usagef("CALL: %v", err)
 		}
 	}
-	return fleet, desk, nil
+	return desk, nil
 }
 
 func (c *laneCommand) list(ctx context.Context, p program, desk laneDesk) error {

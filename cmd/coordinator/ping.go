@@ -9,9 +9,8 @@ import (
 )
 
 type pingCommand struct {
-	Nats    string        `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
-	Creds   string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
-	Fleet   string        `default:"tf" help:"Name of the fleet."`
+	existingFleet
+
 	Timeout time.Duration `default:"5s" help:"How long the answer may take."`
 }
 
@@ -21,9 +20,8 @@ func (c *pingCommand) run(ctx context.Context, p program) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
 	start := time.Now()
-	fl, err := flags.connect(ctx, connection{name: "coordinator ping", logger: p.common.Logger(p.Program)})
+	fl, err := c.connect(ctx, "ping", p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -32,8 +33,8 @@ type serveCommand struct {
 }
 
 func (c *serveCommand) run(ctx context.Context, p program) error {
-	if c.Sessions < 1 || c.MaxSteps < 1 || c.MaxTokens < 0 {
-		return cli.Usagef("--sessions %d and --max-steps %d must be at least 1, --max-tokens %d must not be negative", c.Sessions, c.MaxSteps, c.MaxTokens)
+	if err := c.check(); err != nil {
+		return err
 	}
 	logger := p.common.Logger(p.Program)
 	opener := model.Opener{Env: p.Getenv, Logger: logger}
@@ -97,6 +98,26 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return holder.Run(ctx, drain)
+}
+
+// check finds what is wrong with the numbers and the address.
+func (c *serveCommand) check() error {
+	switch {
+	case c.Sessions < 1:
+		return cli.Usagef("--sessions %d: must be at least 1", c.Sessions)
+	case c.MaxSteps < 1:
+		return cli.Usagef("--max-steps %d: must be at least 1", c.MaxSteps)
+	case c.MaxTokens < 0:
+		return cli.Usagef("--max-tokens %d: must not be negative", c.MaxTokens)
+	case c.Lease != 0 && c.Lease < cli.MinLease:
+		return cli.Usagef("--lease %s: must be 0 or at least %s", c.Lease, cli.MinLease)
+	case c.Drain < 0:
+		return cli.Usagef("--drain %s: must not be negative", c.Drain)
+	}
+	if _, _, err := embedded.ParseListen(c.Listen); c.Nats == "" && err != nil {
+		return cli.Usagef("--listen: %v", err)
+	}
+	return nil
 }
 
 // announce says how others reach the fleet.

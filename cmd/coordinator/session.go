@@ -6,17 +6,15 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type sessionCommand struct {
-	Nats    string        `placeholder:"URL" help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
-	Creds   string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
+	cli.Login
 	Fleet   string        `default:"tf" help:"Name of the fleet."`
 	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm."`
 	JSON    bool          `name:"json" help:"Print JSON."`
@@ -105,24 +103,27 @@ func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, erro
 	return session.Local{Dir: dir, Fleet: desk.fleet, Logger: p.common.Logger(p.Program)}, err
 }
 
+// connect reaches the fleet that the flags name.
+func (c *sessionCommand) connect(ctx context.Context, p program) (*fleet.Fleet, error) {
+	f := existingFleet{Nats: c.Nats, Login: c.Login, Fleet: c.Fleet}
+	return f.connect(ctx, "session", p.common.Logger(p.Program))
+}
+
 // open returns the sessions that the flags name, and what closes them.
 func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (sessions, func(), error) {
 	if c.Nats == "" {
 		local, err := c.local(p, desk)
 		return local, func() {}, err
 	}
-	nc, err := natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: "coordinator session", Creds: c.Creds, Logger: p.common.Logger(p.Program)})
+	fl, err := c.connect(ctx, p)
 	if err != nil {
 		return nil, nil, err
 	}
-	reader, err := session.NewReader(ctx, nc, desk.fleet)
+	reader, err := session.NewReader(ctx, fl.NC, desk.fleet)
 	if err != nil {
-		nc.Close()
+		fl.Close()
 	}
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		err = fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", desk.fleet, natsio.Redact(c.Nats), err)
-	}
-	return reader, nc.Close, err
+	return reader, fl.Close, err
 }
 
 func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
@@ -198,8 +199,7 @@ func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDes
 		}
 		return local.Remove(ctx, desk.id, c.Rm.Force)
 	}
-	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
-	fl, err := flags.connect(ctx, connection{name: "coordinator session", logger: p.common.Logger(p.Program)})
+	fl, err := c.connect(ctx, p)
 	if err != nil {
 		return session.Removed{}, err
 	}

@@ -20,10 +20,8 @@ import (
 type submitCommand struct {
 	turnFlags
 	policyFlags
+	existingFleet
 
-	Nats  string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
-	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
-	Fleet string `default:"tf" help:"Name of the fleet."`
 	Model string `placeholder:"M" help:"Model, one that the coordinators serve. Default: theirs."`
 }
 
@@ -47,8 +45,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
-	fl, err := flags.connect(ctx, connection{name: "coordinator submit " + string(turn.session), logger: logger})
+	fl, err := c.connect(ctx, "submit "+string(turn.session), logger)
 	if err != nil {
 		return err
 	}

@@ -17,12 +17,11 @@ import (
 )
 
 type workersCommand struct {
-	Nats  string        `required:"" placeholder:"URL" help:"NATS server or servers of the fleet."`
-	Creds string        `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
-	Fleet string        `default:"tf" help:"Name of the fleet."`
-	Pool  string        `default:"default" help:"Pool whose workers are asked."`
-	Wait  time.Duration `default:"1s" help:"How long answers are waited for."`
-	JSON  bool          `name:"json" help:"Print what each worker says as JSON, one a line."`
+	existingFleet
+
+	Pool string        `default:"default" help:"Pool whose workers are asked."`
+	Wait time.Duration `default:"1s" help:"How long answers are waited for."`
+	JSON bool          `name:"json" help:"Print what each worker says as JSON, one a line."`
 }
 
 func (c *workersCommand) run(ctx context.Context, p program) error {
@@ -33,8 +32,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	if c.Wait <= 0 {
 		return cli.Usagef("--wait %s: must be more than 0", c.Wait)
 	}
-	flags := fleetFlags{Nats: c.Nats, Creds: c.Creds, Fleet: c.Fleet, Replicas: 1}
-	fl, err := flags.connect(ctx, connection{name: "coordinator workers", logger: p.common.Logger(p.Program)})
+	fl, err := c.connect(ctx, "workers", p.common.Logger(p.Program))
 	if err != nil {
 		return err
 	}

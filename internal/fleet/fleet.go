@@ -30,6 +30,11 @@ type Options struct {
 	URL string
 	// Creds is a credentials file, or a file with a token; "" for none.
 	Creds string
+	// TLS is for servers whose certificates the system does not know, and for those that want one.
+	TLS natsio.TLS
+	// Existing makes a fleet that is not there an error, which wraps [natsio.ErrNoFleet];
+	// otherwise it is made. It needs a URL.
+	Existing bool
 	// Client is the name of this process, for the server's monitoring.
 	Client string
 	// Data is the directory of an embedded server, and Listen the address on which
@@ -69,14 +74,14 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 			f.Close()
 		}
 	}()
-	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, Logger: o.Logger}
+	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS, Logger: o.Logger}
 	if o.URL == "" {
 		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, "nats"), Listen: o.Listen, Logger: o.Logger})
 		if err != nil {
 			return nil, err
 		}
 		f.closers = append(f.closers, f.Server.Close)
-		options.Creds, options.Options = "", f.Server.Options()
+		options.Creds, options.TLS, options.Options = "", natsio.TLS{}, f.Server.Options()
 	}
 	if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
 		return nil, err
@@ -85,8 +90,12 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return nil, err
 	}
-	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes}
-	if err := natsio.Ensure(ctx, f.JS, topology); err != nil {
+	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: o.Logger}
+	ensure := natsio.Ensure
+	if o.Existing {
+		ensure = natsio.Check
+	}
+	if err := ensure(ctx, f.JS, topology); err != nil {
 		return nil, err
 	}
 	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Logger: o.Logger}); err != nil {

@@ -21,10 +21,33 @@ type ConnectOptions struct {
 	// Creds is a NATS credentials file (user JWT and seed), or a file that holds
 	// nothing but a token; "" is neither.
 	Creds string
+	// TLS is for servers whose certificates the system does not know, and for those that want one.
+	TLS TLS
 	// Logger gets a line when the connection is lost and when it is back; nil discards.
 	Logger *slog.Logger
 	// Options are added last, for embedded servers and tests.
 	Options []nats.Option
+}
+
+// TLS names PEM files. They are read again for each connection, so they may be renewed. The zero
+// value trusts whom the system trusts, and speaks TLS with servers that want it.
+type TLS struct {
+	// CA is the certificates that the servers' are checked against; "" is the system's.
+	CA string
+	// Cert and Key are what this process shows; both or neither.
+	Cert, Key string
+}
+
+// options make every connection a TLS one as soon as a file is named.
+func (t TLS) options() []nats.Option {
+	var options []nats.Option
+	if t.CA != "" {
+		options = append(options, nats.RootCAs(t.CA))
+	}
+	if t.Cert != "" || t.Key != "" {
+		options = append(options, nats.ClientCert(t.Cert, t.Key))
+	}
+	return options
 }
 
 const (
@@ -47,6 +70,7 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 		nats.PingInterval(pingInterval),
 		nats.MaxPingsOutstanding(maxPingsOut),
 		nats.MaxReconnects(-1),
+		nats.IgnoreAuthErrorAbort(), // credentials may be renewed; a process without a connection would look as if it worked
 		nats.ReconnectWait(reconnectWait),
 		nats.ReconnectJitter(reconnectWait, reconnectWait),
 		nats.ReconnectBufSize(-1),
@@ -59,27 +83,39 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 		nats.ReconnectHandler(func(nc *nats.Conn) {
 			logger.InfoContext(ctx, "nats connection is back", slog.String("url", nc.ConnectedUrlRedacted()))
 		}),
-		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
-			subject := ""
-			if sub != nil {
-				subject = sub.Subject
-			}
-			logger.WarnContext(ctx, "nats error", slog.String("subject", subject), slog.Any("error", err))
-		}),
+		(&faults{logger: logger, now: time.Now}).option(ctx),
 	}
 	credentials, err := credentialsOption(o.Creds)
 	if err != nil {
 		return nil, err
 	}
-	options = append(options, credentials...)
-	if err := checkURLs(url); err != nil {
-		return nil, err
+	options = append(append(options, credentials...), o.TLS.options()...)
+	if url != "" || len(o.Options) == 0 { // an embedded server has none
+		if err := checkURLs(url); err != nil {
+			return nil, err
+		}
 	}
 	nc, err := nats.Connect(url, append(options, o.Options...)...)
 	if err != nil {
-		return nil, fmt.Errorf("connect to NATS at %s: %w (is the server running, and are the credentials right?)", Redact(url), err)
+		return nil, fmt.Errorf("connect to NATS at %s: %w%s", Redact(url), err, advice(err))
 	}
 	return nc, nil
+}
+
+// advice says what to look at when a first connection fails.
+func advice(err error) string {
+	text := strings.ToLower(err.Error())
+	switch {
+	case errors.Is(err, nats.ErrNoServers):
+		return " (is the server running there?)"
+	case strings.Contains(text, "authorization"), strings.Contains(text, "authentication"): // as the server words it
+		return " (are the credentials right? --creds names a file; a user and password stand in the URL)"
+	case errors.Is(err, nats.ErrSecureConnWanted):
+		return " (the server speaks no TLS: nats:// without --tls-...)"
+	case strings.Contains(text, "x509:"), strings.Contains(text, "tls:"):
+		return " (--tls-ca names the authorities that are trusted, --tls-cert and --tls-key what this process shows)"
+	}
+	return ""
 }
 
 // credentialsOption reads a credentials file of either kind.
@@ -98,7 +134,12 @@ func credentialsOption(path string) ([]nats.Option, error) {
 	if token == "" || strings.ContainsAny(token, " \t\n") {
 		return nil, fmt.Errorf("credentials %s: %w", path, errCredentials)
 	}
-	return []nats.Option{nats.Token(token)}, nil
+	return []nats.Option{nats.TokenHandler(func() string {
+		if content, err := os.ReadFile(path); err == nil { // it may have been renewed, as may the other kind
+			return string(bytes.TrimSpace(content))
+		}
+		return token
+	})}, nil
 }
 
 var errCredentials = errors.New("neither a NATS credentials file nor a single token")

@@ -1,6 +1,7 @@
 package natsio_test
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -52,6 +53,9 @@ func TestConnect_ErrorsNameTheURLAndNoSecret(t *testing.T) {
 		"user and password":          {"nats://bob:" + secret + "@" + address, address},
 		"token":                      {"nats://" + secret + "@" + address, address},
 		"several servers":            {"nats://bob:" + secret + "@" + address + ", nats://" + secret + "@" + address, address},
+		"nothing":                    {"", "not a server URL"},
+		"nothing but commas":         {" ,", "not a server URL"},
+		"another scheme":             {"http://" + address, "http://" + address + "\": not a server URL, which is nats://"},
 		"not a URL":                  {"nats://bob:" + secret + "@bad host:4222", "bad host:4222"},
 		"password with bad escape":   {"nats://bob:" + secret + "%zz@" + address, address},
 		"password with a comma":      {"nats://bob:" + secret + ",x@" + address, address},
@@ -100,6 +104,37 @@ func TestConnect_CredentialFiles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A server that refuses a process does so until its credentials are right again, here those in the file.
+func TestConnect_GoesOnWhenCredentialsAreRenewed(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	server := listen(t, data, "127.0.0.1:0")
+	token, err := os.ReadFile(server.CredentialFile())
+	require.NoError(t, err)
+	file := write(t, string(token))
+	refused := make(chan struct{}, 16)
+	nc, err := natsio.Connect(t.Context(), server.URL(), natsio.ConnectOptions{Name: "test", Creds: file, Options: []nats.Option{
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrAuthorization) {
+				refused <- struct{}{}
+			}
+		}),
+	}})
+	require.NoError(t, err)
+	defer nc.Close()
+	up := nc.StatusChanged(nats.CONNECTED)
+
+	server.Close()
+	require.NoError(t, os.WriteFile(server.CredentialFile(), []byte("renewed"), 0o600))
+	listen(t, data, strings.TrimPrefix(server.URL(), "nats://"))
+	for range 3 {
+		<-refused
+	}
+	require.NoError(t, os.WriteFile(file, []byte("renewed\n"), 0o600))
+	<-up
+	require.NoError(t, nc.Publish("greetings", nil))
 }
 
 func TestRedact(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -43,6 +44,8 @@ type Topology struct {
 	// KeepBytes bounds what is kept of all sessions together; 0 means no bound. When it is
 	// reached, nothing more is kept.
 	KeepBytes int64
+	// Logger gets a warning for each stream that has fewer replicas than Replicas; nil discards it.
+	Logger *slog.Logger
 }
 
 // ErrTopology is wrapped by errors about streams that exist with another configuration.
@@ -73,8 +76,13 @@ func (t Topology) withDefaults() Topology {
 func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
 	for _, want := range t.streams() {
-		if err := ensureStream(ctx, js, want); err != nil {
+		stream, err := ensureStream(ctx, js, want)
+		if err != nil {
 			return err
+		}
+		if have := stream.CachedInfo().Config.Replicas; have < t.Replicas && t.Logger != nil {
+			t.Logger.WarnContext(ctx, "stream has fewer replicas than --replicas asks for; it is not changed: nats stream edit STREAM --replicas N",
+				slog.String("stream", want.Name), slog.Int("replicas", have), slog.Int("asked", t.Replicas))
 		}
 	}
 	for _, bucket := range []jetstream.ObjectStoreConfig{
@@ -92,6 +100,27 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		}
 	} else if err != nil {
 		return fmt.Errorf("open bucket %s: %w", t.Fleet.PlacesBucket(), err)
+	}
+	return nil
+}
+
+// ErrNoFleet is wrapped by the error of [Check] for a fleet that nobody has made.
+var ErrNoFleet = errors.New("stream does not exist")
+
+// Check is [Ensure] for whoever only uses a fleet: it makes nothing. A stream that is
+// missing is an error that wraps [ErrNoFleet]. Buckets are made when a worker or a coordinator starts that needs them.
+func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
+	for _, want := range t.withDefaults().streams() {
+		stream, err := js.Stream(ctx, want.Name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			err = ErrNoFleet
+		}
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", want.Name, err)
+		}
+		if err := checkStream(stream, want); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -142,7 +171,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 	}
 }
 
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) error {
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.Stream, error) {
 	stream, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		stream, err = js.CreateStream(ctx, want)
@@ -151,8 +180,13 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("stream %s: %w", want.Name, err)
+		return nil, fmt.Errorf("stream %s: %w", want.Name, err)
 	}
+	return stream, checkStream(stream, want)
+}
+
+// checkStream compares a stream with what it must be.
+func checkStream(stream jetstream.Stream, want jetstream.StreamConfig) error {
 	if differences := compare(stream.CachedInfo().Config, want); len(differences) > 0 {
 		return fmt.Errorf("stream %s: %w: %w; choose another fleet name, or remove the stream when nothing in it is needed",
 			want.Name, ErrTopology, errors.Join(differences...))

@@ -1,6 +1,9 @@
 package natsio_test
 
 import (
+	"bytes"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -69,6 +72,38 @@ func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {
 	before := configuration(t, f, tf.CallsStream())
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{MaxCalls: 8}))
 	require.Equal(t, before, configuration(t, f, tf.CallsStream()), "sizes are the operator's to change")
+}
+
+func TestEnsure_WarnsOfFewerReplicas(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	var log bytes.Buffer
+	topology := natsio.Topology{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
+	require.Empty(t, log.String())
+	topology.Replicas = 3
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
+	require.Equal(t, 3, strings.Count(log.String(), "replicas=1 asked=3"), log.String())
+	require.Contains(t, log.String(), "stream=TF_CALLS")
+}
+
+// Whoever only uses a fleet does not make one by a wrong name.
+func TestCheck_MakesNothing(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	before := names(t, f)
+	require.NoError(t, natsio.Check(t.Context(), f.JS, natsio.Topology{}))
+	err := natsio.Check(t.Context(), f.JS, natsio.Topology{Fleet: "other"})
+	require.ErrorIs(t, err, natsio.ErrNoFleet)
+	require.ErrorContains(t, err, "OTHER_CALLS")
+	require.Equal(t, before, names(t, f))
+
+	config := configuration(t, f, tf.CallsStream())
+	config.DenyDelete = true
+	require.NoError(t, f.JS.DeleteStream(t.Context(), tf.CallsStream()))
+	_, err = f.JS.CreateStream(t.Context(), config)
+	require.NoError(t, err)
+	require.ErrorIs(t, natsio.Check(t.Context(), f.JS, natsio.Topology{}), natsio.ErrTopology)
 }
 
 func TestEnsure_ManyAtOnce(t *testing.T) {

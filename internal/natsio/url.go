@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -11,7 +12,13 @@ import (
 // redacted stands for whatever may be a secret.
 const redacted = "xxxxx"
 
-var errURL = errors.New("not a server URL, which is nats://host:port or tls://host:port")
+var errURL = errors.New("not a server URL, which is nats://host:port or tls://host:port (or ws://, wss://), several separated by commas")
+
+// known reports whether the client knows the scheme of a URL; it takes any other for nats.
+func known(part string) bool {
+	scheme, _, found := strings.Cut(part, "://")
+	return !found || slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme)
+}
 
 // Redact returns the URL list without user names, passwords and tokens. Of what is
 // no URL it shows only what stands behind the last "@".
@@ -41,11 +48,20 @@ func redact(part string) string {
 
 // checkURLs finds what is no URL before the client does, whose error would quote it.
 func checkURLs(list string) error {
+	fault := errURL
 	for part := range strings.SplitSeq(list, ",") {
-		part = strings.TrimSpace(part)
-		if part != "" && parse(part) != nil {
-			return fmt.Errorf("connect to NATS at %s: %w", Redact(list), errURL)
+		if part = strings.TrimSpace(part); part == "" {
+			continue
 		}
+		if fault = parse(part); fault == nil && !known(part) {
+			fault = errURL
+		}
+		if fault != nil {
+			break
+		}
+	}
+	if fault != nil {
+		return fmt.Errorf("connect to NATS at %q: %w", Redact(list), fault)
 	}
 	return nil
 }

@@ -28,8 +28,8 @@ import (
 type flags struct {
 	cli.Common
 
-	Nats  string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Required."`
-	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token."`
+	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Required."`
+	cli.Login
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
 	Slots int    `default:"4" help:"How many calls run at once."`
@@ -86,6 +86,9 @@ func (f *flags) options() (worker.Options, error) {
 	if f.Nats == "" { // not by its tag: the check of sandboxes needs none
 		return worker.Options{}, cli.Usagef("missing flags: --nats=URL")
 	}
+	if err := f.Check(); err != nil {
+		return worker.Options{}, err
+	}
 	fleet, err := protocol.ParseFleet(f.Fleet)
 	if err != nil {
 		return worker.Options{}, cli.Usagef("--fleet: %v", err)
@@ -100,8 +103,8 @@ func (f *flags) options() (worker.Options, error) {
 	if err := driver.Valid(f.Sandbox); err != nil {
 		return worker.Options{}, cli.Usagef("--sandbox: %v", err)
 	}
-	if f.Lease != 0 && f.Lease < 500*time.Millisecond {
-		return worker.Options{}, cli.Usagef("--lease %s: must be 0 or at least 500ms", f.Lease)
+	if f.Lease != 0 && f.Lease < cli.MinLease {
+		return worker.Options{}, cli.Usagef("--lease %s: must be 0 or at least %s", f.Lease, cli.MinLease)
 	}
 	if f.Drain < 0 {
 		return worker.Options{}, cli.Usagef("--drain %s: must not be negative", f.Drain)
@@ -190,7 +193,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	for _, warning := range o.Caps.Warnings {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
-	nc, err := natsio.Connect(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, Logger: logger})
+	nc, err := natsio.Connect(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, TLS: f.Files(), Logger: logger})
 	if err != nil {
 		return err
 	}
@@ -199,7 +202,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if err != nil {
 		return err
 	}
-	topology := natsio.Topology{Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size)}
+	topology := natsio.Topology{Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: logger}
 	if err := natsio.Ensure(ctx, js, topology); err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -42,6 +43,10 @@ type Options struct {
 	URL string
 	// Creds is a NATS credentials file, or a file with a token.
 	Creds string
+	// TLSCA is a file of certificates (PEM) that the servers' are checked against; "" means
+	// the system's. TLSCert and TLSKey are the files of a certificate that this process shows,
+	// both or neither.
+	TLSCA, TLSCert, TLSKey string
 	// Name is the name of the fleet; "" means [protocol.DefaultFleet].
 	Name protocol.Fleet
 	// Data is the directory of the embedded server and worker; "" means one that Close
@@ -92,7 +97,8 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	f.inner, err = fleet.Connect(context.WithoutCancel(ctx), fleet.Options{
-		Name: name, URL: o.URL, Creds: o.Creds, Client: filepath.Base(os.Args[0]), Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: f.logger,
+		Name: name, URL: o.URL, Creds: o.Creds, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}, Client: filepath.Base(os.Args[0]),
+		Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: f.logger,
 	})
 	if err != nil {
 		return nil, errors.Join(err, f.cleanup())

@@ -20,7 +20,7 @@ func TestCall_ValidateNamesTheFault(t *testing.T) {
 	}{
 		"no call id":        {func(c *protocol.Call) { c.ID = "" }, []string{"call id"}},
 		"no session id":     {func(c *protocol.Call) { c.SessionID = "" }, []string{"session id"}},
-		"session with dots": {func(c *protocol.Call) { c.SessionID = "a.b" }, []string{"session id", `'.'`}},
+		"session with dots": {func(c *protocol.Call) { c.SessionID = "a.b" }, []string{"session id", "letters, digits, '-' and '_'"}},
 		"upper case pool":   {func(c *protocol.Call) { c.Pool = "GPU" }, []string{"pool", `"GPU"`}},
 		"no resources":      {func(c *protocol.Call) { c.Resources = nil }, []string{"resources", "1 to 64"}},
 		"too many resources": {func(c *protocol.Call) {

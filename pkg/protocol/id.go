@@ -3,6 +3,7 @@ package protocol
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/google/uuid"
@@ -23,7 +24,7 @@ func NewSessionID() SessionID {
 
 // ParseSessionID checks s. The error wraps [ErrInvalidName].
 func ParseSessionID(s string) (SessionID, error) {
-	if err := checkToken("session id", s, 64, isTokenByte); err != nil {
+	if err := checkToken("session id", s, 64, tokenAlphabet()); err != nil {
 		return "", err
 	}
 	return SessionID(s), nil
@@ -47,7 +48,7 @@ func RandomCallID() CallID { return CallID(uuid.Must(uuid.NewV7()).String()) }
 
 // ParseCallID checks s. The error wraps [ErrInvalidName].
 func ParseCallID(s string) (CallID, error) {
-	if err := checkToken("call id", s, 64, isTokenByte); err != nil {
+	if err := checkToken("call id", s, 64, tokenAlphabet()); err != nil {
 		return "", err
 	}
 	return CallID(s), nil
@@ -77,7 +78,7 @@ const DefaultFleet Fleet = "tf"
 // ParseFleet checks s: 1 to 32 lower-case letters, digits and '-', starting
 // with a letter. The error wraps [ErrInvalidName].
 func ParseFleet(s string) (Fleet, error) {
-	if err := checkToken("fleet", s, 32, isFleetByte); err != nil {
+	if err := checkToken("fleet", s, 32, fleetAlphabet()); err != nil {
 		return "", err
 	}
 	if s[0] < 'a' || s[0] > 'z' {
@@ -98,23 +99,30 @@ const (
 // ParsePool checks s: 1 to 32 lower-case letters, digits and '-'. The error
 // wraps [ErrInvalidName].
 func ParsePool(s string) (Pool, error) {
-	if err := checkToken("pool", s, 32, isFleetByte); err != nil {
+	if err := checkToken("pool", s, 32, fleetAlphabet()); err != nil {
 		return "", err
 	}
 	return Pool(s), nil
 }
 
-func checkToken(what, s string, maxLen int, allowed func(byte) bool) error {
-	if s == "" || len(s) > maxLen {
-		return fmt.Errorf("%w: %s %q: must have 1 to %d characters", ErrInvalidName, what, s, maxLen)
-	}
-	for i := range len(s) {
-		if !allowed(s[i]) {
-			return fmt.Errorf("%w: %s %q: character %q at %d is not allowed", ErrInvalidName, what, s, s[i], i)
-		}
+// checkToken checks that s is 1 to maxLen characters of an alphabet, and otherwise says so.
+func checkToken(what, s string, maxLen int, a alphabet) error {
+	wrong := func(c byte) bool { return !a.has(c) }
+	if s == "" || len(s) > maxLen || slices.ContainsFunc([]byte(s), wrong) {
+		return fmt.Errorf("%w: %s %.100q: must be 1 to %d %s", ErrInvalidName, what, s, maxLen, a.words)
 	}
 	return nil
 }
+
+// alphabet is the characters that a name may have, and how to say so.
+type alphabet struct {
+	words string
+	has   func(byte) bool
+}
+
+func fleetAlphabet() alphabet { return alphabet{"lower-case letters, digits and '-'", isFleetByte} }
+
+func tokenAlphabet() alphabet { return alphabet{"letters, digits, '-' and '_'", isTokenByte} }
 
 func isFleetByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-'

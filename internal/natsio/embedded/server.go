@@ -104,16 +104,9 @@ func (s *Server) options(o Options) (*server.Options, error) {
 	if o.Listen == "" {
 		return options, nil
 	}
-	host, portText, err := net.SplitHostPort(o.Listen)
+	host, port, err := ParseListen(o.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen address %q: want host:port: %w", o.Listen, err)
-	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return nil, fmt.Errorf("listen address %q: %w", o.Listen, errNotLoopback)
-	}
-	port, err := strconv.Atoi(portText)
-	if err != nil || port < 0 || port > 65535 {
-		return nil, fmt.Errorf("listen address %q: port must be 0 to 65535", o.Listen)
+		return nil, err
 	}
 	if port == 0 {
 		port = server.RANDOM_PORT
@@ -128,6 +121,22 @@ func (s *Server) options(o Options) (*server.Options, error) {
 	}
 	options.Authorization = s.token
 	return options, nil
+}
+
+// ParseListen splits the address of [Options], and says what is wrong with one that cannot be listened on.
+func ParseListen(address string) (host string, port int, err error) {
+	host, portText, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, fmt.Errorf("listen address %q: want host:port, as in 127.0.0.1:4222", address)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return "", 0, fmt.Errorf("listen address %q: %w", address, errNotLoopback)
+	}
+	port, err = strconv.Atoi(portText)
+	if err != nil || port < 0 || port > 65535 {
+		return "", 0, fmt.Errorf("listen address %q: port must be 0 to 65535", address)
+	}
+	return host, port, nil
 }
 
 var errNotLoopback = errors.New("the embedded server listens on loopback only; run a NATS server of your own for other machines, and pass it as --nats")

@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+)
+
+// Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as flags.
+type Login struct {
+	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password go into the URL, best in TOOLFLEET_NATS, which others do not see."`
+	TLS   TLS    `embed:"" prefix:"tls-"`
+}
+
+// MinLease is the shortest lease that --lease takes.
+const MinLease = 500 * time.Millisecond
+
+// TLS is the part of [Login] for servers with certificates of an own authority.
+type TLS struct {
+	CA   string `name:"ca" placeholder:"FILE" help:"Certificates (PEM) of the authorities that NATS servers are checked against. Default: the system's. With it nothing but TLS is spoken."`
+	Cert string `placeholder:"FILE" help:"Certificate (PEM) that this process shows to NATS servers; with --tls-key."`
+	Key  string `placeholder:"FILE" help:"Private key (PEM) of --tls-cert."`
+}
+
+// Check returns the fault of the flags.
+func (l *Login) Check() error {
+	if (l.TLS.Cert == "") != (l.TLS.Key == "") {
+		return Usagef("--tls-cert and --tls-key: a certificate needs its key; give both or neither")
+	}
+	return nil
+}
+
+// Files are the flags as [natsio.Connect] takes them.
+func (l *Login) Files() natsio.TLS { return natsio.TLS(l.TLS) }
