@@ -12,7 +12,10 @@ PROGRAM := pkg/sandbox/ns/program.bin
 # The race detector needs cgo and so a C compiler; without one the tests still run.
 RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race,)
 
-LINT     := go tool -modfile=tools/go.mod golangci-lint
+# What runs here only is built the way the binaries are: so Go builds what they share, and what the linters read, once.
+ONCE     := CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
+LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
+SYSTEMS  := darwin/arm64 windows/amd64
 MODULES  := . tools deploy/compose/check
 PKG      ?= ./...
 CALLS    ?= 100000
@@ -75,9 +78,8 @@ tidy-check: ## Check that go.mod and go.sum of every module are tidy
 	for module in $(MODULES); do echo "go mod tidy -diff: $$module"; go -C $$module mod tidy -diff || exit 1; done
 
 .PHONY: cross
-cross: ## Check that everything compiles for macOS and Windows
-	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build ./...
-	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build ./...
+cross: bin/typecheck ## Check that everything, tests too, is valid Go on macOS and Windows
+	bin/typecheck $(SYSTEMS)
 
 .PHONY: compose-check
 compose-check: ## Check deploy/compose without an engine
@@ -127,5 +129,5 @@ help: ## Show this help
 		/^## / { printf "\n%s\n", substr($$0, 4) } \
 		/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
-bin/testsum: $(wildcard tools/testsum/*.go)
-	@go -C tools build -o ../bin/testsum ./testsum
+bin/%: tools/%/*.go tools/go.mod
+	@$(ONCE) go -C tools build -o ../$@ ./$*

@@ -1,13 +1,11 @@
 package cli_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -218,22 +216,6 @@ func TestLogger_WritesFromItsLevel(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(content), "shown")
 	require.NotContains(t, string(content), "hidden")
-}
-
-func TestSignals_FirstEndsTheContextAndTheSecondIsTold(t *testing.T) { //nolint:paralleltest // signals are the process's
-	told := make(chan struct{}, 1)
-	ctx, stop := cli.Signals(t.Context(), func() { told <- struct{}{} })
-	require.NoError(t, ctx.Err())
-	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
-	<-ctx.Done()
-	require.Empty(t, told)
-	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
-	<-told
-	stop()
-
-	ctx, stop = cli.Signals(t.Context(), func() {})
-	stop()
-	require.ErrorIs(t, ctx.Err(), context.Canceled)
 }
 
 func TestStateDir(t *testing.T) {

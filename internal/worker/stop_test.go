@@ -31,7 +31,12 @@ func requireGone(t *testing.T, pid string, within time.Duration) {
 
 // gone reports whether a process has ended; what nobody has waited for yet has ended too.
 func gone(pid int) bool {
-	if syscall.Kill(pid, 0) != nil {
+	process, err := os.FindProcess(pid)
+	if err != nil {
+		return true
+	}
+	defer func() { _ = process.Release() }() // nobody waits for it here
+	if process.Signal(syscall.Signal(0)) != nil {
 		return true
 	}
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")

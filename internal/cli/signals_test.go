@@ -1,0 +1,30 @@
+//go:build unix
+
+package cli_test
+
+import (
+	"context"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+)
+
+func TestSignals_FirstEndsTheContextAndTheSecondIsTold(t *testing.T) { //nolint:paralleltest // signals are the process's
+	told := make(chan struct{}, 1)
+	ctx, stop := cli.Signals(t.Context(), func() { told <- struct{}{} })
+	require.NoError(t, ctx.Err())
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	<-ctx.Done()
+	require.Empty(t, told)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
+	<-told
+	stop()
+
+	ctx, stop = cli.Signals(t.Context(), func() {})
+	stop()
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+}
