@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup/cgrouptest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/landlock"
 )
 
@@ -19,13 +20,7 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // the machin
 	if os.Geteuid() == 0 {
 		t.Skip("UNSUPPORTED: the driver refuses root")
 	}
-	_, err := cgroup.Find()
-	if os.Getenv("TOOLFLEET_CGROUPS") == "required" {
-		require.NoError(t, err)
-	}
-	if err != nil {
-		t.Skip("UNSUPPORTED: " + err.Error())
-	}
+	groups := cgrouptest.Require(t, cgroup.Find)
 	d := landlock.New(nil)
 	caps, err := d.Probe(t.Context())
 	require.NoError(t, err)
@@ -43,16 +38,8 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // the machin
 	result, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", "for i in $(seq 60); do sleep 1000 & done; echo done"}})
 	require.NoError(t, err)
 	require.NotEqual(t, "done\n", string(result.Stdout.Data), "60 of 30 processes")
-	result, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", "echo $$ >/sys/fs/cgroup/cgroup.procs; echo $$ >" + cgroupProcs(t) + "; echo fine"}})
+	result, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", "echo $$ >/sys/fs/cgroup/cgroup.procs; echo $$ >" + groups.Dir() + "/cgroup.procs; echo fine"}})
 	require.NoError(t, err)
 	require.Equal(t, "fine\n", string(result.Stdout.Data))
 	require.Contains(t, string(result.Stderr.Data), "ermission denied", "it cannot leave its group")
-}
-
-// cgroupProcs is where the groups of this process take processes.
-func cgroupProcs(t *testing.T) string {
-	t.Helper()
-	tree, err := cgroup.Find()
-	require.NoError(t, err)
-	return tree.Dir() + "/cgroup.procs"
 }

@@ -13,25 +13,13 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup/cgrouptest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
-// requireGroups skips a test where there are no control groups for sandboxes; a machine of
-// test/vm has them.
-func requireGroups(t *testing.T) {
-	t.Helper()
-	_, err := cgroup.Find()
-	if os.Getenv("TOOLFLEET_CGROUPS") == "required" {
-		require.NoError(t, err)
-	}
-	if err != nil {
-		t.Skip("UNSUPPORTED: " + err.Error())
-	}
-}
-
 // TestGroup_IsWhatTheDriverProves: the kinds of the limits follow.
 func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // the machine is slow
-	requireGroups(t)
+	cgrouptest.Require(t, cgroup.Find)
 	caps, err := ns.New(nil).Probe(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Memory, caps.Warnings)
@@ -42,7 +30,7 @@ func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // th
 // TestGroup_MemoryIsHard: whoever holds it, and in whatever way, the kernel gives no more, the
 // reason is exact, and the sandbox goes on.
 func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine is slow
-	requireGroups(t)
+	cgrouptest.Require(t, cgroup.Find)
 	const limit = 48 << 20
 	for name, script := range map[string]string{ //nolint:paralleltest // as above
 		"one process":          `exec tail /dev/zero`,
@@ -69,13 +57,13 @@ func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine
 // TestGroup_BesideOthers: the kernel's choice ends, others go on, and what was not the
 // command's own end is not blamed on it.
 func TestGroup_BesideOthers(t *testing.T) { //nolint:paralleltest // the machine is slow
-	requireGroups(t)
+	cgrouptest.Require(t, cgroup.Find)
 	endsAlone(t, limited(t, sandbox.Limits{Memory: 150 << 20, Wall: time.Minute}), 30_000_000, "tail /dev/zero")
 }
 
 // TestGroup_CommandMayHaveLess: a limit of a call is hard too when it runs alone.
 func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the machine is slow
-	requireGroups(t)
+	cgrouptest.Require(t, cgroup.Find)
 	s := limited(t, sandbox.Limits{Memory: 400 << 20, Processes: 200})
 	cmd := sandbox.Cmd{Argv: []string{"bash", "-c", "head -c 60000000 /dev/zero >/dev/shm/x; sleep 1000"}, Limits: sandbox.Limits{Memory: 32 << 20}}
 	result, err := s.Exec(t.Context(), cmd)
@@ -96,7 +84,7 @@ func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the m
 
 // TestGroup_IsNotSeen: a sandbox sees its group as the root, and cannot change it.
 func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is slow
-	requireGroups(t)
+	groups := cgrouptest.Require(t, cgroup.Find)
 	for name, d := range map[string]sandbox.Driver{ns.LauncherNative: ns.New(nil), ns.LauncherBwrap: withBwrap()} { //nolint:paralleltest // as above
 		t.Run(name, func(t *testing.T) {
 			if _, err := os.Stat("/usr/bin/bwrap"); name == ns.LauncherBwrap && (err != nil || os.Geteuid() == 0) {
@@ -109,8 +97,6 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 			require.NoError(t, s.Close())
 		})
 	}
-	groups, err := cgroup.Find()
-	require.NoError(t, err)
 	left, err := os.ReadDir(groups.Dir())
 	require.NoError(t, err)
 	left = slices.DeleteFunc(left, func(e os.DirEntry) bool { return !e.IsDir() })
@@ -120,7 +106,7 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 // TestGroup_NeighboursAnswer: beside a sandbox whose memory is used up again and again another
 // answers within 100 ms, or what it takes without that on a slow machine.
 func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it measures
-	requireGroups(t)
+	cgrouptest.Require(t, cgroup.Find)
 	const samples = 30
 	neighbour := limited(t, sandbox.Limits{})
 	measure := func() []time.Duration {

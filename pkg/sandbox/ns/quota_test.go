@@ -12,23 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota/quotatest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
-
-// onDisk runs a test as root, with a file system that has quotas.
-func onDisk(t *testing.T, test func(t *testing.T, disk string)) {
-	t.Helper()
-	escapetest.InArms(t, true, func(t *testing.T) {
-		t.Helper()
-		if os.Geteuid() != 0 {
-			return // only root sets quotas
-		}
-		test(t, quotatest.Mount(t, "prjquota"))
-	})
-}
 
 // onQuota opens a sandbox on a disk, below a directory of a name, whose directories may be given to a project or not.
 func onQuota(t *testing.T, disk, name string, owned bool, limits sandbox.Limits) sandbox.Sandbox {
@@ -47,7 +34,7 @@ func onQuota(t *testing.T, disk, name string, owned bool, limits sandbox.Limits)
 
 // TestQuota_IsWhatTheDriverProves, where workspaces will be.
 func TestQuota_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		caps, err := ns.New(&ns.Options{Dir: disk}).Probe(t.Context())
 		require.NoError(t, err)
@@ -65,7 +52,7 @@ func TestQuota_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // it
 // TestQuota_DiskIsHard: in whatever way it is used up, there is no more, the reason is exact, a neighbour does not
 // notice, and the sandbox goes on.
 func TestQuota_DiskIsHard(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		const limit = 6 << 20
 		s, neighbour := onQuota(t, disk, "one", true, sandbox.Limits{Disk: limit}), onQuota(t, disk, "two", true, sandbox.Limits{Disk: limit})
@@ -96,7 +83,7 @@ func TestQuota_DiskIsHard(t *testing.T) { //nolint:paralleltest // as above
 
 // TestQuota_CommandMayHaveLess: hard while it runs alone, and watched beside others.
 func TestQuota_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		s := onQuota(t, disk, "one", true, sandbox.Limits{Disk: 20 << 20})
 		less := sandbox.Cmd{Argv: []string{"sh", "-c", "head -c 1500000 /dev/zero >x; head -c 1500000 /dev/zero >y && sleep 30"}, Limits: sandbox.Limits{Disk: 2 << 20}}
@@ -124,7 +111,7 @@ func TestQuota_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // as ab
 
 // TestQuota_OthersDirectoriesAreLeftAlone: what is used in place is watched.
 func TestQuota_OthersDirectoriesAreLeftAlone(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		s := onQuota(t, disk, "theirs", false, sandbox.Limits{Disk: 4 << 20, Wall: time.Minute})
 		result := run(t, s, "for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero >$i || exit 3; done; sleep 100")
@@ -140,7 +127,7 @@ func TestQuota_OthersDirectoriesAreLeftAlone(t *testing.T) { //nolint:parallelte
 
 // TestQuota_CloseLeavesNothing but what is counted, and that goes with the directories.
 func TestQuota_CloseLeavesNothing(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		s := onQuota(t, disk, "one", true, sandbox.Limits{Disk: 4 << 20})
 		require.Equal(t, sandbox.ReasonDiskLimit, run(t, s, "cat /dev/zero >x; cat /dev/zero >y").Reason)

@@ -13,23 +13,17 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup/cgrouptest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 )
 
-// requireGroups skips a test where there are no control groups for sandboxes, and for root, as who nothing runs without
-// isolation. A machine of test/vm has them.
+// requireGroups skips a test where there are no control groups, and for root, as who nothing runs without isolation.
 func requireGroups(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() == 0 {
 		t.Skip("UNSUPPORTED: without isolation nothing runs as root")
 	}
-	_, err := cgroup.Find()
-	if os.Getenv("TOOLFLEET_CGROUPS") == "required" {
-		require.NoError(t, err)
-	}
-	if err != nil {
-		t.Skip("UNSUPPORTED: " + err.Error())
-	}
+	cgrouptest.Require(t, cgroup.Find)
 }
 
 func limited(t *testing.T, limits sandbox.Limits) sandbox.Sandbox {

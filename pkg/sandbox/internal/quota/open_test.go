@@ -16,7 +16,7 @@ import (
 
 // TestOpen_AgainFindsTheSame: a directory that outlives its sandbox keeps its number, also after a process was killed.
 func TestOpen_AgainFindsTheSame(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		dirs := below(t, disk, "workspace", "scratch")
 		first, err := Open(dirs...)
@@ -36,7 +36,7 @@ func TestOpen_AgainFindsTheSame(t *testing.T) { //nolint:paralleltest // its arm
 
 // TestOpen_RemovesWhatKilledProcessesLeft, and not the limits of those that live.
 func TestOpen_RemovesWhatKilledProcessesLeft(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		dirs := below(t, disk, "killed/workspace", "killed/scratch")
 		killed, err := Open(dirs...)
@@ -57,7 +57,7 @@ func TestOpen_RemovesWhatKilledProcessesLeft(t *testing.T) { //nolint:parallelte
 
 // TestOpen_SideBySideNumbersDiffer, although all try the same ones.
 func TestOpen_SideBySideNumbersDiffer(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		chosen := candidate
 		defer func() { candidate = chosen }()
@@ -97,7 +97,7 @@ func TestOpen_SideBySideNumbersDiffer(t *testing.T) { //nolint:paralleltest // a
 
 // TestOpen_CountsWhatWasThere, and can be changed as before.
 func TestOpen_CountsWhatWasThere(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		dirs := below(t, disk, "workspace", "scratch")
 		dir := dirs[0]
@@ -132,7 +132,7 @@ func TestOpen_CountsWhatWasThere(t *testing.T) { //nolint:paralleltest // as abo
 
 // TestOpen_GoesOnWhereItWasCutShort: what was half done is done.
 func TestOpen_GoesOnWhereItWasCutShort(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		dirs := below(t, disk, "workspace")
 		for _, name := range []string{"a", "b", "c"} {
@@ -153,7 +153,7 @@ func TestOpen_GoesOnWhereItWasCutShort(t *testing.T) { //nolint:paralleltest // 
 
 // TestOpen_LeavesTheHostsProjectsAlone.
 func TestOpen_LeavesTheHostsProjectsAlone(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		dir := below(t, disk, "theirs")[0]
 		top, err := os.Open(dir)
@@ -178,7 +178,7 @@ func TestCheck_SaysWhatIsMissing(t *testing.T) { //nolint:paralleltest // as abo
 		require.True(t, ok, "%v", err)
 		t.Log(unusable, unusable.Advice)
 	}
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		require.NoError(t, Check(disk))
 		err := Check(quotatest.Mount(t, "noquota"))

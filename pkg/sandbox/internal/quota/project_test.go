@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota/quotatest"
 )
 
 // nobody is a user that quotas hold.
@@ -64,7 +66,7 @@ const (
 
 // TestProject_LimitHolds against every way to take up more, at the moment it is reached; what is beside is not touched.
 func TestProject_LimitHolds(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		p, dir := project(t, disk, "one", Limits{Bytes: space, Files: files})
 		neighbour, beside := project(t, disk, "two", Limits{Bytes: space, Files: files})
@@ -107,7 +109,7 @@ func TestProject_LimitHolds(t *testing.T) { //nolint:paralleltest // its arms ar
 
 // TestProject_NothingComesInUncounted: from outside, or from a neighbour, a file cannot be moved or linked in.
 func TestProject_NothingComesInUncounted(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		_, dir := project(t, disk, "one", Limits{Bytes: space})
 		_, beside := project(t, disk, "two", Limits{Bytes: space})
@@ -124,7 +126,7 @@ func TestProject_NothingComesInUncounted(t *testing.T) { //nolint:paralleltest /
 
 // TestProject_LimitsChange: a command may have less than its sandbox, and what is there already stays.
 func TestProject_LimitsChange(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		p, dir := project(t, disk, "one", Limits{Bytes: space})
 		exit, said := shell(t, dir, `head -c 2000000 /dev/zero >x`)
@@ -144,7 +146,7 @@ func TestProject_LimitsChange(t *testing.T) { //nolint:paralleltest // as above
 
 // TestProject_NothingIsLeft when it was closed and its directories were removed.
 func TestProject_NothingIsLeft(t *testing.T) { //nolint:paralleltest // as above
-	onDisk(t, func(t *testing.T, disk string) {
+	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		for range 3 {
 			dirs := below(t, disk, "x/workspace", "x/scratch")

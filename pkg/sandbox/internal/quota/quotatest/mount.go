@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 )
 
 // Size is that of the file system, in bytes.
@@ -30,6 +32,18 @@ func Mount(t *testing.T, options string) string {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
 	require.NoError(t, os.Chmod(dir, 0o755)) // ordinary users have to get in
 	return dir
+}
+
+// OnDisk runs a test as root, in arms as [escapetest.InArms] has them, with a file system that has quotas.
+func OnDisk(t *testing.T, test func(t *testing.T, disk string)) {
+	t.Helper()
+	escapetest.InArms(t, true, func(t *testing.T) {
+		t.Helper()
+		if os.Geteuid() != 0 {
+			return // only root sets quotas
+		}
+		test(t, Mount(t, "prjquota"))
+	})
 }
 
 // run runs a program; what it cannot do is not supported here.
