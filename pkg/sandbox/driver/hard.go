@@ -10,9 +10,3 @@ type UnusableError struct {
 
 // Error implements the error interface.
 func (e *UnusableError) Error() string { return "no " + e.What + " for sandboxes: " + e.Found }
-
-// What [UnusableError] is about.
-const (
-	groups = "control groups"
-	quotas = "quotas"
-)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
 // Groups returns the control group in which the sandboxes of this process have theirs, so
@@ -16,11 +17,8 @@ import (
 // this process into a group below its own, as opening a sandbox does.
 func Groups() (dir string, err error) {
 	tree, err := cgroup.Find()
-	if unusable, ok := errors.AsType[*cgroup.UnusableError](err); ok {
-		return "", &UnusableError{What: groups, Found: unusable.What(), Advice: unusable.Advice}
-	}
 	if err != nil {
-		return "", &UnusableError{What: groups, Found: err.Error()}
+		return "", because(unusable.Groups, err)
 	}
 	return tree.Dir(), nil
 }
@@ -32,14 +30,18 @@ func Quotas(data string) (dir string, err error) {
 	if dir = place(data); dir == "" {
 		dir = os.TempDir()
 	}
-	err = quota.Check(dir)
-	if unusable, ok := errors.AsType[*quota.UnusableError](err); ok {
-		return dir, &UnusableError{What: quotas, Found: unusable.What(), Advice: unusable.Advice}
-	}
-	if err != nil {
-		return dir, &UnusableError{What: quotas, Found: err.Error()}
+	if err := quota.Check(dir); err != nil {
+		return dir, because(unusable.Quotas, err)
 	}
 	return dir, nil
+}
+
+// because is why something cannot be used.
+func because(what string, err error) error {
+	if why, ok := errors.AsType[*unusable.Error](err); ok {
+		return &UnusableError{What: what, Found: why.Why(), Advice: why.Advice}
+	}
+	return &UnusableError{What: what, Found: err.Error()}
 }
 
 // place is a directory that can be written and is on the file system that dir is on, or will be: itself or one above.

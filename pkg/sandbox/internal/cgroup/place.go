@@ -13,36 +13,17 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
-
-// UnusableError says why control groups cannot be used here, and what to do about it.
-type UnusableError struct {
-	// Found is what is there instead, Advice what would change that.
-	Found, Advice string
-	// Err is what the system said; nil when nothing was tried.
-	Err error
-}
-
-// Error implements the error interface.
-func (u *UnusableError) Error() string { return "control groups cannot be used: " + u.What() }
-
-// What is what was found, and what the system said of it.
-func (u *UnusableError) What() string {
-	if u.Err != nil {
-		return fmt.Sprintf("%s: %v", u.Found, u.Err)
-	}
-	return u.Found
-}
-
-func (u *UnusableError) Unwrap() error { return u.Err }
 
 // adviceDelegate is what helps where the system has controllers and does not hand them over.
 const adviceDelegate = "have them delegated: Delegate=yes in the worker's systemd unit, or start it by " +
 	"systemd-run --user --scope -p Delegate=yes (as root without --user); in a container mount /sys/fs/cgroup writable"
 
-// unusable is an error of the system about a group.
-func unusable(dir string, err error) error {
-	return &UnusableError{Found: dir + " is not for this process to divide", Advice: adviceDelegate, Err: err}
+// refused is an error of the system about a group.
+func refused(dir string, err error) error {
+	return &unusable.Error{What: unusable.Groups, Found: dir + " is not for this process to divide", Advice: adviceDelegate, Err: err}
 }
 
 // Place is where this process is in the hierarchy of control groups.
@@ -53,7 +34,7 @@ type Place struct {
 }
 
 // Locate finds the hierarchy and this process in it. It changes nothing. An error is an
-// [*UnusableError].
+// [*unusable.Error].
 func Locate() (*Place, error) {
 	_, err := os.Stat("/run/systemd/system")
 	return locate("/proc/self", err == nil)
@@ -62,20 +43,20 @@ func Locate() (*Place, error) {
 func locate(proc string, systemd bool) (*Place, error) {
 	mounts, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
-		return nil, &UnusableError{Found: "there is no /proc", Err: err}
+		return nil, &unusable.Error{What: unusable.Groups, Found: "there is no /proc", Err: err}
 	}
 	groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
 	if err != nil {
-		return nil, &UnusableError{Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
+		return nil, &unusable.Error{What: unusable.Groups, Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
 	}
 	top, root := hierarchy(string(mounts))
 	own, found := ownGroup(string(groups))
 	if top == "" || !found {
-		return nil, &UnusableError{Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
+		return nil, &unusable.Error{What: unusable.Groups, Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
 	}
 	below, err := filepath.Rel(root, own)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") {
-		return nil, &UnusableError{Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
+		return nil, &unusable.Error{What: unusable.Groups, Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
 	}
 	p := &Place{Top: top, Own: filepath.Join(top, below), systemd: systemd}
 	return p, p.check()
@@ -108,7 +89,7 @@ func ownGroup(cgroup string) (path string, found bool) {
 func (p *Place) check() error {
 	have, err := words(p.Own, "cgroup.controllers")
 	if err != nil {
-		return &UnusableError{Found: "the group of this process cannot be read", Advice: adviceDelegate, Err: err}
+		return &unusable.Error{What: unusable.Groups, Found: "the group of this process cannot be read", Advice: adviceDelegate, Err: err}
 	}
 	missing := slices.DeleteFunc(Controllers(), func(c string) bool { return slices.Contains(have, c) })
 	if len(missing) == 0 {
@@ -116,12 +97,13 @@ func (p *Place) check() error {
 	}
 	whole, _ := words(p.Top, "cgroup.controllers") // none is an answer
 	if !slices.Contains(whole, missing[0]) {
-		return &UnusableError{
+		return &unusable.Error{
+			What:   unusable.Groups,
 			Found:  fmt.Sprintf("version 2, at %s, is without %s, which version 1 has, or nobody", p.Top, strings.Join(missing, ", ")),
 			Advice: "use version 2 alone: boot with systemd.unified_cgroup_hierarchy=1 (cgroup_no_v1=all without systemd)",
 		}
 	}
-	return &UnusableError{Found: "without " + strings.Join(missing, ", ") + " in " + p.Own, Advice: adviceDelegate}
+	return &unusable.Error{What: unusable.Groups, Found: "without " + strings.Join(missing, ", ") + " in " + p.Own, Advice: adviceDelegate}
 }
 
 // candidates are the groups that may be for this process to divide, the best first: the
@@ -162,7 +144,7 @@ func isRoot(dir string) bool {
 // moved out of the way.
 func (p *Place) enable(dir string) error {
 	if !p.delegated(dir) {
-		return &UnusableError{Found: dir + " was not delegated", Advice: adviceDelegate}
+		return &unusable.Error{What: unusable.Groups, Found: dir + " was not delegated", Advice: adviceDelegate}
 	}
 	err := control(dir, Controllers())
 	if errors.Is(err, unix.EBUSY) && dir == p.Own {
@@ -171,13 +153,14 @@ func (p *Place) enable(dir string) error {
 		}
 	}
 	if errors.Is(err, unix.EBUSY) {
-		return &UnusableError{
+		return &unusable.Error{
+			What:  unusable.Groups,
 			Found: "other processes are in " + dir, Err: err,
 			Advice: "start the worker in a group of its own: a systemd unit, or systemd-run --user --scope -p Delegate=yes",
 		}
 	}
 	if err != nil {
-		return unusable(dir, err)
+		return refused(dir, err)
 	}
 	return nil
 }

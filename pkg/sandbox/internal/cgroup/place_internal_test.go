@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
 // host makes a folder with what the kernel tells of a process and its groups; TOP stands
@@ -60,10 +62,10 @@ func TestLocate_SaysWhereOrWhyNot(t *testing.T) {
 				require.Equal(t, filepath.Join(dir, test.own), p.Own)
 				return
 			}
-			var unusable *UnusableError
-			require.ErrorAs(t, err, &unusable)
+			var why *unusable.Error
+			require.ErrorAs(t, err, &why)
 			require.ErrorContains(t, err, strings.ReplaceAll(test.fault, "TOP", dir+"/top"))
-			require.Contains(t, unusable.Advice, test.advice)
+			require.Contains(t, why.Advice, test.advice)
 		})
 	}
 }

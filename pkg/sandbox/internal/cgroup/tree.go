@@ -35,7 +35,7 @@ type Tree struct {
 }
 
 // Find finds a group that this process may use, once: every call returns the same. If need
-// be it moves this process into a group below. An error is an [*UnusableError].
+// be it moves this process into a group below. An error is an [*unusable.Error].
 var Find = sync.OnceValues(func() (*Tree, error) { //nolint:gochecknoglobals // there is one hierarchy, and this process is in it
 	at, err := Locate()
 	if err != nil {
@@ -65,7 +65,7 @@ func newTree(dir string) (*Tree, error) {
 	removeStale(dir)
 	own := filepath.Join(dir, prefix+strings.ToLower(rand.Text()[:8]))
 	if err := os.Mkdir(own, 0o755); err != nil { //nolint:gosec // as all groups
-		return nil, unusable(dir, err)
+		return nil, refused(dir, err)
 	}
 	lock, err := os.Open(own)
 	if err == nil {
@@ -75,7 +75,7 @@ func newTree(dir string) (*Tree, error) {
 		err = control(own, Controllers())
 	}
 	if err != nil {
-		return nil, errors.Join(unusable(own, err), lock.Close(), os.Remove(own))
+		return nil, errors.Join(refused(own, err), lock.Close(), os.Remove(own))
 	}
 	t := &Tree{dir: own, lock: lock}
 	if err := t.try(); err != nil {
@@ -88,7 +88,7 @@ func newTree(dir string) (*Tree, error) {
 func (t *Tree) try() error {
 	g, err := t.Open(Limits{Memory: 1 << 30, Processes: 1 << 10})
 	if err != nil {
-		return unusable(t.dir, err)
+		return refused(t.dir, err)
 	}
 	return g.Close()
 }

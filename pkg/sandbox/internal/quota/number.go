@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
 // The range of the numbers of projects.
@@ -38,7 +40,7 @@ func common(dirs []*os.File) (id uint32, err error) {
 	for _, dir := range dirs {
 		a, err := attributesOf(int(dir.Fd()))
 		if err != nil {
-			return 0, &UnusableError{Found: "the file system of " + dir.Name() + " knows no projects", Advice: adviceOther, Err: err}
+			return 0, &unusable.Error{What: unusable.Quotas, Found: "the file system of " + dir.Name() + " knows no projects", Advice: adviceOther, Err: err}
 		}
 		switch {
 		case ours(a.project):
@@ -46,7 +48,8 @@ func common(dirs []*os.File) (id uint32, err error) {
 				id = a.project
 			}
 		case a.project != 0:
-			return 0, &UnusableError{
+			return 0, &unusable.Error{
+				What:   unusable.Quotas,
 				Found:  fmt.Sprintf("%s belongs to project %d of the host", dir.Name(), a.project),
 				Advice: "give the worker a directory of none (chattr -R -p 0 -P), or bound the project",
 			}

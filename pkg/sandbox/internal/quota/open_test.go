@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota/quotatest"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
 // TestOpen_AgainFindsTheSame: a directory that outlives its sandbox keeps its number, also after a process was killed.
@@ -161,9 +162,9 @@ func TestOpen_LeavesTheHostsProjectsAlone(t *testing.T) { //nolint:paralleltest 
 		defer top.Close()
 		require.NoError(t, change(int(top.Fd()), 1000, true))
 		_, err = Open(below(t, disk, "theirs/workspace")...)
-		unusable, ok := errors.AsType[*UnusableError](err)
+		why, ok := errors.AsType[*unusable.Error](err)
 		require.True(t, ok, "%v", err)
-		require.Contains(t, unusable.Found, "belongs to project 1000 of the host")
+		require.Contains(t, why.Found, "belongs to project 1000 of the host")
 		require.Error(t, Check(dir))
 		_, err = Open(below(t, disk, "a")[0], t.TempDir())
 		require.ErrorContains(t, err, "different file systems")
@@ -174,17 +175,17 @@ func TestOpen_LeavesTheHostsProjectsAlone(t *testing.T) { //nolint:paralleltest 
 func TestCheck_SaysWhatIsMissing(t *testing.T) { //nolint:paralleltest // as above
 	err := Check(t.TempDir()) // most likely without
 	if err != nil {
-		unusable, ok := errors.AsType[*UnusableError](err)
+		why, ok := errors.AsType[*unusable.Error](err)
 		require.True(t, ok, "%v", err)
-		t.Log(unusable, unusable.Advice)
+		t.Log(why, why.Advice)
 	}
 	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
 		require.NoError(t, Check(disk))
 		err := Check(quotatest.Mount(t, "noquota"))
-		unusable, ok := errors.AsType[*UnusableError](err)
+		why, ok := errors.AsType[*unusable.Error](err)
 		require.True(t, ok, "%v", err)
-		require.Contains(t, unusable.Found, "is mounted without project quotas")
-		require.Contains(t, unusable.Advice, "prjquota")
+		require.Contains(t, why.Found, "is mounted without project quotas")
+		require.Contains(t, why.Advice, "prjquota")
 	})
 }

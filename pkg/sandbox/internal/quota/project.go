@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
 // Limits bound a project; 0 is none.
@@ -30,7 +32,7 @@ type Project struct {
 }
 
 // Open makes directories, which nobody changes meanwhile, and everything in them a project, without limits yet. What
-// is in them is looked at only if that was not done before. An error is an [*UnusableError] when it cannot be done
+// is in them is looked at only if that was not done before. An error is an [*unusable.Error] when it cannot be done
 // with these directories: they are on different file systems, or on one without quotas, or the host has them in a
 // project of its own.
 func Open(dirs ...string) (_ *Project, err error) {
@@ -81,7 +83,7 @@ func openAll(dirs []string) (opened []*os.File, err error) {
 			return opened, fmt.Errorf("quota: %s: %w", name, err)
 		}
 		if stat.Dev != first.Dev {
-			return opened, &UnusableError{Found: fmt.Sprintf("%s and %s are on different file systems", dirs[0], name), Advice: "have both on one"}
+			return opened, &unusable.Error{What: unusable.Quotas, Found: fmt.Sprintf("%s and %s are on different file systems", dirs[0], name), Advice: "have both on one"}
 		}
 	}
 	return opened, nil

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
 // What helps where there are no quotas.
@@ -19,11 +21,11 @@ const (
 	adviceKernel = "use Linux 5.14 or later"
 )
 
-// Check tries quotas in a directory, and leaves nothing there. An error is an [*UnusableError].
+// Check tries quotas in a directory, and leaves nothing there. An error is an [*unusable.Error].
 func Check(dir string) (err error) {
 	top, err := os.Open(dir)
 	if err != nil {
-		return &UnusableError{Found: "the directory cannot be opened", Err: err}
+		return &unusable.Error{What: unusable.Quotas, Found: "the directory cannot be opened", Err: err}
 	}
 	defer top.Close()
 	if err := usable(top); err != nil {
@@ -47,13 +49,13 @@ func Check(dir string) (err error) {
 // usable says why the file system of a directory has no quotas for this process.
 func usable(dir *os.File) error {
 	if !known() {
-		return &UnusableError{Found: "the kernel has no quotactl_fd", Advice: adviceKernel}
+		return &unusable.Error{What: unusable.Quotas, Found: "the kernel has no quotactl_fd", Advice: adviceKernel}
 	}
 	switch on, err := enforces(dir); {
 	case err != nil || !on:
 		return missing(dir, err)
 	case os.Geteuid() != 0:
-		return &UnusableError{Found: "only root may set quotas"}
+		return &unusable.Error{What: unusable.Quotas, Found: "only root may set quotas"}
 	}
 	sweep(dir)
 	return nil
@@ -61,7 +63,7 @@ func usable(dir *os.File) error {
 
 // missing says that a file system has no quotas, or does not hold to them.
 func missing(dir *os.File, err error) error {
-	u := &UnusableError{Found: dir.Name() + " is on a file system without project quotas", Advice: adviceOther}
+	u := &unusable.Error{What: unusable.Quotas, Found: dir.Name() + " is on a file system without project quotas", Advice: adviceOther}
 	var fs unix.Statfs_t
 	if unix.Fstatfs(int(dir.Fd()), &fs) != nil {
 		u.Err = err
@@ -77,5 +79,5 @@ func missing(dir *os.File, err error) error {
 
 // refused is an error of the system about quotas that hold.
 func refused(dir *os.File, err error) error {
-	return &UnusableError{Found: "the system does not let this process set quotas for " + dir.Name(), Advice: "run the worker as root of the host, not of a container", Err: err}
+	return &unusable.Error{What: unusable.Quotas, Found: "the system does not let this process set quotas for " + dir.Name(), Advice: "run the worker as root of the host, not of a container", Err: err}
 }
