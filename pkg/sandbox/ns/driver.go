@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
@@ -121,7 +122,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	}
 	s := &Sandbox{
 		spec: spec, config: config, spares: d.spares, groups: d.groups(), scratch: opened,
-		disk: newDisk(spec, !d.unquoted.Load(), d.log), log: d.log, stop: make(chan struct{}),
+		disk: bounds.NewDisk(spec, !d.unquoted.Load(), d.log), log: d.log, stop: make(chan struct{}),
 	}
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.guard.close(), s.closeDirs())

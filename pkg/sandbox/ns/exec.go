@@ -60,7 +60,7 @@ func contextReason(err error) sandbox.Reason {
 type run struct {
 	instance *instance
 	bound    *bounds.Bound
-	disk     *diskBound
+	disk     *bounds.DiskBound
 	id       uint64
 	replies  <-chan *reply
 	limits   sandbox.Limits
@@ -82,10 +82,10 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	defer r.bound.Leave()
-	if r.disk, err = s.disk.enter(r.limits); err != nil {
+	if r.disk, err = s.disk.Enter(r.limits); err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
-	defer r.disk.leave()
+	defer r.disk.Leave()
 	r.out = capture.For(&cmd, r.limits)
 	pipes, err := stdio.Open(cmd.Stdin, r.out)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	if !r.bound.Watched() {
 		request.Limits.Memory = 0
 	}
-	if !r.disk.watched() {
+	if !r.disk.Watched() {
 		request.Limits.Disk = 0
 	}
 	if err := r.send(request); err != nil {
@@ -250,7 +250,7 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 		Stdout: r.out.Captured(sandbox.Stdout), Stderr: r.out.Captured(sandbox.Stderr), Combined: r.out.Combined(),
 		Limits: r.bound.Kinds(limitKinds(false)),
 	}
-	result.Limits.Disk = r.disk.kind()
+	result.Limits.Disk = r.disk.Kind()
 	if answer == nil {
 		return result, nil
 	}
@@ -290,7 +290,7 @@ func (r *run) outOfMemory(result *sandbox.Result) {
 // outOfDisk says so in result when the command has failed and there was no more room.
 func (r *run) outOfDisk(result *sandbox.Result) {
 	failed := result.Reason == sandbox.ReasonExited && result.ExitCode != 0 || result.Reason == sandbox.ReasonSignaled
-	if failed && r.disk.full() {
+	if failed && r.disk.Full() {
 		result.Reason = sandbox.ReasonDiskLimit
 	}
 }

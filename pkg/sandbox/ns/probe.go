@@ -75,7 +75,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
 	caps.Limits = limitKinds(s.current.bounds.Group() != nil)
-	if s.disk.project != nil {
+	if s.disk.Bounded() {
 		caps.Limits.Disk = sandbox.LimitQuota
 		if err := fill(ctx, s); err != nil {
 			d.unquoted.Store(true)

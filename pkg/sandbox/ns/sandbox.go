@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/scratch"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
@@ -26,7 +27,7 @@ type Sandbox struct {
 	spares  *spare
 	groups  *cgroup.Tree // nil without control groups
 	scratch *scratch.Dir
-	disk    *disk
+	disk    *bounds.Disk
 	log     *slog.Logger
 
 	change   sync.Mutex // one Reset, Close or restart at a time
@@ -277,5 +278,5 @@ func (s *Sandbox) closeDirs() error {
 		return nil
 	}
 	s.released = true
-	return errors.Join(s.disk.close(), s.scratch.Close())
+	return errors.Join(s.disk.Close(), s.scratch.Close())
 }

@@ -1,10 +1,10 @@
 //go:build linux
 
-// Package bounds has the limits of the commands of a sandbox in its control group.
+// Package bounds has the limits that the kernel enforces for the commands of a sandbox together: those of its control
+// group ([Bounds]), and a quota of the file system that its directories are on ([Disk]).
 package bounds
 
 import (
-	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -20,31 +20,30 @@ type Spare struct {
 // Bounds are the limits of a sandbox's control group. They are those of the command that
 // runs, when that is the only one: a command may have tighter limits than its sandbox. They are safe for concurrent use.
 type Bounds struct {
+	shared
+
 	group *cgroup.Group // nil when there is none; nothing is bounded then
 	spare Spare
-	whole sandbox.Limits
-
-	mu      sync.Mutex
-	running map[*Bound]struct{}
 }
 
 // Bound is a command in a group, or in none.
 type Bound struct {
 	*Bounds
+	*part
 
-	limits sandbox.Limits
-	kills  uint64 // for memory, before it started
-	alone  bool   // no command has run beside it
+	kills uint64 // for memory, before it started
 }
 
 // New makes a group for a sandbox, if groups is not nil, with the limits that sandboxes have by default.
 func New(groups *cgroup.Tree, spare Spare) (*Bounds, error) {
-	b := &Bounds{spare: spare, whole: sandbox.Limits{}.WithDefaults(), running: map[*Bound]struct{}{}}
+	b := &Bounds{spare: spare}
+	b.whole = sandbox.Limits{}.WithDefaults()
 	if groups == nil {
 		return b, nil
 	}
 	var err error
 	b.group, err = groups.Open(b.groupLimits(b.whole))
+	b.set = func(l sandbox.Limits) error { return b.group.Limit(b.groupLimits(l)) }
 	return b, err
 }
 
@@ -56,9 +55,6 @@ func (b *Bounds) Become(whole sandbox.Limits) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.whole = whole.WithDefaults()
-	if b.group == nil {
-		return nil
-	}
 	return b.apply()
 }
 
@@ -74,48 +70,24 @@ func (b *Bounds) groupLimits(l sandbox.Limits) cgroup.Limits {
 // Enter counts a command in, whose limits are tighter than those of the sandbox or the same.
 // Every success is followed by Leave.
 func (b *Bounds) Enter(limits sandbox.Limits) (*Bound, error) {
-	c := &Bound{Bounds: b, limits: limits, alone: true}
-	if b.group == nil {
-		return c, nil
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c.kills = b.group.OOMKills()
-	b.running[c] = struct{}{}
-	if len(b.running) > 1 {
-		for other := range b.running {
-			other.alone = false
-		}
+	c := &Bound{Bounds: b}
+	if b.group != nil {
+		c.kills = b.group.OOMKills()
 	}
-	if err := b.apply(); err != nil {
-		delete(b.running, c)
+	var err error
+	if c.part, err = b.enter(limits); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// apply sets the limits of the group. The caller holds the lock.
-func (b *Bounds) apply() error {
-	limits := b.whole
-	if len(b.running) == 1 {
-		for c := range b.running {
-			limits = c.limits
-		}
-	}
-	return b.group.Limit(b.groupLimits(limits))
-}
-
 // Leave counts the command out.
 func (c *Bound) Leave() {
-	if c.group == nil {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.running, c)
-	if len(c.running) == 1 {
-		_ = c.apply() // the limits of the sandbox still hold
-	}
+	c.leave(c.part)
 }
 
 // Watched reports whether the memory of the command has to be watched from inside: the
@@ -148,28 +120,16 @@ func (c *Bound) Killed() (killed, mine bool) {
 
 // Alone reports whether the command runs in a group, and no other one does now.
 func (c *Bound) Alone() bool {
-	if c.group == nil {
-		return false
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.aloneNow()
-}
-
-// aloneNow is Alone for who holds the lock.
-func (c *Bound) aloneNow() bool {
-	_, runs := c.running[c]
-	return runs && len(c.running) == 1
+	return c.group != nil && c.only(c.part)
 }
 
 // KillAlone kills everything in the group if the command is alone there.
 func (c *Bound) KillAlone() error {
-	if c.group == nil {
-		return nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.aloneNow() {
+	if c.group == nil || !c.only(c.part) {
 		return nil
 	}
 	return c.group.KillEach()

@@ -1,38 +1,35 @@
 //go:build linux
 
-package ns
+package bounds
 
 import (
 	"errors"
 	"log/slog"
-	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota"
 )
 
-// disk is what bounds how much workspace and scratch directory take up: a quota of the file system, which has the
-// limit of the command that runs when that is the only one; or nothing, and commands are watched from inside.
-type disk struct {
+// Disk is what bounds how much workspace and scratch directory take up: a quota of the file system, which has the
+// limit of the command that runs when that is the only one; or nothing, and commands are watched from inside. It is
+// safe for concurrent use.
+type Disk struct {
+	shared
+
 	project *quota.Project // nil when there is none
-	whole   sandbox.Limits
-
-	mu      sync.Mutex
-	running map[*diskBound]struct{}
 }
 
-// diskBound is a command on a disk.
-type diskBound struct {
-	*disk
-
-	limits sandbox.Limits
-	alone  bool // no command has run beside it
+// DiskBound is a command on a disk.
+type DiskBound struct {
+	*Disk
+	*part
 }
 
-// newDisk bounds the directories of a sandbox, in which nothing runs yet, if quotas are of use, and the directories may
+// NewDisk bounds the directories of a sandbox, in which nothing runs yet, if quotas are of use, and the directories may
 // be given to a project and can be.
-func newDisk(spec sandbox.Spec, quotas bool, log *slog.Logger) *disk {
-	d := &disk{whole: spec.Limits.WithDefaults(), running: map[*diskBound]struct{}{}}
+func NewDisk(spec sandbox.Spec, quotas bool, log *slog.Logger) *Disk {
+	d := &Disk{}
+	d.whole = spec.Limits.WithDefaults()
 	if !spec.Owned || !quotas {
 		return d
 	}
@@ -47,6 +44,7 @@ func newDisk(spec sandbox.Spec, quotas bool, log *slog.Logger) *disk {
 		return d
 	}
 	d.project = project
+	d.set = func(l sandbox.Limits) error { return project.Limit(diskLimits(l)) }
 	return d
 }
 
@@ -64,68 +62,44 @@ func diskLimits(l sandbox.Limits) quota.Limits {
 	return quota.Limits{Bytes: l.Disk, Files: max(l.Disk/smallestFile, fewestFiles)}
 }
 
-// enter counts a command in, whose limits are tighter than those of the sandbox or the same.
-// Every success is followed by leave.
-func (d *disk) enter(limits sandbox.Limits) (*diskBound, error) {
-	b := &diskBound{disk: d, limits: limits, alone: true}
-	if d.project == nil {
-		return b, nil
-	}
+// Bounded reports whether there is a quota.
+func (d *Disk) Bounded() bool { return d.project != nil }
+
+// Enter counts a command in, whose limits are tighter than those of the sandbox or the same.
+// Every success is followed by Leave.
+func (d *Disk) Enter(limits sandbox.Limits) (*DiskBound, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.running[b] = struct{}{}
-	if len(d.running) > 1 {
-		for other := range d.running {
-			other.alone = false
-		}
-	}
-	if err := d.apply(); err != nil {
-		delete(d.running, b)
+	p, err := d.enter(limits)
+	if err != nil {
 		return nil, err
 	}
-	return b, nil
+	return &DiskBound{Disk: d, part: p}, nil
 }
 
-// apply sets the limits. The caller holds the lock.
-func (d *disk) apply() error {
-	limits := d.whole
-	if len(d.running) == 1 {
-		for b := range d.running {
-			limits = b.limits
-		}
-	}
-	return d.project.Limit(diskLimits(limits))
-}
-
-func (b *diskBound) leave() {
-	if b.project == nil {
-		return
-	}
+// Leave counts the command out.
+func (b *DiskBound) Leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.running, b)
-	_ = b.apply() // the limits that there were still hold
+	b.leave(b.part)
 }
 
-// watched reports whether the command has to be watched from inside: nothing bounds it, or only with those that may
+// Watched reports whether the command has to be watched from inside: nothing bounds it, or only with those that may
 // run beside it.
-func (b *diskBound) watched() bool { return b.project == nil || b.limits.Disk != b.whole.Disk }
+func (b *DiskBound) Watched() bool { return !b.Bounded() || b.limits.Disk != b.whole.Disk }
 
-// full reports whether the limit is reached.
-func (b *diskBound) full() bool { return b.project != nil && b.limits.Disk > 0 && b.project.Full() }
+// Full reports whether the limit is reached.
+func (b *DiskBound) Full() bool { return b.Bounded() && b.limits.Disk > 0 && b.project.Full() }
 
-// kind says by what the limit of the command was enforced.
-func (b *diskBound) kind() sandbox.LimitKind {
-	if b.project == nil {
-		return sandbox.LimitSoft
-	}
+// Kind says by what the limit of the command was enforced.
+func (b *DiskBound) Kind() sandbox.LimitKind {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.alone && b.limits.Disk != b.whole.Disk {
+	if !b.Bounded() || !b.alone && b.limits.Disk != b.whole.Disk {
 		return sandbox.LimitSoft
 	}
 	return sandbox.LimitQuota
 }
 
-// close removes the limits.
-func (d *disk) close() error { return d.project.Close() }
+// Close removes the limits.
+func (d *Disk) Close() error { return d.project.Close() }
