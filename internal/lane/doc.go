@@ -40,7 +40,7 @@
 // message: the holder looks into the mailbox after that call. One whose last call
 // in a busy lane ended a moment ago appends right away, because holders keep such lanes for
 // a moment. Both may be wrong when a result travels slowly, so the ready message is made
-// up for 20 ms later unless the result has come. A holder removes settled entries without
+// up for 20 ms later unless the result has come; or in twice the time that calls take, up to 100 ms. A holder removes settled entries without
 // asking for an answer; before it releases the lane, it has the mailbox listed once and
 // removes what is left of them. After a crash an entry may therefore be settled and
 // still be there; whoever takes over looks for its result first. While a lane is

@@ -9,8 +9,10 @@ import (
 
 const (
 	// makeUpAfter is when a ready message that was thought to be needless is
-	// published after all, if the call has no result by then.
+	// published after all, if the call has no result by then. Where calls usually take longer
+	// it is later, up to makeUpMost: a busy fleet is not slow because ready messages are missing.
 	makeUpAfter = 20 * time.Millisecond
+	makeUpMost  = 100 * time.Millisecond
 	// holdTime is how long a holder keeps a lane that is used again and again, after its last call.
 	holdTime = 25 * time.Millisecond
 	// heldFor is how long a publisher counts on that, after a result of its own.
@@ -28,28 +30,31 @@ const (
 // the lane will find anyway. Where it may be wrong the ready message is made up
 // for a moment later. It is safe for concurrent use.
 type presence struct {
-	makeUp func(*protocol.Call) // publishes the ready message of a call's lane
+	// makeUp publishes the ready message of a call's lane, and reports whether it was missing.
+	makeUp func(*protocol.Call) (missing bool)
 
 	mu    sync.Mutex
 	lanes map[protocol.Lane]*ownLane
-	idle  int // lanes without a call under way
+	idle  int           // lanes without a call under way
+	usual time.Duration // how long calls take, about
 }
 
 // ownLane is a lane as one publisher uses it.
 type ownLane struct {
 	calls    map[protocol.CallID]*ownCall // put and not finished
 	lastEnd  time.Time                    // when the last result came
-	streak   int                          // uses without a long pause
+	ended    int                          // results since the last long pause
 	distrust time.Time                    // until then the holder is not counted on
 }
 
 // ownCall is a call that has no result yet.
 type ownCall struct {
+	since  time.Time
 	seq    uint64      // stream sequence; 0 until it is accepted, or when it is not known
 	makeUp *time.Timer // publishes the ready message, unless the result comes before
 }
 
-func newPresence(makeUp func(*protocol.Call)) *presence {
+func newPresence(makeUp func(*protocol.Call) bool) *presence {
 	return &presence{makeUp: makeUp, lanes: map[protocol.Lane]*ownLane{}}
 }
 
@@ -69,19 +74,23 @@ func (p *presence) begin(lane protocol.Lane, ids []protocol.CallID) (busy, held 
 	busy = len(own.calls) > 0
 	if !busy {
 		p.idle--
-		if pause := now.Sub(own.lastEnd); pause < frequent {
-			own.streak++
-			held = own.streak > 1 && pause < heldFor && now.After(own.distrust)
-		} else {
-			own.streak = 0
+		if now.Sub(own.lastEnd) >= frequent {
+			own.ended = 0
 		}
+		held = own.stays(now)
 	}
 	for _, id := range ids {
 		if own.calls[id] == nil {
-			own.calls[id] = &ownCall{}
+			own.calls[id] = &ownCall{since: now}
 		}
 	}
 	return busy, held
+}
+
+// stays reports whether the holder of a lane whose last call has ended is likely to be still there: it
+// keeps one for a moment that had more than one call.
+func (o *ownLane) stays(now time.Time) bool {
+	return o.ended > 1 && now.Sub(o.lastEnd) < heldFor && now.After(o.distrust)
 }
 
 // sweep forgets the idle lanes when there are too many.
@@ -98,7 +107,7 @@ func (p *presence) sweep() {
 }
 
 // accepted books the sequence of a call. It reports whether a call of this
-// publisher that was accepted before it has no result yet: its holder will look
+// publisher that was accepted before it has no result yet, or had one until a moment ago: its holder will look
 // into the mailbox after that call, and find this one too. A call accepted later
 // must not count, or two of them could rely on each other.
 func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
@@ -116,7 +125,7 @@ func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 			return true
 		}
 	}
-	return false
+	return own.stays(time.Now())
 }
 
 // later has the ready message of a call made up for, unless its result comes
@@ -129,14 +138,28 @@ func (p *presence) later(call *protocol.Call) {
 	if own == nil || own.calls[call.ID] == nil || own.calls[call.ID].makeUp != nil {
 		return
 	}
-	own.calls[call.ID].makeUp = time.AfterFunc(makeUpAfter, func() {
-		if p.missing(call) {
-			p.makeUp(call)
+	own.calls[call.ID].makeUp = time.AfterFunc(p.patience(), func() {
+		if p.missing(call) && p.makeUp(call) {
+			p.doubt(call.Lane())
 		}
 	})
 }
 
-// missing reports whether a call needs its ready message after all.
+// doubt stops counting on the holder of a lane for a while.
+func (p *presence) doubt(lane protocol.Lane) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if own := p.lanes[lane]; own != nil {
+		own.distrust = time.Now().Add(distrust)
+	}
+}
+
+// patience is how long a call may be without a result before its ready message is made up for.
+func (p *presence) patience() time.Duration {
+	return min(max(makeUpAfter, 2*p.usual), makeUpMost)
+}
+
+// missing reports whether a call may need its ready message after all.
 func (p *presence) missing(call *protocol.Call) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,12 +167,10 @@ func (p *presence) missing(call *protocol.Call) bool {
 	if own == nil || own.calls[call.ID] == nil {
 		return false
 	}
-	now := time.Now()
-	if timer, quiet := own.calls[call.ID].makeUp, now.Sub(own.lastEnd); timer != nil && quiet < makeUpAfter {
-		timer.Reset(makeUpAfter - quiet)
+	if timer, quiet := own.calls[call.ID].makeUp, time.Since(own.lastEnd); timer != nil && quiet < p.patience() {
+		timer.Reset(p.patience() - quiet)
 		return false
 	}
-	own.distrust = now.Add(distrust)
 	return true
 }
 
@@ -161,11 +182,14 @@ func (p *presence) finished(lane protocol.Lane, id protocol.CallID) {
 	if own == nil || own.calls[id] == nil {
 		return
 	}
-	if timer := own.calls[id].makeUp; timer != nil {
-		timer.Stop()
+	call := own.calls[id]
+	if call.makeUp != nil {
+		call.makeUp.Stop()
 	}
 	delete(own.calls, id)
 	own.lastEnd = time.Now()
+	p.usual += (own.lastEnd.Sub(call.since) - p.usual) / 16
+	own.ended++
 	if len(own.calls) == 0 {
 		p.idle++
 	}

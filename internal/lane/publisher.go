@@ -36,10 +36,11 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 		return nil, err
 	}
 	p := &Publisher{store: s}
-	p.presence = newPresence(func(c *protocol.Call) { //nolint:contextcheck // it runs long after the caller
+	p.presence = newPresence(func(c *protocol.Call) bool { //nolint:contextcheck // it runs long after the caller
 		ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a timer has no caller
 		defer cancel()
-		_ = p.Kick(ctx, c) // the kicks of whoever waits come after it
+		made, _ := s.MakeReady(ctx, c.Pool, c.Lane()) // the kicks of whoever waits come after it
+		return made
 	})
 	return p, nil
 }

@@ -143,18 +143,25 @@ func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (
 	return 0, answer, err
 }
 
-// PublishReady makes a lane ready. Being refused means that it is ready or held.
+// PublishReady makes a lane ready, or finds that it is ready or held.
 func (s *Store) PublishReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
+	_, err := s.MakeReady(ctx, pool, lane)
+	return err
+}
+
+// MakeReady is [Store.PublishReady], and reports whether the ready message was missing: being refused means
+// that the lane is ready or held.
+func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
 	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
 	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
 	_, answer, err := s.Publish(ctx, msg)
 	if err != nil {
-		return fmt.Errorf("publish ready message of lane %s: %w", lane, err)
+		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
 	}
 	if answer == Full {
-		return fmt.Errorf("publish ready message of lane %s: %w", lane, ErrFull)
+		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, ErrFull)
 	}
-	return nil
+	return answer == Accepted, nil
 }
 
 // Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.

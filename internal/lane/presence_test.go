@@ -1,0 +1,135 @@
+package lane
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// present is a presence whose clock is that of the test's bubble.
+type present struct {
+	*presence
+
+	madeUp  chan protocol.CallID
+	missing bool // what whoever makes up finds
+}
+
+func newPresent() *present {
+	p := &present{madeUp: make(chan protocol.CallID, 4)}
+	p.presence = newPresence(func(c *protocol.Call) bool {
+		p.madeUp <- c.ID
+		return p.missing
+	})
+	return p
+}
+
+func presentCall(id protocol.CallID) *protocol.Call {
+	return &protocol.Call{ID: id, Resources: []protocol.Use{{Key: "account/a", Access: protocol.Exclusive}}}
+}
+
+// run has a call begin, be accepted and end after d; it reports what is known of the lane at its begin.
+func (p *present) run(id protocol.CallID, seq uint64, d time.Duration) (held bool) {
+	call := presentCall(id)
+	_, held = p.begin(call.Lane(), []protocol.CallID{id})
+	p.accepted(call, seq)
+	time.Sleep(d) // of the bubble
+	p.finished(call.Lane(), id)
+	return held
+}
+
+func TestPresence_CountsOnAHolderThatHadTwoCalls(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPresent()
+		require.False(t, p.run("one", 1, time.Millisecond))
+		require.False(t, p.run("two", 2, time.Millisecond), "the holder of a single call does not stay")
+		require.True(t, p.run("three", 3, time.Millisecond))
+		time.Sleep(heldFor)
+		require.False(t, p.run("four", 4, time.Millisecond))
+		require.True(t, p.run("five", 5, time.Millisecond))
+		time.Sleep(frequent)
+		require.False(t, p.run("six", 6, time.Millisecond))
+		require.False(t, p.run("seven", 7, time.Millisecond), "after a long pause it begins anew")
+	})
+}
+
+func TestPresence_ACallThatIsAcceptedBehindOneThatJustEnded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPresent()
+		one, two, three := presentCall("one"), presentCall("two"), presentCall("three")
+		p.begin(one.Lane(), []protocol.CallID{"one", "two"})
+		p.accepted(one, 1)
+		p.accepted(two, 3)
+		busy, held := p.begin(three.Lane(), []protocol.CallID{"three"})
+		require.True(t, busy)
+		require.False(t, held)
+		p.finished(one.Lane(), "one")
+		require.False(t, p.accepted(three, 2), "a later call does not count, and one alone keeps no holder")
+		p.finished(two.Lane(), "two")
+		require.True(t, p.accepted(three, 2))
+		time.Sleep(heldFor)
+		require.False(t, p.accepted(three, 2))
+	})
+}
+
+func TestPresence_MakesUpLaterWhereCallsTakeLonger(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ usual, want time.Duration }{
+		"quick":  {time.Millisecond, makeUpAfter},
+		"slower": {30 * time.Millisecond, 60 * time.Millisecond},
+		"slow":   {time.Minute, makeUpMost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := newPresent()
+				for range 200 { // until it is known
+					p.run("before", 1, c.usual)
+				}
+				time.Sleep(time.Second)
+				call := presentCall("call")
+				p.begin(call.Lane(), []protocol.CallID{"call"})
+				p.later(call)
+				time.Sleep(c.want - time.Millisecond)
+				synctest.Wait()
+				require.Empty(t, p.madeUp)
+				time.Sleep(2 * time.Millisecond)
+				synctest.Wait()
+				require.Len(t, p.madeUp, 1)
+			})
+		})
+	}
+}
+
+func TestPresence_DoubtsAHolderOnlyWhenAReadyMessageWasMissing(t *testing.T) {
+	t.Parallel()
+	for name, missing := range map[string]bool{"it was there": false, "it was missing": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := newPresent()
+				p.missing = missing
+				p.run("one", 1, time.Millisecond)
+				p.run("two", 2, time.Millisecond)
+				late := presentCall("late")
+				p.begin(late.Lane(), []protocol.CallID{"late"})
+				p.later(late)
+				time.Sleep(makeUpMost)
+				synctest.Wait()
+				require.Len(t, p.madeUp, 1)
+				p.finished(late.Lane(), "late")
+				p.run("three", 3, time.Millisecond)
+				require.Equal(t, !missing, p.run("four", 4, time.Millisecond))
+				time.Sleep(distrust)
+				p.run("five", 5, time.Millisecond)
+				p.run("six", 6, time.Millisecond)
+				require.True(t, p.run("seven", 7, time.Millisecond))
+			})
+		})
+	}
+}
