@@ -100,6 +100,13 @@ bench: build ## Measure the fleet beside bare NATS in the same run (CALLS=n per 
 	bin/coordinator bench --calls $(CALLS) --work 5ms
 	bin/coordinator bench --calls 10000 --callers 16 --slow-lane 50ms
 
+.PHONY: bench-cluster
+bench-cluster: build ## The same on three servers with three replicas, each a process of its own on this machine
+	bin/coordinator bench --replicas 3 --calls $(CALLS)
+	bin/coordinator bench --replicas 3 --calls 10000 --lanes 1 --callers 64
+	bin/coordinator bench --replicas 3 --calls 40000 --lanes 100000
+	bin/coordinator bench --replicas 3 --calls 3000 --lanes 1 --callers 1
+
 .PHONY: bench-fleet
 bench-fleet: build ## Measure shell commands in sandboxes through the whole fleet, beside plain shells in the same run
 	bin/coordinator bench --exec true --lanes 32 --callers 64 --calls 10000

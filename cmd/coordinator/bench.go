@@ -39,11 +39,11 @@ type benchCommand struct {
 	Exec       string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
 	Sandbox    string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
 	Linger     time.Duration `default:"0s" help:"How long workers keep an idle lane."`
-	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process."`
+	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process, or with --replicas 3 or 5 so many processes on loopback."`
 	Fleet      string        `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
-	Replicas   int           `default:"1" enum:"1,3,5" help:"Replicas of the streams, when they do not exist yet: 1, 3 or 5."`
+	Replicas   int           `default:"1" enum:"1,3,5" help:"Replicas of the streams: 1, 3 or 5. With --nats, when they do not exist yet."`
 	Listen     bool          `help:"Have the embedded server listen, and connect through its socket, as serve does."`
-	Fsync      bool          `help:"Have the embedded server write through to the disk on every message."`
+	Fsync      bool          `help:"Have the servers that bench starts write through to the disk on every message."`
 	Baseline   time.Duration `default:"2s" help:"How long each baseline is measured; 0 leaves them out."`
 	CPUProfile string        `placeholder:"FILE" help:"Write a CPU profile."`
 	JSON       bool          `name:"json" help:"Print the report as one JSON object."`
@@ -59,7 +59,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		Workers: c.Workers, Slots: c.Slots, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
 		Logger: p.common.Logger(p.Program),
 	}
-	if err := o.Validate(); err != nil {
+	if err := errors.Join(c.validate(), o.Validate()); err != nil {
 		return cli.Usagef("%v", err)
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
@@ -74,17 +74,11 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 			return err
 		}
 	}
-	if c.Nats == "" {
-		var stopServer func()
-		if o.Connect, stopServer, err = bench.Embedded(ctx, filepath.Join(dir, "nats"), c.Listen, c.Fsync, o.Logger); err != nil {
-			return err
-		}
-		defer stopServer()
-	} else {
-		o.Connect = func(name string) (*nats.Conn, error) {
-			return natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: name, Creds: c.Creds, TLS: c.Files(), Logger: o.Logger})
-		}
+	var stopServer func()
+	if o.Connect, stopServer, err = c.server(ctx, p, filepath.Join(dir, "nats"), o.Logger); err != nil {
+		return err
 	}
+	defer stopServer()
 	if c.CPUProfile != "" {
 		file, err := os.Create(c.CPUProfile)
 		if err != nil {
@@ -105,6 +99,34 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 	return c.print(p, report)
 }
 
+// server starts what is measured, or finds it, and returns how to connect to it and how to stop it.
+func (c *benchCommand) server(ctx context.Context, p program, dir string, logger *slog.Logger) (connect func(string) (*nats.Conn, error), stop func(), err error) {
+	switch {
+	case c.Nats != "":
+		connect = func(name string) (*nats.Conn, error) {
+			return natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: name, Creds: c.Creds, TLS: c.Files(), Logger: logger})
+		}
+		return connect, func() {}, nil
+	case c.Replicas > 1:
+		return c.cluster(ctx, p, dir, logger)
+	default:
+		return bench.Embedded(ctx, dir, c.Listen, c.Fsync, logger)
+	}
+}
+
+// validate reports settings that say nothing about the server that is measured.
+func (c *benchCommand) validate() error {
+	switch {
+	case c.Nats == "" && c.Creds != "":
+		return cli.Usagef("--creds %s: only with --nats", c.Creds)
+	case c.Nats != "" && (c.Listen || c.Fsync):
+		return cli.Usagef("--listen and --fsync are for a server that bench starts, not for --nats %s", natsio.Redact(c.Nats))
+	case c.Nats == "" && c.Replicas > 1 && c.Listen:
+		return cli.Usagef("--listen: only with --replicas 1; the %d servers listen anyway", c.Replicas)
+	}
+	return nil
+}
+
 // sandboxes opens the driver of the sandboxes in which the calls run commands.
 func (c *benchCommand) sandboxes(ctx context.Context, dir string, logger *slog.Logger) (bench.Exec, error) {
 	if err := driver.Valid(c.Sandbox); err != nil {
@@ -122,7 +144,7 @@ func (c *benchCommand) print(p program, r *bench.Report) error {
 		return json.NewEncoder(p.Stdout).Encode(r)
 	}
 	_, err := fmt.Fprintf(p.Stdout, `%s: %d calls on %d lanes by %d callers, %d worker(s) with %d slots, %s work, %d CPUs
-calls/s    %10.0f   (%.0f us CPU and %.1f messages a call, all parts together)
+calls/s    %10.0f   (%.0f us CPU of this process and %.1f messages a call)
 latency    %10.0f us p50   %.0f us p99   %.0f us max
 baseline   %10.0f JetStream publishes/s (64 publishers)   ratio %.3f
            %10.0f requests/s, core NATS                   ratio %.3f

@@ -180,7 +180,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w", want.Name, err)
+		return nil, fmt.Errorf("stream %s: %w%s", want.Name, err, remedy(err, want))
 	}
 	return stream, checkStream(stream, want)
 }
@@ -192,6 +192,32 @@ func checkStream(stream jetstream.Stream, want jetstream.StreamConfig) error {
 			want.Name, ErrTopology, errors.Join(differences...))
 	}
 	return nil
+}
+
+// Codes of JetStream's errors (errors.json of nats-server) for which nats.go has no name.
+const (
+	codeNoPeers    jetstream.ErrorCode = 10005
+	codeNoStorage  jetstream.ErrorCode = 10047
+	codeNoReplicas jetstream.ErrorCode = 10074
+)
+
+// remedy says what to do about a server that makes no such stream, "" when that is not known.
+func remedy(err error, want jetstream.StreamConfig) string {
+	var refused *jetstream.APIError
+	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+		return "; the server must run with JetStream (nats-server -js), and the account must be allowed to use it"
+	}
+	if !errors.As(err, &refused) {
+		return ""
+	}
+	switch refused.ErrorCode {
+	case codeNoPeers, codeNoReplicas:
+		return fmt.Sprintf("; %d replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1", want.Replicas)
+	case codeNoStorage:
+		return fmt.Sprintf("; the stream reserves %d MiB: the server's limit for files (max_file_store), or its disk, has not that much left", want.MaxBytes>>20)
+	default:
+		return ""
+	}
 }
 
 // compare names every setting that the laws rely on and that differs.

@@ -194,6 +194,17 @@ func streamOf(fleet protocol.Fleet, suffix string) string {
 	return ""
 }
 
+func TestEnsure_ReplicasThatAServerCannotKeep(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: fleetOf(t), Replicas: 3})
+	require.ErrorContains(t, err, "3 replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1")
+
+	cluster := natsiotest.NewCluster(t)
+	err = natsio.Ensure(t.Context(), cluster.JS, natsio.Topology{Fleet: fleetOf(t), Replicas: 5})
+	require.ErrorContains(t, err, "5 replicas need a cluster of at least so many servers")
+}
+
 func TestEnsurePool(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

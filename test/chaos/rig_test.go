@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -117,7 +116,7 @@ func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 func (r *rig) startServers() {
 	r.t.Helper()
 	n := max(r.setup.servers, 1)
-	ports := freePorts(r.t, 3*n)
+	ports := natsiotest.FreePorts(r.t, 3*n)
 	for i := range n {
 		role := serverRole{Name: fmt.Sprintf("n%d", i+1), Data: r.path(fmt.Sprintf("server-%d", i+1)), Port: ports[i]}
 		if n > 1 {
@@ -240,20 +239,4 @@ func (r *rig) startCaller() {
 	r.remembered = r.callerLog()
 	m.process = spawn(r.t, "caller", &role, r.path("caller.stderr"))
 	r.caller = m
-}
-
-// freePorts finds ports that nobody listens on. Somebody may take one before it is
-// used; the server's start fails then.
-func freePorts(t *testing.T, n int) []int {
-	t.Helper()
-	ports := make([]int, n)
-	for i := range ports {
-		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer func() { require.NoError(t, listener.Close()) }()
-		address, ok := listener.Addr().(*net.TCPAddr)
-		require.True(t, ok)
-		ports[i] = address.Port
-	}
-	return ports
 }

@@ -28,6 +28,10 @@ func TestMain(m *testing.M) {
 		hold(dir)
 		return
 	}
+	if os.Getenv(serveMember) != "" {
+		member()
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -2,8 +2,6 @@ package natsiotest
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/url"
 	"path/filepath"
 	"strconv"
@@ -17,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -52,7 +51,7 @@ func newCluster(tb testing.TB, partable bool) *Cluster {
 	tb.Helper()
 	c := &Cluster{Name: protocol.DefaultFleet, tb: tb, cables: map[[2]int]*Cable{}}
 	dir := tb.TempDir()
-	ports := freePorts(tb, 2*len(c.Servers))
+	ports := FreePorts(tb, 2*len(c.Servers))
 	for i := range c.Servers {
 		c.options[i] = &server.Options{
 			ServerName: fmt.Sprintf("n%d", i+1), Host: "127.0.0.1", Port: ports[2*i], NoSigs: true, NoLog: true,
@@ -80,25 +79,13 @@ func newCluster(tb testing.TB, partable bool) *Cluster {
 	return c
 }
 
-// freePorts finds ports that nobody listens on, below those that connections get by themselves. Somebody may take
+// FreePorts finds ports that nobody listens on, below those that connections get by themselves. Somebody may take
 // one before it is used; the server's start fails then.
-func freePorts(tb testing.TB, n int) []int {
+func FreePorts(tb testing.TB, n int) []int {
 	tb.Helper()
-	const lowest, highest = 10_000, 32_000
-	var ports []int
-	for range 100 * n {
-		port := lowest + rand.IntN(highest-lowest)
-		listener, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err != nil {
-			continue
-		}
-		defer func() { require.NoError(tb, listener.Close()) }()
-		if ports = append(ports, port); len(ports) == n {
-			return ports
-		}
-	}
-	require.FailNow(tb, "no ports are free")
-	return nil
+	ports, err := embedded.FreePorts(tb.Context(), n)
+	require.NoError(tb, err)
+	return ports
 }
 
 // launch starts a server, with the data that it had, and does not wait for it.
