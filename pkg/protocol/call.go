@@ -229,7 +229,7 @@ func DecodeCall(body []byte) (*Call, error) {
 		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidCall, wire.Type, typeCall)
 	}
 	c := Call(wire.callFields)
-	payload, err := DecodePayload(wire.Payload)
+	payload, err := decodePayload(wire.Payload)
 	if err != nil {
 		return &c, fmt.Errorf("%w: payload: %w", ErrInvalidCall, err)
 	}

@@ -24,6 +24,7 @@
 // travels in headers ([HeaderLane] and its neighbours). The files under testdata
 // pin the format of every type; old files must decode for ever.
 //
-// The package depends on nothing but the standard library and a UUID library,
-// and every function in it is pure and safe for concurrent use.
+// The package depends on nothing but the standard library, a UUID library and a JSON
+// decoder. Every function in it is safe for concurrent use, and pure but for those that make
+// new ids.
 package protocol

@@ -249,3 +249,14 @@ func requireMailboxInverse(
 		fleet.ParseMailboxSubject(fleet.HandbackSubject(pool, lane, ready, delivery)))
 	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryClaim}, fleet.ParseMailboxSubject(fleet.ClaimSubject(pool, lane, ready)))
 }
+
+// A kind is read at a glance, but what follows it counts all the same.
+func TestDecode_RefusesWhatIsNoJSON(t *testing.T) {
+	t.Parallel()
+	for _, body := range []string{`{"type":"mine"`, `{"type":"mine"} and more`, `{"type":"mine","arguments":}`, `{"type":"noop"`} {
+		_, err := protocol.DecodePayload([]byte(body))
+		require.Error(t, err, body)
+		_, err = protocol.DecodeValue([]byte(body))
+		require.Error(t, err, body)
+	}
+}

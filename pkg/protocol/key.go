@@ -64,7 +64,8 @@ func canonical(base []string, path string, keep int) ([]string, error) {
 	return base, nil
 }
 
-// SandboxKey is the key of a whole sandbox: "sandbox/<id>".
+// SandboxKey is the key of a whole sandbox: "sandbox/<id>". The id is one segment of a key,
+// which is not checked here.
 func SandboxKey(sandbox string) ResourceKey { return ResourceKey("sandbox/" + sandbox) }
 
 // Join returns the key of a slash-separated path below k. A path that climbs
@@ -78,6 +79,9 @@ func (k ResourceKey) Join(path string) (ResourceKey, error) {
 	segments, err := canonical(base, path, len(base))
 	if err != nil {
 		return "", fmt.Errorf("%w: path %q below %s: %w", ErrInvalidKey, path, k, err)
+	}
+	if len(k) > MaxKeyLength {
+		return "", fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalidKey, len(k), MaxKeyLength)
 	}
 	joined := strings.Join(segments, "/")
 	for len(joined) > MaxKeyLength {

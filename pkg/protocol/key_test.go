@@ -241,3 +241,11 @@ next:
 	}
 	return kept
 }
+
+func TestResourceKey_JoinRefusesAKeyThatIsTooLong(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{strings.Repeat("x", 2*protocol.MaxKeyLength), "a/b/" + strings.Repeat("x", protocol.MaxKeyLength)} {
+		_, err := protocol.ResourceKey(key).Join("y")
+		require.ErrorIs(t, err, protocol.ErrInvalidKey)
+	}
+}

@@ -124,8 +124,19 @@ func EncodePayload(p Payload) (json.RawMessage, error) {
 }
 
 // DecodePayload reads what [EncodePayload] wrote. A kind that it does not know
-// yields an [UnknownPayload]; a known kind with a malformed body is an error.
+// yields an [UnknownPayload], which keeps raw; a malformed body is an error.
 func DecodePayload(raw json.RawMessage) (Payload, error) {
+	payload, err := decodePayload(raw)
+	if _, unknown := payload.(UnknownPayload); unknown && !json.Valid(raw) {
+		return nil, errNoJSON
+	}
+	return payload, err
+}
+
+var errNoJSON = errors.New("not JSON")
+
+// decodePayload is [DecodePayload] for what is part of a body that has been read, and so is JSON.
+func decodePayload(raw json.RawMessage) (Payload, error) {
 	kind, err := kindOf(raw)
 	if err != nil {
 		return nil, err

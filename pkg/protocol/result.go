@@ -177,7 +177,7 @@ func DecodeResult(body []byte) (*Result, error) {
 	}
 	r := Result(wire.resultFields)
 	if len(wire.Value) > 0 && string(wire.Value) != "null" {
-		value, err := DecodeValue(wire.Value)
+		value, err := decodeValue(wire.Value)
 		if err != nil {
 			return nil, fmt.Errorf("%w: value: %w", ErrInvalidResult, err)
 		}

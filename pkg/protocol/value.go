@@ -93,8 +93,17 @@ func EncodeValue(v Value) (json.RawMessage, error) {
 }
 
 // DecodeValue reads what [EncodeValue] wrote. A kind that it does not know
-// yields an [UnknownValue].
+// yields an [UnknownValue], which keeps raw; a malformed body is an error.
 func DecodeValue(raw json.RawMessage) (Value, error) {
+	value, err := decodeValue(raw)
+	if _, unknown := value.(UnknownValue); unknown && !json.Valid(raw) {
+		return nil, errNoJSON
+	}
+	return value, err
+}
+
+// decodeValue is [DecodeValue] for what is part of a body that has been read, and so is JSON.
+func decodeValue(raw json.RawMessage) (Value, error) {
 	kind, err := kindOf(raw)
 	if err != nil {
 		return nil, err

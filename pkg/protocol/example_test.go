@@ -1,0 +1,85 @@
+package protocol_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A call as it travels: a program that makes calls without [tools.Plan] fills it in, has it
+// checked, and encodes it. Every fault is told at once.
+func ExampleCall_Validate() {
+	arguments := json.RawMessage(`{"account":"acme","cents":500}`)
+	payload, err := protocol.NewUserPayload("refund", arguments)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	call := protocol.Call{
+		ID:        protocol.NewCallID("demo", 1, 1, 0), // the same place, the same id
+		SessionID: "demo",
+		Pool:      protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}},
+		Delivery:  protocol.AtMostOnce,
+		IssuedAt:  time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC),
+		Payload:   payload,
+	}
+	fmt.Println(call.Validate(), call.Lane(), call.RunFor(), call.Attempts())
+
+	call.Pool, call.Delivery = "Billing", ""
+	err = call.Validate()
+	fmt.Println(errors.Is(err, protocol.ErrInvalidCall), errors.Is(err, protocol.ErrInvalidName))
+	fmt.Println(err)
+	// Output:
+	// <nil> account/acme 2m0s 5
+	// true true
+	// invalid call: invalid name: pool "Billing": character 'B' at 0 is not allowed
+	// invalid call: delivery "": must be "idempotent", "at_most_once" or "rollback"
+}
+
+// What a worker does with a body: a kind that it does not know is a payload, too, and answered
+// as rejected.
+func ExampleDecodeCall() {
+	body := []byte(`{"type":"call","version":1,"id":"c1","session_id":"demo","pool":"default",
+		"resources":[{"key":"account/acme","access":"exclusive"}],"delivery":"idempotent",
+		"issued_at":"2025-01-02T03:04:05Z","payload":{"type":"refund","version":1,"arguments":{"cents":500}}}`)
+	call, err := protocol.DecodeCall(body)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	refund, isOurs := call.Payload.(protocol.UnknownPayload)
+	arguments, err := refund.Arguments()
+	fmt.Println(isOurs, refund.Kind(), string(arguments), err)
+
+	result := protocol.NewResult(call, protocol.StatusRejected, protocol.Errorf(protocol.CodeUnknownPayload, "no handler for %s", refund.Kind()))
+	encoded, err := protocol.EncodeResult(&result)
+	fmt.Println(string(encoded), err)
+	// Output:
+	// true refund {"cents":500} <nil>
+	// {"type":"result","version":1,"call_id":"c1","session_id":"demo","status":"rejected","error":{"code":"unknown_payload","message":"no handler for refund"},"queue_ms":0,"lane_ms":0,"run_ms":0,"finished_at":"0001-01-01T00:00:00Z"} <nil>
+}
+
+// Calls conflict when one of their keys contains the other and one of them is exclusive.
+func ExampleUse_Conflicts() {
+	sandbox := protocol.SandboxKey("demo")
+	source, err := sandbox.Join("src/./a/../main.go")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(source, source.Lane())
+	read := protocol.Use{Key: source, Access: protocol.Shared}
+	list := protocol.Use{Key: sandbox, Access: protocol.Shared}
+	write := protocol.Use{Key: source, Access: protocol.Exclusive}
+	fmt.Println(read.Conflicts(list), write.Conflicts(list), write.Conflicts(read))
+	_, err = sandbox.Join("../other")
+	fmt.Println(errors.Is(err, protocol.ErrInvalidKey))
+	// Output:
+	// sandbox/demo/src/main.go sandbox/demo
+	// false true true
+	// true
+}
