@@ -111,9 +111,16 @@ func (r Remote) validate() error {
 // MaxRemoteTimeout bounds the time limit of a tool of the user's own.
 const MaxRemoteTimeout = 24 * time.Hour
 
-// HigherLevel returns the higher of two sandbox levels, of which "" is any.
+// HigherLevel returns the higher of two sandbox levels, of which "" is any. A word that is no
+// level is higher than all, so that no worker takes it for less than was meant.
 func HigherLevel(a, b string) string {
-	if slices.Index(Levels(), b) > slices.Index(Levels(), a) {
+	rank := func(level string) int {
+		if level != "" && !slices.Contains(Levels(), level) {
+			return len(Levels())
+		}
+		return slices.Index(Levels(), level)
+	}
+	if rank(b) > rank(a) {
 		return b
 	}
 	return a

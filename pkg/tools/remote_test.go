@@ -228,3 +228,41 @@ func TestRemote_Background(t *testing.T) {
 	require.Nil(t, refusal)
 	require.True(t, plan.Background)
 }
+
+// A number is one resource, however a model writes it: else calls that conflict would overlap.
+func TestResource_EqualNumbersHaveOneKey(t *testing.T) {
+	t.Parallel()
+	tool := tools.NewRemote[struct {
+		Account any     `json:"account"`
+		Order   float64 `json:"order"`
+	}]("refund", "Pay back.", tools.Remote{Kind: "refund", Resources: []tools.Resource{{Key: "account/{account}/{order}"}}})
+	for key, spellings := range map[protocol.ResourceKey][]string{
+		"account/7/12":        {`{"account":7,"order":12}`, `{"account":7.0,"order":12.00}`, `{"account":70e-1,"order":1.2e1}`, `{"account":"7","order":"12"}`},
+		`account/{"a":[1]}/0`: {`{"account":{"a":[1.0]},"order":-0}`, `{"account":{"a":[1]},"order":0e9}`},
+		"account/9007199254740993/0.5": {
+			`{"account":9007199254740993,"order":0.50}`, `{"account":9007199254740993.0,"order":5E-1}`,
+		},
+	} {
+		for _, arguments := range spellings {
+			plan, refusal := planRemote(t, tool, arguments)
+			require.Nil(t, refusal, arguments)
+			require.Equal(t, key, plan.Resources[0].Key, arguments)
+		}
+	}
+}
+
+func TestHigherLevel(t *testing.T) {
+	t.Parallel()
+	for _, test := range [][3]string{
+		{"", "", ""},
+		{"", "none", "none"},
+		{"paths", "full", "full"},
+		{"kernel", "full", "kernel"},
+		{"full", "", "full"},
+		{"", "FULL", "FULL"},
+		{"kernel", "FULL", "FULL"},
+		{"FULL", "kernel", "FULL"},
+	} {
+		require.Equal(t, test[2], tools.HigherLevel(test[0], test[1]), test)
+	}
+}

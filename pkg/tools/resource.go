@@ -21,7 +21,7 @@ import (
 //	browser                           is not enough: a key has two segments or more
 //
 // An argument that is one segment is escaped, so "a/b" and ".." are names like any
-// other. A path is put into canonical form, and one that leaves the workspace is
+// other, and a number is the same one however it is written. A path is put into canonical form, and one that leaves the workspace is
 // refused. {user.id} reaches into an object. An argument that is missing cuts the key
 // before its segment, which makes it broader and so safe; the first two segments, the
 // lane, must not be missing. Keys that begin with "sandbox" are of the session's own sandbox
@@ -240,19 +240,6 @@ func (s keySegment) fill(scope Scope, arguments map[string]any) (part, missing s
 	default:
 		return filled, ""
 	}
-}
-
-// escapeSegment makes one segment of a value, a different one for each.
-func escapeSegment(value any) string {
-	text, isText := value.(string)
-	if !isText {
-		encoded, err := prose.JSON(value)
-		if err != nil {
-			encoded = []byte("?")
-		}
-		text = string(encoded)
-	}
-	return strings.NewReplacer("%", "%25", "/", "%2F", "\x00", "%00").Replace(prose.Valid(text))
 }
 
 // lookupArgument finds an argument by its name, or by names joined with dots. null is missing.
