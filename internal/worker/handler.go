@@ -108,10 +108,13 @@ func (w *Worker) callHandler(ctx context.Context, handler Handler, h *Handling, 
 	return nil, toolFault(err)
 }
 
-// toolFault is an error of a user's function: typed ones as they are, all others tool_failed.
+// toolFault is an error of a user's function: typed ones that say their code as they are, all
+// others tool_failed.
 func toolFault(err error) error {
-	if _, typed := errors.AsType[*protocol.Error](err); typed {
+	if fault, typed := errors.AsType[*protocol.Error](err); typed && fault.Code != "" {
 		return err
+	} else if typed {
+		return &protocol.Error{Code: protocol.CodeToolFailed, Message: fault.Message}
 	}
 	if _, typed := errors.AsType[*sandbox.Fault](err); typed {
 		return err

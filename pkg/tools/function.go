@@ -36,8 +36,8 @@ func New[Args, Output any](name, description string, fn func(ctx context.Context
 	tool.Plan = PlanOf(func(_ Scope, args Args) (Plan, *protocol.Error) {
 		return Plan{Inline: func(ctx context.Context) (string, *protocol.Error) {
 			output, err := fn(ctx, args)
-			if err != nil {
-				return "", asToolError(err)
+			if failure := asToolError(err); failure != nil {
+				return "", failure
 			}
 			text, err := outputText(output)
 			if err != nil {
@@ -65,8 +65,12 @@ func schemaOf[A any]() (json.RawMessage, error) {
 	return encoded, nil
 }
 
-// asToolError is an error of a tool's function as a model gets it.
+// asToolError is an error of a tool's function as a model gets it. A nil *[protocol.Error] is
+// none, also as an error.
 func asToolError(err error) *protocol.Error {
+	if err == nil {
+		return nil
+	}
 	if typed, ok := errors.AsType[*protocol.Error](err); ok {
 		return typed
 	}

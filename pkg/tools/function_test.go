@@ -123,3 +123,18 @@ func TestNewTable_TellsWhatCannotBeATool(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 }
+
+func TestNew_ErrorsThatAreNil(t *testing.T) {
+	t.Parallel()
+	text, failure := runFunction(t, tools.New("t", "T.", func(context.Context, struct{}) (string, error) {
+		var none *protocol.Error
+		return "said", none
+	}), "{}")
+	require.Nil(t, failure)
+	require.Equal(t, "said", text)
+	_, failure = runFunction(t, tools.New("t", "T.", func(context.Context, struct{}) (string, error) {
+		return "", &protocol.Error{Message: "no code"}
+	}), "{}")
+	require.Equal(t, protocol.CodeToolFailed, failure.Code)
+	require.Equal(t, "no code", failure.Message)
+}

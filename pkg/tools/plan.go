@@ -82,6 +82,9 @@ func RunInline(ctx context.Context, plan Plan) (text string, failure *protocol.E
 		}
 	}()
 	text, failure = plan.Inline(ctx)
+	if failure != nil && failure.Code == "" {
+		failure = &protocol.Error{Code: protocol.CodeToolFailed, Message: failure.Message}
+	}
 	return prose.Valid(text), failure
 }
 

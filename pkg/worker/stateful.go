@@ -47,7 +47,7 @@ func (d *Dialog[Input, Output]) Step() context.Context { return d.talk.Step() }
 // The error wraps [ErrOver] when there is no next one: clean up and return. It is a
 // *[protocol.Error] when the input is not of this type, as the tool was made with another.
 func (d *Dialog[Input, Output]) Yield(output Output) (input Input, err error) {
-	encoded, err := encode(output)
+	encoded, err := answered(output, nil)
 	if err != nil {
 		return input, err
 	}
@@ -96,11 +96,7 @@ func HandleStateful[Args, Input, Output any](
 		if err != nil {
 			return nil, err
 		}
-		output, err := fn(ctx, &Dialog[Input, Output]{kind: kind, talk: talk}, args)
-		if err != nil {
-			return nil, err
-		}
-		return encode(output)
+		return answered(fn(ctx, &Dialog[Input, Output]{kind: kind, talk: talk}, args))
 	}
 	if fn == nil {
 		run = nil

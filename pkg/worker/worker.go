@@ -29,6 +29,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -86,17 +87,30 @@ func (c *Call) Output(data []byte) { c.handling.Output(data) }
 // An error that is a *[protocol.Error] is the result's error as it is, for a model to
 // read; any other becomes "tool_failed" with its text.
 func Handle[Args, Output any](kind protocol.Kind, fn func(ctx context.Context, call *Call, args Args) (Output, error)) Handler {
-	return Handler{kind: kind, run: func(ctx context.Context, h *internal.Handling, raw json.RawMessage) (json.RawMessage, error) {
+	run := func(ctx context.Context, h *internal.Handling, raw json.RawMessage) (json.RawMessage, error) {
 		args, err := decode[Args](kind, raw)
 		if err != nil {
 			return nil, err
 		}
-		output, err := fn(ctx, &Call{handling: h}, args)
-		if err != nil {
-			return nil, err
-		}
-		return encode(output)
-	}}
+		return answered(fn(ctx, &Call{handling: h}, args))
+	}
+	if fn == nil {
+		run = nil
+	}
+	return Handler{kind: kind, run: run}
+}
+
+// answered is what a function returned, as JSON. A nil *[protocol.Error] is no error, also as
+// an error.
+func answered[Output any](output Output, err error) (json.RawMessage, error) {
+	if fault, typed := errors.AsType[*protocol.Error](err); err != nil && (!typed || fault != nil) {
+		return nil, err
+	}
+	encoded, err := json.Marshal(output)
+	if err != nil {
+		return nil, fmt.Errorf("encode the output: %w", err)
+	}
+	return encoded, nil
 }
 
 // decode reads what a tool call gives to a handler.
@@ -111,14 +125,6 @@ func decode[T any](kind protocol.Kind, raw json.RawMessage) (value T, err error)
 			"the worker's handler of %s does not take this (%v): it may be of another version than the tool", kind, err)
 	}
 	return value, nil
-}
-
-func encode(output any) (json.RawMessage, error) {
-	encoded, err := json.Marshal(output)
-	if err != nil {
-		return nil, fmt.Errorf("encode the output: %w", err)
-	}
-	return encoded, nil
 }
 
 // Main is the main function of a worker with handlers: the command line of cmd/worker
@@ -138,8 +144,8 @@ func Main(handlers ...Handler) {
 }
 
 // ByKind returns handlers by their kind, for package fleet. It is an error when a
-// kind is not one that [protocol.ParseUserKind] takes, or is there twice, or when the
-// limits of a stateful tool are negative.
+// kind is not one that [protocol.ParseUserKind] takes, or is there twice, when a function is
+// nil, or when the limits of a stateful tool are negative.
 func ByKind(handlers ...Handler) (internal.Handlers, error) {
 	byKind := internal.Handlers{Calls: map[protocol.Kind]internal.Handler{}, Stateful: map[protocol.Kind]internal.Stateful{}}
 	for _, h := range handlers {
@@ -148,6 +154,9 @@ func ByKind(handlers ...Handler) (internal.Handlers, error) {
 		}
 		if byKind.Has(h.kind) {
 			return internal.Handlers{}, fmt.Errorf("handler of %s: there are two", h.kind)
+		}
+		if h.stateful == nil && h.run == nil {
+			return internal.Handlers{}, fmt.Errorf("handler of %s: function: missing", h.kind)
 		}
 		if h.stateful == nil {
 			byKind.Calls[h.kind] = h.run

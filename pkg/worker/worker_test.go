@@ -63,11 +63,43 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 	require.Contains(t, outcome.Error.Message, "another version")
 }
 
+func TestHandle_Errors(t *testing.T) {
+	t.Parallel()
+	f, err := fleet.Connect(t.Context(), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	fail := func(_ context.Context, _ *worker.Call, args greeting) (string, error) {
+		switch args.Name {
+		case "nil":
+			var none *protocol.Error
+			return "said", none
+		case "no code":
+			return "", &protocol.Error{Message: "it went wrong"}
+		default:
+			return "", protocol.Errorf(protocol.CodeNotFound, "there is no %s", args.Name)
+		}
+	}
+	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+		Sandbox: "process", Handlers: []worker.Handler{worker.Handle("fail", fail)},
+	}))
+	table, err := tools.NewTable(tools.NewRemote[greeting]("fail", "Fail.", tools.Remote{Kind: "fail", Resources: []tools.Resource{}}))
+	require.NoError(t, err)
+	for name, want := range map[string]string{
+		"nil": "said", "no code": "[failed: tool_failed]\nit went wrong", "Ada": "[failed: not_found]\nthere is no Ada",
+	} {
+		outcome, err := f.Call(t.Context(), table, "s", "fail", `{"name":"`+name+`"}`, nil)
+		require.NoError(t, err)
+		require.Contains(t, outcome.Text, want)
+	}
+}
+
 func TestByKind_RefusesTwoOfAKind(t *testing.T) {
 	t.Parallel()
 	_, err := worker.ByKind(worker.Handle("greet", greet), worker.Handle("greet", greet))
 	require.ErrorContains(t, err, "there are two")
 	_, err = worker.ByKind(worker.Handle("command_run", greet))
 	require.ErrorIs(t, err, protocol.ErrInvalidKind)
+	_, err = worker.ByKind(worker.Handle[greeting, seen]("greet", nil))
+	require.ErrorContains(t, err, "handler of greet: function: missing")
 	require.Equal(t, protocol.Kind("greet"), worker.Handle("greet", greet).Kind())
 }
