@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -62,7 +63,9 @@ type Fleet struct {
 	// Abort ends the embedded worker at once.
 	Abort func()
 
-	logger  *slog.Logger
+	logger *slog.Logger
+
+	mu      sync.Mutex // guards closers and Abort while workers are started
 	closers []func()
 }
 
@@ -107,10 +110,13 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 
 // Close ends everything that Connect and StartWorker started, last first.
 func (f *Fleet) Close() {
-	for _, closer := range slices.Backward(f.closers) {
+	f.mu.Lock()
+	closers := f.closers
+	f.closers = nil
+	f.mu.Unlock()
+	for _, closer := range slices.Backward(closers) {
 		closer()
 	}
-	f.closers = nil
 }
 
 // drainTime is how long the embedded worker may take to end what runs.
@@ -126,9 +132,11 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	drain, abort := context.WithCancel(context.WithoutCancel(ctx))
-	f.Abort = abort
 	done := make(chan error, 1)
 	go func() { done <- w.Run(running, drain) }()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.Abort = abort
 	f.closers = append(f.closers, func() {
 		stop()
 		timer := time.AfterFunc(drainTime, abort)

@@ -72,15 +72,34 @@ type Fleet struct {
 	logger  *slog.Logger
 }
 
+// validate reports every fault but that of the name.
+func (o *Options) validate() error {
+	var faults []error
+	switch o.Replicas {
+	case 0, 1, 3, 5:
+	default:
+		faults = append(faults, fmt.Errorf("replicas %d: must be 1, 3 or 5", o.Replicas))
+	}
+	if o.KeepAge < 0 {
+		faults = append(faults, fmt.Errorf("keep age %s: must not be negative", o.KeepAge))
+	}
+	if o.KeepBytes < 0 {
+		faults = append(faults, fmt.Errorf("keep bytes %d: must not be negative", o.KeepBytes))
+	}
+	return errors.Join(faults...)
+}
+
 // Connect reaches a fleet, or starts one inside this process, and makes its streams if
-// they are missing. ctx bounds the connecting only.
+// they are missing. ctx bounds the connecting only, and each server is tried for 5 s at most. It
+// fails on options out of their bounds, all faults joined; a name that is none wraps
+// [protocol.ErrInvalidName].
 func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 	var o Options
 	if options != nil {
 		o = *options
 	}
 	name, err := protocol.ParseFleet(string(cmp.Or(o.Name, protocol.DefaultFleet)))
-	if err != nil {
+	if err = errors.Join(err, o.validate()); err != nil {
 		return nil, err
 	}
 	f := &Fleet{data: o.Data, cleanup: func() error { return nil }, logger: o.Logger}
@@ -96,7 +115,7 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 	if f.data, err = filepath.Abs(f.data); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	f.inner, err = fleet.Connect(context.WithoutCancel(ctx), fleet.Options{
+	f.inner, err = fleet.Connect(ctx, fleet.Options{
 		Name: name, URL: o.URL, Creds: o.Creds, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}, Client: filepath.Base(os.Args[0]),
 		Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: f.logger,
 	})
@@ -106,12 +125,17 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 	return f, nil
 }
 
-// Close ends the embedded worker and server, if there are any, and the connection. Calls
-// that still run in the worker have 5 s to end.
+// Close ends the embedded workers and server, if there are any, and the connection. Calls
+// that still run in a worker have 5 s to end. Closing twice is fine.
 func (f *Fleet) Close() error {
 	f.inner.Close()
-	return f.cleanup()
+	cleanup := f.cleanup
+	f.cleanup = func() error { return nil }
+	return cleanup()
 }
+
+// maxSlots bounds the calls that a worker runs at once.
+const maxSlots = 4096
 
 // WorkerOptions are the settings of a worker inside the process; nil and zero mean the
 // documented default.
@@ -121,7 +145,7 @@ type WorkerOptions struct {
 	Sandbox string
 	// Pool is whose calls the worker takes; "" means the default pool.
 	Pool protocol.Pool
-	// Slots is how many calls run at once; 0 means 4.
+	// Slots is how many calls run at once, up to 4096; 0 means 4.
 	Slots int
 	// Env is added to the environment of sandboxes.
 	Env map[string]string
@@ -138,15 +162,32 @@ type WorkerOptions struct {
 	Handlers []worker.Handler
 }
 
-// StartWorker runs a worker inside this process until Close. The error wraps
-// [sandbox.ErrLevel] when no driver isolates on this host.
+// validate reports every fault of the pool and the slots; the rest is checked where it is used.
+func (o *WorkerOptions) validate() error {
+	var faults []error
+	if o.Slots < 0 || o.Slots > maxSlots {
+		faults = append(faults, fmt.Errorf("slots %d: must be 1 to %d", o.Slots, maxSlots))
+	}
+	if o.Pool == protocol.SessionPool {
+		faults = append(faults, fmt.Errorf("pool %q: is that of the coordinators", o.Pool))
+	} else if o.Pool != "" {
+		_, err := protocol.ParsePool(string(o.Pool))
+		faults = append(faults, err)
+	}
+	return errors.Join(faults...)
+}
+
+// StartWorker runs a worker inside this process until Close, whatever becomes of ctx, which
+// bounds the starting only. A fleet may have several. The error wraps
+// [sandbox.ErrLevel] when no driver isolates on this host, and [protocol.ErrInvalidKind] for a
+// handler of a kind that cannot be.
 func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 	var o WorkerOptions
 	if options != nil {
 		o = *options
 	}
 	handlers, err := worker.ByKind(o.Handlers...)
-	if err != nil {
+	if err = errors.Join(o.validate(), err); err != nil {
 		return err
 	}
 	if o.Tools != "" {
@@ -198,11 +239,16 @@ type Outcome = loop.SingleOutcome
 
 // Call has one tool called, as a model would, in the sandbox of a session, and waits
 // for its result. What goes wrong with the tool, or is not allowed by the options' policy,
-// is an Outcome; the error says that the fleet could not be reached. When ctx ends the call
-// is cancelled. nil options bind nothing; a Logger that they do not name is the fleet's.
+// is an Outcome; the error says that the fleet could not be reached, or wraps
+// [protocol.ErrInvalidName] for the id of a session that is none. When ctx ends the call
+// is cancelled, and its outcome told. nil options bind nothing; a Logger that they do not name
+// is the fleet's, and what is kept goes to the fleet whatever Keeper they name.
 func (f *Fleet) Call(
 	ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string, options *loop.SingleOptions,
 ) (Outcome, error) {
+	if _, err := protocol.ParseSessionID(string(session)); err != nil {
+		return Outcome{}, err
+	}
 	var o loop.SingleOptions
 	if options != nil {
 		o = *options

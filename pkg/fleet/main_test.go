@@ -1,12 +1,14 @@
 package fleet_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -58,13 +60,61 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	_, err := fleet.Connect(t.Context(), &fleet.Options{Name: "No Fleet"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
+	_, err = fleet.Connect(t.Context(), &fleet.Options{Name: "No Fleet", Replicas: 2, KeepAge: -1, KeepBytes: -2})
+	for _, part := range []string{"No Fleet", "replicas 2", "keep age -1ns", "keep bytes -2"} {
+		require.ErrorContains(t, err, part)
+	}
 	_, err = fleet.OpenModel("nobody:x")
 	require.ErrorContains(t, err, "openai:NAME")
 	f, err := fleet.Connect(t.Context(), nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.Error(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "jail"}))
-	require.ErrorIs(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Handlers: []worker.Handler{{}}}), protocol.ErrInvalidKind)
+	err = f.StartWorker(t.Context(), &fleet.WorkerOptions{Slots: -1, Pool: "No Pool", Handlers: []worker.Handler{{}}})
+	require.ErrorIs(t, err, protocol.ErrInvalidKind)
+	require.ErrorContains(t, err, "slots -1")
+	require.ErrorContains(t, err, "No Pool")
+	require.ErrorContains(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Pool: protocol.SessionPool}), "coordinators")
+	_, err = f.Call(t.Context(), table(t), "no/session", "read", "{}", nil)
+	require.ErrorIs(t, err, protocol.ErrInvalidName)
+}
+
+func table(t *testing.T) *tools.Table {
+	t.Helper()
+	made, err := tools.NewTable(toolset.Core()...)
+	require.NoError(t, err)
+	return made
+}
+
+func TestConnect_EndsWithItsContext(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := fleet.Connect(ctx, nil)
+	require.ErrorIs(t, err, context.Canceled)
+	entries, err := os.ReadDir(os.TempDir())
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+// Workers may be started side by side, outlive the contexts that they were started with, and
+// end with the fleet, which may be closed twice.
+func TestStartWorker_Several(t *testing.T) {
+	t.Parallel()
+	f, err := fleet.Connect(t.Context(), nil)
+	require.NoError(t, err)
+	starting, cancel := context.WithCancel(t.Context())
+	var group errgroup.Group
+	for range 3 {
+		group.Go(func() error { return f.StartWorker(starting, &fleet.WorkerOptions{Sandbox: "process"}) })
+	}
+	require.NoError(t, group.Wait())
+	cancel()
+	outcome, err := f.Call(t.Context(), table(t), "s", "bash", `{"command":"echo here"}`, nil)
+	require.NoError(t, err)
+	require.Contains(t, outcome.Text, "here")
+	require.NoError(t, f.Close())
+	require.NoError(t, f.Close())
 }
 
 func TestDeleteSession_RemovesItsWorkspace(t *testing.T) {
