@@ -16,6 +16,7 @@ type turnRun struct {
 
 	timeLimit *protocol.Error // the cause with which ctx ends at the time limit
 	followed  followers
+	cuts      int // how often the conversation was too long for the model
 }
 
 // ending is a decision to end the turn.
@@ -159,14 +160,12 @@ func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
 			keyTurn.Int(at.Turn), keyStep.Int(at.Step),
 		))
 	defer span.End()
-	request := Request{Messages: t.session.conversation(t.system()), Tools: t.table.DefinitionsFor(t.provider())}
-	reply, err := t.model.Reply(ctx, request, func(text string) {
+	reply, err := t.reply(ctx, func(text string) {
 		t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: text})
 	})
 	if err != nil {
 		failSpan(span, err)
-		fault := &protocol.Error{Code: protocol.CodeModelFailed, Message: err.Error()}
-		return Reply{}, &ending{OutcomeFailed, fault}
+		return Reply{}, &ending{OutcomeFailed, carried(&protocol.Error{Code: protocol.CodeModelFailed, Message: err.Error()})}
 	}
 	names := make([]string, len(reply.ToolCalls))
 	for i := range reply.ToolCalls {

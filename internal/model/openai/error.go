@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
 // The types of an [Error].
@@ -64,6 +66,11 @@ func (e *Error) Error() string {
 // Unwrap returns what caused the error on this side; nil when the server told it.
 func (e *Error) Unwrap() error { return e.cause }
 
+// Is makes the error of a conversation that is too long a [loop.ErrTooLong].
+func (e *Error) Is(target error) bool {
+	return target == loop.ErrTooLong && e.Type == TypeContextLength
+}
+
 // ErrorType is the error's low-cardinality name.
 func (e *Error) ErrorType() string { return e.Type }
 
@@ -102,6 +109,8 @@ func typeOf(status int, fault serverFault) string {
 	switch {
 	case status == http.StatusTooManyRequests:
 		return TypeRateLimited
+	case status == http.StatusBadRequest && strings.Contains(fault.Message, "maximum context length"): // which some servers tell in no other way
+		return TypeContextLength
 	case status >= 500:
 		return TypeServerError
 	case status == http.StatusUnauthorized:
@@ -121,7 +130,7 @@ func typeOfCode(names ...string) string {
 		switch name {
 		case "insufficient_quota", "billing_hard_limit_reached":
 			return TypeQuotaExceeded
-		case "context_length_exceeded":
+		case "context_length_exceeded", "exceed_context_size_error":
 			return TypeContextLength
 		case "content_filter":
 			return TypeContentFilter

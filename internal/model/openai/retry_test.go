@@ -104,6 +104,8 @@ func TestReply_SomeErrorsAreFinal(t *testing.T) {
 		"a list of errors":  {status(400, `[{"error":{"message":"bad","code":400}}]`), openai.TypeInvalidRequest, []string{"400 Bad Request: bad"}},
 		"no reason":         {status(400, ""), openai.TypeInvalidRequest, []string{"the server gave no reason"}},
 		"context length":    {status(400, `{"error":{"message":"too long","code":"context_length_exceeded"}}`), openai.TypeContextLength, []string{"too long"}},
+		"context of vLLM":   {status(400, `{"object":"error","message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","code":400}`), openai.TypeContextLength, []string{"4096"}},
+		"context of llama":  {status(400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`), openai.TypeContextLength, []string{"exceeds"}},
 		"filtered prompt":   {status(400, `{"error":{"message":"filtered","code":"content_filter"}}`), openai.TypeContentFilter, []string{"filtered"}},
 		"nothing left":      {status(429, `{"error":{"message":"You exceeded your quota","type":"insufficient_quota","code":null}}`), openai.TypeQuotaExceeded, []string{"429 Too Many Requests: You exceeded", "billing"}},
 		"moved":             {status(304, ""), openai.TypeInvalidRequest, []string{"304 Not Modified"}},
