@@ -54,7 +54,8 @@
 // model sees exactly one result per tool call, in the order of the calls, in
 // whatever order they came.
 //
-// A model that cannot be asked ends the turn as failed. Limits are looked at
+// A model that cannot be asked ends the turn as failed. One that says that the conversation is
+// too long ([ErrTooLong]) is asked again with less of the tool calls that are long ago. Limits are looked at
 // before the model is asked again, never between a tool call and its result. When
 // ctx ends, running calls are cancelled, what can be learned is journaled, the rest
 // is outcome_unknown, and the turn ends as interrupted.

@@ -231,7 +231,7 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 		fault := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, so its result cannot be read.", j.tool)
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), fault, tools.RenderFailure(protocol.StatusOutcomeUnknown, fault)
 	} else {
-		event.Status, event.Error, event.Content = string(f.result.Status), f.result.Error, f.tool.Text(f.result)
+		event.Status, event.Error, event.Content = string(f.result.Status), carried(f.result.Error), f.tool.Text(f.result)
 		event.WorkerID, event.Attempt = f.result.WorkerID, f.result.Attempt
 		event.QueueMS, event.RunMS, event.Diff = &f.result.QueueMS, &f.result.RunMS, tools.Diff(f.result)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -100,4 +101,33 @@ func TestPlanSingle_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
 	}
 	single = loop.PlanSingle(t.Context(), long(t), "s1", "long", "{}", nil)
 	require.NotContains(t, single.Outcome.Text, "result:")
+}
+
+// An event that no journal takes would leave its turn open for ever.
+func TestRun_EventsHaveNoMoreOfAnErrorThanAModelIsShown(t *testing.T) {
+	t.Parallel()
+	huge := strings.Repeat("x", 10<<20) + "\xff"
+	wrong := tools.New("wrong", "Fails at length.", func(context.Context, struct {
+		N int `json:"n,omitempty"`
+	},
+	) (string, error) {
+		return "", protocol.Errorf(protocol.CodeNotFound, "%s", huge)
+	})
+	r := newRig(asks("a", "wrong", "work"))
+	r.tools, r.model.err = []tools.Tool{wrong}, errors.New(huge)
+	r.fleet.answer = func(*protocol.Call) (protocol.Value, *protocol.Error) {
+		return nil, protocol.Errorf(protocol.CodeToolFailed, "%s", huge)
+	}
+	result, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeFailed, result.Outcome)
+	told := 0
+	for _, event := range r.events(t) {
+		if event.Error != nil {
+			told++
+			require.Less(t, len(event.Error.Message), 100_000, event.Type)
+			require.True(t, utf8.ValidString(event.Error.Message))
+		}
+	}
+	require.Equal(t, 3, told)
 }

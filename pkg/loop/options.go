@@ -1,7 +1,6 @@
 package loop
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -45,8 +44,9 @@ type Options struct {
 	// Policy decides which tool calls may be made; nil allows all.
 	Policy Policy
 	// Approve asks a person about a call for which the policy demands it, until ctx ends;
-	// with nil such calls are refused. Of one turn one call is asked about at a time.
-	Approve func(ctx context.Context, request ApprovalRequest) (Approval, error)
+	// with nil such calls are refused, as they are after an error. Of one turn one call is
+	// asked about at a time.
+	Approve ApproveFunc
 
 	// Observe is told every event of a run: those of the journal once they are in
 	// it, and the live ones. Calls never overlap, and the session waits for them. It

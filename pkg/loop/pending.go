@@ -40,7 +40,7 @@ func (p *pendingCall) as(kind EventType) Event {
 // result is the event of a result that came from a worker.
 func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)
-	event.Status, event.Error = string(r.Status), r.Error
+	event.Status, event.Error = string(r.Status), carried(r.Error)
 	event.Content, event.Diff = tools.WithNote(p.tool.Text(r), p.note), tools.Diff(r)
 	if mediaType, data, ok := tools.Image(r); ok {
 		event.Image = &Image{MediaType: mediaType, Data: data}
@@ -51,10 +51,19 @@ func (p *pendingCall) result(r *protocol.Result) Event {
 	return event
 }
 
+// carried is an error as an event has it: with no more of its message than a model is shown,
+// because an event that no journal can take would keep its session from going on for ever.
+func carried(fault *protocol.Error) *protocol.Error {
+	if fault == nil {
+		return nil
+	}
+	return &protocol.Error{Code: fault.Code, Message: tools.Shown(validText(fault.Message), "", nil)}
+}
+
 // local is the event of a result that was made in this process.
 func (p *pendingCall) local(status protocol.Status, text string, fault *protocol.Error, ran time.Duration) Event {
 	event := p.as(EventToolResult)
-	event.Status, event.Error, event.Content = string(status), fault, text
+	event.Status, event.Error, event.Content = string(status), carried(fault), text
 	if fault != nil {
 		event.Content = tools.RenderFailure(status, fault)
 	}

@@ -15,9 +15,28 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-// Policy decides which tool calls may be made. It is pure: a resumed turn asks it again.
+// Policy decides which tool calls may be made. It is pure and safe for concurrent use: a
+// resumed turn asks it again. What the rules of an operator say is a [policy.Judge].
 type Policy interface {
+	// Judge decides about one call. The zero verdict allows it.
 	Judge(call policy.Call) policy.Verdict
+}
+
+// judgedBy is what a policy says to a call. What it says that cannot be understood is no, and a
+// question has a time in any case.
+func judgedBy(p Policy, call policy.Call) policy.Verdict {
+	v := p.Judge(call)
+	switch v.Decision {
+	case "", policy.Allowed, policy.Denied:
+	case policy.Ask:
+		if v.Timeout <= 0 {
+			v.Timeout = policy.DefaultTimeout
+		}
+	default:
+		v.Reason = fmt.Sprintf("The policy of this session is broken: it decided %q. Go on without the call.", v.Decision)
+		v.Decision = policy.Denied
+	}
+	return v
 }
 
 var _ Policy = (*policy.Judge)(nil)
@@ -122,12 +141,12 @@ func (t *turnRun) judge(asked policy.Call, about string) policy.Verdict {
 	if t.opts.Policy == nil {
 		return policy.Verdict{}
 	}
-	judged := t.opts.Policy.Judge(asked)
+	judged := judgedBy(t.opts.Policy, asked)
 	if about == "" || judged.Decision == policy.Denied {
 		return judged
 	}
 	asked.Tool = about
-	return judged.And(t.opts.Policy.Judge(asked))
+	return judged.And(judgedBy(t.opts.Policy, asked))
 }
 
 func policyDenied(reason string) *protocol.Error {

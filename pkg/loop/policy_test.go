@@ -291,3 +291,41 @@ func TestPolicy_CrashAtAnyAppendChangesNothing(t *testing.T) {
 	}
 	require.Greater(t, appends, 15)
 }
+
+// verdicts is a policy that gives every call one verdict.
+type verdicts policy.Verdict
+
+func (v verdicts) Judge(policy.Call) policy.Verdict { return policy.Verdict(v) }
+
+func TestPolicy_WhatAPolicySaysThatIsNoDecisionIsNo(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	r.opts.Policy = verdicts{Decision: "deny"}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"rejected"}, statuses(r))
+	require.Contains(t, r.watch.of(loop.EventToolResult)[0].Content, `"deny"`)
+	single := loop.PlanSingle(t.Context(), table(t), "s", "work", "{}", &loop.SingleOptions{Policy: verdicts{Decision: "deny"}})
+	require.Nil(t, single.Call)
+	require.Equal(t, protocol.CodePolicyDenied, single.Outcome.Error.Code)
+
+	r = newRig(asks("a", "work"), says("done"))
+	r.opts.Policy = verdicts{MinLevel: "Full"}
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, "Full", r.fleet.runs[0].MinLevel, "for a worker to refuse")
+}
+
+func TestPolicy_AQuestionWithoutATimeHasTheDefault(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	r.opts.Policy = verdicts{Decision: policy.Ask}
+	r.opts.Approve = func(ctx context.Context, _ loop.ApprovalRequest) (loop.Approval, error) {
+		until, _ := ctx.Deadline()
+		require.Greater(t, time.Until(until), policy.DefaultTimeout-time.Minute)
+		return loop.Approval{Granted: true}, nil
+	}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ok"}, statuses(r))
+}

@@ -11,9 +11,13 @@ import (
 
 // Model answers a conversation. Implementations are safe for concurrent use.
 type Model interface {
-	// Reply returns the model's next reply. While it streams, text is passed to
-	// delta piece by piece (delta is never nil). Retries are the model's own; an
-	// error ends the turn.
+	// Reply returns the model's next reply, and soon after ctx ends. While it streams, text is
+	// passed to delta piece by piece (delta is never nil, and not called after Reply has
+	// returned). Retries are the model's own; an error ends the turn as failed, with its text.
+	//
+	// A request is the whole conversation, however long: a model that takes less returns an
+	// error that wraps [ErrTooLong], and is asked again with less. The request is the callee's,
+	// but for images, which are only read.
 	Reply(ctx context.Context, req Request, delta func(text string)) (Reply, error)
 }
 
@@ -80,12 +84,15 @@ type ToolCall struct {
 type Reply struct {
 	Text      string
 	ToolCalls []ToolCall
-	Usage     protocol.Usage
+	// Usage is what this reply took; the zero value when the provider does not say, and then
+	// [Options].MaxTokens bounds nothing.
+	Usage protocol.Usage
 	// Model is the name by which the provider calls itself; may be empty.
 	Model string
 }
 
-// Dispatcher carries calls to workers and results back.
+// Dispatcher carries calls to workers and results back. Implementations are safe for
+// concurrent use: jobs have a Dispatch of their own, beside those of the steps.
 type Dispatcher interface {
 	// Dispatch enqueues the calls of one step in their order, and returns when each
 	// has its result. Every change is told to observe as it happens, one at a time;
@@ -137,15 +144,20 @@ type Update struct {
 }
 
 // ErrJournalConflict says that somebody else has extended the session since the
-// expected sequence was read. Nothing was appended.
+// expected sequence was read, or that this sequence never was. Nothing was appended.
 var ErrJournalConflict = errors.New("session was extended by someone else")
 
-// Journal keeps sessions: each is an append-only history of events.
+// Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
+// event with an image may have 6 MB. Implementations are safe for concurrent use; package
+// looptest tests them.
 type Journal interface {
 	// Load returns every event of a session in order; none for a new session.
 	Load(ctx context.Context, session protocol.SessionID) (History, error)
-	// Append adds events behind the sequence that the caller saw last, and returns
-	// the new last sequence. It returns [ErrJournalConflict] when expected is stale.
+	// Append adds events behind the sequence that the caller saw last, and returns the new
+	// last sequence, which grows with each event that is stored; nothing to add changes
+	// nothing. An error wraps [ErrJournalConflict] when expected is not the last sequence,
+	// and then nothing was added. After any other error the first of the events, or all, may
+	// have been stored: the run ends, and the next one goes on with what Load tells.
 	Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...Event) (uint64, error)
 }
 

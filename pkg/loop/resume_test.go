@@ -384,9 +384,23 @@ func TestRun_RefusesWhatCannotBegin(t *testing.T) {
 	_, err := r.runInput(t.Context(), t, loop.Input{})
 	require.ErrorIs(t, err, loop.ErrNoInput)
 	require.Empty(t, r.events(t))
+	_, err = r.runInput(t.Context(), t, loop.Input{Text: "go", ID: "no/id"})
+	require.ErrorIs(t, err, protocol.ErrInvalidName)
 	r.session = "no/session"
 	_, err = r.run(t.Context(), t, "go")
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
+}
+
+func TestRun_AnInputThatIsNotUTF8IsResumedAsOne(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	r.fleet.err = errors.New("no servers")
+	_, err := r.run(t.Context(), t, "go\xff")
+	require.Error(t, err)
+	r.fleet.err = nil
+	result, err := r.run(t.Context(), t, "go\xff")
+	require.NoError(t, err)
+	require.Equal(t, 1, result.Turn)
 }
 
 func TestRun_RefusesAJournalThatMakesNoSense(t *testing.T) {

@@ -23,10 +23,20 @@ type Runner struct {
 	opts       Options
 }
 
-// New returns a Runner. It fails on options out of their bounds, all faults joined.
+// New returns a Runner. It fails when one of the first four is nil, and on options out of
+// their bounds, all faults joined. The Runner ends nothing of what it is given.
 func New(model Model, dispatcher Dispatcher, journal Journal, table *tools.Table, opts *Options) (*Runner, error) {
 	filled := opts.withDefaults()
-	if err := filled.validate(); err != nil {
+	faults := []error{filled.validate()}
+	for _, port := range []struct {
+		name    string
+		missing bool
+	}{{"model", model == nil}, {"dispatcher", dispatcher == nil}, {"journal", journal == nil}, {"table", table == nil}} {
+		if port.missing {
+			faults = append(faults, fmt.Errorf("%s: missing", port.name))
+		}
+	}
+	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
 	return &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}, nil
@@ -47,7 +57,7 @@ func (in Input) same(started Input) bool {
 	if in.ID != "" || started.ID != "" {
 		return in.ID == started.ID || in == Input{}
 	}
-	return in.Text == started.Text || in.Text == ""
+	return in.Text == "" || validText(in.Text) == started.Text // as it was journaled
 }
 
 // TurnResult is how a turn ended.
@@ -66,8 +76,8 @@ type TurnResult struct {
 //
 // A turn that was begun and has not ended comes first. If this input started it,
 // it is resumed and is the turn that Run runs; otherwise it is brought to its end, and the
-// input gets the turn after it, unless ctx ended meanwhile. An input whose ID has been
-// answered returns what it was answered, and runs nothing. The zero Input resumes
+// input gets the turn after it, unless ctx ended meanwhile. An input whose ID has had its
+// turn returns how that ended, and runs nothing. The zero Input resumes
 // only; without an open turn it is refused with [ErrNoInput].
 //
 // When ctx ends, the turn ends as interrupted, except with the cause
@@ -77,7 +87,7 @@ type TurnResult struct {
 // as it is with [ErrDetached] and [ErrJournalConflict]; the result then is how far
 // it came. Everything else is an outcome.
 func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Input) (TurnResult, error) {
-	if _, err := protocol.ParseSessionID(string(session)); err != nil {
+	if err := validIDs(session, input); err != nil {
 		return unfinished(ctx, TurnResult{}, err), err
 	}
 	rec, err := r.newRecorder(ctx, session)
@@ -99,6 +109,15 @@ func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Inpu
 		}
 	}
 	return r.runTurn(ctx, rec)
+}
+
+// validIDs checks the names that a caller chose; the error wraps [protocol.ErrInvalidName].
+func validIDs(session protocol.SessionID, input Input) error {
+	_, err := protocol.ParseSessionID(string(session))
+	if err == nil && input.ID != "" {
+		_, err = protocol.ParseCallID(string(input.ID))
+	}
+	return err
 }
 
 // begin opens a turn, and the session if it is new.

@@ -25,6 +25,10 @@ func TestNew_ReportsEveryFault(t *testing.T) {
 	for _, part := range []string{"max steps -1", "max tokens -2", "timeout -1s", `sandbox "a/b"`} {
 		require.ErrorContains(t, err, part)
 	}
+	_, err = loop.New(nil, nil, nil, nil, &loop.Options{MaxSteps: -1})
+	for _, part := range []string{"model: missing", "dispatcher: missing", "journal: missing", "table: missing", "max steps -1"} {
+		require.ErrorContains(t, err, part)
+	}
 	_, err = loop.New(r.model, r.fleet, r.journal, table(t), nil)
 	require.NoError(t, err)
 }

@@ -109,7 +109,7 @@ func (s *Single) judge(
 	if o.Policy == nil {
 		return v, nil
 	}
-	judged := o.Policy.Judge(policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
+	judged := judgedBy(o.Policy, policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
 	v = verdict{minLevel: judged.MinLevel, roots: judged.Roots}
 	given := answer{status: DecisionDenied, reason: judged.Reason}
 	switch judged.Decision {
