@@ -2,6 +2,7 @@ package tools_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -78,4 +79,54 @@ func ExampleNewRemote() {
 	_, plan, _ := table.Plan(tools.Scope{Session: "example", Sandbox: "example"}, "refund", `{"account":"acme","amount":12.5}`)
 	fmt.Println(plan.Resources[0].Key, plan.Resources[0].Access, plan.Delivery, plan.Pool)
 	// Output: account/acme exclusive at_most_once billing
+}
+
+// A tool whose Plan is one's own says everything itself: what is run, on which resources, and
+// what the model reads of the result.
+func ExampleTool() {
+	type arguments struct {
+		Path string `json:"path"`
+	}
+	head := tools.Tool{
+		Definition: tools.Definition{
+			Name:        "head",
+			Description: "Read the first lines of a file.",
+			Schema:      json.RawMessage(`{"type":"object","properties":{"path":{"type":"string"}},"required":["path"],"additionalProperties":false}`),
+		},
+		Plan: tools.PlanOf(func(scope tools.Scope, args arguments) (tools.Plan, *protocol.Error) {
+			key, err := protocol.SandboxKey(scope.Sandbox).Join(args.Path)
+			if err != nil {
+				return tools.Plan{}, protocol.Errorf(protocol.CodePathEscape, "%s is not in the workspace", args.Path)
+			}
+			return tools.Plan{
+				Payload:   protocol.FilesRead{Path: args.Path, Limit: 10},
+				Resources: []protocol.Use{{Key: key, Access: protocol.Shared}},
+				Delivery:  protocol.Idempotent,
+			}, nil
+		}),
+	}
+	table, err := tools.NewTable(head)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	scope := tools.Scope{Session: "example", Sandbox: "example"}
+	_, plan, _ := table.Plan(scope, "head", `{"path":"a/b.txt"}`)
+	fmt.Println(plan.Payload.Kind(), plan.Resources[0].Key)
+
+	// What a model gets wrong is an error that it can read, with every fault.
+	for _, call := range [][2]string{{"head", `{"path":"../b"}`}, {"head", `{"file":"b"}`}, {"tail", `{}`}} {
+		_, _, refusal := table.Plan(scope, call[0], call[1])
+		fmt.Println(refusal)
+	}
+	// Output:
+	// files_read sandbox/example/a/b.txt
+	// path_escape: ../b is not in the workspace
+	// invalid_tool_arguments: The arguments of head were not accepted:
+	// - file: there is no such property; allowed are path
+	// - path: is required, but missing
+	// Expected schema: {"type":"object","properties":{"path":{"type":"string"}},"required":["path"],"additionalProperties":false}
+	// You sent: {"file":"b"}
+	// Correct the arguments and call the tool again.
+	// unknown_tool: There is no tool "tail". The tools are: head.
 }

@@ -128,7 +128,7 @@ func (t *Table) Definitions() []Definition {
 	definitions := make([]Definition, 0, len(t.names))
 	for _, name := range t.names {
 		definition := t.entries[name].tool.Definition
-		definition.Schema = slices.Clone(definition.Schema)
+		definition.Schema, definition.Native = slices.Clone(definition.Schema), maps.Clone(definition.Native)
 		definitions = append(definitions, definition)
 	}
 	return definitions

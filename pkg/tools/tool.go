@@ -41,7 +41,7 @@ type Tool struct {
 	// message has every fault. nil has no rules.
 	Rules func(arguments map[string]any) []string
 	// Render turns a result, of any status, into the text that the model reads; nil
-	// means [render.JSON]. Call it through [Tool.Text].
+	// means [RenderJSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
 
 	// Help is documentation beyond the description, for [Table.Document]: plain text or Markdown.

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,8 +21,9 @@ const (
 	Ask     Decision = "ask" // a person
 )
 
-// Verdict is what a policy says to a tool call.
+// Verdict is what a policy says to a tool call. The zero value allows it.
 type Verdict struct {
+	// Decision is what it comes to; "" is Allowed.
 	Decision Decision
 	// Rule names what decided, as in "commands.allow"; "" when nothing did.
 	Rule string
@@ -29,7 +31,7 @@ type Verdict struct {
 	Reason string
 	// MinLevel is the least sandbox level that the policy demands; "" for any.
 	MinLevel string
-	// Timeout is how long a person is waited for.
+	// Timeout is how long a person is waited for; 0 means [DefaultTimeout].
 	Timeout time.Duration
 	// Roots bind the call on the worker, for the call's Roots: the rules about paths,
 	// which see here what is written, hold there for what that leads to.
@@ -157,7 +159,8 @@ func (c *compiled) count(call Call) *Verdict {
 	if c.MaxCalls > 0 && total >= c.MaxCalls {
 		return deny("max_calls", "The session has used up its %d tool calls. Answer with what you have.", c.MaxCalls)
 	}
-	for pattern, most := range c.MaxCallsOf {
+	for _, pattern := range slices.Sorted(maps.Keys(c.MaxCallsOf)) { // so that the same one is named each time
+		most := c.MaxCallsOf[pattern]
 		if !matches(pattern, call.Tool) {
 			continue
 		}

@@ -1,0 +1,29 @@
+package toolset_test
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// Toolsets by their names, as flags have them.
+func ExampleNamed() {
+	all, err := toolset.Named("files", "help")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	table, err := tools.NewTable(all...)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(table.Names())
+	_, err = toolset.Named("core", "kore")
+	fmt.Println(errors.Is(err, toolset.ErrUnknown), err)
+	// Output:
+	// [edit_file list_files read_file search_files tool_help write_file]
+	// true unknown toolset "kore": must be one of core, core-shell, files, help, jobs, openrath, smithers
+}
