@@ -36,7 +36,7 @@ func ExampleCall_Validate() {
 	// Output:
 	// <nil> account/acme 2m0s 5
 	// true true
-	// invalid call: invalid name: pool "Billing": character 'B' at 0 is not allowed
+	// invalid call: invalid name: pool "Billing": must be 1 to 32 lower-case letters, digits and '-'
 	// invalid call: delivery "": must be "idempotent", "at_most_once" or "rollback"
 }
 
