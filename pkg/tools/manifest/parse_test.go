@@ -165,7 +165,7 @@ timeout: 30h
 	require.Equal(t, []string{
 		`f.yaml:4: min_level "some": must be one of none, paths, full, kernel`,
 		`f.yaml:5: env "": a name must not be empty or contain "=", and nothing may contain a NUL byte`,
-		`f.yaml:6: invalid name: pool "a b": character ' ' at 1 is not allowed`,
+		`f.yaml:6: invalid name: pool "a b": must be 1 to 32 lower-case letters, digits and '-'`,
 		`f.yaml:7: timeout 30h0m0s: must be 0 to 24h0m0s`,
 	}, all)
 }
