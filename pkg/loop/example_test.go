@@ -74,7 +74,7 @@ func Example() {
 	result, err := runner.Run(context.Background(), protocol.NewSessionID(), loop.Input{Text: "What is 2 + 2?"})
 	switch {
 	case errors.Is(err, loop.ErrJournalConflict):
-		fmt.Println("another process has this session")
+		fmt.Println("another process extends it")
 	case err != nil:
 		fmt.Println("the turn is open, run it again:", err)
 	default:

@@ -33,7 +33,7 @@ func judgedBy(p Policy, call policy.Call) policy.Verdict {
 			v.Timeout = policy.DefaultTimeout
 		}
 	default:
-		v.Reason = fmt.Sprintf("The policy of this session is broken: it decided %q. Go on without the call.", v.Decision)
+		v.Reason = fmt.Sprintf("The session's policy is broken, it decided %q. Go on without the call.", v.Decision)
 		v.Decision = policy.Denied
 	}
 	return v
