@@ -22,18 +22,29 @@ const (
 // contact is what a holder knows of the leader of its pool's consumer, and of when the others heard it. It is safe for
 // concurrent use.
 type contact struct {
-	mu    sync.Mutex
-	by    leadership
-	last  time.Time // when the leader was heard by a majority; zero while that is not known
-	told  time.Time // when it said so
-	spoke time.Time // when a silence was over; zero while there was none
-	begun time.Time // when by was met first
-	asked time.Time // when a lane had it asked last
-	// watched is when there was word of all servers, from leader; troubled when one of them was silent, or another one led.
-	watched, troubled time.Time
-	leader            leadership
+	mu       sync.Mutex
+	majority word      // that a majority heard the leader
+	last     time.Time // when that was; zero while it is not known
+	begun    time.Time // when this leader was met first
+	spoke    time.Time // when a silence was over; zero while there was none
 	// suspect was leading before the silence and is again, or still takes itself for the leader.
-	suspect leadership
+	suspect  leadership
+	everyone word      // of all servers
+	troubled time.Time // when one of them was silent, or another one led
+	asked    time.Time // when a lane had the leader asked last
+}
+
+// word is the last that was said of something.
+type word struct {
+	by leadership
+	at time.Time
+}
+
+// next books what by says at now. It reports whether by said it before, too, and how long ago that was said at all.
+func (w *word) next(by leadership, now time.Time) (same bool, pause time.Duration) {
+	same, pause = by == w.by, now.Sub(w.at)
+	w.by, w.at = by, now
+	return same, pause
 }
 
 // heard books what by said at now: that a majority heard it at a time. It reports false when that may not be
@@ -41,16 +52,16 @@ type contact struct {
 func (c *contact) heard(by leadership, at, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.last.IsZero() && (at.Sub(c.last) > silence || now.Sub(c.told) > silence) {
+	same, pause := c.majority.next(by, now)
+	if !c.last.IsZero() && (at.Sub(c.last) > silence || pause > silence) {
 		c.spoke, c.suspect = now, ""
-		if by == c.by {
+		if same {
 			c.suspect = by
 		}
 	}
-	if by != c.by {
+	if !same {
 		c.begun = now
 	}
-	c.by, c.told = by, now
 	if at.After(c.last) {
 		c.last = at
 	}
@@ -68,10 +79,10 @@ func (c *contact) settled(now time.Time) bool {
 func (c *contact) watch(leader leadership, silent time.Duration, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if leader == "" || leader != c.leader || silent > hush || now.Sub(c.watched) > hush {
+	same, pause := c.everyone.next(leader, now)
+	if leader == "" || !same || silent > hush || pause > hush {
 		c.troubled = now
 	}
-	c.leader, c.watched = leader, now
 }
 
 // calm reports whether no server can take itself for the leader of anything that the others have another leader for: none
@@ -79,7 +90,7 @@ func (c *contact) watch(leader leadership, silent time.Duration, now time.Time) 
 func (c *contact) calm(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return now.Sub(c.watched) <= hush && now.Sub(c.troubled) >= deposed
+	return now.Sub(c.everyone.at) <= hush && now.Sub(c.troubled) >= deposed
 }
 
 // asks reports whether a lane may have the leader asked: none had for a while.
@@ -97,5 +108,5 @@ func (c *contact) asks(now time.Time, pause time.Duration) bool {
 func (c *contact) leads() leadership {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.by
+	return c.majority.by
 }
