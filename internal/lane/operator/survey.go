@@ -2,15 +2,10 @@ package operator
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -37,7 +32,7 @@ func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane protocol
 	lanes := map[string]*survey{}
 	complete = true
 	for _, filter := range []string{fleet.ReadySubject(pool, lane), mailboxes} {
-		all, err := o.subjects(ctx, filter, func(subject string) {
+		all, err := o.store.EachSubject(ctx, filter, maxSubjects, func(subject string) {
 			hash := fleet.LaneOfSubject(subject)
 			if hash == "" {
 				return
@@ -71,58 +66,4 @@ func (s *survey) count(fleet protocol.Fleet, subject string) {
 		s.paused = true
 	case protocol.EntryUnknown, protocol.EntryCancel, protocol.EntryStart, protocol.EntryHandback, protocol.EntryClaim:
 	}
-}
-
-// subjects tells every subject of the calls stream that matches filter, in pages. It
-// reports false when it stopped at [maxSubjects].
-func (o *Operator) subjects(ctx context.Context, filter string, tell func(string)) (complete bool, err error) {
-	for offset := 0; ; {
-		page, err := o.subjectsPage(ctx, filter, offset)
-		if err != nil {
-			return false, fmt.Errorf("list %s: %w", filter, err)
-		}
-		for subject := range page.State.Subjects {
-			tell(subject)
-		}
-		offset += len(page.State.Subjects)
-		if len(page.State.Subjects) == 0 || offset >= page.Total {
-			return true, nil
-		}
-		if offset >= maxSubjects {
-			return false, nil
-		}
-	}
-}
-
-// subjectsPage is a part of the answer to STREAM.INFO.
-type subjectsPage struct {
-	Error *jetstream.APIError `json:"error"`
-	Total int                 `json:"total"`
-	State struct {
-		Subjects map[string]uint64 `json:"subjects"`
-	} `json:"state"`
-}
-
-func (o *Operator) subjectsPage(ctx context.Context, filter string, offset int) (*subjectsPage, error) {
-	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
-	defer cancel()
-	body, err := json.Marshal(struct {
-		Filter string `json:"subjects_filter"`
-		Offset int    `json:"offset"`
-	}{filter, offset})
-	if err != nil {
-		return nil, err
-	}
-	msg, err := o.store.NC.RequestWithContext(ctx, "$JS.API.STREAM.INFO."+o.store.Fleet.CallsStream(), body)
-	if err != nil {
-		return nil, err
-	}
-	var page subjectsPage
-	if err := json.Unmarshal(msg.Data, &page); err != nil {
-		return nil, err
-	}
-	if page.Error != nil {
-		return nil, page.Error
-	}
-	return &page, nil
 }

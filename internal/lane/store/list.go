@@ -16,6 +16,7 @@ type Listing struct {
 	Last     uint64            // the sequence of the stream up to which it is complete
 	Subjects map[string]uint64 // and how many messages each has
 	Whole    bool              // false when they were too many for one answer
+	total    int               // of subjects that match
 }
 
 // ErrBehind says that a server answered which does not know yet what others have answered already.
@@ -31,17 +32,10 @@ const (
 // List lists what matches filter, as a server tells it that knows the message with sequence floor. The
 // error wraps [ErrBehind] when none does so soon.
 func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing, error) {
-	question := &nats.Msg{
-		Subject: "$JS.API.STREAM.INFO." + s.Fleet.CallsStream(), Data: []byte(`{"subjects_filter":"` + filter + `"}`),
-	}
 	for pause := BehindPause; ; pause *= 2 {
-		answer, err := s.Replies.Request(ctx, ShortTimeout, question)
+		found, err := s.list(ctx, ShortTimeout, filter, 0)
 		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", filter, err)
-		}
-		found, err := readListing(answer.Data)
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", filter, err)
+			return nil, err
 		}
 		if found.Last >= floor {
 			return found, nil
@@ -50,6 +44,41 @@ func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing
 			return nil, fmt.Errorf("list %s: %w: it is at %d of %d", filter, ErrBehind, found.Last, floor)
 		}
 	}
+}
+
+// EachSubject tells every subject of the calls stream that matches filter, as many as one answer has after the other. It
+// reports false when it stopped because they are more than most.
+func (s *Store) EachSubject(ctx context.Context, filter string, most int, tell func(subject string)) (complete bool, err error) {
+	for told := 0; told < most; {
+		found, err := s.list(ctx, OpTimeout, filter, told)
+		if err != nil {
+			return false, err
+		}
+		for subject := range found.Subjects {
+			tell(subject)
+		}
+		told += len(found.Subjects)
+		if len(found.Subjects) == 0 || told >= found.total {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// list asks once what matches filter, but for the first subjects.
+func (s *Store) list(ctx context.Context, limit time.Duration, filter string, skip int) (*Listing, error) {
+	answer, err := s.Replies.Request(ctx, limit, &nats.Msg{
+		Subject: "$JS.API.STREAM.INFO." + s.Fleet.CallsStream(),
+		Data:    fmt.Appendf(nil, `{"subjects_filter":%q,"offset":%d}`, filter, skip),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", filter, err)
+	}
+	found, err := readListing(answer.Data)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", filter, err)
+	}
+	return found, nil
 }
 
 // readListing reads the answer to STREAM.INFO with a filter.
@@ -70,7 +99,10 @@ func readListing(body []byte) (*Listing, error) {
 	case answer.State == nil:
 		return nil, errNoState
 	}
-	return &Listing{Last: answer.State.LastSeq, Subjects: answer.State.Subjects, Whole: len(answer.State.Subjects) >= answer.Total}, nil
+	return &Listing{
+		Last: answer.State.LastSeq, Subjects: answer.State.Subjects,
+		Whole: len(answer.State.Subjects) >= answer.Total, total: answer.Total,
+	}, nil
 }
 
 var errNoState = errors.New("the answer has no state of the stream")
