@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,25 +21,6 @@ type RunningCall struct {
 	Attempt   int                `json:"attempt"` // from 1
 	// RunningMS is how long this attempt has been running, in milliseconds.
 	RunningMS int64 `json:"running_ms"`
-}
-
-// ongoing is a call while it is executed here.
-type ongoing struct {
-	call    *protocol.Call
-	attempt int
-	since   time.Time
-}
-
-// began books a call as being executed; the lane's mu is held.
-func (l *held) began(run *Run, since time.Time) {
-	l.oversight.runs = append(l.oversight.runs, ongoing{call: run.Call, attempt: run.Attempt, since: since})
-}
-
-// ended books the end of an execution.
-func (l *held) ended(run *Run) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.oversight.runs = slices.DeleteFunc(l.oversight.runs, func(o ongoing) bool { return o.call == run.Call })
 }
 
 // Answer is what a worker says about lanes that it holds. It tells durations, because the
@@ -115,10 +95,7 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 		h.respond(msg, []*held{l})
 	}
 	l.oversight.asked.Store(true)
-	select {
-	case l.mail.wake <- struct{}{}:
-	default:
-	}
+	l.mail.nudge()
 }
 
 // respond tells of lanes, in as many messages as it takes.

@@ -232,22 +232,6 @@ func (l *held) execute(e *entry) *protocol.Result {
 	return &result
 }
 
-// Interrupted translates the end of a call's context into its status and error;
-// ok is false when the context has not ended.
-func Interrupted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
-	switch cause := context.Cause(ctx); {
-	case cause == nil:
-		return "", nil, false
-	case errors.Is(cause, ErrRunTimeout):
-		return protocol.StatusTimeout, protocol.Errorf(protocol.CodeRunTimeout,
-			"the call ran out of its time and was killed; give it a longer timeout or less to do"), true
-	case errors.Is(cause, ErrDeadline):
-		return protocol.StatusTimeout, protocol.Errorf(protocol.CodeDeadline, "the deadline of the call passed; it was killed"), true
-	default:
-		return protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled while it ran; it was killed"), true
-	}
-}
-
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // settle stores the result, trying for as long as the lease is trusted.

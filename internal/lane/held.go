@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -104,7 +105,7 @@ type finished struct {
 
 // newHeld reads a ready message.
 func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
-	meta, err := metadata(msg)
+	meta, err := msg.Metadata()
 	if err != nil {
 		return nil, err
 	}
@@ -329,6 +330,10 @@ func (l *held) complain(msg string, err error) {
 		l.complained = true
 		l.warn(msg, err)
 	}
+}
+
+func (l *held) warn(msg string, err error) {
+	l.holder.options.Logger.WarnContext(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err)) //nolint:sloglint // messages are constants of the callers
 }
 
 // pause waits a moment after a failure, or for the end of the lane.

@@ -2,58 +2,17 @@ package lane
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// Causes for which a call's context ends.
-var (
-	// ErrLost says that the lane may belong to another worker by now.
-	ErrLost = errors.New("lease lost")
-	// ErrCancelled says that somebody asked to cancel the call.
-	ErrCancelled = errors.New("cancelled on request")
-	// ErrRunTimeout says that the attempt took longer than the call allows.
-	ErrRunTimeout = errors.New("run timeout")
-	// ErrDeadline says that the call's result is of no more use.
-	ErrDeadline = errors.New("deadline exceeded")
-	// ErrDraining says that the holder is stopping.
-	ErrDraining = errors.New("worker is draining")
-)
-
-// Executor executes calls of held lanes.
-type Executor interface {
-	// Execute runs one attempt of a call and returns its terminal result; identity
-	// and times are filled in by the engine. When ctx ends it stops what runs, and
-	// returns what there is; context.Cause tells why: [ErrLost], [ErrCancelled],
-	// [ErrRunTimeout] or [ErrDeadline]. Calls that do not conflict run concurrently.
-	Execute(ctx context.Context, run *Run) protocol.Result
-	// Release tells that the lane is not held any more. Nothing of it runs. Whatever
-	// was kept for it must be gone when Release returns.
-	Release(lane protocol.Lane)
-}
-
-// Run is one attempt of a call.
-type Run struct {
-	Call    *protocol.Call
-	Header  nats.Header
-	Attempt int // from 1
-	// Sequence is the call's stream sequence: the order in which the calls of a lane were accepted.
-	Sequence uint64
-	// Queued is from the call's acceptance to this start, InLane the part of it
-	// after this worker claimed the lane.
-	Queued time.Duration
-	InLane time.Duration
-}
 
 // Options of a [Holder]; zero values mean the documented default.
 type Options struct {
@@ -382,16 +341,4 @@ func (h *Holder) lingered() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.lingering--
-}
-
-// metadata reads the delivery of a ready message.
-func metadata(msg *nats.Msg) (*jetstream.MsgMetadata, error) {
-	m, err := msg.Metadata()
-	if err != nil {
-		return nil, err
-	}
-	return &jetstream.MsgMetadata{
-		Sequence:     jetstream.SequencePair{Stream: m.Sequence.Stream, Consumer: m.Sequence.Consumer},
-		NumDelivered: m.NumDelivered, Timestamp: m.Timestamp,
-	}, nil
 }

@@ -1,7 +1,6 @@
 package lane
 
 import (
-	"log/slog"
 	"slices"
 	"time"
 
@@ -118,7 +117,3 @@ func (l *held) nak() {
 }
 
 const jetstreamNak = "-NAK"
-
-func (l *held) warn(msg string, err error) {
-	l.holder.options.Logger.WarnContext(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err)) //nolint:sloglint // messages are constants of the callers
-}

@@ -98,6 +98,11 @@ func (m *mailbox) tell(msg *nats.Msg) {
 		m.cancels = append(m.cancels, entry.CallID)
 	}
 	m.mu.Unlock()
+	m.nudge()
+}
+
+// nudge says, from any goroutine, that there may be something to be read.
+func (m *mailbox) nudge() {
 	select {
 	case m.wake <- struct{}{}:
 	default:

@@ -3,28 +3,10 @@ package lane
 import (
 	"errors"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// oversight is what operators do to a held lane and see of it.
-//
-// A paused lane has a pause mark in its mailbox. Whoever holds it starts nothing and
-// keeps it as long as calls wait there, without a slot: so what ran before goes on,
-// cancelled and expired calls are still answered, and the ready message stays where it is. A lane
-// in which nothing waits is let go; the mark alone does not make it ready.
-type oversight struct {
-	paused atomic.Bool // as the mark was read last; serve writes it
-	asked  atomic.Bool // somebody has asked about the lane since then
-
-	// Owned by serve.
-	read     time.Time // when the mark was read last
-	refusing bool      // a call was cancelled since refusals were given last
-
-	runs []ongoing // what is being executed; guarded by the lane's mu
-}
 
 // readPause finds out whether the lane is paused. The mark comes with the mailbox, so
 // it is looked for only when it may be beyond the window or gone.

@@ -17,9 +17,9 @@ import (
 // incomplete, because NATS may lose messages: the results stream is the truth,
 // and [Publisher.Result] asks it.
 type Results struct {
-	nc     *nats.Conn
-	fleet  protocol.Fleet
-	onLost func(error)
+	nc    *nats.Conn
+	fleet protocol.Fleet
+	fault func(error)
 
 	mu       sync.Mutex
 	sessions map[protocol.SessionID]*sessionWatch
@@ -43,7 +43,7 @@ func NewResults(nc *nats.Conn, fleet protocol.Fleet, fault func(error)) *Results
 	if fault == nil {
 		fault = func(error) {}
 	}
-	return &Results{nc: nc, fleet: fleet, onLost: fault, sessions: map[protocol.SessionID]*sessionWatch{}}
+	return &Results{nc: nc, fleet: fleet, fault: fault, sessions: map[protocol.SessionID]*sessionWatch{}}
 }
 
 // Watch is one listener of a session. Its functions are called from NATS's
@@ -128,7 +128,7 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 			err = r.value(result)
 		}
 		if err != nil {
-			r.onLost(fmt.Errorf("%s: %w", msg.Subject, err))
+			r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
 			return
 		}
 		r.each(session, func(w *Watch) { w.result(result) })
@@ -139,7 +139,7 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 	output, err := r.nc.Subscribe(r.fleet.OutputFilter(session), func(msg *nats.Msg) {
 		frame, err := protocol.DecodeFrame(msg.Data)
 		if err != nil || !strings.HasSuffix(msg.Subject, "."+string(frame.CallID)) {
-			r.onLost(fmt.Errorf("%s: malformed frame: %w", msg.Subject, err))
+			r.fault(fmt.Errorf("%s: malformed frame: %w", msg.Subject, err))
 			return
 		}
 		r.each(session, func(w *Watch) {
