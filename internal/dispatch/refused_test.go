@@ -1,7 +1,6 @@
 package dispatch_test
 
 import (
-	"bytes"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -30,7 +29,7 @@ func TestDispatch_TooLargeIsRejectedAndTheOthersRun(t *testing.T) {
 			r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 			calls := newCalls(3)
 			change(calls)
-			calls[0].Payload = protocol.Noop{Fill: bytes.Repeat([]byte("x"), 65<<20)}
+			calls[0].Payload = tooLarge()
 			o, err := r.dispatch(t.Context(), calls)
 			require.NoError(t, err)
 			rejected := requireDone(t, o, calls[0], protocol.StatusRejected, protocol.CodePayloadTooLarge)

@@ -1,7 +1,6 @@
 package dispatch_test
 
 import (
-	"bytes"
 	"context"
 	"sync"
 	"testing"
@@ -38,7 +37,7 @@ func TestDispatch_Spans(t *testing.T) {
 		}
 		return succeed(run)
 	})
-	calls[2].Payload = protocol.Noop{Fill: bytes.Repeat([]byte("x"), 65<<20)}
+	calls[2].Payload = tooLarge()
 	ctx, turn := provider.Tracer("test").Start(t.Context(), "turn")
 	_, err := r.dispatch(ctx, calls)
 	require.NoError(t, err)

@@ -1,8 +1,8 @@
 package lane_test
 
 import (
-	"bytes"
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,16 +17,16 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
-	large := bytes.Repeat([]byte("0123456789abcdef"), int(f.nc.MaxPayload())/16+1)
+	large := strings.Repeat("0123456789abcdef", int(f.nc.MaxPayload())/16+1) // bytes are encoded several times more slowly
 	started := make(chan int, 4)
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		payload, ok := run.Call.Payload.(protocol.Noop)
+		payload, ok := run.Call.Payload.(protocol.CommandRun)
 		if !ok {
 			return protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodeInternal, "payload is %T", run.Call.Payload))
 		}
-		started <- len(payload.Fill)
+		started <- len(payload.Command)
 		r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
-		r.Value = protocol.FilesReadResult{Path: "big", Content: payload.Fill}
+		r.Value = protocol.TurnRunResult{Text: payload.Command}
 		return r
 	}), lane.Options{})
 
@@ -37,12 +37,12 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 	defer watch.Stop()
 	calls := []*protocol.Call{newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))}
 	for _, call := range calls {
-		call.Payload = protocol.Noop{Fill: large}
+		call.Payload = protocol.CommandRun{Command: large}
 	}
 	put(t, p, calls...)
 	for _, call := range calls {
 		require.Equal(t, len(large), <-started)
-		want := protocol.FilesReadResult{Path: "big", Content: large}
+		want := protocol.TurnRunResult{Text: large}
 		r := f.await(p, call)
 		require.Nil(t, r.Error)
 		require.Equal(t, want, r.Value, "looked up")
@@ -74,7 +74,7 @@ func TestLane_TooLargeForTheFleet(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	call := newCall("s", exclusive("account/a"))
-	call.Payload = protocol.Noop{Fill: make([]byte, 65<<20)}
+	call.Payload = protocol.CommandRun{Command: strings.Repeat("x", 64<<20)}
 	faults := f.publisher().Put(t.Context(), []lane.Outgoing{{Call: call}})
 	require.ErrorIs(t, faults[0], lane.ErrTooLarge)
 	require.Zero(t, f.stored())
