@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -128,7 +129,7 @@ func (w *remoteWorkspace) sync(ctx context.Context, warn func(string)) (err erro
 	if err != nil {
 		return fmt.Errorf("bring the workspace back: %w", err)
 	}
-	archive, err := blobs.Get(ctx, name)
+	archive, err := natsio.GetObject(ctx, blobs, name)
 	if err != nil {
 		return fmt.Errorf("bring the workspace back: %w", err)
 	}

@@ -1,11 +1,13 @@
 package natsio_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
@@ -71,4 +73,34 @@ func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	got, err := store.GetBytes(t.Context(), "first")
 	require.NoError(t, err)
 	require.Len(t, got, 300<<10)
+}
+
+// A reader that is not wanted any more ends, although nothing comes and its context would end much later.
+func TestGetObject_NoticesThatItIsCancelled(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	content := strings.Repeat("x", 2<<20)
+	_, err := natsio.PutObject(t.Context(), f.JS, tf.BlobsBucket(), "a", strings.NewReader(content))
+	require.NoError(t, err)
+	nc := f.Connect()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	store, err := js.ObjectStore(t.Context(), tf.BlobsBucket())
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	object, err := natsio.GetObject(ctx, store, "a")
+	require.NoError(t, err)
+	got, err := io.ReadAll(object)
+	require.NoError(t, err)
+	require.Equal(t, content, string(got))
+	require.NoError(t, object.Close())
+
+	object, err = natsio.GetObject(ctx, store, "a")
+	require.NoError(t, err)
+	defer func() { _ = object.Close() }()
+	nc.Close()
+	time.AfterFunc(100*time.Millisecond, cancel) // while it waits; earlier is noticed, too
+	_, err = io.Copy(io.Discard, object)
+	require.ErrorIs(t, err, context.Canceled)
 }

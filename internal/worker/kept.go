@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/lines"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -63,7 +64,7 @@ func (w *Worker) awaitKept(ctx context.Context, session protocol.SessionID, p pr
 // readKept reads what is kept of a result; nil when there is nothing.
 func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
 	if p.Part == "" || p.Part == protocol.PartText {
-		text, err := w.kept.Get(ctx, protocol.KeptText(session, p.CallID))
+		text, err := natsio.GetObject(ctx, w.kept, protocol.KeptText(session, p.CallID))
 		if err == nil {
 			defer text.Close()
 			return page(p, protocol.PartText, text, false)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -57,7 +58,7 @@ func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protoco
 }
 
 func (w *Worker) unpack(ctx context.Context, dir, name string) (_ snapshot.Stats, err error) {
-	blob, err := w.blobs.Get(ctx, name)
+	blob, err := natsio.GetObject(ctx, w.blobs, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return snapshot.Stats{}, protocol.Errorf(protocol.CodeNotFound, "archive %q is not in the fleet's object store", name)
 	}

@@ -180,6 +180,9 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
 
+	if err := os.MkdirAll(o.Data, 0o700); err != nil {
+		return cli.Usagef("--data: %v", err)
+	}
 	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: logger, Data: o.Data})
 	if errors.Is(err, sandbox.ErrLevel) {
 		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
