@@ -13,35 +13,13 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// window bounds the calls of a lane that are in hand; windowBytes their bodies.
 const (
-	// window bounds the calls of a lane that are in hand; windowBytes their bodies.
 	window      = 256
 	windowBytes = 32 << 20
-	// hintAfter is how long a lane waits before it listens for new entries:
-	// most calls are over sooner, and listening has a price.
-	hintAfter = 2 * time.Millisecond
-	// firstHintAfter is the same for the only call of a lane that was idle before:
-	// most such lanes have no second one while it runs.
-	firstHintAfter = 20 * time.Millisecond
-	// listensAfter is after how many calls a lane listens although it never had to wait so long.
-	listensAfter = 8
-	// lookPeriod is how often a held lane looks into its mailbox without a hint, at most: where
-	// many lanes are held, they look less often, so that all together make no more
-	// than about a hundred looks a second; or ten, on a server that tells everything.
-	lookPeriod    = time.Second
-	lookPeriodMax = 30 * time.Second
-	looksTold     = 100 * time.Millisecond
-	looksHinted   = 10 * time.Millisecond
-	// quantum is how long a busy lane may keep a slot that others may want.
-	quantum = time.Second
-	// giveWay is how long a lane that is never idle then leaves free slots to others.
-	giveWay = 20 * time.Millisecond
-	// faultPause is the pause after an operation of the server failed.
-	faultPause = 100 * time.Millisecond
 )
 
 // held is a lane while this process holds it. One goroutine (serve) owns it; calls run
@@ -244,86 +222,6 @@ func (l *held) book(e *entry) {
 	}
 }
 
-// wait waits for something to happen, at most for d.
-func (l *held) wait(d time.Duration) {
-	if l.mail.subscription == nil {
-		if l.served >= listensAfter && l.mail.listen() {
-			return // what was stored before has to be read
-		}
-		d = min(d, l.hintAfter())
-	}
-	if left := time.Until(l.givingWay); left > 0 {
-		d = min(d, left)
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case f := <-l.finished:
-		l.finish(f)
-	case granted := <-l.granted:
-		l.wanting = false
-		if granted {
-			l.free++
-		}
-	case <-l.mail.wake:
-		l.cancelTold()
-	case <-timer.C:
-		l.mail.refresh()
-		l.mail.listen()
-	case <-l.ctx.Done():
-		return
-	}
-	for { // whatever else has finished meanwhile
-		select {
-		case f := <-l.finished:
-			l.finish(f)
-		default:
-			return
-		}
-	}
-}
-
-// hintAfter is how long the lane waits before it listens.
-func (l *held) hintAfter() time.Duration {
-	if l.served == 0 && !l.frequent && l.schedule.len() == 1 {
-		return firstHintAfter
-	}
-	return hintAfter
-}
-
-// linger keeps an idle lane for a while: long when its sandbox is to stay warm,
-// a moment when the lane is used again and again. It reports true when there may
-// be work again.
-func (l *held) linger() bool {
-	d := l.holder.options.Linger
-	if l.holder.options.Keeps(l.lane) {
-		d, l.idleSince = 2*lookPeriodMax, time.Time{} // asked again before that
-	} else if l.holder.mayLinger(l.lane) {
-		defer l.holder.lingered()
-	} else if d = holdTime; !l.frequent && l.served < 2 {
-		return false
-	}
-	if l.mail.subscription == nil { // entries may have come before it listens
-		l.mail.listen()
-		return true
-	}
-	if l.idleSince.IsZero() {
-		l.idleSince = time.Now()
-	}
-	timer := time.NewTimer(max(0, min(d-time.Since(l.idleSince), l.holder.lookPeriod())))
-	defer timer.Stop()
-	select {
-	case <-l.mail.wake:
-		l.cancelTold()
-		return true
-	case <-timer.C:
-		l.mail.refresh() // should something not have been told
-		return time.Since(l.idleSince) < d
-	case <-l.starting.Done():
-		return l.ctx.Err() != nil
-	}
-}
-
 // complain logs trouble once until it is over.
 func (l *held) complain(msg string, err error) {
 	if !l.complained {
@@ -335,9 +233,6 @@ func (l *held) complain(msg string, err error) {
 func (l *held) warn(msg string, err error) {
 	l.holder.options.Logger.WarnContext(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err)) //nolint:sloglint // messages are constants of the callers
 }
-
-// pause waits a moment after a failure, or for the end of the lane.
-func (l *held) pause() { store.Wait(l.ctx, faultPause) }
 
 // alive reports whether the lane is still surely ours; when it is not, it is given up.
 func (l *held) alive() bool {

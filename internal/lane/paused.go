@@ -31,24 +31,6 @@ func (l *held) staysPaused() bool {
 	return l.oversight.paused.Load() && l.schedule.len() > 0 && l.starting.Err() == nil
 }
 
-// waitPaused waits until there may be something to do for a paused lane of which nothing runs.
-func (l *held) waitPaused() {
-	if l.mail.subscription == nil {
-		if l.mail.listen(); l.mail.subscription != nil {
-			return // entries may have come before it listened
-		}
-	}
-	timer := time.NewTimer(l.holder.lookPeriod())
-	defer timer.Stop()
-	select {
-	case <-l.mail.wake:
-		l.cancelTold()
-	case <-timer.C:
-		l.mail.refresh() // should something not have been told
-	case <-l.starting.Done():
-	}
-}
-
 // refuse answers the calls that will not be started in any case, wherever they
 // stand: what has no effect need not wait for its turn.
 func (l *held) refuse() {

@@ -2,6 +2,13 @@ package lane
 
 import "time"
 
+const (
+	// quantum is how long a busy lane may keep a slot that others may want.
+	quantum = time.Second
+	// giveWay is how long a lane that is never idle then leaves free slots to others.
+	giveWay = 20 * time.Millisecond
+)
+
 // start starts what may run, as far as there are slots.
 func (l *held) start() {
 	l.refuse()

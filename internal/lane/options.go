@@ -1,0 +1,55 @@
+package lane
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Options of a [Holder]; zero values mean the documented default.
+type Options struct {
+	Fleet  protocol.Fleet // default tf
+	Pool   protocol.Pool  // default "default"
+	Worker protocol.WorkerID
+	// Slots is how many calls run at once; default 1.
+	Slots int
+	// AckWait is the length of a lease; it must match an existing pool. 0 takes what the pool has.
+	AckWait time.Duration
+	// Linger is how long an idle lane is kept; default 0. Only lanes for which
+	// Lingers (if set) reports true are kept.
+	Linger  time.Duration
+	Lingers func(protocol.Lane) bool
+	// Keeps, if set, names lanes that are held on however long they are idle, because
+	// something lives there that must not end with the lane. It is asked often.
+	Keeps func(protocol.Lane) bool
+	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
+	MaxLingering int
+	// Logger gets troubles at warn, claims and releases at debug; nil discards.
+	Logger *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Fleet == "" {
+		o.Fleet = protocol.DefaultFleet
+	}
+	if o.Pool == "" {
+		o.Pool = protocol.DefaultPool
+	}
+	if o.Slots <= 0 {
+		o.Slots = 1
+	}
+	if o.MaxLingering <= 0 {
+		o.MaxLingering = 64
+	}
+	if o.Lingers == nil {
+		o.Lingers = func(protocol.Lane) bool { return true }
+	}
+	if o.Keeps == nil {
+		o.Keeps = func(protocol.Lane) bool { return false }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
