@@ -146,7 +146,7 @@ func (f *fleet) stored() uint64 {
 // requireQuiet waits until nothing is stored, held or pending.
 func (f *fleet) requireQuiet() {
 	f.t.Helper()
-	require.Eventually(f.t, func() bool { return f.stored() == 0 && f.ackPending() == 0 }, 10*time.Second, 5*time.Millisecond,
+	require.Eventually(f.t, func() bool { return f.stored() == 0 && f.ackPending() == 0 }, 90*time.Second, 5*time.Millisecond,
 		"calls stream keeps messages, or the consumer keeps deliveries")
 }
 
