@@ -23,7 +23,7 @@ func TestToolsets_ThroughAFleet(t *testing.T) {
 	t.Cleanup(nc.Close)
 	dispatcher, err := dispatch.New(t.Context(), nc, protocol.DefaultFleet, nil)
 	require.NoError(t, err)
-	execute := func(t *testing.T, call protocol.Call) *protocol.Result {
+	toolstest.Run(t, func(t *testing.T, call protocol.Call) *protocol.Result {
 		t.Helper()
 		var result *protocol.Result
 		require.NoError(t, dispatcher.Dispatch(t.Context(), []protocol.Call{call}, func(u loop.Update) {
@@ -33,7 +33,5 @@ func TestToolsets_ThroughAFleet(t *testing.T) {
 		}))
 		require.NotNil(t, result)
 		return result
-	}
-	toolstest.Run(t, execute)
-	toolstest.RunLarge(t, execute)
+	})
 }

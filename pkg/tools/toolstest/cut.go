@@ -137,9 +137,9 @@ func cutLines(t *testing.T, execute Execute) {
 	begin := place.ReplaceAllString(handle.FindStringSubmatch(text)[1], "")
 	s.has("read", args{"path": begin + ":1@5000001"}, "     1\tx", fmt.Sprintf("[line 1 of 1, bytes 5000001-5043992 of %d; read on with path=\"%s:1@5043993\"]", size, begin))
 	s.is(fmt.Sprintf("     1\txxx\n[line 1 of 1, bytes %d-%d of %d]", size-2, size, size), "read", args{"path": fmt.Sprintf("%s:1@%d", begin, size-2)})
-	s.sh("head -c 500000 line >part")
+	s.sh("head -c 200000 line >part")
 	all := s.whole("read", s.ok("read", args{"path": "part"}))
-	require.Equal(t, strings.Repeat("x", 500_000), all)
+	require.Equal(t, strings.Repeat("x", 200_000), all)
 	text = s.ok("read", args{"path": "three", "offset": 2})
 	require.Contains(t, text, "é [... and 78000 more characters]\n     3\tend\n[lines 2-3 of 3; line 2 is cut: read on in it with path=\"")
 	next := handle.FindStringSubmatch(text)[1]
@@ -165,20 +165,20 @@ func cutLines(t *testing.T, execute Execute) {
 func cutFiles(t *testing.T, execute Execute) {
 	s := newSession(t, execute, toolset.CoreName)
 	var all strings.Builder
-	for i := range 60_000 {
+	for i := range 20_000 {
 		fmt.Fprintf(&all, "line %d é\n", i+1)
 	}
 	s.ok("write", args{"path": "f", "content": all.String()})
 	first := s.ok("read", args{"path": "f"})
-	require.Contains(t, first, " of 60000; read on with offset=")
+	require.Contains(t, first, " of 20000; read on with offset=")
 	require.Contains(t, first, ", or in the file as it was now with path=\"result:")
-	again := s.ok("read", args{"path": "f", "offset": 30_000})
+	again := s.ok("read", args{"path": "f", "offset": 10_000})
 	s.ok("write", args{"path": "f", "content": "new\n"})
 	want := strings.TrimSuffix(all.String(), "\n")
 	require.Equal(t, want, s.whole("read", first))
 	require.Equal(t, want, s.whole("read", again))
 	next := handle.FindStringSubmatch(again)[1]
-	s.has("read", args{"path": next, "offset": 59_999}, " 59999\tline 59999 é\n", "[lines 59999-60000 of 60000]")
+	s.has("read", args{"path": next, "offset": 19_999}, " 19999\tline 19999 é\n", "[lines 19999-20000 of 20000]")
 
 	s.sh("head -c 300000 /dev/urandom >bytes")
 	in := s.with(toolset.OpenRathName)
@@ -194,8 +194,8 @@ func cutFiles(t *testing.T, execute Execute) {
 // cutValues: JSON stays JSON, and is kept as it is in the file; commands have head and tail.
 func cutValues(t *testing.T, execute Execute) {
 	s := newSession(t, execute, toolset.CoreName)
-	array := "[" + strings.Repeat("1.50, ", 70_000) + "2]"
-	object := `{"b":"` + strings.Repeat("é", 200_000) + `"}`
+	array := "[" + strings.Repeat("1.50, ", 20_000) + "2]"
+	object := `{"b":"` + strings.Repeat("é", 60_000) + `"}`
 	for name, document := range map[string]string{"array": array, "object": object} {
 		s.ok("write", args{"path": name, "content": document})
 		text := s.ok("json_read", args{"path": name})
