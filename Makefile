@@ -50,7 +50,7 @@ build: ## Build static binaries into bin/
 .PHONY: test
 test: bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
-	go test $(RACE) -timeout 10m -json $(PKG) | bin/testsum
+	go test $(RACE) -vet=off -timeout 30m -json $(PKG) | bin/testsum # the linters vet, and see more
 
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern)
