@@ -2,7 +2,10 @@ package worker_test
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -75,6 +78,8 @@ func TestHandle_Errors(t *testing.T) {
 			return "said", none
 		case "no code":
 			return "", &protocol.Error{Message: "it went wrong"}
+		case "at length":
+			return "", errors.New(strings.Repeat("no\xff", 4<<20)) // no message of NATS has room for it
 		default:
 			return "", protocol.Errorf(protocol.CodeNotFound, "there is no %s", args.Name)
 		}
@@ -84,10 +89,13 @@ func TestHandle_Errors(t *testing.T) {
 	}))
 	table, err := tools.NewTable(tools.NewRemote[greeting]("fail", "Fail.", tools.Remote{Kind: "fail", Resources: []tools.Resource{}}))
 	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // for a result that never comes
+	defer cancel()
 	for name, want := range map[string]string{
-		"nil": "said", "no code": "[failed: tool_failed]\nit went wrong", "Ada": "[failed: not_found]\nthere is no Ada",
+		"at length": `path="result:`,
+		"nil":       "said", "no code": "[failed: tool_failed]\nit went wrong", "Ada": "[failed: not_found]\nthere is no Ada",
 	} {
-		outcome, err := f.Call(t.Context(), table, "s", "fail", `{"name":"`+name+`"}`, nil)
+		outcome, err := f.Call(ctx, table, "s", "fail", `{"name":"`+name+`"}`, nil)
 		require.NoError(t, err)
 		require.Contains(t, outcome.Text, want)
 	}

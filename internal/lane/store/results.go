@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -34,8 +35,22 @@ func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
 // messageOverhead is room for the subject and the headers of a message.
 const messageOverhead = 16 << 10
 
-// fit encodes a result. The value of one that no message can carry is stored
-// apart. A result must always arrive: where that is not possible, one without the value says so.
+// maxMessage is how many bytes of the message of an error a result has that no message of NATS
+// could carry; escaped as JSON they are at most six times as many.
+const maxMessage = 64 << 10
+
+// carried is an error with a message that is not too large, head and tail of what there was.
+func carried(fault *protocol.Error) *protocol.Error {
+	if fault == nil || len(fault.Message) <= maxMessage {
+		return fault
+	}
+	head, tail := fault.Message[:maxMessage/2], fault.Message[len(fault.Message)-maxMessage/2:]
+	message := fmt.Sprintf("%s\n[... %d bytes left out ...]\n%s", head, len(fault.Message)-maxMessage, tail)
+	return &protocol.Error{Code: fault.Code, Message: strings.ToValidUTF8(message, "\uFFFD")}
+}
+
+// fit encodes a result. Of the error of one that no message can carry the middle is left out,
+// and its value is stored apart. A result must always arrive: where that is not possible, one without the value says so.
 func (s *Store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
 	body, err := protocol.EncodeResult(r)
 	small := *r
@@ -46,6 +61,10 @@ func (s *Store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
 	case !s.TooLarge(body):
 		return body, nil
 	default:
+		small.Error = carried(r.Error)
+		if body, err = protocol.EncodeResult(&small); err != nil || !s.TooLarge(body) {
+			return body, err
+		}
 		raw, err := protocol.EncodeValue(r.Value)
 		if err != nil {
 			return nil, err
