@@ -258,7 +258,7 @@ func noticeWaiting(show view) func(loop.Event) {
 		case loop.EventToolQueued:
 			name := e.Name
 			timers[e.CallID] = time.AfterFunc(waitNotice, func() {
-				show.warn(fmt.Sprintf("%s has waited %s for a free worker; is one running?", name, waitNotice))
+				show.warn(fmt.Sprintf("%s has waited %s: no worker is free, or an earlier call of its lane still runs (coordinator workers, coordinator lane ls)", name, waitNotice))
 			})
 		case loop.EventToolRunning, loop.EventToolResult:
 			if timer := timers[e.CallID]; timer != nil {

@@ -67,7 +67,7 @@ type held struct {
 	finished   chan finished
 	idleSince  time.Time // when it had nothing to do; zero while it has
 	forgotten  bool
-	complained bool   // about the trouble that lasts
+	complained string // about the trouble that lasts
 	reconnects uint64 // of the connection, at the claim
 
 	oversight oversight
@@ -153,11 +153,11 @@ func (l *held) serve() {
 			continue
 		}
 		if err := l.feed(); err != nil {
-			l.complain("mailbox cannot be read", err)
+			l.complain(mailboxTrouble, err)
 			l.pause()
 			continue
 		}
-		l.complained = false
+		l.over(mailboxTrouble)
 		l.start()
 		l.throwAway() // what was refused
 		if l.active > 0 || l.wanting || l.schedule.len() > 0 && time.Now().Before(l.givingWay) {
@@ -222,11 +222,24 @@ func (l *held) book(e *entry) {
 	}
 }
 
+// Troubles that last while the server is away. One is over when what failed succeeds, not when something else does.
+const (
+	mailboxTrouble = "mailbox cannot be read"
+	releaseTrouble = "lane cannot be released"
+)
+
 // complain logs trouble once until it is over.
 func (l *held) complain(msg string, err error) {
-	if !l.complained {
-		l.complained = true
+	if l.complained != msg {
+		l.complained = msg
 		l.warn(msg, err)
+	}
+}
+
+// over ends a trouble, so that the next one is told.
+func (l *held) over(msg string) {
+	if l.complained == msg {
+		l.complained = ""
 	}
 }
 

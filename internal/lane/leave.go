@@ -41,10 +41,11 @@ func (l *held) release() bool {
 		err = s.Remove(l.ctx, l.handbacks...)
 	}
 	if err != nil {
-		l.complain("lane cannot be released", err)
+		l.complain(releaseTrouble, err)
 		l.pause()
 		return false // still held
 	}
+	l.over(releaseTrouble)
 	if more && l.starting.Err() == nil {
 		l.mail.refresh()
 		return false // not idle any more

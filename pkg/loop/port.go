@@ -145,7 +145,7 @@ type Update struct {
 
 // ErrJournalConflict says that somebody else has extended the session since the
 // expected sequence was read, or that this sequence never was. Nothing was appended.
-var ErrJournalConflict = errors.New("session was extended by someone else")
+var ErrJournalConflict = errors.New("session was extended by someone else; one process at a time may run it, and submit puts turns in a row")
 
 // Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
 // event with an image may have 6 MB. Implementations are safe for concurrent use; package
