@@ -93,7 +93,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:
-			p.tool, p.plan, p.note = plan.tool, plan.plan, v.note
+			p.tool, p.plan, p.note, p.roots = plan.tool, plan.plan, v.note, v.roots
 			t.planCall(ctx, b, p, plan.fault, v, call.planned)
 		}
 	}
@@ -199,7 +199,7 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 			return
 		}
 		p.done = true
-		if rule := deniedByRoots(u.Result, p.plan); rule != "" {
+		if rule := deniedByRoots(u.Result, p.plan, p.roots); rule != "" {
 			settle(*t.decision(ctx, p, rule, answer{status: DecisionDenied, reason: u.Result.Error.Message}))
 		}
 		settle(p.result(u.Result))

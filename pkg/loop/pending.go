@@ -17,7 +17,8 @@ type pendingCall struct {
 	tool  *tools.Tool // nil when the name is unknown
 	plan  tools.Plan  // zero when it cannot be run
 	note  string      // of whoever approved it
-	done  bool        // the dispatcher told its result
+	roots []protocol.Roots
+	done  bool // the dispatcher told its result
 }
 
 // pending returns the tool call at index of the turn's last step.

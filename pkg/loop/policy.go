@@ -247,9 +247,9 @@ func audit(ctx context.Context, logger *slog.Logger, e *Event) {
 }
 
 // deniedByRoots returns the rule that a worker found broken, where a path led; "" for
-// every other result.
-func deniedByRoots(r *protocol.Result, plan tools.Plan) string {
-	if r == nil || r.Error == nil || r.Error.Code != protocol.CodePolicyDenied {
+// every other result: a tool of one's own may deny by itself.
+func deniedByRoots(r *protocol.Result, plan tools.Plan, roots []protocol.Roots) string {
+	if len(roots) == 0 || r == nil || r.Error == nil || r.Error.Code != protocol.CodePolicyDenied {
 		return ""
 	}
 	if slices.ContainsFunc(plan.Resources, func(u protocol.Use) bool { return u.Access == protocol.Shared }) {

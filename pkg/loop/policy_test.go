@@ -329,3 +329,16 @@ func TestPolicy_AQuestionWithoutATimeHasTheDefault(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"ok"}, statuses(r))
 }
+
+// A tool may have rules of its own, which are none of the session's.
+func TestPolicy_ADenialOfTheToolIsNoDecision(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "work"), says("done"))
+	r.fleet.answer = func(*protocol.Call) (protocol.Value, *protocol.Error) {
+		return nil, protocol.Errorf(protocol.CodePolicyDenied, "not on a Sunday")
+	}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Empty(t, decisions(r))
+	require.Equal(t, []string{"rejected"}, statuses(r))
+}

@@ -139,7 +139,7 @@ func (s *Single) decided(ctx context.Context, call *protocol.Call, tool, rule st
 
 // Finish returns the outcome of a call that was dispatched.
 func (s *Single) Finish(ctx context.Context, result *protocol.Result) SingleOutcome {
-	if rule := deniedByRoots(result, s.plan); rule != "" {
+	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
 		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: DecisionDenied, reason: result.Error.Message})
 	}
 	return SingleOutcome{Status: result.Status, Text: tools.WithNote(s.tool.Text(result), s.note), Error: result.Error, Result: result}
