@@ -127,6 +127,8 @@ func report(p Program, err error) int {
 	code := ExitFailed
 	if exit, ok := errors.AsType[*ExitError](err); ok {
 		code = exit.Code
+	} else if errors.Is(err, context.Canceled) { // nothing but a signal cancels a command
+		err, code = fmt.Errorf("interrupted: %w", err), ExitInterrupted
 	}
 	if message := err.Error(); message != "" {
 		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, message)

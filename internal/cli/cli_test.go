@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -190,6 +191,7 @@ func TestRun_ExitCodes(t *testing.T) {
 	}{
 		"nothing wrong":       {nil, 0, ""},
 		"an error":            {errors.New("broken"), 1, "tool: broken\n"},
+		"a signal":            {fmt.Errorf("measure: %w", context.Canceled), 130, "tool: interrupted: measure: context canceled\n"},
 		"usage":               {cli.Usagef("--slots %d: must be 1 or more", 0), 2, "tool: --slots 0: must be 1 or more\nRun \"tool --help\" for usage.\n"},
 		"a silent limit":      {limit, 3, ""},
 		"interrupted":         {&cli.ExitError{Code: cli.ExitInterrupted, Message: "interrupted"}, 130, "tool: interrupted\n"},
