@@ -21,6 +21,7 @@ type Replies struct {
 	subscription *nats.Subscription
 	inbox        string // of answers, with a dot at its end
 	next         uint64
+	free         []uint64 // ids to use again: as many at most as were open at once
 	open         map[uint64]question
 	swept        time.Time
 }
@@ -46,8 +47,7 @@ func (r *Replies) Ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err e
 		r.mu.Unlock()
 		return 0, err
 	}
-	r.next++
-	id = r.next
+	id = r.take()
 	now := time.Now()
 	r.sweep(now)
 	r.open[id] = question{answered: answered, asked: now}
@@ -58,6 +58,18 @@ func (r *Replies) Ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err e
 		return 0, err
 	}
 	return id, nil
+}
+
+// take returns an id that no answer can come for any more. One that was used before is best: the server
+// knows then where the answer goes, and need not look for it.
+func (r *Replies) take() uint64 {
+	if last := len(r.free) - 1; last >= 0 {
+		id := r.free[last]
+		r.free = r.free[:last]
+		return id
+	}
+	r.next++
+	return r.next
 }
 
 // listen subscribes when the first question is asked.
@@ -95,6 +107,9 @@ func (r *Replies) answer(msg *nats.Msg) {
 	r.mu.Lock()
 	q, known := r.open[id]
 	delete(r.open, id)
+	if known && r.nc.ConnectedClusterName() == "" { // of several servers two may answer, if both take themselves for the leader
+		r.free = append(r.free, id)
+	}
 	r.mu.Unlock()
 	if known {
 		q.answered(msg)
@@ -145,6 +160,7 @@ func (r *Replies) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.open)
+	r.free = nil
 	if r.subscription != nil {
 		_ = r.subscription.Unsubscribe() // fails only when the connection is closed
 		r.subscription = nil

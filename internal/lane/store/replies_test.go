@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
@@ -80,4 +81,67 @@ func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
 	_, err = r.Request(t.Context(), time.Minute, silence())
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
 	require.Empty(t, r.open)
+}
+
+func TestReplies_OnlyWhatIsAnsweredIsAskedAgainUnderTheSameName(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	names := make(chan string, 8)
+	other := f.Connect()
+	_, err := other.Subscribe("echo", func(msg *nats.Msg) {
+		names <- msg.Reply
+		_ = msg.Respond(nil)
+	})
+	require.NoError(t, err)
+	silent, err := other.SubscribeSync("silent")
+	require.NoError(t, err)
+	require.NoError(t, other.Flush())
+	r := newReplies(f.NC)
+	t.Cleanup(r.Close)
+	echo := func() string {
+		_, err := r.Request(t.Context(), 30*time.Second, nats.NewMsg("echo"))
+		require.NoError(t, err)
+		return <-names
+	}
+
+	first := echo()
+	require.Equal(t, first, echo(), "the server knows the way")
+	_, err = r.Request(t.Context(), time.Millisecond, nats.NewMsg("silent"))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	late, err := silent.NextMsg(10 * time.Second)
+	require.NoError(t, err)
+	require.Equal(t, first, late.Reply)
+	second := echo()
+	require.NotEqual(t, first, second, "its answer may still come")
+	require.NoError(t, late.Respond(nil))
+	require.Equal(t, second, echo())
+	require.Equal(t, second, echo(), "an answer that came late frees nothing")
+}
+
+func TestReplies_AmongSeveralServersEachQuestionHasANameOfItsOwn(t *testing.T) {
+	t.Parallel()
+	one, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+		Cluster: server.ClusterOpts{Name: "several", Host: "127.0.0.1", Port: server.RANDOM_PORT},
+	})
+	require.NoError(t, err)
+	one.Start()
+	t.Cleanup(func() { one.Shutdown(); one.WaitForShutdown() })
+	require.True(t, one.ReadyForConnections(30*time.Second))
+	nc, err := nats.Connect(one.ClientURL())
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	asked := map[string]bool{}
+	_, err = nc.Subscribe("echo", func(msg *nats.Msg) {
+		asked[msg.Reply] = true
+		_ = msg.Respond(nil)
+	})
+	require.NoError(t, err)
+	r := newReplies(nc)
+	t.Cleanup(r.Close)
+	for range 3 {
+		_, err = r.Request(t.Context(), 30*time.Second, nats.NewMsg("echo"))
+		require.NoError(t, err)
+	}
+	require.Len(t, asked, 3)
 }
