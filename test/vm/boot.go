@@ -15,9 +15,12 @@ import (
 	"github.com/toolfleet/toolfleet/test/vm/plan"
 )
 
-// upWait is how long a machine may take until its first process runs. Some hosts have a
-// KVM with which no kernel comes up.
-const upWait = 60 * time.Second
+// How long a machine may take until its first process runs. Some hosts have a KVM with
+// which no kernel comes up; an emulated machine shares its host's processors, and takes minutes on a busy one.
+const (
+	upWait         = 60 * time.Second
+	upWaitEmulated = 10 * time.Minute
+)
 
 // errNotUp says that a machine has not come up.
 var errNotUp = errors.New("the machine does not come up")
@@ -34,17 +37,17 @@ type machine struct {
 func (m *machine) run(ctx context.Context) ([]plan.Result, error) {
 	if kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil && !m.emulate {
 		_ = kvm.Close() // it was only tried
-		results, err := m.boot(ctx, "-accel", "kvm", "-cpu", "host")
+		results, err := m.boot(ctx, upWait, "-accel", "kvm", "-cpu", "host")
 		if !errors.Is(err, errNotUp) {
 			return results, err
 		}
 		_, _ = fmt.Fprintln(m.out, "vm: no kernel comes up with this host's KVM; emulating")
 		m.emulate = true
 	}
-	return m.boot(ctx, "-accel", "tcg,thread=multi", "-cpu", "Haswell,-cx16")
+	return m.boot(ctx, upWaitEmulated, "-accel", "tcg,thread=multi", "-cpu", "Haswell,-cx16")
 }
 
-func (m *machine) boot(ctx context.Context, accelerator ...string) ([]plan.Result, error) {
+func (m *machine) boot(ctx context.Context, wait time.Duration, accelerator ...string) ([]plan.Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	args := append(slices.Clone(accelerator), "-smp", "2", "-m", "3072", "-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot",
@@ -59,12 +62,12 @@ func (m *machine) boot(ctx context.Context, accelerator ...string) ([]plan.Resul
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%w; install qemu-system-x86", err)
 	}
-	late := time.AfterFunc(upWait, cancel)
+	late := time.AfterFunc(wait, cancel)
 	results, up, down := m.watch(console, func() { late.Stop() })
 	err = cmd.Wait()
 	switch {
 	case !up:
-		return nil, fmt.Errorf("%w: %w: %s", errNotUp, err, said.String())
+		return nil, errors.Join(fmt.Errorf("%w within %s: %s", errNotUp, wait, said.String()), err)
 	case !down:
 		return results, errors.Join(errors.New("the machine went down before its steps had ended"), err, ctx.Err())
 	}
