@@ -1,10 +1,18 @@
 package store
 
 import (
+	"net"
+	"net/url"
+	"strconv"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 )
 
 func TestReadAck(t *testing.T) {
@@ -56,4 +64,35 @@ func TestDeleteFault(t *testing.T) {
 	require.ErrorContains(t, deleteFault([]byte(`{"error":{"code":500,"err_code":10057,"description":"disk is gone"}}`)), "disk is gone")
 	require.ErrorIs(t, deleteFault([]byte(`{"success":false}`)), errNotDeleted)
 	require.Error(t, deleteFault([]byte(`garbage`)))
+}
+
+// Behind a leaf node messages of core NATS may get lost as between the servers of a cluster, and the streams may be
+// kept by one. Such a server counts as one of several, because it always has a cluster's name.
+func TestStore_ALeafNodeIsNoServerOfItsOwn(t *testing.T) {
+	t.Parallel()
+	start := func(o server.Options) *server.Server {
+		o.Host, o.Port, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, true, true
+		s, err := server.NewServer(&o)
+		require.NoError(t, err)
+		s.Start()
+		t.Cleanup(func() {
+			s.Shutdown()
+			s.WaitForShutdown()
+		})
+		require.True(t, s.ReadyForConnections(30*time.Second))
+		return s
+	}
+	clustered := func(s *server.Server) bool {
+		nc, err := nats.Connect(s.ClientURL())
+		require.NoError(t, err)
+		t.Cleanup(nc.Close)
+		return (&Store{NC: nc}).Clustered()
+	}
+	ports, err := embedded.FreePorts(t.Context(), 1)
+	require.NoError(t, err)
+	start(server.Options{ServerName: "hub", LeafNode: server.LeafNodeOpts{Host: "127.0.0.1", Port: ports[0]}})
+	address := &url.URL{Scheme: "nats-leaf", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0]))}
+	leaf := start(server.Options{ServerName: "leaf", LeafNode: server.LeafNodeOpts{Remotes: []*server.RemoteLeafOpts{{URLs: []*url.URL{address}}}}})
+	require.True(t, clustered(leaf))
+	require.False(t, clustered(start(server.Options{ServerName: "alone"})))
 }
