@@ -87,8 +87,13 @@ func TestErrors_OtherStream(t *testing.T) {
 
 	t.Run("another fleet name helps", func(t *testing.T) {
 		t.Parallel()
-		got := execute(t, coordinator, launch{args: append([]string{"ping", "--fleet", "other"}, b.flags...)})
+		ping := launch{args: append([]string{"ping", "--fleet", "other"}, b.flags...)}
+		got := execute(t, coordinator, ping)
+		require.Equal(t, 1, got.code)
+		require.Contains(t, got.stderr, "there is no fleet other")
+		got = execute(t, coordinator, launch{args: append([]string{"bench", "--fleet", "other", "--calls", "10", "--baseline", "0s"}, b.flags...)})
 		require.Equal(t, 0, got.code, got.stderr)
+		require.Equal(t, 0, execute(t, coordinator, ping).code)
 	})
 }
 
