@@ -50,7 +50,7 @@ func (c *callerRole) run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = c.journal.file.Close() }()
-	c.nc, err = natsio.Connect(ctx, c.URL, natsio.ConnectOptions{Name: "caller", Creds: c.Creds})
+	c.nc, err = dial(ctx, c.URL, natsio.ConnectOptions{Name: "caller", Creds: c.Creds})
 	if err != nil {
 		return err
 	}

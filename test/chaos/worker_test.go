@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -38,7 +40,7 @@ func (w *workerRole) run(ctx context.Context) error {
 	defer stop()
 	watcher.Go(func() { w.journal.watch(watching) })
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	nc, err := natsio.Connect(ctx, w.URL, natsio.ConnectOptions{Name: string(w.Worker), Creds: w.Creds, Logger: logger})
+	nc, err := dial(ctx, w.URL, natsio.ConnectOptions{Name: string(w.Worker), Creds: w.Creds, Logger: logger})
 	if err != nil {
 		return err
 	}
@@ -82,6 +84,17 @@ func (w *workerRole) Execute(ctx context.Context, run *lane.Run) protocol.Result
 
 // Release implements [lane.Executor].
 func (w *workerRole) Release(protocol.Lane) {}
+
+// dial connects, again and again: the servers may be in trouble at this very moment.
+func dial(ctx context.Context, url string, o natsio.ConnectOptions) (*nats.Conn, error) {
+	for {
+		nc, err := natsio.Connect(ctx, url, o)
+		if err == nil || ctx.Err() != nil {
+			return nc, err
+		}
+		wait(ctx, 50*time.Millisecond)
+	}
+}
 
 // wait waits for d; it reports false when the context ended first.
 func wait(ctx context.Context, d time.Duration) bool {
