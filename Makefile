@@ -17,8 +17,7 @@ ONCE     := CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
 LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
 SYSTEMS  := darwin/arm64 windows/amd64
 MODULES  := . tools deploy/compose/check
-# First what takes longest and mostly waits: other packages run beside it.
-PKG      ?= ./test/integration ./...
+PKG      ?= ./...
 CALLS    ?= 100000
 SEED     ?= 0
 FUZZTIME ?= 10s

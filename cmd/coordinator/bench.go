@@ -114,17 +114,19 @@ func (c *benchCommand) server(ctx context.Context, p program, dir string, logger
 	}
 }
 
-// validate reports settings that say nothing about the server that is measured.
+// validate reports settings that make no sense for the server that is measured.
 func (c *benchCommand) validate() error {
 	switch {
 	case c.Nats == "" && c.Creds != "":
 		return cli.Usagef("--creds %s: only with --nats", c.Creds)
+	case c.Nats == "" && c.TLS != (cli.TLS{}):
+		return cli.Usagef("--tls-...: only with --nats")
 	case c.Nats != "" && (c.Listen || c.Fsync):
 		return cli.Usagef("--listen and --fsync are for a server that bench starts, not for --nats %s", natsio.Redact(c.Nats))
 	case c.Nats == "" && c.Replicas > 1 && c.Listen:
 		return cli.Usagef("--listen: only with --replicas 1; the %d servers listen anyway", c.Replicas)
 	}
-	return nil
+	return c.Check()
 }
 
 // sandboxes opens the driver of the sandboxes in which the calls run commands.

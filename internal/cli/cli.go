@@ -16,6 +16,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -64,6 +65,9 @@ type Program struct {
 // gcPercent lets garbage grow to three times what is in use before it is collected:
 // the heaps of these programs are small and what passes through them is short-lived. GOGC wins.
 const gcPercent = 300
+
+// MinLease is the shortest lease that --lease takes.
+const MinLease = 500 * time.Millisecond
 
 // Common is the flags that every command has.
 type Common struct {

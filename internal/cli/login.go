@@ -1,19 +1,12 @@
 package cli
 
-import (
-	"time"
-
-	"github.com/toolfleet/toolfleet/internal/natsio"
-)
+import "github.com/toolfleet/toolfleet/internal/natsio"
 
 // Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as flags.
 type Login struct {
 	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password go into the URL, best in TOOLFLEET_NATS, which others do not see."`
 	TLS   TLS    `embed:"" prefix:"tls-"`
 }
-
-// MinLease is the shortest lease that --lease takes.
-const MinLease = 500 * time.Millisecond
 
 // TLS is the part of [Login] for servers with certificates of an own authority.
 type TLS struct {

@@ -31,9 +31,9 @@ const (
 // Cluster is several servers on loopback, each in a process of its own, as a fleet with replicas has
 // them on several machines. It is for measuring and trying: all are lost together with the machine.
 type Cluster struct {
-	token   string
-	members []member
-	ended   []*process
+	token     string
+	members   []member
+	processes []*process // of the members that were started
 }
 
 // process is that of a member. It ends when its standard input does, and so with this process at the latest.
@@ -67,7 +67,7 @@ func StartCluster(ctx context.Context, servers int, command func() *exec.Cmd, o 
 		if err != nil {
 			return nil, fmt.Errorf("start server %s: %w", m.Name, err)
 		}
-		c.ended = append(c.ended, started)
+		c.processes = append(c.processes, started)
 	}
 	return c, c.ready(ctx)
 }
@@ -153,10 +153,10 @@ func (c *Cluster) Options() []nats.Option { return []nats.Option{nats.Token(c.to
 
 // Close stops the servers and returns when they are down.
 func (c *Cluster) Close() {
-	for _, p := range c.ended {
+	for _, p := range c.processes {
 		_ = p.stdin.Close() // all at once; each is waited for below
 	}
-	for _, p := range c.ended {
+	for _, p := range c.processes {
 		p.end()
 	}
 }

@@ -28,8 +28,7 @@ type member struct {
 // serves until in or ctx ends.
 func ServeMember(ctx context.Context, in io.Reader, logger *slog.Logger) error {
 	var m member
-	decoder := json.NewDecoder(in)
-	if err := decoder.Decode(&m); err != nil {
+	if err := json.NewDecoder(in).Decode(&m); err != nil {
 		return fmt.Errorf("settings of a server: %w", err)
 	}
 	s, err := server.NewServer(m.options())
