@@ -14,7 +14,12 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/toolfleet/toolfleet/internal/npmtest"
 )
+
+// program is the server below an installation.
+const program = "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
 
 // APIKey is the only key that the server accepts.
 const APIKey = "aimock-test-key"
@@ -37,28 +42,12 @@ const exitWithParent = `data:text/javascript,process.stdin.on("end",()=>process.
 // fails, where the server cannot be had.
 func Start(tb testing.TB, fixtures string) (baseURL string) {
 	tb.Helper()
-	if err := checkNode(tb.Context()); err != nil {
-		unavailable(tb, err)
-	}
-	path, err := install(tb.Context())
-	if err != nil {
-		unavailable(tb, fmt.Errorf("install aimock: %w", err))
-	}
+	path := filepath.Join(npmtest.Install(tb, "test/aimock", "NO TEST AGAINST A REAL MODEL SERVER"), program)
 	url, err := run(tb, path, fixtures)
 	if err != nil {
 		tb.Fatalf("start aimock: %v", err)
 	}
 	return url + "/v1"
-}
-
-// unavailable ends the test, in the way that the environment wants.
-func unavailable(tb testing.TB, reason error) {
-	tb.Helper()
-	if os.Getenv("TOOLFLEET_INTEGRATION") == "required" {
-		tb.Fatalf("TOOLFLEET_INTEGRATION=required, but %v", reason)
-	}
-	_, _ = fmt.Fprintf(os.Stderr, "\n*** %s SKIPPED: NO TEST AGAINST A REAL MODEL SERVER: %v ***\n\n", tb.Name(), reason)
-	tb.Skipf("no test against a real model server: %v", reason)
 }
 
 // run starts the program, and stops it when the test ends. It returns the URL on

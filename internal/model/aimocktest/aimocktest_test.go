@@ -9,14 +9,12 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"golang.org/x/sync/errgroup"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,9 +74,6 @@ func TestStart_ServerDiesWithItsProcess(t *testing.T) {
 		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent lets go
 		os.Exit(3)                           // without any clean-up
 	}
-	if err := checkNode(t.Context()); err != nil {
-		unavailable(t, err)
-	}
 	cmd := child(t, "die")
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
@@ -107,25 +102,6 @@ func TestStart_ServerDiesWithItsProcess(t *testing.T) {
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "a living server would have kept the connection for a minute")
 }
 
-func TestStart_WithoutNode(t *testing.T) {
-	t.Parallel()
-	if os.Getenv(childMode) != "" {
-		Start(t, greeting)
-		return
-	}
-	empty := "PATH=" + t.TempDir()
-
-	output, err := child(t, "skip", empty, "TOOLFLEET_INTEGRATION=").CombinedOutput()
-	require.NoError(t, err)
-	require.Contains(t, string(output), "*** TestStart_WithoutNode SKIPPED: NO TEST AGAINST A REAL MODEL SERVER")
-	require.Contains(t, string(output), "--- SKIP")
-
-	output, err = child(t, "fail", empty, "TOOLFLEET_INTEGRATION=required").CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(output), "TOOLFLEET_INTEGRATION=required, but")
-	require.Contains(t, string(output), "--- FAIL")
-}
-
 func TestStart_BadFixtures(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(childMode) != "" {
@@ -138,30 +114,4 @@ func TestStart_BadFixtures(t *testing.T) {
 	}
 	require.Error(t, err)
 	require.Contains(t, string(output), "start aimock: fixtures are not JSON")
-}
-
-func TestInstall_SeveralAtOnce(t *testing.T) {
-	if err := checkNode(t.Context()); err != nil {
-		unavailable(t, err)
-	}
-	cache := t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", cache) // where os.UserCacheDir looks on Linux
-	paths := make([]string, 2)
-	group, ctx := errgroup.WithContext(t.Context())
-	for i := range paths {
-		group.Go(func() (err error) {
-			paths[i], err = install(ctx)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		unavailable(t, err)
-	}
-	require.Equal(t, paths[0], paths[1])
-	require.FileExists(t, paths[0])
-	if strings.HasPrefix(paths[0], cache) {
-		rest, err := filepath.Glob(filepath.Join(cache, "toolfleet-test", "installing-*"))
-		require.NoError(t, err)
-		require.Empty(t, rest, "what was not needed must be gone")
-	}
 }

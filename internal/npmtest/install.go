@@ -1,4 +1,4 @@
-package aimocktest
+package npmtest
 
 import (
 	"bytes"
@@ -14,31 +14,34 @@ import (
 	"time"
 )
 
-// installTimeout bounds the download and unpacking of the package.
+// installTimeout bounds the download and unpacking of the packages.
 const installTimeout = 5 * time.Minute
 
-// program is the server below an installation.
-const program = "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
+// manifests are what says which packages, in which versions and with which hashes.
+func manifests() []string { return []string{"package.json", "package-lock.json"} }
 
-// install returns the path of the server's program, which it installs if need be. Several
+// install returns a directory with the packages that source pins, which it installs if need be. Several
 // processes may install at once: each works in a directory of its own, and the
 // first to be done gives its directory the final name.
-func install(ctx context.Context) (string, error) {
-	source, err := sourceDir()
+func install(ctx context.Context, source string) (string, error) {
+	if err := checkNode(ctx); err != nil {
+		return "", err
+	}
+	root, err := repository()
 	if err != nil {
 		return "", err
 	}
 	files := make(map[string][]byte)
-	for _, name := range []string{"package.json", "package-lock.json"} {
-		if files[name], err = os.ReadFile(filepath.Join(source, name)); err != nil {
+	for _, name := range manifests() {
+		if files[name], err = os.ReadFile(filepath.Join(root, source, name)); err != nil {
 			return "", err
 		}
 	}
-	cache := cacheDir(source)
+	cache := cacheDir(root)
 	sum := sha256.Sum256(files["package-lock.json"])
-	final := filepath.Join(cache, "aimock-"+hex.EncodeToString(sum[:6]))
-	if path := filepath.Join(final, program); exists(path) {
-		return path, nil
+	final := filepath.Join(cache, filepath.Base(source)+"-"+hex.EncodeToString(sum[:6]))
+	if exists(final) {
+		return final, nil
 	}
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
@@ -51,11 +54,10 @@ func install(ctx context.Context) (string, error) {
 	if err := npmInstall(ctx, work, files); err != nil {
 		return "", err
 	}
-	path := filepath.Join(final, program)
-	if err := os.Rename(work, final); err != nil && !exists(path) {
+	if err := os.Rename(work, final); err != nil && !exists(final) {
 		return "", err
 	}
-	return path, nil
+	return final, nil
 }
 
 func npmInstall(ctx context.Context, dir string, files map[string][]byte) error {
@@ -72,14 +74,11 @@ func npmInstall(ctx context.Context, dir string, files map[string][]byte) error 
 	if output, err := npm.CombinedOutput(); err != nil {
 		return fmt.Errorf("npm ci: %w\n%s", err, bytes.TrimSpace(output))
 	}
-	if !exists(filepath.Join(dir, program)) {
-		return fmt.Errorf("npm ci: the package has no %s", program)
-	}
 	return nil
 }
 
-// sourceDir is test/aimock of this repository, found from the directory of the test.
-func sourceDir() (string, error) {
+// repository is the root of this repository, found from the directory of the test.
+func repository() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
@@ -91,18 +90,18 @@ func sourceDir() (string, error) {
 		}
 		dir = parent
 	}
-	return filepath.Join(dir, "test", "aimock"), nil
+	return dir, nil
 }
 
 // cacheDir is below the user's cache directory, or the repository's if there is no user.
-func cacheDir(source string) string {
+func cacheDir(root string) string {
 	if user, err := os.UserCacheDir(); err == nil {
 		return filepath.Join(user, "toolfleet-test")
 	}
-	return filepath.Join(source, "..", "..", ".cache")
+	return filepath.Join(root, ".cache")
 }
 
-// checkNode returns an error unless node 20.15 or later, which the server needs, and npm are there.
+// checkNode returns an error unless node 20.15 or later, which the packages need, and npm are there.
 func checkNode(ctx context.Context) error {
 	if _, err := exec.LookPath("npm"); err != nil {
 		return err

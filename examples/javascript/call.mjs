@@ -1,0 +1,47 @@
+// Enqueues one call and prints its result as JSON, and what it writes while it runs on standard error.
+//
+//   node call.mjs --creds FILE sandbox/demo command_run '{"command":"echo hello"}'
+//   node call.mjs --creds FILE --pool javascript notebook/demo note_add '{"arguments":{"notebook":"demo","text":"hello"}}'
+import { randomUUID } from "node:crypto";
+import { Fleet, escaped, flags, laneOf, sleep } from "./fleet.mjs";
+
+const given = flags({ nats: undefined, creds: undefined, fleet: undefined, pool: "default", delivery: "idempotent", session: randomUUID() });
+const [key, type, fields = "{}"] = given.rest;
+if (!type) throw new Error("usage: node call.mjs [--nats URL] [--creds FILE] [--pool POOL] [--delivery DELIVERY] KEY TYPE [FIELDS]");
+
+const fleet = await Fleet.open(given);
+const call = {
+  type: "call", version: 1, id: randomUUID(), session_id: given.session, pool: given.pool,
+  resources: [{ key, access: "exclusive" }], delivery: given.delivery, issued_at: new Date(),
+  payload: { type, version: 1, ...JSON.parse(fields) },
+};
+
+const frames = fleet.nc.subscribe(`${fleet.name}.output.${call.session_id}.${call.id}`, {
+  callback: (_, msg) => { const frame = msg.json(); if (frame.data) process.stderr.write(typeof frame.data === "string" ? frame.data : Buffer.from(frame.data.base64, "base64")); },
+});
+let told;
+const done = new Promise((resolve) => { told = resolve; });
+const results = fleet.nc.subscribe(`${fleet.name}.done.${call.session_id}.${call.id}`, { callback: (_, msg) => told(msg.json()) });
+await fleet.nc.flush();
+
+await put(call);
+let result;
+while (!(result = await Promise.race([done, sleep(1000)]))) {
+  result = await fleet.findResult(call); // what is told may get lost; what is stored is the truth
+  if (result) break;
+  await fleet.wake(call.pool, laneOf(call)); // refused when all is well
+}
+console.log(JSON.stringify(result, null, 2));
+process.exitCode = result.status === "ok" ? 0 : 1;
+frames.unsubscribe();
+results.unsubscribe();
+await fleet.nc.close();
+
+/** Enqueues a call: as its lane's ready message if the lane is idle, else into the mailbox. */
+async function put(call) {
+  const lane = laneOf(call), body = JSON.stringify(call);
+  const header = { "Tf-Lane": escaped(lane), "Tf-Call": call.id, "Tf-Session": call.session_id };
+  if (await fleet.publish(fleet.ready(call.pool, lane), body, header)) return;
+  await fleet.publish(`${fleet.mailbox(call.pool, lane)}.${call.id}`, body, header);
+  await fleet.wake(call.pool, lane);
+}

@@ -1,0 +1,86 @@
+// A worker for payloads of kind note_add: it adds a line to a notebook, which is a file.
+//
+//   node worker.mjs --creds FILE --notes DIR
+//
+// A notebook is a resource, so its notes come in the order in which the calls were accepted, whoever made them and
+// however many workers there are.
+import { appendFile, mkdir, readFile } from "node:fs/promises";
+import { hostname } from "node:os";
+import { join } from "node:path";
+import { setTimeout as pause } from "node:timers/promises";
+import { jetstream } from "@nats-io/jetstream";
+import { Fleet, flags, laneHash, sleep } from "./fleet.mjs";
+import { Lane } from "./lane.mjs";
+
+const given = flags({ nats: undefined, creds: undefined, fleet: undefined, pool: "javascript", slots: "4", lease: "10", notes: "notes" });
+
+/** The payloads that this worker knows. A handler stops when the signal is aborted; id is the same in every attempt. */
+const handlers = {
+  async note_add({ notebook, text, pause_ms = 0 }, { id, signal }) {
+    if (!/^[\w-]{1,64}$/.test(notebook ?? "")) throw new Error(`notebook ${JSON.stringify(notebook)}: must be 1 to 64 letters, digits, "_" and "-"`);
+    const file = join(given.notes, `${notebook}.txt`);
+    const lines = (await readFile(file, "utf8").catch(() => "")).split("\n").slice(0, -1);
+    await pause(pause_ms, null, { signal }); // it takes as long as it takes, and ends when it has to
+    if (!lines.some((line) => line.startsWith(`${id} `))) { // else a worker that was lost has done it
+      lines.push(text);
+      await appendFile(file, `${id} ${text}\n`);
+    }
+    return { notes: lines.length };
+  },
+};
+
+const fleet = await Fleet.open(given);
+if (fleet.nc.info.cluster) throw new Error("this example keeps its promises with one server; docs/wire.md tells what several need");
+await mkdir(given.notes, { recursive: true });
+
+// The pool's consumer hands out ready lanes. The length of a lease is its ack_wait.
+const durable = `ready_${given.pool}`;
+await fleet.jsm.consumers.info(fleet.calls, durable).catch(() => fleet.jsm.consumers.add(fleet.calls, {
+  durable_name: durable, filter_subject: `${fleet.name}.ready.${given.pool}.*`, ack_policy: "explicit",
+  ack_wait: Number(given.lease) * 1e9, max_deliver: -1, max_ack_pending: 2 ** 20, max_waiting: 65_536,
+}));
+const consumer = await jetstream(fleet.nc).consumers.get(fleet.calls, durable);
+const { config, ts } = await consumer.info();
+
+const worker = {
+  fleet, handlers, pool: given.pool, slots: Number(given.slots), id: `${hostname()}-${process.pid}`,
+  lease: config.ack_wait / 1e6, ahead: Date.parse(ts) - Date.now(), stopping: false, held: new Map(),
+};
+for (const signal of ["SIGTERM", "SIGINT"]) process.once(signal, () => { worker.stopping = true; });
+
+answer(`${fleet.name}.who.${worker.pool}`, () => ({
+  type: "worker_info", version: 1, worker_id: worker.id, pool: worker.pool, slots: worker.slots, held_lanes: worker.held.size,
+  driver: "javascript", level: "none", network: "all", read_only: false, languages: [], kinds: Object.keys(handlers),
+}));
+const held = (lanes) => lanes.length > 0 && { type: "lanes_held", version: 1, worker_id: worker.id, lanes: lanes.map((l) => l.describe()) };
+answer(`${fleet.name}.ask.${worker.pool}`, () => held([...worker.held.values()]));
+answer(`${fleet.name}.ask.${worker.pool}.*`, (hash) => held([...worker.held.values()].filter((l) => laneHash(l.lane) === hash)));
+
+console.error(`worker ${worker.id} takes ${Object.keys(handlers)} calls of pool ${worker.pool}`);
+await Promise.all(Array.from({ length: worker.slots }, takeLanes));
+await fleet.nc.close();
+
+/** One slot: takes the next ready lane, whichever it is, and serves it. */
+async function takeLanes() {
+  while (!worker.stopping) {
+    const since = Date.now();
+    const msg = await consumer.next({ expires: Math.max(1000, worker.lease / 3) }).catch(() => sleep(500)); // no connection
+    if (!msg) continue;
+    const lane = new Lane(worker, msg, since);
+    if (!lane.trusted) continue; // this process slept: it is somebody else's by now
+    const before = worker.held.get(lane.lane);
+    worker.held.set(lane.lane, lane);
+    before?.running?.abort.abort("lost"); // this process lost it, and got it again
+    await before?.ended;
+    lane.ended = lane.serve();
+    await lane.ended;
+    if (worker.held.get(lane.lane) === lane) worker.held.delete(lane.lane);
+  }
+}
+
+/** Answers requests with JSON; a body that is false is no answer. */
+function answer(subject, body) {
+  fleet.nc.subscribe(subject, {
+    callback: (_, msg) => { const said = body(msg.subject.split(".").at(-1)); if (said) msg.respond(JSON.stringify(said)); },
+  });
+}

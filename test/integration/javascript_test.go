@@ -1,0 +1,209 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// javaScript is the example of a caller and a worker in another language, with clients of NATS that are not ours.
+type javaScript struct {
+	broker *broker
+	dir    string // of the programs, with their packages
+	notes  string
+	node   string
+}
+
+func newJavaScript(t *testing.T) *javaScript {
+	t.Helper()
+	packages := npmtest.Install(t, "examples/javascript", "NO TEST OF A WORKER IN ANOTHER LANGUAGE")
+	node, err := exec.LookPath("node")
+	require.NoError(t, err)
+	js := &javaScript{broker: newBroker(t), dir: t.TempDir(), notes: t.TempDir(), node: node}
+	require.NoError(t, os.CopyFS(js.dir, os.DirFS("../../examples/javascript")))
+	if err := os.Symlink(filepath.Join(packages, "node_modules"), filepath.Join(js.dir, "node_modules")); !os.IsExist(err) {
+		require.NoError(t, err)
+	}
+	require.NoError(t, natsio.Ensure(t.Context(), js.broker.jetStream(t), natsio.Topology{}))
+	return js
+}
+
+const javaScriptLease = 2 * time.Second * slowness
+
+// worker starts one and returns when it takes calls.
+func (js *javaScript) worker(tb testing.TB) *process {
+	tb.Helper()
+	args := append([]string{filepath.Join(js.dir, "worker.mjs"), "--notes", js.notes, "--lease", fmt.Sprint(javaScriptLease.Seconds())}, js.broker.flags...)
+	p := start(tb, js.node, launch{args: args})
+	p.waitFor(tb, `takes note_add calls of pool javascript`)
+	return p
+}
+
+// caller enqueues a call as the example does.
+func (js *javaScript) caller(tb testing.TB, args ...string) *process {
+	tb.Helper()
+	return start(tb, js.node, launch{args: append(append([]string{filepath.Join(js.dir, "call.mjs")}, js.broker.flags...), args...)})
+}
+
+// result is what a caller in JavaScript printed.
+func (js *javaScript) result(tb testing.TB, p *process) *protocol.Result {
+	tb.Helper()
+	p.wait(tb)
+	result, err := protocol.DecodeResult([]byte(p.stdout.String()))
+	require.NoError(tb, err, p)
+	return result
+}
+
+// lines of a notebook, each a call's id and the text.
+func (js *javaScript) lines(tb testing.TB, notebook string) []string {
+	tb.Helper()
+	text, err := os.ReadFile(filepath.Join(js.notes, notebook+".txt"))
+	require.NoError(tb, err)
+	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+}
+
+func note(tb testing.TB, notebook, text string, pause time.Duration) *protocol.Call {
+	tb.Helper()
+	arguments, err := json.Marshal(map[string]any{"notebook": notebook, "text": text, "pause_ms": pause.Milliseconds()})
+	require.NoError(tb, err)
+	payload, err := protocol.NewUserPayload("note_add", arguments)
+	require.NoError(tb, err)
+	return &protocol.Call{
+		ID: protocol.CallID(uuid.NewString()), SessionID: "notes", Pool: "javascript", Delivery: protocol.Idempotent, IssuedAt: time.Now(),
+		Resources: []protocol.Use{{Key: protocol.ResourceKey("notebook/" + notebook), Access: protocol.Exclusive}},
+		Payload:   payload,
+	}
+}
+
+// awaitResults waits for the results of calls.
+func awaitResults(tb testing.TB, publisher *lane.Publisher, calls ...*protocol.Call) []*protocol.Result {
+	tb.Helper()
+	found := make([]*protocol.Result, len(calls))
+	for i, call := range calls {
+		require.Eventually(tb, func() bool {
+			_ = publisher.Kick(tb.Context(), call)
+			result, err := publisher.Result(tb.Context(), call.SessionID, call.ID)
+			found[i] = result
+			return err == nil && result != nil
+		}, patience, 50*time.Millisecond, "call %s", call.ID)
+	}
+	return found
+}
+
+// TestJavaScript_LanesStayInOrder is two workers that follow docs/wire.md and share no code with the engine. One is killed.
+func TestJavaScript_LanesStayInOrder(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	workers := []*process{js.worker(t), js.worker(t)}
+	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
+	require.NoError(t, err)
+
+	const each = 12
+	want := map[string][]string{}
+	var calls []*protocol.Call
+	var outgoing []lane.Outgoing
+	for i := range each {
+		for _, notebook := range []string{"red", "green", "blue"} {
+			call := note(t, notebook, fmt.Sprint(i), 50*time.Millisecond)
+			want[notebook] = append(want[notebook], fmt.Sprintf("%s %d", call.ID, i))
+			calls, outgoing = append(calls, call), append(outgoing, lane.Outgoing{Call: call})
+		}
+	}
+	for _, err := range publisher.Put(t.Context(), outgoing) {
+		require.NoError(t, err)
+	}
+	awaitResults(t, publisher, calls[:6]...)
+	workers[0].kill(t)
+	attempts := 0
+	for i, result := range awaitResults(t, publisher, calls...) {
+		require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
+		require.IsType(t, protocol.UnknownValue{}, result.Value)
+		output, err := result.Value.(protocol.UnknownValue).Output() //nolint:errcheck // just looked at
+		require.NoError(t, err)
+		require.JSONEq(t, fmt.Sprintf(`{"notes": %d}`, i/3+1), string(output))
+		attempts = max(attempts, result.Attempt)
+	}
+	for notebook, lines := range want {
+		require.Equal(t, lines, js.lines(t, notebook), "each once, in the order in which they were accepted")
+	}
+	t.Logf("attempts: up to %d", attempts)
+	stream, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		info, err := stream.Info(t.Context())
+		return err == nil && info.State.Msgs == 0
+	}, patience, 50*time.Millisecond, "nothing is left behind")
+
+	cancelled := note(t, "red", "never", time.Hour)
+	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: cancelled}})[0])
+	shown := func() string {
+		return execute(t, coordinator, launch{args: append([]string{"lane", "ls", "--pool", "javascript"}, js.broker.flags...)}).stdout
+	}
+	require.Eventually(t, func() bool { return strings.Contains(shown(), "notebook/red") && strings.Contains(shown(), "held") },
+		patience, 100*time.Millisecond, "operators see it")
+	require.NoError(t, publisher.Cancel(t.Context(), cancelled))
+	require.Equal(t, protocol.StatusCancelled, awaitResults(t, publisher, cancelled)[0].Status)
+	require.NotContains(t, js.lines(t, "red"), string(cancelled.ID)+" never")
+	require.Len(t, js.lines(t, "red"), each)
+
+	got := execute(t, coordinator, launch{args: append([]string{
+		"call", "--tools", filepath.Join(js.dir, "tools"), "note_add", `{"notebook": "red", "text": "from a tool"}`,
+	}, js.broker.flags...)})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Len(t, js.lines(t, "red"), each+1)
+	workers[1].stop(t)
+}
+
+// TestJavaScript_AtMostOnce loses the worker in the middle of a call that must not start twice.
+func TestJavaScript_AtMostOnce(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	first := js.worker(t)
+	caller := js.caller(t, "--pool", "javascript", "--delivery", "at_most_once", "notebook/red", "note_add",
+		`{"arguments": {"notebook": "red", "text": "never", "pause_ms": 3600000}}`)
+	stream, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		info, err := stream.Info(t.Context())
+		return err == nil && info.State.Msgs == 2 // the ready message and the start mark
+	}, patience, 50*time.Millisecond)
+	first.kill(t)
+	js.worker(t)
+	result := js.result(t, caller)
+	require.Equal(t, protocol.StatusOutcomeUnknown, result.Status)
+	require.Equal(t, protocol.CodeOutcomeUnknown, result.Error.Code)
+}
+
+// TestJavaScript_Caller is a caller that follows docs/wire.md, and a worker of ours.
+func TestJavaScript_Caller(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	startWorkers(t, 1, js.broker.flags)
+	var callers []*process
+	for i := range 3 { // one lane
+		callers = append(callers, js.caller(t, "sandbox/demo", "command_run", fmt.Sprintf(`{"command": "echo %d; echo said >&2"}`, i)))
+	}
+	for i, caller := range callers {
+		result := js.result(t, caller)
+		require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
+		require.IsType(t, protocol.CommandRunResult{}, result.Value)
+		require.Equal(t, fmt.Sprintf("%d\n", i), string(result.Value.(protocol.CommandRunResult).Stdout)) //nolint:errcheck // just looked at
+		require.Contains(t, caller.stderr.String(), "said", "live output")
+	}
+	unknown := js.result(t, js.caller(t, "sandbox/demo", "no_such_kind", `{}`))
+	require.Equal(t, protocol.StatusRejected, unknown.Status)
+	require.Equal(t, protocol.CodeUnknownPayload, unknown.Error.Code)
+}
