@@ -23,7 +23,12 @@ type grammar struct {
 	cli.Common
 
 	Go    goCommand    `cmd:"" help:"Go somewhere."`
+	Hide  struct{}     `cmd:"" hidden:""`
 	Stand standCommand `cmd:"" help:"Stand still."`
+	Turn  struct {
+		Left  struct{} `cmd:""`
+		Right struct{} `cmd:""`
+	} `cmd:""`
 }
 
 type goCommand struct {
@@ -80,8 +85,9 @@ func TestRun_UsageErrorsNameWhatIsAllowed(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"no command":       {nil, []string{"expected one of go, stand"}},
-		"unknown command":  {[]string{"fly"}, []string{"unexpected argument fly", "commands are go, stand"}},
+		"no command":       {nil, []string{"expected one of go, stand, turn"}},
+		"unknown command":  {[]string{"fly"}, []string{"unexpected argument fly", "commands are go, stand, turn"}},
+		"unknown verb":     {[]string{"turn", "over"}, []string{"unexpected argument over; commands are left, right"}},
 		"unknown flag":     {[]string{"--bogus"}, []string{"unknown flag --bogus", "--help", "--log-level", "--print-config", "--version"}},
 		"flag of another":  {[]string{"stand", "--slots=1"}, []string{"unknown flag --slots", "--long", "--log-level"}},
 		"misspelt flag":    {[]string{"go", "home", "--nats=x", "--slot=1"}, []string{`did you mean "--slots"`, "--creds, --drain, --env"}},

@@ -15,11 +15,13 @@ func usageError(err error) error {
 		selected := parse.Context.Selected()
 		switch {
 		case strings.HasPrefix(message, "expected one of") && selected == nil: // kong names five at most
-			message = "expected one of " + strings.Join(commandNames(parse.Context), ", ")
+			message = "expected one of " + commandNames(parse.Context.Model.Node)
+		case strings.Contains(message, "unexpected argument") && selected != nil && len(selected.Children) > 0:
+			message += "; commands are " + commandNames(selected)
 		case strings.Contains(message, "unexpected argument") && selected != nil:
 			message += "; usage: " + parse.Context.Model.Name + " " + selected.Summary()
 		case strings.Contains(message, "unexpected argument") && len(parse.Context.Model.Children) > 0:
-			message += "; commands are " + strings.Join(commandNames(parse.Context), ", ")
+			message += "; commands are " + commandNames(parse.Context.Model.Node)
 		case strings.Contains(message, "unexpected argument"):
 			message += "; usage: " + parse.Context.Model.Name + parse.Context.Model.Summary() // which begins with a space
 		case strings.Contains(message, "unknown flag"):
@@ -29,12 +31,14 @@ func usageError(err error) error {
 	return &ExitError{Code: ExitUsage, Message: message}
 }
 
-func commandNames(kctx *kong.Context) []string {
+func commandNames(group *kong.Node) string {
 	var names []string
-	for _, command := range kctx.Model.Children {
-		names = append(names, command.Name)
+	for _, command := range group.Children {
+		if !command.Hidden {
+			names = append(names, command.Name)
+		}
 	}
-	return names
+	return strings.Join(names, ", ")
 }
 
 // flagNames are the flags that are allowed at the place where parsing stopped, sorted.

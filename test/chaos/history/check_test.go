@@ -369,6 +369,13 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.ran("a", "w1", 1, 1, 0, 2201, history.StatusLost)
 			s.stopped("w1", 5, 2000)
 		}, "L7 zombie: call a: attempt 1 by w1 went on for 201ms"},
+		"a zombie goes on after the machine kept it from waking": {func(s story) {
+			s.put("a").Accepted = false
+			s.ran("a", "w1", 1, 1, 0, 3201, history.StatusLost)
+			s.stopped("w1", 5, 2000)
+			s.stopped("w1", 6, 2400)
+			s.stopped("w1", 2500, 3000)
+		}, "L7 zombie: call a: attempt 1 by w1 went on for 201ms"},
 		"a zombie's result counts": {func(s story) {
 			s.ok("a", "w1", 1, 0, 2050)
 			s.stopped("w1", 5, 2000)

@@ -48,10 +48,22 @@ func (c *check) spans() []span {
 				s.last, s.late, s.goesOn = f.Still, true, f.Until
 			}
 		}
+		s.wakeLater(faults[e.Worker], Time(c.history.Grace))
 		out = append(out, s)
 	}
 	slices.SortFunc(out, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
 	return out
+}
+
+// wakeLater moves the moment since which a stopped worker goes on: the machine may have kept it from running right then.
+func (s *span) wakeLater(faults []Fault, grace Time) {
+	for s.late {
+		i := slices.IndexFunc(faults, func(f Fault) bool { return f.Stopped && f.Still <= s.goesOn+grace && f.Until > s.goesOn })
+		if i < 0 {
+			return
+		}
+		s.goesOn = faults[i].Until
+	}
 }
 
 // faulty reports whether any fault lasted at some time between two.
