@@ -7,6 +7,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/files/internal/gitignore"
 )
 
 // ignoreFile names the files whose rules exclude names.
@@ -15,37 +17,11 @@ const ignoreFile = ".gitignore"
 // maxIgnoreFile is the largest one that is heeded, in bytes.
 const maxIgnoreFile = 1 << 20
 
-// ignores are the rules of a directory's and its parents' ignore files, from the
-// workspace down. The zero value excludes nothing.
-type ignores []ignoreRules
-
-type ignoreRules struct {
-	dir   string // in which the file is
-	rules []ignoreRule
-}
-
-// excludes reports whether the rules exclude name: the last rule of the deepest file
-// that is about it decides.
-func (i ignores) excludes(name string, isDir bool) bool {
-	for _, level := range slices.Backward(i) {
-		below := name
-		if level.dir != "." {
-			below = strings.TrimPrefix(name, level.dir+"/")
-		}
-		for _, rule := range slices.Backward(level.rules) {
-			if rule.matches(below, isDir) {
-				return !rule.takesBack
-			}
-		}
-	}
-	return false
-}
-
 // ignoresAbove are the rules for what is in the directory name but for those of its own
 // ignore file. A directory that is excluded itself, and was asked for by name, is not
 // bound by the rules above it.
-func (f *FS) ignoresAbove(ctx context.Context, name string) ignores {
-	var rules ignores
+func (f *FS) ignoresAbove(ctx context.Context, name string) gitignore.Rules {
+	var rules gitignore.Rules
 	if name == "." {
 		return nil
 	}
@@ -55,7 +31,7 @@ func (f *FS) ignoresAbove(ctx context.Context, name string) ignores {
 			rules = f.withIgnoreFile(ctx, rules, dir)
 		}
 		dir = path.Join(dir, part)
-		if rules.excludes(dir, true) {
+		if rules.Excludes(dir, true) {
 			rules = nil
 		}
 	}
@@ -63,12 +39,12 @@ func (f *FS) ignoresAbove(ctx context.Context, name string) ignores {
 }
 
 // withIgnoreFile adds the rules of the ignore file in dir. One that cannot be read has none.
-func (f *FS) withIgnoreFile(ctx context.Context, above ignores, dir string) ignores {
+func (f *FS) withIgnoreFile(ctx context.Context, above gitignore.Rules, dir string) gitignore.Rules {
 	content, info, err := f.load(ctx, path.Join(dir, ignoreFile), os.O_RDONLY)
 	if err != nil || info.Size() > maxIgnoreFile {
 		return above
 	}
-	return append(slices.Clip(above), ignoreRules{dir: dir, rules: parseIgnoreRules(string(content))})
+	return above.With(dir, string(content))
 }
 
 // hasIgnoreFile reports whether a directory with these entries has rules of its own.

@@ -201,14 +201,6 @@ func imageType(head []byte) string {
 	}
 }
 
-// runeBorder returns the last place at or before limit where no character is split.
-func runeBorder(content []byte, limit int) int {
-	for limit > 0 && limit < len(content) && !utf8.RuneStart(content[limit]) {
-		limit--
-	}
-	return min(limit, len(content))
-}
-
 // binary tells content that is not text: a NUL byte, or not UTF-8.
 func binary(content []byte) bool {
 	return bytes.IndexByte(content, 0) >= 0 || !utf8.Valid(content)

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path"
 	"slices"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/files/internal/gitignore"
 )
 
 // maxDepth is how many directories deep a walk goes.
@@ -33,13 +35,13 @@ type place struct {
 	below string // relative to the start of the walk
 	depth int    // 1 for what is in the start
 	entry fs.DirEntry
-	rules ignores // for what is in it, when it is a directory
+	rules gitignore.Rules // for what is in it, when it is a directory
 }
 
 // from walks what is below the directory name. An unreadable start is an error, an
 // unreadable directory further down is skipped.
 func (w *walk) from(ctx context.Context, name string) error {
-	var rules ignores
+	var rules gitignore.Rules
 	if !w.noIgnore {
 		rules = w.fs.ignoresAbove(ctx, name)
 	}
@@ -85,7 +87,7 @@ func (w *walk) enter(ctx context.Context, at place) error {
 // entries returns what a walk sees in a directory, and the rules that apply in it.
 // They are sorted so that walking them visits paths in order: a directory stands
 // where its path with a slash would.
-func (w *walk) entries(ctx context.Context, at place) ([]fs.DirEntry, ignores, error) {
+func (w *walk) entries(ctx context.Context, at place) ([]fs.DirEntry, gitignore.Rules, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
@@ -106,7 +108,7 @@ func (w *walk) entries(ctx context.Context, at place) ([]fs.DirEntry, ignores, e
 		if e.Name() == ".git" {
 			return true
 		}
-		excluded := rules.excludes(path.Join(at.name, e.Name()), e.IsDir())
+		excluded := rules.Excludes(path.Join(at.name, e.Name()), e.IsDir())
 		if excluded {
 			w.ignored++
 		}

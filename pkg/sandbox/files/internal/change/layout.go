@@ -1,4 +1,4 @@
-package files
+package change
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ func splice(text []byte, at span, value []byte) []byte {
 
 // insert adds a value that does not exist yet to an object or to the end of an array,
 // laid out like what is in it. missing says why it was not found.
-func (d *document) insert(parent span, step string, value []byte, missing error) ([]byte, error) {
+func (d *Document) insert(parent span, step string, value []byte, missing error) ([]byte, error) {
 	members := d.members(parent)
 	key := ""
 	switch kind := jsonType(d.text[parent.start:parent.end]); kind {
@@ -36,13 +36,13 @@ func (d *document) insert(parent span, step string, value []byte, missing error)
 }
 
 // compact reports whether the document has no white space between its tokens.
-func (d *document) compact() bool {
+func (d *Document) compact() bool {
 	return indentUnit(d.text, "") == "" && len(d.text) > 2 &&
 		!bytes.Contains(d.text, []byte(`": `)) && !bytes.Contains(d.text, []byte(", "))
 }
 
 // add puts a member behind the last one.
-func (d *document) add(parent span, members []member, key string, value []byte) []byte {
+func (d *Document) add(parent span, members []member, key string, value []byte) []byte {
 	unit := indentUnit(d.text, "")
 	outer := lineIndent(d.text, parent.start)
 	multiline := bytes.Contains(d.text[parent.start:parent.end], []byte{'\n'}) || len(members) == 0 && unit != ""

@@ -1,4 +1,4 @@
-package files
+package change
 
 import (
 	"fmt"
@@ -264,13 +264,4 @@ func parseHunkLine(line string) (hunkLine, bool) {
 	default:
 		return hunkLine{}, false
 	}
-}
-
-// shorten cuts text of a request for a message.
-func shorten(text string) string {
-	const limit = 80
-	if len(text) <= limit {
-		return text
-	}
-	return text[:runeBorder([]byte(text), limit)] + "..."
 }

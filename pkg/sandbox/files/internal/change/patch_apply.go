@@ -1,4 +1,4 @@
-package files
+package change
 
 import (
 	"bytes"
@@ -7,10 +7,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// applyPatch makes the changes of a unified diff. Every hunk is applied where its old
+// Patch makes the changes of a unified diff. Every hunk is applied where its old
 // lines are in content: where its header says, or else at the one other place that
 // there is behind the hunk before it. It is all or nothing.
-func applyPatch(name string, content []byte, patch string) ([]byte, []sandbox.EditOutcome, error) {
+func Patch(name string, content []byte, patch string) ([]byte, []sandbox.EditOutcome, error) {
 	hunks, err := parsePatch(patch)
 	if err != nil {
 		return nil, nil, err

@@ -1,15 +1,51 @@
-package files
+// Package gitignore tells which names the rules of ignore files exclude, with the meaning that Git gives
+// them (gitignore(5)).
+package gitignore
 
 import (
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 )
 
-// ignoreRule is one line of an ignore file, with the meaning that Git gives it. A path
+// Rules are those of a directory's ignore file and of its parents', from the workspace down. The zero
+// value excludes nothing.
+type Rules []level
+
+// level is the rules of one file.
+type level struct {
+	dir   string // in which the file is
+	rules []rule
+}
+
+// With adds the rules of the ignore file in dir, a path from the workspace ("." for itself), to those above. Rules that
+// can match nothing are left out.
+func (r Rules) With(dir, content string) Rules {
+	return append(slices.Clip(r), level{dir: dir, rules: parse(content)})
+}
+
+// Excludes reports whether the rules exclude name, a path from the workspace: the last rule of the deepest file
+// that is about it decides.
+func (r Rules) Excludes(name string, isDir bool) bool {
+	for _, level := range slices.Backward(r) {
+		below := name
+		if level.dir != "." {
+			below = strings.TrimPrefix(name, level.dir+"/")
+		}
+		for _, rule := range slices.Backward(level.rules) {
+			if rule.matches(below, isDir) {
+				return !rule.takesBack
+			}
+		}
+	}
+	return false
+}
+
+// rule is one line of an ignore file, with the meaning that Git gives it. A path
 // below a directory that a rule matches is not matched itself: who walks does not
 // enter the directory.
-type ignoreRule struct {
+type rule struct {
 	takesBack bool // the line starts with "!"
 	dirsOnly  bool // it ends with "/"
 	anchored  bool // it is about a path below the file's directory, else about names
@@ -19,43 +55,42 @@ type ignoreRule struct {
 	pattern *regexp.Regexp
 }
 
-// parseIgnoreRules reads an ignore file. Rules that can match nothing are left out.
-func parseIgnoreRules(content string) []ignoreRule {
-	var rules []ignoreRule
+func parse(content string) []rule {
+	var rules []rule
 	for line := range strings.SplitSeq(strings.TrimPrefix(content, "\uFEFF"), "\n") {
-		if rule, ok := parseIgnoreRule(strings.TrimSuffix(line, "\r")); ok {
+		if rule, ok := parseRule(strings.TrimSuffix(line, "\r")); ok {
 			rules = append(rules, rule)
 		}
 	}
 	return rules
 }
 
-func parseIgnoreRule(line string) (rule ignoreRule, ok bool) {
+func parseRule(line string) (r rule, ok bool) {
 	if strings.HasPrefix(line, "#") {
-		return rule, false
+		return r, false
 	}
 	line = trimSpaces(line)
-	line, rule.takesBack = strings.CutPrefix(line, "!")
-	line, rule.dirsOnly = strings.CutSuffix(line, "/")
-	rule.anchored = strings.Contains(line, "/")
+	line, r.takesBack = strings.CutPrefix(line, "!")
+	line, r.dirsOnly = strings.CutSuffix(line, "/")
+	r.anchored = strings.Contains(line, "/")
 	line = strings.TrimPrefix(line, "/")
 	switch {
 	case line == "":
-		return rule, false
+		return r, false
 	case !strings.ContainsAny(line, `*?[\`):
-		rule.literal = line
-		return rule, true
-	case !rule.anchored && line[0] == '*' && !strings.ContainsAny(line[1:], `*?[\`):
-		rule.suffix = line[1:]
-		return rule, true
+		r.literal = line
+		return r, true
+	case !r.anchored && line[0] == '*' && !strings.ContainsAny(line[1:], `*?[\`):
+		r.suffix = line[1:]
+		return r, true
 	}
 	expression, ok := globExpression(line)
 	if !ok {
-		return rule, false
+		return r, false
 	}
 	var err error
-	rule.pattern, err = regexp.Compile(expression)
-	return rule, err == nil
+	r.pattern, err = regexp.Compile(expression)
+	return r, err == nil
 }
 
 // trimSpaces drops the spaces at the end of a rule, but for one behind a backslash.
@@ -69,7 +104,7 @@ func trimSpaces(line string) string {
 }
 
 // matches reports whether the rule is about name, a path below the file's directory.
-func (r *ignoreRule) matches(name string, isDir bool) bool {
+func (r *rule) matches(name string, isDir bool) bool {
 	if r.dirsOnly && !isDir {
 		return false
 	}

@@ -1,0 +1,128 @@
+package change
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// maxPlaces is how many lines are named when a text occurs more than once.
+const maxPlaces = 10
+
+// Edits makes edits one after another. It fails when one of them does, or with
+// best effort when all of them do, and then says of each why.
+func Edits(name string, content []byte, req sandbox.EditRequest) ([]byte, []sandbox.EditOutcome, error) {
+	outcomes := make([]sandbox.EditOutcome, len(req.Edits))
+	var faults []*sandbox.Fault
+	for i, edit := range req.Edits {
+		after, outcome, fault := substitute(name, content, edit)
+		if fault != nil {
+			if len(req.Edits) > 1 {
+				fault = sandbox.Faultf(fault.Code, "edit %d of %d: %s", i+1, len(req.Edits), fault.Message)
+			}
+			outcomes[i].Fault = fault
+			faults = append(faults, fault)
+			continue
+		}
+		content, outcomes[i] = after, outcome
+	}
+	if len(faults) == 0 || req.BestEffort && len(faults) < len(req.Edits) {
+		return content, outcomes, nil
+	}
+	return nil, nil, joinFaults(faults, len(req.Edits))
+}
+
+// joinFaults makes one fault of those of several edits. Nothing was changed.
+func joinFaults(faults []*sandbox.Fault, edits int) error {
+	first := faults[0]
+	if edits == 1 {
+		return sandbox.Faultf(first.Code, "nothing was changed: %s", first.Message)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "nothing was changed, because %d of %d edits cannot be made:", len(faults), edits)
+	const shown = 10
+	for i, fault := range faults {
+		if i == shown {
+			fmt.Fprintf(&b, "\nand %d more", len(faults)-shown)
+			break
+		}
+		b.WriteString("\n" + fault.Message)
+	}
+	return &sandbox.Fault{Code: first.Code, Message: b.String()}
+}
+
+// substitute returns content with the replacements that edit asks for.
+func substitute(name string, content []byte, edit sandbox.Edit) ([]byte, sandbox.EditOutcome, *sandbox.Fault) {
+	var outcome sandbox.EditOutcome
+	switch edit.Old {
+	case "":
+		return nil, outcome, sandbox.Faultf(sandbox.FaultArguments,
+			"the old text is empty; give the text to replace, or write the file for new content")
+	case edit.New:
+		return nil, outcome, sandbox.Faultf(sandbox.FaultArguments, "the old and the new text are the same; nothing would change")
+	}
+	old := []byte(edit.Old)
+	places := occurrences(content, old, maxPlaces+1)
+	if len(places) == 0 {
+		return nil, outcome, sandbox.Faultf(sandbox.FaultEditNotFound, "the old text is not in %q. %s", name, hint(content, edit))
+	}
+	count := bytes.Count(content, old)
+	switch {
+	case edit.All:
+	case edit.First:
+		count = 1
+	case len(places) > 1:
+		return nil, outcome, notUnique(name, content, places, max(count, len(places)))
+	}
+	if size := len(content) + count*(len(edit.New)-len(old)); size > sandbox.MaxFileSize {
+		return nil, outcome, sandbox.Faultf(sandbox.FaultTooLarge, "%q would have %d bytes, at most %d are possible", name, size, sandbox.MaxFileSize)
+	}
+	outcome.Replacements, outcome.Line = count, lineAt(content, places[0])
+	return bytes.Replace(content, old, []byte(edit.New), count), outcome, nil
+}
+
+// lineAt is the number of the line, from 1, in which the byte at offset is.
+func lineAt(content []byte, offset int) int { return 1 + bytes.Count(content[:offset], []byte{'\n'}) }
+
+// occurrences returns where old is found in content, at most limit places. Those
+// that overlap count, too: which of them was meant cannot be known.
+func occurrences(content, old []byte, limit int) []int {
+	var places []int
+	for from := 0; len(places) < limit; {
+		i := bytes.Index(content[from:], old)
+		if i < 0 {
+			break
+		}
+		places = append(places, from+i)
+		from += i + 1
+	}
+	return places
+}
+
+func notUnique(name string, content []byte, places []int, count int) *sandbox.Fault {
+	lines := make([]int, 0, len(places))
+	for _, at := range places {
+		lines = append(lines, lineAt(content, at))
+	}
+	return sandbox.Faultf(sandbox.FaultEditNotUnique,
+		"the old text occurs %d times in %q, at lines %s; give more of the text around the one that is meant, or ask for all to be replaced",
+		count, name, lineNumbers(lines))
+}
+
+// lineNumbers is the first [maxPlaces] of some line numbers, as text.
+func lineNumbers(lines []int) string {
+	var b strings.Builder
+	for i, line := range lines {
+		if i == maxPlaces {
+			b.WriteString(", ...")
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprint(&b, line)
+	}
+	return b.String()
+}
