@@ -46,7 +46,9 @@
 // still be there; whoever takes over looks for its result first. While a lane is
 // held, the server repeats each stored message of its mailbox to the holder; a
 // server on its own repeats all of them in order, so they need not be read. There a call
-// becomes the ready message only if the mailbox is empty, and starts without a look.
+// becomes the ready message only if the mailbox is empty, and starts without a look. In a cluster some may
+// get lost: one list of the mailbox says of all that were repeated whether they are there and whether any is missing (told.go), and
+// a lane that runs calls which take all of it reads what came meanwhile when the last one starts that it has in hand.
 //
 // # The lease
 //

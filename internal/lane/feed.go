@@ -69,10 +69,14 @@ func (l *held) feed() error {
 	}
 	if l.inline != nil && (l.comesAlone() || l.stock.empty()) {
 		l.admit(l.inline)
-		l.inline, l.caughtUp = nil, true
+		l.inline = nil
+		l.catchUp()
 		return nil
 	}
-	for l.schedule.len() < window && l.bytes < windowBytes {
+	if l.putOff = l.hasTime(); !l.putOff {
+		l.fed = time.Now()
+	}
+	for !l.putOff && l.schedule.len() < window && l.bytes < windowBytes {
 		letter, err := l.mail.next(l.ctx)
 		if err == nil && letter == nil {
 			err = l.checkStock()
@@ -87,7 +91,7 @@ func (l *held) feed() error {
 			l.inline = nil
 		}
 		if letter == nil {
-			l.caughtUp = true
+			l.catchUp()
 			break
 		}
 		if !l.stock.lists(letter) {
@@ -96,6 +100,15 @@ func (l *held) feed() error {
 		l.accept(letter)
 	}
 	return l.readPause()
+}
+
+// catchUp books that all is read that was there at the claim. What is told of it later comes late: the lane's last
+// holder may have settled it.
+func (l *held) catchUp() {
+	l.caughtUp = true
+	if l.stock != nil && l.stock.whole {
+		l.mail.cursor = max(l.mail.cursor, l.stock.last+1)
+	}
 }
 
 // hasReadNothing reports whether nothing in the mailbox should have been read before. Then it is read

@@ -60,6 +60,8 @@ type held struct {
 	givingWay  time.Time // until then free slots are left to others
 	served     int       // calls settled
 	caughtUp   bool      // what is read from now on came after the claim
+	fed        time.Time // when the mailbox was last read to its end, or as far as there was room
+	putOff     bool      // reading it can wait
 	marks      map[protocol.CallID][]uint64
 	litter     []uint64  // messages that nobody needs any more
 	thrown     time.Time // when removals were last sent that nobody answers; zero when there are none
@@ -160,6 +162,9 @@ func (l *held) serve() {
 		l.over(mailboxTrouble)
 		l.start()
 		l.throwAway() // what was refused
+		if l.putOff && !l.hasTime() {
+			continue
+		}
 		if l.active > 0 || l.wanting || l.schedule.len() > 0 && time.Now().Before(l.givingWay) {
 			l.wait(l.holder.lookPeriod())
 			continue

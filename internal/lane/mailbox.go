@@ -3,6 +3,7 @@ package lane
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -27,7 +28,8 @@ type letter struct {
 // leader, which knows every acknowledged message. While it listens, the server
 // also tells it each message once that is stored, so that it need not ask in vain. A
 // server on its own tells all of them in order, and then they are taken as they
-// come; in a cluster some may get lost, and then they only say when to ask.
+// come; in a cluster some may get lost, and then one question finds out whether those that
+// came are all there are (told.go).
 //
 // One goroutine uses it; what it is told comes from another.
 type mailbox struct {
@@ -42,13 +44,18 @@ type mailbox struct {
 	fromStart bool
 	empty     bool // the stream had nothing at cursor or after it, and whatever comes is told
 
+	sure  []letter            // in a cluster, what is to be read next, in order
+	read  map[string]struct{} // in a cluster, the subjects of what was read and may still be stored
+	prune int                 // as many of them are reason enough to find out which are stored
+
 	subscription *nats.Subscription
 	reconnects   uint64 // of the connection, when listening began
 	wake         chan struct{}
 
 	mu        sync.Mutex
-	told      []letter // stored messages, in order, bounded by maxTold and windowBytes
+	told      []letter // stored messages, in order on a server of its own, bounded by maxTold and windowBytes
 	toldBytes int
+	urgent    bool              // one of them is no call
 	lost      bool              // some that were told had no room
 	cancels   []protocol.CallID // calls that somebody asks to cancel
 }
@@ -57,7 +64,7 @@ type mailbox struct {
 const maxTold = 4 * window
 
 func newMailbox(s *store.Store, fleet protocol.Fleet, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
-	return &mailbox{store: s, fleet: fleet, pool: pool, hash: hash, wake: make(chan struct{}, 1)}
+	return &mailbox{store: s, fleet: fleet, pool: pool, hash: hash, wake: make(chan struct{}, 1), prune: readMost}
 }
 
 // listen has the server tell what is stored from now on, and reports whether it does. It does nothing the second time.
@@ -94,7 +101,9 @@ func (m *mailbox) tell(msg *nats.Msg) {
 		m.told = append(m.told, l)
 		m.toldBytes += len(l.body)
 	}
-	if entry := m.fleet.ParseMailboxSubject(msg.Subject); entry.Kind == protocol.EntryCancel {
+	entry := m.fleet.ParseMailboxSubject(msg.Subject)
+	m.urgent = m.urgent || entry.Kind != protocol.EntryCall
+	if entry.Kind == protocol.EntryCancel {
 		m.cancels = append(m.cancels, entry.CallID)
 	}
 	m.mu.Unlock()
@@ -132,13 +141,22 @@ func (m *mailbox) refresh() { m.empty = false }
 
 // next returns the next message; nil when there is none.
 func (m *mailbox) next(ctx context.Context) (*letter, error) {
-	if m.empty {
+	if m.empty && len(m.sure) == 0 {
 		l, ask := m.takeTold()
 		if l != nil || !ask {
 			return l, nil
 		}
+		if err := m.makeSure(ctx); err != nil {
+			return nil, err
+		}
 	}
-	msg, err := m.read(ctx)
+	if len(m.sure) > 0 {
+		first := m.sure[0]
+		m.sure = m.sure[1:]
+		m.passes(first.seq, first.subject)
+		return &first, nil
+	}
+	msg, err := m.ask(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -146,12 +164,24 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 		m.empty = true
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}
-	m.cursor = msg.Sequence + 1
+	m.passes(msg.Sequence, msg.Subject)
 	return fromStream(msg), nil
 }
 
-// read asks the stream for the next message.
-func (m *mailbox) read(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+// passes books a message as read.
+func (m *mailbox) passes(seq uint64, subject string) {
+	m.cursor = seq + 1
+	if !m.store.Clustered() {
+		return
+	}
+	if m.read == nil {
+		m.read = map[string]struct{}{}
+	}
+	m.read[subject] = struct{}{}
+}
+
+// ask asks the stream for the next message.
+func (m *mailbox) ask(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 	if m.fromStart {
 		m.fromStart = false
 		msg, err := m.store.Next(ctx, m.filter(), 0)
@@ -174,12 +204,13 @@ func (m *mailbox) takeTold() (l *letter, ask bool) {
 		m.drop()
 	}
 	if m.incomplete() {
-		m.told, m.toldBytes, m.lost = nil, 0, false
+		m.told, m.toldBytes, m.lost, m.urgent = nil, 0, false, false
 		m.close()
 		m.empty = false
 		return nil, true
 	}
 	if len(m.told) == 0 {
+		m.urgent = false
 		return nil, false
 	}
 	if m.store.Clustered() {
@@ -194,6 +225,18 @@ func (m *mailbox) takeTold() (l *letter, ask bool) {
 func (m *mailbox) drop() {
 	m.toldBytes -= len(m.told[0].body)
 	m.told = m.told[1:]
+}
+
+// dropBefore forgets what was told with a sequence below seq.
+func (m *mailbox) dropBefore(seq uint64) {
+	m.told = slices.DeleteFunc(m.told, func(l letter) bool {
+		old := l.seq < seq
+		if old {
+			m.toldBytes -= len(l.body)
+		}
+		return old
+	})
+	m.urgent = m.urgent && len(m.told) > 0
 }
 
 // incomplete reports whether something may have been stored without being told.
