@@ -109,24 +109,18 @@ func (p *pipes) add(stream sandbox.Stream) (*os.File, error) {
 // buffers are used by one command after the other: most write little.
 var buffers = sync.Pool{New: func() any { return new([readSize]byte) }} //nolint:gochecknoglobals // of the process
 
-// copy hands over what is written until both streams have ended, or endAt's time.
-// A stream of which keep wants no more is closed.
+// lastWrites is how many writes are handed over at endAt's time: those that wait, and some of somebody who goes on writing.
+const lastWrites = 32
+
+// copy hands over what is written until both streams have ended, or endAt's time; also what was written by then, and nobody
+// has had the time to read. A stream of which keep wants no more is closed.
 func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
 	buf, _ := buffers.Get().(*[readSize]byte)
 	defer buffers.Put(buf)
-	_ = p.events.Read(func(epoll uintptr) bool { // fails at endAt's time
-		var event [1]unix.EpollEvent // one by one: a later one may be overtaken meanwhile
-		for idle := looks; p.fds != [2]int{-1, -1}; {
-			n, err := unix.EpollWait(int(epoll), event[:], 0)
+	_ = p.events.Read(func(uintptr) bool { // fails at endAt's time
+		for idle := looks; p.fds != [2]int{-1, -1} && !p.late(); {
 			switch {
-			case errors.Is(err, unix.EINTR):
-			case err != nil:
-				return true
-			case n > 0:
-				if end := p.end.Load(); end != nil && time.Now().After(*end) {
-					return true
-				}
-				p.take(sandbox.Stream(event[0].Fd), event[0].Events, buf[:], keep) //nolint:gosec // 1 or 2
+			case p.next(buf[:], keep):
 				idle = 0
 			case idle >= looks:
 				return false // sleep until there is more
@@ -136,6 +130,31 @@ func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
 		}
 		return true
 	})
+	for range lastWrites {
+		if !p.next(buf[:], keep) {
+			return
+		}
+	}
+}
+
+// late reports whether it is endAt's time.
+func (p *pipes) late() bool {
+	end := p.end.Load()
+	return end != nil && time.Now().After(*end)
+}
+
+// next hands over what was written next, and reports whether there was something.
+func (p *pipes) next(buf []byte, keep func(sandbox.Stream, []byte) bool) bool {
+	var event [1]unix.EpollEvent // one by one: a later one may be overtaken meanwhile
+	n, err := unix.EpollWait(p.fd, event[:], 0)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.EpollWait(p.fd, event[:], 0)
+	}
+	if n <= 0 {
+		return false
+	}
+	p.take(sandbox.Stream(event[0].Fd), event[0].Events, buf, keep) //nolint:gosec // 1 or 2
+	return true
 }
 
 // take reads what an event has announced: one write, or all when there will be no more.

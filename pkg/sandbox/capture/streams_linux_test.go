@@ -95,6 +95,22 @@ func TestStreams_FinishDoesNotWaitForThoseWhoWriteOn(t *testing.T) {
 	require.Error(t, cmd.Wait(), "nobody reads any more")
 }
 
+// TestStreams_WhatWasWrittenIsTakenHoweverLate: on a busy machine nobody may have had the time to read it before.
+func TestStreams_WhatWasWrittenIsTakenHoweverLate(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		out := capture.New(0, nil)
+		streams, err := capture.OpenStreams(out)
+		require.NoError(t, err)
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", "echo said; echo too >&2")
+		cmd.Stdout, cmd.Stderr = streams.Command()
+		require.NoError(t, cmd.Run())
+		streams.Run()
+		require.False(t, streams.Finish(-time.Second))
+		require.Equal(t, "said\ntoo\n", string(out.Combined().Data))
+	}
+}
+
 func TestStreams_AbandonedStreamsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	for range 2000 { // more than there may be files open
