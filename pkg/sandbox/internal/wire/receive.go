@@ -14,47 +14,60 @@ import (
 
 // Receive returns the next message. It returns io.EOF when the other side is gone, and an
 // error that wraps [ErrMalformed] when it broke the protocol; the connection is of no use then.
-func (c *Conn) Receive() (*Message, error) {
-	for {
-		n, fds, err := c.receiveFrame()
-		if err != nil {
-			return nil, err
-		}
-		m, err := c.join(c.received[:n], fds)
-		if m != nil || err != nil {
-			return m, err
+func (c *Conn) Receive() (m *Message, err error) {
+	for m == nil && err == nil {
+		waitErr := c.raw.Read(func(fd uintptr) bool {
+			m, err = c.receive(int(fd), 0)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		if waitErr != nil {
+			return nil, waitErr
 		}
 	}
+	return m, err
 }
 
-func (c *Conn) receiveFrame() (n int, fds []int, err error) {
-	var oobn, flags int
-	var recvErr error
-	spin := c.spin
-	c.spin = 0
-	err = c.raw.Read(func(fd uintptr) bool {
-		for end := time.Now().Add(spin); spin > 0 && time.Now().Before(end); {
-			n, oobn, flags, _, recvErr = unix.Recvmsg(int(fd), c.received, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-			if recvErr == nil {
-				return true
-			}
-		}
-		for {
-			n, oobn, flags, _, recvErr = unix.Recvmsg(int(fd), c.received, c.oob, unix.MSG_CMSG_CLOEXEC)
-			// Of one that has ended without reading everything the kernel tells that first, once; what it
-			// has said comes after that.
-			if !errors.Is(recvErr, unix.EINTR) && !errors.Is(recvErr, unix.ECONNRESET) {
-				return !errors.Is(recvErr, unix.EAGAIN)
+// Look is a Receive that does not sleep: it looks for a message again and again for a time, and returns nil when none has
+// come. For a message that comes so soon, that is sooner than to be woken. It may be called beside Receive, and by many: each
+// message is returned once.
+func (c *Conn) Look(most time.Duration) (m *Message, err error) {
+	end := time.Now().Add(most)
+	controlErr := c.raw.Control(func(fd uintptr) {
+		for m == nil && err == nil && time.Now().Before(end) {
+			if m, err = c.receive(int(fd), unix.MSG_DONTWAIT); errors.Is(err, unix.EAGAIN) {
+				err = nil
 			}
 		}
 	})
+	return m, errors.Join(err, controlErr)
+}
+
+// receive receives a frame, and returns the message if it was the last one of it.
+func (c *Conn) receive(fd, flags int) (*Message, error) {
+	c.receiving.Lock()
+	defer c.receiving.Unlock()
+	n, fds, err := c.receiveFrame(fd, flags)
+	if err != nil {
+		return nil, err
+	}
+	return c.join(c.received[:n], fds)
+}
+
+func (c *Conn) receiveFrame(fd, how int) (n int, fds []int, err error) {
+	var oobn, flags int
+	for {
+		n, oobn, flags, _, err = unix.Recvmsg(fd, c.received, c.oob, unix.MSG_CMSG_CLOEXEC|how)
+		// Of one that has ended without reading everything the kernel tells that first, once; what it
+		// has said comes after that.
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNRESET) {
+			break
+		}
+	}
 	switch {
 	case err != nil:
 		return 0, nil, err
-	case recvErr == nil && n == 0:
+	case n == 0:
 		return 0, nil, io.EOF
-	case recvErr != nil:
-		return 0, nil, recvErr
 	}
 	fds, err = rights(c.oob[:oobn])
 	if err == nil && (n < headerSize || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0) {
@@ -106,10 +119,6 @@ func (c *Conn) join(frame []byte, fds []int) (*Message, error) {
 	delete(c.partial, id)
 	return m, nil
 }
-
-// Spin has the next Receive look for a message again and again for a time before it sleeps. For one that comes so soon
-// that is sooner than to be woken.
-func (c *Conn) Spin(most time.Duration) { c.spin = most }
 
 // ReceiveUntil has Receive fail after a time; the zero time is none.
 func (c *Conn) ReceiveUntil(t time.Time) { _ = c.file.SetReadDeadline(t) } // it is a socket
