@@ -88,4 +88,14 @@
 // before; calls that must not start twice have their mark stored before the first start.
 // The stream takes each mark once, so a mark also decides between two workers
 // that both believe to hold the lane.
+//
+// # Where to look
+//
+//	calls are put, results heard    publisher, presence; results
+//	lanes are claimed               holder, pull, slots, turns; options, executor
+//	a lane while it is held         held, waits, attempt, leave, litter
+//	what waits in it, in order      feed, mailbox, told, stock; schedule, which is pure
+//	its lease                       lease, renew, quorum, contact, books
+//	operators, cancels, pauses      answer, oversight, paused, alarms; package operator
+//	streams and their operations    package store
 package lane
