@@ -155,7 +155,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})
 	if err != nil {
 		return nil, err

@@ -139,7 +139,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 
 	aborts := make(chan func(), 1)
 	ctx, stop := cli.Signals(ctx, func() {

@@ -72,11 +72,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Serves: true, Logger: logger})
 	if err != nil {
 		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 	fl, err := c.connect(ctx, connection{name: "coordinator serve", listen: c.Listen, data: data, logger: logger})
 	if err != nil {
 		return err

@@ -42,7 +42,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	fl, err := c.connect(ctx, "submit "+string(turn.session), logger)

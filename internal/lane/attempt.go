@@ -247,6 +247,7 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 		}
 		err := l.holder.store.StoreResult(l.ctx, r)
 		if err == nil {
+			l.holder.options.Settled(l.ctx, e.call, r)
 			l.dropPayload(e)
 			return true
 		}

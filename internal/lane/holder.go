@@ -2,6 +2,7 @@ package lane
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -75,6 +76,12 @@ func (h *Holder) Held() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.held)
+}
+
+// Load is how busy the holder is now: how many lanes it holds, idle ones included, and how many
+// of its slots are in use, by calls and by lanes that are just taken or let go.
+func (h *Holder) Load() (lanes, used, slots int) {
+	return h.Held(), h.options.Slots - h.slots.available(), h.options.Slots
 }
 
 // room wakes the pull loop.
@@ -231,6 +238,9 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 			l.serve()
 		} else if l.hasSlot {
 			h.slots.release()
+		}
+		if errors.Is(context.Cause(l.ctx), ErrLost) {
+			h.options.Lost(l.ctx, l.lane)
 		}
 		if !l.forgotten { // else it is released, and may be claimed again by now
 			h.executor.Release(l.lane)

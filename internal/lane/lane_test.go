@@ -221,11 +221,12 @@ func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
 			started := make(chan struct{})
 			release := make(chan struct{})
 			nc := f.connect()
+			var atLost, atNext told
 			lost, err := lane.NewHolder(t.Context(), nc, executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 				close(started)
 				<-release
 				return succeed(run)
-			}), lane.Options{Worker: "lost", AckWait: time.Second})
+			}), atLost.by(lane.Options{Worker: "lost", AckWait: time.Second}))
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
@@ -236,7 +237,7 @@ func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
 			put(t, p, first, second)
 			<-started
 			nc.Close() // the worker is cut off: it must commit nothing from now on
-			f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{Worker: "next"})
+			next := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), atNext.by(lane.Options{Worker: "next"}))
 			r := f.await(p, first)
 			if delivery == protocol.AtMostOnce {
 				require.Equal(t, protocol.StatusOutcomeUnknown, r.Status)
@@ -248,12 +249,45 @@ func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
 			r = f.await(p, second)
 			require.Equal(t, protocol.StatusOK, r.Status)
 			require.Equal(t, 1, r.Attempt, "it waited behind the first, so it was never started")
+			lanes, used, slots := lost.Load()
+			require.Equal(t, []int{1, 1, 1}, []int{lanes, used, slots}, "what was lost runs until it returns")
 			close(release)
 			cancel()
 			require.NoError(t, <-done)
 			f.requireQuiet()
+			next.stop()
+			require.Empty(t, atLost.settled)
+			require.Equal(t, []protocol.Lane{"account/a"}, atLost.lost)
+			require.Equal(t, []protocol.CallID{first.ID, second.ID}, atNext.settled)
+			require.Empty(t, atNext.lost)
+			lanes, used, slots = next.Load()
+			require.Equal(t, []int{0, 0, 1}, []int{lanes, used, slots})
 		})
 	}
+}
+
+// told is what a holder tells its owner. It may be read when the holder has ended.
+type told struct {
+	mu      sync.Mutex
+	settled []protocol.CallID
+	lost    []protocol.Lane
+}
+
+// by are the options of a holder that tells it.
+func (w *told) by(o lane.Options) lane.Options {
+	o.Settled = func(_ context.Context, c *protocol.Call, r *protocol.Result) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if r.CallID == c.ID {
+			w.settled = append(w.settled, c.ID)
+		}
+	}
+	o.Lost = func(_ context.Context, l protocol.Lane) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.lost = append(w.lost, l)
+	}
+	return o
 }
 
 func TestLane_PoisonCallIsGivenUp(t *testing.T) {

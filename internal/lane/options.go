@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"context"
 	"log/slog"
 	"time"
 
@@ -25,6 +26,10 @@ type Options struct {
 	Keeps func(protocol.Lane) bool
 	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
 	MaxLingering int
+	// Settled, if set, is told of each call whose result this holder has stored, and Lost of each
+	// lane that was lost while it was held. Many goroutines call them, and wait for them.
+	Settled func(ctx context.Context, call *protocol.Call, result *protocol.Result)
+	Lost    func(ctx context.Context, lane protocol.Lane)
 	// Logger gets troubles at warn, claims and releases at debug; nil discards.
 	Logger *slog.Logger
 }
@@ -47,6 +52,12 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Keeps == nil {
 		o.Keeps = func(protocol.Lane) bool { return false }
+	}
+	if o.Settled == nil {
+		o.Settled = func(context.Context, *protocol.Call, *protocol.Result) {}
+	}
+	if o.Lost == nil {
+		o.Lost = func(context.Context, protocol.Lane) {}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -1,4 +1,4 @@
-// Package telemetry makes one trace of a turn, across processes.
+// Package telemetry makes one trace of a turn, across processes, and the metrics of each process.
 //
 //	coordinator                                       worker
 //	invoke_agent
@@ -7,14 +7,18 @@
 //	                                                └─ execute_tool {name}
 //	                                                   └─ sandbox exec
 //
-// [Setup] installs an exporter when, and only when, the standard OTEL_* variables
-// ask for one. Without them nothing is installed: spans cost next to nothing,
+// [Setup] installs exporters when, and only when, the standard OTEL_* variables
+// ask for them. Without them nothing is installed: spans and metrics cost next to nothing,
 // nobody is connected to and nothing is logged; the trace context of a
 // caller still travels through, so that a chain does not break at a silent process.
 //
 // [Inject] and [Extract] carry the context in NATS headers under the lower-case
 // names of W3C Trace Context, because NATS headers are case-sensitive. The names
-// of spans and attributes stand in this package and nowhere else.
+// of spans, metrics and attributes stand in this package.
+//
+// Metrics come in groups, one for each part of the fleet that has some: [HolderMetrics] and [WorkerMetrics].
+// Attributes are pools, tools, models, statuses, codes and the like: never lanes,
+// sessions, calls or what a model wrote.
 //
 // Telemetry never decides anything and never fails a call: an exporter that cannot
 // reach its backend costs one warning a minute. Standard output is never

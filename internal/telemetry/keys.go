@@ -26,23 +26,27 @@ const (
 	KeyGenAIResponseModel = attribute.Key("gen_ai.response.model")
 	KeyGenAIInputTokens   = attribute.Key("gen_ai.usage.input_tokens")
 	KeyGenAIOutputTokens  = attribute.Key("gen_ai.usage.output_tokens")
+	KeyGenAITokenType     = attribute.Key("gen_ai.token.type") // input or output
 	KeyGenAIToolName      = attribute.Key("gen_ai.tool.name")
 	KeyGenAIToolCallID    = attribute.Key("gen_ai.tool.call.id") // the model's own id
 )
 
 // Attributes of toolfleet. Durations are in milliseconds, as floating point numbers.
 const (
-	KeyCallID       = attribute.Key("toolfleet.call_id")
-	KeyTurn         = attribute.Key("toolfleet.turn")
-	KeyStep         = attribute.Key("toolfleet.step")
-	KeyPayload      = attribute.Key("toolfleet.payload") // the payload's kind
-	KeyLane         = attribute.Key("toolfleet.lane")
-	KeyPool         = attribute.Key("toolfleet.pool")
-	KeyWorkerID     = attribute.Key("toolfleet.worker_id")
-	KeyAttempt      = attribute.Key("toolfleet.attempt") // from 1
-	KeyStatus       = attribute.Key("toolfleet.status")  // of the result
-	KeyQueueMS      = attribute.Key("toolfleet.queue_ms")
-	KeyLaneMS       = attribute.Key("toolfleet.lane_ms")
-	KeyRunMS        = attribute.Key("toolfleet.run_ms")
-	KeySandboxLevel = attribute.Key("toolfleet.sandbox.level")
+	KeyCallID        = attribute.Key("toolfleet.call_id")
+	KeyTurn          = attribute.Key("toolfleet.turn")
+	KeyStep          = attribute.Key("toolfleet.step")
+	KeyPayload       = attribute.Key("toolfleet.payload") // the payload's kind
+	KeyLane          = attribute.Key("toolfleet.lane")
+	KeyPool          = attribute.Key("toolfleet.pool")
+	KeyWorkerID      = attribute.Key("toolfleet.worker_id")
+	KeyAttempt       = attribute.Key("toolfleet.attempt") // from 1
+	KeyStatus        = attribute.Key("toolfleet.status")  // of the result
+	KeyOutcome       = attribute.Key("toolfleet.outcome") // of a turn
+	KeyReason        = attribute.Key("toolfleet.reason")  // why a command ended
+	KeyQueueMS       = attribute.Key("toolfleet.queue_ms")
+	KeyLaneMS        = attribute.Key("toolfleet.lane_ms")
+	KeyRunMS         = attribute.Key("toolfleet.run_ms")
+	KeySandboxDriver = attribute.Key("toolfleet.sandbox.driver")
+	KeySandboxLevel  = attribute.Key("toolfleet.sandbox.level")
 )

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) {
 // child does the job and writes the headers that it would send to stdout.
 func child(ctx context.Context, mode string) error {
 	shutdown, err := telemetry.Setup(ctx, "child-"+mode, "1.2.3", &telemetry.Options{
-		Instance: "instance-1", Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Instance: "instance-1", Serves: mode == "scrape", Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		return err
@@ -61,6 +62,13 @@ func child(ctx context.Context, mode string) error {
 			return err
 		}
 		process(ctx)
+	case "measure":
+		measure(ctx)
+	case "scrape":
+		measure(ctx)
+		if err := scrape(ctx); err != nil {
+			return err
+		}
 	case "keep_failing":
 		keepFailing(ctx)
 	}
@@ -100,6 +108,35 @@ func process(ctx context.Context) {
 	_, tool := telemetry.Tracer().Start(ctx, telemetry.SpanExecuteTool("read"))
 	telemetry.Fail(tool, errors.New("disk on fire"))
 	tool.End()
+}
+
+// measure does what a worker does in a short life.
+func measure(ctx context.Context) {
+	w := telemetry.NewWorkerMetrics(telemetry.Meter(), "default", "ns", "full")
+	w.Observe(func() (lanes, used, slots int) { return 3, 2, 4 })
+	w.Opened(ctx, 20*time.Millisecond, nil)
+	w.Started(ctx, "bash", 2, 2*time.Second, time.Second)
+	w.CommandEnded(ctx, "oom")
+	w.Executed(ctx, "bash", "out_of_memory", 90*time.Second)
+	w.Ended(ctx, "bash", "failed", "out_of_memory")
+	w.Ended(ctx, "bash", "ok", "")
+	w.Opened(ctx, time.Second, errors.New("no room"))
+	w.Lost(ctx)
+}
+
+// scrape writes what a scraper gets from this process to stderr.
+func scrape(ctx context.Context) error {
+	url := "http://localhost:" + os.Getenv("OTEL_EXPORTER_PROMETHEUS_PORT") + "/metrics"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(os.Stderr, response.Body)
+	return errors.Join(err, response.Body.Close())
 }
 
 // keepFailing ends five spans, each of which is an export of its own when the

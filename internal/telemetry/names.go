@@ -2,15 +2,20 @@ package telemetry
 
 import (
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Scope is the instrumentation scope of every span of this module.
+// Scope is the instrumentation scope of every span and metric of this module.
 const Scope = "github.com/toolfleet/toolfleet"
 
 // Tracer returns the tracer of this module; before [Setup], or when nothing is
 // exported, its spans do nothing but pass their parent's context on.
 func Tracer() trace.Tracer { return otel.Tracer(Scope) }
+
+// Meter returns the meter of this module; before [Setup], or when nothing is exported,
+// its instruments do nothing.
+func Meter() metric.Meter { return otel.Meter(Scope) }
 
 // Names of spans, from the outside in. Those that carry a name are functions.
 const (
@@ -21,8 +26,11 @@ const (
 	SpanSandboxExec = "sandbox exec" // the command or file operation itself
 )
 
+// OperationChat is the value of [KeyGenAIOperation] for replies of models.
+const OperationChat = "chat"
+
 // SpanChat names one reply of a model.
-func SpanChat(model string) string { return "chat " + model }
+func SpanChat(model string) string { return OperationChat + " " + model }
 
 // SpanExecuteTool names the execution of one call by its tool.
 func SpanExecuteTool(tool string) string { return "execute_tool " + tool }

@@ -2,24 +2,23 @@ package telemetry
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/google/uuid"
-	"go.opentelemetry.io/contrib/exporters/autoexport"
 	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	"go.opentelemetry.io/otel/propagation"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// ShutdownTimeout bounds how long the last spans may take to leave, when the
+// ShutdownTimeout bounds how long the last spans and metrics may take to leave, when the
 // context of the shutdown does not end earlier: a dead backend must not hold up an exit.
 const ShutdownTimeout = 3 * time.Second
 
@@ -27,10 +26,14 @@ const ShutdownTimeout = 3 * time.Second
 type Options struct {
 	// Instance is the service.instance.id, such as a worker id; default is a fresh UUID.
 	Instance string
+	// Serves says that the process goes on until it is told to stop. Only such a process is
+	// scraped: for others OTEL_METRICS_EXPORTER=prometheus is "none", as they would be over
+	// before anybody came, and take the port of one that serves.
+	Serves bool
 	// Logger gets what goes wrong with exporting, at most one warning a minute.
 	// The default discards it.
 	Logger *slog.Logger
-	// Console is where OTEL_TRACES_EXPORTER=console writes; default is standard error.
+	// Console is where the exporter "console" writes; default is standard error.
 	Console io.Writer
 	// Getenv decides whether and how to export; default is [os.Getenv]. An exporter
 	// then reads its details from the process's own environment.
@@ -57,78 +60,92 @@ func (o *Options) withDefaults() Options {
 	return with
 }
 
-// Setup installs tracing for the process as its environment asks for it:
+// Setup installs tracing and metrics for the process as its environment asks for them:
 //
-//   - OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, or
-//     OTEL_TRACES_EXPORTER=otlp, export by OTLP; protocol, headers, certificates,
-//     sampling and batching follow their own OTEL_* variables;
-//   - OTEL_TRACES_EXPORTER=console writes spans to [Options].Console;
-//   - OTEL_TRACES_EXPORTER=none, OTEL_SDK_DISABLED=true, or none of all these: nothing.
+//   - OTEL_EXPORTER_OTLP_ENDPOINT, or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and
+//     OTEL_EXPORTER_OTLP_METRICS_ENDPOINT for one of them, or OTEL_TRACES_EXPORTER=otlp and
+//     OTEL_METRICS_EXPORTER=otlp, export by OTLP; protocol, headers, certificates,
+//     sampling, batching and intervals follow their own OTEL_* variables;
+//   - OTEL_METRICS_EXPORTER=prometheus listens for scrapes of /metrics, at
+//     OTEL_EXPORTER_PROMETHEUS_HOST (localhost) and OTEL_EXPORTER_PROMETHEUS_PORT (9464), in a
+//     process that [Options].Serves;
+//   - OTEL_TRACES_EXPORTER=console and OTEL_METRICS_EXPORTER=console write to [Options].Console;
+//   - "none" for either, OTEL_SDK_DISABLED=true, or none of all these: nothing.
 //
 // OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over service, version and
 // instance. Call Setup once, early in main; it sets OpenTelemetry's globals, which [Tracer]
-// reads. An error names the variable that is wrong; nothing is installed then.
+// and [Meter] read. An error names the variable that is wrong; nothing is installed then.
 //
 // The returned function is never nil. It sends what is left and gives up after
 // [ShutdownTimeout]; its error matters to nobody but a debug log.
 func Setup(ctx context.Context, service, version string, options *Options) (shutdown func(context.Context) error, err error) {
 	opts := options.withDefaults()
 	silent := func(context.Context) error { return nil }
-	choice, err := chooseExporter(opts.Getenv)
-	if err != nil || choice == exportNothing {
+	chosen, err := chooseExporters(opts.Getenv)
+	if err != nil {
 		return silent, err
+	}
+	if chosen.metrics == exportPrometheus && !opts.Serves {
+		chosen.metrics = exportNothing
+	}
+	if chosen == (choice{traces: exportNothing, metrics: exportNothing}) {
+		return silent, nil
 	}
 	described, err := describe(ctx, service, version, opts.Instance)
 	if err != nil {
 		return silent, err
 	}
-	exporter, err := newExporter(ctx, choice, opts.Console)
+	exporter, err := newSpanExporter(ctx, chosen.traces, opts.Console)
 	if err != nil {
 		return silent, err
 	}
-
+	reader, err := newMetricReader(ctx, chosen.metrics, &opts)
+	if err != nil {
+		if exporter != nil {
+			_ = exporter.Shutdown(ctx) // it has sent nothing
+		}
+		return silent, err
+	}
 	otel.SetErrorHandler(&exportErrors{logger: opts.Logger, now: time.Now})
 	otel.SetLogger(logr.FromSlogHandler(opts.Logger.Handler()))
+	return together(installTraces(exporter, described), installMetrics(reader, described)), nil
+}
+
+// installTraces installs tracing, if there is an exporter for it.
+func installTraces(exporter sdktrace.SpanExporter, described *resource.Resource) (shutdown func(context.Context) error) {
+	if exporter == nil {
+		return nil
+	}
 	otel.SetTextMapPropagator(propagation.TraceContext{})
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(described))
 	otel.SetTracerProvider(provider)
+	return provider.Shutdown
+}
+
+// installMetrics installs metrics, if there is a reader for them.
+func installMetrics(reader sdkmetric.Reader, described *resource.Resource) (shutdown func(context.Context) error) {
+	if reader == nil {
+		return nil
+	}
+	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(described),
+		sdkmetric.WithCardinalityLimit(maxSeries))
+	otel.SetMeterProvider(provider)
+	return provider.Shutdown
+}
+
+// together makes one shutdown of several, which wait side by side; those that are nil are left out.
+func together(shutdowns ...func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, ShutdownTimeout)
 		defer cancel()
-		if err := provider.Shutdown(ctx); err != nil {
-			return fmt.Errorf("send the last spans: %w", err)
+		faults := make([]error, len(shutdowns))
+		var ends sync.WaitGroup
+		for i, shutdown := range shutdowns {
+			if shutdown != nil {
+				ends.Go(func() { faults[i] = shutdown(ctx) })
+			}
 		}
-		return nil
-	}, nil
-}
-
-// describe says which process the spans are from.
-func describe(ctx context.Context, service, version, instance string) (*resource.Resource, error) {
-	described, err := resource.New(ctx,
-		resource.WithAttributes(
-			semconv.ServiceName(service), semconv.ServiceVersion(version), semconv.ServiceInstanceID(instance),
-		),
-		resource.WithHost(),
-		resource.WithTelemetrySDK(),
-		resource.WithFromEnv(), // last: it wins
-	)
-	if err != nil {
-		return nil, fmt.Errorf("read OTEL_RESOURCE_ATTRIBUTES: %w", err)
+		ends.Wait()
+		return errors.Join(faults...)
 	}
-	return described, nil
-}
-
-func newExporter(ctx context.Context, choice exporterChoice, console io.Writer) (sdktrace.SpanExporter, error) {
-	if choice == exportConsole {
-		exporter, err := stdouttrace.New(stdouttrace.WithWriter(console))
-		if err != nil {
-			return nil, fmt.Errorf("open the console trace exporter: %w", err)
-		}
-		return exporter, nil
-	}
-	exporter, err := autoexport.NewSpanExporter(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("open the OTLP trace exporter (see OTEL_EXPORTER_OTLP_*): %w", err)
-	}
-	return exporter, nil
 }

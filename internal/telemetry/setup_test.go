@@ -109,12 +109,12 @@ func TestSetup_IsSilent(t *testing.T) {
 	receiver := otlptest.Start(t)
 	for name, env := range map[string][]string{
 		"when nothing is set":          nil,
-		"when variables are empty":     {"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_TRACES_EXPORTER="},
-		"when only details are set":    {"OTEL_EXPORTER_OTLP_PROTOCOL=nonsense", "OTEL_SERVICE_NAME=x"},
-		"when the exporter is none":    append(receiver.Env(), "OTEL_TRACES_EXPORTER=none"),
+		"when variables are empty":     {"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_TRACES_EXPORTER=", "OTEL_METRICS_EXPORTER="},
+		"when only details are set":    {"OTEL_EXPORTER_OTLP_PROTOCOL=nonsense", "OTEL_SERVICE_NAME=x", "OTEL_EXPORTER_PROMETHEUS_PORT=x"},
+		"when the exporters are none":  append(receiver.Env(), "OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none"),
 		"when the SDK is disabled":     append(receiver.Env(), "OTEL_SDK_DISABLED=true"),
 		"when it is disabled in caps":  append(receiver.Env(), "OTEL_SDK_DISABLED=TRUE"),
-		"when disabled with a bad one": {"OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=nonsense"},
+		"when disabled with a bad one": {"OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=nonsense", "OTEL_METRICS_EXPORTER=nonsense"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -148,7 +148,9 @@ func TestSetup_ErrorsNameTheVariable(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ variable, says string }{
 		"unknown exporter":     {"OTEL_TRACES_EXPORTER=zipkin", `OTEL_TRACES_EXPORTER="zipkin": must be "otlp", "console" or "none"`},
-		"unknown protocol":     {"OTEL_EXPORTER_OTLP_PROTOCOL=http/json", "OTEL_EXPORTER_OTLP_"},
+		"of metrics":           {"OTEL_METRICS_EXPORTER=statsd", `OTEL_METRICS_EXPORTER="statsd": must be "otlp", "prometheus", "console" or "none"`},
+		"unknown protocol":     {"OTEL_EXPORTER_OTLP_PROTOCOL=http/json", `OTEL_EXPORTER_OTLP_PROTOCOL="http/json": must be "grpc" or "http/protobuf"`},
+		"protocol of a signal": {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL=udp", `OTEL_EXPORTER_OTLP_METRICS_PROTOCOL="udp": must be "grpc" or "http/protobuf"`},
 		"malformed attributes": {"OTEL_RESOURCE_ATTRIBUTES=team", "OTEL_RESOURCE_ATTRIBUTES"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,6 +160,124 @@ func TestSetup_ErrorsNameTheVariable(t *testing.T) {
 			require.Empty(t, done.stdout)
 			require.Contains(t, done.stderr, c.says)
 		})
+	}
+}
+
+// measured are the metrics of child mode "measure": name, unit, kind, value and attributes.
+var measured = []otlptest.Point{
+	{Name: "gen_ai.execute_tool.duration", Unit: "s", Kind: "histogram", Value: 90, Attributes: map[string]any{
+		"toolfleet.pool": "default", "gen_ai.tool.name": "bash", "error.type": "out_of_memory",
+	}},
+	{Name: "toolfleet.call.ended", Unit: "{call}", Kind: "sum", Value: 1, Attributes: map[string]any{
+		"toolfleet.pool": "default", "gen_ai.tool.name": "bash", "toolfleet.status": "failed", "error.type": "out_of_memory",
+	}},
+	{Name: "toolfleet.call.ended", Unit: "{call}", Kind: "sum", Value: 1, Attributes: map[string]any{
+		"toolfleet.pool": "default", "gen_ai.tool.name": "bash", "toolfleet.status": "ok",
+	}},
+	{Name: "toolfleet.call.lane_time", Unit: "s", Kind: "histogram", Value: 1, Attributes: map[string]any{"toolfleet.pool": "default"}},
+	{Name: "toolfleet.call.queue_time", Unit: "s", Kind: "histogram", Value: 2, Attributes: map[string]any{"toolfleet.pool": "default"}},
+	{Name: "toolfleet.call.repeated", Unit: "{attempt}", Kind: "sum", Value: 1, Attributes: map[string]any{
+		"toolfleet.pool": "default", "gen_ai.tool.name": "bash",
+	}},
+	{Name: "toolfleet.command.ended", Unit: "{command}", Kind: "sum", Value: 1, Attributes: map[string]any{
+		"toolfleet.sandbox.driver": "ns", "toolfleet.sandbox.level": "full", "toolfleet.reason": "oom",
+	}},
+	{Name: "toolfleet.lane.held", Unit: "{lane}", Kind: "sum", Value: 3, Attributes: map[string]any{"toolfleet.pool": "default"}},
+	{Name: "toolfleet.lease.lost", Unit: "{lease}", Kind: "sum", Value: 1, Attributes: map[string]any{"toolfleet.pool": "default"}},
+	{Name: "toolfleet.sandbox.count", Unit: "{sandbox}", Kind: "sum", Value: 1, Attributes: map[string]any{
+		"toolfleet.sandbox.driver": "ns", "toolfleet.sandbox.level": "full",
+	}},
+	{Name: "toolfleet.sandbox.open_time", Unit: "s", Kind: "histogram", Value: 1, Attributes: map[string]any{
+		"toolfleet.sandbox.driver": "ns", "toolfleet.sandbox.level": "full", "error.type": "_OTHER",
+	}},
+	{Name: "toolfleet.sandbox.open_time", Unit: "s", Kind: "histogram", Value: 0.02, Attributes: map[string]any{
+		"toolfleet.sandbox.driver": "ns", "toolfleet.sandbox.level": "full",
+	}},
+	{Name: "toolfleet.slot.limit", Unit: "{slot}", Kind: "sum", Value: 4, Attributes: map[string]any{"toolfleet.pool": "default"}},
+	{Name: "toolfleet.slot.usage", Unit: "{slot}", Kind: "sum", Value: 2, Attributes: map[string]any{"toolfleet.pool": "default"}},
+}
+
+func TestMetrics_OfAWorkerLeaveByOTLP(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	done := run(t, "measure", nil, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT="+receiver.URL+"/v1/metrics")
+	require.Zero(t, done.code, done.stderr)
+	require.Empty(t, done.header, "no traces")
+	got := receiver.Points()
+	require.Len(t, got, len(measured), otlptest.List(got))
+	for i, point := range got {
+		if point.Kind == "histogram" {
+			require.Equal(t, uint64(1), point.Count)
+			require.InDelta(t, 0.0001, point.Bounds[0], 0)
+			require.InDelta(t, 600, point.Bounds[len(point.Bounds)-1], 0)
+		}
+		require.Equal(t, "child-measure", point.Service)
+		require.Equal(t, "instance-1", point.Instance)
+		require.Equal(t, telemetry.Scope, point.Scope)
+		want := measured[i]
+		want.Count, want.Bounds, want.Service, want.Instance, want.Scope = point.Count, point.Bounds, point.Service, point.Instance, point.Scope
+		require.Equal(t, want, *point)
+	}
+}
+
+func TestMetrics_TheTracesEndpointAloneIsNotForThem(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	done := run(t, "measure", nil, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="+receiver.URL+"/v1/traces")
+	require.Zero(t, done.code, done.stderr)
+	require.Zero(t, receiver.Requests())
+}
+
+func TestMetrics_ConsoleNeverWritesToStdout(t *testing.T) {
+	t.Parallel()
+	done := run(t, "measure", nil, "OTEL_METRICS_EXPORTER=console")
+	require.Zero(t, done.code, done.stderr)
+	require.Contains(t, done.stderr, `"Name":"toolfleet.lane.held"`)
+}
+
+// freePort is a port of the loopback interface at which nobody listens now.
+func freePort(t *testing.T) string {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "localhost:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, listener.Close()) }()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	return port
+}
+
+func TestMetrics_AreScrapedFromProcessesThatServe(t *testing.T) {
+	t.Parallel()
+	done := run(t, "scrape", nil, "OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT="+freePort(t))
+	require.Zero(t, done.code, done.stderr)
+	for _, line := range []string{
+		`toolfleet_call_ended_total{error_type="out_of_memory",gen_ai_tool_name="bash"`, `toolfleet_slot_limit{`,
+		`toolfleet_call_queue_time_seconds_bucket{`, `service_name="child-scrape"`, `service_instance_id="instance-1"`,
+	} {
+		require.Contains(t, done.stderr, line)
+	}
+}
+
+func TestMetrics_NobodyScrapesAProcessThatIsSoonOver(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "localhost:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, listener.Close()) })
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	taken := []string{"OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT=" + port}
+	done := run(t, "measure", nil, taken...)
+	require.Zero(t, done.code, done.stderr)
+	require.Empty(t, done.stderr)
+
+	done = run(t, "scrape", nil, taken...)
+	require.Equal(t, 2, done.code)
+	require.Contains(t, done.stderr, `OTEL_EXPORTER_PROMETHEUS_PORT="`+port+`"`)
+	require.Contains(t, done.stderr, "address already in use")
+	for _, bad := range []string{"0", "65536", "http"} {
+		done = run(t, "scrape", nil, "OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT="+bad)
+		require.Equal(t, 2, done.code)
+		require.Contains(t, done.stderr, `OTEL_EXPORTER_PROMETHEUS_PORT="`+bad+`": must be 1 to 65535`)
 	}
 }
 

@@ -27,10 +27,13 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		telemetry.KeyGenAIToolName.String(run.Call.Tool), telemetry.KeyGenAIToolCallID.String(run.Call.ToolCallID)))
 	defer tool.End()
 
+	w.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
+	begun := time.Now()
 	frames := &frames{worker: w, run: run}
 	frames.send(protocol.FrameStarted, nil)
 	r := w.execute(ctx, run, frames)
 	w.keep(ctx, run.Call, &r)
+	w.metrics.Executed(ctx, run.Call.Tool, codeOf(&r), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))
 	if r.Error != nil {

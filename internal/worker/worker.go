@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -72,7 +73,9 @@ type Options struct {
 	// AckWait is the length of leases; 0 takes what the pool has.
 	AckWait time.Duration
 	Logger  *slog.Logger
-	Tracer  trace.Tracer
+	// Tracer and Meter make spans and metrics; nil is what the process has installed.
+	Tracer trace.Tracer
+	Meter  metric.Meter
 }
 
 func (o Options) withDefaults() Options {
@@ -104,6 +107,9 @@ func (o Options) withDefaults() Options {
 	if o.Tracer == nil {
 		o.Tracer = telemetry.Tracer()
 	}
+	if o.Meter == nil {
+		o.Meter = telemetry.Meter()
+	}
 	if o.Workspace == nil {
 		o.Workspace = func(string) (string, bool) { return "", false }
 	}
@@ -124,6 +130,7 @@ type Worker struct {
 	kept       *keeper
 	languages  languages
 	limitKinds map[string]string // as results tell them
+	metrics    *telemetry.WorkerMetrics
 }
 
 // New opens what a worker needs in the fleet, whose streams must exist, and under its data directory.
@@ -151,7 +158,9 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
 	}
-	w := &Worker{options: o, nc: nc, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: o.Fleet.KeptBucket()}, limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
+	metrics := telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())
+	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
+	w := &Worker{options: o, metrics: metrics, nc: nc, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: o.Fleet.KeptBucket()}, limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}
@@ -165,7 +174,8 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
 		Linger: max(o.Linger, 0), Lingers: w.sandboxes.warm,
-		Keeps:  func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
+		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
+		Settled: w.settled, Lost: func(ctx context.Context, _ protocol.Lane) { metrics.Lost(ctx) },
 		Logger: o.Logger,
 	})
 	if err != nil {
@@ -186,6 +196,8 @@ func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 // Run takes calls until ctx ends, then drains: what runs may finish until drain
 // ends and is killed then. It returns when nothing of it runs any more.
 func (w *Worker) Run(ctx, drain context.Context) error {
+	unobserved := w.metrics.Observe(w.holder.Load)
+	defer unobserved()
 	stop := w.tell(ctx)
 	err := w.holder.Run(ctx, drain)
 	stop()

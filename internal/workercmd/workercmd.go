@@ -174,11 +174,11 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 
-	shutdown, err := telemetry.Setup(ctx, "toolfleet-worker", p.Version, &telemetry.Options{Getenv: p.Getenv, Instance: string(o.ID), Logger: logger})
+	shutdown, err := telemetry.Setup(ctx, "toolfleet-worker", p.Version, &telemetry.Options{Getenv: p.Getenv, Instance: string(o.ID), Serves: true, Logger: logger})
 	if err != nil {
 		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // spans that cannot leave are lost
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
 		return cli.Usagef("--data: %v", err)
