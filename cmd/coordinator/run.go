@@ -175,7 +175,11 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	begun := time.Now()
 	result, runErr := runner.Run(ctx, turn.session, loop.Input{Text: c.Prompt})
+	if runErr == nil { // else it is open, and may go on
+		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+	}
 	if remote != nil {
 		runErr = errors.Join(runErr, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -84,20 +83,17 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer fl.Close()
 	host, _ := os.Hostname() // only a name
 	id := protocol.NewWorkerID(host)
-	server := serve.New(fl.NC, serve.Options{
-		Fleet: fl.Name, ID: id, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
+	server, err := serve.New(ctx, fl.NC, serve.Options{
+		Fleet: fl.Name, ID: id, Slots: c.Sessions, AckWait: c.Lease, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tools: folder, Policies: policies,
 		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
-	})
-	holder, err := lane.NewHolder(ctx, fl.NC, server, lane.Options{
-		Fleet: fl.Name, Pool: protocol.SessionPool, Worker: id, Slots: c.Sessions, AckWait: c.Lease, Logger: logger,
 	})
 	if err != nil {
 		return err
 	}
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
-	return holder.Run(ctx, drain)
+	return server.Run(ctx, drain)
 }
 
 // check finds what is wrong with the numbers and the address.

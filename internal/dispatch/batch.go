@@ -31,6 +31,7 @@ type batch struct {
 type followed struct {
 	at            int // in the step
 	call          *protocol.Call
+	since         time.Time // when it was published
 	span, publish trace.Span
 	state         loop.State
 	accepted      bool
@@ -91,7 +92,7 @@ func (b *batch) follow(ctx context.Context) error {
 	}
 	for _, f := range b.unfinished() {
 		r := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, b.unanswered(context.WithoutCancel(ctx), f))
-		b.done(&r)
+		b.done(context.WithoutCancel(ctx), &r)
 	}
 	return nil
 }
@@ -103,7 +104,7 @@ func (b *batch) wait(ctx context.Context) bool {
 	for len(b.open) > 0 {
 		select {
 		case n := <-b.news:
-			b.handle(n)
+			b.handle(ctx, n)
 		case <-kick.C:
 			b.look(ctx, true)
 		case <-ctx.Done():
@@ -113,9 +114,9 @@ func (b *batch) wait(ctx context.Context) bool {
 	return true
 }
 
-func (b *batch) handle(n news) {
+func (b *batch) handle(ctx context.Context, n news) {
 	if n.result != nil {
-		b.done(n.result)
+		b.done(ctx, n.result)
 		return
 	}
 	f := b.open[n.frame.CallID]
@@ -127,7 +128,7 @@ func (b *batch) handle(n news) {
 }
 
 // done ends a call; a second result for it changes nothing.
-func (b *batch) done(r *protocol.Result) {
+func (b *batch) done(ctx context.Context, r *protocol.Result) {
 	f := b.open[r.CallID]
 	if f == nil {
 		return
@@ -141,6 +142,7 @@ func (b *batch) done(r *protocol.Result) {
 		telemetry.Fail(f.span, r.Error)
 	}
 	f.span.End()
+	b.dispatcher.metrics.Ended(trace.ContextWithSpan(ctx, f.span), string(f.call.Pool), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
 	b.observe(loop.Update{CallID: r.CallID, State: loop.StateDone, Result: r})
 }
 
@@ -154,9 +156,9 @@ func (b *batch) close(f *followed) {
 }
 
 // refuse ends a call that the fleet did not accept.
-func (b *batch) refuse(f *followed, code protocol.Code, message string) {
+func (b *batch) refuse(ctx context.Context, f *followed, code protocol.Code, message string) {
 	r := protocol.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
-	b.done(&r)
+	b.done(ctx, &r)
 }
 
 // look asks the results stream for every open call, and kicks each lane once.
@@ -170,7 +172,7 @@ func (b *batch) look(ctx context.Context, kick bool) {
 			return // without a connection the others fail too
 		}
 		if r != nil {
-			b.done(r)
+			b.done(ctx, r)
 			continue
 		}
 		if lane := f.call.Lane(); kick && !kicked[lane] {
@@ -191,10 +193,11 @@ func (b *batch) unfinished() []*followed {
 }
 
 // abandon ends the spans of calls that were given up because the fleet cannot be reached.
-func (b *batch) abandon() {
+func (b *batch) abandon(ctx context.Context) {
 	for _, f := range b.unfinished() {
 		b.close(f)
 		f.span.End()
+		b.dispatcher.metrics.Left(ctx, string(f.call.Pool))
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric"
+	noopmetric "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
@@ -24,6 +26,8 @@ import (
 type Options struct {
 	// Tracer makes the spans of dispatching; default none.
 	Tracer trace.Tracer
+	// Meter makes the metrics of calls; default none.
+	Meter metric.Meter
 	// Logger gets troubles at warn; default none.
 	Logger *slog.Logger
 	// KickAfter is how long a call may be without a result before its lane is
@@ -40,6 +44,9 @@ func (o *Options) withDefaults() Options {
 	}
 	if out.Tracer == nil {
 		out.Tracer = noop.NewTracerProvider().Tracer("")
+	}
+	if out.Meter == nil {
+		out.Meter = noopmetric.Meter{}
 	}
 	if out.Logger == nil {
 		out.Logger = slog.New(slog.DiscardHandler)
@@ -61,6 +68,7 @@ type Dispatcher struct {
 	publisher *lane.Publisher
 	results   *lane.Results
 	js        jetstream.JetStream
+	metrics   *telemetry.CallMetrics
 }
 
 var (
@@ -81,7 +89,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	}
 	logger := o.Logger
 	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
-	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js}, nil
+	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter)}, nil
 }
 
 // Keep implements [loop.Keeper].
@@ -103,7 +111,7 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 		seen[calls[i].ID] = true
 	}
 	b := &batch{dispatcher: d, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
-	defer b.abandon()
+	defer b.abandon(ctx)
 	watch, err := d.results.Watch(ctx, calls[0].SessionID, b.result, b.frame)
 	if err != nil {
 		return err
@@ -116,6 +124,20 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 }
 
 var errTwice = errors.New("dispatched twice in one step")
+
+// codeOf is the code for which a call could not be published; "" when it was.
+func codeOf(fault error) string {
+	switch {
+	case fault == nil:
+		return ""
+	case errors.Is(fault, lane.ErrFull):
+		return string(protocol.CodeFleetFull)
+	case errors.Is(fault, lane.ErrTooLarge):
+		return string(protocol.CodePayloadTooLarge)
+	default:
+		return string(protocol.CodeFleetUnavailable)
+	}
+}
 
 // put enqueues the calls and settles those that were refused. Its error is about
 // a fleet that could not be reached for any of them.
@@ -132,8 +154,9 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		telemetry.Inject(trace.ContextWithSpan(spanCtx, publish), header)
 		outgoing[i] = lane.Outgoing{Call: call, Header: header}
 		b.mu.Lock()
-		b.open[call.ID] = &followed{at: i, call: call, span: span, publish: publish, state: loop.StateQueued}
+		b.open[call.ID] = &followed{at: i, call: call, since: time.Now(), span: span, publish: publish, state: loop.StateQueued}
 		b.mu.Unlock()
+		b.dispatcher.metrics.Begun(ctx, string(call.Pool))
 	}
 	faults := b.dispatcher.publisher.Put(ctx, outgoing)
 	unreachable := 0
@@ -141,14 +164,15 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		f := b.open[calls[i].ID]
 		telemetry.Fail(f.publish, fault)
 		f.publish.End()
+		b.dispatcher.metrics.Sent(ctx, string(f.call.Pool), codeOf(fault))
 		switch {
 		case fault == nil:
 			f.accepted = true
 			b.observe(loop.Update{CallID: calls[i].ID, State: loop.StateQueued})
 		case errors.Is(fault, lane.ErrFull):
-			b.refuse(f, protocol.CodeFleetFull, "the fleet's queue is full; the call was not run, try again later")
+			b.refuse(ctx, f, protocol.CodeFleetFull, "the fleet's queue is full; the call was not run, try again later")
 		case errors.Is(fault, lane.ErrTooLarge):
-			b.refuse(f, protocol.CodePayloadTooLarge, fault.Error()+"; it was not run, send less at once")
+			b.refuse(ctx, f, protocol.CodePayloadTooLarge, fault.Error()+"; it was not run, send less at once")
 		case ctx.Err() != nil:
 			// Whether it was accepted is not known; the cancel that follows settles it.
 		default:

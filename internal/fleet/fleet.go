@@ -101,7 +101,7 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if err := ensure(ctx, f.JS, topology); err != nil {
 		return nil, err
 	}
-	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Logger: o.Logger}); err != nil {
+	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Logger: o.Logger}); err != nil {
 		return nil, err
 	}
 	f.Journal, err = journal.Open(ctx, f.NC, o.Name)

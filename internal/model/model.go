@@ -19,8 +19,11 @@ import (
 	"strconv"
 	"strings"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/toolfleet/toolfleet/internal/model/openai"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -40,6 +43,8 @@ type Opener struct {
 	HTTPClient *http.Client
 	// Logger is told about retries; nil discards them.
 	Logger *slog.Logger
+	// Meter makes the metrics of replies; nil is what the process has installed.
+	Meter metric.Meter
 }
 
 // Open opens a model with the settings of an environment and the defaults for all else.
@@ -62,18 +67,22 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 		return nil, "", fmt.Errorf("%w %q: unknown provider %q; %s", ErrInvalidSpec, spec, provider, allowedForms)
 	case name == "":
 		return nil, "", fmt.Errorf("%w %q: nothing behind the colon; %s", ErrInvalidSpec, spec, allowedForms)
-	case provider == "script":
-		m, err := scripted.Load(name)
-		if err != nil {
-			return nil, "", fmt.Errorf("model %s: %w", display, err)
-		}
-		return m, display, nil
 	}
-	m, err := o.openAI(name)
+	var m loop.Model
+	var err error
+	if provider == "script" {
+		m, err = scripted.Load(name)
+	} else {
+		m, err = o.openAI(name)
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("model %s: %w", display, err)
 	}
-	return m, display, nil
+	meter := o.Meter
+	if meter == nil {
+		meter = telemetry.Meter()
+	}
+	return measured{Model: m, metrics: telemetry.NewModelMetrics(meter, provider, display)}, display, nil
 }
 
 func (o Opener) openAI(name string) (*openai.Model, error) {

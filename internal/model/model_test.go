@@ -13,6 +13,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -44,6 +46,29 @@ func TestOpen_Script(t *testing.T) {
 	reply, err := m.Reply(t.Context(), hello(), func(string) {})
 	require.NoError(t, err)
 	require.Equal(t, "hi", reply.Text)
+}
+
+func TestOpen_RepliesAreMeasured(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "script.json")
+	require.NoError(t, os.WriteFile(path, []byte(`{"steps":[{"text":"hi","usage":{"input_tokens":7,"output_tokens":2}}]}`), 0o600))
+	meter := metrictest.New(t)
+	m, name, err := model.Opener{Meter: meter}.Open("script:" + path)
+	require.NoError(t, err)
+	reply, err := m.Reply(t.Context(), hello(), func(string) {})
+	require.NoError(t, err)
+	after := hello()
+	after.Messages = append(after.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text})
+	_, err = m.Reply(t.Context(), after, func(string) {})
+	require.Error(t, err)
+
+	chat, of := "gen_ai.operation.name=chat,gen_ai.provider.name=script,gen_ai.request.model=", name
+	require.Equal(t, map[string]int64{chat + of: 1, "error.type=script_ended," + chat + of: 1}, meter.Read(t, telemetry.MetricModelDuration))
+	require.Equal(t, map[string]int64{chat + of + ",gen_ai.token.type=input": 1, chat + of + ",gen_ai.token.type=output": 1},
+		meter.Read(t, telemetry.MetricModelTokens))
+	provider, is := m.(loop.Provider)
+	require.True(t, is)
+	require.Empty(t, provider.Provider())
 }
 
 func TestOpen_ServerOfTheEnvironment(t *testing.T) {

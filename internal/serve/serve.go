@@ -7,6 +7,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -59,7 +61,11 @@ const maxAttempts = 100
 type Options struct {
 	Fleet protocol.Fleet
 	// ID is the name of this coordinator as a holder of lanes.
-	ID         protocol.WorkerID
+	ID protocol.WorkerID
+	// Slots is how many turns run at once; default 1.
+	Slots int
+	// AckWait is the length of leases on sessions; 0 takes what the fleet has.
+	AckWait    time.Duration
 	Dispatcher loop.Dispatcher
 	Journal    loop.Journal
 	// Models are the models that turns may ask for, by name; Default is the one of
@@ -76,27 +82,61 @@ type Options struct {
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
 	MaxTokens int64
-	Tracer    trace.Tracer
-	Logger    *slog.Logger
+	// Tracer and Meter make spans and metrics; nil is what the process has installed.
+	Tracer trace.Tracer
+	Meter  metric.Meter
+	Logger *slog.Logger
 }
 
-// Server executes turns. It is safe for concurrent use.
-type Server struct {
-	options Options
-	nc      *nats.Conn
-}
-
-var _ lane.Executor = (*Server)(nil)
-
-// New makes a server whose live events go out through nc.
-func New(nc *nats.Conn, o Options) *Server {
+func (o Options) withDefaults() Options {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	if o.Tracer == nil {
 		o.Tracer = telemetry.Tracer()
 	}
-	return &Server{options: o, nc: nc}
+	if o.Meter == nil {
+		o.Meter = telemetry.Meter()
+	}
+	return o
+}
+
+// Server takes turns and executes them. Make one with [New] and run it once.
+type Server struct {
+	options Options
+	nc      *nats.Conn
+	holder  *lane.Holder
+	metrics *telemetry.HolderMetrics
+	turns   *telemetry.TurnMetrics
+}
+
+var _ lane.Executor = (*Server)(nil)
+
+// New makes a server on the streams of a fleet, which must exist. Its live events go out through nc.
+func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
+	o = o.withDefaults()
+	s := &Server{
+		options: o, nc: nc,
+		metrics: telemetry.NewHolderMetrics(o.Meter, string(protocol.SessionPool)), turns: telemetry.NewTurnMetrics(o.Meter),
+	}
+	var err error
+	s.holder, err = lane.NewHolder(ctx, nc, s, lane.Options{
+		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
+		Settled: s.settled, Lost: func(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }, Logger: o.Logger,
+	})
+	return s, err
+}
+
+// Run takes turns until ctx ends, then drains: turns that run may end until drain ends, and are left to
+// another coordinator then. It returns when nothing of it runs any more.
+func (s *Server) Run(ctx, drain context.Context) error {
+	defer s.metrics.Observe(s.holder.Load)()
+	return s.holder.Run(ctx, drain)
+}
+
+// settled tells the metrics of a turn whose result is stored.
+func (s *Server) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+	s.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 }
 
 // Release implements [lane.Executor]: a session keeps nothing here.
@@ -111,6 +151,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		}
 	}()
 	ctx = telemetry.Extract(ctx, run.Header)
+	s.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
 	turn, ok := run.Call.Payload.(protocol.TurnRun)
 	if !ok {
 		return protocol.NewResult(run.Call, protocol.StatusRejected,
@@ -139,7 +180,11 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		cancel(cause)
 	})
 	defer stop()
+	begun := time.Now()
 	result, err := s.persist(running, runner, run.Call, turn)
+	if err == nil { // else it is open, and may go on elsewhere
+		s.turns.Ended(ctx, s.model(turn), string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+	}
 	r = s.result(run.Call, result, err)
 	if result.Outcome == loop.OutcomeInterrupted {
 		if status, fault, interrupted := lane.Interrupted(ctx); interrupted { // which knows a timeout from a cancel
@@ -169,10 +214,7 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 
 // runner makes the runner of a turn.
 func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
-	name := turn.Model
-	if name == "" {
-		name = s.options.Default
-	}
+	name := s.model(turn)
 	model, known := s.options.Models[name]
 	if !known {
 		names := make([]string, 0, len(s.options.Models))
@@ -211,6 +253,9 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 	}
 	return runner, nil
 }
+
+// model is the name of the model that a turn asks for.
+func (s *Server) model(turn protocol.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
 
 // judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and the turn's all have to agree.
 func (s *Server) judge(turn protocol.TurnRun) (loop.Policy, error) {

@@ -23,6 +23,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -103,28 +105,26 @@ func (r *rig) run(run func(ctx, drain context.Context) error) (stop func(drain t
 }
 
 // server makes a server whose everything goes through one connection.
-func (r *rig) server(nc *nats.Conn, change func(*serve.Options)) *serve.Server {
+func (r *rig) server(nc *nats.Conn, name string, change func(*serve.Options)) *serve.Server {
 	r.t.Helper()
 	j, err := journal.Open(r.t.Context(), nc, r.Name)
 	require.NoError(r.t, err)
 	o := serve.Options{
-		Fleet: r.Name, Dispatcher: r.newDispatcher(nc), Journal: j,
+		Fleet: r.Name, ID: protocol.WorkerID(name), Slots: 4, AckWait: 3 * time.Second, Dispatcher: r.newDispatcher(nc), Journal: j,
 		Models: map[string]loop.Model{"script": r.model}, Default: "script", Logger: r.Logger,
 	}
 	if change != nil {
 		change(&o)
 	}
-	return serve.New(nc, o)
+	s, err := serve.New(r.t.Context(), nc, o)
+	require.NoError(r.t, err)
+	return s
 }
 
 // serve runs a server as a coordinator does.
 func (r *rig) serve(nc *nats.Conn, name string, change func(*serve.Options)) (stop func(drain time.Duration)) {
 	r.t.Helper()
-	holder, err := lane.NewHolder(r.t.Context(), nc, r.server(nc, change), lane.Options{
-		Fleet: r.Name, Pool: protocol.SessionPool, Worker: protocol.WorkerID(name), Slots: 4, AckWait: 3 * time.Second, Logger: r.Logger,
-	})
-	require.NoError(r.t, err)
-	return r.run(holder.Run)
+	return r.run(r.server(nc, name, change).Run)
 }
 
 // submit has a call executed, from any goroutine.
@@ -203,7 +203,8 @@ func TestTurn_IsAnsweredByTheFleet(t *testing.T) {
 func TestTurn_Failures(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("true")+","+bash("true"))
-	r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps = 5 })
+	meter := metrictest.New(t)
+	stop := r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps, o.Meter = 5, meter })
 	outcome := func(r *protocol.Result) string {
 		value, ok := r.Value.(protocol.TurnRunResult)
 		require.True(t, ok)
@@ -231,6 +232,17 @@ func TestTurn_Failures(t *testing.T) {
 		require.Contains(t, got.Error.Message, test.says)
 		require.Equal(t, asked, r.model.asked.Load())
 	}
+
+	stop(patience)
+	const turn, tool = "gen_ai.request.model=script,toolfleet.outcome=", "gen_ai.tool.name=turn_run,toolfleet.pool=session,toolfleet.status="
+	require.Equal(t, map[string]int64{
+		"error.type=model_failed," + turn + "failed": 1, "error.type=limit_reached," + turn + "limit_reached": 1,
+	}, meter.Read(t, telemetry.MetricInvokeAgent), "what was refused was no turn")
+	require.Equal(t, map[string]int64{
+		"error.type=model_failed," + tool + "failed": 1, "error.type=limit_reached," + tool + "failed": 1,
+		"error.type=invalid_payload," + tool + "rejected": 3,
+	}, meter.Read(t, telemetry.MetricCallEnded))
+	require.Equal(t, map[string]int64{"toolfleet.pool=session": 5}, meter.Read(t, telemetry.MetricQueueTime))
 }
 
 func TestTurn_LimitsOfTheServerHold(t *testing.T) {
@@ -314,7 +326,7 @@ func TestTurn_CancelAndTimeoutEndItsCalls(t *testing.T) {
 func TestTurn_RedeliveredAfterItsEndRunsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("echo x >>count")+","+answer)
-	server := r.server(r.Connect(), nil)
+	server := r.server(r.Connect(), "a", nil)
 	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
 	first := server.Execute(t.Context(), &lane.Run{Call: &call, Attempt: 1})
 	requireAnswered(t, &first)

@@ -16,8 +16,8 @@
 // names of W3C Trace Context, because NATS headers are case-sensitive. The names
 // of spans, metrics and attributes stand in this package.
 //
-// Metrics come in groups, one for each part of the fleet that has some: [HolderMetrics] and [WorkerMetrics].
-// Attributes are pools, tools, models, statuses, codes and the like: never lanes,
+// Metrics come in groups, one for each part of the fleet that has some: [HolderMetrics], [WorkerMetrics],
+// [CallMetrics], [TurnMetrics] and [ModelMetrics]. Attributes are pools, tools, models, statuses, codes and the like: never lanes,
 // sessions, calls or what a model wrote.
 //
 // Telemetry never decides anything and never fails a call: an exporter that cannot

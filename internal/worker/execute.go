@@ -33,7 +33,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	frames.send(protocol.FrameStarted, nil)
 	r := w.execute(ctx, run, frames)
 	w.keep(ctx, run.Call, &r)
-	w.metrics.Executed(ctx, run.Call.Tool, codeOf(&r), time.Since(begun))
+	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))
 	if r.Error != nil {

@@ -52,13 +52,5 @@ func (s *measuredSandbox) Close() error {
 
 // settled tells the metrics of a call whose result is stored.
 func (w *Worker) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
-	w.metrics.Ended(ctx, c.Tool, string(r.Status), codeOf(r))
-}
-
-// codeOf is why a result is not ok; "" when it is.
-func codeOf(r *protocol.Result) string {
-	if r.Error == nil {
-		return ""
-	}
-	return string(r.Error.Code)
+	w.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 }

@@ -98,8 +98,13 @@ type Error struct {
 // Error implements the error interface.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
-// ErrorType returns the code, a word of low cardinality for telemetry.
-func (e *Error) ErrorType() string { return string(e.Code) }
+// ErrorType returns the code, a word of low cardinality for telemetry; "" for nil.
+func (e *Error) ErrorType() string {
+	if e == nil {
+		return ""
+	}
+	return string(e.Code)
+}
 
 // Errorf makes an [Error] with a formatted message.
 func Errorf(code Code, format string, args ...any) *Error {

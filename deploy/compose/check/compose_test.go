@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 )
 
 const composeFile = "../compose.yaml"
@@ -32,7 +34,7 @@ func project(t *testing.T) *types.Project {
 
 func TestCompose_HasItsServices(t *testing.T) {
 	t.Parallel()
-	require.ElementsMatch(t, []string{"nats", "coordinator", "worker", "jaeger"}, project(t).ServiceNames())
+	require.ElementsMatch(t, []string{"nats", "coordinator", "worker", "jaeger", "prometheus"}, project(t).ServiceNames())
 }
 
 func TestCompose_HasNoDefaultSecret(t *testing.T) {
@@ -137,6 +139,40 @@ func TestCompose_EverybodyUsesTheSameServers(t *testing.T) {
 	require.NotContains(t, services["worker"].Environment, "OPENAI_API_KEY", "only the coordinator talks to models")
 }
 
+// TestCompose_PrometheusFindsEverybody: as many workers as there are have one name.
+func TestCompose_PrometheusFindsEverybody(t *testing.T) {
+	t.Parallel()
+	content, err := os.ReadFile("../prometheus.yml")
+	require.NoError(t, err)
+	var config struct {
+		ScrapeConfigs []struct {
+			DNS []struct {
+				Names []string `yaml:"names"`
+				Port  int      `yaml:"port"`
+			} `yaml:"dns_sd_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	require.NoError(t, yaml.Unmarshal(content, &config))
+	var scraped []string
+	for _, job := range config.ScrapeConfigs {
+		for _, dns := range job.DNS {
+			scraped = append(scraped, dns.Names...)
+			require.Equal(t, 9464, dns.Port)
+		}
+	}
+	services := project(t).Services
+	var exporting []string
+	for name, service := range services {
+		if exporter := service.Environment["OTEL_METRICS_EXPORTER"]; exporter != nil && *exporter == "prometheus" {
+			exporting = append(exporting, name)
+			require.Equal(t, "0.0.0.0", *service.Environment["OTEL_EXPORTER_PROMETHEUS_HOST"])
+			require.Contains(t, service.Networks, "fleet")
+		}
+	}
+	require.ElementsMatch(t, exporting, scraped)
+	require.Contains(t, services["prometheus"].Networks, "fleet")
+}
+
 // TestCompose_EnvironmentPassesThrough: what is not set stays unset, and is not "".
 func TestCompose_EnvironmentPassesThrough(t *testing.T) {
 	t.Parallel()
@@ -160,7 +196,7 @@ func requirePinned(t *testing.T, image, where string) {
 	if tag == "local" {
 		return // built here, from a Dockerfile that is checked as well
 	}
-	_, err := strconv.Atoi(tag[:1])
+	_, err := strconv.Atoi(strings.TrimPrefix(tag, "v")[:1])
 	require.NoError(t, err, "%s: tag of %q does not start with a version", where, image)
 	require.GreaterOrEqual(t, strings.Count(tag, "."), 1, "%s: tag of %q is not a full version", where, image)
 }
