@@ -8,9 +8,14 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 # What starts in a sandbox first, which the binaries contain. A plain "go build" has each
 # binary start itself there instead, which takes longer.
 PROGRAM := pkg/sandbox/ns/program.bin
+TAG     := sandboxprogram
 
 # The race detector needs cgo and so a C compiler; without one the tests still run.
 RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race,)
+
+# Tests, and what they build, start that program too: it is a fraction of a test with the race
+# detector. Such a process would wait for a second at its end.
+TESTING := GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG))" GORACE="atexit_sleep_ms=0 $(GORACE)"
 
 # What runs here only is built the way the binaries are: so Go builds what they share, and what the linters read, once.
 ONCE     := CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
@@ -41,16 +46,19 @@ demo-fleet: build ## The same over a server and two workers; the one that runs a
 	examples/fleet-demo.sh
 
 .PHONY: build
-build: ## Build static binaries into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $(PROGRAM) ./pkg/sandbox/internal/initd/program
-	CGO_ENABLED=0 go build -trimpath -tags sandboxprogram -ldflags "$(LDFLAGS)" -o bin/ ./cmd/coordinator ./cmd/worker
+build: program ## Build static binaries into bin/
+	CGO_ENABLED=0 go build -trimpath -tags $(TAG) -ldflags "$(LDFLAGS)" -o bin/ ./cmd/coordinator ./cmd/worker
+
+.PHONY: program
+program:
+	$(if $(filter linux,$(shell go env GOOS)),CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $(PROGRAM) ./pkg/sandbox/internal/initd/program)
 
 ## Check
 
 .PHONY: test
-test: bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
+test: program bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
-	go test $(RACE) -vet=off -timeout 30m -json $(PKG) | bin/testsum # the linters vet, and see more
+	$(TESTING) go test $(RACE) -vet=off -timeout 30m -json $(PKG) | bin/testsum # the linters vet, and see more
 
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern)
@@ -61,8 +69,7 @@ escape: ## Try to get out of every sandbox driver, and say how each probe went (
 	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./pkg/sandbox/escapetest ./pkg/sandbox/ns ./pkg/sandbox/landlock
 
 .PHONY: vm
-vm: ## Run sandbox tests in virtual machines with what this one may lack: cgroup v2, no Landlock (needs qemu and apt)
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $(PROGRAM) ./pkg/sandbox/internal/initd/program
+vm: program ## Run sandbox tests in virtual machines with what this one may lack: cgroup v2, no Landlock (needs qemu and apt)
 	go run ./test/vm $(VM)
 
 .PHONY: lint
@@ -113,7 +120,7 @@ bench-fleet: build ## Measure shell commands in sandboxes through the whole flee
 
 .PHONY: bench-sandbox
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
-	CGO_ENABLED=0 go test -tags sandboxprogram -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns
+	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each

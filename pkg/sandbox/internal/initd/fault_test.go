@@ -46,6 +46,7 @@ func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 	t.Helper()
 	s, err := openIn(t, launcher, 0)
 	require.NoError(t, err, "with nothing missing it serves")
+	serves(t, s)
 	require.NoError(t, s.Close())
 	for _, name := range slices.Sorted(maps.Keys(initd.Faults)) {
 		fault := initd.Faults[name]
@@ -62,6 +63,16 @@ func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 			t.Log(err)
 		})
 	}
+}
+
+// serves uses a sandbox whose first process is this test, as it is in programs that contain no smaller one for that.
+func serves(t *testing.T, s sandbox.Sandbox) {
+	t.Helper()
+	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("written")})
+	require.NoError(t, err)
+	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"/bin/cat", "file"}})
+	require.NoError(t, err)
+	require.Equal(t, "written", string(result.Stdout.Data))
 }
 
 // openIn opens a sandbox that is limited to that many processes.
