@@ -176,8 +176,7 @@ func TestDialog_StoppedCalls(t *testing.T) {
 
 	call := about(session, protocol.DialogContinue{Dialog: r.open(session), Input: json.RawMessage(`"work"`)})
 	call.RunTimeout = 50
-	got = r.dispatch(t.Context(), call)
-	<-s.working
+	got = r.dispatch(t.Context(), call) // on a busy machine it may be out of time before it works on anything
 	requireFault(t, got, protocol.StatusTimeout, protocol.CodeRunTimeout)
 }
 
