@@ -51,7 +51,7 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 
 // starts is how many executions a worker has begun.
 func (r *rig) starts(worker int) int {
-	log, err := os.ReadFile(r.logs[worker])
+	log, err := os.ReadFile(r.path(string(r.workers[worker].id) + ".log"))
 	if os.IsNotExist(err) {
 		return 0
 	}

@@ -122,6 +122,9 @@ func (r *rig) startServers() {
 		if n > 1 {
 			role.ClusterPort, role.HealthPort = ports[n+i], ports[2*n+i]
 			role.Routes, role.Cabled = r.routes(i, ports[n:2*n]), r.setup.cabled
+		} else {
+			role.Log = r.path(role.Name + ".log")
+			r.logs = append(r.logs, role.Log)
 		}
 		r.servers = append(r.servers, &node{role: role})
 		r.startServer(i)

@@ -21,6 +21,7 @@ type serverRole struct {
 	ClusterPort int      // 0 is the embedded one
 	Routes      []string // cluster addresses of the others, or of the cables to them
 	Cabled      bool     // the others are reached through cables only
+	Log         string   // of the embedded one: when the machine kept it from running
 	HealthPort  int      // where it says over HTTP whether it has all that the others have
 }
 
@@ -28,11 +29,15 @@ var errNotReady = errors.New("not ready in time")
 
 func (s *serverRole) run(ctx context.Context) error {
 	if s.ClusterPort == 0 {
+		log, err := openJournal(s.Log)
+		if err != nil {
+			return err
+		}
 		running, err := embedded.Start(ctx, embedded.Options{Data: s.Data, Listen: fmt.Sprintf("127.0.0.1:%d", s.Port)})
 		if err != nil {
 			return err
 		}
-		<-ctx.Done()
+		log.watch(ctx)
 		running.Close()
 		return nil
 	}

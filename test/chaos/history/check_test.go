@@ -76,6 +76,11 @@ func (s story) stopped(worker string, still, until history.Time) {
 	})
 }
 
+// stalled adds that the machine kept a worker from running, or the server when it is "".
+func (s story) stalled(worker string, from, until history.Time) {
+	s.Faults = append(s.Faults, history.Fault{Worker: protocol.WorkerID(worker), From: from * ms, Still: from * ms, Until: until * ms, Stalled: true})
+}
+
 // blocked adds a record that a worker could not write for a while.
 func (s story) blocked(worker string, from, until history.Time) {
 	s.Faults = append(s.Faults, history.Fault{Worker: protocol.WorkerID(worker), From: from * ms, Until: until * ms, Blocked: true})
@@ -85,6 +90,16 @@ func TestCheck_LawfulHistories(t *testing.T) {
 	t.Parallel()
 	for name, what := range map[string]func(story){
 		"nothing happened": func(story) {},
+		"a worker that is stalled stores what it has": func(s story) {
+			s.ok("a", "w1", 1, 0, 2050)
+			s.stalled("w1", 5, 2000)
+		},
+		"a result that was sent before a stop, to a server that was stalled": func(s story) {
+			s.ok("a", "w1", 1, 0, 4)
+			s.stopped("w1", 5, 2000)
+			s.stalled("", 3, 2400)
+			s.Stored[0].At = 2401 * ms
+		},
 		"one after the other": func(s story) {
 			s.ok("a", "w1", 1, 0, 10)
 			s.ok("b", "w2", 2, 20, 30)
@@ -373,13 +388,19 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.put("a").Accepted = false
 			s.ran("a", "w1", 1, 1, 0, 3201, history.StatusLost)
 			s.stopped("w1", 5, 2000)
-			s.stopped("w1", 6, 2400)
-			s.stopped("w1", 2500, 3000)
+			s.stalled("w1", 6, 2400)
+			s.stalled("w1", 2500, 3000)
 		}, "L7 zombie: call a: attempt 1 by w1 went on for 201ms"},
 		"a zombie's result counts": {func(s story) {
 			s.ok("a", "w1", 1, 0, 2050)
 			s.stopped("w1", 5, 2000)
 		}, "of a worker that slept through its lease"},
+		"a zombie's result is stored late, and the server was stalled before": {func(s story) {
+			s.ok("a", "w1", 1, 0, 4)
+			s.stopped("w1", 5, 2000)
+			s.stalled("", 3, 1400)
+			s.Stored[0].At = 2001 * ms
+		}, "L7 zombie: call a: result"},
 		"a zombie's result is stored late": {func(s story) {
 			s.ok("a", "w1", 1, 0, 4)
 			s.stopped("w1", 5, 2000)
@@ -463,7 +484,7 @@ func TestRead_RecordsOfProcesses(t *testing.T) {
 	require.Equal(t, []history.Told{{At: 10, Result: history.Result{Status: "ok", Worker: "w1", Attempt: 2}}}, c.Told)
 	require.Equal(t, []string{"help"}, h.Troubles)
 	require.Equal(t, []history.Fault{
-		{Worker: "w1", From: 60, Until: 70, Stopped: true, Still: 60},
+		{Worker: "w1", From: 60, Until: 70, Stalled: true, Still: 60},
 		{Worker: "w1", From: 80, Until: 90, Still: 80, Blocked: true},
 	}, h.Faults)
 	require.Equal(t, []history.Execution{

@@ -66,7 +66,7 @@ func (h *History) add(r *Record, open map[execution]int) error {
 		return nil
 	case KindStall, KindBlocked:
 		h.Faults = append(h.Faults, Fault{
-			Worker: r.Worker, From: r.At, Still: r.At, Until: r.Until, Stopped: r.Kind == KindStall, Blocked: r.Kind == KindBlocked,
+			Worker: r.Worker, From: r.At, Still: r.At, Until: r.Until, Stalled: r.Kind == KindStall, Blocked: r.Kind == KindBlocked,
 		})
 		return nil
 	case KindPut:

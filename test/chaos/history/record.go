@@ -25,7 +25,7 @@ const (
 	KindGaveUp   Kind = "gave_up"  // a caller waits no more for a result
 	KindStart    Kind = "start"    // a worker starts an execution
 	KindEnd      Kind = "end"      // an execution ends; Status says how
-	KindStall    Kind = "stall"    // the machine let a worker do nothing from At to Until
+	KindStall    Kind = "stall"    // the machine hardly let a worker, or the server, run from At to Until
 	KindBlocked  Kind = "blocked"  // what a worker wrote down at At was written at Until only
 	KindTrouble  Kind = "trouble"  // a process could not do its work; Message says why
 )
@@ -104,6 +104,8 @@ type Fault struct {
 	// Stopped says that the worker did nothing from Still to Until.
 	Stopped bool
 	Still   Time
+	// Stalled says that the machine hardly let it run from Still to Until: it may have done something all the same.
+	Stalled bool
 	// Blocked says that the worker could not write down what it was about to do, and did it after Until.
 	Blocked bool
 }

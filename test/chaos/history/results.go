@@ -118,10 +118,19 @@ func (c *check) ended(call *Call, r Stored, executions []*span) {
 		c.fault(L7, call.ID, "result %+v is of a worker that slept through its lease during that execution", r.Result)
 	}
 	for _, f := range c.history.Faults {
-		if f.Worker == r.Worker && f.Stopped && f.Until-f.Still > Time(c.history.Lease) && s.End <= f.Still && r.At >= f.Until {
+		asleep := f.Worker == r.Worker && f.Stopped && f.Until-f.Still > Time(c.history.Lease)
+		if asleep && s.End <= f.Still && r.At >= f.Until && !c.history.serverStalled(f.Until, r.At) {
 			c.fault(L7, call.ID, "result %+v was stored %s after the worker had slept through its lease", r.Result, until(r.At, f.Until))
 		}
 	}
+}
+
+// serverStalled reports whether the machine kept the server from running at a time, and until shortly before another: what it
+// stores then may have been sent long before.
+func (h *History) serverStalled(at, stored Time) bool {
+	return slices.ContainsFunc(h.Faults, func(f Fault) bool {
+		return f.Stalled && f.Worker == "" && f.From <= at && at <= f.Until+Time(h.Grace) && stored <= f.Until+Time(h.Grace)
+	})
 }
 
 // exhausted checks that a call was given up for a reason. Starts are counted by

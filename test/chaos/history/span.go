@@ -13,7 +13,7 @@ type span struct {
 	*Execution
 
 	call *Call
-	last Time // the end, the death of the worker, or the moment in which it was stopped for too long
+	last Time // the end, the death of the worker, or the moment in which it was stopped or stalled for too long
 	// late says that the worker was stopped during it for longer than a lease, and
 	// since when it goes on; nothing of it may count.
 	late   bool
@@ -44,8 +44,8 @@ func (c *check) spans() []span {
 				s.last = min(s.last, f.Until)
 			case f.Blocked && f.From <= e.Start && e.Start <= f.Until && e.Status == StatusLost && e.End-f.Until < soon:
 				s.last = e.Start // it was lost before it could do anything
-			case f.Stopped && f.Until-f.Still > Time(c.history.Lease) && e.Start <= f.Still && f.Still < e.End && f.Still < s.last:
-				s.last, s.late, s.goesOn = f.Still, true, f.Until
+			case (f.Stopped || f.Stalled) && f.Until-f.Still > Time(c.history.Lease) && e.Start <= f.Still && f.Still < e.End && f.Still < s.last:
+				s.last, s.late, s.goesOn = f.Still, f.Stopped, f.Until
 			}
 		}
 		s.wakeLater(faults[e.Worker], Time(c.history.Grace))
@@ -58,7 +58,7 @@ func (c *check) spans() []span {
 // wakeLater moves the moment since which a stopped worker goes on: the machine may have kept it from running right then.
 func (s *span) wakeLater(faults []Fault, grace Time) {
 	for s.late {
-		i := slices.IndexFunc(faults, func(f Fault) bool { return f.Stopped && f.Still <= s.goesOn+grace && f.Until > s.goesOn })
+		i := slices.IndexFunc(faults, func(f Fault) bool { return (f.Stopped || f.Stalled) && f.Still <= s.goesOn+grace && f.Until > s.goesOn })
 		if i < 0 {
 			return
 		}
