@@ -26,17 +26,26 @@ type Limits struct {
 
 // Sandbox returns the limits, or every fault of the flags, joined.
 func (l *Limits) Sandbox() (sandbox.Limits, error) {
+	times := errors.Join(checkTime("--limit-wall", l.Wall), checkTime("--limit-cpu", l.CPU))
 	wire := protocol.Limits{
-		Wall: protocol.MillisOf(l.Wall), CPU: protocol.MillisOf(l.CPU), Memory: int64(l.Memory), Processes: l.Processes,
+		Memory: int64(l.Memory), Processes: l.Processes,
 		OpenFiles: l.OpenFiles, FileSize: int64(l.FileSize), Disk: int64(l.Disk), Output: int64(l.Output),
 	}
-	if err := wire.Validate(); err != nil {
+	if err := errors.Join(times, wire.Validate()); err != nil {
 		return sandbox.Limits{}, limitNames(err)
 	}
 	return sandbox.Limits{
 		Wall: l.Wall, CPU: l.CPU, Memory: wire.Memory, Processes: wire.Processes,
 		OpenFiles: wire.OpenFiles, FileSize: wire.FileSize, Disk: wire.Disk, Output: wire.Output,
 	}, nil
+}
+
+// checkTime refuses what calls could not ask for either, as the flag gives it.
+func checkTime(flag string, value time.Duration) error {
+	if value != 0 && (value < time.Millisecond || value > protocol.MaxWall) {
+		return fmt.Errorf("%s %s: must be 0 or %s to %s", flag, value, time.Millisecond, protocol.MaxWall)
+	}
+	return nil
 }
 
 // limitNames turns faults that name fields of the wire into ones that name flags.

@@ -49,5 +49,5 @@ func TestLimits_Flags(t *testing.T) {
 	require.Equal(t, cli.ExitUsage, exit.Code)
 	require.ErrorContains(t, err, "--limit-memory 5: must be 0 or 1048576 to")
 	require.ErrorContains(t, err, "--limit-open-files 1: must be 0 or 8 to")
-	require.ErrorContains(t, err, "--limit-wall -1000: must be 0 or 1 to")
+	require.ErrorContains(t, err, "--limit-wall -1s: must be 0 or 1ms to 168h0m0s")
 }

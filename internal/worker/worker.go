@@ -139,7 +139,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if o.Driver == nil || o.Data == "" {
 		return nil, errors.New("worker: a sandbox driver and a data directory are required")
 	}
-	if err := o.Handlers.validate(); err != nil {
+	if err := errors.Join(o.Handlers.validate(), o.Limits.Validate()); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	js, err := jetstream.New(nc)

@@ -2,11 +2,13 @@ package sandbox
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"time"
 )
 
 // Limits bound a command, or all of a sandbox; zero values mean the documented default,
-// and where there is none, no limit. What a driver really enforces, and how, is in
+// and where there is none, no limit. Negative values are refused, see [Limits.Validate]. What a driver really enforces, and how, is in
 // [Caps].Limits; a limit that it cannot enforce is ignored and published as such.
 type Limits struct {
 	// Wall is the longest run; 0 is bounded by the context only.
@@ -43,6 +45,32 @@ const (
 	DefaultOutput    = 128 << 10
 	DefaultGrace     = 2 * time.Second
 )
+
+// Validate reports every limit that is negative, joined, by the name of its field. Drivers open no sandbox and run
+// no command with such limits: the error is a [Fault].
+func (l Limits) Validate() error {
+	var faults []error
+	for _, limit := range []struct {
+		name     string
+		value    any
+		negative bool
+	}{
+		{"Wall", l.Wall, l.Wall < 0},
+		{"CPU", l.CPU, l.CPU < 0},
+		{"Memory", l.Memory, l.Memory < 0},
+		{"Processes", l.Processes, l.Processes < 0},
+		{"OpenFiles", l.OpenFiles, l.OpenFiles < 0},
+		{"FileSize", l.FileSize, l.FileSize < 0},
+		{"Disk", l.Disk, l.Disk < 0},
+		{"Output", l.Output, l.Output < 0},
+		{"Grace", l.Grace, l.Grace < 0},
+	} {
+		if limit.negative {
+			faults = append(faults, fmt.Errorf("sandbox.Limits.%s %v: must be 0 (the default) or more", limit.name, limit.value))
+		}
+	}
+	return errors.Join(faults...)
+}
 
 // Tighten returns l where each limit that by sets lower is lowered to it.
 func (l Limits) Tighten(by Limits) Limits {

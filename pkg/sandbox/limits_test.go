@@ -42,6 +42,23 @@ func TestLimits_TightenNeverWidens(t *testing.T) {
 // wider reports whether a limits less than b does, where 0 and less is no limit.
 func wider(a, b int64) bool { return b > 0 && (a <= 0 || a > b) }
 
+func TestLimits_NegativeOnesAreRefused(t *testing.T) {
+	t.Parallel()
+	var all sandbox.Limits
+	require.NoError(t, all.Validate())
+	for name := range fields(&all) {
+		var one sandbox.Limits
+		fields(&one)[name].SetInt(1)
+		require.NoError(t, one.Validate())
+		fields(&one)[name].SetInt(-2)
+		fields(&all)[name].SetInt(-2)
+		require.Regexp(t, "^sandbox.Limits."+name+` -2(ns)?: must be 0 \(the default\) or more$`, one.Validate().Error())
+	}
+	for name := range fields(&all) {
+		require.ErrorContains(t, all.Validate(), "Limits."+name+" -2")
+	}
+}
+
 func TestLimits_Defaults(t *testing.T) {
 	t.Parallel()
 	want := sandbox.Limits{

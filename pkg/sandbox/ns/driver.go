@@ -103,7 +103,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if spec.Require > level() {
 		return nil, fmt.Errorf("%w: driver ns has level %s here, %s is required", sandbox.ErrLevel, level(), spec.Require)
 	}
-	if err := start.CheckEnv(spec.Env); err != nil {
+	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits)); err != nil {
 		return nil, err
 	}
 	if err := checkNetwork(spec.Network); err != nil {

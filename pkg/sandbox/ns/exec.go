@@ -70,7 +70,7 @@ type run struct {
 }
 
 func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, cmd sandbox.Cmd) (sandbox.Result, error) {
-	if err := errors.Join(start.CheckArgv(cmd.Argv), start.CheckEnv(cmd.Env)); err != nil {
+	if err := errors.Join(start.CheckArgv(cmd.Argv), start.CheckEnv(cmd.Env), start.CheckLimits(cmd.Limits)); err != nil {
 		return sandbox.Result{}, err
 	}
 	if cmd.ReadOnly && i.ready.Landlock < readOnlyABI {

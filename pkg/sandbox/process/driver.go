@@ -146,7 +146,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 		return nil, fmt.Errorf("open sandbox %s: %w: driver process has level %s, %s is required",
 			spec.ID, sandbox.ErrLevel, sandbox.LevelNone, spec.Require)
 	}
-	if err := start.CheckEnv(spec.Env); err != nil {
+	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits)); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
 	if err := checkUnisolated(spec); err != nil {

@@ -37,6 +37,9 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 	if cmd.ReadOnly && s.driver.wrap == nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no read-only commands", s.spec.ID, sandbox.ErrUnsupported)
 	}
+	if err := start.CheckLimits(cmd.Limits); err != nil {
+		return sandbox.Result{}, err
+	}
 	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
 	m, err := s.group.enter(limits)
 	if err != nil {

@@ -49,6 +49,12 @@ func testDriver(t *testing.T, s suite) {
 			require.Error(t, err, "%+v", spec)
 		}
 	})
+	t.Run("a negative limit is refused", func(t *testing.T) {
+		t.Parallel()
+		spec := sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Limits: sandbox.Limits{Disk: -1}}
+		_, err := s.newDriver(t).Open(t.Context(), spec)
+		require.ErrorContains(t, err, "Limits.Disk -1: must be 0 (the default) or more")
+	})
 	t.Run("an ended context opens nothing", func(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithCancel(t.Context())

@@ -101,6 +101,7 @@ func startInvalid(t *testing.T, b *box) {
 		"empty variable":    {Argv: []string{"true"}, Env: map[string]string{"": "x"}},
 		"'=' in a variable": {Argv: []string{"true"}, Env: map[string]string{"A=B": "x"}},
 		"NUL in a variable": {Argv: []string{"true"}, Env: map[string]string{"A": "x\x00"}},
+		"negative limit":    {Argv: []string{"true"}, Limits: sandbox.Limits{Memory: -1}},
 	} {
 		_, err := b.Exec(t.Context(), cmd)
 		require.Error(t, err, name)

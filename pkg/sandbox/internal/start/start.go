@@ -36,6 +36,14 @@ func CheckArgv(argv []string) error {
 	return nil
 }
 
+// CheckLimits refuses negative limits, with a [sandbox.Fault].
+func CheckLimits(limits sandbox.Limits) error {
+	if err := limits.Validate(); err != nil {
+		return sandbox.Faultf(sandbox.FaultArguments, "%v", err)
+	}
+	return nil
+}
+
 // CheckEnv refuses variables that no program can get, with a [sandbox.Fault].
 func CheckEnv(env map[string]string) error {
 	for name, value := range env {
