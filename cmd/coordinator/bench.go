@@ -123,6 +123,8 @@ func (c *benchCommand) validate() error {
 		return cli.Usagef("--tls-...: only with --nats")
 	case c.Nats != "" && (c.Listen || c.Fsync):
 		return cli.Usagef("--listen and --fsync are for a server that bench starts, not for --nats %s", natsio.Redact(c.Nats))
+	case c.Exec == "" && c.Sandbox != "auto":
+		return cli.Usagef("--sandbox %s: only with --exec", c.Sandbox)
 	case c.Nats == "" && c.Replicas > 1 && c.Listen:
 		return cli.Usagef("--listen: only with --replicas 1; the %d servers listen anyway", c.Replicas)
 	}

@@ -57,12 +57,17 @@ type Options struct {
 	Logger  *slog.Logger
 }
 
-// Validate reports every option that is out of its bounds.
+// Validate reports every option that is out of its bounds, joined, by the name of its flag.
 func (o *Options) Validate() error {
 	var faults []error
 	bound := func(name string, value, least, most int) {
 		if value < least || value > most {
-			faults = append(faults, fmt.Errorf("%s %d: must be %d to %d", name, value, least, most))
+			faults = append(faults, fmt.Errorf("--%s %d: must be %d to %d", name, value, least, most))
+		}
+	}
+	positive := func(name string, value time.Duration) {
+		if value < 0 {
+			faults = append(faults, fmt.Errorf("--%s %s: must be 0 or more", name, value))
 		}
 	}
 	bound("lanes", o.Lanes, 1, 10_000_000)
@@ -73,11 +78,12 @@ func (o *Options) Validate() error {
 	bound("payload", o.Payload, 0, 4<<20)
 	bound("partitions", o.Partitions, 0, 10_000)
 	if !o.Engine.known() {
-		faults = append(faults, fmt.Errorf("engine %q: must be lanes, partitions or consumers", o.Engine))
+		faults = append(faults, fmt.Errorf("--engine %q: must be lanes, partitions or consumers", o.Engine))
 	}
-	if o.Work < 0 || o.SlowLane < 0 {
-		faults = append(faults, fmt.Errorf("work %s and slow-lane %s: must not be negative", o.Work, o.SlowLane))
-	}
+	positive("work", o.Work)
+	positive("slow-lane", o.SlowLane)
+	positive("linger", o.Linger)
+	positive("baseline", o.Baseline)
 	if err := o.Exec.validate(o.Engine, o.Work, o.SlowLane, o.Payload); err != nil {
 		faults = append(faults, err)
 	}

@@ -44,9 +44,9 @@ func TestRun_MeasuresEveryCallInOrder(t *testing.T) {
 func TestRun_NamesEveryBadOption(t *testing.T) {
 	t.Parallel()
 	_, err := Run(t.Context(), Options{Lanes: 0, Callers: -1, Calls: 1, Workers: 1, Slots: 1, Work: -1})
-	require.ErrorContains(t, err, "lanes 0: must be 1 to")
-	require.ErrorContains(t, err, "callers -1: must be 1 to")
-	require.ErrorContains(t, err, "must not be negative")
+	require.ErrorContains(t, err, "--lanes 0: must be 1 to")
+	require.ErrorContains(t, err, "--callers -1: must be 1 to")
+	require.ErrorContains(t, err, "--work -1ns: must be 0 or more")
 }
 
 // A measurement that cannot find a violation would be worth nothing.

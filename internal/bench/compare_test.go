@@ -35,7 +35,7 @@ func TestRun_EveryEngineKeepsOrder(t *testing.T) {
 func TestRun_UnknownEngine(t *testing.T) {
 	t.Parallel()
 	_, err := Run(t.Context(), Options{Engine: "locks", Lanes: 1, Callers: 1, Calls: 1, Workers: 1, Slots: 1})
-	require.ErrorContains(t, err, `engine "locks": must be lanes, partitions or consumers`)
+	require.ErrorContains(t, err, `--engine "locks": must be lanes, partitions or consumers`)
 }
 
 func TestPartition_IsStableAndSpread(t *testing.T) {

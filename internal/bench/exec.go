@@ -44,10 +44,10 @@ func (e *Exec) validate(engine Engine, work, slowLane time.Duration, payload int
 		return nil
 	}
 	if engine.orLanes() != Lanes {
-		return fmt.Errorf("engine %q: only lanes run commands", engine)
+		return fmt.Errorf("--engine %s: only lanes run the commands of --exec", engine)
 	}
 	if work != 0 || slowLane != 0 || payload != 0 {
-		return errors.New("work, slow-lane and payload: are of calls that do nothing, not of commands")
+		return errors.New("--work, --slow-lane and --payload: are of calls that do nothing, not of the commands of --exec")
 	}
 	return nil
 }

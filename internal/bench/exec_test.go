@@ -50,7 +50,7 @@ func TestRun_CommandsAreOfLanesOnly(t *testing.T) {
 	o := options(t)
 	o.Exec.Command, o.Engine, o.Payload = "true", Partitions, 0
 	_, err := Run(t.Context(), o)
-	require.ErrorContains(t, err, `engine "partitions": only lanes run commands`)
+	require.ErrorContains(t, err, "--engine partitions: only lanes run the commands of --exec")
 	o.Engine, o.Work = Lanes, time.Second
 	_, err = Run(t.Context(), o)
 	require.ErrorContains(t, err, "work, slow-lane and payload")
