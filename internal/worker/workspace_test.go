@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
@@ -130,9 +130,7 @@ func (r *rig) archive(t *testing.T, name string, files map[string]string) {
 
 func (r *rig) store(t *testing.T, name string, content []byte) {
 	t.Helper()
-	blobs, err := r.JS.ObjectStore(t.Context(), r.Name.BlobsBucket())
-	require.NoError(t, err)
-	_, err = blobs.Put(t.Context(), jetstream.ObjectMeta{Name: name}, bytes.NewReader(content))
+	_, err := natsio.PutObject(t.Context(), r.JS, r.Name.BlobsBucket(), name, bytes.NewReader(content))
 	require.NoError(t, err)
 }
 
