@@ -79,7 +79,7 @@ func setUpLanes(env *testscript.Env) error {
 		r.publisher, err = lane.NewPublisher(ctx, r.nc, protocol.DefaultFleet)
 	}
 	env.Values[rigKey{}] = r
-	err = errors.Join(err, endAtOnce(env))
+	err = errors.Join(err, likeTheTests(env))
 	env.Setenv("TOOLFLEET_NATS", server.URL())
 	env.Setenv("TOOLFLEET_CREDS", server.CredentialFile())
 	return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -12,11 +13,11 @@ func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"worker": mai
 // live together is tested in test/integration.
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true, Setup: endAtOnce})
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true, Setup: likeTheTests})
 }
 
-// endAtOnce has commands that were built with the race detector not wait for a second at their end.
-func endAtOnce(env *testscript.Env) error {
-	env.Setenv("GORACE", "atexit_sleep_ms=0")
+// likeTheTests gives commands that were built with the race detector the options that the tests have.
+func likeTheTests(env *testscript.Env) error {
+	env.Setenv("GORACE", os.Getenv("GORACE"))
 	return nil
 }

@@ -40,7 +40,7 @@ func spawn(t *testing.T, role string, config any, output string) *process {
 	require.NoError(t, err)
 	defer func() { _ = stderr.Close() }() // the process has its own
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(settings), "GORACE=exitcode=66 atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(settings), "GORACE="+os.Getenv("GORACE")+" exitcode=66")
 	cmd.Stderr = stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p := &process{t: t, cmd: cmd, output: output, exited: make(chan struct{})}

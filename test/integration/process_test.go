@@ -42,7 +42,7 @@ func start(tb testing.TB, binary string, l launch) *process {
 	cmd := exec.CommandContext(context.WithoutCancel(tb.Context()), binary, l.args...)
 	cmd.Dir = home
 	cmd.Env = append([]string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home, "GORACE=exitcode=66 atexit_sleep_ms=0",
+		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home, "GORACE=" + os.Getenv("GORACE") + " exitcode=66",
 	}, l.env...)
 	cmd.Stdin = strings.NewReader(l.stdin)
 	p := &process{cmd: cmd, stdout: newOutput(), stderr: newOutput(), exited: make(chan struct{})}

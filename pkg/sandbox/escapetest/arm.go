@@ -91,7 +91,7 @@ func (a arms) run(t *testing.T, uid int) {
 	cmd.Dir = home
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home,
-		"GORACE=atexit_sleep_ms=0", armVariable + "=" + strconv.Itoa(uid), probeVariable + "=" + a.probe, secretVariable + "=secret-" + rand.Text(),
+		"GORACE=" + os.Getenv("GORACE"), armVariable + "=" + strconv.Itoa(uid), probeVariable + "=" + a.probe, secretVariable + "=secret-" + rand.Text(),
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.CombinedOutput()
