@@ -53,7 +53,7 @@ func TestRun_CommandsAreOfLanesOnly(t *testing.T) {
 	require.ErrorContains(t, err, "--engine partitions: only lanes run the commands of --exec")
 	o.Engine, o.Work = Lanes, time.Second
 	_, err = Run(t.Context(), o)
-	require.ErrorContains(t, err, "work, slow-lane and payload")
+	require.ErrorContains(t, err, "--work, --slow-lane and --payload")
 }
 
 // slowSandbox runs a command until it is told to end it.
