@@ -33,10 +33,13 @@ func newJavaScript(t *testing.T) *javaScript {
 	node, err := exec.LookPath("node")
 	require.NoError(t, err)
 	js := &javaScript{broker: newBroker(t), dir: t.TempDir(), notes: t.TempDir(), node: node}
-	require.NoError(t, os.CopyFS(js.dir, os.DirFS("../../examples/javascript")))
-	if err := os.Symlink(filepath.Join(packages, "node_modules"), filepath.Join(js.dir, "node_modules")); !os.IsExist(err) {
-		require.NoError(t, err)
+	require.NoError(t, os.CopyFS(filepath.Join(js.dir, "tools"), os.DirFS("../../examples/javascript/tools")))
+	programs, err := filepath.Glob("../../examples/javascript/*.mjs")
+	require.NoError(t, err)
+	for _, program := range programs { // not the packages that somebody may have installed there
+		write(t, filepath.Join(js.dir, filepath.Base(program)), content(t, program))
 	}
+	require.NoError(t, os.Symlink(filepath.Join(packages, "node_modules"), filepath.Join(js.dir, "node_modules")))
 	require.NoError(t, natsio.Ensure(t.Context(), js.broker.jetStream(t), natsio.Topology{}))
 	return js
 }
