@@ -65,7 +65,7 @@ func (o *Options) Validate() error {
 			faults = append(faults, fmt.Errorf("--%s %d: must be %d to %d", name, value, least, most))
 		}
 	}
-	positive := func(name string, value time.Duration) {
+	notNegative := func(name string, value time.Duration) {
 		if value < 0 {
 			faults = append(faults, fmt.Errorf("--%s %s: must be 0 or more", name, value))
 		}
@@ -80,10 +80,10 @@ func (o *Options) Validate() error {
 	if !o.Engine.known() {
 		faults = append(faults, fmt.Errorf("--engine %q: must be lanes, partitions or consumers", o.Engine))
 	}
-	positive("work", o.Work)
-	positive("slow-lane", o.SlowLane)
-	positive("linger", o.Linger)
-	positive("baseline", o.Baseline)
+	notNegative("work", o.Work)
+	notNegative("slow-lane", o.SlowLane)
+	notNegative("linger", o.Linger)
+	notNegative("baseline", o.Baseline)
 	if err := o.Exec.validate(o.Engine, o.Work, o.SlowLane, o.Payload); err != nil {
 		faults = append(faults, err)
 	}

@@ -126,16 +126,16 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 var errTwice = errors.New("dispatched twice in one step")
 
 // codeOf is the code for which a call could not be published; "" when it was.
-func codeOf(fault error) string {
+func codeOf(fault error) protocol.Code {
 	switch {
 	case fault == nil:
 		return ""
 	case errors.Is(fault, lane.ErrFull):
-		return string(protocol.CodeFleetFull)
+		return protocol.CodeFleetFull
 	case errors.Is(fault, lane.ErrTooLarge):
-		return string(protocol.CodePayloadTooLarge)
+		return protocol.CodePayloadTooLarge
 	default:
-		return string(protocol.CodeFleetUnavailable)
+		return protocol.CodeFleetUnavailable
 	}
 }
 
@@ -164,15 +164,16 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		f := b.open[calls[i].ID]
 		telemetry.Fail(f.publish, fault)
 		f.publish.End()
-		b.dispatcher.metrics.Sent(ctx, string(f.call.Pool), codeOf(fault))
+		code := codeOf(fault)
+		b.dispatcher.metrics.Sent(ctx, string(f.call.Pool), string(code))
 		switch {
-		case fault == nil:
+		case code == "":
 			f.accepted = true
 			b.observe(loop.Update{CallID: calls[i].ID, State: loop.StateQueued})
-		case errors.Is(fault, lane.ErrFull):
-			b.refuse(ctx, f, protocol.CodeFleetFull, "the fleet's queue is full; the call was not run, try again later")
-		case errors.Is(fault, lane.ErrTooLarge):
-			b.refuse(ctx, f, protocol.CodePayloadTooLarge, fault.Error()+"; it was not run, send less at once")
+		case code == protocol.CodeFleetFull:
+			b.refuse(ctx, f, code, "the fleet's queue is full; the call was not run, try again later")
+		case code == protocol.CodePayloadTooLarge:
+			b.refuse(ctx, f, code, fault.Error()+"; it was not run, send less at once")
 		case ctx.Err() != nil:
 			// Whether it was accepted is not known; the cancel that follows settles it.
 		default:
