@@ -137,12 +137,13 @@ func (b *batch) done(ctx context.Context, r *protocol.Result) {
 	if f.span.IsRecording() {
 		f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
 			telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
+		ctx = trace.ContextWithSpan(ctx, f.span) // what is measured then leads to the trace
 	}
 	if r.Error != nil {
 		telemetry.Fail(f.span, r.Error)
 	}
 	f.span.End()
-	b.dispatcher.metrics.Ended(trace.ContextWithSpan(ctx, f.span), string(f.call.Pool), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
+	b.dispatcher.metrics.Ended(ctx, string(f.call.Pool), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
 	b.observe(loop.Update{CallID: r.CallID, State: loop.StateDone, Result: r})
 }
 

@@ -150,8 +150,8 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 			span.SetAttributes(attributes(call)...)
 		}
 		header := nats.Header{}
-		_, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, trace.WithSpanKind(trace.SpanKindProducer))
-		telemetry.Inject(trace.ContextWithSpan(spanCtx, publish), header)
+		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, trace.WithSpanKind(trace.SpanKindProducer))
+		telemetry.Inject(publishCtx, header)
 		outgoing[i] = lane.Outgoing{Call: call, Header: header}
 		b.mu.Lock()
 		b.open[call.ID] = &followed{at: i, call: call, since: time.Now(), span: span, publish: publish, state: loop.StateQueued}

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -122,11 +123,7 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 		case errors.As(err, &api) && api.Code != 503, errors.Is(err, nats.ErrConnectionClosed):
 			return 0, fmt.Errorf("append to session %s: %w", session, err)
 		}
-		timer := time.NewTimer(retryWait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause.For(ctx, retryWait) {
 			return 0, fmt.Errorf("append to session %s: %w", session, err)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -92,12 +93,8 @@ func (o Options) withDefaults() Options {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.Tracer == nil {
-		o.Tracer = telemetry.Tracer()
-	}
-	if o.Meter == nil {
-		o.Meter = telemetry.Meter()
-	}
+	o.Tracer = cmp.Or(o.Tracer, telemetry.Tracer())
+	o.Meter = cmp.Or(o.Meter, telemetry.Meter())
 	return o
 }
 
@@ -194,6 +191,9 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	return r
 }
 
+// goOnPause is the time between two tries to run a turn.
+const goOnPause = time.Second
+
 // persist runs the turn, again after a failure of the fleet: the turn is open then and goes on.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn protocol.TurnRun) (loop.TurnResult, error) {
 	for {
@@ -202,11 +202,7 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 			return result, err
 		}
 		s.options.Logger.WarnContext(ctx, "turn interrupted, going on", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
-		timer := time.NewTimer(time.Second)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause.For(ctx, goOnPause) {
 			return result, err
 		}
 	}

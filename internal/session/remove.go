@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -151,21 +152,9 @@ func (r *remover) busy(ctx context.Context, p place) (int, error) {
 		if err != nil || len(calls) == 0 || time.Now().After(until) {
 			return len(calls), err
 		}
-		if err := pause(ctx); err != nil {
-			return 0, err
+		if !pause.For(ctx, lookPeriod) {
+			return 0, ctx.Err()
 		}
-	}
-}
-
-// pause waits for lookPeriod.
-func pause(ctx context.Context) error {
-	timer := time.NewTimer(lookPeriod)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -207,8 +196,8 @@ func (r *remover) calls(ctx context.Context) error {
 					}
 				}
 			}
-			if err := pause(ctx); err != nil {
-				return fmt.Errorf("%d calls of lane %s have not ended yet: %w", len(calls), p.lane, err)
+			if !pause.For(ctx, lookPeriod) {
+				return fmt.Errorf("%d calls of lane %s have not ended yet: %w", len(calls), p.lane, ctx.Err())
 			}
 		}
 	}
@@ -252,8 +241,8 @@ func (r *remover) released(ctx context.Context) error {
 			if errors.Is(err, operator.ErrNoLane) {
 				break
 			}
-			if err == nil {
-				err = pause(ctx)
+			if err == nil && !pause.For(ctx, lookPeriod) {
+				err = ctx.Err()
 			}
 			if err != nil {
 				return fmt.Errorf("lane %s is not free yet: %w", p.lane, err)

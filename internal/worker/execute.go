@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -225,15 +226,9 @@ func notRun(code protocol.Code) bool {
 }
 
 func noop(ctx context.Context, run *lane.Run, payload protocol.Noop) protocol.Result {
-	if payload.WorkMS > 0 {
-		timer := time.NewTimer(payload.WorkMS.Duration())
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			status, fault, _ := lane.Interrupted(ctx)
-			return protocol.NewResult(run.Call, status, fault)
-		}
+	if !pause.For(ctx, payload.WorkMS.Duration()) {
+		status, fault, _ := lane.Interrupted(ctx)
+		return protocol.NewResult(run.Call, status, fault)
 	}
 	r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
 	r.Value = protocol.NoopResult{}

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/lines"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
@@ -47,11 +48,7 @@ func (w *Worker) resultRead(ctx context.Context, session protocol.SessionID, p p
 // awaitKept reads what is kept, and is not seen yet.
 func (w *Worker) awaitKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
 	for range keptPatience / keptPeriod {
-		timer := time.NewTimer(keptPeriod)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause.For(ctx, keptPeriod) {
 			return nil, ctx.Err()
 		}
 		if page, err := w.readKept(ctx, session, p); page != nil || err != nil {

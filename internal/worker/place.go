@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,11 +29,7 @@ func (s *sandboxes) claimPlace(ctx context.Context, l protocol.Lane, workspace s
 		if _, answered := errors.AsType[*protocol.Error](err); err == nil || answered || errors.Is(err, nats.ErrConnectionClosed) {
 			return err
 		}
-		timer := time.NewTimer(placePause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause.For(ctx, placePause) {
 			return err
 		}
 	}

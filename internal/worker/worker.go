@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,12 +105,8 @@ func (o Options) withDefaults() Options {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.Tracer == nil {
-		o.Tracer = telemetry.Tracer()
-	}
-	if o.Meter == nil {
-		o.Meter = telemetry.Meter()
-	}
+	o.Tracer = cmp.Or(o.Tracer, telemetry.Tracer())
+	o.Meter = cmp.Or(o.Meter, telemetry.Meter())
 	if o.Workspace == nil {
 		o.Workspace = func(string) (string, bool) { return "", false }
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
@@ -59,7 +60,7 @@ func (c *callerRole) run(ctx context.Context) error {
 		if c.publisher, err = lane.NewPublisher(ctx, c.nc, protocol.DefaultFleet); err == nil {
 			break
 		}
-		if !wait(ctx, 50*time.Millisecond) {
+		if !pause.For(ctx, 50*time.Millisecond) {
 			return err
 		}
 	}
@@ -131,7 +132,7 @@ func (c *callerRole) caller(ctx context.Context, index int) {
 		if len(step) > 0 {
 			c.dispatch(ctx, step, open, news)
 			if c.Think > 0 {
-				wait(ctx, rand.N(c.Think))
+				pause.For(ctx, rand.N(c.Think))
 			}
 		}
 	}
@@ -145,7 +146,7 @@ func (c *callerRole) watch(ctx context.Context, index int, news chan<- *protocol
 			default: // found by looking
 			}
 		}, nil)
-		if err == nil || !wait(ctx, 100*time.Millisecond) {
+		if err == nil || !pause.For(ctx, 100*time.Millisecond) {
 			return watch, err
 		}
 	}
@@ -198,16 +199,16 @@ func (c *callerRole) putAll(ctx context.Context, step []*planned) {
 			refused = append(refused, step[i])
 		}
 		if step = refused; len(step) > 0 {
-			wait(ctx, 100*time.Millisecond)
+			pause.For(ctx, 100*time.Millisecond)
 		}
 	}
 }
 
 func (c *callerRole) cancelLater(ctx context.Context, p *planned) {
-	wait(ctx, p.cancelAfter)
+	pause.For(ctx, p.cancelAfter)
 	c.journal.write(&history.Record{Kind: history.KindCancel, CallID: p.ID})
 	for c.publisher.Cancel(ctx, &p.Call) != nil {
-		if !wait(ctx, 100*time.Millisecond) {
+		if !pause.For(ctx, 100*time.Millisecond) {
 			return
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
@@ -46,7 +47,7 @@ func stopWorker(r *rig) {
 	from := now()
 	w.freeze()
 	still := now()
-	wait(r.t.Context(), r.setup.lease*5/4+time.Duration(r.random.Int64N(int64(r.setup.lease))))
+	pause.For(r.t.Context(), r.setup.lease*5/4+time.Duration(r.random.Int64N(int64(r.setup.lease))))
 	until := now()
 	w.thaw()
 	r.fault("stop worker", history.Fault{Worker: w.id, From: from, Still: still, Until: until, Stopped: true})
@@ -66,7 +67,7 @@ func TestChaos_CallersAreKilled(t *testing.T) { //nolint:paralleltest // see sid
 // what they have done before, which takes longer and longer.
 func killCaller(r *rig) {
 	require.Eventually(r.t, func() bool { return r.caller.ended() || r.callerLog() > r.remembered }, patience, 10*time.Millisecond)
-	wait(r.t.Context(), time.Duration(r.random.Int64N(int64(r.setup.pause))))
+	pause.For(r.t.Context(), time.Duration(r.random.Int64N(int64(r.setup.pause))))
 	r.caller.kill()
 	r.startCaller()
 	r.counts["kill caller"]++ // workers do not notice: it excuses nothing
@@ -89,7 +90,7 @@ func (r *rig) someone() *member {
 func (r *rig) network(name string, m *member, d time.Duration, begin func()) {
 	from := now()
 	begin()
-	wait(r.t.Context(), d)
+	pause.For(r.t.Context(), d)
 	m.cable.Mend()
 	r.fault(name, history.Fault{Worker: m.id, From: from, Until: now()})
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
@@ -46,7 +47,7 @@ func (j *journal) write(r *history.Record) {
 
 // watch writes down when this process is not let run, until ctx ends.
 func (j *journal) watch(ctx context.Context) {
-	for last := now(); wait(ctx, tickPeriod); {
+	for last := now(); pause.For(ctx, tickPeriod); {
 		at := now()
 		if at-last > history.Time(longTick) {
 			j.store(&history.Record{Kind: history.KindStall, At: last + history.Time(tickPeriod), Until: at, Worker: j.worker})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -37,9 +38,9 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 		require.NoError(t, err)
 	}
 	r.awaitStarts(0, lanes)
-	wait(t.Context(), lease) // every lease is renewed at least once
+	pause.For(t.Context(), lease) // every lease is renewed at least once
 	r.startWorker()
-	wait(t.Context(), 300*time.Millisecond)
+	pause.For(t.Context(), 300*time.Millisecond)
 	require.Zero(t, r.starts(1), "no lane is given away while it is held")
 	killed := time.Now()
 	r.workers[0].kill()

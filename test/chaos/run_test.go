@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
@@ -23,7 +24,7 @@ func run(t *testing.T, s setup, faults ...func(*rig)) {
 	t.Helper()
 	begin := time.Now()
 	r := newRig(t, s)
-	wait(t.Context(), 300*time.Millisecond)
+	pause.For(t.Context(), 300*time.Millisecond)
 	for n := 0; !r.caller.ended(); n++ {
 		if n == s.faults {
 			require.NoError(t, os.WriteFile(r.path("enough"), nil, 0o600))
@@ -32,7 +33,7 @@ func run(t *testing.T, s setup, faults ...func(*rig)) {
 			break
 		}
 		faults[r.random.IntN(len(faults))](r)
-		wait(t.Context(), s.pause/4+time.Duration(r.random.Int64N(int64(s.pause))))
+		pause.For(t.Context(), s.pause/4+time.Duration(r.random.Int64N(int64(s.pause))))
 	}
 	r.caller.wait(2 * patience)
 	if len(r.servers) > 1 {
@@ -103,7 +104,7 @@ func (r *rig) stored() []history.Stored {
 	out := make([]history.Stored, 0, state.Msgs)
 	for seq := uint64(1); seq <= state.LastSeq; seq++ { // the leader is asked: a consumer may be served by another
 		msg, err := stream.GetMsg(ctx, seq)
-		for err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && wait(ctx, 50*time.Millisecond) { // no leader just now
+		for err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && pause.For(ctx, 50*time.Millisecond) { // no leader just now
 			msg, err = stream.GetMsg(ctx, seq)
 		}
 		require.NoError(r.t, err, "result %d of %d", seq, state.LastSeq)
@@ -131,7 +132,7 @@ func (r *rig) requireQuiet() {
 	defer cancel()
 	left := "nothing is known"
 	for left != "" {
-		if !wait(ctx, 50*time.Millisecond) {
+		if !pause.For(ctx, 50*time.Millisecond) {
 			require.FailNow(r.t, "the calls stream keeps messages, or the consumer keeps deliveries", left)
 		}
 		left = r.left(ctx)

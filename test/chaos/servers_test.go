@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
@@ -80,7 +81,7 @@ func partServer(r *rig) {
 	}
 	from := now()
 	cut((*natsiotest.Cable).Sever)
-	wait(r.t.Context(), time.Duration(r.random.Int64N(int64(20*time.Second))))
+	pause.For(r.t.Context(), time.Duration(r.random.Int64N(int64(20*time.Second))))
 	cut((*natsiotest.Cable).Mend)
 	r.awaitLeaders()
 	r.fault("part server", history.Fault{From: from, Until: now()})
@@ -91,7 +92,7 @@ func stopServer(r *rig) {
 	s := r.servers[r.random.IntN(len(r.servers))]
 	from := now()
 	s.freeze()
-	wait(r.t.Context(), time.Duration(r.random.Int64N(int64(8*time.Second))))
+	pause.For(r.t.Context(), time.Duration(r.random.Int64N(int64(8*time.Second))))
 	s.thaw()
 	r.awaitLeaders()
 	r.fault("stop server", history.Fault{From: from, Until: now()})

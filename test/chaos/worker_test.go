@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
@@ -51,7 +52,7 @@ func (w *workerRole) run(ctx context.Context) error {
 		if err == nil {
 			break
 		}
-		if !wait(ctx, 50*time.Millisecond) {
+		if !pause.For(ctx, 50*time.Millisecond) {
 			return nil
 		}
 	}
@@ -68,7 +69,7 @@ func (w *workerRole) Execute(ctx context.Context, run *lane.Run) protocol.Result
 	}
 	w.journal.write(&record)
 	work, _ := run.Call.Payload.(protocol.Noop)
-	wait(ctx, work.WorkMS.Duration())
+	pause.For(ctx, work.WorkMS.Duration())
 	result := protocol.NewResult(run.Call, protocol.StatusOK, nil)
 	result.Value = protocol.NoopResult{}
 	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
@@ -92,21 +93,6 @@ func dial(ctx context.Context, url string, o natsio.ConnectOptions) (*nats.Conn,
 		if err == nil || ctx.Err() != nil {
 			return nc, err
 		}
-		wait(ctx, 50*time.Millisecond)
-	}
-}
-
-// wait waits for d; it reports false when the context ended first.
-func wait(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
+		pause.For(ctx, 50*time.Millisecond)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	sdk "github.com/sashabaranov/go-openai"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -74,7 +75,7 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text str
 		m.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
 			slog.String("error_type", fault.Type), slog.String("error", fault.Error()),
 			slog.Int("attempt", attempt), slog.Int64("delay_ms", delay.Milliseconds()))
-		if wait(ctx, delay) != nil {
+		if !pause.For(ctx, delay) {
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w (attempt %d: %w)", m.opts.Model, context.Cause(ctx), attempt, err)
 		}
 	}
@@ -173,16 +174,4 @@ func (m *Model) because(kind, what string, err error) *Error {
 	fault := m.endpoint.fault(kind, what+err.Error())
 	fault.cause = err
 	return fault
-}
-
-// wait returns an error when ctx ends before the delay is over.
-func wait(ctx context.Context, delay time.Duration) error {
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

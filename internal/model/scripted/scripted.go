@@ -6,9 +6,9 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -55,8 +55,8 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text str
 	}
 	current := m.steps[done]
 	for piece := range words(current.reply.Text) {
-		if err := wait(ctx, current.delay); err != nil {
-			return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, err)
+		if !pause.For(ctx, current.delay) {
+			return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, context.Cause(ctx))
 		}
 		delta(piece)
 	}
@@ -108,17 +108,3 @@ func words(text string) func(yield func(string) bool) {
 	}
 }
 
-// wait returns the cause of ctx's end when that comes before the delay is over.
-func wait(ctx context.Context, delay time.Duration) error {
-	if delay == 0 {
-		return context.Cause(ctx)
-	}
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
