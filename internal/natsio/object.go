@@ -26,9 +26,9 @@ func ObjectTrace(bucket, name string) string {
 }
 
 // PutObject stores what r has under a name, in the place of what was there; an error of r
-// leaves that as it was. It writes what [jetstream.ObjectStore] reads. Its Put publishes
-// without waiting, through a publisher of its own whose goroutine, with nats.go 1.55,
-// now and then does not end: too often for one object a call.
+// leaves that as it was. It writes what [jetstream.ObjectStore] reads. That store's own Put publishes
+// without waiting, by a goroutine that, with nats.go 1.55, now and then does not end: too
+// often for one object a call.
 func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
 	store, err := js.ObjectStore(ctx, bucket)
 	if err != nil {

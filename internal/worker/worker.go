@@ -27,6 +27,9 @@ import (
 
 const flushTimeout = 2 * time.Second
 
+// MaxSlots bounds the calls that a worker runs at once, wherever a user sets that.
+const MaxSlots = 4096
+
 // DefaultLinger is how long the sandbox of an idle lane stays open.
 const DefaultLinger = 5 * time.Second
 
@@ -123,6 +126,7 @@ type Worker struct {
 	holder     *lane.Holder
 	sandboxes  *sandboxes
 	dialogs    *dialog.Set[*Handling]
+	js         jetstream.JetStream
 	blobs      jetstream.ObjectStore
 	kept       *keeper
 	languages  languages
@@ -157,7 +161,10 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	metrics := telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())
 	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
-	w := &Worker{options: o, metrics: metrics, nc: nc, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: o.Fleet.KeptBucket()}, limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger)}
+	w := &Worker{
+		options: o, metrics: metrics, nc: nc, js: js, blobs: blobs, kept: &keeper{ObjectStore: kept, js: js, bucket: o.Fleet.KeptBucket()},
+		limitKinds: limitKinds(o.Caps.Limits), dialogs: dialog.New[*Handling](graceAfter, o.Logger),
+	}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}

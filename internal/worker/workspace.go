@@ -94,7 +94,7 @@ func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protoco
 		writer.CloseWithError(err)
 		packed <- err
 	}()
-	_, err = w.blobs.Put(ctx, jetstream.ObjectMeta{Name: p.Blob}, reader)
+	_, err = natsio.PutObject(ctx, w.js, w.options.Fleet.BlobsBucket(), p.Blob, reader)
 	reader.CloseWithError(err)
 	if err := errors.Join(<-packed, err); err != nil {
 		return nil, fmt.Errorf("store archive %s: %w", p.Blob, err)
