@@ -18,6 +18,8 @@ type answers struct {
 	prompt *prompt
 	say    func(string)
 
+	mu      sync.Mutex // events come from another goroutine, and may come behind the end
+	closed  bool
 	cancel  context.CancelFunc // of the question that is put
 	running sync.WaitGroup
 }
@@ -27,14 +29,19 @@ func newAnswers(p program, fl *fleet.Fleet, say func(string)) *answers {
 }
 
 // ask puts the question of an event. A turn asks one question at a time, so one that is
-// still put was answered elsewhere, or is asked again.
+// still put was answered elsewhere, or is asked again. After close it asks nothing.
 func (a *answers) ask(ctx context.Context, e loop.Event) {
 	request := loop.ApprovalRequest{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return
+	}
 	if a.prompt == nil {
 		a.say(waits(request))
 		return
 	}
-	a.close()
+	a.takeBack()
 	ctx, a.cancel = context.WithCancel(ctx)
 	a.running.Go(func() {
 		answer, err := a.prompt.approve(ctx, request)
@@ -49,8 +56,16 @@ func (a *answers) ask(ctx context.Context, e loop.Event) {
 	})
 }
 
-// close takes back a question that is put.
+// close takes back a question that is put; none is put any more.
 func (a *answers) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	a.takeBack()
+}
+
+// takeBack ends the question that is put, if there is one. The lock is held.
+func (a *answers) takeBack() {
 	a.cancel()
 	a.running.Wait()
 }

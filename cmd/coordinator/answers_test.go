@@ -1,0 +1,22 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// The last events of a turn may come while whoever followed it leaves.
+func TestAnswers_NothingIsAskedAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	a := &answers{say: func(string) { asked++ }, cancel: func() {}}
+	question := loop.Event{Type: loop.EventApprovalAsked, Name: "bash", Text: "look"}
+	a.ask(t.Context(), question)
+	require.Equal(t, 1, asked)
+	a.close()
+	a.ask(t.Context(), question)
+	require.Equal(t, 1, asked)
+}
