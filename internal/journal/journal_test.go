@@ -18,6 +18,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// patience is for what surely comes.
+const patience = 20 * time.Second
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t *testing.T, nc *nats.Conn) *journal.Journal {
@@ -100,7 +103,7 @@ func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
 			require.Eventually(t, func() bool {
 				history, err = open(t, f.NC).Load(t.Context(), session)
 				return err == nil && len(history.Events) == 2
-			}, 4*time.Second, time.Millisecond)
+			}, patience, time.Millisecond)
 			link.Mend()
 			got := <-done
 			if others {
@@ -155,7 +158,7 @@ func TestAppend_WaitsForTheServer(t *testing.T) {
 	j := open(t, nc)
 	session := protocol.NewSessionID()
 	link.Cut()
-	require.Eventually(t, func() bool { return !nc.IsConnected() }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !nc.IsConnected() }, patience, time.Millisecond)
 	done := make(chan error, 1)
 	go func() {
 		_, err := j.Append(t.Context(), session, 0, event(session, "kept"))

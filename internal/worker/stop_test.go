@@ -59,8 +59,8 @@ func TestCommand_TimeoutsKeepPartialOutput(t *testing.T) {
 		change func(*protocol.Call)
 		code   protocol.Code
 	}{
-		"run timeout": {func(c *protocol.Call) { c.RunTimeout = 1000 }, protocol.CodeRunTimeout},
-		"deadline":    {func(c *protocol.Call) { c.Deadline = c.IssuedAt.Add(time.Second) }, protocol.CodeDeadline},
+		"run timeout": {func(c *protocol.Call) { c.RunTimeout = 3000 }, protocol.CodeRunTimeout},
+		"deadline":    {func(c *protocol.Call) { c.Deadline = c.IssuedAt.Add(4 * time.Second) }, protocol.CodeDeadline},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

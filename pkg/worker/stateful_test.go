@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
@@ -146,4 +149,57 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeInternal, outcome.Error.Code)
 	require.Contains(t, outcome.Error.Message, "works only there")
+}
+
+type lineInput struct {
+	Line string `json:"line"`
+}
+
+// notes appends lines to a file of the session's workspace, by a command for each.
+func notes(_ context.Context, d *worker.Dialog[lineInput, string], args lineInput) (string, error) {
+	for line := args.Line; ; {
+		box, err := d.Call().Sandbox(d.Step())
+		if err != nil {
+			return "", err
+		}
+		r, err := box.Exec(d.Step(), sandbox.Cmd{Argv: []string{"sh", "-c", `echo "$0" >>notes; cat notes`, line}})
+		if err != nil {
+			return "", err
+		}
+		input, err := d.Yield(string(r.Stdout.Data))
+		if err != nil {
+			return "", err
+		}
+		line = input.Line
+	}
+}
+
+func TestStateful_WorksInTheSandboxOfItsSession(t *testing.T) {
+	t.Parallel()
+	f, err := fleet.Connect(t.Context(), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	dir := t.TempDir()
+	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+		Sandbox: "process", Workspace: func(string) (string, bool) { return dir, true },
+		Handlers: []worker.Handler{worker.HandleStateful("notes", notes, nil)},
+	}))
+	table, err := tools.NewTable(tools.NewStateful[lineInput, lineInput]("notes", "Note.", tools.Remote{Kind: "notes"}))
+	require.NoError(t, err)
+	var handle string
+	model := steps{
+		func(string) []loop.ToolCall { return []loop.ToolCall{call("notes", lineInput{"first"})} },
+		func(last string) []loop.ToolCall {
+			handle = handleIn(last)
+			return []loop.ToolCall{goOn(handle, lineInput{"second"})}
+		},
+	}
+	runner, err := f.Runner(model, table, nil)
+	require.NoError(t, err)
+	result, err := runner.Run(t.Context(), "s", loop.Input{Text: "note"})
+	require.NoError(t, err)
+	require.Equal(t, "first\nsecond\n\n[handle "+handle+" can be continued]", result.Text)
+	content, err := os.ReadFile(filepath.Join(dir, "notes"))
+	require.NoError(t, err)
+	require.Equal(t, "first\nsecond\n", string(content))
 }

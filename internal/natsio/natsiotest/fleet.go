@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -29,6 +30,10 @@ type Fleet struct {
 
 	tb testing.TB
 }
+
+// patience is how long making the streams may take: a busy machine needs more than the 5 s that the
+// client gives each.
+const patience = time.Minute
 
 // New starts a server with the streams of topology, whose zero value is the default.
 func New(tb testing.TB, topology natsio.Topology) *Fleet {
@@ -57,7 +62,9 @@ func start(tb testing.TB, topology natsio.Topology, o embedded.Options) *Fleet {
 	f.NC = f.Connect()
 	f.JS, err = jetstream.New(f.NC)
 	require.NoError(tb, err)
-	require.NoError(tb, natsio.Ensure(tb.Context(), f.JS, topology))
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
+	defer cancel()
+	require.NoError(tb, natsio.Ensure(ctx, f.JS, topology))
 	return f
 }
 
