@@ -10,7 +10,6 @@ const (
 	KeyMessagingSystem      = attribute.Key("messaging.system") // always [MessagingNATS]
 	KeyMessagingDestination = attribute.Key("messaging.destination.name")
 	KeyMessagingOperation   = attribute.Key("messaging.operation.name")
-	KeyMessagingMessageID   = attribute.Key("messaging.message.id")
 )
 
 // MessagingNATS is the value of [KeyMessagingSystem].
@@ -19,16 +18,13 @@ const MessagingNATS = "nats"
 // Attributes of models, agents and tools: the gen_ai conventions, spelled out here
 // because the semconv package of Go no longer has them.
 const (
-	KeyGenAIOperation     = attribute.Key("gen_ai.operation.name") // invoke_agent, chat or execute_tool
-	KeyGenAIProvider      = attribute.Key("gen_ai.provider.name")
-	KeyGenAIConversation  = attribute.Key("gen_ai.conversation.id") // the session id
-	KeyGenAIRequestModel  = attribute.Key("gen_ai.request.model")
-	KeyGenAIResponseModel = attribute.Key("gen_ai.response.model")
-	KeyGenAIInputTokens   = attribute.Key("gen_ai.usage.input_tokens")
-	KeyGenAIOutputTokens  = attribute.Key("gen_ai.usage.output_tokens")
-	KeyGenAITokenType     = attribute.Key("gen_ai.token.type") // input or output
-	KeyGenAIToolName      = attribute.Key("gen_ai.tool.name")
-	KeyGenAIToolCallID    = attribute.Key("gen_ai.tool.call.id") // the model's own id
+	KeyGenAIOperation    = attribute.Key("gen_ai.operation.name") // invoke_agent, chat or execute_tool
+	KeyGenAIProvider     = attribute.Key("gen_ai.provider.name")
+	KeyGenAIConversation = attribute.Key("gen_ai.conversation.id") // the session id
+	KeyGenAIRequestModel = attribute.Key("gen_ai.request.model")
+	KeyGenAITokenType    = attribute.Key("gen_ai.token.type") // input or output
+	KeyGenAIToolName     = attribute.Key("gen_ai.tool.name")
+	KeyGenAIToolCallID   = attribute.Key("gen_ai.tool.call.id") // the model's own id
 )
 
 // Attributes of toolfleet. Durations are in milliseconds, as floating point numbers.

@@ -29,8 +29,5 @@ const (
 // OperationChat is the value of [KeyGenAIOperation] for replies of models.
 const OperationChat = "chat"
 
-// SpanChat names one reply of a model.
-func SpanChat(model string) string { return OperationChat + " " + model }
-
 // SpanExecuteTool names the execution of one call by its tool.
 func SpanExecuteTool(tool string) string { return "execute_tool " + tool }

@@ -37,7 +37,7 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		require.Equal(t, root.TraceID, span.TraceID, tree)
 		require.False(t, span.Failed, tree)
 	}
-	chats := otlptest.Find(spans, telemetry.SpanChat(model))
+	chats := otlptest.Find(spans, telemetry.OperationChat+" "+model)
 	require.Len(t, chats, 2, tree)
 	for _, chat := range chats {
 		require.True(t, chat.ChildOf(root), tree)

@@ -29,21 +29,6 @@ type Point struct {
 	Bounds []float64
 }
 
-// FindPoints returns the points of a metric that have all of the given attributes.
-func FindPoints(points []*Point, name string, attributes map[string]any) []*Point {
-	var found []*Point
-	for _, p := range points {
-		has := p.Name == name
-		for key, value := range attributes {
-			has = has && p.Attributes[key] == value
-		}
-		if has {
-			found = append(found, p)
-		}
-	}
-	return found
-}
-
 // List shows points one a line, for people who read a failed test.
 func List(points []*Point) string {
 	var out strings.Builder

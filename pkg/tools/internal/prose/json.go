@@ -92,9 +92,6 @@ func plainJSON(value any) []byte {
 	return text
 }
 
-// Quoted is text as a JSON string.
-func Quoted(text string) string { return string(plainJSON(text)) }
-
 // JSON is [json.Marshal] without the escapes that are for HTML.
 func JSON(v any) ([]byte, error) {
 	var out bytes.Buffer
