@@ -11,7 +11,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
-	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -161,8 +160,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		return nil, err
 	}
 	defer fl.Close()
-	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
-	warn := func(message string) { progress.Notice("%s", message) }
+	warn := newView(p, false).warn
 	var remote *remoteWorkspace
 	if worker != nil {
 		err = worker.start(ctx, fl, data, warn, call.SessionID, workspace)
@@ -179,8 +177,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		defer cancel()
 		call.Deadline = call.IssuedAt.Add(c.Timeout)
 	}
-	var result *protocol.Result
-	err = fl.Dispatcher.Dispatch(running, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	result, err := fl.Dispatcher.One(running, &call)
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), warn))
 	}

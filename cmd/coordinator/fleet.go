@@ -124,8 +124,8 @@ type embeddedWorker struct {
 func (w *workerFlags) openWorker(
 	ctx context.Context, url, data string, tools folderFlag, protect []string, logger *slog.Logger,
 ) (*embeddedWorker, error) {
-	if w.Slots < 1 || w.Slots > 4096 {
-		return nil, cli.Usagef("--slots %d: must be 1 to 4096", w.Slots)
+	if w.Slots < 1 || w.Slots > worker.MaxSlots {
+		return nil, cli.Usagef("--slots %d: must be 1 to %d", w.Slots, worker.MaxSlots)
 	}
 	if err := driver.Valid(w.Sandbox); err != nil {
 		return nil, cli.Usagef("--sandbox: %v", err)

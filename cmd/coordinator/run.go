@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // turnFlags describe a turn; run and submit have them both.
@@ -103,28 +105,42 @@ func newView(p program, asJSON bool) view {
 	return view{observe: progress.Observe, warn: warn}
 }
 
-func (c *runCommand) run(ctx context.Context, p program) (err error) {
-	turn, err := c.check()
-	if err != nil {
-		return err
+// prepared is what a session runs with, as far as it needs no fleet.
+type prepared struct {
+	checked
+
+	table     *tools.Table
+	judge     loop.Policy // nil allows everything
+	model     loop.Model
+	modelName string
+}
+
+// prepare checks the flags and opens what they name; nothing is connected or written yet.
+func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) (turn prepared, err error) {
+	if turn.checked, err = c.check(); err != nil {
+		return turn, err
 	}
-	show := newView(p, c.JSON)
 	folder, err := c.openFolder()
 	if err != nil {
-		return err
+		return turn, err
 	}
-	table, err := openTools(c.Toolset, folder, show.warn)
+	if turn.table, err = openTools(c.Toolset, folder, warn); err != nil {
+		return turn, err
+	}
+	if turn.judge, err = c.judge(); err != nil {
+		return turn, err
+	}
+	if turn.model, turn.modelName, err = (model.Opener{Env: p.Getenv, Logger: logger}).Open(c.Model); err != nil {
+		return turn, cli.Usagef("--model: %v", err)
+	}
+	return turn, nil
+}
+
+func (c *runCommand) run(ctx context.Context, p program) (err error) {
+	show, logger := newView(p, c.JSON), p.common.Logger(p.Program)
+	turn, err := c.prepare(p, logger, show.warn)
 	if err != nil {
 		return err
-	}
-	judge, err := c.judge()
-	if err != nil {
-		return err
-	}
-	logger := p.common.Logger(p.Program)
-	opened, modelName, err := model.Opener{Env: p.Getenv, Logger: logger}.Open(c.Model)
-	if err != nil {
-		return cli.Usagef("--model: %v", err)
 	}
 	data, cleanup, err := c.dataDir(turn.session, true)
 	if err != nil {
@@ -167,10 +183,9 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	tellOfRepository := watchRepository(turn.workspace, show.warn)
-	runner, err := loop.New(opened, fl.Dispatcher, fl.Journal, table, &loop.Options{
-		ModelName: modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		Guard:  c.guard(),
-		Policy: judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
+	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
+		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
+		Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -178,7 +193,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	begun := time.Now()
 	result, runErr := runner.Run(ctx, turn.session, loop.Input{Text: c.Prompt})
 	if runErr == nil { // else it is open, and may go on
-		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, turn.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
 	if remote != nil {
 		runErr = errors.Join(runErr, remote.sync(context.WithoutCancel(ctx), show.warn))

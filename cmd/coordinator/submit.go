@@ -100,8 +100,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
 		Policies: policies, Guard: c.guard(),
 	}, c.Timeout)
-	var result *protocol.Result
-	err = fl.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	result, err := fl.Dispatcher.One(ctx, &call)
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}

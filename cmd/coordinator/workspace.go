@@ -15,7 +15,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -83,8 +82,7 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(w.session)), Access: access}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(transferTimeout), Payload: payload,
 	}
-	var result *protocol.Result
-	err := w.fleet.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
+	result, err := w.fleet.Dispatcher.One(ctx, &call)
 	if err != nil {
 		return fmt.Errorf("%s: %w", payload.Kind(), err)
 	}

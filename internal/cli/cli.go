@@ -50,7 +50,7 @@ func Usagef(format string, args ...any) *ExitError {
 	return &ExitError{Code: ExitUsage, Message: fmt.Sprintf(format, args...)}
 }
 
-// Program is the surroundings of a command; [Main] takes them from the process.
+// Program is the surroundings of a command; main takes them from the process.
 type Program struct {
 	Name        string
 	Description string

@@ -123,6 +123,17 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 	return b.follow(ctx)
 }
 
+// One runs a single call and returns its result, which is nil beside an error: that is one of
+// [Dispatcher.Dispatch].
+func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
+	var result *protocol.Result
+	err := d.Dispatch(ctx, []protocol.Call{*call}, func(u loop.Update) { result = u.Result })
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
 var errTwice = errors.New("dispatched twice in one step")
 
 // codeOf is the code for which a call could not be published; "" when it was.

@@ -24,7 +24,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -221,8 +220,8 @@ func (r *remover) workspace(ctx context.Context) error {
 		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: protocol.WorkspaceRemove{},
 	}
-	var result *protocol.Result
-	if err := r.fleet.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result }); err != nil {
+	result, err := r.fleet.Dispatcher.One(ctx, &call)
+	if err != nil {
 		return fmt.Errorf("workspace: %w", err)
 	}
 	if result.Error != nil {

@@ -97,8 +97,8 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, cli.Usagef("--pool: %v", err)
 	}
-	if f.Slots < 1 || f.Slots > 4096 {
-		return worker.Options{}, cli.Usagef("--slots %d: must be 1 to 4096", f.Slots)
+	if f.Slots < 1 || f.Slots > worker.MaxSlots {
+		return worker.Options{}, cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
 	}
 	if err := driver.Valid(f.Sandbox); err != nil {
 		return worker.Options{}, cli.Usagef("--sandbox: %v", err)

@@ -134,9 +134,6 @@ func (f *Fleet) Close() error {
 	return cleanup()
 }
 
-// maxSlots bounds the calls that a worker runs at once.
-const maxSlots = 4096
-
 // WorkerOptions are the settings of a worker inside the process; nil and zero mean the
 // documented default.
 type WorkerOptions struct {
@@ -165,8 +162,8 @@ type WorkerOptions struct {
 // validate reports every fault of the pool and the slots; the rest is checked where it is used.
 func (o *WorkerOptions) validate() error {
 	var faults []error
-	if o.Slots < 0 || o.Slots > maxSlots {
-		faults = append(faults, fmt.Errorf("slots %d: must be 1 to %d", o.Slots, maxSlots))
+	if o.Slots < 0 || o.Slots > internal.MaxSlots {
+		faults = append(faults, fmt.Errorf("slots %d: must be 1 to %d", o.Slots, internal.MaxSlots))
 	}
 	if o.Pool == protocol.SessionPool {
 		faults = append(faults, fmt.Errorf("pool %q: is that of the coordinators", o.Pool))
@@ -261,8 +258,8 @@ func (f *Fleet) Call(
 	if single.Call == nil {
 		return single.Outcome, nil
 	}
-	var result *protocol.Result
-	if err := f.inner.Dispatcher.Dispatch(ctx, []protocol.Call{*single.Call}, func(u loop.Update) { result = u.Result }); err != nil {
+	result, err := f.inner.Dispatcher.One(ctx, single.Call)
+	if err != nil {
 		return Outcome{}, err
 	}
 	return single.Finish(ctx, result), nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -150,7 +151,8 @@ func (t *turnRun) follow(ctx context.Context, call protocol.Call, tool *tools.To
 			}
 		})
 		if err != nil && !errors.Is(err, ErrDetached) {
-			t.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again in the next turn")
+			t.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again in the next turn",
+				slog.String("call_id", string(call.ID)), slog.Any("error", err))
 		}
 	})
 	return f

@@ -2,7 +2,6 @@ package loop
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -17,7 +16,7 @@ func (t *turnRun) runJobTool(ctx context.Context, p *pendingCall, settle func(Ev
 	defer span.End()
 	start := time.Now()
 	status, text, fault := t.aboutJob(ctx, *p.plan.Job)
-	if errors.Is(context.Cause(ctx), ErrDetached) {
+	if detached(ctx) {
 		return // whoever goes on with the session asks again
 	}
 	if fault != nil {

@@ -107,4 +107,3 @@ func words(text string) func(yield func(string) bool) {
 		}
 	}
 }
-
