@@ -92,7 +92,7 @@
 // # Where to look
 //
 //	calls are put, results heard    publisher, presence; results
-//	lanes are claimed               holder, pull, slots, turns; options, executor
+//	lanes are claimed               holder, pull, slots, turns, crowd; options, executor
 //	a lane while it is held         held, waits, attempt, leave, litter
 //	what waits in it, in order      feed, mailbox, told, stock; schedule, which is pure
 //	its lease                       lease, renew, quorum, contact, books

@@ -46,6 +46,7 @@ func (l *held) cancelCall(id protocol.CallID) {
 		e = l.inline
 	}
 	if e == nil {
+		l.oversight.cancelEarly(id)
 		return
 	}
 	l.mu.Lock()
@@ -65,6 +66,9 @@ func (l *held) feed() error {
 	}
 	l.mail.fromStart = l.hasReadNothing()
 	if err := l.takeStock(); err != nil {
+		return err
+	}
+	if err := l.readStock(); err != nil {
 		return err
 	}
 	if l.inline != nil && (l.comesAlone() || l.stock.empty()) {
@@ -91,6 +95,7 @@ func (l *held) feed() error {
 			l.inline = nil
 		}
 		if letter == nil {
+			clear(l.oversight.early) // what it has not met is over
 			l.catchUp()
 			break
 		}
@@ -99,7 +104,7 @@ func (l *held) feed() error {
 		}
 		l.accept(letter)
 	}
-	return l.readPause()
+	return l.readMarks()
 }
 
 // catchUp books that all is read that was there at the claim. What is told of it later comes late: the lane's last
@@ -188,6 +193,10 @@ func (l *held) admit(e *entry) bool {
 		return false
 	}
 	l.bytes += e.size
+	if _, cancelled := l.oversight.early[e.call.ID]; cancelled {
+		delete(l.oversight.early, e.call.ID)
+		l.cancelCall(e.call.ID)
+	}
 	if !l.caughtUp {
 		e.maySettled = l.delivered > 1 || l.doubt != doubtNothing
 		e.mayHaveStarted = l.delivered > 1 || l.doubt == doubtStarted // until a call before it turns out to have had no result

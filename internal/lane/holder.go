@@ -29,6 +29,7 @@ type Holder struct {
 	wake     chan struct{} // there may be room for another lane
 
 	repairing atomic.Bool
+	crowd     crowd
 	contact   contact // with the other servers of a cluster
 	books     books
 

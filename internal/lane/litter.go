@@ -96,8 +96,7 @@ func (l *held) removeSettled(kind protocol.MailboxEntryKind, msg *jetstream.RawS
 				return err
 			}
 			if stored == nil && err == nil {
-				l.mail.cursor = msg.Sequence
-				l.mail.refresh()
+				l.mail.rewind(msg.Sequence)
 				return fmt.Errorf("call %s: %w", e.call.ID, errNotSettled)
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -24,8 +23,8 @@ type letter struct {
 	stored  time.Time // by the server's clock
 }
 
-// mailbox reads the mailbox of a held lane in stream order. It asks the stream's
-// leader, which knows every acknowledged message. While it listens, the server
+// mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all that is there
+// at once, and the leader of several, which knows every acknowledged message, for one after the other. While it listens, the server
 // also tells it each message once that is stored, so that it need not ask in vain. A
 // server on its own tells all of them in order, and then they are taken as they
 // come; in a cluster some may get lost, and then one question finds out whether those that
@@ -44,7 +43,8 @@ type mailbox struct {
 	fromStart bool
 	empty     bool // the stream had nothing at cursor or after it, and whatever comes is told
 
-	sure  []letter            // in a cluster, what is to be read next, in order
+	sure  []letter            // what is to be read next, in order
+	ended bool                // there was nothing behind them when the stream was asked
 	read  map[string]struct{} // in a cluster, the subjects of what was read and may still be stored
 	prune int                 // as many of them are reason enough to find out which are stored
 
@@ -92,14 +92,14 @@ func (m *mailbox) close() {
 
 // tell takes a message that was stored.
 func (m *mailbox) tell(msg *nats.Msg) {
-	l, err := toldLetter(msg)
+	copied, err := store.FromCopy(msg)
 	m.mu.Lock()
 	switch {
 	case err != nil, m.lost, len(m.told) >= maxTold, m.toldBytes > windowBytes:
 		m.lost = true
 	default:
-		m.told = append(m.told, l)
-		m.toldBytes += len(l.body)
+		m.told = append(m.told, fromStream(copied))
+		m.toldBytes += len(copied.Data)
 	}
 	entry := m.fleet.ParseMailboxSubject(msg.Subject)
 	m.urgent = m.urgent || entry.Kind != protocol.EntryCall
@@ -118,15 +118,6 @@ func (m *mailbox) nudge() {
 	}
 }
 
-// toldLetter reads a message as the server repeats it.
-func toldLetter(msg *nats.Msg) (letter, error) {
-	seq, err := strconv.ParseUint(msg.Header.Get("Nats-Sequence"), 10, 64)
-	stored, timeErr := time.Parse(time.RFC3339Nano, msg.Header.Get("Nats-Time-Stamp"))
-	return letter{
-		seq: seq, subject: msg.Header.Get("Nats-Subject"), header: msg.Header, body: msg.Data, stored: stored,
-	}, errors.Join(err, timeErr)
-}
-
 // takeCancels returns the calls that somebody has asked to cancel since the last time.
 func (m *mailbox) takeCancels() []protocol.CallID {
 	m.mu.Lock()
@@ -137,7 +128,13 @@ func (m *mailbox) takeCancels() []protocol.CallID {
 }
 
 // refresh makes the next read ask the stream, whatever was told.
-func (m *mailbox) refresh() { m.empty = false }
+func (m *mailbox) refresh() { m.empty, m.ended = false, false }
+
+// rewind makes the next read begin at a message that was passed.
+func (m *mailbox) rewind(seq uint64) {
+	m.cursor, m.sure = seq, nil
+	m.refresh()
+}
 
 // next returns the next message; nil when there is none.
 func (m *mailbox) next(ctx context.Context) (*letter, error) {
@@ -150,22 +147,19 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 			return nil, err
 		}
 	}
-	if len(m.sure) > 0 {
-		first := m.sure[0]
-		m.sure = m.sure[1:]
-		m.passes(first.seq, first.subject)
-		return &first, nil
+	if len(m.sure) == 0 && !m.ended {
+		if err := m.ask(ctx); err != nil {
+			return nil, err
+		}
 	}
-	msg, err := m.ask(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if msg == nil {
-		m.empty = true
+	if len(m.sure) == 0 {
+		m.empty, m.ended = true, false
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}
-	m.passes(msg.Sequence, msg.Subject)
-	return fromStream(msg), nil
+	first := m.sure[0]
+	m.sure = m.sure[1:]
+	m.passes(first.seq, first.subject)
+	return &first, nil
 }
 
 // passes books a message as read.
@@ -180,20 +174,52 @@ func (m *mailbox) passes(seq uint64, subject string) {
 	m.read[subject] = struct{}{}
 }
 
-// ask asks the stream for the next message.
-func (m *mailbox) ask(ctx context.Context) (*jetstream.RawStreamMsg, error) {
-	if m.fromStart {
-		m.fromStart = false
-		msg, err := m.store.Next(ctx, m.filter(), 0)
-		if err != nil || msg == nil || msg.Sequence >= m.cursor {
-			return msg, err
-		}
+// give has the mailbox what was read of it otherwise: all that was there a moment ago.
+func (m *mailbox) give(all []*jetstream.RawStreamMsg) {
+	for _, msg := range all {
+		m.sure = append(m.sure, fromStream(msg))
 	}
-	return m.store.Next(ctx, m.filter(), m.cursor)
+	m.ended = m.subscription == nil // else what came meanwhile is not told any more
 }
 
-func fromStream(msg *jetstream.RawStreamMsg) *letter {
-	return &letter{seq: msg.Sequence, subject: msg.Subject, header: msg.Header, body: msg.Data, stored: msg.Time}
+// ask asks the stream for what is next: for all of it, if it can be had at once.
+func (m *mailbox) ask(ctx context.Context) error {
+	all, whole, err := m.store.ReadAll(ctx, m.filter(), m.cursor, window)
+	if errors.Is(err, store.ErrNotAtOnce) {
+		return m.askOne(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	for _, msg := range all {
+		m.sure = append(m.sure, fromStream(msg))
+	}
+	m.ended = whole
+	return nil
+}
+
+// askOne asks the stream for the next message.
+func (m *mailbox) askOne(ctx context.Context) error {
+	from := m.cursor
+	if m.fromStart {
+		m.fromStart = false
+		from = 0
+	}
+	msg, err := m.store.Next(ctx, m.filter(), from)
+	if err == nil && msg != nil && msg.Sequence < m.cursor {
+		msg, err = m.store.Next(ctx, m.filter(), m.cursor)
+	}
+	if err != nil {
+		return err
+	}
+	if m.ended = msg == nil; !m.ended {
+		m.sure = append(m.sure, fromStream(msg))
+	}
+	return nil
+}
+
+func fromStream(msg *jetstream.RawStreamMsg) letter {
+	return letter{seq: msg.Sequence, subject: msg.Subject, header: msg.Header, body: msg.Data, stored: msg.Time}
 }
 
 // takeTold returns the next message that was told, or says that the stream has to be asked.
@@ -203,10 +229,8 @@ func (m *mailbox) takeTold() (l *letter, ask bool) {
 	for len(m.told) > 0 && m.told[0].seq < m.cursor { // read already
 		m.drop()
 	}
-	if m.incomplete() {
-		m.told, m.toldBytes, m.lost, m.urgent = nil, 0, false, false
-		m.close()
-		m.empty = false
+	if m.lost || !m.hears() {
+		m.stopHearing()
 		return nil, true
 	}
 	if len(m.told) == 0 {
@@ -239,13 +263,30 @@ func (m *mailbox) dropBefore(seq uint64) {
 	m.urgent = m.urgent && len(m.told) > 0
 }
 
-// incomplete reports whether something may have been stored without being told.
-func (m *mailbox) incomplete() bool {
-	if m.lost || m.subscription == nil || m.store.NC.Stats().Reconnects != m.reconnects {
-		return true
+// hears reports whether everything that is stored is told.
+func (m *mailbox) hears() bool {
+	if m.subscription == nil || m.store.NC.Stats().Reconnects != m.reconnects {
+		return false
 	}
 	dropped, err := m.subscription.Dropped()
-	return err != nil || dropped > 0
+	return err == nil && dropped == 0
+}
+
+// stopHearing forgets what was told; the lock is held. The next read asks the stream.
+func (m *mailbox) stopHearing() {
+	m.told, m.toldBytes, m.lost, m.urgent = nil, 0, false, false
+	m.close()
+	m.empty = false
+}
+
+// hearAnew has everything told that is stored from now on.
+func (m *mailbox) hearAnew() {
+	if m.subscription != nil && !m.hears() {
+		m.mu.Lock()
+		m.stopHearing()
+		m.mu.Unlock()
+	}
+	m.listen()
 }
 
 // look reports whether the stream has anything at all in the mailbox, but for the mark

@@ -19,8 +19,10 @@ type oversight struct {
 	asked  atomic.Bool // somebody has asked about the lane since then
 
 	// Owned by serve.
-	read     time.Time // when the mark was read last
+	read     time.Time // when the marks beyond the window were read last
 	refusing bool      // a call was cancelled since refusals were given last
+	// early are the calls that are cancelled before they are in hand: their marks stand behind them, maybe beyond the window.
+	early map[protocol.CallID]struct{}
 
 	runs []ongoing // what is being executed; guarded by the lane's mu
 }

@@ -2,28 +2,60 @@ package lane
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// readPause finds out whether the lane is paused. The mark comes with the mailbox, so
-// it is looked for only when it may be beyond the window or gone.
-func (l *held) readPause() error {
+// readMarks finds out whether the lane is paused, and which calls that are not in hand yet are cancelled. The marks come with the
+// mailbox, so they are looked for only when they may be beyond the window or gone.
+func (l *held) readMarks() error {
 	o := &l.oversight
-	beyond := (l.schedule.len() >= window || l.bytes >= windowBytes) && time.Since(o.read) >= lookPeriod
+	full := l.schedule.len() >= window || l.bytes >= windowBytes
+	beyond := full && (time.Since(o.read) >= lookPeriod || !l.mail.hears())
 	if asked := o.asked.Swap(false); !asked && !beyond && !o.paused.Load() {
 		return nil
 	}
-	mark, err := l.holder.store.Next(l.ctx, l.holder.options.Fleet.PauseSubject(l.holder.options.Pool, l.hash), 0)
-	if err != nil {
+	if err := l.readBeyond(full); err != nil {
 		o.asked.Store(true)
 		return err
 	}
-	o.paused.Store(mark != nil)
 	o.read = time.Now()
 	return nil
+}
+
+func (l *held) readBeyond(full bool) error {
+	s, fleet, pool := l.holder.store, l.holder.options.Fleet, l.holder.options.Pool
+	if full && (s.Clustered() || !l.mail.hears()) { // else every request to cancel was told
+		l.mail.hearAnew()
+		_, err := s.EachSubject(l.ctx, fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, l.heed)
+		if err != nil {
+			return err
+		}
+	}
+	mark, err := s.Next(l.ctx, fleet.PauseSubject(pool, l.hash), 0)
+	if err != nil {
+		return err
+	}
+	l.oversight.paused.Store(mark != nil)
+	return nil
+}
+
+// heed acts on a request to cancel whose subject was listed.
+func (l *held) heed(subject string) {
+	if what := l.holder.options.Fleet.ParseMailboxSubject(subject); what.Kind == protocol.EntryCancel {
+		l.cancelCall(what.CallID)
+	}
+}
+
+// cancelEarly books that a call is cancelled that is not in hand yet.
+func (o *oversight) cancelEarly(id protocol.CallID) {
+	if o.early == nil {
+		o.early = map[protocol.CallID]struct{}{}
+	}
+	o.early[id] = struct{}{}
 }
 
 // staysPaused reports whether the lane is kept although nothing of it may start.

@@ -16,7 +16,7 @@ import (
 
 // A pause mark whose telling was lost, as may happen between several servers, is found
 // when somebody asks about the lane, and when the window has been full for a while.
-func TestReadPause_FindsAMarkThatWasNotTold(t *testing.T) {
+func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	t.Parallel()
 	server, err := embedded.Start(t.Context(), embedded.Options{Data: t.TempDir()})
 	require.NoError(t, err)
@@ -33,25 +33,28 @@ func TestReadPause_FindsAMarkThatWasNotTold(t *testing.T) {
 		holder: &Holder{options: Options{}.withDefaults(), store: s},
 		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: newSchedule(),
 	}
+	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, l.hash)
+	require.True(t, l.mail.listen())
+	t.Cleanup(l.mail.close)
 	mark, _, err := s.Publish(t.Context(), nats.NewMsg(protocol.DefaultFleet.PauseSubject(protocol.DefaultPool, l.hash)))
 	require.NoError(t, err)
 
-	require.NoError(t, l.readPause())
+	require.NoError(t, l.readMarks())
 	require.False(t, l.oversight.paused.Load(), "nothing says that it is worth a read")
 	l.oversight.asked.Store(true)
-	require.NoError(t, l.readPause())
+	require.NoError(t, l.readMarks())
 	require.True(t, l.oversight.paused.Load())
 
 	l.oversight.paused.Store(false)
 	l.oversight.read = time.Now()
 	l.bytes = windowBytes
-	require.NoError(t, l.readPause())
+	require.NoError(t, l.readMarks())
 	require.False(t, l.oversight.paused.Load(), "it was read a moment ago")
 	l.oversight.read = time.Now().Add(-lookPeriod)
-	require.NoError(t, l.readPause())
+	require.NoError(t, l.readMarks())
 	require.True(t, l.oversight.paused.Load())
 
 	require.NoError(t, s.Remove(t.Context(), mark))
-	require.NoError(t, l.readPause())
+	require.NoError(t, l.readMarks())
 	require.False(t, l.oversight.paused.Load(), "a paused lane reads it every time")
 }

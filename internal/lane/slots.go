@@ -74,6 +74,13 @@ func (s *slots) release() {
 	s.changed()
 }
 
+// inLine is how many wait for a slot.
+func (s *slots) inLine() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting.Len()
+}
+
 // available is how many slots nobody uses or waits for.
 func (s *slots) available() int {
 	s.mu.Lock()

@@ -3,6 +3,8 @@ package lane
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -32,6 +34,7 @@ type stock struct {
 	last   uint64            // up to here it is complete
 	unread map[string]uint64 // subjects
 	whole  bool              // false when the list was too long for one answer; nothing is known then
+	read   bool              // what was in it has been read, or has to be read one after the other
 }
 
 // empty reports whether nothing is in the mailbox.
@@ -69,7 +72,42 @@ func (l *held) takeStock() error {
 	if !list.Whole {
 		l.doubt = doubtSettled // any of them may be removed already
 	}
+	for subject := range list.Subjects {
+		l.heed(subject)
+	}
 	l.stock = &stock{last: list.Last, unread: list.Subjects, whole: list.Whole}
+	return nil
+}
+
+// readStock has all that is in stock read at once, unless that is more than a lane has in hand. What comes after it is of no
+// matter for what may start now, and is found later.
+func (l *held) readStock() error {
+	s := l.stock
+	if s == nil || s.read {
+		return nil
+	}
+	if s.read = !s.whole || len(s.unread) == 0 || len(s.unread) > window; s.read {
+		return nil
+	}
+	found, err := l.holder.store.ReadEach(l.ctx, slices.Collect(maps.Keys(s.unread)), windowBytes)
+	if errors.Is(err, store.ErrNotAtOnce) {
+		s.read = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if len(found) < len(s.unread) {
+		there := make(map[string]bool, len(found))
+		for _, msg := range found {
+			there[msg.Subject] = true
+		}
+		if err := l.areGone(func(subject string) bool { return !there[subject] }); err != nil {
+			return err
+		}
+	}
+	s.read = true
+	l.mail.give(found)
 	return nil
 }
 
@@ -89,23 +127,30 @@ func (l *held) markClaim() (uint64, error) {
 	return seq, nil
 }
 
-// checkStock is asked when the mailbox seems to be read to its end. What is in the list and was not found
-// was removed meanwhile, or whoever answered last is behind.
+// checkStock is asked when the mailbox seems to be read to its end.
 func (l *held) checkStock() error {
 	if l.stock == nil || len(l.stock.unread) == 0 {
 		return nil
 	}
+	return l.areGone(func(string) bool { return true })
+}
+
+// areGone makes sure that what is in stock and was not found was removed meanwhile. The error wraps [store.ErrBehind] when it is still
+// there: then whoever was asked is behind.
+func (l *held) areGone(missing func(subject string) bool) error {
 	now, err := l.holder.store.List(l.ctx, l.mail.filter(), l.stock.last)
 	if err != nil {
 		return err
 	}
 	for subject := range l.stock.unread {
+		if !missing(subject) {
+			continue
+		}
 		if _, there := now.Subjects[subject]; !there && now.Whole {
 			delete(l.stock.unread, subject)
+		} else if now.Whole {
+			err = store.ErrBehind
 		}
 	}
-	if len(l.stock.unread) > 0 && now.Whole {
-		return store.ErrBehind
-	}
-	return nil
+	return err
 }

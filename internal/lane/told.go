@@ -86,7 +86,7 @@ func (m *mailbox) missed(ctx context.Context, told []letter, list *store.Listing
 			return nil, false, err
 		}
 		if msg.Sequence >= m.cursor {
-			missed = append(missed, *fromStream(msg))
+			missed = append(missed, fromStream(msg))
 		}
 	}
 	return missed, true, nil

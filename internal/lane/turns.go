@@ -67,7 +67,7 @@ func (l *held) yields() bool {
 	if l.active > 0 || l.schedule.len() == 0 || time.Since(l.share) < quantum || l.unresolved() {
 		return false
 	}
-	if l.holder.slots.available() > 0 || l.holder.options.Keeps(l.lane) {
+	if l.holder.options.Keeps(l.lane) || !l.holder.othersWait() {
 		return false
 	}
 	l.stop()
@@ -81,10 +81,10 @@ func (l *held) givesWay() bool {
 	if now.Before(l.givingWay) {
 		return true
 	}
-	if l.schedule.len() == 0 || now.Sub(l.share) < quantum || l.holder.slots.available() > 0 {
+	if l.schedule.len() == 0 || now.Sub(l.share) < quantum || l.active == 0 && !l.holder.options.Keeps(l.lane) {
 		return false
 	}
-	if l.active == 0 && !l.holder.options.Keeps(l.lane) {
+	if !l.holder.othersWait() {
 		return false
 	}
 	l.givingWay = now.Add(giveWay)

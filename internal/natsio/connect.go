@@ -112,7 +112,7 @@ func advice(err error) string {
 		return " (are the credentials right? --creds names a file; a user and password stand in the URL)"
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return " (the server speaks no TLS: nats:// without --tls-...)"
-	case strings.Contains(text, "x509:"), strings.Contains(text, "tls:"):
+	case strings.Contains(text, "x509:"), strings.Contains(text, "tls:"), strings.Contains(text, "tls error:"):
 		return " (--tls-ca names the authorities that are trusted, --tls-cert and --tls-key what this process shows)"
 	}
 	return ""

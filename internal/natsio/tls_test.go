@@ -67,8 +67,8 @@ func TestConnect_TLS(t *testing.T) {
 		"authority and certificate": {natsio.TLS{CA: ours.cert, Cert: ours.cert, Key: ours.key}, ""},
 		"the system's authorities":  {natsio.TLS{}, "--tls-ca names the authorities"},
 		"another authority":         {natsio.TLS{CA: others.cert, Cert: ours.cert, Key: ours.key}, "--tls-ca names the authorities"},
-		"another certificate":       {natsio.TLS{CA: ours.cert, Cert: others.cert, Key: others.key}, "tls: "},
-		"no certificate":            {natsio.TLS{CA: ours.cert}, "tls: "},
+		"another certificate":       {natsio.TLS{CA: ours.cert, Cert: others.cert, Key: others.key}, "--tls-cert and --tls-key"},
+		"no certificate":            {natsio.TLS{CA: ours.cert}, "--tls-cert and --tls-key"},
 		"no file":                   {natsio.TLS{CA: "nowhere.pem"}, "open nowhere.pem: no such file"},
 		"a key that is another's":   {natsio.TLS{CA: ours.cert, Cert: ours.cert, Key: others.key}, "private key does not match"},
 	} {

@@ -152,6 +152,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew,
 			MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
 			MaxMsgs: t.MaxCalls, MaxBytes: t.MaxBytes, MaxMsgSize: -1,
+			AllowDirect: t.Replicas == 1, // a server that is one of several answers from its past
 			RePublish: &jetstream.RePublish{Source: toldSource, Destination: toldDestination},
 		},
 		{
@@ -236,10 +237,11 @@ func compare(have, want jetstream.StreamConfig) []error {
 	check("discard", have.Discard, want.Discard)
 	check("max_msgs_per_subject", unlimited(have.MaxMsgsPerSubject), unlimited(want.MaxMsgsPerSubject))
 	check("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
-	check("allow_direct", have.AllowDirect, want.AllowDirect)
 	if want.Retention == jetstream.WorkQueuePolicy { // a call must not vanish, and must be removable
 		check("max_age", have.MaxAge, want.MaxAge)
 		check("deny_delete", have.DenyDelete, want.DenyDelete)
+	} else { // of the calls stream it only tells how it may be read
+		check("allow_direct", have.AllowDirect, want.AllowDirect)
 	}
 	if want.RePublish != nil && (have.RePublish == nil || *have.RePublish != *want.RePublish) {
 		check("republish", have.RePublish, want.RePublish)

@@ -47,7 +47,8 @@ func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	require.Equal(t, jetstream.FileStorage, calls.Storage)
 	require.EqualValues(t, 1, calls.MaxMsgsPerSubject)
 	require.True(t, calls.DiscardNewPerSubject)
-	require.False(t, calls.AllowDirect)
+	require.True(t, calls.AllowDirect, "there is one server that can answer")
+	require.False(t, configuration(t, f, tf.ResultsStream()).AllowDirect)
 	require.EqualValues(t, 7, calls.MaxMsgs)
 	require.EqualValues(t, 1<<20, calls.MaxBytes)
 	require.Equal(t, time.Hour, configuration(t, f, tf.ResultsStream()).MaxAge)
@@ -147,13 +148,13 @@ func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
 			c.RePublish = &jetstream.RePublish{Source: c.RePublish.Source, Destination: "elsewhere.>"}
 		}, []string{"republish is", "elsewhere"}},
 		"subjects":                     {"_CALLS", func(c *jetstream.StreamConfig) { c.Subjects = c.Subjects[:1] }, []string{"subjects is", "must be"}},
-		"direct reads":                 {"_CALLS", func(c *jetstream.StreamConfig) { c.AllowDirect = true }, []string{"allow_direct is true, must be false"}},
+		"direct reads":                 {"_RESULTS", func(c *jetstream.StreamConfig) { c.AllowDirect = true }, []string{"allow_direct is true, must be false"}},
 		"storage":                      {"_SESSIONS", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, []string{"storage is Memory, must be File"}},
 		"calls that age":               {"_CALLS", func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }, []string{"max_age is 1h0m0s, must be 0s"}},
 		"calls that cannot be removed": {"_CALLS", func(c *jetstream.StreamConfig) { c.DenyDelete = true }, []string{"deny_delete is true, must be false"}},
 		"two at once": {"_CALLS", func(c *jetstream.StreamConfig) {
-			c.Storage, c.AllowDirect = jetstream.MemoryStorage, true
-		}, []string{"storage is Memory", "allow_direct is true"}},
+			c.Storage, c.MaxMsgsPerSubject = jetstream.MemoryStorage, 2
+		}, []string{"storage is Memory", "max_msgs_per_subject is 2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -26,9 +26,10 @@ type Replies struct {
 	swept        time.Time
 }
 
-// question is what has no answer yet.
+// question is what has no answer yet, or not its last one.
 type question struct {
 	answered func(*nats.Msg)
+	last     func(*nats.Msg) bool // whether an answer is the last one; nil where there is only one
 	asked    time.Time
 }
 
@@ -42,15 +43,19 @@ func newReplies(nc *nats.Conn) *Replies {
 // Ask sends a message, and has its answer told: once, from a goroutine that must not be blocked,
 // and never when the answer is lost.
 func (r *Replies) Ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err error) {
+	return r.ask(msg, question{answered: answered})
+}
+
+func (r *Replies) ask(msg *nats.Msg, q question) (id uint64, err error) {
 	r.mu.Lock()
 	if err := r.listen(); err != nil {
 		r.mu.Unlock()
 		return 0, err
 	}
 	id = r.take()
-	now := time.Now()
-	r.sweep(now)
-	r.open[id] = question{answered: answered, asked: now}
+	q.asked = time.Now()
+	r.sweep(q.asked)
+	r.open[id] = q
 	msg.Reply = r.inbox + strconv.FormatUint(id, 10)
 	r.mu.Unlock()
 	if err := r.nc.PublishMsg(msg); err != nil {
@@ -106,9 +111,11 @@ func (r *Replies) answer(msg *nats.Msg) {
 	}
 	r.mu.Lock()
 	q, known := r.open[id]
-	delete(r.open, id)
-	if known && r.nc.ConnectedClusterName() == "" { // of several servers two may answer, if both take themselves for the leader
-		r.free = append(r.free, id)
+	if known && (q.last == nil || q.last(msg)) {
+		delete(r.open, id)
+		if r.nc.ConnectedClusterName() == "" { // of several servers two may answer, if both take themselves for the leader
+			r.free = append(r.free, id)
+		}
 	}
 	r.mu.Unlock()
 	if known {
@@ -125,29 +132,50 @@ func (r *Replies) forget(id uint64) {
 
 // Request asks, and waits for the answer no longer than limit.
 func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
+	answers, err := r.Collect(ctx, limit, msg, 1, nil)
+	if err != nil {
+		return nil, err
+	}
+	return answers[0], nil
+}
+
+// Collect is [Replies.Request] for a question with several answers, most at most. last tells which one is the last; nil
+// means the first.
+func (r *Replies) Collect(ctx context.Context, limit time.Duration, msg *nats.Msg, most int, last func(*nats.Msg) bool) ([]*nats.Msg, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	answered := make(chan *nats.Msg, 1)
-	id, err := r.Ask(msg, func(answer *nats.Msg) { answered <- answer })
+	answered := make(chan *nats.Msg, most)
+	id, err := r.ask(msg, question{last: last, answered: func(answer *nats.Msg) {
+		select {
+		case answered <- answer:
+		default: // more than were asked for
+		}
+	}})
 	if err != nil {
 		return nil, err
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	select {
-	case answer := <-answered:
-		if NobodyAnswers(answer) {
-			return nil, nats.ErrNoResponders
+	var answers []*nats.Msg
+	for {
+		select {
+		case answer := <-answered:
+			if NobodyAnswers(answer) {
+				return nil, nats.ErrNoResponders
+			}
+			if answers = append(answers, answer); last == nil || last(answer) {
+				return answers, nil
+			}
+			continue
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-timer.C:
+			err = context.DeadlineExceeded
 		}
-		return answer, nil
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-timer.C:
-		err = context.DeadlineExceeded
+		r.forget(id)
+		return nil, err
 	}
-	r.forget(id)
-	return nil, err
 }
 
 // NobodyAnswers reports whether a message is the server's word that nobody listens.

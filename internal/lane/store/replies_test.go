@@ -70,7 +70,7 @@ func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
 	never := func(*nats.Msg) { t.Error("told") }
 	_, err = r.Ask(silence(), never)
 	require.NoError(t, err)
-	r.swept, r.open[r.next] = time.Time{}, question{never, time.Now().Add(-2 * unanswered)}
+	r.swept, r.open[r.next] = time.Time{}, question{answered: never, asked: time.Now().Add(-2 * unanswered)}
 	_, err = r.Ask(silence(), never)
 	require.NoError(t, err)
 	require.Len(t, r.open, 1, "what was lost is forgotten")

@@ -2,16 +2,20 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -46,6 +50,7 @@ type Store struct {
 	JS      jetstream.JetStream
 	Calls   jetstream.Stream // the mailboxes and ready messages of lanes
 	results jetstream.Stream
+	single  atomic.Bool // one server has the calls stream, and nobody else answers direct gets
 	Blobs   *Blobs
 	Replies *Replies
 }
@@ -60,6 +65,8 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if s.Calls, err = js.Stream(ctx, fleet.CallsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.CallsStream(), err)
 	}
+	calls := s.Calls.CachedInfo().Config
+	s.single.Store(calls.AllowDirect && calls.Replicas <= 1)
 	if s.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
 	}
@@ -181,8 +188,40 @@ func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.La
 // Next returns the first message of the calls stream at or after seq that matches filter; nil
 // when there is none.
 func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+	if s.direct() {
+		return s.readDirect(ctx, filter, seq)
+	}
 	return s.read(ctx, s.Fleet.CallsStream(), filter, seq)
 }
+
+// ReadEach returns what the calls stream has on each of some subjects, in the order of their sequences. A subject that has nothing is
+// left out. The error wraps [ErrNotAtOnce] when their bodies are more than most bytes.
+func (s *Store) ReadEach(ctx context.Context, subjects []string, most int64) ([]*jetstream.RawStreamMsg, error) {
+	found := make([]*jetstream.RawStreamMsg, len(subjects))
+	var size atomic.Int64
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(maxReads)
+	for i, subject := range subjects {
+		group.Go(func() (err error) {
+			if found[i], err = s.Next(ctx, subject, 0); err != nil || found[i] == nil {
+				return err
+			}
+			if size.Add(int64(len(found[i].Data))) > most {
+				return ErrNotAtOnce
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(msg *jetstream.RawStreamMsg) bool { return msg == nil })
+	slices.SortFunc(found, func(a, b *jetstream.RawStreamMsg) int { return cmp.Compare(a.Sequence, b.Sequence) })
+	return found, nil
+}
+
+// maxReads is how many messages are read at the same time.
+const maxReads = 32
 
 // read is [Store.Next] for any stream. It asks the stream's leader, so it sees every acknowledged message.
 func (s *Store) read(ctx context.Context, stream, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {

@@ -1,0 +1,87 @@
+package lane_test
+
+import (
+	"bytes"
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// newCalls makes calls that all need the same.
+func newCalls(n int, use protocol.Use) []*protocol.Call {
+	calls := make([]*protocol.Call, n)
+	for i := range calls {
+		calls[i] = newCall("s", use)
+	}
+	return calls
+}
+
+// A lane that always has work has the only slot. It keeps it while no other lane waits, and makes way for one that does.
+func TestLane_BusyLaneMakesWayOnlyForOthers(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var ran atomic.Int32
+	var longest atomic.Int64 // for which the lane was held before a call
+	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Lane() == "account/busy" {
+			ran.Add(1)
+			longest.Store(max(longest.Load(), int64(run.InLane)))
+			select {
+			case <-time.After(20 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 1})
+	calls := newCalls(150, exclusive("account/busy"))
+	put(t, p, calls...)
+	f.await(p, calls[100])
+	require.Greater(t, time.Duration(longest.Load()), 1500*time.Millisecond, "it was given up, and nobody waited")
+	other := newCall("s", exclusive("account/other"))
+	put(t, p, other)
+	f.await(p, other)
+	require.Less(t, ran.Load(), int32(len(calls)), "the other one waited for all of its calls")
+	f.await(p, calls[len(calls)-1])
+	f.requireQuiet()
+}
+
+// What waits in a lane when it is claimed is asked for together, and run in its order.
+func TestLane_WhatWaitsIsReadTogether(t *testing.T) {
+	t.Parallel()
+	for name, newFleet := range map[string]func(*testing.T) *fleet{
+		"one server":    newFleet,
+		"three servers": func(t *testing.T) *fleet { t.Helper(); f, _ := newClusterFleet(t); return f }, //nolint:nlreturn // one line
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			p := f.publisher()
+			calls := newCalls(100, exclusive("account/a"))
+			put(t, p, calls...)
+			var questions atomic.Int32 // that leave it to the server what comes next
+			filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, calls[0].Lane().Hash())
+			heard, err := f.nc.Subscribe("$JS.API.>", func(msg *nats.Msg) {
+				if bytes.Contains(msg.Data, []byte(filter)) {
+					questions.Add(1)
+				}
+			})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, heard.Unsubscribe()) }()
+			require.NoError(t, f.nc.Flush())
+			ran := make(chan protocol.CallID, len(calls))
+			f.hold(tells(ran), lane.Options{})
+			for _, call := range calls {
+				require.Equal(t, call.ID, <-ran)
+			}
+			require.Less(t, int(questions.Load()), len(calls)/4)
+		})
+	}
+}

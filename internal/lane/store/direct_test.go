@@ -1,0 +1,208 @@
+package store
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const hash = protocol.LaneHash("h")
+
+// mailbox stores n calls of a lane, with calls of another one between them, and returns the filter for them and their sequences.
+func mailbox(t *testing.T, s *Store, n int, body []byte) (filter string, seqs []uint64) {
+	t.Helper()
+	for i := range n {
+		for _, lane := range []protocol.LaneHash{hash, "other"} {
+			msg := nats.NewMsg(s.Fleet.CallSubject(protocol.DefaultPool, lane, protocol.CallID(fmt.Sprintf("c%04d", n-i))))
+			msg.Header.Set(protocol.HeaderLane, "account/a")
+			msg.Data = body
+			seq, answer, err := s.Publish(t.Context(), msg)
+			require.NoError(t, err)
+			require.Equal(t, Accepted, answer)
+			if lane == hash {
+				seqs = append(seqs, seq)
+			}
+		}
+	}
+	return s.Fleet.MailboxFilter(protocol.DefaultPool, hash), seqs
+}
+
+func open(t *testing.T, topology natsio.Topology) *Store {
+	t.Helper()
+	f := natsiotest.New(t, topology)
+	s, err := Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	t.Cleanup(s.Replies.Close)
+	return s
+}
+
+func sequences(found []*jetstream.RawStreamMsg) (seqs []uint64) {
+	for _, msg := range found {
+		seqs = append(seqs, msg.Sequence)
+	}
+	return seqs
+}
+
+func TestStore_ReadAll(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	filter, seqs := mailbox(t, s, 9, []byte("body"))
+	for name, test := range map[string]struct {
+		from  uint64
+		most  int
+		want  []uint64
+		whole bool
+	}{
+		"all":              {0, 256, seqs, true},
+		"as many":          {0, 9, seqs, true},
+		"fewer":            {0, 4, seqs[:4], false},
+		"from one":         {seqs[3], 256, seqs[3:], true},
+		"from between two": {seqs[3] + 1, 2, seqs[4:6], false},
+		"behind them":      {seqs[8] + 1, 256, nil, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found, whole, err := s.ReadAll(t.Context(), filter, test.from, test.most)
+			require.NoError(t, err)
+			require.Equal(t, test.want, sequences(found))
+			require.Equal(t, test.whole, whole)
+			for _, msg := range found {
+				leaders, err := s.read(t.Context(), s.Fleet.CallsStream(), filter, msg.Sequence)
+				require.NoError(t, err)
+				next, err := s.Next(t.Context(), filter, msg.Sequence)
+				require.NoError(t, err)
+				for _, copied := range []*jetstream.RawStreamMsg{msg, next} {
+					require.Equal(t, leaders.Header.Get(protocol.HeaderLane), copied.Header.Get(protocol.HeaderLane))
+					copied.Header = leaders.Header // beside what the server adds
+					require.Equal(t, leaders, copied)
+				}
+			}
+		})
+	}
+	found, whole, err := s.ReadAll(t.Context(), s.Fleet.MailboxFilter(protocol.DefaultPool, "nobody"), 0, 256)
+	require.NoError(t, err)
+	require.Empty(t, found)
+	require.True(t, whole)
+}
+
+func TestStore_ReadAllInParts(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	filter, seqs := mailbox(t, s, 5, make([]byte, readBytes/2))
+	var read []uint64
+	for parts := 1; ; parts++ {
+		found, whole, err := s.ReadAll(t.Context(), filter, uint64(len(read))*2, 256)
+		require.NoError(t, err)
+		require.NotEmpty(t, found)
+		read = append(read, sequences(found)...)
+		if whole {
+			require.Greater(t, parts, 1)
+			break
+		}
+	}
+	require.Equal(t, seqs, read)
+}
+
+func TestStore_ReadAllNotAtOnce(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	filter, _ := mailbox(t, s, maxMatches+1, nil)
+	_, _, err := s.ReadAll(t.Context(), filter, 0, 256)
+	require.ErrorIs(t, err, ErrNotAtOnce, "too many")
+
+	config := s.Calls.CachedInfo().Config
+	config.AllowDirect = false
+	_, err = s.JS.UpdateStream(t.Context(), config)
+	require.NoError(t, err)
+	older, err := Open(t.Context(), s.NC, s.Fleet)
+	require.NoError(t, err)
+	t.Cleanup(older.Replies.Close)
+	_, _, err = older.ReadAll(t.Context(), filter, 0, 256)
+	require.ErrorIs(t, err, ErrNotAtOnce, "a stream that was made without direct gets")
+	first, err := older.Next(t.Context(), filter, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, first.Sequence)
+}
+
+func TestReadBatch_MissesNothing(t *testing.T) {
+	t.Parallel()
+	one := func(seq, before uint64) *nats.Msg {
+		return &nats.Msg{Header: nats.Header{
+			"Nats-Sequence": []string{strconv.FormatUint(seq, 10)}, "Nats-Last-Sequence": []string{strconv.FormatUint(before, 10)},
+			"Nats-Time-Stamp": []string{"2026-01-02T03:04:05Z"},
+		}}
+	}
+	end := func(status string, before uint64) *nats.Msg {
+		return &nats.Msg{Header: nats.Header{
+			"Status": []string{status[:3]}, "Description": []string{strings.TrimSpace(status[3:])},
+			"Nats-Last-Sequence": []string{strconv.FormatUint(before, 10)}, "Nats-Num-Pending": []string{"0"},
+		}}
+	}
+	for name, test := range map[string]struct {
+		answers []*nats.Msg
+		fault   error
+	}{
+		"two":                  {[]*nats.Msg{one(3, 0), one(7, 3), end("204 EOB", 7)}, nil},
+		"the first is missing": {[]*nats.Msg{one(7, 3), end("204 EOB", 7)}, errGap},
+		"the last is missing":  {[]*nats.Msg{one(3, 0), end("204 EOB", 7)}, errGap},
+		"all are missing":      {[]*nats.Msg{end("204 EOB", 7)}, errGap},
+		"one cannot be read":   {[]*nats.Msg{one(3, 0), end("404 Message Not Found", 0)}, errRefused},
+		"something else":       {[]*nats.Msg{end("408 Bad Request", 0)}, errRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found, whole, err := readBatch(test.answers)
+			if test.fault != nil {
+				require.ErrorIs(t, err, test.fault)
+				return
+			}
+			require.NoError(t, err)
+			require.True(t, whole)
+			require.Equal(t, []uint64{3, 7}, sequences(found))
+		})
+	}
+}
+
+func TestStore_ReadEach(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	_, seqs := mailbox(t, s, 3, []byte("body"))
+	subjects := []string{"nobody"}
+	for i := range 3 {
+		subjects = append(subjects, s.Fleet.CallSubject(protocol.DefaultPool, hash, protocol.CallID(fmt.Sprintf("c%04d", i+1))))
+	}
+	found, err := s.ReadEach(t.Context(), subjects, 12)
+	require.NoError(t, err)
+	require.Equal(t, seqs, sequences(found))
+	_, err = s.ReadEach(t.Context(), subjects, 11)
+	require.ErrorIs(t, err, ErrNotAtOnce)
+}
+
+// A mirror that answers for the stream is behind it, and is not believed.
+func TestStore_AMirrorIsNotAsked(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	filter, seqs := mailbox(t, s, 2, []byte("body"))
+	_, err := s.JS.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "MIRROR", Mirror: &jetstream.StreamSource{Name: s.Fleet.CallsStream()}, AllowDirect: true, MirrorDirect: true,
+	})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // either may answer
+		msg, err := s.Next(t.Context(), filter, 0)
+		require.NoError(t, err)
+		require.Equal(t, seqs[0], msg.Sequence)
+		return !s.direct()
+	}, 10*time.Second, time.Millisecond)
+	_, _, err = s.ReadAll(t.Context(), filter, 0, 256)
+	require.ErrorIs(t, err, ErrNotAtOnce)
+}
