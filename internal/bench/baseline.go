@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
 // Baseline is what bare NATS does on the same server.
@@ -65,7 +68,7 @@ func measureBaseline(ctx context.Context, nc *nats.Conn, o Options) (b Baseline,
 		return err
 	}
 	for err = request(0); errors.Is(err, nats.ErrNoResponders); err = request(0) { // the responder's server has not told the others yet
-		if !wait.For(ctx, time.Millisecond) {
+		if !pause.For(ctx, time.Millisecond) {
 			return b, ctx.Err()
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -98,7 +99,7 @@ func (h *Holder) room() {
 // and returns. drain is a context that outlives ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
 	for h.clock.Sync(ctx, h.store.Calls) != nil { // ages of calls are measured by it
-		if !store.Wait(ctx, faultPause) {
+		if !pause.For(ctx, faultPause) {
 			return nil
 		}
 	}

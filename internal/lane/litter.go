@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -40,7 +41,7 @@ func (l *held) sweep() (more bool, err error) {
 			l.thrown = time.Time{}
 			return more, nil
 		}
-		if !store.Wait(l.ctx, store.BehindPause) {
+		if !pause.For(l.ctx, store.BehindPause) {
 			return false, l.ctx.Err()
 		}
 	}

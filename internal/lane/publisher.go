@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -227,7 +228,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, store.Answer, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		seq, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
-		if err == nil || !store.Retryable(err) || !store.Wait(ctx, retryWait) {
+		if err == nil || !store.Retryable(err) || !pause.For(ctx, retryWait) {
 			return seq, answer, err
 		}
 		if err := p.markAgain(call, msg); err != nil {
@@ -241,7 +242,7 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		err := p.store.PublishReady(ctx, call.Pool, call.Lane())
-		if err == nil || errors.Is(err, ErrFull) || !store.Wait(ctx, retryWait) {
+		if err == nil || errors.Is(err, ErrFull) || !pause.For(ctx, retryWait) {
 			return
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
 // assure makes sure of the lease of a message that has waited for long before it was
@@ -30,7 +31,7 @@ func (l *held) assure() bool {
 			}
 			l.hurry()
 		}
-		store.Wait(l.ctx, l.lease.length/100)
+		pause.For(l.ctx, l.lease.length/100)
 	}
 	return false
 }
@@ -48,7 +49,7 @@ func (l *held) agrees(sent time.Time, by leadership) bool {
 			return false
 		}
 		l.hurry()
-		store.Wait(l.ctx, l.lease.length/100)
+		pause.For(l.ctx, l.lease.length/100)
 	}
 	return false
 }

@@ -3,7 +3,7 @@ package lane
 import (
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
 const (
@@ -134,4 +134,4 @@ func (h *Holder) lookPeriod() time.Duration {
 }
 
 // pause waits a moment after a failure, or for the end of the lane.
-func (l *held) pause() { store.Wait(l.ctx, faultPause) }
+func (l *held) pause() { pause.For(l.ctx, faultPause) }

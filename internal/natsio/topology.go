@@ -153,7 +153,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
 			MaxMsgs: t.MaxCalls, MaxBytes: t.MaxBytes, MaxMsgSize: -1,
 			AllowDirect: t.Replicas == 1, // a server that is one of several answers from its past
-			RePublish: &jetstream.RePublish{Source: toldSource, Destination: toldDestination},
+			RePublish:   &jetstream.RePublish{Source: toldSource, Destination: toldDestination},
 		},
 		{
 			Name: t.Fleet.ResultsStream(), Subjects: t.Fleet.ResultsSubjects(),

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -126,7 +126,7 @@ func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []St
 	if len(doubtful) == 0 {
 		return sure, nil
 	}
-	if !store.Wait(ctx, doubtAfter) {
+	if !pause.For(ctx, doubtAfter) {
 		return nil, context.Cause(ctx)
 	}
 	var group errgroup.Group

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -84,7 +85,7 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 		if holder := o.holder(ctx, pool, lane.Hash(), ready); holder != nil && holder.Paused {
 			return true
 		}
-		if !store.Wait(ctx, confirmPause) {
+		if !pause.For(ctx, confirmPause) {
 			return false
 		}
 	}

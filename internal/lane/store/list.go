@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
 // Listing is the subjects of the calls stream that match a filter.
@@ -32,7 +34,7 @@ const (
 // List lists what matches filter, as a server tells it that knows the message with sequence floor. The
 // error wraps [ErrBehind] when none does so soon.
 func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing, error) {
-	for pause := BehindPause; ; pause *= 2 {
+	for wait := BehindPause; ; wait *= 2 {
 		found, err := s.list(ctx, ShortTimeout, filter, 0)
 		if err != nil {
 			return nil, err
@@ -40,7 +42,7 @@ func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing
 		if found.Last >= floor {
 			return found, nil
 		}
-		if pause > behindMost || !Wait(ctx, pause) {
+		if wait > behindMost || !pause.For(ctx, wait) {
 			return nil, fmt.Errorf("list %s: %w: it is at %d of %d", filter, ErrBehind, found.Last, floor)
 		}
 	}

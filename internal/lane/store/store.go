@@ -291,17 +291,5 @@ func Retryable(err error) bool {
 	return err != nil && !errors.Is(err, nats.ErrConnectionClosed)
 }
 
-// Wait waits for d; it reports false when the context ended first.
-func Wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // Token is a number that nobody has used before.
 func Token() uint64 { return uint64(max(time.Now().UnixNano(), 0)) }
