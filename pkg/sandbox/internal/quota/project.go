@@ -115,9 +115,10 @@ func (p *Project) Usage() (Usage, error) {
 	return Usage{Bytes: int64(n.space), Files: int64(n.files)}, nil //nolint:gosec // of this world
 }
 
-// near is how close to the limit a project is when something has not fitted in, most likely: the kernel gives space
-// by the block, and more than one at once to who writes much.
-const near = 64 << 10
+// near is how close to its limit a project is when something has not fitted in, most likely: the kernel gives who writes
+// much more than one block at once, and XFS makes a file only where its directory could grow as well, some 200 KiB. Of a
+// small limit it is a quarter.
+const near = 256 << 10
 
 // Full reports whether a limit is reached.
 func (p *Project) Full() bool {
@@ -128,7 +129,7 @@ func (p *Project) Full() bool {
 	if err != nil {
 		return false
 	}
-	return limits.Bytes > 0 && usage.Bytes+near > limits.Bytes || limits.Files > 0 && usage.Files >= limits.Files
+	return limits.Bytes > 0 && usage.Bytes+min(near, limits.Bytes/4) > limits.Bytes || limits.Files > 0 && usage.Files >= limits.Files
 }
 
 // Close removes the limits. The directories stay in the project, and with them its number in use. It may be called

@@ -1,12 +1,13 @@
 //go:build linux
 
-// Package quotatest gives tests a file system with project quotas.
+// Package quotatest gives tests file systems with project quotas.
 package quotatest
 
 import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,34 +16,57 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 )
 
-// Size is that of the file system, in bytes.
-const Size = 96 << 20
+// FileSystem is a file system that has project quotas.
+type FileSystem struct {
+	name string
+	make []string // the program that makes one of a file, and its arguments
+	size int64    // in bytes
+}
+
+// fileSystems are all that the kernel has. XFS takes at least 300 MiB.
+func fileSystems() []FileSystem {
+	return []FileSystem{
+		{"ext4", []string{"mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=prjquota", "-m", "0"}, 96 << 20},
+		{"xfs", []string{"mkfs.xfs", "-q"}, 320 << 20},
+	}
+}
 
 // Mount makes a file system in a file and mounts it with options, until the test ends. The test has to be root, and in
 // a mount namespace of its own. Where that cannot be done the test is unsupported; a machine of test/vm can.
-func Mount(t *testing.T, options string) string {
+func (fs FileSystem) Mount(t *testing.T, options string) string {
 	t.Helper()
 	base := t.TempDir()
 	image, dir := filepath.Join(base, "image"), filepath.Join(base, "disk")
 	require.NoError(t, os.WriteFile(image, nil, 0o600))
-	require.NoError(t, os.Truncate(image, Size))
+	require.NoError(t, os.Truncate(image, fs.size))
 	require.NoError(t, os.Mkdir(dir, 0o755))
-	run(t, "mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=prjquota", "-m", "0", image)
-	run(t, "mount", "-o", "loop,"+options, image, dir) // umount lets go of the device
+	run(t, fs.make[0], append(slices.Clone(fs.make[1:]), image)...)
+	run(t, "mount", "-t", fs.name, "-o", "loop,"+options, image, dir) // umount lets go of the device
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
 	require.NoError(t, os.Chmod(dir, 0o755)) // ordinary users have to get in
 	return dir
 }
 
-// OnDisk runs a test as root, in arms as [escapetest.InArms] has them, with a file system that has quotas.
-func OnDisk(t *testing.T, test func(t *testing.T, disk string)) {
+// OnEach runs a test as root, in arms as [escapetest.InArms] has them, for each file system.
+func OnEach(t *testing.T, test func(t *testing.T, fs FileSystem)) {
 	t.Helper()
 	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()
 		if os.Geteuid() != 0 {
 			return // only root sets quotas
 		}
-		test(t, Mount(t, "prjquota"))
+		for _, fs := range fileSystems() {
+			t.Run(fs.name, func(t *testing.T) { test(t, fs) })
+		}
+	})
+}
+
+// OnDisk does the same with each file system mounted with quotas.
+func OnDisk(t *testing.T, test func(t *testing.T, disk string)) {
+	t.Helper()
+	OnEach(t, func(t *testing.T, fs FileSystem) {
+		t.Helper()
+		test(t, fs.Mount(t, "prjquota"))
 	})
 }
 
