@@ -106,7 +106,7 @@ func machines() []config {
 			arm("escape-user", "ns.test", escape, nobody, "delegated/step"),
 			arm("quotas", "quota.test", ".", 0, ""),
 			arm("disk-limits", "ns.test", "TestQuota", 0, ""),
-			tests("limits-process", "process.test", ".", nobody, "delegated/step"),
+			tests("limits-process", "process.test", "TestGroup|TestExec|TestDriver/(driver|processes|life)", nobody, "delegated/step"),
 			tests("limits-landlock", "landlock.test", "TestGroup", nobody, "delegated/step"),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
