@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -50,6 +51,9 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
+	if err := natsio.CheckRights(ctx, fl.NC, natsio.CallRights(fl.Name, protocol.SessionPool)); err != nil {
+		return err
+	}
 	show := newView(p, c.JSON)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {

@@ -94,11 +94,14 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 		return nil, err
 	}
 	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: o.Logger}
-	ensure := natsio.Ensure
+	ensure, rights := natsio.Ensure, []natsio.Rights{natsio.CallRights(o.Name, protocol.DefaultPool), natsio.SessionRights(o.Name)}
 	if o.Existing {
-		ensure = natsio.Check
+		ensure, rights = natsio.Check, nil
 	}
 	if err := ensure(ctx, f.JS, topology); err != nil {
+		return nil, err
+	}
+	if err := natsio.CheckRights(ctx, f.NC, rights...); err != nil {
 		return nil, err
 	}
 	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Logger: o.Logger}); err != nil {

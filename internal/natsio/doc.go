@@ -10,5 +10,8 @@
 // A stream with another configuration than the laws need is an error that names
 // the difference; nothing is ever changed silently.
 //
+// [CheckRights] finds out at the start what the server would later refuse without an answer:
+// who may not publish is told so on the connection, not to the one who waits.
+//
 // The embedded server lives in a package of its own, so that workers do not link it.
 package natsio

@@ -58,7 +58,7 @@ func publishObject(ctx context.Context, js jetstream.JetStream, info *jetstream.
 		n, err := io.ReadFull(r, chunk)
 		if n > 0 {
 			digest.Write(chunk[:n])
-			if _, err := js.Publish(ctx, chunkSubject(info), chunk[:n]); err != nil {
+			if _, err := js.Publish(ctx, chunkSubject(info.Bucket, info.NUID), chunk[:n]); err != nil {
 				return err
 			}
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
@@ -82,13 +82,13 @@ func publishObject(ctx context.Context, js jetstream.JetStream, info *jetstream.
 	return err
 }
 
-func chunkSubject(info *jetstream.ObjectInfo) string { return "$O." + info.Bucket + ".C." + info.NUID }
+func chunkSubject(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }
 
 // purgeChunks removes the chunks of an object that nothing names any more.
 func purgeChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo) error {
 	stream, err := js.Stream(ctx, ObjectStream(info.Bucket))
 	if err == nil {
-		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(info)))
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(info.Bucket, info.NUID)))
 	}
 	if err != nil {
 		return fmt.Errorf("purge what object %s was: %w", info.Name, err)

@@ -19,7 +19,7 @@ const (
 // EnsurePool makes or checks the consumer that hands out a pool's ready lanes,
 // and returns it with its lease length. An ackWait of 0 takes what exists, or
 // [DefaultAckWait] for a new consumer; another value must match. Errors about a
-// consumer that exists wrap [ErrTopology]. It is safe to run from many processes at once.
+// consumer that exists wrap [ErrTopology], those about what the NATS user may not do [ErrRights]. It is safe to run from many processes at once.
 func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
 	want := jetstream.ConsumerConfig{
 		Durable: fleet.ReadyConsumer(pool), FilterSubject: fleet.ReadyFilter(pool),
@@ -29,8 +29,15 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	if ackWait == 0 {
 		want.AckWait = DefaultAckWait
 	}
+	if err := CheckRights(ctx, js.Conn(), poolRights(fleet, pool)); err != nil {
+		return nil, 0, fmt.Errorf("take calls of pool %s: %w", pool, err)
+	}
 	consumer, err := js.Consumer(ctx, fleet.CallsStream(), want.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		create := Rights{Publish: []string{"$JS.API.CONSUMER.CREATE." + fleet.CallsStream() + "." + want.Durable + "." + want.FilterSubject}}
+		if err := CheckRights(ctx, js.Conn(), create); err != nil {
+			return nil, 0, fmt.Errorf("make consumer %s of stream %s: %w", want.Durable, fleet.CallsStream(), err)
+		}
 		consumer, err = js.CreateConsumer(ctx, fleet.CallsStream(), want)
 		if errors.Is(err, jetstream.ErrConsumerExists) { // somebody else was faster
 			consumer, err = js.Consumer(ctx, fleet.CallsStream(), want.Durable)

@@ -75,6 +75,9 @@ func (t Topology) withDefaults() Topology {
 // every difference. It is safe to run from many processes at once.
 func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
+	if err := CheckRights(ctx, js.Conn(), lookRights(t.names()...)); err != nil {
+		return err
+	}
 	for _, want := range t.streams() {
 		stream, err := ensureStream(ctx, js, want)
 		if err != nil {
@@ -94,6 +97,9 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		}
 	}
 	if _, err := js.KeyValue(ctx, t.Fleet.PlacesBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
+		if err := CheckRights(ctx, js.Conn(), makeRights("KV_"+t.Fleet.PlacesBucket())); err != nil {
+			return fmt.Errorf("make bucket %s: %w", t.Fleet.PlacesBucket(), err)
+		}
 		_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: t.Fleet.PlacesBucket(), Replicas: t.Replicas})
 		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
 			return fmt.Errorf("make bucket %s: %w", t.Fleet.PlacesBucket(), err)
@@ -110,7 +116,11 @@ var ErrNoFleet = errors.New("stream does not exist")
 // Check is [Ensure] for whoever only uses a fleet: it makes nothing. A stream that is
 // missing is an error that wraps [ErrNoFleet]. Buckets are made when a worker or a coordinator starts that needs them.
 func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
-	for _, want := range t.withDefaults().streams() {
+	t = t.withDefaults()
+	if err := CheckRights(ctx, js.Conn(), lookRights(t.names()...)); err != nil {
+		return err
+	}
+	for _, want := range t.streams() {
 		stream, err := js.Stream(ctx, want.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			err = ErrNoFleet
@@ -134,10 +144,19 @@ func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.O
 		}
 		return nil
 	}
+	if err := CheckRights(ctx, js.Conn(), makeRights(ObjectStream(want.Bucket))); err != nil {
+		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
+	}
 	if _, err = js.CreateObjectStore(ctx, want); err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
 		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
 	}
 	return nil
+}
+
+// names are those of all streams of a fleet.
+func (t Topology) names() []string {
+	f := t.Fleet
+	return []string{f.CallsStream(), f.ResultsStream(), f.SessionsStream(), ObjectStream(f.BlobsBucket()), ObjectStream(f.KeptBucket()), "KV_" + f.PlacesBucket()}
 }
 
 // streams returns the three streams as they must be.
@@ -175,6 +194,9 @@ func (t Topology) streams() []jetstream.StreamConfig {
 func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.Stream, error) {
 	stream, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		if err := CheckRights(ctx, js.Conn(), makeRights(want.Name)); err != nil {
+			return nil, fmt.Errorf("make stream %s: %w", want.Name, err)
+		}
 		stream, err = js.CreateStream(ctx, want)
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // somebody else was faster
 			stream, err = js.Stream(ctx, want.Name)

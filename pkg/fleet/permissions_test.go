@@ -12,11 +12,15 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
@@ -39,14 +43,19 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// permitted starts a server with the account of deploy/nats, and returns the URL of its user.
-func permitted(t *testing.T) string {
+// permitted starts a server with the account of deploy/nats without some of what that permits, and returns the URLs of its users.
+func permitted(t *testing.T, without ...string) (coordinator, worker string) {
 	t.Helper()
 	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", "accounts.conf"))
 	require.NoError(t, err)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "nats.conf")
-	text := "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \"" + dir + "\" }\n" + strings.ReplaceAll(string(account), "$FLEET_PASSWORD", "secret")
+	text := strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account))
+	for _, subject := range without {
+		require.Contains(t, text, `"`+subject+`"`)
+		text = strings.ReplaceAll(text, `"`+subject+`"`, `"elsewhere"`)
+	}
+	text = "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \"" + dir + "\" }\n" + text
 	require.NoError(t, os.WriteFile(config, []byte(text), 0o600))
 	options, err := server.ProcessConfigFile(config)
 	require.NoError(t, err)
@@ -56,7 +65,7 @@ func permitted(t *testing.T) string {
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	require.True(t, s.ReadyForConnections(20*time.Second))
-	return "nats://fleet:secret@" + s.Addr().String()
+	return "nats://fleet:secret@" + s.Addr().String(), "nats://worker:secret@" + s.Addr().String()
 }
 
 // TestDeploy_PermissionsAreEnough: what deploy/nats permits is all that a fleet does.
@@ -65,10 +74,12 @@ func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // what is not permitted is not answered
 	defer cancel()
 	log := &logged{}
-	f, err := fleet.Connect(ctx, &fleet.Options{URL: permitted(t), Logger: slog.New(slog.NewTextHandler(log, nil))})
+	logger := slog.New(slog.NewTextHandler(log, nil))
+	coordinator, workers := permitted(t)
+	f, err := fleet.Connect(ctx, &fleet.Options{URL: coordinator, Logger: logger})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.StartWorker(ctx, &fleet.WorkerOptions{Sandbox: "process"}))
+	defer startWorker(t, workers, logger)()
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
 	session := protocol.NewSessionID()
@@ -87,4 +98,64 @@ func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome, log)
 	require.NoError(t, f.DeleteSession(ctx, session, false), log)
 	require.NotContains(t, log.String(), "violation")
+}
+
+// startWorker runs a worker that has a connection of its own, and returns what ends it.
+func startWorker(t *testing.T, url string, logger *slog.Logger) (stop func()) {
+	t.Helper()
+	nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "worker", Logger: logger})
+	require.NoError(t, err)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+	opened, caps, err := driver.Open(t.Context(), "process", &driver.Options{Logger: logger, Data: t.TempDir()})
+	require.NoError(t, err)
+	w, err := worker.New(t.Context(), nc, worker.Options{Driver: opened, Caps: caps, Data: t.TempDir(), Logger: logger})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx, ctx) }()
+	return func() {
+		cancel()
+		require.NoError(t, <-done)
+		nc.Close()
+	}
+}
+
+// TestDeploy_WorkersHaveTheirOwnPool: the user of workers gets calls of no other pool, and makes no streams.
+func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
+	t.Parallel()
+	coordinator, workers := permitted(t)
+	connect := func(url string) jetstream.JetStream {
+		nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
+		require.NoError(t, err)
+		t.Cleanup(nc.Close)
+		js, err := jetstream.New(nc)
+		require.NoError(t, err)
+		return js
+	}
+	theirs := connect(workers)
+	err := natsio.Ensure(t.Context(), theirs, natsio.Topology{})
+	require.ErrorIs(t, err, natsio.ErrRights)
+	require.ErrorContains(t, err, "$JS.API.STREAM.CREATE.TF_CALLS")
+	require.NoError(t, natsio.Ensure(t.Context(), connect(coordinator), natsio.Topology{}))
+	require.NoError(t, natsio.Ensure(t.Context(), theirs, natsio.Topology{}))
+	_, _, err = natsio.EnsurePool(t.Context(), theirs, protocol.DefaultFleet, protocol.SessionPool, 0)
+	require.ErrorIs(t, err, natsio.ErrRights)
+	require.ErrorContains(t, err, "tf.ready.session.")
+	require.ErrorIs(t, natsio.CheckRights(t.Context(), theirs.Conn(), natsio.SessionRights(protocol.DefaultFleet)), natsio.ErrRights)
+}
+
+// TestDeploy_MissingRightsAreNamedAtOnce: with less than what deploy/nats permits a process says what it lacks.
+func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, without := range []string{"tf.>", "$JS.API.>", "_INBOX.>", "$O.TF_KEPT.>"} {
+		t.Run(without, func(t *testing.T) {
+			t.Parallel()
+			coordinator, _ := permitted(t, without)
+			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: coordinator})
+			require.ErrorIs(t, err, natsio.ErrRights)
+			require.ErrorContains(t, err, strings.TrimSuffix(without, ">"))
+		})
+	}
 }

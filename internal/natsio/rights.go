@@ -1,0 +1,142 @@
+package natsio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrRights is wrapped by errors about what a NATS user may not do.
+var ErrRights = errors.New("the NATS user has too few rights")
+
+// Rights are subjects that a process publishes on and subscribes to, one for each permission that it needs.
+type Rights struct{ Publish, Subscribe []string }
+
+// probed stands in subjects for the ids of sessions and calls.
+const probed = "rights"
+
+// lookRights are those of whoever looks at streams.
+func lookRights(streams ...string) Rights {
+	r := Rights{Subscribe: []string{nats.InboxPrefix + probed + ".*"}}
+	for _, stream := range streams {
+		r.Publish = append(r.Publish, "$JS.API.STREAM.INFO."+stream)
+	}
+	return r
+}
+
+// makeRights are those of whoever makes a stream that is missing.
+func makeRights(stream string) Rights {
+	return Rights{Publish: []string{"$JS.API.STREAM.CREATE." + stream}}
+}
+
+// CallRights are those of whoever has calls of a pool run, and follows them.
+func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	return Rights{
+		Publish: []string{
+			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
+			"$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(), chunkSubject(fleet.BlobsBucket(), probed),
+		},
+		Subscribe: []string{fleet.DoneFilter(probed), fleet.OutputFilter(probed)},
+	}
+}
+
+// SessionRights are those of whoever runs sessions.
+func SessionRights(fleet protocol.Fleet) Rights {
+	return Rights{Publish: []string{
+		fleet.EventSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.SessionsStream(), chunkSubject(fleet.KeptBucket(), probed),
+	}}
+}
+
+// poolRights are those of whoever takes the calls of a pool.
+func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	calls, consumer := fleet.CallsStream(), fleet.ReadyConsumer(pool)
+	return Rights{
+		Publish: []string{
+			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
+			fleet.ResultSubject(probed, probed), fleet.OutputSubject(probed, probed),
+			"$JS.ACK." + calls + "." + consumer + "." + probed,
+			"$JS.API.CONSUMER.INFO." + calls + "." + consumer,
+			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + consumer, // without a reply subject it takes nothing
+			"$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.DELETE." + calls, "$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
+			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
+		},
+		Subscribe: []string{fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.ToldFilter(pool, probed)},
+	}
+}
+
+// CheckRights tells at once what would otherwise show as requests without an answer: the error wraps [ErrRights] and names every
+// subject of the rights that the server refuses. What is published to find out has no effect.
+func CheckRights(ctx context.Context, nc *nats.Conn, rights ...Rights) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	var all []try
+	for _, r := range rights {
+		for _, subject := range r.Publish {
+			all = append(all, try{"publish on", subject, publishNothing})
+		}
+		for _, subject := range r.Subscribe {
+			all = append(all, try{"subscribe to", subject, subscribeNothing})
+		}
+	}
+	refused, err := refuses(ctx, nc, all...)
+	if err != nil || !refused {
+		return err
+	}
+	var missing []string // the connection remembers the last refusal alone, so one by one
+	for _, t := range all {
+		refused, err := refuses(ctx, nc, t)
+		if err != nil {
+			return err
+		}
+		if text := t.may + " " + t.subject; refused && !slices.Contains(missing, text) {
+			missing = append(missing, text)
+		}
+	}
+	if len(missing) == 0 { // they were given meanwhile
+		return nil
+	}
+	return fmt.Errorf("%w: it may not %s (docs/operations.md, NATS servers, has all that are needed)", ErrRights, strings.Join(missing, ", "))
+}
+
+// try finds out whether a user may do something with a subject.
+type try struct {
+	may, subject string
+	do           func(nc *nats.Conn, subject string) error
+}
+
+// refuses does all of it, and reports whether the server has refused something.
+func refuses(ctx context.Context, nc *nats.Conn, tries ...try) (bool, error) {
+	for _, t := range tries {
+		if err := t.do(nc, t.subject); err != nil {
+			return false, fmt.Errorf("try to %s %s: %w", t.may, t.subject, err)
+		}
+	}
+	if err := nc.FlushWithContext(ctx); err != nil { // what is refused is told before its answer
+		return false, fmt.Errorf("try the rights of the NATS user: %w", err)
+	}
+	last := nc.LastError()
+	if !errors.Is(last, nats.ErrPermissionViolation) {
+		return false, nil
+	}
+	return slices.ContainsFunc(tries, func(t try) bool { return strings.Contains(last.Error(), `"`+t.subject+`"`) }), nil
+}
+
+// publishNothing publishes a message that no stream takes, and that nobody answers.
+func publishNothing(nc *nats.Conn, subject string) error {
+	return nc.PublishMsg(&nats.Msg{Subject: subject, Header: nats.Header{jetstream.ExpectedStreamHeader: []string{probed}}})
+}
+
+func subscribeNothing(nc *nats.Conn, subject string) error {
+	subscription, err := nc.SubscribeSync(subject)
+	if err != nil {
+		return err
+	}
+	return subscription.Unsubscribe()
+}
