@@ -31,7 +31,7 @@ func (j *Journal) loadImage(ctx context.Context, image *loop.Image) error {
 	if image == nil || image.Blob == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	data, err := j.kept.GetBytes(ctx, image.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {

@@ -33,8 +33,11 @@ type Journal struct {
 var _ loop.Journal = (*Journal)(nil)
 
 const (
-	// opTimeout bounds one request to the server.
+	// opTimeout bounds one try to store a message.
 	opTimeout = 5 * time.Second
+	// loadTimeout bounds the reading of one message, or of an image, of which a slow network brings
+	// some MiB in that time.
+	loadTimeout = 30 * time.Second
 	// retryWait is the pause after an append whose answer was lost.
 	retryWait = 100 * time.Millisecond
 	// messageOverhead is room for the subject and the headers of a message.
@@ -65,7 +68,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.History, error) {
 	var history loop.History
 	for next := uint64(1); ; next = history.Last + 1 {
-		msg, err := j.stream.GetMsg(ctx, next, jetstream.WithGetMsgSubject(j.fleet.EventSubject(session)))
+		msg, err := j.message(ctx, session, next)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			return history, nil
 		}
@@ -84,6 +87,13 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 		history.Events = append(history.Events, events...)
 		history.Last = msg.Sequence
 	}
+}
+
+// message reads the first message of a session at or behind a sequence.
+func (j *Journal) message(ctx context.Context, session protocol.SessionID, from uint64) (*jetstream.RawStreamMsg, error) {
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	return j.stream.GetMsg(ctx, from, jetstream.WithGetMsgSubject(j.fleet.EventSubject(session)))
 }
 
 // Append implements [loop.Journal]. Events that do not fit into one message go
@@ -141,7 +151,7 @@ func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expec
 
 // settle finds out whether the message behind expected is the one that was to be appended.
 func (j *Journal) settle(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
-	msg, err := j.stream.GetMsg(ctx, expected+1, jetstream.WithGetMsgSubject(j.fleet.EventSubject(session)))
+	msg, err := j.message(ctx, session, expected+1)
 	if err != nil {
 		return 0, fmt.Errorf("append to session %s: %w", session, err)
 	}
