@@ -28,8 +28,7 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 	r := newRig(t, natsio.Topology{MaxCalls: room})
 	m := metrictest.New(t)
 	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Meter: m})
-	calls := newCalls(4)
-	calls[0].Payload = tooLarge()
+	calls := newCalls(3)
 	rejected := make(chan struct{}, len(calls))
 	done := make(chan error, 1)
 	go func() {
@@ -40,7 +39,6 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 		})
 	}()
 	<-rejected
-	<-rejected
 	require.Equal(t, map[string]int64{pool: room}, m.Read(t, telemetry.MetricCallActive))
 	var failed atomic.Bool // which calls were accepted is a matter of chance
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
@@ -50,13 +48,12 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 		return succeed(run)
 	})
 	require.NoError(t, <-done)
-	require.Equal(t, map[string]int64{publish: 2, "error.type=fleet_full," + publish: 1, "error.type=payload_too_large," + publish: 1},
+	require.Equal(t, map[string]int64{publish: 2, "error.type=fleet_full," + publish: 1},
 		m.Read(t, telemetry.MetricSentMessages))
 	require.Equal(t, map[string]int64{
-		testTool + ",toolfleet.status=ok":                                         1,
-		"error.type=not_found," + testTool + ",toolfleet.status=failed":           1,
-		"error.type=fleet_full," + testTool + ",toolfleet.status=rejected":        1,
-		"error.type=payload_too_large," + testTool + ",toolfleet.status=rejected": 1,
+		testTool + ",toolfleet.status=ok":                                  1,
+		"error.type=not_found," + testTool + ",toolfleet.status=failed":    1,
+		"error.type=fleet_full," + testTool + ",toolfleet.status=rejected": 1,
 	}, m.Read(t, telemetry.MetricCallDuration))
 	require.Equal(t, map[string]int64{pool: 0}, m.Read(t, telemetry.MetricCallActive))
 }
