@@ -72,6 +72,12 @@ func parseRules(entry string) ([]rule, error) {
 	if entry == "*" {
 		return nil, fmt.Errorf("entry %q: for the whole network write %q", entry, All)
 	}
+	if strings.Contains(entry, "/") {
+		return nil, fmt.Errorf("entry %q: a host or address is wanted, without a scheme, path or length of a prefix", entry)
+	}
+	if addr, err := netip.ParseAddr(entry); err == nil && addr.Is6() {
+		return nil, fmt.Errorf("entry %q: an IPv6 address is written in brackets, \"[%s]\"", entry, entry)
+	}
 	r := rule{}
 	host, ports, err := splitPorts(entry)
 	if err != nil {
