@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"maps"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -104,7 +103,7 @@ func (w *Worker) exec(
 	if execution.Truncated {
 		value = partial{Value: value, keep: keepValue(valueOf(wholeOf(execution, &r)))}
 	}
-	return value, endFault(&r)
+	return value, endFault(&r, w.options.Limits.Tighten(cmd.Limits))
 }
 
 // execution is a result as it travels.
@@ -140,27 +139,3 @@ func wholeOf(e protocol.Execution, r *sandbox.Result) protocol.Execution {
 	e.Truncated = int64(len(e.Stdout)) < e.StdoutBytes || int64(len(e.Stderr)) < e.StderrBytes
 	return e
 }
-
-// endFault is the error of a command that did not end by itself; nil when it did.
-func endFault(r *sandbox.Result) error {
-	switch r.Reason {
-	case sandbox.ReasonExited, sandbox.ReasonSignaled:
-		return nil
-	case sandbox.ReasonTimeout:
-		return protocol.Errorf(protocol.CodeRunTimeout, "the command used up its time (%s, of that %s on the processor) and was killed; do less at once",
-			r.Wall.Round(timeUnit), r.CPU.Round(timeUnit))
-	case sandbox.ReasonOutputLimit:
-		return protocol.Errorf(protocol.CodeOutputLimit,
-			"the command wrote too much and was killed; redirect its output to a file and read parts of that")
-	case sandbox.ReasonOOM:
-		return protocol.Errorf(protocol.CodeOOM, "the command used too much memory and was killed")
-	case sandbox.ReasonDiskLimit:
-		return protocol.Errorf(protocol.CodeDiskLimit, "the command used up what its sandbox may have on disk; remove what is not needed, or write less")
-	case sandbox.ReasonLost, sandbox.ReasonCancelled:
-		return protocol.Errorf(protocol.CodeSandboxLost, "the sandbox was lost while the command ran")
-	default:
-		return protocol.Errorf(protocol.CodeInternal, "the sandbox ended the command for a reason that this worker does not know: %s", r.Reason)
-	}
-}
-
-const timeUnit = 10 * time.Millisecond

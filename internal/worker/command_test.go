@@ -116,17 +116,35 @@ func TestCommand_Limits(t *testing.T) {
 		status  protocol.Status
 		code    protocol.Code
 		reason  string
+		says    string
 	}{
-		"wall":      {"printf partial; exec sleep 300", protocol.Limits{Wall: 500}, protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout"},
-		"processor": {"printf partial; while :; do :; done", protocol.Limits{CPU: 1000}, protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout"},
-		"output":    {"printf partial; exec yes", protocol.Limits{Output: 1024}, protocol.StatusFailed, protocol.CodeOutputLimit, "output_limit"},
-		"file size": {"printf partial; while :; do printf '%1000s' x >>f; done", protocol.Limits{FileSize: 1000}, protocol.StatusFailed, protocol.CodeDiskLimit, "disk_limit"},
+		"wall": {
+			"printf partial; exec sleep 300",
+			protocol.Limits{Wall: 500},
+			protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout", "it may run for 500ms, whatever timeout is asked for",
+		},
+		"processor": {
+			"printf partial; while :; do :; done",
+			protocol.Limits{CPU: 1000},
+			protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout", "a process may have 1s on the processor",
+		},
+		"output": {
+			"printf partial; exec yes",
+			protocol.Limits{Output: 1024},
+			protocol.StatusFailed, protocol.CodeOutputLimit, "output_limit", "wrote too much (4096 bytes at most)",
+		},
+		"file size": {
+			"printf partial; while :; do printf '%1000s' x >>f; done",
+			protocol.Limits{FileSize: 1000},
+			protocol.StatusFailed, protocol.CodeDiskLimit, "disk_limit", "to one file (1000 bytes at most)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := rigOf(t, r.Fleet)
 			got := r.do(protocol.NewSessionID(), protocol.CommandRun{Command: test.command, Limits: test.limits})
 			requireFault(t, got, test.status, test.code)
+			require.Contains(t, got.Error.Message, test.says)
 			v := value[protocol.CommandRunResult](t, got)
 			require.Equal(t, test.reason, v.Reason)
 			require.True(t, strings.HasPrefix(string(v.Stdout), "partial"), "%s", v.Stdout)

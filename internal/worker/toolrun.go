@@ -51,7 +51,7 @@ func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Cal
 	whole := wholeOf(execution, &r)
 	output, fault := toolOutput(&whole, p.Text)
 	value := toolValue(execution, whole, output)
-	err = endFault(&r)
+	err = endFault(&r, w.options.Limits.Tighten(cmd.Limits))
 	switch {
 	case err != nil:
 		return value, err

@@ -354,7 +354,7 @@ func TestText_FailuresKeepPartialOutput(t *testing.T) {
 	})
 	require.Equal(t, `[timeout: run_timeout]
 Stopped after 2 s.
-Next: the call was stopped, and what it did until then may remain. Do less in one call or, where the tool has a timeout argument, name a longer one.
+Next: the call was stopped, and what it did until then may remain. Do less in one call or, where the tool has a timeout argument and nothing above speaks against it, name a longer one.
 Partial output:
 half
 [stopped: it ran out of its time]

@@ -91,7 +91,7 @@ func Failure(result *protocol.Result, partial string) string {
 func advice(status protocol.Status, code protocol.Code) string {
 	switch status {
 	case protocol.StatusTimeout:
-		return "the call was stopped, and what it did until then may remain. Do less in one call or, where the tool has a timeout argument, name a longer one."
+		return "the call was stopped, and what it did until then may remain. Do less in one call or, where the tool has a timeout argument and nothing above speaks against it, name a longer one."
 	case protocol.StatusCancelled:
 		return "the call was stopped on request, and what it did until then may remain. Do not repeat it unless you are asked to."
 	case protocol.StatusOutcomeUnknown:
