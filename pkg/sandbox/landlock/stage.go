@@ -63,7 +63,11 @@ func (c config) confine() error {
 	if err := unix.CloseRange(process.StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close descriptors: %w", err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: confine.NoCore, Max: confine.NoCore}); err != nil {
+	core, err := confine.CoreLimit()
+	if err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: core, Max: core}); err != nil {
 		return fmt.Errorf("no core files: %w", err)
 	}
 	families := []uint32{}

@@ -5,6 +5,8 @@ package confine
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -62,3 +64,28 @@ func made(step string, add func(*calls.List)) error {
 // crash: with 0 the kernel still starts the program of the host that collects crashes, where
 // there is one, as root.
 const NoCore = 1
+
+// CoreLimit is [NoCore]; or 0, where this process may have no more for good and the kernel itself writes core files, of which there are none then either.
+func CoreLimit() (uint64, error) {
+	var have unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_CORE, &have); err != nil {
+		return 0, fmt.Errorf("limit of core files: %w", err)
+	}
+	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
+	if err != nil {
+		pattern = nil // it may have a handler
+	}
+	return coreLimit(have.Max, string(pattern))
+}
+
+func coreLimit(hard uint64, pattern string) (uint64, error) {
+	switch {
+	case hard >= NoCore:
+		return NoCore, nil
+	case pattern == "" || strings.ContainsAny(pattern[:1], "|@"): // a program, or a socket that one listens to
+		return 0, errors.New("core files are limited to 0 bytes for good (ulimit -Hc), with which the host's handler of crashes is started for those in sandboxes, too: " +
+			"give the worker LimitCORE=1 (systemd), --ulimit core=1 (containers) or a hard limit of 1 in limits.conf")
+	default:
+		return 0, nil
+	}
+}

@@ -101,20 +101,17 @@ func loopback(l *calls.List) {
 
 // lockDown gives up every right, in an order in which each step may still be done.
 func lockDown(l *calls.List, config wire.Config) error {
-	layer(l, config, "resource limits", func() {
-		for _, limit := range []struct{ resource, value uint64 }{
-			{unix.RLIMIT_CORE, confine.NoCore}, {unix.RLIMIT_NPROC, config.Processes + SpareProcesses},
-		} {
-			l.Do(unix.SYS_PRLIMIT64, 0, limit.resource, unsafe.Pointer(&unix.Rlimit{Cur: limit.value, Max: limit.value}), 0)
-		}
-	})
+	var err error
+	layer(l, config, "resource limits", func() { err = limitResources(l, config) })
+	if err != nil {
+		return &stepError{step: "resource limits", err: err}
+	}
 	layer(l, config, "bounding set", func() { confine.AddNoBounding(l, !config.Bwrap) })
 	layer(l, config, "capabilities", func() { confine.AddNoCaps(l) })
 	layer(l, config, "no_new_privs", func() { confine.AddNoNewPrivs(l) })
 	if config.Landlock {
 		layer(l, config, "Landlock", func() { confine.AddLandlock(l, confine.LandlockABI(), rules(config), true) })
 	}
-	var err error
 	layer(l, config, "seccomp", func() { err = confine.AddSeccomp(l) })
 	if err != nil {
 		return &stepError{step: "seccomp", err: err}
@@ -127,6 +124,24 @@ func lockDown(l *calls.List, config wire.Config) error {
 		l.RestoreSignals()
 		l.Do(unix.SYS_EXECVE, Image, list(Arg0, stageServe), list(threeThreads))
 	})
+	return nil
+}
+
+// limitResources sets limits for good. What is less already stays: nobody but the host's root may have more.
+func limitResources(l *calls.List, config wire.Config) error {
+	core, err := confine.CoreLimit()
+	if err != nil {
+		return err
+	}
+	var processes unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &processes); err != nil {
+		return err
+	}
+	for _, limit := range []struct{ resource, value uint64 }{
+		{unix.RLIMIT_CORE, core}, {unix.RLIMIT_NPROC, min(config.Processes+SpareProcesses, processes.Max)},
+	} {
+		l.Do(unix.SYS_PRLIMIT64, 0, limit.resource, unsafe.Pointer(&unix.Rlimit{Cur: limit.value, Max: limit.value}), 0)
+	}
 	return nil
 }
 
