@@ -44,6 +44,9 @@ func newJudge(o Options) *judge {
 	}
 }
 
+// notPublic is the objection to an address of a private network, among others.
+const notPublic = "is not on the public Internet"
+
 // objection says why an address must not be reached; "" when it may.
 func (j *judge) objection(to netip.AddrPort) string {
 	addr := to.Addr().Unmap()
@@ -58,7 +61,7 @@ func (j *judge) objection(to netip.AddrPort) string {
 		return "has a zone"
 	case addr.Is4() && contains(j.special4, addr),
 		addr.Is6() && (!j.global6.Contains(addr) || contains(j.special6, addr)):
-		return "is not on the public Internet"
+		return notPublic
 	case j.isOwn(addr):
 		return "is this host's own"
 	}

@@ -80,6 +80,9 @@ func (p *Proxy) resolve(ctx context.Context, t Target) ([]netip.Addr, error) {
 			continue
 		}
 		reason = fmt.Sprintf("its address %s %s", addr, objection)
+		if objection == notPublic && addr.IsPrivate() {
+			reason += fmt.Sprintf(" (an operator can allow it with --allow-net-private %s)", netip.PrefixFrom(addr, addr.BitLen()))
+		}
 	}
 	if len(passed) == 0 {
 		return nil, &Refusal{Target: t, Reason: reason}
