@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -25,8 +26,12 @@ type exportErrors struct {
 
 var _ otel.ErrorHandler = (*exportErrors)(nil)
 
-// Handle implements [otel.ErrorHandler].
+// Handle implements [otel.ErrorHandler]. A cancelled export is none that failed: the end of a
+// process cancels the one that is under way, and then sends everything.
 func (e *exportErrors) Handle(err error) {
+	if errors.Is(err, context.Canceled) {
+		return
+	}
 	e.mu.Lock()
 	now := e.now()
 	if now.Before(e.next) {

@@ -2,7 +2,9 @@ package telemetry
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
@@ -11,6 +13,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 )
+
+func TestExportErrors_ACancelledExportIsNoTrouble(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	handler := &exportErrors{logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now}
+	handler.Handle(fmt.Errorf("failed to upload metrics: %w", context.Canceled))
+	require.Empty(t, log.String())
+	handler.Handle(fmt.Errorf("failed to upload metrics: %w", context.DeadlineExceeded))
+	require.Contains(t, log.String(), "omitted=0")
+}
 
 func TestExportErrors_AtMostOneWarningAMinute(t *testing.T) {
 	t.Parallel()
