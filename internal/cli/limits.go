@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,6 +39,33 @@ func (l *Limits) Sandbox() (sandbox.Limits, error) {
 		Wall: l.Wall, CPU: l.CPU, Memory: wire.Memory, Processes: wire.Processes,
 		OpenFiles: wire.OpenFiles, FileSize: wire.FileSize, Disk: wire.Disk, Output: wire.Output,
 	}, nil
+}
+
+// Warnings are what an operator should know of a driver with these capabilities, and which of the limits that were asked
+// for it does not hold.
+func Warnings(limits sandbox.Limits, caps sandbox.Caps) []string {
+	warnings := slices.Clone(caps.Warnings)
+	var unheld []string
+	for _, l := range []struct {
+		flag  string
+		asked bool
+		kind  sandbox.LimitKind
+	}{
+		{"--limit-cpu", limits.CPU > 0, caps.Limits.CPU},
+		{"--limit-memory", limits.Memory > 0, caps.Limits.Memory},
+		{"--limit-processes", limits.Processes > 0, caps.Limits.Processes},
+		{"--limit-open-files", limits.OpenFiles > 0, caps.Limits.OpenFiles},
+		{"--limit-file-size", limits.FileSize > 0, caps.Limits.FileSize},
+		{"--limit-disk", limits.Disk > 0, caps.Limits.Disk},
+	} {
+		if l.asked && l.kind == sandbox.LimitNone {
+			unheld = append(unheld, l.flag)
+		}
+	}
+	if len(unheld) > 0 {
+		warnings = append(warnings, fmt.Sprintf("driver %s does not hold commands to %s", caps.Driver, strings.Join(unheld, ", ")))
+	}
+	return warnings
 }
 
 // checkTime refuses what calls could not ask for either, as the flag gives it.

@@ -51,3 +51,15 @@ func TestLimits_Flags(t *testing.T) {
 	require.ErrorContains(t, err, "--limit-open-files 1: must be 0 or 8 to")
 	require.ErrorContains(t, err, "--limit-wall -1s: must be 0 or 1ms to 168h0m0s")
 }
+
+// TestWarnings_NameLimitsThatAreNotHeld, of those that were asked for.
+func TestWarnings_NameLimitsThatAreNotHeld(t *testing.T) {
+	t.Parallel()
+	caps := sandbox.Caps{Driver: "d", Warnings: []string{"one"}, Limits: sandbox.LimitKinds{
+		CPU: sandbox.LimitNone, Memory: sandbox.LimitRlimit, Processes: sandbox.LimitNone, OpenFiles: sandbox.LimitNone, FileSize: sandbox.LimitNone, Disk: sandbox.LimitNone,
+	}}
+	require.Equal(t, []string{"one"}, cli.Warnings(sandbox.Limits{Memory: 1 << 30, Wall: time.Second}, caps))
+	require.Equal(t, []string{"one", "driver d does not hold commands to --limit-processes, --limit-disk"},
+		cli.Warnings(sandbox.Limits{Memory: 1 << 30, Processes: 5, Disk: 1 << 20}, caps))
+	require.Len(t, caps.Warnings, 1)
+}

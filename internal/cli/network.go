@@ -40,15 +40,12 @@ func (n *Network) Reachable() (egress.Allow, []netip.Prefix, error) {
 // Enforced returns a usage error unless a driver with these capabilities enforces allow. A
 // driver that isolates nothing gives the whole network whatever is said, and says so itself.
 func Enforced(allow egress.Allow, caps sandbox.Caps) error {
-	mode := sandbox.NetworkProxy
 	switch {
-	case allow.All():
-		mode = sandbox.NetworkAll
 	case allow.Empty():
-		return nil
-	}
-	if !caps.Enforces(mode) {
-		return Usagef("--allow-net: driver %s cannot enforce network %s; it has %v", caps.Driver, mode, caps.Networks)
+	case allow.All() && !caps.Enforces(sandbox.NetworkAll):
+		return Usagef("--allow-net: driver %s cannot give commands the whole network", caps.Driver)
+	case !allow.All() && !caps.Enforces(sandbox.NetworkProxy):
+		return Usagef("--allow-net: driver %s cannot keep commands to the hosts of a list; driver ns can", caps.Driver)
 	}
 	return nil
 }

@@ -193,7 +193,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if err := errors.Join(cli.Enforced(o.Allow, o.Caps), cli.Protects(o.Protect, o.Caps)); err != nil {
 		return err
 	}
-	for _, warning := range o.Caps.Warnings {
+	for _, warning := range cli.Warnings(o.Limits, o.Caps) {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
 	nc, err := natsio.Connect(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, TLS: f.Files(), Logger: logger})
