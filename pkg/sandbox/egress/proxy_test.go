@@ -3,7 +3,9 @@ package egress_test
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -98,6 +100,29 @@ func TestProxy_RefusalSaysWhatToDo(t *testing.T) {
 		require.False(t, got.allowed)
 		require.Equal(t, "403 network: evil.example:443 must not be reached: it is not listed "+
 			"(an operator can allow it with --allow-net evil.example:443); listed are: *.b.example:443, *.b.example:80, good.example:443\n", got.text)
+	}
+}
+
+// TestProxy_RefusalIsInTheStatusLineOfATunnel: programs show no more of an answer to CONNECT.
+func TestProxy_RefusalIsInTheStatusLineOfATunnel(t *testing.T) {
+	t.Parallel()
+	port := site(t, "127.0.0.1:0", "site")
+	r := start(t, egress.Options{
+		Allow: allow(t, "good.example:443,gone.example:1"), Private: append(loopback(), netip.MustParsePrefix("127.0.0.3/32")),
+		Resolver: &names{answers: map[string][]string{"gone.example": {"127.0.0.3 127.0.0.3"}}},
+	})
+	client := &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: r.addr})}}
+	for target, want := range map[string]string{
+		fmt.Sprintf("127.0.0.1:%d", port): "it is not listed (an operator can allow it with --allow-net 127.0.0.1:",
+		"gone.example:1":                  "connect to gone.example:1: dial tcp 127.0.0.3:1: connect: connection refused; dial",
+	} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+target, nil)
+		require.NoError(t, err)
+		response, err := client.Do(request)
+		if err == nil {
+			_ = response.Body.Close()
+		}
+		require.ErrorContains(t, err, want)
 	}
 }
 

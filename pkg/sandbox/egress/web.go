@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"strings"
 )
 
 // maxResponseHeader bounds what a host sends before its answer.
@@ -104,7 +105,7 @@ func (w *web) connect(rw http.ResponseWriter, r *http.Request) {
 	}
 	upstream, err := w.proxy.dial(r.Context(), t)
 	if err != nil {
-		w.refuse(rw, r, dialStatus(err), err)
+		w.refuseTunnel(rw, r, err)
 		return
 	}
 	raw, early, err := http.NewResponseController(rw).Hijack()
@@ -131,9 +132,26 @@ func dialStatus(err error) int {
 	return http.StatusBadGateway
 }
 
+// refuseTunnel answers with the reason in the status line, too: of an answer to CONNECT, programs show that at most.
+func (w *web) refuseTunnel(rw http.ResponseWriter, r *http.Request, err error) {
+	w.logRefusal(r, err)
+	client, _, hijackErr := http.NewResponseController(rw).Hijack()
+	if hijackErr != nil { // the client is gone
+		return
+	}
+	defer w.hijacked()
+	defer client.Close()
+	reason := "network: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	_, _ = fmt.Fprintf(client, "HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n%s\n", dialStatus(err), reason, reason)
+}
+
+func (w *web) logRefusal(r *http.Request, err error) {
+	w.proxy.log.DebugContext(r.Context(), "request refused", slog.String("method", r.Method), slog.Any("error", err))
+}
+
 // refuse answers with the reason.
 func (w *web) refuse(rw http.ResponseWriter, r *http.Request, status int, err error) {
-	w.proxy.log.DebugContext(r.Context(), "request refused", slog.String("method", r.Method), slog.Any("error", err))
+	w.logRefusal(r, err)
 	rw.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	rw.Header().Set("X-Content-Type-Options", "nosniff")
 	rw.Header().Set("Connection", "close")
