@@ -14,8 +14,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// objectChunk is how much of an object one message has; the object store's own default.
+// objectChunk is how much of an object one message has at most; the object store's own default.
 const objectChunk = 128 << 10
+
+// chunkSize is how much of an object one message has: no more than the server takes, which is told by the connection.
+func chunkSize(nc *nats.Conn) uint32 { return uint32(min(objectChunk, nc.MaxPayload())) }
 
 // ObjectStream is the name of the stream in which an object store has its objects.
 func ObjectStream(bucket string) string { return "OBJ_" + bucket }
@@ -39,7 +42,7 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 		return nil, fmt.Errorf("look for object %s: %w", name, err)
 	}
 	info := &jetstream.ObjectInfo{
-		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: objectChunk}},
+		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize(js.Conn())}},
 		Bucket:     bucket, NUID: uuid.NewString(),
 	}
 	if err := publishObject(ctx, js, info, r); err != nil {
@@ -53,7 +56,7 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 
 // publishObject publishes the chunks of an object, and then what it is.
 func publishObject(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo, r io.Reader) error {
-	digest, chunk := sha256.New(), make([]byte, objectChunk)
+	digest, chunk := sha256.New(), make([]byte, info.Opts.ChunkSize)
 	for {
 		n, err := io.ReadFull(r, chunk)
 		if n > 0 {

@@ -9,6 +9,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
@@ -73,6 +74,32 @@ func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	got, err := store.GetBytes(t.Context(), "first")
 	require.NoError(t, err)
 	require.Len(t, got, 300<<10)
+}
+
+// TestPutObject_WhereMessagesAreSmall: what a server takes at once bounds the parts of an object, not the object.
+func TestPutObject_WhereMessagesAreSmall(t *testing.T) {
+	t.Parallel()
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), MaxPayload: 32 << 10, NoSigs: true, NoLog: true,
+	})
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(20*time.Second))
+	nc, err := natsio.Connect(t.Context(), "nats://"+s.Addr().String(), natsio.ConnectOptions{Name: "test"})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "SMALL"})
+	require.NoError(t, err)
+	content := strings.Repeat("x", 300<<10)
+	info, err := natsio.PutObject(t.Context(), js, "SMALL", "a", strings.NewReader(content))
+	require.NoError(t, err)
+	require.EqualValues(t, 10, info.Chunks)
+	got, err := store.GetString(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, content, got)
 }
 
 // A reader that is not wanted any more ends, although nothing comes and its context would end much later.
