@@ -10,7 +10,10 @@ import (
 )
 
 // jsonEvents prints the events of a session, one JSON object a line.
-type jsonEvents struct{ w io.Writer }
+type jsonEvents struct {
+	w      io.Writer
+	failed error // the first time that an event could not be printed
+}
 
 func newJSONEvents(w io.Writer) *jsonEvents { return &jsonEvents{w: w} }
 
@@ -24,7 +27,9 @@ func (j *jsonEvents) observe(e loop.Event) {
 	if err != nil {
 		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode
 	}
-	_, _ = j.w.Write(line) // a reader that went away does not end the session
+	if _, err := j.w.Write(line); err != nil && j.failed == nil { // a reader that went away does not end the session
+		j.failed = fmt.Errorf("print events: %w", err)
+	}
 }
 
 // field is a field that scripts may rely on, and its value when the event has none.

@@ -93,6 +93,7 @@ func (f *turnFlags) check() (c checked, err error) {
 type view struct {
 	observe func(loop.Event)
 	warn    func(string)
+	answer  func(loop.TurnResult) error // prints it, unless it has been shown; the error is that of anything printed so far
 }
 
 // newView shows progress on stderr, or events on stdout with --json.
@@ -100,9 +101,21 @@ func newView(p program, asJSON bool) view {
 	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
 	warn := func(message string) { progress.Notice("%s", message) }
 	if asJSON {
-		return view{observe: newJSONEvents(p.Stdout).observe, warn: warn}
+		events := newJSONEvents(p.Stdout)
+		return view{observe: events.observe, warn: warn, answer: func(loop.TurnResult) error { return events.failed }}
 	}
-	return view{observe: progress.Observe, warn: warn}
+	return view{observe: progress.Observe, warn: warn, answer: func(r loop.TurnResult) error { return printAnswer(p, r) }}
+}
+
+// printAnswer prints the answer. On a terminal that has shown it as it came, it is not shown twice.
+func printAnswer(p program, r loop.TurnResult) error {
+	if r.Outcome != loop.OutcomeAnswered || terminal.Width(p.Stdout) > 0 && terminal.Width(p.Stderr) > 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(p.Stdout, r.Text); err != nil {
+		return fmt.Errorf("print the answer: %w", err)
+	}
+	return nil
 }
 
 // prepared is what a session runs with, as far as it needs no fleet.
@@ -199,8 +212,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 		runErr = errors.Join(runErr, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
 	tellOfRepository()
-	show.observe(loop.SessionEnded(turn.session, result))
-	return finish(p, c.JSON, result, runErr)
+	return finish(show, turn.session, result, runErr)
 }
 
 // approver is who is asked about calls: the person at this terminal, or whoever
@@ -242,13 +254,10 @@ func inPlace(session protocol.SessionID, dir string) func(string) (string, bool)
 	return func(sandbox string) (string, bool) { return dir, dir != "" && sandbox == string(session) }
 }
 
-// finish prints the answer and chooses the exit code. On a terminal that has shown
-// the answer as it came, it is not shown twice.
-func finish(p program, asJSON bool, r loop.TurnResult, err error) error {
-	shown := terminal.Width(p.Stdout) > 0 && terminal.Width(p.Stderr) > 0
-	if !asJSON && !shown && r.Outcome == loop.OutcomeAnswered {
-		_, _ = fmt.Fprintln(p.Stdout, r.Text)
-	}
+// finish shows how a session ended, and chooses the exit code.
+func finish(show view, session protocol.SessionID, r loop.TurnResult, err error) error {
+	show.observe(loop.SessionEnded(session, r))
+	err = errors.Join(err, show.answer(r))
 	message := ""
 	if r.Error != nil {
 		message = r.Error.Message

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -67,8 +68,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
-	show.observe(loop.SessionEnded(turn.session, result))
-	return finish(p, c.JSON, result, err)
+	return finish(show, turn.session, result, err)
 }
 
 // follow has the turn run and shows its events: live ones as they come, and with
@@ -80,7 +80,13 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 	}
 	ended := make(chan struct{})
 	var endOnce sync.Once
+	waits := time.AfterFunc(waitNotice, func() {
+		show.warn(fmt.Sprintf("the turn has waited %s: no coordinator serves or is free (coordinator serve), or an earlier turn of the session still runs (coordinator lane ls --pool %s)",
+			waitNotice, protocol.SessionPool))
+	})
+	defer waits.Stop()
 	watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
+		waits.Stop()
 		var e loop.Event
 		if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
 			return

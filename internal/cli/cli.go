@@ -180,11 +180,14 @@ func printable(name string, value reflect.Value) any {
 }
 
 // Signals returns a context that the first SIGINT or SIGTERM ends, and calls
-// second at the next one. stop gives the signals back.
+// second at the next one. Until stop gives the signals back, a reader of this process's
+// output that goes away makes writing fail, and does not end the process.
 func Signals(ctx context.Context, second func()) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	broken := make(chan os.Signal, 1) // nobody has to read it; commands in sandboxes do not inherit what is caught
+	signal.Notify(broken, syscall.SIGPIPE)
 	done := make(chan struct{})
 	finished := make(chan struct{})
 	go func() {
@@ -204,6 +207,7 @@ func Signals(ctx context.Context, second func()) (_ context.Context, stop func()
 	}()
 	return ctx, func() {
 		signal.Stop(signals)
+		signal.Stop(broken)
 		close(done)
 		<-finished
 		cancel()

@@ -193,12 +193,14 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 50 * time.Millisecond})
 	workers := r.Connect()
-	_, err := workers.Subscribe(r.Name.WhoSubject("busy"), func(m *nats.Msg) { _ = m.Respond(nil) })
-	require.NoError(t, err)
+	for _, subject := range []string{r.Name.WhoSubject("busy"), r.Name.AskAllSubject("serving")} { // as workers do, and coordinators
+		_, err := workers.Subscribe(subject, func(m *nats.Msg) { _ = m.Respond(nil) })
+		require.NoError(t, err)
+	}
 	require.NoError(t, workers.Flush())
-	calls := newCalls(3)
-	calls[1].Pool = "busy"
-	calls[2].Again = true
+	calls := newCalls(4)
+	calls[1].Pool, calls[2].Pool = "busy", "serving"
+	calls[3].Again = true
 	running := newCalls(1)[0] // by a worker that says nothing any more
 	running.SessionID = calls[0].SessionID
 	calls = append(calls, running)
@@ -226,6 +228,7 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 	}{
 		{protocol.CodeNoWorker, "no worker of pool default is there"},
 		{protocol.CodeNoWorker, "no worker of pool busy was seen to take the call"},
+		{protocol.CodeNoWorker, "no worker of pool serving was seen to take the call"},
 		{protocol.CodeOutcomeUnknown, "it may have had effects"},
 		{protocol.CodeOutcomeUnknown, "the worker that ran the call did not answer in time"},
 	} {

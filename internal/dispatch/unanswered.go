@@ -34,10 +34,14 @@ func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
 	}
 }
 
-// deserted reports whether no worker of a pool answers.
+// deserted reports whether nobody takes calls of a pool: neither workers nor, of the pool of sessions, coordinators.
 func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
 	ctx, cancel := context.WithTimeout(ctx, whoWait)
 	defer cancel()
-	_, err := d.nc.RequestWithContext(ctx, d.fleet.WhoSubject(pool), nil)
-	return errors.Is(err, nats.ErrNoResponders)
+	for _, subject := range []protocol.Subject{d.fleet.WhoSubject(pool), d.fleet.AskAllSubject(pool)} { // coordinators answer the second one only
+		if _, err := d.nc.RequestWithContext(ctx, subject, nil); !errors.Is(err, nats.ErrNoResponders) {
+			return false
+		}
+	}
+	return true
 }

@@ -16,6 +16,7 @@ import (
 
 // TestOpen_UnderHardLimits: a process that may have less than a sandbox gets opens one with that.
 func TestOpen_UnderHardLimits(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("UNDER_HARD_LIMITS") == "" {
 		if pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern"); err != nil || strings.HasPrefix(string(pattern), "|") {
 			t.Skip("UNSUPPORTED: this host has a handler of crashes, and needs another limit of core files")
