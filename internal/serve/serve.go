@@ -9,14 +9,9 @@ package serve
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,10 +23,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // TurnTimeout bounds a turn that names no bound of its own.
@@ -208,98 +201,6 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 	}
 }
 
-// runner makes the runner of a turn.
-func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
-	name := s.model(turn)
-	model, known := s.options.Models[name]
-	if !known {
-		names := make([]string, 0, len(s.options.Models))
-		for n := range s.options.Models {
-			names = append(names, n)
-		}
-		slices.Sort(names)
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "model %q is not served; allowed are: %s", name, strings.Join(names, ", "))
-	}
-	toolsets := turn.Toolsets
-	if len(toolsets) == 0 {
-		toolsets = []string{toolset.CoreName}
-	}
-	set, err := toolset.Named(toolsets...)
-	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
-	}
-	table, err := tools.NewTable(append(set, s.userTools(set)...)...)
-	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
-	}
-	judge, err := s.judge(turn)
-	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
-	}
-	guard, err := protocol.ParseGuard(string(turn.Guard))
-	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
-	}
-	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
-		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens),
-		Guard: guard, Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
-	})
-	if err != nil {
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
-	}
-	return runner, nil
-}
-
-// model is the name of the model that a turn asks for.
-func (s *Server) model(turn protocol.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
-
-// judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and the turn's all have to agree.
-func (s *Server) judge(turn protocol.TurnRun) (loop.Policy, error) {
-	all := slices.Clone(s.options.Policies)
-	for i, encoded := range turn.Policies {
-		p, err := policy.Parse(fmt.Sprintf("policies[%d]", i), encoded)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, p)
-	}
-	if len(all) == 0 {
-		return nil, nil //nolint:nilnil // everything is allowed
-	}
-	return policy.New(all...)
-}
-
-// userTools reads the folder of the user's own tools. What is wrong there is logged
-// once, and ends no turn.
-func (s *Server) userTools(builtIn []tools.Tool) []tools.Tool {
-	if s.options.Tools == nil {
-		return nil
-	}
-	names := make([]string, len(builtIn))
-	for i := range builtIn {
-		names[i] = builtIn[i].Name
-	}
-	loaded := s.options.Tools.Load(names...)
-	if !loaded.News {
-		return loaded.Tools
-	}
-	for _, problem := range loaded.Problems {
-		s.options.Logger.Warn("tool manifest is broken", slog.String("problem", problem.Error()))
-	}
-	if len(loaded.Problems) == 0 {
-		s.options.Logger.Info("tool manifests are in order again")
-	}
-	return loaded.Tools
-}
-
-// lesser is the smaller of two bounds, of which 0 is none.
-func lesser[T int | int64](a, b T) T {
-	if a == 0 || b != 0 && b < a {
-		return b
-	}
-	return a
-}
-
 // result translates the end of a turn.
 func (s *Server) result(c *protocol.Call, t loop.TurnResult, err error) protocol.Result {
 	status := protocol.StatusOK
@@ -320,41 +221,4 @@ func (s *Server) result(c *protocol.Call, t loop.TurnResult, err error) protocol
 	r := protocol.NewResult(c, status, fault)
 	r.Value = protocol.TurnRunResult{Outcome: string(t.Outcome), Text: t.Text, Steps: t.Steps, Usage: t.Usage}
 	return r
-}
-
-// events sends the events of a turn as live frames.
-type events struct {
-	server *Server
-	run    *lane.Run
-
-	mu  sync.Mutex
-	seq uint64
-}
-
-func (e *events) send(event loop.Event) {
-	if event.Image != nil { // it may be more than a message holds, and the journal has it
-		event.Image = &loop.Image{MediaType: event.Image.MediaType}
-	}
-	data, err := json.Marshal(event)
-	if err != nil {
-		panic(fmt.Sprintf("encode event: %v", err)) // strings and numbers always encode
-	}
-	e.frame(protocol.FrameEvent, data)
-}
-
-// started tells that the turn runs.
-func (e *events) started() { e.frame(protocol.FrameStarted, nil) }
-
-func (e *events) frame(kind protocol.FrameKind, data []byte) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.seq++
-	body, err := protocol.EncodeFrame(&protocol.Frame{
-		CallID: e.run.Call.ID, Seq: e.seq, Kind: kind, WorkerID: e.server.options.ID, Attempt: e.run.Attempt, Data: data,
-	})
-	if err != nil {
-		panic(fmt.Sprintf("encode frame: %v", err))
-	}
-	// Lossy by contract; the journal has what counts.
-	_ = e.server.nc.Publish(e.server.options.Fleet.OutputSubject(e.run.Call.SessionID, e.run.Call.ID), body)
 }

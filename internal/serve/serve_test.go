@@ -129,12 +129,7 @@ func (r *rig) serve(nc *nats.Conn, name string, change func(*serve.Options)) (st
 
 // submit has a call executed, from any goroutine.
 func (r *rig) submit(ctx context.Context, call protocol.Call) *protocol.Result {
-	var result *protocol.Result
-	err := r.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
-		if u.State == loop.StateDone {
-			result = u.Result
-		}
-	})
+	result, err := r.dispatcher.One(ctx, &call)
 	if err != nil {
 		r.t.Errorf("submit: %v", err)
 	}

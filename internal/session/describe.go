@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -155,46 +154,4 @@ func messagesOf(ctx context.Context, stream jetstream.Stream, subject protocol.S
 		messages += n
 	}
 	return messages, nil
-}
-
-// body is what the object store keeps of a session.
-type body struct {
-	objects int
-	bytes   uint64
-}
-
-// bodies sums up the object stores by session.
-func (r *Reader) bodies(ctx context.Context) (map[protocol.SessionID]body, error) {
-	sums := map[protocol.SessionID]body{}
-	for _, store := range r.objects {
-		objects, err := store.List(ctx)
-		if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
-			return nil, fmt.Errorf("list object store: %w", err)
-		}
-		count(sums, objects)
-	}
-	return sums, nil
-}
-
-// count adds objects to the sums of their sessions.
-func count(sums map[protocol.SessionID]body, objects []*jetstream.ObjectInfo) {
-	for _, object := range objects {
-		id := sessionOf(object)
-		if id == "" {
-			continue
-		}
-		sum := sums[id]
-		sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
-		sums[id] = sum
-	}
-}
-
-// sessionOf is whose an object is, by its name: KIND/SESSION/...; "" when it is no session's.
-func sessionOf(object *jetstream.ObjectInfo) protocol.SessionID {
-	_, rest, _ := strings.Cut(object.Name, "/")
-	id, _, found := strings.Cut(rest, "/")
-	if !found {
-		return ""
-	}
-	return protocol.SessionID(id)
 }

@@ -21,7 +21,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -255,50 +254,6 @@ func (r *remover) results(ctx context.Context) error {
 	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), r.fleet.Name.ResultsFilter(r.id))
 	r.removed.Results += removed
 	return err
-}
-
-// bodies removes what is kept of the session in the object stores.
-func (r *remover) bodies(ctx context.Context) error {
-	for _, bucket := range []string{r.fleet.Name.KeptBucket(), r.fleet.Name.BlobsBucket()} {
-		if err := r.objects(ctx, bucket); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// objects removes those of one object store, and the traces that it keeps of deleted ones.
-func (r *remover) objects(ctx context.Context, bucket string) error {
-	store, err := r.fleet.JS.ObjectStore(ctx, bucket)
-	if err != nil {
-		return fmt.Errorf("open object store %s: %w", bucket, err)
-	}
-	stream, err := r.fleet.JS.Stream(ctx, natsio.ObjectStream(bucket))
-	if err != nil {
-		return fmt.Errorf("open object store %s: %w", bucket, err)
-	}
-	objects, err := store.List(ctx, jetstream.ListObjectsShowDeleted())
-	if errors.Is(err, jetstream.ErrNoObjectsFound) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("list object store %s: %w", bucket, err)
-	}
-	for _, object := range objects {
-		if sessionOf(object) != r.id {
-			continue
-		}
-		if !object.Deleted {
-			if err := store.Delete(ctx, object.Name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-				return fmt.Errorf("delete %s: %w", object.Name, err)
-			}
-			r.removed.Bodies++
-		}
-		if err := stream.Purge(ctx, jetstream.WithPurgeSubject(natsio.ObjectTrace(bucket, object.Name))); err != nil {
-			return fmt.Errorf("purge %s: %w", object.Name, err)
-		}
-	}
-	return nil
 }
 
 // purge removes the messages of a subject and returns how many there were.

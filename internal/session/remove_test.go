@@ -50,14 +50,13 @@ func (r *rig) call(ctx context.Context, t *testing.T, id protocol.SessionID, pay
 	return result
 }
 
-func (r *rig) dispatch(ctx context.Context, id protocol.SessionID, payload protocol.Payload) (result *protocol.Result, err error) {
+func (r *rig) dispatch(ctx context.Context, id protocol.SessionID, payload protocol.Payload) (*protocol.Result, error) {
 	call := protocol.Call{
 		ID: protocol.RandomCallID(), SessionID: id, Tool: "test", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(id)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}
-	err = r.Dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) { result = u.Result })
-	return result, err
+	return r.Dispatcher.One(ctx, &call)
 }
 
 // lived makes a session with a turn, files, a background process, and output that is kept apart.

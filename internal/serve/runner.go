@@ -1,0 +1,107 @@
+package serve
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// runner makes the runner of a turn.
+func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
+	name := s.model(turn)
+	model, known := s.options.Models[name]
+	if !known {
+		names := make([]string, 0, len(s.options.Models))
+		for n := range s.options.Models {
+			names = append(names, n)
+		}
+		slices.Sort(names)
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "model %q is not served; allowed are: %s", name, strings.Join(names, ", "))
+	}
+	toolsets := turn.Toolsets
+	if len(toolsets) == 0 {
+		toolsets = []string{toolset.CoreName}
+	}
+	set, err := toolset.Named(toolsets...)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
+	}
+	table, err := tools.NewTable(append(set, s.userTools(set)...)...)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
+	}
+	judge, err := s.judge(turn)
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+	}
+	guard, err := protocol.ParseGuard(string(turn.Guard))
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+	}
+	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
+		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens),
+		Guard: guard, Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+	})
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
+	}
+	return runner, nil
+}
+
+// model is the name of the model that a turn asks for.
+func (s *Server) model(turn protocol.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
+
+// judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and the turn's all have to agree.
+func (s *Server) judge(turn protocol.TurnRun) (loop.Policy, error) {
+	all := slices.Clone(s.options.Policies)
+	for i, encoded := range turn.Policies {
+		p, err := policy.Parse(fmt.Sprintf("policies[%d]", i), encoded)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	if len(all) == 0 {
+		return nil, nil //nolint:nilnil // everything is allowed
+	}
+	return policy.New(all...)
+}
+
+// userTools reads the folder of the user's own tools. What is wrong there is logged
+// once, and ends no turn.
+func (s *Server) userTools(builtIn []tools.Tool) []tools.Tool {
+	if s.options.Tools == nil {
+		return nil
+	}
+	names := make([]string, len(builtIn))
+	for i := range builtIn {
+		names[i] = builtIn[i].Name
+	}
+	loaded := s.options.Tools.Load(names...)
+	if !loaded.News {
+		return loaded.Tools
+	}
+	for _, problem := range loaded.Problems {
+		s.options.Logger.Warn("tool manifest is broken", slog.String("problem", problem.Error()))
+	}
+	if len(loaded.Problems) == 0 {
+		s.options.Logger.Info("tool manifests are in order again")
+	}
+	return loaded.Tools
+}
+
+// lesser is the smaller of two bounds, of which 0 is none.
+func lesser[T int | int64](a, b T) T {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
