@@ -111,13 +111,8 @@ func (r *rig) do(session protocol.SessionID, payload protocol.Payload) *protocol
 
 func (r *rig) dispatch(ctx context.Context, call protocol.Call) *protocol.Result {
 	r.t.Helper()
-	var result *protocol.Result
-	require.NoError(r.t, r.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
-		if u.State == loop.StateDone {
-			result = u.Result
-		}
-	}))
-	require.NotNil(r.t, result)
+	result, err := r.dispatcher.One(ctx, &call)
+	require.NoError(r.t, err)
 	return result
 }
 

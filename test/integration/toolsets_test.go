@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolstest"
 )
@@ -25,13 +24,8 @@ func TestToolsets_ThroughAFleet(t *testing.T) {
 	require.NoError(t, err)
 	toolstest.Run(t, func(t *testing.T, call protocol.Call) *protocol.Result {
 		t.Helper()
-		var result *protocol.Result
-		require.NoError(t, dispatcher.Dispatch(t.Context(), []protocol.Call{call}, func(u loop.Update) {
-			if u.State == loop.StateDone {
-				result = u.Result
-			}
-		}))
-		require.NotNil(t, result)
+		result, err := dispatcher.One(t.Context(), &call)
+		require.NoError(t, err)
 		return result
 	})
 }
