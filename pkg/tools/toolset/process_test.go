@@ -55,8 +55,10 @@ func TestText_BackgroundProcesses(t *testing.T) {
 		"killed":       {"process", protocol.ProcessKillResult{ProcessStatus: state("cancelled", "SIGKILL", -1)}, "[p-1: killed]"},
 		"ended before": {"process", protocol.ProcessKillResult{ProcessStatus: state("exited", "", 0)}, "[p-1: ended with exit code 0]"},
 		"out of time":  {"process", protocol.ProcessKillResult{ProcessStatus: state("timeout", "SIGKILL", -1)}, "[p-1: killed, its time was over]"},
+		"no memory":    {"process", protocol.ProcessKillResult{ProcessStatus: state("oom", "SIGKILL", -1)}, "[p-1: killed, it ran out of memory]"},
+		"no disk":      {"process", protocol.ProcessKillResult{ProcessStatus: state("disk_limit", "SIGKILL", -1)}, "[p-1: ended, the sandbox used up its disk]"},
 		"by a signal":  {"process", protocol.ProcessKillResult{ProcessStatus: state("signaled", "SIGSEGV", -1)}, "[p-1: ended by signal SIGSEGV]"},
-		"lost":         {"process", protocol.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended: sandbox_lost]"},
+		"lost":         {"process", protocol.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended, its sandbox went away]"},
 	} {
 		require.Equal(t, test.want, text(t, test.tool, ok(test.value)), name)
 	}

@@ -68,8 +68,14 @@ func stateText(p protocol.ProcessStatus) string {
 		return "running"
 	case p.Reason == "timeout":
 		return "killed, its time was over"
+	case p.Reason == "oom":
+		return "killed, it ran out of memory"
+	case p.Reason == "disk_limit":
+		return "ended, the sandbox used up its disk"
 	case p.Reason == "cancelled":
 		return "killed"
+	case p.Reason == "sandbox_lost":
+		return "ended, its sandbox went away"
 	case p.Signal != "":
 		return "ended by signal " + p.Signal
 	case p.Reason == "exited":
