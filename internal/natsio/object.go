@@ -18,7 +18,9 @@ import (
 const objectChunk = 128 << 10
 
 // chunkSize is how much of an object one message has: no more than the server takes, which is told by the connection.
-func chunkSize(nc *nats.Conn) uint32 { return uint32(min(objectChunk, nc.MaxPayload())) }
+func chunkSize(nc *nats.Conn) uint32 {
+	return uint32(min(objectChunk, nc.MaxPayload())) //nolint:gosec // at most objectChunk
+}
 
 // ObjectStream is the name of the stream in which an object store has its objects.
 func ObjectStream(bucket string) string { return "OBJ_" + bucket }
