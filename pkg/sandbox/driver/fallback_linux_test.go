@@ -3,6 +3,7 @@ package driver_test
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,4 +47,15 @@ func testWithoutNamespaces(t *testing.T) {
 	require.Contains(t, caps.Warnings[len(caps.Warnings)-1], "user.max_user_namespaces", "why the better one does not work")
 	_, err = d.Open(t.Context(), sandbox.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Require: sandbox.LevelFull})
 	require.ErrorIs(t, err, sandbox.ErrLevel)
+}
+
+// TestOpen_WhatCannotBeTriedProvesNothing: nobody is advised to do without isolation because there was no room for a probe.
+func TestOpen_WhatCannotBeTriedProvesNothing(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	t.Setenv("TMPDIR", missing)
+	_, _, err := driver.Open(t.Context(), driver.Auto, nil)
+	require.ErrorContains(t, err, "could be tried")
+	require.ErrorContains(t, err, missing)
+	require.NotErrorIs(t, err, sandbox.ErrLevel)
+	require.NotContains(t, err.Error(), "without isolation")
 }
