@@ -151,7 +151,12 @@ func (l *held) countStart(e *entry) (*protocol.Result, error) {
 			r.Attempt = n - 1
 			return &r, nil
 		}
-		if stored, err := l.mark(e, n); err != nil || stored {
+		stored, err := l.mark(e, n)
+		if errors.Is(err, ErrFull) { // waiting for room would keep a slot that makes room
+			e.starts = n
+			return nil, nil //nolint:nilnil // the start is counted here only
+		}
+		if err != nil || stored {
 			return nil, err
 		}
 	}

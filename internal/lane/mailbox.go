@@ -50,6 +50,7 @@ type mailbox struct {
 
 	subscription *nats.Subscription
 	reconnects   uint64 // of the connection, when listening began
+	listed       bool   // the requests to cancel that are older than the subscription were listed
 	wake         chan struct{}
 
 	mu        sync.Mutex
@@ -77,8 +78,8 @@ func (m *mailbox) listen() bool {
 	if err != nil {
 		return false // no connection: there is nothing to hear
 	}
-	m.subscription = subscription
-	m.empty = false // what came before was not told
+	m.subscription, m.listed = subscription, false
+	m.refresh() // what came before was not told
 	return true
 }
 
@@ -272,11 +273,14 @@ func (m *mailbox) hears() bool {
 	return err == nil && dropped == 0
 }
 
+// knowsCancels reports whether no request to cancel can be stored of which nothing is known.
+func (m *mailbox) knowsCancels() bool { return m.listed && m.hears() }
+
 // stopHearing forgets what was told; the lock is held. The next read asks the stream.
 func (m *mailbox) stopHearing() {
 	m.told, m.toldBytes, m.lost, m.urgent = nil, 0, false, false
 	m.close()
-	m.empty = false
+	m.refresh()
 }
 
 // hearAnew has everything told that is stored from now on.

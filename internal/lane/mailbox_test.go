@@ -64,6 +64,42 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 	requireNext(0)
 }
 
+// What was stored after the mailbox was read and before the server tells it comes in its turn, also when what was read is not
+// taken yet: the holder has so many calls in hand that it begins to listen in the middle.
+func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	m := newMailbox(s, s.Fleet, protocol.DefaultPool, "lane")
+	t.Cleanup(m.close)
+	put := func(ids ...protocol.CallID) {
+		for _, id := range ids {
+			_, answer, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CallSubject(m.pool, m.hash, id)))
+			require.NoError(t, err)
+			require.Equal(t, store.Accepted, answer)
+		}
+	}
+	var got []string
+	take := func() {
+		l, err := m.next(t.Context())
+		require.NoError(t, err)
+		if l != nil {
+			got = append(got, string(s.Fleet.ParseMailboxSubject(l.subject).CallID))
+		}
+	}
+	put("a", "b")
+	take() // and reads b
+	put("between")
+	m.hearAnew()
+	require.NoError(t, f.NC.Flush())
+	put("told")
+	for range 4 {
+		take()
+	}
+	require.Equal(t, []string{"a", "b", "between", "told"}, got)
+}
+
 // TestWait_ABusyLaneListens: a lane that never waits for long does not ask the stream for every call.
 func TestWait_ABusyLaneListens(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,7 @@ import (
 func (l *held) readMarks() error {
 	o := &l.oversight
 	full := l.schedule.len() >= window || l.bytes >= windowBytes
-	beyond := full && (time.Since(o.read) >= lookPeriod || !l.mail.hears())
+	beyond := full && (time.Since(o.read) >= lookPeriod || !l.mail.knowsCancels())
 	if asked := o.asked.Swap(false); !asked && !beyond && !o.paused.Load() {
 		return nil
 	}
@@ -28,12 +28,13 @@ func (l *held) readMarks() error {
 
 func (l *held) readBeyond(full bool) error {
 	s, fleet, pool := l.holder.store, l.holder.options.Fleet, l.holder.options.Pool
-	if full && (s.Clustered() || !l.mail.hears()) { // else every request to cancel was told
+	if full && (s.Clustered() || !l.mail.knowsCancels()) {
 		l.mail.hearAnew()
 		_, err := s.EachSubject(l.ctx, fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, l.heed)
 		if err != nil {
 			return err
 		}
+		l.mail.listed = true
 	}
 	mark, err := s.Next(l.ctx, fleet.PauseSubject(pool, l.hash), 0)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -46,7 +47,7 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	require.True(t, l.oversight.paused.Load())
 
 	l.oversight.paused.Store(false)
-	l.oversight.read = time.Now()
+	l.oversight.read, l.mail.listed = time.Now(), true
 	l.bytes = windowBytes
 	require.NoError(t, l.readMarks())
 	require.False(t, l.oversight.paused.Load(), "it was read a moment ago")
@@ -57,4 +58,24 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	require.NoError(t, s.Remove(t.Context(), mark))
 	require.NoError(t, l.readMarks())
 	require.False(t, l.oversight.paused.Load(), "a paused lane reads it every time")
+}
+
+// A request to cancel that was stored beyond what the holder has in hand, and before it listened, was not told.
+func TestReadMarks_ACancelBeforeTheHolderListens(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	l := &held{
+		holder: &Holder{options: Options{}.withDefaults(), store: s},
+		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: newSchedule(),
+	}
+	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, l.hash)
+	t.Cleanup(l.mail.close)
+	_, _, err = s.Publish(t.Context(), nats.NewMsg(protocol.DefaultFleet.CancelSubject(protocol.DefaultPool, l.hash, "c")))
+	require.NoError(t, err)
+	require.True(t, l.mail.listen())
+	l.bytes = windowBytes
+	require.NoError(t, l.readMarks())
+	require.Contains(t, l.oversight.early, protocol.CallID("c"))
 }
