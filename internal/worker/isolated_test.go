@@ -132,6 +132,19 @@ func TestIsolated_WhatNeedsTheNetworkIsToldSoBeforeItRuns(t *testing.T) {
 	}
 }
 
+// TestIsolated_WhatCanBeReachedIsWhatTheDriverGives: without a network of the sandbox's own there is no localhost either.
+func TestIsolated_WhatCanBeReachedIsWhatTheDriverGives(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	o.Caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkAll}
+	r.work(o)
+	got := r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "curl -s https://example.com"})
+	requireFault(t, got, protocol.StatusRejected, protocol.CodeNetworkOff)
+	require.Contains(t, got.Error.Message, "localhost neither")
+	require.Contains(t, got.Error.Message, "--allow-net all, or hosts where sandbox driver ns works")
+}
+
 func TestIsolated_HostsThatAreNotListedAreToldSoBeforeItRuns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

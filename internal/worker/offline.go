@@ -41,6 +41,10 @@ func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, p protocol.P
 		return protocol.Errorf(protocol.CodeNetworkOff,
 			"this sandbox reaches a few hosts only, and `%s` names another; nothing was run. What can be reached: %s, and the sandbox's own localhost. "+
 				"Whoever runs the worker can allow hosts with --allow-net HOST[:PORT],... (or all)", found, w.options.Allow)
+	case !w.options.Caps.Enforces(sandbox.NetworkProxy): // nor does the driver give sandboxes a localhost
+		return protocol.Errorf(protocol.CodeNetworkOff,
+			"the network is off in this sandbox, and `%s` needs it; nothing was run. Nothing can be reached, localhost neither. "+
+				"Whoever runs the worker can allow the whole network with --allow-net all, or hosts where sandbox driver ns works", found)
 	default:
 		return protocol.Errorf(protocol.CodeNetworkOff,
 			"the network is off in this sandbox, and `%s` needs it; nothing was run. Only the sandbox's own localhost can be reached. "+
