@@ -1,8 +1,10 @@
 package telemetry
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +33,9 @@ func chooseExporters(getenv func(string) string) (choice, error) {
 	}
 	traces, tracesErr := chooseExporter(getenv, "TRACES", exportOTLP, exportConsole, exportNothing)
 	metrics, metricsErr := chooseExporter(getenv, "METRICS", exportOTLP, exportPrometheus, exportConsole, exportNothing)
+	if tracesErr != nil && metricsErr != nil && tracesErr.Error() == metricsErr.Error() { // of a variable for both
+		metricsErr = nil
+	}
 	if err := errors.Join(tracesErr, metricsErr); err != nil {
 		return nothing, err
 	}
@@ -55,7 +60,7 @@ func chooseExporter(getenv func(string) string, signal string, allowed ...string
 		return "", fmt.Errorf("%s=%q: must be %s", name, chosen, oneOf(allowed))
 	}
 	if chosen == exportOTLP {
-		return chosen, checkProtocol(getenv, "OTEL_EXPORTER_OTLP_"+signal+"_PROTOCOL")
+		return chosen, cmp.Or(checkProtocol(getenv, "OTEL_EXPORTER_OTLP_"+signal+"_PROTOCOL"), checkEndpoint(getenv, "OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT"))
 	}
 	return chosen, nil
 }
@@ -70,6 +75,22 @@ func checkProtocol(getenv func(string) string, ofSignal string) error {
 			}
 			return nil // the signal's own wins
 		}
+	}
+	return nil
+}
+
+// checkEndpoint refuses what is no URL, for which an exporter takes its default.
+func checkEndpoint(getenv func(string) string, ofSignal string) error {
+	for _, name := range []string{ofSignal, "OTEL_EXPORTER_OTLP_ENDPOINT"} {
+		value := getenv(name)
+		if value == "" {
+			continue
+		}
+		where, err := url.Parse(value)
+		if err != nil || where.Scheme != "unix" && (where.Host == "" || where.Scheme != "http" && where.Scheme != "https") {
+			return fmt.Errorf("%s=%q: must be a URL, as in http://localhost:4318", name, value)
+		}
+		return nil // the signal's own wins
 	}
 	return nil
 }

@@ -151,6 +151,8 @@ func TestSetup_ErrorsNameTheVariable(t *testing.T) {
 		"of metrics":           {"OTEL_METRICS_EXPORTER=statsd", `OTEL_METRICS_EXPORTER="statsd": must be "otlp", "prometheus", "console" or "none"`},
 		"unknown protocol":     {"OTEL_EXPORTER_OTLP_PROTOCOL=http/json", `OTEL_EXPORTER_OTLP_PROTOCOL="http/json": must be "grpc" or "http/protobuf"`},
 		"protocol of a signal": {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL=udp", `OTEL_EXPORTER_OTLP_METRICS_PROTOCOL="udp": must be "grpc" or "http/protobuf"`},
+		"no URL":               {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=:::bad", `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=":::bad": must be a URL, as in http://localhost:4318`},
+		"no scheme":            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=localhost:4318", `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="localhost:4318": must be a URL`},
 		"malformed attributes": {"OTEL_RESOURCE_ATTRIBUTES=team", "OTEL_RESOURCE_ATTRIBUTES"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,7 +160,7 @@ func TestSetup_ErrorsNameTheVariable(t *testing.T) {
 			done := run(t, "publish", nil, "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", c.variable)
 			require.Equal(t, 2, done.code)
 			require.Empty(t, done.stdout)
-			require.Contains(t, done.stderr, c.says)
+			require.Equal(t, 1, strings.Count(done.stderr, c.says), done.stderr)
 		})
 	}
 }
