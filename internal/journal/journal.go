@@ -196,7 +196,7 @@ func (j *Journal) batches(ctx context.Context, session protocol.SessionID, event
 			}
 		}
 		if len(body)+2 > limit {
-			return nil, fmt.Errorf("event %s has %d bytes, a message may have %d", event.Type, len(body), limit)
+			return nil, fmt.Errorf("event %s has %d bytes, a message may have %d (max_payload of the NATS server): %w", event.Type, len(body), limit, loop.ErrEventTooLarge)
 		}
 		if len(current) > 0 && len(current)+len(body)+2 > limit {
 			batches = append(batches, append(current, ']'))

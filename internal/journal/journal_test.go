@@ -66,6 +66,7 @@ func TestAppend_MoreThanAMessageHolds(t *testing.T) {
 	require.Equal(t, last, history.Last)
 
 	_, err = j.Append(t.Context(), session, last, event(session, strings.Repeat("x", int(f.NC.MaxPayload()))))
+	require.ErrorIs(t, err, loop.ErrEventTooLarge)
 	require.ErrorContains(t, err, "a message may have")
 	_, err = j.Append(t.Context(), session, last-1, events...)
 	require.ErrorIs(t, err, loop.ErrJournalConflict)

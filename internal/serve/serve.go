@@ -191,7 +191,7 @@ const goOnPause = time.Second
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn protocol.TurnRun) (loop.TurnResult, error) {
 	for {
 		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID})
-		if err == nil || ctx.Err() != nil || errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) {
+		if err == nil || ctx.Err() != nil || stays(err) {
 			return result, err
 		}
 		s.options.Logger.WarnContext(ctx, "turn interrupted, going on", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
@@ -199,6 +199,11 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 			return result, err
 		}
 	}
+}
+
+// stays reports whether a fault is there again however often a turn is run.
+func stays(err error) bool {
+	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) || errors.Is(err, loop.ErrEventTooLarge)
 }
 
 // result translates the end of a turn.

@@ -240,6 +240,19 @@ func TestTurn_Failures(t *testing.T) {
 	require.Equal(t, map[string]int64{"toolfleet.pool=session": 5}, meter.Read(t, telemetry.MetricQueueTime))
 }
 
+// TestTurn_ReplyThatNoJournalTakes: the model is not asked for it again and again.
+func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `{"text":"`+strings.Repeat("x", 9<<20)+`"}`)
+	r.serve(r.Connect(), "a", nil)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	got := r.submit(ctx, serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go"}, 0))
+	requireFault(t, got, protocol.StatusFailed, protocol.CodePayloadTooLarge)
+	require.Contains(t, got.Error.Message, "max_payload")
+	require.EqualValues(t, 1, r.model.asked.Load())
+}
+
 func TestTurn_LimitsOfTheServerHold(t *testing.T) {
 	t.Parallel()
 	usage := strings.Replace(bash("true"), `"text"`, `"usage":{"input_tokens":90,"output_tokens":20},"text"`, 1)

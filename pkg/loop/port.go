@@ -147,6 +147,10 @@ type Update struct {
 // expected sequence was read, or that this sequence never was. Nothing was appended.
 var ErrJournalConflict = errors.New("session was extended by someone else; one process at a time may run it, and submit puts turns in a row")
 
+// ErrEventTooLarge says that an event is larger than the journal keeps; nothing was appended. The turn ends with
+// [protocol.CodePayloadTooLarge].
+var ErrEventTooLarge = errors.New("too large for the session journal")
+
 // Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
 // event with an image may have 6 MB. Implementations are safe for concurrent use; package
 // looptest tests them.
@@ -156,7 +160,7 @@ type Journal interface {
 	// Append adds events behind the sequence that the caller saw last, and returns the new
 	// last sequence, which grows with each event that is stored; nothing to add changes
 	// nothing. An error wraps [ErrJournalConflict] when expected is not the last sequence,
-	// and then nothing was added. After any other error the first of the events, or all, may
+	// or [ErrEventTooLarge], and then nothing was added. After any other error the first of the events, or all, may
 	// have been stored: the run ends, and the next one goes on with what Load tells.
 	Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...Event) (uint64, error)
 }

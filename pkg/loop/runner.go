@@ -156,6 +156,8 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 	switch {
 	case errors.Is(err, ErrDetached):
 		code = protocol.CodeCancelled
+	case errors.Is(err, ErrEventTooLarge):
+		code = protocol.CodePayloadTooLarge
 	case errors.Is(err, ErrJournalConflict), errors.Is(err, ErrJournalInvalid),
 		errors.Is(err, ErrNoInput), errors.Is(err, protocol.ErrInvalidName):
 		code = protocol.CodeInternal
