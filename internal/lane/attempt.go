@@ -63,6 +63,9 @@ func (l *held) unpack(e *entry) *protocol.Result {
 			e.full = &full
 			return nil
 		}
+		if refusal := l.refusal(e); refusal != nil { // it may be long until the payload can be read
+			return refusal
+		}
 		l.warn("payload cannot be read", err)
 		l.pause()
 	}
@@ -73,15 +76,12 @@ func (l *held) unpack(e *entry) *protocol.Result {
 // when there is one to give, or known when a result is stored already.
 func (l *held) before(e *entry) (result *protocol.Result, known bool, err error) {
 	if e.maySettled || e.call.Again {
-		stored, err := l.holder.store.Result(l.ctx, e.call.SessionID, e.call.ID)
-		if errors.Is(err, protocol.ErrInvalidResult) {
-			return nil, true, nil // there is one, of a version that this one cannot read
-		}
-		if err == nil && stored == nil {
+		known, err = l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
+		if err == nil && !known {
 			err = l.holder.store.SurelyNoResult(l.ctx, e.call)
 		}
-		if err != nil || stored != nil {
-			return nil, stored != nil, err
+		if err != nil || known {
+			return nil, known, err
 		}
 	}
 	if refusal := l.refusal(e); refusal != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -78,4 +79,81 @@ func TestLane_TooLargeForTheFleet(t *testing.T) {
 	faults := f.publisher().Put(t.Context(), []lane.Outgoing{{Call: call}})
 	require.ErrorIs(t, faults[0], lane.ErrTooLarge)
 	require.Zero(t, f.stored())
+}
+
+// What the fleet's object store is in trouble with keeps no lane busy for ever.
+func TestLane_TroubleWithTheObjectStore(t *testing.T) {
+	t.Parallel()
+	t.Run("a call whose payload cannot be read can be cancelled", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t)
+		p := f.publisher()
+		call := newCall("s", exclusive("account/a"))
+		call.Payload = protocol.CommandRun{Command: strings.Repeat("x", int(f.nc.MaxPayload()))}
+		put(t, p, call)
+		require.NoError(t, f.js.DeleteObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket()))
+		tried, err := f.nc.SubscribeSync("$JS.API.STREAM.INFO." + natsio.ObjectStream(protocol.DefaultFleet.BlobsBucket()))
+		require.NoError(t, err)
+		f.hold(newHistory(), lane.Options{})
+		_, err = tried.NextMsgWithContext(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, p.Cancel(t.Context(), call))
+		require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+		f.requireQuiet()
+	})
+	t.Run("a value for which there is no room is left out", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t)
+		f.fillObjects()
+		p := f.publisher()
+		call := newCall("s", exclusive("account/a"))
+		put(t, p, call)
+		f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+			r := protocol.NewResult(run.Call, protocol.StatusOK, nil)
+			r.Value = protocol.TurnRunResult{Text: strings.Repeat("x", int(f.nc.MaxPayload()))}
+			return r
+		}), lane.Options{})
+		r := f.await(p, call)
+		require.Equal(t, protocol.StatusFailed, r.Status)
+		require.Equal(t, protocol.CodePayloadTooLarge, r.Error.Code)
+		f.requireQuiet()
+	})
+	t.Run("a payload for which there is no room is refused", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t)
+		f.fillObjects()
+		call := newCall("s", exclusive("account/a"))
+		call.Payload = protocol.CommandRun{Command: strings.Repeat("x", int(f.nc.MaxPayload()))}
+		require.ErrorIs(t, f.publisher().Put(t.Context(), []lane.Outgoing{{Call: call}})[0], lane.ErrFull)
+	})
+	t.Run("a result counts without its value", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t)
+		p := f.publisher()
+		call := newCall("s", exclusive("account/a"))
+		call.Again = true
+		r := protocol.NewResult(call, protocol.StatusOK, nil)
+		r.Value = protocol.Stored{Blob: "result/s/x", Bytes: 1}
+		body, err := protocol.EncodeResult(&r)
+		require.NoError(t, err)
+		_, err = f.js.Publish(t.Context(), protocol.DefaultFleet.ResultSubject(call.SessionID, call.ID), body)
+		require.NoError(t, err)
+		require.NoError(t, f.js.DeleteObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket()))
+		ran := make(chan protocol.CallID, 1)
+		f.hold(tells(ran), lane.Options{})
+		put(t, p, call)
+		f.requireQuiet()
+		require.Empty(t, ran)
+	})
+}
+
+// fillObjects leaves no room in the fleet's object store.
+func (f *fleet) fillObjects() {
+	f.t.Helper()
+	objects, err := f.js.Stream(f.t.Context(), natsio.ObjectStream(protocol.DefaultFleet.BlobsBucket()))
+	require.NoError(f.t, err)
+	config := objects.CachedInfo().Config
+	config.MaxBytes = 1 << 10
+	_, err = f.js.UpdateStream(f.t.Context(), config)
+	require.NoError(f.t, err)
 }

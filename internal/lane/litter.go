@@ -92,11 +92,11 @@ func (l *held) removeSettled(kind protocol.MailboxEntryKind, msg *jetstream.RawS
 	s := l.holder.store
 	if kind == protocol.EntryCall {
 		if e, err := l.entry(msg.Header, msg.Data); err == nil {
-			stored, err := s.Result(l.ctx, e.call.SessionID, e.call.ID)
-			if err != nil && !errors.Is(err, protocol.ErrInvalidResult) {
+			known, err := s.HasResult(l.ctx, e.call.SessionID, e.call.ID)
+			if err != nil {
 				return err
 			}
-			if stored == nil && err == nil {
+			if !known {
 				l.mail.rewind(msg.Sequence)
 				return fmt.Errorf("call %s: %w", e.call.ID, errNotSettled)
 			}

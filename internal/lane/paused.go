@@ -1,7 +1,6 @@
 package lane
 
 import (
-	"errors"
 	"math"
 	"slices"
 	"time"
@@ -93,8 +92,8 @@ func (l *held) refuse() {
 // giveRefusal stores the result of a call that is not started, unless it has one already.
 func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 	for e.maySettled || e.call.Again {
-		stored, err := l.holder.store.Result(l.ctx, e.call.SessionID, e.call.ID)
-		if stored != nil || errors.Is(err, protocol.ErrInvalidResult) {
+		known, err := l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
+		if known {
 			e.settledBefore = true
 			l.dropPayload(e)
 			return true

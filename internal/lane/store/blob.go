@@ -57,7 +57,8 @@ func (b *Blobs) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	return b.store, nil
 }
 
-// Put stores a body under a new name and returns what stands for it.
+// Put stores a body under a new name and returns what stands for it. The error wraps [ErrTooLarge], or [ErrFull] when the object
+// store has no room for it.
 func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.Stored, error) {
 	if len(body) > maxStored {
 		return protocol.Stored{}, fmt.Errorf("%d bytes, at most %d are allowed: %w", len(body), maxStored, ErrTooLarge)
@@ -66,6 +67,9 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.S
 	defer cancel()
 	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body))}
 	_, err := natsio.PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
+	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && refused.ErrorCode == codeStoreFailed {
+		err = fmt.Errorf("%w: object store %s: %s", ErrFull, b.bucket, refused.Description)
+	}
 	return stored, err
 }
 

@@ -76,6 +76,9 @@ func (s *Store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
 		case errors.Is(err, ErrTooLarge):
 			small.Value, small.Status = nil, protocol.StatusFailed
 			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
+		case errors.Is(err, ErrFull):
+			small.Value, small.Status = nil, protocol.StatusFailed
+			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but there is no room for a result as large as its: %v", err)
 		default:
 			return nil, err
 		}
@@ -104,6 +107,15 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 		return nil, err
 	}
 	return r, s.Blobs.Value(ctx, r)
+}
+
+// HasResult reports whether a call has a result, also one whose value cannot be had or read.
+func (s *Store) HasResult(ctx context.Context, session protocol.SessionID, call protocol.CallID) (bool, error) {
+	msg, err := s.read(ctx, s.Fleet.ResultsStream(), s.Fleet.ResultSubject(session, call), 0)
+	if err != nil {
+		return false, fmt.Errorf("look for the result of call %s: %w", call, err)
+	}
+	return msg != nil, nil
 }
 
 // SurelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It fails when there is one
