@@ -162,9 +162,13 @@ func (b *batch) refuse(ctx context.Context, f *followed, code protocol.Code, mes
 	b.done(ctx, &r)
 }
 
-// look asks the results stream for every open call, and kicks each lane once.
+// look asks the results stream for every open call, and kicks each lane of each pool once.
 func (b *batch) look(ctx context.Context, kick bool) {
-	kicked := map[protocol.Lane]bool{}
+	type place struct {
+		pool protocol.Pool
+		lane protocol.Lane
+	}
+	kicked := map[place]bool{}
 	for _, f := range b.unfinished() {
 		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
 		if err != nil {
@@ -176,8 +180,8 @@ func (b *batch) look(ctx context.Context, kick bool) {
 			b.done(ctx, r)
 			continue
 		}
-		if lane := f.call.Lane(); kick && !kicked[lane] {
-			kicked[lane] = true
+		if at := (place{f.call.Pool, f.call.Lane()}); kick && !kicked[at] {
+			kicked[at] = true
 			_ = b.dispatcher.publisher.Kick(ctx, f.call) // the next one may get through
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -120,6 +121,37 @@ func TestDispatch_DetachedReturnsAtOnceAndCancelsNothing(t *testing.T) {
 	o, err = r.dispatch(t.Context(), []protocol.Call{again})
 	require.NoError(t, err)
 	requireDone(t, o, again, protocol.StatusOK, "")
+}
+
+// Two pools may have calls of one lane; each has a ready message of its own.
+func TestDispatch_KicksALaneInEachPool(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := sameLane(newCalls(2), protocol.Exclusive)
+	calls[1].Pool = "other"
+	ctx, detach := context.WithCancelCause(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.dispatch(ctx, calls)
+		done <- err
+	}()
+	stream, err := r.JS.Stream(t.Context(), r.Name.CallsStream())
+	require.NoError(t, err)
+	for _, call := range calls {
+		ready := func() (msg *jetstream.RawStreamMsg) {
+			require.Eventually(t, func() bool {
+				msg, err = stream.GetLastMsgForSubject(t.Context(), r.Name.ReadySubject(call.Pool, call.Lane().Hash()))
+				return err == nil
+			}, patience, time.Millisecond, "pool %s is not told", call.Pool)
+			return msg
+		}
+		first := ready()
+		require.NotEmpty(t, first.Data, "the call itself makes its lane ready")
+		require.NoError(t, stream.DeleteMsg(t.Context(), first.Sequence))
+		require.Empty(t, ready().Data)
+	}
+	detach(loop.ErrDetached)
+	require.ErrorIs(t, <-done, loop.ErrDetached)
 }
 
 func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {

@@ -26,3 +26,22 @@ func TestFull_ALaneWhoseWorkerWasLostMovesOn(t *testing.T) {
 	require.Equal(t, 2, result.Attempt)
 	f.requireQuiet()
 }
+
+// A call waits in a lane that lost its ready message while the stream was full. Whoever takes the place that becomes free next
+// makes the lane ready: a call that only joined the one that waits would leave no room for that.
+func TestFull_WhatTakesTheLastPlaceMakesItsLaneReady(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	x := exclusive("account/x")
+	waits, refused, last := newCall("s", x), newCall("s", x), newCall("s", x)
+	raw(t, f, protocol.DefaultFleet.CallSubject(waits.Pool, waits.Lane().Hash(), waits.ID), waits)
+	f.fill(1)
+	require.ErrorIs(t, p.Put(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
+	f.fill(2)
+	put(t, p, last)
+	f.hold(newHistory(), lane.Options{})
+	require.Equal(t, protocol.StatusOK, f.await(p, waits).Status)
+	require.Equal(t, protocol.StatusOK, f.await(p, last).Status)
+	f.requireQuiet()
+}

@@ -34,10 +34,18 @@ type presence struct {
 	makeUp func(*protocol.Call) (missing bool)
 
 	mu    sync.Mutex
-	lanes map[protocol.Lane]*ownLane
+	lanes map[place]*ownLane
 	idle  int           // lanes without a call under way
 	usual time.Duration // how long calls take, about
 }
+
+// place is a lane in one of its pools: others may hold it in another.
+type place struct {
+	pool protocol.Pool
+	lane protocol.Lane
+}
+
+func placeOf(c *protocol.Call) place { return place{pool: c.Pool, lane: c.Lane()} }
 
 // ownLane is a lane as one publisher uses it.
 type ownLane struct {
@@ -55,12 +63,12 @@ type ownCall struct {
 }
 
 func newPresence(makeUp func(*protocol.Call) bool) *presence {
-	return &presence{makeUp: makeUp, lanes: map[protocol.Lane]*ownLane{}}
+	return &presence{makeUp: makeUp, lanes: map[place]*ownLane{}}
 }
 
 // begin books calls of one lane that are about to be put. busy says that an
 // earlier one has no result yet; held, that the lane's holder is likely to be still there.
-func (p *presence) begin(lane protocol.Lane, ids []protocol.CallID) (busy, held bool) {
+func (p *presence) begin(lane place, ids []protocol.CallID) (busy, held bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -113,7 +121,7 @@ func (p *presence) sweep() {
 func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own := p.lanes[call.Lane()]
+	own := p.lanes[placeOf(call)]
 	if own == nil {
 		return false
 	}
@@ -134,19 +142,19 @@ func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 func (p *presence) later(call *protocol.Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own := p.lanes[call.Lane()]
+	own := p.lanes[placeOf(call)]
 	if own == nil || own.calls[call.ID] == nil || own.calls[call.ID].makeUp != nil {
 		return
 	}
 	own.calls[call.ID].makeUp = time.AfterFunc(p.patience(), func() {
 		if p.missing(call) && p.makeUp(call) {
-			p.doubt(call.Lane())
+			p.doubt(placeOf(call))
 		}
 	})
 }
 
 // doubt stops counting on the holder of a lane for a while.
-func (p *presence) doubt(lane protocol.Lane) {
+func (p *presence) doubt(lane place) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if own := p.lanes[lane]; own != nil {
@@ -163,7 +171,7 @@ func (p *presence) patience() time.Duration {
 func (p *presence) missing(call *protocol.Call) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own := p.lanes[call.Lane()]
+	own := p.lanes[placeOf(call)]
 	if own == nil || own.calls[call.ID] == nil {
 		return false
 	}
@@ -175,7 +183,7 @@ func (p *presence) missing(call *protocol.Call) bool {
 }
 
 // finished books the end of a call.
-func (p *presence) finished(lane protocol.Lane, id protocol.CallID) {
+func (p *presence) finished(lane place, id protocol.CallID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := p.lanes[lane]

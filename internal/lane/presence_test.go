@@ -34,10 +34,10 @@ func presentCall(id protocol.CallID) *protocol.Call {
 // run has a call begin, be accepted and end after d; it reports what is known of the lane at its begin.
 func (p *present) run(id protocol.CallID, seq uint64, d time.Duration) (held bool) {
 	call := presentCall(id)
-	_, held = p.begin(call.Lane(), []protocol.CallID{id})
+	_, held = p.begin(placeOf(call), []protocol.CallID{id})
 	p.accepted(call, seq)
 	time.Sleep(d) // of the bubble
-	p.finished(call.Lane(), id)
+	p.finished(placeOf(call), id)
 	return held
 }
 
@@ -62,15 +62,15 @@ func TestPresence_ACallThatIsAcceptedBehindOneThatJustEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPresent()
 		one, two, three := presentCall("one"), presentCall("two"), presentCall("three")
-		p.begin(one.Lane(), []protocol.CallID{"one", "two"})
+		p.begin(placeOf(one), []protocol.CallID{"one", "two"})
 		p.accepted(one, 1)
 		p.accepted(two, 3)
-		busy, held := p.begin(three.Lane(), []protocol.CallID{"three"})
+		busy, held := p.begin(placeOf(three), []protocol.CallID{"three"})
 		require.True(t, busy)
 		require.False(t, held)
-		p.finished(one.Lane(), "one")
+		p.finished(placeOf(one), "one")
 		require.False(t, p.accepted(three, 2), "a later call does not count, and one alone keeps no holder")
-		p.finished(two.Lane(), "two")
+		p.finished(placeOf(two), "two")
 		require.True(t, p.accepted(three, 2))
 		time.Sleep(heldFor)
 		require.False(t, p.accepted(three, 2))
@@ -93,7 +93,7 @@ func TestPresence_MakesUpLaterWhereCallsTakeLonger(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				call := presentCall("call")
-				p.begin(call.Lane(), []protocol.CallID{"call"})
+				p.begin(placeOf(call), []protocol.CallID{"call"})
 				p.later(call)
 				time.Sleep(c.want - time.Millisecond)
 				synctest.Wait()
@@ -117,12 +117,12 @@ func TestPresence_DoubtsAHolderOnlyWhenAReadyMessageWasMissing(t *testing.T) {
 				p.run("one", 1, time.Millisecond)
 				p.run("two", 2, time.Millisecond)
 				late := presentCall("late")
-				p.begin(late.Lane(), []protocol.CallID{"late"})
+				p.begin(placeOf(late), []protocol.CallID{"late"})
 				p.later(late)
 				time.Sleep(makeUpMost)
 				synctest.Wait()
 				require.Len(t, p.madeUp, 1)
-				p.finished(late.Lane(), "late")
+				p.finished(placeOf(late), "late")
 				p.run("three", 3, time.Millisecond)
 				require.Equal(t, !missing, p.run("four", 4, time.Millisecond))
 				time.Sleep(distrust)

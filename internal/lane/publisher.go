@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,6 +29,7 @@ var (
 type Publisher struct {
 	store    *store.Store
 	presence *presence
+	noRoom   atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
@@ -60,9 +62,9 @@ type Outgoing struct {
 // put a call tells the publisher by [Publisher.Finished] when its result is known.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
-	byLane := map[protocol.Lane][]int{}
+	byLane := map[place][]int{}
 	for i, out := range calls {
-		lane := out.Call.Lane()
+		lane := placeOf(out.Call)
 		byLane[lane] = append(byLane[lane], i)
 	}
 	if len(byLane) == 1 { // as it is for most steps
@@ -80,24 +82,35 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 }
 
 // Finished tells that a call which was put has its result, or is given up.
-func (p *Publisher) Finished(call *protocol.Call) { p.presence.finished(call.Lane(), call.ID) }
+func (p *Publisher) Finished(call *protocol.Call) { p.presence.finished(placeOf(call), call.ID) }
 
 // putLane enqueues the calls of one lane in their order.
-func (p *Publisher) putLane(ctx context.Context, lane protocol.Lane, calls []Outgoing, indexes []int, faults []error) {
+func (p *Publisher) putLane(ctx context.Context, lane place, calls []Outgoing, indexes []int, faults []error) {
 	ids := make([]protocol.CallID, len(indexes))
 	for n, i := range indexes {
 		ids[n] = calls[i].Call.ID
 	}
 	busy, held := p.presence.begin(lane, ids)
 	how := into{inline: !busy && !held, alone: len(indexes) == 1, held: held}
+	if p.lacksRoom() { // what takes the last place must make its lane ready: without room, nobody else can
+		how = into{inline: true}
+	}
 	for _, i := range indexes {
 		call := calls[i].Call
 		if faults[i] = p.put(ctx, calls[i], how); faults[i] != nil {
 			p.presence.finished(lane, call.ID)
+			if errors.Is(faults[i], ErrFull) {
+				p.noRoom.Store(time.Now().UnixNano())
+			}
 			continue
 		}
 		how.inline = false
 	}
+}
+
+// lacksRoom reports whether the stream was full a moment ago.
+func (p *Publisher) lacksRoom() bool {
+	return time.Since(time.Unix(0, p.noRoom.Load())) < fullFor
 }
 
 // into says what is known of the lane that a call goes into.
@@ -267,6 +280,8 @@ func (p *Publisher) Result(ctx context.Context, session protocol.SessionID, call
 }
 
 const (
+	// fullFor is how long a stream that had no room for a call is taken for full.
+	fullFor    = time.Second
 	retryFirst = 20 * time.Millisecond
 	retryLast  = time.Second
 )
