@@ -108,7 +108,7 @@ func (c *callerRole) enough() bool {
 
 // caller makes steps, the first ones for the second time if it lived before.
 func (c *callerRole) caller(ctx context.Context, index int) {
-	news := make(chan *protocol.Result, 256)
+	news := make(chan *protocol.Result, 2*burst)
 	watch, err := c.watch(ctx, index, news)
 	if err != nil {
 		c.journal.trouble(err.Error())
@@ -212,6 +212,7 @@ func (c *callerRole) cancelLater(ctx context.Context, p *planned) {
 			return
 		}
 	}
+	c.journal.write(&history.Record{Kind: history.KindHeard, CallID: p.ID})
 }
 
 // follow waits for the results, and looks for them and kicks their lanes now and then.
@@ -223,12 +224,16 @@ func (c *callerRole) follow(ctx context.Context, open map[protocol.CallID]*plann
 		case r := <-news:
 			c.done(open, r)
 		case <-look.C:
+			kicked := map[protocol.Lane]bool{}
 			for _, p := range open {
 				if r, err := c.publisher.Result(ctx, p.SessionID, p.ID); err == nil && r != nil {
 					c.done(open, r)
 					continue
 				}
-				_ = c.publisher.Kick(ctx, &p.Call) // the next one may get through
+				if lane := p.Lane(); !kicked[lane] {
+					kicked[lane] = true
+					_ = c.publisher.Kick(ctx, &p.Call) // the next one may get through
+				}
 			}
 		case <-ctx.Done():
 			return

@@ -234,7 +234,7 @@ func (r *rig) startCaller() {
 		Callers: 16, Calls: 300, Think: 30 * time.Millisecond, Patience: patience,
 	}
 	if *calls > 0 {
-		role.Callers, role.Calls, role.Think, role.Lanes = 64, *calls, 0, 4*r.setup.lanes
+		role.Callers, role.Calls, role.Think, role.Lanes, role.Bursts = 64, *calls, 0, 4*r.setup.lanes, true
 	}
 	if r.caller == nil {
 		r.logs = append(r.logs, role.Log)

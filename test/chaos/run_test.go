@@ -72,11 +72,14 @@ func (r *rig) fault(name string, f history.Fault) {
 	r.counts[name]++
 }
 
+// heed is how long a holder may not know of a request to cancel that was not told: it looks once a second.
+const heed = 2 * time.Second
+
 // history puts together what everybody wrote down, and what is stored.
 func (r *rig) history() *history.History {
 	r.t.Helper()
 	h := history.New()
-	h.Lease, h.Grace, h.Faults = r.setup.lease, r.setup.lease/2, r.faults
+	h.Lease, h.Grace, h.Heed, h.Faults = r.setup.lease, r.setup.lease/2, heed, r.faults
 	drift := offset() - r.offset
 	h.ClockError = history.Time(10*time.Millisecond + drift.Abs())
 	for _, path := range r.logs {

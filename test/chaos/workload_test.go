@@ -21,7 +21,12 @@ type planned struct {
 type workload struct {
 	Seed  uint64
 	Lanes int
+	// Bursts has one caller now and then put more calls into a lane than its holder has in hand.
+	Bursts bool
 }
+
+// burst is how many calls that are: enough for requests to cancel that the holder reads long after the calls.
+const burst = 700
 
 // session is the session of one caller.
 func (w workload) session(caller int) protocol.SessionID {
@@ -32,22 +37,43 @@ func (w workload) session(caller int) protocol.SessionID {
 func (w workload) step(caller, n int) []planned {
 	r := rand.New(rand.NewPCG(w.Seed, uint64(caller)<<32|uint64(n)))
 	out := make([]planned, 1+r.IntN(4))
+	bursts := w.Bursts && caller == 0 && n%16 == 15
+	if bursts {
+		out = make([]planned, burst)
+	}
 	lane := r.IntN(w.Lanes)
 	for i := range out {
-		if r.IntN(3) == 0 {
+		if !bursts && r.IntN(3) == 0 {
 			lane = r.IntN(w.Lanes)
 		}
 		out[i] = w.call(r, lane)
+		if bursts {
+			out[i].queue(r, lane)
+		}
 		out[i].ID = protocol.NewCallID(w.session(caller), 1, n+1, i)
 		out[i].SessionID = w.session(caller)
 	}
 	return out
 }
 
+// queue makes a call one of many that wait for each other.
+func (p *planned) queue(r *rand.Rand, lane int) {
+	p.Resources = []protocol.Use{{Key: laneKey(lane), Access: protocol.Exclusive}}
+	p.RunTimeout, p.QueueTimeout, p.Deadline, p.cancelAfter = 0, 0, time.Time{}, -1
+	p.Payload = protocol.Noop{WorkMS: 2}
+	if r.IntN(20) == 0 {
+		p.cancelAfter = time.Duration(r.IntN(60)) * time.Millisecond
+	}
+}
+
+func laneKey(lane int) protocol.ResourceKey {
+	return protocol.ResourceKey(fmt.Sprintf("chaos/%d", lane))
+}
+
 func (w workload) call(r *rand.Rand, lane int) planned {
 	p := planned{cancelAfter: -1}
 	p.Tool, p.Pool, p.Delivery = "witness", protocol.DefaultPool, protocol.Idempotent
-	p.Resources = uses(r, fmt.Sprintf("chaos/%d", lane))
+	p.Resources = uses(r, laneKey(lane))
 	if r.IntN(4) == 0 {
 		p.Delivery = protocol.AtMostOnce
 	}
@@ -84,7 +110,7 @@ func work(r *rand.Rand) protocol.Millis {
 }
 
 // uses are what a call touches of a lane: all of it or parts, alone or not.
-func uses(r *rand.Rand, lane string) []protocol.Use {
+func uses(r *rand.Rand, lane protocol.ResourceKey) []protocol.Use {
 	access := func() protocol.Access {
 		if r.IntN(3) == 0 {
 			return protocol.Shared
@@ -100,9 +126,9 @@ func uses(r *rand.Rand, lane string) []protocol.Use {
 	}
 	switch r.IntN(8) {
 	case 0, 1, 2, 3:
-		return []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}}
+		return []protocol.Use{{Key: lane, Access: protocol.Exclusive}}
 	case 4:
-		return []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Shared}}
+		return []protocol.Use{{Key: lane, Access: protocol.Shared}}
 	case 5:
 		return []protocol.Use{{Key: part(), Access: access()}, {Key: part(), Access: access()}}
 	default:

@@ -19,6 +19,8 @@ const (
 	L6 Law = "L6 crash"
 	L7 Law = "L7 zombie"
 	L8 Law = "L8 at most once"
+	// Cancel is that a call does not start any more when a request to cancel it was accepted.
+	Cancel Law = "cancel"
 )
 
 // Violation is one fact that breaks a law.
@@ -75,6 +77,7 @@ func Check(h *History) *Report {
 	}
 	for i := range spans {
 		c.zombie(&spans[i])
+		c.cancelled(&spans[i])
 	}
 	c.results(byCall)
 	slices.SortFunc(c.report.Violations, func(a, b Violation) int {
@@ -137,6 +140,15 @@ func (c *check) attempts(executions []*span) {
 			c.fault(L6, call.ID, "attempt %d started by %s, and worker %s of the attempt before was not lost", s.Attempt, s.Worker, before.Worker)
 		}
 	}
+}
+
+// cancelled checks that a call did not start long after a request to cancel it was accepted.
+func (c *check) cancelled(s *span) {
+	heard := s.call.Heard
+	if heard == 0 || s.Start < heard+Time(c.history.Heed) || c.history.touched(s.Worker, heard, s.Start) {
+		return
+	}
+	c.fault(Cancel, s.CallID, "attempt %d started by %s %s after it was cancelled", s.Attempt, s.Worker, until(s.Start, heard))
 }
 
 // zombie checks that a worker that was stopped for longer than its lease ends what

@@ -20,7 +20,7 @@ type story struct{ *history.History }
 
 func tell() story {
 	h := history.New()
-	h.Lease, h.Grace, h.ClockError = time.Second, 200*time.Millisecond, ms
+	h.Lease, h.Grace, h.Heed, h.ClockError = time.Second, 200*time.Millisecond, time.Second, ms
 	return story{h}
 }
 
@@ -99,6 +99,15 @@ func TestCheck_LawfulHistories(t *testing.T) {
 			s.stopped("w1", 5, 2000)
 			s.stalled("", 3, 2400)
 			s.Stored[0].At = 2401 * ms
+		},
+		"a call starts before its holder hears that it is cancelled": func(s story) {
+			s.ok("a", "w1", 1, 1099, 1110)
+			s.Calls["a"].Cancelled, s.Calls["a"].Heard = true, 100*ms
+		},
+		"a worker that cannot hear starts a cancelled call": func(s story) {
+			s.ok("a", "w1", 1, 2000, 2010)
+			s.Calls["a"].Cancelled, s.Calls["a"].Heard = true, 100*ms
+			s.stalled("w1", 50, 200)
 		},
 		"one after the other": func(s story) {
 			s.ok("a", "w1", 1, 0, 10)
@@ -379,6 +388,11 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.ran("a", "w2", 1, 2, 1000, 1010, protocol.StatusOK)
 			s.stored("a", "w2", 2, 1011, protocol.StatusOK, "")
 		}, "L8 at most once: call a: started 2 times"},
+		"a cancelled call starts": {func(s story) {
+			s.ok("a", "w1", 1, 1100, 1110)
+			s.Calls["a"].Cancelled, s.Calls["a"].Heard = true, 100*ms
+			s.killed("w2", 500)
+		}, "cancel: call a: attempt 1 started by w1 1s after it was cancelled"},
 		"a zombie goes on": {func(s story) {
 			s.put("a").Accepted = false
 			s.ran("a", "w1", 1, 1, 0, 2201, history.StatusLost)
@@ -465,6 +479,7 @@ func TestRead_RecordsOfProcesses(t *testing.T) {
 	require.NoError(t, h.Read(strings.NewReader(`{"kind":"put","at":5,"call_id":"a","call":{"id":"a","resources":[{"key":"l/1","access":"exclusive"}]}}
 {"kind":"accepted","at":6,"call_id":"a"}
 {"kind":"cancel","at":7,"call_id":"a"}
+{"kind":"heard","at":8,"call_id":"a"}
 {"kind":"put","at":8,"call_id":"a","call":{"id":"a"}}
 {"kind":"refused","at":9,"call_id":"a"}
 {"kind":"told","at":10,"call_id":"a","status":"ok","worker":"w1","attempt":2}
@@ -481,6 +496,7 @@ func TestRead_RecordsOfProcesses(t *testing.T) {
 	require.Equal(t, history.Time(5), c.FirstPut)
 	require.Equal(t, protocol.Lane("l/1"), c.Lane())
 	require.True(t, c.Accepted && c.Cancelled && c.GaveUp)
+	require.Equal(t, history.Time(8), c.Heard)
 	require.Equal(t, []history.Told{{At: 10, Result: history.Result{Status: "ok", Worker: "w1", Attempt: 2}}}, c.Told)
 	require.Equal(t, []string{"help"}, h.Troubles)
 	require.Equal(t, []history.Fault{

@@ -85,6 +85,8 @@ func (h *History) add(r *Record, open map[execution]int) error {
 	case KindRefused: // what became of it is open; its result will tell
 	case KindCancel:
 		c.Cancelled = true
+	case KindHeard:
+		c.Heard = r.At
 	case KindTold:
 		c.Told = append(c.Told, Told{r.At, Result{r.Status, r.Code, r.Worker, r.Attempt}})
 	case KindGaveUp:

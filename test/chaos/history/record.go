@@ -21,6 +21,7 @@ const (
 	KindAccepted Kind = "accepted" // the call was accepted
 	KindRefused  Kind = "refused"  // Put returned an error; whether the fleet has the call is open
 	KindCancel   Kind = "cancel"   // a caller is about to ask to cancel a call
+	KindHeard    Kind = "heard"    // the request to cancel was accepted
 	KindTold     Kind = "told"     // a caller was told a result, or found it
 	KindGaveUp   Kind = "gave_up"  // a caller waits no more for a result
 	KindStart    Kind = "start"    // a worker starts an execution
@@ -56,6 +57,7 @@ type Call struct {
 	FirstPut  Time
 	Accepted  bool // at least once
 	Cancelled bool // somebody asked for it
+	Heard     Time // when that was accepted; 0 when it is not known to be
 	GaveUp    bool
 	Told      []Told
 }
@@ -116,6 +118,8 @@ type History struct {
 	Lease time.Duration
 	// Grace is how long after it goes on a stopped worker may need to end what it ran.
 	Grace time.Duration
+	// Heed is how long after a request to cancel was accepted a worker may start the call, because it did not hear of it yet.
+	Heed time.Duration
 	// ClockError is how far the times of stored results may be off.
 	ClockError Time
 	Calls      map[protocol.CallID]*Call

@@ -76,7 +76,12 @@ func (h *History) faulty(from, until Time) bool {
 // lost reports whether the worker of an execution can have lost its lane before a
 // time: it said so, or a fault touched it since the start.
 func (h *History) lost(s *span, before Time) bool {
-	return s.Status == StatusLost || slices.ContainsFunc(h.Faults, func(f Fault) bool {
-		return (f.Worker == "" || f.Worker == s.Worker) && f.From <= before && f.Until+Time(h.Lease+time.Second) >= s.Start
+	return s.Status == StatusLost || h.touched(s.Worker, s.Start, before)
+}
+
+// touched reports whether a fault had to do with a worker at some time between two.
+func (h *History) touched(worker protocol.WorkerID, from, until Time) bool {
+	return slices.ContainsFunc(h.Faults, func(f Fault) bool {
+		return (f.Worker == "" || f.Worker == worker) && f.From <= until && f.Until+Time(h.Lease+time.Second) >= from
 	})
 }
