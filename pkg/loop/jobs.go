@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // job is a call that goes on in the background, as the journal tells it.
@@ -187,6 +188,8 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 		return nil
 	}
 	call.Again = true
+	judged := t.judge(policy.Call{Tool: j.tool, Plan: plan}, "") // it was let through; what binds it on its worker does so still
+	verdict{minLevel: judged.MinLevel, roots: judged.Roots}.bind(&call)
 	return t.follow(ctx, call, tool)
 }
 

@@ -180,6 +180,22 @@ func TestJobs_AFleetThatCannotBeReachedIsNoEnd(t *testing.T) {
 	require.Len(t, r.watch.of(loop.EventJobEnded), 1)
 }
 
+// A job of which the fleet has heard nothing is sent by a later run: the policy binds it there, too.
+func TestJobs_ThePolicyBindsWhatIsSentLater(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(asks("a", "build"), says("started"), says("seen"))
+	r.opts.Policy = newJudge(t, "{min_level: full, paths: {read: ['src/**'], write: ['src/**']}}")
+	r.fleet.err = errors.New("no servers")
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	r.fleet.err = nil
+	_, err = r.run(t.Context(), t, "and?")
+	require.NoError(t, err)
+	require.Len(t, r.fleet.runs, 1)
+	require.Equal(t, "full", r.fleet.runs[0].MinLevel)
+	require.Equal(t, []protocol.Roots{{Read: []string{"src/**"}, Write: []string{"src/**"}}}, r.fleet.runs[0].Roots)
+}
+
 func TestJobs_InterruptedTurnLeavesThemAlone(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(asks("a", "build", "wait"), says("done"))
