@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +31,8 @@ type Publisher struct {
 	store    *store.Store
 	presence *presence
 	noRoom   atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
+	clock    store.Clock
+	clockDue atomic.Int64 // when it has to be set again, in nanoseconds since 1970
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
@@ -39,6 +42,10 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 		return nil, err
 	}
 	p := &Publisher{store: s}
+	if err := p.clock.Sync(ctx, s.Calls); err != nil {
+		return nil, fmt.Errorf("ask for the server's time: %w", err)
+	}
+	p.clockDue.Store(time.Now().Add(clockPeriod).UnixNano())
 	p.presence = newPresence(func(c *protocol.Call) bool { //nolint:contextcheck // it runs long after the caller
 		ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a timer has no caller
 		defer cancel()
@@ -154,8 +161,18 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
 	msg.Header.Set(protocol.HeaderCall, string(call.ID))
 	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
+	msg.Header.Set(protocol.HeaderSent, strconv.FormatInt(p.now(ctx).UnixMilli(), 10))
 	msg.Data = body
 	return call, msg, nil
+}
+
+// now is the server's time. Its difference from that of this machine is measured now and then.
+func (p *Publisher) now(ctx context.Context) time.Time {
+	now := time.Now()
+	if due := p.clockDue.Load(); now.UnixNano() > due && p.clockDue.CompareAndSwap(due, now.Add(clockPeriod).UnixNano()) {
+		_ = p.clock.Sync(ctx, p.store.Calls) // the old offset is good enough
+	}
+	return p.clock.Now()
 }
 
 // storePayload puts a call's payload into the object store, and returns the call

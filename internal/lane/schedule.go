@@ -2,6 +2,7 @@ package lane
 
 import (
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,6 +32,16 @@ type entry struct {
 	running  bool
 	blockers int // earlier unfinished entries that it conflicts with
 	stop     func(error)
+}
+
+// lateAfter is how long a call may take from its publisher to the stream, by the servers' clock, until it may have been sent again meanwhile.
+const lateAfter = 2 * time.Second
+
+// mayHaveResult reports whether the call may be settled although it is there: it was not removed, or was put before, or a server
+// that stood still brought it when its publisher had sent it again.
+func (e *entry) mayHaveResult() bool {
+	sent, err := strconv.ParseInt(e.header.Get(protocol.HeaderSent), 10, 64)
+	return e.maySettled || e.call.Again || err == nil && e.accepted.Sub(time.UnixMilli(sent)) > lateAfter
 }
 
 // schedule decides what of a lane may run. It holds unfinished entries in

@@ -11,4 +11,6 @@ const (
 	HeaderCall = "Tf-Call"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
+	// HeaderSent is when a call was sent, in milliseconds since 1970 by the servers' clock as its publisher knows it.
+	HeaderSent = "Tf-Sent"
 )
