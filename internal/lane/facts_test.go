@@ -84,7 +84,7 @@ func (f *fleet) overhear(subject string) *overheard {
 	return &overheard{f: f, subscription: subscription}
 }
 
-// all is everything that the server took before now.
+// all is everything that the server took before now, but for what only tries the rights to publish it.
 func (o *overheard) all() []*nats.Msg {
 	o.f.t.Helper()
 	require.NoError(o.f.t, o.f.nc.Flush())
@@ -93,7 +93,9 @@ func (o *overheard) all() []*nats.Msg {
 	for range n {
 		msg, err := o.subscription.NextMsg(time.Second)
 		require.NoError(o.f.t, err)
-		o.msgs = append(o.msgs, msg)
+		if msg.Header.Get(jetstream.ExpectedStreamHeader) == "" {
+			o.msgs = append(o.msgs, msg)
+		}
 	}
 	return o.msgs
 }
