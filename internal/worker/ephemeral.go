@@ -46,6 +46,9 @@ func mountedBelow(dir string) (string, error) {
 	}
 	defer func() { _ = table.Close() }() // it was only read
 	resolved, err := filepath.EvalSymlinks(dir)
+	if os.IsNotExist(err) {
+		return "", nil
+	}
 	if err != nil {
 		return "", err
 	}

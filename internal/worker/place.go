@@ -65,25 +65,39 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 // remove closes the sandbox of a lane and removes its directory, unless that is in another
 // data directory. The record goes last, so that a removal which was cut short is found again.
 func (s *sandboxes) remove(ctx context.Context, l protocol.Lane) error {
-	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
-	defer cancel()
 	key := string(l.Hash())
-	place, err := s.places.Get(ctx, key)
-	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+	place, err := s.placeOf(ctx, key)
+	if err != nil {
 		return fmt.Errorf("read the place of %s: %w", l, err)
 	}
-	if err == nil && string(place.Value()) != s.dataID {
+	if place != "" && place != s.dataID {
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
-			"the workspace of %s is in another data directory (%s) than this worker's (%s)", l, place.Value(), s.dataID)
+			"the workspace of %s is in another data directory (%s) than this worker's (%s)", l, place, s.dataID)
 	}
 	if err := s.close(l); err != nil {
 		return fmt.Errorf("close the sandbox: %w", err)
 	}
-	if err := removeUnmounted(s.home(l)); err != nil {
+	if err := removeUnmounted(s.home(l)); err != nil { // takes its time where there is much
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "remove the workspace: %v", err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
+	defer cancel()
 	if err := s.places.Purge(ctx, key); err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 		return fmt.Errorf("forget the place of %s: %w", l, err)
 	}
 	return nil
+}
+
+// placeOf is the id of the data directory that is recorded under a key; "" when none is.
+func (s *sandboxes) placeOf(ctx context.Context, key string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
+	defer cancel()
+	place, err := s.places.Get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return string(place.Value()), nil
 }

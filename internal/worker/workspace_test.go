@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -206,4 +207,26 @@ func TestWorkspaceImport_AllOrNothing(t *testing.T) {
 	requireOK(t, r.do(used, protocol.FilesWrite{Path: "mine"}))
 	requireOK(t, r.do(used, protocol.WorkspaceImport{Blob: "good"}))
 	require.Equal(t, 1, value[protocol.FilesListResult](t, r.do(used, protocol.FilesList{})).Total, "a used workspace stays as it is")
+}
+
+func TestWorkspaceRemove_IsCompletedByDoingItAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	home := filepath.Dir(workspaceOf(o.Data, session))
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: "a"}))
+	places, err := r.JS.KeyValue(t.Context(), r.Name.PlacesBucket())
+	require.NoError(t, err)
+	place := string(protocol.SandboxKey(string(session)).Lane().Hash())
+
+	require.NoError(t, os.RemoveAll(home)) // as one that was cut short before it had forgotten the place
+	_, err = places.Get(t.Context(), place)
+	require.NoError(t, err)
+	requireOK(t, r.do(session, protocol.WorkspaceRemove{}))
+	_, err = places.Get(t.Context(), place)
+	require.ErrorIs(t, err, jetstream.ErrKeyNotFound)
+	requireOK(t, r.do(session, protocol.WorkspaceRemove{}))
+	require.NoDirExists(t, home)
 }
