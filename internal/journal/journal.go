@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -43,7 +44,11 @@ const (
 	// messageOverhead is room for the subject and the headers of a message.
 	messageOverhead = 4 << 10
 
-	codeWrongLastSeq jetstream.ErrorCode = 10071
+	codeWrongLastSeq   jetstream.ErrorCode = 10071
+	codeStoreFailed    jetstream.ErrorCode = 10077 // the description says why
+	codeAccountFull    jetstream.ErrorCode = 10002
+	codeServerFull     jetstream.ErrorCode = 10023 // in a cluster, that of one server
+	codeServerExceeded jetstream.ErrorCode = 10047
 )
 
 // Open opens the journal of a fleet, whose streams must exist.
@@ -130,12 +135,34 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 				return j.settle(ctx, session, expected, body)
 			}
 			return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
-		case errors.As(err, &api) && api.Code != 503, errors.Is(err, nats.ErrConnectionClosed):
-			return 0, fmt.Errorf("append to session %s: %w", session, err)
+		case errors.As(err, &api) && (api.Code != 503 || api.ErrorCode == codeStoreFailed && full(api)),
+			errors.Is(err, nats.ErrConnectionClosed):
+			return 0, j.refused(session, err)
 		}
 		if !pause.For(ctx, retryWait) {
-			return 0, fmt.Errorf("append to session %s: %w", session, err)
+			return 0, j.refused(session, err)
 		}
+	}
+}
+
+// refused is the error of an append that is given up.
+func (j *Journal) refused(session protocol.SessionID, err error) error {
+	if api, answered := errors.AsType[*jetstream.APIError](err); answered && full(api) {
+		err = fmt.Errorf("%w: stream %s is at a limit, its own or the server's (%w): raise it, or remove sessions (coordinator session rm)",
+			loop.ErrJournalFull, j.fleet.SessionsStream(), err)
+	}
+	return fmt.Errorf("append to session %s: %w", session, err)
+}
+
+// full reports whether the server has no room.
+func full(api *jetstream.APIError) bool {
+	switch api.ErrorCode {
+	case codeAccountFull, codeServerFull, codeServerExceeded:
+		return true
+	case codeStoreFailed:
+		return strings.Contains(api.Description, "maximum") || strings.Contains(api.Description, "no space left")
+	default:
+		return false
 	}
 }
 

@@ -201,9 +201,10 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 	}
 }
 
-// stays reports whether a fault is there again however often a turn is run.
+// stays reports whether a fault is there again however often a turn is run; each time, the model would be asked again.
 func stays(err error) bool {
-	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) || errors.Is(err, loop.ErrEventTooLarge)
+	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) ||
+		errors.Is(err, loop.ErrEventTooLarge) || errors.Is(err, loop.ErrJournalFull)
 }
 
 // result translates the end of a turn.

@@ -253,6 +253,42 @@ func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 	require.EqualValues(t, 1, r.model.asked.Load())
 }
 
+// TestTurn_AJournalWithoutRoom: the model is not asked again and again for a reply that cannot be journaled, and the turn
+// goes on when there is room.
+func TestTurn_AJournalWithoutRoom(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("true")+","+answer)
+	r.serve(r.Connect(), "a", nil)
+	sessions := func(most int64) {
+		stream, err := r.JS.Stream(t.Context(), r.Name.SessionsStream())
+		require.NoError(t, err)
+		config := stream.CachedInfo().Config
+		config.MaxMsgs = most
+		_, err = r.JS.UpdateStream(t.Context(), config)
+		require.NoError(t, err)
+	}
+	sessions(1) // for the turn's beginning
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go"}, 0)
+	got := r.submit(ctx, call)
+	requireFault(t, got, protocol.StatusFailed, protocol.CodeFleetFull)
+	require.Contains(t, got.Error.Message, "TF_SESSIONS is at a limit")
+	require.EqualValues(t, 1, r.model.asked.Load())
+	require.Len(t, r.events(call.SessionID), 2)
+
+	sessions(-1)
+	call.ID = protocol.RandomCallID()
+	require.NotNil(t, r.submit(t.Context(), call))
+	var outcomes []string
+	for _, e := range r.events(call.SessionID) {
+		if e.Type == loop.EventTurnEnded {
+			outcomes = append(outcomes, e.Status)
+		}
+	}
+	require.Equal(t, "answered", outcomes[0], "the turn that was open")
+}
+
 func TestTurn_LimitsOfTheServerHold(t *testing.T) {
 	t.Parallel()
 	usage := strings.Replace(bash("true"), `"text"`, `"usage":{"input_tokens":90,"output_tokens":20},"text"`, 1)

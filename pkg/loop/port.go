@@ -151,6 +151,10 @@ var ErrJournalConflict = errors.New("session was extended by someone else; one p
 // [protocol.CodePayloadTooLarge].
 var ErrEventTooLarge = errors.New("too large for the session journal")
 
+// ErrJournalFull says that there is no room for an event; it was not appended. The turn stays open, and whoever goes on with
+// the session once there is room goes on there. Its error has [protocol.CodeFleetFull].
+var ErrJournalFull = errors.New("there is no room for the session journal")
+
 // Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
 // event with an image may have 6 MB. Implementations are safe for concurrent use; package
 // looptest tests them.
@@ -160,8 +164,8 @@ type Journal interface {
 	// Append adds events behind the sequence that the caller saw last, and returns the new
 	// last sequence, which grows with each event that is stored; nothing to add changes
 	// nothing. An error wraps [ErrJournalConflict] when expected is not the last sequence,
-	// or [ErrEventTooLarge], and then nothing was added. After any other error the first of the events, or all, may
-	// have been stored: the run ends, and the next one goes on with what Load tells.
+	// or [ErrEventTooLarge], and then nothing was added. After any other error, such as [ErrJournalFull], the first of the
+	// events, or all, may have been stored: the run ends, and the next one goes on with what Load tells.
 	Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...Event) (uint64, error)
 }
 

@@ -158,6 +158,8 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 		code = protocol.CodeCancelled
 	case errors.Is(err, ErrEventTooLarge):
 		code = protocol.CodePayloadTooLarge
+	case errors.Is(err, ErrJournalFull):
+		code = protocol.CodeFleetFull
 	case errors.Is(err, ErrJournalConflict), errors.Is(err, ErrJournalInvalid),
 		errors.Is(err, ErrNoInput), errors.Is(err, protocol.ErrInvalidName):
 		code = protocol.CodeInternal
