@@ -41,6 +41,7 @@ type held struct {
 	starting context.Context //nolint:containedctx // ends when no call may start any more
 	stop     context.CancelFunc
 	gone     chan struct{} // closed when the lane may be claimed again here
+	untold   func()        // ends that its loss is told
 
 	// Owned by serve.
 	inline     *entry // the ready message's own call, until it is in the schedule

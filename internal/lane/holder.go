@@ -236,13 +236,11 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 			before.succeed(l.ready)
 			<-before.gone
 		}
+		l.untold = h.tellLoss(l)
 		if l.assure() {
 			l.serve()
 		} else if l.hasSlot {
 			h.slots.release()
-		}
-		if errors.Is(context.Cause(l.ctx), ErrLost) {
-			h.options.Lost(l.ctx, l.lane)
 		}
 		if !l.forgotten { // else it is released, and may be claimed again by now
 			h.executor.Release(l.lane)
@@ -254,6 +252,7 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 // forget ends the bookkeeping of a lane.
 func (h *Holder) forget(l *held) {
 	l.forgotten = true
+	l.untold()
 	h.mu.Lock()
 	if h.held[l.hash] == l {
 		delete(h.held, l.hash)
@@ -264,6 +263,22 @@ func (h *Holder) forget(l *held) {
 	h.recent[l.hash] = time.Now()
 	h.mu.Unlock()
 	close(l.gone)
+}
+
+// tellLoss tells of the lane's loss when that happens, until the function that it returns does.
+func (h *Holder) tellLoss(l *held) (stop func()) {
+	told := make(chan struct{})
+	stopped := context.AfterFunc(l.ctx, func() {
+		defer close(told)
+		if errors.Is(context.Cause(l.ctx), ErrLost) {
+			h.options.Lost(l.ctx, l.lane)
+		}
+	})
+	return func() {
+		if !stopped() {
+			<-told
+		}
+	}
 }
 
 // each calls f for every held lane.

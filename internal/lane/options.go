@@ -27,7 +27,8 @@ type Options struct {
 	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
 	MaxLingering int
 	// Settled, if set, is told of each call whose result this holder has stored, and Lost of each
-	// lane that was lost while it was held. Many goroutines call them, and wait for them.
+	// lane that was lost while it was held: at once, also while calls of it do not end. Many goroutines
+	// call them; the lane is not claimed again here before they return.
 	Settled func(ctx context.Context, call *protocol.Call, result *protocol.Result)
 	Lost    func(ctx context.Context, lane protocol.Lane)
 	// Logger gets troubles at warn, claims and releases at debug; nil discards.

@@ -92,17 +92,10 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	if err != nil {
 		return w.failed(ctx, run.Call, nil, err)
 	}
-	// A lane that is lost must be quiet at once, without the grace of a cancel.
-	lost := context.AfterFunc(ctx, func() {
-		if errors.Is(context.Cause(ctx), lane.ErrLost) {
-			_ = w.sandboxes.kill(run.Call.Lane()) // whatever is left dies with the release
-		}
-	})
-	defer lost()
-	inside, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec) // not ctx: the function above reads it
+	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec)
 	defer exec.End()
-	value, err := w.inSandbox(inside, run, s, frames)
-	if r = w.failed(inside, run.Call, value, err); r.Error != nil {
+	value, err := w.inSandbox(ctx, run, s, frames)
+	if r = w.failed(ctx, run.Call, value, err); r.Error != nil {
 		telemetry.Fail(exec, r.Error)
 	}
 	return r

@@ -81,6 +81,9 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 	if b.sandbox != nil {
 		return b.sandbox, nil
 	}
+	if err := ctx.Err(); err != nil { // a lane that was lost meanwhile stays quiet
+		return nil, err
+	}
 	workspace, scratch, err := s.directories(ctx, l)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -201,4 +202,43 @@ func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, other.ID(), stored.WorkerID)
 	requireOK(t, r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "true"}))
+}
+
+// A handler that does not end keeps its slot, and nothing else of the lane that it has lost.
+func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.AckWait = 3 * time.Second
+	began, end := make(chan struct{}), make(chan struct{})
+	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
+		"stubborn": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
+			close(began)
+			<-end
+			return nil, nil
+		},
+	}
+	nc, link := r.ConnectVia()
+	cut, err := worker.New(t.Context(), nc, o)
+	require.NoError(t, err)
+	r.run(cut)
+	defer close(end)
+	session := protocol.NewSessionID()
+	handle := r.startServer(t, session)
+	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
+	payload, err := protocol.NewUserPayload("stubborn", nil)
+	require.NoError(t, err)
+	call := newCall(session, payload)
+	call.Delivery = protocol.AtMostOnce
+	result := make(chan *protocol.Result, 1)
+	go func() { result <- r.all([]protocol.Call{call})[call.ID] }()
+	<-began
+
+	link.Cut()
+	requireGone(t, pid, patience)
+	o.Handlers.Calls = nil
+	r.work(o)
+	requireFault(t, <-result, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+	got := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: handle}))
+	require.Equal(t, "cancelled", got.Reason)
 }

@@ -179,7 +179,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
 		Linger: max(o.Linger, 0), Lingers: w.sandboxes.warm,
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
-		Settled: w.settled, Lost: func(ctx context.Context, _ protocol.Lane) { metrics.Lost(ctx) },
+		Settled: w.settled, Lost: w.lost,
 		Logger: o.Logger,
 	})
 	if err != nil {
@@ -211,6 +211,16 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	defer cancel()
 	_ = w.nc.FlushWithContext(flush) // without a connection leases end by themselves
 	return err
+}
+
+// lost has everything of a lane end that may be somebody else's by now, without the grace of a cancel and
+// whatever a handler does that was told to end.
+func (w *Worker) lost(ctx context.Context, l protocol.Lane) {
+	w.metrics.Lost(ctx)
+	if err := w.sandboxes.kill(l); err != nil { // what is left dies with the release
+		w.options.Logger.WarnContext(ctx, "sandbox of a lost lane cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
+	}
+	w.dialogs.Release(l)
 }
 
 // Release implements [lane.Executor].

@@ -107,12 +107,13 @@ func (s *Set[H]) Open(ctx context.Context, tool Tool[H], o Opening[H]) (protocol
 		id: o.ID, session: o.Session, lane: o.Lane, kind: o.Kind, idle: cmp.Or(tool.Idle, DefaultIdle), opened: trace.LinkFromContext(ctx),
 		turn: make(chan struct{}, 1), steps: make(chan step[H]), answers: make(chan json.RawMessage), done: make(chan struct{}),
 	}
-	if err := s.add(d, cmp.Or(tool.Live, DefaultLive), cmp.Or(tool.PerSession, DefaultPerSession)); err != nil {
-		return protocol.DialogState{Dialog: o.ID, Ending: protocol.DialogFailed}, err
-	}
 	alive, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	alive, expire := context.WithTimeoutCause(alive, cmp.Or(tool.Life, DefaultLife), over{protocol.DialogExpired})
-	d.ctx, d.cancel = alive, stop
+	d.ctx, d.cancel = alive, stop // before anybody can end it
+	if err := s.add(d, cmp.Or(tool.Live, DefaultLive), cmp.Or(tool.PerSession, DefaultPerSession)); err != nil {
+		expire()
+		return protocol.DialogState{Dialog: o.ID, Ending: protocol.DialogFailed}, err
+	}
 	d.turn <- struct{}{}
 	d.waiting = time.AfterFunc(d.idle, d.tired)
 	stepCtx, release := d.during(ctx)
