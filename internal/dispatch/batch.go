@@ -162,6 +162,16 @@ func (b *batch) refuse(ctx context.Context, f *followed, code protocol.Code, mes
 	b.done(ctx, &r)
 }
 
+// known ends a call whose result is stored, and reports whether there is one.
+func (b *batch) known(ctx context.Context, f *followed) bool {
+	r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
+	if err != nil || r == nil {
+		return false
+	}
+	b.done(ctx, r)
+	return true
+}
+
 // look asks the results stream for every open call, and kicks each lane of each pool once.
 func (b *batch) look(ctx context.Context, kick bool) {
 	type place struct {
@@ -171,6 +181,12 @@ func (b *batch) look(ctx context.Context, kick bool) {
 	kicked := map[place]bool{}
 	for _, f := range b.unfinished() {
 		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
+		if errors.Is(err, protocol.ErrInvalidResult) { // it is there for good, and none will be that can be read
+			unread := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+				"the call has a result that this coordinator cannot read, as of a newer worker: %v", err))
+			b.done(ctx, &unread)
+			continue
+		}
 		if err != nil {
 			b.dispatcher.options.Logger.DebugContext(ctx, "result cannot be looked up",
 				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))

@@ -187,6 +187,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 			b.refuse(ctx, f, code, fault.Error()+"; it was not run, send less at once")
 		case ctx.Err() != nil:
 			// Whether it was accepted is not known; the cancel that follows settles it.
+		case errors.Is(fault, lane.ErrFullAgain) && b.known(ctx, f):
 		default:
 			unreachable++
 		}

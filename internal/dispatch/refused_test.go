@@ -79,6 +79,31 @@ func TestDispatch_FullFleetRejectsAndTheOthersRun(t *testing.T) {
 	}
 }
 
+// A call that was dispatched before is never told not to have run because there is no room for it now.
+func TestDispatch_FullFleetRejectsNothingThatMayHaveRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{MaxCalls: 1})
+	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: &newCalls(1)[0]}})[0], "which fills the stream")
+
+	calls := newCalls(2)
+	calls[0].Again, calls[1].Again = true, true
+	result := protocol.NewResult(&calls[0], protocol.StatusOK, nil)
+	body, err := protocol.EncodeResult(&result)
+	require.NoError(t, err)
+	_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[0].SessionID, calls[0].ID), body)
+	require.NoError(t, err)
+
+	o, err := r.dispatch(t.Context(), calls)
+	require.ErrorIs(t, err, lane.ErrFullAgain, "of the second one nothing is known")
+	requireDone(t, o, calls[0], protocol.StatusOK, "")
+	_, unknown := o.of(calls[1].ID)
+	require.Nil(t, unknown)
+	_, err = r.dispatch(t.Context(), calls[:1])
+	require.NoError(t, err)
+}
+
 func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
@@ -95,6 +120,28 @@ func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
 	for _, call := range calls {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}
+}
+
+// A result that this version cannot read ends its call, and keeps nobody from the results of the others.
+func TestDispatch_AResultThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(2)
+	result := protocol.NewResult(&calls[1], protocol.StatusOK, nil)
+	readable, err := protocol.EncodeResult(&result)
+	require.NoError(t, err)
+	for i, body := range [][]byte{[]byte(`{"type":"result/v9"}`), readable} {
+		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[i].SessionID, calls[i].ID), body)
+		require.NoError(t, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	o, err := r.dispatch(ctx, calls)
+	require.NoError(t, err)
+	require.NoError(t, ctx.Err())
+	unread := requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+	require.Contains(t, unread.Error.Message, "cannot read")
+	requireDone(t, o, calls[1], protocol.StatusOK, "")
 }
 
 func TestDispatch_OutlivesALostConnection(t *testing.T) {

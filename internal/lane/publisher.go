@@ -24,6 +24,9 @@ var (
 	ErrFull = store.ErrFull
 	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
 	ErrTooLarge = store.ErrTooLarge
+	// ErrFullAgain says that the calls stream takes no more, of a call that may have been enqueued before: it may be there,
+	// or have its result.
+	ErrFullAgain = errors.New("the fleet's queue is full, and may have the call already")
 )
 
 // Publisher enqueues calls. It is safe for concurrent use.
@@ -64,7 +67,7 @@ type Outgoing struct {
 // Put enqueues calls and returns an error for each; nil means accepted: the call
 // will get exactly one result. Calls of one lane are accepted in the order given.
 // A payload that no message can carry goes through the object store. Errors are
-// [ErrFull] and [ErrTooLarge] (over 64 MiB), which are final, or that of the
+// [ErrFull] and [ErrTooLarge] (over 64 MiB), which are final, [ErrFullAgain], or that of the
 // context; short of these Put tries for as long as the context lasts. Whoever has
 // put a call tells the publisher by [Publisher.Finished] when its result is known.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
@@ -213,7 +216,7 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 		// Whether it was stored is not known. The mailbox is safe to try: its entry says so.
 		return false, p.markAgain(call, mailbox)
 	case answer == store.Full:
-		return false, fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
+		return false, noRoom(call, call.Again)
 	}
 	if answer == store.Accepted {
 		p.presence.accepted(call, seq)
@@ -236,22 +239,30 @@ func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg) error {
 // append adds a call to its mailbox and sees to it that the lane is ready.
 func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, size int, held bool) error {
 	seq, answer, err := p.appendOne(ctx, call, msg)
+	again := call.Again || len(msg.Data) != size
 	switch {
 	case err != nil:
 		return fmt.Errorf("publish call %s: %w", call.ID, err)
 	case answer == store.Full:
-		return fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
+		return noRoom(call, again)
 	}
 	// Stored now, or it was there already: accepted.
 	// One that was published before may have run already, and nobody may be left who looks
 	// into the mailbox: what was stored the second time must be taken out again.
-	again := call.Again || len(msg.Data) != size
 	if !again && (seq > 0 && p.presence.accepted(call, seq) || held) {
 		p.presence.later(call)
 		return nil
 	}
 	p.makeReady(ctx, call)
 	return nil
+}
+
+// noRoom is the error of a call that a full stream refuses; again says that it may have taken it before.
+func noRoom(call *protocol.Call, again bool) error {
+	if again {
+		return fmt.Errorf("publish call %s: %w", call.ID, ErrFullAgain)
+	}
+	return fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
 }
 
 // appendOne tries until the server has answered or the context ends.

@@ -97,7 +97,8 @@ func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
 	}
 }
 
-// Value puts the value of a result back that was too large for its message.
+// Value puts the value of a result back that was too large for its message. The error wraps
+// [protocol.ErrInvalidResult] when it cannot be read.
 func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 	stored, ok := r.Value.(protocol.Stored)
 	if !ok {
@@ -111,6 +112,8 @@ func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 	if err != nil {
 		return err
 	}
-	r.Value, err = protocol.DecodeValue(raw)
-	return err
+	if r.Value, err = protocol.DecodeValue(raw); err != nil {
+		return fmt.Errorf("%w: value: %w", protocol.ErrInvalidResult, err)
+	}
+	return nil
 }
