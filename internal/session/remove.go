@@ -1,12 +1,13 @@
 // Package session removes sessions with all that the fleet keeps of them.
 //
-//	busy? ──► journal ──► unfinished calls ──► workspace ──► results ──► bodies, whole outputs
-//	refused    fence: nobody      cancelled       by its worker,   once its
-//	or forced  can go on with it  (forced)        a call of its    lanes are
-//	                                              lane             free
+//	busy? ──► journal ──► unfinished calls ──► workspace ──► journal, results ──► bodies, whole outputs
+//	refused    fence: nobody      cancelled       by its worker,   once its lanes
+//	or forced  can go on with it  (forced)        a call of its    are free
+//	                                              lane
 //
 // The journal goes first: from then on whoever still runs the session cannot extend it,
-// and stops. Each step does nothing where there is nothing, so a removal that was cut
+// and stops. A turn that waited may begin before it is cancelled, and journals that, so the journal is looked at
+// once more when nobody has the session any more. Each step does nothing where there is nothing, so a removal that was cut
 // short is completed by doing it again.
 package session
 
@@ -14,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,7 +98,7 @@ func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Op
 
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
-	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.results, r.bodies}
+	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.journal, r.results, r.bodies}
 }
 
 // place is a lane that is the session's own.
@@ -186,7 +188,7 @@ func (r *remover) calls(ctx context.Context) error {
 			if len(calls) == 0 {
 				break
 			}
-			for i := range calls {
+			for i := range slices.Backward(calls) { // the last first, so that none starts because one before it was stopped
 				if id := calls[i].CallID; !cancelled[id] {
 					cancelled[id] = true
 					if err := r.operator.Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, operator.ErrNoCall) && !errors.Is(err, operator.ErrNoLane) {

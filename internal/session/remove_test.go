@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -180,7 +181,7 @@ func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 func TestRemove_CutShortIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for done := range 7 {
+	for done := range 8 {
 		r.lived(t, "s")
 		half, err := newRemover(t.Context(), r.Fleet, "s", Options{})
 		require.NoError(t, err)
@@ -191,6 +192,55 @@ func TestRemove_CutShortIsCompleted(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, r.left(t, "s"), "cut short behind %d steps", done)
 	}
+}
+
+// slow is a model that thinks until it is stopped.
+type slow struct{ asked chan struct{} }
+
+func (m slow) Reply(ctx context.Context, _ loop.Request, _ func(string)) (loop.Reply, error) {
+	m.asked <- struct{}{}
+	<-ctx.Done()
+	return loop.Reply{}, ctx.Err()
+}
+
+// A turn that waited begins while its session is removed, and leaves nothing either.
+func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	model := slow{make(chan struct{})}
+	server, err := serve.New(t.Context(), r.NC, serve.Options{
+		Fleet: r.Name, ID: "server", Slots: 1, Dispatcher: r.Dispatcher, Journal: r.Journal,
+		Models: map[string]loop.Model{"slow": model}, Default: "slow",
+	})
+	require.NoError(t, err)
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	running.Go(func() {
+		if err := server.Run(ctx, ctx); err != nil {
+			t.Error(err)
+		}
+	})
+
+	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
+	require.NoError(t, err)
+	require.NoError(t, removal.steps()[0](t.Context()))
+	result := make(chan *protocol.Result, 1)
+	running.Go(func() {
+		call := serve.NewCall("s", protocol.TurnRun{Prompt: "go"}, 0)
+		ended, err := r.Dispatcher.One(t.Context(), &call)
+		if err != nil {
+			t.Error(err)
+		}
+		result <- ended
+	})
+	<-model.asked
+	for _, step := range removal.steps()[1:] {
+		require.NoError(t, step(t.Context()))
+	}
+	require.Equal(t, protocol.StatusCancelled, (<-result).Status)
+	require.Empty(t, r.left(t, "s"))
 }
 
 // A workspace that is in nobody's reach is not forgotten.
