@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -55,13 +56,21 @@ func (f fileOps) run(ctx context.Context, payload protocol.Payload) (value proto
 func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) (protocol.Value, error) {
 	r, err := fs.Read(ctx, sandbox.ReadRequest{Path: p.Path, Offset: p.Offset, Limit: p.Limit, MaxSize: p.MaxBytes})
 	if err != nil {
-		return nil, err
+		return nil, f.missed(p.Guard, p.Path, err)
 	}
 	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
 	return keptRead(fs, protocol.FilesReadResult{
 		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size, FirstLine: r.FirstLine, Lines: r.Lines,
 		TotalLines: r.TotalLines, LineBytes: r.LineBytes, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image, Raw: p.Raw,
 	}), nil
+}
+
+// missed is the error of a read. A session that finds a file gone has seen that, and may make it again.
+func (f fileOps) missed(guard protocol.Guard, path string, err error) error {
+	if fault, ok := errors.AsType[*sandbox.Fault](err); ok && fault.Code == sandbox.FaultNotFound {
+		f.seen.note(guard, f.session, path, "")
+	}
+	return err
 }
 
 func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) (protocol.Value, error) {
@@ -125,7 +134,7 @@ func editRequest(p protocol.FilesEdit) (sandbox.EditRequest, error) {
 func (f fileOps) readJSON(ctx context.Context, fs sandbox.FS, p protocol.FilesJSONRead) (protocol.Value, error) {
 	r, err := fs.ReadJSON(ctx, sandbox.ReadJSONRequest{Path: p.Path, Query: p.Query})
 	if err != nil {
-		return nil, err
+		return nil, f.missed(p.Guard, p.Path, err)
 	}
 	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
 	return keepJSON(protocol.FilesJSONReadResult{

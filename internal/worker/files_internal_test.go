@@ -142,3 +142,29 @@ func TestGuards(t *testing.T) {
 	require.Empty(t, do(change))
 	require.Empty(t, do(change))
 }
+
+// A session that was told that a file is gone may make it again; one that was not may not.
+func TestGuards_FilesThatAreGoneCanBeMadeAgain(t *testing.T) {
+	t.Parallel()
+	s, dir := opened(t)
+	home := t.TempDir()
+	for _, guard := range []protocol.Guard{protocol.GuardChanged, protocol.GuardRead} {
+		for name, read := range map[string]protocol.Payload{
+			"text": protocol.FilesRead{Path: "a", Guard: guard}, "json": protocol.FilesJSONRead{Path: "a", Guard: guard},
+		} {
+			ops := fileOps{sandbox: s, session: protocol.SessionID(name + string(guard)), seen: newSeen(filepath.Join(home, "seen.jsonl"))}
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "a"), []byte("1"), 0o600))
+			_, _, err := ops.run(t.Context(), read)
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(filepath.Join(dir, "a")))
+			write := protocol.FilesWrite{Path: "a", Content: protocol.Bytes("2"), Guard: guard}
+			_, _, err = ops.run(t.Context(), write)
+			require.ErrorContains(t, err, "no longer exists")
+			_, _, err = ops.run(t.Context(), read)
+			require.ErrorContains(t, err, "does not exist")
+			ops.seen = newSeen(filepath.Join(home, "seen.jsonl")) // as another worker finds it
+			_, _, err = ops.run(t.Context(), write)
+			require.NoError(t, err)
+		}
+	}
+}

@@ -39,7 +39,7 @@ type seenLine struct {
 
 func newSeen(path string) *seen { return &seen{path: path} }
 
-// note remembers that a guarded session has seen a file with this digest.
+// note remembers that a guarded session has seen a file with this digest; "" is that there is none.
 func (s *seen) note(guard protocol.Guard, session protocol.SessionID, path, sha256 string) {
 	if guard == protocol.GuardNone {
 		return

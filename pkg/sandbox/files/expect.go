@@ -16,7 +16,7 @@ func checkExpected(name string, expect sandbox.Expect, file current) error {
 		return nil
 	case !file.exists:
 		return sandbox.Faultf(sandbox.FaultFileChanged,
-			"%q no longer exists, and content with the SHA-256 %s was expected; nothing was changed", name, expect.SHA256)
+			"%q no longer exists, and content with the SHA-256 %s was expected; nothing was changed. Read it again, then make the change", name, expect.SHA256)
 	}
 	if now := digest(file.content); !strings.EqualFold(now, expect.SHA256) {
 		return sandbox.Faultf(sandbox.FaultFileChanged,
