@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -71,13 +72,13 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	return finish(show, turn.session, result, err)
 }
 
-// follow has the turn run and shows its events: live ones as they come, and with
+// follow has the turn run and shows its events, not those of the session's other turns: live ones as they come, and with
 // --json those of the journal when it has ended, because none of them may be missing.
 func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, policies []json.RawMessage, show view, answers *answers) (loop.TurnResult, error) {
-	before, err := fl.Journal.Load(ctx, session)
-	if err != nil {
-		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
-	}
+	call := serve.NewCall(session, protocol.TurnRun{
+		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
+		Policies: policies, Guard: c.guard(),
+	}, c.Timeout)
 	ended := make(chan struct{})
 	var endOnce sync.Once
 	waits := time.AfterFunc(waitNotice, func() {
@@ -86,6 +87,9 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 	})
 	defer waits.Stop()
 	watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
+		if f.CallID != call.ID {
+			return
+		}
 		waits.Stop()
 		var e loop.Event
 		if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
@@ -106,10 +110,6 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
 	defer watch.Stop()
-	call := serve.NewCall(session, protocol.TurnRun{
-		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
-		Policies: policies, Guard: c.guard(),
-	}, c.Timeout)
 	result, err := fl.Dispatcher.One(ctx, &call)
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
@@ -120,15 +120,32 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 		case <-time.After(lastEvents):
 		}
 	} else {
-		after, err := fl.Journal.Load(context.WithoutCancel(ctx), session)
+		history, err := fl.Journal.Load(context.WithoutCancel(ctx), session)
 		if err != nil {
 			return turnResult(result), err
 		}
-		for _, e := range after.Events[min(len(before.Events), len(after.Events)):] {
+		for _, e := range turnOf(history.Events, call.ID) {
 			show.observe(e)
 		}
 	}
 	return turnResult(result), nil
+}
+
+// turnOf returns the events of the turn that a call asked for, with the session's beginning if it is the first one.
+func turnOf(events []loop.Event, id protocol.CallID) []loop.Event {
+	begin := slices.IndexFunc(events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == id })
+	if begin < 0 { // it was refused
+		return nil
+	}
+	length := slices.IndexFunc(events[begin:], func(e loop.Event) bool { return e.Type == loop.EventTurnEnded }) + 1
+	if length == 0 { // it is open
+		length = len(events) - begin
+	}
+	end := begin + length
+	if begin == 1 {
+		begin = 0
+	}
+	return events[begin:end]
 }
 
 // lastEvents is how long the live events of a turn are waited for behind its result.

@@ -67,3 +67,33 @@ func TestSubmit_SaysThatNobodyServes(t *testing.T) {
 	p.signal(t, os.Interrupt)
 	p.wait(t)
 }
+
+// TestSubmit_ShowsItsOwnTurn: whoever waits for another one's turn of the session is told so, and shown nothing of it.
+func TestSubmit_ShowsItsOwnTurn(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	startServe(t, script(t, say("First.", bash("c1", "echo begun; "+hold.pass())), say("One."), say("Two."), say("Three.")), b.flags...)
+	submit := func(extra ...string) *process {
+		return start(t, coordinator, launch{args: append(append([]string{"submit", "--session", "row", "go"}, b.flags...), extra...)})
+	}
+	one := submit()
+	one.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
+	two := submit()
+	two.waitFor(t, `the turn has waited 3s: .* an earlier turn of the session still runs`)
+	three := submit("--json")
+	three.waitFor(t, `the turn has waited 3s`)
+	hold.open(t)
+	for p, answer := range map[*process]string{one: "One.\n", two: "Two.\n"} {
+		require.Equal(t, 0, p.wait(t), p)
+		require.Equal(t, answer, p.stdout.String())
+	}
+	require.NotContains(t, two.stderr.String(), "One.")
+	require.Equal(t, 0, three.wait(t), three)
+	var texts []string
+	for _, e := range ofType(events(t, three.stdout.String()), "model_reply") {
+		texts = append(texts, e.Text)
+	}
+	require.Equal(t, []string{"Three."}, texts)
+}
