@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -34,8 +35,9 @@ type keepFunc func(ctx context.Context, s *keeper, c *protocol.Call) (*protocol.
 type keeper struct {
 	jetstream.ObjectStore
 
-	js     jetstream.JetStream
-	bucket string
+	js      jetstream.JetStream
+	bucket  string
+	storing singleflight.Group // of files, by the names of their objects
 }
 
 func (k *keeper) put(ctx context.Context, name string, content io.Reader) (*jetstream.ObjectInfo, error) {

@@ -33,6 +33,34 @@ func (r *rig) keptObjects(t *testing.T) []string {
 	return names
 }
 
+// TestKeep_AFileThatIsReadSideBySideIsStoredOnce: objects of one name would leave parts that nobody finds.
+func TestKeep_AFileThatIsReadSideBySideIsStoredOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Slots = 8
+	r.work(o)
+	session := protocol.NewSessionID()
+	content := strings.Repeat("line of text\n", 100_000)
+	requireOK(t, r.do(session, protocol.FilesWrite{Path: "a", Content: []byte(content)}))
+	calls := make([]protocol.Call, o.Slots)
+	for i := range calls {
+		calls[i] = newCall(session, protocol.FilesRead{Path: "a", Offset: 1 + i*1000, Limit: 5000})
+		calls[i].Resources[0].Access = protocol.Shared
+	}
+	for _, got := range r.all(calls) {
+		requireOK(t, got)
+		require.NotNil(t, got.Kept)
+	}
+	read := r.kept(session, protocol.ResultRead{CallID: calls[3].ID, Offset: 99_999})
+	require.Equal(t, "line of text\nline of text\n", string(value[protocol.ResultReadResult](t, read).Content))
+	stream, err := r.JS.Stream(t.Context(), natsio.ObjectStream(r.Name.KeptBucket()))
+	require.NoError(t, err)
+	info, err := stream.Info(t.Context())
+	require.NoError(t, err)
+	require.Less(t, info.State.Bytes, uint64(2*len(content)))
+}
+
 // TestKeep_ToolsOfTheUsersOwn: what a tool returns, or why it failed, is kept when it is
 // long, after its result has aged out too; and not when it is short.
 func TestKeep_ToolsOfTheUsersOwn(t *testing.T) {

@@ -46,19 +46,27 @@ func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pr
 		name += ".base64"
 		kept.Lines = 1
 	}
-	info, err := s.GetInfo(ctx, name)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		info, err = s.putFile(ctx, name, fs, v)
-	}
+	// Calls that read one file side by side store it once: of two objects with one name the first would stay for ever.
+	_, err, _ := s.storing.Do(name, func() (any, error) { return nil, s.ensureFile(ctx, name, fs, v) })
 	if err != nil {
 		return nil, err
 	}
-	_, err = s.AddLink(ctx, protocol.KeptText(c.SessionID, c.ID), info)
+	file := &jetstream.ObjectInfo{Bucket: s.bucket, ObjectMeta: jetstream.ObjectMeta{Name: name}}
+	_, err = s.AddLink(ctx, protocol.KeptText(c.SessionID, c.ID), file)
 	return kept, err
 }
 
+// ensureFile stores the content of a file unless it is there, or returns an error when it is not any more what was read.
+func (s *keeper) ensureFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
+	_, err := s.GetInfo(ctx, name)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return s.putFile(ctx, name, fs, v)
+	}
+	return err
+}
+
 // putFile stores the content of a file, or an error when it is not any more what was read.
-func (s *keeper) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) (*jetstream.ObjectInfo, error) {
+func (s *keeper) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
 	var content io.Reader = bytes.NewReader(v.Content)
 	if int64(len(v.Content)) != v.Bytes {
 		content = &fileReader{ctx: ctx, fs: fs, file: v, digest: sha256.New()}
@@ -66,7 +74,8 @@ func (s *keeper) putFile(ctx context.Context, name string, fs sandbox.FS, v prot
 	if v.Raw {
 		content = &base64Reader{raw: content}
 	}
-	return s.put(ctx, name, content)
+	_, err := s.put(ctx, name, content)
+	return err
 }
 
 // base64Reader is what another reader has as base64.
