@@ -16,11 +16,15 @@ import (
 )
 
 // storeImage puts the data of an image into the object store and returns what stands for
-// it in the journal. Storing it twice is storing it once.
+// it in the journal. Storing it twice is storing it once. Where there is no room the journal has it without its data.
 func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, image *loop.Image) (*loop.Image, error) {
 	sum := sha256.Sum256(image.Data)
 	stored := &loop.Image{MediaType: image.MediaType, Blob: protocol.ImageBlob(session, hex.EncodeToString(sum[:]))}
-	if _, err := natsio.PutObject(ctx, j.js, j.fleet.KeptBucket(), stored.Blob, bytes.NewReader(image.Data)); err != nil {
+	_, err := natsio.PutObject(ctx, j.js, j.fleet.KeptBucket(), stored.Blob, bytes.NewReader(image.Data))
+	if api, answered := errors.AsType[*jetstream.APIError](err); answered && full(api) {
+		return &loop.Image{MediaType: image.MediaType}, nil
+	}
+	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", stored.Blob, err)
 	}
 	return stored, nil

@@ -193,3 +193,20 @@ func TestLoad_NamesWhatCannotBeRead(t *testing.T) {
 	_, err = j.Load(t.Context(), "s")
 	require.ErrorContains(t, err, "session s, message 1")
 }
+
+// Where no more is kept a picture is left out, and the session goes on.
+func TestAppend_AnImageThatIsNotKept(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{KeepBytes: 1 << 20})
+	j := open(t, f.NC)
+	session := protocol.NewSessionID()
+	e := event(session, "look")
+	e.Image = &loop.Image{MediaType: "image/png", Data: make([]byte, f.NC.MaxPayload())}
+	_, err := j.Append(t.Context(), session, 0, e)
+	require.NoError(t, err)
+	history, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	require.Len(t, history.Events, 1)
+	require.Equal(t, &loop.Image{MediaType: "image/png"}, history.Events[0].Image)
+	require.Equal(t, "look", history.Events[0].Text)
+}

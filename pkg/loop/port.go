@@ -254,7 +254,7 @@ type Event struct {
 	// Content is what the model sees of a result.
 	Content string `json:"content,omitempty"`
 	// Image is what a model that takes images sees beside it. Its Data is missing from
-	// sessions that are older than the fleet keeps results, and from live events.
+	// sessions that are older than the fleet keeps results, where that had no room for it, and from live events.
 	Image    *Image            `json:"image,omitempty"`
 	Error    *protocol.Error   `json:"error,omitempty"`
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
