@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"maps"
 	"os"
@@ -23,12 +22,38 @@ const (
 // shellState is what a sandbox's shell is like after a command: where it is, and which
 // exported variables it has that its sandbox does not give it.
 type shellState struct {
-	Dir string            `json:"dir"`
-	Env map[string]string `json:"env"`
+	dir string
+	env map[string]string
+}
+
+// parseShell reads a state as the keeping script writes it: the directory, then NAME=VALUE for each
+// variable, and a NUL behind each of them. They are bytes, which need not be UTF-8.
+func parseShell(written string) (state shellState, ok bool) {
+	dir, env, found := strings.Cut(written, "\x00")
+	if !found || dir == "" {
+		return state, false
+	}
+	state = shellState{dir: dir, env: map[string]string{}}
+	for pair := range strings.SplitSeq(env, "\x00") {
+		if name, value, isPair := strings.Cut(pair, "="); isPair && name != "" {
+			state.env[name] = value
+		}
+	}
+	return state, true
+}
+
+// String is what parseShell reads.
+func (s shellState) String() string {
+	var b strings.Builder
+	b.WriteString(s.dir + "\x00")
+	for name, value := range s.env {
+		b.WriteString(name + "=" + value + "\x00")
+	}
+	return b.String()
 }
 
 // shellFile is where the state is kept: beside the workspace, for whichever worker has it.
-func (s *sandboxes) shellFile(l protocol.Lane) string { return filepath.Join(s.home(l), "shell.json") }
+func (s *sandboxes) shellFile(l protocol.Lane) string { return filepath.Join(s.home(l), "shell") }
 
 // keepingScript runs the command $1 in the directory $2, and writes where it ended, and
 // with which environment, to a file of the sandbox. A command that sets a trap on EXIT of its
@@ -69,7 +94,7 @@ func (s shell) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error
 func (w *Worker) inShell(s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun, cmd *sandbox.Cmd) sandbox.Sandbox {
 	file := w.sandboxes.shellFile(run.Call.Lane())
 	state := readShell(file)
-	dir := state.Dir
+	dir := state.dir
 	if p.Cwd != "" {
 		dir = ""
 	}
@@ -78,7 +103,7 @@ func (w *Worker) inShell(s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun
 		script = startingScript
 	}
 	cmd.Argv = []string{w.languages.shell, "-c", script, w.languages.shell, p.Command, dir}
-	cmd.Env = maps.Clone(state.Env)
+	cmd.Env = maps.Clone(state.env)
 	if cmd.Env == nil {
 		cmd.Env = map[string]string{}
 	}
@@ -107,24 +132,23 @@ func (w *Worker) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shel
 	if err != nil || r.ExitCode != 0 || r.Stdout.Truncated {
 		return state, false
 	}
-	dir, env, found := strings.Cut(string(r.Stdout.Data), "\x00")
-	if !found || dir == "" {
+	if state, ok = parseShell(string(r.Stdout.Data)); !ok {
 		return state, false
 	}
-	state = shellState{Dir: dir, Env: map[string]string{}}
 	size := 0
-	for pair := range strings.SplitSeq(env, "\x00") {
-		name, value, isPair := strings.Cut(pair, "=")
+	for name, value := range state.env {
+		kept := true
 		if _, isGiven := given[name]; isGiven {
-			value, isPair = before.Env[name]
+			value, kept = before.env[name]
 		}
-		if !isPair || name == "" || w.ownVariable(name, value) {
+		if !kept || w.ownVariable(name, value) {
+			delete(state.env, name)
 			continue
 		}
-		state.Env[name] = value
+		state.env[name] = value
 		size += len(name) + len(value)
 	}
-	return state, size <= maxShellState && len(state.Env) <= maxShellVars
+	return state, size <= maxShellState && len(state.env) <= maxShellVars
 }
 
 // ownVariable reports whether a variable is what the worker, the sandbox or the shell makes it.
@@ -142,19 +166,15 @@ func (w *Worker) ownVariable(name, value string) bool {
 
 // readShell reads a state; without one the shell is as new.
 func readShell(file string) (state shellState) {
-	if body, err := os.ReadFile(file); err != nil || json.Unmarshal(body, &state) != nil {
-		return shellState{}
+	if body, err := os.ReadFile(file); err == nil {
+		state, _ = parseShell(string(body))
 	}
 	return state
 }
 
 // writeShell writes a state: a copy at the side and a rename, so that it is always whole.
 func writeShell(file string, state shellState) error {
-	body, err := json.Marshal(state)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(file+".new", body, 0o600); err != nil {
+	if err := os.WriteFile(file+".new", []byte(state.String()), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(file+".new", file)

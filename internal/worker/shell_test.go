@@ -55,6 +55,16 @@ func testShell(t *testing.T, options func(*rig) worker.Options) {
 	require.Equal(t, []string{"new\n"}, r.inShell(t, protocol.NewSessionID(), protocol.CommandRun{Command: "echo ${Y:-new}"}), "others have their own")
 }
 
+func TestShell_KeepsBytes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.trustingOptions())
+	require.Equal(t, []string{"", "b\xff 1\xff=\n2"}, r.inShell(t, protocol.NewSessionID(),
+		protocol.CommandRun{Command: `d=$(printf 'b\377'); mkdir "$d" && cd "$d"; export X="$(printf '1\377=\n2')"`},
+		protocol.CommandRun{Command: `printf '%s %s' "${PWD##*/}" "$X"`},
+	))
+}
+
 func TestShell_IsKeptBetweenCommands(t *testing.T) {
 	t.Parallel()
 	testShell(t, (*rig).options)
@@ -90,6 +100,6 @@ func TestShell_ExitCodesAndWhatKeepsNothing(t *testing.T) {
 	require.Equal(t, []string{"d\n1\n"}, r.inShell(t, session, protocol.CommandRun{Command: `basename "$PWD"; echo $X`}))
 	requireFault(t, r.do(session, protocol.CommandRun{Argv: []string{"true"}, KeepShell: true}), protocol.StatusRejected, protocol.CodeInvalidPayload)
 
-	require.NoError(t, os.WriteFile(o.Data+"/sandboxes/"+string(session)+"/shell.json", []byte("{"), 0o600))
+	require.NoError(t, os.WriteFile(o.Data+"/sandboxes/"+string(session)+"/shell", []byte("{"), 0o600))
 	require.Equal(t, []string{"new\n"}, r.inShell(t, session, protocol.CommandRun{Command: "echo ${X:-new}"}), "a state that cannot be read is none")
 }
