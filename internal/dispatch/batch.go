@@ -35,6 +35,7 @@ type followed struct {
 	span, publish trace.Span
 	state         loop.State
 	accepted      bool
+	cancelled     bool // a request to cancel it is stored
 }
 
 // news is a result or a frame; exactly one is set.
@@ -84,6 +85,8 @@ func (b *batch) follow(ctx context.Context) error {
 		if err := b.dispatcher.publisher.Cancel(after, f.call); err != nil {
 			b.dispatcher.options.Logger.WarnContext(ctx, "call cannot be cancelled",
 				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
+		} else {
+			f.cancelled = true
 		}
 	}
 	b.look(after, false)

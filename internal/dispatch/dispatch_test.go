@@ -220,6 +220,19 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	}
 }
 
+func TestDispatch_SaysWhenACancelHasNoRoom(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{MaxCalls: 1})
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 50 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	calls := newCalls(1)
+	o, err := r.dispatch(ctx, calls)
+	require.NoError(t, err)
+	result := requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+	require.Contains(t, result.Error.Message, "did not take a request to cancel")
+}
+
 func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})

@@ -19,6 +19,9 @@ const whoWait = 500 * time.Millisecond
 // another process sent before this one, it is not known what was seen.
 func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
 	switch {
+	case !f.cancelled:
+		return protocol.Errorf(protocol.CodeOutcomeUnknown,
+			"no worker answered in time, and the fleet did not take a request to cancel the call; it may have had effects, or run later")
 	case f.state == loop.StateRunning:
 		return protocol.Errorf(protocol.CodeOutcomeUnknown,
 			"the worker that ran the call did not answer in time; a request to cancel it is stored, but it may have had effects")
