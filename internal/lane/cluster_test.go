@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -301,6 +302,41 @@ func TestCluster_AFullStreamIsServedWhileAServerIsMissing(t *testing.T) {
 	p := f.publisher()
 	f.hold(newHistory(), lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+}
+
+// A lane whose worker was lost while a server is missing, too, waits for room, but not with a slot: others make that room.
+func TestCluster_ALaneThatWaitsForRoomKeepsNoSlot(t *testing.T) {
+	t.Parallel()
+	f, c := newClusterFleet(t)
+	f.ensurePool(2 * time.Second)
+	call, other := newCall("s", exclusive("account/1")), newCall("s", exclusive("account/2"))
+	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
+	f.takeAndDie()
+	f.fill(1)
+	off := (max(c.Leader(protocol.DefaultFleet.CallsStream()), 0) + 1) % len(c.Servers)
+	c.Stop(off)
+	f.dial = func() *nats.Conn { return c.ConnectTo((off + 1) % len(c.Servers)) }
+	f.nc = f.dial()
+	othersLead(t, c, off)
+	var err error
+	f.js, err = jetstream.New(f.nc)
+	require.NoError(t, err)
+	p := f.publisher()
+	h := f.hold(newHistory(), lane.Options{Slots: 1})
+	require.Eventually(t, func() bool { return h.Held() == 1 }, 30*time.Second, time.Millisecond)
+	f.makeRoomFor(other)
+	require.Equal(t, protocol.StatusOK, f.await(p, other).Status)
+	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+}
+
+// makeRoomFor has a full stream take one more call, which makes its lane ready.
+func (f *fleet) makeRoomFor(call *protocol.Call) {
+	f.t.Helper()
+	p := f.publisher()
+	f.fill(2)
+	require.Eventually(f.t, func() bool {
+		return p.Put(f.t.Context(), []lane.Outgoing{{Call: call}})[0] == nil
+	}, 30*time.Second, time.Millisecond, "no room")
 }
 
 // fill makes the calls stream so small that it has no room any more.

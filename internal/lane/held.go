@@ -45,7 +45,8 @@ type held struct {
 
 	// Owned by serve.
 	inline     *entry // the ready message's own call, until it is in the schedule
-	pinned     bool   // the ready message carries a call that is not settled
+	carries    bool   // the ready message is a call itself
+	pinned     bool   // and that is not settled
 	schedule   *schedule
 	bytes      int
 	mail       *mailbox
@@ -112,7 +113,7 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 			return nil, err
 		}
 		l.inline.seq, l.inline.accepted, l.inline.inline = l.ready, meta.Timestamp, true
-		l.pinned = true
+		l.carries, l.pinned = true, true
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
@@ -157,6 +158,7 @@ func (l *held) serve() {
 		}
 		if err := l.feed(); err != nil {
 			l.complain(mailboxTrouble, err)
+			l.freeSlots() // others may run meanwhile, and make the room that a full stream lacks
 			l.pause()
 			continue
 		}

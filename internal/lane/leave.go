@@ -91,7 +91,7 @@ func (l *held) removeReady(first bool) error {
 
 // handback returns a lane to the server, so that another worker gets it at once:
 // one whose ready message carries a call that was not started, or one without a
-// slot for it. The mark says that this delivery started nothing that is not settled.
+// slot for it. The mark says that this delivery started nothing that is not settled, and that the ready message is not: it stays.
 func (l *held) handback() bool {
 	if !l.alive() {
 		return false
@@ -100,8 +100,10 @@ func (l *held) handback() bool {
 	mark := nats.NewMsg(l.holder.options.Fleet.HandbackSubject(l.holder.options.Pool, l.hash, l.ready, l.delivered))
 	if _, err := l.sweep(); err != nil {
 		l.warn("settled entries cannot be removed", err) // without the mark, the next holder looks for their results
-	} else if _, _, err := s.Publish(l.ctx, mark); err != nil {
-		l.warn("handback mark cannot be stored", err) // then an attempt is counted that was none
+	} else if l.pinned || !l.carries {
+		if _, _, err := s.Publish(l.ctx, mark); err != nil {
+			l.warn("handback mark cannot be stored", err) // then an attempt is counted that was none
+		}
 	}
 	l.nak()
 	return true

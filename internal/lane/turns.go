@@ -24,6 +24,11 @@ func (l *held) start() {
 			l.startOne(e)
 		}
 	}
+	l.freeSlots()
+}
+
+// freeSlots gives back the slots that no call uses.
+func (l *held) freeSlots() {
 	for ; l.free > 0; l.free-- {
 		l.holder.slots.release()
 	}
@@ -56,9 +61,7 @@ func (l *held) returnSlots() {
 	if l.wanting && <-l.granted {
 		l.free++
 	}
-	for ; l.free > 0; l.free-- {
-		l.holder.slots.release()
-	}
+	l.freeSlots()
 }
 
 // yields reports whether a busy lane should go to the end of the line, because

@@ -22,6 +22,9 @@ func (s *Store) direct() bool { return s.single.Load() && !s.Clustered() }
 func (s *Store) readDirect(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
 	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
 	answer, err := s.Replies.Request(ctx, ShortTimeout, s.directGet(request))
+	if errors.Is(err, nats.ErrNoResponders) { // the stream allows it no more
+		return s.read(ctx, s.Fleet.CallsStream(), filter, seq)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
 	}
@@ -71,7 +74,7 @@ func (s *Store) ReadAll(ctx context.Context, filter string, seq uint64, most int
 	}
 	request := fmt.Appendf(nil, `{"multi_last":[%q],"seq":%d,"batch":%d,"max_bytes":%d}`, filter, max(seq, 1), most, readBytes)
 	answers, err := s.Replies.Collect(ctx, ShortTimeout, s.directGet(request), most+1, endsBatch)
-	if err == nil && s.foreign(answers[0]) {
+	if errors.Is(err, nats.ErrNoResponders) || err == nil && s.foreign(answers[0]) {
 		return nil, false, ErrNotAtOnce
 	}
 	if err == nil {

@@ -206,3 +206,19 @@ func TestStore_AMirrorIsNotAsked(t *testing.T) {
 	_, _, err = s.ReadAll(t.Context(), filter, 0, 256)
 	require.ErrorIs(t, err, ErrNotAtOnce)
 }
+
+// An operator may forbid direct gets while workers run.
+func TestStore_DirectGetsThatAreForbiddenMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	filter, seqs := mailbox(t, s, 1, nil)
+	config := s.Calls.CachedInfo().Config
+	config.AllowDirect = false
+	_, err := s.JS.UpdateStream(t.Context(), config)
+	require.NoError(t, err)
+	msg, err := s.Next(t.Context(), filter, 0)
+	require.NoError(t, err)
+	require.Equal(t, seqs[0], msg.Sequence)
+	_, _, err = s.ReadAll(t.Context(), filter, 0, 9)
+	require.ErrorIs(t, err, ErrNotAtOnce)
+}
