@@ -137,7 +137,7 @@ func (l *held) comesAlone() bool {
 		l.holder.alarms.quiet(l.hash, l.ready)
 }
 
-// accept takes one message of the mailbox.
+// accept takes one message of the mailbox. It may be one that was read before ([mailbox.rewind]).
 func (l *held) accept(msg *letter) {
 	what := l.holder.options.Fleet.ParseMailboxSubject(msg.subject)
 	switch what.Kind {
@@ -148,7 +148,7 @@ func (l *held) accept(msg *letter) {
 			return
 		}
 		e.seq, e.accepted = msg.seq, msg.stored
-		if !l.admit(e) { // enqueued twice; the one in hand is the call
+		if !l.admit(e) && l.schedule.find(e.call.ID).seq != e.seq { // enqueued twice; the one in hand is the call
 			l.litter = append(l.litter, msg.seq)
 		}
 	case protocol.EntryHandback:
@@ -156,7 +156,9 @@ func (l *held) accept(msg *letter) {
 			l.litter = append(l.litter, msg.seq)
 			return
 		}
-		l.handbacks = append(l.handbacks, msg.seq)
+		if !slices.Contains(l.handbacks, msg.seq) {
+			l.handbacks = append(l.handbacks, msg.seq)
+		}
 	case protocol.EntryCancel, protocol.EntryStart:
 		e := l.schedule.find(what.CallID)
 		if e == nil { // its call is settled

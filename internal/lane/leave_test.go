@@ -25,6 +25,7 @@ func TestHandback_HidesNoSettledReadyMessage(t *testing.T) {
 		"settled by now": {carries: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l := &held{
 				holder: &Holder{options: Options{}.withDefaults(), store: s}, carries: test.carries, pinned: test.pinned,
 				lane: "account/a", hash: protocol.Lane(name).Hash(), ready: 1, delivered: 1, ack: "ack",

@@ -84,3 +84,29 @@ func TestSweep_OnlyWhatIsSettledGoes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, passed.seq, next.seq)
 }
+
+// When a call was passed over, what is behind it is read again. What is in hand stays in the mailbox, and nothing counts twice.
+func TestAccept_WhatIsReadAgainStays(t *testing.T) {
+	t.Parallel()
+	const name = protocol.Lane("account/a")
+	fleet := protocol.DefaultFleet
+	l := &held{
+		holder: &Holder{options: Options{}.withDefaults()}, lane: name, hash: name.Hash(), ctx: t.Context(), schedule: newSchedule(), ready: 3,
+	}
+	call := &protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(name), Access: protocol.Exclusive}}, Payload: protocol.Noop{}, IssuedAt: time.Now(),
+	}
+	body, err := protocol.EncodeCall(call)
+	require.NoError(t, err)
+	subject := fleet.CallSubject(protocol.DefaultPool, l.hash, call.ID)
+	for range 2 {
+		l.accept(&letter{seq: 4, subject: subject, body: body})
+		l.accept(&letter{seq: 5, subject: fleet.HandbackSubject(protocol.DefaultPool, l.hash, l.ready, 1)})
+	}
+	require.Equal(t, 1, l.schedule.len())
+	require.Len(t, l.handbacks, 1)
+	require.Empty(t, l.litter)
+	l.accept(&letter{seq: 6, subject: subject, body: body})
+	require.Equal(t, []uint64{6}, l.litter, "put twice")
+}

@@ -43,10 +43,13 @@ func TestPause_WhatRunsGoesOnAndNothingStarts(t *testing.T) {
 	require.NoError(t, p.Cancel(t.Context(), doomed))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, doomed).Status, "cancels work, also behind a call that waits")
 	require.Empty(t, g.started)
-	view := f.show(o, "account/a")
+	var view *operator.View
+	require.Eventually(t, func() bool {
+		view = f.show(o, "account/a")
+		return view.Waiting == 1
+	}, 30*time.Second, time.Millisecond, "what is settled is removed")
 	require.Equal(t, operator.StatePaused, view.State)
 	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
-	require.Equal(t, 1, view.Waiting)
 	require.Empty(t, view.Running)
 
 	other := newCall("s", exclusive("account/b"))

@@ -297,7 +297,9 @@ func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
 
 // Cancel asks for a call to end as cancelled. The request is durable: once Cancel
 // returns nil, a call that waits will not start, and one that runs will be killed,
-// unless it ends before. The result tells which.
+// unless it ends before. The result tells which. Whoever holds the lane hears of it at once; should the
+// news get lost, as it may in a cluster, it looks into the mailbox within a second, or 30 where it holds many lanes, and what it
+// starts until then is killed.
 func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 	return p.store.Cancel(ctx, call.Pool, call.Lane(), call.ID)
 }

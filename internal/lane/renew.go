@@ -13,9 +13,10 @@ import (
 // assure makes sure of the lease of a message that has waited for long before it was
 // delivered. What the server keeps of a delivery, for its own restart or for the next
 // leader, is not when it was made but when the message was stored: until the first renewal, such
-// a lease is over as soon as the leader changes. It reports false when the lane is lost.
+// a lease is over as soon as the leader changes. One that seems to be of the future was stored under a leader with another clock,
+// and may be as old. It reports false when the lane is lost.
 func (l *held) assure() bool {
-	if l.holder.clock.Age(l.stored)-time.Since(l.claimed) < l.lease.margin()/2 {
+	if waited := l.holder.clock.Now().Sub(l.stored) - time.Since(l.claimed); waited.Abs() < l.lease.margin()/2 {
 		return true
 	}
 	for l.alive() {
