@@ -24,7 +24,7 @@ type letter struct {
 }
 
 // mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all that is there
-// at once, and the leader of several, which knows every acknowledged message, for one after the other. While it listens, the server
+// at once, and the leader of several, which knows every acknowledged message, for one message after the other. While it listens, the server
 // also tells it each message once that is stored, so that it need not ask in vain. A
 // server on its own tells all of them in order, and then they are taken as they
 // come; in a cluster some may get lost, and then one question finds out whether those that
@@ -175,7 +175,7 @@ func (m *mailbox) passes(seq uint64, subject string) {
 	m.read[subject] = struct{}{}
 }
 
-// give has the mailbox what was read of it otherwise: all that was there a moment ago.
+// give hands the mailbox what was read of it in another way: all that was there a moment ago.
 func (m *mailbox) give(all []*jetstream.RawStreamMsg) {
 	for _, msg := range all {
 		m.sure = append(m.sure, fromStream(msg))

@@ -102,7 +102,7 @@ func (l *held) readStock() error {
 		for _, msg := range found {
 			there[msg.Subject] = true
 		}
-		if err := l.areGone(func(subject string) bool { return !there[subject] }); err != nil {
+		if err := l.confirmGone(func(subject string) bool { return !there[subject] }); err != nil {
 			return err
 		}
 	}
@@ -132,12 +132,12 @@ func (l *held) checkStock() error {
 	if l.stock == nil || len(l.stock.unread) == 0 {
 		return nil
 	}
-	return l.areGone(func(string) bool { return true })
+	return l.confirmGone(func(string) bool { return true })
 }
 
-// areGone makes sure that what is in stock and was not found was removed meanwhile. The error wraps [store.ErrBehind] when it is still
+// confirmGone makes sure that what is in stock and was not found was removed meanwhile. The error wraps [store.ErrBehind] when it is still
 // there: then whoever was asked is behind.
-func (l *held) areGone(missing func(subject string) bool) error {
+func (l *held) confirmGone(missing func(subject string) bool) error {
 	now, err := l.holder.store.List(l.ctx, l.mail.filter(), l.stock.last)
 	if err != nil {
 		return err
