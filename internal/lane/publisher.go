@@ -130,9 +130,20 @@ type into struct {
 	held   bool // its holder is likely to be still there
 }
 
-// put enqueues one call: as the ready message itself if the lane may be and is
-// idle, else into the mailbox.
+// put enqueues one call, once more if the server that is connected by now takes smaller messages than the one it was encoded for.
 func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
+	err := p.putAsEncoded(ctx, out, how)
+	if errors.Is(err, nats.ErrMaxPayload) {
+		again := *out.Call
+		again.Again = true
+		err = p.putAsEncoded(ctx, Outgoing{Call: &again, Header: out.Header}, how)
+	}
+	return err
+}
+
+// putAsEncoded enqueues one call: as the ready message itself if the lane may be and is
+// idle, else into the mailbox.
+func (p *Publisher) putAsEncoded(ctx context.Context, out Outgoing, how into) error {
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return err

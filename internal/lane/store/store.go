@@ -288,7 +288,7 @@ func Retryable(err error) bool {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
 		return api.Code == 503 && api.ErrorCode != codeStoreFailed
 	}
-	return err != nil && !errors.Is(err, nats.ErrConnectionClosed)
+	return err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrMaxPayload)
 }
 
 // Token is a number that nobody has used before.
