@@ -132,7 +132,8 @@ func TestGuards(t *testing.T) {
 	require.Empty(t, do(write(protocol.GuardRead, "new")))
 	require.Equal(t, sandbox.FaultFileChanged, do(write(protocol.GuardRead, "a")))
 	ops.session = "s2"
-	require.Equal(t, sandbox.FaultFileNotRead, do(write(protocol.GuardRead, "new")), "another session has not read it")
+	require.Equal(t, sandbox.FaultFileNotRead, do(protocol.FilesWrite{Path: "new", Content: protocol.Bytes("y"), Guard: protocol.GuardRead}),
+		"another session has not read it")
 	require.Empty(t, do(write(protocol.GuardChanged, "new")))
 
 	outside("a.json", `{"a":1}`)
@@ -141,6 +142,30 @@ func TestGuards(t *testing.T) {
 	require.Empty(t, do(protocol.FilesJSONRead{Path: "a.json", Guard: protocol.GuardRead}))
 	require.Empty(t, do(change))
 	require.Empty(t, do(change))
+}
+
+// A worker may be lost after a write and before it remembers that: the next attempt writes the same.
+func TestGuards_AWriteCanBeDoneAgain(t *testing.T) {
+	t.Parallel()
+	s, dir := opened(t)
+	for _, guard := range []protocol.Guard{protocol.GuardChanged, protocol.GuardRead} {
+		ops := fileOps{sandbox: s, session: "s1", seen: newSeen(filepath.Join(t.TempDir(), "seen.jsonl"))}
+		path := filepath.Join(dir, "a-"+string(guard))
+		write := func(content string) error {
+			_, _, err := ops.run(t.Context(), protocol.FilesWrite{Path: filepath.Base(path), Content: protocol.Bytes(content), Guard: guard})
+			return err
+		}
+		require.NoError(t, os.WriteFile(path, []byte("new"), 0o600))
+		require.NoError(t, write("new"), "made by an attempt that nobody remembers")
+		require.NoError(t, write("newer"))
+		require.NoError(t, os.WriteFile(path, []byte("newest"), 0o600))
+		require.NoError(t, write("newest"), "changed by one")
+		require.NoError(t, os.WriteFile(path, []byte("other"), 0o600))
+		require.ErrorContains(t, write("newest"), "is not as it was read")
+		content, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, "other", string(content))
+	}
 }
 
 // A session that was told that a file is gone may make it again; one that was not may not.
