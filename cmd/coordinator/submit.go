@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -79,8 +78,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
 		Policies: policies, Guard: c.guard(),
 	}, c.Timeout)
-	ended := make(chan struct{})
-	var endOnce sync.Once
+	live := &liveTurn{show: show.observe}
 	waits := time.AfterFunc(waitNotice, func() {
 		show.warn(fmt.Sprintf("the turn has waited %s: no coordinator serves or is free (coordinator serve), or an earlier turn of the session still runs (coordinator lane ls --pool %s)",
 			waitNotice, protocol.SessionPool))
@@ -98,12 +96,8 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 		if e.Type == loop.EventApprovalAsked {
 			answers.ask(ctx, e)
 		}
-		if c.JSON { // which prints what is journaled
-			return
-		}
-		show.observe(e)
-		if e.Type == loop.EventTurnEnded {
-			endOnce.Do(func() { close(ended) })
+		if !c.JSON { // which prints what is journaled
+			live.observe(e)
 		}
 	})
 	if err != nil {
@@ -114,21 +108,19 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
-	if !c.JSON { // the last events may come a moment after the result, or be lost
-		select {
-		case <-ended:
-		case <-time.After(lastEvents):
-		}
-	} else {
-		history, err := fl.Journal.Load(context.WithoutCancel(ctx), session)
-		if err != nil {
-			return turnResult(result), err
-		}
-		for _, e := range turnOf(history.Events, call.ID) {
-			show.observe(e)
-		}
+	turn := turnResult(result)
+	if !c.JSON {
+		live.complete(context.WithoutCancel(ctx), turn)
+		return turn, nil
 	}
-	return turnResult(result), nil
+	history, err := fl.Journal.Load(context.WithoutCancel(ctx), session)
+	if err != nil {
+		return turn, err
+	}
+	for _, e := range turnOf(history.Events, call.ID) {
+		show.observe(e)
+	}
+	return turn, nil
 }
 
 // turnOf returns the events of the turn that a call asked for, with the session's beginning if it is the first one.
@@ -147,9 +139,6 @@ func turnOf(events []loop.Event, id protocol.CallID) []loop.Event {
 	}
 	return events[begin:end]
 }
-
-// lastEvents is how long the live events of a turn are waited for behind its result.
-const lastEvents = time.Second
 
 // turnResult reads the outcome of a turn from its call's result.
 func turnResult(r *protocol.Result) loop.TurnResult {
