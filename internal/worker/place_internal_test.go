@@ -2,6 +2,8 @@ package worker
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -12,7 +14,28 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 )
+
+func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
+	t.Parallel()
+	workspace, other := t.TempDir(), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(other, "a"), nil, 0o600))
+	o := Options{Data: t.TempDir(), Driver: process.New(nil), Workspace: func(string) (string, bool) { return workspace, true }}
+	s, err := newSandboxes(o, nil)
+	require.NoError(t, err)
+	ctx, lose := context.WithCancel(t.Context())
+	_, err = s.get(ctx, "sandbox/one")
+	require.NoError(t, err)
+	t.Cleanup(s.closeAll)
+	lose()
+	require.ErrorIs(t, s.replace(ctx, "sandbox/one", other), context.Canceled)
+	require.FileExists(t, filepath.Join(other, "a"))
+	_, err = s.get(ctx, "sandbox/one")
+	require.ErrorIs(t, err, context.Canceled, "nor is a sandbox opened")
+	require.NoError(t, s.replace(t.Context(), "sandbox/one", other))
+	require.FileExists(t, filepath.Join(workspace, "a"))
+}
 
 func TestPlace_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	t.Parallel()

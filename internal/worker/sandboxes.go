@@ -275,12 +275,12 @@ func (s *sandboxes) warm(l protocol.Lane) bool {
 }
 
 // replace puts another directory in the place of an empty workspace. The sandbox is
-// closed for it and opened again by the next get.
-func (s *sandboxes) replace(l protocol.Lane, dir string) error {
+// closed for it and opened again by the next get. Once ctx has ended the workspace may be that of another worker: it stays.
+func (s *sandboxes) replace(ctx context.Context, l protocol.Lane, dir string) error {
 	b := s.box(l)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.closeLocked(); err != nil {
+	if err := errors.Join(b.closeLocked(), ctx.Err()); err != nil {
 		return err
 	}
 	// Removing a directory that is not empty is refused; renaming onto one always is.

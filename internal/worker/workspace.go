@@ -51,7 +51,7 @@ func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protoco
 	if err != nil {
 		return nil, err
 	}
-	if err := w.sandboxes.replace(l, temp); err != nil {
+	if err := w.sandboxes.replace(ctx, l, temp); err != nil {
 		return nil, fmt.Errorf("import workspace: %w", err)
 	}
 	return protocol.WorkspaceImportResult{Files: stats.Files, Bytes: stats.Bytes}, nil
