@@ -89,7 +89,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 		switch {
 		case v.denied != nil:
 			t.refuse(ctx, b, p, protocol.StatusRejected, v.denied)
-		case ctx.Err() != nil && !detached(ctx) && !call.planned:
+		case ctx.Err() != nil && !detached(ctx) && (!call.planned || plan.plan.Background): // a job that was sent has a result, its handle
 			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:

@@ -196,6 +196,26 @@ func TestJobs_ThePolicyBindsWhatIsSentLater(t *testing.T) {
 	require.Equal(t, []protocol.Roots{{Read: []string{"src/**"}, Write: []string{"src/**"}}}, r.fleet.runs[0].Roots)
 }
 
+func TestJobs_InterruptedTurnSendsNone(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(asks("a", "build"), says("done"))
+	r.journal = &crashingJournal{untilCrash: 3} // when the handle is journaled, before the fleet hears of the job
+	_, err := r.run(t.Context(), t, "go")
+	require.ErrorIs(t, err, errCrash)
+	ctx, stop := context.WithCancel(t.Context())
+	build := &r.tools[len(r.tools)-1]
+	plan := build.Plan
+	build.Plan = func(scope tools.Scope, arguments json.RawMessage) (tools.Plan, *protocol.Error) {
+		stop() // once the turn goes on
+		return plan(scope, arguments)
+	}
+	result, err := r.run(ctx, t, "go")
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
+	require.Equal(t, []string{"cancelled"}, statuses(r))
+	require.Empty(t, r.fleet.runs)
+}
+
 func TestJobs_InterruptedTurnLeavesThemAlone(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(asks("a", "build", "wait"), says("done"))
