@@ -109,7 +109,7 @@ func (p *Publisher) putLane(ctx context.Context, lane place, calls []Outgoing, i
 		call := calls[i].Call
 		if faults[i] = p.put(ctx, calls[i], how); faults[i] != nil {
 			p.presence.finished(lane, call.ID)
-			if errors.Is(faults[i], ErrFull) {
+			if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
 				p.noRoom.Store(time.Now().UnixNano())
 			}
 			continue
@@ -227,7 +227,7 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 		// Whether it was stored is not known. The mailbox is safe to try: its entry says so.
 		return false, p.markAgain(call, mailbox)
 	case answer == store.Full:
-		return false, noRoom(call, call.Again)
+		return false, fullOf(call, call.Again)
 	}
 	if answer == store.Accepted {
 		p.presence.accepted(call, seq)
@@ -255,7 +255,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	case err != nil:
 		return fmt.Errorf("publish call %s: %w", call.ID, err)
 	case answer == store.Full:
-		return noRoom(call, again)
+		return fullOf(call, again)
 	}
 	// Stored now, or it was there already: accepted.
 	// One that was published before may have run already, and nobody may be left who looks
@@ -268,8 +268,8 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	return nil
 }
 
-// noRoom is the error of a call that a full stream refuses; again says that it may have taken it before.
-func noRoom(call *protocol.Call, again bool) error {
+// fullOf is the error of a call that a full stream refuses; again says that it may have taken it before.
+func fullOf(call *protocol.Call, again bool) error {
 	if again {
 		return fmt.Errorf("publish call %s: %w", call.ID, ErrFullAgain)
 	}
