@@ -199,6 +199,9 @@ func (b *batch) look(ctx context.Context, kick bool) {
 			b.done(ctx, r)
 			continue
 		}
+		if kick && !f.cancelled { // else it would stand behind the request to cancel it
+			_ = b.dispatcher.publisher.Recover(ctx, f.call) // tried again with the next look
+		}
 		if at := (place{f.call.Pool, f.call.Lane()}); kick && !kicked[at] {
 			kicked[at] = true
 			_ = b.dispatcher.publisher.Kick(ctx, f.call) // the next one may get through

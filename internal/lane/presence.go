@@ -59,6 +59,7 @@ type ownLane struct {
 type ownCall struct {
 	since  time.Time
 	seq    uint64      // stream sequence; 0 until it is accepted, or when it is not known
+	inline bool        // it is its lane's ready message
 	makeUp *time.Timer // publishes the ready message, unless the result comes before
 }
 
@@ -134,6 +135,26 @@ func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 		}
 	}
 	return own.stays(time.Now())
+}
+
+// carried books whether a call is its lane's ready message.
+func (p *presence) carried(call *protocol.Call, inline bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if own := p.lanes[placeOf(call)]; own != nil && own.calls[call.ID] != nil {
+		own.calls[call.ID].inline = inline
+	}
+}
+
+// carrier is the sequence of the ready message that a call is; 0 when it is none.
+func (p *presence) carrier(call *protocol.Call) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.lanes[placeOf(call)]
+	if own == nil || own.calls[call.ID] == nil || !own.calls[call.ID].inline {
+		return 0
+	}
+	return own.calls[call.ID].seq
 }
 
 // later has the ready message of a call made up for, unless its result comes

@@ -231,6 +231,7 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 	}
 	if answer == store.Accepted {
 		p.presence.accepted(call, seq)
+		p.presence.carried(call, true)
 	}
 	return answer == store.Accepted, nil
 }
@@ -304,6 +305,26 @@ func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 // harmless, when all is well.
 func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
 	return p.store.PublishReady(ctx, call.Pool, call.Lane())
+}
+
+// Recover is for whoever has waited for the result of a call and found none: should the call be its lane's ready message, and
+// that be gone, it is put once more, as one that may be there already. A server removes what the pool's consumer takes for settled, and where servers
+// are cut off from each other again and again that may be what was handed out a moment ago. A call in the mailbox is no consumer's.
+func (p *Publisher) Recover(ctx context.Context, call *protocol.Call) error {
+	carrier := p.presence.carrier(call)
+	if carrier == 0 {
+		return nil
+	}
+	there, err := p.store.Next(ctx, p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash()), 0)
+	if err != nil || there != nil && there.Sequence == carrier {
+		return err
+	}
+	again := *call
+	again.Again = true
+	if err = p.put(ctx, Outgoing{Call: &again}, into{}); err == nil {
+		p.presence.carried(call, false)
+	}
+	return err
 }
 
 // Cancel asks for a call to end as cancelled. The request is durable: once Cancel

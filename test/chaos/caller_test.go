@@ -230,6 +230,9 @@ func (c *callerRole) follow(ctx context.Context, open map[protocol.CallID]*plann
 					c.done(open, r)
 					continue
 				}
+				if p.cancelAfter < 0 {
+					_ = c.publisher.Recover(ctx, &p.Call)
+				}
 				if lane := p.Lane(); !kicked[lane] {
 					kicked[lane] = true
 					_ = c.publisher.Kick(ctx, &p.Call) // the next one may get through
