@@ -240,17 +240,25 @@ func TestTurn_Failures(t *testing.T) {
 	require.Equal(t, map[string]int64{"toolfleet.pool=session": 5}, meter.Read(t, telemetry.MetricQueueTime))
 }
 
-// TestTurn_ReplyThatNoJournalTakes: the model is not asked for it again and again.
+// TestTurn_ReplyThatNoJournalTakes: the model is not asked for it again and again, the turn ends, and the session goes on.
 func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{"text":"`+strings.Repeat("x", 9<<20)+`"}`)
-	r.serve(r.Connect(), "a", nil)
+	brief, err := scripted.Parse("brief", []byte(`{"steps":[`+answer+`,`+answer+`]}`))
+	require.NoError(t, err)
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Models["brief"] = brief })
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	got := r.submit(ctx, serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go"}, 0))
+	session := protocol.NewSessionID()
+	got := r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "go"}, 0))
 	requireFault(t, got, protocol.StatusFailed, protocol.CodePayloadTooLarge)
 	require.Contains(t, got.Error.Message, "max_payload")
 	require.EqualValues(t, 1, r.model.asked.Load())
+	require.Nil(t, r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "shorter", Model: "brief"}, 0)).Error)
+	require.EqualValues(t, 1, r.model.asked.Load(), "nothing is left open")
+	got = r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: strings.Repeat("x", 9<<20), Model: "brief"}, 0))
+	requireFault(t, got, protocol.StatusFailed, protocol.CodePayloadTooLarge)
+	require.Nil(t, r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "again", Model: "brief"}, 0)).Error)
 }
 
 // TestTurn_AJournalWithoutRoom: the model is not asked again and again for a reply that cannot be journaled, and the turn

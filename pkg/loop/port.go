@@ -147,8 +147,8 @@ type Update struct {
 // expected sequence was read, or that this sequence never was. Nothing was appended.
 var ErrJournalConflict = errors.New("session was extended by someone else; one process at a time may run it, and submit puts turns in a row")
 
-// ErrEventTooLarge says that an event is larger than the journal keeps; nothing was appended. The turn ends with
-// [protocol.CodePayloadTooLarge].
+// ErrEventTooLarge says that an event is larger than the journal keeps; nothing was appended. An input that is, is refused,
+// a reply ends its turn as failed with [protocol.CodePayloadTooLarge], and of a result the beginning is kept.
 var ErrEventTooLarge = errors.New("too large for the session journal")
 
 // ErrJournalFull says that there is no room for an event; it was not appended. The turn stays open, and whoever goes on with
@@ -216,7 +216,8 @@ type Event struct {
 	// Of turn_started; its CallID is [Input].ID.
 	Input string `json:"input,omitempty"`
 
-	// Of model_reply, text_delta, turn_ended and session_ended.
+	// Of model_reply, text_delta, turn_ended and session_ended. Of turn_ended, and the Arguments of tool_call, it is missing
+	// where the journal takes no more at once; the reply has both.
 	Text      string     `json:"text,omitempty"`
 	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
 

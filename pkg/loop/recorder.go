@@ -2,8 +2,10 @@ package loop
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,8 +46,9 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	}, nil
 }
 
-// record journals events in their order. After a failure it is not known whether
-// they were stored, so every later call fails with the same error.
+// record journals events in their order, with less in them where the journal takes no more. An error that wraps
+// [ErrEventTooLarge] stored nothing. After any other one it is not known whether they were stored, so every later call
+// fails with the same error.
 func (r *recorder) record(ctx context.Context, events ...Event) error {
 	if len(events) == 0 {
 		return nil
@@ -62,13 +65,44 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout)
 	defer cancel()
 	last, err := r.journal.Append(ctx, r.id, r.last, events...)
+	if errors.Is(err, ErrEventTooLarge) {
+		events = lean(events)
+		last, err = r.journal.Append(ctx, r.id, r.last, events...)
+	}
 	if err != nil {
-		r.lost = fmt.Errorf("journal %s of session %s: %w", events[0].Type, r.id, err)
-		return r.lost
+		err = fmt.Errorf("journal %s of session %s: %w", events[0].Type, r.id, err)
+		if !errors.Is(err, ErrEventTooLarge) {
+			r.lost = err
+		}
+		return err
 	}
 	r.last = last
 	return r.publish(ctx, events)
 }
+
+// lean returns the events without what the reply before them has already, and with the beginnings of results: a step
+// whose calls have no results, and a turn that cannot end, would keep their session from going on for ever.
+func lean(events []Event) []Event {
+	events = slices.Clone(events)
+	for i := range events {
+		switch e := &events[i]; e.Type {
+		case EventToolCall:
+			e.Arguments = ""
+		case EventTurnEnded:
+			e.Text = ""
+		case EventToolResult, EventJobEnded:
+			e.Content, e.Diff, e.Image = cut(e.Content, tooLargeForJournal), "", nil
+			if e.Error != nil {
+				e.Error = &protocol.Error{Code: e.Error.Code, Message: cut(e.Error.Message, tooLargeForJournal)}
+			}
+		default:
+		}
+	}
+	return events
+}
+
+// tooLargeForJournal is why a result is cut.
+const tooLargeForJournal = "the session journal takes no more at once"
 
 // publish folds, logs and tells what has been journaled.
 func (r *recorder) publish(ctx context.Context, events []Event) error {

@@ -74,7 +74,7 @@ func shorten(messages []Message, whole int) {
 	for i := range messages[:first] {
 		message := &messages[i]
 		if message.Role == RoleTool {
-			message.Text, message.Image = cut(message.Text), nil
+			message.Text, message.Image = cut(message.Text, conversationLong), nil
 		}
 		for j := range message.ToolCalls { // which are the conversation's own
 			if i < asked {
@@ -84,18 +84,21 @@ func shorten(messages []Message, whole int) {
 	}
 }
 
-// cut returns the beginning of a long text, and says how much is missing.
-func cut(text string) string {
+// conversationLong is why what was long ago is cut.
+const conversationLong = "the conversation is long"
+
+// cut returns the beginning of a long text, and says how much is missing, and why.
+func cut(text, why string) string {
 	if utf8.RuneCountInString(text) <= 2*maxCut {
 		return text
 	}
 	head := []rune(text)[:maxCut]
-	return string(head) + fmt.Sprintf("\n[%d more characters were here, and are left out because the conversation is long]", utf8.RuneCountInString(text)-maxCut)
+	return string(head) + fmt.Sprintf("\n[%d more characters were here, and are left out because %s]", utf8.RuneCountInString(text)-maxCut, why)
 }
 
 // cutArguments does the same to arguments, which have to stay a JSON object.
 func cutArguments(arguments string) string {
-	short := cut(arguments)
+	short := cut(arguments, conversationLong)
 	if short == arguments {
 		return arguments
 	}

@@ -119,7 +119,7 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	return result, err
 }
 
-// ask gets the model's next reply. A model that fails ends the turn.
+// ask gets the model's next reply. A model that fails ends the turn, and so does a reply that no journal takes.
 func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	turn := t.session.open()
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
@@ -132,7 +132,12 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &reply.Usage
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
-	return nil, t.record(ctx, at)
+	err := t.record(ctx, at)
+	if errors.Is(err, ErrEventTooLarge) {
+		return &ending{OutcomeFailed, protocol.Errorf(protocol.CodePayloadTooLarge,
+			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
+	}
+	return nil, err
 }
 
 // provider is whose native tools the model has; "" when it has none.
