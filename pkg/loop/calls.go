@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -72,7 +73,8 @@ func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), E
 func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batch {
 	b := &batch{remote: make(map[protocol.CallID]*pendingCall)}
 	turn := t.session.open()
-	for i, call := range turn.last().calls {
+	for i := range turn.last().calls {
+		call := &turn.last().calls[i]
 		if call.content != nil {
 			continue
 		}
@@ -80,33 +82,50 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 		if v.decision != nil {
 			b.events = append(b.events, *v.decision)
 		}
-		plan := t.plan(&call)
-		if !call.planned {
-			event := p.as(EventToolCall)
-			event.Arguments, event.About = call.Arguments, plan.about
-			b.events = append(b.events, event)
-		}
+		plan, at := t.plan(call), len(b.events)
 		switch {
 		case v.denied != nil:
 			t.refuse(ctx, b, p, protocol.StatusRejected, v.denied)
-		case ctx.Err() != nil && !detached(ctx) && (!call.planned || plan.plan.Background): // a job that was sent has a result, its handle
+		case ctx.Err() != nil && !detached(ctx) && (!call.sent || plan.plan.Background): // a job that was sent has a result, its handle
 			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:
 			p.tool, p.plan, p.note, p.roots = plan.tool, plan.plan, v.note, v.roots
-			t.planCall(ctx, b, p, plan.fault, v, call.planned)
+			t.planCall(ctx, b, p, plan.fault, v, call)
+		}
+		event, refused := p.as(EventToolCall), len(b.events) > at
+		event.Arguments, event.About, event.Lane = call.Arguments, plan.about, p.lane
+		if refused {
+			event.Status = b.events[at].Status
+		}
+		if !call.planned || !call.sent && !refused {
+			b.events = slices.Insert(b.events, at, event)
 		}
 	}
 	return b
 }
 
-// planCall books one planned tool call, or the fault for which it has no plan. A call that
-// was planned before this process ran the turn may be in the fleet already: again says so
-// to whoever takes it.
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, again bool) {
+// planCall books one planned tool call, or the fault for which it has no plan. A call that an earlier run has sent may be in
+// the fleet already: Again says so to whoever takes it.
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, booked *stepCall) {
 	var call protocol.Call
+	if fault == nil && p.plan.Inline == nil && p.plan.Job == nil {
+		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
+		if call, fault = p.plan.Call(t.scope(t.id), at, p.event.ToolCallID, p.event.Name, time.Now().UTC()); fault == nil {
+			p.lane = laneOf(&call)
+		}
+	}
+	status := protocol.StatusRejected
+	switch {
+	case booked.sent && (fault != nil || booked.lane != "" && booked.lane != p.lane):
+		status, fault = protocol.StatusOutcomeUnknown, lost(fault)
+	case fault != nil && fault.Code == protocol.CodePanic:
+		status = protocol.StatusFailed
+	}
 	switch {
 	case fault != nil:
+		t.refuse(ctx, b, p, status, fault)
+		return
 	case p.plan.Inline != nil:
 		b.inline = append(b.inline, p)
 		return
@@ -114,20 +133,8 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 		b.asking = append(b.asking, p)
 		return
 	}
-	if fault == nil {
-		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
-		call, fault = p.plan.Call(t.scope(t.id), at, p.event.ToolCallID, p.event.Name, time.Now().UTC())
-		call.Again = again
-		v.bind(&call)
-	}
-	if fault != nil {
-		status := protocol.StatusRejected
-		if fault.Code == protocol.CodePanic {
-			status = protocol.StatusFailed
-		}
-		t.refuse(ctx, b, p, status, fault)
-		return
-	}
+	call.Again = booked.sent
+	v.bind(&call)
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
 		return
@@ -137,6 +144,20 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 	}
 	b.remote[call.ID] = p
 	b.calls = append(b.calls, call)
+}
+
+// laneOf is where a call goes, as the journal has it.
+func laneOf(call *protocol.Call) string { return string(call.Pool) + "/" + string(call.Lane()) }
+
+// lost is the fault of a call that an earlier run may have sent, and that cannot be sent as it was: fault says why, nil that
+// it would go elsewhere now, where nobody knows what became of it.
+func lost(fault *protocol.Error) *protocol.Error {
+	why := "its tool is another one now"
+	if fault != nil {
+		why = fault.Message
+	}
+	return protocol.Errorf(protocol.CodeOutcomeUnknown,
+		"The call was sent before the session was interrupted, so it may have had effects, and its result cannot be read: %s", why)
 }
 
 // refuse gives a call its result without running it.

@@ -43,6 +43,8 @@ type stepCall struct {
 
 	decision *decision       // of the policy about it, if one was journaled
 	planned  bool            // its tool_call event is journaled
+	sent     bool            // and does not say that it is refused: it may have been made
+	lane     string          // where it was sent; "" for one that runs in place
 	about    string          // the stateful tool that it goes on with; "" for other calls
 	content  *string         // what the model sees of its result; nil while there is none
 	status   protocol.Status // of that result
@@ -75,7 +77,7 @@ func (s *session) apply(e *Event) error {
 		err = s.addReply(e)
 	case EventToolCall:
 		err = s.updateCall(e, func(c *stepCall) error {
-			c.planned, c.about = true, e.About
+			c.planned, c.sent, c.about, c.lane = true, e.Status == "", e.About, e.Lane
 			return nil
 		})
 	case EventToolResult:
@@ -87,7 +89,7 @@ func (s *session) apply(e *Event) error {
 			if e.Job != "" {
 				s.jobs = append(s.jobs, &job{
 					name: e.Job, callID: e.CallID, toolCallID: e.ToolCallID, tool: e.Name, arguments: c.Arguments,
-					turn: e.Turn, step: e.Step, index: e.Index, since: e.Time,
+					turn: e.Turn, step: e.Step, index: e.Index, lane: c.lane, since: e.Time,
 				})
 			}
 			s.noteDialog(e, c)

@@ -21,6 +21,7 @@ type job struct {
 	toolCallID        string
 	tool, arguments   string
 	turn, step, index int
+	lane              string // where its call was sent
 	since             time.Time
 	ended             *Event // nil while it runs
 }
@@ -170,7 +171,7 @@ func (t *turnRun) leaveJobs() {
 }
 
 // followerOf returns what waits for a job that has not ended, and begins to wait for
-// one of an earlier run. It is nil when the job's tool is gone: then it ends unknown.
+// one of an earlier run. It is nil when the job's tool is gone or another one: then it ends unknown.
 func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	t.followed.mu.Lock()
 	f := t.followed.byCall[j.callID]
@@ -184,7 +185,7 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 		return nil
 	}
 	call, fault := plan.Call(scope, tools.Place{Turn: j.turn, Step: j.step, Index: j.index}, j.toolCallID, j.tool, time.Now().UTC())
-	if fault != nil {
+	if fault != nil || j.lane != "" && j.lane != laneOf(&call) {
 		return nil
 	}
 	call.Again = true
@@ -233,7 +234,7 @@ func (t *turnRun) endJob(ctx context.Context, j *job, f *follower, told bool) (E
 		Job: j.name, Told: told,
 	}
 	if f == nil {
-		fault := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, so its result cannot be read.", j.tool)
+		fault := protocol.Errorf(protocol.CodeOutcomeUnknown, "The tool %s of this job is not there any more, or another one, so its result cannot be read.", j.tool)
 		event.Status, event.Error, event.Content = string(protocol.StatusOutcomeUnknown), fault, tools.RenderFailure(protocol.StatusOutcomeUnknown, fault)
 	} else {
 		event.Status, event.Error, event.Content = string(f.result.Status), carried(f.result.Error), f.tool.Text(f.result)

@@ -18,7 +18,8 @@ type pendingCall struct {
 	plan  tools.Plan  // zero when it cannot be run
 	note  string      // of whoever approved it
 	roots []protocol.Roots
-	done  bool // the dispatcher told its result
+	lane  string // where it goes; "" when it runs in place, or is refused
+	done  bool   // the dispatcher told its result
 }
 
 // pending returns the tool call at index of the turn's last step.

@@ -122,7 +122,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	case call.decision != nil:
 		v.note = call.decision.note
 		return v, nil // it was let through before
-	case call.planned, call.content != nil:
+	case call.sent, call.content != nil:
 		return v, nil // it was let through before
 	case judged.Decision == policy.Denied:
 		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: DecisionDenied, reason: judged.Reason})

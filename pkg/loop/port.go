@@ -237,8 +237,10 @@ type Event struct {
 	// Told says, of job_ended, that the model got the result by a tool call.
 	Told bool `json:"told,omitempty"`
 
-	// About is, of tool_call, the stateful tool that the call goes on with.
+	// About is, of tool_call, the stateful tool that the call goes on with, and Lane where the call
+	// is sent, POOL/LANE; "" for one that runs in the coordinator.
 	About string `json:"about,omitempty"`
+	Lane  string `json:"lane,omitempty"`
 	// Handle is, of tool_result, what the call opened or went on with, and Ending why that
 	// cannot be continued any more (a [protocol.DialogEnding]); "" while it can.
 	Handle string `json:"handle,omitempty"`
@@ -250,7 +252,7 @@ type Event struct {
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
 
-	// Of tool_result (status of the call), policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).
+	// Of tool_result (status of the call), tool_call (the same when it is not made, else ""), policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).
 	Status string `json:"status,omitempty"`
 	// Content is what the model sees of a result.
 	Content string `json:"content,omitempty"`
