@@ -8,7 +8,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// readMarks finds out whether the lane is paused, and which calls that are not in hand yet are cancelled. The marks come with the
+// readMarks finds out whether the lane is paused, which calls that are not in hand yet are cancelled, and what was handed back. The marks come with the
 // mailbox, so they are looked for only when they may be beyond the window or gone.
 func (l *held) readMarks() error {
 	o := &l.oversight
@@ -35,11 +35,33 @@ func (l *held) readBeyond(full bool) error {
 		}
 		l.mail.listed = true
 	}
+	if full && !l.handed {
+		if err := l.readHandbacks(); err != nil {
+			return err
+		}
+		l.handed = true
+	}
 	mark, err := s.Next(l.ctx, fleet.PauseSubject(pool, l.hash), 0)
 	if err != nil {
 		return err
 	}
 	l.oversight.paused.Store(mark != nil)
+	return nil
+}
+
+// readHandbacks reads the marks of deliveries that were handed back: they stand behind all that waited then.
+func (l *held) readHandbacks() error {
+	o := l.holder.options
+	for n := uint64(1); n < l.delivered; n++ {
+		mark, err := l.holder.store.Next(l.ctx, o.Fleet.HandbackSubject(o.Pool, l.hash, l.ready, n), 0)
+		if err != nil {
+			return err
+		}
+		if mark != nil {
+			read := fromStream(mark)
+			l.accept(&read)
+		}
+	}
 	return nil
 }
 
