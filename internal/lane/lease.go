@@ -37,6 +37,10 @@ func (l *lease) trusted(now time.Time) bool {
 	return l.holds(now)
 }
 
+// fresh reports whether the lease is trusted for so much longer that what ends it may be late by a margin more: servers
+// take that from whoever held the lane before, and would end the next one's.
+func (l *lease) fresh(now time.Time) bool { return l.trusted(now.Add(l.margin())) }
+
 // holds is trusted, with the lock held. The monotonic clock stands still while a
 // machine is suspended, so the wall clock must agree.
 func (l *lease) holds(now time.Time) bool {

@@ -50,14 +50,14 @@ func (l *held) release() bool {
 		l.mail.refresh()
 		return false // not idle any more
 	}
-	if !l.alive() { // removing what does not matter any more took its time; the next removal matters
+	if !l.renewed() { // removing what does not matter any more took its time; the next removal matters
 		return false
 	}
 	// From the first try on, the ready message may be gone and the lane somebody else's.
 	for err := l.removeReady(true); err != nil; err = l.removeReady(false) {
 		l.complain("ready message cannot be removed", err)
 		l.pause()
-		if !l.alive() {
+		if !l.renewed() {
 			return true
 		}
 	}
@@ -73,6 +73,17 @@ func (l *held) release() bool {
 		}
 	}
 	return true
+}
+
+// renewed waits until the lease is fresh. It reports false when the lane is lost.
+func (l *held) renewed() bool {
+	for l.alive() {
+		if l.lease.fresh(time.Now()) {
+			return true
+		}
+		l.pause()
+	}
+	return false
 }
 
 // removeReady removes the ready message, and returns when it is gone. A server on its own has removed an acknowledged
@@ -109,13 +120,13 @@ func (l *held) handback() bool {
 	return true
 }
 
-// nak returns the ready message to the server, which delivers it again.
+// nak returns the ready message to the server, which delivers it again, also when whoever sent that does not hold the lane any more.
 func (l *held) nak() {
-	if !l.lease.trusted(time.Now()) {
-		return
+	if !l.lease.fresh(time.Now()) {
+		return // it comes back when the lease ends
 	}
 	if err := l.holder.store.NC.Publish(l.ack, []byte(jetstreamNak)); err != nil {
-		l.warn("lane cannot be handed back", err) // it comes back when the lease ends
+		l.warn("lane cannot be handed back", err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -37,4 +38,38 @@ func TestHandback_HidesNoSettledReadyMessage(t *testing.T) {
 			require.Equal(t, test.marked, mark != nil)
 		})
 	}
+}
+
+// Servers take what ends a lease from whoever had it before. What is sent near its end, and is late, would end the next one's.
+func TestLeave_NothingIsSentNearTheEndOfALease(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	t.Cleanup(s.Replies.Close)
+	ack := f.NC.NewInbox()
+	sent, err := f.NC.SubscribeSync(ack)
+	require.NoError(t, err)
+	const length = time.Hour
+	l := &held{
+		holder: &Holder{options: Options{}.withDefaults(), store: s, recent: map[protocol.LaneHash]time.Time{}},
+		ack:    ack, ctx: t.Context(), starting: t.Context(), schedule: newSchedule(), gone: make(chan struct{}), untold: func() {},
+		lease: lease{length: length, since: time.Now().Add(-length * 7 / 10)},
+	}
+	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, "a")
+	l.nak()
+	released := make(chan bool)
+	go func() { released <- l.release() }()
+	pause.For(t.Context(), 2*faultPause)
+	require.NoError(t, f.NC.Flush())
+	pending, _, err := sent.Pending()
+	require.NoError(t, err)
+	require.Zero(t, pending)
+
+	l.lease.confirm(time.Now(), "")
+	removal, err := sent.NextMsgWithContext(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, removal.Data, "an acknowledgement")
+	require.NoError(t, removal.Respond(nil))
+	require.True(t, <-released)
 }
