@@ -116,6 +116,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	var keeper sync.WaitGroup
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
 	keeper.Go(func() { h.keepLeases(keeping) })
+	keeper.Go(func() { h.keepInformed(keeping) })
 	h.pull(ctx)
 	h.puller.close()
 	h.mu.Lock()

@@ -75,14 +75,13 @@ func keeperPeriod(lease time.Duration) time.Duration {
 }
 
 // keepLeases renews the leases of all held lanes, and aborts those that are not
-// trusted any more, until ctx ends.
+// trusted any more, until ctx ends. It waits for no answer: leases end meanwhile.
 func (h *Holder) keepLeases(ctx context.Context) {
 	ticker := time.NewTicker(keeperPeriod(h.lease))
 	defer ticker.Stop()
 	if h.store.Clustered() {
 		h.askLeader(time.Now()) // lanes may wait for what is known of it
 	}
-	clockDue := time.Now().Add(clockPeriod)
 	for {
 		select {
 		case <-ctx.Done():
@@ -100,8 +99,22 @@ func (h *Holder) keepLeases(ctx context.Context) {
 				l.renew(now)
 			}
 		})
+	}
+}
+
+// keepInformed hears the marks of the pool, and measures the server's time now and then, until ctx ends.
+func (h *Holder) keepInformed(ctx context.Context) {
+	ticker := time.NewTicker(keeperPeriod(h.lease))
+	defer ticker.Stop()
+	clockDue := time.Now().Add(clockPeriod)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
 		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
-		if now.After(clockDue) {
+		if now := time.Now(); now.After(clockDue) {
 			_ = h.clock.Sync(ctx, h.store.Calls) // the old offset is good enough
 			clockDue = now.Add(clockPeriod)
 		}

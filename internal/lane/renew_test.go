@@ -1,10 +1,13 @@
 package lane
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
@@ -42,4 +45,46 @@ func TestAssure_RenewsWhatMayBeOld(t *testing.T) {
 			require.Equal(t, test.renewed, delivered > 0)
 		})
 	}
+}
+
+// mute is a stream whose leader does not say how it is, after a while.
+type mute struct {
+	jetstream.Stream
+	answers chan struct{}
+}
+
+var errMute = errors.New("no answer")
+
+func (m *mute) Info(context.Context, ...jetstream.StreamInfoOpt) (*jetstream.StreamInfo, error) {
+	<-m.answers
+	return nil, errMute
+}
+
+// A server that is slow to answer something else is no reason for a lease to end.
+func TestKeepLeases_WaitsForNoAnswer(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	h, err := NewHolder(t.Context(), f.Connect(), nil, Options{})
+	require.NoError(t, err)
+	answers := make(chan struct{}, 1)
+	answers <- struct{}{} // to the first question
+	s.Calls = &mute{Stream: s.Calls, answers: answers}
+	h.alarms = newAlarms(s, protocol.DefaultPool)
+	ack := f.NC.NewInbox()
+	renewals, err := f.NC.SubscribeSync(ack)
+	require.NoError(t, err)
+	require.NoError(t, f.NC.Flush())
+	h.held["a"] = &held{holder: h, hash: "a", ack: ack, ctx: t.Context(), stop: func() {}, lease: lease{length: h.lease, since: time.Now()}}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx, t.Context()) }()
+	for range 2 { // nobody answers the first one
+		_, err = renewals.NextMsg(h.lease)
+		require.NoError(t, err)
+	}
+	stop()
+	close(answers)
+	require.NoError(t, <-done)
 }
