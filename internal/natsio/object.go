@@ -8,10 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
 // objectChunk is how much of an object one message has at most; the object store's own default.
@@ -31,33 +34,41 @@ func ObjectTrace(bucket, name string) string {
 }
 
 // PutObject stores what r has under a name, in the place of what was there; an error of r
-// leaves that as it was. It writes what [jetstream.ObjectStore] reads. That store's own Put publishes
+// leaves that as it was. Of several that are stored under one name at once one stays, and the parts of the others go.
+// When it is not known whether an object was stored, as when the connection is lost, its parts stay.
+// It writes what [jetstream.ObjectStore] reads. That store's own Put publishes
 // without waiting, by a goroutine that, with nats.go 1.55, now and then does not end: too
 // often for one object a call.
 func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
-	store, err := js.ObjectStore(ctx, bucket)
+	stream, err := js.Stream(ctx, ObjectStream(bucket))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		err = jetstream.ErrBucketNotFound
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open object store %s: %w", bucket, err)
-	}
-	before, err := store.GetInfo(ctx, name, jetstream.GetObjectInfoShowDeleted())
-	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-		return nil, fmt.Errorf("look for object %s: %w", name, err)
 	}
 	info := &jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize(js.Conn())}},
 		Bucket:     bucket, NUID: uuid.NewString(),
 	}
-	if err := publishObject(ctx, js, info, r); err != nil {
-		return nil, errors.Join(fmt.Errorf("store object %s: %w", name, err), purgeChunks(context.WithoutCancel(ctx), js, info))
+	refused, before := true, (*jetstream.ObjectInfo)(nil)
+	if err = publishChunks(ctx, js, info, r); err == nil {
+		before, err = publishTrace(ctx, js, stream, info)
+		_, refused = errors.AsType[*jetstream.APIError](err)
 	}
-	if before != nil && before.Chunks > 0 {
-		return info, purgeChunks(ctx, js, before)
+	switch {
+	case err == nil && before.Chunks > 0:
+		return info, purgeChunks(ctx, stream, before)
+	case err == nil:
+		return info, nil
+	case refused:
+		err = errors.Join(err, purgeChunks(context.WithoutCancel(ctx), stream, info))
 	}
-	return info, nil
+	return nil, fmt.Errorf("store object %s: %w", name, err)
 }
 
-// publishObject publishes the chunks of an object, and then what it is.
-func publishObject(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo, r io.Reader) error {
+// publishChunks publishes what an object has, and notes how much that is.
+func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo, r io.Reader) error {
 	digest, chunk := sha256.New(), make([]byte, info.Opts.ChunkSize)
 	for {
 		n, err := io.ReadFull(r, chunk)
@@ -69,33 +80,63 @@ func publishObject(ctx context.Context, js jetstream.JetStream, info *jetstream.
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			break
+			info.Digest = jetstream.GetObjectDigestValue(digest)
+			return nil
 		}
 		if err != nil {
 			return err
 		}
 	}
-	info.Digest = jetstream.GetObjectDigestValue(digest)
+}
+
+// traceWait is the pause after somebody else has stored an object of the same name.
+const traceWait = 10 * time.Millisecond
+
+// publishTrace says what an object is, and returns what that takes the place of, of which nobody else is told.
+func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, info *jetstream.ObjectInfo) (before *jetstream.ObjectInfo, err error) {
 	body, err := json.Marshal(info)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = js.PublishMsg(ctx, &nats.Msg{
-		Subject: ObjectTrace(info.Bucket, info.Name), Data: body,
-		Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
-	})
-	return err
+	subject := ObjectTrace(info.Bucket, info.Name)
+	for {
+		before, seq, err := lastTrace(ctx, stream, subject)
+		if err != nil {
+			return nil, fmt.Errorf("look for what is there: %w", err)
+		}
+		_, err = js.PublishMsg(ctx, &nats.Msg{
+			Subject: subject, Data: body, Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
+		}, jetstream.WithExpectLastSequencePerSubject(seq))
+		if !overtaken(err) || !pause.For(ctx, traceWait) {
+			return before, err
+		}
+	}
+}
+
+// overtaken reports whether somebody else wrote, or is about to, since the sequence that was expected was read.
+func overtaken(err error) bool {
+	api, answered := errors.AsType[*jetstream.APIError](err)
+	return answered && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}
+
+// lastTrace reads what is said of an object last, and its sequence; 0 when nothing is.
+func lastTrace(ctx context.Context, stream jetstream.Stream, subject string) (info *jetstream.ObjectInfo, seq uint64, err error) {
+	info = &jetstream.ObjectInfo{}
+	msg, err := stream.GetLastMsgForSubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return info, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return info, msg.Sequence, json.Unmarshal(msg.Data, info)
 }
 
 func chunkSubject(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }
 
 // purgeChunks removes the chunks of an object that nothing names any more.
-func purgeChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo) error {
-	stream, err := js.Stream(ctx, ObjectStream(info.Bucket))
-	if err == nil {
-		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(info.Bucket, info.NUID)))
-	}
-	if err != nil {
+func purgeChunks(ctx context.Context, stream jetstream.Stream, info *jetstream.ObjectInfo) error {
+	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(info.Bucket, info.NUID))); err != nil {
 		return fmt.Errorf("purge what object %s was: %w", info.Name, err)
 	}
 	return nil

@@ -3,8 +3,10 @@ package natsio_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -57,6 +59,39 @@ func TestPutObject(t *testing.T) {
 	require.Equal(t, strings.Repeat("y", 300<<10), got, "what was there stays")
 	_, err = natsio.PutObject(t.Context(), f.JS, "NONE", "a", strings.NewReader("x"))
 	require.ErrorIs(t, err, jetstream.ErrBucketNotFound)
+}
+
+// TestPutObject_SeveralAtOnce: one of them stays, and nothing of the others.
+func TestPutObject_SeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	for servers, open := range map[int]func(*testing.T) jetstream.JetStream{
+		1: func(t *testing.T) jetstream.JetStream { t.Helper(); return natsiotest.New(t, natsio.Topology{}).JS },
+		3: func(t *testing.T) jetstream.JetStream { t.Helper(); return natsiotest.NewCluster(t).JS },
+	} {
+		t.Run(fmt.Sprintf("%d servers", servers), func(t *testing.T) {
+			t.Parallel()
+			js := open(t)
+			store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "B", Replicas: servers})
+			require.NoError(t, err)
+			for range 5 {
+				var all sync.WaitGroup
+				for i := range 8 {
+					all.Go(func() {
+						if _, err := natsio.PutObject(t.Context(), js, "B", "a", strings.NewReader(strings.Repeat(string(rune('a'+i)), 200<<10))); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				all.Wait()
+				got, err := store.GetString(t.Context(), "a")
+				require.NoError(t, err)
+				require.Equal(t, strings.Repeat(got[:1], 200<<10), got)
+				stream, err := js.Stream(t.Context(), natsio.ObjectStream("B"))
+				require.NoError(t, err)
+				require.EqualValues(t, 1+2, stream.CachedInfo().State.Msgs, "what it is, and two chunks")
+			}
+		})
+	}
 }
 
 // TestPutObject_WhenTheStoreIsFull: nothing is pushed out, and nothing of it stays.
