@@ -44,7 +44,6 @@ const (
 	// messageOverhead is room for the subject and the headers of a message.
 	messageOverhead = 4 << 10
 
-	codeWrongLastSeq   jetstream.ErrorCode = 10071
 	codeStoreFailed    jetstream.ErrorCode = 10077 // the description says why
 	codeAccountFull    jetstream.ErrorCode = 10002
 	codeServerFull     jetstream.ErrorCode = 10023 // in a cluster, that of one server
@@ -130,11 +129,13 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 		switch {
 		case err == nil:
 			return last, nil
-		case errors.As(err, &api) && api.ErrorCode == codeWrongLastSeq:
+		case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
 			if retried {
 				return j.settle(ctx, session, expected, body)
 			}
 			return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
+		case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
+			// In a cluster another append is under way, this one's first copy maybe, and whether it will be stored is not known yet.
 		case errors.As(err, &api) && (api.Code != 503 || api.ErrorCode == codeStoreFailed && full(api)),
 			errors.Is(err, nats.ErrConnectionClosed):
 			return 0, j.refused(session, err)

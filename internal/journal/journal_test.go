@@ -38,6 +38,17 @@ func TestJournal(t *testing.T) {
 	})
 }
 
+// Three servers refuse a second writer also while they do not know yet whether they will keep the first one's append.
+func TestJournal_OnThreeServers(t *testing.T) {
+	t.Parallel()
+	c := natsiotest.NewCluster(t)
+	require.NoError(t, natsio.Ensure(t.Context(), c.JS, natsio.Topology{Fleet: protocol.DefaultFleet, Replicas: 3}))
+	looptest.RunJournal(t, func(t *testing.T) loop.Journal {
+		t.Helper()
+		return open(t, c.Connect())
+	})
+}
+
 func event(session protocol.SessionID, text string) loop.Event {
 	return loop.Event{Type: loop.EventModelReply, SessionID: session, Time: time.Now().UTC(), Text: text}
 }
