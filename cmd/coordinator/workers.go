@@ -89,7 +89,7 @@ func askWorkers(ctx context.Context, nc *nats.Conn, subject string, wait time.Du
 
 func printWorkers(p program, workers []*protocol.WorkerInfo) error {
 	table := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "WORKER\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
+	_, _ = fmt.Fprintln(table, "WORKER\tVERSION\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
 	for _, w := range workers {
 		readOnly := "no"
 		if w.ReadOnly {
@@ -99,7 +99,7 @@ func printWorkers(p program, workers []*protocol.WorkerInfo) error {
 		for i, kind := range w.Kinds {
 			kinds[i] = string(kind)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", w.WorkerID, w.Slots, w.HeldLanes, w.Driver, w.Level, w.Network, readOnly,
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", w.WorkerID, cmp.Or(w.Build, "-"), w.Slots, w.HeldLanes, w.Driver, w.Level, w.Network, readOnly,
 			strings.Join(w.Languages, " "), cmp.Or(strings.Join(kinds, " "), "-"))
 	}
 	return table.Flush()

@@ -22,7 +22,7 @@ func (w *Worker) Info() protocol.WorkerInfo {
 	}
 	l := o.Limits
 	return protocol.WorkerInfo{
-		WorkerID: o.ID, Pool: o.Pool, Slots: o.Slots, HeldLanes: w.holder.Held(),
+		WorkerID: o.ID, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
 		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(network), ReadOnly: o.Caps.ReadOnly,
 		LimitKinds: w.limitKinds, Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.kinds(),
 		Limits: protocol.Limits{

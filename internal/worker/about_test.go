@@ -21,7 +21,7 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 	caps, err := o.Driver.Probe(t.Context())
 	require.NoError(t, err)
 	o.Caps = caps
-	o.Slots, o.Limits = 3, sandbox.Limits{Memory: 1 << 30, Wall: time.Minute}
+	o.Build, o.Slots, o.Limits = "v1.2.3", 3, sandbox.Limits{Memory: 1 << 30, Wall: time.Minute}
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
 		"acme_refund": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) { return nil, nil },
 	}
@@ -38,7 +38,7 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 		return true
 	}, patience, time.Millisecond)
 	require.Equal(t, protocol.WorkerInfo{
-		WorkerID: w.ID(), Pool: protocol.DefaultPool, Slots: 3, Driver: "process", Level: "none", Network: "all",
+		WorkerID: w.ID(), Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 3, Driver: "process", Level: "none", Network: "all",
 		LimitKinds: info.LimitKinds, Limits: protocol.Limits{Memory: 1 << 30, Wall: 60_000}, Languages: w.Languages(), Kinds: []protocol.Kind{"acme_refund"},
 	}, *info)
 	require.Contains(t, info.LimitKinds, "memory")

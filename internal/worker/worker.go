@@ -41,6 +41,8 @@ type Options struct {
 	Fleet protocol.Fleet    // default tf
 	Pool  protocol.Pool     // default "default"
 	ID    protocol.WorkerID // default host name and a random suffix
+	// Build is the version of the program, told to those who ask about the worker.
+	Build string
 	// Slots is how many calls run at once; default 4.
 	Slots int
 	// Data is the directory of workspaces. Required.

@@ -166,7 +166,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if err != nil {
 		return err
 	}
-	o.Logger, o.Handlers = logger, handlers
+	o.Logger, o.Handlers, o.Build = logger, handlers, p.Version
 	host, _ := os.Hostname() // only a name
 	o.ID = protocol.NewWorkerID(host)
 	drain, abort := context.WithCancel(ctx)

@@ -213,7 +213,7 @@ func frameSamples() map[string]any {
 func workerSamples() map[string]any {
 	return map[string]any{
 		"worker/full": &protocol.WorkerInfo{
-			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Slots: 4, HeldLanes: 2, Driver: "ns", Launcher: "native", Level: "full",
+			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 4, HeldLanes: 2, Driver: "ns", Launcher: "native", Level: "full",
 			Network: "proxy", ReadOnly: true, LimitKinds: map[string]string{"memory": "cgroup"}, Limits: sampleLimits(),
 			Languages: []string{"python", "sh"}, Kinds: []protocol.Kind{"acme_refund"},
 		},

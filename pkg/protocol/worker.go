@@ -12,6 +12,8 @@ import (
 type WorkerInfo struct {
 	WorkerID WorkerID `json:"worker_id"`
 	Pool     Pool     `json:"pool"`
+	// Build is the version of its program, as --version prints it; "" when it does not say.
+	Build string `json:"build,omitempty"`
 	// Slots is how many calls run at once, HeldLanes how many lanes it holds right now.
 	Slots     int `json:"slots"`
 	HeldLanes int `json:"held_lanes"`

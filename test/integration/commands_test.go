@@ -72,11 +72,11 @@ func TestWorkers_AreListedWithWhatTheyCanDo(t *testing.T) {
 		var info object
 		require.NoError(t, json.Unmarshal([]byte(line), &info), line)
 		require.Contains(t, members, info["worker_id"])
-		require.Equal(t, []any{"worker_info", "process", "none", 4.0, false}, []any{info["type"], info["driver"], info["level"], info["slots"], info["read_only"]})
+		require.Equal(t, []any{"worker_info", "development", "process", "none", 4.0, false}, []any{info["type"], info["build"], info["driver"], info["level"], info["slots"], info["read_only"]})
 		require.Contains(t, info["languages"], "sh")
 	}
 	table := ask()
-	require.Regexp(t, `^WORKER +SLOTS +LANES +SANDBOX +LEVEL `, table.stdout)
+	require.Regexp(t, `^WORKER +VERSION +SLOTS +LANES +SANDBOX +LEVEL `, table.stdout)
 	require.Equal(t, 3, strings.Count(table.stdout, "\n"))
 	none := ask("--pool", "gpu")
 	require.Equal(t, 1, none.code)
