@@ -1,10 +1,12 @@
 package worker
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -191,5 +193,45 @@ func TestGuards_FilesThatAreGoneCanBeMadeAgain(t *testing.T) {
 			_, _, err = ops.run(t.Context(), write)
 			require.NoError(t, err)
 		}
+	}
+}
+
+// What is remembered of the same files again and again takes no more room, and is what came last.
+func TestSeen_FileStaysSmall(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "seen.jsonl")
+	remembered := newSeen(path)
+	const files, rounds = 3, 2000
+	for round := range rounds {
+		for file := range files {
+			remembered.note(protocol.GuardRead, "s1", strconv.Itoa(file), fmt.Sprintf("%d of %d", round, file))
+		}
+	}
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.LessOrEqual(t, bytes.Count(content, []byte("\n")), 2*files+spareLines)
+	found := newSeen(path) // as another worker finds it
+	for file := range files {
+		want := sandbox.Expect{SHA256: fmt.Sprintf("%d of %d", rounds-1, file)}
+		require.Equal(t, want, remembered.expect(protocol.GuardRead, "s1", strconv.Itoa(file), ""))
+		require.Equal(t, want, found.expect(protocol.GuardRead, "s1", strconv.Itoa(file), ""))
+	}
+	require.Equal(t, sandbox.Expect{Absent: true}, found.expect(protocol.GuardRead, "s2", "0", ""))
+}
+
+// A file that was cut short when its worker was killed is read as far as it goes, and goes on behind that.
+func TestSeen_CutLine(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "seen.jsonl")
+	newSeen(path).note(protocol.GuardRead, "s1", "a", "1")
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, append(content, content[:len(content)/2]...), 0o600))
+	for _, file := range []string{"b", "c"} {
+		newSeen(path).note(protocol.GuardRead, "s1", file, "2")
+	}
+	found := newSeen(path)
+	for file, want := range map[string]string{"a": "1", "b": "2", "c": "2"} {
+		require.Equal(t, want, found.expect(protocol.GuardRead, "s1", file, "").SHA256, file)
 	}
 }

@@ -1,7 +1,7 @@
 package worker
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"os"
 	"sync"
@@ -14,6 +14,9 @@ import (
 // there are more, all are forgotten: the sessions read again what they change.
 const maxSeen = 10_000
 
+// spareLines is how many lines the file may have beside twice as many as there is to remember. Then it is written anew.
+const spareLines = 1000
+
 // seen remembers which content of a sandbox's files its sessions have read or written,
 // for those that are guarded. It is kept in a file beside the workspace, so that it
 // is there for whichever worker serves the sandbox next. It is safe for concurrent use.
@@ -23,6 +26,7 @@ type seen struct {
 	mu     sync.Mutex
 	loaded bool
 	files  map[seenKey]string // to digests
+	lines  int                // of the file
 }
 
 type seenKey struct {
@@ -51,22 +55,39 @@ func (s *seen) note(guard protocol.Guard, session protocol.SessionID, path, sha2
 	if s.files[key] == sha256 {
 		return
 	}
-	mode := os.O_APPEND
 	if len(s.files) >= maxSeen {
 		clear(s.files)
-		mode = os.O_TRUNC
 	}
 	s.files[key] = sha256
-	line, err := json.Marshal(seenLine{session, path, sha256})
-	if err != nil {
+	if s.lines >= 2*len(s.files)+spareLines {
+		s.rewrite()
 		return
 	}
-	file, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|mode, 0o600)
+	file, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return // what cannot be kept is forgotten, and then asked for again
 	}
-	_, _ = file.Write(append(line, '\n'))
+	_, _ = file.Write(appendSeen(nil, key, sha256))
 	_ = file.Close()
+	s.lines++
+}
+
+// rewrite has the file hold what is remembered, and nothing that was. The lock is held.
+func (s *seen) rewrite() {
+	var content []byte
+	for key, sha256 := range s.files {
+		content = appendSeen(content, key, sha256)
+	}
+	fresh := s.path + ".new"
+	if os.WriteFile(fresh, content, 0o600) != nil || os.Rename(fresh, s.path) != nil {
+		return // it is tried again
+	}
+	s.lines = len(s.files)
+}
+
+func appendSeen(content []byte, key seenKey, sha256 string) []byte {
+	line, _ := json.Marshal(seenLine{key.session, key.path, sha256}) // strings always encode
+	return append(append(content, line...), '\n')
 }
 
 // expect is what a file must be for a session to change it. A digest that the call names
@@ -88,15 +109,18 @@ func (s *seen) load() {
 		return
 	}
 	s.loaded, s.files = true, map[seenKey]string{}
-	file, err := os.Open(s.path)
+	content, err := os.ReadFile(s.path)
 	if err != nil {
 		return
 	}
-	defer file.Close()
-	for scanner := bufio.NewScanner(file); scanner.Scan() && len(s.files) < maxSeen; {
+	for text := range bytes.Lines(content) {
+		s.lines++
 		var line seenLine
-		if json.Unmarshal(scanner.Bytes(), &line) == nil {
+		if json.Unmarshal(text, &line) == nil {
 			s.files[seenKey{line.Session, line.Path}] = line.SHA256
 		}
+	}
+	if len(content) > 0 && content[len(content)-1] != '\n' {
+		s.rewrite() // its last worker was killed while it wrote: the next line would be lost, too
 	}
 }
