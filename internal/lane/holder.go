@@ -128,9 +128,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	stop()
 	stopKeeping()
 	keeper.Wait()
-	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.OpTimeout)
-	defer cancel()
-	_ = h.store.NC.FlushWithContext(flush) // lanes handed back last; without a connection their leases end
+	_ = natsio.Flush(ctx, h.store.NC, store.OpTimeout) // lanes handed back last; without a connection their leases end
 	return nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -209,9 +210,7 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	stop()
 	w.sandboxes.closeAll()
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection ends.
-	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
-	defer cancel()
-	_ = w.nc.FlushWithContext(flush) // without a connection leases end by themselves
+	_ = natsio.Flush(ctx, w.nc, flushTimeout) // without a connection leases end by themselves
 	return err
 }
 
