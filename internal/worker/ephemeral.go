@@ -23,7 +23,10 @@ func (s *sandboxes) ephemeral(l protocol.Lane) (home string, err error) {
 
 // removeUnmounted removes a lane's directory, unless something is mounted in it: the
 // files of others are not ours to remove.
-func removeUnmounted(home string) error {
+func removeUnmounted(home string) error { return removeWhile(func() error { return nil }, home) }
+
+// removeWhile is removeUnmounted as long as may returns nil.
+func removeWhile(may func() error, home string) error {
 	mounted, err := mountedBelow(home)
 	if err != nil {
 		return err
@@ -31,7 +34,7 @@ func removeUnmounted(home string) error {
 	if mounted != "" {
 		return fmt.Errorf("%s is mounted below %s, which is left as it is", mounted, home)
 	}
-	return removal.Tree(home) // commands may have made that hard
+	return removal.TreeWhile(may, home) // commands may have made that hard
 }
 
 // mountedBelow returns a mount point at or below a directory; "" when there is none, or

@@ -63,7 +63,8 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 }
 
 // remove closes the sandbox of a lane and removes its directory, unless that is in another
-// data directory. The record goes last, so that a removal which was cut short is found again.
+// data directory. The record goes last, so that a removal which was cut short is found again. Once ctx has ended the directory
+// may be that of another worker: what is left of it stays.
 func (s *sandboxes) remove(ctx context.Context, l protocol.Lane) error {
 	key := string(l.Hash())
 	place, err := s.placeOf(ctx, key)
@@ -77,7 +78,10 @@ func (s *sandboxes) remove(ctx context.Context, l protocol.Lane) error {
 	if err := s.close(l); err != nil {
 		return fmt.Errorf("close the sandbox: %w", err)
 	}
-	if err := removeUnmounted(s.home(l)); err != nil { // takes its time where there is much
+	if err := removeWhile(ctx.Err, s.home(l)); err != nil { // takes its time where there is much
+		if ctx.Err() != nil {
+			return fmt.Errorf("remove the workspace: %w", err)
+		}
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "remove the workspace: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)

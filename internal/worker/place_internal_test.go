@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -35,6 +36,48 @@ func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled, "nor is a sandbox opened")
 	require.NoError(t, s.replace(t.Context(), "sandbox/one", other))
 	require.FileExists(t, filepath.Join(workspace, "a"))
+}
+
+// full is a context until something of a directory is gone.
+type full struct {
+	context.Context //nolint:containedctx // it is one
+
+	dir  string
+	want int
+}
+
+func (c full) Err() error {
+	if entries, err := os.ReadDir(c.dir); err != nil || len(entries) < c.want {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	js, err := jetstream.New(f.NC)
+	require.NoError(t, err)
+	places, err := js.KeyValue(t.Context(), f.Name.PlacesBucket())
+	require.NoError(t, err)
+	o := Options{Data: t.TempDir(), Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}
+	s, err := newSandboxes(o, places)
+	require.NoError(t, err)
+	_, err = s.get(t.Context(), "sandbox/one")
+	require.NoError(t, err)
+	workspace := s.workspace("sandbox/one")
+	const files = 10
+	for i := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(workspace, strconv.Itoa(i)), nil, 0o600))
+	}
+	require.ErrorIs(t, s.remove(full{t.Context(), workspace, files}, "sandbox/one"), context.Canceled)
+	left, err := os.ReadDir(workspace)
+	require.NoError(t, err)
+	require.Len(t, left, files-1)
+	_, err = places.Get(t.Context(), string(protocol.Lane("sandbox/one").Hash()))
+	require.NoError(t, err, "the removal is found again")
+	require.NoError(t, s.remove(t.Context(), "sandbox/one"))
+	require.NoDirExists(t, workspace)
 }
 
 func TestPlace_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {

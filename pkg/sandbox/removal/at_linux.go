@@ -15,10 +15,19 @@ import (
 const heldLevels = 64
 
 // At is [Tree] for an entry of an open directory, whose name has no slash.
-func At(parent *os.File, name string) error {
+func At(parent *os.File, name string) error { return at(always, parent, name) }
+
+func at(may func() error, parent *os.File, name string) error {
+	if err := may(); err != nil {
+		return err
+	}
 	r := removal{parent: parent}
 	r.remove(parent, name)
 	for len(r.levels) > 0 {
+		if err := may(); err != nil {
+			r.close()
+			return err
+		}
 		at := &r.levels[len(r.levels)-1]
 		if len(at.names) == 0 {
 			r.leave()
@@ -117,6 +126,13 @@ func (r *removal) leave() {
 	}
 	_ = at.dir.Close() // it was only read
 	r.fail("remove", above, at.name, unix.Unlinkat(fd(above), at.name, unix.AT_REMOVEDIR))
+}
+
+// close leaves everything that is left.
+func (r *removal) close() {
+	for _, at := range r.levels {
+		_ = at.dir.Close() // it was only read
+	}
 }
 
 // raise moves a directory to the top of the tree, where it is emptied later.

@@ -17,7 +17,11 @@ import (
 // Tree removes a file, or a directory and everything in it. It goes on after a failure and returns the first
 // one; nothing there is none. Whoever changes the tree meanwhile may make it fail, and has nothing removed that
 // is elsewhere.
-func Tree(path string) error {
+func Tree(path string) error { return TreeWhile(always, path) }
+
+// TreeWhile is [Tree] as long as may, which is asked before each step and may be the Err of a context, returns nil. What
+// it returns else is the error, and what is left by then stays.
+func TreeWhile(may func() error, path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -26,5 +30,7 @@ func Tree(path string) error {
 		return err
 	}
 	defer parent.Close()
-	return At(parent, filepath.Base(path))
+	return at(may, parent, filepath.Base(path))
 }
+
+func always() error { return nil }

@@ -3,6 +3,7 @@
 package removal_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -77,6 +78,34 @@ func TestTree_LockedDirectories(t *testing.T) { //nolint:paralleltest // its arm
 		require.DirExists(t, filepath.Join(outside, "kept"))
 		testIn(t, base)
 	})
+}
+
+// TestTreeWhile_StopsAtOnce: whoever may not go on leaves what is there, and holds none of it.
+func TestTreeWhile_StopsAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "tree")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	const levels, steps = 200, 100
+	deep(t, dir, levels, 0o700)
+	stopped, asked := errors.New("stopped"), 0
+	require.ErrorIs(t, removal.TreeWhile(func() error {
+		if asked++; asked > steps {
+			return stopped
+		}
+		return nil
+	}, dir), stopped)
+	require.Equal(t, steps+1, asked)
+	open, err := filepath.Glob("/proc/self/fd/*")
+	require.NoError(t, err)
+	for _, fd := range open {
+		name, _ := os.Readlink(fd) // it may be closed by now
+		require.NotContains(t, name, dir)
+	}
+	require.DirExists(t, dir)
+	require.ErrorIs(t, removal.TreeWhile(func() error { return stopped }, dir), stopped)
+	require.DirExists(t, dir)
+	require.NoError(t, removal.Tree(dir))
+	require.NoDirExists(t, dir)
 }
 
 // testIn removes below a root, and not what a link leads to.
