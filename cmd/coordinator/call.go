@@ -152,7 +152,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	defer cleanup()
 	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
 	if err != nil {
-		return nil, err
+		return nil, cli.Usagef("%v", err)
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})

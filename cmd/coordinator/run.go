@@ -166,7 +166,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	}
 	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
 	if err != nil {
-		return err
+		return cli.Usagef("%v", err)
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 

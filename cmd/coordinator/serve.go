@@ -73,7 +73,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer stop()
 	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Serves: true, Logger: logger})
 	if err != nil {
-		return err
+		return cli.Usagef("%v", err)
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 	fl, err := c.connect(ctx, connection{name: "coordinator serve", listen: c.Listen, data: data, logger: logger})

@@ -42,7 +42,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	logger := p.common.Logger(p.Program)
 	shutdown, err := telemetry.Setup(ctx, "toolfleet-client", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
 	if err != nil {
-		return err
+		return cli.Usagef("%v", err)
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })

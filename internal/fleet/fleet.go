@@ -5,6 +5,7 @@ package fleet
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -99,6 +100,9 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 		ensure, rights = natsio.Check, nil
 	}
 	if err := ensure(ctx, f.JS, topology); err != nil {
+		if f.Server != nil {
+			err = fmt.Errorf("embedded NATS in %s (--data): %w", o.Data, err)
+		}
 		return nil, err
 	}
 	if err := natsio.CheckRights(ctx, f.NC, rights...); err != nil {

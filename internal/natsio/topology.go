@@ -148,7 +148,7 @@ func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.O
 		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
 	}
 	if _, err = js.CreateObjectStore(ctx, want); err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
+		return fmt.Errorf("make object store %s: %w%s", want.Bucket, err, remedy(err, want.Replicas, want.MaxBytes))
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w%s", want.Name, err, remedy(err, want))
+		return nil, fmt.Errorf("stream %s: %w%s", want.Name, err, remedy(err, want.Replicas, want.MaxBytes))
 	}
 	return stream, checkStream(stream, want)
 }
@@ -224,8 +224,8 @@ const (
 	codeNoReplicas jetstream.ErrorCode = 10074
 )
 
-// remedy says what to do about a server that makes no such stream, "" when that is not known.
-func remedy(err error, want jetstream.StreamConfig) string {
+// remedy says what to do about a server that makes no stream with so many replicas and bytes, "" when that is not known.
+func remedy(err error, replicas int, reserved int64) string {
 	var refused *jetstream.APIError
 	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 		return "; the server must run with JetStream (nats-server -js), and the account must be allowed to use it"
@@ -235,9 +235,9 @@ func remedy(err error, want jetstream.StreamConfig) string {
 	}
 	switch refused.ErrorCode {
 	case codeNoPeers, codeNoReplicas:
-		return fmt.Sprintf("; %d replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1", want.Replicas)
+		return fmt.Sprintf("; %d replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1", replicas)
 	case codeNoStorage:
-		return fmt.Sprintf("; the stream reserves %d MiB: the server's limit for files (max_file_store), or its disk, has not that much left", want.MaxBytes>>20)
+		return fmt.Sprintf("; it reserves %d MiB, and the server has less left: its limit for files (max_file_store) is three quarters of what its disk has free, unless it is set; make room there, or keep the server's data elsewhere", reserved>>20)
 	default:
 		return ""
 	}

@@ -176,7 +176,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 
 	shutdown, err := telemetry.Setup(ctx, "toolfleet-worker", p.Version, &telemetry.Options{Getenv: p.Getenv, Instance: string(o.ID), Serves: true, Logger: logger})
 	if err != nil {
-		return err
+		return cli.Usagef("%v", err)
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 

@@ -143,7 +143,7 @@ func each(dir *os.File, visit func(n *numbers)) error {
 }
 
 // Count counts the projects of sandboxes that the file system of a directory knows: those that have something, and
-// those that have limits.
+// those that have limits. It is for tests, which look whether anything is left in the books.
 func Count(name string) (used, limited int, err error) {
 	dir, err := os.Open(name)
 	if err != nil {
