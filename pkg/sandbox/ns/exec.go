@@ -42,6 +42,9 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 	}
 	defer s.done()
 	result, err := s.exec(ctx, i, stop, cmd)
+	if result.Reason == sandbox.ReasonLost {
+		s.log.WarnContext(ctx, "sandbox is lost", slog.String("sandbox", s.spec.ID), slog.String("cause", i.postMortem()))
+	}
 	s.log.DebugContext(ctx, "command ended", slog.String("sandbox", s.spec.ID),
 		slog.String("reason", string(result.Reason)), slog.Int("exit_code", result.ExitCode),
 		slog.Duration("wall", result.Wall))
@@ -149,6 +152,7 @@ func (r *run) send(request wire.Exec) (err error) {
 		fds = append(fds, int(stdin.Fd()))
 	}
 	if err := r.instance.conn.Send(r.id, wire.KindExec, request, fds...); err != nil {
+		r.instance.blame(err)
 		r.instance.forget(r.id)
 		return err
 	}

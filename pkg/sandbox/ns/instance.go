@@ -36,11 +36,13 @@ type instance struct {
 	mu      sync.Mutex
 	next    uint64
 	waiting map[uint64]chan<- *reply // nil when it is gone
+	failure error                    // the first one of the connection
 	soon    atomic.Bool              // whether the last reply has come at once
 
 	reader   sync.WaitGroup
 	closing  sync.Once
 	closeErr error
+	ended    string // how the first process has ended; set by closing
 }
 
 // reply is a message, parsed if it is one of the stream.
@@ -119,9 +121,22 @@ func (i *instance) receive() {
 	defer i.lose()
 	for {
 		m, err := i.conn.Receive()
-		if err != nil || !i.deliver(m) {
+		if err == nil && !i.deliver(m) {
+			err = wire.ErrMalformed
+		}
+		if err != nil {
+			i.blame(err)
 			return
 		}
+	}
+}
+
+// blame notes why the sandbox is of no use any more.
+func (i *instance) blame(err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.failure == nil {
+		i.failure = err
 	}
 }
 
@@ -229,8 +244,26 @@ func (i *instance) wait() error {
 	if i.bwrap != nil {
 		return errors.Join(i.bwrap.wait(), i.process.Release())
 	}
-	_, err := i.process.Wait()
+	state, err := i.process.Wait()
+	if err == nil {
+		i.ended = state.String()
+	}
 	return err
+}
+
+// postMortem ends what is left of a sandbox that is lost, and says how its first process has ended, as far as its
+// parent can tell, and what was wrong with the connection.
+func (i *instance) postMortem() string {
+	if err := i.close(); err != nil {
+		return err.Error()
+	}
+	ended := i.ended
+	if ended == "" {
+		ended = "known to bubblewrap only"
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return fmt.Sprintf("end of its first process: %s; connection: %v", ended, i.failure)
 }
 
 // lost reports whether the sandbox does not answer any more.

@@ -54,12 +54,13 @@ func TestLost_FirstProcessIsKilled(t *testing.T) {
 	s := openLost(t)
 	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
-	done := busy(t, s, sandbox.Limits{})
-	require.NoError(t, s.current.process.Kill())
+	done, first := busy(t, s, sandbox.Limits{}), s.current
+	require.NoError(t, first.process.Kill())
 	result := <-done
 	require.Equal(t, sandbox.ReasonLost, result.Reason)
 	require.Equal(t, -1, result.ExitCode)
 	require.Equal(t, "up\n", string(result.Stdout.Data), "what was written is kept")
+	require.Equal(t, "end of its first process: signal: killed; connection: EOF", first.postMortem())
 	requireFresh(t, s)
 }
 

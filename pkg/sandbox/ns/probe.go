@@ -72,6 +72,9 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	if err := try(ctx, s); err != nil {
+		if s.current.lost() {
+			err = fmt.Errorf("%w: %s", err, s.current.postMortem())
+		}
 		return caps, fmt.Errorf("probe: %w", err)
 	}
 	caps.Limits = limitKinds(s.current.bounds.Group() != nil)
