@@ -79,7 +79,7 @@ func (b *batch) follow(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
 		return cause
 	}
-	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.dispatcher.options.CancelWait)
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.cancelWait())
 	defer cancel()
 	for _, f := range slices.Backward(b.unfinished()) { // the last first, so that none starts because one before it was stopped
 		if err := b.dispatcher.publisher.Cancel(after, f.call); err != nil {
@@ -98,6 +98,15 @@ func (b *batch) follow(ctx context.Context) error {
 		b.done(context.WithoutCancel(ctx), &r)
 	}
 	return nil
+}
+
+// cancelWait is how long results are waited for after a cancel, see [Options].
+func (b *batch) cancelWait() time.Duration {
+	wait := b.dispatcher.options.CancelWait
+	if slices.ContainsFunc(b.unfinished(), func(f *followed) bool { return f.call.Pool == protocol.SessionPool }) {
+		wait *= 2
+	}
+	return wait
 }
 
 // wait handles news until nothing is open; it reports false when ctx ended first.

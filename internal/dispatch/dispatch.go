@@ -33,7 +33,8 @@ type Options struct {
 	// KickAfter is how long a call may be without a result before its lane is
 	// kicked and its result looked up, again and again; default 1 s.
 	KickAfter time.Duration
-	// CancelWait is how long results are waited for after a cancel; default 5 s.
+	// CancelWait is how long results are waited for after a cancel; default 5 s. A turn has
+	// twice as long, because it waits for the calls that it cancels itself.
 	CancelWait time.Duration
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -218,6 +219,32 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, protocol.StatusCancelled, result.Status)
 	}
+}
+
+// TestDispatch_ACancelledTurnHasTimeToCancelItsCalls: it waits as long for a worker's answer as others wait for its own.
+func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: time.Second})
+	turn := newCalls(1)[0]
+	turn.Pool = protocol.SessionPool
+	started := make(chan struct{})
+	r.holdPool(protocol.SessionPool, func(ctx context.Context, run *lane.Run) protocol.Result {
+		close(started)
+		inner := newCalls(1) // no worker takes it
+		_, err := r.dispatch(ctx, inner)
+		assert.NoError(t, err)
+		return protocol.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "interrupted"))
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		<-started
+		cancel()
+	}()
+	o, err := r.dispatch(ctx, []protocol.Call{turn})
+	require.NoError(t, err)
+	requireDone(t, o, turn, protocol.StatusCancelled, protocol.CodeCancelled)
 }
 
 func TestDispatch_SaysWhenACancelHasNoRoom(t *testing.T) {

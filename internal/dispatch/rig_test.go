@@ -62,10 +62,12 @@ func succeed(run *lane.Run) protocol.Result {
 	return r
 }
 
-// hold runs a holder until the test ends.
-func (r *rig) hold(e executor) {
+// hold runs a holder of the default pool until the test ends.
+func (r *rig) hold(e executor) { r.holdPool(protocol.DefaultPool, e) }
+
+func (r *rig) holdPool(pool protocol.Pool, e executor) {
 	r.t.Helper()
-	h, err := lane.NewHolder(r.t.Context(), r.Connect(), e, lane.Options{Fleet: r.Name, Worker: "w", Slots: 16, Logger: r.Logger})
+	h, err := lane.NewHolder(r.t.Context(), r.Connect(), e, lane.Options{Fleet: r.Name, Pool: pool, Worker: "w", Slots: 16, Logger: r.Logger})
 	require.NoError(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
