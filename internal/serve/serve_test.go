@@ -262,7 +262,7 @@ func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 }
 
 // TestTurn_AJournalWithoutRoom: the model is not asked again and again for a reply that cannot be journaled, and the turn
-// goes on when there is room.
+// goes on when there is room, under its own policies.
 func TestTurn_AJournalWithoutRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("true")+","+answer)
@@ -278,7 +278,9 @@ func TestTurn_AJournalWithoutRoom(t *testing.T) {
 	sessions(1) // for the turn's beginning
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go"}, 0)
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{
+		Prompt: "go", Policies: []json.RawMessage{json.RawMessage(`{"tools":{"deny":["bash"]}}`)},
+	}, 0)
 	got := r.submit(ctx, call)
 	requireFault(t, got, protocol.StatusFailed, protocol.CodeFleetFull)
 	require.Contains(t, got.Error.Message, "TF_SESSIONS is at a limit")
@@ -286,15 +288,14 @@ func TestTurn_AJournalWithoutRoom(t *testing.T) {
 	require.Len(t, r.events(call.SessionID), 2)
 
 	sessions(-1)
-	call.ID = protocol.RandomCallID()
-	require.NotNil(t, r.submit(t.Context(), call))
+	require.NotNil(t, r.submit(t.Context(), serve.NewCall(call.SessionID, protocol.TurnRun{Prompt: "and then"}, 0)))
 	var outcomes []string
 	for _, e := range r.events(call.SessionID) {
-		if e.Type == loop.EventTurnEnded {
+		if e.Type == loop.EventTurnEnded || e.Type == loop.EventToolResult {
 			outcomes = append(outcomes, e.Status)
 		}
 	}
-	require.Equal(t, "answered", outcomes[0], "the turn that was open")
+	require.Equal(t, []string{"rejected", "answered"}, outcomes[:2], "the turn that was open")
 }
 
 func TestTurn_LimitsOfTheServerHold(t *testing.T) {

@@ -25,6 +25,7 @@ type session struct {
 type turn struct {
 	number int
 	input  Input
+	terms  *Terms // nil when the journal has none
 	steps  []step
 	usage  protocol.Usage
 	notes  []string    // of jobs that ended before the first step
@@ -116,7 +117,7 @@ func (s *session) startTurn(e *Event) error {
 	if s.open() != nil || e.Turn != len(s.turns)+1 {
 		return fmt.Errorf("turn %d is the last, and open: %t", len(s.turns), s.open() != nil)
 	}
-	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}})
+	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms})
 	return nil
 }
 

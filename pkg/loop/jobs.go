@@ -189,7 +189,11 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 		return nil
 	}
 	call.Again = true
-	judged := t.judge(policy.Call{Tool: j.tool, Plan: plan}, "") // it was let through; what binds it on its worker does so still
+	bound, err := t.under(t.session.turns[j.turn-1].terms)
+	if err != nil {
+		return nil
+	}
+	judged := bound.judge(policy.Call{Tool: j.tool, Plan: plan}, "") // it was let through; what binds it on its worker does so still
 	verdict{minLevel: judged.MinLevel, roots: judged.Roots}.bind(&call)
 	return t.follow(ctx, call, tool)
 }

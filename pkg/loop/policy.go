@@ -137,16 +137,16 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 
 // judge asks the policy. A call that goes on with a stateful tool has to be allowed by its
 // own name and as a call of that tool.
-func (t *turnRun) judge(asked policy.Call, about string) policy.Verdict {
-	if t.opts.Policy == nil {
+func (r *Runner) judge(asked policy.Call, about string) policy.Verdict {
+	if r.opts.Policy == nil {
 		return policy.Verdict{}
 	}
-	judged := judgedBy(t.opts.Policy, asked)
+	judged := judgedBy(r.opts.Policy, asked)
 	if about == "" || judged.Decision == policy.Denied {
 		return judged
 	}
 	asked.Tool = about
-	return judged.And(judgedBy(t.opts.Policy, asked))
+	return judged.And(judgedBy(r.opts.Policy, asked))
 }
 
 func policyDenied(reason string) *protocol.Error {

@@ -215,6 +215,7 @@ type Event struct {
 
 	// Of turn_started; its CallID is [Input].ID.
 	Input string `json:"input,omitempty"`
+	Terms *Terms `json:"terms,omitempty"`
 
 	// Of model_reply, text_delta, turn_ended and session_ended. Of turn_ended, and the Arguments of tool_call, it is missing
 	// where the journal takes no more at once; the reply has both.

@@ -76,7 +76,8 @@ type TurnResult struct {
 //
 // A turn that was begun and has not ended comes first. If this input started it,
 // it is resumed and is the turn that Run runs; otherwise it is brought to its end, and the
-// input gets the turn after it, unless ctx ended meanwhile. An input whose ID has had its
+// input gets the turn after it, unless ctx ended meanwhile. Either way it keeps the [Terms] that it was begun with,
+// beside those of this Runner. An input whose ID has had its
 // turn returns how that ended, and runs nothing. The zero Input resumes
 // only; without an open turn it is refused with [ErrNoInput].
 //
@@ -132,7 +133,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 		})
 	}
 	events = append(events, Event{
-		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID,
+		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(),
 	})
 	return rec.record(ctx, events...)
 }

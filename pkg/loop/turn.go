@@ -27,7 +27,11 @@ type ending struct {
 
 // runTurn brings the open turn to its end.
 func (r *Runner) runTurn(ctx context.Context, rec *recorder) (TurnResult, error) {
-	t := &turnRun{Runner: r, recorder: rec}
+	bound, err := r.under(rec.session.open().terms)
+	if err != nil {
+		return unfinished(ctx, rec.session.open().soFar("", nil), err), err
+	}
+	t := &turnRun{Runner: bound, recorder: rec}
 	ctx, span := r.opts.Tracer.Start(ctx, operationAgent, trace.WithAttributes(
 		keyOperation.String(operationAgent),
 		keyConversationID.String(string(rec.id)),

@@ -122,6 +122,17 @@ func checkName(name string) error {
 // Names returns the names of the tools, sorted.
 func (t *Table) Names() []string { return slices.Clone(t.names) }
 
+// Only returns the table without the tools that have other names.
+func (t *Table) Only(names []string) *Table {
+	only := &Table{entries: make(map[string]*entry, len(t.names))}
+	for _, name := range t.names {
+		if slices.Contains(names, name) {
+			only.names, only.entries[name] = append(only.names, name), t.entries[name]
+		}
+	}
+	return only
+}
+
 // Definitions returns the tools as a model gets them, sorted by name. The caller
 // owns what it gets.
 func (t *Table) Definitions() []Definition {

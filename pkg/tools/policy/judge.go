@@ -66,6 +66,15 @@ func New(policies ...Policy) (*Judge, error) {
 	return j, nil
 }
 
+// Policies returns the policies that have to agree.
+func (j *Judge) Policies() []Policy {
+	policies := make([]Policy, len(j.policies))
+	for i := range j.policies {
+		policies[i] = j.policies[i].Policy
+	}
+	return policies
+}
+
 // Judge decides. The first policy that denies does so for all.
 func (j *Judge) Judge(call Call) Verdict {
 	final := Verdict{Decision: Allowed}

@@ -1,0 +1,108 @@
+package loop
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// Terms are what a turn was begun with and keeps: whoever brings it to its end can only add to them. What is not in them
+// (the model, the system prompt, the timeout, a [Policy] that is no [policy.Judge]) is that of whoever goes on.
+type Terms struct {
+	// Tools are the names of the tools that the model had; others are not there.
+	Tools []string `json:"tools"`
+	// Policies are the rules of [Options].Policy. All of them bind, beside those of whoever goes on.
+	Policies []json.RawMessage `json:"policies,omitempty"`
+	// Guard is [Options].Guard; the stricter one holds.
+	Guard protocol.Guard `json:"guard,omitempty"`
+	// MaxSteps and MaxTokens are those of [Options]; the lesser ones hold.
+	MaxSteps  int   `json:"max_steps,omitempty"`
+	MaxTokens int64 `json:"max_tokens,omitempty"`
+}
+
+// terms are those of a turn that the runner begins.
+func (r *Runner) terms() *Terms {
+	return &Terms{
+		Tools: r.table.Names(), Policies: rulesOf(r.opts.Policy), Guard: r.opts.Guard,
+		MaxSteps: r.opts.MaxSteps, MaxTokens: r.opts.MaxTokens,
+	}
+}
+
+// rulesOf encodes the rules of a policy, none of one that has no such rules.
+func rulesOf(p Policy) []json.RawMessage {
+	judge, is := p.(*policy.Judge)
+	if !is || judge == nil {
+		return nil
+	}
+	var rules []json.RawMessage
+	for _, rule := range judge.Policies() {
+		encoded, err := json.Marshal(rule)
+		if err != nil {
+			panic(fmt.Sprintf("encode policy: %v", err)) // strings and numbers always encode
+		}
+		rules = append(rules, encoded)
+	}
+	return rules
+}
+
+// under returns the runner as the terms of a turn bind it. The error wraps [ErrJournalInvalid].
+func (r *Runner) under(terms *Terms) (*Runner, error) {
+	if terms == nil { // the turn says nothing
+		return r, nil
+	}
+	bound := *r
+	bound.table = r.table.Only(terms.Tools)
+	bound.opts.MaxSteps = least(r.opts.MaxSteps, terms.MaxSteps)
+	bound.opts.MaxTokens = least(r.opts.MaxTokens, terms.MaxTokens)
+	if bound.opts.Guard != protocol.GuardRead && terms.Guard != protocol.GuardNone {
+		bound.opts.Guard = terms.Guard
+	}
+	var added []policy.Policy
+	own := rulesOf(r.opts.Policy)
+	for i, encoded := range terms.Policies {
+		if slices.ContainsFunc(own, func(rule json.RawMessage) bool { return bytes.Equal(rule, encoded) }) {
+			continue
+		}
+		rule, err := policy.Parse(fmt.Sprintf("terms.policies[%d]", i), encoded)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrJournalInvalid, err)
+		}
+		added = append(added, rule)
+	}
+	if len(added) == 0 {
+		return &bound, nil
+	}
+	judge, err := policy.New(added...)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrJournalInvalid, err)
+	}
+	bound.opts.Policy = both{r.opts.Policy, judge}
+	return &bound, nil
+}
+
+// least is the smaller of two bounds, of which 0 is none.
+func least[T int | int64](a, b T) T {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// both is policies that have to agree; the first may be nil.
+type both [2]Policy
+
+// Judge implements [Policy].
+func (b both) Judge(call policy.Call) policy.Verdict {
+	if b[0] == nil {
+		return judgedBy(b[1], call)
+	}
+	first := judgedBy(b[0], call)
+	if first.Decision == policy.Denied {
+		return first
+	}
+	return first.And(judgedBy(b[1], call))
+}
