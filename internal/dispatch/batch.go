@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -208,10 +209,12 @@ func (b *batch) look(ctx context.Context, kick bool) {
 			b.done(ctx, r)
 			continue
 		}
+		at := place{f.call.Pool, f.call.Lane()}
 		if kick && !f.cancelled { // else it would stand behind the request to cancel it
-			_ = b.dispatcher.publisher.Recover(ctx, f.call) // tried again with the next look
+			err := b.dispatcher.publisher.Recover(ctx, f.call) // tried again with the next look
+			kicked[at] = kicked[at] || errors.Is(err, lane.ErrVanished)
 		}
-		if at := (place{f.call.Pool, f.call.Lane()}); kick && !kicked[at] {
+		if kick && !kicked[at] {
 			kicked[at] = true
 			_ = b.dispatcher.publisher.Kick(ctx, f.call) // the next one may get through
 		}

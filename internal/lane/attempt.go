@@ -102,20 +102,20 @@ func (l *held) refusal(e *entry) *protocol.Result {
 		return &r
 	}
 	switch {
-	case cancelled && e.mayHaveStarted:
+	case cancelled && e.mayHaveRun():
 		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
 			"the call was cancelled, and is not started again; a worker that was lost may have started it")
 	case cancelled:
 		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
 	case e.fault != nil:
 		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.fault)
-	case e.mayHaveStarted && e.call.LifeTime() > 0 && age >= e.call.LifeTime():
+	case e.mayHaveRun() && e.call.LifeTime() > 0 && age >= e.call.LifeTime():
 		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
 			"the call's deadline passed, and it is not started again; a worker that was lost may have started it")
 	case e.call.LifeTime() > 0 && age >= e.call.LifeTime():
 		return reject(protocol.StatusRejected, protocol.CodeDeadline,
 			"the call's deadline passed while it waited (%s after it was accepted); it was not run", age.Round(time.Millisecond))
-	case !e.mayHaveStarted && e.call.QueueTimeout > 0 && age >= e.call.QueueTimeout.Duration():
+	case !e.mayHaveRun() && e.call.QueueTimeout > 0 && age >= e.call.QueueTimeout.Duration():
 		return reject(protocol.StatusRejected, protocol.CodeQueueTimeout,
 			"the call waited %s and may wait %s; it was not run", age.Round(time.Millisecond), e.call.QueueTimeout.Duration())
 	}
@@ -126,7 +126,11 @@ func (l *held) refusal(e *entry) *protocol.Result {
 // not be started again.
 func (l *held) countStart(e *entry) (*protocol.Result, error) {
 	if e.call.Delivery == protocol.AtMostOnce {
-		first, err := l.mark(e, 1)
+		var first bool
+		var err error
+		if !e.marked {
+			first, err = l.mark(e, 1)
+		}
 		// Waiting for room would keep a slot that makes room. A cluster that is full says so also when the mark is there.
 		if errors.Is(err, ErrFull) && e.starts == 0 && !e.mayHaveStarted {
 			r := protocol.NewResult(e.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,

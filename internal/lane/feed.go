@@ -20,7 +20,11 @@ func (l *held) entry(header nats.Header, body []byte) (*entry, error) {
 		err = fmt.Errorf("%w: it is of lane %s", protocol.ErrInvalidCall, call.Lane())
 	}
 	if err == nil {
-		return &entry{call: call, header: header, size: len(body)}, nil
+		e := &entry{call: call, header: header, size: len(body)}
+		if header.Get(protocol.HeaderStarted) != "" {
+			e.starts, e.marked = 1, true
+		}
+		return e, nil
 	}
 	id, idErr := protocol.ParseCallID(header.Get(protocol.HeaderCall))
 	session, sessionErr := protocol.ParseSessionID(header.Get(protocol.HeaderSession))
@@ -169,7 +173,7 @@ func (l *held) accept(msg *letter) {
 		if what.Kind == protocol.EntryCancel {
 			l.cancelCall(what.CallID)
 		} else if !e.running {
-			e.starts = max(e.starts, what.Start)
+			e.starts, e.marked = max(e.starts, what.Start), true
 		}
 	case protocol.EntryClaim: // of one that was lost
 		l.litter = append(l.litter, msg.seq)

@@ -60,6 +60,7 @@ type ownCall struct {
 	since  time.Time
 	seq    uint64      // stream sequence; 0 until it is accepted, or when it is not known
 	inline bool        // it is its lane's ready message
+	gone   time.Time   // when that was found to be gone
 	makeUp *time.Timer // publishes the ready message, unless the result comes before
 }
 
@@ -146,15 +147,33 @@ func (p *presence) carried(call *protocol.Call, inline bool) {
 	}
 }
 
-// carrier is the sequence of the ready message that a call is; 0 when it is none.
-func (p *presence) carrier(call *protocol.Call) uint64 {
+// carrier is the sequence of the ready message that a call is, and when it was put; 0 when it is none.
+func (p *presence) carrier(call *protocol.Call) (ready uint64, since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := p.lanes[placeOf(call)]
 	if own == nil || own.calls[call.ID] == nil || !own.calls[call.ID].inline {
-		return 0
+		return 0, time.Time{}
 	}
-	return own.calls[call.ID].seq
+	return own.calls[call.ID].seq, own.calls[call.ID].since
+}
+
+// missed books whether the ready message that a call is was looked for and is gone, and returns since when; zero when it is not.
+func (p *presence) missed(call *protocol.Call, gone bool) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.lanes[placeOf(call)]
+	if own == nil || own.calls[call.ID] == nil {
+		return time.Time{}
+	}
+	this := own.calls[call.ID]
+	switch {
+	case !gone:
+		this.gone = time.Time{}
+	case this.gone.IsZero():
+		this.gone = time.Now()
+	}
+	return this.gone
 }
 
 // later has the ready message of a call made up for, unless its result comes

@@ -307,26 +307,6 @@ func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
 	return p.store.PublishReady(ctx, call.Pool, call.Lane())
 }
 
-// Recover is for whoever has waited for the result of a call and found none: should the call be its lane's ready message, and
-// that be gone, it is put once more, as one that may be there already. A server removes what the pool's consumer takes for settled, and where servers
-// are cut off from each other again and again that may be what was handed out a moment ago. A call in the mailbox is no consumer's.
-func (p *Publisher) Recover(ctx context.Context, call *protocol.Call) error {
-	carrier := p.presence.carrier(call)
-	if carrier == 0 {
-		return nil
-	}
-	there, err := p.store.Next(ctx, p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash()), 0)
-	if err != nil || there != nil && there.Sequence == carrier {
-		return err
-	}
-	again := *call
-	again.Again = true
-	if err = p.put(ctx, Outgoing{Call: &again}, into{}); err == nil {
-		p.presence.carried(call, false)
-	}
-	return err
-}
-
 // Cancel asks for a call to end as cancelled. The request is durable: once Cancel
 // returns nil, a call that waits will not start, and one that runs will be killed,
 // unless it ends before. The result tells which. Whoever holds the lane hears of it at once; should the

@@ -25,6 +25,7 @@ type entry struct {
 	settledBefore  bool     // its result was stored already when its turn came
 	mayHaveStarted bool     // by a worker that was lost: nothing without a result was before it
 	starts         int      // start marks that are known
+	marked         bool     // somebody else started it, or may have, as it says itself
 	ownMarks       []uint64 // start marks that this holder stored
 	unsure         int      // the start mark that this holder may have stored
 	cancelled      bool     // somebody asked to cancel it
@@ -43,6 +44,9 @@ func (e *entry) mayHaveResult() bool {
 	sent, err := strconv.ParseInt(e.header.Get(protocol.HeaderSent), 10, 64)
 	return e.maySettled || e.call.Again || err == nil && e.accepted.Sub(time.UnixMilli(sent)) > lateAfter
 }
+
+// mayHaveRun reports whether somebody else may have started the call.
+func (e *entry) mayHaveRun() bool { return e.mayHaveStarted || e.marked }
 
 // schedule decides what of a lane may run. It holds unfinished entries in
 // sequence order; an entry may start when it conflicts with none before it. So

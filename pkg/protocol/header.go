@@ -13,4 +13,7 @@ const (
 	HeaderSession = "Tf-Session"
 	// HeaderSent is when a call was sent, in milliseconds since 1970 by the servers' clock as its publisher knows it.
 	HeaderSent = "Tf-Sent"
+	// HeaderStarted says, with any value, that a call may have been started before, by somebody who is not known: its next
+	// start is its second attempt, and one that must not start twice is not started.
+	HeaderStarted = "Tf-Started"
 )

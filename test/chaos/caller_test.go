@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -230,11 +231,11 @@ func (c *callerRole) follow(ctx context.Context, open map[protocol.CallID]*plann
 					c.done(open, r)
 					continue
 				}
-				if p.cancelAfter < 0 {
-					_ = c.publisher.Recover(ctx, &p.Call)
+				if p.cancelAfter < 0 && errors.Is(c.publisher.Recover(ctx, &p.Call), lane.ErrVanished) {
+					kicked[p.Lane()] = true
 				}
-				if lane := p.Lane(); !kicked[lane] {
-					kicked[lane] = true
+				if at := p.Lane(); !kicked[at] {
+					kicked[at] = true
 					_ = c.publisher.Kick(ctx, &p.Call) // the next one may get through
 				}
 			}
