@@ -198,6 +198,7 @@ func (c *Call) validateResources() error {
 
 type callFields Call // without methods
 
+// wireCall is a call as it is read, and as [EncodeCall] writes it.
 type wireCall struct {
 	Type    string `json:"type"`
 	Version int    `json:"version"`
@@ -215,7 +216,32 @@ func EncodeCall(c *Call) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
 	}
-	return withField(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c)}, "payload", payload)
+	o := newObject(typeCall, len(payload))
+	o.text("id", string(c.ID))
+	o.text("session_id", string(c.SessionID))
+	o.textIfAny("tool_call_id", c.ToolCallID)
+	o.textIfAny("tool", c.Tool)
+	o.integerIfAny("turn", int64(c.Turn))
+	o.integerIfAny("step", int64(c.Step))
+	o.integerIfAny("index", int64(c.Index))
+	o.text("pool", string(c.Pool))
+	o.uses("resources", c.Resources)
+	o.text("delivery", string(c.Delivery))
+	o.integerIfAny("max_attempts", int64(c.MaxAttempts))
+	o.textIfAny("min_level", c.MinLevel)
+	if len(c.Roots) > 0 {
+		o.value("roots", c.Roots)
+	}
+	o.time("issued_at", c.IssuedAt)
+	o.integerIfAny("queue_timeout_ms", int64(c.QueueTimeout))
+	o.integerIfAny("run_timeout_ms", int64(c.RunTimeout))
+	if !c.Deadline.IsZero() {
+		o.time("deadline", c.Deadline)
+	}
+	if c.Again {
+		o.value("again", c.Again)
+	}
+	return o.end("payload", payload)
 }
 
 // DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call

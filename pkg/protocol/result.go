@@ -148,6 +148,7 @@ var ErrInvalidResult = errors.New("invalid result")
 
 type resultFields Result // without methods
 
+// wireResult is a result as it is read, and as [EncodeResult] writes it.
 type wireResult struct {
 	Type    string `json:"type"`
 	Version int    `json:"version"`
@@ -160,15 +161,31 @@ const typeResult = "result"
 
 // EncodeResult returns the JSON body of a result.
 func EncodeResult(r *Result) ([]byte, error) {
-	wire := wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r)}
+	var value json.RawMessage
 	if r.Value != nil {
-		value, err := EncodeValue(r.Value)
-		if err != nil {
+		var err error
+		if value, err = EncodeValue(r.Value); err != nil {
 			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
 		}
-		return withField(wire, "value", value)
 	}
-	return json.Marshal(wire)
+	o := newObject(typeResult, len(value))
+	o.text("call_id", string(r.CallID))
+	o.text("session_id", string(r.SessionID))
+	o.text("status", string(r.Status))
+	if r.Error != nil {
+		o.value("error", r.Error)
+	}
+	o.textIfAny("worker_id", string(r.WorkerID))
+	o.integerIfAny("attempt", int64(r.Attempt))
+	o.textIfAny("level", r.Level)
+	o.number("queue_ms", r.QueueMS)
+	o.number("lane_ms", r.LaneMS)
+	o.number("run_ms", r.RunMS)
+	o.time("finished_at", r.FinishedAt)
+	if r.Kept != nil {
+		o.value("kept", r.Kept)
+	}
+	return o.end("value", value)
 }
 
 // DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
