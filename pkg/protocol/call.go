@@ -247,6 +247,9 @@ func EncodeCall(c *Call) ([]byte, error) {
 // DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
 // whose ids could be read is returned beside the error, so that it can be answered.
 func DecodeCall(body []byte) (*Call, error) {
+	if c := readCall(body); c != nil {
+		return c, c.Validate()
+	}
 	var wire wireCall
 	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidCall, err)
@@ -261,4 +264,37 @@ func DecodeCall(body []byte) (*Call, error) {
 	}
 	c.Payload = payload
 	return &c, c.Validate()
+}
+
+// readCall is the usual way to read a call; nil when there is more to it.
+func readCall(body []byte) *Call {
+	h, raw := newHead(body, typeCall, "payload")
+	c := Call{
+		ID:           CallID(h.text("id")),
+		SessionID:    SessionID(h.text("session_id")),
+		ToolCallID:   h.text("tool_call_id"),
+		Tool:         h.text("tool"),
+		Turn:         h.int("turn"),
+		Step:         h.int("step"),
+		Index:        h.int("index"),
+		Pool:         Pool(h.text("pool")),
+		Resources:    h.uses("resources"),
+		Delivery:     Delivery(h.text("delivery")),
+		MaxAttempts:  h.int("max_attempts"),
+		MinLevel:     h.text("min_level"),
+		IssuedAt:     h.time("issued_at"),
+		QueueTimeout: Millis(h.integer("queue_timeout_ms")),
+		RunTimeout:   Millis(h.integer("run_timeout_ms")),
+		Deadline:     h.time("deadline"),
+		Again:        h.flag("again"),
+	}
+	if !h.done() {
+		return nil
+	}
+	payload, err := decodePayload(raw)
+	if _, unknown := payload.(UnknownPayload); unknown || err != nil {
+		return nil
+	}
+	c.Payload = payload
+	return &c
 }

@@ -190,6 +190,9 @@ func EncodeResult(r *Result) ([]byte, error) {
 
 // DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
 func DecodeResult(body []byte) (*Result, error) {
+	if r := readResult(body); r != nil {
+		return r, r.validate()
+	}
 	var wire wireResult
 	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
@@ -206,6 +209,35 @@ func DecodeResult(body []byte) (*Result, error) {
 		r.Value = value
 	}
 	return &r, r.validate()
+}
+
+// readResult is the usual way to read a result; nil when there is more to it.
+func readResult(body []byte) *Result {
+	h, raw := newHead(body, typeResult, "value")
+	r := Result{
+		CallID:     CallID(h.text("call_id")),
+		SessionID:  SessionID(h.text("session_id")),
+		Status:     Status(h.text("status")),
+		WorkerID:   WorkerID(h.text("worker_id")),
+		Attempt:    h.int("attempt"),
+		Level:      h.text("level"),
+		QueueMS:    h.number("queue_ms"),
+		LaneMS:     h.number("lane_ms"),
+		RunMS:      h.number("run_ms"),
+		FinishedAt: h.time("finished_at"),
+	}
+	if !h.done() {
+		return nil
+	}
+	if raw == nil {
+		return &r
+	}
+	value, err := decodeValue(raw)
+	if _, unknown := value.(UnknownValue); unknown || err != nil {
+		return nil
+	}
+	r.Value = value
+	return &r
 }
 
 func (r *Result) validate() error {
