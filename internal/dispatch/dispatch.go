@@ -155,14 +155,15 @@ func codeOf(fault error) protocol.Code {
 // a fleet that could not be reached for any of them.
 func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 	outgoing := make([]lane.Outgoing, len(calls))
+	producer := trace.WithSpanKind(trace.SpanKindProducer)
 	for i := range calls {
 		call := &calls[i]
-		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch, trace.WithSpanKind(trace.SpanKindProducer))
+		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch, producer)
 		if span.IsRecording() {
 			span.SetAttributes(attributes(call)...)
 		}
 		header := nats.Header{}
-		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, trace.WithSpanKind(trace.SpanKindProducer))
+		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, producer)
 		telemetry.Inject(publishCtx, header)
 		outgoing[i] = lane.Outgoing{Call: call, Header: header}
 		b.mu.Lock()

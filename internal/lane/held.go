@@ -50,13 +50,14 @@ type held struct {
 	schedule   *schedule
 	bytes      int
 	mail       *mailbox
-	stock      *stock // in a cluster, from the first look on
-	floor      uint64 // sequence of the mark of this claim, if it has one
-	active     int    // calls that run
-	free       int    // slots in hand that no call uses
-	frequent   bool   // used a moment ago
-	hasSlot    bool   // the claim came with a slot
-	wanting    bool   // stands in line for a slot
+	timer      *time.Timer // of what it waits for
+	stock      *stock      // in a cluster, from the first look on
+	floor      uint64      // sequence of the mark of this claim, if it has one
+	active     int         // calls that run
+	free       int         // slots in hand that no call uses
+	frequent   bool        // used a moment ago
+	hasSlot    bool        // the claim came with a slot
+	wanting    bool        // stands in line for a slot
 	granted    chan bool
 	share      time.Time // when the lane's share of the slots began
 	givingWay  time.Time // until then free slots are left to others
@@ -144,6 +145,8 @@ func (l *held) serve() {
 	defer l.cancel(nil)
 	defer l.stop()
 	defer l.mail.close()
+	l.timer = time.NewTimer(time.Hour)
+	defer l.timer.Stop()
 	if !l.hasSlot {
 		l.handback()
 		return

@@ -72,16 +72,14 @@ type Outgoing struct {
 // put a call tells the publisher by [Publisher.Finished] when its result is known.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
+	if len(calls) == 1 { // as it is for most steps
+		p.putLane(ctx, placeOf(calls[0].Call), calls, []int{0}, faults)
+		return faults
+	}
 	byLane := map[place][]int{}
 	for i, out := range calls {
 		lane := placeOf(out.Call)
 		byLane[lane] = append(byLane[lane], i)
-	}
-	if len(byLane) == 1 { // as it is for most steps
-		for lane, indexes := range byLane {
-			p.putLane(ctx, lane, calls, indexes, faults)
-		}
-		return faults
 	}
 	var group sync.WaitGroup
 	for lane, indexes := range byLane {
@@ -170,7 +168,7 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 		return nil, nil, err
 	}
 	lane := call.Lane()
-	msg := nats.NewMsg(p.store.Fleet.CallSubject(call.Pool, lane.Hash(), call.ID))
+	msg := &nats.Msg{Subject: p.store.Fleet.CallSubject(call.Pool, lane.Hash(), call.ID), Header: make(nats.Header, len(out.Header)+headers)}
 	maps.Copy(msg.Header, out.Header)
 	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
 	msg.Header.Set(protocol.HeaderCall, string(call.ID))
@@ -179,6 +177,9 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 	msg.Data = body
 	return call, msg, nil
 }
+
+// headers is how many a call has of its own, as the ready message itself.
+const headers = 6
 
 // now is the server's time. Its difference from that of this machine is measured now and then.
 func (p *Publisher) now(ctx context.Context) time.Time {

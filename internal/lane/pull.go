@@ -1,7 +1,6 @@
 package lane
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -23,6 +22,7 @@ type puller struct {
 	nc      *nats.Conn
 	subject string // of pull requests
 	expires time.Duration
+	body    []byte // of a pull request
 	claim   func(msg *nats.Msg, since time.Time)
 	ended   func()
 	fault   func(error)
@@ -56,6 +56,7 @@ func newPuller(nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, expires 
 	return &puller{
 		nc:      nc,
 		subject: "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool),
+		body:    fmt.Appendf(nil, `{"batch":1,"expires":%d}`, expires.Nanoseconds()),
 		expires: expires, claim: claim, ended: ended, fault: fault,
 	}
 }
@@ -139,20 +140,13 @@ func (p *puller) outstanding(now time.Time) (n int, healthy bool) {
 
 // request asks for n ready messages.
 func (p *puller) request(n int) error {
-	body, err := json.Marshal(struct {
-		Batch   int           `json:"batch"`
-		Expires time.Duration `json:"expires"` // nanoseconds
-	}{1, p.expires})
-	if err != nil {
-		return err
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for range n {
 		p.next++
 		reply := p.inbox + "." + strconv.FormatUint(p.next, 36)
 		sent := time.Now()
-		if err := p.nc.PublishRequest(p.subject, reply, body); err != nil {
+		if err := p.nc.PublishRequest(p.subject, reply, p.body); err != nil {
 			return fmt.Errorf("pull request: %w", err)
 		}
 		p.requests = append(p.requests, pullRequest{reply, sent})

@@ -37,8 +37,7 @@ func (l *held) wait(d time.Duration) {
 	if left := time.Until(l.givingWay); left > 0 {
 		d = min(d, left)
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+	l.timer.Reset(d)
 	select {
 	case f := <-l.finished:
 		l.finish(f)
@@ -49,7 +48,7 @@ func (l *held) wait(d time.Duration) {
 		}
 	case <-l.mail.wake:
 		l.cancelTold()
-	case <-timer.C:
+	case <-l.timer.C:
 		l.mail.refresh()
 		l.mail.listen()
 	case <-l.ctx.Done():
@@ -92,13 +91,12 @@ func (l *held) linger() bool {
 	if l.idleSince.IsZero() {
 		l.idleSince = time.Now()
 	}
-	timer := time.NewTimer(max(0, min(d-time.Since(l.idleSince), l.holder.lookPeriod())))
-	defer timer.Stop()
+	l.timer.Reset(max(0, min(d-time.Since(l.idleSince), l.holder.lookPeriod())))
 	select {
 	case <-l.mail.wake:
 		l.cancelTold()
 		return true
-	case <-timer.C:
+	case <-l.timer.C:
 		l.mail.refresh() // should something not have been told
 		return time.Since(l.idleSince) < d
 	case <-l.starting.Done():
@@ -113,12 +111,11 @@ func (l *held) waitPaused() {
 			return // entries may have come before it listened
 		}
 	}
-	timer := time.NewTimer(l.holder.lookPeriod())
-	defer timer.Stop()
+	l.timer.Reset(l.holder.lookPeriod())
 	select {
 	case <-l.mail.wake:
 		l.cancelTold()
-	case <-timer.C:
+	case <-l.timer.C:
 		l.mail.refresh() // should something not have been told
 	case <-l.starting.Done():
 	}

@@ -130,17 +130,50 @@ func (r *Replies) forget(id uint64) {
 	delete(r.open, id)
 }
 
-// Request asks, and waits for the answer no longer than limit.
-func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
-	answers, err := r.Collect(ctx, limit, msg, 1, nil)
-	if err != nil {
-		return nil, err
-	}
-	return answers[0], nil
+// waiter waits for one answer. Each call asks several questions, so waiters are used again.
+type waiter struct {
+	answer chan *nats.Msg
+	tell   func(*nats.Msg)
+	limit  *time.Timer
 }
 
-// Collect is [Replies.Request] for a question with several answers, most at most. last tells which one is the last; nil
-// means the first.
+var waiters = sync.Pool{New: func() any { //nolint:gochecknoglobals // for the whole process, as memory is
+	w := &waiter{answer: make(chan *nats.Msg, 1), limit: time.NewTimer(time.Hour)}
+	w.tell = func(answer *nats.Msg) { w.answer <- answer }
+	return w
+}}
+
+// Request asks, and waits for the answer no longer than limit.
+func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	w := waiters.Get().(*waiter) //nolint:errcheck,forcetypeassert // nothing else is put in
+	w.limit.Reset(limit)
+	id, err := r.Ask(msg, w.tell)
+	if err != nil {
+		w.limit.Stop()
+		return nil, err
+	}
+	select {
+	case answer := <-w.answer:
+		w.limit.Stop()
+		waiters.Put(w) // a question is answered once: nothing else comes
+		if NobodyAnswers(answer) {
+			return nil, nats.ErrNoResponders
+		}
+		return answer, nil
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-w.limit.C:
+		err = context.DeadlineExceeded
+	}
+	w.limit.Stop()
+	r.forget(id) // an answer may be told all the same, so w is not used again
+	return nil, err
+}
+
+// Collect is [Replies.Request] for a question with several answers, most at most. last tells which one is the last.
 func (r *Replies) Collect(ctx context.Context, limit time.Duration, msg *nats.Msg, most int, last func(*nats.Msg) bool) ([]*nats.Msg, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -164,7 +197,7 @@ func (r *Replies) Collect(ctx context.Context, limit time.Duration, msg *nats.Ms
 			if NobodyAnswers(answer) {
 				return nil, nats.ErrNoResponders
 			}
-			if answers = append(answers, answer); last == nil || last(answer) {
+			if answers = append(answers, answer); last(answer) {
 				return answers, nil
 			}
 			continue
