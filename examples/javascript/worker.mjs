@@ -62,9 +62,15 @@ await fleet.nc.close();
 
 /** One slot: takes the next ready lane, whichever it is, and serves it. */
 async function takeLanes() {
+  const expires = 2 * Math.ceil(Math.max(1000, worker.lease / 3) / 2); // even: the client's heartbeat is half of it, in whole milliseconds
+  let told = "";
+  const wait = (fault) => { // no connection, or a request that the server does not take
+    if (fault.message !== told) console.error(`pull: ${told = fault.message}`);
+    return sleep(500);
+  };
   while (!worker.stopping) {
     const since = Date.now();
-    const msg = await consumer.next({ expires: Math.max(1000, worker.lease / 3) }).catch(() => sleep(500)); // no connection
+    const msg = await consumer.next({ expires }).catch(wait);
     if (!msg) continue;
     const lane = new Lane(worker, msg, since);
     if (!lane.trusted) continue; // this process slept: it is somebody else's by now

@@ -46,11 +46,16 @@ func newJavaScript(t *testing.T) *javaScript {
 
 const javaScriptLease = 2 * time.Second * slowness
 
-// worker starts one and returns when it takes calls.
+// worker starts one with a short lease and returns when it takes calls.
 func (js *javaScript) worker(tb testing.TB) *process {
 	tb.Helper()
-	args := append([]string{filepath.Join(js.dir, "worker.mjs"), "--notes", js.notes, "--lease", fmt.Sprint(javaScriptLease.Seconds())}, js.broker.flags...)
-	p := start(tb, js.node, launch{args: args})
+	return js.workerWith(tb, "--lease", fmt.Sprint(javaScriptLease.Seconds()))
+}
+
+func (js *javaScript) workerWith(tb testing.TB, flags ...string) *process {
+	tb.Helper()
+	args := append([]string{filepath.Join(js.dir, "worker.mjs"), "--notes", js.notes}, js.broker.flags...)
+	p := start(tb, js.node, launch{args: append(args, flags...)})
 	p.waitFor(tb, `takes note_add calls of pool javascript`)
 	return p
 }
@@ -104,6 +109,20 @@ func awaitResults(tb testing.TB, publisher *lane.Publisher, calls ...*protocol.C
 		}, patience, 50*time.Millisecond, "call %s", call.ID)
 	}
 	return found
+}
+
+// TestJavaScript_WorkerAsItComes is a worker as its README starts it, with the default lease.
+func TestJavaScript_WorkerAsItComes(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	js.workerWith(t)
+	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
+	require.NoError(t, err)
+	call := note(t, "demo", "hello", 0)
+	for _, err := range publisher.Put(t.Context(), []lane.Outgoing{{Call: call}}) {
+		require.NoError(t, err)
+	}
+	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
 }
 
 // TestJavaScript_LanesStayInOrder is two workers that follow docs/wire.md and share no code with the engine. One is killed.
