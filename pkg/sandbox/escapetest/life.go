@@ -18,6 +18,7 @@ func (b *bench) checkLife(t *testing.T) {
 	t.Helper()
 	if b.caps.Level >= sandbox.LevelFull {
 		t.Run("kill everything", b.killEverything)
+		t.Run("signals to the first process", b.signalInit)
 	}
 	if b.caps.ReadOnly {
 		t.Run("read-only commands", b.checkReadOnly)
@@ -37,6 +38,15 @@ func (b *bench) killEverything(t *testing.T) {
 }
 
 // hostileNames lets file operations run into what a command may have left.
+// signalInit sends every signal to the first process. A command that lives on to tell shows that the sandbox does.
+func (b *bench) signalInit(t *testing.T) {
+	const script = `s=1; while [ $s -le 64 ]; do kill -$s 1 2>/dev/null; s=$((s+1)); done; sleep 0.1; echo alive`
+	result, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
+	require.NoError(t, err)
+	require.Equal(t, sandbox.ReasonExited, result.Reason)
+	require.Equal(t, "alive\n", string(result.Stdout.Data))
+}
+
 func (b *bench) hostileNames(t *testing.T) {
 	dir := filepath.Join(b.workspace, "hostile")
 	require.NoError(t, os.Mkdir(dir, 0o777))

@@ -76,7 +76,7 @@ func (w *witness) look(t *testing.T) (rest string, dead bool) {
 		for {
 			n, err := syscall.Read(int(fd), chunk)
 			switch {
-			case err == syscall.EINTR: //nolint:errorlint // an errno
+			case err == syscall.EINTR:
 				continue
 			case n <= 0:
 				dead = err == nil

@@ -227,9 +227,12 @@ func install(p program) error {
 }
 
 // add adds to a list what puts the calling thread under the filter.
-func (p program) add(l *calls.List) {
+func (p program) add(l *calls.List) { p.addTo(l, 0) }
+
+// addTo is add with flags, by which it may be all threads.
+func (p program) addTo(l *calls.List, flags int) {
 	fprog := &unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]} //nolint:gosec // some hundred
-	l.Do(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, unsafe.Pointer(fprog))
+	l.Do(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, unsafe.Pointer(fprog))
 }
 
 // AddSeccomp adds to a list what [Seccomp] does.

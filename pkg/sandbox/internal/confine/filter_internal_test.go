@@ -128,3 +128,28 @@ func TestFilter_Arguments(t *testing.T) {
 	foreign, _ := sandboxFilter().verdict(t, call{arch: nativeArch + 1, number: unix.SYS_GETPID})
 	require.Equal(t, uint32(retKill), foreign)
 }
+
+// TestFilter_Untouchable: processes with the first ids are left alone, whoever they are named among.
+func TestFilter_Untouchable(t *testing.T) {
+	t.Parallel()
+	const last = 12
+	allow, denied := uint32(retAllow), retErrno(unix.EPERM)
+	for number, at := range aimed() {
+		for id, want := range map[uint64]uint32{0: allow, 1: denied, last: denied, 1<<40 | 1: denied, last + 1: allow, 4 << 20: allow} {
+			c := call{arch: nativeArch, number: number}
+			c.args[at] = id
+			got, _ := untouchableFilter(last).verdict(t, c)
+			require.Equal(t, want, got, "system call %d at %d", number, id)
+		}
+	}
+	for number, user := range everybody {
+		got, _ := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{uint64(user), 1000}})
+		require.Equal(t, denied, got)
+	}
+	for number := range uint32(newest) {
+		if _, is := aimed()[number]; !is {
+			got, _ := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{1, 1, 1}})
+			require.Equal(t, allow, got)
+		}
+	}
+}

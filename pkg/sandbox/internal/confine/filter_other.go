@@ -20,3 +20,6 @@ func SeccompReadOnly() error { return Seccomp() }
 
 // SeccompHost fails: there is no filter for this architecture.
 func SeccompHost(...uint32) error { return Seccomp() }
+
+// Untouchable fails: there is no filter for this architecture.
+func Untouchable(int) error { return Seccomp() }

@@ -94,8 +94,11 @@ func serve(conn *wire.Conn) error {
 	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}); err != nil {
 		return err
 	}
-	ignoreLimits() // before the first command, but the worker need not wait for it
+	ignoreSignals() // before the first command, but the worker need not wait for it
 	<-stocked
+	if err := step("out of reach", outOfReach); err != nil {
+		return err
+	}
 	return s.receive()
 }
 
@@ -194,10 +197,12 @@ func dropSIGCHLD() error {
 	return nil
 }
 
-// ignoreLimits makes this process fit for commands. Their limits are set in it for the moment of
-// a fork. What they send to it then means nothing, and must not end it.
-func ignoreLimits() {
-	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+// ignoreSignals makes this process fit for commands. Their limits are set in it for the moment of a fork, and they may send it
+// whatever they like: what comes of either means nothing, and must not end it. The Go runtime ends a process for most of these
+// signals. Where it has caused one itself, as by a fault, it still does.
+func ignoreSignals() {
+	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP,
+		unix.SIGQUIT, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSTKFLT, unix.SIGSYS)
 }
 
 // stockThreads has the runtime make its threads now, which it keeps.
@@ -218,6 +223,10 @@ func stockThreads() {
 	close(release)
 	all.Wait()
 }
+
+// outOfReach keeps commands, which have the same user, from changing limits, priorities and the like of this process. It has all
+// of its threads by now, and their ids are the first ones of the sandbox.
+func outOfReach() error { return confine.Untouchable(max(1, lastPID())) }
 
 // take deals with a request: here and now when nothing else goes on and it takes no time, for then nobody can be
 // kept waiting, and no other thread has to be woken; otherwise beside others.

@@ -52,6 +52,13 @@ func processProbes() map[string]probe {
 		"process/init-map-file": func(canary.Host) canary.Verdict { return judge(list("/proc/1/map_files")) },
 		"process/init-ptrace":   func(canary.Host) canary.Verdict { return judge(attach(1)) },
 		"process/init-kill":     killInit,
+		"process/init-limits":   func(canary.Host) canary.Verdict { return changeInit(limitTo0) },
+		"process/init-priority": func(canary.Host) canary.Verdict { return changeInit(lowerPriority) },
+		"process/init-affinity": func(canary.Host) canary.Verdict { return changeInit(affinity) },
+		"process/init-schedule": func(canary.Host) canary.Verdict { return changeInit(schedule) },
+		"process/init-user": func(canary.Host) canary.Verdict {
+			return changeInit(func(int) error { return unix.Setpriority(unix.PRIO_USER, 0, 19) })
+		},
 	}
 	for _, file := range []string{"environ", "cmdline", "mem", "maps"} {
 		all["process/worker-"+file] = func(h canary.Host) canary.Verdict { return workerFile(h, file) }
@@ -218,6 +225,35 @@ func killInit(canary.Host) canary.Verdict {
 }
 
 // attach traces a process and lets it go.
+// changeInit tries to change settings of the first process by each of its threads, if it is that of a sandbox: no other one shall
+// be harmed.
+func changeInit(change func(id int) error) canary.Verdict {
+	cmdline, err := os.ReadFile("/proc/1/cmdline")
+	if err != nil || !bytes.Contains(cmdline, []byte("toolfleet-sandbox")) {
+		return contained(cmpErr(err, errAnother))
+	}
+	threads, err := os.ReadDir("/proc/1/task")
+	if err != nil {
+		return contained(err)
+	}
+	var last error
+	for _, thread := range threads {
+		id, _ := strconv.Atoi(thread.Name()) // it is one
+		if last = change(id); last == nil {
+			return escape("by its thread " + thread.Name())
+		}
+	}
+	return contained(last)
+}
+
+func limitTo0(id int) error { return unix.Prlimit(id, unix.RLIMIT_MSGQUEUE, &unix.Rlimit{}, nil) }
+
+func lowerPriority(id int) error { return unix.Setpriority(unix.PRIO_PROCESS, id, 19) }
+
+func schedule(id int) error {
+	return unix.SchedSetAttr(id, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0)
+}
+
 func attach(pid int) error {
 	err := unix.PtraceSeize(pid)
 	if err == nil {
