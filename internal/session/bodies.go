@@ -54,9 +54,14 @@ func sessionOf(object *jetstream.ObjectInfo) protocol.SessionID {
 	return protocol.SessionID(id)
 }
 
-// bodies removes what is kept of the session in the object stores.
+// bodies removes what is kept of the session in the object stores. Payloads and values age out
+// where other lanes still have calls.
 func (r *remover) bodies(ctx context.Context) error {
-	for _, bucket := range []string{r.fleet.Name.KeptBucket(), r.fleet.Name.BlobsBucket()} {
+	buckets := []string{r.fleet.Name.KeptBucket(), r.fleet.Name.BlobsBucket()}
+	if r.elsewhere {
+		buckets = buckets[:1]
+	}
+	for _, bucket := range buckets {
 		if err := r.objects(ctx, bucket); err != nil {
 			return err
 		}

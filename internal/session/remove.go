@@ -57,7 +57,9 @@ const (
 
 // Remove removes a session: its journal, workspace, results and kept outputs. One that does
 // not exist is fine. What the session did elsewhere stays, and so do a directory that was its
-// workspace in place, and results of calls in other lanes that end later; those age out.
+// workspace in place, and calls that other lanes still have, with their results: whoever takes
+// such a lane over would run a call without one again. Those age out, or go when the removal is
+// done again.
 //
 // The error wraps [ErrBusy] when the session is busy and options do not force it; then
 // nothing was removed. After any other error some of it may be left: remove it again.
@@ -86,6 +88,8 @@ type remover struct {
 	id       protocol.SessionID
 	options  Options
 	removed  Removed
+	// elsewhere says that other lanes have calls of the session still.
+	elsewhere bool
 }
 
 func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (*remover, error) {
@@ -250,12 +254,6 @@ func (r *remover) released(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func (r *remover) results(ctx context.Context) error {
-	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), r.fleet.Name.ResultsFilter(r.id))
-	r.removed.Results += removed
-	return err
 }
 
 // purge removes the messages of a subject and returns how many there were.

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -192,6 +193,49 @@ func TestRemove_CutShortIsCompleted(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, r.left(t, "s"), "cut short behind %d steps", done)
 	}
+}
+
+// Results stay as long as a lane that others use may ask for them.
+func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.lived(t, "s")
+	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	kept := []string{}
+	for _, id := range []protocol.CallID{"ready", "waiting"} { // one is the ready message, one in the mailbox
+		call := protocol.Call{
+			ID: id, SessionID: "s", Tool: "test", Pool: "idle",
+			Resources: []protocol.Use{{Key: "account/7", Access: protocol.Exclusive}},
+			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
+		}
+		require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: &call}})[0])
+		result := protocol.NewResult(&call, protocol.StatusOK, nil)
+		body, err := protocol.EncodeResult(&result)
+		require.NoError(t, err)
+		kept = append(kept, r.Name.ResultSubject("s", id))
+		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject("s", id), body) // as a worker that is lost now
+		require.NoError(t, err)
+	}
+	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
+	require.NoError(t, err)
+	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 3, Workspace: true}, removed)
+	require.ElementsMatch(t, kept, r.left(t, "s"))
+
+	driver := process.New(nil)
+	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
+		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()},
+	}))
+	calls, err := r.JS.Stream(t.Context(), r.Name.CallsStream())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		info, err := calls.Info(t.Context())
+		return err == nil && info.State.Msgs == 0
+	}, 20*time.Second, time.Millisecond)
+	removed, err = Remove(t.Context(), r.Fleet, "s", Options{})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, removed.Results)
+	require.Empty(t, r.left(t, "s"))
 }
 
 // slow is a model that thinks until it is stopped.
