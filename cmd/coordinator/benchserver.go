@@ -29,7 +29,7 @@ func (c *benchCommand) cluster(ctx context.Context, p program, dir string, logge
 		return nil, nil, err
 	}
 	command := func() *exec.Cmd {
-		cmd := exec.Command(self, "bench-server", "--log-level", p.common.LogLevel) //nolint:noctx,gosec // this program; it ends with its standard input, after the bench has stopped
+		cmd := exec.Command(self, "bench-server", "--log-level", p.common.LogLevel, "--log-format", p.common.LogFormat) //nolint:noctx,gosec // this program; it ends with its standard input, after the bench has stopped
 		cmd.Stderr = p.Stderr
 		return cmd
 	}

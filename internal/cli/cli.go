@@ -72,15 +72,20 @@ const MinLease = 500 * time.Millisecond
 // Common is the flags that every command has.
 type Common struct {
 	LogLevel    string           `default:"warn" enum:"debug,info,warn,error" help:"Least level of log lines on stderr: debug, info, warn or error."`
+	LogFormat   string           `default:"text" enum:"text,json" help:"Form of log lines: text or json, one object a line."`
 	PrintConfig bool             `help:"Print the settings in force as JSON, secrets redacted, and exit."`
 	Version     kong.VersionFlag `env:"-" help:"Print the version and exit."` // images and scripts set TOOLFLEET_VERSION for their own ends
 }
 
-// Logger returns the logger of a command: text on stderr.
+// Logger returns the logger of a command, which writes to stderr.
 func (c Common) Logger(p Program) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.LogLevel)) // the flag's enum allows nothing else
-	return slog.New(slog.NewTextHandler(p.Stderr, &slog.HandlerOptions{Level: level}))
+	options := &slog.HandlerOptions{Level: level}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(p.Stderr, options))
+	}
+	return slog.New(slog.NewTextHandler(p.Stderr, options))
 }
 
 // Run parses arguments into grammar, a pointer to a struct for kong, and calls run. It

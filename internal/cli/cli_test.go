@@ -2,8 +2,11 @@ package cli_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -150,7 +153,7 @@ func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) { //nolint:paralleltest // c
 	o := run(t, nil, "go", "home", "--speed=slow", "--print-config")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
-	require.JSONEq(t, `{"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-level":"debug","model":null,
+	require.JSONEq(t, `{"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-format":"text","log-level":"debug","model":null,
 		"nats":"nats://xxxxx@host:4222","slots":7,"speed":"slow"}`, o.stdout, "what is given as a flag counts")
 }
 
@@ -162,7 +165,7 @@ func TestRun_PrintConfigShowsNoSecretAndRunsNothing(t *testing.T) {
 	require.Empty(t, o.ran)
 	require.Empty(t, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
-	require.JSONEq(t, `{"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-level":"warn",
+	require.JSONEq(t, `{"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-format":"text","log-level":"warn",
 		"model":["a","b,c"],"nats":"nats://xxxxx@a:1,xxxxx@b:2","slots":4,"speed":"slow"}`, o.stdout)
 }
 
@@ -224,6 +227,22 @@ func TestLogger_WritesFromItsLevel(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(content), "shown")
 	require.NotContains(t, string(content), "hidden")
+}
+
+func TestLogger_WritesJSON(t *testing.T) {
+	t.Parallel()
+	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, file.Close()) }()
+	logger := cli.Common{LogLevel: "warn", LogFormat: "json"}.Logger(cli.Program{Stderr: file})
+	logger.WarnContext(t.Context(), "connection lost", slog.Any("error", io.EOF))
+	content, err := os.ReadFile(file.Name())
+	require.NoError(t, err)
+	var line struct{ Time, Level, Msg, Error string }
+	require.NoError(t, json.Unmarshal(content, &line))
+	require.NotEmpty(t, line.Time)
+	line.Time = ""
+	require.Equal(t, struct{ Time, Level, Msg, Error string }{Level: "WARN", Msg: "connection lost", Error: "EOF"}, line)
 }
 
 func TestStateDir(t *testing.T) {
