@@ -44,7 +44,7 @@ type Topology struct {
 	// KeepBytes bounds what is kept of all sessions together; 0 means no bound. When it is
 	// reached, nothing more is kept.
 	KeepBytes int64
-	// Logger gets a warning for each stream that has fewer replicas than Replicas; nil discards it.
+	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on servers that are several; nil discards it.
 	Logger *slog.Logger
 }
 
@@ -83,10 +83,7 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		if err != nil {
 			return err
 		}
-		if have := stream.CachedInfo().Config.Replicas; have < t.Replicas && t.Logger != nil {
-			t.Logger.WarnContext(ctx, "stream has fewer replicas than --replicas asks for; it is not changed: nats stream edit STREAM --replicas N",
-				slog.String("stream", want.Name), slog.Int("replicas", have), slog.Int("asked", t.Replicas))
-		}
+		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
 	}
 	for _, bucket := range []jetstream.ObjectStoreConfig{
 		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: t.ResultAge},
@@ -108,6 +105,19 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		return fmt.Errorf("open bucket %s: %w", t.Fleet.PlacesBucket(), err)
 	}
 	return nil
+}
+
+// warn tells of a stream with so few replicas that more may be lost than is thought.
+func (t Topology) warn(ctx context.Context, stream string, replicas int, clustered bool) {
+	switch {
+	case t.Logger == nil:
+	case replicas < t.Replicas:
+		t.Logger.WarnContext(ctx, "stream has fewer replicas than --replicas asks for; it is not changed: nats stream edit STREAM --replicas N",
+			slog.String("stream", stream), slog.Int("replicas", replicas), slog.Int("asked", t.Replicas))
+	case replicas == 1 && clustered:
+		t.Logger.WarnContext(ctx, "stream has one replica on servers that are several: calls may run twice when that one is killed; --replicas 3 for new streams, or nats stream edit STREAM --replicas 3",
+			slog.String("stream", stream))
+	}
 }
 
 // ErrNoFleet is wrapped by the error of [Check] for a fleet that nobody has made.

@@ -88,6 +88,19 @@ func TestEnsure_WarnsOfFewerReplicas(t *testing.T) {
 	require.Contains(t, log.String(), "stream=TF_CALLS")
 }
 
+// Of servers that are several one may be killed, and forgets what it has handed out.
+func TestEnsure_WarnsOfOneReplicaInACluster(t *testing.T) {
+	t.Parallel()
+	c := natsiotest.NewCluster(t)
+	var log bytes.Buffer
+	topology := natsio.Topology{Fleet: fleetOf(t), Replicas: 3, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
+	require.Empty(t, log.String())
+	topology.Fleet, topology.Replicas = fleetOf(t)+"-alone", 1
+	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
+	require.Equal(t, 3, strings.Count(log.String(), "has one replica on servers that are several"), log.String())
+}
+
 // Whoever only uses a fleet does not make one by a wrong name.
 func TestCheck_MakesNothing(t *testing.T) {
 	t.Parallel()
