@@ -119,8 +119,10 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
+	age, now := h.clock.Age(meta.Timestamp), time.Now()
+	l.doubt = h.books.doubtConsumer(age, now)
 	if !h.store.Clustered() { // a cluster writes deliveries down before it makes them
-		l.doubt = h.books.doubt(h.clock.Age(meta.Timestamp), time.Now())
+		l.doubt = max(l.doubt, h.books.doubt(age, now))
 	}
 	return l, nil
 }

@@ -197,7 +197,7 @@ func (h *Holder) pullFault(err error) {
 	h.options.Logger.Warn("pull request failed", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
 	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
-	if _, _, err := natsio.EnsurePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease); err != nil {
+	if err := natsio.RemakePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease, h.clock.Now().Add(h.lease)); err != nil {
 		h.options.Logger.Warn("consumer is missing", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
 	}
 }

@@ -130,9 +130,12 @@ func TestRecover_ACallThatRuns(t *testing.T) {
 	call := newCall("s", exclusive("account/x"))
 	started, release := make(chan struct{}, 9), make(chan struct{})
 	for range 2 {
-		f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 			started <- struct{}{}
-			<-release
+			select {
+			case <-release:
+			case <-ctx.Done():
+			}
 			return succeed(run)
 		}), lane.Options{})
 	}

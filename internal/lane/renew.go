@@ -79,9 +79,7 @@ func keeperPeriod(lease time.Duration) time.Duration {
 func (h *Holder) keepLeases(ctx context.Context) {
 	ticker := time.NewTicker(keeperPeriod(h.lease))
 	defer ticker.Stop()
-	if h.store.Clustered() {
-		h.askLeader(time.Now()) // lanes may wait for what is known of it
-	}
+	h.askConsumer(time.Now()) // lanes may wait for what is known of its leader
 	for {
 		select {
 		case <-ctx.Done():
@@ -89,9 +87,7 @@ func (h *Holder) keepLeases(ctx context.Context) {
 		case <-ticker.C:
 		}
 		now := time.Now()
-		if h.store.Clustered() {
-			h.askLeader(now)
-		}
+		h.askConsumer(now)
 		h.each(func(l *held) {
 			if !l.lease.trusted(now) {
 				l.abort(ErrLost)

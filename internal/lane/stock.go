@@ -56,10 +56,11 @@ func (l *held) takeStock() error {
 		return nil
 	}
 	calm := l.holder.contact.calm(time.Now())
-	if l.floor == 0 && (l.delivered > 1 || !calm) {
+	first := l.delivered == 1 && l.doubt == doubtNothing
+	if l.floor == 0 && (!first || !calm) {
 		mark, err := l.markClaim()
 		// A full stream has to empty, also while a server is missing: then a cancel may be missed, but nothing is run twice.
-		without := errors.Is(err, ErrFull) && (calm || l.delivered == 1)
+		without := errors.Is(err, ErrFull) && (calm || first)
 		if err != nil && !without {
 			return err
 		}

@@ -244,6 +244,30 @@ func TestEnsurePool(t *testing.T) {
 	require.ErrorContains(t, err, "NOBODY_CALLS")
 }
 
+// Those who hold lanes from a consumer that was deleted have time to learn of it.
+func TestRemakePool_HandsNothingOutAtOnce(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	look := func() *jetstream.ConsumerInfo {
+		t.Helper()
+		consumer, err := f.JS.Consumer(t.Context(), tf.CallsStream(), tf.ReadyConsumer("pool"))
+		require.NoError(t, err)
+		return consumer.CachedInfo()
+	}
+	before := time.Now().Add(time.Hour)
+	require.NoError(t, natsio.RemakePool(t.Context(), f.JS, tf, "pool", time.Second, before))
+	require.True(t, look().Paused)
+	_, lease, err := natsio.EnsurePool(t.Context(), f.JS, tf, "pool", 0)
+	require.NoError(t, err)
+	require.Equal(t, time.Second, lease)
+
+	require.NoError(t, f.JS.DeleteConsumer(t.Context(), tf.CallsStream(), tf.ReadyConsumer("pool")))
+	_, _, err = natsio.EnsurePool(t.Context(), f.JS, tf, "pool", time.Second)
+	require.NoError(t, err)
+	require.NoError(t, natsio.RemakePool(t.Context(), f.JS, tf, "pool", time.Second, before))
+	require.False(t, look().Paused, "it is there")
+}
+
 func TestEnsurePool_ManyAtOnce(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
