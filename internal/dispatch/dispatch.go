@@ -113,7 +113,11 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 	}
 	b := &batch{dispatcher: d, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
 	defer b.abandon(ctx)
-	watch, err := d.results.Watch(ctx, calls[0].SessionID, b.result, b.frame)
+	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
+		return cause
+	}
+	// Also when ctx has ended: what an earlier process sent is to be cancelled.
+	watch, err := d.results.Watch(context.WithoutCancel(ctx), calls[0].SessionID, b.result, b.frame)
 	if err != nil {
 		return err
 	}

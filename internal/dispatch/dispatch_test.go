@@ -220,6 +220,39 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	}
 }
 
+// TestDispatch_AContextThatHasEndedCancelsWhatIsThere: a turn may be taken over when it is stopped already.
+func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	started := make(chan struct{})
+	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
+		close(started)
+		<-ctx.Done()
+		return protocol.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
+	})
+	calls := newCalls(1)
+	ctx, detach := context.WithCancelCause(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := r.dispatch(ctx, calls)
+		left <- err
+	}()
+	<-started
+	detach(loop.ErrDetached)
+	require.ErrorIs(t, <-left, loop.ErrDetached)
+	_, err := r.dispatch(ctx, calls)
+	require.ErrorIs(t, err, loop.ErrDetached)
+
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	r.dispatcher = r.newDispatcher(r.Connect(), dispatch.Options{}) // as another process has one
+	calls[0].Again = true
+	o, err := r.dispatch(stopped, calls)
+	require.NoError(t, err)
+	requireDone(t, o, calls[0], protocol.StatusCancelled, protocol.CodeCancelled)
+	r.requireQuiet()
+}
+
 // TestDispatch_ACancelledTurnHasTimeToCancelItsCalls: it waits as long for a worker's answer as others wait for its own.
 func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 	t.Parallel()
