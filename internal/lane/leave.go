@@ -104,7 +104,7 @@ func (l *held) removeReady(first bool) error {
 // one whose ready message carries a call that was not started, or one without a
 // slot for it. The mark says that this delivery started nothing that is not settled, and that the ready message is not: it stays.
 func (l *held) handback() bool {
-	if !l.alive() {
+	if !l.renewed() {
 		return false
 	}
 	s := l.holder.store

@@ -47,29 +47,42 @@ func TestLeave_NothingIsSentNearTheEndOfALease(t *testing.T) {
 	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
 	require.NoError(t, err)
 	t.Cleanup(s.Replies.Close)
-	ack := f.NC.NewInbox()
-	sent, err := f.NC.SubscribeSync(ack)
-	require.NoError(t, err)
-	const length = time.Hour
-	l := &held{
-		holder: &Holder{options: Options{}.withDefaults(), store: s, recent: map[protocol.LaneHash]time.Time{}},
-		ack:    ack, ctx: t.Context(), starting: t.Context(), schedule: newSchedule(), gone: make(chan struct{}), untold: func() {},
-		lease: lease{length: length, since: time.Now().Add(-length * 7 / 10)},
-	}
-	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, "a")
-	l.nak()
-	released := make(chan bool)
-	go func() { released <- l.release() }()
-	pause.For(t.Context(), 2*faultPause)
-	require.NoError(t, f.NC.Flush())
-	pending, _, err := sent.Pending()
-	require.NoError(t, err)
-	require.Zero(t, pending)
+	for name, test := range map[string]struct {
+		leave func(*held) bool
+		sent  string
+	}{
+		"released":    {(*held).release, ""}, // an acknowledgement
+		"handed back": {(*held).handback, jetstreamNak},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ack := f.NC.NewInbox()
+			sent, err := f.NC.SubscribeSync(ack)
+			require.NoError(t, err)
+			const length = time.Hour
+			l := &held{
+				holder: &Holder{options: Options{}.withDefaults(), store: s, recent: map[protocol.LaneHash]time.Time{}},
+				ack:    ack, ctx: t.Context(), starting: t.Context(), schedule: newSchedule(), gone: make(chan struct{}), untold: func() {},
+				hash: protocol.Lane(name).Hash(), lease: lease{length: length, since: time.Now().Add(-length * 7 / 10)},
+			}
+			l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, l.hash)
+			l.nak()
+			left := make(chan bool)
+			go func() { left <- test.leave(l) }()
+			pause.For(t.Context(), 2*faultPause)
+			require.NoError(t, f.NC.Flush())
+			pending, _, err := sent.Pending()
+			require.NoError(t, err)
+			require.Zero(t, pending)
 
-	l.lease.confirm(time.Now(), "")
-	removal, err := sent.NextMsgWithContext(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, removal.Data, "an acknowledgement")
-	require.NoError(t, removal.Respond(nil))
-	require.True(t, <-released)
+			l.lease.confirm(time.Now(), "")
+			last, err := sent.NextMsgWithContext(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, test.sent, string(last.Data))
+			if last.Reply != "" {
+				require.NoError(t, last.Respond(nil))
+			}
+			require.True(t, <-left)
+		})
+	}
 }
