@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -70,6 +72,7 @@ type Dispatcher struct {
 	results   *lane.Results
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
+	since     time.Time
 }
 
 var (
@@ -90,7 +93,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	}
 	logger := o.Logger
 	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
-	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter)}, nil
+	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter), since: time.Now()}, nil
 }
 
 // Keep implements [loop.Keeper].
@@ -122,10 +125,19 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 		return err
 	}
 	defer watch.Stop()
+	d.awaitLate(ctx, calls)
 	if err := b.put(ctx, calls); err != nil {
 		return err
 	}
 	return b.follow(ctx)
+}
+
+// awaitLate waits, where calls must not start twice that an earlier life of the coordinator may have sent, until what it sent
+// comes late: it ended before this one began, and of a call that takes longer than [lane.LateAfter] a result is looked for before it starts.
+func (d *Dispatcher) awaitLate(ctx context.Context, calls []protocol.Call) {
+	if slices.ContainsFunc(calls, func(c protocol.Call) bool { return c.Again && c.Delivery == protocol.AtMostOnce }) {
+		pause.For(ctx, time.Until(d.since.Add(lane.LateAfter)))
+	}
 }
 
 // One runs a single call and returns its result, which is nil beside an error: that is one of

@@ -341,3 +341,20 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 		require.Contains(t, result.Error.Message, want.says)
 	}
 }
+
+// A copy of a call that an earlier life of the coordinator sent may be under way, and come after the call was sent again, run and
+// settled. Only what is late is looked for, so a call that must not start twice is not sent again before it would be.
+func TestDispatch_ACallThatMustNotStartTwiceIsNotSentAgainAtOnce(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	r := newRig(t, natsio.Topology{})
+	ran := make(chan time.Time, 2)
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- time.Now()
+		return succeed(run)
+	})
+	calls := newCalls(1)
+	calls[0].Delivery, calls[0].Again = protocol.AtMostOnce, true
+	require.NoError(t, r.dispatcher.Dispatch(t.Context(), calls, func(loop.Update) {}))
+	require.GreaterOrEqual(t, (<-ran).Sub(begin), lane.LateAfter)
+}

@@ -35,14 +35,14 @@ type entry struct {
 	stop     func(error)
 }
 
-// lateAfter is how long a call may take from its publisher to the stream, by the servers' clock, until it may have been sent again meanwhile.
-const lateAfter = 2 * time.Second
+// LateAfter is how long a call may take from its publisher to the stream, by the servers' clock, until it may have been sent again meanwhile.
+const LateAfter = 2 * time.Second
 
 // mayHaveResult reports whether the call may be settled although it is there: it was not removed, or was put before, or a server
 // that stood still brought it when its publisher had sent it again.
 func (e *entry) mayHaveResult() bool {
 	sent, err := strconv.ParseInt(e.header.Get(protocol.HeaderSent), 10, 64)
-	return e.maySettled || e.call.Again || err == nil && e.accepted.Sub(time.UnixMilli(sent)) > lateAfter
+	return e.maySettled || e.call.Again || err == nil && e.accepted.Sub(time.UnixMilli(sent)) > LateAfter
 }
 
 // mayHaveRun reports whether somebody else may have started the call.
