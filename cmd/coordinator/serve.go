@@ -36,21 +36,9 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	logger := p.common.Logger(p.Program)
-	opener := model.Opener{Env: p.Getenv, Logger: logger}
-	models := map[string]loop.Model{}
-	first := ""
-	for _, spec := range c.Model {
-		opened, name, err := opener.Open(spec)
-		if err != nil {
-			return cli.Usagef("--model: %v", err)
-		}
-		if models[name] = opened; first == "" {
-			first = name
-		}
-	}
-	if first == "" {
-		_, _, err := opener.Open("")
-		return cli.Usagef("--model: %v", err)
+	models, first, err := c.openModels(model.Opener{Env: p.Getenv, Logger: logger})
+	if err != nil {
+		return err
 	}
 	folder, err := c.openFolder()
 	if err != nil {
@@ -94,6 +82,25 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)
+}
+
+// openModels returns the models of the flags by name, and the name of the first.
+func (c *serveCommand) openModels(opener model.Opener) (models map[string]loop.Model, first string, err error) {
+	models = map[string]loop.Model{}
+	for _, spec := range c.Model {
+		opened, name, err := opener.Open(spec)
+		if err != nil {
+			return nil, "", cli.Usagef("--model: %v", err)
+		}
+		if models[name] = opened; first == "" {
+			first = name
+		}
+	}
+	if first == "" { // opening none tells how to name one
+		_, _, err := opener.Open("")
+		return nil, "", cli.Usagef("--model: %v", err)
+	}
+	return models, first, nil
 }
 
 // check finds what is wrong with the numbers and the address.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -180,35 +181,17 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	}
 	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
 
-	if err := os.MkdirAll(o.Data, 0o700); err != nil {
-		return cli.Usagef("--data: %v", err)
-	}
-	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: logger, Data: o.Data})
-	if errors.Is(err, sandbox.ErrLevel) {
-		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
-	}
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(cli.Enforced(o.Allow, o.Caps), cli.Protects(o.Protect, o.Caps)); err != nil {
+	if err := f.openDriver(ctx, &o); err != nil {
 		return err
 	}
 	for _, warning := range cli.Warnings(o.Limits, o.Caps) {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
-	nc, err := natsio.Connect(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, TLS: f.Files(), Logger: logger})
+	nc, err := f.join(ctx, &o)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return err
-	}
-	topology := natsio.Topology{Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: logger}
-	if err := natsio.Ensure(ctx, js, topology); err != nil {
-		return err
-	}
 	w, err := worker.New(ctx, nc, o)
 	if err != nil {
 		return err
@@ -226,4 +209,38 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 		<-told // a worker that has nothing to do is faster than the word
 	}
 	return err
+}
+
+// openDriver opens the sandbox driver of the flags, and sees that it can do what they ask for.
+func (f *flags) openDriver(ctx context.Context, o *worker.Options) (err error) {
+	if err := os.MkdirAll(o.Data, 0o700); err != nil {
+		return cli.Usagef("--data: %v", err)
+	}
+	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data})
+	if errors.Is(err, sandbox.ErrLevel) {
+		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(cli.Enforced(o.Allow, o.Caps), cli.Protects(o.Protect, o.Caps))
+}
+
+// join connects to the fleet, and makes its streams where they are missing.
+func (f *flags) join(ctx context.Context, o *worker.Options) (*nats.Conn, error) {
+	nc, err := natsio.Connect(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.ID), Creds: f.Creds, TLS: f.Files(), Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err == nil {
+		err = natsio.Ensure(ctx, js, natsio.Topology{
+			Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: o.Logger,
+		})
+	}
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return nc, nil
 }
