@@ -122,8 +122,9 @@ func (c config) rules() []confine.Rule {
 	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
 		rules = append(rules, confine.Rule{Path: "/dev/" + name, Access: confine.AccessDevices})
 	}
-	// Of other processes the kernel shows names only: what is theirs takes the right to trace them.
-	rules = append(rules, confine.Rule{Path: "/proc", Access: confine.AccessRead | confine.AccessDevices})
+	// Of other processes the kernel shows names only: what is theirs takes the right to trace them. What can be written there is the
+	// host's, or a setting of one's own that can be done without.
+	rules = append(rules, confine.Rule{Path: "/proc", Access: confine.AccessRead})
 	workspace := all
 	if c.ReadOnly {
 		workspace = confine.AccessRead

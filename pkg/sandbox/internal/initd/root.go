@@ -64,6 +64,10 @@ var Devices = []string{"null", "zero", "full", "random", "urandom", "tty"} //nol
 // rootPlace is where the new root is mounted while it is built: it covers what nobody has a directory for sandboxes in.
 const rootPlace = "/proc"
 
+// Pressure is where the kernel tells how busy the host is, if it does, and lets everybody ask to be woken for that. Such requests
+// are the host's, and each of them takes so long to end that a process with thousands of them outlives its kill by minutes.
+const Pressure = "/proc/pressure"
+
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened
 // before anything is covered, and mounted relative to the new root, which is the working
 // directory. Its own directories are handed over when the rest is there. trees are the mounts if launch has opened them.
@@ -101,6 +105,7 @@ func (v *view) steps() []part {
 		{"/proc", func() {
 			v.Do(unix.SYS_MOUNT, "proc", "proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 		}},
+		{"pressure of the host", v.readPressure},
 		{"/dev", v.placeDevices},
 	}
 	leave := part{"pivot_root", func() {
@@ -171,6 +176,12 @@ func (v *view) open(trees []int) error {
 func isDir(host string) bool {
 	info, err := os.Stat(host)
 	return err != nil || info.IsDir()
+}
+
+// hasPressure reports whether the kernel tells the pressure.
+func hasPressure() bool {
+	_, err := os.Stat(Pressure)
+	return err == nil
 }
 
 // openSome opens a path of the host, if it exists.
@@ -301,6 +312,13 @@ func (v *view) makeGuests() {
 	for _, t := range slices.Concat(v.dirs, v.mounts) {
 		v.Step("place for /" + t.guest)
 		v.makePlace(t)
+	}
+}
+
+// readPressure has commands read the pressure, and ask for nothing.
+func (v *view) readPressure() {
+	if hasPressure() {
+		v.mountOnItself(Pressure[1:], unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	}
 }
 

@@ -39,6 +39,9 @@ func selfTest(landlock bool) error {
 		null := int(unix.Mkdev(1, 3)) //nolint:gosec // a small number
 		tests = append(tests, test{"device file", func() error { return unix.Mknod(GuestTemp+"/x", unix.S_IFCHR, null) }, unix.EACCES})
 	}
+	if hasPressure() {
+		tests = append(tests, test{"pressure of the host", func() error { return try(unix.Open(Pressure+"/cpu", unix.O_RDWR|unix.O_CLOEXEC, 0)) }, unix.EROFS})
+	}
 	for _, t := range tests {
 		if err := t.try(); !errors.Is(err, t.want) {
 			return &stepError{step: "self-test: " + t.name, err: fmt.Errorf("%w instead of %w", err, t.want)}

@@ -55,7 +55,7 @@ func kernelProbes() map[string]probe {
 		"unknown-1000":      {1000, nil},
 		"unknown-600":       {600, nil},
 	}
-	all := map[string]probe{"kernel/int80": int80, "kernel/x32": x32, "kernel/bpf-program": bpfProgram, "kernel/dmesg": dmesg}
+	all := map[string]probe{"kernel/int80": int80, "kernel/x32": x32, "kernel/bpf-program": bpfProgram, "kernel/dmesg": dmesg, "kernel/pressure": pressure}
 	for name, c := range calls {
 		all["kernel/"+name] = func(canary.Host) canary.Verdict { return denied(call(c.nr, c.args...)) }
 	}
@@ -84,4 +84,15 @@ func dmesg(canary.Host) canary.Verdict {
 		return leak("the kernel's log")
 	}
 	return contained(cmpErr(err, errors.New("empty")))
+}
+
+// pressure asks the kernel to be woken for the host's pressure: a process that has asked a thousand times outlives its kill by seconds.
+func pressure(canary.Host) canary.Verdict {
+	fd, err := unix.Open("/proc/pressure/cpu", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return contained(err)
+	}
+	defer unix.Close(fd)
+	_, err = unix.Write(fd, []byte("some 1000000 2000000\x00"))
+	return judge(err)
 }
