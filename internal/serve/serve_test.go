@@ -505,3 +505,36 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 		loop.EventToolResult, loop.EventModelReply, loop.EventTurnEnded,
 	}, order)
 }
+
+// TestTurn_CancelledWhileNobodyHasIt: nothing of it goes on behind the next turn's back.
+func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late")+","+bash("echo x >later")+","+answer)
+	nc, link := r.ConnectVia()
+	r.serve(nc, "a", nil)
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan *protocol.Result, 1)
+	go func() { done <- r.submit(ctx, call) }()
+	awaitFile(t, r.file(call.SessionID, "started"))
+	link.Cut()
+	cancel()
+	require.NotEqual(t, protocol.StatusOK, (<-done).Status)
+	r.serve(r.Connect(), "b", nil)
+
+	ctx, cancel = context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	got := r.submit(ctx, serve.NewCall(call.SessionID, protocol.TurnRun{Prompt: "and then"}, 0))
+	link.Mend()
+	require.Nil(t, got.Error)
+	var told []string
+	for _, e := range r.events(call.SessionID) {
+		if e.Type == loop.EventTurnEnded || e.Type == loop.EventToolResult {
+			told = append(told, fmt.Sprintf("%d %s %s", e.Turn, e.Type, e.Status))
+		}
+	}
+	require.Equal(t, []string{
+		"1 tool_result cancelled", "1 turn_ended interrupted", "2 tool_result ok", "2 turn_ended answered",
+	}, told)
+	require.NoFileExists(t, r.file(call.SessionID, "late"))
+}
