@@ -30,7 +30,7 @@ type Results struct {
 type sessionWatch struct {
 	subscriptions []*nats.Subscription
 	watches       map[*Watch]struct{}
-	idle          *time.Timer   // set when nobody waits
+	idle          *time.Timer   // ends them when nobody waits any more
 	heard         chan struct{} // closed when the server knows the subscriptions, or cannot be asked
 }
 
@@ -68,12 +68,10 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 			return nil, err
 		}
 		r.sessions[session] = state
+		state.idle = time.AfterFunc(keepIdle, func() { r.forget(session, state) })
 	}
 	state.watches[w] = struct{}{}
-	if state.idle != nil {
-		state.idle.Stop()
-		state.idle = nil
-	}
+	state.idle.Stop()
 	r.mu.Unlock()
 	if known {
 		select {
@@ -102,9 +100,8 @@ func (w *Watch) Stop() {
 	if !known {
 		return
 	}
-	delete(state.watches, w)
-	if len(state.watches) == 0 && state.idle == nil {
-		state.idle = time.AfterFunc(keepIdle, func() { w.results.forget(w.session, state) })
+	if delete(state.watches, w); len(state.watches) == 0 {
+		state.idle.Reset(keepIdle)
 	}
 }
 
