@@ -318,7 +318,8 @@ func (v *view) makeGuests() {
 // readPressure has commands read the pressure, and ask for nothing.
 func (v *view) readPressure() {
 	if hasPressure() {
-		v.mountOnItself(Pressure[1:], unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+		v.Do(unix.SYS_MOUNT, Pressure[1:], Pressure[1:], 0, unix.MS_BIND, 0)
+		v.set(unix.AT_FDCWD, Pressure[1:], 0, unix.MOUNT_ATTR_RDONLY)
 	}
 }
 
