@@ -78,6 +78,7 @@ type Dispatcher struct {
 var (
 	_ loop.Dispatcher = (*Dispatcher)(nil)
 	_ loop.Keeper     = (*Dispatcher)(nil)
+	_ loop.TurnCaller = (*Dispatcher)(nil)
 )
 
 // New opens the streams of a fleet, which must exist.
@@ -100,6 +101,25 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
 	_, err := natsio.PutObject(ctx, d.js, d.fleet.KeptBucket(), protocol.KeptText(session, call), strings.NewReader(text))
 	return err
+}
+
+// GivenUp implements [loop.TurnCaller]. A coordinator that was lost may have begun the turn, so the
+// outcome may be unknown, which that of a turn, a call that may be started again, is for no other
+// reason.
+func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
+	result, err := d.publisher.Result(ctx, session, id)
+	switch {
+	case errors.Is(err, protocol.ErrInvalidResult), err == nil && result == nil:
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look whether turn %s is still wanted: %w", id, err)
+	}
+	switch result.Status {
+	case protocol.StatusCancelled, protocol.StatusTimeout, protocol.StatusOutcomeUnknown:
+		return true, nil
+	case protocol.StatusOK, protocol.StatusFailed, protocol.StatusRejected:
+	}
+	return false, nil
 }
 
 // Dispatch implements [loop.Dispatcher].

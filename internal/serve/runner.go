@@ -2,7 +2,6 @@ package serve
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -16,7 +15,7 @@ import (
 )
 
 // runner makes the runner of a turn.
-func (s *Server) runner(session protocol.SessionID, turn protocol.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
+func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
 	name := s.model(turn)
 	model, known := s.options.Models[name]
 	if !known {
@@ -49,27 +48,12 @@ func (s *Server) runner(session protocol.SessionID, turn protocol.TurnRun, obser
 	}
 	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
 		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens),
-		GivenUp: func(ctx context.Context, id protocol.CallID) (bool, error) { return s.givenUp(ctx, session, id) },
-		Guard:   guard, Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+		Guard: guard, Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)
 	}
 	return runner, nil
-}
-
-// givenUp reports whether the call of a turn was cancelled, or ran out of its time, while nobody had
-// the session. A coordinator that was lost may have begun it, so its outcome may be unknown, which
-// that of a turn, a call that may be started again, is for no other reason.
-func (s *Server) givenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
-	result, err := s.holder.Result(ctx, session, id)
-	if err != nil {
-		return false, fmt.Errorf("look whether turn %s is still wanted: %w", id, err)
-	}
-	if result == nil {
-		return false, nil
-	}
-	return slices.Contains([]protocol.Status{protocol.StatusCancelled, protocol.StatusTimeout, protocol.StatusOutcomeUnknown}, result.Status), nil
 }
 
 // model is the name of the model that a turn asks for.

@@ -153,7 +153,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.runner(run.Call.SessionID, turn, events.send)
+	runner, fault := s.runner(turn, events.send)
 	if fault != nil {
 		return protocol.NewResult(run.Call, protocol.StatusRejected, fault)
 	}

@@ -11,6 +11,20 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// turnCaller is a fleet that knows of calls for turns.
+type turnCaller struct {
+	*fleet
+
+	gone  bool
+	err   error
+	asked []protocol.CallID
+}
+
+func (c *turnCaller) GivenUp(_ context.Context, _ protocol.SessionID, id protocol.CallID) (bool, error) {
+	c.asked = append(c.asked, id)
+	return c.gone, c.err
+}
+
 // An open turn that nobody wants any more is ended, not brought to its end, and the next one runs.
 func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 	t.Parallel()
@@ -29,16 +43,18 @@ func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 		return r
 	}
 	r := open(says("second"))
-	asked := []protocol.CallID{}
-	r.opts.GivenUp = func(_ context.Context, id protocol.CallID) (bool, error) {
-		asked = append(asked, id)
-		return true, nil
+	caller := &turnCaller{fleet: r.fleet, gone: true}
+	next := func(r *rig) (loop.TurnResult, error) {
+		caller.fleet = r.fleet
+		runner, err := loop.New(r.model, caller, r.journal, table(t), &r.opts)
+		require.NoError(t, err)
+		return runner.Run(t.Context(), r.session, loop.Input{Text: "and then", ID: "id-2"})
 	}
-	result, err := r.runInput(t.Context(), t, loop.Input{Text: "and then", ID: "id-2"})
+	result, err := next(r)
 	require.NoError(t, err)
 	require.Equal(t, 2, result.Turn)
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
-	require.Equal(t, []protocol.CallID{"id-1"}, asked)
+	require.Equal(t, []protocol.CallID{"id-1"}, caller.asked)
 	require.ElementsMatch(t, []string{"cancelled", "cancelled"}, r.statuses(1))
 	ended := r.watch.of(loop.EventTurnEnded)
 	require.Equal(t, string(loop.OutcomeInterrupted), ended[0].Status)
@@ -46,8 +62,8 @@ func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 	require.Len(t, r.fleet.stopped, 1)
 
 	r = open()
-	r.opts.GivenUp = func(context.Context, protocol.CallID) (bool, error) { return false, errors.New("nobody knows") }
-	_, err = r.runInput(t.Context(), t, loop.Input{Text: "and then", ID: "id-2"})
+	caller.gone, caller.err = false, errors.New("nobody knows")
+	_, err = next(r)
 	require.ErrorContains(t, err, "nobody knows")
 	require.Empty(t, r.watch.of(loop.EventTurnEnded))
 }

@@ -1,7 +1,6 @@
 package loop
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,11 +40,6 @@ type Options struct {
 	// Timeout bounds the time that one Run spends on a turn, and is the deadline of
 	// its calls; 0 is no bound.
 	Timeout time.Duration
-
-	// GivenUp reports whether whoever asked for the turn of an [Input].ID wants it no more. Such a
-	// turn, found open before another input, is not brought to its end but ended as interrupted,
-	// its calls cancelled. nil: none is given up. An error is the run's.
-	GivenUp func(ctx context.Context, id protocol.CallID) (bool, error)
 
 	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge] bind the turns that begin
 	// under it until their ends; see [Terms].

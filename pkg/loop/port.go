@@ -118,6 +118,14 @@ type Keeper interface {
 	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
 }
 
+// TurnCaller is a [Dispatcher] of a fleet that carries the calls which ask for turns, too.
+type TurnCaller interface {
+	// GivenUp reports whether the call with an [Input].ID was stopped while nobody had its session.
+	// The turn, found open before another input, is then not brought to its end but ended as
+	// interrupted, its calls cancelled. An error is the run's.
+	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
+}
+
 // ErrDetached is the cause with which a context is cancelled when this process
 // must leave a session to another one without stopping its calls: because it
 // drains, or because it can no longer extend the journal. See [context.Cause].

@@ -76,7 +76,7 @@ type TurnResult struct {
 //
 // A turn that was begun and has not ended comes first. If this input started it,
 // it is resumed and is the turn that Run runs; otherwise it is brought to its end, and the
-// input gets the turn after it, unless ctx ended meanwhile; one that is given up ([Options].GivenUp) is only ended. Either way it keeps the [Terms] that it was begun with,
+// input gets the turn after it, unless ctx ended meanwhile; one that is given up ([TurnCaller]) is only ended. Either way it keeps the [Terms] that it was begun with,
 // beside those of this Runner. An input whose ID has had its
 // turn returns how that ended, and runs nothing. The zero Input resumes
 // only; without an open turn it is refused with [ErrNoInput].
@@ -118,10 +118,11 @@ var errGivenUp = errors.New("whoever asked for it has given it up")
 // runOther brings the open turn of another input to its end.
 func (r *Runner) runOther(ctx context.Context, rec *recorder) (TurnResult, error) {
 	open := rec.session.open()
-	if r.opts.GivenUp == nil || open.input.ID == "" {
+	caller, is := r.dispatcher.(TurnCaller)
+	if !is || open.input.ID == "" {
 		return r.runTurn(ctx, rec)
 	}
-	gone, err := r.opts.GivenUp(ctx, open.input.ID)
+	gone, err := caller.GivenUp(ctx, rec.id, open.input.ID)
 	if err != nil {
 		return unfinished(ctx, open.soFar("", nil), err), err
 	}
