@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,6 +17,19 @@ import (
 
 const composeFile = "../compose.yaml"
 
+// needed is what .env must have, by what is not there by default.
+func needed() map[string]string {
+	return map[string]string{"FLEET_PASSWORD": "tf-secret", "WORKER_PASSWORD": "tf-lesser", "TOOLFLEET_MODEL": "openai:model"}
+}
+
+// environ is what is needed, and more.
+func environ(more ...string) []string {
+	for name, value := range needed() {
+		more = append(more, name+"="+value)
+	}
+	return more
+}
+
 // load reads the compose file as `docker compose config` does, with nothing but env around it.
 func load(ctx context.Context, env ...string) (*types.Project, error) {
 	options, err := cli.NewProjectOptions([]string{composeFile}, cli.WithEnv(env), cli.WithResolvedPaths(true))
@@ -27,7 +41,7 @@ func load(ctx context.Context, env ...string) (*types.Project, error) {
 
 func project(t *testing.T) *types.Project {
 	t.Helper()
-	loaded, err := load(t.Context(), "NATS_PASSWORD=tf-secret")
+	loaded, err := load(t.Context(), environ()...)
 	require.NoError(t, err)
 	return loaded
 }
@@ -37,12 +51,19 @@ func TestCompose_HasItsServices(t *testing.T) {
 	require.ElementsMatch(t, []string{"nats", "coordinator", "worker", "jaeger", "prometheus"}, project(t).ServiceNames())
 }
 
-func TestCompose_HasNoDefaultSecret(t *testing.T) {
+// TestCompose_AsksForWhatHasNoDefault: no secret is known beforehand, and a coordinator without a model would not start.
+func TestCompose_AsksForWhatHasNoDefault(t *testing.T) {
 	t.Parallel()
-	for name, env := range map[string][]string{"unset": nil, "empty": {"NATS_PASSWORD="}} {
-		_, err := load(t.Context(), env...)
-		require.ErrorContains(t, err, "NATS_PASSWORD", name)
-		require.ErrorContains(t, err, ".env", "says where to set it")
+	example, err := os.ReadFile("../.env.example")
+	require.NoError(t, err)
+	for missing, value := range needed() {
+		without := slices.DeleteFunc(environ(), func(v string) bool { return v == missing+"="+value })
+		for name, env := range map[string][]string{"unset": without, "empty": append(without, missing+"=")} {
+			_, err := load(t.Context(), env...)
+			require.ErrorContains(t, err, missing, name)
+			require.ErrorContains(t, err, ".env", "says where to set it")
+		}
+		require.Contains(t, string(example), "\n"+missing+"=\n")
 	}
 }
 
@@ -130,13 +151,26 @@ func TestCompose_ToolsHaveNoWayOut(t *testing.T) {
 func TestCompose_EverybodyUsesTheSameServers(t *testing.T) {
 	t.Parallel()
 	services := project(t).Services
-	for _, name := range []string{"coordinator", "worker"} {
+	for name, url := range map[string]string{"coordinator": "nats://fleet:tf-secret@nats:4222", "worker": "nats://worker:tf-lesser@nats:4222"} {
 		env := services[name].Environment
-		require.Equal(t, "nats://fleet:tf-secret@nats:4222", *env["TOOLFLEET_NATS"])
+		require.Equal(t, url, *env["TOOLFLEET_NATS"])
 		require.Equal(t, "http://jaeger:4318", *env["OTEL_EXPORTER_OTLP_ENDPOINT"])
 	}
-	require.Equal(t, "tf-secret", *services["nats"].Environment["NATS_PASSWORD"])
-	require.NotContains(t, services["worker"].Environment, "OPENAI_API_KEY", "only the coordinator talks to models")
+	require.Equal(t, "tf-secret", *services["nats"].Environment["FLEET_PASSWORD"])
+	require.Equal(t, "tf-lesser", *services["nats"].Environment["WORKER_PASSWORD"])
+	require.Contains(t, services["worker"].DependsOn, "coordinator", "workers may not make the streams")
+}
+
+// TestCompose_WorkersHaveNoKeyButTheirs: what a model runs can read all that its worker has.
+func TestCompose_WorkersHaveNoKeyButTheirs(t *testing.T) {
+	t.Parallel()
+	loaded, err := load(t.Context(), environ("OPENAI_API_KEY=sk-1")...)
+	require.NoError(t, err)
+	worker, err := yaml.Marshal(loaded.Services["worker"])
+	require.NoError(t, err)
+	require.Contains(t, string(worker), "tf-lesser")
+	require.NotContains(t, string(worker), "tf-secret")
+	require.NotContains(t, string(worker), "sk-1", "only the coordinator talks to models")
 }
 
 // TestCompose_PrometheusFindsEverybody: as many workers as there are have one name.
@@ -178,7 +212,7 @@ func TestCompose_EnvironmentPassesThrough(t *testing.T) {
 	t.Parallel()
 	without := project(t).Services["coordinator"].Environment.Resolve(func(string) (string, bool) { return "", false })
 	require.Nil(t, without["OPENAI_API_KEY"])
-	with, err := load(t.Context(), "NATS_PASSWORD=tf-secret", "OPENAI_API_KEY=sk-1")
+	with, err := load(t.Context(), environ("OPENAI_API_KEY=sk-1")...)
 	require.NoError(t, err)
 	require.Equal(t, "sk-1", *with.Services["coordinator"].Environment["OPENAI_API_KEY"])
 }
