@@ -23,7 +23,7 @@ type ConnectOptions struct {
 	Creds string
 	// TLS is for servers whose certificates the system does not know, and for those that want one.
 	TLS TLS
-	// Logger gets a line when the connection is lost and when it is back; nil discards.
+	// Logger gets a warning when the connection is lost, and one when it is back; nil discards.
 	Logger *slog.Logger
 	// Options are added last, for embedded servers and tests.
 	Options []nats.Option
@@ -81,7 +81,7 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 			}
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
-			logger.InfoContext(ctx, "nats connection is back", slog.String("url", nc.ConnectedUrlRedacted()))
+			logger.WarnContext(ctx, "nats connection is back", slog.String("url", nc.ConnectedUrlRedacted()))
 		}),
 		(&faults{logger: logger, now: time.Now}).option(ctx),
 	}

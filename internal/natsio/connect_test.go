@@ -2,6 +2,7 @@ package natsio_test
 
 import (
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -162,11 +163,21 @@ func TestRedact(t *testing.T) {
 	}
 }
 
+// lines passes on what is logged, a line at a time.
+type lines struct{ news chan string }
+
+func (w *lines) Write(line []byte) (int, error) {
+	w.news <- string(line)
+	return len(line), nil
+}
+
 func TestConnect_ReconnectsForEverAndBuffersNothing(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	server := listen(t, data, "127.0.0.1:0")
-	nc, err := natsio.Connect(t.Context(), server.URL(), natsio.ConnectOptions{Name: "test", Creds: server.CredentialFile()})
+	log := &lines{news: make(chan string, 16)}
+	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn})) // as processes log by default
+	nc, err := natsio.Connect(t.Context(), server.URL(), natsio.ConnectOptions{Name: "test", Creds: server.CredentialFile(), Logger: logger})
 	require.NoError(t, err)
 	defer nc.Close()
 	subscription, err := nc.SubscribeSync("greetings")
@@ -176,9 +187,11 @@ func TestConnect_ReconnectsForEverAndBuffersNothing(t *testing.T) {
 	server.Close()
 	<-down
 	require.ErrorIs(t, nc.Publish("greetings", []byte("lost")), nats.ErrReconnectBufExceeded)
+	require.Contains(t, <-log.news, "nats connection lost")
 
 	listen(t, data, strings.TrimPrefix(server.URL(), "nats://"))
 	<-up
+	require.Contains(t, <-log.news, "nats connection is back")
 	require.NoError(t, nc.Publish("greetings", []byte("kept")))
 	msg, err := subscription.NextMsg(20 * time.Second)
 	require.NoError(t, err)

@@ -93,7 +93,7 @@ func (s *Server) userTools(builtIn []tools.Tool) []tools.Tool {
 		s.options.Logger.Warn("tool manifest is broken", slog.String("problem", problem.Error()))
 	}
 	if len(loaded.Problems) == 0 {
-		s.options.Logger.Info("tool manifests are in order again")
+		s.options.Logger.Warn("tool manifests are in order again")
 	}
 	return loaded.Tools
 }

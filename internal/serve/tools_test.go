@@ -1,6 +1,7 @@
 package serve_test
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,6 +12,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
+
+// lines passes on what is logged, a line at a time.
+type lines struct{ news chan string }
+
+func (w *lines) Write(line []byte) (int, error) {
+	w.news <- string(line)
+	return len(line), nil
+}
 
 func TestTurn_HasTheToolsOfTheFolderAsTheyAre(t *testing.T) {
 	t.Parallel()
@@ -23,8 +32,10 @@ func TestTurn_HasTheToolsOfTheFolderAsTheyAre(t *testing.T) {
 	}
 	folder, err := manifest.Open(dir)
 	require.NoError(t, err)
+	log := &lines{news: make(chan string, 16)}
+	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn})) // as processes log by default
 	r := newRig(t, `{"text":"Greeting.","tool_calls":[{"id":"c1","name":"greet","arguments":{}}]},`+answer)
-	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Tools = folder })
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Tools, o.Logger = folder, logger })
 	greeting := func() string {
 		t.Helper()
 		call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "greet"}, 0)
@@ -42,6 +53,9 @@ func TestTurn_HasTheToolsOfTheFolderAsTheyAre(t *testing.T) {
 	require.Equal(t, "two", greeting())
 	write("name: greet\n")
 	require.Equal(t, "two", greeting(), "a broken one stays as it was")
+	require.Contains(t, <-log.news, "tool manifest is broken")
+	require.Contains(t, <-log.news, "stays as it was")
 	require.NoError(t, os.Remove(filepath.Join(dir, "greet.yaml")))
 	require.Equal(t, "none", greeting())
+	require.Contains(t, <-log.news, "tool manifests are in order again")
 }
