@@ -18,13 +18,14 @@ import (
 // reports false when nothing was settled, because the lane is lost or stopping.
 func (l *held) attempt(e *entry) bool {
 	result, known, err := l.before(e)
-	for err != nil {
-		if !l.alive() {
-			return false
-		}
-		l.warn("call cannot be started", err)
+	for err != nil && l.alive() {
+		l.complain(startTrouble, e, err)
 		l.pause()
 		result, known, err = l.before(e)
+	}
+	l.over(startTrouble, e)
+	if err != nil {
+		return false
 	}
 	if known { // its result is stored already
 		e.settledBefore = true
@@ -47,6 +48,7 @@ func (l *held) attempt(e *entry) bool {
 // can go on, or is not ours any more.
 func (l *held) unpack(e *entry) *protocol.Result {
 	stored, packed := e.call.Payload.(protocol.Stored)
+	defer l.over(payloadTrouble, e)
 	for packed && l.alive() {
 		raw, err := l.holder.store.Blobs.Get(l.ctx, stored)
 		if errors.Is(err, jetstream.ErrObjectNotFound) {
@@ -66,7 +68,7 @@ func (l *held) unpack(e *entry) *protocol.Result {
 		if refusal := l.refusal(e); refusal != nil { // it may be long until the payload can be read
 			return refusal
 		}
-		l.warn("payload cannot be read", err)
+		l.complain(payloadTrouble, e, err)
 		l.pause()
 	}
 	return nil
@@ -250,6 +252,7 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 		r.QueueMS = millis(l.holder.clock.Age(e.accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
+	defer l.over(resultTrouble, e)
 	for {
 		if !l.alive() {
 			return false
@@ -260,7 +263,7 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 			l.dropPayload(e)
 			return true
 		}
-		l.warn("result cannot be stored", err)
+		l.complain(resultTrouble, e, err)
 		l.pause()
 	}
 }

@@ -73,7 +73,6 @@ type held struct {
 	finished   chan finished
 	idleSince  time.Time // when it had nothing to do; zero while it has
 	forgotten  bool
-	complained string // about the trouble that lasts
 	reconnects uint64 // of the connection, at the claim
 
 	oversight oversight
@@ -147,6 +146,10 @@ func (l *held) serve() {
 	defer l.cancel(nil)
 	defer l.stop()
 	defer l.mail.close()
+	defer func() { // when it is lost with them
+		l.over(mailboxTrouble, l)
+		l.over(releaseTrouble, l)
+	}()
 	l.timer = time.NewTimer(time.Hour)
 	defer l.timer.Stop()
 	if !l.hasSlot {
@@ -163,12 +166,12 @@ func (l *held) serve() {
 			continue
 		}
 		if err := l.feed(); err != nil {
-			l.complain(mailboxTrouble, err)
+			l.complain(mailboxTrouble, l, err)
 			l.freeSlots() // others may run meanwhile, and make the room that a full stream lacks
 			l.pause()
 			continue
 		}
-		l.over(mailboxTrouble)
+		l.over(mailboxTrouble, l)
 		l.start()
 		l.throwAway() // what was refused
 		if l.putOff && !l.hasTime() {
@@ -233,27 +236,6 @@ func (l *held) book(e *entry) {
 		l.pinned = false
 	} else {
 		l.litter = append(l.litter, e.seq)
-	}
-}
-
-// Troubles that last while the server is away. One is over when what failed succeeds, not when something else does.
-const (
-	mailboxTrouble = "mailbox cannot be read"
-	releaseTrouble = "lane cannot be released"
-)
-
-// complain logs trouble once until it is over.
-func (l *held) complain(msg string, err error) {
-	if l.complained != msg {
-		l.complained = msg
-		l.warn(msg, err)
-	}
-}
-
-// over ends a trouble, so that the next one is told.
-func (l *held) over(msg string) {
-	if l.complained == msg {
-		l.complained = ""
 	}
 }
 

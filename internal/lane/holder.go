@@ -33,6 +33,7 @@ type Holder struct {
 	crowd     crowd
 	contact   contact // with the other servers of a cluster
 	books     books
+	troubles  troubles
 
 	mu        sync.Mutex
 	draining  bool
@@ -57,11 +58,11 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	h := &Holder{
 		options: o, store: s, executor: executor, lease: lease,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
-		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool),
+		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger},
 	}
 	h.books.meet(nc.ConnectedServerId(), time.Now())
 	h.slots = newSlots(o.Slots, h.room)
-	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.room, h.pullFault)
+	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.pullEnded, h.pullFault)
 	return h, nil
 }
 
@@ -188,23 +189,10 @@ func (h *Holder) doubtRecent() {
 	})
 }
 
-// pullFault handles trouble with a pull request: the consumer may have to be made again.
-func (h *Holder) pullFault(err error) {
-	if !h.repairing.CompareAndSwap(false, true) {
-		return // one repair is enough for all requests that failed
-	}
-	defer h.repairing.Store(false)
-	h.options.Logger.Warn("pull request failed", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
-	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
-	defer cancel()
-	if err := natsio.RemakePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease, h.clock.Now().Add(h.lease)); err != nil {
-		h.options.Logger.Warn("consumer is missing", slog.String("pool", string(h.options.Pool)), slog.Any("error", err))
-	}
-}
-
 // claim takes a lane: msg is its ready message, and since the earliest time at
 // which the server can have delivered it.
 func (h *Holder) claim(msg *nats.Msg, since time.Time) {
+	h.pullAnswered()
 	l, err := newHeld(h, msg, since)
 	if err != nil {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))

@@ -41,11 +41,11 @@ func (l *held) release() bool {
 		err = s.Remove(l.ctx, l.handbacks...)
 	}
 	if err != nil {
-		l.complain(releaseTrouble, err)
+		l.complain(releaseTrouble, l, err)
 		l.pause()
 		return false // still held
 	}
-	l.over(releaseTrouble)
+	l.over(releaseTrouble, l)
 	if more && l.starting.Err() == nil {
 		l.mail.refresh()
 		return false // not idle any more
@@ -53,9 +53,10 @@ func (l *held) release() bool {
 	if !l.renewed() { // removing what does not matter any more took its time; the next removal matters
 		return false
 	}
+	defer l.over(removalTrouble, l)
 	// From the first try on, the ready message may be gone and the lane somebody else's.
 	for err := l.removeReady(true); err != nil; err = l.removeReady(false) {
-		l.complain("ready message cannot be removed", err)
+		l.complain(removalTrouble, l, err)
 		l.pause()
 		if !l.renewed() {
 			return true

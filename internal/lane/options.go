@@ -31,7 +31,7 @@ type Options struct {
 	// call them; the lane is not claimed again here before they return.
 	Settled func(ctx context.Context, call *protocol.Call, result *protocol.Result)
 	Lost    func(ctx context.Context, lane protocol.Lane)
-	// Logger gets troubles at warn, claims and releases at debug; nil discards.
+	// Logger gets troubles at warn, those that last once when they begin and once when they are over; nil discards.
 	Logger *slog.Logger
 }
 

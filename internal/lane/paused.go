@@ -113,6 +113,7 @@ func (l *held) refuse() {
 
 // giveRefusal stores the result of a call that is not started, unless it has one already.
 func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
+	defer l.over(lookupTrouble, e)
 	for e.mayHaveResult() {
 		known, err := l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
 		if known {
@@ -126,7 +127,7 @@ func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 		if !l.alive() {
 			return false
 		}
-		l.warn("result cannot be looked up", err)
+		l.complain(lookupTrouble, e, err)
 		l.pause()
 	}
 	return l.settle(e, result)

@@ -1,8 +1,10 @@
 package lane
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -152,4 +156,32 @@ func (p *puller) request(n int) error {
 		p.requests = append(p.requests, pullRequest{reply, sent})
 	}
 	return nil
+}
+
+// pullFault handles trouble with a pull request: the consumer may have to be made again.
+func (h *Holder) pullFault(err error) {
+	if !h.repairing.CompareAndSwap(false, true) {
+		return // one repair is enough for all requests that failed
+	}
+	defer h.repairing.Store(false)
+	pool := slog.String("pool", string(h.options.Pool))
+	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
+	defer cancel()
+	h.troubles.begin(ctx, pullTrouble, h, pool, slog.Any("error", err))
+	if err := natsio.RemakePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease, h.clock.Now().Add(h.lease)); err != nil {
+		h.troubles.begin(ctx, consumerTrouble, h, pool, slog.Any("error", err))
+	}
+}
+
+// pullEnded handles the end of a pull request for which there was nothing.
+func (h *Holder) pullEnded() {
+	h.pullAnswered()
+	h.room()
+}
+
+// pullAnswered ends the troubles of pulling: the consumer is there.
+func (h *Holder) pullAnswered() {
+	ctx := context.Background() //nolint:forbidigo // a callback of NATS has no context
+	h.troubles.end(ctx, pullTrouble, h, false)
+	h.troubles.end(ctx, consumerTrouble, h, false)
 }

@@ -1,0 +1,52 @@
+package lane_test
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// lines passes on what is logged, a line at a time.
+type lines struct{ news chan string }
+
+func (w *lines) Write(line []byte) (int, error) {
+	w.news <- string(line)
+	return len(line), nil
+}
+
+// Calls of several lanes cannot store their results for a while, and try it again and again.
+func TestTrouble_OfManyCallsIsOneWithABeginningAndAnEnd(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	log := &lines{news: make(chan string, 1000)}
+	f.logger = slog.New(slog.NewTextHandler(log, nil))
+	p, g := f.publisher(), newGate()
+	h := f.hold(g, lane.Options{Slots: 3})
+	calls := []*protocol.Call{newCall("s", exclusive("account/a")), newCall("s", exclusive("account/b")), newCall("s", exclusive("account/c"))}
+	for _, c := range calls {
+		put(t, p, c)
+		g.requireStart(t, c.ID)
+	}
+	require.NoError(t, f.js.DeleteStream(t.Context(), protocol.DefaultFleet.ResultsStream()))
+	for range calls {
+		g.letGo <- struct{}{}
+	}
+	require.Contains(t, <-log.news, `msg="result cannot be stored" lane=account/`)
+	stepAside(t, time.Second) // each tries ten times a second
+	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
+	require.Contains(t, <-log.news, `msg="trouble is over" trouble="result cannot be stored" lasted=`)
+	for _, c := range calls {
+		require.Equal(t, protocol.StatusOK, f.await(p, c).Status)
+	}
+	h.stop()
+	close(log.news)
+	for line := range log.news {
+		require.NotContains(t, line, "result cannot be stored")
+	}
+}
