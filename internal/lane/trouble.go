@@ -93,7 +93,7 @@ func (t *troubles) end(ctx context.Context, msg string, who any, lost bool) {
 	}
 	if t.some.Add(-1); one.logs {
 		t.logger.LogAttrs(ctx, slog.LevelWarn, "trouble is over", slog.String("trouble", msg),
-			slog.Duration("lasted", time.Since(one.began)), slog.Int("met", one.met), slog.Int("lost", one.lost))
+			slog.String("lasted", time.Since(one.began).Round(time.Millisecond).String()), slog.Int("met", one.met), slog.Int("lost", one.lost))
 	}
 }
 
