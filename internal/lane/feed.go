@@ -124,7 +124,7 @@ func (l *held) catchUp() {
 // from its beginning, which the server finds by the subject; from a place in
 // the middle it goes through whatever is stored behind it.
 func (l *held) hasReadNothing() bool {
-	if len(l.marks) > 0 || len(l.handbacks) > 0 || l.oversight.paused.Load() ||
+	if l.claim.seq > 0 || len(l.marks) > 0 || len(l.handbacks) > 0 || l.oversight.paused.Load() ||
 		slices.ContainsFunc(l.schedule.entries, func(e *entry) bool { return !e.inline }) {
 		return false
 	}
@@ -175,8 +175,10 @@ func (l *held) accept(msg *letter) {
 		} else if !e.running {
 			e.starts, e.marked = max(e.starts, what.Start), true
 		}
-	case protocol.EntryClaim: // of one that was lost
-		l.litter = append(l.litter, msg.seq)
+	case protocol.EntryClaim:
+		if msg.seq != l.claim.seq { // of one that was lost
+			l.litter = append(l.litter, msg.seq)
+		}
 	case protocol.EntryPause: // it stays where it is
 		l.oversight.paused.Store(true)
 	case protocol.EntryUnknown:

@@ -34,6 +34,8 @@ type held struct {
 	ack       string    // reply subject of the ready message
 	stored    time.Time // the ready message, by the server's clock
 	claimed   time.Time
+	asked     time.Time // when the pull request was sent
+	former    string    // subject of the mark of an earlier claim of this process by the same ready message; that has ended
 	lease     lease
 
 	ctx      context.Context //nolint:containedctx // the lifetime of the lease is the lane's own
@@ -52,7 +54,7 @@ type held struct {
 	mail       *mailbox
 	timer      *time.Timer // of what it waits for
 	stock      *stock      // in a cluster, from the first look on
-	floor      uint64      // sequence of the mark of this claim, if it has one
+	claim      claimMark   // in a cluster
 	active     int         // calls that run
 	free       int         // slots in hand that no call uses
 	frequent   bool        // used a moment ago
@@ -95,7 +97,7 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	l := &held{
 		holder: h, ready: meta.Sequence.Stream, delivered: meta.NumDelivered, ack: msg.Reply,
 		hash:    protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
-		claimed: time.Now(), gone: make(chan struct{}), schedule: newSchedule(),
+		claimed: time.Now(), asked: since, gone: make(chan struct{}), schedule: newSchedule(),
 		marks: map[protocol.CallID][]uint64{}, finished: make(chan finished), granted: make(chan bool, 1),
 	}
 	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
@@ -150,6 +152,7 @@ func (l *held) serve() {
 		l.over(mailboxTrouble, l)
 		l.over(releaseTrouble, l)
 	}()
+	defer l.dropClaim()
 	l.timer = time.NewTimer(time.Hour)
 	defer l.timer.Stop()
 	if !l.hasSlot {
@@ -165,7 +168,11 @@ func (l *held) serve() {
 			}
 			continue
 		}
-		if err := l.feed(); err != nil {
+		if err := l.feed(); errors.Is(err, errRival) {
+			l.warn("lane is left to another worker", err)
+			l.abort(ErrLost)
+			continue
+		} else if err != nil {
 			l.complain(mailboxTrouble, l, err)
 			l.freeSlots() // others may run meanwhile, and make the room that a full stream lacks
 			l.pause()

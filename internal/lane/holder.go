@@ -222,6 +222,9 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 		if before != nil {
 			before.succeed(l.ready)
 			<-before.gone
+			if before.ready == l.ready {
+				l.former = before.claim.subject
+			}
 		}
 		l.untold = h.tellLoss(l)
 		if l.assure() {

@@ -62,6 +62,9 @@ func (l *held) release() bool {
 			return true
 		}
 	}
+	if err := l.removeClaim(); err != nil {
+		l.warn("mark of the claim cannot be removed", err) // the look finds it, and whoever takes the lane then removes it
+	}
 	l.holder.forget(l)
 	found, err := l.mail.look(l.ctx)
 	if err != nil {
@@ -125,6 +128,10 @@ func (l *held) handback() bool {
 func (l *held) nak() {
 	if !l.lease.fresh(time.Now()) {
 		return // it comes back when the lease ends
+	}
+	if err := l.removeClaim(); err != nil {
+		l.warn("mark of the claim cannot be removed", err)
+		return // whoever got the lane would leave it to the mark
 	}
 	if err := l.holder.store.NC.Publish(l.ack, []byte(jetstreamNak)); err != nil {
 		l.warn("lane cannot be handed back", err)

@@ -58,7 +58,7 @@ func (l *held) sweepOnce() (more, again bool, err error) {
 	}
 	for subject := range list.Subjects {
 		what := fleet.ParseMailboxSubject(subject)
-		if l.inHand(what) {
+		if subject == l.claim.subject || l.inHand(what) {
 			continue
 		}
 		msg, err := s.Next(l.ctx, subject, 0)

@@ -2,12 +2,9 @@ package lane
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 )
@@ -57,19 +54,22 @@ func (l *held) takeStock() error {
 	}
 	calm := l.holder.contact.calm(time.Now())
 	first := l.delivered == 1 && l.doubt == doubtNothing
-	if l.floor == 0 && (!first || !calm) {
-		mark, err := l.markClaim()
+	if l.claim.seq == 0 && (!first || !calm) {
+		err := l.markClaim()
 		// A full stream has to empty, also while a server is missing: then a cancel may be missed, but nothing is run twice.
 		without := errors.Is(err, ErrFull) && (calm || first)
 		if err != nil && !without {
 			return err
 		}
-		l.floor = mark
 	}
-	list, err := l.holder.store.List(l.ctx, l.mail.filter(), max(l.floor, l.ready))
+	list, err := l.holder.store.List(l.ctx, l.mail.filter(), max(l.claim.seq, l.ready))
 	if err != nil {
 		return err
 	}
+	if err := l.yieldToRivals(list); err != nil {
+		return err
+	}
+	delete(list.Subjects, l.claim.subject)
 	if !list.Whole {
 		l.doubt = doubtSettled // any of them may be removed already
 	}
@@ -110,22 +110,6 @@ func (l *held) readStock() error {
 	s.read = true
 	l.mail.give(found)
 	return nil
-}
-
-// markClaim stores a mark and returns its sequence. It is removed at once: its place in the stream is what counts.
-func (l *held) markClaim() (uint64, error) {
-	o := l.holder.options
-	seq, answer, err := l.holder.store.Publish(l.ctx, nats.NewMsg(o.Fleet.ClaimSubject(o.Pool, l.hash, store.Token())))
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("mark the claim: %w", err)
-	case answer == store.Full:
-		return 0, fmt.Errorf("mark the claim: %w", ErrFull)
-	case answer == store.Occupied:
-		return 0, fmt.Errorf("mark the claim: %w", store.ErrUnderWay)
-	}
-	l.litter = append(l.litter, seq)
-	return seq, nil
 }
 
 // checkStock is asked when the mailbox seems to be read to its end.

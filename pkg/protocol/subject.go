@@ -59,8 +59,8 @@ func (f Fleet) HandbackSubject(pool Pool, lane LaneHash, ready uint64, n uint64)
 		markHandback + "." + strconv.FormatUint(ready, 10) + "-" + strconv.FormatUint(n, 10)
 }
 
-// ClaimSubject is a mark that whoever takes a lane over stores, and removes again: an answer that knows of
-// it is not older. The token is a number that nobody has used before.
+// ClaimSubject is a mark that whoever takes a lane over stores, and keeps until it lets go of the lane: an answer that
+// knows of it is not older, and who else got the same ready message finds it. The token is a number that nobody has used before.
 func (f Fleet) ClaimSubject(pool Pool, lane LaneHash, token uint64) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markClaim + "." + strconv.FormatUint(token, 10)
 }

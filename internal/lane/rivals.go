@@ -1,0 +1,110 @@
+package lane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// What several servers remember of a delivery, when another one comes to lead the pool's consumer, is the time at which the message was
+// stored. One that has waited is then delivered once more at once, while the delivery before may still be on its way to another
+// worker. Both renew the lease of the same message, for servers do not ask whose it is, and both would hold the lane. So a mark that
+// is stored at a claim says by which ready message, and stays in the mailbox for as long as the lane is held. Whoever finds such
+// a mark that was stored before its own leaves the lane to that worker, which need not know.
+//
+// The worker of a mark may be lost. A lane that is delivered again because a lease has ended was asked for two thirds of a lease
+// after the last renewal or later, because pull requests live for a third. So a mark does not count that is a third of a lease older
+// than the pull request; the other third is for what passes between a renewal and the mark. If a lost worker's mark counts all the
+// same, the lane is idle for one more lease, and nothing is run twice.
+
+// claimMark is the mark that a claim has stored, if it has.
+type claimMark struct {
+	subject string // "" before the first try
+	seq     uint64 // 0 while it is not stored
+}
+
+// errRival says that another worker holds the lane by the same ready message.
+var errRival = errors.New("another worker has it by the same ready message")
+
+// markClaim stores the mark of this claim.
+func (l *held) markClaim() error {
+	o, s := l.holder.options, l.holder.store
+	if l.claim.subject == "" {
+		l.claim.subject = o.Fleet.ClaimSubject(o.Pool, l.hash, store.Token())
+	}
+	msg := nats.NewMsg(l.claim.subject)
+	msg.Header.Set(protocol.HeaderReady, l.readyText())
+	seq, answer, err := s.Publish(l.ctx, msg)
+	if err == nil && answer == store.Occupied { // by an earlier try, whose answer was lost
+		seq, err = l.findClaim()
+	}
+	if err == nil && answer == store.Full {
+		err = ErrFull
+	}
+	if err != nil {
+		return fmt.Errorf("mark the claim: %w", err)
+	}
+	l.claim.seq = seq
+	return nil
+}
+
+// findClaim returns the sequence of the mark of this claim.
+func (l *held) findClaim() (uint64, error) {
+	mine, err := l.holder.store.Next(l.ctx, l.claim.subject, 0)
+	switch {
+	case err != nil:
+		return 0, err
+	case mine == nil:
+		return 0, store.ErrUnderWay
+	}
+	return mine.Sequence, nil
+}
+
+// yieldToRivals returns an error that wraps [errRival] when another worker holds the lane by the same ready message, as a
+// list of the mailbox says that knows the mark of this claim.
+func (l *held) yieldToRivals(list *store.Listing) error {
+	for subject := range list.Subjects {
+		what := l.holder.options.Fleet.ParseMailboxSubject(subject)
+		if what.Kind != protocol.EntryClaim || subject == l.claim.subject || subject == l.former {
+			continue
+		}
+		other, err := l.holder.store.Next(l.ctx, subject, 0)
+		if err != nil {
+			return fmt.Errorf("mark of another claim: %w", err)
+		}
+		if other == nil || other.Header.Get(protocol.HeaderReady) != l.readyText() || l.claim.seq > 0 && other.Sequence > l.claim.seq {
+			continue
+		}
+		if l.holder.clock.AgeAt(l.asked, other.Time) < l.lease.length/3 {
+			return fmt.Errorf("ready message %d, delivery %d: %w", l.ready, l.delivered, errRival)
+		}
+	}
+	return nil
+}
+
+func (l *held) readyText() string { return strconv.FormatUint(l.ready, 10) }
+
+// removeClaim removes the mark of this claim, and returns when it is gone.
+func (l *held) removeClaim() error {
+	if l.claim.seq == 0 {
+		return nil
+	}
+	err := l.holder.store.Remove(context.WithoutCancel(l.ctx), l.claim.seq)
+	if err == nil {
+		l.claim.seq = 0
+	}
+	return err
+}
+
+// dropClaim has the mark of a lane that was lost removed soon.
+func (l *held) dropClaim() {
+	if l.claim.seq > 0 {
+		l.holder.store.ThrowAway(l.claim.seq)
+	}
+}
