@@ -37,7 +37,6 @@ func (b *bench) killEverything(t *testing.T) {
 	require.NoError(t, syscall.Kill(b.host.Worker, 0))
 }
 
-// hostileNames lets file operations run into what a command may have left.
 // signalInit sends every signal to the first process. A command that lives on to tell shows that the sandbox does.
 func (b *bench) signalInit(t *testing.T) {
 	const script = `s=1; while [ $s -le 64 ]; do kill -$s 1 2>/dev/null; s=$((s+1)); done; sleep 0.1; echo alive`
@@ -47,6 +46,7 @@ func (b *bench) signalInit(t *testing.T) {
 	require.Equal(t, "alive\n", string(result.Stdout.Data))
 }
 
+// hostileNames lets file operations run into what a command may have left.
 func (b *bench) hostileNames(t *testing.T) {
 	dir := filepath.Join(b.workspace, "hostile")
 	require.NoError(t, os.Mkdir(dir, 0o777))
