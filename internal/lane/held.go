@@ -170,6 +170,7 @@ func (l *held) serve() {
 		}
 		if err := l.feed(); errors.Is(err, errRival) {
 			l.warn("lane is left to another worker", err)
+			_ = l.removeClaim() // else it is tried once more when all is over
 			l.abort(ErrLost)
 			continue
 		} else if err != nil {

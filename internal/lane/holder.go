@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -223,7 +224,7 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 			before.succeed(l.ready)
 			<-before.gone
 			if before.ready == l.ready {
-				l.former = before.claim.subject
+				l.former = cmp.Or(before.claim.subject, before.former)
 			}
 		}
 		l.untold = h.tellLoss(l)

@@ -62,10 +62,10 @@ func (l *held) release() bool {
 			return true
 		}
 	}
+	l.holder.forget(l)
 	if err := l.removeClaim(); err != nil {
 		l.warn("mark of the claim cannot be removed", err) // the look finds it, and whoever takes the lane then removes it
 	}
-	l.holder.forget(l)
 	found, err := l.mail.look(l.ctx)
 	if err != nil {
 		l.warn("last look into the mailbox failed", err)
@@ -126,12 +126,12 @@ func (l *held) handback() bool {
 
 // nak returns the ready message to the server, which delivers it again, also when whoever sent that does not hold the lane any more.
 func (l *held) nak() {
-	if !l.lease.fresh(time.Now()) {
-		return // it comes back when the lease ends
-	}
 	if err := l.removeClaim(); err != nil {
 		l.warn("mark of the claim cannot be removed", err)
 		return // whoever got the lane would leave it to the mark
+	}
+	if !l.lease.fresh(time.Now()) {
+		return // it comes back when the lease ends
 	}
 	if err := l.holder.store.NC.Publish(l.ack, []byte(jetstreamNak)); err != nil {
 		l.warn("lane cannot be handed back", err)

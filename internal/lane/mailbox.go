@@ -166,9 +166,13 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 // passes books a message as read.
 func (m *mailbox) passes(seq uint64, subject string) {
 	m.cursor = seq + 1
-	if !m.store.Clustered() {
-		return
+	if m.store.Clustered() {
+		m.knows(subject)
 	}
+}
+
+// knows has a message that is stored, and will not be read, taken for read.
+func (m *mailbox) knows(subject string) {
 	if m.read == nil {
 		m.read = map[string]struct{}{}
 	}

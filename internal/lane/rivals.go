@@ -16,7 +16,8 @@ import (
 // stored. One that has waited is then delivered once more at once, while the delivery before may still be on its way to another
 // worker. Both renew the lease of the same message, for servers do not ask whose it is, and both would hold the lane. So a mark that
 // is stored at a claim says by which ready message, and stays in the mailbox for as long as the lane is held. Whoever finds such
-// a mark that was stored before its own leaves the lane to that worker, which need not know.
+// a mark that was stored before its own leaves the lane to that worker, which need not know. One that is let go removes the ready message
+// before the mark, so whoever finds no other mark, and not the ready message either, leaves, too.
 //
 // The worker of a mark may be lost. A lane that is delivered again because a lease has ended was asked for two thirds of a lease
 // after the last renewal or later, because pull requests live for a third. So a mark does not count that is a third of a lease older
@@ -29,8 +30,8 @@ type claimMark struct {
 	seq     uint64 // 0 while it is not stored
 }
 
-// errRival says that another worker holds the lane by the same ready message.
-var errRival = errors.New("another worker has it by the same ready message")
+// errRival says that another worker holds the lane by the same ready message, or did.
+var errRival = errors.New("another worker has it by the same ready message, or had")
 
 // markClaim stores the mark of this claim.
 func (l *held) markClaim() error {
@@ -82,10 +83,39 @@ func (l *held) yieldToRivals(list *store.Listing) error {
 			continue
 		}
 		if l.holder.clock.AgeAt(l.asked, other.Time) < l.lease.length/3 {
-			return fmt.Errorf("ready message %d, delivery %d: %w", l.ready, l.delivered, errRival)
+			return l.rival()
 		}
 	}
-	return nil
+	if l.claim.seq == 0 {
+		return nil
+	}
+	return l.hasReady()
+}
+
+// hasReady returns an error that wraps [errRival] when the ready message is gone.
+func (l *held) hasReady() error {
+	s, subject := l.holder.store, l.holder.options.Fleet.ReadySubject(l.holder.options.Pool, l.hash)
+	there, err := s.Next(l.ctx, subject, 0)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ready message: %w", err)
+	case there != nil && there.Sequence <= l.ready:
+		return nil
+	case there != nil:
+		return l.rival()
+	}
+	list, err := s.List(l.ctx, subject, l.claim.seq) // whoever answered may not have it yet
+	switch {
+	case err != nil:
+		return fmt.Errorf("ready message: %w", err)
+	case len(list.Subjects) == 0:
+		return l.rival()
+	}
+	return fmt.Errorf("ready message: %w", store.ErrBehind)
+}
+
+func (l *held) rival() error {
+	return fmt.Errorf("ready message %d, delivery %d: %w", l.ready, l.delivered, errRival)
 }
 
 func (l *held) readyText() string { return strconv.FormatUint(l.ready, 10) }

@@ -1,14 +1,18 @@
 package lane_test
 
 import (
+	"bytes"
 	"context"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -50,4 +54,33 @@ func TestCluster_OfTwoDeliveriesWithinALeaseOneHoldsTheLane(t *testing.T) {
 	require.Equal(t, protocol.WorkerID("first"), f.await(p, call).WorkerID)
 	require.False(t, twice.Load(), "started while it ran")
 	f.requireQuiet()
+}
+
+// Guard: the first of the two may be done, and the ready message gone, before the second one looks.
+func TestCluster_WhoComesWhenTheReadyMessageIsGoneLeavesTheLane(t *testing.T) {
+	t.Parallel()
+	f, c := newClusterFleet(t)
+	f.ensurePool(time.Minute)
+	call := newCall("s", exclusive("account/1"))
+	put(t, f.publisher(), call)
+	former := f.take(f.pool(time.Minute))
+	meta, err := former.Metadata()
+	require.NoError(t, err)
+	require.NoError(t, former.Nak()) // marks are stored by whoever comes after it
+
+	cable := natsiotest.NewCable(t, c.Servers[0].Addr().String())
+	f.dial = func() *nats.Conn {
+		nc, err := natsio.Connect(t.Context(), "nats://"+cable.Address(), natsio.ConnectOptions{Name: t.Name()})
+		require.NoError(t, err)
+		return nc
+	}
+	cable.Before(func(said []byte) bool { return bytes.Contains(said, []byte(".claim.")) }, func() { f.deleteMsg(meta.Sequence.Stream) })
+	var ran atomic.Bool
+	left := make(chan struct{})
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran.Store(true)
+		return succeed(run)
+	}), lane.Options{Lost: func(context.Context, protocol.Lane) { close(left) }})
+	await(t, left, "the lane is kept")
+	require.False(t, ran.Load(), "run by somebody who does not hold the lane")
 }

@@ -69,7 +69,10 @@ func (l *held) takeStock() error {
 	if err := l.yieldToRivals(list); err != nil {
 		return err
 	}
-	delete(list.Subjects, l.claim.subject)
+	if _, marked := list.Subjects[l.claim.subject]; marked {
+		delete(list.Subjects, l.claim.subject)
+		l.mail.knows(l.claim.subject)
+	}
 	if !list.Whole {
 		l.doubt = doubtSettled // any of them may be removed already
 	}
