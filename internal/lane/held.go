@@ -152,7 +152,6 @@ func (l *held) serve() {
 		l.over(mailboxTrouble, l)
 		l.over(releaseTrouble, l)
 	}()
-	defer l.dropClaim()
 	l.timer = time.NewTimer(time.Hour)
 	defer l.timer.Stop()
 	if !l.hasSlot {
@@ -170,7 +169,6 @@ func (l *held) serve() {
 		}
 		if err := l.feed(); errors.Is(err, errRival) {
 			l.warn("lane is left to another worker", err)
-			_ = l.removeClaim() // else it is tried once more when all is over
 			l.abort(ErrLost)
 			continue
 		} else if err != nil {

@@ -237,6 +237,7 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 			h.executor.Release(l.lane)
 			h.forget(l)
 		}
+		l.dropClaim()
 	}()
 }
 

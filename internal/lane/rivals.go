@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -132,9 +134,12 @@ func (l *held) removeClaim() error {
 	return err
 }
 
-// dropClaim has the mark of a lane that was lost removed soon.
+// dropClaim removes the mark that is left when the lane is let go or lost: nobody may come to the lane who would find it. It
+// tries for a while, for servers may be without a leader, but not without a connection.
 func (l *held) dropClaim() {
-	if l.claim.seq > 0 {
-		l.holder.store.ThrowAway(l.claim.seq)
+	for end := time.Now().Add(store.OpTimeout); l.claim.seq > 0 && l.holder.store.NC.IsConnected() && time.Now().Before(end); {
+		if err := l.removeClaim(); err != nil && !pause.For(context.WithoutCancel(l.ctx), faultPause) {
+			return
+		}
 	}
 }

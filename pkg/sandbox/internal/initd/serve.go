@@ -30,7 +30,7 @@ import (
 const (
 	maxFileCalls  = 4
 	maxMessages   = 64
-	threadsAtOnce = 10
+	threadsAtOnce = 16
 )
 
 // server is the first process of a sandbox once everything is shut.
