@@ -205,7 +205,8 @@ func ignoreSignals() {
 		unix.SIGQUIT, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSTKFLT, unix.SIGSYS)
 }
 
-// stockThreads has the runtime make its threads now, which it keeps.
+// stockThreads has the runtime make its threads now, which it keeps. When it returns, none is still being made: stopping the world,
+// as reading the statistics does, waits for every processor of the runtime that has been promised to a new thread.
 func stockThreads() {
 	var all, held sync.WaitGroup
 	release := make(chan struct{})
@@ -222,6 +223,8 @@ func stockThreads() {
 	held.Wait()
 	close(release)
 	all.Wait()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
 }
 
 // outOfReach keeps commands, which have the same user, from changing limits, priorities and the like of this process. It has all

@@ -224,7 +224,6 @@ func killInit(canary.Host) canary.Verdict {
 	return contained(errors.New("ignored"))
 }
 
-// attach traces a process and lets it go.
 // changeInit tries to change settings of the first process by each of its threads, if it is that of a sandbox: no other one shall
 // be harmed.
 func changeInit(change func(id int) error) canary.Verdict {
@@ -254,6 +253,7 @@ func schedule(id int) error {
 	return unix.SchedSetAttr(id, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0)
 }
 
+// attach traces a process and lets it go.
 func attach(pid int) error {
 	err := unix.PtraceSeize(pid)
 	if err == nil {
