@@ -150,11 +150,11 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		return nil, err
 	}
 	defer cleanup()
-	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Logger: logger})
 	if err != nil {
-		return nil, cli.Usagef("%v", err)
+		return nil, err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
+	defer end()
 	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})
 	if err != nil {
 		return nil, err

@@ -164,11 +164,11 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Logger: logger})
 	if err != nil {
-		return cli.Usagef("%v", err)
+		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
+	defer end()
 
 	aborts := make(chan func(), 1)
 	ctx, stop := cli.Signals(ctx, func() {

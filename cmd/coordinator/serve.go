@@ -59,11 +59,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	shutdown, err := telemetry.Setup(ctx, "toolfleet-coordinator", version, &telemetry.Options{Getenv: p.Getenv, Serves: true, Logger: logger})
+	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Serves: true, Logger: logger})
 	if err != nil {
-		return cli.Usagef("%v", err)
+		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
+	defer end()
 	fl, err := c.connect(ctx, connection{name: "coordinator serve", listen: c.Listen, data: data, logger: logger})
 	if err != nil {
 		return err

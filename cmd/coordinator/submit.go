@@ -40,11 +40,11 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	logger := p.common.Logger(p.Program)
-	shutdown, err := telemetry.Setup(ctx, "toolfleet-client", version, &telemetry.Options{Getenv: p.Getenv, Logger: logger})
+	end, err := p.Telemetry(ctx, "toolfleet-client", telemetry.Options{Logger: logger})
 	if err != nil {
-		return cli.Usagef("%v", err)
+		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
+	defer end()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	fl, err := c.connect(ctx, "submit "+string(turn.session), logger)

@@ -29,7 +29,9 @@ func (l *held) readBeyond(full bool) error {
 	s, fleet, pool := l.holder.store, l.holder.options.Fleet, l.holder.options.Pool
 	if full && (s.Clustered() || !l.mail.knowsCancels()) {
 		l.mail.hearAnew()
-		_, err := s.EachSubject(l.ctx, fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, l.heed)
+		_, err := s.EachSubject(l.ctx, fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, func(subject string) {
+			l.heed(fleet.ParseMailboxSubject(subject))
+		})
 		if err != nil {
 			return err
 		}
@@ -65,9 +67,9 @@ func (l *held) readHandbacks() error {
 	return nil
 }
 
-// heed acts on a request to cancel whose subject was listed.
-func (l *held) heed(subject string) {
-	if what := l.holder.options.Fleet.ParseMailboxSubject(subject); what.Kind == protocol.EntryCancel {
+// heed acts on a request to cancel that was listed.
+func (l *held) heed(what protocol.MailboxEntry) {
+	if what.Kind == protocol.EntryCancel {
 		l.cancelCall(what.CallID)
 	}
 }

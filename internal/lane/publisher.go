@@ -262,7 +262,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	// Stored now, or it was there already: accepted.
 	// One that was published before may have run already, and nobody may be left who looks
 	// into the mailbox: what was stored the second time must be taken out again.
-	if !again && (seq > 0 && p.presence.accepted(call, seq) || held) {
+	if !again && (answer == store.Accepted && p.presence.accepted(call, seq) || held) {
 		p.presence.later(call)
 		return nil
 	}

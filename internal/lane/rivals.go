@@ -43,10 +43,7 @@ func (l *held) markClaim() error {
 	}
 	msg := nats.NewMsg(l.claim.subject)
 	msg.Header.Set(protocol.HeaderReady, l.readyText())
-	seq, answer, err := s.Publish(l.ctx, msg)
-	if err == nil && answer == store.Occupied { // by an earlier try, whose answer was lost
-		seq, err = l.findClaim()
-	}
+	seq, answer, err := s.PublishOnce(l.ctx, o.Fleet.CallsStream(), msg) // refused: by an earlier try, whose answer was lost
 	if err == nil && answer == store.Full {
 		err = ErrFull
 	}
@@ -57,24 +54,11 @@ func (l *held) markClaim() error {
 	return nil
 }
 
-// findClaim returns the sequence of the mark of this claim.
-func (l *held) findClaim() (uint64, error) {
-	mine, err := l.holder.store.Next(l.ctx, l.claim.subject, 0)
-	switch {
-	case err != nil:
-		return 0, err
-	case mine == nil:
-		return 0, store.ErrUnderWay
-	}
-	return mine.Sequence, nil
-}
-
-// yieldToRivals returns an error that wraps [errRival] when another worker holds the lane by the same ready message, as a
-// list of the mailbox says that knows the mark of this claim.
-func (l *held) yieldToRivals(list *store.Listing) error {
-	for subject := range list.Subjects {
-		what := l.holder.options.Fleet.ParseMailboxSubject(subject)
-		if what.Kind != protocol.EntryClaim || subject == l.claim.subject || subject == l.former {
+// yieldToRivals returns an error that wraps [errRival] when another worker holds the lane by the same ready message. claims are the
+// subjects of the marks of claims in a list of the mailbox that knows the mark of this one.
+func (l *held) yieldToRivals(claims []string) error {
+	for _, subject := range claims {
+		if subject == l.claim.subject || subject == l.former {
 			continue
 		}
 		other, err := l.holder.store.Next(l.ctx, subject, 0)
@@ -138,8 +122,8 @@ func (l *held) removeClaim() error {
 // tries for a while, for servers may be without a leader, but not without a connection.
 func (l *held) dropClaim() {
 	for end := time.Now().Add(store.OpTimeout); l.claim.seq > 0 && l.holder.store.NC.IsConnected() && time.Now().Before(end); {
-		if err := l.removeClaim(); err != nil && !pause.For(context.WithoutCancel(l.ctx), faultPause) {
-			return
+		if l.removeClaim() != nil {
+			pause.For(context.WithoutCancel(l.ctx), faultPause)
 		}
 	}
 }

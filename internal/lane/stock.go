@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // In a cluster an answer of the stream's leader can be old. The consumer's leader, which is another server, may
@@ -66,7 +67,14 @@ func (l *held) takeStock() error {
 	if err != nil {
 		return err
 	}
-	if err := l.yieldToRivals(list); err != nil {
+	var claims []string
+	for subject := range list.Subjects {
+		what := l.holder.options.Fleet.ParseMailboxSubject(subject)
+		if l.heed(what); what.Kind == protocol.EntryClaim {
+			claims = append(claims, subject)
+		}
+	}
+	if err := l.yieldToRivals(claims); err != nil {
 		return err
 	}
 	if _, marked := list.Subjects[l.claim.subject]; marked {
@@ -75,9 +83,6 @@ func (l *held) takeStock() error {
 	}
 	if !list.Whole {
 		l.doubt = doubtSettled // any of them may be removed already
-	}
-	for subject := range list.Subjects {
-		l.heed(subject)
 	}
 	l.stock = &stock{last: list.Last, unread: list.Subjects, whole: list.Whole}
 	return nil

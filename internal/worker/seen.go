@@ -78,8 +78,7 @@ func (s *seen) rewrite() {
 	for key, sha256 := range s.files {
 		content = appendSeen(content, key, sha256)
 	}
-	fresh := s.path + ".new"
-	if os.WriteFile(fresh, content, 0o600) != nil || os.Rename(fresh, s.path) != nil {
+	if writeAside(s.path, content) != nil {
 		return // it is tried again
 	}
 	s.lines = len(s.files)

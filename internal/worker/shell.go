@@ -116,7 +116,7 @@ func (w *Worker) inShell(s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun
 		if r.Reason != sandbox.ReasonExited || !ok {
 			return
 		}
-		if err := writeShell(file, next); err != nil {
+		if err := writeAside(file, []byte(next.String())); err != nil {
 			w.options.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
 		}
 	}}
@@ -172,9 +172,9 @@ func readShell(file string) (state shellState) {
 	return state
 }
 
-// writeShell writes a state: a copy at the side and a rename, so that it is always whole.
-func writeShell(file string, state shellState) error {
-	if err := os.WriteFile(file+".new", []byte(state.String()), 0o600); err != nil {
+// writeAside replaces a file by a copy at the side and a rename, so that it is always whole.
+func writeAside(file string, content []byte) error {
+	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
 		return err
 	}
 	return os.Rename(file+".new", file)

@@ -175,11 +175,11 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 
-	shutdown, err := telemetry.Setup(ctx, "toolfleet-worker", p.Version, &telemetry.Options{Getenv: p.Getenv, Instance: string(o.ID), Serves: true, Logger: logger})
+	end, err := p.Telemetry(ctx, "toolfleet-worker", telemetry.Options{Instance: string(o.ID), Serves: true, Logger: logger})
 	if err != nil {
-		return cli.Usagef("%v", err)
+		return err
 	}
-	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }() // what cannot leave is lost
+	defer end()
 
 	if err := f.openDriver(ctx, &o); err != nil {
 		return err

@@ -31,7 +31,6 @@ var (
 // The server's error codes that the protocol is built on.
 const (
 	codeStoreFailed  jetstream.ErrorCode = 10077 // a limit of the stream, named by the description
-	codeWrongLastSeq jetstream.ErrorCode = 10071
 	codeDeleteFailed jetstream.ErrorCode = 10057 // the description says why
 	codeSeqNotFound  jetstream.ErrorCode = 10043
 )
@@ -121,7 +120,7 @@ func readAck(body []byte) (uint64, Answer, error) {
 	switch api := answer.Error; {
 	case api == nil:
 		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, jetstream.ErrInvalidJSAck)
-	case api.ErrorCode == codeWrongLastSeq,
+	case api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
 		api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "per subject"):
 		return 0, Occupied, nil
 	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "maximum"):
@@ -137,17 +136,20 @@ var ErrUnderWay = errors.New("another message on the subject is under way, and m
 // PublishOnce is [Store.Publish] for a message of which a refusal has to mean that one is stored on its subject.
 // In a cluster the leader refuses also because of what it has not agreed on with the others: an attempt of
 // which no answer came, for example, that is lost when they choose another leader. So whoever is
-// refused looks, and has to try again when there is nothing.
+// refused looks, and has to try again when there is nothing. The sequence is that of what is stored, also by somebody else.
 func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (uint64, Answer, error) {
 	seq, answer, err := s.Publish(ctx, msg)
 	if err != nil || answer != Occupied || !s.Clustered() {
 		return seq, answer, err
 	}
 	there, err := s.read(ctx, stream, msg.Subject, 0)
-	if err == nil && there == nil {
-		err = ErrUnderWay
+	switch {
+	case err != nil:
+		return 0, answer, err
+	case there == nil:
+		return 0, answer, ErrUnderWay
 	}
-	return 0, answer, err
+	return there.Sequence, answer, nil
 }
 
 // PublishReady makes a lane ready, or finds that it is ready or held.
