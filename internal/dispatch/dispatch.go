@@ -105,7 +105,9 @@ func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call 
 
 // GivenUp implements [loop.TurnCaller]. A coordinator that was lost may have begun the turn, so the
 // outcome may be unknown, which that of a turn, a call that may be started again, is for no other
-// reason.
+// reason. A turn whose call was refused after that, or that ended its coordinators or had one panic, is not gone on with
+// either: its caller was told so, and it would do so again. Others that failed go on where they were, as when there was
+// no room for the journal.
 func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
 	result, err := d.publisher.Result(ctx, session, id)
 	switch {
@@ -115,9 +117,12 @@ func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id
 		return false, fmt.Errorf("look whether turn %s is still wanted: %w", id, err)
 	}
 	switch result.Status {
-	case protocol.StatusCancelled, protocol.StatusTimeout, protocol.StatusOutcomeUnknown:
+	case protocol.StatusCancelled, protocol.StatusTimeout, protocol.StatusOutcomeUnknown, protocol.StatusRejected:
 		return true, nil
-	case protocol.StatusOK, protocol.StatusFailed, protocol.StatusRejected:
+	case protocol.StatusFailed:
+		code := result.Error.ErrorType()
+		return code == string(protocol.CodeAttemptsExhausted) || code == string(protocol.CodePanic), nil
+	case protocol.StatusOK:
 	}
 	return false, nil
 }

@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"time"
@@ -124,9 +125,37 @@ func (s *Server) Run(ctx, drain context.Context) error {
 	return s.holder.Run(ctx, drain)
 }
 
-// settled tells the metrics of a turn whose result is stored.
+// settled tells the metrics of a turn whose result is stored, and ends it where that is not done: nobody may have run it since
+// another coordinator was lost with it, and its calls would go on until the session's next turn. That waits here meanwhile.
 func (s *Server) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	s.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
+	if r.Status == protocol.StatusOK {
+		return
+	}
+	if err := s.endGivenUp(ctx, c); err != nil {
+		s.options.Logger.WarnContext(ctx, "turn is left to the session's next one, which ends it",
+			slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
+	}
+}
+
+// endTimeout bounds how long the end of a turn that nobody runs may take, most of it for calls whose workers do not answer.
+const endTimeout = 30 * time.Second
+
+// endGivenUp ends a turn that is open although its call is over.
+func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	turn, _ := c.Payload.(protocol.TurnRun)
+	runner, fault := s.runner(protocol.TurnRun{Toolsets: turn.Toolsets}, nil) // the journal has what else binds it
+	if fault != nil {
+		return fault
+	}
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	return runner.EndGivenUp(ctx, c.SessionID, c.ID)
 }
 
 // Release implements [lane.Executor]: a session keeps nothing here.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -522,19 +523,46 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	require.NotEqual(t, protocol.StatusOK, (<-done).Status)
 	r.serve(r.Connect(), "b", nil)
 
+	ended := []string{"1 tool_result cancelled", "1 turn_ended interrupted"}
+	require.Eventually(t, func() bool { return slices.Equal(ended, r.ends(call.SessionID)) }, patience, 10*time.Millisecond,
+		"without the session's next turn")
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	got := r.submit(ctx, serve.NewCall(call.SessionID, protocol.TurnRun{Prompt: "and then"}, 0))
 	link.Mend()
 	require.Nil(t, got.Error)
-	var told []string
-	for _, e := range r.events(call.SessionID) {
+	require.Equal(t, append(ended, "2 tool_result ok", "2 turn_ended answered"), r.ends(call.SessionID))
+	require.NoFileExists(t, r.file(call.SessionID, "late"))
+}
+
+// ends are those of a session's tool calls and turns.
+func (r *rig) ends(session protocol.SessionID) (ends []string) {
+	for _, e := range r.events(session) {
 		if e.Type == loop.EventTurnEnded || e.Type == loop.EventToolResult {
-			told = append(told, fmt.Sprintf("%d %s %s", e.Turn, e.Type, e.Status))
+			ends = append(ends, fmt.Sprintf("%d %s %s", e.Turn, e.Type, e.Status))
 		}
 	}
-	require.Equal(t, []string{
-		"1 tool_result cancelled", "1 turn_ended interrupted", "2 tool_result ok", "2 turn_ended answered",
-	}, told)
-	require.NoFileExists(t, r.file(call.SessionID, "late"))
+	return ends
+}
+
+// panics is a model that does, when it is shown the result of a tool call.
+type panics struct{ loop.Model }
+
+func (m panics) Reply(ctx context.Context, req loop.Request, delta func(string)) (loop.Reply, error) {
+	if req.Messages[len(req.Messages)-1].Role == loop.RoleTool {
+		panic("cannot read that")
+	}
+	return m.Model.Reply(ctx, req, delta)
+}
+
+// TestTurn_ThatCannotGoOnIsEnded: the session's next turn is not that one once more.
+func TestTurn_ThatCannotGoOnIsEnded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("true")+","+answer)
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Models["panics"] = panics{r.model} })
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p", Model: "panics"}, 0)
+	requireFault(t, r.submit(t.Context(), call), protocol.StatusFailed, protocol.CodePanic)
+	got := r.submit(t.Context(), serve.NewCall(call.SessionID, protocol.TurnRun{Prompt: "and then", Model: "panics"}, 0))
+	require.Nil(t, got.Error)
+	require.Equal(t, []string{"1 tool_result ok", "1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(call.SessionID))
 }

@@ -58,7 +58,7 @@ func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 	require.ElementsMatch(t, []string{"cancelled", "cancelled"}, r.statuses(1))
 	ended := r.watch.of(loop.EventTurnEnded)
 	require.Equal(t, string(loop.OutcomeInterrupted), ended[0].Status)
-	require.Contains(t, ended[0].Error.Message, "has given it up")
+	require.Contains(t, ended[0].Error.Message, "the call that asked for it is over")
 	require.Len(t, r.fleet.stopped, 1)
 
 	r = open()

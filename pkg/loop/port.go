@@ -120,8 +120,9 @@ type Keeper interface {
 
 // TurnCaller is a [Dispatcher] of a fleet that carries the calls which ask for turns, too.
 type TurnCaller interface {
-	// GivenUp reports whether the call with an [Input].ID was stopped while nobody had its session.
-	// The turn, found open before another input, is then not brought to its end but ended as
+	// GivenUp reports whether the call with an [Input].ID has a result that says that its turn does not go on: as
+	// when it was stopped while nobody had its session.
+	// The turn, found open before another input or by [Runner.EndGivenUp], is then not brought to its end but ended as
 	// interrupted, its calls cancelled. An error is the run's.
 	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
 }

@@ -112,25 +112,54 @@ func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Inpu
 	return r.runTurn(ctx, rec)
 }
 
-// errGivenUp is the cause with which the context of a turn ends that nobody wants any more.
-var errGivenUp = errors.New("whoever asked for it has given it up")
+// EndGivenUp ends the turn that the input with the given id started, if it is open and given up ([TurnCaller]): as
+// interrupted, its calls cancelled. The model is not asked. It is for whoever learns that a turn is given up; without it
+// the turn is ended by the session's next run. An error says that it is open still.
+func (r *Runner) EndGivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) error {
+	if gone, err := r.givenUp(ctx, session, id); err != nil || !gone {
+		return err
+	}
+	rec, err := r.newRecorder(ctx, session)
+	if err != nil {
+		return err
+	}
+	if open := rec.session.open(); open == nil || open.input.ID != id {
+		return nil
+	}
+	_, err = r.endGivenUp(ctx, rec)
+	return err
+}
 
 // runOther brings the open turn of another input to its end.
 func (r *Runner) runOther(ctx context.Context, rec *recorder) (TurnResult, error) {
 	open := rec.session.open()
-	caller, is := r.dispatcher.(TurnCaller)
-	if !is || open.input.ID == "" {
+	gone, err := r.givenUp(ctx, rec.id, open.input.ID)
+	switch {
+	case err != nil:
+		return unfinished(ctx, open.soFar("", nil), err), err
+	case gone:
+		return r.endGivenUp(ctx, rec)
+	default:
 		return r.runTurn(ctx, rec)
 	}
-	gone, err := caller.GivenUp(ctx, rec.id, open.input.ID)
-	if err != nil {
-		return unfinished(ctx, open.soFar("", nil), err), err
+}
+
+// givenUp asks the dispatcher, which knows of inputs with an id only.
+func (r *Runner) givenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
+	caller, is := r.dispatcher.(TurnCaller)
+	if !is || id == "" {
+		return false, nil
 	}
+	return caller.GivenUp(ctx, session, id)
+}
+
+// errGivenUp is the cause with which the context of a turn ends that is given up.
+var errGivenUp = errors.New("the call that asked for it is over")
+
+// endGivenUp ends the open turn.
+func (r *Runner) endGivenUp(ctx context.Context, rec *recorder) (TurnResult, error) {
 	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	if gone {
-		stop(errGivenUp)
-	}
+	stop(errGivenUp)
 	return r.runTurn(ctx, rec)
 }
 
