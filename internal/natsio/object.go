@@ -28,8 +28,8 @@ func chunkSize(nc *nats.Conn) uint32 {
 // ObjectStream is the name of the stream in which an object store has its objects.
 func ObjectStream(bucket string) string { return "OBJ_" + bucket }
 
-// ObjectTrace is the subject of what such a stream says of an object, deleted ones too.
-func ObjectTrace(bucket, name string) string {
+// objectTrace is the subject of what such a stream says of an object, deleted ones too.
+func objectTrace(bucket, name string) string {
 	return "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
 }
 
@@ -98,7 +98,7 @@ func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.
 	if err != nil {
 		return nil, err
 	}
-	subject := ObjectTrace(info.Bucket, info.Name)
+	subject := objectTrace(info.Bucket, info.Name)
 	for {
 		before, seq, err := lastTrace(ctx, stream, subject)
 		if err != nil {
@@ -130,6 +130,29 @@ func lastTrace(ctx context.Context, stream jetstream.Stream, subject string) (in
 		return nil, 0, err
 	}
 	return info, msg.Sequence, json.Unmarshal(msg.Data, info)
+}
+
+// DeleteObject removes an object that nobody reads any more, and all that its object store says of it. One that is not there
+// is fine, and one that is stored meanwhile stays. What was cut short is completed by doing it again.
+// That store's own Delete stores a mark, which takes the place of what was put meanwhile: its parts stay. A full store has no
+// room for one.
+func DeleteObject(ctx context.Context, js jetstream.JetStream, bucket, name string) error {
+	stream, err := js.Stream(ctx, ObjectStream(bucket))
+	if err != nil {
+		return fmt.Errorf("open object store %s: %w", bucket, err)
+	}
+	subject := objectTrace(bucket, name)
+	info, seq, err := lastTrace(ctx, stream, subject)
+	if err == nil && seq > 0 {
+		err = purgeChunks(ctx, stream, info)
+	}
+	if err == nil && seq > 0 {
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
+	}
+	if err != nil {
+		return fmt.Errorf("delete object %s: %w", name, err)
+	}
+	return nil
 }
 
 func chunkSubject(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }

@@ -2,6 +2,8 @@ package natsio_test
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
@@ -91,6 +94,85 @@ func TestPutObject_SeveralAtOnce(t *testing.T) {
 				require.EqualValues(t, 1+2, stream.CachedInfo().State.Msgs, "what it is, and two chunks")
 			}
 		})
+	}
+}
+
+// TestDeleteObject: nothing is left, also where the store's own Delete did a part of it.
+func TestDeleteObject(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := tf.KeptBucket()
+	store, err := f.JS.ObjectStore(t.Context(), bucket)
+	require.NoError(t, err)
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
+	require.NoError(t, err)
+	put := func() *jetstream.ObjectInfo {
+		info, err := natsio.PutObject(t.Context(), f.JS, bucket, "a/b c", strings.NewReader(strings.Repeat("x", 300<<10)))
+		require.NoError(t, err)
+		return info
+	}
+	gone := func() {
+		require.NoError(t, natsio.DeleteObject(t.Context(), f.JS, bucket, "a/b c"))
+		info, err := stream.Info(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, info.State.Msgs)
+	}
+	gone()
+	put()
+	gone()
+	info := put() // the mark is there, and the parts are, too
+	info.Deleted, info.Size, info.Chunks, info.Digest = true, 0, 0, ""
+	mark, err := json.Marshal(info)
+	require.NoError(t, err)
+	traces := stream.CachedInfo().Config.Subjects
+	require.Len(t, traces, 2)
+	_, err = f.JS.PublishMsg(t.Context(), &nats.Msg{
+		Subject: strings.Replace(traces[1], ">", base64.URLEncoding.EncodeToString([]byte("a/b c")), 1),
+		Data:    mark, Header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}},
+	})
+	require.NoError(t, err)
+	_, err = store.GetInfo(t.Context(), "a/b c")
+	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
+	gone()
+	require.ErrorIs(t, natsio.DeleteObject(t.Context(), f.JS, "NONE", "a"), jetstream.ErrStreamNotFound)
+}
+
+// TestDeleteObject_BesideOneThatIsStored: it is there as a whole, or not at all.
+func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := tf.KeptBucket()
+	store, err := f.JS.ObjectStore(t.Context(), bucket)
+	require.NoError(t, err)
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
+	require.NoError(t, err)
+	content := strings.Repeat("x", 200<<10)
+	for range 50 {
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				if _, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", strings.NewReader(content)); err != nil {
+					t.Error(err)
+				}
+			})
+			all.Go(func() {
+				if err := natsio.DeleteObject(t.Context(), f.JS, bucket, "a"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		want := uint64(0)
+		switch got, err := store.GetString(t.Context(), "a"); {
+		case err == nil:
+			want = 1 + 2
+			require.Equal(t, content, got)
+		default:
+			require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
+		}
+		info, err := stream.Info(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, want, info.State.Msgs)
 	}
 }
 

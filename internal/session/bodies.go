@@ -75,10 +75,6 @@ func (r *remover) objects(ctx context.Context, bucket string) error {
 	if err != nil {
 		return fmt.Errorf("open object store %s: %w", bucket, err)
 	}
-	stream, err := r.fleet.JS.Stream(ctx, natsio.ObjectStream(bucket))
-	if err != nil {
-		return fmt.Errorf("open object store %s: %w", bucket, err)
-	}
 	objects, err := store.List(ctx, jetstream.ListObjectsShowDeleted())
 	if errors.Is(err, jetstream.ErrNoObjectsFound) {
 		return nil
@@ -90,14 +86,11 @@ func (r *remover) objects(ctx context.Context, bucket string) error {
 		if sessionOf(object) != r.id {
 			continue
 		}
-		if !object.Deleted {
-			if err := store.Delete(ctx, object.Name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-				return fmt.Errorf("delete %s: %w", object.Name, err)
-			}
-			r.removed.Bodies++
+		if err := natsio.DeleteObject(ctx, r.fleet.JS, bucket, object.Name); err != nil {
+			return err
 		}
-		if err := stream.Purge(ctx, jetstream.WithPurgeSubject(natsio.ObjectTrace(bucket, object.Name))); err != nil {
-			return fmt.Errorf("purge %s: %w", object.Name, err)
+		if !object.Deleted {
+			r.removed.Bodies++
 		}
 	}
 	return nil
