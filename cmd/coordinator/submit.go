@@ -144,15 +144,13 @@ func turnOf(events []loop.Event, id protocol.CallID) []loop.Event {
 func turnResult(r *protocol.Result) loop.TurnResult {
 	value, ok := r.Value.(protocol.TurnRunResult)
 	t := loop.TurnResult{Outcome: loop.Outcome(value.Outcome), Text: value.Text, Steps: value.Steps, Usage: value.Usage, Error: r.Error}
-	if !ok || t.Outcome == "" {
+	switch known := ok && t.Outcome != ""; {
+	case r.Status == protocol.StatusTimeout: // before the turn began
+		t.Outcome = loop.OutcomeLimitReached
+	case !known && r.Status == protocol.StatusCancelled:
+		t.Outcome = loop.OutcomeInterrupted
+	case !known:
 		t.Outcome = loop.OutcomeFailed
-		switch r.Status {
-		case protocol.StatusCancelled:
-			t.Outcome = loop.OutcomeInterrupted
-		case protocol.StatusTimeout:
-			t.Outcome = loop.OutcomeLimitReached
-		case protocol.StatusOK, protocol.StatusFailed, protocol.StatusRejected, protocol.StatusOutcomeUnknown:
-		}
 	}
 	return t
 }

@@ -192,11 +192,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	stop := context.AfterFunc(ctx, func() {
-		cause := context.Cause(ctx)
-		if errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
-			cause = loop.ErrDetached
-		}
-		cancel(cause)
+		cancel(turnCause(context.Cause(ctx), run.Call))
 	})
 	defer stop()
 	begun := time.Now()
@@ -211,6 +207,20 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		}
 	}
 	return r
+}
+
+// turnCause says in words of the session loop why a turn has to stop.
+func turnCause(cause error, c *protocol.Call) error {
+	switch {
+	case errors.Is(cause, lane.ErrLost), errors.Is(cause, lane.ErrDraining):
+		return loop.ErrDetached
+	case errors.Is(cause, lane.ErrRunTimeout):
+		return loop.TimeLimit(c.RunFor())
+	case errors.Is(cause, lane.ErrDeadline):
+		return loop.TimeLimit(c.LifeTime())
+	default:
+		return cause
+	}
 }
 
 // goOnPause is the time between two tries to run a turn.

@@ -345,9 +345,10 @@ func TestTurn_CancelAndTimeoutEndItsCalls(t *testing.T) {
 		timeout time.Duration
 		status  protocol.Status
 		code    protocol.Code
+		outcome loop.Outcome
 	}{
-		"cancel":  {0, protocol.StatusCancelled, protocol.CodeCancelled},
-		"timeout": {2 * time.Second, protocol.StatusTimeout, protocol.CodeRunTimeout},
+		"cancel":  {0, protocol.StatusCancelled, protocol.CodeCancelled, loop.OutcomeInterrupted},
+		"timeout": {2 * time.Second, protocol.StatusFailed, protocol.CodeLimitReached, loop.OutcomeLimitReached},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -364,12 +365,12 @@ func TestTurn_CancelAndTimeoutEndItsCalls(t *testing.T) {
 			requireFault(t, got, test.status, test.code)
 			value, ok := got.Value.(protocol.TurnRunResult)
 			require.True(t, ok)
-			require.Equal(t, "interrupted", value.Outcome)
+			require.Equal(t, string(test.outcome), value.Outcome)
 			require.NoFileExists(t, r.file(call.SessionID, "late"))
 			events := r.events(call.SessionID)
 			last := events[len(events)-1]
 			require.Equal(t, loop.EventTurnEnded, last.Type)
-			require.Equal(t, "interrupted", last.Status)
+			require.Equal(t, string(test.outcome), last.Status)
 			result := events[len(events)-2]
 			require.Equal(t, loop.EventToolResult, result.Type)
 			require.Equal(t, "cancelled", result.Status)

@@ -81,8 +81,8 @@ type TurnResult struct {
 // turn returns how that ended, and runs nothing. The zero Input resumes
 // only; without an open turn it is refused with [ErrNoInput].
 //
-// When ctx ends, the turn ends as interrupted, except with the cause
-// [ErrDetached], which leaves the turn open and its calls running.
+// When ctx ends, the turn ends as interrupted, except with the causes [TimeLimit],
+// and [ErrDetached], which leaves the turn open and its calls running.
 //
 // The error says that the fleet or the journal failed and the turn is still open,
 // as it is with [ErrDetached] and [ErrJournalConflict]; the result then is how far
@@ -228,6 +228,10 @@ func SessionEnded(session protocol.SessionID, result TurnResult) Event {
 		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, Error: result.Error,
 	}
 }
+
+// TimeLimit makes the cause with which a context ends when the time of a turn is over, for
+// whoever bounds it from outside: the turn ends as [OutcomeLimitReached]. See [context.Cause].
+func TimeLimit(limit time.Duration) *protocol.Error { return limitReached("%s (timeout)", limit) }
 
 // limitReached is the error of a turn that came to one of its limits.
 func limitReached(format string, args ...any) *protocol.Error {

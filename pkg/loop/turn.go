@@ -14,9 +14,8 @@ type turnRun struct {
 	*Runner
 	*recorder
 
-	timeLimit *protocol.Error // the cause with which ctx ends at the time limit
-	followed  followers
-	cuts      int // how often the conversation was too long for the model
+	followed followers
+	cuts     int // how often the conversation was too long for the model
 }
 
 // ending is a decision to end the turn.
@@ -40,8 +39,7 @@ func (r *Runner) runTurn(ctx context.Context, rec *recorder) (TurnResult, error)
 	))
 	defer span.End()
 	if r.opts.Timeout > 0 {
-		t.timeLimit = limitReached("%s (timeout)", r.opts.Timeout)
-		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, t.timeLimit)
+		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, TimeLimit(r.opts.Timeout))
 		defer cancel()
 		ctx = limited
 	}
@@ -102,11 +100,12 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 // stopped says how the turn ends now that ctx is over.
 func (t *turnRun) stopped(ctx context.Context) (*ending, error) {
 	cause := context.Cause(ctx)
+	fault, isFault := errors.AsType[*protocol.Error](cause)
 	switch {
 	case errors.Is(cause, ErrDetached):
 		return nil, cause
-	case t.timeLimit != nil && errors.Is(cause, t.timeLimit):
-		return &ending{OutcomeLimitReached, t.timeLimit}, nil
+	case isFault && fault.Code == protocol.CodeLimitReached: // [TimeLimit]
+		return &ending{OutcomeLimitReached, fault}, nil
 	default:
 		return &ending{OutcomeInterrupted, protocol.Errorf(protocol.CodeCancelled,
 			"the turn was interrupted: %v", cause)}, nil
