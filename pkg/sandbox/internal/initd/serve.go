@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -94,8 +93,10 @@ func serve(conn *wire.Conn) error {
 	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}); err != nil {
 		return err
 	}
-	ignoreSignals() // before the first command, but the worker need not wait for it
-	<-stocked
+	<-stocked // all of this before the first command, but the worker need not wait for it
+	if err := step("signals", dropSignals); err != nil {
+		return err
+	}
 	if err := step("out of reach", outOfReach); err != nil {
 		return err
 	}
@@ -119,9 +120,6 @@ func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 	s.files.Protect(places)
 	if s.null, err = os.Open(os.DevNull); err != nil {
 		return nil, &stepError{step: "open " + os.DevNull, err: err}
-	}
-	if err := step("signals of children", dropSIGCHLD); err != nil {
-		return nil, err
 	}
 	go s.commands.reap()
 	for range maxFileCalls {
@@ -186,23 +184,25 @@ func sendListener(conn *wire.Conn) error {
 	return conn.Send(0, wire.KindListener, nil, fd)
 }
 
-// dropSIGCHLD has the kernel drop the signal that a child has ended, as it does by default; the Go runtime would
-// be interrupted by it, to no end. Children are waited for.
-func dropSIGCHLD() error {
+// dropSignals has the kernel drop what commands send to this process, whatever that is, for as the first one of its process
+// namespace it gets no signal that it has no handler for. The Go runtime has handlers: it ends for most signals, and for some as
+// if they told of a fault of its own, unless kill(2) has sent them; by sigqueue(3) anybody can send those. Limits of commands, which
+// are set in this process for the moment of a fork, cause none either, and the ends of children do not interrupt it. A fault of
+// its own still ends it.
+func dropSignals() error {
 	var byDefault [64]byte // struct sigaction, whatever its size
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
-	if errno != 0 {
-		return errno
+	for sig := unix.SIGHUP; sig <= unix.SIGSYS; sig++ {
+		switch sig {
+		case unix.SIGKILL, unix.SIGSTOP: // which have no handlers
+		case unix.SIGURG: // by which the runtime interrupts its own threads
+		default:
+			_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+			if errno != 0 {
+				return errno
+			}
+		}
 	}
 	return nil
-}
-
-// ignoreSignals makes this process fit for commands. Their limits are set in it for the moment of a fork, and they may send it
-// whatever they like: what comes of either means nothing, and must not end it. The Go runtime ends a process for most of these
-// signals. Where it has caused one itself, as by a fault, it still does.
-func ignoreSignals() {
-	signal.Notify(make(chan os.Signal, 1), unix.SIGXCPU, unix.SIGXFSZ, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP,
-		unix.SIGQUIT, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSTKFLT, unix.SIGSYS)
 }
 
 // stockThreads has the runtime make its threads now, which it keeps. When it returns, none is still being made: stopping the world,

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -52,6 +53,7 @@ func processProbes() map[string]probe {
 		"process/init-map-file": func(canary.Host) canary.Verdict { return judge(list("/proc/1/map_files")) },
 		"process/init-ptrace":   func(canary.Host) canary.Verdict { return judge(attach(1)) },
 		"process/init-kill":     killInit,
+		"process/init-queue":    func(canary.Host) canary.Verdict { return queueInit() },
 		"process/init-limits":   func(canary.Host) canary.Verdict { return changeInit(limitTo0) },
 		"process/init-priority": func(canary.Host) canary.Verdict { return changeInit(lowerPriority) },
 		"process/init-affinity": func(canary.Host) canary.Verdict { return changeInit(affinity) },
@@ -224,12 +226,35 @@ func killInit(canary.Host) canary.Verdict {
 	return contained(errors.New("ignored"))
 }
 
-// changeInit tries to change settings of the first process by each of its threads, if it is that of a sandbox: no other one shall
-// be harmed.
-func changeInit(change func(id int) error) canary.Verdict {
+// queueInit sends the first process every signal with the sender's own word for why, as sigqueue(3) does, if it is that of a
+// sandbox: programs take some for signals of the kernel then.
+func queueInit() canary.Verdict {
+	if err := sandboxInit(); err != nil {
+		return contained(err)
+	}
+	const last, queued = 64, -1 // SI_QUEUE
+	for sig := int32(1); sig <= last; sig++ {
+		info := unix.Siginfo{Signo: sig, Code: queued}
+		_, _, _ = unix.Syscall(unix.SYS_RT_SIGQUEUEINFO, 1, uintptr(sig), uintptr(unsafe.Pointer(&info)))
+	}
+	const enough = 100 * time.Millisecond // to end, and this with it
+	<-time.After(enough)
+	return contained(errors.New("ignored"))
+}
+
+// sandboxInit says why the first process is not that of a sandbox, nil when it is: no other one shall be harmed.
+func sandboxInit() error {
 	cmdline, err := os.ReadFile("/proc/1/cmdline")
 	if err != nil || !bytes.Contains(cmdline, []byte("toolfleet-sandbox")) {
-		return contained(cmpErr(err, errAnother))
+		return cmpErr(err, errAnother)
+	}
+	return nil
+}
+
+// changeInit tries to change settings of the first process by each of its threads, if it is that of a sandbox.
+func changeInit(change func(id int) error) canary.Verdict {
+	if err := sandboxInit(); err != nil {
+		return contained(err)
 	}
 	threads, err := os.ReadDir("/proc/1/task")
 	if err != nil {
