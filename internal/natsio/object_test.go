@@ -163,11 +163,10 @@ func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
 		}
 		all.Wait()
 		want := uint64(0)
-		switch got, err := store.GetString(t.Context(), "a"); {
-		case err == nil:
+		if got, err := store.GetString(t.Context(), "a"); err == nil {
 			want = 1 + 2
 			require.Equal(t, content, got)
-		default:
+		} else {
 			require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 		}
 		info, err := stream.Info(t.Context())
@@ -191,6 +190,15 @@ func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	got, err := store.GetBytes(t.Context(), "first")
 	require.NoError(t, err)
 	require.Len(t, got, 300<<10)
+	for n := 64 << 10; n > 0; n /= 2 { // to the last byte
+		for err = nil; err == nil; {
+			_, err = f.JS.Publish(t.Context(), "$O."+tf.KeptBucket()+".C.more", make([]byte, n))
+		}
+	}
+	require.ErrorContains(t, store.Delete(t.Context(), "first"), "maximum bytes exceeded")
+	require.NoError(t, natsio.DeleteObject(t.Context(), f.JS, tf.KeptBucket(), "first"))
+	_, err = store.GetInfo(t.Context(), "first")
+	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 }
 
 // TestPutObject_WhereMessagesAreSmall: what a server takes at once bounds the parts of an object, not the object.

@@ -54,23 +54,26 @@ func sessionOf(object *jetstream.ObjectInfo) protocol.SessionID {
 	return protocol.SessionID(id)
 }
 
-// bodies removes what is kept of the session in the object stores. Payloads and values age out
-// where other lanes still have calls.
+// bodies removes what is kept of the session in the object stores: all outputs; archives, and values, which go with the results.
+// A payload stays until its call is settled, in whatever lane, and is removed by who settles it; that of a call whose publisher or
+// worker was lost ages out.
 func (r *remover) bodies(ctx context.Context) error {
-	buckets := []string{r.fleet.Name.KeptBucket(), r.fleet.Name.BlobsBucket()}
-	if r.elsewhere {
-		buckets = buckets[:1]
+	all := func(string) bool { return true }
+	if err := r.objects(ctx, r.fleet.Name.KeptBucket(), all); err != nil {
+		return err
 	}
-	for _, bucket := range buckets {
-		if err := r.objects(ctx, bucket); err != nil {
-			return err
-		}
+	left, err := r.settledCalls(ctx)
+	if err != nil {
+		return err
 	}
-	return nil
+	return r.objects(ctx, r.fleet.Name.BlobsBucket(), func(name string) bool {
+		kind, _, _ := strings.Cut(name, "/")
+		return kind != "call" && (kind != "result" || len(left.calls) == 0)
+	})
 }
 
-// objects removes those of one object store, and the traces that it keeps of deleted ones.
-func (r *remover) objects(ctx context.Context, bucket string) error {
+// objects removes those of one object store, by their names, and the traces that it keeps of deleted ones.
+func (r *remover) objects(ctx context.Context, bucket string, remove func(name string) bool) error {
 	store, err := r.fleet.JS.ObjectStore(ctx, bucket)
 	if err != nil {
 		return fmt.Errorf("open object store %s: %w", bucket, err)
@@ -83,7 +86,7 @@ func (r *remover) objects(ctx context.Context, bucket string) error {
 		return fmt.Errorf("list object store %s: %w", bucket, err)
 	}
 	for _, object := range objects {
-		if sessionOf(object) != r.id {
+		if sessionOf(object) != r.id || !object.Deleted && !remove(object.Name) {
 			continue
 		}
 		if err := natsio.DeleteObject(ctx, r.fleet.JS, bucket, object.Name); err != nil {

@@ -44,7 +44,7 @@ type Options struct {
 type Removed struct {
 	Events    uint64 `json:"events"`  // messages of the journal
 	Results   uint64 `json:"results"` // of calls
-	Bodies    int    `json:"bodies"`  // whole outputs, large payloads and values, archives
+	Bodies    int    `json:"bodies"`  // whole outputs, large values, archives
 	Workspace bool   `json:"workspace"`
 }
 
@@ -59,7 +59,7 @@ const (
 // not exist is fine. What the session did elsewhere stays, and so do a directory that was its
 // workspace in place, and calls that other lanes still have, with their results: whoever takes
 // such a lane over would run a call without one again. Those age out, or go when the removal is
-// done again.
+// done again. Payloads go with their calls.
 //
 // The error wraps [ErrBusy] when the session is busy and options do not force it; then
 // nothing was removed. After any other error some of it may be left: remove it again.
@@ -88,8 +88,7 @@ type remover struct {
 	id       protocol.SessionID
 	options  Options
 	removed  Removed
-	// elsewhere says that other lanes have calls of the session still.
-	elsewhere bool
+	settled  settled
 }
 
 func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (*remover, error) {
@@ -102,7 +101,7 @@ func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Op
 
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
-	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.journal, r.results, r.bodies}
+	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.journal, r.listed, r.results, r.bodies}
 }
 
 // place is a lane that is the session's own.
@@ -175,7 +174,7 @@ func (r *remover) unfinished(ctx context.Context, p place) ([]operator.CallStatu
 }
 
 func (r *remover) journal(ctx context.Context) error {
-	removed, err := r.purge(ctx, r.fleet.Name.SessionsStream(), r.fleet.Name.EventSubject(r.id))
+	removed, err := r.purge(ctx, r.fleet.Name.SessionsStream(), r.fleet.Name.EventSubject(r.id), 0)
 	r.removed.Events += removed
 	return err
 }
@@ -256,18 +255,23 @@ func (r *remover) released(ctx context.Context) error {
 	return nil
 }
 
-// purge removes the messages of a subject and returns how many there were.
-func (r *remover) purge(ctx context.Context, name string, subject protocol.Subject) (uint64, error) {
+// purge removes the messages of a subject up to a sequence, 0 for all, and returns how many there were.
+func (r *remover) purge(ctx context.Context, name string, subject protocol.Subject, last uint64) (uint64, error) {
 	stream, err := r.fleet.JS.Stream(ctx, name)
 	if err != nil {
 		return 0, fmt.Errorf("open stream %s: %w", name, err)
 	}
-	messages, err := messagesOf(ctx, stream, subject)
-	if err != nil || messages == 0 {
+	before, err := messagesOf(ctx, stream, subject)
+	if err != nil || before == 0 {
 		return 0, err
 	}
-	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+	options := []jetstream.StreamPurgeOpt{jetstream.WithPurgeSubject(subject)}
+	if last > 0 {
+		options = append(options, jetstream.WithPurgeSequence(last+1))
+	}
+	if err := stream.Purge(ctx, options...); err != nil {
 		return 0, fmt.Errorf("purge %s: %w", subject, err)
 	}
-	return messages, nil
+	left, err := messagesOf(ctx, stream, subject)
+	return before - min(before, left), err
 }

@@ -182,7 +182,7 @@ func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 func TestRemove_CutShortIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for done := range 8 {
+	for done := range 9 {
 		r.lived(t, "s")
 		half, err := newRemover(t.Context(), r.Fleet, "s", Options{})
 		require.NoError(t, err)
@@ -236,6 +236,50 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 2, removed.Results)
 	require.Empty(t, r.left(t, "s"))
+}
+
+// A call that waits in a lane that others use is run when its session is removed, too, and its result stays.
+func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.lived(t, "s")
+	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	content := strings.Repeat("x", 9<<20) // which no message can carry
+	call := protocol.Call{
+		ID: "waits", SessionID: "s", Tool: "test", Pool: "idle",
+		Resources: []protocol.Use{{Key: "sandbox/shared", Access: protocol.Exclusive}},
+		Delivery:  protocol.AtMostOnce, IssuedAt: time.Now(), Payload: protocol.CommandRun{Command: "wc -c", Stdin: protocol.Bytes(content)},
+	}
+	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: &call}})[0])
+
+	_, err = Remove(t.Context(), r.Fleet, "s", Options{})
+	require.NoError(t, err)
+	r.lived(t, "s")
+	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{})
+	require.NoError(t, err)
+	steps := removal.steps()
+	listed := len(steps) - 2
+	for _, step := range steps[:listed] {
+		require.NoError(t, step(t.Context()))
+	}
+	driver := process.New(nil)
+	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
+		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()},
+	}))
+	var result *protocol.Result
+	require.Eventually(t, func() bool {
+		result, err = publisher.Result(t.Context(), "s", "waits")
+		return err == nil && result != nil
+	}, 20*time.Second, time.Millisecond)
+	for _, step := range steps[listed:] {
+		require.NoError(t, step(t.Context()))
+	}
+	require.Nil(t, result.Error)
+	value, is := result.Value.(protocol.CommandRunResult)
+	require.True(t, is)
+	require.Equal(t, "9437184\n", string(value.Stdout))
+	require.Contains(t, r.left(t, "s"), r.Name.ResultSubject("s", "waits"), "whoever takes the lane over would run it again")
 }
 
 // slow is a model that thinks until it is stopped.

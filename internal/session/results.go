@@ -10,27 +10,37 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// results removes the results of the session, but for those of calls that a lane still has. Its own
-// lanes have none by now.
+// listed lists the results of the session that there are now.
+func (r *remover) listed(ctx context.Context) (err error) {
+	r.settled, err = r.settledCalls(ctx)
+	return err
+}
+
+// settled are calls with a result.
+type settled struct {
+	calls map[protocol.CallID][]protocol.Subject // of their results, and of notes about them
+	last  uint64                                 // sequence up to which the stream was listed
+}
+
+// results removes the results that are listed, but for those of calls that a lane still has. The session's own
+// lanes have none by now; a call of another one may get its result meanwhile.
 func (r *remover) results(ctx context.Context) error {
-	calls, err := r.settled(ctx)
-	if err != nil || len(calls) == 0 {
-		return err
+	if len(r.settled.calls) == 0 {
+		return nil
 	}
-	ids := make([]protocol.CallID, 0, len(calls))
-	for id := range calls {
+	ids := make([]protocol.CallID, 0, len(r.settled.calls))
+	for id := range r.settled.calls {
 		ids = append(ids, id)
 	}
 	present, complete, err := r.operator.Present(ctx, r.id, ids)
-	if err != nil {
+	if err != nil || !complete {
 		return err
 	}
-	r.elsewhere = len(present) > 0 || !complete
-	if !r.elsewhere {
+	if len(present) == 0 {
 		return r.purgeResults(ctx, r.fleet.Name.ResultsFilter(r.id))
 	}
-	for id, subjects := range calls {
-		if !complete || present[id] {
+	for id, subjects := range r.settled.calls {
+		if present[id] {
 			continue
 		}
 		for _, subject := range subjects {
@@ -43,26 +53,26 @@ func (r *remover) results(ctx context.Context) error {
 }
 
 func (r *remover) purgeResults(ctx context.Context, subject protocol.Subject) error {
-	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), subject)
+	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), subject, r.settled.last)
 	r.removed.Results += removed
 	return err
 }
 
-// settled returns the subjects of the session's results, and of notes about them, by call.
-func (r *remover) settled(ctx context.Context) (map[protocol.CallID][]protocol.Subject, error) {
+// settledCalls lists the session's results.
+func (r *remover) settledCalls(ctx context.Context) (settled, error) {
 	stream, err := r.fleet.JS.Stream(ctx, r.fleet.Name.ResultsStream())
 	if err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", r.fleet.Name.ResultsStream(), err)
+		return settled{}, fmt.Errorf("open stream %s: %w", r.fleet.Name.ResultsStream(), err)
 	}
 	filter := r.fleet.Name.ResultsFilter(r.id)
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
-		return nil, fmt.Errorf("look for %s: %w", filter, err)
+		return settled{}, fmt.Errorf("look for %s: %w", filter, err)
 	}
 	calls := make(map[protocol.CallID][]protocol.Subject, len(info.State.Subjects))
 	for subject := range info.State.Subjects {
 		id, _, _ := strings.Cut(strings.TrimPrefix(subject, strings.TrimSuffix(filter, ">")), ".")
 		calls[protocol.CallID(id)] = append(calls[protocol.CallID(id)], subject)
 	}
-	return calls, nil
+	return settled{calls: calls, last: info.State.LastSeq}, nil
 }
