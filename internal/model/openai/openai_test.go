@@ -39,9 +39,12 @@ func TestReply_SendsTheConversation(t *testing.T) {
 				{ID: "c1", Name: "bash", Arguments: `{"command":"ls"}`},
 				{ID: "c2", Name: "read", Arguments: `{"pa`},
 				{ID: "c3", Name: "read", Arguments: `[1]`},
+				{ID: "c4", Name: "functions.été\n" + strings.Repeat("x", 99), Arguments: `{}`},
+				{ID: "c5", Arguments: `{}`},
 			}},
 			{Role: loop.RoleTool, ToolCallID: "c1", Name: "bash", Text: "a.go"},
 			{Role: loop.RoleTool, ToolCallID: "c2", Name: "read", Text: ""},
+			{Role: loop.RoleTool, ToolCallID: "c5", Text: "no such tool"},
 			{Role: loop.RoleAssistant},
 		},
 		Tools: []tools.Definition{
@@ -63,10 +66,13 @@ func TestReply_SendsTheConversation(t *testing.T) {
 			{"role": "assistant", "tool_calls": [
 				{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{\"command\":\"ls\"}"}},
 				{"id": "c2", "type": "function", "function": {"name": "read", "arguments": "{\"invalid_arguments\":\"{\\\"pa\"}"}},
-				{"id": "c3", "type": "function", "function": {"name": "read", "arguments": "{\"invalid_arguments\":\"[1]\"}"}}
+				{"id": "c3", "type": "function", "function": {"name": "read", "arguments": "{\"invalid_arguments\":\"[1]\"}"}},
+				{"id": "c4", "type": "function", "function": {"name": "functions__t__xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", "arguments": "{}"}},
+				{"id": "c5", "type": "function", "function": {"name": "_", "arguments": "{}"}}
 			]},
 			{"role": "tool", "tool_call_id": "c1", "name": "bash", "content": "a.go"},
 			{"role": "tool", "tool_call_id": "c2", "name": "read", "content": "(empty)"},
+			{"role": "tool", "tool_call_id": "c5", "name": "_", "content": "no such tool"},
 			{"role": "assistant", "content": "(empty)"}
 		],
 		"tools": [

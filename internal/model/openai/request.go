@@ -74,17 +74,35 @@ func messageOf(message *loop.Message) sdk.ChatCompletionMessage {
 		for _, call := range message.ToolCalls {
 			out.ToolCalls = append(out.ToolCalls, sdk.ToolCall{
 				ID: call.ID, Type: sdk.ToolTypeFunction,
-				Function: sdk.FunctionCall{Name: call.Name, Arguments: argumentsOf(call.Arguments)},
+				Function: sdk.FunctionCall{Name: nameOf(call.Name), Arguments: argumentsOf(call.Arguments)},
 			})
 		}
 	case loop.RoleTool:
-		out.ToolCallID, out.Name = message.ToolCallID, message.Name
+		out.ToolCallID, out.Name = message.ToolCallID, nameOf(message.Name)
 	case loop.RoleSystem, loop.RoleUser:
 	}
 	if out.Content == "" && len(out.ToolCalls) == 0 {
 		out.Content = noText
 	}
 	return out
+}
+
+// maxName is how many characters a name may have.
+const maxName = 64
+
+// nameOf is the name of a tool as servers take it back. A model may make up others, and a server that
+// refuses one would refuse every further request of the session.
+func nameOf(written string) string {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
+			return r
+		}
+		return '_'
+	}, written)
+	if name == "" {
+		return "_"
+	}
+	return name[:min(len(name), maxName)]
 }
 
 // argumentsOf is what the model wrote if that is a JSON object, else an object
