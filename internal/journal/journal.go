@@ -81,7 +81,7 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 		}
 		var events []loop.Event
 		if err := json.Unmarshal(msg.Data, &events); err != nil {
-			return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, msg.Sequence, err)
+			return loop.History{}, fmt.Errorf("session %s, message %d: %w: %w", session, msg.Sequence, loop.ErrJournalInvalid, err)
 		}
 		for i := range events {
 			if err := j.loadImage(ctx, events[i].Image); err != nil {

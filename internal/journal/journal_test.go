@@ -203,6 +203,7 @@ func TestLoad_NamesWhatCannotBeRead(t *testing.T) {
 	require.NoError(t, err)
 	_, err = j.Load(t.Context(), "s")
 	require.ErrorContains(t, err, "session s, message 1")
+	require.ErrorIs(t, err, loop.ErrJournalInvalid, "nobody tries again")
 }
 
 // Where no more is kept a picture is left out, and the session goes on.

@@ -168,7 +168,8 @@ var ErrJournalFull = errors.New("there is no room for the session journal")
 // event with an image may have 6 MB. Implementations are safe for concurrent use; package
 // looptest tests them.
 type Journal interface {
-	// Load returns every event of a session in order; none for a new session.
+	// Load returns every event of a session in order; none for a new session. An error wraps [ErrJournalInvalid] when what is
+	// there are no events, and trying again is in vain.
 	Load(ctx context.Context, session protocol.SessionID) (History, error)
 	// Append adds events behind the sequence that the caller saw last, and returns the new
 	// last sequence, which grows with each event that is stored; nothing to add changes
