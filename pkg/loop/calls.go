@@ -140,7 +140,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 		return
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		call.Deadline = deadline.UTC()
+		call.Deadline = call.IssuedAt.Add(time.Until(deadline)) // whatever became of the clock since
 	}
 	b.remote[call.ID] = p
 	b.calls = append(b.calls, call)

@@ -119,12 +119,12 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	case call.decision != nil && call.decision.status != DecisionApproved:
 		v.denied = policyDenied(call.decision.reason)
 		return v, nil
-	case call.decision != nil:
-		v.note = call.decision.note
+	case call.sent, call.content != nil, call.decision != nil && judged.Decision != policy.Denied:
+		if call.decision != nil {
+			v.note = call.decision.note
+		}
 		return v, nil // it was let through before
-	case call.sent, call.content != nil:
-		return v, nil // it was let through before
-	case judged.Decision == policy.Denied:
+	case judged.Decision == policy.Denied: // also when a person said yes to another coordinator, which did not send it
 		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: DecisionDenied, reason: judged.Reason})
 		v.denied = policyDenied(judged.Reason)
 		return v, nil

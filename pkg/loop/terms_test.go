@@ -1,6 +1,7 @@
 package loop_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"testing"
@@ -67,6 +68,30 @@ func TestTerms_PoliciesBindUntilTheEndOfTheTurn(t *testing.T) {
 	_, err = r.runInput(t.Context(), t, loop.Input{})
 	require.NoError(t, err)
 	require.Len(t, r.watch.of(loop.EventPolicyDecision), 1)
+}
+
+// What a person said yes to, and was not sent, is not allowed to whoever may not do it.
+func TestTerms_AnApprovalIsForOneWhoMay(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]loop.Policy{"denied": denying(t, "greedy"), "approved": nil} {
+		r := newRig(asks("a", "greedy", "work"), says("done"))
+		r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+		ctx, crash := context.WithCancelCause(t.Context())
+		r.opts.Approve = func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+			defer crash(loop.ErrDetached)
+			return loop.Approval{Granted: true}, nil
+		}
+		_, err := r.run(ctx, t, "go")
+		require.ErrorIs(t, err, loop.ErrDetached)
+		r.opts.Policy = policy
+		_, err = r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		want := []string{"ok", "ok"}
+		if policy != nil {
+			want = []string{"rejected", "ok"}
+		}
+		require.Equal(t, want, r.statuses(1), name)
+	}
 }
 
 // What a call is bound to on its worker is the stricter of both.
