@@ -17,19 +17,19 @@ import (
 )
 
 type callCommand struct {
-	fleetFlags
-	workerFlags
-	folderFlag
-	policyFlags
-	guardFlag
-	cli.Protect
-
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back."`
 	Session   string        `placeholder:"ID" help:"Session whose sandbox is used. Default: a new one."`
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the call, its wait included; 0 is no bound."`
+
+	guardFlag
+	cli.Protect
+	folderFlag
+	policyFlags
+	fleetFlags
+	workerFlags
 }
 
 // callOutput is the JSON object that a call prints.
@@ -141,7 +141,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if err != nil {
 		return nil, err
 	}
-	worker, err := c.openWorker(ctx, c.Nats, c.Data, c.folderFlag, protect, logger)
+	worker, err := c.openWorker(ctx, &c.fleetFlags, c.Data, c.folderFlag, protect, logger)
 	if err != nil {
 		return nil, err
 	}

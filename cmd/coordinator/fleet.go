@@ -26,14 +26,14 @@ type fleetFlags struct {
 	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
 	cli.Login
 	Fleet    string   `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Data     string   `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: one of the session, below ~/.local/state/toolfleet."`
+	Data     string   `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: below ~/.local/state/toolfleet one of the session, or of serve; of a call without --session a temporary one."`
 	Replicas int      `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
 	Keep     cli.Keep `embed:"" prefix:"keep-"`
 }
 
 // workerFlags set up the embedded worker.
 type workerFlags struct {
-	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
+	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
 	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
 	Limits  cli.Limits        `embed:"" prefix:"limit-"`
@@ -77,10 +77,16 @@ func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *
 	return fl, err
 }
 
-// consistent returns a usage error for flags that make no sense together.
+// consistent returns a usage error for flags that make no sense, alone or together.
 func (f *fleetFlags) consistent() error {
-	if err := errors.Join(f.Keep.Validate(), f.Check()); err != nil || f.Nats != "" {
+	if _, err := protocol.ParseFleet(f.Fleet); err != nil {
+		return cli.Usagef("--fleet: %v", err)
+	}
+	if err := f.Keep.Validate(); err != nil {
 		return err
+	}
+	if f.Nats != "" {
+		return f.Check()
 	}
 	if f.Login != (cli.Login{}) {
 		return cli.Usagef("--creds and --tls-... are for the servers of --nats; without it the server is inside this process")
@@ -93,15 +99,14 @@ func (f *fleetFlags) consistent() error {
 
 // connect reaches the fleet, or starts one inside this process.
 func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, error) {
-	name, err := protocol.ParseFleet(f.Fleet)
-	if err != nil {
-		return nil, cli.Usagef("--fleet: %v", err)
-	}
 	if err := f.consistent(); err != nil {
 		return nil, err
 	}
+	if err := f.makeData(); err != nil {
+		return nil, err
+	}
 	return fleet.Connect(ctx, fleet.Options{
-		Name: name, URL: f.Nats, Creds: f.Creds, TLS: f.Files(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
+		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, TLS: f.Files(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
 		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: c.logger,
 	})
 }
@@ -118,17 +123,23 @@ type embeddedWorker struct {
 	caps    sandbox.Caps
 }
 
-// openWorker checks the flags of an embedded worker and opens its sandbox driver, before
-// anything is started, or written to the data directory, which need not exist. It returns nil for a fleet elsewhere,
+// openWorker checks the flags of an embedded worker and of its fleet, and opens its sandbox driver, before
+// anything is started, or written to the data directory. It returns nil for a fleet elsewhere,
 // which has workers.
 func (w *workerFlags) openWorker(
-	ctx context.Context, url, data string, tools folderFlag, protect []string, logger *slog.Logger,
+	ctx context.Context, f *fleetFlags, data string, tools folderFlag, protect []string, logger *slog.Logger,
 ) (*embeddedWorker, error) {
+	if err := f.consistent(); err != nil {
+		return nil, err
+	}
 	if w.Slots < 1 || w.Slots > worker.MaxSlots {
 		return nil, cli.Usagef("--slots %d: must be 1 to %d", w.Slots, worker.MaxSlots)
 	}
 	if err := driver.Valid(w.Sandbox); err != nil {
 		return nil, cli.Usagef("--sandbox: %v", err)
+	}
+	if err := cli.CheckEnv(w.Env); err != nil {
+		return nil, err
 	}
 	limits, err := w.Limits.Sandbox()
 	if err != nil {
@@ -142,8 +153,11 @@ func (w *workerFlags) openWorker(
 	if err != nil {
 		return nil, cli.Usagef("--tools: %v", err)
 	}
-	if url != "" {
+	if f.Nats != "" {
 		return nil, nil //nolint:nilnil // the workers of the fleet are elsewhere
+	}
+	if err := f.makeData(); err != nil {
+		return nil, err
 	}
 	opened, caps, err := driver.Open(ctx, w.Sandbox, &driver.Options{Logger: logger, Data: data})
 	if errors.Is(err, sandbox.ErrLevel) {
@@ -195,6 +209,17 @@ func (f *fleetFlags) dataDir(session protocol.SessionID, keep bool) (dir string,
 	}
 	dir, err = os.MkdirTemp("", "toolfleet-")
 	return dir, func() { _ = removal.Tree(dir) }, err // what cannot be removed is the system's to clean
+}
+
+// makeData makes the directory of --data; one that cannot be made is a usage error.
+func (f *fleetFlags) makeData() error {
+	if f.Data == "" || f.Nats != "" {
+		return nil
+	}
+	if err := os.MkdirAll(f.Data, 0o700); err != nil {
+		return cli.Usagef("--data: %v", err)
+	}
+	return nil
 }
 
 // checkWorkspace returns the absolute path of an existing directory; "" stays "".

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -34,12 +35,18 @@ func (f *policyFlags) policies() ([]policy.Policy, error) {
 		MaxCalls: f.MaxCalls, MinLevel: f.MinLevel,
 	}
 	if _, err := policy.New(p); err != nil {
-		return nil, cli.Usagef("policy flags: %v", err)
+		return nil, cli.Usagef("%s", flagNames(err.Error()))
 	}
 	if !p.Zero() {
 		all = append(all, p)
 	}
 	return all, nil
+}
+
+// flagNames turns names of a policy's rules into those of their flags.
+func flagNames(faults string) string {
+	return strings.NewReplacer("min_level ", "--min-level ", "max_calls ", "--max-calls ",
+		"tools.allow", "--allow-tool", "tools.deny", "--deny-tool", "approval.tools", "--ask-for", "\n", "; ").Replace(faults)
 }
 
 // judge makes the judge of a session; nil when everything is allowed.

@@ -22,9 +22,6 @@ import (
 
 // turnFlags describe a turn; run and submit have them both.
 type turnFlags struct {
-	guardFlag
-	cli.Protect
-
 	Prompt    string        `arg:"" help:"What the agent is asked."`
 	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: an empty workspace."`
@@ -33,16 +30,19 @@ type turnFlags struct {
 	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the session, as in 90s or 10m; 0 is no bound."`
 	JSON      bool          `name:"json" help:"Print the session's events on stdout as JSON, one a line, and nothing else."`
+
+	guardFlag
+	cli.Protect
 }
 
 type runCommand struct {
+	Model string `placeholder:"M" help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE. Required."`
+
 	turnFlags
-	fleetFlags
-	workerFlags
 	folderFlag
 	policyFlags
-
-	Model string `placeholder:"M" help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL) or script:FILE."`
+	fleetFlags
+	workerFlags
 }
 
 // guardFlag says how careful a session's tools are.
@@ -160,7 +160,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer cleanup()
-	worker, err := c.openWorker(ctx, c.Nats, data, c.folderFlag, turn.protect, logger)
+	worker, err := c.openWorker(ctx, &c.fleetFlags, data, c.folderFlag, turn.protect, logger)
 	if err != nil {
 		return err
 	}

@@ -18,17 +18,17 @@ import (
 )
 
 type serveCommand struct {
-	fleetFlags
-	folderFlag
-	policyFlags
-
+	Model     []string      `placeholder:"M" sep:"none" help:"Model that turns may ask for: openai:NAME or script:FILE. The first is the default; may be given several times. Required."`
 	Listen    string        `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
-	Model     []string      `placeholder:"M" sep:"none" help:"Model that turns may ask for: openai:NAME or script:FILE. The first is the default; may be given several times."`
 	Sessions  int           `default:"64" help:"How many turns run at once."`
 	MaxSteps  int           `default:"64" help:"How often a model is asked in a turn at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens of a turn at most; 0 is no bound."`
 	Lease     time.Duration `default:"0s" help:"Length of leases on sessions of a new fleet; 0 takes what the fleet has, or 10s."`
 	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
+
+	fleetFlags
+	folderFlag
+	policyFlags
 }
 
 func (c *serveCommand) run(ctx context.Context, p program) error {

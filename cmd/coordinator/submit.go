@@ -20,11 +20,12 @@ import (
 )
 
 type submitCommand struct {
-	turnFlags
-	policyFlags
 	existingFleet
 
 	Model string `placeholder:"M" help:"Model, one that the coordinators serve. Default: theirs."`
+
+	turnFlags
+	policyFlags
 }
 
 func (c *submitCommand) run(ctx context.Context, p program) error {

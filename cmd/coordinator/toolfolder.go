@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -41,8 +42,12 @@ func openTools(toolsets []string, folder *manifest.Folder, warn func(string)) (*
 	if err != nil {
 		return nil, cli.Usagef("--toolset: %v", err)
 	}
+	table, err := tools.NewTable(set...)
+	if err != nil {
+		return nil, cli.Usagef("--toolset %s: %v", strings.Join(toolsets, ","), err)
+	}
 	if folder == nil {
-		return tools.NewTable(set...)
+		return table, nil
 	}
 	loaded := folder.Load(toolNames(set)...)
 	for _, problem := range loaded.Problems {

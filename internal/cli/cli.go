@@ -136,6 +136,8 @@ func report(p Program, err error) int {
 	code := ExitFailed
 	if exit, ok := errors.AsType[*ExitError](err); ok {
 		code = exit.Code
+	} else if errors.Is(err, natsio.ErrURL) {
+		err, code = fmt.Errorf("--nats: %w", err), ExitUsage
 	} else if errors.Is(err, context.Canceled) { // nothing but a signal cancels a command
 		err, code = fmt.Errorf("interrupted: %w", err), ExitInterrupted
 	}

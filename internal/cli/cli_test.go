@@ -29,6 +29,7 @@ type grammar struct {
 	Hide  struct{}     `cmd:"" hidden:""`
 	Stand standCommand `cmd:"" help:"Stand still."`
 	Turn  struct {
+		Speed string   `required:"" help:"Speed."`
 		Left  struct{} `cmd:""`
 		Right struct{} `cmd:""`
 	} `cmd:""`
@@ -96,11 +97,13 @@ func TestRun_UsageErrorsNameWhatIsAllowed(t *testing.T) {
 		"misspelt flag":    {[]string{"go", "home", "--nats=x", "--slot=1"}, []string{`did you mean "--slots"`, "--creds, --drain, --env"}},
 		"bad word":         {[]string{"go", "home", "--nats=x", "--speed=x"}, []string{`--speed must be one of "slow","fast"`}},
 		"bad number":       {[]string{"go", "home", "--nats=x", "--slots=x"}, []string{"--slots: expected a valid 64 bit int", `"x"`}},
-		"bad duration":     {[]string{"go", "home", "--nats=x", "--drain=x"}, []string{"--drain: expected duration", `"x"`}},
+		"bad duration":     {[]string{"go", "home", "--nats=x", "--drain=x"}, []string{"--drain: expected duration", `"x"`, "as in 90s"}},
+		"negative number":  {[]string{"go", "home", "--nats=x", "--slots", "-1"}, []string{`--slots: expected int value but got "-1"; perhaps try --slots="-1"`}},
+		"missing verb":     {[]string{"turn"}, []string{"expected one of left, right"}},
 		"bad pair":         {[]string{"go", "home", "--nats=x", "--env=A"}, []string{`--env: expected "<key>=<value>"`}},
 		"bad log level":    {[]string{"--log-level=x", "stand"}, []string{`"debug","info","warn","error"`}},
 		"missing flag":     {[]string{"go", "home"}, []string{"missing flags: --nats=URL"}},
-		"missing argument": {[]string{"go", "--nats=x"}, []string{`expected "<where>"`}},
+		"missing argument": {[]string{"go", "--nats=x"}, []string{`expected "<where>"; usage: tool go --nats=URL <where> [flags]`}},
 		"stray argument":   {[]string{"stand", "still"}, []string{"unexpected argument still", "usage: tool stand"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,11 @@
 package cli
 
-import "github.com/toolfleet/toolfleet/internal/natsio"
+import (
+	"errors"
+	"os"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+)
 
 // Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as flags.
 type Login struct {
@@ -15,10 +20,22 @@ type TLS struct {
 	Key  string `placeholder:"FILE" help:"Private key (PEM) of --tls-cert."`
 }
 
-// Check returns the fault of the flags.
+// Check returns the fault of the flags. What is in the files is looked at when a connection is made.
 func (l *Login) Check() error {
 	if (l.TLS.Cert == "") != (l.TLS.Key == "") {
 		return Usagef("--tls-cert and --tls-key: a certificate needs its key; give both or neither")
+	}
+	for _, f := range []struct{ flag, file string }{
+		{"--creds", l.Creds}, {"--tls-ca", l.TLS.CA}, {"--tls-cert", l.TLS.Cert}, {"--tls-key", l.TLS.Key},
+	} {
+		if f.file == "" {
+			continue
+		}
+		if info, err := os.Stat(f.file); err != nil {
+			return Usagef("%s %s: %v", f.flag, f.file, errors.Unwrap(err))
+		} else if info.IsDir() {
+			return Usagef("%s %s: is a directory, not a file", f.flag, f.file)
+		}
 	}
 	return nil
 }

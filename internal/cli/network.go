@@ -37,6 +37,14 @@ func (n *Network) Reachable() (egress.Allow, []netip.Prefix, error) {
 	return allow, private, nil
 }
 
+// CheckEnv returns a usage error for a value of --env that no program can get.
+func CheckEnv(env map[string]string) error {
+	if value, is := env[""]; is {
+		return Usagef("--env =%s: the name is empty; want NAME=VALUE", value)
+	}
+	return nil
+}
+
 // Enforced returns a usage error unless a driver with these capabilities enforces allow. A
 // driver that isolates nothing gives the whole network whatever is said, and says so itself.
 func Enforced(allow egress.Allow, caps sandbox.Caps) error {

@@ -16,6 +16,10 @@ func usageError(err error) error {
 		switch {
 		case strings.HasPrefix(message, "expected one of") && selected == nil: // kong names five at most
 			message = "expected one of " + commandNames(parse.Context.Model.Node)
+		case strings.HasPrefix(message, "missing flags") && selected != nil && len(selected.Children) > 0: // the verb comes first
+			message = "expected one of " + commandNames(selected)
+		case strings.HasPrefix(message, `expected "<`) && selected != nil:
+			message += "; usage: " + parse.Context.Model.Name + " " + selected.Summary()
 		case strings.Contains(message, "unexpected argument") && selected != nil && len(selected.Children) > 0:
 			message += "; commands are " + commandNames(selected)
 		case strings.Contains(message, "unexpected argument") && selected != nil:
@@ -26,6 +30,10 @@ func usageError(err error) error {
 			message += "; usage: " + parse.Context.Model.Name + parse.Context.Model.Summary() // which begins with a space
 		case strings.Contains(message, "unknown flag"):
 			message += "; allowed are " + strings.Join(flagNames(parse.Context), ", ")
+		case strings.Contains(message, "expected duration but got"):
+			message += "; a duration has a unit, as in 90s, 10m or 1h30m"
+		case strings.Contains(message, " (short flag)"): // of which there are none: it is a negative number
+			message = strings.Replace(message, " (short flag)", "", 1)
 		}
 	}
 	return &ExitError{Code: ExitUsage, Message: message}

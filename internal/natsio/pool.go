@@ -60,7 +60,7 @@ func ensurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	have := consumer.CachedInfo().Config
 	differences := comparePool(have, want)
 	if ackWait != 0 && have.AckWait != ackWait {
-		differences = append(differences, fmt.Errorf("lease is %s, asked for %s", have.AckWait, ackWait))
+		differences = append(differences, fmt.Errorf("lease is %s, asked for %s; it stays what the pool was made with: leave --lease out", have.AckWait, ackWait))
 	}
 	if len(differences) > 0 {
 		return nil, 0, fmt.Errorf("consumer %s of stream %s: %w: %w",

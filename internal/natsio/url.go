@@ -12,7 +12,8 @@ import (
 // redacted stands for whatever may be a secret.
 const redacted = "xxxxx"
 
-var errURL = errors.New("not a server URL, which is nats://host:port or tls://host:port (or ws://, wss://), several separated by commas")
+// ErrURL is wrapped by the error of [Connect] for what is no list of server URLs.
+var ErrURL = errors.New("not a server URL, which is nats://host:port or tls://host:port (or ws://, wss://), several separated by commas")
 
 // known reports whether the client knows the scheme of a URL; it takes any other for nats.
 func known(part string) bool {
@@ -48,13 +49,13 @@ func redact(part string) string {
 
 // checkURLs finds what is no URL before the client does, whose error would quote it.
 func checkURLs(list string) error {
-	fault := errURL
+	fault := ErrURL
 	for part := range strings.SplitSeq(list, ",") {
 		if part = strings.TrimSpace(part); part == "" {
 			continue
 		}
 		if fault = parse(part); fault == nil && !known(part) {
-			fault = errURL
+			fault = ErrURL
 		}
 		if fault != nil {
 			break
@@ -74,11 +75,11 @@ func parse(part string) error {
 	}
 	u, err := url.Parse(part)
 	if err != nil || u.Hostname() == "" {
-		return errURL
+		return ErrURL
 	}
 	if port := u.Port(); port != "" {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return errURL
+			return ErrURL
 		}
 	}
 	return nil

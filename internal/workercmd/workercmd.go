@@ -3,6 +3,7 @@
 package workercmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,7 @@ type flags struct {
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
 	Slots int    `default:"4" help:"How many calls run at once."`
 
-	Sandbox string            `default:"auto" placeholder:"LEVEL" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
+	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data    string            `placeholder:"DIR" help:"Directory of workspaces; workers that share it can take over from each other. Default: ~/.local/state/toolfleet/worker."`
 
@@ -98,6 +99,9 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, cli.Usagef("--pool: %v", err)
 	}
+	if pool == protocol.SessionPool {
+		return worker.Options{}, cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", pool)
+	}
 	if f.Slots < 1 || f.Slots > worker.MaxSlots {
 		return worker.Options{}, cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
 	}
@@ -127,6 +131,9 @@ func (f *flags) options() (worker.Options, error) {
 			return worker.Options{}, cli.Usagef("--tools: %v", err)
 		}
 		tools = folder.Dir()
+	}
+	if err := cli.CheckEnv(f.Env); err != nil {
+		return worker.Options{}, err
 	}
 	limits, err := f.Limits.Sandbox()
 	if err != nil {
@@ -197,7 +204,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 		return err
 	}
 	_, _ = fmt.Fprintf(p.Stderr, "worker: %s takes calls of pool %s in fleet %s: %d slots, sandbox %s (level %s), languages %s, data %s\n",
-		w.ID(), o.Pool, o.Fleet, o.Slots, o.Caps.Driver, o.Caps.Level, strings.Join(w.Languages(), " "), o.Data)
+		w.ID(), o.Pool, o.Fleet, o.Slots, o.Caps.Driver, o.Caps.Level, cmp.Or(strings.Join(w.Languages(), " "), "none"), o.Data)
 	told := make(chan struct{})
 	context.AfterFunc(ctx, func() {
 		defer close(told)

@@ -128,7 +128,7 @@ func (m *parser) decode(content []byte) (doc document, ok bool) {
 	}
 	var root yaml.Node
 	if err := yaml.Unmarshal(content, &root); err != nil {
-		m.yaml(strict.Faults(err, fields()))
+		m.yaml(strict.Faults(err, reflect.TypeFor[document]()))
 		return doc, false
 	}
 	if root.Kind == 0 || root.Content[0].Kind != yaml.MappingNode {

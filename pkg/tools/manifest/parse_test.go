@@ -113,6 +113,7 @@ func TestParse_ProblemsHaveTheirLine(t *testing.T) {
 		{"pool: gpu", "pool: session", `f.yaml:21: pool "session": is that of the coordinators`},
 		{"pool: gpu", "pool: GPU", `f.yaml:21: invalid name: pool "GPU"`},
 		{"min_level: paths", "min_level: high", `f.yaml:22: min_level "high": must be one of none, paths, full, kernel`},
+		{"access: shared", "acces: shared", `f.yaml:18: there is no field "acces"; the fields are key, access`},
 		{"access: shared", "access: read", `f.yaml:18: invalid resource "sandbox/{$sandbox}/{path...}": access "read"`},
 		{"{path...}", "{file...}", "f.yaml:17: invalid resource: {file}: the tool has no such argument"},
 		{"key: sandbox/{$sandbox}/{path...}", "key: sandbox/{path}", "f.yaml:17: invalid resource"},

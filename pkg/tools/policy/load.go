@@ -1,9 +1,12 @@
 package policy
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
@@ -24,6 +27,9 @@ func Load(file string) (Policy, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return Policy{}, err
+	}
+	if len(bytes.TrimSpace(content)) == 0 { // half a write, perhaps: no fence where one was wanted
+		return Policy{}, fmt.Errorf("%s: is empty; the fields of a policy are %s", file, strings.Join(strict.Fields(reflect.TypeFor[Policy]()), ", "))
 	}
 	return Parse(file, content)
 }

@@ -166,6 +166,7 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]string{
 		"max_calls: 1\ntool: {}":          `p:2: there is no field "tool"; the fields are tools, commands, paths, max_calls`,
+		"tools: {alow: [read]}":           `p:1: there is no field "alow"; the fields are allow, deny`,
 		"tools:\n  allow: read":           "p:2: `read` is not what belongs here: it must be a list",
 		"max_calls: many":                 "p:1: `many` is not what belongs here: it must be a whole number",
 		"max_calls_of: [a]":               "p:1: a list is not what belongs here: it must be a mapping of names to whole numbers",
@@ -184,6 +185,15 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 	p, err := policy.Parse("p", nil)
 	require.NoError(t, err)
 	require.True(t, p.Zero())
+}
+
+// TestLoad_AnEmptyFileIsNoPolicy: it may be half a write, and nothing would be bound.
+func TestLoad_AnEmptyFileIsNoPolicy(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "p.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(" \n"), 0o600))
+	_, err := policy.Load(file)
+	require.ErrorContains(t, err, "p.yaml: is empty; the fields of a policy are tools, commands, paths")
 }
 
 func TestLoad_TravelsAsJSON(t *testing.T) {

@@ -30,7 +30,7 @@ func Decode(content []byte, into any) []Fault {
 	decoder.KnownFields(true)
 	var faults []Fault
 	if err := decoder.Decode(into); err != nil && !errors.Is(err, io.EOF) {
-		faults = Faults(err, Fields(reflect.TypeOf(into).Elem()))
+		faults = Faults(err, reflect.TypeOf(into).Elem())
 	}
 	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) && len(faults) == 0 {
 		faults = append(faults, Fault{Message: "has more than one document"})
@@ -49,14 +49,14 @@ func Fields(t reflect.Type) []string {
 
 var (
 	atLine       = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
-	unknownField = regexp.MustCompile(`^field (.*) not found in type \S+$`)
+	unknownField = regexp.MustCompile(`^field (.*) not found in type (\S+)$`)
 	notThatType  = regexp.MustCompile("^cannot unmarshal !!(\\w+)(?: (`.*`))? into (.*)$")
 	// lineBefore are the errors of the library's parser, which counts lines from 0 there.
 	lineBefore = regexp.MustCompile(`^did not find expected (<|node content|'-' indicator|key$|',' or )`)
 )
 
-// Faults translates an error of the YAML library. fields are those of the document.
-func Faults(err error, fields []string) []Fault {
+// Faults translates an error of the YAML library about a document that is read into a struct.
+func Faults(err error, document reflect.Type) []Fault {
 	if own, is := errors.AsType[Fault](err); is {
 		return []Fault{own}
 	}
@@ -74,13 +74,27 @@ func Faults(err error, fields []string) []Fault {
 			}
 		}
 		if found := unknownField.FindStringSubmatch(message); found != nil {
-			message = fmt.Sprintf("there is no field %q; the fields are %s", found[1], strings.Join(fields, ", "))
+			message = fmt.Sprintf("there is no field %q; the fields are %s", found[1], strings.Join(Fields(part(document, found[2])), ", "))
 		} else if found := notThatType.FindStringSubmatch(message); found != nil {
 			message = written(found[1], found[2]) + " is not what belongs here: " + wanted(found[3])
 		}
 		faults = append(faults, Fault{Line: line, Message: strings.TrimPrefix(message, "yaml: ")})
 	}
 	return faults
+}
+
+// part returns the struct in a document, or in a list in it, that has this name in Go; else the document.
+func part(document reflect.Type, name string) reflect.Type {
+	for field := range document.Fields() {
+		t := field.Type
+		if t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if t.Kind() == reflect.Struct && t.String() == name {
+			return t
+		}
+	}
+	return document
 }
 
 // written names what stands in the document, by its tag and text.
