@@ -25,6 +25,8 @@ const (
 	StateOpen State = "open"
 	// StateInUse is a session on this machine that another process runs.
 	StateInUse State = "in_use"
+	// StateInvalid is a session whose journal has something that cannot be read: nobody can go on with it.
+	StateInvalid State = "invalid"
 )
 
 // Info is what is known of a session. Of one that is in use there are only its id, when it
@@ -110,20 +112,23 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error)
 
 // journal reads what the journal tells.
 func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, error) {
-	info := &Info{SessionID: id}
+	info, invalid := &Info{SessionID: id}, false
 	for next := uint64(1); ; info.Messages++ {
 		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(r.fleet.EventSubject(id)))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
 			return nil, ErrNone
 		case errors.Is(err, jetstream.ErrMsgNotFound):
+			if invalid {
+				info.State = StateInvalid
+			}
 			return info, nil
 		case err != nil:
 			return nil, fmt.Errorf("read the journal: %w", err)
 		}
 		var events []loop.Event
-		if err := json.Unmarshal(msg.Data, &events); err != nil {
-			return nil, fmt.Errorf("message %d: %w", msg.Sequence, err)
+		if json.Unmarshal(msg.Data, &events) != nil {
+			invalid, events, info.UpdatedAt = true, nil, msg.Time
 		}
 		for i := range events {
 			info.apply(&events[i])

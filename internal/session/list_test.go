@@ -95,6 +95,26 @@ func TestReader_ListsTheLastChangedFirst(t *testing.T) {
 	require.Empty(t, list[0].History)
 }
 
+// A journal that cannot be read hides no other session, and can be removed.
+func TestReader_AJournalThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	journaled(t, r.Fleet, "broken", time.Unix(1, 0).UTC(), loop.OutcomeAnswered)
+	journaled(t, r.Fleet, "s", time.Unix(2, 0).UTC(), loop.OutcomeAnswered)
+	_, err := r.JS.Publish(t.Context(), r.Name.EventSubject("broken"), []byte(`{"from":"tomorrow"}`))
+	require.NoError(t, err)
+	list, _, err := r.reader(t).List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	require.Equal(t, StateInvalid, list[0].State)
+	require.Equal(t, State("answered"), list[1].State)
+	_, err = Remove(t.Context(), r.Fleet, "broken", Options{})
+	require.ErrorIs(t, err, ErrBusy)
+	_, err = Remove(t.Context(), r.Fleet, "broken", Options{Force: true})
+	require.NoError(t, err)
+	require.Empty(t, r.left(t, "broken"))
+}
+
 func TestLocal_SessionsAreDirectories(t *testing.T) {
 	t.Parallel()
 	l := Local{Dir: filepath.Join(t.TempDir(), "sessions"), Fleet: "tf", Logger: slog.New(slog.DiscardHandler)}

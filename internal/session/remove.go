@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -122,7 +123,9 @@ func (r *remover) places() []place {
 func (r *remover) refuseBusy(ctx context.Context) error {
 	var reasons []string
 	history, err := r.fleet.Journal.Load(ctx, r.id)
-	if err != nil {
+	if errors.Is(err, loop.ErrJournalInvalid) {
+		reasons = append(reasons, "whether a turn is open cannot be read from its journal")
+	} else if err != nil {
 		return err
 	}
 	var info Info
