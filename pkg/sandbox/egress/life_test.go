@@ -100,7 +100,7 @@ func TestProxy_RequestsOnOneConnectionAreJudgedOneByOne(t *testing.T) {
 func TestProxy_IdleConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
 	port := echo(t)
-	r := start(t, egress.Options{Allow: allow(t, "127.0.0.1:*"), Private: loopback(), Idle: 100 * time.Millisecond})
+	r := start(t, egress.Options{Allow: allow(t, "127.0.0.1:*"), Private: loopback(), Idle: time.Second})
 	_, reader := r.tunnel(t, port, "")
 	_, err := reader.ReadByte()
 	require.ErrorIs(t, err, io.EOF)
@@ -140,6 +140,40 @@ func TestProxy_EndClosesWhatRuns(t *testing.T) {
 	_, err = reader.ReadByte()
 	require.Error(t, err)
 	_, err = silent.Read(make([]byte, 1))
+	require.Error(t, err)
+}
+
+// TestProxy_ASwitchOfProtocolsIsATunnel: a host may answer a request by another protocol, and serving ends also where that goes on.
+func TestProxy_ASwitchOfProtocolsIsATunnel(t *testing.T) {
+	t.Parallel()
+	l := listen(t, "127.0.0.1:0")
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		c, client, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.Copy(c, client)
+	})}
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	r := start(t, egress.Options{Allow: allow(t, "127.0.0.1:*"), Private: loopback()})
+	c := r.dialProxy(t)
+	_, err := fmt.Fprintf(c, "GET http://%s/ HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", l.Addr())
+	require.NoError(t, err)
+	reader := bufio.NewReader(c)
+	response, err := http.ReadResponse(reader, nil)
+	require.NoError(t, err)
+	_ = response.Body.Close()
+	require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)
+	_, err = io.WriteString(c, "there and back\n")
+	require.NoError(t, err)
+	line, err := reader.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "there and back\n", line)
+	r.stop()
+	_, err = reader.ReadByte()
 	require.Error(t, err)
 }
 

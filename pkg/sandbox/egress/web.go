@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -54,8 +55,36 @@ func newWeb(p *Proxy, hijacked func()) *web {
 
 func (w *web) close() { w.transport.CloseIdleConnections() }
 
+// response is an answer that notes whether the connection was taken from the server: for a tunnel, or because a host has
+// answered by another protocol.
+type response struct {
+	http.ResponseWriter
+
+	hijacked bool
+}
+
+// Unwrap is for [http.ResponseController].
+func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// Hijack implements [http.Hijacker].
+func (r *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	c, buffered, err := http.NewResponseController(r.ResponseWriter).Hijack()
+	r.hijacked = err == nil
+	return c, buffered, err
+}
+
 // ServeHTTP implements [http.Handler].
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	to := &response{ResponseWriter: rw}
+	defer func() {
+		if to.hijacked {
+			w.hijacked()
+		}
+	}()
+	w.serve(to, r)
+}
+
+func (w *web) serve(rw http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodConnect {
 		w.connect(rw, r)
 		return
@@ -113,7 +142,6 @@ func (w *web) connect(rw http.ResponseWriter, r *http.Request) {
 		_ = upstream.Close()
 		return
 	}
-	defer w.hijacked()
 	client := raw.(*conn) //nolint:errcheck,forcetypeassert // every connection came through the queue
 	defer client.Close()
 	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
@@ -139,7 +167,6 @@ func (w *web) refuseTunnel(rw http.ResponseWriter, r *http.Request, err error) {
 	if hijackErr != nil { // the client is gone
 		return
 	}
-	defer w.hijacked()
 	defer client.Close()
 	reason := "network: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	_, _ = fmt.Fprintf(client, "HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n%s\n", dialStatus(err), reason, reason)
