@@ -60,9 +60,16 @@ func memfd(name string, content io.Reader) (*os.File, error) {
 	return file, nil
 }
 
-// unsealed returns an empty memory file.
+// unsealed returns an empty memory file, which may become a program.
 func unsealed(name string) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC) // without it the kernel may be set to make one that is none
+	switch {
+	case errors.Is(err, unix.EINVAL): // before Linux 6.3, which has no such setting
+		fd, err = unix.MemfdCreate(name, flags)
+	case errors.Is(err, unix.EACCES):
+		err = fmt.Errorf("%w: vm.memfd_noexec is 2, with which no memory file may be a program; sandboxes need 1 or 0 (sysctl -w vm.memfd_noexec=1)", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("memory file: %w", err)
 	}
