@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
+	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -127,12 +130,24 @@ func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 		Limits: wire.Limits{
 			CPU:       uint64((limits.CPU + time.Second - 1) / time.Second), //nolint:gosec // defaults are not negative
 			Memory:    uint64(limits.Memory),                                //nolint:gosec // as above
-			OpenFiles: uint64(limits.OpenFiles),                             //nolint:gosec // as above
+			OpenFiles: min(uint64(limits.OpenFiles), openFiles()),           //nolint:gosec // as above
 			FileSize:  uint64(fileSize(limits)),                             //nolint:gosec // as above
 			Disk:      uint64(limits.Disk),                                  //nolint:gosec // as above
 		},
 	}
 }
+
+// openFiles is the most that commands may have open. The kernel counts descriptors that are on their way through sockets for each user,
+// and lets nobody send one who may have fewer open: so commands that have the worker's user may have fewer than the worker, which
+// sends some with every command.
+var openFiles = sync.OnceValue(func() uint64 { //nolint:gochecknoglobals // a constant
+	const more = 512 // twice what one message takes
+	var own unix.Rlimit
+	if os.Geteuid() == 0 || unix.Getrlimit(unix.RLIMIT_NOFILE, &own) != nil {
+		return math.MaxUint64 // nobody limits root
+	}
+	return own.Cur - min(own.Cur/2, more)
+})
 
 // fileSize bounds a file: no file has to be bigger than all of them may be.
 func fileSize(limits sandbox.Limits) int64 {

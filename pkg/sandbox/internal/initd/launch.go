@@ -24,6 +24,9 @@ func launch(conn *wire.Conn) error {
 	for _, fd := range []int{fdControl, fdImage} {
 		unix.CloseOnExec(fd)
 	}
+	if err := leaveProcesses(); err != nil {
+		return err
+	}
 	for {
 		m, err := conn.Receive()
 		if errors.Is(err, io.EOF) {

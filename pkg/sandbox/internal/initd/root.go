@@ -106,6 +106,7 @@ func (v *view) steps() []part {
 			v.Do(unix.SYS_MOUNT, "proc", "proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 		}},
 		{"pressure of the host", v.readPressure},
+		{"part of what users have", v.takeShares},
 		{"/dev", v.placeDevices},
 	}
 	leave := part{"pivot_root", func() {
@@ -331,7 +332,7 @@ func (v *view) placeDevices() {
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NOEXEC
 	v.Step("/dev/pts")
-	v.Do(unix.SYS_MOUNT, "devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
+	v.Do(unix.SYS_MOUNT, "devpts", "dev/pts", "devpts", flags, fmt.Sprintf("newinstance,ptmxmode=0666,mode=0620,max=%d", maxTerminals))
 	v.Step("/dev/shm")
 	v.Do(unix.SYS_MOUNT, "tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", v.config.Shm))
 }

@@ -4,6 +4,7 @@ package initd
 
 import (
 	"encoding/binary"
+	"errors"
 	"runtime"
 	"unsafe"
 
@@ -133,12 +134,14 @@ func limitResources(l *calls.List, config wire.Config) error {
 	if err != nil {
 		return err
 	}
-	var processes unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &processes); err != nil {
+	var processes, signals unix.Rlimit
+	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_NPROC, &processes), unix.Getrlimit(unix.RLIMIT_SIGPENDING, &signals)); err != nil {
 		return err
 	}
 	for _, limit := range []struct{ resource, value uint64 }{
-		{unix.RLIMIT_CORE, core}, {unix.RLIMIT_NPROC, min(config.Processes+SpareProcesses, processes.Max)},
+		{unix.RLIMIT_CORE, core},
+		{unix.RLIMIT_NPROC, min(config.Processes+SpareProcesses, processes.Max)},
+		{unix.RLIMIT_SIGPENDING, signals.Max / share},
 	} {
 		l.Do(unix.SYS_PRLIMIT64, 0, limit.resource, unsafe.Pointer(&unix.Rlimit{Cur: limit.value, Max: limit.value}), 0)
 	}
