@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 )
 
 // registry is what the commands of this program share, because the kernel has it
@@ -15,8 +17,6 @@ import (
 type registry struct {
 	prepared sync.Once
 	err      error // of preparing
-
-	forking sync.Mutex // one command is started at a time
 
 	mu    sync.Mutex
 	mains map[int]bool // commands that are not reaped; saves looking at what is below those of others
@@ -57,19 +57,19 @@ func closeOnExec() error {
 }
 
 // start runs fork, which returns the id of a new command. The command, and all that
-// it starts, inherits the brand.
+// it starts, inherits the brand, and nothing else does.
 func (r *registry) start(b brand, fork func() (int, error)) error {
-	r.forking.Lock()
-	defer r.forking.Unlock()
-	pid, err := 0, error(nil)
-	b.during(func() { pid, err = fork() })
-	if err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.mains[pid] = true
-	return nil
+	return start.Alone(func() error {
+		pid, err := 0, error(nil)
+		b.during(func() { pid, err = fork() })
+		if err != nil {
+			return err
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.mains[pid] = true
+		return nil
+	})
 }
 
 // reaped forgets a command that was waited for.
