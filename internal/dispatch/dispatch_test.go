@@ -192,15 +192,12 @@ func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
 func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 100 * time.Millisecond})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
 	calls := append(newCalls(1), sameLane(newCalls(2), protocol.Exclusive)...)
 	for i := range calls {
 		calls[i].SessionID = calls[0].SessionID
 		calls[i].ID = protocol.RandomCallID()
 	}
-	o, err := r.dispatch(ctx, calls)
+	o, err := r.dispatchAndCancel(calls)
 	require.NoError(t, err)
 	for _, call := range calls {
 		result := requireDone(t, o, call, protocol.StatusOutcomeUnknown, protocol.CodeNoWorker)
@@ -257,7 +254,7 @@ func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: time.Second})
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 3 * time.Second})
 	turn := newCalls(1)[0]
 	turn.Pool = protocol.SessionPool
 	started := make(chan struct{})
@@ -283,11 +280,8 @@ func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 func TestDispatch_SaysWhenACancelHasNoRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{MaxCalls: 1})
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 50 * time.Millisecond})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
 	calls := newCalls(1)
-	o, err := r.dispatch(ctx, calls)
+	o, err := r.dispatchAndCancel(calls)
 	require.NoError(t, err)
 	result := requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 	require.Contains(t, result.Error.Message, "did not take a request to cancel")
@@ -296,7 +290,6 @@ func TestDispatch_SaysWhenACancelHasNoRoom(t *testing.T) {
 func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 50 * time.Millisecond})
 	workers := r.Connect()
 	for _, subject := range []string{r.Name.WhoSubject("busy"), r.Name.AskAllSubject("serving")} { // as workers do, and coordinators
 		_, err := workers.Subscribe(subject, func(m *nats.Msg) { _ = m.Respond(nil) })

@@ -153,6 +153,22 @@ func (r *rig) dispatch(ctx context.Context, calls []protocol.Call) (*told, error
 	return o, r.dispatcher.Dispatch(ctx, calls, o.observe)
 }
 
+// dispatchAndCancel cancels calls when all of them are in the queue.
+func (r *rig) dispatchAndCancel(calls []protocol.Call) (*told, error) {
+	ctx, cancel := context.WithCancel(r.t.Context())
+	defer cancel()
+	o, queued := &told{t: r.t}, 0
+	return o, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
+		o.observe(u)
+		if u.State == loop.StateQueued {
+			queued++
+		}
+		if queued == len(calls) {
+			cancel()
+		}
+	})
+}
+
 // requireDone checks that a call was told to be done once, and last, with a status.
 func requireDone(t *testing.T, o *told, call protocol.Call, status protocol.Status, code protocol.Code) *protocol.Result {
 	t.Helper()
