@@ -19,8 +19,9 @@ LAVISH := GOGC=400 GOMEMLIMIT=3GiB
 # Tests, and what they build, start that program too: it is a fraction of a test with the race detector.
 # Processes with the detector would wait for a second at their end, and spend most of their time on
 # faults of small pages where much memory is copied.
+# Some of them belong to ordinary users: what the detector reads at their start is copied to where these may read it.
 TESTING := GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG) '-toolexec=env $(LAVISH)')" \
-	GORACE="atexit_sleep_ms=0 no_huge_pages_for_shadow=0 $(GORACE)"
+	GORACE="atexit_sleep_ms=0 no_huge_pages_for_shadow=0 suppressions=$$races $(GORACE)"
 
 # What runs here only is built the way the binaries are: so Go builds what they share, and what the linters read, once.
 ONCE     := $(LAVISH) CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
@@ -63,6 +64,7 @@ program:
 .PHONY: test
 test: program bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
+	races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
 	$(TESTING) go test $(RACE) -vet=off -timeout 30m -json $(PKG) | bin/testsum # the linters vet, and see more
 
 .PHONY: chaos
