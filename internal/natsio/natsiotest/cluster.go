@@ -71,7 +71,7 @@ func newCluster(tb testing.TB, partable bool) *Cluster {
 	}
 	c.NC = c.Connect()
 	var err error
-	c.JS, err = jetstream.New(c.NC)
+	c.JS, err = jetstream.New(c.NC, jetstream.WithDefaultTimeout(answerWait))
 	require.NoError(tb, err)
 	require.Eventually(tb, func() bool {
 		return natsio.Ensure(tb.Context(), c.JS, natsio.Topology{Fleet: c.Name, Replicas: 3}) == nil

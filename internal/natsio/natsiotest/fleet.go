@@ -31,9 +31,13 @@ type Fleet struct {
 	tb testing.TB
 }
 
-// patience is how long making the streams may take: a busy machine needs more than the 5 s that the
-// client gives each.
-const patience = time.Minute
+const (
+	// patience is how long making the streams may take: a busy machine needs more than the 5 s that the
+	// client gives each.
+	patience = time.Minute
+	// answerWait is how long a test waits for the answer to one question, for the same reason.
+	answerWait = 20 * time.Second
+)
 
 // New starts a server with the streams of topology, whose zero value is the default.
 func New(tb testing.TB, topology natsio.Topology) *Fleet {
@@ -60,7 +64,7 @@ func start(tb testing.TB, topology natsio.Topology, o embedded.Options) *Fleet {
 		f.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
 	f.NC = f.Connect()
-	f.JS, err = jetstream.New(f.NC)
+	f.JS, err = jetstream.New(f.NC, jetstream.WithDefaultTimeout(answerWait))
 	require.NoError(tb, err)
 	ctx, cancel := context.WithTimeout(tb.Context(), patience)
 	defer cancel()
