@@ -50,11 +50,11 @@ func TestAlone_OneLookIsTheLast(t *testing.T) {
 	put(t, p, only)
 	f.await(p, only)
 	f.requireQuiet()
-	require.Eventually(t, func() bool { return looks.Load() > 0 }, 5*time.Second, time.Millisecond, "none after the release")
+	require.Eventually(t, func() bool { return looks.Load() > 0 }, patience, time.Millisecond, "none after the release")
 	require.EqualValues(t, 1, looks.Load(), "there was one before the start")
 	put(t, p, one, two)
 	f.await(p, two)
-	require.Eventually(t, func() bool { return others.Load() > 1 }, 5*time.Second, time.Millisecond, "what is put together is taken together")
+	require.Eventually(t, func() bool { return others.Load() > 1 }, patience, time.Millisecond, "what is put together is taken together")
 }
 
 func TestAlone_AnOlderEntryIsFirst(t *testing.T) {
@@ -151,7 +151,7 @@ func TestAlone_ACancelDuringADisconnectIsSeen(t *testing.T) {
 	put(t, p, cancelled, other)
 	require.NoError(t, p.Cancel(t.Context(), cancelled))
 	link.Mend()
-	require.Eventually(t, nc.IsConnected, 10*time.Second, time.Millisecond)
+	require.Eventually(t, nc.IsConnected, patience, time.Millisecond)
 	finish()
 	require.Equal(t, protocol.StatusCancelled, f.await(p, cancelled).Status)
 	f.await(p, other)

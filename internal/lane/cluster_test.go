@@ -163,9 +163,9 @@ func TestCluster_LeaderIsLost(t *testing.T) {
 		require.Eventually(t, func() bool {
 			leader = c.Leader(protocol.DefaultFleet.CallsStream())
 			return leader >= 0
-		}, 30*time.Second, 10*time.Millisecond, "no leader")
+		}, patience, 10*time.Millisecond, "no leader")
 		c.Stop(leader)
-		require.Eventually(t, func() bool { return c.Leader(protocol.DefaultFleet.CallsStream()) >= 0 }, 30*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return c.Leader(protocol.DefaultFleet.CallsStream()) >= 0 }, patience, 10*time.Millisecond)
 		c.Start(leader)
 	}
 	<-done
@@ -192,7 +192,7 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	require.Eventually(t, func() bool {
 		leader = c.ConsumerLeader(protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
 		return leader >= 0
-	}, 30*time.Second, 10*time.Millisecond, "no leader")
+	}, patience, 10*time.Millisecond, "no leader")
 	f.dial = func() *nats.Conn { return c.ConnectTo(leader) }
 	f.hold(work, o)
 	f.nc = c.ConnectTo((leader + 1) % len(c.Servers))
@@ -234,7 +234,7 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	require.Eventually(t, func() bool {
 		leader = c.Leader(stream)
 		return leader >= 0
-	}, 30*time.Second, 10*time.Millisecond, "no leader")
+	}, patience, 10*time.Millisecond, "no leader")
 	f.nc = c.ConnectTo(leader)
 	p := f.publisher()
 	c.Part(leader, true)
@@ -248,13 +248,13 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 			}
 		}
 		return false
-	}, 60*time.Second, 10*time.Millisecond, "the others choose no leader")
+	}, patience, 10*time.Millisecond, "the others choose no leader")
 	stepAside(t, 6*time.Second) // an attempt was given up, and the next one refused
 	c.Part(leader, false)
 	select {
 	case err := <-accepted:
 		require.NoError(t, err)
-	case <-time.After(60 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("neither accepted nor refused")
 	}
 	f.ensurePool(0) // the servers have found each other again
@@ -267,7 +267,7 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	t.Parallel()
 	f, _ := newClusterFleet(t)
-	f.ensurePool(2 * time.Second)
+	f.ensurePool(briefLease)
 	call := newCall("s", exclusive("account/1"))
 	call.Delivery = protocol.AtMostOnce
 	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
@@ -308,7 +308,7 @@ func TestCluster_AFullStreamIsServedWhileAServerIsMissing(t *testing.T) {
 func TestCluster_ALaneThatWaitsForRoomKeepsNoSlot(t *testing.T) {
 	t.Parallel()
 	f, c := newClusterFleet(t)
-	f.ensurePool(2 * time.Second)
+	f.ensurePool(briefLease)
 	call, other := newCall("s", exclusive("account/1")), newCall("s", exclusive("account/2"))
 	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
 	f.takeAndDie()
@@ -323,7 +323,7 @@ func TestCluster_ALaneThatWaitsForRoomKeepsNoSlot(t *testing.T) {
 	require.NoError(t, err)
 	p := f.publisher()
 	h := f.hold(newHistory(), lane.Options{Slots: 1})
-	require.Eventually(t, func() bool { return h.Held() == 1 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.Held() == 1 }, patience, time.Millisecond)
 	f.makeRoomFor(other)
 	require.Equal(t, protocol.StatusOK, f.await(p, other).Status)
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
@@ -336,7 +336,7 @@ func (f *fleet) makeRoomFor(call *protocol.Call) {
 	f.fill(2)
 	require.Eventually(f.t, func() bool {
 		return p.Put(f.t.Context(), []lane.Outgoing{{Call: call}})[0] == nil
-	}, 30*time.Second, time.Millisecond, "no room")
+	}, patience, time.Millisecond, "no room")
 }
 
 // fill makes the calls stream so small that it has no room any more.

@@ -56,7 +56,7 @@ func (f *fleet) pool(ackWait time.Duration) jetstream.Consumer {
 // take claims the next ready message by hand.
 func (f *fleet) take(c jetstream.Consumer) jetstream.Msg {
 	f.t.Helper()
-	msg, err := c.Next(jetstream.FetchMaxWait(5 * time.Second))
+	msg, err := c.Next(jetstream.FetchMaxWait(patience))
 	require.NoError(f.t, err)
 	return msg
 }
@@ -91,7 +91,7 @@ func (o *overheard) all() []*nats.Msg {
 	n, _, err := o.subscription.Pending()
 	require.NoError(o.f.t, err)
 	for range n {
-		msg, err := o.subscription.NextMsg(time.Second)
+		msg, err := o.subscription.NextMsg(patience)
 		require.NoError(o.f.t, err)
 		if msg.Header.Get(jetstream.ExpectedStreamHeader) == "" {
 			o.msgs = append(o.msgs, msg)
@@ -116,7 +116,7 @@ func (f *fleet) loseAt(ackWait time.Duration) {
 	go func() { done <- h.Run(ctx, ctx) }()
 	select {
 	case <-started:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		f.t.Error("the call did not start")
 	}
 	nc.Close()
@@ -215,7 +215,7 @@ func TestFact_RemovalsDoNotEraseAndComeBeforeTheLastLook(t *testing.T) {
 	require.Eventually(t, func() bool {
 		all := heard()
 		return len(all) > 0 && strings.Contains(all[len(all)-1].Subject, ".GET.")
-	}, 5*time.Second, time.Millisecond, "no look after the last removal")
+	}, patience, time.Millisecond, "no look after the last removal")
 	removed, acknowledged := map[uint64]bool{}, false
 	for _, msg := range heard() {
 		if strings.HasPrefix(msg.Subject, "$JS.ACK.") {
@@ -263,7 +263,7 @@ func TestFact_CutOffHolderDoesNotRelyOnTheServer(t *testing.T) {
 	nf := natsiotest.New(t, natsio.Topology{})
 	f := &fleet{t: t, logger: nf.Logger, nc: nf.NC, js: nf.JS, dial: nf.Connect}
 	nc, link := nf.ConnectVia()
-	const ackWait = 600 * time.Millisecond
+	const ackWait = briefLease
 	started, ended := make(chan struct{}), make(chan error, 1)
 	a, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		close(started)
@@ -283,7 +283,7 @@ func TestFact_CutOffHolderDoesNotRelyOnTheServer(t *testing.T) {
 	select {
 	case cause := <-ended:
 		require.ErrorIs(t, cause, lane.ErrLost)
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("it trusts renewals that nobody confirmed")
 	}
 	r, err := p.Result(t.Context(), call.SessionID, call.ID)
@@ -301,7 +301,7 @@ func TestFact_CutOffHolderDoesNotRelyOnTheServer(t *testing.T) {
 // Guard: attempts are counted by start marks, because the server's count starts anew with a new consumer.
 func TestFact_DeliveriesAreCountedAnewByANewConsumer(t *testing.T) {
 	t.Parallel()
-	const ackWait = 300 * time.Millisecond
+	const ackWait = briefLease
 	for name, test := range map[string]struct {
 		delivery protocol.Delivery
 		lost     int
@@ -372,7 +372,7 @@ func TestFact_RedeliveryBreaksOrder(t *testing.T) {
 		calls, want = append(calls, call), append(want, call.ID)
 	}
 	put(t, p, calls...)
-	f.loseAt(300 * time.Millisecond)
+	f.loseAt(briefLease)
 	var mu sync.Mutex
 	var ran []protocol.CallID
 	var running, overlaps atomic.Int32
@@ -425,7 +425,7 @@ func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 			}
 		}
 		return released >= 1001
-	}, 5*time.Second, 5*time.Millisecond, "releases are not acknowledged")
+	}, patience, 5*time.Millisecond, "releases are not acknowledged")
 }
 
 // Guard: the consumer's MaxAckPending bounds the lanes that are held, so it is far above the server's default of 1,000.
@@ -462,7 +462,7 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 	put(t, p, calls...)
 	select {
 	case <-all:
-	case <-time.After(45 * time.Second):
+	case <-time.After(patience):
 		t.Fatalf("%d of %d lanes are held at once", arrived.Load(), lanes)
 	}
 	for _, call := range calls {
@@ -496,7 +496,7 @@ func ackIsNoRemoval(t *testing.T, f *fleet) {
 			require.Eventually(t, func() bool {
 				_, err := f.js.Publish(t.Context(), subject, nil)
 				return err == nil
-			}, 5*time.Second, time.Millisecond, "it is never removed")
+			}, patience, time.Millisecond, "it is never removed")
 			return
 		}
 		require.NoError(t, err)

@@ -29,6 +29,13 @@ type fleet struct {
 	logger *slog.Logger
 }
 
+// patience bounds what comes soon, also on a machine that has much else to do.
+const patience = 60 * time.Second
+
+// briefLease is for leases whose end is waited for. One that is shorter ends by itself on a busy machine, while its worker
+// is well.
+const briefLease = 3 * time.Second
+
 // newFleet is a fleet on one server, inside the process.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
@@ -84,16 +91,18 @@ func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
 	h, err := lane.NewHolder(f.t.Context(), f.connect(), executor, o)
 	require.NoError(f.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	drain, abort := context.WithTimeout(context.Background(), 20*time.Second)
+	drain, abort := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx, drain) }()
 	var once sync.Once
 	stop := func() {
 		once.Do(func() {
+			limit := time.AfterFunc(patience, abort)
 			cancel()
 			if err := <-done; err != nil {
 				f.t.Errorf("holder: %v", err)
 			}
+			limit.Stop()
 			abort()
 		})
 	}
@@ -107,7 +116,7 @@ func (f *fleet) ensurePool(lease time.Duration) {
 	require.Eventually(f.t, func() bool {
 		_, _, err := natsio.EnsurePool(f.t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, lease)
 		return err == nil
-	}, 60*time.Second, 100*time.Millisecond, "no consumer")
+	}, patience, 100*time.Millisecond, "no consumer")
 }
 
 // await polls for the stored result of a call.

@@ -2,7 +2,6 @@ package lane_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -15,7 +14,7 @@ import (
 func TestFull_ALaneWhoseWorkerWasLostMovesOn(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.ensurePool(2 * time.Second)
+	f.ensurePool(briefLease)
 	call := newCall("s", exclusive("account/1"))
 	raw(t, f, protocol.DefaultFleet.ReadySubject(call.Pool, call.Lane().Hash()), call)
 	f.takeAndDie()

@@ -33,7 +33,7 @@ func TestLane_KeptLaneIsHeldUntilNothingLivesThere(t *testing.T) {
 	put(t, p, kept, other)
 	f.await(p, kept)
 	f.await(p, other)
-	require.Eventually(t, func() bool { return h.Held() == 1 }, 10*time.Second, time.Millisecond, "the other lane is released")
+	require.Eventually(t, func() bool { return h.Held() == 1 }, patience, time.Millisecond, "the other lane is released")
 	for range 3 { // as often as it is looked at while idle
 		<-asked
 	}
@@ -53,30 +53,16 @@ func TestLane_KeptLaneLeavesSlotsToOthers(t *testing.T) {
 	p := f.publisher()
 	var keep atomic.Bool
 	keep.Store(true)
-	var kept atomic.Int32
 	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Lane() == "sandbox/a" {
-			kept.Add(1)
 			select {
-			case <-time.After(50 * time.Millisecond):
+			case <-time.After(20 * time.Millisecond):
 			case <-ctx.Done():
 			}
 		}
 		return succeed(run)
 	}), lane.Options{Slots: 1, Keeps: func(l protocol.Lane) bool { return l == "sandbox/a" && keep.Load() }})
-	var calls []*protocol.Call
-	for range 100 {
-		calls = append(calls, newCall("s", exclusive("sandbox/a")))
-	}
-	put(t, p, calls...)
-	require.Eventually(t, func() bool { return kept.Load() > 0 }, 10*time.Second, time.Millisecond)
-	other := newCall("s", exclusive("sandbox/b"))
-	put(t, p, other)
-	f.await(p, other)
-	require.Less(t, kept.Load(), int32(100), "it did not wait for all of the busy lane's calls")
+	makesWay(t, f, p, "sandbox/a", "sandbox/b")
 	keep.Store(false)
-	for _, call := range calls {
-		f.await(p, call)
-	}
 	f.requireQuiet()
 }

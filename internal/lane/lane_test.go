@@ -226,7 +226,7 @@ func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
 				close(started)
 				<-release
 				return succeed(run)
-			}), atLost.by(lane.Options{Worker: "lost", AckWait: time.Second}))
+			}), atLost.by(lane.Options{Worker: "lost", AckWait: briefLease}))
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
@@ -304,14 +304,14 @@ func TestLane_PoisonCallIsGivenUp(t *testing.T) {
 			started <- struct{}{}
 			<-ctx.Done()
 			return interrupted(ctx, run)
-		}), lane.Options{AckWait: 300 * time.Millisecond})
+		}), lane.Options{AckWait: briefLease})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- h.Run(ctx, ctx) }()
 		select {
 		case <-started:
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("attempt %d did not start", i+1)
 		}
 		nc.Close()

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -20,7 +21,7 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	nc := f.connect()
-	const lanes, lease = 300, 3 * time.Second
+	const lanes, lease = 300, natsio.DefaultAckWait
 	var started atomic.Int32
 	release := make(chan struct{})
 	h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
@@ -31,7 +32,7 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 		case <-ctx.Done():
 			return interrupted(ctx, run)
 		}
-	}), lane.Options{Worker: "w", Slots: lanes, AckWait: lease, Logger: f.logger})
+	}), lane.Options{Worker: "w", Slots: lanes, Logger: f.logger})
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
@@ -42,13 +43,13 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 		calls = append(calls, newCall("s", exclusive(fmt.Sprintf("account/%d", i))))
 	}
 	put(t, p, calls...)
-	require.Eventually(t, func() bool { return started.Load() == lanes }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return started.Load() == lanes }, patience, 5*time.Millisecond)
 	stepAside(t, lease/2) // what a claim costs is over
-	before := nc.Stats()
+	before, begun := nc.Stats(), time.Now()
 	stepAside(t, lease)
-	after := nc.Stats()
+	after, leases := nc.Stats(), time.Since(begun).Seconds()/lease.Seconds()
 	require.EqualValues(t, lanes, started.Load(), "all of them are held all the time")
-	perLane := float64(after.InMsgs+after.OutMsgs-before.InMsgs-before.OutMsgs) / lanes
+	perLane := float64(after.InMsgs+after.OutMsgs-before.InMsgs-before.OutMsgs) / lanes / leases
 	require.Less(t, perLane, 9.0)
 	require.Greater(t, perLane, 2.0, "renewed")
 	close(release)

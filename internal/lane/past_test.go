@@ -43,7 +43,7 @@ func rememberResult(t *testing.T, nc *nats.Conn, c *protocol.Call) *past {
 
 func (p *past) ask(t *testing.T, subject, question string) {
 	t.Helper()
-	answer, err := p.nc.Request(subject, []byte(question), 5*time.Second)
+	answer, err := p.nc.Request(subject, []byte(question), patience)
 	require.NoError(t, err)
 	p.answers[subject] = answer.Data
 }
@@ -90,7 +90,7 @@ func besideTheLeader(t *testing.T, lease time.Duration) (f *fleet, nc *nats.Conn
 	require.Eventually(t, func() bool {
 		leader = c.Leader(protocol.DefaultFleet.CallsStream())
 		return leader >= 0
-	}, 30*time.Second, 10*time.Millisecond, "no leader")
+	}, patience, 10*time.Millisecond, "no leader")
 	other := (leader + 1) % len(c.Servers)
 	c.Slow(other, 30*time.Millisecond)
 	f.dial = func() *nats.Conn { return c.ConnectTo(other) }
@@ -147,7 +147,7 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 // answer that knows the ready message is not new enough.
 func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T) {
 	t.Parallel()
-	f, nc := besideTheLeader(t, 2*time.Second)
+	f, nc := besideTheLeader(t, briefLease)
 	p := f.publisher()
 	x := exclusive("account/x")
 	settled, open := newCall("s", x), newCall("s", x)
@@ -175,7 +175,7 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 // Guard: nor does an old answer hide the result of a call whose worker was lost before it removed the call.
 func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 	t.Parallel()
-	f, nc := besideTheLeader(t, 2*time.Second)
+	f, nc := besideTheLeader(t, briefLease)
 	p := f.publisher()
 	x := exclusive("account/x")
 	settled, open := newCall("s", x), newCall("s", x)
@@ -256,6 +256,6 @@ func TestCluster_ACalmClusterStoresNoMarks(t *testing.T) {
 		if stored() == before+1 {
 			break
 		}
-		require.Less(t, time.Since(begun), 30*time.Second, "every claim stores a mark")
+		require.Less(t, time.Since(begun), patience, "every claim stores a mark")
 	}
 }

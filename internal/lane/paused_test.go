@@ -16,7 +16,7 @@ func pause(t *testing.T, o *operator.Operator, name protocol.Lane) {
 	require.Eventually(t, func() bool { // a holder that is very busy may not confirm it in time
 		confirmed, err := o.Pause(t.Context(), pool, name)
 		return err == nil && confirmed
-	}, 30*time.Second, time.Millisecond)
+	}, patience, time.Millisecond)
 }
 
 func resume(t *testing.T, o *operator.Operator, name protocol.Lane) {
@@ -43,11 +43,7 @@ func TestPause_WhatRunsGoesOnAndNothingStarts(t *testing.T) {
 	require.NoError(t, p.Cancel(t.Context(), doomed))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, doomed).Status, "cancels work, also behind a call that waits")
 	require.Empty(t, g.started)
-	var view *operator.View
-	require.Eventually(t, func() bool {
-		view = f.show(o, "account/a")
-		return view.Waiting == 1
-	}, 30*time.Second, time.Millisecond, "what is settled is removed")
+	view := f.shown(o, "account/a", func(v *operator.View) bool { return v.Holder != "" && v.Waiting == 1 })
 	require.Equal(t, operator.StatePaused, view.State)
 	require.Equal(t, protocol.WorkerID("w-1"), view.Holder)
 	require.Empty(t, view.Running)
@@ -107,7 +103,7 @@ func TestPause_OutlivesItsHolder(t *testing.T) {
 		require.Eventually(t, func() bool {
 			byName, _ := f.list(o)
 			return byName["account/a"].Holder == worker && byName["account/b"].Holder == worker
-		}, 20*time.Second, 10*time.Millisecond)
+		}, patience, 10*time.Millisecond)
 		h.stop() // drains; the next one takes both over
 	}
 	require.Empty(t, g.started)
@@ -133,7 +129,7 @@ func TestPause_OfAnEmptyLaneKeepsNobodyBusy(t *testing.T) {
 	put(t, p, first)
 	require.NoError(t, o.Skip(t.Context(), pool, "account/a", first.ID))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, first).Status)
-	require.Eventually(t, func() bool { return h.Held() == 0 && f.stored() == 1 && f.ackPending() == 0 }, 10*time.Second, 5*time.Millisecond,
+	require.Eventually(t, func() bool { return h.Held() == 0 && f.stored() == 1 && f.ackPending() == 0 }, patience, 5*time.Millisecond,
 		"only the mark stays, and nobody holds the lane")
 	byName, _ := f.list(o)
 	require.Equal(t, operator.StatePaused, byName["account/a"].State)
@@ -159,7 +155,7 @@ func TestPause_BehindMoreCallsThanFitIntoTheWindow(t *testing.T) {
 	require.Eventually(t, func() bool {
 		byName, _ := f.list(o)
 		return byName["account/a"].Holder != ""
-	}, 10*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.NoError(t, o.Skip(t.Context(), pool, "account/a", calls[0].ID))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, calls[0]).Status)
 	require.Empty(t, g.started)

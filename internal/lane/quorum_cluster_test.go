@@ -93,7 +93,7 @@ func leadsAll(t *testing.T, c *natsiotest.Cluster) (leader int) {
 				fmt.Appendf(nil, `{"placement":{"preferred":%q}}`, c.Servers[leader].Name()), time.Second)
 		}
 		return false
-	}, 60*time.Second, 200*time.Millisecond, "one leads the calls, another one the consumer")
+	}, patience, 200*time.Millisecond, "one leads the calls, another one the consumer")
 	return leader
 }
 
@@ -138,7 +138,7 @@ func await(t *testing.T, signal <-chan struct{}, otherwise string) {
 	t.Helper()
 	select {
 	case <-signal:
-	case <-time.After(60 * time.Second):
+	case <-time.After(patience):
 		require.FailNow(t, otherwise)
 	}
 }
@@ -155,5 +155,5 @@ func othersLead(t *testing.T, c *natsiotest.Cluster, off int) {
 			ready = ready || i != off && s.JetStreamIsConsumerLeader(account, fleet.CallsStream(), fleet.ReadyConsumer(protocol.DefaultPool))
 		}
 		return calls && results && ready
-	}, 60*time.Second, 10*time.Millisecond, "the others choose no leaders")
+	}, patience, 10*time.Millisecond, "the others choose no leaders")
 }

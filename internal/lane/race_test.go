@@ -118,7 +118,7 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	put(t, p, other)
 	require.Equal(t, other.ID, <-ranAtA)
 	<-deaf
-	require.Eventually(t, func() bool { return f.stored() == 1 }, 5*time.Second, 5*time.Millisecond, "x's ready message is not removed")
+	require.Eventually(t, func() bool { return f.stored() == 1 }, patience, 5*time.Millisecond, "x's ready message is not removed")
 	put(t, p, second, third)
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		ranAtB <- run.Call.ID
@@ -166,7 +166,7 @@ func TestLane_LateFirstTryRunsNothingTwice(t *testing.T) {
 func TestLane_TakeoverThatDrainsKeepsWhatItKnew(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, time.Second)
+	_, _, err := natsio.EnsurePool(t.Context(), f.js, protocol.DefaultFleet, protocol.DefaultPool, briefLease)
 	require.NoError(t, err)
 	p := f.publisher()
 	long, settled := newCall("s", shared("account/x")), newCall("s", shared("account/x"))
@@ -245,7 +245,7 @@ func TestLane_OverlappingCallsLeaveSlotsToOthers(t *testing.T) {
 	}
 	<-done
 	put(t, p, other)
-	limit := time.NewTimer(20 * time.Second)
+	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	for {
 		select {

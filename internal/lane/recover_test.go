@@ -52,14 +52,14 @@ func (f *fleet) vanish(call *protocol.Call) {
 func (f *fleet) recovers(p *lane.Publisher, call *protocol.Call) {
 	f.t.Helper()
 	require.ErrorIs(f.t, p.Recover(f.t.Context(), call), lane.ErrVanished)
-	require.Eventually(f.t, func() bool { return p.Recover(f.t.Context(), call) == nil }, 60*time.Second, 50*time.Millisecond)
+	require.Eventually(f.t, func() bool { return p.Recover(f.t.Context(), call) == nil }, patience, 50*time.Millisecond)
 }
 
 // A call that has run by the time at which it is put once more does not run again.
 func TestRecover_ASettledCallDoesNotRunAgain(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.ensurePool(2 * time.Second)
+	f.ensurePool(briefLease)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/x"))
 	put(t, p, call)
@@ -68,7 +68,7 @@ func TestRecover_ASettledCallDoesNotRunAgain(t *testing.T) {
 	require.Eventually(t, func() bool {
 		result, err := p.Result(t.Context(), call.SessionID, call.ID)
 		return err == nil && result != nil
-	}, 30*time.Second, 2*time.Millisecond)
+	}, patience, 2*time.Millisecond)
 	f.requireQuiet()
 	f.recovers(p, call) // its waiter did not hear of the result yet
 	f.requireQuiet()
@@ -92,7 +92,7 @@ func TestRecover_ACallThatMayHaveStarted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t)
-			f.ensurePool(2 * time.Second)
+			f.ensurePool(briefLease)
 			p := f.publisher()
 			call := newCall("s", exclusive("account/x"))
 			call.Delivery = test.delivery
@@ -124,7 +124,7 @@ func TestRecover_ACallThatMayHaveStarted(t *testing.T) {
 func TestRecover_ACallThatRuns(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	const lease = 2 * time.Second
+	const lease = briefLease
 	f.ensurePool(lease)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/x"))

@@ -40,7 +40,7 @@ func TestPut_ToAServerThatTakesLessThanBefore(t *testing.T) {
 	require.NoError(t, err)
 	before.Shutdown()
 	before.WaitForShutdown()
-	require.Eventually(t, nc.IsReconnecting, 20*time.Second, time.Millisecond)
+	require.Eventually(t, nc.IsReconnecting, patience, time.Millisecond)
 	call := newCall("s", exclusive("account/a"))
 	call.Payload = protocol.CommandRun{Command: strings.Repeat("x", 256<<10)}
 	done := make(chan error, 1)
@@ -49,7 +49,7 @@ func TestPut_ToAServerThatTakesLessThanBefore(t *testing.T) {
 	select {
 	case err := <-done:
 		require.NoError(t, err)
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("it is not accepted")
 	}
 }

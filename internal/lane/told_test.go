@@ -27,7 +27,7 @@ func newToldMailbox(t *testing.T, c *natsiotest.Cluster, hash protocol.LaneHash)
 	require.Eventually(t, func() bool {
 		leader = c.Leader(protocol.DefaultFleet.CallsStream())
 		return leader >= 0
-	}, 30*time.Second, 10*time.Millisecond, "no leader")
+	}, 60*time.Second, 10*time.Millisecond, "no leader")
 	s, err := store.Open(t.Context(), c.ConnectTo(leader), protocol.DefaultFleet)
 	require.NoError(t, err)
 	t.Cleanup(s.Replies.Close)
@@ -49,7 +49,7 @@ func (m *toldMailbox) put(ids ...protocol.CallID) (seqs []uint64) {
 		require.Equal(m.t, store.Accepted, answer)
 		seqs = append(seqs, seq)
 	}
-	require.Eventually(m.t, func() bool { return m.waiting() >= before+len(ids) }, 10*time.Second, time.Millisecond, "not told")
+	require.Eventually(m.t, func() bool { return m.waiting() >= before+len(ids) }, 60*time.Second, time.Millisecond, "not told")
 	return seqs
 }
 
