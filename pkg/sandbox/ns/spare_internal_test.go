@@ -3,6 +3,7 @@
 package ns
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -63,7 +64,10 @@ func requireEnd(t *testing.T, pid int) {
 		return
 	}
 	defer unix.Close(fd)
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int((20 * time.Second).Milliseconds()))
+	n, err := -1, error(unix.EINTR) // as a signal of the runtime has it
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int((20 * time.Second).Milliseconds()))
+	}
 	require.NoError(t, err)
 	require.Equal(t, 1, n, "process %d lives", pid)
 }
