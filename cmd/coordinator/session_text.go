@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 )
 
 // printSessions prints a table of sessions.
@@ -45,10 +46,11 @@ func printSession(w io.Writer, s *session.Info) error {
 	line("changed", s.UpdatedAt.UTC().Format(time.RFC3339)+" ("+ago(s.UpdatedAt)+" ago)")
 	line("model", orDash(printableName(s.Model)))
 	line("workspace", orDash(printableName(s.Workspace)))
-	line("work", fmt.Sprintf("%d turns, %d steps, %d tool calls", s.Turns, s.Steps, s.ToolCalls))
+	line("work", terminal.Plural(s.Turns, "turn")+", "+terminal.Plural(s.Steps, "step")+", "+terminal.Plural(s.ToolCalls, "tool call"))
 	line("tokens", fmt.Sprintf("%d input, %d output", s.Usage.InputTokens, s.Usage.OutputTokens))
 	line("journal", fmt.Sprintf("%d messages, %s", s.Messages, bytesOf(s.JournalBytes)))
-	line("results", fmt.Sprintf("%d, and %d kept bodies, %s", s.Results, s.Bodies, bytesOf(s.BodyBytes)))
+	line("results", strconv.FormatUint(s.Results, 10))
+	line("kept", fmt.Sprintf("%d bodies, %s", s.Bodies, bytesOf(s.BodyBytes)))
 	if s.DiskBytes > 0 {
 		line("disk", bytesOf(s.DiskBytes))
 	}

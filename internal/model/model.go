@@ -86,30 +86,43 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 }
 
 func (o Opener) openAI(name string) (*openai.Model, error) {
+	images, err := takesImages(name, o.env("OPENAI_IMAGES"))
+	if err != nil {
+		return nil, err
+	}
 	opts := openai.Options{
 		Model:        name,
 		APIKey:       o.env("OPENAI_API_KEY"),
 		BaseURL:      strings.TrimRight(o.env("OPENAI_BASE_URL"), "/"),
 		Organization: o.env("OPENAI_ORG_ID"),
-		Images:       takesImages(name, o.env("OPENAI_IMAGES")),
+		Images:       images,
 		HTTPClient:   o.HTTPClient,
 		Logger:       o.Logger,
 	}
 	if opts.APIKey == "" && (opts.BaseURL == "" || opts.BaseURL == openai.DefaultBaseURL) {
 		return nil, fmt.Errorf("%w: set it to a key of OpenAI, or set OPENAI_BASE_URL to another server, like http://localhost:11434/v1", ErrNoAPIKey)
 	}
-	return openai.New(opts)
+	m, err := openai.New(opts)
+	if err != nil { // the name is known to be there
+		return nil, fmt.Errorf("OPENAI_BASE_URL: %w", err)
+	}
+	return m, nil
 }
 
 // takesImages reports whether a model is sent images: when the setting says so, and
 // without one when its name is that of a family that is known to take them.
-func takesImages(name, setting string) bool {
-	if wanted, err := strconv.ParseBool(setting); err == nil {
-		return wanted
+func takesImages(name, setting string) (bool, error) {
+	if setting != "" {
+		wanted, err := strconv.ParseBool(setting)
+		if err != nil {
+			return false, fmt.Errorf("OPENAI_IMAGES %q: must be true or false", setting)
+		}
+		return wanted, nil
 	}
-	return slices.ContainsFunc([]string{"gpt-4o", "gpt-4.1", "gpt-5"}, func(family string) bool {
+	known := slices.ContainsFunc([]string{"gpt-4o", "gpt-4.1", "gpt-5"}, func(family string) bool {
 		return strings.HasPrefix(name, family)
 	})
+	return known, nil
 }
 
 func (o Opener) env(name string) string {

@@ -126,7 +126,8 @@ func TestOpen_SaysWhatCanBeGiven(t *testing.T) {
 		"no key for the default server": {
 			"openai:m", environment("OPENAI_BASE_URL", "https://api.openai.com/v1/"), model.ErrNoAPIKey, []string{"OPENAI_BASE_URL"},
 		},
-		"bad server": {"openai:m", environment("OPENAI_BASE_URL", "localhost:11434"), nil, []string{`base URL "localhost:11434"`}},
+		"bad server": {"openai:m", environment("OPENAI_BASE_URL", "localhost:11434"), nil, []string{`OPENAI_BASE_URL: openai options: base URL "localhost:11434"`}},
+		"bad images": {"openai:m", environment("OPENAI_API_KEY", "k", "OPENAI_IMAGES", "maybe"), nil, []string{`OPENAI_IMAGES "maybe": must be true or false`}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -42,7 +42,7 @@ func (a arguments) summary(tool string) (string, bool) {
 	case "write":
 		path, ok := a.text("path")
 		content, _ := a.text("content")
-		return fmt.Sprintf("%s (%s)", path, plural(len(lines(content)), "line")), ok
+		return fmt.Sprintf("%s (%s)", path, Plural(len(lines(content)), "line")), ok
 	case "edit", "exists":
 		return a.text("path")
 	case "list":
@@ -91,7 +91,7 @@ func (a arguments) span() string {
 	case offset > 0:
 		return fmt.Sprintf(", from line %d", offset)
 	case limit > 0:
-		return ", " + plural(limit, "line")
+		return ", " + Plural(limit, "line")
 	default:
 		return ""
 	}
@@ -104,5 +104,5 @@ func firstLine(s string) string {
 	if !more {
 		return first
 	}
-	return fmt.Sprintf("%s (+%s)", strings.TrimRight(first, "\r"), plural(strings.Count(rest, "\n")+1, "line"))
+	return fmt.Sprintf("%s (+%s)", strings.TrimRight(first, "\r"), Plural(strings.Count(rest, "\n")+1, "line"))
 }

@@ -23,7 +23,7 @@ func (v *View) sessionEnded(e *loop.Event) {
 	case v.ended == "":
 		v.summary("", e, &v.turn)
 	default:
-		v.summary("session: "+plural(v.turns, "turn")+separator, e, &v.session)
+		v.summary("session: "+Plural(v.turns, "turn")+separator, e, &v.session)
 	}
 }
 
@@ -32,7 +32,7 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 	v.gap = true
 	mark, st := outcomeMark(loop.Outcome(e.Status))
 	outcome := fit(strings.ReplaceAll(e.Status, "_", " "), maxName)
-	parts := []string{v.ink.paint(st, mark+" "+what+outcome), plural(t.steps, "step"), t.callsText()}
+	parts := []string{v.ink.paint(st, mark+" "+what+outcome), Plural(t.steps, "step"), t.callsText()}
 	if u := e.Usage; u != nil {
 		parts = append(parts, fmt.Sprintf("%s tokens (%s in, %s out)",
 			count(u.Total()), count(u.InputTokens), count(u.OutputTokens)))
@@ -80,7 +80,7 @@ func (v *View) files(all []change) {
 			v.ink.paint(red, pad(minus(c), removed)) + c.remark())
 	}
 	if more := len(all) - len(shown); more > 0 {
-		v.line(strings.Repeat(" ", len(before)) + "… " + plural(more, "more file"))
+		v.line(strings.Repeat(" ", len(before)) + "… " + Plural(more, "more file"))
 	}
 }
 

@@ -33,6 +33,6 @@ func excerpt(s string, limit int) []string {
 	}
 	head, tail := limit/2, limit-limit/2-1
 	short := append([]string{}, all[:head]...)
-	short = append(short, "… "+plural(len(all)-head-tail, "more line")+" …")
+	short = append(short, "… "+Plural(len(all)-head-tail, "more line")+" …")
 	return append(short, all[len(all)-tail:]...)
 }

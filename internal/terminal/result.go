@@ -52,7 +52,7 @@ func (v *View) diff(diff, indent string) {
 		v.barred(indent, diffStyle(kind), line)
 	}
 	if shown > maxDiffLines {
-		v.barred(indent, dim, "… "+plural(shown-maxDiffLines, "more line")+" of the diff")
+		v.barred(indent, dim, "… "+Plural(shown-maxDiffLines, "more line")+" of the diff")
 	}
 }
 

@@ -51,7 +51,7 @@ func (t *tally) change(c change) {
 
 // callsText is "6 tool calls (1 failed, 1 timeout)".
 func (t *tally) callsText() string {
-	text := plural(t.calls, "tool call")
+	text := Plural(t.calls, "tool call")
 	if len(t.notOK) == 0 {
 		return text
 	}

@@ -42,8 +42,8 @@ func count[N int | int64](n N) string {
 	return digits
 }
 
-// plural is "1 tool", "2 tools".
-func plural(n int, noun string) string {
+// Plural is "1 tool", "2 tools".
+func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

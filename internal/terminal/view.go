@@ -121,7 +121,7 @@ func (v *View) sessionStarted(e *loop.Event) {
 	if e.Model != "" {
 		parts = append(parts, "model "+fit(e.Model, v.width))
 	}
-	parts = append(parts, plural(len(e.Tools), "tool"))
+	parts = append(parts, Plural(len(e.Tools), "tool"))
 	if e.Workspace != "" {
 		parts = append(parts, "workspace "+fit(e.Workspace, 2*v.width))
 	}
