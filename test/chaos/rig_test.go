@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,7 +31,7 @@ type setup struct {
 	workers int           // default 3
 	slots   int           // of each worker; default 8
 	lanes   int           // default 12
-	lease   time.Duration // default 1 s
+	lease   time.Duration // default [leaseOf]
 	proxied bool          // workers and callers reach the servers through a cable of their own
 	cabled  bool          // servers reach each other through cables
 	// faults is how many faults the short form injects; the long one goes on until its calls are made.
@@ -91,9 +92,7 @@ func newRig(t *testing.T, s setup) *rig {
 func newPlace(t *testing.T, s setup) *rig {
 	t.Helper()
 	s.slots, s.lanes = cmp.Or(s.slots, 8), max(s.lanes, 12)
-	if s.lease == 0 {
-		s.lease = time.Second
-	}
+	s.lease = cmp.Or(s.lease, leaseOf(&s))
 	r := &rig{
 		t: t, setup: s, dir: t.TempDir(), counts: map[string]int{}, cables: map[[2]int]*natsiotest.Cable{},
 		random: rand.New(rand.NewPCG(*seed, uint64(len(t.Name())))), offset: offset(),
@@ -102,9 +101,44 @@ func newPlace(t *testing.T, s setup) *rig {
 		r.dir = filepath.Join(*keep, strings.ReplaceAll(t.Name(), "/", "_"))
 		require.NoError(t, os.MkdirAll(r.dir, 0o700))
 	}
+	if s.proxied || s.cabled {
+		r.watchCables()
+	}
 	r.startServers()
 	r.connect()
 	return r
+}
+
+// leaseOf is a lease for workers of one server. In the short form, which runs beside other tests, it is longer: a renewal is sent two
+// fifths of a lease before that is not trusted any more, and each process that it and its answer pass may be kept from running
+// for [longTick] without anybody's notice.
+func leaseOf(s *setup) time.Duration {
+	switch {
+	case *calls > 0:
+		return time.Second
+	case s.proxied:
+		return 4 * time.Second
+	}
+	return 2 * time.Second
+}
+
+// watchCables writes down when the machine keeps this process from running, which carries what the others say to each other.
+func (r *rig) watchCables() {
+	r.t.Helper()
+	path := r.path("cables.log")
+	log, err := openJournal(path)
+	require.NoError(r.t, err)
+	r.logs = append(r.logs, path)
+	ctx, stop := context.WithCancel(context.WithoutCancel(r.t.Context()))
+	var watcher sync.WaitGroup
+	watcher.Go(func() { log.watch(ctx) })
+	r.t.Cleanup(func() {
+		stop()
+		watcher.Wait()
+		if err := log.file.Close(); err != nil {
+			r.t.Errorf("log of the cables: %v", err)
+		}
+	})
 }
 
 // offset is the wall clock minus the monotonic clock.

@@ -26,7 +26,7 @@ const (
 	KindGaveUp   Kind = "gave_up"  // a caller waits no more for a result
 	KindStart    Kind = "start"    // a worker starts an execution
 	KindEnd      Kind = "end"      // an execution ends; Status says how
-	KindStall    Kind = "stall"    // the machine hardly let a worker, or the server, run from At to Until
+	KindStall    Kind = "stall"    // the machine hardly let a worker, or the server or the network, run from At to Until
 	KindBlocked  Kind = "blocked"  // what a worker wrote down at At was written at Until only
 	KindTrouble  Kind = "trouble"  // a process could not do its work; Message says why
 )
