@@ -231,9 +231,14 @@ func checkWorkspace(dir string) (string, error) {
 	if err != nil {
 		return "", cli.Usagef("--workspace %s: %v", dir, errors.Unwrap(err))
 	}
-	if !info.IsDir() {
+	if !info.IsDir() { // opening a FIFO would wait
 		return "", cli.Usagef("--workspace %s: not a directory", dir)
 	}
+	opened, err := os.OpenRoot(dir) // which takes the right to read it
+	if err != nil {
+		return "", cli.Usagef("--workspace %s: %v", dir, errors.Unwrap(err))
+	}
+	_ = opened.Close() // nothing was written
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
 		return "", fmt.Errorf("--workspace %s: %w", dir, err)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 )
@@ -12,7 +13,7 @@ func StateDir(name string) (string, error) {
 	if !filepath.IsAbs(base) {
 		home, err := os.UserHomeDir()
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("no directory for lasting files: %w; set it, or XDG_STATE_HOME", err)
 		}
 		base = filepath.Join(home, ".local", "state")
 	}

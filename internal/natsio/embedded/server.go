@@ -60,7 +60,7 @@ type Server struct {
 // same data directory is an error.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
-		return nil, fmt.Errorf("embedded NATS: %w", err)
+		return nil, fmt.Errorf("embedded NATS: data directory (--data): %w", err)
 	}
 	s := &Server{lock: flock.New(filepath.Join(o.Data, "lock"))}
 	if free, err := s.lock.TryLock(); err != nil || !free {

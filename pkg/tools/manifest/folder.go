@@ -58,6 +58,11 @@ func Open(dir string) (*Folder, error) {
 	if !info.IsDir() {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: errors.New("not a directory")}
 	}
+	opened, err := os.OpenRoot(absolute) // which takes the right to read it
+	if err != nil {
+		return nil, err
+	}
+	_ = opened.Close() // nothing was written
 	return &Folder{dir: absolute, files: map[string]*file{}}, nil
 }
 

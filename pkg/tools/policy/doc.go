@@ -1,6 +1,6 @@
 // Package policy decides which tool calls of a session may be made.
 //
-//	tools:    {allow: [read, "files_*", bash], deny: [bash_kill]}
+//	tools:    {allow: [read, write, edit, "json_*", bash], deny: [json_write]}
 //	commands: {allow: [git status, git diff, go test, ls, cat], deny: ["git push"]}
 //	paths:    {write: [src, docs], except: [bash]}
 //	max_calls: 200
