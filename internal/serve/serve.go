@@ -230,13 +230,11 @@ const goOnPause = time.Second
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn protocol.TurnRun) (loop.TurnResult, error) {
 	for {
 		result, err := runner.Run(ctx, c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID})
-		if err == nil || ctx.Err() != nil || stays(err) {
+		if err == nil || stays(err) || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
 			return result, err
 		}
 		s.options.Logger.WarnContext(ctx, "turn interrupted, going on", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
-		if !pause.For(ctx, goOnPause) {
-			return result, err
-		}
+		pause.For(ctx, goOnPause) // one that is stopped meanwhile says so itself
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -544,6 +545,56 @@ func (r *rig) ends(session protocol.SessionID) (ends []string) {
 		}
 	}
 	return ends
+}
+
+// meddled is a model while which somebody else extends the session once; then it thinks until it is stopped.
+type meddled struct {
+	meddle func() error
+	times  atomic.Int64
+}
+
+func (m *meddled) Reply(ctx context.Context, _ loop.Request, _ func(string)) (loop.Reply, error) {
+	if m.times.Add(1) == 1 {
+		return loop.Reply{Text: "in vain"}, m.meddle()
+	}
+	<-ctx.Done()
+	return loop.Reply{}, ctx.Err()
+}
+
+// warned calls a function at each warning.
+type warned struct {
+	slog.Handler
+
+	then func()
+}
+
+func (w warned) Enabled(context.Context, slog.Level) bool { return true }
+
+func (w warned) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "turn interrupted, going on" {
+		w.then()
+	}
+	return nil
+}
+
+// TestTurn_CancelledBetweenTwoTries: it is cancelled, and not what the try before it failed of; the next turn finds nothing open.
+func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	session := protocol.NewSessionID()
+	model := &meddled{meddle: func() error {
+		_, err := r.JS.Publish(t.Context(), r.Name.EventSubject(session), []byte(`[{"type":"of another version"}]`))
+		return err
+	}}
+	r.serve(r.Connect(), "a", func(o *serve.Options) {
+		o.Models["meddled"], o.Logger = model, slog.New(warned{slog.DiscardHandler, cancel})
+	})
+	got := r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "p", Model: "meddled"}, 0))
+	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
+	require.Nil(t, r.submit(t.Context(), serve.NewCall(session, protocol.TurnRun{Prompt: "and then"}, 0)).Error)
+	require.Equal(t, []string{"1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(session))
 }
 
 // panics is a model that does, when it is shown the result of a tool call.
