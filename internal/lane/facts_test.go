@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -193,8 +196,8 @@ func TestFact_MailboxIsReadFromTheLeader(t *testing.T) {
 	require.ErrorIs(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{Fleet: other}), natsio.ErrTopology)
 }
 
-// Guard: removals do not erase, and a lane's ready message is removed, with an answer, before the last look: on a server
-// of its own by acknowledging it.
+// Guard: removals do not erase, and a lane's ready message is removed, with an answer, before the last look, and acknowledged when
+// it is gone.
 func TestFact_RemovalsDoNotEraseAndComeBeforeTheLastLook(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -216,25 +219,27 @@ func TestFact_RemovalsDoNotEraseAndComeBeforeTheLastLook(t *testing.T) {
 		all := heard()
 		return len(all) > 0 && strings.Contains(all[len(all)-1].Subject, ".GET.")
 	}, patience, time.Millisecond, "no look after the last removal")
-	removed, acknowledged := map[uint64]bool{}, false
+	var removed []uint64
+	acknowledged := false
 	for _, msg := range heard() {
 		if strings.HasPrefix(msg.Subject, "$JS.ACK.") {
-			require.NotEmpty(t, msg.Reply, "nobody waits for the answer")
 			acknowledged = true
+			require.Len(t, removed, 3, "acknowledged before it is removed")
 		}
 		if !strings.Contains(msg.Subject, ".DELETE.") {
 			continue
 		}
-		require.False(t, acknowledged, "settled entries are removed before the ready message")
 		var request struct {
 			Seq     uint64 `json:"seq"`
 			NoErase bool   `json:"no_erase"`
 		}
 		require.NoError(t, json.Unmarshal(msg.Data, &request))
 		require.True(t, request.NoErase, "%s", msg.Data)
-		removed[request.Seq] = true
+		removed = append(removed, request.Seq)
+		require.Equal(t, request.Seq == 1, msg.Reply != "", "an answer is waited for when it is the ready message")
 	}
-	require.Equal(t, map[uint64]bool{2: true, 3: true}, removed, "two entries")
+	require.ElementsMatch(t, []uint64{1, 2, 3}, removed)
+	require.EqualValues(t, 1, removed[2], "settled entries are removed before the ready message")
 	require.True(t, acknowledged)
 }
 
@@ -505,19 +510,45 @@ func ackIsNoRemoval(t *testing.T, f *fleet) {
 	t.Skipf("NOT SEEN within %s: an acknowledgement that is not yet a removal. On a busy machine that is chance; if it is so every time, a release may be one message cheaper", factTime)
 }
 
-// Guard: an acknowledgement is confirmed by a server of its own when the message is removed, so that whoever
-// publishes afterwards is accepted.
-func TestFact_AConfirmedAckIsARemovalOnAServerOfItsOwn(t *testing.T) {
+// A server writes an acknowledgement down for the consumer before it removes the message. One that is stopped in between
+// keeps the message and never delivers it again, so that the lane would be stuck. Here its files are made to say so.
+func TestFact_AnAcknowledgedMessageThatStaysIsForgotten(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t)
-	consumer, _, err := natsio.EnsurePool(t.Context(), f.js, factFleet, "acked", 0)
-	require.NoError(t, err)
-	subject := factFleet.ReadySubject("acked", protocol.Lane("account/a").Hash())
-	for range 300 {
-		_, err := f.js.Publish(t.Context(), subject, nil)
+	data := t.TempDir()
+	stream := filepath.Join(data, "jetstream", "$G", "streams", factFleet.CallsStream(), "msgs")
+	before := filepath.Join(t.TempDir(), "msgs")
+	during := func(do func(f *fleet, c jetstream.Consumer)) {
+		server, err := embedded.Start(t.Context(), embedded.Options{Data: data})
 		require.NoError(t, err)
-		require.NoError(t, f.take(consumer).DoubleAck(t.Context()))
+		defer server.Close()
+		nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Options: server.Options()})
+		require.NoError(t, err)
+		defer nc.Close()
+		js, err := jetstream.New(nc)
+		require.NoError(t, err)
+		require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+		f := &fleet{t: t, nc: nc, js: js}
+		do(f, f.pool(time.Second))
 	}
+	var reply string
+	during(func(f *fleet, c jetstream.Consumer) {
+		_, err := f.js.Publish(t.Context(), readyOf("account/a"), nil)
+		require.NoError(t, err)
+		reply = f.take(c).Reply()
+	})
+	require.NoError(t, os.CopyFS(before, os.DirFS(stream)))
+	during(func(f *fleet, _ jetstream.Consumer) {
+		_, err := f.nc.Request(reply, nil, 5*time.Second)
+		require.NoError(t, err)
+	})
+	require.NoError(t, os.RemoveAll(stream))
+	require.NoError(t, os.CopyFS(stream, os.DirFS(before)))
+	during(func(f *fleet, c jetstream.Consumer) {
+		_, err := f.js.Publish(t.Context(), readyOf("account/a"), nil)
+		require.True(t, refusedBySubject(err), "it is there: %v", err)
+		_, err = c.Next(jetstream.FetchMaxWait(noNews))
+		require.ErrorIs(t, err, nats.ErrTimeout, "a release may be one message cheaper")
+	})
 }
 
 // Guard: a deletion is answered when it is applied, so that whoever publishes afterwards is accepted.

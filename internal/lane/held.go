@@ -46,36 +46,35 @@ type held struct {
 	untold   func()        // ends that its loss is told
 
 	// Owned by serve.
-	inline     *entry // the ready message's own call, until it is in the schedule
-	carries    bool   // the ready message is a call itself
-	pinned     bool   // and that is not settled
-	schedule   *schedule
-	bytes      int
-	mail       *mailbox
-	timer      *time.Timer // of what it waits for
-	stock      *stock      // in a cluster, from the first look on
-	claim      claimMark   // in a cluster
-	active     int         // calls that run
-	free       int         // slots in hand that no call uses
-	frequent   bool        // used a moment ago
-	hasSlot    bool        // the claim came with a slot
-	wanting    bool        // stands in line for a slot
-	granted    chan bool
-	share      time.Time // when the lane's share of the slots began
-	givingWay  time.Time // until then free slots are left to others
-	served     int       // calls settled
-	caughtUp   bool      // what is read from now on came after the claim
-	fed        time.Time // when the mailbox was last read to its end, or as far as there was room
-	putOff     bool      // reading it can wait
-	marks      map[protocol.CallID][]uint64
-	litter     []uint64  // messages that nobody needs any more
-	thrown     time.Time // when removals were last sent that nobody answers; zero when there are none
-	handbacks  []uint64  // marks of this ready message's deliveries
-	handed     bool      // also those of them were read that are beyond what is in hand
-	finished   chan finished
-	idleSince  time.Time // when it had nothing to do; zero while it has
-	forgotten  bool
-	reconnects uint64 // of the connection, at the claim
+	inline    *entry // the ready message's own call, until it is in the schedule
+	carries   bool   // the ready message is a call itself
+	pinned    bool   // and that is not settled
+	schedule  *schedule
+	bytes     int
+	mail      *mailbox
+	timer     *time.Timer // of what it waits for
+	stock     *stock      // in a cluster, from the first look on
+	claim     claimMark   // in a cluster
+	active    int         // calls that run
+	free      int         // slots in hand that no call uses
+	frequent  bool        // used a moment ago
+	hasSlot   bool        // the claim came with a slot
+	wanting   bool        // stands in line for a slot
+	granted   chan bool
+	share     time.Time // when the lane's share of the slots began
+	givingWay time.Time // until then free slots are left to others
+	served    int       // calls settled
+	caughtUp  bool      // what is read from now on came after the claim
+	fed       time.Time // when the mailbox was last read to its end, or as far as there was room
+	putOff    bool      // reading it can wait
+	marks     map[protocol.CallID][]uint64
+	litter    []uint64  // messages that nobody needs any more
+	thrown    time.Time // when removals were last sent that nobody answers; zero when there are none
+	handbacks []uint64  // marks of this ready message's deliveries
+	handed    bool      // also those of them were read that are beyond what is in hand
+	finished  chan finished
+	idleSince time.Time // when it had nothing to do; zero while it has
+	forgotten bool
 
 	oversight oversight
 
@@ -104,7 +103,6 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	l.lease.length, l.lease.since = h.lease, since
 	l.lease.shared, l.lease.last = h.store.Clustered(), since
 	l.stored = meta.Timestamp
-	l.reconnects = h.store.NC.Stats().Reconnects
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {
 		return nil, fmt.Errorf("header %s: %w", protocol.HeaderLane, err)
 	}

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 )
 
 // leave gives the lane up when nothing of it runs. It reports false when the
@@ -55,7 +53,7 @@ func (l *held) release() bool {
 	}
 	defer l.over(removalTrouble, l)
 	// From the first try on, the ready message may be gone and the lane somebody else's.
-	for err := l.removeReady(true); err != nil; err = l.removeReady(false) {
+	for err := l.removeReady(); err != nil; err = l.removeReady() {
 		l.complain(removalTrouble, l, err)
 		l.pause()
 		if !l.renewed() {
@@ -90,18 +88,15 @@ func (l *held) renewed() bool {
 	return false
 }
 
-// removeReady removes the ready message, and returns when it is gone. A server on its own has removed an acknowledged
-// message when it confirms the acknowledgement, unless it has lost its books meanwhile; in a cluster
-// one server confirms it and another one removes the message, later.
-func (l *held) removeReady(first bool) error {
-	s := l.holder.store
-	if first && !s.Clustered() && s.NC.Stats().Reconnects == l.reconnects {
-		_, err := s.Replies.Request(l.ctx, store.ShortTimeout, &nats.Msg{Subject: l.ack})
+// removeReady removes the ready message, and returns when it is gone. An acknowledgement would remove it, too. But the consumer writes
+// that down before the stream does: a server that is stopped in between keeps a message that it never delivers again. So
+// the acknowledgement comes after the removal, for the consumer's books.
+func (l *held) removeReady() error {
+	if err := l.holder.store.Remove(l.ctx, l.ready); err != nil {
 		return err
 	}
-	err := s.Remove(l.ctx, l.ready)
-	_ = s.NC.Publish(l.ack, nil) // for the consumer's books; the removal is what counts
-	return err
+	_ = l.holder.store.NC.Publish(l.ack, nil) // without it, the consumer forgets the message when the lease ends
+	return nil
 }
 
 // handback returns a lane to the server, so that another worker gets it at once:
