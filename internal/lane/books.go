@@ -11,21 +11,21 @@ type doubt uint8
 const (
 	doubtNothing doubt = iota // the count is right
 	doubtSettled              // calls may have been settled before
-	doubtStarted              // they may have been started before, too
+	doubtStarted              // calls may have been started before, and settled or not
 )
 
-// books judges the server's count of deliveries. A server on its own writes it
-// down a moment late: killed, it takes a lane that was held for one that never was. So
-// what was stored before this process met the server as it runs now is doubted. So is what was stored before the pool's
-// consumer was made again, because somebody had deleted it or put the stream of a backup in its place. It is
-// safe for concurrent use.
+// books judges how far the server's count of deliveries can be believed. A server on its own writes the
+// count to disk a moment late: after a kill it may say of a lane that was held that it was never
+// delivered. So the count is doubted for what was stored before this process first met the server since
+// its last start, and for what was stored before the pool's consumer was made again, because somebody
+// deleted it or restored the stream from a backup. It is safe for concurrent use.
 type books struct {
 	mu     sync.Mutex
 	server string    // id of the running server; it has a new one after each start
 	since  time.Time // when this process met it
 	before bool      // this process knew it under another id
 	made   string    // when the consumer was made; unknown at first
-	anew   time.Time // when it was noticed to be another one; zero while it is the first
+	anew   time.Time // when this process noticed that the consumer was made again; zero if it never was
 }
 
 // meet notes which server a connection leads to.
@@ -38,8 +38,8 @@ func (b *books) meet(id string, now time.Time) {
 	}
 }
 
-// remade notes when the pool's consumer was made, and reports whether this process knew another one: whatever that has
-// handed out, this one hands out, too.
+// remade notes when the pool's consumer was made, and reports whether this process knew an earlier one.
+// What the earlier one has handed out, the new one hands out again.
 func (b *books) remade(made string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -5,15 +5,14 @@ import (
 	"time"
 )
 
-// A leader that stood still finds, when it goes on, what the others sent it just before, and takes it for new: until it hears
-// of the one that they have chosen meanwhile, a heartbeat later, it seems to be followed. So renewals do
-// not count for that moment.
+// A leader that stood still finds, when it goes on, what the others sent it before that, and takes it for new. So it seems to be
+// followed until it hears, a heartbeat later, of the leader that they have chosen meanwhile. Renewals do not count for that moment.
 const (
 	// silence is how long a leader that is followed may seem not to be heard: heartbeats come every second.
 	silence = 3 * time.Second
-	// deposed is how long a leader may not know that it is none any more: more than two heartbeats.
+	// deposed is how long a server may believe that it still leads when it does not: more than two heartbeats.
 	deposed = 2500 * time.Millisecond
-	// hush is how long a server may not be heard of until it may have been replaced as a leader: that takes others 4 s at least.
+	// hush is how long a server may be silent before the others may have replaced it as a leader, which takes them 4 s at least.
 	hush = 2 * time.Second
 	// inOffice is how long a leader has to be followed without a silence until it is not expected to be replaced at any moment.
 	inOffice = 10 * time.Second

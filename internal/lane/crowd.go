@@ -15,8 +15,8 @@ const (
 	crowdWait = quantum / 4
 )
 
-// crowd is what a holder without a free slot knows of the lanes that wait for one at the server. It is safe for
-// concurrent use.
+// crowd is what a holder without a free slot knows about the lanes that wait at the server for a
+// worker. It is safe for concurrent use.
 type crowd struct {
 	mu      sync.Mutex
 	waiting int       // at most so many lanes
@@ -24,8 +24,9 @@ type crowd struct {
 	asked   time.Time // when it was asked; zero when nothing is open
 }
 
-// othersWait reports whether a lane that has had its share should make way: another one waits for a slot, here or at the server. Each one
-// that waits there is told of once.
+// othersWait reports whether a lane that has had its share of a slot should give it up, because another
+// lane waits for one, here or at the server. Each lane that waits at the server makes it true once, so
+// that no more lanes make way than wait.
 func (h *Holder) othersWait() bool {
 	if h.slots.available() > 0 {
 		return false
@@ -40,8 +41,8 @@ func (h *Holder) othersWait() bool {
 	return wait
 }
 
-// next reports whether a lane waits that was not told of before, and whether the server has to be asked. When
-// it does not answer, one may.
+// next reports whether a lane waits for which none has made way yet, and whether the server has to be
+// asked. When the server does not answer in time, it is taken that one waits.
 func (c *crowd) next(now time.Time) (waits, ask bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +66,7 @@ func (c *crowd) next(now time.Time) (waits, ask bool) {
 func (h *Holder) askCrowd() {
 	o := h.options
 	question := &nats.Msg{Subject: "$JS.API.CONSUMER.INFO." + o.Fleet.CallsStream() + "." + o.Fleet.ReadyConsumer(o.Pool)}
-	_, _ = h.store.Replies.Ask(question, func(answer *nats.Msg) { // without a connection nobody says that none waits
+	_, _ = h.store.Replies.Ask(question, func(answer *nats.Msg) { // without a connection no answer comes, and one is taken to wait
 		if waiting, ok := readCrowd(answer.Data, h.Held()); ok {
 			h.crowd.mu.Lock()
 			defer h.crowd.mu.Unlock()
@@ -74,8 +75,9 @@ func (h *Holder) askCrowd() {
 	})
 }
 
-// readCrowd reads from the answer to CONSUMER.INFO how many lanes may wait for a slot: none while anybody has asked for one, else those that were
-// never delivered, and those that were and are not held here. The latter may be held by others.
+// readCrowd reads from the answer to CONSUMER.INFO how many lanes may wait for a worker: none while a pull
+// request of any worker is open, else those that were never delivered, and those that were delivered and
+// are not held here (which others may hold).
 func readCrowd(body []byte, held int) (waiting int, ok bool) {
 	var info struct {
 		Name       string `json:"name"`

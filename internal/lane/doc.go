@@ -26,11 +26,11 @@
 // waits for the acknowledgement, and then publishes an empty ready message. The
 // holder releases by removing the ready message, waits until the removal is
 // applied, and then looks into the mailbox once more. Say the publisher's ready
-// message was refused. Then it reached the stream while the old ready message was still there, that
-// is before the removal. The append was acknowledged before that. So the look, which
-// comes after the removal, sees the entry, and the holder publishes a ready
-// message itself. If it was not refused, it is there. Either way the lane is
-// ready. A crash between two steps leaves either the ready message, which comes
+// message was refused. Then it reached the stream while the old ready message was
+// still there, that is before the removal. The append was acknowledged before that.
+// So the look, which comes after the removal, sees the entry, and the holder
+// publishes a ready message itself. If it was not refused, it is there. Either way
+// the lane is ready. A crash between two steps leaves either the ready message, which comes
 // back when the lease ends, or a mailbox without one; for the latter, whoever waits
 // for a result publishes a ready message now and then (a kick, refused when all is well).
 //
@@ -38,42 +38,51 @@
 //
 // A publisher that has an earlier unfinished call in the lane publishes no ready
 // message: the holder looks into the mailbox after that call. One whose last call
-// in a busy lane ended a moment ago appends right away, because holders keep such lanes for
-// a moment. Both may be wrong when a result travels slowly, so the ready message is made
-// up for 20 ms later unless the result has come; or in twice the time that calls take, up to 100 ms. A holder removes settled entries without
-// asking for an answer; before it releases the lane, it has the mailbox listed once and
-// removes what is left of them. After a crash an entry may therefore be settled and
-// still be there; whoever takes over looks for its result first. While a lane is
-// held, the server repeats each stored message of its mailbox to the holder; a
-// server on its own repeats all of them in order, so they need not be read. There a call
-// becomes the ready message only if the mailbox is empty, and starts without a look. In a cluster some may
-// get lost: one list of the mailbox says of all that were repeated whether they are there and whether any is missing (told.go), and
-// a lane that runs calls which take all of it reads what came meanwhile when the last one starts that it has in hand.
+// in a busy lane ended a moment ago appends right away, because holders keep such
+// lanes for a moment. Both may be wrong when a result travels slowly, so the ready
+// message is published after all when no result has come in 20 ms, or in twice the
+// time that calls take, up to 100 ms.
+//
+// A holder removes settled entries without asking for an answer. Before it releases
+// the lane, it has the mailbox listed once and removes what is left of them. So after
+// a crash an entry may be settled and still be there; whoever takes over looks for its
+// result first.
+//
+// While a lane is held, the server repeats each stored message of its mailbox to the
+// holder. A server on its own repeats all of them in order, so they need not be read;
+// and a call that is the ready message starts without a look into the mailbox, because
+// it became the ready message only if the mailbox was empty. In a cluster some of what
+// is repeated may get lost. One list of the mailbox then says for all of it what is
+// still there, and what is missing (told.go). A lane whose calls run one by one, because
+// each takes all of it, waits with that until the last call that it has in hand starts.
 //
 // # The lease
 //
-// The lease of a lane ends AckWait after the delivery or the last renewal. The holder trusts
-// it for less: it counts from when the pull request or the renewal was sent,
+// The lease of a lane ends AckWait after the delivery or the last renewal. The holder
+// trusts it for less: it counts from when the pull request or the renewal was sent,
 // and keeps a margin. Pull requests live shorter than a lease, so that a message
-// which was delivered to a sleeping process is recognised as too old. In a cluster a renewal counts
-// when the servers that have to know of it surely do (quorum.go). When the
-// trusted time ends the holder kills what runs, stores nothing, and forgets the lane.
+// which was delivered to a sleeping process is recognised as too old. In a cluster a
+// renewal counts only when it is certain that a majority of the servers has it
+// (quorum.go). When the trusted time ends the holder kills what runs, stores nothing,
+// and forgets the lane.
 //
 // # Old answers
 //
-// Servers that are several do not all know the same at the same time. The stream's leader may be behind
-// what the consumer's leader has handed out, and one that was cut off or stood still goes on as a leader
-// for a moment. So a holder takes stock first (stock.go): it believes a list of the mailbox only if that
-// knows the ready message, or, of a lane that is delivered again, a mark stored at the
-// claim; what is not in the list is not run, and what is in it is not overtaken. While a server was silent
-// a moment ago (contact.go), every claim stores such a mark, so that no cancel or pause is missed either.
+// The servers of a cluster do not all know the same at the same time. The stream's
+// leader may be behind what the consumer's leader has handed out, and a leader that was
+// cut off or stood still goes on leading for a moment. So a holder takes stock first
+// (stock.go): it believes a list of the mailbox only if the list knows the ready message
+// or, in a lane that is delivered again, a mark that was stored at the claim. What is not
+// in the list is not run, and nothing overtakes what is in it. When a server was silent a
+// moment ago (contact.go), every claim stores such a mark, so that no cancel or pause is
+// missed either.
 //
 // # Operators
 //
 // A paused lane has a mark in its mailbox; its holder starts nothing until the
 // mark is gone, and still answers calls that are cancelled or expire. Holders
-// answer questions about their lanes on core NATS; package operator asks them, and reads the
-// streams.
+// answer questions about their lanes on core NATS; package operator asks them, and
+// reads the streams.
 //
 // # Large bodies
 //
@@ -83,11 +92,11 @@
 //
 // # Attempts
 //
-// A first start costs no write. Whoever claims a lane that another worker may have
-// left in the middle stores a start mark, numbered, before it starts a call that may have been started
-// before; calls that must not start twice have their mark stored before the first start.
-// The stream takes each mark once, so a mark also decides between two workers
-// that both believe to hold the lane.
+// A first start costs no write. Whoever claims a lane that another worker may have left
+// in the middle stores a numbered start mark before it starts a call that may have been
+// started before. Calls that must not start twice have their mark stored before the first
+// start. The stream takes each mark once, so a mark also decides between two workers that
+// both believe that they hold the lane.
 //
 // # Where to look
 //

@@ -37,8 +37,8 @@ func (l *lease) trusted(now time.Time) bool {
 	return l.holds(now)
 }
 
-// fresh reports whether the lease is trusted for so much longer that what ends it may be late by a margin more: servers
-// take that from whoever held the lane before, and would end the next one's.
+// fresh reports whether the lease is trusted for long enough that a message which ends it surely arrives before it is over, even
+// if it is late by one more margin. Servers take such a message from a former holder, too, and would end the next one's lease.
 func (l *lease) fresh(now time.Time) bool { return l.trusted(now.Add(l.margin())) }
 
 // holds is trusted, with the lock held. The monotonic clock stands still while a
@@ -51,8 +51,8 @@ func (l *lease) holds(now time.Time) bool {
 // slack is how much later than a renewal the leader must have been heard: more than a message between servers takes.
 func (l *lease) slack() time.Duration { return l.length / 40 }
 
-// period is how long after a renewal the next one is due. Where they count later, there have to be
-// more of them.
+// period is how long after a renewal the next one is due. In a cluster, where a renewal counts only
+// some time after it was sent, there have to be more of them.
 func (l *lease) period() time.Duration {
 	if l.shared {
 		return l.length / 4
@@ -91,8 +91,9 @@ func (l *lease) confirm(sent time.Time, by leadership) {
 	l.before, l.since = l.since, sent
 }
 
-// agreed has the renewals count that are so old that a majority of the servers has them: by has
-// been leading since before, and was heard at the given time. Renewals under another leader never count.
+// agreed makes those renewals count that are old enough for a majority of the servers to have them: the leader by
+// was leading already when they were sent, and a majority heard it at the given time. Renewals under another leader
+// never count.
 func (l *lease) agreed(at time.Time, by leadership) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

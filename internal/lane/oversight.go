@@ -20,8 +20,8 @@ type oversight struct {
 
 	// Owned by serve.
 	read     time.Time // when the marks beyond the window were read last
-	refusing bool      // a call was cancelled since refusals were given last
-	// early are the calls that are cancelled before they are in hand: their marks stand behind them, maybe beyond the window.
+	refusing bool      // a call was cancelled since cancelled calls were answered last
+	// early are calls that were cancelled before they were read: the marks stand behind them, maybe beyond the window.
 	early map[protocol.CallID]struct{}
 
 	runs []ongoing // what is being executed; guarded by the lane's mu

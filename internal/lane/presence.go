@@ -27,8 +27,8 @@ const (
 
 // presence is what a publisher knows of the lanes that it uses right now. It
 // decides which ready messages can be left out: those of calls that the holder of
-// the lane will find anyway. Where it may be wrong the ready message is made up
-// for a moment later. It is safe for concurrent use.
+// the lane will find anyway. Where it may be wrong, the ready message is published
+// a moment later after all ("made up for"). It is safe for concurrent use.
 type presence struct {
 	// makeUp publishes the ready message of a call's lane, and reports whether it was missing.
 	makeUp func(*protocol.Call) (missing bool)

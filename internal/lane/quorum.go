@@ -41,8 +41,9 @@ func (h *Holder) askConsumer(now time.Time) {
 	})
 }
 
-// hurry has the leader asked before it is time to, because a lane waits for what it says. Where little is going on, the others
-// answer it once a second: a renewal has them answer at once. However many lanes wait, one of them does so.
+// hurry asks the leader before it is time to, because a lane waits for the answer. Where little is going on, the other
+// servers report to their leader once a second only; a renewal makes them report at once, so one is sent first. However
+// many lanes wait, one of them does this for all.
 func (l *held) hurry() {
 	now := time.Now()
 	if l.holder.contact.asks(now, l.lease.slack()) {
@@ -51,8 +52,8 @@ func (l *held) hurry() {
 	}
 }
 
-// meetConsumer has all lanes given up when the pool's consumer, as the answer to CONSUMER.INFO describes it, is not the one that
-// they are held from. Of several servers one may say that there is none because it does not know it.
+// meetConsumer gives up all lanes when the pool's consumer, as the answer to CONSUMER.INFO describes it, is not the one
+// that handed them out. That there is no consumer is not believed in a cluster: a server may just not know it.
 func (h *Holder) meetConsumer(body []byte) {
 	made := readMade(body)
 	if made == unknown || made == gone && h.store.Clustered() {

@@ -14,17 +14,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// What several servers remember of a delivery, when another one comes to lead the pool's consumer, is the time at which the message was
-// stored. One that has waited is then delivered once more at once, while the delivery before may still be on its way to another
-// worker. Both renew the lease of the same message, for servers do not ask whose it is, and both would hold the lane. So a mark that
-// is stored at a claim says by which ready message, and stays in the mailbox for as long as the lane is held. Whoever finds such
-// a mark that was stored before its own leaves the lane to that worker, which need not know. One that is let go removes the ready message
-// before the mark, so whoever finds no other mark, and not the ready message either, leaves, too.
+// When another server comes to lead the pool's consumer, all that it knows about an earlier delivery is when the message was
+// stored. It then delivers a message that has waited for long once more at once, although the earlier delivery may still be on its
+// way to another worker. Both workers could renew the lease of that one message, because servers do not ask who renews, and both
+// would hold the lane. So the mark that is stored at a claim names the ready message, and stays in the mailbox for as long as the
+// lane is held. A worker that finds such a mark which was stored before its own leaves the lane to the other, which need not know.
+// Whoever lets a lane go removes the ready message before the mark; so a worker that finds no other mark and no ready message
+// leaves the lane, too.
 //
-// The worker of a mark may be lost. A lane that is delivered again because a lease has ended was asked for two thirds of a lease
-// after the last renewal or later, because pull requests live for a third. So a mark does not count that is a third of a lease older
-// than the pull request; the other third is for what passes between a renewal and the mark. If a lost worker's mark counts all the
-// same, the lane is idle for one more lease, and nothing is run twice.
+// The worker of a mark may be lost. When a lane is delivered again because a lease has ended, the pull request was sent two thirds
+// of a lease after the last renewal or later, because pull requests live for a third. So a mark that is a third of a lease older
+// than the pull request does not count; the other third is for what passes between a renewal and the mark. If a lost worker's mark
+// counts all the same, the lane is idle for one more lease, and nothing is run twice.
 
 // claimMark is the mark that a claim has stored, if it has.
 type claimMark struct {
@@ -32,7 +33,7 @@ type claimMark struct {
 	seq     uint64 // 0 while it is not stored
 }
 
-// errRival says that another worker holds the lane by the same ready message, or did.
+// errRival says that another worker holds, or held, the lane by the same ready message.
 var errRival = errors.New("another worker has it by the same ready message, or had")
 
 // markClaim stores the mark of this claim.
@@ -118,8 +119,8 @@ func (l *held) removeClaim() error {
 	return err
 }
 
-// dropClaim removes the mark that is left when the lane is let go or lost: nobody may come to the lane who would find it. It
-// tries for a while, for servers may be without a leader, but not without a connection.
+// dropClaim removes the mark when the lane is let go or lost; perhaps nobody else ever comes to the lane who could. It tries for
+// a while, because servers may be without a leader, but gives up where there is no connection.
 func (l *held) dropClaim() {
 	for end := time.Now().Add(store.OpTimeout); l.claim.seq > 0 && l.holder.store.NC.IsConnected() && time.Now().Before(end); {
 		if l.removeClaim() != nil {

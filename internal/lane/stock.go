@@ -20,11 +20,11 @@ import (
 // stored; what is in it has to be found before anything behind it starts.
 //
 // A lane that is delivered again had a holder since its ready message was stored. Whoever takes it over stores
-// a mark first, and believes only a list that knows the mark. So does everybody while a server may take itself for the leader
-// that is none any more (contact.calm): it may know the ready message, and not the cancel or the pause that was accepted after it.
+// a mark first, and believes only a list that knows the mark. So does everybody while a server may wrongly take itself for the
+// leader (contact.calm): it may know the ready message, but not the cancel or the pause that was accepted after it.
 
-// Whether such a call has a result is asked in the same way: a note among the results, stored on the condition that there is
-// none. Only the one that the others follow can store it.
+// Whether such a call has a result is found out in the same way, by a note among the results that is stored on the condition
+// that there is no result. Only the leader that the others follow can store it.
 
 // stock is what surely was in the mailbox of a lane at its claim. The methods can be called on nil, which
 // is a server on its own: it has no stock, and needs none.
@@ -88,7 +88,7 @@ func (l *held) takeStock() error {
 	return nil
 }
 
-// readStock has all that is in stock read at once, unless that is more than a lane has in hand. What comes after it is of no
+// readStock has all that is in stock read at once, unless that is more than a lane has in hand. What comes after it does not
 // matter for what may start now, and is found later.
 func (l *held) readStock() error {
 	s := l.stock
@@ -128,8 +128,8 @@ func (l *held) checkStock() error {
 	return l.confirmGone(func(string) bool { return true })
 }
 
-// confirmGone makes sure that what is in stock and was not found was removed meanwhile. The error wraps [store.ErrBehind] when it is still
-// there: then whoever was asked is behind.
+// confirmGone makes sure that what is in stock and was not found was removed meanwhile. The error wraps [store.ErrBehind] when
+// it is still there: then the server that was asked before is behind.
 func (l *held) confirmGone(missing func(subject string) bool) error {
 	now, err := l.holder.store.List(l.ctx, l.mail.filter(), l.stock.last)
 	if err != nil {

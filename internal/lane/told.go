@@ -18,17 +18,18 @@ import (
 // removed. One that it has is removed by nobody else, because nobody else holds the lane. One that it has and
 // that was neither told nor read was missed, and is read.
 //
-// A list costs about as much as the reading of one entry, so it pays for two, and the more the longer one waits with
-// it. There is time while a call waits that all later ones have to wait for ([held.hasTime]).
+// A list costs about as much as reading one entry, so it pays from two entries on, and the longer it is put off, the
+// more it saves. It can be put off while a call waits that all later calls have to wait for ([held.hasTime]).
 
 const (
-	// perListed is how many subjects of a list cost as much as the reading of an entry.
+	// perListed is how many subjects of a list cost as much as reading one entry.
 	perListed = 32
 	// readMost is how many entries are remembered as read until it is found out which of them are still stored.
 	readMost = 2 * window
 )
 
-// makeSure makes sure of what was told, if that is cheaper than to read it. What it leaves has to be read from the stream.
+// makeSure finds out by a list which of the entries that were told are still stored, where that is cheaper than reading
+// them. Entries about which it finds out nothing have to be read from the stream.
 func (m *mailbox) makeSure(ctx context.Context) error {
 	if !m.store.Clustered() {
 		return nil
@@ -63,8 +64,8 @@ func (m *mailbox) makeSure(ctx context.Context) error {
 	return nil
 }
 
-// missed reads what a list has that was neither told nor read. It reports false when that would take more than to
-// read what was told, or something is not found, because whoever was asked is behind.
+// missed reads what a list has that was neither told nor read. found is false when that would cost more than reading
+// what was told, or when an entry is not found because the server that was asked is behind.
 func (m *mailbox) missed(ctx context.Context, told []letter, list *store.Listing) (missed []letter, found bool, err error) {
 	known := make(map[string]struct{}, len(told))
 	for _, l := range told {
