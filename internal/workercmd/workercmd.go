@@ -83,12 +83,37 @@ func Run(p cli.Program, handlers worker.Handlers) int {
 	})
 }
 
-// options checks the flags that need more than a type.
-func (f *flags) options() (worker.Options, error) {
-	if f.Nats == "" { // not by its tag: the check of sandboxes needs none
-		return worker.Options{}, cli.Usagef("missing flags: --nats=URL")
+// validate finds what is wrong with flags that need nothing else to be judged.
+func (f *flags) validate() error {
+	switch {
+	case f.Nats == "": // not by its tag: the check of sandboxes needs none
+		return cli.Usagef("missing flags: --nats=URL")
+	case f.Pool == string(protocol.SessionPool):
+		return cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", f.Pool)
+	case f.Slots < 1 || f.Slots > worker.MaxSlots:
+		return cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
+	case f.Lease != 0 && f.Lease < cli.MinLease:
+		return cli.Usagef("--lease %s: must be 0 or at least %s", f.Lease, cli.MinLease)
+	case f.Drain < 0:
+		return cli.Usagef("--drain %s: must not be negative", f.Drain)
+	case f.Background <= 0:
+		return cli.Usagef("--background %s: must be more than 0", f.Background)
+	}
+	if err := driver.Valid(f.Sandbox); err != nil {
+		return cli.Usagef("--sandbox: %v", err)
 	}
 	if err := f.Check(); err != nil {
+		return err
+	}
+	if err := f.Keep.Validate(); err != nil {
+		return err
+	}
+	return cli.CheckEnv(f.Env)
+}
+
+// options are the flags as the worker takes them, after every check that needs no server.
+func (f *flags) options() (worker.Options, error) {
+	if err := f.validate(); err != nil {
 		return worker.Options{}, err
 	}
 	fleet, err := protocol.ParseFleet(f.Fleet)
@@ -99,30 +124,9 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, cli.Usagef("--pool: %v", err)
 	}
-	if pool == protocol.SessionPool {
-		return worker.Options{}, cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", pool)
-	}
-	if f.Slots < 1 || f.Slots > worker.MaxSlots {
-		return worker.Options{}, cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
-	}
-	if err := driver.Valid(f.Sandbox); err != nil {
-		return worker.Options{}, cli.Usagef("--sandbox: %v", err)
-	}
-	if f.Lease != 0 && f.Lease < cli.MinLease {
-		return worker.Options{}, cli.Usagef("--lease %s: must be 0 or at least %s", f.Lease, cli.MinLease)
-	}
-	if f.Drain < 0 {
-		return worker.Options{}, cli.Usagef("--drain %s: must not be negative", f.Drain)
-	}
-	if err := f.Keep.Validate(); err != nil {
-		return worker.Options{}, err
-	}
 	data, err := f.data()
 	if err != nil {
 		return worker.Options{}, err
-	}
-	if f.Background <= 0 {
-		return worker.Options{}, cli.Usagef("--background %s: must be more than 0", f.Background)
 	}
 	tools := ""
 	if f.Tools != "" {
@@ -131,9 +135,6 @@ func (f *flags) options() (worker.Options, error) {
 			return worker.Options{}, cli.Usagef("--tools: %v", err)
 		}
 		tools = folder.Dir()
-	}
-	if err := cli.CheckEnv(f.Env); err != nil {
-		return worker.Options{}, err
 	}
 	limits, err := f.Limits.Sandbox()
 	if err != nil {

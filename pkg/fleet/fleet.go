@@ -91,7 +91,7 @@ func (o *Options) validate() error {
 
 // Connect reaches a fleet, or starts one inside this process, and makes its streams if
 // they are missing. ctx bounds the connecting only, and each server is tried for 5 s at most. It
-// fails on options out of their bounds, all faults joined; a name that is none wraps
+// fails on options out of their bounds, all faults joined; an invalid name wraps
 // [protocol.ErrInvalidName].
 func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 	var o Options
@@ -137,8 +137,8 @@ func (f *Fleet) Close() error {
 // WorkerOptions are the settings of a worker inside the process; nil and zero mean the
 // documented default.
 type WorkerOptions struct {
-	// Sandbox is the sandbox driver: "auto" (the default: the best that isolates) or
-	// "process", which isolates nothing.
+	// Sandbox is the sandbox driver: "auto" (the default: the best that isolates here), "ns", "landlock",
+	// or "process", which isolates nothing.
 	Sandbox string
 	// Pool is whose calls the worker takes; "" means the default pool.
 	Pool protocol.Pool
@@ -176,7 +176,7 @@ func (o *WorkerOptions) validate() error {
 
 // StartWorker runs a worker inside this process until Close, whatever becomes of ctx, which
 // bounds the starting only. A fleet may have several. The error wraps
-// [sandbox.ErrLevel] when no driver isolates on this host, and [protocol.ErrInvalidKind] for a
+// [github.com/toolfleet/toolfleet/pkg/sandbox.ErrLevel] when no driver isolates on this host, and [protocol.ErrInvalidKind] for a
 // handler of a kind that cannot be.
 func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 	var o WorkerOptions
@@ -237,7 +237,7 @@ type Outcome = loop.SingleOutcome
 // Call has one tool called, as a model would, in the sandbox of a session, and waits
 // for its result. What goes wrong with the tool, or is not allowed by the options' policy,
 // is an Outcome; the error says that the fleet could not be reached, or wraps
-// [protocol.ErrInvalidName] for the id of a session that is none. When ctx ends the call
+// [protocol.ErrInvalidName] for an invalid session id. When ctx ends the call
 // is cancelled, and its outcome told. nil options bind nothing; a Logger that they do not name
 // is the fleet's, and what is kept goes to the fleet whatever Keeper they name.
 func (f *Fleet) Call(

@@ -43,7 +43,7 @@ func DialogHandle(opened protocol.CallID) string { return render.DialogHandle(op
 
 // NewStateful makes a tool that answers several calls: the first answer comes with a
 // handle, with which the model calls tool_continue for the next, until the tool or the
-// model (tool_end) ends it. Workers need a handler for its kind ([worker.HandleStateful]).
+// model (tool_end) ends it. Workers need a handler for its kind ([github.com/toolfleet/toolfleet/pkg/worker.HandleStateful]).
 // Args are the arguments of the first call, as in [NewRemote]; Input is what each further
 // one brings, of any type that has a schema. The description is extended by how to go on.
 //

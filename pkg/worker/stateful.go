@@ -59,7 +59,7 @@ func (d *Dialog[Input, Output]) Yield(output Output) (input Input, err error) {
 }
 
 // HandleStateful makes the handler of a stateful tool, which is made with
-// [tools.NewStateful] where the sessions run. A call of the tool runs fn in a goroutine of
+// [github.com/toolfleet/toolfleet/pkg/tools.NewStateful] where the sessions run. A call of the tool runs fn in a goroutine of
 // its own; each Yield answers one call and waits for the next, with everything that fn has
 // in its variables. What fn returns is its last answer; an error is as with [Handle], and
 // a panic is the result tool_panicked. Either ends the dialog.

@@ -1,7 +1,7 @@
 // Package worker builds workers that run tools of your own in Go.
 //
 // A handler is a function for one kind of payload. The tool that sends such
-// payloads is made where the sessions run, with [tools.NewRemote] or with a manifest
+// payloads is made where the sessions run, with [github.com/toolfleet/toolfleet/pkg/tools.NewRemote] or with a manifest
 // that names the kind; fleet, order, retries and time limits are what they are for
 // built-in tools.
 //
