@@ -28,9 +28,12 @@ func chunkSize(nc *nats.Conn) uint32 {
 // ObjectStream is the name of the stream in which an object store has its objects.
 func ObjectStream(bucket string) string { return "OBJ_" + bucket }
 
-// objectTrace is the subject of what such a stream says of an object, deleted ones too.
+// objectTraces is what the subjects begin with on which such a stream says what its objects are.
+func objectTraces(bucket string) string { return "$O." + bucket + ".M." }
+
+// objectTrace is the subject of what it says of an object, deleted ones too.
 func objectTrace(bucket, name string) string {
-	return "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
+	return objectTraces(bucket) + base64.URLEncoding.EncodeToString([]byte(name))
 }
 
 // PutObject stores what r has under a name, in the place of what was there; an error of r

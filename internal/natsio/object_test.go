@@ -1,12 +1,14 @@
 package natsio_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -172,6 +174,52 @@ func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
 		info, err := stream.Info(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, want, info.State.Msgs)
+	}
+}
+
+// TestListObjects_TheLastIsRemovedMeanwhile: before whatever the list asks for, and it ends.
+func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.Listening(t, natsio.Topology{})
+	bucket := tf.KeptBucket()
+	address, err := url.Parse(f.Server.URL())
+	require.NoError(t, err)
+	cable := natsiotest.NewCable(t, address.Host)
+	nc, err := natsio.Connect(t.Context(), "nats://"+cable.Address(), natsio.ConnectOptions{Name: t.Name(), Creds: f.Server.CredentialFile()})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	for at := 1; ; at++ {
+		for _, name := range []string{"a/1", "a/2 ü", "b/1"} {
+			_, err := natsio.PutObject(t.Context(), f.JS, bucket, name, strings.NewReader("x"))
+			require.NoError(t, err)
+		}
+		asked, removed := 0, false
+		cable.Before(func(said []byte) bool {
+			asked += bytes.Count(said, []byte("$JS.API."))
+			return asked >= at
+		}, func() {
+			removed = true
+			for _, name := range []string{"a/1", "a/2 ü", "b/1"} {
+				if err := natsio.DeleteObject(t.Context(), f.JS, bucket, name); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		objects, err := natsio.ListObjects(ctx, js, bucket, func(name string) bool { return strings.HasPrefix(name, "a/") })
+		cancel()
+		require.NoError(t, err)
+		if !removed { // nothing more is asked
+			var names []string
+			for _, object := range objects {
+				names = append(names, object.Name)
+			}
+			require.ElementsMatch(t, []string{"a/1", "a/2 ü"}, names)
+			require.Greater(t, at, 3)
+			return
+		}
 	}
 }
 

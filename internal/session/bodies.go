@@ -2,11 +2,7 @@ package session
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strings"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -18,35 +14,29 @@ type body struct {
 	bytes   uint64
 }
 
-// bodies sums up the object stores by session.
-func (r *Reader) bodies(ctx context.Context) (map[protocol.SessionID]body, error) {
+// bodies sums up what the object stores have of sessions.
+func (r *Reader) bodies(ctx context.Context, of map[protocol.SessionID]bool) (map[protocol.SessionID]body, error) {
 	sums := map[protocol.SessionID]body{}
-	for _, store := range r.objects {
-		objects, err := store.List(ctx)
-		if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
-			return nil, fmt.Errorf("list object store: %w", err)
+	for _, bucket := range []string{r.fleet.KeptBucket(), r.fleet.BlobsBucket()} {
+		objects, err := natsio.ListObjects(ctx, r.js, bucket, func(name string) bool { return of[sessionOf(name)] })
+		if err != nil {
+			return nil, err
 		}
-		count(sums, objects)
+		for _, object := range objects {
+			if object.Deleted {
+				continue
+			}
+			sum := sums[sessionOf(object.Name)]
+			sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
+			sums[sessionOf(object.Name)] = sum
+		}
 	}
 	return sums, nil
 }
 
-// count adds objects to the sums of their sessions.
-func count(sums map[protocol.SessionID]body, objects []*jetstream.ObjectInfo) {
-	for _, object := range objects {
-		id := sessionOf(object)
-		if id == "" {
-			continue
-		}
-		sum := sums[id]
-		sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
-		sums[id] = sum
-	}
-}
-
 // sessionOf is whose an object is, by its name: KIND/SESSION/...; "" when it is no session's.
-func sessionOf(object *jetstream.ObjectInfo) protocol.SessionID {
-	_, rest, _ := strings.Cut(object.Name, "/")
+func sessionOf(name string) protocol.SessionID {
+	_, rest, _ := strings.Cut(name, "/")
 	id, _, found := strings.Cut(rest, "/")
 	if !found {
 		return ""
@@ -74,19 +64,12 @@ func (r *remover) bodies(ctx context.Context) error {
 
 // objects removes those of one object store, by their names, and the traces that it keeps of deleted ones.
 func (r *remover) objects(ctx context.Context, bucket string, remove func(name string) bool) error {
-	store, err := r.fleet.JS.ObjectStore(ctx, bucket)
+	objects, err := natsio.ListObjects(ctx, r.fleet.JS, bucket, func(name string) bool { return sessionOf(name) == r.id })
 	if err != nil {
-		return fmt.Errorf("open object store %s: %w", bucket, err)
-	}
-	objects, err := store.List(ctx, jetstream.ListObjectsShowDeleted())
-	if errors.Is(err, jetstream.ErrNoObjectsFound) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("list object store %s: %w", bucket, err)
+		return err
 	}
 	for _, object := range objects {
-		if sessionOf(object) != r.id || !object.Deleted && !remove(object.Name) {
+		if !object.Deleted && !remove(object.Name) {
 			continue
 		}
 		if err := natsio.DeleteObject(ctx, r.fleet.JS, bucket, object.Name); err != nil {

@@ -103,7 +103,7 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error)
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
-	kept, err := r.bodies(ctx)
+	kept, err := r.bodies(ctx, map[protocol.SessionID]bool{id: true})
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}

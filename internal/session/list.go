@@ -29,7 +29,7 @@ const (
 type Reader struct {
 	fleet           protocol.Fleet
 	events, results jetstream.Stream
-	objects         []jetstream.ObjectStore
+	js              jetstream.JetStream
 }
 
 // NewReader opens the streams of a fleet. The error wraps [jetstream.ErrStreamNotFound]
@@ -39,19 +39,12 @@ func NewReader(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Reade
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{fleet: fleet}
+	r := &Reader{fleet: fleet, js: js}
 	if r.events, err = js.Stream(ctx, fleet.SessionsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
 	}
 	if r.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
-	}
-	for _, bucket := range []string{fleet.KeptBucket(), fleet.BlobsBucket()} {
-		store, err := js.ObjectStore(ctx, bucket)
-		if err != nil {
-			return nil, fmt.Errorf("open object store %s: %w", bucket, err)
-		}
-		r.objects = append(r.objects, store)
 	}
 	return r, nil
 }
@@ -70,7 +63,11 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 		return nil, 0, err
 	}
 	changed = changed[:min(len(changed), limit)]
-	kept, err := r.bodies(ctx)
+	printed := make(map[protocol.SessionID]bool, len(changed))
+	for i := range changed {
+		printed[changed[i].id] = true
+	}
+	kept, err := r.bodies(ctx, printed)
 	if err != nil {
 		return nil, 0, err
 	}
