@@ -104,6 +104,7 @@ func machines() []config {
 			arm("conformance-user", "ns.test", conformance, nobody, "delegated/step"),
 			arm("escape-root", "ns.test", escape, 0, ""),
 			arm("escape-user", "ns.test", escape, nobody, "delegated/step"),
+			arm("shares-root", "ns.test", "TestShare_LeavesSome", 0, ""),
 			arm("quotas", "quota.test", ".", 0, ""),
 			arm("disk-limits", "ns.test", "TestQuota", 0, ""),
 			tests("limits-process", "process.test", "TestGroup|TestExec|TestDriver/(driver|processes|life)", nobody, "delegated/step"),
@@ -114,6 +115,7 @@ func machines() []config {
 		{name: "no-landlock", arguments: "lsm=lockdown,yama", plan: plan.Plan{Steps: []plan.Step{
 			check("check-root", 0, "", exitPart, "level paths, proven by driver ns", "the kernel has no Landlock", "name landlock in the boot parameter lsm="),
 			check("check-user", nobody, "", exitPart, "level paths, proven by driver ns", "commands cannot be read-only"),
+			arm("network-user", "ns.test", "TestEscape_WithTheWholeNetwork", nobody, ""),
 			without(check("check-no-namespaces", nobody, "", exitNone, "level none, nothing isolates", "user.max_user_namespaces is 0")),
 		}}},
 	}

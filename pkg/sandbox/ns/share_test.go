@@ -22,7 +22,11 @@ import (
 func TestShare_LeavesSomeToOthers(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()
+		for _, resource := range []int{unix.RLIMIT_RTPRIO, unix.RLIMIT_NICE} { // as some users have it; only root can
+			_ = unix.Setrlimit(resource, &unix.Rlimit{Cur: 30, Max: 30})
+		}
 		s := limited(t, sandbox.Limits{})
+		require.Equal(t, "0\n0\n", string(run(t, s, "ulimit -Hr; ulimit -He").Stdout.Data))
 		for own, host := range map[string]string{
 			"/proc/sys/user/max_inotify_instances": "/proc/sys/fs/inotify/max_user_instances",
 			"/proc/sys/user/max_inotify_watches":   "/proc/sys/fs/inotify/max_user_watches",

@@ -235,6 +235,24 @@ func (p program) addTo(l *calls.List, flags int) {
 	l.Do(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, unsafe.Pointer(fprog))
 }
 
+// noUnixFilter denies sockets that could reach those of others by a name. Pairs of sockets can be made still.
+func noUnixFilter() program {
+	var p program
+	p.load(dataNumber)
+	t := table{}
+	t.on(unix.SYS_SOCKET, func(p *program) {
+		p.load(arg(0))
+		p.returnIf(unix.BPF_JEQ, unix.AF_UNIX, retErrno(unix.EACCES))
+		p.ret(retAllow)
+	})
+	p.dispatch(t)
+	return p
+}
+
+// AddNoUnix adds to a list what keeps the calling thread from Unix sockets, whose abstract names are those of a network. It takes
+// [AddSeccomp], and is for who is in the host's network under a Landlock that does not cut them off, see [Scopes].
+func AddNoUnix(l *calls.List) { noUnixFilter().add(l) }
+
 // AddSeccomp adds to a list what [Seccomp] does.
 func AddSeccomp(l *calls.List) error {
 	sandboxFilter().add(l)

@@ -129,6 +129,21 @@ func TestFilter_Arguments(t *testing.T) {
 	require.Equal(t, uint32(retKill), foreign)
 }
 
+// TestFilter_NoUnix: nothing but named Unix sockets is denied.
+func TestFilter_NoUnix(t *testing.T) {
+	t.Parallel()
+	for number := range uint32(newest) {
+		for _, family := range []uint64{unix.AF_UNIX, unix.AF_INET, 1<<40 | unix.AF_UNIX} {
+			want := uint32(retAllow)
+			if number == unix.SYS_SOCKET && uint32(family) == unix.AF_UNIX {
+				want = retErrno(unix.EACCES)
+			}
+			got, _ := noUnixFilter().verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{family}})
+			require.Equal(t, want, got, "system call %d, family %d", number, family)
+		}
+	}
+}
+
 // TestFilter_Untouchable: processes with the first ids are left alone, whoever they are named among.
 func TestFilter_Untouchable(t *testing.T) {
 	t.Parallel()

@@ -12,6 +12,9 @@ import (
 // AddSeccomp fails: there is no filter for this architecture.
 func AddSeccomp(*calls.List) error { return Seccomp() }
 
+// AddNoUnix adds nothing: [AddSeccomp], which it takes, fails.
+func AddNoUnix(*calls.List) {}
+
 // Seccomp fails: there is no filter for this architecture.
 func Seccomp() error { return fmt.Errorf("seccomp: no filter for %s", runtime.GOARCH) }
 

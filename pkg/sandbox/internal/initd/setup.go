@@ -117,6 +117,9 @@ func lockDown(l *calls.List, config wire.Config) error {
 	if err != nil {
 		return &stepError{step: "seccomp", err: err}
 	}
+	if config.Network == sandbox.NetworkAll && !confine.Scopes() {
+		layer(l, config, "abstract sockets", func() { confine.AddNoUnix(l) })
+	}
 	l.Step("precision of timers")
 	l.Do(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, slack)
 	l.Step("slices of time")
@@ -142,6 +145,8 @@ func limitResources(l *calls.List, config wire.Config) error {
 		{unix.RLIMIT_CORE, core},
 		{unix.RLIMIT_NPROC, min(config.Processes+SpareProcesses, processes.Max)},
 		{unix.RLIMIT_SIGPENDING, signals.Max / share},
+		{unix.RLIMIT_RTPRIO, 0}, // some users may have more, for music
+		{unix.RLIMIT_NICE, 0},
 	} {
 		l.Do(unix.SYS_PRLIMIT64, 0, limit.resource, unsafe.Pointer(&unix.Rlimit{Cur: limit.value, Max: limit.value}), 0)
 	}
