@@ -225,6 +225,7 @@ func (r *run) gone(stop <-chan struct{}) (sandbox.Reason, *reply) {
 // terminate asks every process of the command to end, and kills what is left after the
 // grace time, or at once when stop is closed or output overflows.
 func (r *run) terminate(stop <-chan struct{}) *reply {
+	defer r.killInit(r.limits.Grace + killWait)()
 	r.signal(false)
 	grace := time.NewTimer(r.limits.Grace)
 	defer grace.Stop()
@@ -241,18 +242,20 @@ func (r *run) terminate(stop <-chan struct{}) *reply {
 
 // kill kills the command; the whole sandbox if its first process does not do that in time.
 func (r *run) kill() *reply {
+	defer r.killInit(killWait)()
 	r.signal(true)
-	timer := time.NewTimer(killWait)
-	defer timer.Stop()
 	select {
 	case answer := <-r.replies:
 		return answer
 	case <-r.instance.gone:
-	case <-timer.C:
-		_ = r.instance.process.Kill() // the kernel kills the others
-		<-r.instance.gone
+		return nil
 	}
-	return nil
+}
+
+// killInit kills the first process, and by that all others, some time from now unless stop is called. It also ends the sending of what the
+// first process does not read, which signals wait for.
+func (r *run) killInit(after time.Duration) (stop func() bool) {
+	return time.AfterFunc(after, func() { _ = r.instance.process.Kill() }).Stop
 }
 
 func (r *run) signal(kill bool) {

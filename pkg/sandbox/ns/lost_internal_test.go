@@ -78,6 +78,17 @@ func TestLost_FirstProcessDoesNotAnswer(t *testing.T) {
 	requireFresh(t, s)
 }
 
+// TestLost_FirstProcessReadsNothing: it is ended in time also when there is more to be sent to it than it takes.
+func TestLost_FirstProcessReadsNothing(t *testing.T) {
+	t.Parallel()
+	s := openLost(t)
+	done := busy(t, s, sandbox.Limits{Wall: 500 * time.Millisecond, Grace: 100 * time.Millisecond})
+	require.NoError(t, s.current.process.Signal(syscall.SIGSTOP))
+	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)})
+	require.ErrorIs(t, err, errLost)
+	require.Equal(t, sandbox.ReasonTimeout, (<-done).Reason)
+}
+
 func TestLost_LauncherIsKilled(t *testing.T) { //nolint:paralleltest // it is everybody's
 	openLost(t)
 	launchers.mu.Lock()
