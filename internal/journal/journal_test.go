@@ -19,7 +19,7 @@ import (
 )
 
 // patience is for what surely comes.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

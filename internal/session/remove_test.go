@@ -160,7 +160,7 @@ func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 		result <- ended
 	}()
 	begun := filepath.Join(r.data, "sandboxes", "runs", "workspace", "begun")
-	require.Eventually(t, func() bool { _, err := os.Stat(begun); return err == nil }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := os.Stat(begun); return err == nil }, time.Minute, time.Millisecond)
 	_, err = Remove(t.Context(), r.Fleet, "runs", Options{})
 	require.ErrorIs(t, err, ErrBusy)
 	require.ErrorContains(t, err, "lane sandbox/runs has 1 unfinished calls")
@@ -231,7 +231,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 	require.Eventually(t, func() bool {
 		info, err := calls.Info(t.Context())
 		return err == nil && info.State.Msgs == 0
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	removed, err = Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
 	require.EqualValues(t, 2, removed.Results)
@@ -271,7 +271,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	require.Eventually(t, func() bool {
 		result, err = publisher.Result(t.Context(), "s", "waits")
 		return err == nil && result != nil
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	for _, step := range steps[listed:] {
 		require.NoError(t, step(t.Context()))
 	}

@@ -39,7 +39,7 @@ func TestCarrier_SurvivesNATS(t *testing.T) {
 	message := nats.NewMsg("tf.test")
 	telemetry.Inject(trace.ContextWithSpanContext(t.Context(), want), message.Header)
 	require.NoError(t, conn.PublishMsg(message))
-	got, err := inbox.NextMsg(10 * time.Second)
+	got, err := inbox.NextMsg(time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, want, trace.SpanContextFromContext(telemetry.Extract(t.Context(), got.Header)))
 	require.NotEmpty(t, got.Header.Get("traceparent"), "lower case on the wire")

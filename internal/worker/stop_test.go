@@ -104,7 +104,7 @@ func TestDrain_HandsWaitingCallsToAnotherWorkerAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Slots = 1
+	o.Slots, o.AckWait = 1, 2*patience
 	first, stop := r.work(o)
 	session := protocol.NewSessionID()
 	calls := []protocol.Call{
@@ -134,6 +134,7 @@ func TestDrain_WhatIsKilledStartsElsewhereAtOnce(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.Listening(t, natsio.Topology{}))
 	o := r.options()
+	o.AckWait = 2 * patience
 	nc := r.ConnectTCP()
 	first, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)

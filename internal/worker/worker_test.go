@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // rig is a fleet with a dispatcher; workers are added by the test.
 type rig struct {
@@ -77,16 +77,18 @@ func (r *rig) work(o worker.Options) (w *worker.Worker, stop func()) {
 func (r *rig) run(w *worker.Worker) (stop func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	drain, abort := context.WithTimeout(context.Background(), patience)
+	drain, abort := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx, drain) }()
 	var once sync.Once
 	stop = func() {
 		once.Do(func() {
+			limit := time.AfterFunc(patience, abort)
 			cancel()
 			if err := <-done; err != nil {
 				r.t.Errorf("worker: %v", err)
 			}
+			limit.Stop()
 			abort()
 		})
 	}

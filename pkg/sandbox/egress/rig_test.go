@@ -76,7 +76,7 @@ func start(t *testing.T, o egress.Options) *rig {
 		select {
 		case err := <-done:
 			require.NoError(t, err)
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Serve does not return")
 		}
 	})

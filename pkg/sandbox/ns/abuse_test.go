@@ -76,7 +76,7 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 				s := limited(t, test.limits)
 				start := time.Now()
 				require.Equal(t, test.reason, run(t, s, test.script).Reason)
-				require.Less(t, time.Since(start), 20*time.Second)
+				require.Less(t, time.Since(start), time.Minute)
 				require.Equal(t, "fine\n", string(run(t, s, "echo fine").Stdout.Data))
 			})
 		}
@@ -226,7 +226,7 @@ func TestWorker_KilledTakesItsSandboxesAlong(t *testing.T) { //nolint:parallelte
 		worker.Env = append(os.Environ(), variable+"="+dir)
 		require.NoError(t, worker.Start())
 		content := make([]byte, 0, 100)
-		require.NoError(t, held.SetReadDeadline(time.Now().Add(20*time.Second)))
+		require.NoError(t, held.SetReadDeadline(time.Now().Add(time.Minute)))
 		for strings.Count(string(content), "\n") < victims {
 			buf := make([]byte, 100)
 			n, err := held.Read(buf)
@@ -237,7 +237,7 @@ func TestWorker_KilledTakesItsSandboxesAlong(t *testing.T) { //nolint:parallelte
 		}
 		require.NoError(t, worker.Process.Kill())
 		start := time.Now()
-		require.NoError(t, held.SetReadDeadline(start.Add(5*time.Second)))
+		require.NoError(t, held.SetReadDeadline(start.Add(time.Minute)))
 		n, err := held.Read(make([]byte, 1))
 		require.Zero(t, n)
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "a process is alive")

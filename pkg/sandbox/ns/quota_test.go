@@ -144,6 +144,6 @@ func TestQuota_CloseLeavesNothing(t *testing.T) { //nolint:paralleltest // as ab
 		require.Eventually(t, func() bool { // the kernel lets go of a sandbox's mounts a moment after its end
 			used, limited, err = quota.Count(disk)
 			return err == nil && used+limited == 0
-		}, 10*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 	})
 }
