@@ -133,7 +133,8 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if failed != nil {
 		return failed, nil
 	}
-	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &reply.Usage
+	usage := counted(reply.Usage)
+	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
 	err := t.record(ctx, at)
 	if errors.Is(err, ErrEventTooLarge) {
@@ -141,6 +142,17 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
 	}
 	return nil, err
+}
+
+// maxReplyTokens is more than any reply takes; sums of it stay numbers.
+const maxReplyTokens = 1 << 40
+
+// counted is what counts of what a server says that a reply took: nothing that it says gives tokens back.
+func counted(u protocol.Usage) protocol.Usage {
+	return protocol.Usage{
+		InputTokens:  min(max(u.InputTokens, 0), maxReplyTokens),
+		OutputTokens: min(max(u.OutputTokens, 0), maxReplyTokens),
+	}
 }
 
 // provider is whose native tools the model has; "" when it has none.
