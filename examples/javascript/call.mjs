@@ -7,7 +7,10 @@ import { Fleet, escaped, flags, laneOf, sleep } from "./fleet.mjs";
 
 const given = flags({ nats: undefined, creds: undefined, fleet: undefined, pool: "default", delivery: "idempotent", session: randomUUID() });
 const [key, type, fields = "{}"] = given.rest;
-if (!type) throw new Error("usage: node call.mjs [--nats URL] [--creds FILE] [--pool POOL] [--delivery DELIVERY] KEY TYPE [FIELDS]");
+if (!type) {
+  console.error("usage: node call.mjs [--nats URL] [--creds FILE] [--pool POOL] [--delivery DELIVERY] KEY TYPE [FIELDS]");
+  process.exit(2);
+}
 
 const fleet = await Fleet.open(given);
 const call = {
