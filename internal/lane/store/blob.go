@@ -88,13 +88,11 @@ func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessag
 	return body, nil
 }
 
-// Remove deletes a body. What cannot be deleted ages out.
+// Remove deletes a body, also where there is no room for anything more. What cannot be deleted ages out.
 func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
 	ctx, cancel := context.WithTimeout(ctx, ShortTimeout)
 	defer cancel()
-	if store, err := b.open(ctx); err == nil {
-		_ = store.Delete(ctx, stored.Blob)
-	}
+	_ = natsio.DeleteObject(ctx, b.js, b.bucket, stored.Blob)
 }
 
 // Value puts the value of a result back that was too large for its message. The error wraps

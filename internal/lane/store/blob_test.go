@@ -1,0 +1,42 @@
+package store_test
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+)
+
+// TestBlobs_RemoveWhereThereIsNoRoom: it makes room, which calls with large payloads wait for.
+func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	blobs, err := store.NewBlobs(f.NC, f.Name)
+	require.NoError(t, err)
+	body := bytes.Repeat([]byte("x"), 300<<10)
+	stored, err := blobs.Put(t.Context(), "call/s", body)
+	require.NoError(t, err)
+
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(f.Name.BlobsBucket()))
+	require.NoError(t, err)
+	full := stream.CachedInfo().Config
+	full.MaxBytes, full.Discard = int64(stream.CachedInfo().State.Bytes), jetstream.DiscardNew
+	stream, err = f.JS.UpdateStream(t.Context(), full)
+	require.NoError(t, err)
+	_, err = blobs.Put(t.Context(), "call/s", body)
+	require.ErrorIs(t, err, store.ErrFull)
+
+	blobs.Remove(t.Context(), stored)
+	info, err := stream.Info(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, info.State.Msgs)
+	_, err = blobs.Get(t.Context(), stored)
+	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
+	_, err = blobs.Put(t.Context(), "call/s", body)
+	require.NoError(t, err)
+}
