@@ -16,7 +16,8 @@ func usageError(err error) error {
 		switch {
 		case strings.HasPrefix(message, "expected one of") && selected == nil: // kong names five at most
 			message = "expected one of " + commandNames(parse.Context.Model.Node)
-		case strings.HasPrefix(message, "missing flags") && selected != nil && len(selected.Children) > 0: // the verb comes first
+		case selected != nil && len(selected.Children) > 0 && // the verb comes first
+			(strings.HasPrefix(message, "expected one of") || strings.HasPrefix(message, "missing flags")):
 			message = "expected one of " + commandNames(selected)
 		case strings.HasPrefix(message, `expected "<`) && selected != nil:
 			message += "; usage: " + parse.Context.Model.Name + " " + selected.Summary()
