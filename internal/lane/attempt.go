@@ -77,7 +77,7 @@ func (l *held) unpack(e *entry) *protocol.Result {
 // before decides whether a call is to be executed: it returns a result instead
 // when there is one to give, or known when a result is stored already.
 func (l *held) before(e *entry) (result *protocol.Result, known bool, err error) {
-	if e.mayHaveResult() {
+	if e.mayHaveResult() || l.mayBeBack(e) {
 		known, err = l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
 		if err == nil && !known {
 			err = l.holder.store.SurelyNoResult(l.ctx, e.call)

@@ -100,7 +100,7 @@
 //
 // # Where to look
 //
-//	calls are put, results heard    publisher, presence, recover; results
+//	calls are put, results heard    publisher, presence, recover, back; results
 //	lanes are claimed               holder, pull, slots, turns, crowd; options, executor
 //	a lane while it is held         held, waits, attempt, leave, litter
 //	what waits in it, in order      feed, mailbox, told, stock; schedule, which is pure

@@ -20,7 +20,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -517,33 +516,20 @@ func TestFact_AnAcknowledgedMessageThatStaysIsForgotten(t *testing.T) {
 	data := t.TempDir()
 	stream := filepath.Join(data, "jetstream", "$G", "streams", factFleet.CallsStream(), "msgs")
 	before := filepath.Join(t.TempDir(), "msgs")
-	during := func(do func(f *fleet, c jetstream.Consumer)) {
-		server, err := embedded.Start(t.Context(), embedded.Options{Data: data})
-		require.NoError(t, err)
-		defer server.Close()
-		nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Options: server.Options()})
-		require.NoError(t, err)
-		defer nc.Close()
-		js, err := jetstream.New(nc)
-		require.NoError(t, err)
-		require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
-		f := &fleet{t: t, nc: nc, js: js}
-		do(f, f.pool(time.Second))
-	}
 	var reply string
-	during(func(f *fleet, c jetstream.Consumer) {
+	onFiles(t, data, func(f *fleet, c jetstream.Consumer) {
 		_, err := f.js.Publish(t.Context(), readyOf("account/a"), nil)
 		require.NoError(t, err)
 		reply = f.take(c).Reply()
 	})
 	require.NoError(t, os.CopyFS(before, os.DirFS(stream)))
-	during(func(f *fleet, _ jetstream.Consumer) {
+	onFiles(t, data, func(f *fleet, _ jetstream.Consumer) {
 		_, err := f.nc.Request(reply, nil, 5*time.Second)
 		require.NoError(t, err)
 	})
 	require.NoError(t, os.RemoveAll(stream))
 	require.NoError(t, os.CopyFS(stream, os.DirFS(before)))
-	during(func(f *fleet, c jetstream.Consumer) {
+	onFiles(t, data, func(f *fleet, c jetstream.Consumer) {
 		_, err := f.js.Publish(t.Context(), readyOf("account/a"), nil)
 		require.True(t, refusedBySubject(err), "it is there: %v", err)
 		_, err = c.Next(jetstream.FetchMaxWait(noNews))

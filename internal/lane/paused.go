@@ -116,7 +116,7 @@ func (l *held) refuse() {
 // giveRefusal stores the result of a call that is not started, unless it has one already.
 func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 	defer l.over(lookupTrouble, e)
-	for e.mayHaveResult() {
+	for e.mayHaveResult() || l.mayBeBack(e) {
 		known, err := l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
 		if known {
 			e.settledBefore = true

@@ -36,6 +36,7 @@ type Publisher struct {
 	noRoom   atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
 	clock    store.Clock
 	clockDue atomic.Int64 // when it has to be set again, in nanoseconds since 1970
+	books    books
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
@@ -45,6 +46,7 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 		return nil, err
 	}
 	p := &Publisher{store: s}
+	p.books.meet(nc.ConnectedServerId(), time.Now())
 	if err := p.clock.Sync(ctx, s.Calls); err != nil {
 		return nil, fmt.Errorf("ask for the server's time: %w", err)
 	}
@@ -303,9 +305,13 @@ func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 }
 
 // Kick makes the lane of a call ready, in case nobody else did. It is refused, and
-// harmless, when all is well.
+// harmless, when all is well. A ready message that was removed and is back, so that nobody is ever given it, is replaced.
 func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
-	return p.store.PublishReady(ctx, call.Pool, call.Lane())
+	made, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
+	if made || err != nil {
+		return err
+	}
+	return p.unblock(ctx, call)
 }
 
 // Cancel asks for a call to end as cancelled. The request is durable: once Cancel

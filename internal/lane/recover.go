@@ -74,14 +74,23 @@ func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, er
 
 // lease is how long a pool's lanes are held without a renewal; 0 when nobody can hold one.
 func (p *Publisher) lease(ctx context.Context, pool protocol.Pool) (time.Duration, error) {
+	consumer, err := p.consumer(ctx, pool)
+	if err != nil || consumer == nil {
+		return 0, err
+	}
+	return consumer.Config.AckWait, nil
+}
+
+// consumer is what the server says about a pool's consumer; nil when there is none.
+func (p *Publisher) consumer(ctx context.Context, pool protocol.Pool) (*jetstream.ConsumerInfo, error) {
 	consumer, err := p.store.JS.Consumer(ctx, p.store.Fleet.CallsStream(), p.store.Fleet.ReadyConsumer(pool))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return 0, nil
+		return nil, nil //nolint:nilnil // none is an answer
 	}
 	if err != nil {
-		return 0, fmt.Errorf("lease of pool %s: %w", pool, err)
+		return nil, fmt.Errorf("consumer of pool %s: %w", pool, err)
 	}
-	return consumer.CachedInfo().Config.AckWait, nil
+	return consumer.CachedInfo(), nil
 }
 
 // maxHolders bounds those who answer that they hold a lane: one, but for moments in which another one does not know yet that it lost it.
