@@ -105,7 +105,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	if !r.disk.Watched() {
 		request.Limits.Disk = 0
 	}
-	if err := r.send(request); err != nil {
+	if err := r.send(ctx, request); err != nil {
 		pipes.Abandon()
 		return sandbox.Result{ExitCode: -1, Reason: sandbox.ReasonLost}, nil
 	}
@@ -157,7 +157,7 @@ func fileSize(limits sandbox.Limits) int64 {
 	return limits.FileSize
 }
 
-func (r *run) send(request wire.Exec) (err error) {
+func (r *run) send(ctx context.Context, request wire.Exec) (err error) {
 	if r.id, r.replies, err = r.instance.register(); err != nil {
 		return err
 	}
@@ -166,7 +166,8 @@ func (r *run) send(request wire.Exec) (err error) {
 	if stdin != nil {
 		fds = append(fds, int(stdin.Fd()))
 	}
-	if err := r.instance.conn.Send(r.id, wire.KindExec, request, fds...); err != nil {
+	err = r.instance.sending(ctx, func() error { return r.instance.conn.Send(r.id, wire.KindExec, request, fds...) })
+	if err != nil {
 		r.instance.blame(err)
 		r.instance.forget(r.id)
 		return err

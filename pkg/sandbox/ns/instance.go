@@ -193,7 +193,7 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 	}
 	soon := i.soon.Swap(false) // one looks at a time
 	asked := time.Now()
-	if err := send(id); err != nil {
+	if err := i.sending(ctx, func() error { return send(id) }); err != nil {
 		i.forget(id)
 		return nil, fmt.Errorf("%w: %w", errLost, err)
 	}
@@ -215,6 +215,24 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 		i.forget(id)
 		return nil, ctx.Err()
 	}
+}
+
+// sending calls send, which sends a message. When ctx has ended and the first process does not take it, that is killed after
+// a moment: a part of a message cannot be taken back, and all that comes behind it would wait.
+func (i *instance) sending(ctx context.Context, send func() error) error {
+	sent := make(chan struct{})
+	defer close(sent)
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(killWait)
+		defer timer.Stop()
+		select {
+		case <-sent:
+		case <-timer.C:
+			_ = i.process.Kill()
+		}
+	})
+	defer stop()
+	return send()
 }
 
 // A reply that comes at once takes less time than to be woken for it, which takes several threads of this process, too. So where

@@ -3,6 +3,7 @@
 package ns
 
 import (
+	"context"
 	"os"
 	"syscall"
 	"testing"
@@ -87,6 +88,20 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)})
 	require.ErrorIs(t, err, errLost)
 	require.Equal(t, sandbox.ReasonTimeout, (<-done).Reason)
+}
+
+// TestLost_FirstProcessReadsNothingOfAFile: who writes one waits no longer than they want to.
+func TestLost_FirstProcessReadsNothingOfAFile(t *testing.T) {
+	t.Parallel()
+	s := openLost(t)
+	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
+	require.NoError(t, err)
+	require.NoError(t, s.current.process.Signal(syscall.SIGSTOP))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = s.FS().Write(ctx, sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)})
+	require.ErrorIs(t, err, errLost)
+	requireFresh(t, s)
 }
 
 func TestLost_LauncherIsKilled(t *testing.T) { //nolint:paralleltest // it is everybody's
