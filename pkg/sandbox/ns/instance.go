@@ -218,7 +218,8 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 }
 
 // sending calls send, which sends a message. When ctx has ended and the first process does not take it, that is killed after
-// a moment: a part of a message cannot be taken back, and all that comes behind it would wait.
+// a moment: a part of a message cannot be taken back, and all that comes behind it would wait. After an error it is known that the
+// sandbox is gone, if it is: whoever comes next gets another one.
 func (i *instance) sending(ctx context.Context, send func() error) error {
 	sent := make(chan struct{})
 	defer close(sent)
@@ -232,7 +233,14 @@ func (i *instance) sending(ctx context.Context, send func() error) error {
 		}
 	})
 	defer stop()
-	return send()
+	err := send()
+	if err != nil {
+		select {
+		case <-i.gone:
+		case <-time.After(killWait):
+		}
+	}
+	return err
 }
 
 // A reply that comes at once takes less time than to be woken for it, which takes several threads of this process, too. So where

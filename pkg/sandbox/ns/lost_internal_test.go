@@ -97,7 +97,7 @@ func TestLost_FirstProcessReadsNothingOfAFile(t *testing.T) {
 	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
 	require.NoError(t, s.current.process.Signal(syscall.SIGSTOP))
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // it is sent by then
 	defer cancel()
 	_, err = s.FS().Write(ctx, sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)})
 	require.ErrorIs(t, err, errLost)
