@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/sdk/metric"
 )
 
 // warnEvery is the least time between two warnings about exporting.
@@ -27,9 +28,10 @@ type exportErrors struct {
 var _ otel.ErrorHandler = (*exportErrors)(nil)
 
 // Handle implements [otel.ErrorHandler]. A cancelled export is none that failed: the end of a
-// process cancels the one that is under way, and then sends everything.
+// process cancels the one that is under way, and then sends everything. Nor is one that comes before there is
+// anything to export, as on a busy machine with a short interval: the next one has it.
 func (e *exportErrors) Handle(err error) {
-	if errors.Is(err, context.Canceled) {
+	if errors.Is(err, context.Canceled) || errors.Is(err, metric.ErrReaderNotRegistered) {
 		return
 	}
 	e.mu.Lock()
