@@ -147,10 +147,9 @@ func DeleteObject(ctx context.Context, js jetstream.JetStream, bucket, name stri
 	subject := objectTrace(bucket, name)
 	info, seq, err := lastTrace(ctx, stream, subject)
 	if err == nil && seq > 0 {
-		err = purgeChunks(ctx, stream, info)
-	}
-	if err == nil && seq > 0 {
-		err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
+		if err = purgeChunks(ctx, stream, info); err == nil {
+			err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("delete object %s: %w", name, err)

@@ -99,15 +99,22 @@ func TestPutObject_SeveralAtOnce(t *testing.T) {
 	}
 }
 
+// openObjects opens an object store, and the stream in which it has its objects.
+func openObjects(t *testing.T, f *natsiotest.Fleet, bucket string) (jetstream.ObjectStore, jetstream.Stream) {
+	t.Helper()
+	store, err := f.JS.ObjectStore(t.Context(), bucket)
+	require.NoError(t, err)
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
+	require.NoError(t, err)
+	return store, stream
+}
+
 // TestDeleteObject: nothing is left, also where the store's own Delete did a part of it.
 func TestDeleteObject(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	bucket := tf.KeptBucket()
-	store, err := f.JS.ObjectStore(t.Context(), bucket)
-	require.NoError(t, err)
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
-	require.NoError(t, err)
+	store, stream := openObjects(t, f, bucket)
 	put := func() *jetstream.ObjectInfo {
 		info, err := natsio.PutObject(t.Context(), f.JS, bucket, "a/b c", strings.NewReader(strings.Repeat("x", 300<<10)))
 		require.NoError(t, err)
@@ -144,10 +151,7 @@ func TestDeleteObject_BesideOneThatIsStored(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	bucket := tf.KeptBucket()
-	store, err := f.JS.ObjectStore(t.Context(), bucket)
-	require.NoError(t, err)
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
-	require.NoError(t, err)
+	store, stream := openObjects(t, f, bucket)
 	content := strings.Repeat("x", 200<<10)
 	for range 50 {
 		var all sync.WaitGroup
