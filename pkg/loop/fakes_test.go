@@ -119,11 +119,15 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 			case <-ctx.Done():
 			}
 		}
-		if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
+		cause := context.Cause(ctx) // looked at once: a detached context may end at any moment
+		if errors.Is(cause, loop.ErrDetached) {
 			return cause
 		}
 		observe(loop.Update{CallID: calls[i].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1})
-		observe(loop.Update{CallID: calls[i].ID, State: loop.StateDone, Result: f.finish(ctx, &calls[i], results[i])})
+		if cause != nil {
+			results[i] = f.stop(&calls[i])
+		}
+		observe(loop.Update{CallID: calls[i].ID, State: loop.StateDone, Result: results[i]})
 		if f.told != nil {
 			f.told(calls[i])
 		}
@@ -155,10 +159,7 @@ func (f *fleet) accept(calls []protocol.Call) []*protocol.Result {
 	return results
 }
 
-func (f *fleet) finish(ctx context.Context, call *protocol.Call, result *protocol.Result) *protocol.Result {
-	if ctx.Err() == nil {
-		return result
-	}
+func (f *fleet) stop(call *protocol.Call) *protocol.Result {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.stopped = append(f.stopped, call.ID)
