@@ -12,12 +12,12 @@ import (
 
 // policyFlags say which tool calls may be made.
 type policyFlags struct {
-	Policy    string   `placeholder:"FILE" help:"Policy for tool calls, YAML or JSON, see docs/policy.md; the flags below bind beside it."`
-	AllowTool []string `placeholder:"TOOL" help:"Tools that may be called, no others; * stands for any letters. May be given several times."`
-	DenyTool  []string `placeholder:"TOOL" help:"Tools that may not be called. May be given several times."`
-	AskFor    []string `placeholder:"TOOL" help:"Tools whose calls a person is asked about. May be given several times."`
+	Policy    string   `placeholder:"FILE" narrows:"" help:"Policy for tool calls, YAML or JSON, see docs/policy.md; the flags below bind beside it."`
+	AllowTool []string `placeholder:"TOOL" narrows:"" help:"Tools that may be called, no others; * stands for any letters. May be given several times."`
+	DenyTool  []string `placeholder:"TOOL" narrows:"" help:"Tools that may not be called. May be given several times."`
+	AskFor    []string `placeholder:"TOOL" narrows:"" help:"Tools whose calls a person is asked about. May be given several times."`
 	MaxCalls  int      `default:"0" help:"Tool calls of the session at most, refused ones not counted; 0 is no bound."`
-	MinLevel  string   `placeholder:"LEVEL" help:"Least sandbox level of a worker that may run a call: none, paths, full or kernel."`
+	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Least sandbox level of a worker that may run a call: none, paths, full or kernel."`
 }
 
 // policies returns what the flags say, without policies that allow everything.

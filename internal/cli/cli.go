@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"reflect"
 	"runtime/debug"
-	"strings"
 	"syscall"
 	"time"
 
@@ -94,12 +93,13 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	if p.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	ignoreEmptyEnv()
+	emptyEnv := dropEmptyEnv()
 	exit := -1
 	parser, err := kong.New(grammar,
 		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
 		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.TypeMapper(reflect.TypeFor[[]string](), kong.MapperFunc(list)),
 		kong.Exit(func(code int) { exit = code }),
 	)
 	if err != nil {
@@ -112,20 +112,13 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	if err != nil {
 		return report(p, usageError(err))
 	}
+	if err := checkEmpty(kctx, emptyEnv); err != nil {
+		return report(p, err)
+	}
 	if common.PrintConfig {
 		return report(p, printConfig(p.Stdout, kctx))
 	}
 	return report(p, run(kctx.Command()))
-}
-
-// ignoreEmptyEnv makes an empty variable the same as none, as it is with compose files
-// that pass on what is not set.
-func ignoreEmptyEnv() {
-	for _, pair := range os.Environ() {
-		if name, value, _ := strings.Cut(pair, "="); value == "" && strings.HasPrefix(name, EnvPrefix+"_") {
-			_ = os.Unsetenv(name) // names that are set can be unset
-		}
-	}
 }
 
 // report prints an error and returns the exit code that it asks for.

@@ -41,6 +41,7 @@ type goCommand struct {
 	Creds string            `help:"File."`
 	Env   map[string]string `mapsep:"none" sep:"none" help:"Environment."`
 	Model []string          `sep:"none" help:"Models."`
+	Only  []string          `placeholder:"NAME" narrows:"" help:"No others."`
 	Slots int               `default:"4" help:"Slots."`
 	Drain time.Duration     `default:"10s" help:"Drain."`
 	JSON  bool              `help:"JSON."`
@@ -101,6 +102,11 @@ func TestRun_UsageErrorsNameWhatIsAllowed(t *testing.T) {
 		"negative number":  {[]string{"go", "home", "--nats=x", "--slots", "-1"}, []string{`--slots: expected int value but got "-1"; perhaps try --slots="-1"`}},
 		"missing verb":     {[]string{"turn"}, []string{"expected one of left, right"}},
 		"bad pair":         {[]string{"go", "home", "--nats=x", "--env=A"}, []string{`--env: expected "<key>=<value>"`}},
+		"empty value":      {[]string{"go", "home", "--nats="}, []string{"--nats: is empty; want URL, or leave it out"}},
+		"empty list":       {[]string{"go", "home", "--nats=x", "--only", ""}, []string{"--only: has an empty value"}},
+		"empty among two":  {[]string{"go", "home", "--nats=x", "--only=a", "--only="}, []string{"--only: has an empty value"}},
+		"comma at the end": {[]string{"go", "home", "--nats=x", "--only=a,"}, []string{"--only: has an empty value; leave it out, and no comma too many"}},
+		"empty model":      {[]string{"go", "home", "--nats=x", "--model="}, []string{"--model: has an empty value"}},
 		"bad log level":    {[]string{"--log-level=x", "stand"}, []string{`"debug","info","warn","error"`}},
 		"missing flag":     {[]string{"go", "home"}, []string{"missing flags: --nats=URL"}},
 		"missing argument": {[]string{"go", "--nats=x"}, []string{`expected "<where>"; usage: tool go --nats=URL <where> [flags]`}},
@@ -146,6 +152,22 @@ func TestRun_BadEnvironmentNamesTheFlag(t *testing.T) {
 	require.Contains(t, o.stderr, "many")
 }
 
+// TestRun_AnEmptyVariableIsNoneButWhereThatAllowsMore.
+func TestRun_AnEmptyVariableIsNoneButWhereThatAllowsMore(t *testing.T) {
+	t.Setenv("TOOLFLEET_SLOTS", "")
+	t.Setenv("TOOLFLEET_ONLY", "")
+	require.Equal(t, []string{"stand"}, run(t, nil, "stand").ran, "which has no such flag")
+	t.Setenv("TOOLFLEET_ONLY", "") // a run unsets it
+	o := run(t, nil, "go", "home", "--nats=x")
+	require.Equal(t, cli.ExitUsage, o.code)
+	require.Empty(t, o.ran)
+	require.Contains(t, o.stderr, "TOOLFLEET_ONLY: is empty, and without it more is allowed; want NAME,..., or unset it")
+	t.Setenv("TOOLFLEET_ONLY", "")
+	require.Equal(t, cli.ExitOK, run(t, nil, "go", "home", "--nats=x", "--only=a").code, "the flag counts")
+	t.Setenv("TOOLFLEET_ONLY", ",")
+	require.Contains(t, run(t, nil, "go", "home", "--nats=x").stderr, "--only: has an empty value")
+}
+
 func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) { //nolint:paralleltest // changes the environment
 	for name, value := range map[string]string{
 		"TOOLFLEET_NATS": "nats://bob:s3cret@host:4222", "TOOLFLEET_SLOTS": "7", "TOOLFLEET_LOG_LEVEL": "debug",
@@ -156,7 +178,7 @@ func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) { //nolint:paralleltest // c
 	o := run(t, nil, "go", "home", "--speed=slow", "--print-config")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
-	require.JSONEq(t, `{"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-format":"text","log-level":"debug","model":null,
+	require.JSONEq(t, `{"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-format":"text","log-level":"debug","model":null,"only":null,
 		"nats":"nats://xxxxx@host:4222","slots":7,"speed":"slow"}`, o.stdout, "what is given as a flag counts")
 }
 
@@ -169,7 +191,7 @@ func TestRun_PrintConfigShowsNoSecretAndRunsNothing(t *testing.T) {
 	require.Empty(t, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
 	require.JSONEq(t, `{"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-format":"text","log-level":"warn",
-		"model":["a","b,c"],"nats":"nats://xxxxx@a:1,xxxxx@b:2","slots":4,"speed":"slow"}`, o.stdout)
+		"model":["a","b,c"],"only":null,"nats":"nats://xxxxx@a:1,xxxxx@b:2","slots":4,"speed":"slow"}`, o.stdout)
 }
 
 func TestRun_HelpAndVersion(t *testing.T) {

@@ -20,18 +20,19 @@ func (n *Network) Reachable() (egress.Allow, []netip.Prefix, error) {
 	if err != nil {
 		return allow, nil, Usagef("--allow-net: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
+	if strings.TrimSpace(n.AllowNetPrivate) == "" {
+		return allow, nil, nil
+	}
 	var private []netip.Prefix
 	for text := range strings.SplitSeq(n.AllowNetPrivate, ",") {
-		if text = strings.TrimSpace(text); text == "" {
-			continue
-		}
+		text = strings.TrimSpace(text)
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
 			return allow, nil, Usagef("--allow-net-private %q: want a range, as in 10.0.0.0/8 or 10.1.2.3/32", text)
 		}
 		private = append(private, prefix.Masked())
 	}
-	if len(private) > 0 && (allow.Empty() || allow.All()) {
+	if allow.Empty() || allow.All() {
 		return allow, nil, Usagef("--allow-net-private: only makes sense beside hosts in --allow-net")
 	}
 	return allow, private, nil

@@ -23,10 +23,10 @@ func (p *Protect) Places() ([]string, error) {
 	case protectNone:
 		return []string{}, nil
 	}
-	var places []string
-	for text := range strings.SplitSeq(p.Protect, ",") {
-		if text = strings.TrimSpace(text); text != "" {
-			places = append(places, text)
+	places := strings.Split(p.Protect, ",")
+	for i, text := range places {
+		if places[i] = strings.TrimSpace(text); places[i] == "" {
+			return nil, Usagef("--protect: %v", errEmptyItem)
 		}
 	}
 	places, err := sandbox.CleanProtected(places)

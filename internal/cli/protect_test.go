@@ -12,14 +12,14 @@ import (
 func TestProtect_ParsesOrNamesTheFault(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][]string{
-		"": nil, "none": {}, " none ": {}, "a": {"a"}, "b, ./a/,b/c,": {"a", "b"}, ".git/hooks,.git/config": {".git/config", ".git/hooks"},
+		"": nil, "none": {}, " none ": {}, "a": {"a"}, "b, ./a/,b/c": {"a", "b"}, ".git/hooks,.git/config": {".git/config", ".git/hooks"},
 	} {
 		got, err := (&cli.Protect{Protect: text}).Places()
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
 	for text, fault := range map[string]string{
-		"/etc": `--protect: protected place "/etc": must be a path in the workspace`, "a,../b": `"../b"`, ".": "is the workspace itself", "a\x00": "NUL",
+		"/etc": `--protect: protected place "/etc": must be a path in the workspace`, "a,../b": `"../b"`, ".": "is the workspace itself", "a,": "no comma too many", ",": "no comma too many", "a\x00": "NUL",
 	} {
 		_, err := (&cli.Protect{Protect: text}).Places()
 		require.ErrorContains(t, err, fault)

@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"reflect"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// An empty value says nothing, and is what a script makes of a variable that is not set: as a flag it is an error, so that
+// nobody who wants to allow little allows everything. As a variable it is none, but for those that [narrows] marks.
+
+// narrows marks flags without which more is allowed.
+const narrows = "narrows"
+
+var errEmptyItem = errors.New("has an empty value; leave it out, and no comma too many")
+
+// list reads a flag that takes several values.
+func list(ctx *kong.DecodeContext, target reflect.Value) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+		return err
+	}
+	items := []string{text}
+	if sep := ctx.Value.Tag.Sep; sep != -1 {
+		items = strings.Split(text, string(sep))
+	}
+	for _, item := range items {
+		if strings.TrimSpace(item) == "" {
+			return errEmptyItem
+		}
+		target.Set(reflect.Append(target, reflect.ValueOf(item)))
+	}
+	return nil
+}
+
+// dropEmptyEnv makes an empty variable the same as none, as it is with compose files
+// that pass on what is not set. It returns their names.
+func dropEmptyEnv() map[string]bool {
+	empty := map[string]bool{}
+	for _, pair := range os.Environ() {
+		if name, value, _ := strings.Cut(pair, "="); value == "" && strings.HasPrefix(name, EnvPrefix+"_") {
+			empty[name] = true
+			_ = os.Unsetenv(name) // names that are set can be unset
+		}
+	}
+	return empty
+}
+
+// checkEmpty returns the first fault of values that are empty. emptyEnv are the variables that were.
+func checkEmpty(kctx *kong.Context, emptyEnv map[string]bool) error {
+	for _, at := range kctx.Path {
+		if f := at.Flag; f != nil && f.Target.Kind() == reflect.String && strings.TrimSpace(f.Target.String()) == "" {
+			return Usagef("--%s: is empty; want %s, or leave it out", f.Name, f.FormatPlaceHolder())
+		}
+	}
+	for _, f := range kctx.Flags() {
+		for _, name := range f.Envs {
+			if emptyEnv[name] && f.Target.IsZero() && f.Tag.Has(narrows) {
+				return Usagef("%s: is empty, and without it more is allowed; want %s, or unset it", name, f.FormatPlaceHolder())
+			}
+		}
+	}
+	return nil
+}
