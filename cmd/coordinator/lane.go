@@ -30,7 +30,7 @@ type laneCommand struct {
 	} `cmd:"" help:"Show a lane's calls in their order."`
 	Pause  laneArg `cmd:"" help:"Start none of a lane's calls until it is resumed; what runs goes on."`
 	Resume laneArg `cmd:"" help:"End a pause."`
-	Kick   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none."`
+	Kick   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none; one that a killed server brought back is replaced."`
 	Skip   struct {
 		laneArg
 
@@ -166,7 +166,8 @@ type laneDone struct {
 	Pool      protocol.Pool      `json:"pool"`
 	Confirmed *bool              `json:"confirmed,omitempty"`  // of pause: no call starts any more
 	WasPaused *bool              `json:"was_paused,omitempty"` // of resume
-	MadeReady *bool              `json:"made_ready,omitempty"` // of kick: it had no ready message
+	MadeReady *bool              `json:"made_ready,omitempty"` // of kick: it had no ready message, or one that was settled
+	Replaced  bool               `json:"replaced,omitempty"`   // of kick: it was the latter
 	CallID    protocol.CallID    `json:"call_id,omitempty"`    // of skip
 	Killed    []lane.RunningCall `json:"killed,omitempty"`     // of kill
 }
@@ -206,15 +207,19 @@ func (c *laneCommand) resume(ctx context.Context, p program, desk laneDesk) erro
 }
 
 func (c *laneCommand) kick(ctx context.Context, p program, desk laneDesk) error {
-	made, err := desk.operator.Kick(ctx, desk.pool, desk.lane)
+	did, err := desk.operator.Kick(ctx, desk.pool, desk.lane)
 	if err != nil {
 		return err
 	}
-	sentence := "was ready or held already"
-	if made {
+	made, sentence := did != operator.KickedNothing, "was ready or held already"
+	switch did {
+	case operator.KickedReady:
 		sentence = "is ready now"
+	case operator.KickedReplaced:
+		sentence = "is ready now: a killed server had brought its last ready message back, which nobody was ever given"
+	case operator.KickedNothing:
 	}
-	return c.done(p, desk, laneDone{MadeReady: &made}, sentence)
+	return c.done(p, desk, laneDone{MadeReady: &made, Replaced: did == operator.KickedReplaced}, sentence)
 }
 
 func (c *laneCommand) skip(ctx context.Context, p program, desk laneDesk) error {

@@ -117,7 +117,7 @@ export class Lane {
       fault = broken.message;
     }
     if (fault) call = { id: header.get("Tf-Call"), session_id: header.get("Tf-Session"), resources: [{ key: this.lane, access: "exclusive" }], payload: {} };
-    return { call, fault, seq, accepted, marks: [], starts: 0, ownStarts: new Set() };
+    return { call, fault, seq, accepted, marks: [], starts: header?.get("Tf-Started") ? 1 : 0, ownStarts: new Set() };
   }
 
   /** Takes a call to its result, and removes it. */
@@ -162,7 +162,7 @@ export class Lane {
       return seq > 0;
     };
     if (call.delivery === "at_most_once") {
-      if (await mark(1)) return null;
+      if (c.starts === 0 && (await mark(1))) return null;
       return { status: "outcome_unknown", attempt: 1, error: { code: "outcome_unknown", message: "the worker that ran the call was lost; it is not run again" } };
     }
     if (!c.mayHaveStarted && c.starts === 0) return null;

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -21,8 +22,7 @@ func (l *held) mayBeBack(e *entry) bool {
 	return !h.store.Clustered() && h.books.doubt(h.clock.AgeAt(now, e.accepted), now) != doubtNothing
 }
 
-// unblock removes the ready message of a call's lane if it is one that the pool's consumer has settled, and makes the lane ready.
-// Nobody holds the lane by such a message, and nobody ever will.
+// unblock is [Unblock] for whoever waits for a call, where the lane's ready message may be back.
 func (p *Publisher) unblock(ctx context.Context, call *protocol.Call) error {
 	if p.store.Clustered() {
 		return nil
@@ -32,12 +32,22 @@ func (p *Publisher) unblock(ctx context.Context, call *protocol.Call) error {
 	if err != nil || ready == nil || p.books.doubt(p.clock.Age(ready.Time), time.Now()) == doubtNothing {
 		return err
 	}
-	pool, err := p.consumer(ctx, call.Pool)
-	if err != nil || pool == nil || pool.AckFloor.Stream < ready.Sequence || p.isHeld(ctx, call, ready.Sequence) {
-		return err
+	_, err = Unblock(ctx, p.store, call.Pool, call.Lane(), ready.Sequence)
+	return err
+}
+
+// Unblock replaces a lane's ready message, which has the sequence ready, if the pool's consumer has settled it, and reports whether it did.
+// Nobody holds the lane by such a message, and nobody ever will. It does nothing where servers are several.
+func Unblock(ctx context.Context, s *store.Store, pool protocol.Pool, lane protocol.Lane, ready uint64) (bool, error) {
+	if s.Clustered() {
+		return false, nil
 	}
-	if err := p.store.Remove(ctx, ready.Sequence); err != nil {
-		return fmt.Errorf("ready message of lane %s that is back: %w", call.Lane(), err)
+	consumer, err := s.Consumer(ctx, pool)
+	if err != nil || consumer == nil || consumer.AckFloor.Stream < ready || isHeld(ctx, s, pool, lane, ready) {
+		return false, err
 	}
-	return p.store.PublishReady(ctx, call.Pool, call.Lane())
+	if err := s.Remove(ctx, ready); err != nil {
+		return false, fmt.Errorf("ready message of lane %s that is back: %w", lane, err)
+	}
+	return true, s.PublishReady(ctx, pool, lane)
 }

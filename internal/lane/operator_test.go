@@ -296,9 +296,9 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	byName, _ := f.list(o)
 	require.Equal(t, operator.StateStalled, byName["account/a"].State)
 	require.Equal(t, operator.CallWaiting, f.show(o, "account/a").Calls[0].State)
-	made, err := o.Kick(t.Context(), pool, "account/a")
+	did, err := o.Kick(t.Context(), pool, "account/a")
 	require.NoError(t, err)
-	require.True(t, made)
+	require.Equal(t, operator.KickedReady, did)
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	f.requireQuiet()
 
@@ -309,9 +309,9 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	ready.Pool = "another"
 	put(t, p, ready)
 	g.requireStart(t, ready.ID)
-	made, err = o.Kick(t.Context(), "another", "account/b")
+	did, err = o.Kick(t.Context(), "another", "account/b")
 	require.NoError(t, err)
-	require.False(t, made, "it is held")
+	require.Equal(t, operator.KickedNothing, did, "it is held")
 	g.letGo <- struct{}{}
 	f.await(p, ready)
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -48,7 +47,7 @@ func (p *Publisher) Recover(ctx context.Context, call *protocol.Call) error {
 	if err != nil {
 		return err
 	}
-	if time.Since(gone) < lease || p.isHeld(ctx, call, ready) {
+	if time.Since(gone) < lease || isHeld(ctx, p.store, call.Pool, call.Lane(), ready) {
 		return fmt.Errorf("call %s: %w", call.ID, ErrVanished)
 	}
 	again := *call
@@ -74,32 +73,20 @@ func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, er
 
 // lease is how long a pool's lanes are held without a renewal; 0 when nobody can hold one.
 func (p *Publisher) lease(ctx context.Context, pool protocol.Pool) (time.Duration, error) {
-	consumer, err := p.consumer(ctx, pool)
+	consumer, err := p.store.Consumer(ctx, pool)
 	if err != nil || consumer == nil {
 		return 0, err
 	}
 	return consumer.Config.AckWait, nil
 }
 
-// consumer is what the server says about a pool's consumer; nil when there is none.
-func (p *Publisher) consumer(ctx context.Context, pool protocol.Pool) (*jetstream.ConsumerInfo, error) {
-	consumer, err := p.store.JS.Consumer(ctx, p.store.Fleet.CallsStream(), p.store.Fleet.ReadyConsumer(pool))
-	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return nil, nil //nolint:nilnil // none is an answer
-	}
-	if err != nil {
-		return nil, fmt.Errorf("consumer of pool %s: %w", pool, err)
-	}
-	return consumer.CachedInfo(), nil
-}
-
 // maxHolders bounds those who answer that they hold a lane: one, but for moments in which another one does not know yet that it lost it.
 const maxHolders = 8
 
-// isHeld asks whether somebody holds the lane of a call by a ready message.
-func (p *Publisher) isHeld(ctx context.Context, call *protocol.Call, ready uint64) bool {
-	question := nats.NewMsg(p.store.Fleet.AskSubject(call.Pool, call.Lane().Hash()))
-	_, err := p.store.Replies.Collect(ctx, store.ShortTimeout, question, maxHolders, func(msg *nats.Msg) bool {
+// isHeld asks whether somebody holds a lane by a ready message.
+func isHeld(ctx context.Context, s *store.Store, pool protocol.Pool, lane protocol.Lane, ready uint64) bool {
+	question := nats.NewMsg(s.Fleet.AskSubject(pool, lane.Hash()))
+	_, err := s.Replies.Collect(ctx, store.ShortTimeout, question, maxHolders, func(msg *nats.Msg) bool {
 		var a Answer
 		err := json.Unmarshal(msg.Data, &a)
 		return err == nil && slices.ContainsFunc(a.Lanes, func(l HeldLane) bool { return l.Ready == ready })

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -207,6 +208,18 @@ func TestJavaScript_AtMostOnce(t *testing.T) {
 	result := js.result(t, caller)
 	require.Equal(t, protocol.StatusOutcomeUnknown, result.Status)
 	require.Equal(t, protocol.CodeOutcomeUnknown, result.Error.Code)
+
+	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
+	require.NoError(t, err)
+	once, again := note(t, "blue", "never", 0), note(t, "blue", "hello", 0)
+	once.Delivery = protocol.AtMostOnce
+	for _, call := range []*protocol.Call{once, again} { // each may have been started before
+		require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call, Header: nats.Header{protocol.HeaderStarted: {"1"}}}})[0])
+	}
+	results := awaitResults(t, publisher, once, again)
+	require.Equal(t, protocol.StatusOutcomeUnknown, results[0].Status)
+	require.Equal(t, protocol.StatusOK, results[1].Status)
+	require.Equal(t, 2, results[1].Attempt)
 }
 
 // TestJavaScript_Caller is a caller that follows docs/wire.md, and a worker of ours.

@@ -4,14 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -111,14 +109,9 @@ func (o *Operator) delivered(ctx context.Context, pool protocol.Pool, ready *jet
 // lastDelivered is the sequence up to which ready messages of a pool were handed to
 // workers, at least once; 0 when the pool has never had one.
 func (o *Operator) lastDelivered(ctx context.Context, pool protocol.Pool) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
-	defer cancel()
-	consumer, err := o.store.Calls.Consumer(ctx, o.store.Fleet.ReadyConsumer(pool))
-	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return 0, nil
+	consumer, err := o.store.Consumer(ctx, pool)
+	if err != nil || consumer == nil {
+		return 0, err
 	}
-	if err != nil {
-		return 0, fmt.Errorf("consumer of pool %s: %w", pool, err)
-	}
-	return consumer.CachedInfo().Delivered.Stream, nil
+	return consumer.Delivered.Stream, nil
 }

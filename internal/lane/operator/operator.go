@@ -111,21 +111,43 @@ func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol
 	return mark != nil, nil
 }
 
-// Kick publishes a lane's ready message, in case nobody else did. It reports false
-// when the lane had one: it was ready or held already. A lane that has nothing is [ErrNoLane].
-func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
-	if err := o.require(ctx, pool, lane); err != nil {
-		return false, fmt.Errorf("kick: %w", err)
+// Kicked says what a kick did.
+type Kicked string
+
+// Everything that a kick does.
+const (
+	KickedNothing  Kicked = ""         // the lane was ready or held already
+	KickedReady    Kicked = "made"     // it had no ready message, and has one now
+	KickedReplaced Kicked = "replaced" // it had one that nobody was ever given, which a killed server had brought back
+)
+
+// Kick publishes a lane's ready message, in case nobody else did, and replaces one that is settled. A lane that has
+// nothing is [ErrNoLane].
+func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, name protocol.Lane) (Kicked, error) {
+	if err := o.require(ctx, pool, name); err != nil {
+		return KickedNothing, fmt.Errorf("kick: %w", err)
 	}
-	before, err := o.readyMessage(ctx, pool, lane.Hash())
-	if err == nil {
-		err = o.store.PublishReady(ctx, pool, lane)
-	}
+	did, err := o.kick(ctx, pool, name)
 	if err != nil {
-		return false, fmt.Errorf("kick lane %s: %w", lane, err)
+		return did, fmt.Errorf("kick lane %s: %w", name, err)
 	}
-	o.poke(pool, lane)
-	return before == nil, nil
+	o.poke(pool, name)
+	return did, nil
+}
+
+func (o *Operator) kick(ctx context.Context, pool protocol.Pool, name protocol.Lane) (Kicked, error) {
+	made, err := o.store.MakeReady(ctx, pool, name)
+	if made || err != nil {
+		return KickedReady, err
+	}
+	ready, err := o.readyMessage(ctx, pool, name.Hash())
+	if err != nil || ready == nil {
+		return KickedNothing, err
+	}
+	if replaced, err := lane.Unblock(ctx, o.store, pool, name, ready.Sequence); replaced || err != nil {
+		return KickedReplaced, err
+	}
+	return KickedNothing, nil
 }
 
 // Skip has a call end as cancelled: without being run when it waits, killed when
