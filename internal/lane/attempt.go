@@ -28,8 +28,7 @@ func (l *held) attempt(e *entry) bool {
 		return false
 	}
 	if known { // its result is stored already
-		e.settledBefore = true
-		l.dropPayload(e)
+		l.wasSettled(e)
 		return true
 	}
 	if result == nil {
@@ -266,6 +265,13 @@ func (l *held) settle(e *entry, r *protocol.Result) bool {
 		l.complain(resultTrouble, e, err)
 		l.pause()
 	}
+}
+
+// wasSettled notes that the result of a call was stored already when its turn came.
+func (l *held) wasSettled(e *entry) {
+	e.settledBefore = true
+	l.holder.options.SettledBefore(l.ctx, e.call)
+	l.dropPayload(e)
 }
 
 // dropPayload deletes the body that a settled call has in the object store.

@@ -26,11 +26,13 @@ type Options struct {
 	Keeps func(protocol.Lane) bool
 	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
 	MaxLingering int
-	// Settled, if set, is told of each call whose result this holder has stored, and Lost of each
+	// Settled, if set, is told of each call whose result this holder has stored; SettledBefore of each whose
+	// result was there when its turn came, as a holder leaves it that is lost before its Settled returns; and Lost of each
 	// lane that was lost while it was held: at once, also while calls of it do not end. Many goroutines
 	// call them; the lane is not claimed again here before they return.
-	Settled func(ctx context.Context, call *protocol.Call, result *protocol.Result)
-	Lost    func(ctx context.Context, lane protocol.Lane)
+	Settled       func(ctx context.Context, call *protocol.Call, result *protocol.Result)
+	SettledBefore func(ctx context.Context, call *protocol.Call)
+	Lost          func(ctx context.Context, lane protocol.Lane)
 	// Logger gets troubles at warn, those that last once when they begin and once when they are over; nil discards.
 	Logger *slog.Logger
 }
@@ -56,6 +58,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Settled == nil {
 		o.Settled = func(context.Context, *protocol.Call, *protocol.Result) {}
+	}
+	if o.SettledBefore == nil {
+		o.SettledBefore = func(context.Context, *protocol.Call) {}
 	}
 	if o.Lost == nil {
 		o.Lost = func(context.Context, protocol.Lane) {}

@@ -119,8 +119,7 @@ func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 	for e.mayHaveResult() || l.mayBeBack(e) {
 		known, err := l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
 		if known {
-			e.settledBefore = true
-			l.dropPayload(e)
+			l.wasSettled(e)
 			return true
 		}
 		if err == nil {

@@ -113,7 +113,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 	var err error
 	s.holder, err = lane.NewHolder(ctx, nc, s, lane.Options{
 		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
-		Settled: s.settled, Lost: func(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }, Logger: o.Logger,
+		Settled: s.settled, SettledBefore: s.endIfOpen, Lost: func(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }, Logger: o.Logger,
 	})
 	return s, err
 }
@@ -129,9 +129,13 @@ func (s *Server) Run(ctx, drain context.Context) error {
 // another coordinator was lost with it, and its calls would go on until the session's next turn. That waits here meanwhile.
 func (s *Server) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	s.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
-	if r.Status == protocol.StatusOK {
-		return
+	if r.Status != protocol.StatusOK {
+		s.endIfOpen(ctx, c)
 	}
+}
+
+// endIfOpen ends a turn whose call is over, if it is open still; also one whose coordinator was lost between the two.
+func (s *Server) endIfOpen(ctx context.Context, c *protocol.Call) {
 	if err := s.endGivenUp(ctx, c); err != nil {
 		s.options.Logger.WarnContext(ctx, "turn is left to the session's next one, which ends it",
 			slog.String("session_id", string(c.SessionID)), slog.Any("error", err))

@@ -537,6 +537,32 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	require.NoFileExists(t, r.file(call.SessionID, "late"))
 }
 
+// TestTurn_SettledAndNotEnded: a coordinator was lost when it had stored the result, and had not ended the turn yet.
+func TestTurn_SettledAndNotEnded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, bash("echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late")+","+answer)
+	nc, link := r.ConnectVia()
+	r.serve(nc, "a", nil)
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
+	done := make(chan *protocol.Result, 1)
+	go func() { done <- r.submit(t.Context(), call) }()
+	awaitFile(t, r.file(call.SessionID, "started"))
+	link.Cut()
+	result := protocol.NewResult(&call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown, "its coordinators were lost"))
+	body, err := protocol.EncodeResult(&result)
+	require.NoError(t, err)
+	_, err = r.JS.Publish(t.Context(), string(r.Name.ResultSubject(call.SessionID, call.ID)), body)
+	require.NoError(t, err)
+	requireFault(t, <-done, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+
+	r.serve(r.Connect(), "b", nil)
+	require.Eventually(t, func() bool {
+		return slices.Equal([]string{"1 tool_result cancelled", "1 turn_ended interrupted"}, r.ends(call.SessionID))
+	}, patience, 10*time.Millisecond, "without the session's next turn")
+	require.NoFileExists(t, r.file(call.SessionID, "late"))
+	link.Mend()
+}
+
 // ends are those of a session's tool calls and turns.
 func (r *rig) ends(session protocol.SessionID) (ends []string) {
 	for _, e := range r.events(session) {
