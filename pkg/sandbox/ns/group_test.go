@@ -17,6 +17,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
+// slow is how long commands may take here: the machine may be emulated, on one that is busy.
+const slow = 5 * time.Minute
+
 // TestGroup_IsWhatTheDriverProves: the kinds of the limits follow.
 func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // the machine is slow
 	cgrouptest.Require(t, cgroup.Find)
@@ -41,7 +44,7 @@ func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine
 		"beside shared memory": `head -c 20000000 /dev/zero >/dev/shm/x; tail /dev/zero; sleep 1000`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := limited(t, sandbox.Limits{Memory: limit, Wall: 60 * time.Second})
+			s := limited(t, sandbox.Limits{Memory: limit, Wall: slow})
 			start := time.Now()
 			result := run(t, s, script)
 			require.Equal(t, sandbox.ReasonOOM, result.Reason, "exit code %d, signal %s: %s%s", result.ExitCode, result.Signal, result.Stdout.Data, result.Stderr.Data)
@@ -58,13 +61,13 @@ func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine
 // command's own end is not blamed on it.
 func TestGroup_BesideOthers(t *testing.T) { //nolint:paralleltest // the machine is slow
 	cgrouptest.Require(t, cgroup.Find)
-	endsAlone(t, limited(t, sandbox.Limits{Memory: 150 << 20, Wall: time.Minute}), 30_000_000, "tail /dev/zero")
+	endsAlone(t, limited(t, sandbox.Limits{Memory: 150 << 20, Wall: slow}), 30_000_000, "tail /dev/zero")
 }
 
 // TestGroup_CommandMayHaveLess: a limit of a call is hard too when it runs alone.
 func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the machine is slow
 	cgrouptest.Require(t, cgroup.Find)
-	s := limited(t, sandbox.Limits{Memory: 400 << 20, Processes: 200})
+	s := limited(t, sandbox.Limits{Memory: 400 << 20, Processes: 200, Wall: slow})
 	cmd := sandbox.Cmd{Argv: []string{"bash", "-c", "head -c 60000000 /dev/zero >/dev/shm/x; sleep 1000"}, Limits: sandbox.Limits{Memory: 32 << 20}}
 	result, err := s.Exec(t.Context(), cmd)
 	require.NoError(t, err)
@@ -108,7 +111,7 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it measures
 	cgrouptest.Require(t, cgroup.Find)
 	const samples = 30
-	neighbour := limited(t, sandbox.Limits{})
+	neighbour := limited(t, sandbox.Limits{Wall: slow})
 	measure := func() []time.Duration {
 		var took []time.Duration
 		for range samples {
@@ -120,7 +123,7 @@ func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it meas
 		return took
 	}
 	quiet := measure()
-	s := limited(t, sandbox.Limits{Memory: 64 << 20})
+	s := limited(t, sandbox.Limits{Memory: 64 << 20, Wall: slow})
 	ctx, cancel := context.WithCancel(t.Context())
 	bombs := make(chan int, 1)
 	go func() {

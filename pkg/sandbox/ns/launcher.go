@@ -29,8 +29,12 @@ type launcher struct {
 	command *exec.Cmd
 }
 
+// errLauncher says that the launcher is gone, or does not answer: it has been ended.
+var errLauncher = errors.New("the launcher is lost")
+
 // launch starts a sandbox that has one end of a control socket, in a group unless that is nil. When the worker is root,
-// owners is a user namespace that translates the owner of its directories; otherwise it is -1.
+// owners is a user namespace that translates the owner of its directories; otherwise it is -1. After [errLauncher] there may
+// be a process that has the socket, and ends with it: the next one needs another.
 func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Group) (process *os.Process, owners int, err error) {
 	fds := []int{int(control.Fd())}
 	if group != nil {
@@ -40,8 +44,8 @@ func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Gr
 	defer l.mu.Unlock()
 	pid, owners, err := l.ask(config, fds)
 	if _, ok := errors.AsType[*startError](err); err != nil && !ok {
-		l.end() // somebody has killed it, perhaps
-		pid, owners, err = l.ask(config, fds)
+		l.end()
+		err = fmt.Errorf("%w: %w", errLauncher, err)
 	}
 	if err != nil {
 		return nil, -1, err
@@ -58,12 +62,12 @@ func (l *launcher) ask(config wire.Config, fds []int) (pid, owners int, err erro
 		}
 	}
 	if err := l.conn.Send(0, wire.KindConfig, config, fds...); err != nil {
-		return 0, -1, fmt.Errorf("launcher: %w", err)
+		return 0, -1, err
 	}
 	l.conn.ReceiveUntil(time.Now().Add(startWait))
 	m, err := l.conn.Receive()
 	if err != nil {
-		return 0, -1, fmt.Errorf("launcher: %w", err)
+		return 0, -1, err
 	}
 	defer m.CloseFDs() // but the one that is returned
 	if m.Kind == wire.KindFailed {

@@ -116,6 +116,22 @@ func TestLost_LauncherIsKilled(t *testing.T) { //nolint:paralleltest // it is ev
 	requireFresh(t, s)
 }
 
+// TestLost_LauncherIsKilledWhileItLaunches: what it has half made does not speak for what the next one makes.
+func TestLost_LauncherIsKilledWhileItLaunches(t *testing.T) { //nolint:paralleltest // it is everybody's
+	s := openLost(t)
+	for i := range 40 {
+		launchers.mu.Lock()
+		if launchers.command != nil {
+			victim := launchers.command.Process
+			time.AfterFunc(time.Duration(i)*100*time.Microsecond, func() { _ = victim.Kill() })
+		}
+		launchers.mu.Unlock()
+		opened, err := openNew(t.Context(), s.config, nil, sandbox.Limits{})
+		require.NoError(t, err)
+		require.NoError(t, opened.close())
+	}
+}
+
 func TestOpen_OfAnEndedStartLeavesNothing(t *testing.T) {
 	t.Parallel()
 	s := openLost(t)

@@ -58,6 +58,14 @@ type half struct {
 
 // begin starts a sandbox, in a group of its own unless groups is nil. It has to be finished or abandoned.
 func begin(config wire.Config, groups *cgroup.Tree) (*half, error) {
+	h, err := tryBegin(config, groups)
+	if errors.Is(err, errLauncher) { // somebody has killed it, perhaps
+		return tryBegin(config, groups)
+	}
+	return h, err
+}
+
+func tryBegin(config wire.Config, groups *cgroup.Tree) (*half, error) {
 	b, err := bounds.New(groups, bounds.Spare{Memory: spareMemory, Processes: initd.SpareProcesses})
 	if err != nil {
 		return nil, err
