@@ -71,25 +71,20 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	return nil
 }
 
-// reap waits for children, for ever.
+// reap waits for children, for ever. A process id is not free before the lock is held: otherwise a command that is started
+// meanwhile could get that of one that has ended, and its end.
 func (t *commands) reap() {
 	for {
-		var status unix.WaitStatus
-		var usage unix.Rusage
-		pid, err := unix.Wait4(-1, &status, 0, &usage)
-		switch {
-		case errors.Is(err, unix.EINTR):
+		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if errors.Is(err, unix.EINTR) {
 			continue
-		case err != nil: // no children
-			t.mu.Lock()
-			t.settle()
-			t.mu.Unlock()
+		}
+		t.mu.Lock()
+		t.drain()
+		t.settle()
+		t.mu.Unlock()
+		if err != nil { // no children
 			<-t.born
-		default:
-			t.mu.Lock()
-			t.reaped(pid, status, &usage)
-			t.settle()
-			t.mu.Unlock()
 		}
 	}
 }
