@@ -106,7 +106,8 @@ func TestJobs_OutliveTheirTurnAndTheirCoordinator(t *testing.T) {
 		_, err = r.run(t.Context(), t, "and?")
 		require.NoError(t, err)
 		require.Len(t, r.watch.of(loop.EventJobEnded), 1)
-		require.Contains(t, texts(r.model.lastSeen())[7], "[job_1_1_0 has ended: ok]\nbuilt: ok")
+		seen := texts(r.model.lastSeen())
+		require.Equal(t, "tool: [job_1_1_0 has ended: ok]\nbuilt: ok", seen[len(seen)-1], "whether it was told before or not")
 		require.Len(t, r.fleet.runs, 1, "it is not run again")
 	})
 }
