@@ -72,10 +72,9 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 }
 
 // CheckRights tells at once what would otherwise show as requests without an answer: the error wraps [ErrRights] and names every
-// subject of the rights that the server refuses. What is published to find out has no effect.
+// subject of the rights that the server refuses. What is published to find out has no effect. The server may take 5 seconds for
+// each answer, of which there are as many as rights when it refuses one.
 func CheckRights(ctx context.Context, nc *nats.Conn, rights ...Rights) error {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
 	var all []try
 	for _, r := range rights {
 		for _, subject := range r.Publish {
@@ -118,6 +117,8 @@ func refuses(ctx context.Context, nc *nats.Conn, tries ...try) (bool, error) {
 			return false, fmt.Errorf("try to %s %s: %w", t.may, t.subject, err)
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
 	if err := nc.FlushWithContext(ctx); err != nil { // what is refused is told before its answer
 		return false, fmt.Errorf("try the rights of the NATS user: %w", err)
 	}
