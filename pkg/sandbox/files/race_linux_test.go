@@ -40,7 +40,7 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 	require.NoError(t, os.Symlink("/workspace/tree", filepath.Join(dir, "in"))) // whose places are exchanged
 	require.NoError(t, os.Symlink(filepath.Join(dir, "in/a"), filepath.Join(dir, "in-a")))
 	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o666))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
 	pairs := [][2]string{{"tree/a", "out"}, {"tree/a/b", "out-b"}, {"tree/x", "spare"}, {"plain", "fifo"}, {"tree/x/file", "fifo"}}
@@ -62,11 +62,11 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 		})
 	}
 	var ok, failed, slow int
-	for ctx.Err() == nil {
+	for start := time.Now(); races(start, ok > 0 && failed > 0); {
 		for _, try := range treeOperations(fs) {
 			began := time.Now()
 			seen, err := try(t.Context())
-			if time.Since(began) > 5*time.Second {
+			if time.Since(began) > time.Minute {
 				slow++
 			}
 			require.NotContains(t, seen, "secret")
@@ -79,6 +79,7 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 			failed++
 		}
 	}
+	cancel()
 	wg.Wait()
 	t.Logf("%d operations done, %d refused", ok, failed)
 	require.Positive(t, ok)
