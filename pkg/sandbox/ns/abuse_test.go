@@ -26,7 +26,7 @@ import (
 func limited(t *testing.T, limits sandbox.Limits) sandbox.Sandbox {
 	t.Helper()
 	if limits.Wall == 0 {
-		limits.Wall = 30 * time.Second
+		limits.Wall = 2 * time.Minute // for what does not end
 	}
 	s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
 		ID: t.Name(), Workspace: t.TempDir(), Scratch: t.TempDir(),

@@ -107,10 +107,11 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 }
 
 // TestGroup_NeighboursAnswer: beside a sandbox whose memory is used up again and again another
-// answers within 100 ms, or what it takes without that on a slow machine.
+// answers within 100 ms, or what it takes without that on a slow machine. It is measured several times
+// if need be: what else the machine does comes and goes.
 func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it measures
 	cgrouptest.Require(t, cgroup.Find)
-	const samples = 30
+	const samples, rounds = 30, 10
 	neighbour := limited(t, sandbox.Limits{Wall: slow})
 	measure := func() []time.Duration {
 		var took []time.Duration
@@ -122,8 +123,23 @@ func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it meas
 		slices.Sort(took)
 		return took
 	}
-	quiet := measure()
 	s := limited(t, sandbox.Limits{Memory: 64 << 20, Wall: slow})
+	for range rounds {
+		quiet := measure()
+		stop := bombard(t, s)
+		beside := measure()
+		bombs, at := stop(), samples*9/10-1
+		t.Logf("9 of 10 within %s quiet, %s beside %d memory bombs; half within %s and %s", quiet[at], beside[at], bombs, quiet[samples/2], beside[samples/2])
+		if beside[at] < max(100*time.Millisecond, 4*quiet[at]) {
+			return
+		}
+	}
+	require.Fail(t, "neighbours wait")
+}
+
+// bombard uses up the memory of a sandbox again and again, until stop is called, which returns how often that was.
+func bombard(t *testing.T, s sandbox.Sandbox) (stop func() int) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	bombs := make(chan int, 1)
 	go func() {
@@ -136,9 +152,8 @@ func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it meas
 		}
 		bombs <- n
 	}()
-	beside := measure()
-	cancel()
-	at := samples*9/10 - 1
-	t.Logf("9 of 10 within %s quiet, %s beside %d memory bombs; half within %s and %s", quiet[at], beside[at], <-bombs, quiet[samples/2], beside[samples/2])
-	require.Less(t, beside[at], max(100*time.Millisecond, 4*quiet[at]))
+	return func() int {
+		cancel()
+		return <-bombs
+	}
 }

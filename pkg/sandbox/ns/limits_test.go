@@ -35,7 +35,7 @@ func TestLimits_ReachWhatIsStartedAtOnce(t *testing.T) { //nolint:paralleltest /
 		_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "done"})
 		require.NoError(t, err)
 	}()
-	const script = `one() { sleep 0.5; ulimit -Hf; ulimit -Hn; }; (one)& (one)& ((one; : >grown)&); one; wait; until [ -e grown ]; do sleep 0.05; done; rm grown`
+	const script = `one() { until [ $(ulimit -Hf) = 2048 ] && [ $(ulimit -Hn) = 64 ]; do sleep 0.05; done; ulimit -Hf; ulimit -Hn; }; (one)& (one)& ((one; : >grown)&); one; wait; until [ -e grown ]; do sleep 0.05; done; rm grown`
 	for range 8 {
 		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
 		require.NoError(t, err)

@@ -66,7 +66,7 @@ func requireEnd(t *testing.T, pid int) {
 	defer unix.Close(fd)
 	n, err := -1, error(unix.EINTR) // as a signal of the runtime has it
 	for errors.Is(err, unix.EINTR) {
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int((20 * time.Second).Milliseconds()))
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Minute.Milliseconds()))
 	}
 	require.NoError(t, err)
 	require.Equal(t, 1, n, "process %d lives", pid)

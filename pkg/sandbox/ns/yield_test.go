@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -20,21 +21,32 @@ import (
 func TestPriority_LongCommandsMakeWay(t *testing.T) {
 	t.Parallel()
 	s := limited(t, sandbox.Limits{})
-	short := slices.Min(slices.Concat(numbers(t, run(t, s, "nice")), numbers(t, run(t, s, "nice")), numbers(t, run(t, s, "nice")))) // on a busy machine one may be long
+	short := requireShort(t, s)
 	const script = `makes_way='until [ $(nice) -gt %d ]; do sleep 0.1; done; nice'; (setsid sh -c "$makes_way" >other) & eval "$makes_way"; wait; cat other`
 	require.Equal(t, []int{short + 5, short + 5}, numbers(t, run(t, s, fmt.Sprintf(script, short))))
-	require.Eventually(t, func() bool { return slices.Equal([]int{short}, numbers(t, run(t, s, "nice"))) }, time.Minute, time.Millisecond,
-		"one that begins has the priority of the long one")
+	requireShort(t, s)
+}
+
+// requireShort checks that a command that begins has the priority of its sandbox, which is this process's, and returns that. On a busy
+// machine some take so long that they have less.
+func requireShort(t *testing.T, s sandbox.Sandbox) (priority int) {
+	t.Helper()
+	const none = 20 // is how the kernel tells of no niceness
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return slices.Equal([]int{none - raw}, numbers(t, run(t, s, "nice"))) }, time.Minute, time.Millisecond)
+	return none - raw
 }
 
 // TestPriority_CrowdsMakeWayCompletely: a command that is very many processes has the lowest priority, and none that comes after it.
 func TestPriority_CrowdsMakeWayCompletely(t *testing.T) {
 	t.Parallel()
 	s := limited(t, sandbox.Limits{})
-	before := numbers(t, run(t, s, "nice"))
-	require.Equal(t, []int{19}, numbers(t, run(t, s, "for i in $(seq 100); do sleep 60 & done; until [ $(nice) = 19 ]; do sleep 0.1; done; nice")))
-	require.Eventually(t, func() bool { return slices.Equal(before, numbers(t, run(t, s, "nice"))) }, time.Minute, time.Millisecond,
-		"one that begins has the priority of the crowd")
+	requireShort(t, s)
+	const script = `for i in $(seq 100); do sleep 60 & done; for i in $(seq 30); do [ $(nice) = 19 ] && break; sleep 0.1; done; nice`
+	require.Eventually(t, func() bool { return slices.Equal([]int{19}, numbers(t, run(t, s, script))) }, time.Minute, time.Millisecond,
+		"nobody looks any more at one that becomes a crowd so late as on a very busy machine")
+	requireShort(t, s)
 }
 
 func numbers(t *testing.T, r sandbox.Result) (all []int) {
