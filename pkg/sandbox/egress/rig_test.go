@@ -125,7 +125,7 @@ func (r *rig) dialProxy(t *testing.T) net.Conn {
 	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+	require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
 	return c
 }
 
