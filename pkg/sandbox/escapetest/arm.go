@@ -27,8 +27,8 @@ const (
 // nobody is the ordinary user of arms that are started by root.
 const nobody = 65534
 
-// armTimeout bounds an arm.
-const armTimeout = 5 * time.Minute
+// armTimeout bounds an arm, of which the longest take a minute on a machine that is not busy.
+const armTimeout = 20 * time.Minute
 
 // InArms runs a test as root, if that is asked for and root has started it, and as an
 // ordinary user: each in a process of its own, with mounts, processes, IPC and a host name

@@ -53,7 +53,7 @@ func unixSecret(path, secret string) canary.Verdict {
 // hear reads the secret from a connection.
 func hear(conn net.Conn, secret string) canary.Verdict {
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	_ = conn.SetDeadline(time.Now().Add(answerWait))
 	data, err := io.ReadAll(conn)
 	if bytes.Contains(data, []byte(secret)) {
 		return escape("connected")

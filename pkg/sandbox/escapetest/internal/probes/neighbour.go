@@ -32,8 +32,8 @@ func beNeighbour(h canary.Host, abstract string) {
 	if err := os.WriteFile(path, []byte(h.Secret), 0o644); err != nil {
 		fail(err)
 	}
-	_, _ = fmt.Fprintln(os.Stdout, path)
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", "@"+abstract)
+	_, _ = fmt.Fprintln(os.Stdout, path)
 	for err != nil { // a sandbox without sockets
 		time.Sleep(time.Hour)
 	}

@@ -120,8 +120,9 @@ func fastOpen(h canary.Host) canary.Verdict {
 	return hearFD(fd, h.Secret)
 }
 
+// reach connects to another host.
 func reach(network, address string) canary.Verdict {
-	conn, err := dial(network, address)
+	conn, err := dialWithin(outsideWait, network, address)
 	if err == nil {
 		_ = conn.Close()
 	}
@@ -138,7 +139,7 @@ func udp(h canary.Host) canary.Verdict {
 	if _, err := conn.Write([]byte("x")); err != nil {
 		return contained(err)
 	}
-	_ = conn.SetDeadline(time.Now().Add(500 * time.Millisecond))
+	_ = conn.SetDeadline(time.Now().Add(answerWait))
 	answer := make([]byte, len(h.Secret))
 	if _, err := conn.Read(answer); err != nil {
 		return contained(err)

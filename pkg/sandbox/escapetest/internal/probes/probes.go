@@ -134,9 +134,17 @@ func errnoName(err error) string {
 	return err.Error()
 }
 
-// dial connects, or gives up after a second.
-func dial(network, address string) (net.Conn, error) {
-	return (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), network, address)
+// How long an answer may take: of this host, which may be busy, and of others, from whom none may come.
+const (
+	answerWait  = 10 * time.Second
+	outsideWait = time.Second
+)
+
+// dial connects to this host.
+func dial(network, address string) (net.Conn, error) { return dialWithin(answerWait, network, address) }
+
+func dialWithin(most time.Duration, network, address string) (net.Conn, error) {
+	return (&net.Dialer{Timeout: most}).DialContext(context.Background(), network, address)
 }
 
 // command is a program to run.
