@@ -31,7 +31,7 @@ func (s *session) quick(tool string, a args) answer {
 	s.t.Helper()
 	start := time.Now()
 	got := s.call(tool, a)
-	require.Less(s.t, time.Since(start), 20*time.Second, "%s %v", tool, a)
+	require.Less(s.t, time.Since(start), time.Minute, "%s %v", tool, a)
 	require.True(s.t, utf8.ValidString(got.text))
 	return got
 }

@@ -162,6 +162,20 @@ func (s *session) sh(command string) string {
 	return s.with(toolset.CoreName).ok("bash", args{"command": command})
 }
 
+// outOfTime runs a command that says something and does not end, with more and more time until it is out of that after it has.
+func (s *session) outOfTime(command, said string) answer {
+	s.t.Helper()
+	const first, most = 0.5, 60 // seconds
+	for timeout := first; ; timeout *= 2 {
+		got := s.call("bash", args{"command": command, "timeout": timeout})
+		require.Equal(s.t, protocol.StatusTimeout, got.status)
+		if strings.Contains(got.text, said) {
+			return got
+		}
+		require.Less(s.t, timeout, float64(most), got.text)
+	}
+}
+
 // content is a file as a command sees it.
 func (s *session) content(path string) string {
 	s.t.Helper()
