@@ -5,6 +5,7 @@ package initd
 import (
 	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,13 +18,15 @@ func TestDuring_LimitsHoldFromTheStart(t *testing.T) { //nolint:paralleltest // 
 	const kilobyte = 1 << 10
 	seen := func(limits wire.Limits) string {
 		c := &command{brand: newBrand(), limits: limits}
-		var out []byte
-		_, err := c.during(func() (pid int, err error) {
-			out, err = exec.CommandContext(t.Context(), "bash", "-c", "ulimit -Sf; ulimit -Sn; ulimit -Sd; ulimit -St").Output()
-			return 1 << 30, err // nobody, for whom there is nothing to do late
+		var out strings.Builder
+		shell := exec.CommandContext(t.Context(), "bash", "-c", "ulimit -Sf; ulimit -Sn; ulimit -Sd; ulimit -St")
+		shell.Stdout = &out
+		_, err := c.during(func() (pid int, err error) { // this process, too, has the limits until it returns
+			return 1 << 30, shell.Start() // nobody, for whom there is nothing to do late
 		})
 		require.NoError(t, err)
-		return string(out)
+		require.NoError(t, shell.Wait())
+		return out.String()
 	}
 	before := seen(wire.Limits{})
 	memory := uint64(100 << 20)
