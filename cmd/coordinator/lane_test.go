@@ -58,7 +58,7 @@ type laneRig struct {
 	after     func(func())
 }
 
-const scriptWait = 20 * time.Second
+const scriptWait = time.Minute
 
 func setUpLanes(env *testscript.Env) error {
 	server, err := embedded.Start(context.Background(), embedded.Options{Data: filepath.Join(env.WorkDir, ".data"), Listen: "127.0.0.1:0"})

@@ -64,7 +64,7 @@ func permitted(t *testing.T, without ...string) (coordinator, worker string) {
 	require.NoError(t, err)
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(20*time.Second))
+	require.True(t, s.ReadyForConnections(time.Minute))
 	return "nats://fleet:secret@" + s.Addr().String(), "nats://worker:secret@" + s.Addr().String()
 }
 

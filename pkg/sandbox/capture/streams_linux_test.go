@@ -75,7 +75,7 @@ func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 	start := time.Now()
 	require.False(t, streams.Finish(50*time.Millisecond))
-	require.Less(t, time.Since(start), 10*time.Second)
+	require.Less(t, time.Since(start), time.Minute)
 	require.Equal(t, "said\n", string(out.Captured(sandbox.Stdout).Data))
 	require.NoError(t, holder.Close())
 }
@@ -91,7 +91,7 @@ func TestStreams_FinishDoesNotWaitForThoseWhoWriteOn(t *testing.T) {
 	streams.Run()
 	start := time.Now()
 	require.False(t, streams.Finish(50*time.Millisecond))
-	require.Less(t, time.Since(start), 10*time.Second)
+	require.Less(t, time.Since(start), time.Minute)
 	require.Error(t, cmd.Wait(), "nobody reads any more")
 }
 

@@ -3,6 +3,7 @@ package driver_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"strconv"
 	"sync"
@@ -69,7 +70,9 @@ func endLauncher(t *testing.T) {
 		line, _ := os.ReadFile("/proc/" + entry.Name() + "/cmdline") // it may have ended
 		status, _ := os.ReadFile("/proc/" + entry.Name() + "/status")
 		if bytes.Equal(line, []byte("toolfleet-sandbox\x00launch\x00")) && bytes.Contains(status, []byte("\nPPid:\t"+strconv.Itoa(os.Getpid())+"\n")) {
-			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+			if err := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) { // it has ended since
+				require.NoError(t, err)
+			}
 		}
 	}
 }

@@ -81,13 +81,14 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // as above
 }
 
 // hides starts a process that shows nothing of whose it is: another session, limit and environment, and no parent.
-const hides = `(setsid env -i /bin/bash -c 'ulimit -S -R 12345; exec sleep '$0 &) ; sleep 1`
+// The command goes on when it is so.
+const hides = `(setsid env -i /bin/bash -c 'ulimit -S -R 12345; : >hidden; exec sleep '$0 &) ; until [ -e hidden ]; do sleep 0.01; done; rm hidden`
 
 // TestGroup_NothingHides from the end of its command, or of another one after which nothing runs.
 func TestGroup_NothingHides(t *testing.T) { //nolint:paralleltest // as above
 	requireGroups(t)
 	s := limited(t, sandbox.Limits{})
-	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", hides + "", "98761"}})
+	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", hides, "98761"}})
 	require.NoError(t, err)
 	require.Zero(t, result.ExitCode, "%s", result.Stderr.Data)
 	require.False(t, running(t, "sleep", "98761"))
@@ -100,7 +101,8 @@ func TestGroup_NothingHides(t *testing.T) { //nolint:paralleltest // as above
 	<-started
 	_, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", hides, "98762"}})
 	require.NoError(t, err)
-	require.True(t, running(t, "sleep", "98762"), "beside another command it cannot be told whose it is")
+	require.Eventually(t, func() bool { return running(t, "sleep", "98762") }, time.Minute, 10*time.Millisecond,
+		"beside another command it cannot be told whose it is")
 	_, err = s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "end"})
 	require.NoError(t, err)
 	require.NoError(t, <-beside)

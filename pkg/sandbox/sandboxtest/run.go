@@ -18,7 +18,7 @@ import (
 const path = "/usr/local/bin:/usr/bin:/bin"
 
 // patience is how long the suite waits for what should come at once.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // Options describe a driver to the suite.
 type Options struct {

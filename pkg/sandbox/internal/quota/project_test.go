@@ -74,7 +74,7 @@ func requireFiles(t *testing.T, p *Project, want int64) {
 }
 
 // settled is the most that it takes until what was removed is no longer counted.
-const settled = 10 * time.Second
+const settled = time.Minute
 
 const (
 	space = 4 << 20 // of a project

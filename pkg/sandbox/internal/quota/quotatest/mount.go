@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -42,7 +43,10 @@ func (fs FileSystem) Mount(t *testing.T, options string) string {
 	require.NoError(t, os.Mkdir(dir, 0o755))
 	run(t, fs.make[0], append(slices.Clone(fs.make[1:]), image)...)
 	run(t, "mount", "-t", fs.name, "-o", "loop,"+options, image, dir) // umount lets go of the device
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
+	t.Cleanup(func() {
+		// It is in use until what was in it last has ended.
+		require.Eventually(t, func() bool { return unix.Unmount(dir, 0) == nil }, time.Minute, time.Millisecond)
+	})
 	require.NoError(t, os.Chmod(dir, 0o755)) // ordinary users have to get in
 	return dir
 }
