@@ -3,7 +3,6 @@ package lane
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -18,8 +17,8 @@ import (
 
 // mayBeBack reports whether a call may have been settled and removed before the server's last start.
 func (l *held) mayBeBack(e *entry) bool {
-	h, now := l.holder, time.Now()
-	return !h.store.Clustered() && h.books.doubt(h.clock.AgeAt(now, e.accepted), now) != doubtNothing
+	s := l.holder.store
+	return !s.Clustered() && l.holder.books.doubt(s.NC.ConnectedServerId(), e.accepted) != doubtNothing
 }
 
 // unblock is [Unblock] for whoever waits for a call, where the lane's ready message may be back.
@@ -27,9 +26,8 @@ func (p *Publisher) unblock(ctx context.Context, call *protocol.Call) error {
 	if p.store.Clustered() {
 		return nil
 	}
-	p.books.meet(p.store.NC.ConnectedServerId(), time.Now())
 	ready, err := p.store.Next(ctx, p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash()), 0)
-	if err != nil || ready == nil || p.books.doubt(p.clock.Age(ready.Time), time.Now()) == doubtNothing {
+	if err != nil || ready == nil || p.books.doubt(p.store.NC.ConnectedServerId(), ready.Time) == doubtNothing {
 		return err
 	}
 	_, err = Unblock(ctx, p.store, call.Pool, call.Lane(), ready.Sequence)

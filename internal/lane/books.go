@@ -18,24 +18,32 @@ const (
 // count to disk a moment late: after a kill it may say of a lane that was held that it was never
 // delivered. So the count is doubted for what was stored before this process first met the server since
 // its last start, and for what was stored before the pool's consumer was made again, because somebody
-// deleted it or restored the stream from a backup. It is safe for concurrent use.
+// deleted it or restored the stream from a backup. All times are the server's own, as is when a message was
+// stored: measured by this machine's clock they would be off by as much as an answer takes. It is safe for concurrent use.
 type books struct {
 	mu     sync.Mutex
 	server string    // id of the running server; it has a new one after each start
-	since  time.Time // when this process met it
+	since  time.Time // when this process had met it
 	before bool      // this process knew it under another id
 	made   string    // when the consumer was made; unknown at first
 	anew   time.Time // when this process noticed that the consumer was made again; zero if it never was
 }
 
-// meet notes which server a connection leads to.
-func (b *books) meet(id string, now time.Time) {
+// meet notes which server a connection leads to, and a time that it told after that.
+func (b *books) meet(server string, told time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if id != "" && id != b.server {
+	if server != "" && server != b.server {
 		b.before = b.server != ""
-		b.server, b.since = id, now
+		b.server, b.since = server, told
 	}
+}
+
+// met reports whether a server is the one that was met last. None, without a connection, is no other.
+func (b *books) met(server string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return server == "" || server == b.server
 }
 
 // remade notes when the pool's consumer was made, and reports whether this process knew an earlier one.
@@ -50,22 +58,25 @@ func (b *books) remade(made string, now time.Time) bool {
 	return other
 }
 
-// doubtConsumer judges a first delivery of a message that was stored some time ago.
-func (b *books) doubtConsumer(age time.Duration, now time.Time) doubt {
+// doubtConsumer judges a first delivery of a message by when that was stored.
+func (b *books) doubtConsumer(stored time.Time) doubt {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.anew.IsZero() || age < now.Sub(b.anew) {
-		return doubtNothing
+	if stored.Before(b.anew) {
+		return doubtStarted
 	}
-	return doubtStarted
+	return doubtNothing
 }
 
-// doubt judges a first delivery of a message that was stored some time ago.
-func (b *books) doubt(age time.Duration, now time.Time) doubt {
+// doubt judges a first delivery by a server of a message by when that was stored.
+func (b *books) doubt(server string, stored time.Time) doubt {
+	if !b.met(server) {
+		return doubtStarted
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case age < now.Sub(b.since):
+	case !stored.Before(b.since):
 		return doubtNothing
 	case b.before:
 		return doubtStarted

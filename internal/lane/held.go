@@ -118,10 +118,9 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // ends with the lease, not with a caller
 	l.starting, l.stop = context.WithCancel(l.ctx)
-	age, now := h.clock.Age(meta.Timestamp), time.Now()
-	l.doubt = h.books.doubtConsumer(age, now)
+	l.doubt = h.books.doubtConsumer(meta.Timestamp)
 	if !h.store.Clustered() { // a cluster writes deliveries down before it makes them
-		l.doubt = max(l.doubt, h.books.doubt(age, now))
+		l.doubt = max(l.doubt, h.books.doubt(h.store.NC.ConnectedServerId(), meta.Timestamp))
 	}
 	return l, nil
 }

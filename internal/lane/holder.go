@@ -48,6 +48,7 @@ type Holder struct {
 // the pool's consumer.
 func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options) (*Holder, error) {
 	o = o.withDefaults()
+	server := nc.ConnectedServerId()
 	s, err := store.Open(ctx, nc, o.Fleet)
 	if err != nil {
 		return nil, err
@@ -61,7 +62,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
 		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger},
 	}
-	h.books.meet(nc.ConnectedServerId(), time.Now())
+	h.books.meet(server, s.Calls.CachedInfo().TimeStamp)
 	h.slots = newSlots(o.Slots, h.room)
 	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.pullEnded, h.pullFault)
 	return h, nil
@@ -100,7 +101,7 @@ func (h *Holder) room() {
 // more, lets what runs finish until drain ends, kills the rest, hands its lanes back,
 // and returns. drain is a context that outlives ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
-	for h.clock.Sync(ctx, h.store.Calls) != nil { // ages of calls are measured by it
+	for h.sync(ctx) != nil { // ages of calls are measured by it
 		if !pause.For(ctx, faultPause) {
 			return nil
 		}
@@ -134,6 +135,17 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	return nil
 }
 
+// sync measures the server's time, and meets the server.
+func (h *Holder) sync(ctx context.Context) error {
+	server := h.store.NC.ConnectedServerId()
+	told, err := h.clock.Sync(ctx, h.store.Calls)
+	if err != nil {
+		return err
+	}
+	h.books.meet(server, told)
+	return nil
+}
+
 // pull keeps as many requests at the server as there are free slots.
 func (h *Holder) pull(ctx context.Context) {
 	changed := h.store.NC.StatusChanged(nats.CONNECTED, nats.RECONNECTING)
@@ -143,7 +155,6 @@ func (h *Holder) pull(ctx context.Context) {
 	healthy := false
 	for ctx.Err() == nil {
 		if !healthy {
-			h.books.meet(h.store.NC.ConnectedServerId(), time.Now())
 			healthy = h.puller.reset() == nil
 		}
 		if healthy {

@@ -59,7 +59,7 @@ func (h *Holder) meetConsumer(body []byte) {
 	if made == unknown || made == gone && h.store.Clustered() {
 		return
 	}
-	if h.books.remade(made, time.Now()) {
+	if h.books.remade(made, h.clock.Now()) {
 		h.each(func(l *held) { l.abort(ErrLost) })
 	}
 }

@@ -110,8 +110,8 @@ func (h *Holder) keepInformed(ctx context.Context) {
 		case <-ticker.C:
 		}
 		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
-		if now := time.Now(); now.After(clockDue) {
-			_ = h.clock.Sync(ctx, h.store.Calls) // the old offset is good enough
+		if now := time.Now(); now.After(clockDue) || !h.books.met(h.store.NC.ConnectedServerId()) {
+			_ = h.sync(ctx) // the old offset is good enough; until a server is met its books are doubted
 			clockDue = now.Add(clockPeriod)
 		}
 	}

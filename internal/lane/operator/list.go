@@ -76,7 +76,7 @@ func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*Li
 		limit = DefaultLaneLimit
 	}
 	at := time.Now()
-	if err := o.clock.Sync(ctx, o.store.Calls); err != nil {
+	if _, err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
 	found, complete, err := o.survey(ctx, pool, "*")

@@ -69,7 +69,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 		limit = DefaultCallLimit
 	}
 	at := time.Now()
-	if err := o.clock.Sync(ctx, o.store.Calls); err != nil {
+	if _, err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	}
 	found, _, err := o.survey(ctx, pool, lane.Hash())

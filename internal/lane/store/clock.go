@@ -12,18 +12,18 @@ import (
 // the clocks of machines differ.
 type Clock struct{ offset atomic.Int64 } // server minus local, in nanoseconds
 
-// Sync measures the offset once; on failure the old one stays.
-func (c *Clock) Sync(ctx context.Context, stream jetstream.Stream) error {
+// Sync measures the offset once, and returns the time that the server told; on failure the old one stays.
+func (c *Clock) Sync(ctx context.Context, stream jetstream.Stream) (told time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
 	before := time.Now()
 	info, err := stream.Info(ctx)
 	if err != nil {
-		return err
+		return time.Time{}, err
 	}
 	middle := before.Add(time.Since(before) / 2)
 	c.offset.Store(int64(info.TimeStamp.Sub(middle)))
-	return nil
+	return info.TimeStamp, nil
 }
 
 // Now is the server's time.
