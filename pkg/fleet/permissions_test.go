@@ -71,7 +71,7 @@ func permitted(t *testing.T, without ...string) (coordinator, worker string) {
 // TestDeploy_PermissionsAreEnough: what deploy/nats permits is all that a fleet does.
 func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // what is not permitted is not answered
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // what is not permitted is not answered
 	defer cancel()
 	log := &logged{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
