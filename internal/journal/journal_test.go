@@ -152,7 +152,7 @@ func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	require.Equal(t, large.Text, history.Events[1].Text)
 
 	// Once it is kept no more, its text is all there is.
-	js, err := jetstream.New(f.NC)
+	js, err := jetstream.New(f.NC, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	store, err := js.ObjectStore(t.Context(), protocol.DefaultFleet.KeptBucket())
 	require.NoError(t, err)

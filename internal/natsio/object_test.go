@@ -192,7 +192,7 @@ func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), "nats://"+cable.Address(), natsio.ConnectOptions{Name: t.Name(), Creds: f.Server.CredentialFile()})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	for at := 1; ; at++ {
 		for _, name := range []string{"a/1", "a/2 ü", "b/1"} {
@@ -211,7 +211,7 @@ func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 				}
 			}
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		objects, err := natsio.ListObjects(ctx, js, bucket, func(name string) bool { return strings.HasPrefix(name, "a/") })
 		cancel()
 		require.NoError(t, err)
@@ -266,7 +266,7 @@ func TestPutObject_WhereMessagesAreSmall(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), "nats://"+s.Addr().String(), natsio.ConnectOptions{Name: "test"})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "SMALL"})
 	require.NoError(t, err)
@@ -287,7 +287,7 @@ func TestGetObject_NoticesThatItIsCancelled(t *testing.T) {
 	_, err := natsio.PutObject(t.Context(), f.JS, tf.BlobsBucket(), "a", strings.NewReader(content))
 	require.NoError(t, err)
 	nc := f.Connect()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	store, err := js.ObjectStore(t.Context(), tf.BlobsBucket())
 	require.NoError(t, err)

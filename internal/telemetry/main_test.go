@@ -147,7 +147,7 @@ func keepFailing(ctx context.Context) {
 		span.End()
 	}
 	if provider, ok := otel.GetTracerProvider().(*sdktrace.TracerProvider); ok {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		_ = provider.ForceFlush(ctx)
 	}

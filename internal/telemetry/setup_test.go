@@ -6,12 +6,14 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
 )
@@ -237,20 +239,11 @@ func TestMetrics_ConsoleNeverWritesToStdout(t *testing.T) {
 	require.Contains(t, done.stderr, `"Name":"toolfleet.lane.held"`)
 }
 
-// freePort is a port of the loopback interface at which nobody listens now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "localhost:0")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, listener.Close()) }()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	require.NoError(t, err)
-	return port
-}
-
 func TestMetrics_AreScrapedFromProcessesThatServe(t *testing.T) {
 	t.Parallel()
-	done := run(t, "scrape", nil, "OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT="+freePort(t))
+	ports, err := embedded.FreePorts(t.Context(), 1) // which no connection gets meanwhile
+	require.NoError(t, err)
+	done := run(t, "scrape", nil, "OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT="+strconv.Itoa(ports[0]))
 	require.Zero(t, done.code, done.stderr)
 	for _, line := range []string{
 		`toolfleet_call_ended_total{error_type="out_of_memory",gen_ai_tool_name="bash"`, `toolfleet_slot_limit{`,
@@ -286,16 +279,14 @@ func TestMetrics_NobodyScrapesAProcessThatIsSoonOver(t *testing.T) {
 // TestSetup_ADeadBackendCostsOneWarning exports five times to a port where nobody listens.
 func TestSetup_ADeadBackendCostsOneWarning(t *testing.T) {
 	t.Parallel()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, listener.Close())
+	const nobody = "127.0.0.1:1"
 	done := run(t, "keep_failing", nil,
-		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=1")
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+nobody, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=1")
 	require.Zero(t, done.code, done.stderr)
 	require.Equal(t, 1, strings.Count(done.stderr, "\n"), done.stderr)
 	require.Contains(t, done.stderr, "level=WARN")
 	require.Contains(t, done.stderr, "telemetry export failed")
-	require.Contains(t, done.stderr, listener.Addr().String(), "says which backend")
+	require.Contains(t, done.stderr, nobody, "says which backend")
 }
 
 // TestSetup_AsksTheGivenEnvironment: a program whose environment is injected stays silent

@@ -53,7 +53,7 @@ func TestCluster_KeepsReplicasAndEndsWithItsOwner(t *testing.T) {
 		}
 	}()
 	nc := connect(t, cluster.URL(), "", cluster.Options()...)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, patient)
 	require.NoError(t, err)
 	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, Replicas: 3})
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestCluster_KeepsReplicasAndEndsWithItsOwner(t *testing.T) {
 		parsed, err := url.Parse(address)
 		require.NoError(t, err)
 		require.Equal(t, "127.0.0.1", parsed.Hostname())
-		_, err = nats.Connect(address, nats.Token("guessed"), nats.Timeout(5*time.Second))
+		_, err = nats.Connect(address, nats.Token("guessed"), nats.Timeout(time.Minute))
 		require.ErrorIs(t, err, nats.ErrAuthorization, "others of this machine get in")
 	}
 

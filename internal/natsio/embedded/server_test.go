@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -46,6 +47,9 @@ func hold(dir string) {
 	fmt.Println("ready")
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 }
+
+// patient has the client wait for as long as a busy machine takes to answer.
+var patient = jetstream.WithDefaultTimeout(time.Minute)
 
 func start(t *testing.T, o embedded.Options) *embedded.Server {
 	t.Helper()
@@ -184,7 +188,7 @@ func TestServer_DataSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	first := start(t, embedded.Options{Data: data})
-	js, err := jetstream.New(connect(t, "", "", first.Options()...))
+	js, err := jetstream.New(connect(t, "", "", first.Options()...), patient)
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 	ack, err := js.Publish(t.Context(), "tf.event.one", []byte("kept"))
@@ -192,7 +196,7 @@ func TestServer_DataSurvivesARestart(t *testing.T) {
 	first.Close()
 
 	second := start(t, embedded.Options{Data: data})
-	js, err = jetstream.New(connect(t, "", "", second.Options()...))
+	js, err = jetstream.New(connect(t, "", "", second.Options()...), patient)
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 	stream, err := js.Stream(t.Context(), "TF_SESSIONS")

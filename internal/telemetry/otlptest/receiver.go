@@ -25,7 +25,7 @@ import (
 )
 
 // WaitTimeout bounds [Receiver.WaitFor].
-const WaitTimeout = 20 * time.Second
+const WaitTimeout = time.Minute
 
 // maxBody bounds one export request.
 const maxBody = 32 << 20
