@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -30,15 +31,20 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 		}
 		asked <- answer
 	}()
-	// The question may not be put yet; an answer that makes no sense does not end it.
 	nc := f.Connect()
-	require.Eventually(t, func() bool {
-		reply, err := nc.Request(f.Name.ApprovalSubject(session, call), []byte(`{"type":"other"}`), time.Second)
-		return err == nil && string(reply.Data) != "taken"
-	}, time.Minute, time.Millisecond)
+	awaitQuestion(t, nc, f.Name.ApprovalSubject(session, call))
 	require.NoError(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
 	require.Equal(t, loop.Approval{Granted: true, By: "ada", Note: "go"}, <-asked)
 	require.ErrorIs(t, approval.Answer(t.Context(), nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
+}
+
+// awaitQuestion waits until a question is put. An answer that makes no sense does not end it.
+func awaitQuestion(t *testing.T, nc *nats.Conn, subject protocol.Subject) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		reply, err := nc.Request(subject, []byte(`{"type":"other"}`), time.Second)
+		return err == nil && string(reply.Data) != "taken"
+	}, time.Minute, time.Millisecond)
 }
 
 func TestWaiter_EndsWithItsContext(t *testing.T) {
@@ -69,6 +75,7 @@ func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
 		}()
 	}
 	for i, call := range slices.Backward(calls) {
+		awaitQuestion(t, f.NC, f.Name.ApprovalSubject(session, call))
 		require.NoError(t, approval.Answer(t.Context(), f.NC, f.Name, session, call, protocol.Approval{Granted: i == 0}))
 	}
 	require.True(t, (<-answers[0]).Granted)
