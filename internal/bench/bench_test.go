@@ -5,10 +5,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -19,8 +21,17 @@ func options(t *testing.T) Options {
 	connect, stop, err := Embedded(t.Context(), t.TempDir(), false, false, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	t.Cleanup(stop)
+	const fleet = "tf-bench"
+	nc, err := connect("test")
+	require.NoError(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Fleet: fleet}))
+	_, _, err = natsio.EnsurePool(t.Context(), js, fleet, protocol.DefaultPool, time.Minute) // a busy machine ends no lease, so nothing runs twice
+	require.NoError(t, err)
 	return Options{
-		Fleet: "tf-bench", Lanes: 7, Callers: 20, Calls: 1000, Workers: 2, Slots: 4, Payload: 100,
+		Fleet: fleet, Lanes: 7, Callers: 20, Calls: 1000, Workers: 2, Slots: 4, Payload: 100,
 		Baseline: 50 * time.Millisecond, Connect: connect, Logger: slog.New(slog.DiscardHandler),
 	}
 }

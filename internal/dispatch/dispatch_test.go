@@ -171,17 +171,19 @@ func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
 	sameLane(calls[1:], protocol.Exclusive)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	o := &told{t: t}
+	o, first := &told{t: t}, make(chan struct{})
 	go func() {
 		<-started
-		for {
-			if _, result := o.of(calls[0].ID); result != nil {
-				break
-			}
-		}
+		<-first
 		cancel()
 	}()
-	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, o.observe))
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: patience})
+	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
+		o.observe(u)
+		if u.CallID == calls[0].ID && u.Result != nil {
+			close(first)
+		}
+	}))
 	requireDone(t, o, calls[0], protocol.StatusOK, "")
 	running := requireDone(t, o, calls[1], protocol.StatusCancelled, protocol.CodeCancelled)
 	require.Equal(t, 1, running.Attempt)
@@ -242,7 +244,7 @@ func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	r.dispatcher = r.newDispatcher(r.Connect(), dispatch.Options{}) // as another process has one
+	r.dispatcher = r.newDispatcher(r.Connect(), dispatch.Options{CancelWait: patience}) // as another process has one
 	calls[0].Again = true
 	o, err := r.dispatch(stopped, calls)
 	require.NoError(t, err)

@@ -67,7 +67,9 @@ func (r *rig) hold(e executor) { r.holdPool(protocol.DefaultPool, e) }
 
 func (r *rig) holdPool(pool protocol.Pool, e executor) {
 	r.t.Helper()
-	h, err := lane.NewHolder(r.t.Context(), r.Connect(), e, lane.Options{Fleet: r.Name, Pool: pool, Worker: "w", Slots: 16, Logger: r.Logger})
+	h, err := lane.NewHolder(r.t.Context(), r.Connect(), e, lane.Options{
+		Fleet: r.Name, Pool: pool, Worker: "w", Slots: 16, AckWait: patience, Logger: r.Logger, // a busy machine ends no lease
+	})
 	require.NoError(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

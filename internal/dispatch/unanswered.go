@@ -12,8 +12,8 @@ import (
 )
 
 // whoWait bounds the question whether a pool has workers. That there is none is
-// answered by the server, at once.
-const whoWait = 500 * time.Millisecond
+// answered by the server, at once unless the machine is busy.
+const whoWait = 2 * time.Second
 
 // unanswered is why there is no result of a call that was cancelled. Of a call that
 // another process sent before this one, it is not known what was seen.

@@ -66,19 +66,22 @@ func newRig(t *testing.T, steps string) *rig {
 	script, err := scripted.Parse("script", []byte(`{"steps":[`+steps+`]}`))
 	require.NoError(t, err)
 	r := &rig{Fleet: natsiotest.New(t, natsio.Topology{}), t: t, model: &counted{Model: script}, data: t.TempDir()}
-	r.dispatcher = r.newDispatcher(r.NC)
+	r.dispatcher = r.newDispatcher(r.NC, patience)
 	driver := process.New(nil)
 	w, err := worker.New(t.Context(), r.Connect(), worker.Options{
-		Data: r.data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Logger: r.Logger,
+		Data: r.data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
 	})
 	require.NoError(t, err)
 	r.run(w.Run)
 	return r
 }
 
-func (r *rig) newDispatcher(nc *nats.Conn) *dispatch.Dispatcher {
+// newDispatcher waits for as long as told for the results of calls that it cancels.
+func (r *rig) newDispatcher(nc *nats.Conn, cancelWait time.Duration) *dispatch.Dispatcher {
 	r.t.Helper()
-	d, err := dispatch.New(r.t.Context(), nc, r.Name, &dispatch.Options{KickAfter: 100 * time.Millisecond, Logger: r.Logger})
+	d, err := dispatch.New(r.t.Context(), nc, r.Name, &dispatch.Options{
+		KickAfter: 100 * time.Millisecond, CancelWait: cancelWait, Logger: r.Logger,
+	})
 	require.NoError(r.t, err)
 	return d
 }
@@ -112,7 +115,7 @@ func (r *rig) server(nc *nats.Conn, name string, change func(*serve.Options)) *s
 	j, err := journal.Open(r.t.Context(), nc, r.Name)
 	require.NoError(r.t, err)
 	o := serve.Options{
-		Fleet: r.Name, ID: protocol.WorkerID(name), Slots: 4, AckWait: 3 * time.Second, Dispatcher: r.newDispatcher(nc), Journal: j,
+		Fleet: r.Name, ID: protocol.WorkerID(name), Slots: 4, AckWait: patience, Dispatcher: r.newDispatcher(nc, patience), Journal: j,
 		Models: map[string]loop.Model{"script": r.model}, Default: "script", Logger: r.Logger,
 	}
 	if change != nil {
@@ -249,7 +252,7 @@ func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 	brief, err := scripted.Parse("brief", []byte(`{"steps":[`+answer+`,`+answer+`]}`))
 	require.NoError(t, err)
 	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Models["brief"] = brief })
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*patience) // large texts
 	defer cancel()
 	session := protocol.NewSessionID()
 	got := r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "go"}, 0))
@@ -349,7 +352,7 @@ func TestTurn_CancelAndTimeoutEndItsCalls(t *testing.T) {
 		outcome loop.Outcome
 	}{
 		"cancel":  {0, protocol.StatusCancelled, protocol.CodeCancelled, loop.OutcomeInterrupted},
-		"timeout": {2 * time.Second, protocol.StatusFailed, protocol.CodeLimitReached, loop.OutcomeLimitReached},
+		"timeout": {10 * time.Second, protocol.StatusFailed, protocol.CodeLimitReached, loop.OutcomeLimitReached},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -396,6 +399,9 @@ func TestTurn_RedeliveredAfterItsEndRunsNothing(t *testing.T) {
 	require.Equal(t, "x\n", string(content))
 }
 
+// soonLost is for servers whose leases end in the test.
+func soonLost(o *serve.Options) { o.AckWait = natsio.DefaultAckWait }
+
 func TestTurn_GoesOnAtAnotherServer(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"drain", "lost lease"} {
@@ -403,7 +409,7 @@ func TestTurn_GoesOnAtAnotherServer(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, bash("echo x >>count; until [ -e go ]; do sleep 0.01; done")+","+answer)
 			nc, link := r.ConnectVia()
-			stop := r.serve(nc, "a", nil)
+			stop := r.serve(nc, "a", soonLost)
 			call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
 			done := make(chan *protocol.Result, 1)
 			second := r.attempt(t, call, 2)
@@ -414,7 +420,7 @@ func TestTurn_GoesOnAtAnotherServer(t *testing.T) {
 			} else {
 				link.Cut()
 			}
-			r.serve(r.Connect(), "b", nil)
+			r.serve(r.Connect(), "b", soonLost)
 			select {
 			case <-second: // the turn is at the other server, which waits for the call
 			case <-time.After(patience):
@@ -514,7 +520,8 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late")+","+bash("echo x >later")+","+answer)
 	nc, link := r.ConnectVia()
-	r.serve(nc, "a", nil)
+	r.serve(nc, "a", soonLost)
+	r.dispatcher = r.newDispatcher(r.NC, 5*time.Second)
 	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan *protocol.Result, 1)
@@ -523,7 +530,7 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	link.Cut()
 	cancel()
 	require.NotEqual(t, protocol.StatusOK, (<-done).Status)
-	r.serve(r.Connect(), "b", nil)
+	r.serve(r.Connect(), "b", soonLost)
 
 	ended := []string{"1 tool_result cancelled", "1 turn_ended interrupted"}
 	require.Eventually(t, func() bool { return slices.Equal(ended, r.ends(call.SessionID)) }, patience, 10*time.Millisecond,
