@@ -120,8 +120,8 @@ func TestCommand_Limits(t *testing.T) {
 	}{
 		"wall": {
 			"printf partial; exec sleep 300",
-			protocol.Limits{Wall: 2000},
-			protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout", "it may run for 2s, whatever timeout is asked for",
+			protocol.Limits{Wall: 6000},
+			protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout", "it may run for 6s, whatever timeout is asked for",
 		},
 		"processor": {
 			"printf partial; while :; do :; done",
@@ -159,7 +159,7 @@ func TestCommand_TheWorkersLimitsCannotBeWidened(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Limits = sandbox.Limits{Wall: 2 * time.Second, Output: 2000}
+	o.Limits = sandbox.Limits{Wall: 6 * time.Second, Output: 2000}
 	r.work(o)
 	session := protocol.NewSessionID()
 	got := r.do(session, protocol.CommandRun{Command: "seq 1000; sleep 300", Limits: protocol.Limits{Wall: 60_000, Output: 1 << 20}})

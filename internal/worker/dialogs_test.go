@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -264,7 +265,7 @@ func TestDialog_LostWorkerInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	r, s := newRig(t), newScribe()
 	o := r.scribes(s)
-	o.AckWait = 3 * time.Second
+	o.AckWait = natsio.DefaultAckWait
 	nc, link := r.ConnectVia()
 	cut, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)

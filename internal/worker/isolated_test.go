@@ -92,7 +92,7 @@ func TestIsolated_BackgroundProcessesServeOtherCommands(t *testing.T) {
 	got := r.do(session, protocol.CommandRun{Command: "echo hello >index.txt; exec python3 -u -m http.server --bind 127.0.0.1 8000", Background: true})
 	requireOK(t, got)
 	handle := value[protocol.CommandRunResult](t, got).Process
-	requireOK(t, r.do(session, protocol.ProcessRead{Process: handle, Wait: 20_000})) // it says that it serves
+	requireOK(t, r.do(session, protocol.ProcessRead{Process: handle, Wait: 60_000})) // it says that it serves
 	client := "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/index.txt').read().decode())"
 	fetched := r.do(session, protocol.CodeRun{Code: client, Language: "python"})
 	requireOK(t, fetched)

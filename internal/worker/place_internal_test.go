@@ -56,7 +56,7 @@ func (c full) Err() error {
 func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	js, err := jetstream.New(f.NC)
+	js, err := jetstream.New(f.NC, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	places, err := js.KeyValue(t.Context(), f.Name.PlacesBucket())
 	require.NoError(t, err)
@@ -84,7 +84,7 @@ func TestPlace_AFleetThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	nc, link := f.ConnectVia()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	places, err := js.KeyValue(t.Context(), f.Name.PlacesBucket())
 	require.NoError(t, err)

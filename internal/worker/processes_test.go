@@ -45,7 +45,7 @@ func TestBackground_ProcessesKeepTheirSandboxAndAreReadAndKilled(t *testing.T) {
 
 	killed := value[protocol.ProcessKillResult](t, r.do(session, protocol.ProcessKill{Process: second}))
 	require.Equal(t, "cancelled", killed.Reason)
-	requireGone(t, pid, patience)
+	requireGone(t, pid)
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: "stop"}))
 	read = value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{Process: first, Offset: read.NextOffset, Wait: 60_000}))
 	require.Equal(t, "bye\n", string(read.Content))
@@ -105,9 +105,14 @@ func TestBackground_WhatCannotBeStartedIsAFault(t *testing.T) {
 	session := protocol.NewSessionID()
 	got := r.do(session, protocol.CommandRun{Command: "no-such-program", Background: true})
 	requireOK(t, got)
-	v := value[protocol.CommandRunResult](t, got)
-	require.Equal(t, []any{"exited", 127}, []any{v.Reason, v.ExitCode})
-	require.Contains(t, string(v.Combined), "no-such-program")
+	var ended protocol.ProcessReadResult // a busy machine may take longer than a start is waited for
+	require.Eventually(t, func() bool {
+		read := r.do(session, protocol.ProcessRead{Process: value[protocol.CommandRunResult](t, got).Process})
+		ended = value[protocol.ProcessReadResult](t, read)
+		return ended.Reason != "running"
+	}, patience, 10*time.Millisecond)
+	require.Equal(t, []any{"exited", 127}, []any{ended.Reason, ended.ExitCode})
+	require.Contains(t, string(ended.Content), "no-such-program")
 	requireFault(t, r.do(session, protocol.CommandRun{Argv: []string{"no-such-program"}, Background: true}),
 		protocol.StatusFailed, protocol.CodeCommandNotFound)
 	requireFault(t, r.do(session, protocol.CommandRun{Command: "true", Cwd: "none", Background: true}), protocol.StatusFailed, protocol.CodeNotFound)
@@ -118,7 +123,7 @@ func TestBackground_LivesNoLongerThanTheWorkerAllows(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Background = 300 * time.Millisecond
+	o.Background = 5 * time.Second // it has to be seen running
 	r.work(o)
 	session := protocol.NewSessionID()
 	handle := r.startServer(t, session)
@@ -131,7 +136,7 @@ func TestBackground_ALostLaneKillsWhatLivesThere(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.New(t, natsio.Topology{}))
 	o := r.options()
-	o.AckWait = 3 * time.Second
+	o.AckWait = natsio.DefaultAckWait
 	nc := r.Connect()
 	w, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)
@@ -140,5 +145,5 @@ func TestBackground_ALostLaneKillsWhatLivesThere(t *testing.T) {
 	r.startServer(t, session)
 	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
 	nc.Close()
-	requireGone(t, pid, o.AckWait)
+	requireGone(t, pid)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -23,11 +24,11 @@ import (
 const slow = `printf partial; printf %s $$ >pid; sleep 300; echo never`
 
 // requireGone waits until a process is no more.
-func requireGone(t *testing.T, pid string, within time.Duration) {
+func requireGone(t *testing.T, pid string) {
 	t.Helper()
 	n, err := strconv.Atoi(strings.TrimSpace(pid))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return gone(n) }, within, time.Millisecond, "process %d", n)
+	require.Eventually(t, func() bool { return gone(n) }, patience, time.Millisecond, "process %d", n)
 }
 
 // gone reports whether a process has ended; what nobody has waited for yet has ended too.
@@ -57,21 +58,28 @@ func TestCommand_TimeoutsKeepPartialOutput(t *testing.T) {
 	o := r.options()
 	r.work(o)
 	for name, test := range map[string]struct {
-		change func(*protocol.Call)
-		code   protocol.Code
+		limit func(*protocol.Call, time.Duration)
+		code  protocol.Code
 	}{
-		"run timeout": {func(c *protocol.Call) { c.RunTimeout = 3000 }, protocol.CodeRunTimeout},
-		"deadline":    {func(c *protocol.Call) { c.Deadline = c.IssuedAt.Add(4 * time.Second) }, protocol.CodeDeadline},
+		"run timeout": {func(c *protocol.Call, d time.Duration) { c.RunTimeout = protocol.MillisOf(d) }, protocol.CodeRunTimeout},
+		"deadline":    {func(c *protocol.Call, d time.Duration) { c.Deadline = c.IssuedAt.Add(d) }, protocol.CodeDeadline},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := rigOf(t, r.Fleet)
-			call := newCall(protocol.NewSessionID(), protocol.CommandRun{Command: slow})
-			test.change(&call)
-			got := r.dispatch(t.Context(), call)
+			var call protocol.Call
+			var got *protocol.Result
+			for d := 3 * time.Second; d < patience; d *= 4 { // on a busy machine it may be out of time before it says anything
+				call = newCall(protocol.NewSessionID(), protocol.CommandRun{Command: slow})
+				test.limit(&call, d)
+				got = r.dispatch(t.Context(), call)
+				if _, err := os.Stat(filepath.Join(workspaceOf(o.Data, call.SessionID), "pid")); err == nil {
+					break
+				}
+			}
 			requireFault(t, got, protocol.StatusTimeout, test.code)
 			requirePartial(t, got, "timeout")
-			requireGone(t, awaitFile(t, filepath.Join(workspaceOf(o.Data, call.SessionID), "pid")), patience)
+			requireGone(t, awaitFile(t, filepath.Join(workspaceOf(o.Data, call.SessionID), "pid")))
 			requireOK(t, r.do(call.SessionID, protocol.CommandRun{Command: "true"}))
 		})
 	}
@@ -88,8 +96,8 @@ func TestCommand_CancelKeepsPartialOutput(t *testing.T) {
 	pid := filepath.Join(workspaceOf(o.Data, session), "pid")
 	go func() {
 		defer cancel()
-		for ctx.Err() == nil {
-			if content, err := os.ReadFile(pid); err == nil && len(content) > 0 {
+		for {
+			if content, err := os.ReadFile(pid); err == nil && len(content) > 0 || !pause.For(ctx, time.Millisecond) {
 				return
 			}
 		}
@@ -97,7 +105,7 @@ func TestCommand_CancelKeepsPartialOutput(t *testing.T) {
 	got := r.dispatch(ctx, newCall(session, protocol.CommandRun{Command: slow}))
 	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
 	requirePartial(t, got, "cancelled")
-	requireGone(t, awaitFile(t, pid), patience)
+	requireGone(t, awaitFile(t, pid))
 }
 
 func TestDrain_HandsWaitingCallsToAnotherWorkerAtOnce(t *testing.T) {
@@ -173,7 +181,7 @@ func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.AckWait = 3 * time.Second
+	o.AckWait = natsio.DefaultAckWait
 	nc, link := r.ConnectVia()
 	cut, err := worker.New(t.Context(), nc, o)
 	require.NoError(t, err)
@@ -185,7 +193,7 @@ func TestLostLease_KillsAtOnceAndCommitsNothing(t *testing.T) {
 	pid := awaitFile(t, filepath.Join(workspaceOf(o.Data, session), "pid"))
 
 	link.Cut()
-	requireGone(t, pid, o.AckWait)
+	requireGone(t, pid)
 	stored, err := r.storedResult(t, call)
 	require.NoError(t, err)
 	require.Nil(t, stored, "whoever lost the lane says nothing")
@@ -210,7 +218,7 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.AckWait = 3 * time.Second
+	o.AckWait = natsio.DefaultAckWait
 	began, end := make(chan struct{}), make(chan struct{})
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
 		"stubborn": func(context.Context, *worker.Handling, json.RawMessage) (json.RawMessage, error) {
@@ -236,7 +244,7 @@ func TestLostLease_KillsBesideAHandlerThatGoesOn(t *testing.T) {
 	<-began
 
 	link.Cut()
-	requireGone(t, pid, patience)
+	requireGone(t, pid)
 	o.Handlers.Calls = nil
 	r.work(o)
 	requireFault(t, <-result, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)

@@ -52,17 +52,20 @@ func newRig(t *testing.T) *rig {
 
 func rigOf(t *testing.T, f *natsiotest.Fleet) *rig {
 	t.Helper()
-	d, err := dispatch.New(t.Context(), f.NC, f.Name, &dispatch.Options{KickAfter: 100 * time.Millisecond, Logger: f.Logger})
+	d, err := dispatch.New(t.Context(), f.NC, f.Name, &dispatch.Options{
+		KickAfter: 100 * time.Millisecond, CancelWait: patience, Logger: f.Logger,
+	})
 	require.NoError(t, err)
 	return &rig{Fleet: f, t: t, dispatcher: d}
 }
 
-// options are those of a worker with a data directory of its own.
+// options are those of a worker with a data directory of its own, whose leases do not end while it is well, however busy the
+// machine is.
 func (r *rig) options() worker.Options {
 	r.t.Helper()
 	driver := process.New(nil)
 	return worker.Options{
-		Fleet: r.Name, Data: r.t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Logger: r.Logger,
+		Fleet: r.Name, Data: r.t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: patience, Logger: r.Logger,
 	}
 }
 
