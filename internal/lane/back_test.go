@@ -32,11 +32,11 @@ func onFiles(t *testing.T, data string, do func(f *fleet, c jetstream.Consumer))
 	}
 	nc := dial()
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 	f := &fleet{t: t, nc: nc, js: js, dial: dial, logger: slog.New(slog.DiscardHandler)}
-	do(f, f.pool(time.Second))
+	do(f, f.pool(briefLease))
 }
 
 // comesBack makes a data directory of which a server brings back, when it starts, the call ran, which has its result, and an empty
@@ -90,7 +90,7 @@ func TestFact_WhatWasRemovedMayComeBack(t *testing.T) {
 			_, err := s.GetLastMsgForSubject(t.Context(), subject)
 			require.NoError(t, err, "nothing comes back: Unblock and held.mayBeBack are not needed any more")
 		}
-		_, err = c.Next(jetstream.FetchMaxWait(time.Second))
+		_, err = c.Next(jetstream.FetchMaxWait(noNews))
 		require.ErrorIs(t, err, nats.ErrTimeout, "the ready message is back, and is not delivered")
 		p := f.publisher()
 		put(t, p, waits)
@@ -112,7 +112,7 @@ func TestOperator_KickReplacesAReadyMessageThatIsBack(t *testing.T) {
 	t.Parallel()
 	waits := newCall("s", exclusive("account/stuck"))
 	onFiles(t, comesBack(t, newCall("s", exclusive("account/ran")), waits.Lane()), func(f *fleet, c jetstream.Consumer) {
-		_, err := c.Next(jetstream.FetchMaxWait(time.Second))
+		_, err := c.Next(jetstream.FetchMaxWait(noNews))
 		require.ErrorIs(t, err, nats.ErrTimeout, "the ready message is back, and is not delivered")
 		o, p := f.operator(), f.publisher()
 		f.enqueueWithoutReady(waits)

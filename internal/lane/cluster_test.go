@@ -111,7 +111,7 @@ func awaitOne(t *testing.T, p *lane.Publisher, call *protocol.Call, results <-ch
 	t.Helper()
 	look := time.NewTicker(time.Second)
 	defer look.Stop()
-	limit := time.NewTimer(45 * time.Second)
+	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	for {
 		select {
@@ -207,19 +207,16 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	}), lane.Options{Worker: "with-the-others"})
 	stepAside(t, natsio.DefaultAckWait/2) // it is renewed
 	c.Part(leader, true)
-	wait := time.After(90 * time.Second)
-	select {
-	case <-stopped:
-	case <-again:
-		t.Fatal("the call was started again while it ran")
-	case <-wait:
-		t.Fatal("the worker does not notice")
+	wait := time.After(patience)
+	at := func(event <-chan time.Time, otherwise string) (at time.Time) {
+		select {
+		case at = <-event:
+		case <-wait:
+			t.Fatal(otherwise)
+		}
+		return at
 	}
-	select {
-	case <-again:
-	case <-wait:
-		t.Fatal("the others do not go on")
-	}
+	require.True(t, at(stopped, "the worker does not notice").Before(at(again, "the others do not go on")), "started again while it ran")
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	c.Part(leader, false)
 }
@@ -319,7 +316,7 @@ func TestCluster_ALaneThatWaitsForRoomKeepsNoSlot(t *testing.T) {
 	f.nc = f.dial()
 	othersLead(t, c, off)
 	var err error
-	f.js, err = jetstream.New(f.nc)
+	f.js, err = jetstream.New(f.nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	p := f.publisher()
 	h := f.hold(newHistory(), lane.Options{Slots: 1})

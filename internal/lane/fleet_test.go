@@ -2,6 +2,7 @@ package lane_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -30,11 +32,14 @@ type fleet struct {
 }
 
 // patience bounds what comes soon, also on a machine that has much else to do.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // briefLease is for leases whose end is waited for. One that is shorter ends by itself on a busy machine, while its worker
 // is well.
 const briefLease = 3 * time.Second
+
+// steadyLease is for leases that do not end while their worker is well, however busy the machine is.
+const steadyLease = time.Minute
 
 // newFleet is a fleet on one server, inside the process.
 func newFleet(t *testing.T) *fleet {
@@ -70,8 +75,12 @@ func (f *fleet) connect() *nats.Conn {
 
 func (f *fleet) publisher() *lane.Publisher {
 	f.t.Helper()
-	p, err := lane.NewPublisher(f.t.Context(), f.nc, protocol.DefaultFleet)
-	require.NoError(f.t, err)
+	var p *lane.Publisher
+	require.EventuallyWithT(f.t, func(t *assert.CollectT) { // as for holders
+		var err error
+		p, err = lane.NewPublisher(f.t.Context(), f.nc, protocol.DefaultFleet)
+		require.NoError(t, err)
+	}, patience, 100*time.Millisecond)
 	return p
 }
 
@@ -87,9 +96,17 @@ func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
 	if o.Worker == "" {
 		o.Worker = protocol.NewWorkerID("test")
 	}
+	if o.AckWait == 0 {
+		o.AckWait = f.newLease(o.Pool)
+	}
 	o.Logger = f.logger
-	h, err := lane.NewHolder(f.t.Context(), f.connect(), executor, o)
-	require.NoError(f.t, err)
+	nc := f.connect()
+	var h *lane.Holder
+	require.EventuallyWithT(f.t, func(t *assert.CollectT) { // servers that have just found each other may be slow to answer
+		var err error
+		h, err = lane.NewHolder(f.t.Context(), nc, executor, o)
+		require.NoError(t, err)
+	}, patience, 100*time.Millisecond)
 	ctx, cancel := context.WithCancel(context.Background())
 	drain, abort := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -110,6 +127,20 @@ func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
 	return &holder{Holder: h, stop: stop}
 }
 
+// newLease is the lease for a pool's consumer that a holder makes; 0 takes that of the one which is there, or the default: in a cluster,
+// where leases end when servers choose another leader.
+func (f *fleet) newLease(pool protocol.Pool) time.Duration {
+	f.t.Helper()
+	if pool == "" {
+		pool = protocol.DefaultPool
+	}
+	_, err := f.js.Consumer(f.t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(pool))
+	if f.nc.ConnectedClusterName() != "" || !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return 0
+	}
+	return steadyLease
+}
+
 // ensurePool makes the pool's consumer; servers that have just found each other may not know the streams at once.
 func (f *fleet) ensurePool(lease time.Duration) {
 	f.t.Helper()
@@ -128,20 +159,10 @@ func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
 		r, err := p.Result(f.t.Context(), c.SessionID, c.ID)
 		result, fault = r, err
 		return err == nil && r != nil
-	}, 90*time.Second, 2*time.Millisecond, "no result for call %s", c.ID)
+	}, patience, 2*time.Millisecond, "no result for call %s", c.ID)
 	require.NoError(f.t, fault)
 	p.Finished(c)
 	return result
-}
-
-// ackPending is how many ready messages the pool's consumer believes to be held.
-func (f *fleet) ackPending() int {
-	f.t.Helper()
-	c, err := f.js.Consumer(f.t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
-	require.NoError(f.t, err)
-	info, err := c.Info(f.t.Context())
-	require.NoError(f.t, err)
-	return info.NumAckPending
 }
 
 // stored is how many messages the calls stream has.
@@ -152,10 +173,21 @@ func (f *fleet) stored() uint64 {
 	return s.CachedInfo().State.Msgs
 }
 
+// has reports whether the calls stream has so many messages, and the pool's consumer believes none of them to be held. Servers that choose a
+// leader do not know.
+func (f *fleet) has(messages uint64) bool {
+	s, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.CallsStream())
+	if err != nil || s.CachedInfo().State.Msgs != messages {
+		return false
+	}
+	c, err := s.Consumer(f.t.Context(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	return err == nil && c.CachedInfo().NumAckPending == 0
+}
+
 // requireQuiet waits until nothing is stored, held or pending.
 func (f *fleet) requireQuiet() {
 	f.t.Helper()
-	require.Eventually(f.t, func() bool { return f.stored() == 0 && f.ackPending() == 0 }, 90*time.Second, 5*time.Millisecond,
+	require.Eventually(f.t, func() bool { return f.has(0) }, patience, 5*time.Millisecond,
 		"calls stream keeps messages, or the consumer keeps deliveries")
 }
 

@@ -415,7 +415,7 @@ func TestOperator_ManyHeldLanesAreToldInParts(t *testing.T) {
 	calls := make([]*protocol.Call, n)
 	for i := range calls {
 		calls[i] = newCall("s", exclusive(fmt.Sprintf("account/%04d", i)))
-		calls[i].RunTimeout = protocol.MillisOf(time.Minute)
+		calls[i].RunTimeout = protocol.MillisOf(2 * patience)
 	}
 	put(t, p, calls...)
 	for range calls {

@@ -25,7 +25,7 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Options: server.Options()})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 	s, err := store.Open(t.Context(), nc, protocol.DefaultFleet)

@@ -129,7 +129,7 @@ func TestPause_OfAnEmptyLaneKeepsNobodyBusy(t *testing.T) {
 	put(t, p, first)
 	require.NoError(t, o.Skip(t.Context(), pool, "account/a", first.ID))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, first).Status)
-	require.Eventually(t, func() bool { return h.Held() == 0 && f.stored() == 1 && f.ackPending() == 0 }, patience, 5*time.Millisecond,
+	require.Eventually(t, func() bool { return h.Held() == 0 && f.has(1) }, patience, 5*time.Millisecond,
 		"only the mark stays, and nobody holds the lane")
 	byName, _ := f.list(o)
 	require.Equal(t, operator.StatePaused, byName["account/a"].State)

@@ -92,17 +92,19 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	second, third := newCall("s", x), newCall("s", x)
 	finishOther, finishSecond := make(chan struct{}), make(chan struct{})
 	ranAtA, ranAtB := make(chan protocol.CallID, 9), make(chan protocol.CallID, 9)
-	deaf := make(chan struct{})
+	begun, deaf := make(chan struct{}), make(chan struct{})
 	var once atomic.Bool
 	p := f.publisher()
 	a, err := lane.NewHolder(t.Context(), nc, witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
 		ranAtA <- run.Call.ID
 		if run.Call.ID == other.ID {
+			close(begun)
 			<-finishOther
 		}
 		return succeed(run)
 	}, release: func(l protocol.Lane) {
 		if l == first.Lane() && once.CompareAndSwap(false, true) {
+			<-begun       // a busy machine may not start the other call before this lane has lingered
 			link.Deafen() // what A asks still arrives
 			close(deaf)
 		}

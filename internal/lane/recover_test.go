@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -124,7 +125,7 @@ func TestRecover_ACallThatMayHaveStarted(t *testing.T) {
 func TestRecover_ACallThatRuns(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	const lease = briefLease
+	const lease = natsio.DefaultAckWait
 	f.ensurePool(lease)
 	p := f.publisher()
 	call := newCall("s", exclusive("account/x"))

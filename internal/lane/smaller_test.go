@@ -33,7 +33,7 @@ func TestPut_ToAServerThatTakesLessThanBefore(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), before.ClientURL(), natsio.ConnectOptions{Name: "test"})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 	p, err := lane.NewPublisher(t.Context(), nc, protocol.DefaultFleet)

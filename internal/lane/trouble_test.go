@@ -2,6 +2,7 @@ package lane_test
 
 import (
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,16 @@ type lines struct{ news chan string }
 func (w *lines) Write(line []byte) (int, error) {
 	w.news <- string(line)
 	return len(line), nil
+}
+
+// next is the next line about a result that cannot be stored. On a busy machine there may be other troubles.
+func (w *lines) next() string {
+	for line := range w.news {
+		if strings.Contains(line, "result cannot be stored") {
+			return line
+		}
+	}
+	return ""
 }
 
 // Calls of several lanes cannot store their results for a while, and try it again and again.
@@ -37,16 +48,14 @@ func TestTrouble_OfManyCallsIsOneWithABeginningAndAnEnd(t *testing.T) {
 	for range calls {
 		g.letGo <- struct{}{}
 	}
-	require.Contains(t, <-log.news, `msg="result cannot be stored" lane=account/`)
+	require.Contains(t, log.next(), `msg="result cannot be stored" lane=account/`)
 	stepAside(t, time.Second) // each tries ten times a second
 	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
-	require.Contains(t, <-log.news, `msg="trouble is over" trouble="result cannot be stored" lasted=`)
+	require.Contains(t, log.next(), `msg="trouble is over" trouble="result cannot be stored" lasted=`)
 	for _, c := range calls {
 		require.Equal(t, protocol.StatusOK, f.await(p, c).Status)
 	}
 	h.stop()
 	close(log.news)
-	for line := range log.news {
-		require.NotContains(t, line, "result cannot be stored")
-	}
+	require.Empty(t, log.next())
 }

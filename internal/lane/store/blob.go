@@ -90,7 +90,7 @@ func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessag
 
 // Remove deletes a body, also where there is no room for anything more. What cannot be deleted ages out.
 func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
-	ctx, cancel := context.WithTimeout(ctx, ShortTimeout)
+	ctx, cancel := context.WithTimeout(ctx, OpTimeout) // it is several requests
 	defer cancel()
 	_ = natsio.DeleteObject(ctx, b.js, b.bucket, stored.Blob)
 }

@@ -15,6 +15,13 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
+// waiting is how many questions have no answer yet. Answers that come late look there, too.
+func (r *Replies) waiting() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.open)
+}
+
 func TestReplies_EachQuestionGetsItsOwnAnswer(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
@@ -38,7 +45,7 @@ func TestReplies_EachQuestionGetsItsOwnAnswer(t *testing.T) {
 		})
 	}
 	group.Wait()
-	require.Empty(t, r.open)
+	require.Zero(t, r.waiting())
 }
 
 func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
@@ -65,22 +72,24 @@ func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = r.Request(ctx, time.Minute, silence())
 	require.ErrorIs(t, err, context.Canceled)
-	require.Empty(t, r.open, "whoever waited has told that it waits no more")
+	require.Zero(t, r.waiting(), "whoever waited has told that it waits no more")
 
 	never := func(*nats.Msg) { t.Error("told") }
 	_, err = r.Ask(silence(), never)
 	require.NoError(t, err)
+	r.mu.Lock()
 	r.swept, r.open[r.next] = time.Time{}, question{answered: never, asked: time.Now().Add(-2 * unanswered)}
+	r.mu.Unlock()
 	_, err = r.Ask(silence(), never)
 	require.NoError(t, err)
-	require.Len(t, r.open, 1, "what was lost is forgotten")
+	require.Equal(t, 1, r.waiting(), "what was lost is forgotten")
 	r.Close()
-	require.Empty(t, r.open)
+	require.Zero(t, r.waiting())
 
 	nc.Close()
 	_, err = r.Request(t.Context(), time.Minute, silence())
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
-	require.Empty(t, r.open)
+	require.Zero(t, r.waiting())
 }
 
 func TestReplies_OnlyWhatIsAnsweredIsAskedAgainUnderTheSameName(t *testing.T) {
@@ -128,7 +137,7 @@ func TestReplies_AmongSeveralServersEachQuestionHasANameOfItsOwn(t *testing.T) {
 	one.Start()
 	t.Cleanup(func() { one.Shutdown(); one.WaitForShutdown() })
 	require.True(t, one.ReadyForConnections(30*time.Second))
-	nc, err := nats.Connect(one.ClientURL())
+	nc, err := nats.Connect(one.ClientURL(), nats.Timeout(time.Minute))
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
 	asked := map[string]bool{}

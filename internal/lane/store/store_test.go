@@ -83,7 +83,7 @@ func TestStore_ALeafNodeIsNoServerOfItsOwn(t *testing.T) {
 		return s
 	}
 	clustered := func(s *server.Server) bool {
-		nc, err := nats.Connect(s.ClientURL())
+		nc, err := nats.Connect(s.ClientURL(), nats.Timeout(time.Minute))
 		require.NoError(t, err)
 		t.Cleanup(nc.Close)
 		return (&Store{NC: nc}).Clustered()
