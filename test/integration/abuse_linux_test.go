@@ -75,7 +75,7 @@ func startAbused(t *testing.T, uid int, flags ...string) *abused {
 	}
 	a.process = start(t, program, launch{args: args, env: []string{"NATS_CREDS=" + a.secret, "TMPDIR=" + dir}})
 	a.waitFor(t, `sandbox ns \(level full\)`)
-	nc, err := nats.Connect("", b.server.Options()...)
+	nc, err := nats.Connect("", append(b.server.Options(), nats.Timeout(patience))...)
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
 	a.dispatcher, err = dispatch.New(t.Context(), nc, protocol.DefaultFleet, nil)
@@ -231,25 +231,21 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 					if name == nothing {
 						alone = times.nearlyAll
 					}
-					if times.most < answerTime && times.nearlyAll < answerTime+2*alone {
+					if times.took < abuse.within*(1+3*slow) && times.most < answerTime && times.nearlyAll < answerTime+2*alone {
 						return
 					}
 				}
-				require.Fail(t, "calls in another sandbox wait", "in each of %d runs", tries)
+				require.Fail(t, "it takes too long, or calls in another sandbox wait", "in each of %d runs", tries)
 			})
 		}
 		a.stop(t)
 	})
 }
 
-// tries is how often calls beside an abuse may be slow: other programs of the machine take its
-// time too, but not each time.
-const tries = 3
+// answers are how long an abuse took, and calls beside it: 9 of 10 of them, and 99 of 100.
+type answers struct{ took, most, nearlyAll time.Duration }
 
-// answers are how long calls took: 9 of 10 of them, and 99 of 100.
-type answers struct{ most, nearlyAll time.Duration }
-
-// abuse runs one and checks how it ended; it returns how long calls beside it took.
+// abuse runs one and checks how it ended; it returns how long that and calls beside it took.
 func (a *abused) abuse(t *testing.T, box string, abuse abuse) answers {
 	t.Helper()
 	mark := marker()
@@ -269,14 +265,12 @@ func (a *abused) abuse(t *testing.T, box string, abuse abuse) answers {
 		took.Round(time.Millisecond), len(times), short(of(50)), short(of(90)), short(of(99)), short(of(100)))
 	require.Equal(t, abuse.status, r.Status, "%v: %s", r.Error, e.Stderr)
 	require.Equal(t, abuse.reason, e.Reason)
-	require.Less(t, took, abuse.within*(1+3*slow))
-	require.Less(t, of(50), answerTime)
 	if abuse.check != nil {
 		abuse.check(t, e)
 	}
 	_, e = a.run(t, box, `set -- /proc/[0-9]*; echo $#`, time.Minute)
 	require.Contains(t, []string{"2\n", "3\n"}, string(e.Stdout), "the sandbox has only its first process and this command")
-	return answers{most: of(90), nearlyAll: of(99)}
+	return answers{took: took, most: of(90), nearlyAll: of(99)}
 }
 
 // nothing is the abuse that is none.
@@ -317,10 +311,8 @@ func TestAbuse_FilesThatAreNone(t *testing.T) { //nolint:paralleltest // beside 
 				"read": protocol.FilesRead{Path: path}, "search": protocol.FilesSearch{Path: path, Pattern: "secret"},
 				"write": protocol.FilesWrite{Path: path, Content: []byte("overwritten")},
 			} {
-				began := time.Now()
-				r := a.call(t.Context(), t, "files", payload, 20*time.Second)
+				r := a.call(t.Context(), t, "files", payload, time.Minute)
 				require.NotEqual(t, protocol.StatusTimeout, r.Status, "%s %s", name, path)
-				require.Less(t, time.Since(began), 10*time.Second, "%s %s", name, path)
 				require.NotContains(t, fmt.Sprintf("%s", r.Value), a.secret, "%s %s", name, path)
 			}
 		}

@@ -59,7 +59,7 @@ func TestCall_EveryTool(t *testing.T) {
 			result: object{"type": "command_run", "exit_code": 0.0, "stdout": "beta\n"},
 		},
 		"bash too slow": {
-			tool: "bash", arguments: `{"command":"echo begun; sleep 100","timeout":0.3}`, status: "timeout", code: "run_timeout", content: `begun`,
+			tool: "bash", arguments: `{"command":"echo begun; sleep 100","timeout":6}`, status: "timeout", code: "run_timeout", content: `begun`,
 			result: object{"type": "command_run", "reason": "timeout", "stdout": "begun\n"},
 		},
 		"run_code": {
@@ -211,7 +211,7 @@ func TestCall_UsageErrors(t *testing.T) {
 // TestCall_TimesOut: the bound of the whole call, its wait included.
 func TestCall_TimesOut(t *testing.T) {
 	t.Parallel()
-	got := execute(t, coordinator, launch{args: []string{"call", "--sandbox", "process", "--timeout", "500ms", "bash", `{"command":"echo begun; sleep 100"}`}})
+	got := execute(t, coordinator, launch{args: []string{"call", "--sandbox", "process", "--timeout", "10s", "bash", `{"command":"echo begun; sleep 100"}`}})
 	require.Equal(t, 1, got.code, got.stderr)
 	result := parseCall(t, got)
 	require.Contains(t, []string{"timeout", "cancelled"}, result.Status)

@@ -41,8 +41,8 @@ func TestRun_CommandsInTheBackgroundAndInAShell(t *testing.T) {
 	workspace := t.TempDir()
 	model := script(t,
 		say("", bash("c1", "mkdir d && cd d && export GREETING=hello"), bash("c2", "echo $GREETING >greeting; echo one; echo two >&2; echo three")),
-		say("", use("c3", "bash", object{"command": "echo up; while [ ! -e stop ]; do sleep 0.05; done; echo down", "background": true})),
-		say("", use("c4", "process", object{"action": "list"}), bash("c5", "touch stop"), use("c6", "bash", object{"command": "ls", "read_only": true})),
+		say("", use("c3", "bash", object{"command": "echo up; : >up; while [ ! -e stop ]; do sleep 0.05; done; echo down", "background": true})),
+		say("", bash("begun", "until [ -e up ]; do sleep 0.05; done"), use("c4", "process", object{"action": "list"}), bash("c5", "touch stop"), use("c6", "bash", object{"command": "ls", "read_only": true})),
 		say("Done."),
 	)
 	got := execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--toolset", "core-shell")})
@@ -50,7 +50,7 @@ func TestRun_CommandsInTheBackgroundAndInAShell(t *testing.T) {
 	told := results(events(t, got.stdout))
 	require.Equal(t, "one\ntwo\nthree\n", told["c2"].Content)
 	require.Equal(t, "hello\n", content(t, filepath.Join(workspace, "d", "greeting")))
-	require.Regexp(t, `^up\n\[background process p-\w+: running; `, told["c3"].Content)
+	require.Regexp(t, `^(up\n)?\[background process p-\w+: running; `, told["c3"].Content)
 	require.Regexp(t, `^p-\w+  running, 3 bytes written, started [\d:]+: echo up; `, told["c4"].Content)
 	require.Equal(t, "ok", told["c5"].Status)
 	require.Equal(t, "rejected", told["c6"].Status, "the driver process cannot keep a command from writing")

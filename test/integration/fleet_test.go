@@ -15,8 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// lease is short, so that what a killed process held comes back soon.
-const lease = time.Second * slowness
+// lease is short, so that what a killed process held comes back soon, and long enough not to end by itself on a busy machine.
+const lease = 2 * time.Second * slowness
 
 // broker is a NATS server that outlives every process of a test.
 type broker struct {
@@ -40,10 +40,10 @@ func (b *broker) jetStream(tb testing.TB) jetstream.JetStream {
 	if b.js != nil {
 		return b.js
 	}
-	nc, err := nats.Connect("", b.server.Options()...)
+	nc, err := nats.Connect("", append(b.server.Options(), nats.Timeout(patience))...)
 	require.NoError(tb, err)
 	tb.Cleanup(nc.Close)
-	b.js, err = jetstream.New(nc)
+	b.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(tb, err)
 	return b.js
 }

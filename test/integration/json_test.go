@@ -119,7 +119,7 @@ func TestRun_ModelMistakesAreResults(t *testing.T) {
 		"no match":     {use("no match", "edit", object{"path": "a.txt", "old": "x", "new": "y"}), "failed", "edit_not_found", `a\.txt`},
 		"exit code":    {bash("exit code", "echo no; exit 3"), "ok", "", `^no\n\[exit code 3\]$`},
 		"silent":       {bash("silent", "true"), "ok", "", `.`},
-		"too slow":     {use("too slow", "bash", object{"command": "echo begun; sleep 100", "timeout": 0.5}), "timeout", "run_timeout", `begun`},
+		"too slow":     {use("too slow", "bash", object{"command": "echo begun; sleep 100", "timeout": 6}), "timeout", "run_timeout", `begun`},
 		"not there":    {bash("not there", "no-such-command-here"), "ok", "", `exit code 127`},
 	}
 	calls := make([]object, 0, len(cases))

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
 // scraped is a process whose metrics Prometheus could scrape.
@@ -23,16 +25,13 @@ type scraped struct {
 // startScraped starts a process on a port of its own, and returns when its stderr matches.
 func startScraped(tb testing.TB, binary string, args []string, ready string) scraped {
 	tb.Helper()
-	listener, err := new(net.ListenConfig).Listen(tb.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(tb, err)
-	host, port, err := net.SplitHostPort(listener.Addr().String())
-	require.NoError(tb, err)
-	require.NoError(tb, listener.Close())
+	const host = "127.0.0.1"
+	port := strconv.Itoa(natsiotest.FreePorts(tb, 1)[0]) // which no connection gets before the process has it
 	p := start(tb, binary, launch{args: args, env: []string{
 		"OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_HOST=" + host, "OTEL_EXPORTER_PROMETHEUS_PORT=" + port,
 	}})
 	p.waitFor(tb, ready)
-	return scraped{process: p, url: "http://" + listener.Addr().String() + "/metrics"}
+	return scraped{process: p, url: "http://" + net.JoinHostPort(host, port) + "/metrics"}
 }
 
 // metrics are what a process tells at the moment, as text.

@@ -53,7 +53,7 @@ func TestPipe_AWorkerNeedsNobodyToReadItsLog(t *testing.T) {
 		require.NoError(t, cmd.Process.Signal(os.Interrupt))
 		require.NoError(t, cmd.Wait())
 	}()
-	got := execute(t, coordinator, launch{args: append([]string{"call", "bash", `{"command":"echo hi"}`, "--timeout", "20s"}, b.flags...)})
+	got := execute(t, coordinator, launch{args: append([]string{"call", "bash", `{"command":"echo hi"}`, "--timeout", "2m"}, b.flags...)})
 	require.Equal(t, 0, got.code, got.stdout+got.stderr)
 }
 

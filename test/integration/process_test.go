@@ -16,7 +16,11 @@ import (
 )
 
 // patience bounds every wait for a process; it is for machines that do much else.
-const patience = 40 * time.Second
+const patience = 3 * time.Minute
+
+// tries is how often something may take longer than it should: other programs of the machine take its time too, but not
+// each time.
+const tries = 3
 
 // process is a running command. Its methods belong to the test's goroutine.
 type process struct {
@@ -47,7 +51,7 @@ func start(tb testing.TB, binary string, l launch) *process {
 	cmd.Stdin = strings.NewReader(l.stdin)
 	p := &process{cmd: cmd, stdout: newOutput(), stderr: newOutput(), exited: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p.stdout, p.stderr
-	cmd.WaitDelay = 5 * time.Second
+	cmd.WaitDelay = 30 * time.Second
 	dieWithTests(cmd)
 	require.NoError(tb, cmd.Start())
 	go func() {

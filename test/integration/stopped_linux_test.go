@@ -86,11 +86,13 @@ func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one
 		works := begin("works", `echo worked >works.went`, time.Minute)
 		hungry := begin("hungry", `exec -a `+bomb+` tail /dev/zero`, time.Minute)
 		loud := begin("loud", `yes `+flood, time.Minute)
-		slow := a.begin(t, "slow", `: >slow.begun; exec -a `+late+` sleep 1000`, time.Second)
 		leaves := begin("leaves", `(setsid bash -c 'trap "" TERM HUP; exec -a `+daemon+` sleep 1000' &); : >leaves.went`, time.Minute)
-		for _, name := range []string{"works", "hungry", "loud", "slow", "leaves"} {
+		for _, name := range []string{"works", "hungry", "loud", "leaves"} {
 			a.awaitFile(t, name+".begun")
 		}
+		const wall = 3 * time.Second // it must not be over before the worker stands still
+		slow := a.begin(t, "slow", `: >slow.begun; exec -a `+late+` sleep 1000`, wall)
+		a.awaitFile(t, "slow.begun")
 		a.signal(t, syscall.SIGSTOP)
 		stopped := time.Now()
 		for _, name := range []string{"works", "hungry", "loud", "leaves"} {
@@ -102,7 +104,7 @@ func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one
 		waitUntil(t, func() bool { return running(t, flood) > 0 })
 		require.Eventually(t, func() bool { return running(t, bomb) == 0 }, patience, 10*time.Millisecond, "its first process ends what has too much memory")
 		waitUntil(t, func() bool { return running(t, daemon) == 0 }) // with the command that has left it
-		waitUntil(t, func() bool { return time.Since(stopped) > 1500*time.Millisecond })
+		waitUntil(t, func() bool { return time.Since(stopped) > wall+500*time.Millisecond })
 		require.Equal(t, 1, running(t, late), "time is the worker's matter")
 		a.signal(t, syscall.SIGCONT)
 		for name, c := range map[string]struct {
@@ -130,18 +132,19 @@ func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one
 func TestAbuse_StoppedForTooLong(t *testing.T) { //nolint:paralleltest // beside one that measures
 	asUsers(t, func(t *testing.T, uid int) {
 		t.Helper()
-		a := startAbused(t, uid, "--lease", "1s")
+		const still = 5 * lease / 2
+		a := startAbused(t, uid, "--lease", lease.String())
 		mark := marker()
 		call := a.begin(t, "lost", `[ ! -e begun ] || exit 0; : >begun; (trap "" TERM HUP; setsid bash -c 'trap "" TERM HUP; while :; do exec -a `+mark+` sleep 1000; done' &) ; exec -a `+mark+` sleep 1000`, 2*time.Minute)
 		a.awaitFile(t, "begun")
 		waitUntil(t, func() bool { return running(t, mark) == 2 })
 		a.signal(t, syscall.SIGSTOP)
 		stopped := time.Now()
-		waitUntil(t, func() bool { return time.Since(stopped) > 2500*time.Millisecond })
+		waitUntil(t, func() bool { return time.Since(stopped) > still })
 		require.Equal(t, 2, running(t, mark))
 		a.signal(t, syscall.SIGCONT)
 		waitUntil(t, func() bool { return running(t, mark) == 0 })
-		t.Logf("everything was gone %s after the worker went on", time.Since(stopped)-2500*time.Millisecond)
+		t.Logf("everything was gone %s after the worker went on", time.Since(stopped)-still)
 		r, _ := call.end(t)
 		require.Equal(t, protocol.StatusOK, r.Status, "%v", r.Error)
 		require.Equal(t, 2, r.Attempt, "the lane came back to it, and the call ran again")

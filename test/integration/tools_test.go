@@ -103,7 +103,7 @@ background: true
 	write(t, filepath.Join(folder, "fails.yaml"), `
 name: fails
 description: Train another model.
-command: "until [ -e \"$GATE\" ]; do sleep 0.05; done; echo no memory >&2; exit 3"
+command: "until [ -e \"$GATE\" ]; do sleep 0.05; done; echo no memory >&2; : >\"$GATE.failed\"; exit 3"
 resources: []
 background: true
 `)
@@ -111,9 +111,9 @@ background: true
 	first := script(t,
 		say("Training.", use("c1", "train", object{}), bash("c2", "echo beside"), use("f1", "fails", object{})),
 		say("It trains."),
-		say("Waiting.", use("c3", "job_wait", object{"job": "job_1_1_0", "timeout": 30})),
-		say("Other work.", bash("c4", "sleep 0.5")),
-		say("Other work.", bash("c5", "sleep 0.5")),
+		say("Waiting.", use("c3", "job_wait", object{"job": "job_1_1_0", "timeout": 120})),
+		say("Other work.", bash("c4", "until [ -e $GATE.failed ]; do sleep 0.05; done; sleep 2")), // its end is told a moment later
+		say("Other work.", bash("c5", "sleep 1")),
 		say("Trained."))
 	args := append([]string{"run", "--json", "--model", first, "--tools", folder, "--toolset", "core,jobs", "--session", "training"}, b.flags...)
 	got := execute(t, coordinator, launch{args: append(args, "train")})
@@ -154,7 +154,7 @@ func TestTools_OfAPoolWithoutWorkers(t *testing.T) {
 
 	late := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir(), "--pool", "gpu"}, b.flags...)})
 	late.waitFor(t, `takes calls of pool gpu`)
-	other := execute(t, coordinator, launch{args: append([]string{"call", "--tools", folder, "--timeout", "20s", "train", "{}"}, b.flags...)})
+	other := execute(t, coordinator, launch{args: append([]string{"call", "--tools", folder, "--timeout", "2m", "train", "{}"}, b.flags...)})
 	require.Equal(t, 0, other.code, other.stdout+other.stderr)
 	require.Equal(t, "\n", content(t, ran), "once: the first call never runs")
 }

@@ -17,7 +17,7 @@ func TestToolsets_ThroughAFleet(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
 	startWorkers(t, 2, b.flags)
-	nc, err := nats.Connect("", b.server.Options()...)
+	nc, err := nats.Connect("", append(b.server.Options(), nats.Timeout(patience))...)
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
 	dispatcher, err := dispatch.New(t.Context(), nc, protocol.DefaultFleet, nil)
