@@ -65,11 +65,12 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 			"disk, many files": {
 				sandbox.Limits{Disk: 20 << 20}, `i=0; while :; do head -c 100000 /dev/zero >$i; i=$((i+1)); done`, sandbox.ReasonDiskLimit,
 			},
-			"disk, /tmp":     {sandbox.Limits{Disk: 20 << 20}, `i=0; while :; do head -c 100000 /dev/zero >/tmp/$i; i=$((i+1)); done`, sandbox.ReasonDiskLimit},
-			"disk, one file": {sandbox.Limits{Disk: 5 << 20}, `exec head -c 100000000 /dev/zero >file`, sandbox.ReasonDiskLimit},
-			"file size":      {sandbox.Limits{FileSize: 1 << 20}, `exec head -c 100000000 /dev/zero >file`, sandbox.ReasonDiskLimit},
-			"processor time": {sandbox.Limits{CPU: time.Second}, `while :; do :; done`, sandbox.ReasonTimeout},
-			"output":         {sandbox.Limits{Output: 1 << 16}, `yes & yes >&2`, sandbox.ReasonOutputLimit},
+			"disk, /tmp":        {sandbox.Limits{Disk: 20 << 20}, `i=0; while :; do head -c 100000 /dev/zero >/tmp/$i; i=$((i+1)); done`, sandbox.ReasonDiskLimit},
+			"disk, empty files": {sandbox.Limits{Disk: 4 << 20}, `i=0; while :; do : >$i; i=$((i+1)); done`, sandbox.ReasonDiskLimit},
+			"disk, one file":    {sandbox.Limits{Disk: 5 << 20}, `exec head -c 100000000 /dev/zero >file`, sandbox.ReasonDiskLimit},
+			"file size":         {sandbox.Limits{FileSize: 1 << 20}, `exec head -c 100000000 /dev/zero >file`, sandbox.ReasonDiskLimit},
+			"processor time":    {sandbox.Limits{CPU: time.Second}, `while :; do :; done`, sandbox.ReasonTimeout},
+			"output":            {sandbox.Limits{Output: 1 << 16}, `yes & yes >&2`, sandbox.ReasonOutputLimit},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

@@ -42,6 +42,9 @@ func TestShare_LeavesSomeToOthers(t *testing.T) { //nolint:paralleltest // its a
 		var signals unix.Rlimit
 		require.NoError(t, unix.Getrlimit(unix.RLIMIT_SIGPENDING, &signals))
 		require.Equal(t, strconv.FormatUint(signals.Max/8, 10)+"\n", string(run(t, s, "ulimit -Hi").Stdout.Data))
+		var queues unix.Rlimit
+		require.NoError(t, unix.Getrlimit(unix.RLIMIT_MSGQUEUE, &queues))
+		require.Equal(t, strconv.FormatUint(queues.Max/8, 10)+"\n", string(run(t, s, "ulimit -Hq").Stdout.Data))
 		const terminals = `n=0; while exec {fd}<>/dev/ptmx; do n=$((n+1)); done 2>/dev/null; echo $n`
 		require.Equal(t, "128\n", string(run(t, s, terminals).Stdout.Data))
 	})

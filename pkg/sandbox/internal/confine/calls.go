@@ -25,6 +25,8 @@ var denied = slices.Concat([]uint32{ //nolint:gochecknoglobals // a constant
 	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_REBOOT, unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD,
 	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE, unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME,
 	unix.SYS_CLOCK_ADJTIME, unix.SYS_ADJTIMEX, unix.SYS_SYSLOG, unix.SYS_VHANGUP, unix.SYS_NFSSERVCTL, unix.SYS_LOOKUP_DCOOKIE,
+	// What the whole host has a number of: one command could take all (fs.aio-max-nr).
+	unix.SYS_IO_SETUP,
 }, deniedHere)
 
 // changes are the system calls that change files in ways that Landlock does not know.

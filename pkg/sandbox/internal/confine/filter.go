@@ -128,22 +128,68 @@ func newSandboxFilter() program {
 		p.returnIf(unix.BPF_JSET, newNamespaces, retErrno(unix.EPERM))
 		p.ret(retAllow)
 	})
-	t.on(unix.SYS_SOCKET, func(p *program) {
-		p.load(arg(0))
-		for _, family := range []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
-			p.returnIf(unix.BPF_JEQ, family, retAllow)
-		}
-		p.ret(retErrno(unix.EAFNOSUPPORT)) // AF_VSOCK, for one, ignores network namespaces
-	})
-	t.on(unix.SYS_IOCTL, func(p *program) {
-		p.load(arg(1))
-		for _, request := range []uint32{unix.TIOCSTI, tiocLinux} {
-			p.returnIf(unix.BPF_JEQ, request, retErrno(unix.EPERM))
-		}
-		p.ret(retAllow)
-	})
+	t.on(unix.SYS_SOCKET, (*program).usualSocket)
+	t.on(unix.SYS_SOCKETPAIR, (*program).usualPair)
+	t.on(unix.SYS_IOCTL, (*program).usualIoctl)
+	t.noHugePages()
 	p.dispatch(t)
 	return p
+}
+
+// usualSocket allows the protocols that programs use. For others the kernel loads modules, if it has any, whoever asks;
+// and AF_VSOCK, for one, ignores network namespaces.
+func (p *program) usualSocket() {
+	p.load(arg(0))
+	p.returnIf(unix.BPF_JEQ, unix.AF_UNIX, retAllow)
+	p.jump(unix.BPF_JEQ, unix.AF_NETLINK, 0, 4)
+	p.load(arg(2))
+	p.returnIf(unix.BPF_JEQ, unix.NETLINK_ROUTE, retAllow)
+	p.ret(retErrno(unix.EPROTONOSUPPORT))
+	p.jump(unix.BPF_JEQ, unix.AF_INET, 2, 0)
+	p.jump(unix.BPF_JEQ, unix.AF_INET6, 1, 0)
+	p.ret(retErrno(unix.EAFNOSUPPORT))
+	p.load(arg(2))
+	for _, protocol := range []uint32{
+		unix.IPPROTO_IP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6, unix.IPPROTO_MPTCP,
+	} {
+		p.returnIf(unix.BPF_JEQ, protocol, retAllow)
+	}
+	p.ret(retErrno(unix.EPROTONOSUPPORT))
+}
+
+// usualPair allows the one family that has pairs worth having.
+func (p *program) usualPair() {
+	p.load(arg(0))
+	p.returnIf(unix.BPF_JEQ, unix.AF_UNIX, retAllow)
+	p.ret(retErrno(unix.EAFNOSUPPORT))
+}
+
+// usualIoctl denies input into terminals, and what the kernel would load another driver of terminals for. Requests of btrfs
+// do not exist, but for clones: with them one makes directories that are not to be removed by ordinary calls.
+func (p *program) usualIoctl() {
+	p.load(arg(1))
+	for _, request := range []uint32{unix.TIOCSTI, tiocLinux, unix.TIOCSETD} {
+		p.returnIf(unix.BPF_JEQ, request, retErrno(unix.EPERM))
+	}
+	for _, request := range []uint32{unix.FICLONE, unix.FICLONERANGE, unix.FIDEDUPERANGE} {
+		p.returnIf(unix.BPF_JEQ, request, retAllow)
+	}
+	*p = append(*p, unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: requestKind})
+	p.returnIf(unix.BPF_JEQ, btrfsRequest<<8, retErrno(unix.ENOTTY))
+	p.ret(retAllow)
+}
+
+// noHugePages has none left of those that the host has set aside, which nothing counts for a sandbox.
+func (t table) noHugePages() {
+	for number, flags := range map[uint32]struct{ argument, huge uint32 }{
+		unix.SYS_MMAP: {3, unix.MAP_HUGETLB}, unix.SYS_MEMFD_CREATE: {1, unix.MFD_HUGETLB}, unix.SYS_SHMGET: {2, shmHuge},
+	} {
+		t.on(number, func(p *program) {
+			p.load(arg(flags.argument))
+			p.returnIf(unix.BPF_JSET, flags.huge, retErrno(unix.ENOMEM))
+			p.ret(retAllow)
+		})
+	}
 }
 
 // keepNoCore has changes of that limit do nothing. They succeed, for those who want to be
@@ -170,6 +216,8 @@ func (t table) keepNoCore() {
 
 const (
 	tiocLinux     = 0x541c
+	shmHuge       = 0o4000 // SHM_HUGETLB
+	btrfsRequest  = 0x94
 	newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
 		unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 )
@@ -187,7 +235,7 @@ func readOnlyFilter() program {
 
 // fileRequests are the kinds of requests by which file systems change files, most of which
 // want no more than a descriptor to read by: those of all of them and of ext4, XFS and btrfs.
-var fileRequests = []uint32{'f', 'v', 'X', 0x94} //nolint:gochecknoglobals // a constant
+var fileRequests = []uint32{'f', 'v', 'X', btrfsRequest} //nolint:gochecknoglobals // a constant
 
 // harmlessRequests are those among them that programs make and that change nothing, or ask
 // for a descriptor to write by.

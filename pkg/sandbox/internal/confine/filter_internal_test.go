@@ -68,7 +68,10 @@ func (p program) verdict(t *testing.T, c call) (verdict uint32, steps int) {
 func TestFilter_EveryNumber(t *testing.T) {
 	t.Parallel()
 	const most = 25 // instructions
-	looks := []uint32{unix.SYS_CLONE, unix.SYS_SOCKET, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64}
+	looks := []uint32{
+		unix.SYS_CLONE, unix.SYS_SOCKET, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64,
+		unix.SYS_SOCKETPAIR, unix.SYS_MMAP, unix.SYS_MEMFD_CREATE, unix.SYS_SHMGET,
+	}
 	for _, c := range modeCalls {
 		looks = append(looks, c.number)
 	}
@@ -109,6 +112,22 @@ func TestFilter_Arguments(t *testing.T) {
 		"a user namespace":            {unix.SYS_CLONE, [6]uint64{unix.CLONE_VM | unix.CLONE_NEWUSER}, denied},
 		"a socket":                    {unix.SYS_SOCKET, [6]uint64{unix.AF_INET6}, allow},
 		"AF_VSOCK":                    {unix.SYS_SOCKET, [6]uint64{unix.AF_VSOCK}, retErrno(unix.EAFNOSUPPORT)},
+		"UDP":                         {unix.SYS_SOCKET, [6]uint64{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP}, allow},
+		"SCTP":                        {unix.SYS_SOCKET, [6]uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP}, retErrno(unix.EPROTONOSUPPORT)},
+		"a Unix socket":               {unix.SYS_SOCKET, [6]uint64{unix.AF_UNIX, unix.SOCK_STREAM, 1}, allow},
+		"addresses":                   {unix.SYS_SOCKET, [6]uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, allow},
+		"another netlink":             {unix.SYS_SOCKET, [6]uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC}, retErrno(unix.EPROTONOSUPPORT)},
+		"a pair":                      {unix.SYS_SOCKETPAIR, [6]uint64{unix.AF_UNIX, unix.SOCK_STREAM}, allow},
+		"a pair of AF_TIPC":           {unix.SYS_SOCKETPAIR, [6]uint64{unix.AF_TIPC, unix.SOCK_STREAM}, retErrno(unix.EAFNOSUPPORT)},
+		"memory":                      {unix.SYS_MMAP, [6]uint64{0, 1 << 30, 3, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE}, allow},
+		"huge pages":                  {unix.SYS_MMAP, [6]uint64{0, 1 << 30, 3, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_HUGETLB}, retErrno(unix.ENOMEM)},
+		"a file of huge pages":        {unix.SYS_MEMFD_CREATE, [6]uint64{0, unix.MFD_CLOEXEC | unix.MFD_HUGETLB}, retErrno(unix.ENOMEM)},
+		"shared memory":               {unix.SYS_SHMGET, [6]uint64{1, 1 << 20, 0o1600}, allow},
+		"shared memory, huge pages":   {unix.SYS_SHMGET, [6]uint64{1, 1 << 21, 0o5600}, retErrno(unix.ENOMEM)},
+		"a driver of terminals":       {unix.SYS_IOCTL, [6]uint64{0, unix.TIOCSETD}, denied},
+		"a clone":                     {unix.SYS_IOCTL, [6]uint64{0, unix.FICLONE}, allow},
+		"attributes":                  {unix.SYS_IOCTL, [6]uint64{0, unix.FS_IOC_GETFLAGS}, allow},
+		"a subvolume of btrfs":        {unix.SYS_IOCTL, [6]uint64{0, 0x5000940e}, retErrno(unix.ENOTTY)},
 		"a request":                   {unix.SYS_IOCTL, [6]uint64{0, unix.TCGETS}, allow},
 		"TIOCSTI":                     {unix.SYS_IOCTL, [6]uint64{0, unix.TIOCSTI}, denied},
 		"TIOCSTI with more bits":      {unix.SYS_IOCTL, [6]uint64{0, 1<<40 | unix.TIOCSTI}, denied},

@@ -137,14 +137,16 @@ func limitResources(l *calls.List, config wire.Config) error {
 	if err != nil {
 		return err
 	}
-	var processes, signals unix.Rlimit
-	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_NPROC, &processes), unix.Getrlimit(unix.RLIMIT_SIGPENDING, &signals)); err != nil {
+	var processes, signals, queues unix.Rlimit
+	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_NPROC, &processes), unix.Getrlimit(unix.RLIMIT_SIGPENDING, &signals),
+		unix.Getrlimit(unix.RLIMIT_MSGQUEUE, &queues)); err != nil {
 		return err
 	}
 	for _, limit := range []struct{ resource, value uint64 }{
 		{unix.RLIMIT_CORE, core},
 		{unix.RLIMIT_NPROC, min(config.Processes+SpareProcesses, processes.Max)},
 		{unix.RLIMIT_SIGPENDING, signals.Max / share},
+		{unix.RLIMIT_MSGQUEUE, queues.Max / share},
 		{unix.RLIMIT_RTPRIO, 0}, // some users may have more, for music
 		{unix.RLIMIT_NICE, 0},
 	} {

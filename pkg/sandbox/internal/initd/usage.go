@@ -11,8 +11,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/walk"
 )
 
-// blockSize is what stat(2) counts in.
-const blockSize = 512
+const (
+	blockSize = 512     // what stat(2) counts in
+	leastSize = 4 << 10 // of a file with nothing in it: a file system has room for so many
+)
 
 // diskUsage is how much the workspace and the scratch directory take up.
 func diskUsage() uint64 {
@@ -28,7 +30,7 @@ func diskUsage() uint64 {
 }
 
 // treeUsage is how much a directory and everything in it takes up: of a file with several names the part that is
-// found. What cannot be read counts as nothing, and trees deeper than most as endless.
+// found, and of each 4 KiB at least. What cannot be read counts as nothing, and trees deeper than most as endless.
 func treeUsage(dir string, most int) uint64 {
 	var total uint64
 	err := walk.Tree(dir, most, func(_ int, _ string, stat *unix.Stat_t) {
@@ -36,7 +38,7 @@ func treeUsage(dir string, most int) uint64 {
 		if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
 			names = max(uint64(stat.Nlink), 1) //nolint:unconvert // 32 bits elsewhere
 		}
-		total += uint64(stat.Blocks) * blockSize / names //nolint:gosec // not negative
+		total += max(uint64(stat.Blocks)*blockSize, leastSize) / names //nolint:gosec // not negative
 	})
 	if errors.Is(err, walk.ErrDeep) {
 		return math.MaxUint64

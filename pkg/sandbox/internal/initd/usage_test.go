@@ -57,6 +57,16 @@ func TestTreeUsage_IsThatOfEveryFile(t *testing.T) {
 	require.Zero(t, treeUsage(filepath.Join(dir, "symlink"), walk.MaxLevels))
 }
 
+// TestTreeUsage_FilesWithNothingInThemCount: a file system can run out of them.
+func TestTreeUsage_FilesWithNothingInThemCount(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for i := range 200 {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600))
+	}
+	require.GreaterOrEqual(t, treeUsage(dir, walk.MaxLevels), uint64(200*4<<10))
+}
+
 func TestTreeUsage_OfADeepTreeIsSeenAndTakesNoTime(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

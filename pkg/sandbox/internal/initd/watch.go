@@ -101,7 +101,8 @@ func (t *commands) memory(c *command) uint64 {
 	return mine
 }
 
-// held is what processes hold that is theirs: pages of programs and files are everybody's.
+// held is what processes hold that is theirs: pages of programs and files are everybody's. The tables of what they have mapped
+// count, which take far more than memory that is only read.
 func held(pids []int) uint64 {
 	var total, shared uint64
 	for _, pid := range pids {
@@ -109,7 +110,7 @@ func held(pids []int) uint64 {
 		if err != nil {
 			continue // it has ended
 		}
-		total += kilobytes(status, "RssAnon:") + kilobytes(status, "VmSwap:")
+		total += kilobytes(status, "RssAnon:") + kilobytes(status, "VmSwap:") + kilobytes(status, "VmPTE:")
 		shared = max(shared, kilobytes(status, "RssShmem:")) // it may be the same in all of them
 	}
 	return (total + shared) << 10

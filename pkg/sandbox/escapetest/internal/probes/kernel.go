@@ -48,6 +48,7 @@ func kernelProbes() map[string]probe {
 		"fsmount":           {unix.SYS_FSMOUNT, []uintptr{^uintptr(0), 0, 0}},
 		"fspick":            {unix.SYS_FSPICK, []uintptr{^uintptr(0), 0, 0}},
 		"fsconfig":          {unix.SYS_FSCONFIG, []uintptr{^uintptr(0), 0, 0, 0, 0}},
+		"io-setup":          {unix.SYS_IO_SETUP, []uintptr{1, 0}},
 		"clone3":            {unix.SYS_CLONE3, []uintptr{0, 0}},
 		"openat2":           {unix.SYS_OPENAT2, []uintptr{^uintptr(0), 0, 0, 0}},
 		"clock-settime":     {unix.SYS_CLOCK_SETTIME, []uintptr{0, 0}},
@@ -55,7 +56,10 @@ func kernelProbes() map[string]probe {
 		"unknown-1000":      {1000, nil},
 		"unknown-600":       {600, nil},
 	}
-	all := map[string]probe{"kernel/int80": int80, "kernel/x32": x32, "kernel/bpf-program": bpfProgram, "kernel/dmesg": dmesg, "kernel/pressure": pressure}
+	all := map[string]probe{
+		"kernel/int80": int80, "kernel/x32": x32, "kernel/bpf-program": bpfProgram, "kernel/dmesg": dmesg, "kernel/pressure": pressure,
+		"kernel/huge-pages": hugePages, "kernel/huge-file": hugeFile, "kernel/huge-shared": hugeShared, "kernel/line-discipline": lineDiscipline,
+	}
 	for name, c := range calls {
 		all["kernel/"+name] = func(canary.Host) canary.Verdict { return denied(call(c.nr, c.args...)) }
 	}
@@ -74,6 +78,42 @@ func bpfProgram(canary.Host) canary.Verdict {
 		kernel, flags uint32
 	}{kind: 1, count: 2, code: uint64(uintptr(unsafe.Pointer(&code))), license: uint64(uintptr(unsafe.Pointer(&license)))}
 	return unlessDone(call(unix.SYS_BPF, 5, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr)))
+}
+
+// hugePages takes of those that the host has set aside, without touching them.
+func hugePages(canary.Host) canary.Verdict {
+	memory, err := unix.Mmap(-1, 0, 2<<20, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|unix.MAP_NORESERVE)
+	if err == nil {
+		_ = unix.Munmap(memory)
+	}
+	return judge(err)
+}
+
+func hugeFile(canary.Host) canary.Verdict {
+	fd, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_HUGETLB)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return judge(err)
+}
+
+func hugeShared(canary.Host) canary.Verdict {
+	const huge, noReserve = 0o4000, 0o10000
+	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, 2<<20, unix.IPC_CREAT|huge|noReserve|0o600)
+	if err == nil {
+		_, _ = unix.SysvShmCtl(id, unix.IPC_RMID, nil)
+	}
+	return judge(err)
+}
+
+// lineDiscipline gives a terminal a driver: the one that it has, but the kernel would load any.
+func lineDiscipline(canary.Host) canary.Verdict {
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return contained(err)
+	}
+	defer unix.Close(fd)
+	return judge(unix.IoctlSetPointerInt(fd, unix.TIOCSETD, 0))
 }
 
 // dmesg reads the log of the host's kernel.

@@ -37,6 +37,9 @@ func networkProbes() map[string]probe {
 		"network/sctp":           func(canary.Host) canary.Verdict { return socket(unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP) },
 		"network/mptcp":          func(canary.Host) canary.Verdict { return socketTo(unix.IPPROTO_MPTCP) },
 		"network/other-families": otherFamilies,
+		"network/protocols":      protocols,
+		"network/netlink":        netlink,
+		"network/pairs":          pairs,
 	}
 	for name, family := range map[string]int{
 		"vsock": unix.AF_VSOCK, "alg": unix.AF_ALG, "packet": unix.AF_PACKET, "key": unix.AF_KEY, "xdp": unix.AF_XDP, "tipc": unix.AF_TIPC,
@@ -244,6 +247,55 @@ func otherFamilies(canary.Host) canary.Verdict {
 		}
 		if familyProbe(family).Outcome == canary.Escape {
 			return escape(fmt.Sprintf("family %d", family))
+		}
+	}
+	return contained(unix.EAFNOSUPPORT)
+}
+
+// protocols tries those for which the kernel would load modules, and others.
+func protocols(canary.Host) canary.Verdict {
+	for protocol := range 256 {
+		switch protocol {
+		case unix.IPPROTO_IP, unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMPV6:
+			continue
+		}
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			if familyProtocol(family, protocol).Outcome == canary.Escape {
+				return escape(fmt.Sprintf("family %d, protocol %d", family, protocol))
+			}
+		}
+	}
+	return contained(unix.EPROTONOSUPPORT)
+}
+
+// netlink tries the parts of the kernel that can be talked to, but that for addresses and routes.
+func netlink(canary.Host) canary.Verdict {
+	for protocol := 1; protocol < 32; protocol++ {
+		if socket(unix.AF_NETLINK, unix.SOCK_RAW, protocol).Outcome == canary.Escape {
+			return escape(fmt.Sprintf("protocol %d", protocol))
+		}
+	}
+	return contained(unix.EPROTONOSUPPORT)
+}
+
+func familyProtocol(family, protocol int) canary.Verdict {
+	var last canary.Verdict
+	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_SEQPACKET} {
+		if last = socket(family, kind, protocol); last.Outcome == canary.Escape {
+			return last
+		}
+	}
+	return last
+}
+
+// pairs asks for pairs of sockets of every family but that of Unix: the kernel would load the family to find that it has none.
+func pairs(canary.Host) canary.Verdict {
+	for family := unix.AF_UNIX + 1; family < 64; family++ {
+		switch _, err := unix.Socketpair(family, unix.SOCK_STREAM, 0); {
+		case err == nil:
+			return escape(fmt.Sprintf("family %d", family))
+		case !errors.Is(err, unix.EAFNOSUPPORT):
+			return leak(fmt.Sprintf("family %d reached the kernel: %v", family, err))
 		}
 	}
 	return contained(unix.EAFNOSUPPORT)
