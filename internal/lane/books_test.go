@@ -38,21 +38,3 @@ func TestBooks_AServerThatIsMet(t *testing.T) {
 	require.Equal(t, doubtStarted, b.doubt("second", now.Add(time.Minute-1)), "it was killed while this process held lanes")
 	require.Equal(t, doubtNothing, b.doubt("second", now.Add(time.Minute)))
 }
-
-func TestReadMade(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ answer, want string }{
-		"a consumer":         {`{"created":"2026-01-02T03:04:05.000000006Z"}`, "2026-01-02 03:04:05.000000006 +0000 UTC"},
-		"none":               {`{"error":{"code":404,"err_code":10014}}`, gone},
-		"nor a stream":       {`{"error":{"code":404,"err_code":10059}}`, gone},
-		"another fault":      {`{"error":{"code":503,"err_code":10008}}`, unknown},
-		"no time":            {`{"created":"0001-01-01T00:00:00Z"}`, unknown},
-		"nothing of a kind":  {``, unknown},
-		"nobody, as nothing": {`{}`, unknown},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			require.Equal(t, test.want, readMade([]byte(test.answer)))
-		})
-	}
-}

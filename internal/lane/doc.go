@@ -104,7 +104,7 @@
 //	lanes are claimed               holder, pull, slots, turns, crowd; options, executor
 //	a lane while it is held         held, waits, attempt, leave, litter
 //	what waits in it, in order      feed, mailbox, told, stock; schedule, which is pure
-//	its lease                       lease, renew, quorum, contact, books, rivals
+//	its lease                       lease, renew, consumer, quorum, contact, books, rivals
 //	operators, cancels, pauses      answer, oversight, paused, alarms; package operator
 //	streams and their operations    package store
 package lane

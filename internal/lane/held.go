@@ -100,7 +100,7 @@ func newHeld(h *Holder, msg *nats.Msg, since time.Time) (*held, error) {
 		marks: map[protocol.CallID][]uint64{}, finished: make(chan finished), granted: make(chan bool, 1),
 	}
 	l.mail = newMailbox(h.store, h.options.Fleet, h.options.Pool, l.hash)
-	l.lease.length, l.lease.since = h.lease, since
+	l.lease.length, l.lease.since = h.Lease(), since
 	l.lease.shared, l.lease.last = h.store.Clustered(), since
 	l.stored = meta.Timestamp
 	if err := json.Unmarshal([]byte(`"`+msg.Header.Get(protocol.HeaderLane)+`"`), &l.lane); err != nil {

@@ -27,13 +27,14 @@ type Holder struct {
 	puller   *puller
 	alarms   *alarms
 	clock    store.Clock
-	lease    time.Duration // AckWait
+	lease    atomic.Int64  // AckWait, in nanoseconds: as the pool has it, which may be edited
 	wake     chan struct{} // there may be room for another lane
 
 	repairing atomic.Bool
 	crowd     crowd
 	contact   contact // with the other servers of a cluster
 	books     books
+	pace      pace
 	troubles  troubles
 
 	mu        sync.Mutex
@@ -58,10 +59,11 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		return nil, err
 	}
 	h := &Holder{
-		options: o, store: s, executor: executor, lease: lease,
+		options: o, store: s, executor: executor,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
 		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger},
 	}
+	h.lease.Store(int64(lease))
 	h.books.meet(server, s.Calls.CachedInfo().TimeStamp)
 	h.slots = newSlots(o.Slots, h.room)
 	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.pullEnded, h.pullFault)
@@ -69,7 +71,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 }
 
 // Lease is the length of the pool's leases.
-func (h *Holder) Lease() time.Duration { return h.lease }
+func (h *Holder) Lease() time.Duration { return time.Duration(h.lease.Load()) }
 
 // Result returns the stored result of a call; nil when there is none.
 func (h *Holder) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
@@ -150,7 +152,7 @@ func (h *Holder) sync(ctx context.Context) error {
 func (h *Holder) pull(ctx context.Context) {
 	changed := h.store.NC.StatusChanged(nats.CONNECTED, nats.RECONNECTING)
 	defer h.store.NC.RemoveStatusListener(changed)
-	again := time.NewTicker(h.lease / 12)
+	again := time.NewTicker(h.Lease() / 12)
 	defer again.Stop()
 	healthy := false
 	for ctx.Err() == nil {

@@ -25,8 +25,6 @@ import (
 type puller struct {
 	nc      *nats.Conn
 	subject string // of pull requests
-	expires time.Duration
-	body    []byte // of a pull request
 	claim   func(msg *nats.Msg, since time.Time)
 	ended   func()
 	fault   func(error)
@@ -36,6 +34,8 @@ type puller struct {
 	inbox        string // prefix of the reply subjects
 	next         uint64
 	requests     []pullRequest // oldest first
+	expires      time.Duration
+	body         []byte // of a pull request
 }
 
 // pullRequest is a request that the server has not answered yet.
@@ -57,12 +57,20 @@ const (
 func newPuller(nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, expires time.Duration,
 	claim func(*nats.Msg, time.Time), ended func(), fault func(error),
 ) *puller {
-	return &puller{
-		nc:      nc,
-		subject: "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool),
-		body:    fmt.Appendf(nil, `{"batch":1,"expires":%d}`, expires.Nanoseconds()),
-		expires: expires, claim: claim, ended: ended, fault: fault,
+	p := &puller{
+		nc: nc, subject: "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool),
+		claim: claim, ended: ended, fault: fault,
 	}
+	p.expire(expires)
+	return p
+}
+
+// expire has requests end after a time from now on. Those that are open are forgotten; only a reset helps then.
+func (p *puller) expire(after time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.expires, p.body = after, fmt.Appendf(nil, `{"batch":1,"expires":%d}`, after.Nanoseconds())
+	p.stop()
 }
 
 var errNoConsumer = errors.New("the pool's consumer does not answer")
@@ -168,7 +176,7 @@ func (h *Holder) pullFault(err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
 	h.troubles.begin(ctx, pullTrouble, h, pool, slog.Any("error", err))
-	if err := natsio.RemakePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease, h.clock.Now().Add(h.lease)); err != nil {
+	if err := natsio.RemakePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.Lease(), h.clock.Now().Add(h.Lease())); err != nil {
 		h.troubles.begin(ctx, consumerTrouble, h, pool, slog.Any("error", err))
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // In a cluster the leader of the pool's consumer confirms a renewal before the other servers have it.
@@ -19,13 +18,13 @@ import (
 // leadership is who leads the pool's consumer, and since when; "" while that is not known.
 type leadership string
 
-// askConsumer asks whether the pool's consumer is still the same, and whether its leader is still followed; the latter makes
+// askConsumer asks whether the pool's consumer still is what it was, and whether its leader is still followed; the latter makes
 // renewals count.
 func (h *Holder) askConsumer(now time.Time) {
 	o := h.options
 	question := &nats.Msg{Subject: "$JS.API.CONSUMER.INFO." + o.Fleet.CallsStream() + "." + o.Fleet.ReadyConsumer(o.Pool)}
 	_, _ = h.store.Replies.Ask(question, func(answer *nats.Msg) { // without a connection nothing counts
-		h.meetConsumer(answer.Data)
+		h.meetConsumer(answer.Data, now, time.Now())
 		if !h.store.Clustered() {
 			return
 		}
@@ -50,42 +49,6 @@ func (l *held) hurry() {
 		l.renew(now)
 		l.holder.askConsumer(now)
 	}
-}
-
-// meetConsumer gives up all lanes when the pool's consumer, as the answer to CONSUMER.INFO describes it, is not the one
-// that handed them out. That there is no consumer is not believed in a cluster: a server may just not know it.
-func (h *Holder) meetConsumer(body []byte) {
-	made := readMade(body)
-	if made == unknown || made == gone && h.store.Clustered() {
-		return
-	}
-	if h.books.remade(made, h.clock.Now()) {
-		h.each(func(l *held) { l.abort(ErrLost) })
-	}
-}
-
-// What [readMade] returns beside times.
-const (
-	unknown = ""
-	gone    = "gone"
-)
-
-// readMade reads from the answer to CONSUMER.INFO when the consumer was made.
-func readMade(body []byte) string {
-	var info struct {
-		Created time.Time           `json:"created"`
-		Error   *jetstream.APIError `json:"error"`
-	}
-	err := json.Unmarshal(body, &info)
-	switch {
-	case err != nil:
-		return unknown
-	case info.Error != nil && (info.Error.ErrorCode == jetstream.JSErrCodeConsumerNotFound || info.Error.ErrorCode == jetstream.JSErrCodeStreamNotFound):
-		return gone
-	case info.Created.IsZero():
-		return unknown
-	}
-	return info.Created.String()
 }
 
 // readLeadership reads the answer to CONSUMER.INFO: who leads, how long ago the leader heard

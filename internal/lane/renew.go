@@ -77,7 +77,7 @@ func keeperPeriod(lease time.Duration) time.Duration {
 // keepLeases renews the leases of all held lanes, and aborts those that are not
 // trusted any more, until ctx ends. It waits for no answer: leases end meanwhile.
 func (h *Holder) keepLeases(ctx context.Context) {
-	ticker := time.NewTicker(keeperPeriod(h.lease))
+	ticker := time.NewTicker(keeperPeriod(h.Lease()))
 	defer ticker.Stop()
 	h.askConsumer(time.Now()) // lanes may wait for what is known of its leader
 	for {
@@ -86,10 +86,11 @@ func (h *Holder) keepLeases(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		now := time.Now()
+		now, length := time.Now(), h.Lease()
+		ticker.Reset(keeperPeriod(length))
 		h.askConsumer(now)
 		h.each(func(l *held) {
-			if !l.lease.trusted(now) {
+			if !l.lease.trusted(now) || l.lease.length > length { // claimed just before that was noticed
 				l.abort(ErrLost)
 			} else if l.lease.due(now) {
 				l.renew(now)
@@ -100,7 +101,7 @@ func (h *Holder) keepLeases(ctx context.Context) {
 
 // keepInformed hears the marks of the pool, and measures the server's time now and then, until ctx ends.
 func (h *Holder) keepInformed(ctx context.Context) {
-	ticker := time.NewTicker(keeperPeriod(h.lease))
+	ticker := time.NewTicker(keeperPeriod(h.Lease()))
 	defer ticker.Stop()
 	clockDue := time.Now().Add(clockPeriod)
 	for {

@@ -76,12 +76,12 @@ func TestKeepLeases_WaitsForNoAnswer(t *testing.T) {
 	renewals, err := f.NC.SubscribeSync(ack)
 	require.NoError(t, err)
 	require.NoError(t, f.NC.Flush())
-	h.held["a"] = &held{holder: h, hash: "a", ack: ack, ctx: t.Context(), stop: func() {}, lease: lease{length: h.lease, since: time.Now()}}
+	h.held["a"] = &held{holder: h, hash: "a", ack: ack, ctx: t.Context(), stop: func() {}, lease: lease{length: h.Lease(), since: time.Now()}}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx, t.Context()) }()
 	for range 2 { // nobody answers the first one
-		_, err = renewals.NextMsg(h.lease)
+		_, err = renewals.NextMsg(h.Lease())
 		require.NoError(t, err)
 	}
 	stop()
