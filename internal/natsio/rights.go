@@ -38,9 +38,12 @@ func makeRights(stream string) Rights {
 
 // CallRights are those of whoever has calls of a pool run, and follows them.
 func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	calls := fleet.CallsStream()
 	return Rights{
 		Publish: []string{
-			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
+			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed), fleet.AskSubject(pool, probed),
+			"$JS.API.CONSUMER.INFO." + calls + "." + fleet.ReadyConsumer(pool),
+			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.DELETE." + calls,
 			"$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(), chunkSubject(fleet.BlobsBucket(), probed),
 		},
 		Subscribe: []string{fleet.DoneFilter(probed), fleet.OutputFilter(probed)},
