@@ -156,7 +156,7 @@ func (l *held) accept(msg *letter) {
 			l.litter = append(l.litter, msg.seq)
 		}
 	case protocol.EntryHandback:
-		if what.Ready != l.ready {
+		if what.Ready != l.ready || what.Delivery >= l.delivered { // the latter is of an earlier count of the deliveries
 			l.litter = append(l.litter, msg.seq)
 			return
 		}

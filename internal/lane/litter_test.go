@@ -91,7 +91,7 @@ func TestAccept_WhatIsReadAgainStays(t *testing.T) {
 	const name = protocol.Lane("account/a")
 	fleet := protocol.DefaultFleet
 	l := &held{
-		holder: &Holder{options: Options{}.withDefaults()}, lane: name, hash: name.Hash(), ctx: t.Context(), schedule: newSchedule(), ready: 3,
+		holder: &Holder{options: Options{}.withDefaults()}, lane: name, hash: name.Hash(), ctx: t.Context(), schedule: newSchedule(), ready: 3, delivered: 2,
 	}
 	call := &protocol.Call{
 		ID: protocol.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,

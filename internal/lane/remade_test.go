@@ -55,3 +55,23 @@ func TestRemade_ALaneIsNotHeldTwice(t *testing.T) {
 		})
 	}
 }
+
+// A lane was handed back unstarted. By a consumer that was made again it is delivered for the first time once more, and its worker is lost in
+// the middle. The mark of that earlier first delivery does not say that nothing was started by this one.
+func TestRemade_AnEarlierHandbackHidesNoStart(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	call := newCall("s", exclusive("account/a"))
+	put(t, p, call)
+	meta, err := f.take(f.pool(briefLease)).Metadata()
+	require.NoError(t, err)
+	_, err = f.js.Publish(t.Context(), factFleet.HandbackSubject(call.Pool, call.Lane().Hash(), meta.Sequence.Stream, meta.NumDelivered), nil)
+	require.NoError(t, err)
+	require.NoError(t, f.js.DeleteConsumer(t.Context(), factFleet.CallsStream(), factFleet.ReadyConsumer(pool)))
+	f.pool(briefLease)
+	f.loseAt(briefLease)
+	f.hold(succeeds, lane.Options{AckWait: briefLease})
+	require.Equal(t, 2, f.await(p, call).Attempt)
+	f.requireQuiet()
+}

@@ -245,7 +245,7 @@ func requireMailboxInverse(
 		fleet.ParseMailboxSubject(fleet.CancelSubject(pool, lane, call)))
 	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryStart, CallID: call, Start: start},
 		fleet.ParseMailboxSubject(fleet.StartSubject(pool, lane, call, start)))
-	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryHandback, Ready: ready},
+	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryHandback, Ready: ready, Delivery: delivery},
 		fleet.ParseMailboxSubject(fleet.HandbackSubject(pool, lane, ready, delivery)))
 	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryClaim}, fleet.ParseMailboxSubject(fleet.ClaimSubject(pool, lane, ready)))
 }

@@ -211,10 +211,11 @@ const (
 
 // MailboxEntry is what a mailbox subject says about its message.
 type MailboxEntry struct {
-	Kind   MailboxEntryKind
-	CallID CallID // of calls, cancels and starts
-	Start  int    // of starts: n, from 1
-	Ready  uint64 // of handbacks: the stream sequence of the ready message
+	Kind     MailboxEntryKind
+	CallID   CallID // of calls, cancels and starts
+	Start    int    // of starts: n, from 1
+	Ready    uint64 // of handbacks: the stream sequence of the ready message
+	Delivery uint64 // of handbacks: which delivery of it, from 1
 }
 
 // ParseMailboxSubject reads the end of a mailbox subject of this fleet, also as the server repeats it. A
@@ -246,12 +247,13 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 	if _, err := strconv.ParseUint(tokens[1], 10, 64); err == nil && tokens[0] == markClaim {
 		return MailboxEntry{Kind: EntryClaim}
 	}
-	ready, _, ok := strings.Cut(tokens[1], "-")
+	ready, delivery, _ := strings.Cut(tokens[1], "-")
 	seq, err := strconv.ParseUint(ready, 10, 64)
-	if tokens[0] != markHandback || !ok || err != nil {
+	n, nErr := strconv.ParseUint(delivery, 10, 64)
+	if tokens[0] != markHandback || err != nil || nErr != nil {
 		return MailboxEntry{}
 	}
-	return MailboxEntry{Kind: EntryHandback, Ready: seq}
+	return MailboxEntry{Kind: EntryHandback, Ready: seq, Delivery: n}
 }
 
 // LaneOfSubject returns the lane that a mailbox or ready message of this fleet belongs
