@@ -90,6 +90,7 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	defer cancel()
 	done, first := busy(ctx, t, s), s.current
 	require.NoError(t, first.process.Signal(syscall.SIGSTOP))
+	start := time.Now()
 	time.AfterFunc(500*time.Millisecond, cancel) // it is being sent by then; if not, the end is the same
 	_, err := first.ask(t.Context(), func(id uint64) error {
 		write := &sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)}
@@ -97,6 +98,7 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	})
 	require.ErrorIs(t, err, errLost)
 	require.Equal(t, sandbox.ReasonCancelled, (<-done).Reason)
+	require.Less(t, time.Since(start), time.Minute)
 }
 
 // TestLost_FirstProcessReadsNothingOfAFile: who writes one waits no longer than they want to.
