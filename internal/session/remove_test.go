@@ -41,7 +41,9 @@ func newRig(t *testing.T) *rig {
 	require.NoError(t, err)
 	t.Cleanup(f.Close)
 	driver := process.New(nil)
-	require.NoError(t, f.StartWorker(t.Context(), worker.Options{Data: data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}}))
+	require.NoError(t, f.StartWorker(t.Context(), worker.Options{
+		Data: data, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: time.Minute, // a busy machine ends no lease
+	}))
 	return &rig{Fleet: f, data: data}
 }
 
@@ -224,7 +226,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 
 	driver := process.New(nil)
 	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
-		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()},
+		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: time.Minute,
 	}))
 	calls, err := r.JS.Stream(t.Context(), r.Name.CallsStream())
 	require.NoError(t, err)
@@ -265,7 +267,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	}
 	driver := process.New(nil)
 	require.NoError(t, r.StartWorker(t.Context(), worker.Options{
-		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()},
+		Pool: "idle", Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, AckWait: time.Minute,
 	}))
 	var result *protocol.Result
 	require.Eventually(t, func() bool {
