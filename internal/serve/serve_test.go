@@ -549,7 +549,7 @@ func TestTurn_SettledAndNotEnded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late")+","+answer)
 	nc, link := r.ConnectVia()
-	r.serve(nc, "a", nil)
+	r.serve(nc, "a", soonLost)
 	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "p"}, 0)
 	done := make(chan *protocol.Result, 1)
 	go func() { done <- r.submit(t.Context(), call) }()
@@ -562,7 +562,7 @@ func TestTurn_SettledAndNotEnded(t *testing.T) {
 	require.NoError(t, err)
 	requireFault(t, <-done, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 
-	r.serve(r.Connect(), "b", nil)
+	r.serve(r.Connect(), "b", soonLost)
 	require.Eventually(t, func() bool {
 		return slices.Equal([]string{"1 tool_result cancelled", "1 turn_ended interrupted"}, r.ends(call.SessionID))
 	}, patience, 10*time.Millisecond, "without the session's next turn")
