@@ -203,7 +203,10 @@ func (b *batch) look(ctx context.Context, kick bool) {
 		if err != nil {
 			b.dispatcher.options.Logger.DebugContext(ctx, "result cannot be looked up",
 				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
-			return // without a connection the others fail too
+			if r == nil {
+				return // without a connection the others fail too
+			}
+			continue // its value alone cannot be had
 		}
 		if r != nil {
 			b.done(ctx, r)

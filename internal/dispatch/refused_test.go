@@ -122,6 +122,30 @@ func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
 	}
 }
 
+// A large value that somebody removed with all others keeps nobody from a result: its call has one without it.
+func TestDispatch_AValueThatIsGone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(2)
+	for i, value := range []protocol.Value{protocol.Stored{Blob: "result/s/1", Bytes: 1 << 20}, nil} {
+		result := protocol.NewResult(&calls[i], protocol.StatusOK, nil)
+		result.Value = value
+		body, err := protocol.EncodeResult(&result)
+		require.NoError(t, err)
+		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[i].SessionID, calls[i].ID), body)
+		require.NoError(t, err)
+	}
+	require.NoError(t, r.JS.DeleteObjectStore(t.Context(), r.Name.BlobsBucket()))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	o, err := r.dispatch(ctx, calls)
+	require.NoError(t, err)
+	require.NoError(t, ctx.Err())
+	for _, call := range calls {
+		require.Nil(t, requireDone(t, o, call, protocol.StatusOK, "").Value)
+	}
+}
+
 // A result that this version cannot read ends its call, and keeps nobody from the results of the others.
 func TestDispatch_AResultThatCannotBeRead(t *testing.T) {
 	t.Parallel()

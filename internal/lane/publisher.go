@@ -333,7 +333,7 @@ func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 	return p.store.Cancel(ctx, call.Pool, call.Lane(), call.ID)
 }
 
-// Result returns the stored result of a call; nil when there is none yet.
+// Result returns the stored result of a call; nil when there is none yet. A result beside an error has a value that cannot be had.
 func (p *Publisher) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	return p.store.Result(ctx, session, call)
 }

@@ -103,8 +103,8 @@ func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 		return nil
 	}
 	raw, err := b.Get(ctx, stored)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		r.Value = nil // the result is older than values are kept
+	if errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
+		r.Value = nil // the result is older than values are kept, or somebody removed them
 		return nil
 	}
 	if err != nil {

@@ -91,7 +91,7 @@ func (s *Store) TooLarge(body []byte) bool {
 	return int64(len(body)) > s.NC.MaxPayload()-messageOverhead
 }
 
-// Result returns the stored result of a call; nil when there is none.
+// Result returns the stored result of a call; nil when there is none. A result beside an error has a value that cannot be had.
 func (s *Store) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
