@@ -73,16 +73,22 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.S
 	return stored, err
 }
 
-// Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone.
+// Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone, also with all others.
 func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
 	store, err := b.open(ctx)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		err = fmt.Errorf("%w: %w", jetstream.ErrObjectNotFound, err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	body, err := store.GetBytes(ctx, stored.Blob)
 	if err != nil {
+		b.mu.Lock()
+		b.store = nil // should somebody have removed the bucket, the next try finds out
+		b.mu.Unlock()
 		return nil, fmt.Errorf("get %s: %w", stored.Blob, err)
 	}
 	return body, nil
@@ -103,7 +109,7 @@ func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
 		return nil
 	}
 	raw, err := b.Get(ctx, stored)
-	if errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		r.Value = nil // the result is older than values are kept, or somebody removed them
 		return nil
 	}

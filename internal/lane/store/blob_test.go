@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // TestBlobs_RemoveWhereThereIsNoRoom: it makes room, which calls with large payloads wait for.
@@ -39,4 +40,24 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 	_, err = blobs.Put(t.Context(), "call/s", body)
 	require.NoError(t, err)
+}
+
+// A bucket that somebody removes is found to be gone also by who has read from it: a result is had without its value.
+func TestBlobs_ABucketThatIsGone(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	blobs, err := store.NewBlobs(f.NC, f.Name)
+	require.NoError(t, err)
+	stored, err := blobs.Put(t.Context(), "result/s", []byte(`{}`))
+	require.NoError(t, err)
+	_, err = blobs.Get(t.Context(), stored)
+	require.NoError(t, err)
+	require.NoError(t, f.JS.DeleteObjectStore(t.Context(), f.Name.BlobsBucket()))
+	_, err = blobs.Get(t.Context(), stored)
+	require.Error(t, err)
+	_, err = blobs.Get(t.Context(), stored)
+	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
+	r := &protocol.Result{Value: stored}
+	require.NoError(t, blobs.Value(t.Context(), r))
+	require.Nil(t, r.Value)
 }
