@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -59,6 +60,7 @@ func (s *sandboxes) shellFile(l protocol.Lane) string { return filepath.Join(s.h
 // with which environment, to a file of the sandbox. A command that sets a trap on EXIT of its
 // own, or is killed, leaves nothing there.
 const keepingScript = `__toolfleet=${TMPDIR:-/tmp}/.toolfleet-shell
+[ ! -p "$__toolfleet" ] || rm -f -- "$__toolfleet"
 : 2>/dev/null >"$__toolfleet"
 trap "{ printf '%s\\0' \"\$(pwd -P)\"; env -0; } 2>/dev/null >'$__toolfleet'" EXIT
 [ -z "$2" ] || cd -- "$2" 2>/dev/null || :
@@ -122,12 +124,15 @@ func (w *Worker) inShell(s sandbox.Sandbox, run *lane.Run, p protocol.CommandRun
 	}}
 }
 
+// lookWait bounds looking at a shell's state, which is a file that commands can exchange.
+const lookWait = 10 * time.Second
+
 // lookAtShell reads what a command of the shell has left. Variables that its call gave it
 // are as they were before.
 func (w *Worker) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellState, given map[string]string) (state shellState, ok bool) {
 	r, err := s.Exec(ctx, sandbox.Cmd{
-		Argv:   []string{"sh", "-c", `f=${TMPDIR:-/tmp}/.toolfleet-shell; cat "$f" && rm -f "$f"`},
-		Limits: sandbox.Limits{Output: 2 * maxShellState},
+		Argv:   []string{"sh", "-c", `f=${TMPDIR:-/tmp}/.toolfleet-shell; [ -f "$f" ] && cat "$f"; s=$?; rm -rf "$f"; exit $s`},
+		Limits: sandbox.Limits{Output: 2 * maxShellState, Wall: lookWait},
 	})
 	if err != nil || r.ExitCode != 0 || r.Stdout.Truncated {
 		return state, false
