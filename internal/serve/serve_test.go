@@ -558,7 +558,7 @@ func TestTurn_SettledAndNotEnded(t *testing.T) {
 	result := protocol.NewResult(&call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown, "its coordinators were lost"))
 	body, err := protocol.EncodeResult(&result)
 	require.NoError(t, err)
-	_, err = r.JS.Publish(t.Context(), string(r.Name.ResultSubject(call.SessionID, call.ID)), body)
+	_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(call.SessionID, call.ID), body)
 	require.NoError(t, err)
 	requireFault(t, <-done, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 
