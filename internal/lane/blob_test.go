@@ -1,10 +1,13 @@
 package lane_test
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -91,7 +94,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		call := newCall("s", exclusive("account/a"))
 		call.Payload = protocol.CommandRun{Command: strings.Repeat("x", int(f.nc.MaxPayload()))}
 		put(t, p, call)
-		require.NoError(t, f.js.DeleteObjectStore(t.Context(), protocol.DefaultFleet.BlobsBucket()))
+		f.spoilObjects()
 		tried, err := f.nc.SubscribeSync("$JS.API.STREAM.INFO." + natsio.ObjectStream(protocol.DefaultFleet.BlobsBucket()))
 		require.NoError(t, err)
 		f.hold(newHistory(), lane.Options{})
@@ -145,6 +148,22 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		f.requireQuiet()
 		require.Empty(t, ran)
 	})
+}
+
+// spoilObjects has the one object of the fleet's object store not be what it says it is.
+func (f *fleet) spoilObjects() {
+	f.t.Helper()
+	bucket := protocol.DefaultFleet.BlobsBucket()
+	stream, err := f.js.Stream(f.t.Context(), natsio.ObjectStream(bucket))
+	require.NoError(f.t, err)
+	meta, err := stream.GetLastMsgForSubject(f.t.Context(), "$O."+bucket+".M.*")
+	require.NoError(f.t, err)
+	msg := nats.NewMsg(meta.Subject)
+	msg.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	msg.Data = bytes.Replace(meta.Data, []byte("SHA-256="), []byte("SHA-256=x"), 1)
+	require.NotEqual(f.t, meta.Data, msg.Data)
+	_, err = f.js.PublishMsg(f.t.Context(), msg)
+	require.NoError(f.t, err)
 }
 
 // fillObjects leaves no room in the fleet's object store.

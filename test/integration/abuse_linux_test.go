@@ -65,7 +65,7 @@ func startAbused(t *testing.T, uid int, flags ...string) *abused {
 	}
 	args := []string{
 		"--nats", b.server.URL(), "--creds", creds, "--data", filepath.Join(dir, "data"), "--sandbox", "ns", "--slots", "8",
-		"--limit-processes", "700", "--limit-memory", "256M", "--limit-file-size", "64M", "--limit-output", "64K",
+		"--limit-processes", "700", "--limit-memory", "512M", "--limit-file-size", "64M", "--limit-output", "64K",
 	}
 	args = append(args, flags...)
 	if uid != os.Geteuid() {
