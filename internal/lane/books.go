@@ -1,8 +1,11 @@
 package lane
 
 import (
+	"context"
 	"sync"
 	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 )
 
 // doubt is what a server's count of deliveries does not tell.
@@ -29,11 +32,22 @@ type books struct {
 	anew   time.Time // when this process noticed that the consumer was made again; zero if it never was
 }
 
+// sync measures the server's time, and meets the server that told it.
+func (b *books) sync(ctx context.Context, s *store.Store, clock *store.Clock) error {
+	server := s.NC.ConnectedServerId()
+	told, err := clock.Sync(ctx, s.Calls)
+	if err != nil {
+		return err
+	}
+	b.meet(server, told)
+	return nil
+}
+
 // meet notes which server a connection leads to, and a time that it told after that.
 func (b *books) meet(server string, told time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if server != "" && server != b.server {
+	if b.other(server) {
 		b.before = b.server != ""
 		b.server, b.since = server, told
 	}
@@ -43,8 +57,11 @@ func (b *books) meet(server string, told time.Time) {
 func (b *books) met(server string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return server == "" || server == b.server
+	return !b.other(server)
 }
+
+// other is the opposite of met; the caller has the lock.
+func (b *books) other(server string) bool { return server != "" && server != b.server }
 
 // remade notes when the pool's consumer was made, and reports whether this process knew an earlier one.
 // What the earlier one has handed out, the new one hands out again.
@@ -70,12 +87,11 @@ func (b *books) doubtConsumer(stored time.Time) doubt {
 
 // doubt judges a first delivery by a server of a message by when that was stored.
 func (b *books) doubt(server string, stored time.Time) doubt {
-	if !b.met(server) {
-		return doubtStarted
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
+	case b.other(server):
+		return doubtStarted
 	case !stored.Before(b.since):
 		return doubtNothing
 	case b.before:

@@ -103,7 +103,7 @@ func (h *Holder) room() {
 // more, lets what runs finish until drain ends, kills the rest, hands its lanes back,
 // and returns. drain is a context that outlives ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
-	for h.sync(ctx) != nil { // ages of calls are measured by it
+	for h.books.sync(ctx, h.store, &h.clock) != nil { // ages of calls are measured by it
 		if !pause.For(ctx, faultPause) {
 			return nil
 		}
@@ -134,17 +134,6 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	stopKeeping()
 	keeper.Wait()
 	_ = natsio.Flush(ctx, h.store.NC, store.OpTimeout) // lanes handed back last; without a connection their leases end
-	return nil
-}
-
-// sync measures the server's time, and meets the server.
-func (h *Holder) sync(ctx context.Context) error {
-	server := h.store.NC.ConnectedServerId()
-	told, err := h.clock.Sync(ctx, h.store.Calls)
-	if err != nil {
-		return err
-	}
-	h.books.meet(server, told)
 	return nil
 }
 

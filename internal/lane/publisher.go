@@ -46,7 +46,7 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 		return nil, err
 	}
 	p := &Publisher{store: s}
-	if err := p.sync(ctx); err != nil {
+	if err := p.books.sync(ctx, p.store, &p.clock); err != nil {
 		return nil, fmt.Errorf("ask for the server's time: %w", err)
 	}
 	p.clockDue.Store(time.Now().Add(clockPeriod).UnixNano())
@@ -186,20 +186,9 @@ const headers = 6
 func (p *Publisher) now(ctx context.Context) time.Time {
 	now := time.Now()
 	if due := p.clockDue.Load(); now.UnixNano() > due && p.clockDue.CompareAndSwap(due, now.Add(clockPeriod).UnixNano()) {
-		_ = p.sync(ctx) // the old offset is good enough
+		_ = p.books.sync(ctx, p.store, &p.clock) // the old offset is good enough
 	}
 	return p.clock.Now()
-}
-
-// sync measures the server's time, and meets the server.
-func (p *Publisher) sync(ctx context.Context) error {
-	server := p.store.NC.ConnectedServerId()
-	told, err := p.clock.Sync(ctx, p.store.Calls)
-	if err != nil {
-		return err
-	}
-	p.books.meet(server, told)
-	return nil
 }
 
 // storePayload puts a call's payload into the object store, and returns the call

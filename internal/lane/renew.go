@@ -112,7 +112,7 @@ func (h *Holder) keepInformed(ctx context.Context) {
 		}
 		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
 		if now := time.Now(); now.After(clockDue) || !h.books.met(h.store.NC.ConnectedServerId()) {
-			_ = h.sync(ctx) // the old offset is good enough; until a server is met its books are doubted
+			_ = h.books.sync(ctx, h.store, &h.clock) // the old offset is good enough; until a server is met its books are doubted
 			clockDue = now.Add(clockPeriod)
 		}
 	}
