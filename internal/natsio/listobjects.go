@@ -3,16 +3,14 @@ package natsio
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"golang.org/x/sync/errgroup"
 )
-
-// objectLookers is how many objects are looked at side by side.
-const objectLookers = 8
 
 // ListObjects returns what an object store says of the objects whose names are wanted, in no order, deleted ones too.
 // That store's own List waits for ever when the last object is removed while it begins.
@@ -32,23 +30,34 @@ func ListObjects(ctx context.Context, js jetstream.JetStream, bucket string, wan
 			names = append(names, string(name))
 		}
 	}
-	objects := make([]*jetstream.ObjectInfo, len(names))
-	group, each := errgroup.WithContext(ctx)
-	group.SetLimit(objectLookers)
+	return lastTraces(ctx, stream, bucket, names)
+}
+
+// lastTraces reads what is said of objects last, of many at once. Those that are removed meanwhile are left out.
+func lastTraces(ctx context.Context, stream jetstream.Stream, bucket string, names []string) ([]*jetstream.ObjectInfo, error) {
+	found, subjects := make(map[string]*jetstream.ObjectInfo, len(names)), make([]string, len(names))
 	for i, name := range names {
-		group.Go(func() error {
-			info, seq, err := lastTrace(each, stream, objectTrace(bucket, name))
-			if err != nil {
-				return fmt.Errorf("look at object %s: %w", name, err)
-			}
-			if seq > 0 { // else it is removed by now
-				objects[i] = info
-			}
-			return nil
-		})
+		subjects[i] = objectTrace(bucket, name)
 	}
-	if err := group.Wait(); err != nil {
-		return nil, err
+	err := EachLast(ctx, stream, subjects, false, func(msg jetstream.Msg) error {
+		info := &jetstream.ObjectInfo{}
+		found[msg.Subject()] = info
+		return json.Unmarshal(msg.Data(), info)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look at the objects of %s: %w", bucket, err)
 	}
-	return slices.DeleteFunc(objects, func(info *jetstream.ObjectInfo) bool { return info == nil }), nil
+	for i, name := range names {
+		if found[subjects[i]] != nil {
+			continue
+		}
+		info, seq, err := lastTrace(ctx, stream, subjects[i]) // removed by now, or not known to the server that was read from
+		if err != nil {
+			return nil, fmt.Errorf("look at object %s: %w", name, err)
+		}
+		if seq > 0 {
+			found[subjects[i]] = info
+		}
+	}
+	return slices.Collect(maps.Values(found)), nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 )
@@ -135,15 +136,32 @@ func lastTrace(ctx context.Context, stream jetstream.Stream, subject string) (in
 	return info, msg.Sequence, json.Unmarshal(msg.Data, info)
 }
 
+// deleters is how many objects are removed side by side.
+const deleters = 16
+
 // DeleteObject removes an object that nobody reads any more, and all that its object store says of it. One that is not there
 // is fine, and one that is stored meanwhile stays. What was cut short is completed by doing it again.
 // That store's own Delete stores a mark, which takes the place of what was put meanwhile: its parts stay. A full store has no
 // room for one.
 func DeleteObject(ctx context.Context, js jetstream.JetStream, bucket, name string) error {
+	return DeleteObjects(ctx, js, bucket, name)
+}
+
+// DeleteObjects is [DeleteObject] for several, in no order.
+func DeleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, names ...string) error {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if err != nil {
 		return fmt.Errorf("open object store %s: %w", bucket, err)
 	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(deleters)
+	for _, name := range names {
+		group.Go(func() error { return deleteObject(ctx, stream, bucket, name) })
+	}
+	return group.Wait()
+}
+
+func deleteObject(ctx context.Context, stream jetstream.Stream, bucket, name string) error {
 	subject := objectTrace(bucket, name)
 	info, seq, err := lastTrace(ctx, stream, subject)
 	if err == nil && seq > 0 {

@@ -227,6 +227,37 @@ func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestListObjects_AsksOnceForMany: as many requests as there are objects take minutes when the server is far away.
+func TestListObjects_AsksOnceForMany(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket, names := tf.KeptBucket(), []string{}
+	for i := range 600 {
+		names = append(names, fmt.Sprintf("a/%d ü", i))
+		_, err := natsio.PutObject(t.Context(), f.JS, bucket, names[i], strings.NewReader("x"))
+		require.NoError(t, err)
+	}
+	before := f.NC.Stats().OutMsgs
+	objects, err := natsio.ListObjects(t.Context(), f.JS, bucket, func(string) bool { return true })
+	require.NoError(t, err)
+	require.Less(t, f.NC.Stats().OutMsgs-before, uint64(20))
+	found := []string{}
+	for _, object := range objects {
+		require.EqualValues(t, 1, object.Size)
+		found = append(found, object.Name)
+	}
+	require.ElementsMatch(t, names, found)
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
+	require.NoError(t, err)
+	require.Zero(t, stream.CachedInfo().State.Consumers)
+
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, bucket, names[1:]...))
+	objects, err = natsio.ListObjects(t.Context(), f.JS, bucket, func(string) bool { return true })
+	require.NoError(t, err)
+	require.Len(t, objects, 1)
+	require.Equal(t, names[0], objects[0].Name)
+}
+
 // TestPutObject_WhenTheStoreIsFull: nothing is pushed out, and nothing of it stays.
 func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	t.Parallel()

@@ -68,16 +68,20 @@ func (r *remover) objects(ctx context.Context, bucket string, remove func(name s
 	if err != nil {
 		return err
 	}
+	var names []string
+	bodies := 0
 	for _, object := range objects {
 		if !object.Deleted && !remove(object.Name) {
 			continue
 		}
-		if err := natsio.DeleteObject(ctx, r.fleet.JS, bucket, object.Name); err != nil {
-			return err
-		}
+		names = append(names, object.Name)
 		if !object.Deleted {
-			r.removed.Bodies++
+			bodies++
 		}
 	}
+	if err := natsio.DeleteObjects(ctx, r.fleet.JS, bucket, names...); err != nil {
+		return err
+	}
+	r.removed.Bodies += bodies
 	return nil
 }

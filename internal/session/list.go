@@ -13,16 +13,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-const (
-	// MaxListed bounds the sessions that [Reader.List] looks at: those with the highest
-	// ids, which are the newest ones where ids were not chosen.
-	MaxListed = 4096
-	// lookers is how many sessions are looked at side by side.
-	lookers = 8
-)
+// lookers is how many sessions are looked at side by side: enough that a server that is far away keeps nobody waiting.
+const lookers = 32
 
 // Reader reads what a fleet keeps of sessions. It changes nothing and is safe for
 // concurrent use.
@@ -56,9 +52,7 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 	if err != nil {
 		return nil, 0, err
 	}
-	slices.SortFunc(ids, func(a, b protocol.SessionID) int { return cmp.Compare(b, a) })
-	all := len(ids)
-	changed, err := r.changed(ctx, ids[:min(all, MaxListed)])
+	changed, err := r.changed(ctx, ids)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -85,7 +79,7 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 			list = append(list, *info)
 		}
 	}
-	return list, all - len(list), err
+	return list, len(ids) - len(list), err
 }
 
 // ids returns the sessions that have a journal.
@@ -96,9 +90,14 @@ func (r *Reader) ids(ctx context.Context) ([]protocol.SessionID, error) {
 	}
 	ids := make([]protocol.SessionID, 0, len(info.State.Subjects))
 	for subject := range info.State.Subjects {
-		ids = append(ids, protocol.SessionID(strings.TrimPrefix(subject, r.fleet.EventSubject(""))))
+		ids = append(ids, r.owner(subject))
 	}
 	return ids, nil
+}
+
+// owner is whose journal a subject is.
+func (r *Reader) owner(subject string) protocol.SessionID {
+	return protocol.SessionID(strings.TrimPrefix(subject, r.fleet.EventSubject("")))
 }
 
 // change is when a session changed last.
@@ -110,17 +109,32 @@ type change struct {
 // changed tells when sessions changed, the last one first. Those that were removed
 // meanwhile are left out.
 func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID) ([]change, error) {
-	changes := make([]change, len(ids))
-	err := each(ctx, len(ids), func(ctx context.Context, i int) error {
-		last, err := r.events.GetLastMsgForSubject(ctx, r.fleet.EventSubject(ids[i]))
-		if err != nil {
-			return err
+	times := make(map[protocol.SessionID]time.Time, len(ids))
+	err := natsio.EachLast(ctx, r.events, []string{r.fleet.EventSubject("*")}, true, func(msg jetstream.Msg) error {
+		about, err := msg.Metadata()
+		if err == nil {
+			times[r.owner(msg.Subject())] = about.Timestamp
 		}
-		changes[i] = change{id: ids[i], at: last.Time}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	changes := make([]change, len(ids))
+	err = each(ctx, len(ids), func(ctx context.Context, i int) error {
+		at, told := times[ids[i]]
+		if !told { // removed by now, or not known to the server that was read from
+			last, err := r.events.GetLastMsgForSubject(ctx, r.fleet.EventSubject(ids[i]))
+			if err != nil {
+				return err
+			}
+			at = last.Time
+		}
+		changes[i] = change{id: ids[i], at: at}
 		return nil
 	})
 	changes = slices.DeleteFunc(changes, func(c change) bool { return c.id == "" })
-	slices.SortStableFunc(changes, func(a, b change) int { return b.at.Compare(a.at) })
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.id, a.id)) })
 	return changes, err
 }
 

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -93,6 +94,26 @@ func TestReader_ListsTheLastChangedFirst(t *testing.T) {
 	require.Equal(t, State("answered"), list[0].State)
 	require.Equal(t, 1, list[0].Steps)
 	require.Empty(t, list[0].History)
+}
+
+// When sessions changed is asked for many of them at once.
+func TestReader_ListsManySessions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	at := time.Unix(1, 0).UTC()
+	for i := range 1500 {
+		body, err := json.Marshal([]loop.Event{{Type: loop.EventSessionStarted, Time: at}})
+		require.NoError(t, err)
+		_, err = r.JS.Publish(t.Context(), r.Name.EventSubject(protocol.SessionID(fmt.Sprintf("s%d", 5000-i))), body)
+		require.NoError(t, err)
+	}
+	reader := r.reader(t)
+	before := r.NC.Stats().OutMsgs
+	list, leftOut, err := reader.List(t.Context(), 2)
+	require.NoError(t, err)
+	require.Equal(t, 1498, leftOut)
+	require.Equal(t, []protocol.SessionID{"s3501", "s3502"}, []protocol.SessionID{list[0].SessionID, list[1].SessionID})
+	require.Less(t, r.NC.Stats().OutMsgs-before, uint64(50))
 }
 
 // A journal that cannot be read hides no other session, and can be removed.
