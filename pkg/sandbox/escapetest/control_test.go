@@ -14,7 +14,7 @@ import (
 // depends on the network, on modules of the kernel, or is refused to ordinary users anyway.
 func TestControl_ProbesGetOut(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	escapetest.Control(t, escapetest.Options{New: func(*testing.T) sandbox.Driver { return process.New(nil) }}, []string{
-		"device/tioclinux", "device/tiocsti", "device/tiocsti-high-bits",
+		"device/tioclinux", "device/tiocsti", "device/tiocsti-high-bits", "device/whiteout",
 		"file/append", "file/chmod", "file/create", "file/dotdot", "file/hard-link", "file/list", "file/proc-self-cwd",
 		"file/proc-self-root", "file/read-0600", "file/read-0644", "file/read-shm", "file/read-tmp", "file/rename",
 		"file/setuid-is-inert", "file/setxattr", "file/symlink", "file/symlink-dir", "file/truncate", "file/unlink", "file/utime", "file/write",
@@ -24,7 +24,7 @@ func TestControl_ProbesGetOut(t *testing.T) { //nolint:paralleltest // its arm i
 		"kernel/add-key", "kernel/io-uring-enter", "kernel/keyctl", "kernel/request-key",
 		"namespace/clone-net", "namespace/clone-user", "namespace/clone3", "namespace/unshare-mount", "namespace/unshare-user",
 		"neighbour/abstract", "neighbour/file", "neighbour/process",
-		"network/sockets-listed", "network/tcp", "network/tcp-fast-open", "network/tcp-mapped", "network/tcp-zero", "network/tcp6", "network/udp",
+		"network/above-tcp", "network/bridge", "network/sockets-listed", "network/tcp", "network/tcp-fast-open", "network/tcp-mapped", "network/tcp-zero", "network/tcp6", "network/udp", "network/vlan",
 		"privilege/bounding-set", "privilege/locked-down", "privilege/rlimit-core", "process/any-cmdline", "process/any-environ",
 		"process/worker-cmdline", "process/worker-cwd", "process/worker-environ", "process/worker-exe", "process/worker-fd",
 		"process/worker-maps", "process/worker-mem", "process/worker-root",

@@ -130,7 +130,9 @@ func newSandboxFilter() program {
 	})
 	t.on(unix.SYS_SOCKET, (*program).usualSocket)
 	t.on(unix.SYS_SOCKETPAIR, (*program).usualPair)
+	t.on(unix.SYS_SETSOCKOPT, (*program).usualOption)
 	t.on(unix.SYS_IOCTL, (*program).usualIoctl)
+	t.on(unix.SYS_RENAMEAT2, (*program).noWhiteout)
 	t.noHugePages()
 	p.dispatch(t)
 	return p
@@ -164,11 +166,34 @@ func (p *program) usualPair() {
 	p.ret(retErrno(unix.EAFNOSUPPORT))
 }
 
-// usualIoctl denies input into terminals, and what the kernel would load another driver of terminals for. Requests of btrfs
-// do not exist, but for clones: with them one makes directories that are not to be removed by ordinary calls.
+// usualOption denies options of TCP that have much code of the kernel behind them and few programs that use it: protocols that are
+// put on top, and keys for an algorithm that the caller names, which it may load.
+func (p *program) usualOption() {
+	p.load(arg(1))
+	p.jump(unix.BPF_JEQ, unix.IPPROTO_TCP, 1, 0)
+	p.ret(retAllow)
+	p.load(arg(2))
+	for _, option := range []uint32{unix.TCP_ULP, tcpAddKey} {
+		p.returnIf(unix.BPF_JEQ, option, retErrno(unix.ENOPROTOOPT))
+	}
+	p.ret(retAllow)
+}
+
+// noWhiteout denies what leaves a device file where something was. Landlock does not see that one is made.
+func (p *program) noWhiteout() {
+	p.load(arg(4))
+	p.returnIf(unix.BPF_JSET, unix.RENAME_WHITEOUT, retErrno(unix.EINVAL))
+	p.ret(retAllow)
+}
+
+// usualIoctl denies input into terminals, and what the kernel would load modules for: other drivers of terminals, bridges and VLANs.
+// Requests of btrfs do not exist, but for clones: with them one makes directories that are not to be removed by ordinary calls.
 func (p *program) usualIoctl() {
 	p.load(arg(1))
-	for _, request := range []uint32{unix.TIOCSTI, tiocLinux, unix.TIOCSETD} {
+	for _, request := range []uint32{
+		unix.TIOCSTI, tiocLinux, unix.TIOCSETD,
+		unix.SIOCGIFBR, unix.SIOCSIFBR, unix.SIOCBRADDBR, unix.SIOCBRDELBR, unix.SIOCGIFVLAN, unix.SIOCSIFVLAN,
+	} {
 		p.returnIf(unix.BPF_JEQ, request, retErrno(unix.EPERM))
 	}
 	for _, request := range []uint32{unix.FICLONE, unix.FICLONERANGE, unix.FIDEDUPERANGE} {
@@ -216,6 +241,7 @@ func (t table) keepNoCore() {
 
 const (
 	tiocLinux     = 0x541c
+	tcpAddKey     = 38     // TCP_AO_ADD_KEY
 	shmHuge       = 0o4000 // SHM_HUGETLB
 	btrfsRequest  = 0x94
 	newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |

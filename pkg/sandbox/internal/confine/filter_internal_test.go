@@ -71,6 +71,7 @@ func TestFilter_EveryNumber(t *testing.T) {
 	looks := []uint32{
 		unix.SYS_CLONE, unix.SYS_SOCKET, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64,
 		unix.SYS_SOCKETPAIR, unix.SYS_MMAP, unix.SYS_MEMFD_CREATE, unix.SYS_SHMGET,
+		unix.SYS_SETSOCKOPT, unix.SYS_RENAMEAT2,
 	}
 	for _, c := range modeCalls {
 		looks = append(looks, c.number)
@@ -125,6 +126,15 @@ func TestFilter_Arguments(t *testing.T) {
 		"shared memory":               {unix.SYS_SHMGET, [6]uint64{1, 1 << 20, 0o1600}, allow},
 		"shared memory, huge pages":   {unix.SYS_SHMGET, [6]uint64{1, 1 << 21, 0o5600}, retErrno(unix.ENOMEM)},
 		"a driver of terminals":       {unix.SYS_IOCTL, [6]uint64{0, unix.TIOCSETD}, denied},
+		"bridges":                     {unix.SYS_IOCTL, [6]uint64{0, unix.SIOCGIFBR}, denied},
+		"another VLAN":                {unix.SYS_IOCTL, [6]uint64{0, unix.SIOCSIFVLAN}, denied},
+		"an interface":                {unix.SYS_IOCTL, [6]uint64{0, unix.SIOCGIFFLAGS}, allow},
+		"a protocol on top of TCP":    {unix.SYS_SETSOCKOPT, [6]uint64{0, unix.IPPROTO_TCP, unix.TCP_ULP}, retErrno(unix.ENOPROTOOPT)},
+		"an algorithm for TCP":        {unix.SYS_SETSOCKOPT, [6]uint64{0, unix.IPPROTO_TCP, tcpAddKey}, retErrno(unix.ENOPROTOOPT)},
+		"an option of TCP":            {unix.SYS_SETSOCKOPT, [6]uint64{0, unix.IPPROTO_TCP, unix.TCP_NODELAY}, allow},
+		"an option of sockets":        {unix.SYS_SETSOCKOPT, [6]uint64{0, unix.SOL_SOCKET, unix.TCP_ULP}, allow},
+		"an exchange":                 {unix.SYS_RENAMEAT2, [6]uint64{0, 0, 0, 0, unix.RENAME_EXCHANGE}, allow},
+		"a device for what was there": {unix.SYS_RENAMEAT2, [6]uint64{0, 0, 0, 0, unix.RENAME_WHITEOUT}, retErrno(unix.EINVAL)},
 		"a clone":                     {unix.SYS_IOCTL, [6]uint64{0, unix.FICLONE}, allow},
 		"attributes":                  {unix.SYS_IOCTL, [6]uint64{0, unix.FS_IOC_GETFLAGS}, allow},
 		"a subvolume of btrfs":        {unix.SYS_IOCTL, [6]uint64{0, 0x5000940e}, retErrno(unix.ENOTTY)},

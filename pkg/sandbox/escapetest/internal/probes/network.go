@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -40,6 +41,10 @@ func networkProbes() map[string]probe {
 		"network/protocols":      protocols,
 		"network/netlink":        netlink,
 		"network/pairs":          pairs,
+		"network/bridge":         func(canary.Host) canary.Verdict { return interfaceRequest(unix.SIOCGIFBR) },
+		"network/vlan":           func(canary.Host) canary.Verdict { return interfaceRequest(unix.SIOCGIFVLAN) },
+		"network/above-tcp":      func(canary.Host) canary.Verdict { return optionOfTCP(unix.TCP_ULP) },
+		"network/key-of-tcp":     func(canary.Host) canary.Verdict { return optionOfTCP(addKey) },
 	}
 	for name, family := range map[string]int{
 		"vsock": unix.AF_VSOCK, "alg": unix.AF_ALG, "packet": unix.AF_PACKET, "key": unix.AF_KEY, "xdp": unix.AF_XDP, "tipc": unix.AF_TIPC,
@@ -299,4 +304,31 @@ func pairs(canary.Host) canary.Verdict {
 		}
 	}
 	return contained(unix.EAFNOSUPPORT)
+}
+
+// interfaceRequest asks a socket for what the kernel would load a module for.
+func interfaceRequest(request uintptr) canary.Verdict {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return contained(err)
+	}
+	defer unix.Close(fd)
+	var arguments [64]byte
+	return denied(call(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(&arguments))))
+}
+
+const addKey = 38 // TCP_AO_ADD_KEY
+
+// optionOfTCP sets an option to something that does not exist.
+func optionOfTCP(option int) canary.Verdict {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return contained(err)
+	}
+	defer unix.Close(fd)
+	err = unix.SetsockoptString(fd, unix.IPPROTO_TCP, option, "toolfleet")
+	if err == nil || errors.Is(err, unix.ENOPROTOOPT) {
+		return judge(err)
+	}
+	return leak("reached the kernel: " + errnoName(err))
 }

@@ -150,6 +150,7 @@ func deviceProbes() map[string]probe {
 		"device/mknod-block": func(canary.Host) canary.Verdict {
 			return judge(unix.Mknod("block", unix.S_IFBLK|0o666, int(unix.Mkdev(254, 0))))
 		},
+		"device/whiteout":  whiteout,
 		"device/tty":       func(canary.Host) canary.Verdict { return judge(open("/dev/tty", unix.O_RDWR)) },
 		"device/disk":      openAny(unix.O_RDONLY, "/dev/vd?", "/dev/sd?", "/dev/nvme?n?", "/dev/xvd?", "/dev/loop*", "/dev/mapper/*"),
 		"device/memory":    openAny(unix.O_RDONLY, "/dev/mem", "/dev/port", "/dev/kmem", "/proc/kcore", "/dev/kmsg"),
@@ -160,6 +161,17 @@ func deviceProbes() map[string]probe {
 		"device/tiocsti-high-bits": func(canary.Host) canary.Verdict { return tioc(highBits(unix.TIOCSTI)) },
 	}
 	return all
+}
+
+// whiteout moves a file so that a device takes its place.
+func whiteout(canary.Host) canary.Verdict {
+	const from, to = "whiteout", "whiteout-moved"
+	if err := os.WriteFile(from, nil, 0o600); err != nil {
+		return unsupported(errnoName(err))
+	}
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_WHITEOUT)
+	_, _ = os.Remove(from), os.Remove(to)
+	return judge(err)
 }
 
 // openAny opens whatever matches; opening one is an escape.
