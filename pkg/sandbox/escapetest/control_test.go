@@ -28,7 +28,7 @@ func TestControl_ProbesGetOut(t *testing.T) { //nolint:paralleltest // its arm i
 		"privilege/bounding-set", "privilege/locked-down", "privilege/rlimit-core", "process/any-cmdline", "process/any-environ",
 		"process/worker-cmdline", "process/worker-cwd", "process/worker-environ", "process/worker-exe", "process/worker-fd",
 		"process/worker-maps", "process/worker-mem", "process/worker-root",
-		"secret/cgroup", "secret/core-dump", "secret/core-limit", "secret/everywhere", "secret/sockets",
+		"secret/cgroup", "secret/core-dump", "secret/core-limit", "secret/everywhere", "secret/keys", "secret/sockets",
 		"set-id/chmod", "set-id/creat", "set-id/fchmod", "set-id/fchmodat", "set-id/fchmodat2", "set-id/group", "set-id/mknod", "set-id/mknodat",
 		"set-id/no-name", "set-id/open", "set-id/openat", "set-id/openat2",
 		"target/affinity", "target/getfd", "target/pidfd", "target/priority", "target/ptrace", "target/rlimit", "target/signal",

@@ -143,7 +143,7 @@ func putIPC(t *testing.T, h *canary.Host) {
 	}
 }
 
-// putWorker starts a process with the secret in its environment, memory and a descriptor.
+// putWorker starts a process with the secret in its environment, memory, a descriptor and a key.
 func putWorker(t *testing.T, h *canary.Host, program string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))

@@ -13,7 +13,7 @@
 //
 // What does not hold, and why the level is only [sandbox.LevelPaths]: mode, times and extended
 // attributes of any file of the worker's user can be changed, though not its content; the
-// names of the host, its mounts and the command lines of its processes can be seen; a process
+// names of the host, its mounts, the user's keys and the command lines of processes can be seen; a process
 // that hides well outlives its command where there are no control groups; there is no loopback of a sandbox's own, so programs
 // cannot serve themselves; paths are those of the host, not /workspace.
 //

@@ -40,7 +40,7 @@ func TestEscape_OnlyByTheKnownGaps(t *testing.T) { //nolint:paralleltest // its 
 			"given/directory": escapetest.Leak, "given/hostname": escapetest.Leak, "given/mounts": escapetest.Leak,
 			"process/any-cmdline": escapetest.Leak, "process/worker-cmdline": escapetest.Leak, "process/init-fd": escapetest.Leak,
 			"ipc/sysv-listing": escapetest.Leak, "network/sockets-listed": escapetest.Leak, "neighbour/process": escapetest.Leak,
-			"secret/cgroup": escapetest.Leak, "secret/sockets": escapetest.Leak,
+			"secret/cgroup": escapetest.Leak, "secret/keys": escapetest.Leak, "secret/sockets": escapetest.Leak,
 			// There is no loopback of its own.
 			"use/tcp-server": escapetest.Broken, "use/unix-server": escapetest.Broken,
 		},

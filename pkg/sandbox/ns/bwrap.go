@@ -141,8 +141,11 @@ func (a *arguments) build(config wire.Config, info *os.File) error {
 		}
 		a.add("--perms", "0444", "--ro-bind-data", a.file(content), "/etc/"+name)
 	}
-	a.add("--proc", "/proc", "--ro-bind-try", initd.Pressure, initd.Pressure, "--dev", "/dev", "--perms", "1777", "--size", strconv.FormatInt(config.Shm, 10), "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-		"--dir", "/run", "--dir", "/var/tmp",
+	a.add("--proc", "/proc", "--ro-bind-try", initd.Pressure, initd.Pressure, "--dev", "/dev", "--perms", "1777", "--size", strconv.FormatInt(config.Shm, 10), "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
+	if initd.Has(initd.Keys) {
+		a.add("--ro-bind", os.DevNull, initd.Keys)
+	}
+	a.add("--dir", "/run", "--dir", "/var/tmp",
 		"--bind", config.Workspace, initd.GuestWorkspace, "--bind", config.Home, initd.GuestHome, "--bind", config.Temp, initd.GuestTemp)
 	for _, dir := range config.Pinned {
 		a.add("--bind", path.Join(config.Workspace, dir.Path), path.Join(initd.GuestWorkspace, dir.Path))

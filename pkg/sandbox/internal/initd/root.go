@@ -68,6 +68,9 @@ const rootPlace = "/proc"
 // are the host's, and each of them takes so long to end that a process with thousands of them outlives its kill by minutes.
 const Pressure = "/proc/pressure"
 
+// Keys is where the kernel lists the keys of a user by their names, if it does: an ordinary worker's are the commands' there, too.
+const Keys = "/proc/keys"
+
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened
 // before anything is covered, and mounted relative to the new root, which is the working
 // directory. Its own directories are handed over when the rest is there. trees are the mounts if launch has opened them.
@@ -108,6 +111,7 @@ func (v *view) steps() []part {
 		{"pressure of the host", v.readPressure},
 		{"part of what users have", v.takeShares},
 		{"/dev", v.placeDevices},
+		{"keys of the host", v.hideKeys},
 	}
 	leave := part{"pivot_root", func() {
 		v.Do(unix.SYS_PIVOT_ROOT, ".", ".")
@@ -179,9 +183,9 @@ func isDir(host string) bool {
 	return err != nil || info.IsDir()
 }
 
-// hasPressure reports whether the kernel tells the pressure.
-func hasPressure() bool {
-	_, err := os.Stat(Pressure)
+// Has reports whether the kernel has a file of /proc, such as [Pressure].
+func Has(name string) bool {
+	_, err := os.Stat(name)
 	return err == nil
 }
 
@@ -318,9 +322,17 @@ func (v *view) makeGuests() {
 
 // readPressure has commands read the pressure, and ask for nothing.
 func (v *view) readPressure() {
-	if hasPressure() {
+	if Has(Pressure) {
 		v.Do(unix.SYS_MOUNT, Pressure[1:], Pressure[1:], 0, unix.MS_BIND, 0)
 		v.set(unix.AT_FDCWD, Pressure[1:], 0, unix.MOUNT_ATTR_RDONLY)
+	}
+}
+
+// hideKeys has nobody read the names of keys: in their place is a device, where none can be opened.
+func (v *view) hideKeys() {
+	if Has(Keys) {
+		v.Do(unix.SYS_MOUNT, "dev/null", Keys[1:], 0, unix.MS_BIND, 0)
+		v.set(unix.AT_FDCWD, Keys[1:], 0, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	}
 }
 

@@ -39,8 +39,11 @@ func selfTest(landlock bool) error {
 		null := int(unix.Mkdev(1, 3)) //nolint:gosec // a small number
 		tests = append(tests, test{"device file", func() error { return unix.Mknod(GuestTemp+"/x", unix.S_IFCHR, null) }, unix.EACCES})
 	}
-	if hasPressure() {
+	if Has(Pressure) {
 		tests = append(tests, test{"pressure of the host", func() error { return try(unix.Open(Pressure+"/cpu", unix.O_RDWR|unix.O_CLOEXEC, 0)) }, unix.EROFS})
+	}
+	if Has(Keys) {
+		tests = append(tests, test{"keys of the host", func() error { return try(unix.Open(Keys, unix.O_RDONLY|unix.O_CLOEXEC, 0)) }, unix.EACCES})
 	}
 	for _, t := range tests {
 		if err := t.try(); !errors.Is(err, t.want) {
