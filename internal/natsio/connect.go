@@ -2,6 +2,7 @@ package natsio
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -57,13 +59,16 @@ const (
 	reconnectWait  = 250 * time.Millisecond
 )
 
-// Connect connects to url, which may name several servers separated by commas.
+// Connect connects to url, which may name several servers separated by commas. It gives up when ctx ends; the end
+// of ctx does nothing to a connection that was returned.
 // The error of a first connection that fails names the URL, without its secrets.
 func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, error) {
 	logger := o.Logger
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
+	dial, release := dialing(ctx)
+	defer release()
 	options := []nats.Option{
 		nats.Name(o.Name),
 		nats.Timeout(connectTimeout),
@@ -74,7 +79,7 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 		nats.ReconnectWait(reconnectWait),
 		nats.ReconnectJitter(reconnectWait, reconnectWait),
 		nats.ReconnectBufSize(-1),
-		nats.SetCustomDialer(dialer{}),
+		nats.SetCustomDialer(dial),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				logger.WarnContext(ctx, "nats connection lost", slog.Any("error", err))
@@ -97,6 +102,7 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 	}
 	nc, err := nats.Connect(url, append(options, o.Options...)...)
 	if err != nil {
+		err = cmp.Or(ctx.Err(), err)
 		return nil, fmt.Errorf("connect to NATS at %s: %w%s", Redact(url), err, advice(err))
 	}
 	return nc, nil
@@ -106,6 +112,8 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 func advice(err error) string {
 	text := strings.ToLower(err.Error())
 	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return " (is the server there, and lets what is between through?)"
 	case errors.Is(err, nats.ErrNoServers):
 		return " (is the server running there?)"
 	case strings.Contains(text, "authorization"), strings.Contains(text, "authentication"): // as the server words it
@@ -144,13 +152,40 @@ func credentialsOption(path string) ([]nats.Option, error) {
 
 var errCredentials = errors.New("neither a NATS credentials file nor a single token")
 
-// dialer makes connections that drop what was not sent when they are closed:
-// what a lost holder had still in its buffers must not reach the server later.
-type dialer struct{}
+// dialFunc makes a connection.
+type dialFunc func(network, address string) (net.Conn, error)
 
 // Dial implements nats.CustomDialer.
-func (dialer) Dial(network, address string) (net.Conn, error) {
-	conn, err := net.DialTimeout(network, address, connectTimeout) //nolint:noctx // the interface passes no context
+func (d dialFunc) Dial(network, address string) (net.Conn, error) { return d(network, address) }
+
+// dialing returns what makes connections. Until release is called they end with ctx.
+func dialing(ctx context.Context) (dial dialFunc, release func()) {
+	first, done := context.WithCancel(ctx)
+	var released atomic.Bool
+	dial = func(network, address string) (net.Conn, error) {
+		if released.Load() {
+			return dialOne(context.WithoutCancel(ctx), network, address)
+		}
+		conn, err := dialOne(first, network, address)
+		if err == nil {
+			context.AfterFunc(first, func() {
+				if !released.Load() {
+					_ = conn.Close() // which ends the wait for what the server says
+				}
+			})
+		}
+		return conn, err
+	}
+	return dial, func() {
+		released.Store(true)
+		done()
+	}
+}
+
+// dialOne makes a connection that drops what was not sent when it is closed:
+// what a lost holder had still in its buffers must not reach the server later.
+func dialOne(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, network, address)
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		if err := tcp.SetLinger(0); err != nil {
 			return nil, errors.Join(err, conn.Close())

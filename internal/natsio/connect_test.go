@@ -1,8 +1,10 @@
 package natsio_test
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,6 +63,36 @@ func TestConnect_ErrorsNameTheURLAndNoSecret(t *testing.T) {
 			require.Nil(t, nc)
 		})
 	}
+}
+
+// A server that says nothing keeps nobody from giving up; a connection that is there stays.
+func TestConnect_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, silent.Close()) })
+	server := listen(t, t.TempDir(), "127.0.0.1:0")
+	ctx, cancel := context.WithCancel(t.Context())
+	nc, err := natsio.Connect(ctx, server.URL(), natsio.ConnectOptions{Name: "test", Creds: server.CredentialFile()})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	accepted := make(chan net.Conn, 2) // one a server
+	go func() {
+		for range 2 {
+			conn, err := silent.Accept()
+			if err != nil {
+				break
+			}
+			accepted <- conn
+			cancel()
+		}
+	}()
+	url := "nats://" + silent.Addr().String()
+	_, err = natsio.Connect(ctx, url+","+url, natsio.ConnectOptions{Name: "test"})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, (<-accepted).Close())
+	require.NoError(t, nc.Flush())
+	require.Equal(t, nats.CONNECTED, nc.Status())
 }
 
 func TestConnect_CredentialFiles(t *testing.T) {
