@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -110,19 +111,23 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 		return exit
 	}
 	if err != nil {
-		return report(p, usageError(err))
+		return report(p, called(p, err), usageError(err))
 	}
+	command := cmp.Or(kctx.Selected(), kctx.Model.Node).FullPath()
 	if err := checkEmpty(kctx, emptyEnv); err != nil {
-		return report(p, err)
+		return report(p, command, err)
 	}
 	if common.PrintConfig {
-		return report(p, printConfig(p.Stdout, kctx))
+		return report(p, command, printConfig(p.Stdout, kctx))
 	}
-	return report(p, run(kctx.Command()))
+	return report(p, command, run(kctx.Command()))
 }
 
-// report prints an error and returns the exit code that it asks for.
-func report(p Program, err error) int {
+// errInterrupted says all that whoever has sent a signal wants to know.
+var errInterrupted = errors.New("interrupted")
+
+// report prints an error of a command, as it is called, and returns the exit code that the error asks for.
+func report(p Program, command string, err error) int {
 	if err == nil {
 		return ExitOK
 	}
@@ -132,12 +137,12 @@ func report(p Program, err error) int {
 	} else if errors.Is(err, natsio.ErrURL) {
 		err, code = fmt.Errorf("--nats: %w", err), ExitUsage
 	} else if errors.Is(err, context.Canceled) { // nothing but a signal cancels a command
-		err, code = fmt.Errorf("interrupted: %w", err), ExitInterrupted
+		err, code = errInterrupted, ExitInterrupted
 	}
 	if message := err.Error(); message != "" {
 		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, message)
 		if code == ExitUsage {
-			_, _ = fmt.Fprintf(p.Stderr, "Run \"%s --help\" for usage.\n", p.Name)
+			_, _ = fmt.Fprintf(p.Stderr, "Run \"%s --help\" for usage.\n", command)
 		}
 	}
 	return code
@@ -179,13 +184,16 @@ func printable(name string, value reflect.Value) any {
 	}
 }
 
-// Signals returns a context that the first SIGINT or SIGTERM ends, and calls
+// Signals returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal is closed) ends, and calls
 // second at the next one. Until stop gives the signals back, a reader of this process's
 // output that goes away makes writing fail, and does not end the process.
 func Signals(ctx context.Context, second func()) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // as by nohup
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	broken := make(chan os.Signal, 1) // nobody has to read it; commands in sandboxes do not inherit what is caught
 	signal.Notify(broken, syscall.SIGPIPE)
 	done := make(chan struct{})

@@ -5,6 +5,7 @@ package cli_test
 import (
 	"context"
 	"os"
+	"os/signal"
 	"syscall"
 	"testing"
 
@@ -23,6 +24,20 @@ func TestSignals_FirstEndsTheContextAndTheSecondIsTold(t *testing.T) { //nolint:
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
 	<-told
 	stop()
+
+	ctx, stop = cli.Signals(t.Context(), func() {})
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP), "the terminal is closed")
+	<-ctx.Done()
+	stop()
+
+	signal.Ignore(syscall.SIGHUP) // as nohup does
+	defer signal.Reset(syscall.SIGHUP)
+	ctx, stop = cli.Signals(t.Context(), func() { told <- struct{}{} })
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	<-ctx.Done()
+	stop()
+	require.Empty(t, told, "the second signal was the first")
 
 	ctx, stop = cli.Signals(t.Context(), func() {})
 	stop()

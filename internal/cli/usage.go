@@ -40,6 +40,14 @@ func usageError(err error) error {
 	return &ExitError{Code: ExitUsage, Message: message}
 }
 
+// called is the command that was meant when parsing stopped, as it is called.
+func called(p Program, err error) string {
+	if parse, ok := errors.AsType[*kong.ParseError](err); ok && parse.Context.Selected() != nil {
+		return parse.Context.Selected().FullPath()
+	}
+	return p.Name
+}
+
 func commandNames(group *kong.Node) string {
 	var names []string
 	for _, command := range group.Children {
