@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"os"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/doctor"
@@ -12,6 +13,8 @@ type doctorCommand struct {
 }
 
 func (c *doctorCommand) run(ctx context.Context, p program) error {
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
 	data, _ := cli.StateDir("sessions") // without a home it is that of temporary files
 	return doctor.Run(ctx, data, p.Stdout, c.JSON)
 }

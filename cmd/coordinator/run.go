@@ -155,6 +155,16 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	aborts := make(chan func(), 1)
+	ctx, stop := cli.Signals(ctx, func() {
+		time.AfterFunc(hardExit, func() { os.Exit(cli.ExitInterrupted) })
+		select {
+		case abort := <-aborts:
+			abort()
+		default: // nothing runs yet
+		}
+	})
+	defer stop()
 	data, cleanup, err := c.dataDir(turn.session, true)
 	if err != nil {
 		return err
@@ -169,17 +179,6 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer end()
-
-	aborts := make(chan func(), 1)
-	ctx, stop := cli.Signals(ctx, func() {
-		time.AfterFunc(hardExit, func() { os.Exit(cli.ExitInterrupted) })
-		select {
-		case abort := <-aborts:
-			abort()
-		default: // nothing runs yet
-		}
-	})
-	defer stop()
 	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, logger: logger})
 	if err != nil {
 		return err

@@ -10,6 +10,9 @@ import (
 // [Report.Err].
 func Run(ctx context.Context, data string, w io.Writer, asJSON bool) error {
 	report := Examine(ctx, data)
+	if ctx.Err() != nil { // what was not tried is not missing
+		return ctx.Err()
+	}
 	if err := show(w, report, asJSON); err != nil {
 		return err
 	}

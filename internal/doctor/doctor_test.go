@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -150,4 +151,14 @@ func TestExamine_ThisHost(t *testing.T) {
 	require.NotEmpty(t, report.Host)
 	_, err := sandbox.ParseLevel(report.Level)
 	require.NoError(t, err)
+}
+
+// What was not tried to its end is not reported as missing.
+func TestRun_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out bytes.Buffer
+	require.ErrorIs(t, Run(ctx, "", &out, false), context.Canceled)
+	require.Empty(t, out.String())
 }

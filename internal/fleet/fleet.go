@@ -24,6 +24,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// ServerDir is the folder of an embedded server's files in [Options].Data.
+const ServerDir = "nats"
+
 // Options say where the fleet is.
 type Options struct {
 	// Name is the name of the fleet. Required.
@@ -80,7 +83,7 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	}()
 	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS, Logger: o.Logger}
 	if o.URL == "" {
-		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, "nats"), Listen: o.Listen, Logger: o.Logger})
+		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger})
 		if err != nil {
 			return nil, err
 		}

@@ -169,8 +169,15 @@ func TestLocal_SessionsAreDirectories(t *testing.T) {
 		states[info.SessionID] = info.State
 	}
 	require.Equal(t, map[protocol.SessionID]State{"old": "answered", "open": StateOpen, "new": "answered", "empty": ""}, states)
-	require.Equal(t, protocol.SessionID("new"), list[0].SessionID)
-	require.Positive(t, list[0].DiskBytes)
+	require.Equal(t, protocol.SessionID("empty"), list[0].SessionID, "whose directory was made last")
+	require.WithinDuration(t, time.Now(), list[0].UpdatedAt, time.Minute)
+	require.Equal(t, protocol.SessionID("new"), list[1].SessionID)
+	require.Positive(t, list[1].DiskBytes)
+	_, err = l.Show(t.Context(), "empty")
+	require.ErrorIs(t, err, ErrNone)
+	made, err := os.ReadDir(filepath.Join(l.Dir, "empty"))
+	require.NoError(t, err)
+	require.Empty(t, made, "looking changes nothing")
 	_, leftOut, err = l.List(t.Context(), 1)
 	require.NoError(t, err)
 	require.Equal(t, 3, leftOut)

@@ -75,6 +75,9 @@ func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
 	if _, err := os.Stat(l.dir(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
 	}
+	if _, err := os.Stat(filepath.Join(l.dir(id), fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
+		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
+	}
 	size, changed := l.measure(id)
 	f, err := l.open(ctx, id)
 	if errors.Is(err, embedded.ErrInUse) {
@@ -126,7 +129,7 @@ func (l Local) open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, e
 	return fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
 }
 
-// measure returns the size of a session's directory, and when a message was stored last.
+// measure returns the size of a session's directory, and when a message was stored last, or it was made.
 func (l Local) measure(id protocol.SessionID) (size int64, changed time.Time) {
 	_ = filepath.WalkDir(l.dir(id), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -142,6 +145,9 @@ func (l Local) measure(id protocol.SessionID) (size int64, changed time.Time) {
 		}
 		return nil
 	})
+	if made, err := os.Stat(l.dir(id)); err == nil && changed.IsZero() {
+		changed = made.ModTime()
+	}
 	return size, changed
 }
 

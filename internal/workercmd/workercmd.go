@@ -77,6 +77,8 @@ func Run(p cli.Program, handlers worker.Handlers) int {
 			if err != nil {
 				return err
 			}
+			ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+			defer stop()
 			return doctor.Run(ctx, data, p.Stdout, f.JSON)
 		}
 		return serve(ctx, p, &f, handlers)

@@ -55,7 +55,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	if d.bwrap.Load() {
 		caps.Launcher = LauncherBwrap
 	}
-	dir, err := os.MkdirTemp(d.dir, "toolfleet-probe-")
+	dir, err := os.MkdirTemp(d.dir, ".toolfleet-probe-") // hidden, for what else is there has names of its own
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
