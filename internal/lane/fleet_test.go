@@ -20,7 +20,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	natsiotest.Overlap()
+	goleak.VerifyTestMain(m)
+}
 
 // fleet is servers with the streams of a fleet, and what a test puts around them.
 type fleet struct {

@@ -10,12 +10,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
-	"runtime"
-	"strconv"
 	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
 // The environment of a process that a test has started.
@@ -30,20 +30,13 @@ var (
 	keep  = flag.String("keep", "", "directory in which the logs of every test are kept")
 )
 
-// atOnce is how many tests run at once where there are fewer cores.
-const atOnce = 4
-
 func TestMain(m *testing.M) {
 	if name := os.Getenv(roleVariable); name != "" {
 		os.Exit(play(name))
 	}
-	flag.Parse()
+	natsiotest.Overlap()
 	if *seed == 0 {
 		*seed = rand.Uint64()
-	}
-	// The tests wait more than they compute, so more of them than there are cores go side by side.
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue && runtime.GOMAXPROCS(0) < atOnce {
-		_ = flag.Set("test.parallel", strconv.Itoa(atOnce)) // a number is a valid value
 	}
 	goleak.VerifyTestMain(m)
 }

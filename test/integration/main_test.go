@@ -2,33 +2,25 @@ package integration
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
 // module is the root of the source tree.
 const module = "../.."
 
-// atOnce is how many tests run at once where there are fewer cores.
-const atOnce = 4
-
 // Binaries of this run of the tests; set by TestMain. refunds is a worker with a handler.
 var coordinator, worker, refunds string
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	// The tests wait more than they compute, so more of them than there are cores go side by side.
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue && runtime.GOMAXPROCS(0) < atOnce {
-		_ = flag.Set("test.parallel", strconv.Itoa(atOnce)) // a number is a valid value
-	}
+	natsiotest.Overlap()
 	os.Exit(run(m))
 }
 
