@@ -29,7 +29,7 @@ import (
 const (
 	maxFileCalls  = 4
 	maxMessages   = 64
-	threadsAtOnce = 16
+	threadsAtOnce = 12
 )
 
 // server is the first process of a sandbox once everything is shut.
@@ -205,8 +205,9 @@ func dropSignals() error {
 	return nil
 }
 
-// stockThreads has the runtime make its threads now, which it keeps. When it returns, none is still being made: stopping the world,
-// as reading the statistics does, waits for every processor of the runtime that has been promised to a new thread.
+// stockThreads has the runtime make its threads now, which it keeps. When it returns, none is still being made: stopping the world
+// waits for every processor of the runtime that has been promised to a new thread. To ask for all stacks, and have no room for any,
+// does that and no more.
 func stockThreads() {
 	var all, held sync.WaitGroup
 	release := make(chan struct{})
@@ -223,8 +224,7 @@ func stockThreads() {
 	held.Wait()
 	close(release)
 	all.Wait()
-	var stats runtime.MemStats
-	runtime.ReadMemStats(&stats)
+	runtime.Stack(nil, true)
 }
 
 // outOfReach keeps commands, which have the same user, from changing limits, priorities and the like of this process. It has all
