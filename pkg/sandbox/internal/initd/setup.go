@@ -30,10 +30,14 @@ type inherited struct {
 	trees   []int
 }
 
+// usualCalls is more than setup makes in most cases.
+const usualCalls = 256
+
 // setup is what a process in new namespaces does to be the first process of a sandbox: it
 // makes the sandbox around itself, gives up every right, and executes serve.
 func setup(config wire.Config, from inherited) (*calls.List, error) {
 	l := &calls.List{}
+	l.Grow(usualCalls)
 	l.Step("first process")
 	l.Do(unix.SYS_CLOSE, from.mapping)
 	l.Do(unix.SYS_READ, from.mapped, make([]byte, 1), 1)
