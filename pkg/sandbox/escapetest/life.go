@@ -3,10 +3,12 @@
 package escapetest
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -19,6 +21,8 @@ func (b *bench) checkLife(t *testing.T) {
 	if b.caps.Level >= sandbox.LevelFull {
 		t.Run("kill everything", b.killEverything)
 		t.Run("signals to the first process", b.signalInit)
+		t.Run("what is shared ends with the commands", b.leaveShared)
+		t.Run("what is shared is memory of its sandbox", b.shareMuch)
 	}
 	if b.caps.ReadOnly {
 		t.Run("read-only commands", b.checkReadOnly)
@@ -44,6 +48,46 @@ func (b *bench) signalInit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, sandbox.ReasonExited, result.Reason)
 	require.Equal(t, "alive\n", string(result.Stdout.Data))
+}
+
+// leaveShared shares memory, a queue and a semaphore by System V's means, which are there as long as there are commands.
+func (b *bench) leaveShared(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	up, done := make(chan struct{}, 1), make(chan sandbox.Result, 1)
+	go func() {
+		result, err := b.sandbox.Exec(ctx, sandbox.Cmd{
+			Argv: []string{"sh", "-c", "echo up; exec sleep 1000"}, Live: func(sandbox.Stream, []byte) { up <- struct{}{} },
+		})
+		if err != nil {
+			t.Errorf("Exec: %v", err)
+		}
+		done <- result
+	}()
+	<-up
+	const list = "cat /proc/sysvipc/* | grep -vc key; true"
+	require.Equal(t, "shared\n3\n", b.shell(t, "./probe share 1 && "+list))
+	require.Equal(t, "3\n", b.shell(t, list), "while a command runs")
+	end()
+	require.Equal(t, sandbox.ReasonCancelled, (<-done).Reason)
+	require.Equal(t, "0\n", b.shell(t, list))
+}
+
+func (b *bench) shell(t *testing.T, script string) string {
+	t.Helper()
+	result, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
+	require.NoError(t, err)
+	require.Empty(t, string(result.Stderr.Data))
+	return string(result.Stdout.Data)
+}
+
+// shareMuch shares more memory than its sandbox has, and lets it go.
+func (b *bench) shareMuch(t *testing.T) {
+	result, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{
+		Argv: []string{"sh", "-c", "./probe share 500000000; exec sleep 1000"}, Limits: sandbox.Limits{Memory: 64 << 20, Wall: time.Minute},
+	})
+	require.NoError(t, err)
+	require.Equal(t, sandbox.ReasonOOM, result.Reason)
 }
 
 // hostileNames lets file operations run into what a command may have left.

@@ -193,7 +193,7 @@ func (s *Sandbox) retire() (old *instance, why string) {
 	return old, why
 }
 
-// Reset implements [sandbox.Sandbox].
+// Reset implements [sandbox.Sandbox]. The sandbox is made anew, and with it all that is in memory, such as /dev/shm.
 func (s *Sandbox) Reset(ctx context.Context) error {
 	s.change.Lock()
 	defer s.change.Unlock()
@@ -206,25 +206,13 @@ func (s *Sandbox) Reset(ctx context.Context) error {
 	}
 	defer s.endReset()
 	s.running.Wait()
-	if err := s.quiet(ctx, i); err != nil {
+	if i != nil {
+		if err := i.close(); err != nil {
+			return fmt.Errorf("reset sandbox %s: %w: %w", s.spec.ID, sandbox.ErrLeftover, err)
+		}
+	}
+	if err := errors.Join(s.scratch.Empty(), s.start(ctx)); err != nil {
 		return fmt.Errorf("reset sandbox %s: %w", s.spec.ID, err)
-	}
-	if err := s.scratch.Empty(); err != nil {
-		return fmt.Errorf("reset sandbox %s: %w", s.spec.ID, err)
-	}
-	return nil
-}
-
-// quiet kills what is left in the sandbox, or all of it when it does not answer.
-func (s *Sandbox) quiet(ctx context.Context, i *instance) error {
-	if i == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, killWait)
-	defer cancel()
-	_, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, wire.KindKillAll, nil) })
-	if err != nil {
-		return i.close() // the next command starts it again
 	}
 	return nil
 }

@@ -45,6 +45,7 @@ func TestShare_LeavesSomeToOthers(t *testing.T) { //nolint:paralleltest // its a
 		var queues unix.Rlimit
 		require.NoError(t, unix.Getrlimit(unix.RLIMIT_MSGQUEUE, &queues))
 		require.Equal(t, strconv.FormatUint(queues.Max/8, 10)+"\n", string(run(t, s, "ulimit -Hq").Stdout.Data))
+		require.Equal(t, "16384\n", string(run(t, s, "stat -f -c %c /dev/shm").Stdout.Data), "files in memory")
 		const terminals = `n=0; while exec {fd}<>/dev/ptmx; do n=$((n+1)); done 2>/dev/null; echo $n`
 		require.Equal(t, "128\n", string(run(t, s, terminals).Stdout.Data))
 	})

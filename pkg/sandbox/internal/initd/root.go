@@ -26,8 +26,12 @@ const (
 	GuestTemp      = "/tmp"
 )
 
-// maxShm is how big /dev/shm may become.
-const maxShm = 64 << 20
+// maxShm is how big /dev/shm may become, and bytesPerFile how much of that there is for each of its files: one with nothing in it
+// takes a kilobyte of the kernel's memory.
+const (
+	maxShm       = 64 << 20
+	bytesPerFile = 4 << 10
+)
 
 // ShmSize is how big /dev/shm may become in a sandbox with that limit of memory, 0 being none.
 // Files there outlive commands: if they could use up all, there were no memory left to remove them.
@@ -346,7 +350,7 @@ func (v *view) placeDevices() {
 	v.Step("/dev/pts")
 	v.Do(unix.SYS_MOUNT, "devpts", "dev/pts", "devpts", flags, fmt.Sprintf("newinstance,ptmxmode=0666,mode=0620,max=%d", maxTerminals))
 	v.Step("/dev/shm")
-	v.Do(unix.SYS_MOUNT, "tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d", v.config.Shm))
+	v.Do(unix.SYS_MOUNT, "tmpfs", "dev/shm", "tmpfs", flags|unix.MS_NODEV, fmt.Sprintf("mode=1777,size=%d,nr_inodes=%d", v.config.Shm, v.config.Shm/bytesPerFile))
 }
 
 func (v *view) placeDirectories() {

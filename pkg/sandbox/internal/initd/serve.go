@@ -328,9 +328,6 @@ func (s *server) handle(m *wire.Message) {
 		if m.Decode(&request) == nil {
 			s.commands.signal(request)
 		}
-	case wire.KindKillAll:
-		s.commands.killAll()
-		reply(s.conn, m, struct{}{}, nil)
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
 	}

@@ -119,6 +119,9 @@ func (t *commands) settle() {
 		}
 		c.ended.Over = c.over
 		reply(t.conn, &wire.Message{ID: c.id, Kind: wire.KindExec}, *c.ended, nil)
+		if len(t.running) == 0 {
+			removeShared()
+		}
 	}
 }
 
@@ -207,14 +210,6 @@ func (t *commands) drain() {
 		}
 		t.reaped(pid, status, &usage)
 	}
-}
-
-// killAll ends everything; commands that run are answered for as killed.
-func (t *commands) killAll() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sweepAll()
-	t.settle()
 }
 
 // signal sends to everything of a command.

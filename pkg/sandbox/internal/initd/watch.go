@@ -81,14 +81,14 @@ func (t *commands) stop(c *command, why sandbox.Reason) {
 	t.send(c, syscall.SIGKILL)
 }
 
-// memory is how much the processes of a sandbox hold together, if those of c hold more than
-// those of any other command: that is who has to end. Otherwise it is how much those of c hold.
+// memory is how much the processes of a sandbox hold together, with the shared memory that they have let go, if those of c hold
+// more than those of any other command: that is who has to end. Otherwise it is how much those of c hold.
 func (t *commands) memory(c *command) uint64 {
 	t.mu.Lock()
 	members := t.allMembers(c)
 	t.mu.Unlock()
 	mine := held(members[c])
-	total, most := mine, true
+	total, most := mine+heldShared(), true
 	for other, pids := range members {
 		if other != c {
 			theirs := held(pids)

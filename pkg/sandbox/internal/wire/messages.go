@@ -33,10 +33,9 @@ func AbortedHead() []byte {
 
 // What a worker asks. Answers have the id and the kind of their requests.
 const (
-	KindExec    Kind = iota + 16 // Exec; descriptors: output, errors, and input if there is one; answered by Ended
-	KindSignal                   // Signal; not answered
-	KindKillAll                  // answered by Answer, once no command is left
-	KindFiles                    // sandbox.FileRequest, answered by sandbox.FileReply
+	KindExec   Kind = iota + 16 // Exec; descriptors: output, errors, and input if there is one; answered by Ended
+	KindSignal                  // Signal; not answered
+	KindFiles                   // sandbox.FileRequest, answered by sandbox.FileReply
 )
 
 // Place is something in a workspace, and which file or directory that is.

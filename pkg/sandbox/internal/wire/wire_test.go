@@ -63,7 +63,7 @@ func TestLook_ReturnsWhatIsThereOrComesMeanwhile(t *testing.T) {
 		}
 		looked <- m.ID
 	}()
-	require.NoError(t, ours.Send(2, wire.KindKillAll, nil))
+	require.NoError(t, ours.Send(2, wire.KindSignal, nil))
 	require.Equal(t, uint64(2), <-looked)
 	require.NoError(t, ours.Close())
 	_, err = theirs.Look(time.Hour)

@@ -47,16 +47,19 @@ func Names() []string { return slices.Sorted(maps.Keys(probes())) }
 //	probe writer        a command that may write, beside those that may not
 //	probe read-only/NAME PID FD ADDRESS
 //	                    one way to change a workspace that is read-only, beside that writer
+//	probe share BYTES   leaves memory behind that it has shared
 //	probe nothing       ends at once
 func Main(args []string) {
 	if len(args) < 2 {
-		fail(errors.New("usage: probe worker | neighbour ABSTRACT | nothing | NAME"))
+		fail(errors.New("usage: probe worker | neighbour ABSTRACT | share BYTES | nothing | NAME"))
 	}
 	switch name := args[1]; name {
 	case "worker":
 		beWorker()
 	case "neighbour":
 		beNeighbour(readHost(), args[2])
+	case "share":
+		beSharing(args[2])
 	case "nothing": // what probes start
 	case "writer":
 		beReadOnlyWriter()
