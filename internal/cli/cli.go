@@ -184,11 +184,11 @@ func printable(name string, value reflect.Value) any {
 	}
 }
 
-// Signals returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal is closed) ends, and calls
-// second at the next one. Until stop gives the signals back, a reader of this process's
+// Signals returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal is closed) ends, with a
+// cause that names it, and calls second at the next one. Until stop gives the signals back, a reader of this process's
 // output that goes away makes writing fail, and does not end the process.
 func Signals(ctx context.Context, second func()) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	if !signal.Ignored(syscall.SIGHUP) { // as by nohup
@@ -202,9 +202,9 @@ func Signals(ctx context.Context, second func()) (_ context.Context, stop func()
 		defer close(finished)
 		for n := 0; ; n++ {
 			select {
-			case <-signals:
+			case got := <-signals:
 				if n == 0 {
-					cancel()
+					cancel(signalError{got})
 				} else {
 					second()
 				}
@@ -218,6 +218,12 @@ func Signals(ctx context.Context, second func()) (_ context.Context, stop func()
 		signal.Stop(broken)
 		close(done)
 		<-finished
-		cancel()
+		cancel(nil)
 	}
 }
+
+// signalError is why a signal has ended a context; it is a [context.Canceled].
+type signalError struct{ os.Signal }
+
+func (e signalError) Error() string { return "signal " + e.String() }
+func (signalError) Unwrap() error   { return context.Canceled }

@@ -20,6 +20,8 @@ func TestSignals_FirstEndsTheContextAndTheSecondIsTold(t *testing.T) { //nolint:
 	require.NoError(t, ctx.Err())
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	<-ctx.Done()
+	require.ErrorIs(t, context.Cause(ctx), context.Canceled)
+	require.EqualError(t, context.Cause(ctx), "signal terminated")
 	require.Empty(t, told)
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
 	<-told
