@@ -56,6 +56,14 @@ func (p *program) returnIf(op uint16, k, value uint32) {
 	p.ret(value)
 }
 
+// on runs body, which must end in a return, when the loaded number is this one.
+func (p *program) on(number uint32, body func(*program)) {
+	at := len(*p)
+	p.jump(unix.BPF_JEQ, number, 0, 0)
+	body(p)
+	(*p)[at].Jf = uint8(len(*p) - at - 1) //nolint:gosec // what is done is short
+}
+
 // table says what is done for each of some system calls.
 type table map[uint32]program
 
@@ -121,6 +129,7 @@ func newSandboxFilter() program {
 	t := table{}
 	t.deny(unix.ENOSYS, unix.SYS_CLONE3) // its flags are out of sight; libraries use clone then
 	t.deny(unix.EPERM, denied...)
+	t.deny(unix.EPERM, deniedHere...)
 	t.noSetID()
 	t.keepNoCore()
 	t.on(unix.SYS_CLONE, func(p *program) {
@@ -254,6 +263,7 @@ func readOnlyFilter() program {
 	p.nativeOnly()
 	t := table{}
 	t.deny(unix.EROFS, changes...)
+	t.deny(unix.EROFS, changesHere...)
 	t.on(unix.SYS_IOCTL, (*program).readOnlyIoctl)
 	p.dispatch(t)
 	return p

@@ -13,12 +13,22 @@ func sharing() []uint32 {
 	}
 }
 
-// aimed are the system calls that change another process of the same user, and the argument
-// that says which; 0 is oneself.
-func aimed() map[uint32]uint32 {
-	return map[uint32]uint32{
-		unix.SYS_SETPRIORITY: 1, unix.SYS_IOPRIO_SET: 1, unix.SYS_SCHED_SETAFFINITY: 0, unix.SYS_SCHED_SETSCHEDULER: 0,
-		unix.SYS_SCHED_SETPARAM: 0, unix.SYS_SCHED_SETATTR: 0, unix.SYS_PRLIMIT64: 0,
+// aimedCall is a system call that changes another process of the same user.
+type aimedCall struct {
+	number, at uint32 // at is the number of the argument that says which; 0 is oneself
+	everybody  uint32 // says, as the first argument, that the second one is a user; 0 is none
+}
+
+func aimed() []aimedCall {
+	const ioprioWhoUser = 3
+	return []aimedCall{
+		{unix.SYS_SETPRIORITY, 1, unix.PRIO_USER},
+		{unix.SYS_IOPRIO_SET, 1, ioprioWhoUser},
+		{unix.SYS_SCHED_SETAFFINITY, 0, 0},
+		{unix.SYS_SCHED_SETSCHEDULER, 0, 0},
+		{unix.SYS_SCHED_SETPARAM, 0, 0},
+		{unix.SYS_SCHED_SETATTR, 0, 0},
+		{unix.SYS_PRLIMIT64, 0, 0},
 	}
 }
 
@@ -28,9 +38,9 @@ func hostFilter(families []uint32) program {
 	p.nativeOnly()
 	t := table{}
 	t.deny(unix.EPERM, sharing()...)
-	for number, argument := range aimed() {
-		t.on(number, func(p *program) {
-			p.load(arg(argument))
+	for _, c := range aimed() {
+		t.on(c.number, func(p *program) {
+			p.load(arg(c.at))
 			p.returnIf(unix.BPF_JEQ, 0, retAllow)
 			p.ret(retErrno(unix.EPERM))
 		})

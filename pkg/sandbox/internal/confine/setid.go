@@ -2,7 +2,11 @@
 
 package confine
 
-import "golang.org/x/sys/unix"
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
 
 // setID are the bits of a mode that make a program run as the owner of its file. In a
 // sandbox they mean nothing, but the files of a workspace are files of the host too, and
@@ -22,18 +26,18 @@ const makes = unix.O_CREAT | unix.O_TMPFILE&^unix.O_DIRECTORY
 
 // modeCalls are the calls of every architecture. What openat2 is asked for is out of a filter's
 // sight; programs do without it on older kernels.
-var modeCalls = append([]modeCall{ //nolint:gochecknoglobals // a constant
+var modeCalls = []modeCall{ //nolint:gochecknoglobals // a constant
 	{unix.SYS_FCHMOD, 1, noFlags},
 	{unix.SYS_FCHMODAT, 2, noFlags},
 	{unix.SYS_FCHMODAT2, 2, noFlags},
 	{unix.SYS_MKNODAT, 2, noFlags},
 	{unix.SYS_OPENAT, 3, 2},
-}, modeCallsHere...)
+}
 
 // noSetID denies modes with these bits.
 func (t table) noSetID() {
 	t.deny(unix.ENOSYS, unix.SYS_OPENAT2)
-	for _, c := range modeCalls {
+	for _, c := range slices.Concat(modeCalls, modeCallsHere) {
 		t.on(c.number, func(p *program) {
 			if c.flags != noFlags {
 				p.load(arg(c.flags))

@@ -8,29 +8,23 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 )
 
-// everybody says, as the first argument of some of them, that the second one is a user.
-var everybody = map[uint32]uint32{unix.SYS_SETPRIORITY: unix.PRIO_USER, unix.SYS_IOPRIO_SET: ioprioWhoUser} //nolint:gochecknoglobals // a constant
-
-const ioprioWhoUser = 3
-
-// untouchableFilter keeps processes and threads with the ids 1 to last from being changed.
+// untouchableFilter keeps processes and threads with the ids 1 to last from being changed. It is made whenever a sandbox starts.
 func untouchableFilter(last uint32) program {
-	var p program
+	p := make(program, 0, 64)
 	p.load(dataNumber)
-	t := table{}
-	for number, argument := range aimed() {
-		t.on(number, func(p *program) {
-			if user, is := everybody[number]; is {
+	for _, c := range aimed() {
+		p.on(c.number, func(p *program) {
+			if c.everybody != 0 {
 				p.load(arg(0))
-				p.returnIf(unix.BPF_JEQ, user, retErrno(unix.EPERM))
+				p.returnIf(unix.BPF_JEQ, c.everybody, retErrno(unix.EPERM))
 			}
-			p.load(arg(argument))
+			p.load(arg(c.at))
 			p.returnIf(unix.BPF_JEQ, 0, retAllow)
 			p.returnIf(unix.BPF_JGT, last, retAllow)
 			p.ret(retErrno(unix.EPERM))
 		})
 	}
-	p.dispatch(t)
+	p.ret(retAllow)
 	return p
 }
 
