@@ -3,12 +3,12 @@
 package initd
 
 import (
-	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -74,30 +74,30 @@ func testThreads() error {
 	if err != nil || len(threads) == 0 {
 		return errors.Join(errors.New("no threads"), err)
 	}
+	buf := make([]byte, 4<<10)
 	for _, thread := range threads {
-		if err := testThread(filepath.Join(dir, thread.Name(), "status")); err != nil {
+		if err := testThread(filepath.Join(dir, thread.Name(), "status"), buf); err != nil {
 			return fmt.Errorf("thread %s: %w", thread.Name(), err)
 		}
 	}
 	return nil
 }
 
-func testThread(name string) (missing error) {
-	file, err := os.Open(name)
+func testThread(name string, buf []byte) (missing error) {
+	text, err := readProc(name, buf)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
 	seen := 0
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		key, value, _ := strings.Cut(lines.Text(), ":")
-		expected, known := want[key]
+	for line := range bytes.Lines(text) {
+		key, value, _ := bytes.Cut(line, []byte(":"))
+		expected, known := want[string(key)]
 		if !known {
 			continue
 		}
 		seen++
-		if strings.TrimSpace(value) != expected {
-			missing = errors.Join(missing, fmt.Errorf("%s is %q, must be %q", key, strings.TrimSpace(value), expected))
+		if value = bytes.TrimSpace(value); string(value) != expected {
+			missing = errors.Join(missing, fmt.Errorf("%s is %q, must be %q", key, value, expected))
 		}
 	}
 	if missing != nil {
@@ -107,4 +107,26 @@ func testThread(name string) (missing error) {
 		return fmt.Errorf("%d of %d facts found", seen, len(want))
 	}
 	return nil
+}
+
+// readProc reads a file of /proc, into buf if it fits. Such files do not tell their size, and are read in few calls into room for all.
+func readProc(name string, buf []byte) ([]byte, error) {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer unix.Close(fd)
+	for text := buf[:0]; ; {
+		if len(text) == cap(text) {
+			text = slices.Grow(text, len(text)+1)
+		}
+		n, err := unix.Read(fd, text[len(text):cap(text)])
+		if err != nil {
+			return nil, &os.PathError{Op: "read", Path: name, Err: err}
+		}
+		if n == 0 {
+			return text, nil
+		}
+		text = text[:len(text)+n]
+	}
 }

@@ -75,7 +75,7 @@ func testUsers(config wire.Config) (err error) {
 		err = errors.Join(groupsErr, fmt.Errorf("groups are %v, must be none", groups))
 	}
 	for _, name := range []string{"uid_map", "gid_map"} {
-		text, readErr := os.ReadFile("/proc/self/" + name)
+		text, readErr := readProc("/proc/self/"+name, make([]byte, 128))
 		fields := strings.Fields(string(text))
 		if readErr != nil || len(fields) != 3 || fields[0] != userText || fields[2] != "1" {
 			err = errors.Join(err, readErr, fmt.Errorf("%s is %q, must be one line of user %s", name, text, userText))
@@ -87,12 +87,12 @@ func testUsers(config wire.Config) (err error) {
 // mount is a line of /proc/self/mountinfo.
 type mount struct {
 	point   string
-	options []string
+	options string
 	peers   []string // optional fields, of mounts that others can change
 }
 
 func mounts() ([]mount, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
+	text, err := readProc("/proc/self/mountinfo", make([]byte, 16<<10))
 	if err != nil {
 		return nil, err
 	}
@@ -104,13 +104,20 @@ func mounts() ([]mount, error) {
 		if end < 6 {
 			return nil, fmt.Errorf("mountinfo: %q", line)
 		}
-		all = append(all, mount{point: plain.Replace(fields[4]), options: strings.Split(fields[5], ","), peers: fields[6:end]})
+		all = append(all, mount{point: plain.Replace(fields[4]), options: fields[5], peers: fields[6:end]})
 	}
 	return all, nil
 }
 
 // has reports whether the mount has the option.
-func (m mount) has(option string) bool { return slices.Contains(m.options, option) }
+func (m mount) has(option string) bool {
+	for o := range strings.SplitSeq(m.options, ",") {
+		if o == option {
+			return true
+		}
+	}
+	return false
+}
 
 // beneath reports whether a path is dir or something in it.
 func beneath(path, dir string) bool {
