@@ -75,13 +75,12 @@ func startBwrap(config wire.Config, control *os.File, group *cgroup.Group) (*bwr
 	return b, process, nil
 }
 
-// child reads which process is the sandbox's first.
+// child reads which process is the sandbox's first. A bubblewrap that fails says why before it ends, and so before info does.
 func (b *bwrap) child(info io.Reader) (*os.Process, error) {
 	var child struct {
 		PID int `json:"child-pid"` //nolint:tagliatelle // bubblewrap's word
 	}
 	if err := json.NewDecoder(info).Decode(&child); err != nil {
-		_ = b.command.Wait() // it closes info when it ends
 		said := make([]byte, 1<<10)
 		n, _ := b.errors.ReadAt(said, 0)
 		return nil, &startError{wire.Failed{Step: "bwrap", Error: strings.TrimSpace(string(said[:n]))}}

@@ -69,7 +69,7 @@ func spawn(m *wire.Message) (launched wire.Launched, owners []int, err error) {
 	if config.Privileged {
 		translated, err := newTranslation(owner{config.OwnerUID, config.OwnerGID})
 		if err != nil {
-			return launched, nil, &stepError{step: "user namespace of the directories", err: err}
+			return launched, nil, &stepError{step: StepNamespaces, err: err}
 		}
 		owners = []int{translated.fd}
 		config.HostUID, config.HostGID = translated.host, translated.host
