@@ -70,6 +70,8 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 			}
 		}, check: "disk quotas", state: Limited, found: "mounted without; disk is watched", advice: "mount it with"},
 		"quotas":                 {check: "disk quotas", state: OK, found: "/data", noAdvice: true},
+		"few open files":         {files: map[string]string{"proc/sys/fs/file-max": "800000\n"}, check: "open files", state: Limited, found: "is 800000", advice: "sysctl -w fs.file-max"},
+		"many open files":        {files: map[string]string{"proc/sys/fs/file-max": "9223372036854775807\n"}, check: "open files", state: OK, noAdvice: true},
 		"container":              {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
 		"container that lets us": {files: map[string]string{".dockerenv": ""}, proven: sandbox.LevelFull, check: "container", state: OK, noAdvice: true},
 		"another system":         {change: func(h *host) { h.system = "darwin" }, check: "system", state: Missing, found: "darwin", advice: "virtual machine"},

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -42,7 +43,7 @@ func (h host) checks(proven sandbox.Level) []Check {
 	full := proven >= sandbox.LevelFull
 	return []Check{
 		{Name: "kernel", State: OK, Found: h.read("proc/sys/kernel/osrelease")},
-		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.container(full),
+		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.openFiles(), h.container(full),
 	}
 }
 
@@ -139,6 +140,18 @@ func (h host) quota() Check {
 		return Check{Name: "disk quotas", State: OK, Found: "sandboxes have them in " + dir}
 	}
 	return unusable("disk quotas", err, "disk is watched, not hard")
+}
+
+// openFiles looks whether one sandbox could use up the number of open files that the host has for everybody but root.
+func (h host) openFiles() Check {
+	c := Check{Name: "open files", State: OK, Found: "enough of them"}
+	const one = sandbox.DefaultProcesses * sandbox.DefaultOpenFiles
+	if most, err := strconv.ParseUint(h.read("proc/sys/fs/file-max"), 10, 64); err == nil && most <= one {
+		c.State = Limited
+		c.Found = fmt.Sprintf("fs.file-max is %d; the commands of one sandbox may have %d (--limit-processes times --limit-open-files)", most, one)
+		c.Advice = "leave them to memory, as systemd does: sysctl -w fs.file-max=9223372036854775807, and the same line in /etc/sysctl.d"
+	}
+	return c
 }
 
 // unusable is a check of something that is not there, for a reason and with a consequence.
