@@ -137,6 +137,8 @@ func (b *batch) handle(ctx context.Context, n news) {
 		return
 	}
 	f.state = loop.StateRunning
+	f.span.AddEvent(telemetry.EventStarted, trace.WithAttributes(
+		telemetry.KeyWorkerID.String(string(n.frame.WorkerID)), telemetry.KeyAttempt.Int(n.frame.Attempt)))
 	b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, WorkerID: n.frame.WorkerID, Attempt: n.frame.Attempt})
 }
 
@@ -244,12 +246,16 @@ func (b *batch) abandon(ctx context.Context) {
 }
 
 func attributes(c *protocol.Call) []attribute.KeyValue {
-	return []attribute.KeyValue{
-		telemetry.KeyMessagingSystem.String(telemetry.MessagingNATS),
+	attributes := []attribute.KeyValue{
 		telemetry.KeyCallID.String(string(c.ID)), telemetry.KeyGenAIConversation.String(string(c.SessionID)),
-		telemetry.KeyGenAIToolName.String(c.Tool), telemetry.KeyGenAIToolCallID.String(c.ToolCallID),
-		telemetry.KeyPayload.String(string(c.Payload.Kind())),
+		telemetry.KeyGenAIToolName.String(c.Tool), telemetry.KeyPayload.String(string(c.Payload.Kind())),
 		telemetry.KeyLane.String(string(c.Lane())), telemetry.KeyPool.String(string(c.Pool)),
-		telemetry.KeyTurn.Int(c.Turn), telemetry.KeyStep.Int(c.Step),
 	}
+	if c.ToolCallID != "" { // else no model asked for it
+		attributes = append(attributes, telemetry.KeyGenAIToolCallID.String(c.ToolCallID))
+	}
+	if c.Turn > 0 {
+		attributes = append(attributes, telemetry.KeyTurn.Int(c.Turn), telemetry.KeyStep.Int(c.Step))
+	}
+	return attributes
 }

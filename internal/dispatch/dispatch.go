@@ -195,16 +195,16 @@ func codeOf(fault error) protocol.Code {
 // put enqueues the calls and settles those that were refused. Its error is about
 // a fleet that could not be reached for any of them.
 func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
-	outgoing := make([]lane.Outgoing, len(calls))
-	producer := trace.WithSpanKind(trace.SpanKindProducer)
+	outgoing, published := make([]lane.Outgoing, len(calls)), telemetry.Published(b.dispatcher.fleet.CallsStream())
 	for i := range calls {
 		call := &calls[i]
-		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch, producer)
+		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch)
 		if span.IsRecording() {
 			span.SetAttributes(attributes(call)...)
 		}
 		header := nats.Header{}
-		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, producer)
+		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish,
+			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(published...))
 		telemetry.Inject(publishCtx, header)
 		outgoing[i] = lane.Outgoing{Call: call, Header: header}
 		b.mu.Lock()

@@ -10,10 +10,14 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -22,6 +26,10 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	nc := r.Connect()
+	spans := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Tracer: provider.Tracer("test")})
 	running := make(chan struct{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		body, err := protocol.EncodeFrame(&protocol.Frame{CallID: run.Call.ID, Seq: 1, Kind: protocol.FrameStarted, WorkerID: "w", Attempt: 1})
@@ -48,6 +56,14 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	require.Equal(t, loop.Update{CallID: calls[0].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1}, updates[1])
 	require.Equal(t, loop.StateDone, updates[2].State)
 	require.Equal(t, protocol.StatusOK, updates[2].Result.Status)
+
+	for _, span := range spans.Ended() {
+		if span.Name() == telemetry.SpanDispatch {
+			require.Len(t, span.Events(), 1)
+			require.Equal(t, telemetry.EventStarted, span.Events()[0].Name)
+			require.Equal(t, []attribute.KeyValue{telemetry.KeyWorkerID.String("w"), telemetry.KeyAttempt.Int(1)}, span.Events()[0].Attributes)
+		}
+	}
 }
 
 func TestDispatch_NothingToDo(t *testing.T) {

@@ -49,6 +49,7 @@ func TestDispatch_Spans(t *testing.T) {
 		require.Equal(t, turn.SpanContext().TraceID(), span.SpanContext().TraceID())
 		switch span.Name() {
 		case telemetry.SpanDispatch:
+			require.Equal(t, trace.SpanKindInternal, span.SpanKind())
 			require.Equal(t, turn.SpanContext().SpanID(), span.Parent().SpanID())
 			for _, a := range span.Attributes() {
 				if a.Key == telemetry.KeyCallID {
@@ -57,6 +58,7 @@ func TestDispatch_Spans(t *testing.T) {
 			}
 		case telemetry.SpanPublish:
 			require.Equal(t, trace.SpanKindProducer, span.SpanKind())
+			require.Subset(t, span.Attributes(), telemetry.Published(r.Name.CallsStream()))
 			publishes[span.Parent().SpanID()] = span
 		}
 	}
@@ -66,6 +68,9 @@ func TestDispatch_Spans(t *testing.T) {
 		require.Contains(t, span.Attributes(), telemetry.KeyStatus.String(want.status))
 		publish := publishes[span.SpanContext().SpanID()]
 		require.NotNil(t, publish)
+		for _, a := range span.Attributes() {
+			require.NotEmpty(t, a.Value.String(), a.Key)
+		}
 		if i < 2 {
 			require.Equal(t, publish.SpanContext().SpanID(), parents[calls[i].ID], "the worker's parent is the publish span")
 		} else {
@@ -77,5 +82,6 @@ func TestDispatch_Spans(t *testing.T) {
 		}
 		require.Equal(t, codes.Error, span.Status().Code)
 		require.Contains(t, span.Attributes(), telemetry.KeyErrorType.String(want.fault))
+		require.Equal(t, want.fault, span.Status().Description, "not a message, which may quote arguments")
 	}
 }

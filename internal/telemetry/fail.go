@@ -15,14 +15,15 @@ const (
 	TypeOther     = "_OTHER"
 )
 
-// Fail marks the span as failed: its status is an error with err's text, and
-// [KeyErrorType] is [ErrorType] of err. A nil err does nothing.
+// Fail marks the span as failed, with [ErrorType] of err as its status and as [KeyErrorType]. The text of err stays
+// out of it: it may quote what a model or a tool wrote. A nil err does nothing.
 func Fail(span trace.Span, err error) {
 	if err == nil {
 		return
 	}
-	span.SetStatus(codes.Error, err.Error())
-	span.SetAttributes(KeyErrorType.String(ErrorType(err)))
+	kind := ErrorType(err)
+	span.SetStatus(codes.Error, kind)
+	span.SetAttributes(KeyErrorType.String(kind))
 }
 
 // ErrorType returns the word of low cardinality that stands for err on spans and in

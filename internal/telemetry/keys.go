@@ -10,10 +10,26 @@ const (
 	KeyMessagingSystem      = attribute.Key("messaging.system") // always [MessagingNATS]
 	KeyMessagingDestination = attribute.Key("messaging.destination.name")
 	KeyMessagingOperation   = attribute.Key("messaging.operation.name")
+	KeyMessagingType        = attribute.Key("messaging.operation.type") // send or process
+
+	KeyExitCode = attribute.Key("process.exit.code")
 )
 
 // MessagingNATS is the value of [KeyMessagingSystem].
 const MessagingNATS = "nats"
+
+// Published are the attributes of the span of a message that goes into a stream.
+func Published(stream string) []attribute.KeyValue { return messaging(SpanPublish, "send", stream) }
+
+// Processed are those of the span of a message that is executed.
+func Processed(stream string) []attribute.KeyValue { return messaging(SpanProcess, "process", stream) }
+
+func messaging(operation, kind, stream string) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		KeyMessagingSystem.String(MessagingNATS), KeyMessagingDestination.String(stream),
+		KeyMessagingOperation.String(operation), KeyMessagingType.String(kind),
+	}
+}
 
 // Attributes of models, agents and tools: the gen_ai conventions, spelled out here
 // because the semconv package of Go no longer has them.

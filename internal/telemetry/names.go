@@ -26,8 +26,15 @@ const (
 	SpanSandboxExec = "sandbox exec" // the command or file operation itself
 )
 
-// OperationChat is the value of [KeyGenAIOperation] for replies of models.
-const OperationChat = "chat"
+// Values of [KeyGenAIOperation].
+const (
+	OperationChat        = "chat"         // replies of models
+	OperationExecuteTool = "execute_tool" // also what the span's name begins with
+)
+
+// EventStarted is the event of a [SpanDispatch] that an attempt of the call was begun, by a worker that may be lost before it
+// can export a span of its own.
+const EventStarted = "toolfleet.attempt.started"
 
 // SpanExecuteTool names the execution of one call by its tool.
-func SpanExecuteTool(tool string) string { return "execute_tool " + tool }
+func SpanExecuteTool(tool string) string { return OperationExecuteTool + " " + tool }

@@ -76,7 +76,7 @@ func TestTrace_FollowsACallThroughProcesses(t *testing.T) {
 	require.Equal(t, int64(2), process.Attributes["toolfleet.attempt"])
 	require.InDelta(t, 1.5, process.Attributes["toolfleet.queue_ms"], 0)
 	require.True(t, tool.Failed)
-	require.Equal(t, "disk on fire", tool.Message)
+	require.Equal(t, telemetry.TypeOther, tool.Message)
 	require.Equal(t, "_OTHER", tool.Attributes["error.type"])
 	require.Equal(t, telemetry.Scope, tool.Scope)
 	require.Equal(t, "child-publish", dispatch.Service)

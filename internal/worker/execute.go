@@ -25,7 +25,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		trace.WithAttributes(w.attributes(run)...))
 	defer process.End()
 	ctx, tool := w.options.Tracer.Start(ctx, telemetry.SpanExecuteTool(run.Call.Tool), trace.WithAttributes(
-		telemetry.KeyGenAIToolName.String(run.Call.Tool), telemetry.KeyGenAIToolCallID.String(run.Call.ToolCallID)))
+		telemetry.KeyGenAIOperation.String(telemetry.OperationExecuteTool), telemetry.KeyGenAIToolName.String(run.Call.Tool), telemetry.KeyGenAIToolCallID.String(run.Call.ToolCallID)))
 	defer tool.End()
 
 	w.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
@@ -47,14 +47,13 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 }
 
 func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
-	return []attribute.KeyValue{
-		telemetry.KeyMessagingSystem.String(telemetry.MessagingNATS),
+	return append(telemetry.Processed(w.options.Fleet.CallsStream()),
 		telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
 		telemetry.KeyPayload.String(string(run.Call.Payload.Kind())), telemetry.KeyLane.String(string(run.Call.Lane())),
 		telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(w.options.ID)),
 		telemetry.KeyAttempt.Int(run.Attempt),
-		telemetry.KeyQueueMS.Int64(run.Queued.Milliseconds()), telemetry.KeyLaneMS.Int64(run.InLane.Milliseconds()),
-	}
+		telemetry.KeyQueueMS.Float64(float64(run.Queued)/float64(time.Millisecond)),
+		telemetry.KeyLaneMS.Float64(float64(run.InLane)/float64(time.Millisecond)))
 }
 
 // execute runs the payload and turns whatever happens into a result.
@@ -92,7 +91,8 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 	if err != nil {
 		return w.failed(ctx, run.Call, nil, err)
 	}
-	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec)
+	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec, trace.WithAttributes(
+		telemetry.KeySandboxDriver.String(w.options.Caps.Driver), telemetry.KeySandboxLevel.String(level)))
 	defer exec.End()
 	value, err := w.inSandbox(ctx, run, s, frames)
 	if r = w.failed(ctx, run.Call, value, err); r.Error != nil {

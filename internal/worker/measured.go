@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -40,6 +42,7 @@ func (s *measuredSandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Re
 	r, err := s.Sandbox.Exec(ctx, cmd)
 	if err == nil {
 		s.metrics.CommandEnded(ctx, string(r.Reason))
+		trace.SpanFromContext(ctx).SetAttributes(telemetry.KeyReason.String(string(r.Reason)), telemetry.KeyExitCode.Int(r.ExitCode))
 	}
 	return r, err
 }

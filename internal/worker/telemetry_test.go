@@ -141,6 +141,29 @@ func TestDriver_SandboxThatCannotBeOpened(t *testing.T) {
 	require.Contains(t, got.Error.Message, "no room")
 }
 
+// A command that fails is a result, and the span says how it ended.
+func TestSpans_SayHowCommandsEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	recorder := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
+	o := r.options()
+	o.Tracer = provider.Tracer("worker")
+	_, stop := r.work(o)
+	requireOK(t, r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "exit 3"}))
+	stop()
+	for _, span := range recorder.Ended() {
+		if span.Name() == telemetry.SpanSandboxExec {
+			require.Equal(t, codes.Unset, span.Status().Code)
+			require.Contains(t, span.Attributes(), telemetry.KeyExitCode.Int(3))
+			require.Contains(t, span.Attributes(), telemetry.KeyReason.String("exited"))
+			return
+		}
+	}
+	require.Fail(t, "no span of the command")
+}
+
 func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -182,8 +205,13 @@ func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 	require.Contains(t, process.Attributes(), telemetry.KeyAttempt.Int(1))
 	tool := byName[telemetry.SpanExecuteTool("read")]
 	require.Contains(t, tool.Attributes(), telemetry.KeyGenAIToolCallID.String("c1"))
+	require.Contains(t, tool.Attributes(), telemetry.KeyGenAIOperation.String("execute_tool"))
+	require.Subset(t, process.Attributes(), telemetry.Processed(r.Name.CallsStream()))
+	exec := byName[telemetry.SpanSandboxExec]
+	require.Contains(t, exec.Attributes(), telemetry.KeySandboxDriver.String(o.Driver.Name()))
 	for _, name := range []string{telemetry.SpanDispatch, telemetry.SpanProcess, telemetry.SpanExecuteTool("read"), telemetry.SpanSandboxExec} {
 		require.Equal(t, codes.Error, byName[name].Status().Code, name)
 		require.Contains(t, byName[name].Attributes(), telemetry.KeyErrorType.String("not_found"), name)
+		require.Equal(t, "not_found", byName[name].Status().Description, "%s: the message names the path", name)
 	}
 }

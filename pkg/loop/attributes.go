@@ -12,6 +12,7 @@ import (
 const (
 	keyErrorType      = attribute.Key("error.type")
 	keyOperation      = attribute.Key("gen_ai.operation.name")
+	keyProvider       = attribute.Key("gen_ai.provider.name")
 	keyRequestModel   = attribute.Key("gen_ai.request.model")
 	keyResponseModel  = attribute.Key("gen_ai.response.model")
 	keyInputTokens    = attribute.Key("gen_ai.usage.input_tokens")
@@ -33,6 +34,17 @@ const (
 	operationChat  = "chat"
 	operationTool  = "execute_tool"
 )
+
+// attributes are those of an operation of the turn's model.
+func (t *turnRun) attributes(operation string) []attribute.KeyValue {
+	attributes := []attribute.KeyValue{
+		keyOperation.String(operation), keyConversationID.String(string(t.id)), keyRequestModel.String(t.opts.ModelName),
+	}
+	if provider := t.provider(); provider != "" {
+		attributes = append(attributes, keyProvider.String(provider))
+	}
+	return attributes
+}
 
 func spanName(operation, subject string) string {
 	if subject == "" {

@@ -32,11 +32,7 @@ func (r *Runner) runTurn(ctx context.Context, rec *recorder) (TurnResult, error)
 	}
 	t := &turnRun{Runner: bound, recorder: rec}
 	ctx, span := r.opts.Tracer.Start(ctx, operationAgent, trace.WithAttributes(
-		keyOperation.String(operationAgent),
-		keyConversationID.String(string(rec.id)),
-		keyRequestModel.String(r.opts.ModelName),
-		keyTurn.Int(rec.session.open().number),
-	))
+		append(t.attributes(operationAgent), keyTurn.Int(rec.session.open().number))...))
 	defer span.End()
 	if r.opts.Timeout > 0 {
 		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, TimeLimit(r.opts.Timeout))
@@ -174,11 +170,7 @@ func (t *turnRun) system() string {
 func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
 	ctx, span := t.opts.Tracer.Start(ctx, spanName(operationChat, t.opts.ModelName),
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
-			keyOperation.String(operationChat),
-			keyConversationID.String(string(t.id)),
-			keyRequestModel.String(t.opts.ModelName),
-			keyTurn.Int(at.Turn), keyStep.Int(at.Step),
-		))
+			append(t.attributes(operationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
 	defer span.End()
 	reply, err := t.reply(ctx, func(text string) {
 		t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: text})
@@ -189,7 +181,9 @@ func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
 	}
 	names := make([]string, len(reply.ToolCalls))
 	for i := range reply.ToolCalls {
-		names[i] = reply.ToolCalls[i].Name
+		if tool, known := t.table.Lookup(reply.ToolCalls[i].Name); known { // one that the model made up stays out of it
+			names[i] = tool.Name
+		}
 	}
 	span.SetAttributes(
 		keyResponseModel.String(reply.Model),
