@@ -121,7 +121,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 // Run takes turns until ctx ends, then drains: turns that run may end until drain ends, and are left to
 // another coordinator then. It returns when nothing of it runs any more.
 func (s *Server) Run(ctx, drain context.Context) error {
-	defer s.metrics.Observe(s.holder.Load)()
+	defer s.metrics.Observe(ctx, s.holder.Load)()
 	return s.holder.Run(ctx, drain)
 }
 

@@ -58,8 +58,10 @@ func (m *HolderMetrics) Ended(ctx context.Context, tool, status, code string) {
 func (m *HolderMetrics) Lost(ctx context.Context) { m.lost.Add(ctx, 1, m.ofPool) }
 
 // Observe asks load, whenever metrics are read, how many lanes are held, and how many slots are in use
-// of how many, until the returned function is called.
-func (m *HolderMetrics) Observe(load func() (lanes, used, slots int)) (stop func()) {
+// of how many, until the returned function is called. Lost lanes are counted from 0: to Prometheus a counter that comes
+// with its first count has not increased.
+func (m *HolderMetrics) Observe(ctx context.Context, load func() (lanes, used, slots int)) (stop func()) {
+	m.lost.Add(ctx, 0, m.ofPool)
 	registered, err := m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		lanes, used, slots := load()
 		o.ObserveInt64(m.lanes, int64(lanes), m.ofPool)

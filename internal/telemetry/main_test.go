@@ -113,7 +113,7 @@ func process(ctx context.Context) {
 // measure does what a worker does in a short life.
 func measure(ctx context.Context) {
 	w := telemetry.NewWorkerMetrics(telemetry.Meter(), "default", "ns", "full")
-	w.Observe(func() (lanes, used, slots int) { return 3, 2, 4 })
+	w.Observe(ctx, func() (lanes, used, slots int) { return 3, 2, 4 })
 	w.Opened(ctx, 20*time.Millisecond, nil)
 	w.Started(ctx, "bash", 2, 2*time.Second, time.Second)
 	w.CommandEnded(ctx, "oom")

@@ -52,7 +52,7 @@ func TestMetrics_TellWhatWasDone(t *testing.T) {
 		"toolfleet.reason=exited," + none: 3, "toolfleet.reason=timeout," + none: 1,
 	}, m.Read(t, telemetry.MetricCommandEnded), "one looked for languages")
 	require.Empty(t, m.Read(t, telemetry.MetricCallRepeated))
-	require.Empty(t, m.Read(t, telemetry.MetricLeaseLost))
+	require.Equal(t, map[string]int64{pool: 0}, m.Read(t, telemetry.MetricLeaseLost), "it begins before there is one")
 	require.Equal(t, map[string]int64{none: 0}, m.Read(t, telemetry.MetricSandboxCount))
 	require.Empty(t, m.Read(t, telemetry.MetricSlotLimit), "a worker that has ended tells nothing")
 }

@@ -203,7 +203,7 @@ func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 // Run takes calls until ctx ends, then drains: what runs may finish until drain
 // ends and is killed then. It returns when nothing of it runs any more.
 func (w *Worker) Run(ctx, drain context.Context) error {
-	unobserved := w.metrics.Observe(w.holder.Load)
+	unobserved := w.metrics.Observe(ctx, w.holder.Load)
 	defer unobserved()
 	stop := w.tell(ctx)
 	err := w.holder.Run(ctx, drain)
