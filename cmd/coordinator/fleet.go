@@ -176,7 +176,7 @@ func (w *workerFlags) openWorker(
 func (e *embeddedWorker) start(
 	ctx context.Context, f *fleet.Fleet, data string, warn func(string), session protocol.SessionID, workspace string,
 ) error {
-	for _, warning := range cli.Warnings(e.limits, e.caps) {
+	for _, warning := range append(cli.Warnings(e.limits, e.caps), cli.FewFiles(e.flags.Slots)...) {
 		warn(warning)
 	}
 	if workspace != "" && e.protect == nil && !e.caps.Protect {

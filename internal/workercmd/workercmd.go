@@ -194,7 +194,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if err := f.openDriver(ctx, &o); err != nil {
 		return err
 	}
-	for _, warning := range cli.Warnings(o.Limits, o.Caps) {
+	for _, warning := range append(cli.Warnings(o.Limits, o.Caps), cli.FewFiles(o.Slots)...) {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
 	nc, err := f.join(ctx, &o)
