@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
+
+func TestProbe_SaysWhichDirectoryItNeeds(t *testing.T) {
+	t.Parallel()
+	_, err := ns.New(&ns.Options{Dir: filepath.Join(t.TempDir(), "missing")}).Probe(t.Context())
+	require.ErrorContains(t, err, "where --data is or in TMPDIR")
+	require.NotErrorIs(t, err, sandbox.ErrLevel, "it says nothing about the host")
+}
 
 // onlyBwrap says that this process is where no other program may make user namespaces.
 const onlyBwrap = "TOOLFLEET_TEST_ONLY_BWRAP"

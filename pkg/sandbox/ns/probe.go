@@ -57,7 +57,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	}
 	dir, err := os.MkdirTemp(d.dir, ".toolfleet-probe-") // hidden, for what else is there has names of its own
 	if err != nil {
-		return caps, fmt.Errorf("probe: %w", err)
+		return caps, fmt.Errorf("probe: a sandbox needs a directory to be tried in, where --data is or in TMPDIR: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	workspace, scratch := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
