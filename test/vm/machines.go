@@ -70,7 +70,7 @@ func arm(name, binary, pattern string, uid int, group string) plan.Step {
 const conformance = "TestConformance/(driver|processes|life|protect)"
 
 // escape is every probe of the escape suite, without what takes long beside them.
-const escape = "TestEscape_NothingGetsOut/(kill_everything|file_operations)"
+const escape = "TestEscape_NothingGetsOut/(kill_everything|what_is_shared|file_operations)"
 
 // check is a step that has a worker say what the machine has.
 func check(name string, uid int, group string, exit int, says ...string) plan.Step {

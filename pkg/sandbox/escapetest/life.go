@@ -23,6 +23,7 @@ func (b *bench) checkLife(t *testing.T) {
 		t.Run("signals to the first process", b.signalInit)
 		t.Run("what is shared ends with the commands", b.leaveShared)
 		t.Run("what is shared is memory of its sandbox", b.shareMuch)
+		t.Run("what is shared by several counts once", b.holdShared)
 	}
 	if b.caps.ReadOnly {
 		t.Run("read-only commands", b.checkReadOnly)
@@ -88,6 +89,21 @@ func (b *bench) shareMuch(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, sandbox.ReasonOOM, result.Reason)
+}
+
+// holdShared has six processes hold 40 MB each: together too much, unless it is the same in all of them.
+func (b *bench) holdShared(t *testing.T) {
+	const script = `mkfifo held; for i in 1 2 3 4 5 6; do ./probe hold $0 40000000 >held & done; exec 3<held
+		for i in 1 2 3 4 5 6; do read x <&3 || exit 1; done; sleep $1; rm -f held /dev/shm/same; echo all`
+	for file, want := range map[string]sandbox.Reason{"-": sandbox.ReasonOOM, "/dev/shm/same": sandbox.ReasonExited} {
+		seconds := map[sandbox.Reason]string{sandbox.ReasonOOM: "1000", sandbox.ReasonExited: "0.5"}[want]
+		result, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{
+			Argv: []string{"sh", "-c", "rm -f held; " + script, file, seconds}, Limits: sandbox.Limits{Memory: 128 << 20, Wall: time.Minute},
+		})
+		require.NoError(t, err)
+		require.Equal(t, want, result.Reason, "%s: %s", file, result.Stderr.Data)
+		require.Equal(t, want == sandbox.ReasonExited, string(result.Stdout.Data) == "all\n")
+	}
 }
 
 // hostileNames lets file operations run into what a command may have left.

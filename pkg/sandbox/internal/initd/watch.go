@@ -4,6 +4,8 @@ package initd
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"os"
 	"strconv"
 	"syscall"
@@ -104,16 +106,40 @@ func (t *commands) memory(c *command) uint64 {
 // held is what processes hold that is theirs: pages of programs and files are everybody's. The tables of what they have mapped
 // count, which take far more than memory that is only read.
 func held(pids []int) uint64 {
-	var total, shared uint64
+	var total uint64
+	shared := map[int]uint64{}
 	for _, pid := range pids {
 		status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 		if err != nil {
 			continue // it has ended
 		}
 		total += kilobytes(status, "RssAnon:") + kilobytes(status, "VmSwap:") + kilobytes(status, "VmPTE:")
-		shared = max(shared, kilobytes(status, "RssShmem:")) // it may be the same in all of them
+		shared[pid] = kilobytes(status, "RssShmem:")
 	}
-	return (total + shared) << 10
+	return (total + together(shared)) << 10
+}
+
+// together is how many kilobytes processes share, each of which has so many of them in its view: as many as the one that has most,
+// if the others have few, for they may be the same. Otherwise each counts with its part of every page, which takes longer to find out.
+func together(shared map[int]uint64) (parts uint64) {
+	const few = 16 << 10
+	var sum, most uint64
+	for _, size := range shared {
+		sum, most = sum+size, max(most, size)
+	}
+	if sum-most <= few {
+		return most
+	}
+	for pid, size := range shared {
+		rollup, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/smaps_rollup")
+		switch {
+		case err == nil:
+			parts += kilobytes(rollup, "Pss_Shmem:")
+		case errors.Is(err, fs.ErrPermission): // it lets nobody look
+			parts += size
+		}
+	}
+	return parts
 }
 
 // kilobytes is the value of a line of /proc/PID/status.

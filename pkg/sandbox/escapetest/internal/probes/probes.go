@@ -48,10 +48,12 @@ func Names() []string { return slices.Sorted(maps.Keys(probes())) }
 //	probe read-only/NAME PID FD ADDRESS
 //	                    one way to change a workspace that is read-only, beside that writer
 //	probe share BYTES   leaves memory behind that it has shared
+//	probe hold FILE BYTES
+//	                    has a file in its memory, as much of it as said; "-" is a file of its own
 //	probe nothing       ends at once
 func Main(args []string) {
 	if len(args) < 2 {
-		fail(errors.New("usage: probe worker | neighbour ABSTRACT | share BYTES | nothing | NAME"))
+		fail(errors.New("usage: probe worker | neighbour ABSTRACT | share BYTES | hold FILE BYTES | nothing | NAME"))
 	}
 	switch name := args[1]; name {
 	case "worker":
@@ -60,6 +62,8 @@ func Main(args []string) {
 		beNeighbour(readHost(), args[2])
 	case "share":
 		beSharing(args[2])
+	case "hold":
+		beHolding(args[2], args[3])
 	case "nothing": // what probes start
 	case "writer":
 		beReadOnlyWriter()

@@ -5,7 +5,9 @@ package probes
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,12 +35,43 @@ func beSharing(bytes string) {
 		if err != nil {
 			fail(err)
 		}
-		for i := 0; i < segment; i += os.Getpagesize() {
-			memory[i] = 1
-		}
+		occupy(memory)
 		if err := unix.SysvShmDetach(memory); err != nil {
 			fail(err)
 		}
 	}
 	_, _ = fmt.Fprintln(os.Stdout, "shared")
+}
+
+// beHolding has so many bytes of a file in its memory, or of one in memory that has no name, until it is killed.
+func beHolding(name, bytes string) {
+	size, err := strconv.Atoi(bytes)
+	if err != nil {
+		fail(err)
+	}
+	fd, err := unix.MemfdCreate("held", unix.MFD_CLOEXEC)
+	if name != "-" {
+		fd, err = unix.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	}
+	if err == nil {
+		err = unix.Ftruncate(fd, int64(size))
+	}
+	if err != nil {
+		fail(err)
+	}
+	memory, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		fail(err)
+	}
+	occupy(memory)
+	_, _ = fmt.Fprintln(os.Stdout, "held")
+	time.Sleep(time.Hour)
+	runtime.KeepAlive(memory)
+}
+
+// occupy has the kernel give the pages of some memory.
+func occupy(memory []byte) {
+	for i := 0; i < len(memory); i += os.Getpagesize() {
+		memory[i] = 1
+	}
 }
