@@ -61,9 +61,9 @@ export function laneHash(lane) {
   return bits.match(/.{1,5}/g).map((five) => "abcdefghijklmnopqrstuvwxyz234567"[parseInt(five.padEnd(5, "0"), 2)]).join("");
 }
 
-/** Readable names in headers are escaped as in a JSON string. */
+/** Readable names in headers are escaped as in a JSON string, spaces at their ends too: NATS would take those away. */
 export function escaped(text) {
-  return JSON.stringify(text).slice(1, -1).replace(/[\u007f-\uffff]/g, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+  return JSON.stringify(text).slice(1, -1).replace(/[\u007f-\uffff]|^ | $/g, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 }
 
 /** Reads --name value pairs; what comes after them is returned as rest. */

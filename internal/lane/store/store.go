@@ -276,14 +276,25 @@ func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
 	return msg, nil
 }
 
-// HeaderSafe makes a readable name fit for a header: what it cannot carry is escaped.
+// HeaderSafe makes a readable name fit for a header: what it cannot carry is escaped as in a JSON string, and so is a space at its
+// beginning or end, which NATS would take away.
 func HeaderSafe(s string) string {
 	quoted, err := json.Marshal(s)
 	if err != nil {
 		return ""
 	}
-	return string(quoted[1 : len(quoted)-1])
+	safe := string(quoted[1 : len(quoted)-1])
+	if rest, found := strings.CutPrefix(safe, " "); found {
+		safe = space + rest
+	}
+	if rest, found := strings.CutSuffix(safe, " "); found {
+		safe = rest + space
+	}
+	return safe
 }
+
+// space is one as JSON may escape it.
+const space = `\u0020`
 
 // Retryable reports whether an error leaves open what happened; an answer of the server does not.
 func Retryable(err error) bool {
