@@ -21,7 +21,7 @@ func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, im
 	sum := sha256.Sum256(image.Data)
 	stored := &loop.Image{MediaType: image.MediaType, Blob: protocol.ImageBlob(session, hex.EncodeToString(sum[:]))}
 	_, err := natsio.PutObject(ctx, j.js, j.fleet.KeptBucket(), stored.Blob, bytes.NewReader(image.Data))
-	if api, answered := errors.AsType[*jetstream.APIError](err); answered && full(api) {
+	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
 		return &loop.Image{MediaType: image.MediaType}, nil
 	}
 	if err != nil {

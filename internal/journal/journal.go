@@ -11,12 +11,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -43,11 +43,6 @@ const (
 	retryWait = 100 * time.Millisecond
 	// messageOverhead is room for the subject and the headers of a message.
 	messageOverhead = 4 << 10
-
-	codeStoreFailed    jetstream.ErrorCode = 10077 // the description says why
-	codeAccountFull    jetstream.ErrorCode = 10002
-	codeServerFull     jetstream.ErrorCode = 10023 // in a cluster, that of one server
-	codeServerExceeded jetstream.ErrorCode = 10047
 )
 
 // Open opens the journal of a fleet, whose streams must exist.
@@ -136,7 +131,7 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 			return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
 		case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
 			// In a cluster another append is under way, this one's first copy maybe, and whether it will be stored is not known yet.
-		case errors.As(err, &api) && (api.Code != 503 || api.ErrorCode == codeStoreFailed && full(api)),
+		case errors.As(err, &api) && (api.Code != 503 || api.ErrorCode == natsio.CodeStoreFailed && natsio.NoRoom(api)),
 			errors.Is(err, nats.ErrConnectionClosed):
 			return 0, j.refused(session, err)
 		}
@@ -148,23 +143,11 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 
 // refused is the error of an append that is given up.
 func (j *Journal) refused(session protocol.SessionID, err error) error {
-	if api, answered := errors.AsType[*jetstream.APIError](err); answered && full(api) {
+	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
 		err = fmt.Errorf("%w: stream %s is at a limit, its own or the server's (%w): raise it, or remove sessions (coordinator session rm)",
 			loop.ErrJournalFull, j.fleet.SessionsStream(), err)
 	}
 	return fmt.Errorf("append to session %s: %w", session, err)
-}
-
-// full reports whether the server has no room.
-func full(api *jetstream.APIError) bool {
-	switch api.ErrorCode {
-	case codeAccountFull, codeServerFull, codeServerExceeded:
-		return true
-	case codeStoreFailed:
-		return strings.Contains(api.Description, "maximum") || strings.Contains(api.Description, "no space left")
-	default:
-		return false
-	}
 }
 
 func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {

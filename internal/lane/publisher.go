@@ -20,11 +20,11 @@ import (
 
 // Errors that callers branch on.
 var (
-	// ErrFull says that the calls stream takes no more: nothing was enqueued.
+	// ErrFull says that the fleet takes no more, because the calls stream, the account or the server is at its limit: nothing was enqueued.
 	ErrFull = store.ErrFull
 	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
 	ErrTooLarge = store.ErrTooLarge
-	// ErrFullAgain says that the calls stream takes no more, of a call that may have been enqueued before: it may be there,
+	// ErrFullAgain says that the fleet takes no more, of a call that may have been enqueued before: it may be there,
 	// or have its result.
 	ErrFullAgain = errors.New("the fleet's queue is full, and may have the call already")
 )

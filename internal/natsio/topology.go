@@ -227,10 +227,9 @@ func checkStream(stream jetstream.Stream, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// Codes of JetStream's errors (errors.json of nats-server) for which nats.go has no name.
+// As in [CodeStoreFailed].
 const (
 	codeNoPeers    jetstream.ErrorCode = 10005
-	codeNoStorage  jetstream.ErrorCode = 10047
 	codeNoReplicas jetstream.ErrorCode = 10074
 )
 

@@ -67,7 +67,7 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.S
 	defer cancel()
 	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body))}
 	_, err := natsio.PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
-	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && refused.ErrorCode == codeStoreFailed {
+	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && natsio.NoRoom(refused) {
 		err = fmt.Errorf("%w: object store %s: %s", ErrFull, b.bucket, refused.Description)
 	}
 	return stored, err

@@ -17,12 +17,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Errors that callers branch on.
 var (
-	// ErrFull says that the calls stream takes no more: nothing was enqueued.
+	// ErrFull says that the fleet takes no more, because the calls stream, the account or the server is at its limit: nothing was enqueued.
 	ErrFull = errors.New("the fleet's queue is full")
 	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
 	ErrTooLarge = errors.New("too large for the fleet")
@@ -30,7 +31,6 @@ var (
 
 // The server's error codes that the protocol is built on.
 const (
-	codeStoreFailed  jetstream.ErrorCode = 10077 // a limit of the stream, named by the description
 	codeDeleteFailed jetstream.ErrorCode = 10057 // the description says why
 	codeSeqNotFound  jetstream.ErrorCode = 10043
 )
@@ -83,7 +83,7 @@ type Answer uint8
 const (
 	Accepted Answer = iota // stored
 	Occupied               // the subject has its one message already
-	Full                   // the stream is at its limit
+	Full                   // the stream, the account or the server is at its limit
 )
 
 // Publish stores a message and waits for the acknowledgement. A refusal is an
@@ -121,9 +121,9 @@ func readAck(body []byte) (uint64, Answer, error) {
 	case api == nil:
 		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, jetstream.ErrInvalidJSAck)
 	case api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
-		api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "per subject"):
+		api.ErrorCode == natsio.CodeStoreFailed && strings.Contains(api.Description, "per subject"):
 		return 0, Occupied, nil
-	case api.ErrorCode == codeStoreFailed && strings.Contains(api.Description, "maximum"):
+	case natsio.NoRoom(api):
 		return 0, Full, nil
 	default:
 		return 0, Accepted, api
@@ -299,7 +299,7 @@ const space = `\u0020`
 // Retryable reports whether an error leaves open what happened; an answer of the server does not.
 func Retryable(err error) bool {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
-		return api.Code == 503 && api.ErrorCode != codeStoreFailed
+		return api.Code == 503 && api.ErrorCode != natsio.CodeStoreFailed
 	}
 	return err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrMaxPayload)
 }
