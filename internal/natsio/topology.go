@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -72,10 +73,10 @@ func (t Topology) withDefaults() Topology {
 
 // Ensure makes the streams and buckets of a fleet where they are missing and
 // checks those that exist. Errors about the latter wrap [ErrTopology] and name
-// every difference. It is safe to run from many processes at once.
+// every difference, those about a server that is too old [ErrServer]. It is safe to run from many processes at once.
 func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
-	if err := CheckRights(ctx, js.Conn(), lookRights(t.names()...)); err != nil {
+	if err := t.checkAccess(ctx, js.Conn()); err != nil {
 		return err
 	}
 	for _, want := range t.streams() {
@@ -107,6 +108,14 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	return nil
 }
 
+// checkAccess finds out whether the server can have the fleet, and whether its streams can be looked at.
+func (t Topology) checkAccess(ctx context.Context, nc *nats.Conn) error {
+	if err := checkServer(nc); err != nil {
+		return err
+	}
+	return CheckRights(ctx, nc, lookRights(t.names()...))
+}
+
 // warn tells of a stream with so few replicas that more may be lost than is thought.
 func (t Topology) warn(ctx context.Context, stream string, replicas int, clustered bool) {
 	switch {
@@ -127,7 +136,7 @@ var ErrNoFleet = errors.New("stream does not exist")
 // missing is an error that wraps [ErrNoFleet]. Buckets are made when a worker or a coordinator starts that needs them.
 func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
-	if err := CheckRights(ctx, js.Conn(), lookRights(t.names()...)); err != nil {
+	if err := t.checkAccess(ctx, js.Conn()); err != nil {
 		return err
 	}
 	for _, want := range t.streams() {
@@ -136,7 +145,7 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 			err = ErrNoFleet
 		}
 		if err != nil {
-			return fmt.Errorf("stream %s: %w", want.Name, err)
+			return fmt.Errorf("stream %s: %w%s", want.Name, err, remedy(err, want.Replicas, want.MaxBytes))
 		}
 		if err := checkStream(stream, want); err != nil {
 			return err
@@ -236,7 +245,7 @@ const (
 // remedy says what to do about a server that makes no stream with so many replicas and bytes, "" when that is not known.
 func remedy(err error, replicas int, reserved int64) string {
 	var refused *jetstream.APIError
-	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 		return "; the server must run with JetStream (nats-server -js), and the account must be allowed to use it"
 	}
 	if !errors.As(err, &refused) {
