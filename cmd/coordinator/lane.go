@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -97,6 +98,13 @@ func (v laneVerb) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
+	rights := []natsio.Rights{natsio.LaneRights(fl.Name, desk.pool)}
+	if v.arg != nil && v.arg != &c.Show.laneArg {
+		rights = append(rights, natsio.LaneChangeRights(fl.Name, desk.pool))
+	}
+	if err := natsio.CheckRights(ctx, fl.NC, rights...); err != nil {
+		return err
+	}
 	if desk.operator, err = operator.New(ctx, fl.NC, fl.Name); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -35,6 +36,38 @@ func TestLaneScripts(t *testing.T) {
 			"strand":  func(ts *testscript.TestScript, _ bool, args []string) { rig(ts).strand(ts, args[0], args[1]) },
 			"hold":    func(ts *testscript.TestScript, _ bool, args []string) { rig(ts).hold(ts, args[0], args[1:]) },
 			"ended":   func(ts *testscript.TestScript, _ bool, args []string) { rig(ts).ended(ts, args[0], args[1]) },
+		},
+	})
+}
+
+// TestLaneRights runs the verbs as users of a server who may do less than they need: LOOKS may look at lanes, DEAF may not ask who holds them.
+func TestLaneRights(t *testing.T) {
+	t.Parallel()
+	may := []string{"$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.INFO.>", "$JS.API.DIRECT.GET.>", "$JS.API.STREAM.MSG.GET.>"}
+	user := func(name string, publish ...string) *server.User {
+		return &server.User{Username: name, Password: "x", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: publish}}}
+	}
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+		Users: []*server.User{user("all", ">"), user("looks", append(may, "tf.ask.>")...), user("deaf", may...)},
+	})
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(time.Minute))
+	url := func(user string) string { return "nats://" + user + ":x@" + s.Addr().String() }
+	nc, err := natsio.Connect(t.Context(), url("all"), natsio.ConnectOptions{Name: "test"})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+	testscript.Run(t, testscript.Params{
+		Files: []string{"testdata/lane_rights.txtar"}, RequireExplicitExec: true,
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("LOOKS", url("looks"))
+			env.Setenv("DEAF", url("deaf"))
+			return likeTheTests(env)
 		},
 	})
 }

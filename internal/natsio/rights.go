@@ -50,6 +50,22 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	}
 }
 
+// LaneRights are those of whoever looks at the lanes of a pool, and LaneChangeRights what it takes beside them to interfere.
+func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	calls := fleet.CallsStream()
+	return Rights{Publish: []string{
+		fleet.AskAllSubject(pool), fleet.AskSubject(pool, probed), "$JS.API.CONSUMER.INFO." + calls + "." + fleet.ReadyConsumer(pool),
+		"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
+	}}
+}
+
+// LaneChangeRights is told of at [LaneRights].
+func LaneChangeRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	return Rights{Publish: []string{
+		fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed), "$JS.API.STREAM.MSG.DELETE." + fleet.CallsStream(),
+	}}
+}
+
 // SessionRights are those of whoever runs sessions.
 func SessionRights(fleet protocol.Fleet) Rights {
 	return Rights{Publish: []string{
