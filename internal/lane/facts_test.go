@@ -108,6 +108,7 @@ func (f *fleet) loseAt(ackWait time.Duration) {
 	nc := f.connect()
 	started := make(chan struct{}, 1)
 	h, err := lane.NewHolder(f.t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		nc.Close()
 		started <- struct{}{}
 		<-ctx.Done()
 		return interrupted(ctx, run)
@@ -121,7 +122,6 @@ func (f *fleet) loseAt(ackWait time.Duration) {
 	case <-time.After(patience):
 		f.t.Error("the call did not start")
 	}
-	nc.Close()
 	cancel()
 	require.NoError(f.t, <-done)
 }

@@ -108,7 +108,23 @@ func (l *held) feed() error {
 		}
 		l.accept(letter)
 	}
-	return l.readMarks()
+	if err := l.readMarks(); err != nil {
+		return err
+	}
+	return l.removeMisleading()
+}
+
+// removeMisleading removes handbacks of an earlier count of the deliveries, and returns when they are gone: to whoever takes the lane next
+// they would say that this delivery has started nothing.
+func (l *held) removeMisleading() error {
+	if len(l.misleading) == 0 {
+		return nil
+	}
+	err := l.holder.store.Remove(l.ctx, l.misleading...)
+	if err == nil {
+		l.misleading = nil
+	}
+	return err
 }
 
 // catchUp books that all is read that was there at the claim. What is told of it later comes late: the lane's last
@@ -156,8 +172,12 @@ func (l *held) accept(msg *letter) {
 			l.litter = append(l.litter, msg.seq)
 		}
 	case protocol.EntryHandback:
-		if what.Ready != l.ready || what.Delivery >= l.delivered { // the latter is of an earlier count of the deliveries
+		switch {
+		case what.Ready != l.ready:
 			l.litter = append(l.litter, msg.seq)
+			return
+		case what.Delivery >= l.delivered: // of an earlier count of the deliveries
+			l.misleading = append(l.misleading, msg.seq)
 			return
 		}
 		if !slices.Contains(l.handbacks, msg.seq) {

@@ -71,10 +71,12 @@ type held struct {
 	litter    []uint64  // messages that nobody needs any more
 	thrown    time.Time // when removals were last sent that nobody answers; zero when there are none
 	handbacks []uint64  // marks of this ready message's deliveries
-	handed    bool      // also those of them were read that are beyond what is in hand
-	finished  chan finished
-	idleSince time.Time // when it had nothing to do; zero while it has
-	forgotten bool
+	// misleading are marks of deliveries that were counted by an earlier consumer. They are gone before anything starts.
+	misleading []uint64
+	handed     bool // also those of them were read that are beyond what is in hand
+	finished   chan finished
+	idleSince  time.Time // when it had nothing to do; zero while it has
+	forgotten  bool
 
 	oversight oversight
 
