@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -47,11 +48,15 @@ func refusedBySubject(err error) bool {
 	return answered && api.ErrorCode == 10077 && strings.Contains(api.Description, "per subject")
 }
 
-// pool makes the default pool's consumer, as a worker would.
+// pool makes the default pool's consumer, as a worker would. A server that is still deleting the files of one before may fail to.
 func (f *fleet) pool(ackWait time.Duration) jetstream.Consumer {
 	f.t.Helper()
-	c, _, err := natsio.EnsurePool(f.t.Context(), f.js, factFleet, protocol.DefaultPool, ackWait)
-	require.NoError(f.t, err)
+	var c jetstream.Consumer
+	require.EventuallyWithT(f.t, func(t *assert.CollectT) {
+		var err error
+		c, _, err = natsio.EnsurePool(f.t.Context(), f.js, factFleet, protocol.DefaultPool, ackWait)
+		require.NoError(t, err)
+	}, patience, 10*time.Millisecond)
 	return c
 }
 
