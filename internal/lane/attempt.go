@@ -110,10 +110,10 @@ func (l *held) refusal(e *entry) *protocol.Result {
 		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
 	case e.fault != nil:
 		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.fault)
-	case e.mayHaveRun() && e.call.LifeTime() > 0 && age >= e.call.LifeTime():
+	case e.mayHaveRun() && e.call.Expired(age):
 		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
 			"the call's deadline passed, and it is not started again; a worker that was lost may have started it")
-	case e.call.LifeTime() > 0 && age >= e.call.LifeTime():
+	case e.call.Expired(age):
 		return reject(protocol.StatusRejected, protocol.CodeDeadline,
 			"the call's deadline passed while it waited (%s after it was accepted); it was not run", age.Round(time.Millisecond))
 	case !e.mayHaveRun() && e.call.QueueTimeout > 0 && age >= e.call.QueueTimeout.Duration():

@@ -159,6 +159,25 @@ func TestLane_RunTimeoutDeadlineAndExpiry(t *testing.T) {
 	f.requireQuiet()
 }
 
+// Whoever makes calls may pass on a deadline that has passed. However fast the fleet is, such a call does not start.
+func TestLane_ADeadlineThatHadPassedStartsNothing(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	ran := make(chan protocol.CallID, 100)
+	f.hold(tells(ran), lane.Options{})
+	for range cap(ran) {
+		call := newCall("s", exclusive("account/a"))
+		call.Deadline = call.IssuedAt
+		put(t, p, call)
+		r := f.await(p, call)
+		require.Equal(t, protocol.StatusRejected, r.Status)
+		require.Equal(t, protocol.CodeDeadline, r.Error.Code)
+	}
+	require.Empty(t, ran)
+	f.requireQuiet()
+}
+
 func TestLane_CancelEndsWaitingAndRunningCalls(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

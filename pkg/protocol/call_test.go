@@ -98,15 +98,19 @@ func TestCall_Defaults(t *testing.T) {
 	require.Equal(t, protocol.DefaultMaxAttempts, call.Attempts())
 	require.Equal(t, protocol.DefaultRunTimeout, call.RunFor())
 	require.Zero(t, call.LifeTime(), "no deadline is for ever")
+	require.False(t, call.Expired(time.Hour))
 	require.Equal(t, protocol.Lane("account/acme"), call.Lane())
 
 	call.MaxAttempts, call.RunTimeout, call.Deadline = 1, 1500, call.IssuedAt.Add(time.Minute)
 	require.Equal(t, 1, call.Attempts())
 	require.Equal(t, 1500*time.Millisecond, call.RunFor())
 	require.Equal(t, time.Minute, call.LifeTime())
+	require.False(t, call.Expired(time.Minute-1))
+	require.True(t, call.Expired(time.Minute))
 
 	call.Deadline = call.IssuedAt.Add(-time.Hour)
 	require.Equal(t, time.Millisecond, call.LifeTime(), "a deadline in the past is over at once, not for ever")
+	require.True(t, call.Expired(0))
 }
 
 func TestMillis(t *testing.T) {
