@@ -123,10 +123,10 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	keeper.Go(func() { h.keepLeases(keeping) })
 	keeper.Go(func() { h.keepInformed(keeping) })
 	h.pull(ctx)
-	h.puller.close()
 	h.mu.Lock()
-	h.draining = true
+	h.draining = true // what is still on its way is handed back
 	h.mu.Unlock()
+	h.puller.close()
 	h.each(func(l *held) { l.drain() })
 	stop := context.AfterFunc(drain, func() { h.each(func(l *held) { l.abort(ErrDraining) }) })
 	h.group.Wait()

@@ -90,8 +90,21 @@ func (p *puller) reset() error {
 	return nil
 }
 
-// close ends pulling. Messages that are still on their way come back when their lease ends.
+// close ends pulling, and returns when the messages that were on their way have been passed on, or cannot come any more.
 func (p *puller) close() {
+	p.mu.Lock()
+	subscription := p.subscription
+	p.mu.Unlock()
+	if subscription != nil && p.nc.IsConnected() {
+		drained := make(chan struct{})
+		subscription.SetClosedHandler(func(string) { close(drained) })
+		if subscription.Drain() == nil {
+			select {
+			case <-drained:
+			case <-time.After(store.OpTimeout): // the connection is lost, or its server does not answer
+			}
+		}
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stop()
