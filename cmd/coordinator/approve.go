@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,7 +29,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return cli.Usagef("CALL: %v", err)
 	}
-	fl, err := c.connect(ctx, "approve", p.common.Logger(p.Program))
+	fl, err := c.connect(ctx, "approve", p.common.Logger(p.Program), natsio.ApprovalRights(protocol.Fleet(c.Fleet)))
 	if err != nil {
 		return err
 	}

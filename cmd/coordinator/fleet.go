@@ -56,8 +56,8 @@ type existingFleet struct {
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 }
 
-// connect reaches the fleet for a subcommand.
-func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *slog.Logger) (*fleet.Fleet, error) {
+// connect reaches the fleet for a subcommand, which needs rights there beside those to look at its streams.
+func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *slog.Logger, rights ...natsio.Rights) (*fleet.Fleet, error) {
 	name, err := protocol.ParseFleet(f.Fleet)
 	if err != nil {
 		return nil, cli.Usagef("--fleet: %v", err)
@@ -74,7 +74,14 @@ func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *
 	if errors.Is(err, natsio.ErrNoFleet) {
 		err = fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", name, natsio.Redact(f.Nats), err)
 	}
-	return fl, err
+	if err != nil {
+		return nil, err
+	}
+	if err := natsio.CheckRights(ctx, fl.NC, rights...); err != nil { // else requests would go without an answer
+		fl.Close()
+		return nil, err
+	}
+	return fl, nil
 }
 
 // consistent returns a usage error for flags that make no sense, alone or together.

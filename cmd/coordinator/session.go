@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -104,9 +105,9 @@ func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, erro
 }
 
 // connect reaches the fleet that the flags name.
-func (c *sessionCommand) connect(ctx context.Context, p program) (*fleet.Fleet, error) {
+func (c *sessionCommand) connect(ctx context.Context, p program, rights ...natsio.Rights) (*fleet.Fleet, error) {
 	f := existingFleet{Nats: c.Nats, Login: c.Login, Fleet: c.Fleet}
-	return f.connect(ctx, "session", p.common.Logger(p.Program))
+	return f.connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet)))...)
 }
 
 // open returns the sessions that the flags name, and what closes them.
@@ -199,7 +200,7 @@ func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDes
 		}
 		return local.Remove(ctx, desk.id, c.Rm.Force)
 	}
-	fl, err := c.connect(ctx, p)
+	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool))
 	if err != nil {
 		return session.Removed{}, err
 	}

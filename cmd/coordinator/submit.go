@@ -48,14 +48,11 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	defer end()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	fl, err := c.connect(ctx, "submit "+string(turn.session), logger)
+	fl, err := c.connect(ctx, "submit "+string(turn.session), logger, natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
 	if err != nil {
 		return err
 	}
 	defer fl.Close()
-	if err := natsio.CheckRights(ctx, fl.NC, natsio.CallRights(fl.Name, protocol.SessionPool)); err != nil {
-		return err
-	}
 	show := newView(p, c.JSON)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {

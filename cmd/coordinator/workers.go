@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -32,7 +33,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	if c.Wait <= 0 {
 		return cli.Usagef("--wait %s: must be more than 0", c.Wait)
 	}
-	fl, err := c.connect(ctx, "workers", p.common.Logger(p.Program))
+	fl, err := c.connect(ctx, "workers", p.common.Logger(p.Program), natsio.WorkersRights(protocol.Fleet(c.Fleet), pool))
 	if err != nil {
 		return err
 	}
@@ -49,8 +50,10 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 			}
 			_, _ = fmt.Fprintf(p.Stdout, "%s\n", body) // as every command prints
 		}
-	} else if err := printWorkers(p, workers); err != nil {
-		return err
+	} else if len(workers) > 0 {
+		if err := printWorkers(p, workers); err != nil {
+			return err
+		}
 	}
 	if len(workers) == 0 {
 		return fmt.Errorf("no worker of pool %s in fleet %s answered within %s", pool, fl.Name, c.Wait)

@@ -73,6 +73,25 @@ func SessionRights(fleet protocol.Fleet) Rights {
 	}}
 }
 
+// WorkersRights are those of whoever asks which workers a pool has.
+func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	return Rights{Publish: []string{fleet.WhoSubject(pool)}}
+}
+
+// ApprovalRights are those of whoever answers whether calls may be made.
+func ApprovalRights(fleet protocol.Fleet) Rights {
+	return Rights{Publish: []string{fleet.ApprovalSubject(probed, probed)}}
+}
+
+// JournalRights are those of whoever looks at sessions.
+func JournalRights(fleet protocol.Fleet) Rights {
+	r := Rights{Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.SessionsStream()}}
+	for _, stream := range []string{fleet.SessionsStream(), ObjectStream(fleet.KeptBucket()), ObjectStream(fleet.BlobsBucket())} {
+		r.Publish = append(r.Publish, "$JS.API.CONSUMER.CREATE."+stream+"."+probed)
+	}
+	return r
+}
+
 // poolRights are those of whoever takes the calls of a pool.
 func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls, consumer := fleet.CallsStream(), fleet.ReadyConsumer(pool)

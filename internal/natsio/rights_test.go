@@ -23,7 +23,13 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 			require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 			pool, _, err := natsio.EnsurePool(t.Context(), js, tf, "default", 0)
 			require.NoError(t, err)
-			require.NoError(t, natsio.CheckRights(t.Context(), js.Conn(), natsio.CallRights(tf, "default"), natsio.SessionRights(tf)))
+			require.NoError(t, natsio.CheckRights(t.Context(), js.Conn(), natsio.CallRights(tf, "default"), natsio.SessionRights(tf),
+				natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.JournalRights(tf), natsio.WorkersRights(tf, "default"), natsio.ApprovalRights(tf)))
+			for _, name := range []string{tf.SessionsStream(), natsio.ObjectStream(tf.KeptBucket()), natsio.ObjectStream(tf.BlobsBucket())} {
+				stream, err := js.Stream(t.Context(), name)
+				require.NoError(t, err)
+				require.Zero(t, stream.CachedInfo().State.Consumers, name)
+			}
 			for _, subject := range []string{
 				tf.ReadySubject("default", "lane"), tf.ResultSubject("session", "call"), tf.EventSubject("session"),
 				"$KV.TF_PLACES.key", "$O.TF_BLOBS.C.chunk", "$O.TF_KEPT.C.chunk",
