@@ -27,6 +27,7 @@ func TestSignals_FirstEndsTheContextAndTheSecondIsTold(t *testing.T) { //nolint:
 	<-told
 	stop()
 
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // else it is ignored where these tests run under nohup
 	ctx, stop = cli.Signals(t.Context(), func() {})
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP), "the terminal is closed")
 	<-ctx.Done()
