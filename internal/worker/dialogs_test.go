@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -287,9 +286,7 @@ func TestDialog_LostWorkerInTheMiddleOfACall(t *testing.T) {
 func TestDialog_SpansOfLaterCallsAreLinkedToTheFirst(t *testing.T) {
 	t.Parallel()
 	r, s := newRig(t), newScribe()
-	recorder := tracetest.NewSpanRecorder()
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
-	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
+	recorder, provider := recordSpans(t)
 	o := r.scribes(s)
 	o.Tracer = provider.Tracer("worker")
 	_, stop := r.work(o)

@@ -141,13 +141,20 @@ func TestDriver_SandboxThatCannotBeOpened(t *testing.T) {
 	require.Contains(t, got.Error.Message, "no room")
 }
 
+// recordSpans returns a provider of tracers, and what records their spans.
+func recordSpans(t *testing.T) (*tracetest.SpanRecorder, *sdktrace.TracerProvider) {
+	t.Helper()
+	recorder := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
+	return recorder, provider
+}
+
 // A command that fails is a result, and the span says how it ended.
 func TestSpans_SayHowCommandsEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	recorder := tracetest.NewSpanRecorder()
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
-	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
+	recorder, provider := recordSpans(t)
 	o := r.options()
 	o.Tracer = provider.Tracer("worker")
 	_, stop := r.work(o)
@@ -167,9 +174,7 @@ func TestSpans_SayHowCommandsEnd(t *testing.T) {
 func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	recorder := tracetest.NewSpanRecorder()
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
-	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
+	recorder, provider := recordSpans(t)
 	o := r.options()
 	o.Tracer = provider.Tracer("worker")
 	_, stop := r.work(o)
