@@ -73,6 +73,7 @@ type Dispatcher struct {
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
 	since     time.Time
+	publish   []trace.SpanStartOption // of the span of a call that is published
 }
 
 var (
@@ -94,7 +95,12 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	}
 	logger := o.Logger
 	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
-	return &Dispatcher{options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter), since: time.Now()}, nil
+	return &Dispatcher{
+		options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter), since: time.Now(),
+		publish: []trace.SpanStartOption{
+			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(telemetry.Published(fleet.CallsStream())...),
+		},
+	}, nil
 }
 
 // Keep implements [loop.Keeper].
@@ -195,7 +201,7 @@ func codeOf(fault error) protocol.Code {
 // put enqueues the calls and settles those that were refused. Its error is about
 // a fleet that could not be reached for any of them.
 func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
-	outgoing, published := make([]lane.Outgoing, len(calls)), telemetry.Published(b.dispatcher.fleet.CallsStream())
+	outgoing := make([]lane.Outgoing, len(calls))
 	for i := range calls {
 		call := &calls[i]
 		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch)
@@ -203,8 +209,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 			span.SetAttributes(attributes(call)...)
 		}
 		header := nats.Header{}
-		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish,
-			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(published...))
+		publishCtx, publish := b.dispatcher.options.Tracer.Start(spanCtx, telemetry.SpanPublish, b.dispatcher.publish...)
 		telemetry.Inject(publishCtx, header)
 		outgoing[i] = lane.Outgoing{Call: call, Header: header}
 		b.mu.Lock()
