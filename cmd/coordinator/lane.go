@@ -93,18 +93,15 @@ func (v laneVerb) run(ctx context.Context, p program) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	fl, err := c.connect(ctx, "lane", p.common.Logger(p.Program))
+	rights := []natsio.Rights{natsio.LaneRights(protocol.Fleet(c.Fleet), desk.pool)}
+	if v.arg != nil && v.arg != &c.Show.laneArg {
+		rights = append(rights, natsio.LaneChangeRights(protocol.Fleet(c.Fleet), desk.pool))
+	}
+	fl, err := c.connect(ctx, "lane", p.common.Logger(p.Program), rights...)
 	if err != nil {
 		return err
 	}
 	defer fl.Close()
-	rights := []natsio.Rights{natsio.LaneRights(fl.Name, desk.pool)}
-	if v.arg != nil && v.arg != &c.Show.laneArg {
-		rights = append(rights, natsio.LaneChangeRights(fl.Name, desk.pool))
-	}
-	if err := natsio.CheckRights(ctx, fl.NC, rights...); err != nil {
-		return err
-	}
 	if desk.operator, err = operator.New(ctx, fl.NC, fl.Name); err != nil {
 		return err
 	}

@@ -14,6 +14,8 @@ const (
 	codeAccountFull jetstream.ErrorCode = 10002
 	codeServerFull  jetstream.ErrorCode = 10023 // in a cluster, that of one server
 	codeNoStorage   jetstream.ErrorCode = 10047
+	codeNoPeers     jetstream.ErrorCode = 10005 // this and the next: too few servers for the replicas
+	codeNoReplicas  jetstream.ErrorCode = 10074
 )
 
 // NoRoom reports whether the server stored nothing because it has no room: the stream, the account or the server itself is at its limit.

@@ -236,12 +236,6 @@ func checkStream(stream jetstream.Stream, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// As in [CodeStoreFailed].
-const (
-	codeNoPeers    jetstream.ErrorCode = 10005
-	codeNoReplicas jetstream.ErrorCode = 10074
-)
-
 // remedy says what to do about a server that makes no stream with so many replicas and bytes, "" when that is not known.
 func remedy(err error, replicas int, reserved int64) string {
 	var refused *jetstream.APIError

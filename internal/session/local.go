@@ -72,9 +72,6 @@ func (Local) sort(list []Info) {
 
 // Show is [Reader.Show].
 func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
-	if _, err := os.Stat(l.dir(id)); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
-	}
 	if _, err := os.Stat(filepath.Join(l.dir(id), fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
 		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
 	}

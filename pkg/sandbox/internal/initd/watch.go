@@ -142,7 +142,7 @@ func together(shared map[int]uint64) (parts uint64) {
 	return parts
 }
 
-// kilobytes is the value of a line of /proc/PID/status.
+// kilobytes is the value of a line of /proc/PID/status or of such a list.
 func kilobytes(status []byte, key string) uint64 {
 	_, rest, found := bytes.Cut(status, []byte("\n"+key))
 	if !found {
