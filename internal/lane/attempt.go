@@ -171,7 +171,7 @@ func (l *held) countStart(e *entry) (*protocol.Result, error) {
 func (l *held) mark(e *entry, n int) (bool, error) {
 	o := l.holder.options
 	msg := nats.NewMsg(o.Fleet.StartSubject(o.Pool, l.hash, e.call.ID, n))
-	msg.Data = fmt.Appendf(nil, "%s %d %d", o.Worker, l.ready, l.delivered)
+	msg.Data = l.markText()
 	seq, answer, err := l.holder.store.Publish(l.ctx, msg)
 	switch {
 	case err != nil:

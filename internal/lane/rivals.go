@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,9 @@ type claimMark struct {
 // errRival says that another worker holds, or held, the lane by the same ready message.
 var errRival = errors.New("another worker has it by the same ready message, or had")
 
+// errTaken says that the subject of a mark has the mark of another claim.
+var errTaken = errors.New("another claim has a mark of this number")
+
 // markClaim stores the mark of this claim.
 func (l *held) markClaim() error {
 	o, s := l.holder.options, l.holder.store
@@ -44,15 +48,42 @@ func (l *held) markClaim() error {
 	}
 	msg := nats.NewMsg(l.claim.subject)
 	msg.Header.Set(protocol.HeaderReady, l.readyText())
-	seq, answer, err := s.PublishOnce(l.ctx, o.Fleet.CallsStream(), msg) // refused: by an earlier try, whose answer was lost
-	if err == nil && answer == store.Full {
+	msg.Data = l.markText()
+	seq, answer, err := s.PublishOnce(l.ctx, o.Fleet.CallsStream(), msg)
+	switch {
+	case err == nil && answer == store.Full:
 		err = ErrFull
+	case err == nil && answer == store.Occupied: // by an earlier try, whose answer was lost?
+		seq, err = l.ownMark(msg)
+	}
+	if errors.Is(err, errTaken) {
+		l.claim.subject = "" // the next try has another number
 	}
 	if err != nil {
 		return fmt.Errorf("mark the claim: %w", err)
 	}
 	l.claim.seq = seq
 	return nil
+}
+
+// ownMark returns the sequence of a mark that the stream has already. The error wraps [errTaken] when
+// another claim stored it.
+func (l *held) ownMark(msg *nats.Msg) (uint64, error) {
+	stored, err := l.holder.store.Next(l.ctx, msg.Subject, 0)
+	switch {
+	case err != nil:
+		return 0, err
+	case stored == nil:
+		return 0, store.ErrUnderWay
+	case !bytes.Equal(stored.Data, msg.Data):
+		return 0, errTaken
+	}
+	return stored.Sequence, nil
+}
+
+// markText says who stores a mark: the worker, and the delivery by which it holds the lane.
+func (l *held) markText() []byte {
+	return fmt.Appendf(nil, "%s %d %d", l.holder.options.Worker, l.ready, l.delivered)
 }
 
 // yieldToRivals returns an error that wraps [errRival] when another worker holds the lane by the same ready message. claims are the

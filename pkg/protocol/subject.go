@@ -60,7 +60,8 @@ func (f Fleet) HandbackSubject(pool Pool, lane LaneHash, ready uint64, n uint64)
 }
 
 // ClaimSubject is a mark that whoever takes a lane over stores, and keeps until it lets go of the lane: an answer that
-// knows of it is not older, and who else got the same ready message finds it. The token is a number that nobody has used before.
+// knows of it is not older, and who else got the same ready message finds it. The token is a random number; the body says who
+// stored the mark.
 func (f Fleet) ClaimSubject(pool Pool, lane LaneHash, token uint64) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markClaim + "." + strconv.FormatUint(token, 10)
 }
@@ -124,7 +125,7 @@ func (f Fleet) ResultSubject(session SessionID, call CallID) Subject {
 }
 
 // NoResultSubject is a note among the results that a call had none when it was about to be started once more. The
-// token is a number that nobody has used before.
+// token is a random number.
 func (f Fleet) NoResultSubject(session SessionID, call CallID, token uint64) Subject {
 	return f.ResultSubject(session, call) + ".none." + strconv.FormatUint(token, 10)
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -304,5 +306,9 @@ func Retryable(err error) bool {
 	return err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrMaxPayload)
 }
 
-// Token is a number that nobody has used before.
-func Token() uint64 { return uint64(max(time.Now().UnixNano(), 0)) }
+// Token is a random number, which nobody else has: clocks of two workers may tell the same time.
+func Token() uint64 {
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return binary.BigEndian.Uint64(random[:])
+}

@@ -3,6 +3,7 @@ package store
 import (
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -95,4 +96,16 @@ func TestStore_ALeafNodeIsNoServerOfItsOwn(t *testing.T) {
 	leaf := start(server.Options{ServerName: "leaf", LeafNode: server.LeafNodeOpts{Remotes: []*server.RemoteLeafOpts{{URLs: []*url.URL{address}}}}})
 	require.True(t, clustered(leaf))
 	require.False(t, clustered(start(server.Options{ServerName: "alone"})))
+}
+
+// Clocks of two workers may tell the same time, so numbers that nobody else may have are not times.
+func TestToken_IsNoTime(t *testing.T) {
+	t.Parallel()
+	drawn := make([]uint64, 100)
+	for i := range drawn {
+		drawn[i] = Token()
+	}
+	require.False(t, slices.IsSorted(drawn), "each is greater than the one before")
+	slices.Sort(drawn)
+	require.Len(t, slices.Compact(drawn), 100)
 }
