@@ -76,20 +76,40 @@ func (l *held) unpack(e *entry) *protocol.Result {
 // before decides whether a call is to be executed: it returns a result instead
 // when there is one to give, or known when a result is stored already.
 func (l *held) before(e *entry) (result *protocol.Result, known bool, err error) {
-	if e.mayHaveResult() || l.mayBeBack(e) {
-		known, err = l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
-		if err == nil && !known {
-			err = l.holder.store.SurelyNoResult(l.ctx, e.call)
-		}
-		if err != nil || known {
-			return nil, known, err
-		}
+	switch {
+	case e.mayHaveResult() || l.mayBeBack(e):
+		known, err = l.hasNoneSurely(e)
+	case e.call.Delivery != protocol.AtMostOnce: // which is looked for when it has its mark
+		known, err = l.hasResult(e)
+		known, err = l.surely(e, known, err)
+	}
+	if err != nil || known {
+		return nil, known, err
 	}
 	if refusal := l.refusal(e); refusal != nil {
 		return refusal, false, nil
 	}
-	result, err = l.countStart(e)
-	return result, false, err
+	if result, err = l.countStart(e); err != nil || e.call.Delivery != protocol.AtMostOnce {
+		return result, false, err
+	}
+	if known, err = l.hasNoneSurely(e); err != nil || known {
+		return nil, known, err
+	}
+	return result, false, nil
+}
+
+// hasNoneSurely reports whether a call has a result, and believes no old answer.
+func (l *held) hasNoneSurely(e *entry) (known bool, err error) {
+	known, err = l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
+	return l.surely(e, known, err)
+}
+
+// surely makes sure that a call of which no result was found has none, where servers may give old answers.
+func (l *held) surely(e *entry, known bool, err error) (bool, error) {
+	if err != nil || known || !e.mayHaveResult() && l.holder.contact.calm(time.Now()) {
+		return known, err
+	}
+	return false, l.holder.store.SurelyNoResult(l.ctx, e.call)
 }
 
 // refusal returns the result of a call that is not to be started at all.
@@ -127,9 +147,9 @@ func (l *held) refusal(e *entry) *protocol.Result {
 // not be started again.
 func (l *held) countStart(e *entry) (*protocol.Result, error) {
 	if e.call.Delivery == protocol.AtMostOnce {
-		var first bool
+		first := len(e.ownMarks) > 0 // by an earlier try, which did not get further
 		var err error
-		if !e.marked {
+		if !e.marked && !first {
 			first, err = l.mark(e, 1)
 		}
 		// Waiting for room would keep a slot that makes room. A cluster that is full says so also when the mark is there.

@@ -186,7 +186,7 @@ func TestFact_MailboxIsReadFromTheLeader(t *testing.T) {
 
 	// A client asks whoever is near as soon as the stream allows it; so it must not.
 	const other = protocol.Fleet("direct")
-	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{Fleet: other}))
+	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{Fleet: other, Replicas: 3}))
 	s, err := f.js.Stream(t.Context(), other.ResultsStream())
 	require.NoError(t, err)
 	config := s.CachedInfo().Config
@@ -197,7 +197,7 @@ func TestFact_MailboxIsReadFromTheLeader(t *testing.T) {
 	_, err = s.GetMsg(t.Context(), 1)
 	require.ErrorIs(t, err, jetstream.ErrMsgNotFound)
 	require.Len(t, direct.all(), 1, "this is how the client asks then")
-	require.ErrorIs(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{Fleet: other}), natsio.ErrTopology)
+	require.ErrorIs(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{Fleet: other, Replicas: 3}), natsio.ErrTopology)
 }
 
 // Guard: removals do not erase, and a lane's ready message is removed, with an answer, before the last look, and acknowledged when

@@ -26,6 +26,7 @@ type Holder struct {
 	slots    *slots
 	puller   *puller
 	alarms   *alarms
+	lookups  lookups
 	clock    store.Clock
 	lease    atomic.Int64  // AckWait, in nanoseconds: as the pool has it, which may be edited
 	wake     chan struct{} // there may be room for another lane
@@ -63,6 +64,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
 		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger},
 	}
+	h.lookups.store = s
 	h.lease.Store(int64(lease))
 	h.books.meet(server, s.Calls.CachedInfo().TimeStamp)
 	h.slots = newSlots(o.Slots, h.room)

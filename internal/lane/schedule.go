@@ -30,6 +30,8 @@ type entry struct {
 	unsure         int      // the start mark that this holder may have stored
 	cancelled      bool     // somebody asked to cancel it
 
+	lookup *lookup // for its result; nil before the first
+
 	running  bool
 	blockers int // earlier unfinished entries that it conflicts with
 	stop     func(error)

@@ -1,6 +1,10 @@
 package lane
 
-import "time"
+import (
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
 
 const (
 	// quantum is how long a busy lane may keep a slot that others may want.
@@ -39,6 +43,9 @@ func (l *held) startOne(e *entry) {
 	l.idleSince = time.Time{}
 	e.mayHaveStarted = e.mayHaveStarted && l.startedBefore()
 	e.maySettled = e.maySettled && l.settledBefore()
+	if e.lookup == nil && e.call.Delivery != protocol.AtMostOnce {
+		l.lookUp()
+	}
 	e.running = true
 	l.free--
 	l.active++

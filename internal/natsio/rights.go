@@ -102,7 +102,8 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$JS.ACK." + calls + "." + consumer + "." + probed,
 			"$JS.API.CONSUMER.INFO." + calls + "." + consumer,
 			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + consumer, // without a reply subject it takes nothing
-			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.DELETE." + calls, "$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
+			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.DELETE." + calls,
+			"$JS.API.DIRECT.GET." + fleet.ResultsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
 			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
 		},
 		Subscribe: []string{fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.ToldFilter(pool, probed)},

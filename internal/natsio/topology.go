@@ -199,7 +199,8 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
 			MaxMsgsPerSubject: 1, MaxAge: t.ResultAge, MaxMsgSize: -1,
-			RePublish: &jetstream.RePublish{Source: source, Destination: destination},
+			AllowDirect: t.Replicas == 1, // each call that starts is looked for
+			RePublish:   &jetstream.RePublish{Source: source, Destination: destination},
 		},
 		{
 			Name: t.Fleet.SessionsStream(), Subjects: t.Fleet.SessionsSubjects(),
@@ -274,8 +275,8 @@ func compare(have, want jetstream.StreamConfig) []error {
 	if want.Retention == jetstream.WorkQueuePolicy { // a call must not vanish, and must be removable
 		check("max_age", have.MaxAge, want.MaxAge)
 		check("deny_delete", have.DenyDelete, want.DenyDelete)
-	} else { // of the calls stream it only tells how it may be read
-		check("allow_direct", have.AllowDirect, want.AllowDirect)
+	} else if have.Replicas > 1 || want.RePublish == nil { // results of one server may be read either way
+		check("allow_direct", have.AllowDirect, false)
 	}
 	if want.RePublish != nil && (have.RePublish == nil || *have.RePublish != *want.RePublish) {
 		check("republish", have.RePublish, want.RePublish)

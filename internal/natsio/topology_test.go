@@ -48,7 +48,8 @@ func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	require.EqualValues(t, 1, calls.MaxMsgsPerSubject)
 	require.True(t, calls.DiscardNewPerSubject)
 	require.True(t, calls.AllowDirect, "there is one server that can answer")
-	require.False(t, configuration(t, f, tf.ResultsStream()).AllowDirect)
+	require.True(t, configuration(t, f, tf.ResultsStream()).AllowDirect)
+	require.False(t, configuration(t, f, tf.SessionsStream()).AllowDirect)
 	require.EqualValues(t, 7, calls.MaxMsgs)
 	require.EqualValues(t, 1<<20, calls.MaxBytes)
 	require.Equal(t, time.Hour, configuration(t, f, tf.ResultsStream()).MaxAge)
@@ -161,7 +162,7 @@ func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
 			c.RePublish = &jetstream.RePublish{Source: c.RePublish.Source, Destination: "elsewhere.>"}
 		}, []string{"republish is", "elsewhere"}},
 		"subjects":                     {"_CALLS", func(c *jetstream.StreamConfig) { c.Subjects = c.Subjects[:1] }, []string{"subjects is", "must be"}},
-		"direct reads":                 {"_RESULTS", func(c *jetstream.StreamConfig) { c.AllowDirect = true }, []string{"allow_direct is true, must be false"}},
+		"direct reads":                 {"_SESSIONS", func(c *jetstream.StreamConfig) { c.AllowDirect = true }, []string{"allow_direct is true, must be false"}},
 		"storage":                      {"_SESSIONS", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, []string{"storage is Memory, must be File"}},
 		"calls that age":               {"_CALLS", func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }, []string{"max_age is 1h0m0s, must be 0s"}},
 		"calls that cannot be removed": {"_CALLS", func(c *jetstream.StreamConfig) { c.DenyDelete = true }, []string{"deny_delete is true, must be false"}},

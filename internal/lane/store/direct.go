@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -30,7 +31,7 @@ func (s *Store) readDirect(ctx context.Context, filter string, seq uint64) (*jet
 	}
 	switch answer.Header.Get(headerStatus) {
 	case "":
-		if s.foreign(answer) {
+		if s.foreign(answer, s.Fleet.CallsStream(), &s.single) {
 			return s.read(ctx, s.Fleet.CallsStream(), filter, seq)
 		}
 		return FromCopy(answer)
@@ -42,17 +43,19 @@ func (s *Store) readDirect(ctx context.Context, filter string, seq uint64) (*jet
 
 // foreign reports whether an answer is that of another stream, and asks no more that way then: a mirror may be set up to
 // answer for the one that it mirrors, and is behind it.
-func (s *Store) foreign(answer *nats.Msg) bool {
+func (s *Store) foreign(answer *nats.Msg, stream string, single *atomic.Bool) bool {
 	name := answer.Header.Get(jetstream.StreamHeader)
-	if name == "" || name == s.Fleet.CallsStream() {
+	if name == "" || name == stream {
 		return false
 	}
-	s.single.Store(false)
+	single.Store(false)
 	return true
 }
 
+const directGet = "$JS.API.DIRECT.GET."
+
 func (s *Store) directGet(request []byte) *nats.Msg {
-	return &nats.Msg{Subject: "$JS.API.DIRECT.GET." + s.Fleet.CallsStream(), Data: request}
+	return &nats.Msg{Subject: directGet + s.Fleet.CallsStream(), Data: request}
 }
 
 const (
@@ -74,7 +77,7 @@ func (s *Store) ReadAll(ctx context.Context, filter string, seq uint64, most int
 	}
 	request := fmt.Appendf(nil, `{"multi_last":[%q],"seq":%d,"batch":%d,"max_bytes":%d}`, filter, max(seq, 1), most, readBytes)
 	answers, err := s.Replies.Collect(ctx, ShortTimeout, s.directGet(request), most+1, endsBatch)
-	if errors.Is(err, nats.ErrNoResponders) || err == nil && s.foreign(answers[0]) {
+	if errors.Is(err, nats.ErrNoResponders) || err == nil && s.foreign(answers[0], s.Fleet.CallsStream(), &s.single) {
 		return nil, false, ErrNotAtOnce
 	}
 	if err == nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -95,12 +96,12 @@ func (s *Store) TooLarge(body []byte) bool {
 func (s *Store) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
-	msg, err := s.results.GetLastMsgForSubject(ctx, s.Fleet.ResultSubject(session, call))
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil //nolint:nilnil // nothing there is an answer
-	}
+	msg, err := s.read(ctx, s.Fleet.ResultsStream(), s.Fleet.ResultSubject(session, call), 0)
 	if err != nil {
 		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
+	}
+	if msg == nil {
+		return nil, nil //nolint:nilnil // nothing there is an answer
 	}
 	r, err := protocol.DecodeResult(msg.Data)
 	if err != nil {
@@ -111,11 +112,72 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 
 // HasResult reports whether a call has a result, also one whose value cannot be had or read.
 func (s *Store) HasResult(ctx context.Context, session protocol.SessionID, call protocol.CallID) (bool, error) {
-	msg, err := s.read(ctx, s.Fleet.ResultsStream(), s.Fleet.ResultSubject(session, call), 0)
-	if err != nil {
-		return false, fmt.Errorf("look for the result of call %s: %w", call, err)
+	subject := s.Fleet.ResultSubject(session, call)
+	found, err := s.HasResults(ctx, subject)
+	return found[subject], err
+}
+
+// HasResults returns those of some result subjects that have a result. A server on its own is asked once for all of them.
+func (s *Store) HasResults(ctx context.Context, subjects ...string) (map[string]bool, error) {
+	if s.lone.Load() && !s.Clustered() {
+		found, err := s.lookUp(ctx, subjects)
+		if !errors.Is(err, ErrNotAtOnce) {
+			return found, err
+		}
 	}
-	return msg != nil, nil
+	stored := make([]bool, len(subjects))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(maxReads)
+	for i, subject := range subjects {
+		group.Go(func() error {
+			msg, err := s.read(ctx, s.Fleet.ResultsStream(), subject, 0)
+			stored[i] = msg != nil
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, fmt.Errorf("look for results: %w", err)
+	}
+	found := map[string]bool{}
+	for i, subject := range subjects {
+		found[subject] = stored[i]
+	}
+	return found, nil
+}
+
+// lookUp is HasResults by one direct get. The error wraps [ErrNotAtOnce] when results have to be read one by one.
+func (s *Store) lookUp(ctx context.Context, subjects []string) (map[string]bool, error) {
+	question := &nats.Msg{Subject: directGet + s.Fleet.ResultsStream()}
+	var answers []*nats.Msg
+	var err error
+	if len(subjects) == 1 { // the usual one, and the cheapest
+		question.Data = []byte(`{"last_by_subj":"` + subjects[0] + `"}`)
+		var answer *nats.Msg
+		answer, err = s.Replies.Request(ctx, ShortTimeout, question)
+		answers = []*nats.Msg{answer}
+	} else {
+		question.Data = []byte(`{"multi_last":["` + strings.Join(subjects, `","`) + `"]}`)
+		answers, err = s.Replies.Collect(ctx, ShortTimeout, question, len(subjects)+1, endsBatch)
+	}
+	switch {
+	case errors.Is(err, nats.ErrNoResponders): // the stream allows it no more
+		return nil, ErrNotAtOnce
+	case err != nil:
+		return nil, fmt.Errorf("look for results: %w", err)
+	case s.foreign(answers[0], s.Fleet.ResultsStream(), &s.lone):
+		return nil, ErrNotAtOnce
+	}
+	found := map[string]bool{}
+	for _, answer := range answers {
+		switch status := answer.Header.Get(headerStatus); status {
+		case "":
+			found[answer.Header.Get(jetstream.SubjectHeader)] = true
+		case statusEnd, statusNotFound:
+		default:
+			return nil, fmt.Errorf("look for results: %w", refusal(answer))
+		}
+	}
+	return found, nil
 }
 
 // SurelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It fails when there is one

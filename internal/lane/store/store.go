@@ -50,8 +50,8 @@ type Store struct {
 	NC      *nats.Conn
 	JS      jetstream.JetStream
 	Calls   jetstream.Stream // the mailboxes and ready messages of lanes
-	results jetstream.Stream
-	single  atomic.Bool // one server has the calls stream, and nobody else answers direct gets
+	single  atomic.Bool      // one server has the calls stream, and nobody else answers direct gets
+	lone    atomic.Bool      // one server has the results stream, and nobody else answers direct gets
 	Blobs   *Blobs
 	Replies *Replies
 }
@@ -68,9 +68,12 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	}
 	calls := s.Calls.CachedInfo().Config
 	s.single.Store(calls.AllowDirect && calls.Replicas <= 1)
-	if s.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
+	stream, err := js.Stream(ctx, fleet.ResultsStream())
+	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
 	}
+	results := stream.CachedInfo().Config
+	s.lone.Store(results.AllowDirect && results.Replicas <= 1)
 	return s, nil
 }
 

@@ -1,0 +1,94 @@
+package lane_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Law: a call that has its result does not run again, whoever sends it once more, and without a word that it was sent before.
+func TestTwice_ACallWithAResultDoesNotRunAgain(t *testing.T) {
+	t.Parallel()
+	for name, newFleet := range map[string]func(*testing.T) *fleet{
+		"one server":    newFleet,
+		"three servers": func(t *testing.T) *fleet { t.Helper(); f, _ := newClusterFleet(t); return f }, //nolint:nlreturn // one line
+	} {
+		for _, delivery := range []protocol.Delivery{protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback} {
+			t.Run(name+", "+string(delivery), func(t *testing.T) {
+				t.Parallel()
+				sendsTwice(t, newFleet(t), delivery)
+			})
+		}
+	}
+}
+
+func sendsTwice(t *testing.T, f *fleet, delivery protocol.Delivery) {
+	t.Helper()
+	p := f.publisher()
+	calls := newCalls(3, exclusive("account/x"))
+	ran := make(chan protocol.CallID, 99)
+	known := make(chan protocol.CallID, 99)
+	f.hold(tells(ran), lane.Options{SettledBefore: tellsCall(known)})
+	for _, call := range calls {
+		call.Delivery = delivery
+		put(t, p, call)
+		require.Equal(t, call.ID, <-ran)
+		f.await(p, call)
+	}
+	f.requireQuiet()
+
+	put(t, f.publisher(), calls[0]) // another process, or a later life of this one
+	isKnown(t, known, ran)
+	f.sendRaw(calls[1], protocol.DefaultFleet.ReadySubject(calls[1].Pool, calls[1].Lane().Hash()))
+	isKnown(t, known, ran)
+	f.sendRaw(calls[2], protocol.DefaultFleet.CallSubject(calls[2].Pool, calls[2].Lane().Hash(), calls[2].ID))
+	f.kick(p, calls[2])
+	isKnown(t, known, ran)
+	put(t, p, calls...) // together
+	for range calls {
+		isKnown(t, known, ran)
+	}
+	f.requireQuiet()
+	require.Empty(t, ran, "run again")
+}
+
+// isKnown waits until a call is found to have its result.
+func isKnown(t *testing.T, known, ran <-chan protocol.CallID) {
+	t.Helper()
+	select {
+	case <-known:
+	case id := <-ran:
+		require.Fail(t, "run again", id)
+	}
+}
+
+// sendRaw sends a call as a program does that knows the format only.
+func (f *fleet) sendRaw(c *protocol.Call, subject string) {
+	f.t.Helper()
+	body, err := protocol.EncodeCall(c)
+	require.NoError(f.t, err)
+	msg := nats.NewMsg(subject)
+	msg.Header.Set(protocol.HeaderLane, string(c.Lane()))
+	msg.Data = body
+	require.Eventually(f.t, func() bool { // the lane may still be held
+		_, err := f.js.PublishMsg(f.t.Context(), msg)
+		return err == nil
+	}, patience, 5*time.Millisecond)
+}
+
+// tellsCall tells which calls something happens to.
+func tellsCall(to chan<- protocol.CallID) func(context.Context, *protocol.Call) {
+	return func(_ context.Context, c *protocol.Call) { to <- c.ID }
+}
+
+// kick makes a call's lane ready.
+func (f *fleet) kick(p *lane.Publisher, c *protocol.Call) {
+	f.t.Helper()
+	require.NoError(f.t, p.Kick(f.t.Context(), c))
+}
