@@ -32,6 +32,7 @@ func (l *held) attempt(e *entry) bool {
 		return true
 	}
 	if result == nil {
+		e.unsettled.Store(true)
 		if result = l.unpack(e); result == nil {
 			result = l.execute(e)
 		}

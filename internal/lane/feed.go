@@ -221,6 +221,7 @@ func (l *held) admit(e *entry) bool {
 		return false
 	}
 	l.bytes += e.size
+	l.expects(e)
 	if _, cancelled := l.oversight.early[e.call.ID]; cancelled {
 		delete(l.oversight.early, e.call.ID)
 		l.cancelCall(e.call.ID)

@@ -73,7 +73,8 @@ type held struct {
 	handbacks []uint64  // marks of this ready message's deliveries
 	// misleading are marks of deliveries that were counted by an earlier consumer. They are gone before anything starts.
 	misleading []uint64
-	handed     bool // also those of them were read that are beyond what is in hand
+	handed     bool      // also those of them were read that are beyond what is in hand
+	due        time.Time // when a call that waits may have to be answered; zero when none does
 	finished   chan finished
 	idleSince  time.Time // when it had nothing to do; zero while it has
 	forgotten  bool

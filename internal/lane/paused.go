@@ -90,15 +90,16 @@ func (l *held) staysPaused() bool {
 // refuse answers the calls that will not be started in any case, wherever they
 // stand: what has no effect need not wait for its turn.
 func (l *held) refuse() {
-	if !l.oversight.refusing && !l.oversight.paused.Load() {
+	if !l.oversight.refusing && !l.oversight.paused.Load() && !l.isDue() {
 		return
 	}
 	l.oversight.refusing = false
+	defer l.expectAnew()
 	for _, e := range slices.Clone(l.schedule.entries) {
 		if e.running {
 			continue
 		}
-		e.mayHaveStarted = e.mayHaveStarted && l.startedBefore()
+		e.mayHaveStarted = e.mayHaveStarted && l.startedBefore() && !l.cannotHaveStarted(e)
 		if e.mayHaveStarted && e.blockers > 0 { // whether it was started shows when its turn comes
 			continue
 		}
@@ -116,7 +117,7 @@ func (l *held) refuse() {
 // giveRefusal stores the result of a call that is not started, unless it has one already.
 func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 	defer l.over(lookupTrouble, e)
-	for e.mayHaveResult() || l.mayBeBack(e) {
+	for {
 		known, err := l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
 		if known {
 			l.wasSettled(e)

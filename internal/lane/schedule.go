@@ -3,6 +3,7 @@ package lane
 import (
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,6 +32,8 @@ type entry struct {
 	cancelled      bool     // somebody asked to cancel it
 
 	lookup *lookup // for its result; nil before the first
+
+	unsettled atomic.Bool // it surely had no result when it was started
 
 	running  bool
 	blockers int // earlier unfinished entries that it conflicts with

@@ -37,7 +37,8 @@ func (l *held) wait(d time.Duration) {
 	if left := time.Until(l.givingWay); left > 0 {
 		d = min(d, left)
 	}
-	l.timer.Reset(d)
+	look := time.Now().Add(d)
+	l.timer.Reset(l.untilDue(d))
 	select {
 	case f := <-l.finished:
 		l.finish(f)
@@ -49,6 +50,9 @@ func (l *held) wait(d time.Duration) {
 	case <-l.mail.wake:
 		l.cancelTold()
 	case <-l.timer.C:
+		if time.Now().Before(look) { // a call is due
+			return
+		}
 		l.mail.refresh()
 		l.mail.listen()
 	case <-l.ctx.Done():
@@ -111,7 +115,7 @@ func (l *held) waitPaused() {
 			return // entries may have come before it listened
 		}
 	}
-	l.timer.Reset(l.holder.lookPeriod())
+	l.timer.Reset(l.untilDue(l.holder.lookPeriod()))
 	select {
 	case <-l.mail.wake:
 		l.cancelTold()

@@ -1,0 +1,92 @@
+package lane_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// blocks is an executor whose first call begins and then runs until the test ends it; all others are done at once.
+type blocks struct {
+	executorFunc
+	begun, end chan struct{}
+}
+
+func newBlocks(t *testing.T) *blocks {
+	t.Helper()
+	b := &blocks{begun: make(chan struct{}, 1), end: make(chan struct{})}
+	b.executorFunc = func(ctx context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Tool != "blocks" {
+			return succeed(run)
+		}
+		b.begun <- struct{}{}
+		select {
+		case <-b.end:
+			return succeed(run)
+		case <-ctx.Done():
+			return interrupted(ctx, run)
+		}
+	}
+	return b
+}
+
+// waiting is a call that waits and may be refused.
+func waiting(key string, bound func(*protocol.Call)) *protocol.Call {
+	c := newCall("s", exclusive(key))
+	bound(c)
+	return c
+}
+
+func queueTimeout(c *protocol.Call) { c.QueueTimeout = 300 }
+func deadline(c *protocol.Call)     { c.Deadline = c.IssuedAt.Add(300 * time.Millisecond) }
+
+// Law: what waits is answered when its time is over, or when it is cancelled, also while a call before it runs.
+func TestDue_BehindACallOfItsLane(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	b := newBlocks(t)
+	f.hold(b, lane.Options{Slots: 1})
+	first := newCall("s", exclusive("account/x"))
+	first.Tool = "blocks"
+	put(t, p, first)
+	<-b.begun
+	answersOverdue(t, f, p, "account/x")
+	close(b.end)
+	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
+	f.requireQuiet()
+}
+
+// answersOverdue puts calls that cannot start, and waits for their results.
+func answersOverdue(t *testing.T, f *fleet, p *lane.Publisher, key string) {
+	t.Helper()
+	for name, test := range map[string]struct {
+		bound  func(*protocol.Call)
+		status protocol.Status
+		code   protocol.Code
+	}{
+		"queue timeout": {queueTimeout, protocol.StatusRejected, protocol.CodeQueueTimeout},
+		"deadline":      {deadline, protocol.StatusRejected, protocol.CodeDeadline},
+		"cancel":        {func(*protocol.Call) {}, protocol.StatusCancelled, protocol.CodeCancelled},
+	} {
+		calls := []*protocol.Call{waiting(key, test.bound), waiting(key, test.bound)}
+		put(t, p, calls...) // one is the ready message, if the lane is idle, the other in the mailbox
+		if name == "cancel" {
+			for _, c := range calls {
+				require.NoError(t, p.Cancel(t.Context(), c))
+			}
+		}
+		for _, c := range calls {
+			r := f.await(p, c)
+			require.Equal(t, test.status, r.Status, name)
+			require.Equal(t, test.code, r.Error.Code, name)
+			require.Zero(t, r.Attempt, name)
+			require.Less(t, r.QueueMS, 2000.0, name) // on a busy machine; 300 are due
+		}
+	}
+}
