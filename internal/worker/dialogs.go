@@ -58,10 +58,7 @@ func (w *Worker) talk(ctx context.Context, run *lane.Run, frames *frames) (r pro
 	default:
 		return r, false
 	}
-	if err == nil {
-		err = ctx.Err()
-	}
-	return w.failed(ctx, c, value, err), true
+	return w.returned(ctx, c, value, err), true
 }
 
 // checked is the error of a state, as that of a tool; an output that is no JSON is one.

@@ -92,7 +92,20 @@ func (w *Worker) handle(ctx context.Context, run *lane.Run, frames *frames) (r p
 		return protocol.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)), true
 	}
 	value, err := w.callHandler(ctx, handler, &Handling{Call: run.Call, Attempt: run.Attempt, worker: w, frames: frames}, arguments)
-	return w.failed(ctx, run.Call, value, err), true
+	return w.returned(ctx, run.Call, value, err), true
+}
+
+// returned is [Worker.failed] for a function of a user's, which nothing can kill: one that returns
+// without an error when its context has ended came to its end all the same.
+func (w *Worker) returned(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
+	r := w.failed(ctx, c, value, err)
+	if err != nil {
+		return r
+	}
+	if status, fault, late := lane.Outlasted(ctx); late {
+		r.Status, r.Error = status, fault
+	}
+	return r
 }
 
 // callHandler turns what a handler returns into a value, or an error that is the tool's.
@@ -101,7 +114,7 @@ func (w *Worker) callHandler(ctx context.Context, handler Handler, h *Handling, 
 	if err == nil {
 		value, encodeErr := protocol.NewUserValue(h.Call.Payload.Kind(), output)
 		if encodeErr == nil {
-			return value, ctx.Err()
+			return value, nil
 		}
 		err = encodeErr
 	}

@@ -70,7 +70,7 @@ func TestHandler_Results(t *testing.T) {
 		"panics":  {protocol.StatusFailed, protocol.CodePanic, "oh"},
 		"no_json": {protocol.StatusFailed, protocol.CodeToolFailed, "no_json"},
 		"nobody":  {protocol.StatusRejected, protocol.CodeUnknownPayload, "lack the handler"},
-		"waits":   {protocol.StatusTimeout, protocol.CodeRunTimeout, ""},
+		"waits":   {protocol.StatusTimeout, protocol.CodeRunTimeout, "it was not killed"},
 	} {
 		call := userCall(t, kind, `{}`)
 		if kind == "waits" {
@@ -79,6 +79,9 @@ func TestHandler_Results(t *testing.T) {
 		result := r.dispatch(t.Context(), call)
 		requireFault(t, result, want.status, want.code)
 		require.Contains(t, result.Error.Message, want.text, kind)
+		if kind == "waits" {
+			require.NotNil(t, result.Value, "what it returned")
+		}
 	}
 
 	calls := []protocol.Call{userCall(t, "echo", `{"n":1}`), userCall(t, "echo", `{"n":1}`), userCall(t, "echo", `{"n":1}`)}
