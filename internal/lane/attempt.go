@@ -118,19 +118,18 @@ func (l *held) refusal(e *entry) *protocol.Result {
 	l.mu.Lock()
 	cancelled := e.cancelled
 	l.mu.Unlock()
-	age := l.holder.clock.Age(e.accepted)
+	return l.holder.refusal(e, cancelled)
+}
+
+// refusal is that of a held lane. A call whose time is over says so also when it is cancelled: such a request may be
+// that of a worker which was about to answer it ([overdue]).
+func (h *Holder) refusal(e *entry, cancelled bool) *protocol.Result {
+	age := h.clock.Age(e.accepted)
 	reject := func(status protocol.Status, code protocol.Code, format string, args ...any) *protocol.Result {
 		r := protocol.NewResult(e.call, status, protocol.Errorf(code, format, args...))
 		return &r
 	}
 	switch {
-	case cancelled && e.mayHaveRun():
-		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
-			"the call was cancelled, and is not started again; a worker that was lost may have started it")
-	case cancelled:
-		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
-	case e.fault != nil:
-		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.fault)
 	case e.mayHaveRun() && e.call.Expired(age):
 		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
 			"the call's deadline passed, and it is not started again; a worker that was lost may have started it")
@@ -140,6 +139,13 @@ func (l *held) refusal(e *entry) *protocol.Result {
 	case !e.mayHaveRun() && e.call.QueueTimeout > 0 && age >= e.call.QueueTimeout.Duration():
 		return reject(protocol.StatusRejected, protocol.CodeQueueTimeout,
 			"the call waited %s and may wait %s; it was not run", age.Round(time.Millisecond), e.call.QueueTimeout.Duration())
+	case cancelled && e.mayHaveRun():
+		return reject(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown,
+			"the call was cancelled, and is not started again; a worker that was lost may have started it")
+	case cancelled:
+		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
+	case e.fault != nil:
+		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.fault)
 	}
 	return nil
 }

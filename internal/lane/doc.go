@@ -105,6 +105,7 @@
 //	a lane while it is held         held, waits, attempt, leave, litter
 //	what waits in it, in order      feed, mailbox, told, stock; schedule, which is pure
 //	its lease                       lease, renew, consumer, quorum, contact, books, rivals
+//	calls whose time is over        due in a held lane, overdue in others
 //	operators, cancels, pauses      answer, oversight, paused, alarms; package operator
 //	streams and their operations    package store
 package lane

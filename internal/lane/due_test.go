@@ -15,13 +15,15 @@ import (
 type blocks struct {
 	executorFunc
 	begun, end chan struct{}
+	ran        chan protocol.CallID // the others
 }
 
 func newBlocks(t *testing.T) *blocks {
 	t.Helper()
-	b := &blocks{begun: make(chan struct{}, 1), end: make(chan struct{})}
+	b := &blocks{begun: make(chan struct{}, 1), end: make(chan struct{}), ran: make(chan protocol.CallID, 99)}
 	b.executorFunc = func(ctx context.Context, run *lane.Run) protocol.Result {
 		if run.Call.Tool != "blocks" {
+			b.ran <- run.Call.ID
 			return succeed(run)
 		}
 		b.begun <- struct{}{}
@@ -60,6 +62,25 @@ func TestDue_BehindACallOfItsLane(t *testing.T) {
 	close(b.end)
 	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
 	f.requireQuiet()
+	require.Empty(t, b.ran, "started although it was answered")
+}
+
+// Law: the same in a lane that nobody holds, because all slots of all workers are taken.
+func TestDue_InALaneThatNobodyHolds(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	b := newBlocks(t)
+	f.hold(b, lane.Options{Slots: 1})
+	first := newCall("s", exclusive("account/other"))
+	first.Tool = "blocks"
+	put(t, p, first)
+	<-b.begun
+	answersOverdue(t, f, p, "account/x")
+	close(b.end)
+	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
+	f.requireQuiet()
+	require.Empty(t, b.ran, "started although it was answered")
 }
 
 // answersOverdue puts calls that cannot start, and waits for their results.

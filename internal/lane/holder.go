@@ -124,6 +124,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
 	keeper.Go(func() { h.keepLeases(keeping) })
 	keeper.Go(func() { h.keepInformed(keeping) })
+	keeper.Go(func() { h.answerOverdue(keeping) })
 	h.pull(ctx)
 	h.mu.Lock()
 	h.draining = true // what is still on its way is handed back
