@@ -21,6 +21,7 @@ import (
 // else happens in the goroutine of the caller.
 type batch struct {
 	dispatcher *Dispatcher
+	how        how
 	observe    func(loop.Update)
 	news       chan news
 
@@ -95,6 +96,9 @@ func (b *batch) follow(ctx context.Context) error {
 		return nil
 	}
 	for _, f := range b.unfinished() {
+		if b.how.alone && !f.accepted && !f.cancelled {
+			return maySent(ctx, f.call)
+		}
 		r := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, b.unanswered(context.WithoutCancel(ctx), f))
 		b.done(context.WithoutCancel(ctx), &r)
 	}
@@ -103,7 +107,7 @@ func (b *batch) follow(ctx context.Context) error {
 
 // cancelWait is how long results are waited for after a cancel, see [Options].
 func (b *batch) cancelWait() time.Duration {
-	wait := b.dispatcher.options.CancelWait
+	wait := b.how.cancelWait
 	if slices.ContainsFunc(b.unfinished(), func(f *followed) bool { return f.call.Pool == protocol.SessionPool }) {
 		wait *= 2
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -73,6 +74,7 @@ type Dispatcher struct {
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
 	since     time.Time
+	left      sync.WaitGroup          // calls whose callers may have stopped waiting
 	publish   []trace.SpanStartOption // of the span of a call that is published
 }
 
@@ -133,8 +135,18 @@ func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id
 	return false, nil
 }
 
+// how says how the calls of a batch are followed.
+type how struct {
+	cancelWait time.Duration // see [Options]
+	alone      bool          // that a call was not sent is an error, not its result
+}
+
 // Dispatch implements [loop.Dispatcher].
 func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	return d.dispatch(ctx, calls, how{cancelWait: d.options.CancelWait}, observe)
+}
+
+func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how how, observe func(loop.Update)) error {
 	if len(calls) == 0 {
 		return nil
 	}
@@ -145,17 +157,24 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 		}
 		seen[calls[i].ID] = true
 	}
-	b := &batch{dispatcher: d, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
+	b := &batch{dispatcher: d, how: how, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
 	defer b.abandon(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
 		return cause
 	}
-	// Also when ctx has ended: what an earlier process sent is to be cancelled.
-	watch, err := d.results.Watch(context.WithoutCancel(ctx), calls[0].SessionID, b.result, b.frame)
-	if err != nil {
-		return err
+	again, listen := slices.ContainsFunc(calls, func(c protocol.Call) bool { return c.Again }), ctx
+	if again { // also when ctx has ended: what an earlier process sent is to be cancelled
+		listen = context.WithoutCancel(ctx)
 	}
-	defer watch.Stop()
+	watch, err := d.results.Watch(listen, calls[0].SessionID, b.result, b.frame)
+	switch {
+	case err == nil:
+		defer watch.Stop()
+	case again:
+		return fmt.Errorf("%w: %w", ErrUnreachable, err)
+	case ctx.Err() == nil:
+		return fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, err)
+	} // else nothing is sent
 	d.awaitLate(ctx, calls)
 	if err := b.put(ctx, calls); err != nil {
 		return err
@@ -169,17 +188,6 @@ func (d *Dispatcher) awaitLate(ctx context.Context, calls []protocol.Call) {
 	if slices.ContainsFunc(calls, func(c protocol.Call) bool { return c.Again && c.Delivery == protocol.AtMostOnce }) {
 		pause.For(ctx, time.Until(d.since.Add(lane.LateAfter)))
 	}
-}
-
-// One runs a single call and returns its result, which is nil beside an error: that is one of
-// [Dispatcher.Dispatch].
-func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
-	var result *protocol.Result
-	err := d.Dispatch(ctx, []protocol.Call{*call}, func(u loop.Update) { result = u.Result })
-	if err != nil {
-		return nil, err
-	}
-	return result, nil
 }
 
 var errTwice = errors.New("dispatched twice in one step")
@@ -233,6 +241,11 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 			b.refuse(ctx, f, code, "the fleet's queue is full; the call was not run, try again later")
 		case code == protocol.CodePayloadTooLarge:
 			b.refuse(ctx, f, code, fault.Error()+"; it was not run, send less at once")
+		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent) && b.how.alone:
+			return b.notSent(ctx, f, fault)
+		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent):
+			r := protocol.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was stopped before it was sent; it does not run"))
+			b.done(ctx, &r)
 		case ctx.Err() != nil:
 			// Whether it was accepted is not known; the cancel that follows settles it.
 		case errors.Is(fault, lane.ErrFullAgain) && b.known(ctx, f):
@@ -241,7 +254,15 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 		}
 	}
 	if unreachable > 0 {
-		return errors.Join(faults...)
+		return fmt.Errorf("%w: %w", ErrUnreachable, errors.Join(faults...))
 	}
 	return nil
+}
+
+// notSent is the error of a single call whose context ended before the fleet could be reached, if it could not.
+func (b *batch) notSent(ctx context.Context, f *followed, fault error) error {
+	if cause := context.Cause(ctx); !errors.Is(fault, ctx.Err()) {
+		return fmt.Errorf("%w: %w: %w", ErrUnreachable, cause, fault)
+	}
+	return notSent(ctx, f.call)
 }

@@ -114,6 +114,7 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Logger: o.Logger}); err != nil {
 		return nil, err
 	}
+	f.closers = append(f.closers, f.Dispatcher.Close)
 	f.Journal, err = journal.Open(ctx, f.NC, o.Name)
 	return f, err
 }

@@ -27,6 +27,8 @@ var (
 	// ErrFullAgain says that the fleet takes no more, of a call that may have been enqueued before: it may be there,
 	// or have its result.
 	ErrFullAgain = errors.New("the fleet's queue is full, and may have the call already")
+	// ErrNotSent says that a call was not enqueued, and never will be by this attempt: it did not leave the process, or nobody took it.
+	ErrNotSent = errors.New("the call was not sent")
 )
 
 // Publisher enqueues calls. It is safe for concurrent use.
@@ -68,9 +70,9 @@ type Outgoing struct {
 // Put enqueues calls and returns an error for each; nil means accepted: the call
 // will get exactly one result. Calls of one lane are accepted in the order given.
 // A payload that no message can carry goes through the object store. Errors are
-// [ErrFull] and [ErrTooLarge] (over 64 MiB), which are final, [ErrFullAgain], or that of the
-// context; short of these Put tries for as long as the context lasts. Whoever has
-// put a call tells the publisher by [Publisher.Finished] when its result is known.
+// [ErrFull] and [ErrTooLarge] (over 64 MiB), which are final, [ErrFullAgain], or what went wrong
+// when the context ended; short of these Put tries for as long as the context lasts. The last one
+// wraps [ErrNotSent] if the call was surely not enqueued. Whoever has put a call tells the publisher by [Publisher.Finished] when its result is known.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps
@@ -145,7 +147,7 @@ func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
 func (p *Publisher) putAsEncoded(ctx context.Context, out Outgoing, how into) error {
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
-		return err
+		return failed(out.Call, err, out.Call.Again, true)
 	}
 	size := len(msg.Data) // it grows when the call is marked as one that may be there already
 	if how.inline {
@@ -224,10 +226,10 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 	seq, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return false, fmt.Errorf("publish call %s: %w", call.ID, err)
+		return false, failed(call, err, call.Again, store.NotStored(err))
 	case err != nil:
-		// Whether it was stored is not known. The mailbox is safe to try: its entry says so.
-		return false, p.markAgain(call, mailbox)
+		// Whether it was stored may not be known. The mailbox is safe to try: its entry says so.
+		return false, p.markAgain(call, mailbox, err)
 	case answer == store.Full:
 		return false, fullOf(call, call.Again)
 	}
@@ -238,8 +240,19 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 	return answer == store.Accepted, nil
 }
 
-// markAgain re-encodes a call that may be in the stream already.
-func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg) error {
+// failed is the error of a call that was not accepted. before says that earlier attempts may have been, and unsent that this one was not.
+func failed(call *protocol.Call, err error, before, unsent bool) error {
+	if !before && unsent {
+		err = fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
+	return fmt.Errorf("publish call %s: %w", call.ID, err)
+}
+
+// markAgain re-encodes a call that may be in the stream already, as far as the error of an attempt tells.
+func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg, fault error) error {
+	if store.NotStored(fault) {
+		return nil
+	}
 	again := *call
 	again.Again = true
 	body, err := protocol.EncodeCall(&again)
@@ -256,7 +269,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	again := call.Again || len(msg.Data) != size
 	switch {
 	case err != nil:
-		return fmt.Errorf("publish call %s: %w", call.ID, err)
+		return failed(call, err, again, store.NotStored(err))
 	case answer == store.Full:
 		return fullOf(call, again)
 	}
@@ -286,7 +299,7 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 		if err == nil || !store.Retryable(err) || !pause.For(ctx, retryWait) {
 			return seq, answer, err
 		}
-		if err := p.markAgain(call, msg); err != nil {
+		if err := p.markAgain(call, msg, err); err != nil {
 			return 0, store.Accepted, err
 		}
 	}

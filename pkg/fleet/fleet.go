@@ -23,7 +23,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
@@ -234,17 +236,36 @@ func (f *Fleet) DeleteSession(ctx context.Context, id protocol.SessionID, force 
 // Outcome is what became of one tool call.
 type Outcome = loop.SingleOutcome
 
+// Errors of [Fleet.Call] that callers branch on.
+var (
+	// ErrNotSent says that the call was not sent: it does not run. Beside it stands why, as the
+	// cause of a context that ended, or [ErrUnreachable].
+	ErrNotSent = lane.ErrNotSent
+	// ErrUnreachable says that the fleet did not answer.
+	ErrUnreachable = dispatch.ErrUnreachable
+)
+
 // Call has one tool called, as a model would, in the sandbox of a session, and waits
 // for its result. What goes wrong with the tool, or is not allowed by the options' policy,
-// is an Outcome; the error says that the fleet could not be reached, or wraps
-// [protocol.ErrInvalidName] for an invalid session id. When ctx ends the call
-// is cancelled, and its outcome told. nil options bind nothing; a Logger that they do not name
+// is an Outcome. The error says that the fleet failed: it wraps [ErrUnreachable] or
+// [ErrNotSent], or [protocol.ErrInvalidName] for an invalid session id. The status of the Outcome
+// beside it is [protocol.StatusRejected] if the call does not run, and
+// [protocol.StatusOutcomeUnknown] if it may.
+//
+// Call returns within about 0.1 s of the end of ctx. A ctx that has ended before sends nothing, and
+// is [ErrNotSent]. Else the call is cancelled, and its outcome told if the worker answers in
+// that time; if not it is [protocol.StatusOutcomeUnknown]. While the server is away Call tries until
+// ctx ends. nil options bind nothing; a Logger that they do not name
 // is the fleet's, and what is kept goes to the fleet whatever Keeper they name.
 func (f *Fleet) Call(
 	ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string, options *loop.SingleOptions,
 ) (Outcome, error) {
 	if _, err := protocol.ParseSessionID(string(session)); err != nil {
 		return Outcome{}, err
+	}
+	if ctx.Err() != nil { // before a policy or a person is asked
+		err := fmt.Errorf("call tool %s: %w: %w", tool, ErrNotSent, context.Cause(ctx))
+		return failedOutcome(err), err
 	}
 	var o loop.SingleOptions
 	if options != nil {
@@ -258,9 +279,19 @@ func (f *Fleet) Call(
 	if single.Call == nil {
 		return single.Outcome, nil
 	}
-	result, err := f.inner.Dispatcher.One(ctx, single.Call)
+	result, err := f.inner.Dispatcher.Promptly(ctx, single.Call)
 	if err != nil {
-		return Outcome{}, err
+		return failedOutcome(err), err
 	}
 	return single.Finish(ctx, result), nil
+}
+
+// failedOutcome says what an error tells about a call.
+func failedOutcome(err error) Outcome {
+	status, code := protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown
+	if errors.Is(err, ErrNotSent) {
+		status, code = protocol.StatusRejected, protocol.CodeFleetUnavailable
+	}
+	fault := protocol.Errorf(code, "%v", err)
+	return Outcome{Status: status, Text: tools.RenderFailure(status, fault), Error: fault}
 }

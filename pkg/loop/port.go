@@ -100,7 +100,8 @@ type Dispatcher interface {
 	//
 	// When ctx ends, what has not finished is cancelled, and Dispatch still returns
 	// only after it has told every result that it could learn; the others are
-	// "outcome_unknown". An error means that the fleet could not be reached at all.
+	// "outcome_unknown", or "cancelled" if they were not sent: a ctx that has ended sends nothing.
+	// An error means that the fleet could not be reached at all.
 	//
 	// A ctx that ended with [ErrDetached] as its cause is different: the calls go on
 	// in the fleet, nothing is cancelled, and Dispatch returns at once.

@@ -146,14 +146,14 @@ var waiters = sync.Pool{New: func() any { //nolint:gochecknoglobals // for the w
 // Request asks, and waits for the answer no longer than limit.
 func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, unsent{err}
 	}
 	w := waiters.Get().(*waiter) //nolint:errcheck,forcetypeassert // nothing else is put in
 	w.limit.Reset(limit)
 	id, err := r.Ask(msg, w.tell)
 	if err != nil {
 		w.limit.Stop()
-		return nil, err
+		return nil, unsentOf(err)
 	}
 	select {
 	case answer := <-w.answer:

@@ -315,3 +315,30 @@ func Token() uint64 {
 	_, _ = rand.Read(random[:]) // never fails
 	return binary.BigEndian.Uint64(random[:])
 }
+// unsent is the error of a request that did not leave this process.
+type unsent struct{ error }
+
+func (u unsent) Unwrap() error { return u.error }
+
+// unsentOf marks an error of the client, if it says that nothing left this process. Others are about a connection that broke, maybe
+// behind the message.
+func unsentOf(err error) error {
+	for _, before := range []error{
+		nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrConnectionDraining, nats.ErrMaxPayload,
+	} {
+		if errors.Is(err, before) {
+			return unsent{err}
+		}
+	}
+	return err
+}
+
+// NotStored reports whether the error of a publish says that the message is not stored, and never will be: it was not sent,
+// there was nobody to take it, or the server refused it.
+func NotStored(err error) bool {
+	if _, before := errors.AsType[unsent](err); before || errors.Is(err, nats.ErrNoResponders) {
+		return true
+	}
+	_, answered := errors.AsType[*jetstream.APIError](err)
+	return answered && !Retryable(err)
+}

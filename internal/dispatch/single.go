@@ -1,0 +1,92 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Grace is how long [Dispatcher.Promptly] goes on after its context has ended, at most.
+const Grace = 100 * time.Millisecond
+
+// graceWait is the part of [Grace] in which a worker may answer a cancel. The rest is for asking whether there is one.
+const graceWait = Grace / 2
+
+// ErrUnreachable is wrapped by errors about a fleet that did not answer.
+var ErrUnreachable = errors.New("the fleet cannot be reached")
+
+// One runs a single call and returns its result, which is nil beside an error: that is one of
+// [Dispatcher.Dispatch], or says that ctx ended before the call was sent and then wraps [lane.ErrNotSent].
+func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
+	return d.one(ctx, call, d.options.CancelWait, nil)
+}
+
+// one is [Dispatcher.One] with a time to wait for results after a cancel; state may be nil.
+func (d *Dispatcher) one(ctx context.Context, call *protocol.Call, cancelWait time.Duration, state *atomic.Value) (*protocol.Result, error) {
+	var result *protocol.Result
+	err := d.dispatch(ctx, []protocol.Call{*call}, how{cancelWait: cancelWait, alone: true}, func(u loop.Update) {
+		if result = u.Result; state != nil {
+			state.Store(u.State)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// Promptly is [Dispatcher.One] for those who do not wait for what becomes of a cancel: it returns within [Grace] of the end
+// of ctx. Should the server not answer by then, the request to cancel the call is still on its way, and [Dispatcher.Close] waits for
+// it. An error that wraps [lane.ErrNotSent] says that the call will not run; after any other it may.
+func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
+	if ctx.Err() != nil {
+		return nil, notSent(ctx, call)
+	}
+	type outcome struct {
+		result *protocol.Result
+		err    error
+	}
+	var state atomic.Value
+	done := make(chan outcome, 1)
+	d.left.Go(func() {
+		result, err := d.one(ctx, call, graceWait, &state)
+		done <- outcome{result, err}
+	})
+	select {
+	case o := <-done:
+		return o.result, o.err
+	case <-ctx.Done():
+	}
+	limit := time.NewTimer(Grace)
+	defer limit.Stop()
+	select {
+	case o := <-done:
+		return o.result, o.err
+	case <-limit.C:
+	}
+	if state.Load() == nil { // it was not accepted
+		return nil, maySent(ctx, call)
+	}
+	unknown := protocol.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+		"the fleet took the call, and did not answer a request to cancel it at once; it may have had effects, or run later"))
+	return &unknown, nil
+}
+
+// Close waits until the requests to cancel calls are stored whose callers did not wait for that, for a few seconds at most. No call may be dispatched meanwhile.
+func (d *Dispatcher) Close() { d.left.Wait() }
+
+// maySent is the error of a call of which nothing is known but that it was sent, maybe.
+func maySent(ctx context.Context, call *protocol.Call) error {
+	return fmt.Errorf("call %s: %w, and may have taken the call all the same: %w", call.ID, ErrUnreachable, context.Cause(ctx))
+}
+
+// notSent is the error of a call whose context had ended before.
+func notSent(ctx context.Context, call *protocol.Call) error {
+	return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, context.Cause(ctx))
+}

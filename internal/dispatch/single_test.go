@@ -1,0 +1,53 @@
+package dispatch_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A server that takes what is sent, and whose answers are lost, may have the call.
+func TestPromptly_WhatMayHaveBeenSentIsToldAsSuch(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, dispatch.Options{})
+	call := newCalls(2)
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	_, err := d.Promptly(t.Context(), &call[0]) // so that the session is heard
+	require.NoError(t, err)
+	link.Deafen()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = d.Promptly(ctx, &call[1])
+	require.ErrorIs(t, err, dispatch.ErrUnreachable)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, lane.ErrNotSent)
+	link.Cut()
+	d.Close()
+}
+
+// A batch whose context has ended sends nothing either, and says so of each call.
+func TestDispatch_AContextThatHasEndedSendsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	calls := newCalls(2)
+	o, err := r.dispatch(ctx, calls)
+	require.NoError(t, err)
+	for _, call := range calls {
+		result := requireDone(t, o, call, protocol.StatusCancelled, protocol.CodeCancelled)
+		require.Contains(t, result.Error.Message, "before it was sent")
+	}
+	r.requireQuiet()
+	_, err = r.dispatcher.One(ctx, &calls[0])
+	require.ErrorIs(t, err, lane.ErrNotSent)
+}

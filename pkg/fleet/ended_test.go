@@ -1,0 +1,135 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// promptly is how long a call takes that does not wait for anybody, on a machine that has much else to do.
+const promptly = 1500 * time.Millisecond
+
+// callUntil makes one call and requires that it returns when its context ends.
+func callUntil(ctx context.Context, t *testing.T, f *fleet.Fleet, command string) (fleet.Outcome, error) {
+	t.Helper()
+	tools := table(t)
+	ended := make(chan time.Time, 1)
+	stop := context.AfterFunc(ctx, func() { ended <- time.Now() })
+	defer stop()
+	outcome, err := f.Call(ctx, tools, "s", "bash", `{"command":"`+command+`"}`, nil)
+	returned := time.Now()
+	require.Error(t, ctx.Err(), "it has to wait for the context: %+v, %v", outcome, err)
+	require.Less(t, returned.Sub(<-ended), promptly)
+	return outcome, err
+}
+
+func TestCall_AContextThatHasEndedSendsNothing(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	f, err := fleet.Connect(t.Context(), &fleet.Options{Data: data})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	cause := errors.New("the user left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	outcome, err := callUntil(ctx, t, f, "touch ran")
+	require.ErrorIs(t, err, fleet.ErrNotSent)
+	require.ErrorIs(t, err, cause)
+	require.NotErrorIs(t, err, fleet.ErrUnreachable)
+	require.Equal(t, protocol.StatusRejected, outcome.Status)
+	require.NotNil(t, outcome.Error)
+
+	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	outcome, err = f.Call(t.Context(), table(t), "s", "bash", `{"command":"ls -A"}`, nil)
+	require.NoError(t, err)
+	require.NotContains(t, outcome.Text, "ran")
+}
+
+func TestCall_ReturnsWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
+	f, err := fleet.Connect(t.Context(), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	outcome, err := callUntil(ctx, t, f, "true")
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOutcomeUnknown, outcome.Status)
+	require.Equal(t, protocol.CodeNoWorker, outcome.Error.Code, "it was sent, and no worker is there")
+}
+
+func TestCall_ReturnsWhenItsContextEndsWhileItRuns(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	f, err := fleet.Connect(t.Context(), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{
+		Sandbox: "process", Workspace: func(string) (string, bool) { return dir, true },
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			if _, err := os.Stat(filepath.Join(dir, "runs")); err == nil {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}()
+	outcome, err := callUntil(ctx, t, f, "trap : TERM; touch runs; while :; do sleep 1; done")
+	require.NoError(t, err)
+	require.Contains(t, []protocol.Status{protocol.StatusCancelled, protocol.StatusOutcomeUnknown}, outcome.Status)
+}
+
+func TestCall_SaysThatTheServerIsAway(t *testing.T) {
+	t.Parallel()
+	server, err := embedded.Start(t.Context(), embedded.Options{Data: t.TempDir(), Listen: "127.0.0.1:0"})
+	require.NoError(t, err)
+	defer server.Close()
+	lost := lossLogger{make(chan struct{})}
+	f, err := fleet.Connect(t.Context(), &fleet.Options{
+		URL: server.URL(), Creds: server.CredentialFile(), Data: t.TempDir(), Logger: slog.New(lost),
+	})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.StartWorker(t.Context(), &fleet.WorkerOptions{Sandbox: "process"}))
+	outcome, err := f.Call(t.Context(), table(t), "s", "bash", `{"command":"true"}`, nil)
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, outcome.Status)
+	server.Close()
+	<-lost.told
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	outcome, err = callUntil(ctx, t, f, "true")
+	require.ErrorIs(t, err, fleet.ErrUnreachable)
+	require.ErrorIs(t, err, fleet.ErrNotSent)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, protocol.StatusRejected, outcome.Status)
+	require.Equal(t, protocol.CodeFleetUnavailable, outcome.Error.Code)
+}
+
+// lossLogger tells once that the connection is lost.
+type lossLogger struct{ told chan struct{} }
+
+func (lossLogger) Enabled(context.Context, slog.Level) bool { return true }
+func (l lossLogger) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l lossLogger) WithGroup(string) slog.Handler          { return l }
+
+func (l lossLogger) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "nats connection lost" {
+		close(l.told) // nothing comes back
+	}
+	return nil
+}
