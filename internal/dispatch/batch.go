@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -24,6 +25,7 @@ type batch struct {
 	how        how
 	observe    func(loop.Update)
 	news       chan news
+	fault      error // the fleet failed: nothing more comes
 
 	mu   sync.Mutex // guards open: callbacks ask whether a call is theirs
 	open map[protocol.CallID]*followed
@@ -76,7 +78,7 @@ func (b *batch) mine(id protocol.CallID) bool {
 // follow waits for every result, then for as long as ctx and the time after a cancel allow.
 func (b *batch) follow(ctx context.Context) error {
 	if b.wait(ctx) {
-		return nil
+		return b.fault
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
 		return cause
@@ -93,7 +95,7 @@ func (b *batch) follow(ctx context.Context) error {
 	}
 	b.look(after, false)
 	if b.wait(after) {
-		return nil
+		return b.fault
 	}
 	for _, f := range b.unfinished() {
 		if b.how.alone && !f.accepted && !f.cancelled {
@@ -114,11 +116,11 @@ func (b *batch) cancelWait() time.Duration {
 	return wait
 }
 
-// wait handles news until nothing is open; it reports false when ctx ended first.
+// wait handles news until nothing is open, or the batch has a fault; it reports false when ctx ended first.
 func (b *batch) wait(ctx context.Context) bool {
 	kick := time.NewTicker(b.dispatcher.options.KickAfter)
 	defer kick.Stop()
-	for len(b.open) > 0 {
+	for len(b.open) > 0 && b.fault == nil {
 		select {
 		case n := <-b.news:
 			b.handle(ctx, n)
@@ -197,6 +199,10 @@ func (b *batch) look(ctx context.Context, kick bool) {
 		pool protocol.Pool
 		lane protocol.Lane
 	}
+	if err := b.dispatcher.publisher.Streams(ctx); err != nil {
+		b.fault = fmt.Errorf("%w: %w", ErrUnreachable, err)
+		return
+	}
 	kicked := map[place]bool{}
 	for _, f := range b.unfinished() {
 		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
@@ -216,6 +222,12 @@ func (b *batch) look(ctx context.Context, kick bool) {
 		}
 		if r != nil {
 			b.done(ctx, r)
+			continue
+		}
+		if b.dispatcher.publisher.Lost(ctx, f.call, f.since) {
+			lost := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
+				"the call, or its result, is gone with a stream of the fleet that was deleted and made again; it may have had effects"))
+			b.done(ctx, &lost)
 			continue
 		}
 		at := place{f.call.Pool, f.call.Lane()}

@@ -37,6 +37,7 @@ type Holder struct {
 	books     books
 	pace      pace
 	troubles  troubles
+	streams   streams
 
 	mu        sync.Mutex
 	draining  bool
@@ -62,7 +63,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	h := &Holder{
 		options: o, store: s, executor: executor,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
-		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger},
+		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger}, streams: newStreams(s),
 	}
 	h.lookups.store = s
 	h.lease.Store(int64(lease))

@@ -39,6 +39,7 @@ type Publisher struct {
 	clock    store.Clock
 	clockDue atomic.Int64 // when it has to be set again, in nanoseconds since 1970
 	books    books
+	streams  streams
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
@@ -47,7 +48,7 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 	if err != nil {
 		return nil, err
 	}
-	p := &Publisher{store: s}
+	p := &Publisher{store: s, streams: newStreams(s)}
 	if err := p.books.sync(ctx, p.store, &p.clock); err != nil {
 		return nil, fmt.Errorf("ask for the server's time: %w", err)
 	}
@@ -70,7 +71,7 @@ type Outgoing struct {
 // Put enqueues calls and returns an error for each; nil means accepted: the call
 // will get exactly one result. Calls of one lane are accepted in the order given.
 // A payload that no message can carry goes through the object store. Errors are
-// [ErrFull] and [ErrTooLarge] (over 64 MiB), which are final, [ErrFullAgain], or what went wrong
+// [ErrFull], [ErrTooLarge] (over 64 MiB) and [ErrNoStream], which are final, [ErrFullAgain], or what went wrong
 // when the context ended; short of these Put tries for as long as the context lasts. The last one
 // wraps [ErrNotSent] if the call was surely not enqueued. Whoever has put a call tells the publisher by [Publisher.Finished] when its result is known.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
@@ -296,6 +297,11 @@ func fullOf(call *protocol.Call, again bool) error {
 func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, store.Answer, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		seq, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
+		if errors.Is(err, nats.ErrNoResponders) {
+			if gone := p.streams.look(ctx); gone != nil {
+				return seq, answer, fmt.Errorf("%w: %w", gone, err)
+			}
+		}
 		if err == nil || !store.Retryable(err) || !pause.For(ctx, retryWait) {
 			return seq, answer, err
 		}

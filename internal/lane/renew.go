@@ -104,12 +104,14 @@ func (h *Holder) keepInformed(ctx context.Context) {
 	ticker := time.NewTicker(keeperPeriod(h.Lease()))
 	defer ticker.Stop()
 	clockDue := time.Now().Add(clockPeriod)
+	gone := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
+		gone = h.tellStreams(ctx, gone)
 		_ = h.alarms.tend(ctx) // until it succeeds, every lane is looked into
 		if now := time.Now(); now.After(clockDue) || !h.books.met(h.store.NC.ConnectedServerId()) {
 			_ = h.books.sync(ctx, h.store, &h.clock) // the old offset is good enough; until a server is met its books are doubted

@@ -91,8 +91,12 @@ func (t *troubles) end(ctx context.Context, msg string, who any, lost bool) {
 	if len(one.of) > 0 {
 		return
 	}
+	over := "trouble is over"
+	if one.lost == one.met { // nothing has succeeded
+		over = "trouble has ended with its lanes"
+	}
 	if t.some.Add(-1); one.logs {
-		t.logger.LogAttrs(ctx, slog.LevelWarn, "trouble is over", slog.String("trouble", msg),
+		t.logger.LogAttrs(ctx, slog.LevelWarn, over, slog.String("trouble", msg), //nolint:sloglint // one of two constants
 			slog.String("lasted", time.Since(one.began).Round(time.Millisecond).String()), slog.Int("met", one.met), slog.Int("lost", one.lost))
 	}
 }

@@ -52,6 +52,8 @@ func TestTroubles_AreLoggedWhenTheyBeginAndWhenTheyAreOver(t *testing.T) {
 		require.Equal(t, 1, logged("lasted=2m0s met=1 lost=0"))
 		all.begin(t.Context(), releaseTrouble, 0)
 		require.Equal(t, 5, logged("\n"), "the next one is told at once")
+		all.end(t.Context(), releaseTrouble, 0, true)
+		require.Equal(t, 1, logged("trouble has ended with its lanes"), "nothing has succeeded")
 	})
 }
 

@@ -79,13 +79,20 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	if err := t.checkAccess(ctx, js.Conn()); err != nil {
 		return err
 	}
+	var made, found []string
 	for _, want := range t.streams() {
-		stream, err := ensureStream(ctx, js, want)
+		stream, anew, err := ensureStream(ctx, js, want)
 		if err != nil {
 			return err
 		}
+		if anew {
+			made = append(made, want.Name)
+		} else {
+			found = append(found, want.Name)
+		}
 		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
 	}
+	t.tellMade(ctx, made, found)
 	for _, bucket := range []jetstream.ObjectStoreConfig{
 		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: t.ResultAge},
 		{Bucket: t.Fleet.KeptBucket(), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
@@ -126,6 +133,17 @@ func (t Topology) warn(ctx context.Context, stream string, replicas int, cluster
 	case replicas == 1 && clustered:
 		t.Logger.WarnContext(ctx, "stream has one replica on servers that are several: calls may run twice when that one is killed; --replicas 3 for new streams, or nats stream edit STREAM --replicas 3",
 			slog.String("stream", stream))
+	}
+}
+
+// tellMade tells of streams that were missing in a fleet that has others: somebody deleted them, with what was in them.
+func (t Topology) tellMade(ctx context.Context, made, found []string) {
+	if t.Logger == nil || len(found) == 0 {
+		return
+	}
+	for _, stream := range made {
+		t.Logger.ErrorContext(ctx, "a stream was missing in a fleet that has others: it is made again, empty; what was in it is lost",
+			slog.String("stream", stream), slog.Any("found", found))
 	}
 }
 
@@ -211,21 +229,23 @@ func (t Topology) streams() []jetstream.StreamConfig {
 	}
 }
 
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.Stream, error) {
+// ensureStream returns a stream that is as it must be, and whether it was made.
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (_ jetstream.Stream, made bool, err error) {
 	stream, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if err := CheckRights(ctx, js.Conn(), makeRights(want.Name)); err != nil {
-			return nil, fmt.Errorf("make stream %s: %w", want.Name, err)
+			return nil, false, fmt.Errorf("make stream %s: %w", want.Name, err)
 		}
 		stream, err = js.CreateStream(ctx, want)
+		made = err == nil
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // somebody else was faster
 			stream, err = js.Stream(ctx, want.Name)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w%s", want.Name, err, remedy(err, want.Replicas, want.MaxBytes))
+		return nil, false, fmt.Errorf("stream %s: %w%s", want.Name, err, remedy(err, want.Replicas, want.MaxBytes))
 	}
-	return stream, checkStream(stream, want)
+	return stream, made, checkStream(stream, want)
 }
 
 // checkStream compares a stream with what it must be.

@@ -76,6 +76,21 @@ func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {
 	require.Equal(t, before, configuration(t, f, tf.CallsStream()), "sizes are the operator's to change")
 }
 
+func TestEnsure_TellsThatAStreamWasMissing(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	require.NoError(t, f.JS.DeleteStream(t.Context(), tf.ResultsStream()))
+	var log bytes.Buffer
+	topology := natsio.Topology{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
+	require.Equal(t, 1, strings.Count(log.String(), "level=ERROR"), log.String())
+	require.Contains(t, log.String(), "stream=TF_RESULTS")
+	log.Reset()
+	topology.Fleet = "new"
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
+	require.Empty(t, log.String(), "one that is new has none")
+}
+
 func TestEnsure_WarnsOfFewerReplicas(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

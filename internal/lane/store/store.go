@@ -50,8 +50,9 @@ type Store struct {
 	NC      *nats.Conn
 	JS      jetstream.JetStream
 	Calls   jetstream.Stream // the mailboxes and ready messages of lanes
-	single  atomic.Bool      // one server has the calls stream, and nobody else answers direct gets
-	lone    atomic.Bool      // one server has the results stream, and nobody else answers direct gets
+	results jetstream.Stream
+	single  atomic.Bool // one server has the calls stream, and nobody else answers direct gets
+	lone    atomic.Bool // one server has the results stream, and nobody else answers direct gets
 	Blobs   *Blobs
 	Replies *Replies
 }
@@ -68,13 +69,43 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	}
 	calls := s.Calls.CachedInfo().Config
 	s.single.Store(calls.AllowDirect && calls.Replicas <= 1)
-	stream, err := js.Stream(ctx, fleet.ResultsStream())
-	if err != nil {
+	if s.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
 	}
-	results := stream.CachedInfo().Config
+	results := s.results.CachedInfo().Config
 	s.lone.Store(results.AllowDirect && results.Replicas <= 1)
 	return s, nil
+}
+
+// ErrNoStream says that a stream does not exist.
+var ErrNoStream = errors.New("no such stream")
+
+// Made is when the streams of calls and results were made, as it was when they were opened.
+func (s *Store) Made() map[string]time.Time {
+	return map[string]time.Time{
+		s.Fleet.CallsStream(): s.Calls.CachedInfo().Created, s.Fleet.ResultsStream(): s.results.CachedInfo().Created,
+	}
+}
+
+// WasMade asks when a stream was made. The error wraps [ErrNoStream] when the server says that there is none.
+func (s *Store) WasMade(ctx context.Context, stream string) (time.Time, error) {
+	reply, err := s.Replies.Request(ctx, ShortTimeout, nats.NewMsg("$JS.API.STREAM.INFO."+stream))
+	if err != nil {
+		return time.Time{}, fmt.Errorf("ask for stream %s: %w", stream, err)
+	}
+	var answer struct {
+		Created time.Time           `json:"created"`
+		Error   *jetstream.APIError `json:"error"`
+	}
+	switch err := json.Unmarshal(reply.Data, &answer); {
+	case err != nil:
+		return time.Time{}, fmt.Errorf("ask for stream %s: %w", stream, err)
+	case answer.Error != nil && answer.Error.ErrorCode == jetstream.JSErrCodeStreamNotFound:
+		return time.Time{}, fmt.Errorf("stream %s: %w", stream, ErrNoStream)
+	case answer.Error != nil:
+		return time.Time{}, fmt.Errorf("ask for stream %s: %w", stream, answer.Error)
+	}
+	return answer.Created, nil
 }
 
 // Clustered reports whether the server is one of several, between which messages
@@ -315,6 +346,7 @@ func Token() uint64 {
 	_, _ = rand.Read(random[:]) // never fails
 	return binary.BigEndian.Uint64(random[:])
 }
+
 // unsent is the error of a request that did not leave this process.
 type unsent struct{ error }
 

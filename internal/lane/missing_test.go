@@ -1,0 +1,58 @@
+package lane_test
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A stream is deleted while a worker runs. It says so, nothing else about it, and goes on with one that is made again.
+func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []string{protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ResultsStream()} {
+		t.Run(stream, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			log := &lines{news: make(chan string, 1000)}
+			f.logger = slog.New(slog.NewTextHandler(log, nil))
+			h := f.hold(succeeds, lane.Options{AckWait: briefLease})
+			p := f.publisher()
+			before := newCall("s", exclusive("account/a"))
+			put(t, p, before)
+			f.await(p, before)
+			require.NoError(t, f.js.DeleteStream(t.Context(), stream))
+			for line := range log.news {
+				require.NotContains(t, line, "trouble is over")
+				if strings.Contains(line, "level=ERROR") {
+					require.Contains(t, line, stream)
+					require.Contains(t, line, "nats stream restore")
+					break
+				}
+			}
+			require.ErrorIs(t, p.Streams(t.Context()), lane.ErrNoStream)
+			if stream == protocol.DefaultFleet.CallsStream() {
+				fault := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/b"))}})[0]
+				require.ErrorIs(t, fault, lane.ErrNoStream)
+				require.ErrorIs(t, fault, lane.ErrNotSent)
+			}
+			stepAside(t, 2*time.Second) // requests end, and are made anew
+			for len(log.news) > 0 {
+				require.NotContains(t, <-log.news, "trouble is over")
+			}
+			require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
+			require.Eventually(t, func() bool { return p.Streams(t.Context()) == nil }, patience, 100*time.Millisecond)
+			after := newCall("s", exclusive("account/a"))
+			put(t, p, after)
+			require.Equal(t, protocol.StatusOK, f.await(p, after).Status)
+			f.requireQuiet()
+			h.stop()
+		})
+	}
+}
