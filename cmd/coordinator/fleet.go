@@ -25,10 +25,11 @@ import (
 type fleetFlags struct {
 	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
 	cli.Login
-	Fleet    string   `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Data     string   `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: below ~/.local/state/toolfleet one of the session, or of serve; of a call without --session a temporary one."`
-	Replicas int      `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
-	Keep     cli.Keep `embed:"" prefix:"keep-"`
+	Fleet    string      `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
+	Data     string      `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: below ~/.local/state/toolfleet one of the session, or of serve; of a call without --session a temporary one."`
+	Replicas int         `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
+	Keep     cli.Keep    `embed:"" prefix:"keep-"`
+	Results  cli.Results `embed:"" prefix:"result-"`
 }
 
 // workerFlags set up the embedded worker.
@@ -92,6 +93,9 @@ func (f *fleetFlags) consistent() error {
 	if err := f.Keep.Validate(); err != nil {
 		return err
 	}
+	if err := f.Results.Validate(); err != nil {
+		return err
+	}
 	if f.Nats != "" {
 		return f.Check()
 	}
@@ -114,7 +118,7 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 	}
 	return fleet.Connect(ctx, fleet.Options{
 		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, TLS: f.Files(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
-		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: c.logger,
+		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger,
 	})
 }
 

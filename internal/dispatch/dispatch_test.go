@@ -369,3 +369,46 @@ func TestDispatch_ACallThatMustNotStartTwiceIsNotSentAgainAtOnce(t *testing.T) {
 	require.NoError(t, r.dispatcher.Dispatch(t.Context(), calls, func(loop.Update) {}))
 	require.GreaterOrEqual(t, (<-ran).Sub(begin), lane.LateAfter)
 }
+
+// Results go when there is no room for them. Whoever waits has heard them when they were stored.
+func TestDispatch_AResultThatIsPushedOutIsHeard(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{ResultBytes: 1 << 10})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	calls := newCalls(64)
+	for i := range calls {
+		calls[i].SessionID = calls[0].SessionID
+	}
+	o, err := r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	for _, call := range calls {
+		requireDone(t, o, call, protocol.StatusOK, "")
+	}
+	stream, err := r.JS.Stream(t.Context(), r.Name.ResultsStream())
+	require.NoError(t, err)
+	require.Less(t, stream.CachedInfo().State.Msgs, uint64(len(calls)/2))
+}
+
+// A result says that its call has run for as long as it is kept.
+func TestDispatch_ACallWhoseResultIsGoneRunsAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{ResultAge: 2 * time.Second})
+	var executed atomic.Int64
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		executed.Add(1)
+		return succeed(run)
+	})
+	calls := newCalls(1)
+	_, err := r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	stream, err := r.JS.Stream(t.Context(), r.Name.ResultsStream())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		info, err := stream.Info(t.Context())
+		return err == nil && info.State.Msgs == 0
+	}, patience, 50*time.Millisecond)
+	calls[0].Again = true
+	_, err = r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, executed.Load())
+}

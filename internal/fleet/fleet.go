@@ -51,6 +51,9 @@ type Options struct {
 	// yet; 0 is until they are removed, and no bound.
 	KeepAge   time.Duration
 	KeepBytes int64
+	// ResultAge and ResultBytes bound the results, see [natsio.Topology].
+	ResultAge   time.Duration
+	ResultBytes int64
 	// Logger is required.
 	Logger *slog.Logger
 }
@@ -97,7 +100,7 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return nil, err
 	}
-	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: o.Logger}
+	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Logger: o.Logger}
 	ensure, rights := natsio.Ensure, []natsio.Rights{natsio.CallRights(o.Name, protocol.DefaultPool), natsio.SessionRights(o.Name)}
 	if o.Existing {
 		ensure, rights = natsio.Check, nil

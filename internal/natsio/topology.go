@@ -1,6 +1,7 @@
 package natsio
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,10 @@ const (
 	DefaultAckWait = 10 * time.Second
 	// DefaultResultAge is how long results are kept.
 	DefaultResultAge = 7 * 24 * time.Hour
+	// MinResultAge and MaxResultAge are what may be asked for, and MinResultSize likewise: the largest message that a server may take.
+	MinResultAge  = 10 * time.Minute
+	MaxResultAge  = 365 * 24 * time.Hour
+	MinResultSize = 64 << 20
 	// DefaultMaxCalls bounds how many messages wait in the calls stream.
 	DefaultMaxCalls = 2_000_000
 	// DefaultMaxBytes bounds the bytes of the calls stream.
@@ -37,8 +42,11 @@ type Topology struct {
 	// stream refuses calls, it never drops any.
 	MaxCalls int64
 	MaxBytes int64
-	// ResultAge is how long results are kept; 0 means the default.
-	ResultAge time.Duration
+	// ResultAge is how long results are kept, and large payloads and values with them, and ResultBytes how much of results
+	// in all: beyond it the oldest go. They are those of streams that exist, too, which are edited; 0 takes what these have, or
+	// the default, which for ResultBytes is no bound.
+	ResultAge   time.Duration
+	ResultBytes int64
 	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
 	// is removed.
 	KeepAge time.Duration
@@ -64,9 +72,6 @@ func (t Topology) withDefaults() Topology {
 	}
 	if t.MaxBytes == 0 {
 		t.MaxBytes = DefaultMaxBytes
-	}
-	if t.ResultAge == 0 {
-		t.ResultAge = DefaultResultAge
 	}
 	return t
 }
@@ -94,12 +99,18 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	}
 	t.tellMade(ctx, made, found)
 	for _, bucket := range []jetstream.ObjectStoreConfig{
-		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: t.ResultAge},
+		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: cmp.Or(t.ResultAge, DefaultResultAge)},
 		{Bucket: t.Fleet.KeptBucket(), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
 	} {
 		if err := ensureObjects(ctx, js, bucket); err != nil {
 			return err
 		}
+	}
+	if err := t.bound(ctx, js, t.Fleet.ResultsStream(), t.ResultAge, t.ResultBytes); err != nil {
+		return err
+	}
+	if err := t.bound(ctx, js, ObjectStream(t.Fleet.BlobsBucket()), t.ResultAge, 0); err != nil {
+		return err
 	}
 	if _, err := js.KeyValue(ctx, t.Fleet.PlacesBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err := CheckRights(ctx, js.Conn(), makeRights("KV_"+t.Fleet.PlacesBucket())); err != nil {
@@ -145,6 +156,47 @@ func (t Topology) tellMade(ctx context.Context, made, found []string) {
 		t.Logger.ErrorContext(ctx, "a stream was missing in a fleet that has others: it is made again, empty; what was in it is lost",
 			slog.String("stream", stream), slog.Any("found", found))
 	}
+}
+
+// bound gives a stream an age and a size, as far as they are asked for, if it has others.
+func (t Topology) bound(ctx context.Context, js jetstream.JetStream, name string, age time.Duration, size int64) error {
+	if age == 0 && size == 0 {
+		return nil
+	}
+	stream, err := js.Stream(ctx, name)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", name, err)
+	}
+	have := stream.CachedInfo().Config
+	want := have
+	want.MaxAge, want.MaxBytes = cmp.Or(age, have.MaxAge), cmp.Or(size, have.MaxBytes)
+	if want.MaxAge == have.MaxAge && want.MaxBytes == have.MaxBytes {
+		return nil
+	}
+	if want.MaxAge > 0 {
+		want.Duplicates = min(want.Duplicates, want.MaxAge) // which the server insists on
+	}
+	if err := CheckRights(ctx, js.Conn(), Rights{Publish: []string{"$JS.API.STREAM.UPDATE." + name}}); err != nil {
+		return fmt.Errorf("edit stream %s to keep results for %s and %s: %w; leave --result-age and --result-size out to take what it has",
+			name, want.MaxAge, sizeText(want.MaxBytes), err)
+	}
+	if _, err := js.UpdateStream(ctx, want); err != nil {
+		return fmt.Errorf("edit stream %s to keep results for %s and %s: %w%s", name, want.MaxAge, sizeText(want.MaxBytes), err, remedy(err, want.Replicas, want.MaxBytes))
+	}
+	if t.Logger != nil {
+		t.Logger.WarnContext(ctx, "what is kept of results was edited, as --result-age and --result-size ask for", slog.String("stream", name),
+			slog.Duration("age_before", have.MaxAge), slog.Duration("age", want.MaxAge),
+			slog.Int64("bytes_before", have.MaxBytes), slog.Int64("bytes", want.MaxBytes))
+	}
+	return nil
+}
+
+// sizeText says how much a stream holds.
+func sizeText(size int64) string {
+	if size <= 0 {
+		return "any number of bytes"
+	}
+	return fmt.Sprintf("%d bytes", size)
 }
 
 // ErrNoFleet is wrapped by the error of [Check] for a fleet that nobody has made.
@@ -216,7 +268,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Description: "terminal results, one a call",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
-			MaxMsgsPerSubject: 1, MaxAge: t.ResultAge, MaxMsgSize: -1,
+			MaxMsgsPerSubject: 1, MaxAge: cmp.Or(t.ResultAge, DefaultResultAge), MaxBytes: cmp.Or(t.ResultBytes, -1), MaxMsgSize: -1,
 			AllowDirect: t.Replicas == 1, // each call that starts is looked for
 			RePublish:   &jetstream.RePublish{Source: source, Destination: destination},
 		},

@@ -76,6 +76,42 @@ func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {
 	require.Equal(t, before, configuration(t, f, tf.CallsStream()), "sizes are the operator's to change")
 }
 
+// How long results are kept, and how much of them, is edited when it is asked for, and left alone when not.
+func TestEnsure_ResultsAreBoundedAsAskedFor(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	var log bytes.Buffer
+	ensure := func(age time.Duration, size int64) (results, blobs jetstream.StreamConfig) {
+		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{
+			ResultAge: age, ResultBytes: size, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		}))
+		return configuration(t, f, tf.ResultsStream()), configuration(t, f, natsio.ObjectStream(tf.BlobsBucket()))
+	}
+	results, blobs := ensure(0, 0)
+	require.Equal(t, natsio.DefaultResultAge, results.MaxAge)
+	require.Equal(t, natsio.DefaultResultAge, blobs.MaxAge)
+	require.EqualValues(t, -1, results.MaxBytes)
+	require.Empty(t, log.String())
+
+	results, blobs = ensure(time.Minute, 1<<30)
+	require.Equal(t, time.Minute, results.MaxAge)
+	require.Equal(t, time.Minute, blobs.MaxAge, "what is beside them goes with them")
+	require.EqualValues(t, 1<<30, results.MaxBytes)
+	require.EqualValues(t, -1, blobs.MaxBytes)
+	require.Equal(t, 2, strings.Count(log.String(), "was edited"), log.String())
+	require.Contains(t, log.String(), "stream=TF_RESULTS age_before=168h0m0s age=1m0s bytes_before=-1 bytes=1073741824")
+
+	log.Reset()
+	again, _ := ensure(0, 0)
+	require.Equal(t, results, again, "nobody asks for anything else")
+	again, _ = ensure(time.Minute, 0)
+	require.Equal(t, results, again)
+	require.Empty(t, log.String())
+	results, _ = ensure(0, 1<<20)
+	require.Equal(t, time.Minute, results.MaxAge)
+	require.EqualValues(t, 1<<20, results.MaxBytes)
+}
+
 func TestEnsure_TellsThatAStreamWasMissing(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

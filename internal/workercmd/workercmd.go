@@ -55,6 +55,7 @@ type flags struct {
 	Lease    time.Duration `default:"0s" help:"Length of leases of a new pool; 0 takes what the pool has, or 10s."`
 	Replicas int           `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
 	Keep     cli.Keep      `embed:"" prefix:"keep-"`
+	Results  cli.Results   `embed:"" prefix:"result-"`
 }
 
 // FromProcess returns the surroundings of this process.
@@ -108,6 +109,9 @@ func (f *flags) validate() error {
 		return err
 	}
 	if err := f.Keep.Validate(); err != nil {
+		return err
+	}
+	if err := f.Results.Validate(); err != nil {
 		return err
 	}
 	return cli.CheckEnv(f.Env)
@@ -245,7 +249,8 @@ func (f *flags) join(ctx context.Context, o *worker.Options) (*nats.Conn, error)
 	js, err := jetstream.New(nc)
 	if err == nil {
 		err = natsio.Ensure(ctx, js, natsio.Topology{
-			Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), Logger: o.Logger,
+			Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size),
+			ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: o.Logger,
 		})
 	}
 	if err != nil {

@@ -62,6 +62,13 @@ type Options struct {
 	// KeepBytes bounds how much of them is kept in all, in a fleet that does not exist yet; 0
 	// means no bound. When it is reached, nothing more is kept.
 	KeepBytes int64
+	// ResultAge is how long results of calls are kept, 10 minutes to 365 days, also in a fleet that
+	// exists, whose older results go at once; 0 takes what the fleet has, or 7 days. A call that is
+	// sent again when its result is gone runs again.
+	ResultAge time.Duration
+	// ResultBytes bounds how much of them is kept in all, at least 64 MiB, also in a fleet that
+	// exists; beyond it the oldest go. 0 takes what the fleet has, or no bound.
+	ResultBytes int64
 	// Logger gets what goes wrong; nil discards it.
 	Logger *slog.Logger
 }
@@ -87,6 +94,12 @@ func (o *Options) validate() error {
 	}
 	if o.KeepBytes < 0 {
 		faults = append(faults, fmt.Errorf("keep bytes %d: must not be negative", o.KeepBytes))
+	}
+	if o.ResultAge != 0 && (o.ResultAge < natsio.MinResultAge || o.ResultAge > natsio.MaxResultAge) {
+		faults = append(faults, fmt.Errorf("result age %s: must be 0 or 10m to 8760h", o.ResultAge))
+	}
+	if o.ResultBytes != 0 && o.ResultBytes < natsio.MinResultSize {
+		faults = append(faults, fmt.Errorf("result bytes %d: must be 0 or at least %d", o.ResultBytes, natsio.MinResultSize))
 	}
 	return errors.Join(faults...)
 }
@@ -119,7 +132,8 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 	}
 	f.inner, err = fleet.Connect(ctx, fleet.Options{
 		Name: name, URL: o.URL, Creds: o.Creds, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}, Client: filepath.Base(os.Args[0]),
-		Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, Logger: f.logger,
+		Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes,
+		ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Logger: f.logger,
 	})
 	if err != nil {
 		return nil, errors.Join(err, f.cleanup())

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -60,8 +61,8 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	_, err := fleet.Connect(t.Context(), &fleet.Options{Name: "No Fleet"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
-	_, err = fleet.Connect(t.Context(), &fleet.Options{Name: "No Fleet", Replicas: 2, KeepAge: -1, KeepBytes: -2})
-	for _, part := range []string{"No Fleet", "replicas 2", "keep age -1ns", "keep bytes -2"} {
+	_, err = fleet.Connect(t.Context(), &fleet.Options{Name: "No Fleet", Replicas: 2, KeepAge: -1, KeepBytes: -2, ResultAge: time.Minute, ResultBytes: 3})
+	for _, part := range []string{"No Fleet", "replicas 2", "keep age -1ns", "keep bytes -2", "result age 1m0s: must be 0 or 10m to 8760h", "result bytes 3: must be 0 or at least"} {
 		require.ErrorContains(t, err, part)
 	}
 	_, err = fleet.OpenModel("nobody:x")
