@@ -44,7 +44,8 @@
 // time that calls take, up to 100 ms.
 //
 // A holder removes settled entries without asking for an answer. Before it releases
-// the lane, it has the mailbox listed once and removes what is left of them. So after
+// the lane, it has the mailbox listed once, or goes through what it has read where that is less, and removes
+// what is left of them. So after
 // a crash an entry may be settled and still be there; whoever takes over looks for its
 // result first.
 //

@@ -51,6 +51,10 @@ func (l *held) sweep() (more bool, err error) {
 // sweepOnce looks at what a list has that knows all that was read. It has to be done again when something of
 // it was not found afterwards: it is gone by now, or whoever was asked is behind.
 func (l *held) sweepOnce() (more, again bool, err error) {
+	if l.mail.isDeep() {
+		more, err = l.sweepRead()
+		return more, false, err
+	}
 	s, fleet := l.holder.store, l.holder.options.Fleet
 	list, err := s.List(l.ctx, l.mail.filter(), max(l.ready, l.mail.cursor, 1)-1)
 	if err != nil {
@@ -76,6 +80,29 @@ func (l *held) sweepOnce() (more, again bool, err error) {
 		}
 	}
 	return more || !list.Whole, again, nil
+}
+
+// sweepRead is sweepOnce on a server of its own where a list would be long. It goes through what was read, one message
+// after the other: what is in hand, and what was thrown away a moment ago.
+func (l *held) sweepRead() (more bool, err error) {
+	s, fleet := l.holder.store, l.holder.options.Fleet
+	for from := uint64(0); ; {
+		msg, err := s.Next(l.ctx, l.mail.filter(), from)
+		if err != nil || msg == nil {
+			return false, err
+		}
+		from = msg.Sequence + 1
+		what := fleet.ParseMailboxSubject(msg.Subject)
+		switch {
+		case l.inHand(what):
+		case msg.Sequence >= l.mail.cursor:
+			return true, nil
+		default:
+			if err := l.removeSettled(what.Kind, msg); err != nil {
+				return false, err
+			}
+		}
+	}
 }
 
 // inHand reports whether a message of the mailbox that was read is still needed.

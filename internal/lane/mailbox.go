@@ -43,6 +43,10 @@ type mailbox struct {
 	fromStart bool
 	empty     bool // the stream had nothing at cursor or after it, and whatever comes is told
 
+	// deep is how many messages are read one by one since they were too many to be read at once, and singly how
+	// many of these are left.
+	deep, singly int
+
 	sure  []letter            // what is to be read next, in order
 	ended bool                // there was nothing behind them when the stream was asked
 	read  map[string]struct{} // in a cluster, the subjects of what was read and may still be stored
@@ -57,7 +61,7 @@ type mailbox struct {
 	told      []letter // stored messages, in order on a server of its own, bounded by maxTold and windowBytes
 	toldBytes int
 	urgent    bool              // one of them is no call
-	lost      bool              // some that were told had no room
+	lost      bool              // some that were told had no room, or cannot be read
 	cancels   []protocol.CallID // calls that somebody asks to cancel
 }
 
@@ -97,7 +101,7 @@ func (m *mailbox) tell(msg *nats.Msg) {
 	m.mu.Lock()
 	switch {
 	case err != nil, m.lost, len(m.told) >= maxTold, m.toldBytes > windowBytes:
-		m.lost = true
+		m.lost, m.told, m.toldBytes = true, nil, 0 // the stream has them
 	default:
 		m.told = append(m.told, fromStream(copied))
 		m.toldBytes += len(copied.Data)
@@ -187,10 +191,24 @@ func (m *mailbox) give(all []*jetstream.RawStreamMsg) {
 	m.ended = m.subscription == nil // else what came meanwhile is not told any more
 }
 
-// ask asks the stream for what is next: for all of it, if it can be had at once.
+// leastSingly is how many messages are read one by one before a deep mailbox is asked for all of them again.
+const leastSingly = 2 * window
+
+// ask asks the stream for what is next: for all of it, if it can be had at once. The server goes through a whole mailbox
+// before it says that it has too much for that, so it is asked the less often the more there is. To read one message
+// costs the same in a mailbox of any depth.
 func (m *mailbox) ask(ctx context.Context) error {
+	m.forgetLost()
+	if m.singly > 0 {
+		m.singly--
+		return m.askOne(ctx)
+	}
 	all, whole, err := m.store.ReadAll(ctx, m.filter(), m.cursor, window)
 	if errors.Is(err, store.ErrNotAtOnce) {
+		if !m.store.Clustered() {
+			m.deep = max(leastSingly, 2*m.deep)
+			m.singly = m.deep
+		}
 		return m.askOne(ctx)
 	}
 	if err != nil {
@@ -199,8 +217,21 @@ func (m *mailbox) ask(ctx context.Context) error {
 	for _, msg := range all {
 		m.sure = append(m.sure, fromStream(msg))
 	}
-	m.ended = whole
+	m.ended, m.deep = whole, 0
 	return nil
+}
+
+// isDeep reports whether more may wait than can be read or listed at once.
+func (m *mailbox) isDeep() bool { return m.deep > 0 }
+
+// forgetLost begins anew with what is told when some of it had no room: the stream is about to be asked, which has
+// all that was stored until now.
+func (m *mailbox) forgetLost() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lost {
+		m.lost, m.urgent, m.told, m.toldBytes = false, false, nil, 0
+	}
 }
 
 // askOne asks the stream for the next message.
@@ -217,9 +248,11 @@ func (m *mailbox) askOne(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if m.ended = msg == nil; !m.ended {
-		m.sure = append(m.sure, fromStream(msg))
+	if m.ended = msg == nil; m.ended {
+		m.deep, m.singly = 0, 0
+		return nil
 	}
+	m.sure = append(m.sure, fromStream(msg))
 	return nil
 }
 
@@ -234,8 +267,12 @@ func (m *mailbox) takeTold() (l *letter, ask bool) {
 	for len(m.told) > 0 && m.told[0].seq < m.cursor { // read already
 		m.drop()
 	}
-	if m.lost || !m.hears() {
+	if !m.hears() {
 		m.stopHearing()
+		return nil, true
+	}
+	if m.lost {
+		m.refresh()
 		return nil, true
 	}
 	if len(m.told) == 0 {

@@ -53,15 +53,17 @@ type ownLane struct {
 	lastEnd  time.Time                    // when the last result came
 	ended    int                          // results since the last long pause
 	distrust time.Time                    // until then the holder is not counted on
+	owes     *protocol.Call               // the first call whose ready message is missing since one was published last
+	owesFrom time.Time
+	makeUp   *time.Timer // publishes one for all calls of the lane, unless they have their results before
 }
 
 // ownCall is a call that has no result yet.
 type ownCall struct {
 	since  time.Time
-	seq    uint64      // stream sequence; 0 until it is accepted, or when it is not known
-	inline bool        // it is its lane's ready message
-	gone   time.Time   // when that was found to be gone
-	makeUp *time.Timer // publishes the ready message, unless the result comes before
+	seq    uint64    // stream sequence; 0 until it is accepted, or when it is not known
+	inline bool      // it is its lane's ready message
+	gone   time.Time // when that was found to be gone
 }
 
 func newPresence(makeUp func(*protocol.Call) bool) *presence {
@@ -177,17 +179,19 @@ func (p *presence) missed(call *protocol.Call, gone bool) time.Time {
 }
 
 // later has the ready message of a call made up for, unless its result comes
-// first. While other calls of the lane come to their end, its holder is at work
+// first. One ready message is that of all calls which were accepted before it, so a lane has one timer, however many
+// calls wait in it. While other calls of the lane come to their end, its holder is at work
 // and will look into the mailbox again: then it waits on.
 func (p *presence) later(call *protocol.Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := p.lanes[placeOf(call)]
-	if own == nil || own.calls[call.ID] == nil || own.calls[call.ID].makeUp != nil {
+	if own == nil || own.calls[call.ID] == nil || own.owes != nil {
 		return
 	}
-	own.calls[call.ID].makeUp = time.AfterFunc(p.patience(), func() {
-		if p.missing(call) && p.makeUp(call) {
+	own.owes, own.owesFrom = call, time.Now()
+	own.makeUp = time.AfterFunc(p.patience(), func() {
+		if p.missing(own, call) && p.makeUp(call) {
 			p.doubt(placeOf(call))
 		}
 	})
@@ -207,18 +211,22 @@ func (p *presence) patience() time.Duration {
 	return min(max(makeUpAfter, 2*p.usual), makeUpMost)
 }
 
-// missing reports whether a call may need its ready message after all.
-func (p *presence) missing(call *protocol.Call) bool {
+// missing reports whether a lane may need its ready message after all, which is then published.
+func (p *presence) missing(own *ownLane, call *protocol.Call) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own := p.lanes[placeOf(call)]
-	if own == nil || own.calls[call.ID] == nil {
+	if own.owes != call {
 		return false
 	}
-	if timer, quiet := own.calls[call.ID].makeUp, time.Since(own.lastEnd); timer != nil && quiet < p.patience() {
-		timer.Reset(p.patience() - quiet)
+	last := own.owesFrom
+	if own.lastEnd.After(last) {
+		last = own.lastEnd
+	}
+	if quiet := time.Since(last); quiet < p.patience() {
+		own.makeUp.Reset(p.patience() - quiet)
 		return false
 	}
+	own.owes = nil
 	return true
 }
 
@@ -231,14 +239,20 @@ func (p *presence) finished(lane place, id protocol.CallID) {
 		return
 	}
 	call := own.calls[id]
-	if call.makeUp != nil {
-		call.makeUp.Stop()
-	}
 	delete(own.calls, id)
 	own.lastEnd = time.Now()
 	p.usual += (own.lastEnd.Sub(call.since) - p.usual) / 16
 	own.ended++
 	if len(own.calls) == 0 {
 		p.idle++
+		own.stopMakingUp()
+	}
+}
+
+// stopMakingUp is for a lane none of whose calls needs a ready message any more.
+func (o *ownLane) stopMakingUp() {
+	if o.owes != nil {
+		o.makeUp.Stop()
+		o.owes = nil
 	}
 }

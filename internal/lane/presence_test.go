@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -132,4 +133,32 @@ func TestPresence_DoubtsAHolderOnlyWhenAReadyMessageWasMissing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The ready message of a lane is that of all calls which wait in it.
+func TestPresence_MakesUpOnceForAllCallsOfALane(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPresent()
+		calls := make([]*protocol.Call, 1000)
+		for i := range calls {
+			calls[i] = presentCall(protocol.CallID(strconv.Itoa(i)))
+			p.begin(placeOf(calls[i]), []protocol.CallID{calls[i].ID})
+			p.accepted(calls[i], uint64(i)+1)
+			p.later(calls[i])
+		}
+		for _, call := range calls[:10] { // the holder is at work
+			time.Sleep(makeUpAfter / 2)
+			p.finished(placeOf(call), call.ID)
+		}
+		require.Empty(t, p.madeUp)
+		time.Sleep(makeUpMost)
+		require.Len(t, p.madeUp, 1)
+		p.later(calls[100])
+		for _, call := range calls {
+			p.finished(placeOf(call), call.ID)
+		}
+		time.Sleep(makeUpMost)
+		require.Len(t, p.madeUp, 1, "none waits any more")
+	})
 }

@@ -84,14 +84,17 @@ func (l *held) yields() bool {
 	return true
 }
 
-// givesWay reports whether a lane that cannot yield, because its calls overlap and it is
-// never idle, or because it must be held, leaves its free slots to others for a moment.
+// givesWay reports whether a lane that cannot yield leaves its free slots to others for a moment: its calls overlap and it
+// is never idle, or it must be held, or a worker that was lost may have settled what waits in it.
 func (l *held) givesWay() bool {
 	now := time.Now()
 	if now.Before(l.givingWay) {
 		return true
 	}
-	if l.schedule.len() == 0 || now.Sub(l.share) < quantum || l.active == 0 && !l.holder.options.Keeps(l.lane) {
+	if l.schedule.len() == 0 || now.Sub(l.share) < quantum {
+		return false
+	}
+	if l.active == 0 && !l.holder.options.Keeps(l.lane) && !l.unresolved() { // it may yield
 		return false
 	}
 	if !l.holder.othersWait() {

@@ -1,0 +1,159 @@
+package lane_test
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// putAtOnce puts calls of one lane side by side, as many callers do.
+func putAtOnce(t *testing.T, p *lane.Publisher, calls []*protocol.Call) {
+	t.Helper()
+	var group sync.WaitGroup
+	for part := range slices.Chunk(calls, 1+len(calls)/32) {
+		group.Go(func() {
+			for _, call := range part {
+				if err := p.Put(t.Context(), []lane.Outgoing{{Call: call}})[0]; err != nil {
+					t.Errorf("put: %v", err)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+// drain has so many calls run that wait in one lane, while calls of another lane come one after the other. It returns how long
+// each call took of the former, and the median of how long those of the latter took.
+func drain(t *testing.T, waiting int) (each, other time.Duration) {
+	t.Helper()
+	f := newFleet(t)
+	p := f.publisher()
+	f.ensurePool(0)
+	calls := newCalls(waiting, exclusive("account/deep"))
+	putAtOnce(t, p, calls)
+	done := make(chan struct{})
+	var ran atomic.Int32
+	begun := time.Now()
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Lane() == "account/deep" && int(ran.Add(1)) == waiting {
+			close(done)
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 4})
+	var took []time.Duration
+	for finished := false; !finished; {
+		call, begun := newCall("other", exclusive("account/other")), time.Now()
+		put(t, p, call)
+		f.await(p, call)
+		took = append(took, time.Since(begun))
+		select {
+		case <-done:
+			finished = true
+		default:
+		}
+	}
+	each = time.Since(begun) / time.Duration(waiting)
+	slices.Sort(took)
+	return each, took[len(took)/2]
+}
+
+// How long a call takes does not depend on how many wait behind it, in its lane or in another one.
+func TestLane_ADeepLaneIsAsFastAsAShallowOne(t *testing.T) {
+	t.Parallel()
+	shallow, beside := drain(t, 300)
+	deep, besideDeep := drain(t, 2500)
+	t.Logf("a call in a shallow lane takes %s, one beside it %s; in a deep one %s, and %s", shallow, beside, deep, besideDeep)
+	require.Less(t, deep, 3*shallow)
+	require.Less(t, besideDeep, 3*beside)
+}
+
+// Whoever runs what waits in a lane rarely has the server go through all of it, also when more is put meanwhile than the
+// server can tell in time.
+func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
+	t.Parallel()
+	const waiting = 2000
+	for name, held := range map[string]bool{"while the lane is held": true, "before it is claimed": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			p := f.publisher()
+			f.ensurePool(0)
+			first, calls := newCall("s", exclusive("account/deep")), newCalls(waiting, exclusive("account/deep"))
+			filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, first.Lane().Hash())
+			var through atomic.Int32
+			heard, err := f.connect().Subscribe("$JS.API.>", func(msg *nats.Msg) {
+				all := bytes.Contains(msg.Data, []byte("multi_last")) || bytes.Contains(msg.Data, []byte("subjects_filter"))
+				if all && bytes.Contains(msg.Data, []byte(filter[:len(filter)-1])) {
+					through.Add(1)
+				}
+			})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, heard.Unsubscribe()) }()
+			started, release := make(chan struct{}), make(chan struct{})
+			ran := make(chan protocol.CallID, waiting+1)
+			hold := func() {
+				f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+					if run.Call.ID == first.ID {
+						close(started)
+						<-release
+					}
+					ran <- run.Call.ID
+					return succeed(run)
+				}), lane.Options{})
+			}
+			put(t, p, first)
+			if held {
+				hold()
+				<-started
+			}
+			put(t, p, calls...)
+			if !held {
+				hold()
+				<-started
+			}
+			close(release)
+			for _, call := range append([]*protocol.Call{first}, calls...) {
+				require.Equal(t, call.ID, <-ran)
+			}
+			require.Less(t, int(through.Load()), waiting/50)
+		})
+	}
+}
+
+// A lane in which much waits when its worker starts has the only slot. A worker that was lost may have settled some of it, so
+// that it cannot be given up; it makes way for others all the same.
+func TestLane_WhatWaitedForItsWorkerMakesWay(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	f.ensurePool(0)
+	const waiting = 600
+	calls, other := newCalls(waiting, exclusive("account/busy")), newCall("s", exclusive("account/other"))
+	put(t, p, calls...)
+	put(t, p, other)
+	var ran atomic.Int32
+	before := make(chan int32, 1)
+	f.hold(executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if run.Call.ID == other.ID {
+			before <- ran.Load()
+			return succeed(run)
+		}
+		ran.Add(1)
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		return succeed(run)
+	}), lane.Options{})
+	require.Less(t, <-before, int32(waiting/2))
+}
