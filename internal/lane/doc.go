@@ -31,8 +31,9 @@
 // So the look, which comes after the removal, sees the entry, and the holder
 // publishes a ready message itself. If it was not refused, it is there. Either way
 // the lane is ready. A crash between two steps leaves either the ready message, which comes
-// back when the lease ends, or a mailbox without one; for the latter, whoever waits
-// for a result publishes a ready message now and then (a kick, refused when all is well).
+// back when the lease ends, or a mailbox without one. For the latter, the workers of the pool
+// publish a ready message behind each entry that waits longer than a moment (caretaker.go), and whoever
+// waits for a result does so now and then (a kick, refused when all is well).
 //
 // # Writes that are left out
 //
@@ -102,6 +103,7 @@
 // # Where to look
 //
 //	calls are put, results heard    publisher, presence, recover, back; results
+//	lanes that nobody waits for     caretaker
 //	lanes are claimed               holder, pull, slots, turns, crowd; options, executor
 //	a lane while it is held         held, waits, attempt, leave, litter
 //	what waits in it, in order      feed, mailbox, told, stock; schedule, which is pure

@@ -27,6 +27,7 @@ type Holder struct {
 	puller   *puller
 	alarms   *alarms
 	lookups  lookups
+	care     *caretaker
 	clock    store.Clock
 	lease    atomic.Int64  // AckWait, in nanoseconds: as the pool has it, which may be edited
 	wake     chan struct{} // there may be room for another lane
@@ -60,8 +61,12 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	if err != nil {
 		return nil, err
 	}
+	care, err := newCaretaker(ctx, s, o)
+	if err != nil {
+		return nil, err
+	}
 	h := &Holder{
-		options: o, store: s, executor: executor,
+		options: o, store: s, executor: executor, care: care,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
 		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger}, streams: newStreams(s),
 	}
@@ -126,6 +131,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	keeper.Go(func() { h.keepLeases(keeping) })
 	keeper.Go(func() { h.keepInformed(keeping) })
 	keeper.Go(func() { h.answerOverdue(keeping) })
+	keeper.Go(func() { h.care.Run(ctx) })
 	h.pull(ctx)
 	h.mu.Lock()
 	h.draining = true // what is still on its way is handed back
@@ -204,6 +210,9 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 	if err != nil {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
 		_ = msg.Term() // else it would come back for ever
+		if meta, err := msg.Metadata(); err == nil {
+			h.store.ThrowAway(meta.Sequence.Stream) // else it would stand in the way of every other one
+		}
 		return
 	}
 	if !l.lease.trusted(time.Now()) {

@@ -88,9 +88,8 @@ func (l *held) renewed() bool {
 	return false
 }
 
-// removeReady removes the ready message, and returns when it is gone. An acknowledgement would remove it, too. But the consumer writes
-// that down before the stream does: a server that is stopped in between keeps a message that it never delivers again. So
-// the acknowledgement comes after the removal, for the consumer's books.
+// removeReady removes the ready message, and returns when it is gone. The acknowledgement, for the consumer's books, comes after that: a
+// message that was acknowledged and is still there would never be delivered again.
 func (l *held) removeReady() error {
 	if err := l.holder.store.Remove(l.ctx, l.ready); err != nil {
 		return err

@@ -290,7 +290,6 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	o, p := f.operator(), f.publisher()
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
 	call := newCall("s", exclusive("account/a"))
 	f.enqueueWithoutReady(call)
 	byName, _ := f.list(o)
@@ -299,6 +298,7 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	did, err := o.Kick(t.Context(), pool, "account/a")
 	require.NoError(t, err)
 	require.Equal(t, operator.KickedReady, did)
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	f.requireQuiet()
 

@@ -14,8 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A server removes from a work queue what the pool's consumer takes for settled, and where servers are cut off from each other again and
-// again that may be what was handed out a moment ago. An empty ready message that is lost so is made up for by a kick. A call that is one
+// A ready message may vanish: somebody removes it, or a server that has lost it. While the calls stream was a work queue, from
+// which servers remove what a consumer takes for settled, that happened where they were cut off from each other again and again. An empty ready message that is lost so is made up for by a kick. A call that is one
 // is lost with it, unless whoever waits for it puts it once more. It may have been started by whoever had its lane, who need not
 // know, so it is treated like a call of a worker that was lost: not before a lease is over, nor while somebody
 // still holds the lane by that message; as a further attempt; and not at all if it must not start twice.

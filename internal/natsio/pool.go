@@ -14,6 +14,9 @@ import (
 const (
 	maxHeldLanes    = 1 << 20 // MaxAckPending: every held lane is one unacknowledged message
 	maxWaitingPulls = 1 << 16
+
+	maxCared = 1 << 16         // entries that workers look after right now
+	careWait = 5 * time.Second // after which another worker looks after what a lost one was about to
 )
 
 // EnsurePool makes or checks the consumer that hands out a pool's ready lanes,
@@ -43,30 +46,55 @@ func ensurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	if err := CheckRights(ctx, js.Conn(), poolRights(fleet, pool)); err != nil {
 		return nil, 0, fmt.Errorf("take calls of pool %s: %w", pool, err)
 	}
-	consumer, err := js.Consumer(ctx, fleet.CallsStream(), want.Durable)
-	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		create := Rights{Publish: []string{"$JS.API.CONSUMER.CREATE." + fleet.CallsStream() + "." + want.Durable + "." + want.FilterSubject}}
-		if err := CheckRights(ctx, js.Conn(), create); err != nil {
-			return nil, 0, fmt.Errorf("make consumer %s of stream %s: %w", want.Durable, fleet.CallsStream(), err)
-		}
-		consumer, err = js.CreateConsumer(ctx, fleet.CallsStream(), want)
-		if errors.Is(err, jetstream.ErrConsumerExists) { // somebody else was faster
-			consumer, err = js.Consumer(ctx, fleet.CallsStream(), want.Durable)
-		}
-	}
+	consumer, differences, err := ensureConsumer(ctx, js, fleet.CallsStream(), want)
 	if err != nil {
-		return nil, 0, fmt.Errorf("consumer %s of stream %s: %w", want.Durable, fleet.CallsStream(), err)
+		return nil, 0, err
 	}
 	have := consumer.CachedInfo().Config
-	differences := comparePool(have, want)
 	if ackWait != 0 && have.AckWait != ackWait {
 		differences = append(differences, fmt.Errorf("lease is %s, asked for %s; it stays what the pool was made with: leave --lease out", have.AckWait, ackWait))
 	}
 	if len(differences) > 0 {
-		return nil, 0, fmt.Errorf("consumer %s of stream %s: %w: %w",
-			want.Durable, fleet.CallsStream(), ErrTopology, errors.Join(differences...))
+		return nil, 0, differs(fleet.CallsStream(), want.Durable, differences)
 	}
 	return consumer, have.AckWait, nil
+}
+
+// EnsureCare makes or checks the consumer that tells a pool's workers what waits in its mailboxes. Errors are those of [EnsurePool], whose
+// rights include all that it takes but to make it.
+func EnsureCare(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) (jetstream.Consumer, error) {
+	want := jetstream.ConsumerConfig{
+		Durable: fleet.CareConsumer(pool), FilterSubject: fleet.MailboxesFilter(pool),
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: careWait, MaxDeliver: -1, MaxAckPending: maxCared, HeadersOnly: true,
+	}
+	consumer, differences, err := ensureConsumer(ctx, js, fleet.CallsStream(), want)
+	if err == nil && len(differences) > 0 {
+		err = differs(fleet.CallsStream(), want.Durable, differences)
+	}
+	return consumer, err
+}
+
+// ensureConsumer makes a consumer that is missing, and tells in what one that exists differs.
+func ensureConsumer(ctx context.Context, js jetstream.JetStream, stream string, want jetstream.ConsumerConfig) (jetstream.Consumer, []error, error) {
+	consumer, err := js.Consumer(ctx, stream, want.Durable)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		create := Rights{Publish: []string{"$JS.API.CONSUMER.CREATE." + stream + "." + want.Durable + "." + want.FilterSubject}}
+		if err := CheckRights(ctx, js.Conn(), create); err != nil {
+			return nil, nil, fmt.Errorf("make consumer %s of stream %s: %w", want.Durable, stream, err)
+		}
+		consumer, err = js.CreateConsumer(ctx, stream, want)
+		if errors.Is(err, jetstream.ErrConsumerExists) { // somebody else was faster
+			consumer, err = js.Consumer(ctx, stream, want.Durable)
+		}
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("consumer %s of stream %s: %w", want.Durable, stream, err)
+	}
+	return consumer, comparePool(consumer.CachedInfo().Config, want), nil
+}
+
+func differs(stream, consumer string, differences []error) error {
+	return fmt.Errorf("consumer %s of stream %s: %w: %w", consumer, stream, ErrTopology, errors.Join(differences...))
 }
 
 // comparePool names every setting with which lanes would be lost.

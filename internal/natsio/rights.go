@@ -94,7 +94,7 @@ func JournalRights(fleet protocol.Fleet) Rights {
 
 // poolRights are those of whoever takes the calls of a pool.
 func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	calls, consumer := fleet.CallsStream(), fleet.ReadyConsumer(pool)
+	calls, consumer, care := fleet.CallsStream(), fleet.ReadyConsumer(pool), fleet.CareConsumer(pool)
 	return Rights{
 		Publish: []string{
 			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
@@ -104,6 +104,9 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + consumer, // without a reply subject it takes nothing
 			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.DELETE." + calls,
 			"$JS.API.DIRECT.GET." + fleet.ResultsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
+			"$JS.ACK." + calls + "." + care + "." + probed,
+			"$JS.API.CONSUMER.INFO." + calls + "." + care,
+			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + care,
 			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
 		},
 		Subscribe: []string{fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.ToldFilter(pool, probed)},

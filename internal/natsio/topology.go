@@ -257,7 +257,8 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Name: t.Fleet.CallsStream(), Subjects: t.Fleet.CallsSubjects(),
 			Description: "mailboxes and ready messages of lanes",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
-			Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew,
+			// What an acknowledgement does not remove cannot vanish by a mistake of a consumer.
+			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew,
 			MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
 			MaxMsgs: t.MaxCalls, MaxBytes: t.MaxBytes, MaxMsgSize: -1,
 			AllowDirect: t.Replicas == 1, // a server that is one of several answers from its past
@@ -344,7 +345,7 @@ func compare(have, want jetstream.StreamConfig) []error {
 	check("discard", have.Discard, want.Discard)
 	check("max_msgs_per_subject", unlimited(have.MaxMsgsPerSubject), unlimited(want.MaxMsgsPerSubject))
 	check("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
-	if want.Retention == jetstream.WorkQueuePolicy { // a call must not vanish, and must be removable
+	if want.DiscardNewPerSubject { // a call must not vanish, and must be removable
 		check("max_age", have.MaxAge, want.MaxAge)
 		check("deny_delete", have.DenyDelete, want.DenyDelete)
 	} else if have.Replicas > 1 || want.RePublish == nil { // results of one server may be read either way

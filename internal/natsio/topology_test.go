@@ -42,7 +42,7 @@ func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, ResultAge: time.Hour})
 	require.ElementsMatch(t, []string{"TF_CALLS", "TF_RESULTS", "TF_SESSIONS", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "KV_TF_PLACES"}, names(t, f))
 	calls := configuration(t, f, tf.CallsStream())
-	require.Equal(t, jetstream.WorkQueuePolicy, calls.Retention)
+	require.Equal(t, jetstream.LimitsPolicy, calls.Retention)
 	require.Equal(t, jetstream.DiscardNew, calls.Discard)
 	require.Equal(t, jetstream.FileStorage, calls.Storage)
 	require.EqualValues(t, 1, calls.MaxMsgsPerSubject)
@@ -198,7 +198,7 @@ func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
 		change func(*jetstream.StreamConfig)
 		want   []string
 	}{
-		"retention": {"_CALLS", func(c *jetstream.StreamConfig) { c.Retention = jetstream.LimitsPolicy }, []string{"retention is Limits, must be WorkQueue"}},
+		"retention": {"_CALLS", func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy }, []string{"retention is WorkQueue, must be Limits"}},
 		"discard": {"_CALLS", func(c *jetstream.StreamConfig) {
 			c.Discard, c.DiscardNewPerSubject = jetstream.DiscardOld, false
 		}, []string{"discard is DiscardOld, must be DiscardNew", "discard_new_per_subject is false, must be true"}},

@@ -185,6 +185,9 @@ func (f Fleet) SessionsSubjects() []Subject { return []Subject{string(f) + ".eve
 // ReadyConsumer is the durable consumer that hands out a pool's ready lanes.
 func (f Fleet) ReadyConsumer(pool Pool) string { return "ready_" + string(pool) }
 
+// CareConsumer is the durable consumer that tells a pool's workers what has waited in its mailboxes for a while.
+func (f Fleet) CareConsumer(pool Pool) string { return "care_" + string(pool) }
+
 // Marks that follow a call id in a mailbox subject.
 const (
 	MarkCancel   = "cancel"

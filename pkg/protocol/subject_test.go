@@ -45,6 +45,7 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"MY-FLEET_KEPT":                        f.KeptBucket(),
 		"MY-FLEET_PLACES":                      f.PlacesBucket(),
 		"ready_gpu":                            f.ReadyConsumer("gpu"),
+		"care_gpu":                             f.CareConsumer("gpu"),
 		"my-fleet.call.> my-fleet.ready.>":     strings.Join(f.CallsSubjects(), " "),
 		"my-fleet.result.>":                    strings.Join(f.ResultsSubjects(), " "),
 		"my-fleet.event.*":                     strings.Join(f.SessionsSubjects(), " "),

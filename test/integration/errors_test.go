@@ -68,7 +68,7 @@ func TestErrors_OtherStream(t *testing.T) {
 	b := newBroker(t)
 	js := b.jetStream(t)
 	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
-		Name: "TF_CALLS", Subjects: []string{"tf.call.>", "tf.ready.>"}, Retention: jetstream.LimitsPolicy,
+		Name: "TF_CALLS", Subjects: []string{"tf.call.>", "tf.ready.>"}, Retention: jetstream.WorkQueuePolicy,
 	})
 	require.NoError(t, err)
 	for name, c := range commands(t) {
@@ -76,14 +76,14 @@ func TestErrors_OtherStream(t *testing.T) {
 			t.Parallel()
 			got := execute(t, c.binary, launch{args: append(c.args, b.flags...)})
 			require.Equal(t, 1, got.code, got.stderr)
-			for _, part := range []string{"TF_CALLS", "retention is Limits, must be WorkQueue", "max_msgs_per_subject is -1, must be 1"} {
+			for _, part := range []string{"TF_CALLS", "retention is WorkQueue, must be Limits", "max_msgs_per_subject is -1, must be 1"} {
 				require.Contains(t, got.stderr, part)
 			}
 		})
 	}
 	stream, err := js.Stream(t.Context(), "TF_CALLS")
 	require.NoError(t, err)
-	require.Equal(t, jetstream.LimitsPolicy, stream.CachedInfo().Config.Retention)
+	require.Equal(t, jetstream.WorkQueuePolicy, stream.CachedInfo().Config.Retention)
 
 	t.Run("another fleet name helps", func(t *testing.T) {
 		t.Parallel()

@@ -209,6 +209,20 @@ func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol
 	return answer == Accepted, nil
 }
 
+// SurelyReady is [Store.PublishReady] for whoever does not come back: being refused means that a ready message is stored.
+func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
+	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
+	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
+	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
+	if err == nil && answer == Full {
+		err = ErrFull
+	}
+	if err != nil {
+		return fmt.Errorf("publish ready message of lane %s: %w", lane, err)
+	}
+	return nil
+}
+
 // Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
 func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
 	msg := nats.NewMsg(s.Fleet.CancelSubject(pool, lane.Hash(), call))

@@ -1,0 +1,132 @@
+package lane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A publisher that is lost between appending a call and publishing the ready message, or that left it out because it counted on
+// the lane's holder, leaves a mailbox to which nobody comes. So the workers of a pool see to it that each entry is followed by
+// one attempt to publish the ready message of its lane. One is enough for ever: if it is refused, the lane is ready or held, and
+// whoever lets go of it looks into the mailbox after the ready message is removed.
+//
+// A durable consumer, which all workers of a pool share, tells each entry once. About once a second a worker takes what is new. What is
+// settled by then is deleted, and never told; so this costs nothing but for what waits longer. The worker acknowledges an entry
+// when it has made the attempt. Should it be lost before, another worker is told the entry.
+
+// caretaker makes lanes ready in which something waits and whose ready message may be missing.
+type caretaker struct {
+	store    *store.Store
+	pool     protocol.Pool
+	logger   *slog.Logger
+	consumer jetstream.Consumer
+}
+
+const (
+	// carePeriod is how often a worker looks after what is new.
+	carePeriod = time.Second
+	// careBatch is how many entries are taken at once.
+	careBatch = 256
+	// careAtOnce is how many lanes are made ready at the same time.
+	careAtOnce = 16
+)
+
+// newCaretaker makes or checks the consumer that tells what waits.
+func newCaretaker(ctx context.Context, s *store.Store, o Options) (*caretaker, error) {
+	consumer, err := natsio.EnsureCare(ctx, s.JS, o.Fleet, o.Pool)
+	if err != nil {
+		return nil, err
+	}
+	return &caretaker{store: s, pool: o.Pool, logger: o.Logger, consumer: consumer}, nil
+}
+
+// Run looks after the pool's lanes until ctx ends.
+func (c *caretaker) Run(ctx context.Context) {
+	for {
+		if err := c.round(ctx); err != nil && ctx.Err() == nil {
+			c.logger.DebugContext(ctx, "waiting lanes are not looked after", slog.Any("error", err)) // until the next round
+			c.repair(ctx)
+		}
+		if !pause.For(ctx, carePeriod) {
+			return
+		}
+	}
+}
+
+// round takes batches until nothing more is there.
+func (c *caretaker) round(ctx context.Context) error {
+	for ctx.Err() == nil {
+		batch, err := c.consumer.FetchNoWait(careBatch)
+		if err != nil {
+			return err
+		}
+		var entries []jetstream.Msg
+		for entry := range batch.Messages() {
+			entries = append(entries, entry)
+		}
+		if err := errors.Join(batch.Error(), c.lookAfter(ctx, entries)); err != nil || len(entries) < careBatch {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookAfter makes the lanes of some entries ready, each once, and acknowledges the entries of those for which that went well.
+func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) error {
+	byLane := map[protocol.Lane][]jetstream.Msg{}
+	for _, entry := range entries {
+		lane := c.laneOf(entry)
+		byLane[lane] = append(byLane[lane], entry)
+	}
+	var group errgroup.Group
+	group.SetLimit(careAtOnce)
+	for lane, entries := range byLane {
+		group.Go(func() error {
+			if lane != "" {
+				if err := c.store.SurelyReady(ctx, c.pool, lane); err != nil {
+					return err // the entries are told again
+				}
+			}
+			for _, entry := range entries {
+				_ = entry.Ack() // without a connection it is told again
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for what no worker can read.
+func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
+	what := c.store.Fleet.ParseMailboxSubject(entry.Subject())
+	if what.Kind != protocol.EntryCall && what.Kind != protocol.EntryCancel {
+		return ""
+	}
+	err := json.Unmarshal([]byte(`"`+entry.Headers().Get(protocol.HeaderLane)+`"`), &lane)
+	if err != nil || lane.Hash() != c.store.Fleet.LaneOfSubject(entry.Subject()) {
+		c.logger.Error("mailbox entry is malformed: nobody takes its lane for it",
+			slog.String("subject", entry.Subject()), slog.String("header", protocol.HeaderLane))
+		return ""
+	}
+	return lane
+}
+
+// repair makes a consumer anew that somebody has deleted.
+func (c *caretaker) repair(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
+	defer cancel()
+	if consumer, err := natsio.EnsureCare(ctx, c.store.JS, c.store.Fleet, c.pool); err == nil {
+		c.consumer = consumer
+	}
+}

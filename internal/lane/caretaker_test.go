@@ -1,0 +1,115 @@
+package lane_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// abandon appends a call to its mailbox, as a publisher does that is lost before it publishes the ready message.
+func (f *fleet) abandon(call *protocol.Call) {
+	f.t.Helper()
+	body, err := protocol.EncodeCall(call)
+	require.NoError(f.t, err)
+	msg := nats.NewMsg(protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
+	msg.Header.Set(protocol.HeaderLane, string(call.Lane()))
+	msg.Header.Set(protocol.HeaderCall, string(call.ID))
+	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
+	msg.Data = body
+	_, err = f.js.PublishMsg(f.t.Context(), msg)
+	require.NoError(f.t, err)
+}
+
+// Accepted calls do not need their callers: those of a lane without a ready message, and without anybody who waits, are run all the same.
+func TestCaretaker_WhatACallerLeftBehindIsRun(t *testing.T) {
+	t.Parallel()
+	for name, newFleet := range map[string]func(*testing.T) *fleet{
+		"one server":    newFleet,
+		"three servers": func(t *testing.T) *fleet { t.Helper(); f, _ := newClusterFleet(t); return f }, //nolint:nlreturn // one line
+	} {
+		for name2, lanes := range map[string]int{"one lane": 1, "many lanes": 500} {
+			t.Run(name+", "+name2, func(t *testing.T) {
+				t.Parallel()
+				f := newFleet(t)
+				before, after := make([]*protocol.Call, lanes), make([]*protocol.Call, lanes)
+				for i := range lanes {
+					before[i] = newCall("s", exclusive(fmt.Sprintf("account/%d", i)))
+					f.abandon(before[i])
+				}
+				f.hold(succeeds, lane.Options{Slots: 16})
+				p := f.publisher()
+				for _, call := range before {
+					require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+				}
+				f.requireQuiet()
+				for i := range lanes {
+					after[i] = newCall("s", exclusive(fmt.Sprintf("account/%d", i)))
+					f.abandon(after[i])
+				}
+				begun := time.Now()
+				for _, call := range after {
+					require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+				}
+				t.Logf("%d lanes took %s", lanes, time.Since(begun))
+				f.requireQuiet()
+			})
+		}
+	}
+}
+
+// What a worker was about to look after when it was lost is looked after by another one.
+func TestCaretaker_WhatALostWorkerLookedAfterIsRun(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	first := f.hold(succeeds, lane.Options{}) // makes the consumer
+	first.stop()
+	call := newCall("s", exclusive("account/a"))
+	f.abandon(call)
+	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.CareConsumer(protocol.DefaultPool))
+	require.NoError(t, err)
+	_, err = consumer.Next()
+	require.NoError(t, err)
+	f.hold(succeeds, lane.Options{})
+	require.Equal(t, protocol.StatusOK, f.await(f.publisher(), call).Status)
+	f.requireQuiet()
+}
+
+// A call that waits is looked after once, however long it waits, and also when somebody deletes the consumer.
+func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	started, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		once.Do(func() { close(started) })
+		<-release
+		return succeed(run)
+	}), lane.Options{Slots: 2})
+	p := f.publisher()
+	calls := newCalls(20, exclusive("account/a"))
+	put(t, p, calls...)
+	<-started
+	stream, name := protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.CareConsumer(protocol.DefaultPool)
+	require.Eventually(t, func() bool {
+		consumer, err := f.js.Consumer(t.Context(), stream, name)
+		return err == nil && consumer.CachedInfo().NumPending == 0 && consumer.CachedInfo().NumAckPending == 0
+	}, patience, 10*time.Millisecond)
+	require.NoError(t, f.js.DeleteConsumer(t.Context(), stream, name))
+	other := newCall("s", exclusive("account/b"))
+	f.abandon(other)
+	close(release)
+	require.Equal(t, protocol.StatusOK, f.await(p, other).Status)
+	for _, call := range calls {
+		f.await(p, call)
+	}
+	f.requireQuiet()
+	h.stop()
+}
