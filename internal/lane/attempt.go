@@ -236,6 +236,7 @@ func (l *held) execute(e *entry) *protocol.Result {
 	run := &Run{
 		Call: call, Header: e.header, Attempt: max(e.starts, 1), Sequence: e.seq,
 		Queued: age, InLane: min(age, now.Sub(l.claimed)),
+		LeaseEnd: l.lease.end, Fence: l.fence(),
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, e.call.RunFor(), ErrRunTimeout)
 	defer cancel()
@@ -268,6 +269,10 @@ func (l *held) execute(e *entry) *protocol.Result {
 	result.RunMS = millis(time.Since(now))
 	return &result
 }
+
+// fence grows with each ready message, and with each delivery of one: as far as deliveries are
+// counted right.
+func (l *held) fence() uint64 { return l.ready<<16 | min(l.delivered, 1<<16-1) }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 

@@ -47,6 +47,11 @@ type Run struct {
 	// after this worker claimed the lane.
 	Queued time.Duration
 	InLane time.Duration
+	// LeaseEnd is until when the lane is surely held, as far as is known now: it moves forward with
+	// renewals, and counts by the monotonic clock and by the wall clock, whichever gets there first.
+	LeaseEnd func() time.Time
+	// Fence grows with each holder of the lane.
+	Fence uint64
 }
 
 // Interrupted translates the end of a call's context into its status and error;

@@ -48,6 +48,13 @@ func (l *lease) holds(now time.Time) bool {
 	return passed < l.length-l.margin()
 }
 
+// end is until when the lease is trusted, as far as is known now.
+func (l *lease) end() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.since.Add(l.length - l.margin())
+}
+
 // slack is how much later than a renewal the leader must have been heard: more than a message between servers takes.
 func (l *lease) slack() time.Duration { return l.length / 40 }
 
