@@ -35,7 +35,7 @@ func (w *Worker) talk(ctx context.Context, run *lane.Run, frames *frames) (r pro
 	var value protocol.Value
 	var state protocol.DialogState
 	var err error
-	c, handling := run.Call, &Handling{Call: run.Call, Attempt: run.Attempt, worker: w, frames: frames}
+	c, handling := run.Call, &Handling{Run: run, worker: w, frames: frames}
 	switch p := c.Payload.(type) {
 	case protocol.DialogOpen:
 		state, err = w.dialogs.Open(ctx, w.options.Handlers.Stateful[p.Tool], dialog.Opening[*Handling]{

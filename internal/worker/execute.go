@@ -87,7 +87,7 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 		value, err := w.workspaceRemove(ctx, run.Call.Lane())
 		return w.failed(ctx, run.Call, value, err)
 	}
-	s, err := w.sandboxes.get(ctx, run.Call.Lane())
+	s, err := w.sandboxes.get(ctx, run.Call.Lane(), run.LeaseEnd)
 	if err != nil {
 		return w.failed(ctx, run.Call, nil, err)
 	}

@@ -58,8 +58,7 @@ func (h Handlers) validate() error {
 
 // Handling is one attempt of a call that a [Handler] executes.
 type Handling struct {
-	Call    *protocol.Call
-	Attempt int
+	Run *lane.Run
 
 	worker *Worker
 	frames *frames
@@ -70,10 +69,10 @@ var errNoSandbox = errors.New("the call has no sandbox: its resource key is not 
 
 // Sandbox returns the sandbox of the call's session, which is opened by the first that asks.
 func (h *Handling) Sandbox(ctx context.Context) (sandbox.Sandbox, error) {
-	if sandboxOf(h.Call.Lane()) == "" {
+	if sandboxOf(h.Run.Call.Lane()) == "" {
 		return nil, errNoSandbox
 	}
-	return h.worker.sandboxes.get(ctx, h.Call.Lane())
+	return h.worker.sandboxes.get(ctx, h.Run.Call.Lane(), h.Run.LeaseEnd)
 }
 
 // Output sends live output to whoever watches the call. It must not be called by
@@ -91,7 +90,7 @@ func (w *Worker) handle(ctx context.Context, run *lane.Run, frames *frames) (r p
 	if err != nil {
 		return protocol.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)), true
 	}
-	value, err := w.callHandler(ctx, handler, &Handling{Call: run.Call, Attempt: run.Attempt, worker: w, frames: frames}, arguments)
+	value, err := w.callHandler(ctx, handler, &Handling{Run: run, worker: w, frames: frames}, arguments)
 	return w.returned(ctx, run.Call, value, err), true
 }
 
@@ -112,7 +111,7 @@ func (w *Worker) returned(ctx context.Context, c *protocol.Call, value protocol.
 func (w *Worker) callHandler(ctx context.Context, handler Handler, h *Handling, arguments json.RawMessage) (protocol.Value, error) {
 	output, err := handler(ctx, h, arguments)
 	if err == nil {
-		value, encodeErr := protocol.NewUserValue(h.Call.Payload.Kind(), output)
+		value, encodeErr := protocol.NewUserValue(h.Run.Call.Payload.Kind(), output)
 		if encodeErr == nil {
 			return value, nil
 		}

@@ -293,7 +293,7 @@ func TestCommand_EnvironmentIsClean(t *testing.T) {
 	require.Equal(t, "hello", names["GREETING"])
 	require.Equal(t, "C.UTF-8", names["LANG"])
 	require.True(t, strings.HasPrefix(names["HOME"], o.Data), names["HOME"])
-	for _, expected := range []string{"PATH", "LANG", "TERM", "HOME", "TMPDIR", "GREETING", "TOOLFLEET_COMMAND", "PWD"} {
+	for _, expected := range []string{"PATH", "LANG", "TERM", "HOME", "TMPDIR", "GREETING", "PWD"} {
 		delete(names, expected)
 	}
 	require.Empty(t, names)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
@@ -33,6 +35,8 @@ type sandboxes struct {
 
 // box is the sandbox of a lane; its lock is held while it opens.
 type box struct {
+	leaseEnd atomic.Pointer[func() time.Time] // of the lane, as its last holder here knows it
+
 	mu        sync.Mutex
 	sandbox   sandbox.Sandbox
 	workspace string
@@ -72,10 +76,11 @@ func dataID(path string) (string, error) {
 	return strings.TrimSpace(string(content)), err
 }
 
-// get returns the sandbox of a lane, opening it when it is not open. Expected
-// failures are a *protocol.Error.
-func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, error) {
+// get returns the sandbox of a lane that is surely held until leaseEnd, opening it when it is not
+// open. Expected failures are a *protocol.Error.
+func (s *sandboxes) get(ctx context.Context, l protocol.Lane, leaseEnd func() time.Time) (sandbox.Sandbox, error) {
 	b := s.box(l)
+	b.leaseEnd.Store(&leaseEnd)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sandbox != nil {
@@ -99,6 +104,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane) (sandbox.Sandbox, 
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
 		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.options.Env,
 		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect,
+		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
 	})
 	if err != nil {
 		err = errors.Join(err, b.closeLocked())

@@ -162,7 +162,7 @@ func (w *Worker) ownVariable(name, value string) bool {
 		return true
 	}
 	switch strings.ToUpper(name) {
-	case "_", "PWD", "OLDPWD", "SHLVL", "HOME", "TMPDIR", "TOOLFLEET_COMMAND", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY":
+	case "_", "PWD", "OLDPWD", "SHLVL", "HOME", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY":
 		return true
 	default:
 		return false

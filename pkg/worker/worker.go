@@ -56,20 +56,20 @@ func (h Handler) Kind() protocol.Kind { return h.kind }
 type Call struct{ handling *internal.Handling }
 
 // ID is the id of the call, the same in every attempt: a key for idempotence.
-func (c *Call) ID() protocol.CallID { return c.handling.Call.ID }
+func (c *Call) ID() protocol.CallID { return c.handling.Run.Call.ID }
 
 // Session is the session that the call belongs to.
-func (c *Call) Session() protocol.SessionID { return c.handling.Call.SessionID }
+func (c *Call) Session() protocol.SessionID { return c.handling.Run.Call.SessionID }
 
 // Tool is the name of the tool, as the model called it.
-func (c *Call) Tool() string { return c.handling.Call.Tool }
+func (c *Call) Tool() string { return c.handling.Run.Call.Tool }
 
 // Attempt counts the starts of the call, from 1.
-func (c *Call) Attempt() int { return c.handling.Attempt }
+func (c *Call) Attempt() int { return c.handling.Run.Attempt }
 
 // Resources is what the call has for the time of the handler: exclusively, or
 // shared with other calls.
-func (c *Call) Resources() []protocol.Use { return c.handling.Call.Resources }
+func (c *Call) Resources() []protocol.Use { return c.handling.Run.Call.Resources }
 
 // Sandbox returns the sandbox of the session, for commands and files in its
 // workspace. It is an error when the tool's resources are not of a sandbox. Do not

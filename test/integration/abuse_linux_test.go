@@ -45,6 +45,12 @@ type abused struct {
 // startAbused starts a worker as a user.
 func startAbused(t *testing.T, uid int, flags ...string) *abused {
 	t.Helper()
+	return startWith(t, "ns", "full", uid, flags...)
+}
+
+// startWith starts a worker with a sandbox driver, which has to prove its level.
+func startWith(t *testing.T, driver, level string, uid int, flags ...string) *abused {
+	t.Helper()
 	b := newBroker(t)
 	require.NoError(t, natsio.Ensure(t.Context(), b.jetStream(t), natsio.Topology{}))
 	dir, err := os.MkdirTemp("/tmp", "toolfleet-abuse-") //nolint:usetesting // where an ordinary user may go
@@ -64,7 +70,7 @@ func startAbused(t *testing.T, uid int, flags ...string) *abused {
 		require.NoError(t, os.Chown(path, uid, uid))
 	}
 	args := []string{
-		"--nats", b.server.URL(), "--creds", creds, "--data", filepath.Join(dir, "data"), "--sandbox", "ns", "--slots", "8",
+		"--nats", b.server.URL(), "--creds", creds, "--data", filepath.Join(dir, "data"), "--sandbox", driver, "--slots", "8",
 		"--limit-processes", "700", "--limit-memory", "512M", "--limit-file-size", "64M", "--limit-output", "64K",
 	}
 	args = append(args, flags...)
@@ -74,7 +80,7 @@ func startAbused(t *testing.T, uid int, flags ...string) *abused {
 		program = "setpriv"
 	}
 	a.process = start(t, program, launch{args: args, env: []string{"NATS_CREDS=" + a.secret, "TMPDIR=" + dir}})
-	a.waitFor(t, `sandbox ns \(level full\)`)
+	a.waitFor(t, fmt.Sprintf(`sandbox %s \(level %s\)`, driver, level))
 	nc, err := nats.Connect("", append(b.server.Options(), nats.Timeout(patience))...)
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)

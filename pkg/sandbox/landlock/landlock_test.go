@@ -12,7 +12,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/landlock"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
@@ -22,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConformance(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	escapetest.InArms(t, false, func(t *testing.T) {
 		t.Helper()
-		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return landlock.New(nil) }, sandboxtest.Options{Env: []string{process.MarkVar}})
+		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return landlock.New(nil) }, sandboxtest.Options{})
 	})
 }
 

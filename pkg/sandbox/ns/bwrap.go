@@ -19,7 +19,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -59,7 +58,7 @@ func startBwrap(config wire.Config, control *os.File, group *cgroup.Group) (*bwr
 	err = args.build(config, theirs)
 	b.command.Args = append([]string{"bwrap"}, args.list...)
 	if err == nil {
-		err = start.Alone(b.command.Start)
+		err = b.command.Start()
 	}
 	for _, file := range b.command.ExtraFiles[2:] {
 		err = errors.Join(err, file.Close())

@@ -32,5 +32,6 @@
 // Killing is the first process's work while it answers: on time-out and cancel, everything
 // of the command is asked to end, after the grace time it is killed, and so is whatever a
 // command leaves. If it does not answer it is killed itself, from outside, and the kernel
-// leaves no process of the sandbox: [sandbox.ReasonLost]. The next command gets a new one.
+// leaves no process of the sandbox: [sandbox.ReasonLost]. The next command gets a new one. The first
+// process ends by itself when the worker is gone or its lease has ended.
 package ns

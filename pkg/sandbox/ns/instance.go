@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/deadman"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -263,6 +264,20 @@ func (i *instance) look(replies <-chan *reply) {
 			return
 		}
 	}
+}
+
+// keep tells the first process until when the sandbox may run, now and whenever that moves. It ends with the
+// first process, or that with it.
+func (i *instance) keep(end func() time.Time) {
+	if end == nil {
+		return
+	}
+	send := func(d deadman.Deadline) error {
+		return i.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
+	}
+	first := end()
+	_ = send(deadman.At(first)) // one that is gone runs nothing
+	i.reader.Go(func() { deadman.Keep(end, first, i.gone, send) })
 }
 
 // wait waits for the end of the first process.

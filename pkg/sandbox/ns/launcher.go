@@ -13,7 +13,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -99,7 +98,7 @@ func (l *launcher) start() error {
 		Env: []string{initd.OneThread}, ExtraFiles: []*os.File{theirs, program},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // what is typed at a terminal does not end it
 	}
-	if err := start.Alone(command.Start); err != nil {
+	if err := command.Start(); err != nil {
 		return errors.Join(fmt.Errorf("start the launcher: %w", err), conn.Close())
 	}
 	l.conn, l.command = conn, command

@@ -60,6 +60,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 	if err != nil {
 		return explain(err)
 	}
+	fresh.keep(s.spec.LeaseEnd)
 	fresh.proxy.serve(ctx, s.spec.Network.Serve)
 	s.use(fresh)
 	return nil

@@ -1,7 +1,6 @@
 package process
 
 import (
-	"crypto/rand"
 	"errors"
 	"maps"
 	"os"
@@ -10,10 +9,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 )
-
-// MarkVar is the environment variable that tells whose a process is. Its value is
-// different for every command, and means nothing.
-const MarkVar = "TOOLFLEET_COMMAND"
 
 // command builds what cmd asks for. The directory, in which the command is to
 // start, has to stay open until then.
@@ -47,6 +42,5 @@ func (s *Sandbox) env(extra map[string]string) map[string]string {
 	env := map[string]string{"HOME": s.scratch.Home(), "TMPDIR": s.scratch.Temp()}
 	maps.Copy(env, s.spec.Env)
 	maps.Copy(env, extra)
-	env[MarkVar] = rand.Text()
 	return env
 }

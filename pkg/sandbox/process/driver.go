@@ -152,9 +152,6 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if err := checkUnisolated(spec); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
-	if err := prepareTrees(); err != nil {
-		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
-	}
 	scratch, err := scratch.Open(spec.Scratch)
 	if err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os/exec"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -16,9 +15,8 @@ import (
 
 // Times of the supervision of a command.
 const (
-	killWait  = 5 * time.Second        // for a killed process to be gone
+	killWait  = 5 * time.Second        // for killed processes to be gone
 	drainWait = 250 * time.Millisecond // for the output of a command that is gone
-	gracePoll = 20 * time.Millisecond  // between looks at whether a tree has ended
 )
 
 // Exec implements [sandbox.Sandbox].
@@ -71,14 +69,13 @@ func contextReason(err error) sandbox.Reason {
 
 // run is a command that was started.
 type run struct {
-	cmd     *exec.Cmd
 	limits  sandbox.Limits
 	tree    *tree
 	member  *member
 	out     *capture.Output
 	pipes   *stdio.Pipes
 	started time.Time
-	ended   chan struct{} // closed when the command itself has ended
+	ended   chan struct{} // closed when the command has ended, with all that it started
 	wall    time.Duration // set when ended is closed
 }
 
@@ -99,7 +96,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run
 		c.Stdin = stdin
 	}
 	r := &run{
-		cmd: c, limits: limits, out: out, pipes: p, tree: newTree(c, m), member: m,
+		limits: limits, out: out, pipes: p, tree: newTree(c, m), member: m,
 		started: time.Now(), ended: make(chan struct{}),
 	}
 	status, err := s.driver.newStatus(c)
@@ -107,15 +104,14 @@ func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run
 		p.Abandon()
 		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
-	if err := r.tree.start(); err != nil {
+	if !m.Watched() {
+		limits.Memory = 0 // the group bounds it
+	}
+	if err := r.tree.start(limits, s.spec.LeaseEnd); err != nil {
 		status.close()
 		p.Abandon()
 		return nil, start.Fault(cmd.Argv[0], err)
 	}
-	if !m.Watched() {
-		limits.Memory = 0 // the group bounds it
-	}
-	limitProcess(c.Process.Pid, limits)
 	p.Run()
 	go func() {
 		r.tree.await()
@@ -145,10 +141,10 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 		case <-r.ended:
 			return ""
 		case <-r.pipes.Over():
-			r.tree.kill()
+			r.tree.signal(true)
 			return sandbox.ReasonOutputLimit
 		case <-stop:
-			r.tree.kill()
+			r.tree.signal(true)
 			return sandbox.ReasonCancelled
 		case <-wall:
 			r.terminate(stop)
@@ -158,33 +154,27 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 			return contextReason(ctx.Err())
 		case <-look:
 			if _, mine := r.member.Killed(); mine {
-				r.tree.kill()
+				r.tree.signal(true)
 				return sandbox.ReasonOOM
 			}
 		}
 	}
 }
 
-// terminate asks every process of the command to end, and kills what is left after
-// the grace time, or at once when stop is closed or output overflows.
+// terminate asks the command to end, and kills what is left after the grace time, or at once when stop is closed
+// or output overflows.
 func (r *run) terminate(stop <-chan struct{}) {
-	defer r.tree.kill()
-	r.tree.terminate()
+	r.tree.signal(false)
 	grace := time.NewTimer(r.limits.Grace)
 	defer grace.Stop()
-	poll := time.NewTicker(gracePoll)
-	defer poll.Stop()
-	for r.tree.alive() {
-		select {
-		case <-poll.C:
-		case <-grace.C:
-			return
-		case <-stop:
-			return
-		case <-r.pipes.Over():
-			return
-		}
+	select {
+	case <-r.ended:
+		return
+	case <-grace.C:
+	case <-stop:
+	case <-r.pipes.Over():
 	}
+	r.tree.signal(true)
 }
 
 // finish kills what is left of the command and collects its result.
@@ -203,9 +193,11 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 	if over && reason == "" {
 		result.Reason = sandbox.ReasonOutputLimit
 	}
-	if state := r.cmd.ProcessState; state != nil {
+	select {
+	case <-r.ended:
 		result.Wall = r.wall
-		describe(&result, state, r.limits)
+		r.tree.describe(&result, r.limits)
+	default:
 	}
 	r.outOfMemory(&result)
 	return result, err
@@ -221,15 +213,14 @@ func (r *run) outOfMemory(result *sandbox.Result) {
 	}
 }
 
-// clear waits for the end of the command itself, which has ended or was killed, and
-// ends everything else of it.
+// clear waits until nothing of the command is left.
 func (r *run) clear() error {
-	timer := time.NewTimer(killWait)
+	timer := time.NewTimer(killWait + time.Second)
 	defer timer.Stop()
 	select {
 	case <-r.ended:
-	case <-timer.C: // it may be another user's now; the goroutine ends with it
-		return fmt.Errorf("%w: process %d does not end", sandbox.ErrLeftover, r.cmd.Process.Pid)
+		return r.tree.finish()
+	case <-timer.C: // the goroutine ends with it
+		return fmt.Errorf("%w: the command does not end", sandbox.ErrLeftover)
 	}
-	return r.tree.finish()
 }

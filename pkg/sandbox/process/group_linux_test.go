@@ -3,7 +3,6 @@ package process_test
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -84,16 +83,15 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // as above
 // The command goes on when it is so.
 const hides = `(setsid env -i /bin/bash -c 'ulimit -S -R 12345; : >hidden; exec sleep '$0 &) ; until [ -e hidden ]; do sleep 0.01; done; rm hidden`
 
-// TestGroup_NothingHides from the end of its command, or of another one after which nothing runs.
-func TestGroup_NothingHides(t *testing.T) { //nolint:paralleltest // as above
-	requireGroups(t)
+// TestExec_NothingHides from the end of its command, alone or beside another one.
+func TestExec_NothingHides(t *testing.T) {
+	t.Parallel()
 	s := limited(t, sandbox.Limits{})
 	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", hides, "98761"}})
 	require.NoError(t, err)
 	require.Zero(t, result.ExitCode, "%s", result.Stderr.Data)
 	require.False(t, running(t, "sleep", "98761"))
-	beside := make(chan error, 1)
-	started := make(chan struct{})
+	beside, started := make(chan error, 1), make(chan struct{})
 	go func() {
 		_, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", "echo; while [ ! -e end ]; do sleep 0.05; done"}, Live: func(sandbox.Stream, []byte) { close(started) }})
 		beside <- err
@@ -101,44 +99,8 @@ func TestGroup_NothingHides(t *testing.T) { //nolint:paralleltest // as above
 	<-started
 	_, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", hides, "98762"}})
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return running(t, "sleep", "98762") }, time.Minute, 10*time.Millisecond,
-		"beside another command it cannot be told whose it is")
+	require.False(t, running(t, "sleep", "98762"))
 	_, err = s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "end"})
 	require.NoError(t, err)
 	require.NoError(t, <-beside)
-	require.False(t, running(t, "sleep", "98762"))
-}
-
-// asWorker says that this process is a worker that is killed, or the next one.
-const asWorker = "TOOLFLEET_TEST_AS_WORKER"
-
-// TestGroup_NextWorkerEndsWhatAKilledOneLeft.
-func TestGroup_NextWorkerEndsWhatAKilledOneLeft(t *testing.T) { //nolint:paralleltest // as above
-	switch os.Getenv(asWorker) {
-	case "killed":
-		_ = run(t, limited(t, sandbox.Limits{}), `sleep 98763 & wait`)
-		return
-	case "next":
-		_, err := process.New(nil).Probe(t.Context())
-		require.NoError(t, err)
-		return
-	default:
-	}
-	requireGroups(t)
-	self, err := os.Executable()
-	require.NoError(t, err)
-	worker := func(kind string) *exec.Cmd {
-		cmd := exec.CommandContext(t.Context(), self, "-test.run", "^TestGroup_NextWorkerEndsWhatAKilledOneLeft$")
-		cmd.Env = append(os.Environ(), asWorker+"="+kind)
-		return cmd
-	}
-	killed := worker("killed")
-	require.NoError(t, killed.Start())
-	require.Eventually(t, func() bool { return running(t, "sleep", "98763") }, time.Minute, 10*time.Millisecond)
-	require.NoError(t, killed.Process.Kill())
-	require.Error(t, killed.Wait())
-	require.True(t, running(t, "sleep", "98763"), "nothing ends it with the worker")
-	said, err := worker("next").CombinedOutput()
-	require.NoError(t, err, "%s", said)
-	require.Eventually(t, func() bool { return !running(t, "sleep", "98763") }, time.Minute, 10*time.Millisecond)
 }

@@ -3,7 +3,6 @@
 package process
 
 import (
-	"os/exec"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -38,4 +37,9 @@ func (*member) Killed() (killed, mine bool) { return false, false }
 // Kinds returns kinds.
 func (*member) Kinds(kinds sandbox.LimitKinds) sandbox.LimitKinds { return kinds }
 
-func (*member) prepare(*exec.Cmd) {}
+func limitKinds() sandbox.LimitKinds {
+	return sandbox.LimitKinds{
+		CPU: sandbox.LimitNone, Memory: sandbox.LimitNone, Processes: sandbox.LimitNone,
+		OpenFiles: sandbox.LimitNone, FileSize: sandbox.LimitNone, Disk: sandbox.LimitNone,
+	}
+}

@@ -19,5 +19,5 @@ func TestDriver(t *testing.T) {
 	sandboxtest.Run(t, func(t *testing.T) sandbox.Driver {
 		t.Helper()
 		return process.New(nil)
-	}, sandboxtest.Options{Env: []string{process.MarkVar}})
+	}, sandboxtest.Options{})
 }

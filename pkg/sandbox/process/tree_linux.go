@@ -6,189 +6,156 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
 const treeWarning = ""
-
-// sweepPause is the time between two scans for what is left of a command; it
-// doubles up to sweepMaxPause.
-const (
-	sweepPause    = time.Millisecond
-	sweepMaxPause = 64 * time.Millisecond
-)
-
-func prepareTrees() error { return commands.prepare() }
 
 // startDir names an open directory so that nothing on the way to it can be
 // exchanged before the command is in it.
 func startDir(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) }
 
-// tree is every process of one command. Its methods are called by one goroutine,
-// but for await.
+// tree is every process of one command, by their guard.
 type tree struct {
-	cmd   *exec.Cmd
+	cmd   *exec.Cmd // the command, which the guard starts
 	in    *member
-	mark  string
-	brand brand
+	guard *exec.Cmd
+	conn  *wire.Conn
+	gone  chan struct{} // closed when nothing is left, or the guard has given up
 	pid   int
-
-	born     uint64           // when the command started, in ticks since boot
-	sessions map[int]struct{} // of processes that were seen in the tree
+	ended wire.Ended // set before gone is closed
 }
 
 func newTree(cmd *exec.Cmd, in *member) *tree {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	in.prepare(cmd)
-	t := &tree{cmd: cmd, in: in, brand: newBrand(), sessions: make(map[int]struct{})}
-	for _, entry := range cmd.Env {
-		if value, ok := strings.CutPrefix(entry, MarkVar+"="); ok {
-			t.mark = value
-		}
-	}
-	return t
+	return &tree{cmd: cmd, in: in, gone: make(chan struct{})}
 }
 
-func (t *tree) start() error {
-	err := commands.start(t.brand, func() (int, error) {
-		if err := t.cmd.Start(); err != nil {
-			return 0, err
-		}
-		return t.cmd.Process.Pid, nil
-	})
+// start starts the command, which may run until leaseEnd; nil is no end.
+func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
+	conn, theirs, err := wire.Pair()
 	if err != nil {
 		return err
 	}
-	t.pid = t.cmd.Process.Pid
-	t.sessions[t.pid] = struct{}{}
-	if p, ok := readProc(t.pid); ok {
-		t.born = p.start
+	c, group := t.cmd, t.in.group.Group()
+	t.conn, t.guard = conn, &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{guardName}, Env: []string{"GOMAXPROCS=1"}, Dir: c.Dir,
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, ExtraFiles: append([]*os.File{theirs}, c.ExtraFiles...),
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // what is typed at a terminal does not stop it
+	}
+	if group != nil {
+		t.guard.ExtraFiles = append(t.guard.ExtraFiles, group.Dir())
+	}
+	err = t.guard.Start()
+	if err = errors.Join(err, theirs.Close()); err != nil {
+		return errors.Join(fmt.Errorf("start the guard of a command: %w", err), conn.Close())
+	}
+	o := order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: limits, Status: len(c.ExtraFiles) > 0, Group: group != nil}
+	var last time.Time
+	if leaseEnd != nil {
+		last = leaseEnd()
+		o.Deadline = int64(deadman.At(last))
+	}
+	if err := t.order(o); err != nil {
+		_ = t.conn.Close() // it ends by that
+		_ = t.guard.Wait() // as above
+		return err
+	}
+	if leaseEnd != nil {
+		go deadman.Keep(leaseEnd, last, t.gone, func(d deadman.Deadline) error {
+			return t.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
+		})
 	}
 	return nil
 }
 
-// await blocks until the command itself has ended, and leaves it to be reaped by
-// finish: until then its id, and its group's, stand for nothing else.
+// order has the guard start the command.
+func (t *tree) order(o order) error {
+	if err := t.conn.Send(0, wire.KindExec, o); err != nil {
+		return err
+	}
+	m, err := t.conn.Receive()
+	if err != nil {
+		return fmt.Errorf("the guard of a command: %w", err)
+	}
+	var answer begun
+	switch err := m.Decode(&answer); {
+	case err != nil:
+		return err
+	case answer.Errno != 0:
+		return syscall.Errno(answer.Errno)
+	case answer.Error != "":
+		return fmt.Errorf("the guard of a command: %s", answer.Error) //nolint:err113 // it comes from another process
+	}
+	t.pid = answer.PID
+	return nil
+}
+
+// await blocks until nothing of the command is left, or its guard has given up.
 func (t *tree) await() {
-	for {
-		err := unix.Waitid(unix.P_PID, t.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return
-		}
+	defer close(t.gone)
+	m, err := t.conn.Receive()
+	if err == nil {
+		err = m.Decode(&t.ended)
+	}
+	if err != nil { // somebody has killed it, and by that the command
+		t.ended = wire.Ended{Status: uint32(syscall.SIGKILL), Over: sandbox.ReasonLost}
+		_ = unix.Kill(-t.pid, unix.SIGKILL) // as far as is known
 	}
 }
 
-// terminate asks every process of the tree to end.
-func (t *tree) terminate() {
-	members, err := t.scan()
-	if err != nil {
-		_ = unix.Kill(-t.pid, unix.SIGTERM) // the best that can be done without /proc
-		return
-	}
-	for _, p := range members {
-		signal(p, syscall.SIGTERM)
+// signal asks every process of the command to end, or kills them.
+func (t *tree) signal(kill bool) {
+	_ = t.conn.Send(0, wire.KindSignal, wire.Signal{Kill: kill}) // if it cannot be sent, nothing is left
+	if kill {
+		_ = t.in.KillAlone() // at once, where there is a control group
 	}
 }
 
-// alive reports whether any process of the tree runs.
-func (t *tree) alive() bool {
-	members, err := t.scan()
-	if err != nil {
-		return true
-	}
-	for _, p := range members {
-		if !p.ended() {
-			return true
-		}
-	}
-	return false
-}
-
-// kill kills the tree before the command itself is reaped.
-func (t *tree) kill() {
-	_ = unix.Kill(-t.pid, unix.SIGKILL) // all of the group at once: forks cannot outrun it
-	_ = t.in.KillAlone()                // nor leave this one
-	members, err := t.scan()
-	if err != nil {
-		return // finish reports it
-	}
-	for _, p := range members {
-		signal(p, syscall.SIGKILL)
-	}
-}
-
-// finish reaps the command itself, which has ended, and sweeps.
+// finish reaps the guard.
 func (t *tree) finish() error {
-	_ = unix.Kill(-t.pid, unix.SIGKILL) // whoever is left in the group
-	err := t.cmd.Wait()
-	commands.reaped(t.pid)
-	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
-		return fmt.Errorf("wait for process %d: %w", t.pid, err)
+	if t.ended.Left {
+		return fmt.Errorf("%w: of the command %q", sandbox.ErrLeftover, t.cmd.Args[0])
 	}
-	return t.sweep()
+	_ = t.guard.Wait() // it has said all
+	return t.conn.Close()
 }
 
-// sweep kills and reaps until nothing of the tree is left.
+// sweep waits for a guard that has given up once, and goes on trying.
 func (t *tree) sweep() error {
-	deadline := time.Now().Add(killWait)
-	for pause := sweepPause; ; pause = min(2*pause, sweepMaxPause) {
-		left, err := t.pass()
-		if err != nil || left == 0 {
-			return err
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: %d of the command %q", sandbox.ErrLeftover, left, t.cmd.Args[0])
-		}
-		<-time.After(pause)
+	_ = t.in.KillAlone()
+	t.conn.ReceiveUntil(time.Now().Add(killWait))
+	m, err := t.conn.Receive()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return t.finish()
 	}
+	if err == nil {
+		err = m.Decode(&t.ended)
+	}
+	t.ended.Left = false
+	return errors.Join(err, t.finish())
 }
 
-// pass kills and reaps once, and returns how many processes were there.
-func (t *tree) pass() (int, error) {
-	if childless() {
-		return 0, nil
+// describe puts how the command ended under its limits, and what it used, into result.
+func (t *tree) describe(result *sandbox.Result, limits sandbox.Limits) {
+	result.CPU, result.MaxRSS = t.ended.CPU, t.ended.MaxRSS
+	status, natural := syscall.WaitStatus(t.ended.Status), sandbox.ReasonExited
+	if status.Signaled() {
+		result.Signal = unix.SignalName(status.Signal())
+		natural = signalReason(status.Signal(), limits)
+	} else {
+		result.ExitCode = status.ExitStatus()
 	}
-	_ = t.in.KillAlone() // who starts others is stopped first
-	members, err := t.scan()
-	if err != nil {
-		return 0, err
+	if t.ended.Over != "" {
+		natural = t.ended.Over
 	}
-	for _, p := range members {
-		signal(p, syscall.SIGKILL)
-		reap(p)
-	}
-	return len(members), nil
-}
-
-// childless reports that this process has no children at all. As it adopts orphans,
-// nothing of any command is left then.
-func childless() bool {
-	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-	return errors.Is(err, unix.ECHILD)
-}
-
-// signal sends to exactly the process that was seen, and to none that got its id since.
-func signal(p proc, sig syscall.Signal) {
-	handle, err := os.FindProcess(p.pid)
-	if err != nil {
-		return
-	}
-	defer handle.Release() //nolint:errcheck // cannot fail
-	if now, ok := readProc(p.pid); ok && now.start == p.start {
-		_ = handle.Signal(sig) // it may have ended
-	}
-}
-
-// reap waits for p if it is a child of this process that has ended.
-func reap(p proc) {
-	if p.ppid == os.Getpid() {
-		_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // not ended: another pass finds it
-		commands.reaped(p.pid)
+	if result.Reason == "" {
+		result.Reason = natural
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
@@ -108,15 +107,6 @@ func TestExec_LeavesNoDescriptors(t *testing.T) {
 		require.Error(t, err)
 	}
 	require.Equal(t, before, count())
-}
-
-//nolint:paralleltest // looks at a limit of the whole process
-func TestExec_BrandLeavesOurLimitAsItWas(t *testing.T) {
-	var before, after unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_RTTIME, &before))
-	sh(t, openSandbox(t), "true")
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_RTTIME, &after))
-	require.Equal(t, before, after)
 }
 
 func TestExec_DescriptorsOfTheWorkerAreNotInherited(t *testing.T) {

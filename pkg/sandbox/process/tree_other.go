@@ -5,11 +5,13 @@ package process
 import (
 	"os"
 	"os/exec"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-const treeWarning = "on this system a command's background processes survive it"
-
-func prepareTrees() error { return nil }
+const treeWarning = "on this system commands outlive a worker that is killed or stopped, also its lease, " +
+	"and a command's background processes survive it"
 
 func startDir(dir *os.File) string { return dir.Name() }
 
@@ -18,18 +20,29 @@ type tree struct{ cmd *exec.Cmd }
 
 func newTree(cmd *exec.Cmd, _ *member) *tree { return &tree{cmd: cmd} }
 
-func (t *tree) start() error { return t.cmd.Start() }
+func (t *tree) start(sandbox.Limits, func() time.Time) error { return t.cmd.Start() }
 
 // await blocks until the command itself has ended.
 func (t *tree) await() { _ = t.cmd.Wait() } // ProcessState tells
 
-// terminate kills: there is no way to ask.
-func (t *tree) terminate() { t.kill() }
-
-func (t *tree) alive() bool { return false }
-
-func (t *tree) kill() { _ = t.cmd.Process.Kill() } // it may have ended
+// signal kills: there is no way to ask.
+func (t *tree) signal(bool) { _ = t.cmd.Process.Kill() } // it may have ended
 
 func (t *tree) finish() error { return nil }
 
 func (t *tree) sweep() error { return nil }
+
+// describe puts how the command ended, and what it used, into result.
+func (t *tree) describe(result *sandbox.Result, _ sandbox.Limits) {
+	state := t.cmd.ProcessState
+	if state == nil {
+		return
+	}
+	result.ExitCode = state.ExitCode()
+	result.CPU = state.UserTime() + state.SystemTime()
+	if result.Reason == "" {
+		result.Reason = sandbox.ReasonExited
+	}
+}
+
+func probeArgv() []string { return []string{"cmd", "/c", "exit 7"} }

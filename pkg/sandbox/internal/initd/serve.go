@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/files"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/deadman"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -29,7 +30,7 @@ import (
 const (
 	maxFileCalls  = 4
 	maxMessages   = 64
-	threadsAtOnce = 12
+	threadsAtOnce = 13
 )
 
 // server is the first process of a sandbox once everything is shut.
@@ -37,6 +38,7 @@ type server struct {
 	conn     *wire.Conn
 	files    *files.FS
 	null     *os.File // the input of commands that have none
+	lease    *deadman.Switch
 	commands *commands
 
 	once       sync.Once
@@ -120,6 +122,9 @@ func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 	s.files.Protect(places)
 	if s.null, err = os.Open(os.DevNull); err != nil {
 		return nil, &stepError{step: "open " + os.DevNull, err: err}
+	}
+	if s.lease, err = deadman.New(func() { os.Exit(ExitLease) }); err != nil {
+		return nil, &stepError{step: "lease", err: err}
 	}
 	go s.commands.reap()
 	for range maxFileCalls {
@@ -231,6 +236,9 @@ func stockThreads() {
 // of its threads by now, and their ids are the first ones of the sandbox.
 func outOfReach() error { return confine.Untouchable(max(1, lastPID())) }
 
+// ExitLease is with what the first process ends when the worker's lease has: the kernel kills everybody else.
+const ExitLease = 3
+
 // take deals with a request: here and now when nothing else goes on and it takes no time, for then nobody can be
 // kept waiting, and no other thread has to be woken; otherwise beside others.
 func (s *server) take(m *wire.Message) {
@@ -238,7 +246,7 @@ func (s *server) take(m *wire.Message) {
 		s.takeFiles(m)
 		return
 	}
-	if m.Kind == wire.KindExec && s.idle() {
+	if m.Kind == wire.KindLease || m.Kind == wire.KindExec && s.idle() {
 		s.handle(m)
 		return
 	}
@@ -328,6 +336,10 @@ func (s *server) handle(m *wire.Message) {
 		if m.Decode(&request) == nil {
 			s.commands.signal(request)
 		}
+	case wire.KindLease:
+		var lease wire.Lease
+		_ = m.Decode(&lease)                                 // a deadline of 0 has passed
+		_ = s.lease.Extend(deadman.Deadline(lease.Deadline)) // it is a timer
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
 	}

@@ -36,6 +36,7 @@ const (
 	KindExec   Kind = iota + 16 // Exec; descriptors: output, errors, and input if there is one; answered by Ended
 	KindSignal                  // Signal; not answered
 	KindFiles                   // sandbox.FileRequest, answered by sandbox.FileReply
+	KindLease                   // Lease; not answered
 )
 
 // Place is something in a workspace, and which file or directory that is.
@@ -86,6 +87,11 @@ type Limits struct {
 type Signal struct {
 	Command uint64
 	Kill    bool // SIGKILL; else SIGTERM
+}
+
+// Lease says until when a sandbox may run.
+type Lease struct {
+	Deadline int64 // a deadman.Deadline
 }
 
 // Fault is a sandbox.Fault.

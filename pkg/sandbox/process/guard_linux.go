@@ -1,0 +1,249 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+)
+
+// guardName is the name under which this program is the guard of a command.
+const guardName = "toolfleet-guard"
+
+// Descriptors of a guard. The first three are the command's.
+const (
+	guardControl = 3
+	guardMore    = 4 // the status of a driver that wraps commands, and the control group, if there are
+)
+
+// order is the command that a guard starts. It runs in the guard's directory.
+type order struct {
+	Path     string
+	Argv     []string
+	Env      []string
+	Limits   sandbox.Limits
+	Status   bool // there is a status
+	Group    bool // there is a control group
+	Deadline int64
+}
+
+// begun answers an order: one of the three.
+type begun struct {
+	PID   int
+	Errno int // of the start
+	Error string
+}
+
+// It has to be found out before anything else whether this process is a guard.
+func init() { //nolint:gochecknoinits // there is no other way to be asked first
+	if len(os.Args) == 1 && os.Args[0] == guardName {
+		unix.Exit(guardMain()) // at once: a race detector would wait
+	}
+}
+
+// guard is the parent of one command, and adopts what loses its parent. So its descendants are the
+// command's processes, whatever they do, and when it has no child there is none. It kills them when
+// the command has ended, when it is told to, when the worker is gone, and when the worker's lease has ended.
+type guard struct {
+	conn  *wire.Conn
+	lease *deadman.Switch
+	main  int           // the command itself
+	kill  chan struct{} // closed when everything has to end
+	once  sync.Once
+
+	mu    sync.Mutex
+	asked bool // the command was, to end: what it has started may take its time
+	ended wire.Ended
+}
+
+func guardMain() int {
+	runtime.LockOSThread() // the kernel ends the command with the thread that starts it
+	conn, err := wire.Open(guardControl)
+	if err != nil {
+		return 2
+	}
+	g := &guard{conn: conn, kill: make(chan struct{})}
+	err = g.begin()
+	answer := begun{PID: g.main}
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		answer.Errno = int(errno)
+	} else if err != nil {
+		answer.Error = err.Error()
+	}
+	_ = conn.Send(0, wire.KindReady, answer) // that the worker is gone is noticed by receive
+	if err != nil {
+		return 1
+	}
+	go g.receive()
+	go g.sweep()
+	g.reap()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_ = conn.Send(0, wire.KindExec, g.ended) // as above
+	return 0
+}
+
+// begin starts the command.
+func (g *guard) begin() error {
+	m, err := g.conn.Receive()
+	if err != nil {
+		return err
+	}
+	var o order
+	if err := m.Decode(&o); err != nil {
+		return err
+	}
+	if err := unix.CloseRange(guardControl, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if g.lease, err = deadman.New(func() { g.end(sandbox.ReasonLost) }); err != nil {
+		return err
+	}
+	if o.Deadline > 0 {
+		if err := g.lease.Extend(deadman.Deadline(o.Deadline)); err != nil {
+			return err
+		}
+	}
+	return g.fork(o)
+}
+
+// fork starts the command, and lets go of what is its alone.
+func (g *guard) fork(o order) error {
+	attr := &syscall.ProcAttr{
+		Env: o.Env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	}
+	next := guardMore
+	if o.Status {
+		attr.Files = append(attr.Files, uintptr(next))
+		next++
+	}
+	if o.Group {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, next
+	}
+	pid, err := syscall.ForkExec(o.Path, o.Argv, attr) //nolint:gosec // that is what it is for
+	if err != nil {
+		return err
+	}
+	g.main = pid
+	limitProcess(pid, o.Limits)
+	if o.Status {
+		_ = unix.Close(guardMore)
+	}
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	for fd := range 3 {
+		if err == nil {
+			err = unix.Dup3(null, fd, 0)
+		}
+	}
+	return err // the command ends with this process
+}
+
+// receive does what the worker asks for. When the worker is gone, everything ends.
+func (g *guard) receive() {
+	defer g.end("")
+	for {
+		m, err := g.conn.Receive()
+		if err != nil {
+			return
+		}
+		var signal wire.Signal
+		var lease wire.Lease
+		switch {
+		case m.Kind == wire.KindLease && m.Decode(&lease) == nil && g.lease.Extend(deadman.Deadline(lease.Deadline)) == nil:
+		case m.Kind == wire.KindSignal && m.Decode(&signal) == nil && !signal.Kill:
+			g.mu.Lock()
+			g.asked = true
+			g.mu.Unlock()
+			signalAll(unix.SIGTERM)
+		default:
+			return
+		}
+	}
+}
+
+// end has everything killed.
+func (g *guard) end(why sandbox.Reason) {
+	g.once.Do(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.ended.Over = why
+		close(g.kill)
+	})
+}
+
+// reap waits for children until there is none.
+func (g *guard) reap() {
+	for {
+		var status unix.WaitStatus
+		var usage unix.Rusage
+		pid, err := unix.Wait4(-1, &status, 0, &usage)
+		if errors.Is(err, unix.ECHILD) {
+			return
+		}
+		if err != nil || pid != g.main {
+			continue
+		}
+		g.mu.Lock()
+		g.ended.Status, g.ended.CPU = uint32(status), time.Duration(usage.Utime.Nano()+usage.Stime.Nano())
+		g.ended.MaxRSS = int64(usage.Maxrss) << 10 //nolint:unconvert // 32 bits on some systems
+		asked := g.asked
+		g.mu.Unlock()
+		if !asked {
+			g.end("")
+		}
+	}
+}
+
+// sweepPause is the time between two looks for what is left of a command; it doubles up to sweepMaxPause.
+const (
+	sweepPause    = time.Millisecond
+	sweepMaxPause = 64 * time.Millisecond
+)
+
+// sweep kills everything, again and again, once it has to end. It says so when it does not succeed.
+func (g *guard) sweep() {
+	<-g.kill
+	told, deadline := false, time.Now().Add(killWait)
+	for pause := sweepPause; ; pause = min(2*pause, sweepMaxPause) {
+		signalAll(unix.SIGKILL)
+		if !told && time.Now().After(deadline) {
+			told = true
+			g.mu.Lock()
+			left := g.ended
+			g.mu.Unlock()
+			left.Left = true
+			_ = g.conn.Send(0, wire.KindExec, left) // as in guardMain
+		}
+		<-time.After(pause)
+	}
+}
+
+// signalAll sends to all descendants of this process, a process group at a time: forks cannot outrun that. The
+// groups are theirs alone, as they are in sessions of their own.
+func signalAll(sig syscall.Signal) {
+	parents, groups := map[int][]int{}, map[int]int{}
+	for _, p := range readProcs() {
+		parents[p.ppid] = append(parents[p.ppid], p.pid)
+		groups[p.pid] = p.pgrp
+	}
+	done := map[int]bool{}
+	for next := parents[os.Getpid()]; len(next) > 0; {
+		pid := next[0]
+		next = append(next[1:], parents[pid]...)
+		if group := groups[pid]; !done[group] {
+			done[group] = true
+			_ = unix.Kill(-group, sig) // it may have ended, or belong to another user by now
+		}
+	}
+}
