@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -34,6 +35,43 @@ func ExampleMain() {
 	})
 
 	worker.Main(count)
+}
+
+// accounts is a store that refuses writes of former holders of an account's lane.
+type accounts struct {
+	mu       sync.Mutex
+	balances map[string]int
+	fences   map[string]uint64
+}
+
+var errFenced = errors.New("another worker has taken over the account")
+
+func (a *accounts) add(account string, amount int, fence uint64) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if fence < a.fences[account] {
+		return 0, errFenced
+	}
+	a.fences[account] = fence
+	a.balances[account] += amount
+	return a.balances[account], nil
+}
+
+// A worker that was stopped for longer than its lease may go on in the middle of a handler while
+// another one has the lane. The store tells the two apart by their fences; in SQL that is
+//
+//	UPDATE accounts SET balance = balance + $1, fence = $2 WHERE id = $3 AND fence <= $2
+func ExampleCall_Fence() {
+	type arguments struct {
+		Account string `json:"account"`
+		Amount  int    `json:"amount"`
+	}
+	store := &accounts{balances: map[string]int{}, fences: map[string]uint64{}}
+	credit := worker.Handle("credit", func(_ context.Context, call *worker.Call, args arguments) (int, error) {
+		return store.add(args.Account, args.Amount, call.Fence())
+	})
+
+	worker.Main(credit)
 }
 
 // A stateful tool keeps what it knows in variables. The model's first call returns the

@@ -23,6 +23,11 @@
 // safe for concurrent use. A panic is the result "tool_panicked". After a lost worker
 // the call runs again, unless the tool is declared at_most_once: then its result is
 // outcome_unknown.
+//
+// Commands in a sandbox end with the lease of their lane, whatever has become of the worker. A
+// handler is code of this process, which nobody else can end: one whose process was stopped for
+// longer than the lease goes on when the process does, beside the next holder of the lane, until its
+// ctx ends a moment later. [Call.Fence] is for resources that must refuse it then.
 package worker
 
 import (
@@ -33,6 +38,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"time"
 
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
@@ -66,6 +72,17 @@ func (c *Call) Tool() string { return c.handling.Run.Call.Tool }
 
 // Attempt counts the starts of the call, from 1.
 func (c *Call) Attempt() int { return c.handling.Run.Attempt }
+
+// LeaseEnd is until when the worker surely has the call's lane, as far as it knows now: renewals move
+// it forward. ctx ends when it has passed. A process that is stopped between a look at it and what it
+// does next (SIGSTOP, a suspended machine, a long pause of any kind) does that too late all the same.
+func (c *Call) LeaseEnd() time.Time { return c.handling.Run.LeaseEnd() }
+
+// Fence is a number that grows with each holder of the call's lane. Only the resource itself can keep
+// out a handler that goes on after its lease: send the fence with every write, and have the resource
+// keep the greatest one that it has seen and refuse all lower ones in the same transaction. It fences
+// calls of one lane; a resource that calls of several lanes write to keeps one for each.
+func (c *Call) Fence() uint64 { return c.handling.Run.Fence }
 
 // Resources is what the call has for the time of the handler: exclusively, or
 // shared with other calls.

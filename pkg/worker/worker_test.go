@@ -29,11 +29,13 @@ type seen struct {
 	Attempt   int      `json:"attempt"`
 	Resources []string `json:"resources"`
 	Greeting  string   `json:"greeting"`
+	Held      bool     `json:"held"` // it has a fence, and time left
 }
 
 func greet(_ context.Context, call *worker.Call, args greeting) (seen, error) {
 	call.Output([]byte("greeting " + args.Name))
 	s := seen{Tool: call.Tool(), Session: string(call.Session()), Attempt: call.Attempt(), Greeting: "hello " + args.Name}
+	s.Held = call.Fence() > 0 && call.LeaseEnd().After(time.Now())
 	for _, use := range call.Resources() {
 		s.Resources = append(s.Resources, string(use.Access)+" "+string(use.Key))
 	}
@@ -58,7 +60,7 @@ func TestHandle_GetsItsArgumentsAndItsCall(t *testing.T) {
 	outcome, err := f.Call(t.Context(), table, "s", "greet", `{"name":"Ada"}`, nil)
 	require.NoError(t, err)
 	require.Nil(t, outcome.Error)
-	require.JSONEq(t, `{"tool":"greet","session":"s","attempt":1,"resources":["shared person/Ada"],"greeting":"hello Ada"}`, outcome.Text)
+	require.JSONEq(t, `{"tool":"greet","session":"s","attempt":1,"resources":["shared person/Ada"],"greeting":"hello Ada","held":true}`, outcome.Text)
 
 	outcome, err = f.Call(t.Context(), table, "s", "greet_first", `{"first":"Ada"}`, nil)
 	require.NoError(t, err)
