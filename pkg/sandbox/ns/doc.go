@@ -15,9 +15,6 @@
 // /proc and /dev of its own, its workspace, and a home and a /tmp that are the scratch
 // directory. There is no network but a loopback, unless the sandbox is made with one.
 //
-// While nobody waits, the next sandbox like the last one is half made: it lacks its directories. Open
-// uses it if nothing of the host that it shows has changed since.
-//
 // The driver fails closed. The first process tests from inside that every layer holds, before
 // anything else runs in the sandbox, and does not serve otherwise.
 //

@@ -57,7 +57,6 @@ type Driver struct {
 	choose bool        // whether a probe chooses the launcher
 	bwrap  atomic.Bool // whether that is bwrap
 
-	spares    *spare
 	find      func() (*cgroup.Tree, error)
 	ungrouped atomic.Bool // whether control groups turned out to be of no use
 	unquoted  atomic.Bool // whether quotas did
@@ -68,7 +67,7 @@ func New(options *Options) *Driver {
 	if options == nil {
 		options = &Options{}
 	}
-	d := &Driver{log: options.Logger, dir: options.Dir, choose: options.Launcher == "", spares: &spares, find: cgroup.Find}
+	d := &Driver{log: options.Logger, dir: options.Dir, choose: options.Launcher == "", find: cgroup.Find}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -121,7 +120,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 		return nil, errors.Join(err, opened.Close())
 	}
 	s := &Sandbox{
-		spec: spec, config: config, spares: d.spares, groups: d.groups(), scratch: opened,
+		spec: spec, config: config, groups: d.groups(), scratch: opened,
 		disk: bounds.NewDisk(spec, !d.unquoted.Load(), d.log), log: d.log, stop: make(chan struct{}),
 	}
 	if err := s.start(ctx); err != nil {

@@ -31,56 +31,48 @@ type launcher struct {
 // errLauncher says that the launcher is gone, or does not answer: it has been ended.
 var errLauncher = errors.New("the launcher is lost")
 
-// launch starts a sandbox that has one end of a control socket, in a group unless that is nil. When the worker is root,
-// owners is a user namespace that translates the owner of its directories; otherwise it is -1. After [errLauncher] there may
+// launch starts a sandbox that has one end of a control socket, in a group unless that is nil. After [errLauncher] there may
 // be a process that has the socket, and ends with it: the next one needs another.
-func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Group) (process *os.Process, owners int, err error) {
+func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Group) (*os.Process, error) {
 	fds := []int{int(control.Fd())}
 	if group != nil {
 		fds = append(fds, int(group.Dir().Fd()))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	pid, owners, err := l.ask(config, fds)
+	pid, err := l.ask(config, fds)
 	if _, ok := errors.AsType[*startError](err); err != nil && !ok {
 		l.end()
 		err = fmt.Errorf("%w: %w", errLauncher, err)
 	}
 	if err != nil {
-		return nil, -1, err
+		return nil, err
 	}
-	process, err = os.FindProcess(pid) // a child of this process, so the id is no one else's
-	return process, owners, err
+	return os.FindProcess(pid) // a child of this process, so the id is no one else's
 }
 
 // ask starts the launcher if need be and has it start a sandbox.
-func (l *launcher) ask(config wire.Config, fds []int) (pid, owners int, err error) {
+func (l *launcher) ask(config wire.Config, fds []int) (pid int, err error) {
 	if l.conn == nil {
 		if err := l.start(); err != nil {
-			return 0, -1, err
+			return 0, err
 		}
 	}
 	if err := l.conn.Send(0, wire.KindConfig, config, fds...); err != nil {
-		return 0, -1, err
+		return 0, err
 	}
 	l.conn.ReceiveUntil(time.Now().Add(startWait))
 	m, err := l.conn.Receive()
 	if err != nil {
-		return 0, -1, err
+		return 0, err
 	}
-	defer m.CloseFDs() // but the one that is returned
+	m.CloseFDs() // there are none
 	if m.Kind == wire.KindFailed {
-		return 0, -1, failed(m)
+		return 0, failed(m)
 	}
 	var launched wire.Launched
-	if err := m.Decode(&launched); err != nil {
-		return 0, -1, err
-	}
-	owners = -1
-	if len(m.FDs) > 0 {
-		owners, m.FDs = m.FDs[0], m.FDs[1:]
-	}
-	return launched.PID, owners, nil
+	err = m.Decode(&launched)
+	return launched.PID, err
 }
 
 func (l *launcher) start() error {

@@ -137,7 +137,7 @@ func TestLost_LauncherIsKilledWhileItLaunches(t *testing.T) { //nolint:parallelt
 			time.AfterFunc(time.Duration(i)*100*time.Microsecond, func() { _ = victim.Kill() })
 		}
 		launchers.mu.Unlock()
-		opened, err := openNew(t.Context(), s.config, nil, sandbox.Limits{})
+		opened, err := open(t.Context(), s.config, nil, sandbox.Limits{})
 		require.NoError(t, err)
 		require.NoError(t, opened.close())
 	}
@@ -148,7 +148,7 @@ func TestOpen_OfAnEndedStartLeavesNothing(t *testing.T) {
 	s := openLost(t)
 	config := s.config
 	config.Workspace = "/no/such/directory"
-	_, err := open(t.Context(), &spares, config, nil, sandbox.Limits{})
+	_, err := open(t.Context(), config, nil, sandbox.Limits{})
 	var failed *startError
 	require.ErrorAs(t, err, &failed)
 	require.Contains(t, failed.Step, "/no/such/directory")

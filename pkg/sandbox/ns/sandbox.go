@@ -23,8 +23,7 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 type Sandbox struct {
 	spec    sandbox.Spec
 	config  wire.Config
-	guard   *guard // nil when nothing is protected; used by who holds change, or mu and sees that nothing is under way
-	spares  *spare
+	guard   *guard       // nil when nothing is protected; used by who holds change, or mu and sees that nothing is under way
 	groups  *cgroup.Tree // nil without control groups
 	scratch *scratch.Dir
 	disk    *bounds.Disk
@@ -56,7 +55,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 	if s.guard != nil {
 		s.config.Protected, s.config.Pinned = s.guard.wire(s.guard.protected), s.guard.wire(s.guard.pinned)
 	}
-	fresh, err := open(ctx, s.spares, s.config, s.groups, s.spec.Limits)
+	fresh, err := open(ctx, s.config, s.groups, s.spec.Limits)
 	if err != nil {
 		return explain(err)
 	}

@@ -24,10 +24,7 @@ func newGroup(limits sandbox.Limits) (*group, error) {
 	if !ungrouped.Load() {
 		groups, _ = cgroup.Find() // limits are enforced in other ways then, and published so
 	}
-	b, err := bounds.New(groups, bounds.Spare{})
-	if err == nil {
-		err = b.Become(limits)
-	}
+	b, err := bounds.New(groups, bounds.Spare{}, limits)
 	if err != nil {
 		return nil, err
 	}

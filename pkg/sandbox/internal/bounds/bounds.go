@@ -34,10 +34,10 @@ type Bound struct {
 	kills uint64 // for memory, before it started
 }
 
-// New makes a group for a sandbox, if groups is not nil, with the limits that sandboxes have by default.
-func New(groups *cgroup.Tree, spare Spare) (*Bounds, error) {
+// New makes a group for a sandbox with these limits, if groups is not nil.
+func New(groups *cgroup.Tree, spare Spare, whole sandbox.Limits) (*Bounds, error) {
 	b := &Bounds{spare: spare}
-	b.whole = sandbox.Limits{}.WithDefaults()
+	b.whole = whole.WithDefaults()
 	if groups == nil {
 		return b, nil
 	}
@@ -49,14 +49,6 @@ func New(groups *cgroup.Tree, spare Spare) (*Bounds, error) {
 
 // Group is the control group; nil when there is none.
 func (b *Bounds) Group() *cgroup.Group { return b.group }
-
-// Become changes the limits of a sandbox in which nothing has run.
-func (b *Bounds) Become(whole sandbox.Limits) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.whole = whole.WithDefaults()
-	return b.apply()
-}
 
 // groupLimits are limits of commands as those of the group.
 func (b *Bounds) groupLimits(l sandbox.Limits) cgroup.Limits {

@@ -6,8 +6,7 @@
 //	                   │ clone: new user, mount, process, network, IPC, host name namespaces
 //	                   ▼
 //	                 setup    PID 1; a copy of launch that makes a list of system calls: builds its
-//	                   │      own root and leaves the old one; waits for the sandbox's directories, which the worker
-//	                   │      hands over, perhaps much later; gives up every right that it can give up
+//	                   │      own root and leaves the old one; gives up every right that it can give up
 //	                   │ exec, so that every thread is restricted
 //	                   ▼
 //	                 serve    tests itself; answers requests until the worker is gone

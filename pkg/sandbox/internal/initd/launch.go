@@ -40,14 +40,13 @@ func launch(conn *wire.Conn) error {
 		if err != nil {
 			return err
 		}
-		launched, owners, err := spawn(m)
+		pid, err := spawn(m)
 		m.CloseFDs()
 		if err != nil {
 			err = conn.Send(m.ID, wire.KindFailed, Failure(StageLaunch, err))
 		} else {
-			err = conn.Send(m.ID, wire.KindLaunched, launched, owners...)
+			err = conn.Send(m.ID, wire.KindLaunched, wire.Launched{PID: pid})
 		}
-		closeAll(owners)
 		if err != nil {
 			return err
 		}
@@ -55,36 +54,34 @@ func launch(conn *wire.Conn) error {
 }
 
 // spawn starts a sandbox with the control socket that came with the request, in the control group
-// that did, if one did. What fails in its first process is told through the socket. For root, owners is a
-// user namespace that translates the owner of the directories; the caller closes it.
-func spawn(m *wire.Message) (launched wire.Launched, owners []int, err error) {
+// that did, if one did. What fails in its first process is told through the socket.
+func spawn(m *wire.Message) (pid int, err error) {
 	var config wire.Config
 	if err := m.Decode(&config); err != nil {
-		return launched, nil, err
+		return 0, err
 	}
 	if m.Kind != wire.KindConfig || len(m.FDs) < 1 || len(m.FDs) > 2 {
-		return launched, nil, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
+		return 0, fmt.Errorf("%w: kind %d with %d descriptors", wire.ErrMalformed, m.Kind, len(m.FDs))
 	}
 	from := inherited{control: m.FDs[0]}
 	if config.Privileged {
 		translated, err := newTranslation(owner{config.OwnerUID, config.OwnerGID})
 		if err != nil {
-			return launched, nil, &stepError{step: StepNamespaces, err: err}
+			return 0, &stepError{step: StepNamespaces, err: err}
 		}
-		owners = []int{translated.fd}
+		defer closeAll([]int{translated.fd})
 		config.HostUID, config.HostGID = translated.host, translated.host
-		from.trees, err = openMounts(config)
+		from.trees, err = openTrees(config, translated.fd)
 		defer closeAll(from.trees)
 		if err != nil {
-			return launched, owners, err
+			return 0, err
 		}
 	}
 	var group *int
 	if len(m.FDs) > 1 {
 		group = &m.FDs[1]
 	}
-	launched.PID, err = from.fork(config, group)
-	return launched, owners, err
+	return from.fork(config, group)
 }
 
 // fork makes the first process of a sandbox, in a control group unless that is nil.
@@ -198,21 +195,4 @@ func closeAll(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd)
 	}
-}
-
-// openMounts opens what only the worker's user may open. On failure too, what was opened is returned.
-func openMounts(config wire.Config) ([]int, error) {
-	var trees []int
-	for _, m := range config.Mounts {
-		tree, err := openTree(m.Host, unix.AT_RECURSIVE)
-		if err != nil {
-			return trees, &stepError{step: "open " + m.Host, err: err}
-		}
-		trees = append(trees, tree)
-	}
-	return trees, nil
-}
-
-func openTree(path string, flags uint) (int, error) {
-	return unix.OpenTree(unix.AT_FDCWD, path, flags|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 }

@@ -77,7 +77,7 @@ const Keys = "/proc/keys"
 
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened
 // before anything is covered, and mounted relative to the new root, which is the working
-// directory. Its own directories are handed over when the rest is there. trees are the mounts if launch has opened them.
+// directory. trees are the directories and the mounts if launch has opened them.
 func enterRoot(l *calls.List, config wire.Config, trees []int) error {
 	v := &view{List: l, config: config, links: map[string]string{}, made: map[string]bool{".": true}}
 	layer(l, config, "private mounts", func() { l.Do(unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_PRIVATE, 0) })
@@ -101,7 +101,7 @@ type part struct {
 
 // steps are all that are left to do when the host's files are open.
 func (v *view) steps() []part {
-	parts := []part{
+	return []part{
 		{"system directories", v.placeSystem},
 		{"settings", v.placeSettings},
 		{"places for devices", v.makeDevices},
@@ -116,26 +116,20 @@ func (v *view) steps() []part {
 		{"part of what users have", v.takeShares},
 		{"/dev", v.placeDevices},
 		{"keys of the host", v.hideKeys},
+		{"directories", v.placeDirectories},
+		{"pivot_root", func() {
+			v.Do(unix.SYS_PIVOT_ROOT, ".", ".")
+			v.Do(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+			v.Do(unix.SYS_CHDIR, "/")
+		}},
+		{"working directory", func() { v.Do(unix.SYS_CHDIR, GuestWorkspace) }},
+		{"protected places", v.protect}, // now no symbolic link on the way leads to the host
 	}
-	leave := part{"pivot_root", func() {
-		v.Do(unix.SYS_PIVOT_ROOT, ".", ".")
-		v.Do(unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
-		v.Do(unix.SYS_CHDIR, "/")
-	}}
-	place := []part{{"directories handed over", v.receiveDirectories}, {"directories", v.placeDirectories}}
-	if v.config.Privileged {
-		parts = append(append(parts, leave), place...)
-	} else {
-		parts = append(append(parts, place...), leave) // their paths are the host's
-	}
-	return append(parts,
-		part{"working directory", func() { v.Do(unix.SYS_CHDIR, GuestWorkspace) }},
-		part{"protected places", v.protect}) // now no symbolic link on the way leads to the host
 }
 
 // tree is something of the host that the sandbox will see.
 type tree struct {
-	fd    any    // a descriptor, where it will be written, or the result of the call that opens it
+	fd    any    // a descriptor, or the result of the call that opens it
 	guest string // relative to the root
 	dir   bool
 }
@@ -172,8 +166,9 @@ func (v *view) open(trees []int) error {
 			return err
 		}
 	}
-	for _, guest := range []string{GuestWorkspace, GuestHome, GuestTemp} {
-		v.dirs = append(v.dirs, tree{guest: guest[1:], dir: true})
+	own := directories(v.config)
+	for i, guest := range []string{GuestWorkspace, GuestHome, GuestTemp} {
+		v.take(&v.dirs, &trees, own[i], tree{guest: guest[1:], dir: true})
 	}
 	for _, m := range v.config.Mounts {
 		v.take(&v.mounts, &trees, m.Host, tree{guest: Guest(m)[1:], dir: isDir(m.Host)})

@@ -12,17 +12,13 @@ import (
 const (
 	// KindConfig is a Config: the first message to each stage of a sandbox that is a program, and to the launcher
 	// with the sandbox's end of the control socket. The launcher answers by KindLaunched or KindFailed.
-	KindConfig      Kind = iota + 1
-	KindLaunched         // Launched; a descriptor when the worker is root: a user namespace that translates owners
-	KindReady            // Ready, of the sandbox
-	KindFailed           // Failed, of either
-	KindListener         // a descriptor: a listener on the sandbox's loopback
-	KindAborted          // of a sandbox that is no program yet: AbortedHead, and what calls.Failed reads
-	KindDirectories      // to a sandbox that is no program yet, in a form of its own
+	KindConfig   Kind = iota + 1
+	KindLaunched      // Launched
+	KindReady         // Ready, of the sandbox
+	KindFailed        // Failed, of either
+	KindListener      // a descriptor: a listener on the sandbox's loopback
+	KindAborted       // of a sandbox that is no program yet: AbortedHead, and what calls.Failed reads
 )
-
-// HeadSize is how many bytes of a message come before its body.
-const HeadSize = headerSize
 
 // AbortedHead is the start of a message of KindAborted, which is of one frame.
 func AbortedHead() []byte {

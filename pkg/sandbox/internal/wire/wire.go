@@ -135,19 +135,6 @@ func (c *Conn) Send(id uint64, kind Kind, value any, fds ...int) error {
 	return nil
 }
 
-// SendPlain sends a message whose body is at most a frame long and in no form of this package: a reader that has not
-// got it finds it after HeadSize bytes.
-func (c *Conn) SendPlain(kind Kind, body []byte, fds ...int) error {
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
-	}
-	if len(body) > frameSize {
-		return fmt.Errorf("%w: %d bytes in a frame", ErrMalformed, len(body))
-	}
-	return c.sendPart(0, kind, body, false, rights)
-}
-
 // sendPart sends a part of a message, beside others.
 func (c *Conn) sendPart(id uint64, kind Kind, payload []byte, more bool, rights []byte) error {
 	c.send.Lock()
