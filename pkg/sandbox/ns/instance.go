@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -38,7 +37,6 @@ type instance struct {
 	next    uint64
 	waiting map[uint64]chan<- *reply // nil when it is gone
 	failure error                    // the first one of the connection
-	soon    atomic.Bool              // whether the last reply has come at once
 
 	reader   sync.WaitGroup
 	closing  sync.Once
@@ -192,18 +190,12 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 	if err != nil {
 		return nil, err
 	}
-	soon := i.soon.Swap(false) // one looks at a time
-	asked := time.Now()
 	if err := i.sending(ctx, func() error { return send(id) }); err != nil {
 		i.forget(id)
 		return nil, fmt.Errorf("%w: %w", errLost, err)
 	}
-	if soon {
-		i.look(replies)
-	}
 	select {
 	case r := <-replies:
-		i.soon.Store(time.Since(asked) < soonEnough)
 		return r, nil
 	case <-i.gone:
 		select {
@@ -242,28 +234,6 @@ func (i *instance) sending(ctx context.Context, send func() error) error {
 		}
 	}
 	return err
-}
-
-// A reply that comes at once takes less time than to be woken for it, which takes several threads of this process, too. So where
-// the last one has come so soon, the next one is looked for a moment before its asker sleeps, as the first process looks
-// for the next request.
-const (
-	soonEnough = 200 * time.Microsecond // with the time to be woken
-	lookTime   = 50 * time.Microsecond
-)
-
-// look hands out replies until there is one among these, for a moment.
-func (i *instance) look(replies <-chan *reply) {
-	for end := time.Now().Add(lookTime); len(replies) == 0; {
-		m, err := i.conn.Look(time.Until(end))
-		if m == nil && err == nil {
-			return
-		}
-		if err != nil || !i.deliver(m) {
-			_ = i.process.Kill() // it may have ended; if not, it broke the protocol. receive sees the end
-			return
-		}
-	}
 }
 
 // keep tells the first process until when the sandbox may run, now and whenever that moves. It ends with the

@@ -12,7 +12,6 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -135,39 +134,17 @@ func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 
 // receive takes requests until the worker is gone.
 func (s *server) receive() error {
-	soon := false // whether the next one may come at once
 	for {
-		waits := time.Now()
-		m, err := s.next(soon)
+		m, err := s.conn.Receive()
 		if errors.Is(err, io.EOF) {
 			return nil // the kernel kills everybody else
 		}
 		if err != nil {
 			return &stepError{step: "receive", err: err}
 		}
-		soon = m.Kind == wire.KindFiles && time.Since(waits) < soonEnough
 		s.take(m)
-		soon = soon && s.idle()
 	}
 }
-
-// next waits for the next request, awake for a moment if it may come at once.
-func (s *server) next(soon bool) (*wire.Message, error) {
-	if soon {
-		if m, err := s.conn.Look(spinTime); m != nil || err != nil {
-			return m, err
-		}
-	}
-	return s.conn.Receive()
-}
-
-// When file operations follow on each other, most of the time that one takes is that of being woken for it. Where one has
-// come so soon, the next one is looked for a moment before this process sleeps; where it has not, that would only take the
-// processor from others.
-const (
-	soonEnough = 200 * time.Microsecond // with the time to be woken
-	spinTime   = 40 * time.Microsecond
-)
 
 // ProxyPort is where a sandbox's proxy listens on its loopback, the usual port of one.
 const ProxyPort = 3128

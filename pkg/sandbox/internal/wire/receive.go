@@ -17,7 +17,7 @@ import (
 func (c *Conn) Receive() (m *Message, err error) {
 	for m == nil && err == nil {
 		waitErr := c.raw.Read(func(fd uintptr) bool {
-			m, err = c.receive(int(fd), 0)
+			m, err = c.receive(int(fd))
 			return !errors.Is(err, unix.EAGAIN)
 		})
 		if waitErr != nil {
@@ -27,36 +27,19 @@ func (c *Conn) Receive() (m *Message, err error) {
 	return m, err
 }
 
-// Look is a Receive that does not sleep: it looks for a message again and again for a time, and returns nil when none has
-// come. For a message that comes so soon, that is sooner than to be woken. It may be called beside Receive, and by many: each
-// message is returned once.
-func (c *Conn) Look(most time.Duration) (m *Message, err error) {
-	end := time.Now().Add(most)
-	controlErr := c.raw.Control(func(fd uintptr) {
-		for m == nil && err == nil && time.Now().Before(end) {
-			if m, err = c.receive(int(fd), unix.MSG_DONTWAIT); errors.Is(err, unix.EAGAIN) {
-				err = nil
-			}
-		}
-	})
-	return m, errors.Join(err, controlErr)
-}
-
 // receive receives a frame, and returns the message if it was the last one of it.
-func (c *Conn) receive(fd, flags int) (*Message, error) {
-	c.receiving.Lock()
-	defer c.receiving.Unlock()
-	n, fds, err := c.receiveFrame(fd, flags)
+func (c *Conn) receive(fd int) (*Message, error) {
+	n, fds, err := c.receiveFrame(fd)
 	if err != nil {
 		return nil, err
 	}
 	return c.join(c.received[:n], fds)
 }
 
-func (c *Conn) receiveFrame(fd, how int) (n int, fds []int, err error) {
+func (c *Conn) receiveFrame(fd int) (n int, fds []int, err error) {
 	var oobn, flags int
 	for {
-		n, oobn, flags, _, err = unix.Recvmsg(fd, c.received, c.oob, unix.MSG_CMSG_CLOEXEC|how)
+		n, oobn, flags, _, err = unix.Recvmsg(fd, c.received, c.oob, unix.MSG_CMSG_CLOEXEC)
 		// Of one that has ended without reading everything the kernel tells that first, once; what it
 		// has said comes after that.
 		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNRESET) {

@@ -58,7 +58,7 @@ func (m *Message) CloseFDs() {
 	m.FDs = nil
 }
 
-// Conn is one end of a connection. Send and Look may be called by many, Receive by one at a time.
+// Conn is one end of a connection. Send may be called by many, Receive by one at a time.
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn // of file
@@ -66,10 +66,9 @@ type Conn struct {
 	send  sync.Mutex
 	frame []byte
 
-	receiving sync.Mutex // held for a frame
-	received  []byte
-	partial   map[uint64]*Message
-	oob       []byte
+	received []byte
+	partial  map[uint64]*Message
+	oob      []byte
 }
 
 // Pair returns the two ends of a new connection: one for this process and one to be

@@ -10,8 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// TestFiles_EverybodyGetsHisOwnReply: replies are handed out by whoever looks for one, as file operations that follow on
-// each other do, and by who receives all others, the ends of commands among them.
+// TestFiles_EverybodyGetsHisOwnReply beside the ends of commands.
 func TestFiles_EverybodyGetsHisOwnReply(t *testing.T) {
 	t.Parallel()
 	s := open(t)
