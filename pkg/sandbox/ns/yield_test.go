@@ -58,15 +58,3 @@ func numbers(t *testing.T, r sandbox.Result) (all []int) {
 	}
 	return all
 }
-
-// TestPriority_TimersArePunctual: the first process lets its own timers be late; those of commands are not.
-func TestPriority_TimersArePunctual(t *testing.T) {
-	t.Parallel()
-	const nanoseconds = 50_000 // the kernel's default
-	s := limited(t, sandbox.Limits{})
-	for _, readOnly := range []bool{false, true} {
-		r, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"cat", "/proc/self/timerslack_ns"}, ReadOnly: readOnly})
-		require.NoError(t, err)
-		require.Equal(t, []int{nanoseconds}, numbers(t, r), "stderr: %s", r.Stderr.Data)
-	}
-}

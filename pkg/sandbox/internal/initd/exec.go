@@ -56,7 +56,10 @@ func (s *server) start(m *wire.Message) error {
 	}
 	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
 	fork := func() (int, error) {
-		return punctually(func() (int, error) { return syscall.ForkExec(path, argv, attr) })
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer sliceUsually()()
+		return syscall.ForkExec(path, argv, attr)
 	}
 	if request.ReadOnly {
 		s.once.Do(func() { s.readers, s.readersErr = newReaders() })

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -17,10 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
-// launchGC has the launcher collect garbage at a heap of 800 kB: each sandbox begins as a copy of it, of which what is written to is
-// copied in earnest.
-const launchGC = 20
-
 // launch starts sandboxes until the worker is gone: each is a process in namespaces of its own, a
 // child of the worker. It is a process of its own because starting one in a new user
 // namespace copies the page tables of the one that starts it, and those of a worker are big.
@@ -28,7 +23,6 @@ func launch(conn *wire.Conn) error {
 	for _, fd := range []int{fdControl, fdImage} {
 		unix.CloseOnExec(fd)
 	}
-	debug.SetGCPercent(launchGC)
 	if err := leaveProcesses(); err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -51,8 +50,6 @@ type server struct {
 
 // serve tests the sandbox from inside and answers requests until the worker is gone.
 func serve(conn *wire.Conn) error {
-	punctual()
-	debug.SetGCPercent(50)
 	unix.CloseOnExec(fdControl)
 	if err := step("order of killing", openScore); err != nil {
 		return err
@@ -198,7 +195,6 @@ func stockThreads() {
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			punctual()
 			held.Done()
 			<-release
 		})
@@ -255,37 +251,8 @@ func (s *server) takeFiles(m *wire.Message) {
 		s.answer(call, &sandbox.FileReply{Failure: err.Error()})
 		return
 	}
-	if s.idle() {
-		if reply := s.quick(call.request); reply != nil {
-			s.answer(call, reply)
-			return
-		}
-	}
 	s.busy.Add(1)
 	s.calls <- call
-}
-
-// quickSize is how big a file may be for reading it to take no time.
-const quickSize = 64 << 10
-
-// quick does an operation that takes no time; nil when it may take some.
-func (s *server) quick(request *sandbox.FileRequest) *sandbox.FileReply {
-	switch {
-	case request.Stat != nil:
-		return s.operate(request)
-	case request.Read != nil:
-		small, most := *request.Read, request.Read.MaxSize
-		if most <= 0 || most > quickSize {
-			small.MaxSize = quickSize
-		}
-		reply := s.operate(&sandbox.FileRequest{Roots: request.Roots, Read: &small})
-		if small.MaxSize != most && reply.Fault != nil && reply.Fault.Code == sandbox.FaultTooLarge {
-			return nil
-		}
-		return reply
-	default:
-		return nil
-	}
 }
 
 // serveFiles does file operations, for ever: in a goroutine that stays, because its stack has to grow for them.

@@ -124,8 +124,6 @@ func lockDown(l *calls.List, config wire.Config) error {
 	if config.Network == sandbox.NetworkAll && !confine.Scopes() {
 		layer(l, config, "abstract sockets", func() { confine.AddNoUnix(l) })
 	}
-	l.Step("precision of timers")
-	l.Do(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, slack)
 	l.Step("slices of time")
 	shortSlices(l)
 	layer(l, config, "exec", func() {
