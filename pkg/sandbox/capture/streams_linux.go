@@ -3,7 +3,6 @@ package capture
 import (
 	"errors"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -24,61 +23,33 @@ const looks = 100
 // with room for one packet, so at most one write of each waits; and an
 // edge-triggered epoll reports files in the order in which they became readable.
 type pipes struct {
-	*waiter
-
-	fds [2]int // our ends of stdout and stderr; -1 when closed
-	end atomic.Pointer[time.Time]
-}
-
-// waiter waits until something of a few descriptors can be read.
-type waiter struct {
+	fds    [2]int   // our ends of stdout and stderr; -1 when closed
 	epoll  *os.File // known to Go's poller, so that waiting blocks no thread
 	fd     int      // of it
 	events syscall.RawConn
-}
-
-// waiters are used by one command after the other. A descriptor that is closed is off them, or, while a process
-// that is just being started holds it too, tells of what is not there.
-var waiters sync.Pool //nolint:gochecknoglobals // of the process
-
-func newWaiter() (*waiter, error) {
-	if w, ok := waiters.Get().(*waiter); ok {
-		return w, nil
-	}
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, os.NewSyscallError("epoll_create1", err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil { // a file that is not is unknown to Go's poller
-		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
-	}
-	w := &waiter{epoll: os.NewFile(uintptr(fd), "output"), fd: fd}
-	if w.events, err = w.epoll.SyscallConn(); err != nil {
-		return nil, errors.Join(err, w.epoll.Close())
-	}
-	return w, nil
-}
-
-// release lets another command have the waiter.
-func (w *waiter) release() {
-	if w.epoll.SetReadDeadline(time.Time{}) == nil {
-		waiters.Put(w)
-	}
+	end    atomic.Pointer[time.Time]
 }
 
 func openPipes() (_ *pipes, stdout, stderr *os.File, err error) {
-	w, err := newWaiter()
+	p := &pipes{fds: [2]int{-1, -1}}
+	if p.fd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, nil, nil, os.NewSyscallError("epoll_create1", err)
+	}
+	err = os.NewSyscallError("fcntl", unix.SetNonblock(p.fd, true)) // a file that is not is unknown to Go's poller
+	p.epoll = os.NewFile(uintptr(p.fd), "output")
+	if err == nil {
+		p.events, err = p.epoll.SyscallConn()
+	}
+	if err == nil {
+		stdout, err = p.add(sandbox.Stdout)
+	}
+	if err == nil {
+		stderr, err = p.add(sandbox.Stderr)
+	}
 	if err != nil {
-		return nil, nil, nil, err
-	}
-	p := &pipes{waiter: w, fds: [2]int{-1, -1}}
-	if stdout, err = p.add(sandbox.Stdout); err != nil {
 		p.close()
+		_ = stdout.Close() // it may be nil
 		return nil, nil, nil, err
-	}
-	if stderr, err = p.add(sandbox.Stderr); err != nil {
-		p.close()
-		return nil, nil, nil, errors.Join(err, stdout.Close())
 	}
 	return p, stdout, stderr, nil
 }
@@ -106,21 +77,17 @@ func (p *pipes) add(stream sandbox.Stream) (*os.File, error) {
 	return theirs, nil
 }
 
-// buffers are used by one command after the other: most write little.
-var buffers = sync.Pool{New: func() any { return new([readSize]byte) }} //nolint:gochecknoglobals // of the process
-
 // lastWrites is how many writes are handed over at endAt's time: those that wait, and some of somebody who goes on writing.
 const lastWrites = 32
 
 // copy hands over what is written until both streams have ended, or endAt's time; also what was written by then, and nobody
 // has had the time to read. A stream of which keep wants no more is closed.
 func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
-	buf, _ := buffers.Get().(*[readSize]byte)
-	defer buffers.Put(buf)
+	buf := make([]byte, readSize)
 	_ = p.events.Read(func(uintptr) bool { // fails at endAt's time
 		for idle := looks; p.fds != [2]int{-1, -1} && !p.late(); {
 			switch {
-			case p.next(buf[:], keep):
+			case p.next(buf, keep):
 				idle = 0
 			case idle >= looks:
 				return false // sleep until there is more
@@ -131,7 +98,7 @@ func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
 		return true
 	})
 	for range lastWrites {
-		if !p.next(buf[:], keep) {
+		if !p.next(buf, keep) {
 			return
 		}
 	}
@@ -196,5 +163,5 @@ func (p *pipes) endAt(t time.Time) {
 func (p *pipes) close() {
 	p.closeEnd(sandbox.Stdout)
 	p.closeEnd(sandbox.Stderr)
-	p.release()
+	_ = p.epoll.Close() // as there
 }
