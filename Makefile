@@ -7,7 +7,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # What starts in a sandbox first, which the binaries contain. A plain "go build" has each
 # binary start itself there instead, which takes longer.
-PROGRAM := pkg/sandbox/ns/program.bin
+PROGRAM := pkg/sandbox/internal/image/program.bin
 TAG     := sandboxprogram
 
 # The race detector needs cgo and so a C compiler; without one the tests still run.

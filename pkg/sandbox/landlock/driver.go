@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/landlockstage"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 )
 
@@ -89,9 +90,9 @@ func check(spec sandbox.Spec) error {
 	return nil
 }
 
-// wrap makes the command line by which this program confines itself and becomes a command.
+// wrap makes the command line by which the guard's program confines itself and becomes a command.
 func wrap(spec sandbox.Spec, cmd sandbox.Cmd, path string, argv []string) (string, []string, error) {
-	config := config{
+	config := landlockstage.Config{
 		Workspace: spec.Workspace, Scratch: spec.Scratch, Mounts: spec.Mounts, Path: path,
 		ReadOnly: cmd.ReadOnly, Network: spec.Network.Mode == sandbox.NetworkAll,
 	}
@@ -106,7 +107,7 @@ func wrap(spec sandbox.Spec, cmd sandbox.Cmd, path string, argv []string) (strin
 	if err != nil {
 		return "", nil, err
 	}
-	return "/proc/self/exe", append([]string{arg0, string(encoded)}, argv...), nil
+	return "/proc/self/exe", append([]string{landlockstage.Arg0, string(encoded)}, argv...), nil
 }
 
 // Probe implements [sandbox.Driver]: it opens a sandbox and tries what must not be possible.

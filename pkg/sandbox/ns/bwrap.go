@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -35,11 +36,11 @@ type bwrap struct {
 // startBwrap starts a sandbox in namespaces that bubblewrap makes, in a group unless that is nil. It returns the first
 // process, which is bubblewrap's child.
 func startBwrap(config wire.Config, control *os.File, group *cgroup.Group) (*bwrap, *os.Process, error) {
-	program, err := image()
+	program, err := image.Open()
 	if err != nil {
 		return nil, nil, err
 	}
-	said, err := unsealed("bwrap")
+	said, err := image.Unsealed("bwrap")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -130,7 +131,7 @@ func (a *arguments) build(config wire.Config, info *os.File) error {
 	}
 	made := initd.Made(config)
 	for _, name := range slices.Sorted(maps.Keys(made)) {
-		content, err := memfd(name, strings.NewReader(made[name]))
+		content, err := image.Memfd(name, strings.NewReader(made[name]))
 		if err == nil {
 			_, err = content.Seek(0, io.SeekStart)
 		}

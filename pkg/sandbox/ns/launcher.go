@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -76,7 +77,7 @@ func (l *launcher) ask(config wire.Config, fds []int) (pid int, err error) {
 }
 
 func (l *launcher) start() error {
-	program, err := image()
+	program, err := image.Open()
 	if err != nil {
 		return err
 	}

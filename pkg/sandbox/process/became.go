@@ -12,12 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 )
 
-// StatusFD is the descriptor on which what [Options].Wrap starts tells why it could not
-// become the command: the number of the error of exec, or a text when it could not get that
-// far. It says nothing and closes it (on exec) when all is well.
-const StatusFD = 3
-
-// status is the other end of that descriptor; nil without a wrapper.
+// status is the other end of [guard.StatusFD]; nil without a wrapper.
 type status struct{ ours, theirs *os.File }
 
 // newStatus gives a command that is wrapped its descriptor.

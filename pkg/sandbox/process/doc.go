@@ -12,7 +12,7 @@
 //   - the end of a command is the end of everything that it started, and
 //   - on Linux a command ends with the worker and with the worker's lease (Spec.LeaseEnd).
 //
-// The last two are the work of a guard, a process of this program, one for each command:
+// The last two are the work of a guard (package guard), a process for each command:
 //
 //	worker ──exec──► guard ──fork──► command ──► ...
 //	   │ ◄─control socket─┘  adopts what loses its parent

@@ -15,7 +15,7 @@ import (
 
 // Times of the supervision of a command.
 const (
-	killWait  = 5 * time.Second        // for killed processes to be gone
+	killWait  = 6 * time.Second        // for killed processes to be gone; guards say before that they are not
 	drainWait = 250 * time.Millisecond // for the output of a command that is gone
 )
 
@@ -215,7 +215,7 @@ func (r *run) outOfMemory(result *sandbox.Result) {
 
 // clear waits until nothing of the command is left.
 func (r *run) clear() error {
-	timer := time.NewTimer(killWait + time.Second)
+	timer := time.NewTimer(killWait)
 	defer timer.Stop()
 	select {
 	case <-r.ended:

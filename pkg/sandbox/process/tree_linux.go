@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -13,6 +14,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/guard"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/image"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -22,11 +26,19 @@ const treeWarning = ""
 // exchanged before the command is in it.
 func startDir(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) }
 
+// guardProgram is what guards are; this program will do where the system lets no memory file be one.
+var guardProgram = sync.OnceValues(func() (*os.File, error) { //nolint:gochecknoglobals // one for all, read-only
+	if program, err := image.Open(); err == nil {
+		return program, nil
+	}
+	return os.Open("/proc/self/exe")
+})
+
 // tree is every process of one command, by their guard.
 type tree struct {
-	cmd   *exec.Cmd // the command, which the guard starts
+	cmd   *exec.Cmd // the command
 	in    *member
-	guard *exec.Cmd
+	guard *exec.Cmd // who starts it
 	conn  *wire.Conn
 	gone  chan struct{} // closed when nothing is left, or the guard has given up
 	pid   int
@@ -39,14 +51,18 @@ func newTree(cmd *exec.Cmd, in *member) *tree {
 
 // start starts the command, which may run until leaseEnd; nil is no end.
 func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
+	program, err := guardProgram()
+	if err != nil {
+		return err
+	}
 	conn, theirs, err := wire.Pair()
 	if err != nil {
 		return err
 	}
 	c, group := t.cmd, t.in.group.Group()
 	t.conn, t.guard = conn, &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{guardName}, Env: []string{"GOMAXPROCS=1"}, Dir: c.Dir,
-		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, ExtraFiles: append([]*os.File{theirs}, c.ExtraFiles...),
+		Path: initd.Image, Args: []string{initd.Arg0, initd.StageGuard}, Env: []string{initd.OneThread}, Dir: c.Dir,
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, ExtraFiles: append([]*os.File{theirs, program}, c.ExtraFiles...),
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // what is typed at a terminal does not stop it
 	}
 	if group != nil {
@@ -56,7 +72,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return errors.Join(fmt.Errorf("start the guard of a command: %w", err), conn.Close())
 	}
-	o := order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: limits, Status: len(c.ExtraFiles) > 0, Group: group != nil}
+	o := guard.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: limits, Status: len(c.ExtraFiles) > 0, Group: group != nil}
 	var last time.Time
 	if leaseEnd != nil {
 		last = leaseEnd()
@@ -76,7 +92,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 }
 
 // order has the guard start the command.
-func (t *tree) order(o order) error {
+func (t *tree) order(o guard.Order) error {
 	if err := t.conn.Send(0, wire.KindExec, o); err != nil {
 		return err
 	}
@@ -84,7 +100,7 @@ func (t *tree) order(o order) error {
 	if err != nil {
 		return fmt.Errorf("the guard of a command: %w", err)
 	}
-	var answer begun
+	var answer guard.Begun
 	switch err := m.Decode(&answer); {
 	case err != nil:
 		return err
@@ -130,7 +146,7 @@ func (t *tree) finish() error {
 // sweep waits for a guard that has given up once, and goes on trying.
 func (t *tree) sweep() error {
 	_ = t.in.KillAlone()
-	t.conn.ReceiveUntil(time.Now().Add(killWait))
+	t.conn.ReceiveUntil(time.Now().Add(guard.KillWait))
 	m, err := t.conn.Receive()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return t.finish()

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/guard"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -20,6 +21,7 @@ const (
 	StageLaunch = "launch"
 	StageShut   = "shut" // what comes after namespaces that somebody else has made
 	stageServe  = "serve"
+	StageGuard  = "guard" // no stage of a sandbox, see package guard
 )
 
 // Descriptors of the stages.
@@ -100,6 +102,8 @@ func run(args []string) int {
 		err = shut(conn)
 	case stageServe:
 		err = serve(conn)
+	case StageGuard:
+		guard.Main(conn)
 	default:
 		return 2
 	}

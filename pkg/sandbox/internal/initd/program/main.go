@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+	_ "github.com/toolfleet/toolfleet/pkg/sandbox/internal/landlockstage" // it is this program, too
 )
 
 func main() { initd.Main(os.Args) }

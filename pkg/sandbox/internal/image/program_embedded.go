@@ -1,6 +1,6 @@
 //go:build linux && sandboxprogram
 
-package ns
+package image
 
 import _ "embed"
 

@@ -1,6 +1,8 @@
 //go:build linux
 
-package ns
+// Package image has the program of package initd, which runs as the first process of sandboxes and
+// as the guard of commands that are in none.
+package image
 
 import (
 	"bytes"
@@ -23,8 +25,8 @@ func init() { //nolint:gochecknoinits // there is no other way to be asked first
 	}
 }
 
-// image is a sealed memory file with the program of the sandboxes' first processes.
-var image = sync.OnceValues(makeImage) //nolint:gochecknoglobals // one for all sandboxes, read-only
+// Open returns a sealed memory file with the program. It is everybody's: nobody closes it.
+var Open = sync.OnceValues(makeImage) //nolint:gochecknoglobals // one for all sandboxes, read-only
 
 func makeImage() (*os.File, error) {
 	var source io.Reader = bytes.NewReader(program)
@@ -36,16 +38,16 @@ func makeImage() (*os.File, error) {
 		defer self.Close()
 		source = self
 	}
-	file, err := memfd("toolfleet-sandbox", source)
+	file, err := Memfd("toolfleet-sandbox", source)
 	if err != nil {
 		return nil, fmt.Errorf("program of the sandbox: %w", err)
 	}
 	return file, nil
 }
 
-// memfd returns a memory file with some content, which nobody can change.
-func memfd(name string, content io.Reader) (*os.File, error) {
-	file, err := unsealed(name)
+// Memfd returns a memory file with some content, which nobody can change.
+func Memfd(name string, content io.Reader) (*os.File, error) {
+	file, err := Unsealed(name)
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +62,8 @@ func memfd(name string, content io.Reader) (*os.File, error) {
 	return file, nil
 }
 
-// unsealed returns an empty memory file, which may become a program.
-func unsealed(name string) (*os.File, error) {
+// Unsealed returns an empty memory file, which may become a program.
+func Unsealed(name string) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC) // without it the kernel may be set to make one that is none
 	switch {

@@ -1,4 +1,6 @@
-package process
+//go:build linux
+
+package guard
 
 import (
 	"bytes"

@@ -1,6 +1,6 @@
 //go:build linux && !sandboxprogram
 
-package ns
+package image
 
 // program is empty: this program is what runs as the first process of sandboxes.
 var program []byte //nolint:gochecknoglobals // a constant

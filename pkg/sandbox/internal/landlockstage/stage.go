@@ -1,6 +1,8 @@
 //go:build linux
 
-package landlock
+// Package landlockstage is what a command of driver landlock is before it becomes that: the program which gives up rights. It is
+// in the program of package initd, which starts fast.
+package landlockstage
 
 import (
 	"encoding/json"
@@ -15,14 +17,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/guard"
 )
 
-// arg0 is the name under which this program confines itself and becomes a command.
-const arg0 = "toolfleet-landlock"
+// Arg0 is the name under which a program with this package confines itself and becomes a command.
+const Arg0 = "toolfleet-landlock"
 
-// config is what a command may do.
-type config struct {
+// Config is what a command may do.
+type Config struct {
 	Workspace string          `json:"workspace"`
 	Scratch   string          `json:"scratch"`
 	Mounts    []sandbox.Mount `json:"mounts,omitempty"`
@@ -33,7 +35,7 @@ type config struct {
 
 // It has to be found out before anything else whether this process is to be a command.
 func init() { //nolint:gochecknoinits // there is no other way to be asked first
-	if len(os.Args) > 2 && os.Args[0] == arg0 {
+	if len(os.Args) > 2 && os.Args[0] == Arg0 {
 		become(os.Args[1], os.Args[2:])
 		os.Exit(1)
 	}
@@ -43,7 +45,7 @@ func init() { //nolint:gochecknoinits // there is no other way to be asked first
 // and has told why.
 func become(encoded string, argv []string) {
 	runtime.LockOSThread()
-	var c config
+	var c Config
 	err := json.Unmarshal([]byte(encoded), &c)
 	if err == nil {
 		err = c.confine()
@@ -54,13 +56,13 @@ func become(encoded string, argv []string) {
 	} else if errno, ok := errors.AsType[unix.Errno](unix.Exec(c.Path, argv, os.Environ())); ok {
 		text = strconv.Itoa(int(errno))
 	}
-	_, _ = unix.Write(process.StatusFD, []byte(text)) // nobody else could be told
+	_, _ = unix.Write(guard.StatusFD, []byte(text)) // nobody else could be told
 }
 
 // confine gives up every right that the command must not have. The exec makes it so for
 // every thread.
-func (c config) confine() error {
-	if err := unix.CloseRange(process.StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+func (c Config) confine() error {
+	if err := unix.CloseRange(guard.StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close descriptors: %w", err)
 	}
 	core, err := confine.CoreLimit()
@@ -107,7 +109,7 @@ func settings() []string {
 }
 
 // rules say what the command reaches.
-func (c config) rules() []confine.Rule {
+func (c Config) rules() []confine.Rule {
 	all := confine.AccessRead | confine.AccessChange
 	var rules []confine.Rule
 	for _, dir := range programs() {

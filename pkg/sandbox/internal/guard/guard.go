@@ -1,4 +1,6 @@
-package process
+//go:build linux
+
+package guard
 
 import (
 	"errors"
@@ -15,17 +17,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
-// guardName is the name under which this program is the guard of a command.
-const guardName = "toolfleet-guard"
-
 // Descriptors of a guard. The first three are the command's.
 const (
-	guardControl = 3
-	guardMore    = 4 // the status of a driver that wraps commands, and the control group, if there are
+	fdControl = 3
+	fdImage   = 4 // of the program, see package initd
+	fdMore    = 5 // the status of a driver that wraps commands, and the control group, if there are
 )
 
-// order is the command that a guard starts. It runs in the guard's directory.
-type order struct {
+// KillWait is how long killed processes may take to be gone.
+const KillWait = 5 * time.Second
+
+// Order is the command that a guard starts. It runs in the guard's directory.
+type Order struct {
 	Path     string
 	Argv     []string
 	Env      []string
@@ -35,18 +38,11 @@ type order struct {
 	Deadline int64
 }
 
-// begun answers an order: one of the three.
-type begun struct {
+// Begun answers an order: one of the three.
+type Begun struct {
 	PID   int
 	Errno int // of the start
 	Error string
-}
-
-// It has to be found out before anything else whether this process is a guard.
-func init() { //nolint:gochecknoinits // there is no other way to be asked first
-	if len(os.Args) == 1 && os.Args[0] == guardName {
-		unix.Exit(guardMain()) // at once: a race detector would wait
-	}
 }
 
 // guard is the parent of one command, and adopts what loses its parent. So its descendants are the
@@ -64,15 +60,12 @@ type guard struct {
 	ended wire.Ended
 }
 
-func guardMain() int {
+// Main is the main function of a guard, with its end of the control socket. It does not return.
+func Main(conn *wire.Conn) {
 	runtime.LockOSThread() // the kernel ends the command with the thread that starts it
-	conn, err := wire.Open(guardControl)
-	if err != nil {
-		return 2
-	}
 	g := &guard{conn: conn, kill: make(chan struct{})}
-	err = g.begin()
-	answer := begun{PID: g.main}
+	err := g.begin()
+	answer := Begun{PID: g.main}
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		answer.Errno = int(errno)
 	} else if err != nil {
@@ -80,15 +73,14 @@ func guardMain() int {
 	}
 	_ = conn.Send(0, wire.KindReady, answer) // that the worker is gone is noticed by receive
 	if err != nil {
-		return 1
+		unix.Exit(1) // as below
 	}
 	go g.receive()
 	go g.sweep()
 	g.reap()
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	_ = conn.Send(0, wire.KindExec, g.ended) // as above
-	return 0
+	unix.Exit(0)                             // at once: a race detector would wait
 }
 
 // begin starts the command.
@@ -97,11 +89,11 @@ func (g *guard) begin() error {
 	if err != nil {
 		return err
 	}
-	var o order
+	var o Order
 	if err := m.Decode(&o); err != nil {
 		return err
 	}
-	if err := unix.CloseRange(guardControl, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+	if err := unix.CloseRange(fdControl, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return err
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -119,11 +111,11 @@ func (g *guard) begin() error {
 }
 
 // fork starts the command, and lets go of what is its alone.
-func (g *guard) fork(o order) error {
+func (g *guard) fork(o Order) error {
 	attr := &syscall.ProcAttr{
 		Env: o.Env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	}
-	next := guardMore
+	next := fdMore
 	if o.Status {
 		attr.Files = append(attr.Files, uintptr(next))
 		next++
@@ -138,7 +130,7 @@ func (g *guard) fork(o order) error {
 	g.main = pid
 	limitProcess(pid, o.Limits)
 	if o.Status {
-		_ = unix.Close(guardMore)
+		_ = unix.Close(fdMore)
 	}
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	for fd := range 3 {
@@ -214,7 +206,7 @@ const (
 // sweep kills everything, again and again, once it has to end. It says so when it does not succeed.
 func (g *guard) sweep() {
 	<-g.kill
-	told, deadline := false, time.Now().Add(killWait)
+	told, deadline := false, time.Now().Add(KillWait)
 	for pause := sweepPause; ; pause = min(2*pause, sweepMaxPause) {
 		signalAll(unix.SIGKILL)
 		if !told && time.Now().After(deadline) {
@@ -223,7 +215,7 @@ func (g *guard) sweep() {
 			left := g.ended
 			g.mu.Unlock()
 			left.Left = true
-			_ = g.conn.Send(0, wire.KindExec, left) // as in guardMain
+			_ = g.conn.Send(0, wire.KindExec, left) // as in Main
 		}
 		<-time.After(pause)
 	}
