@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -105,9 +104,6 @@ type command struct {
 	pid    int
 	brand  brand
 	limits wire.Limits
-
-	started time.Time
-	chores  []chore // that are still to be done
 
 	done   chan struct{} // closed at the end of a command that is watched
 	asked  bool          // to end: what it started may take its time

@@ -33,8 +33,6 @@ type commands struct {
 	mu      sync.Mutex // held while processes are started and swept
 	running map[uint64]*command
 	pids    map[int]*command
-	timer   *time.Timer // for the commands that go on running; nil before the first one
-	due     time.Time   // when it is set for; zero when it is not
 }
 
 func newCommands(conn *wire.Conn) *commands {
@@ -59,7 +57,7 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	c.pid = pid
 	t.running[c.id], t.pids[pid] = c, c
 	t.limitLate(c)
-	t.mindLater(c)
+	t.mindLater(c, time.Now(), chores())
 	if c.limits.Memory > 0 || c.limits.Disk > 0 {
 		c.done = make(chan struct{})
 		go t.watch(c)
