@@ -31,7 +31,7 @@ type laneCommand struct {
 	} `cmd:"" help:"Show a lane's calls in their order."`
 	Pause  laneArg `cmd:"" help:"Start none of a lane's calls until it is resumed; what runs goes on."`
 	Resume laneArg `cmd:"" help:"End a pause."`
-	Kick   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none; one that a killed server brought back is replaced."`
+	Kick   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none; a worker does so by itself within a second or two."`
 	Skip   struct {
 		laneArg
 
@@ -171,8 +171,7 @@ type laneDone struct {
 	Pool      protocol.Pool      `json:"pool"`
 	Confirmed *bool              `json:"confirmed,omitempty"`  // of pause: no call starts any more
 	WasPaused *bool              `json:"was_paused,omitempty"` // of resume
-	MadeReady *bool              `json:"made_ready,omitempty"` // of kick: it had no ready message, or one that was settled
-	Replaced  bool               `json:"replaced,omitempty"`   // of kick: it was the latter
+	MadeReady *bool              `json:"made_ready,omitempty"` // of kick: it had no ready message
 	CallID    protocol.CallID    `json:"call_id,omitempty"`    // of skip
 	Killed    []lane.RunningCall `json:"killed,omitempty"`     // of kill
 }
@@ -212,19 +211,15 @@ func (c *laneCommand) resume(ctx context.Context, p program, desk laneDesk) erro
 }
 
 func (c *laneCommand) kick(ctx context.Context, p program, desk laneDesk) error {
-	did, err := desk.operator.Kick(ctx, desk.pool, desk.lane)
+	made, err := desk.operator.Kick(ctx, desk.pool, desk.lane)
 	if err != nil {
 		return err
 	}
-	made, sentence := did != operator.KickedNothing, "was ready or held already"
-	switch did {
-	case operator.KickedReady:
+	sentence := "was ready or held already"
+	if made {
 		sentence = "is ready now"
-	case operator.KickedReplaced:
-		sentence = "is ready now: a killed server had brought its last ready message back, which nobody was ever given"
-	case operator.KickedNothing:
 	}
-	return c.done(p, desk, laneDone{MadeReady: &made, Replaced: did == operator.KickedReplaced}, sentence)
+	return c.done(p, desk, laneDone{MadeReady: &made}, sentence)
 }
 
 func (c *laneCommand) skip(ctx context.Context, p program, desk laneDesk) error {

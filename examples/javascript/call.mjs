@@ -30,9 +30,7 @@ await fleet.nc.flush();
 await put(call);
 let result;
 while (!(result = await Promise.race([done, sleep(1000)]))) {
-  result = await fleet.findResult(call); // what is told may get lost; what is stored is the truth
-  if (result) break;
-  await fleet.wake(call.pool, laneOf(call)); // refused when all is well
+  if ((result = await fleet.findResult(call))) break; // what is told may get lost; what is stored is the truth
 }
 console.log(JSON.stringify(result, null, 2));
 process.exitCode = result.status === "ok" ? 0 : 1;

@@ -16,35 +16,61 @@ export class Fleet {
   }
 
   constructor(nc, jsm, name) {
-    Object.assign(this, { nc, jsm, name, calls: `${name.toUpperCase()}_CALLS`, results: `${name.toUpperCase()}_RESULTS` });
+    const stream = (what) => `${name.toUpperCase()}_${what}`;
+    Object.assign(this, { nc, jsm, name, calls: stream("CALLS"), claims: stream("CLAIMS"), results: stream("RESULTS") });
   }
 
   mailbox(pool, lane) { return `${this.name}.call.${pool}.${laneHash(lane)}`; }
   ready(pool, lane) { return `${this.name}.ready.${pool}.${laneHash(lane)}`; }
+  claim(pool, hash) { return `${this.name}.claim.${pool}.${hash}`; }
+  heartbeat(pool, life) { return `${this.name}.heartbeat.${pool}.${life}`; }
   result(call) { return `${this.name}.result.${call.session_id}.${call.id}`; }
 
-  /** Stores a message and returns its sequence, or 0 if the stream refused it because there is one already. */
-  async publish(subject, body, header = {}) {
+  /** Stores a message and returns its sequence, or 0 if the stream refused it because of one that is there. */
+  async publish(subject, body, header = {}, timeout = 5000) {
     const h = headers();
     for (const [name, value] of Object.entries(header)) h.set(name, value);
-    const answer = (await this.nc.request(subject, body, { timeout: 5000, headers: h })).json();
+    const answer = (await this.nc.request(subject, body, { timeout, headers: h })).json();
     if (!answer.error) return answer.seq;
     const { err_code: code, description } = answer.error;
     if (code === 10071 || (code === 10077 && description.includes("per subject"))) return 0;
     throw new Error(`publish on ${subject}: ${description}`);
   }
 
+  /** Stores a record if the last one of its subject has the sequence expected, 0 for none; returns as publish does. */
+  replace(subject, record, expected, timeout) {
+    return this.publish(subject, JSON.stringify(record), { "Nats-Expected-Last-Subject-Sequence": String(expected) }, timeout);
+  }
+
   /** Makes a lane ready, unless it is ready or held. */
   wake(pool, lane) { return this.publish(this.ready(pool, lane), "", { "Tf-Lane": escaped(lane) }); }
 
   /** Returns the first message at or after seq on a subject with wildcards, as the stream's leader knows it; null if there is none. */
-  async next(stream, subject, seq = 1) {
+  next(stream, subject, seq = 1) { return this.jsm.streams.getMessage(stream, { seq, next_by_subj: subject }); }
+
+  /** Returns all messages on a subject with wildcards. */
+  async all(stream, subject) {
+    const found = [];
+    for (let msg; (msg = await this.next(stream, subject, (found.at(-1)?.seq ?? 0) + 1)); found.push(msg));
+    return found;
+  }
+
+  /** Deletes a message, and returns when it is gone, also if it was before. */
+  async remove(stream, seq) {
     try {
-      return await this.jsm.streams.getMessage(stream, { seq, next_by_subj: subject });
+      await this.jsm.streams.deleteMessage(stream, seq, false);
     } catch (fault) {
-      if (fault.code === 10037) return null;
-      throw fault;
+      if (!/no message found|not found|deleted message/.test(fault.message)) throw fault;
     }
+  }
+
+  /** Has the pool's consumer wait before it delivers a ready message again. */
+  park(msg, ms) { this.nc.publish(msg.reply, `-NAK {"delay": ${Math.round(ms) * 1e6}}`); }
+
+  /** Has the pool's consumer deliver a ready message again at once, whoever was given it before. */
+  async redeliver(pool, seq) {
+    const { delivered } = await this.jsm.consumers.info(this.calls, `ready_${pool}`);
+    this.nc.publish(`$JS.ACK.${this.calls}.ready_${pool}.1.${seq}.${delivered.consumer_seq}.${Date.now()}000000.0`, "-NAK");
   }
 
   /** Returns the stored result of a call; null if there is none yet. */
@@ -53,6 +79,16 @@ export class Fleet {
 
 /** A lane is the first two segments of a resource key. */
 export function laneOf(call) { return call.resources[0].key.split("/", 2).join("/"); }
+
+/** Returns the lane that a ready message or an entry of a mailbox names; null if that is not the one of its subject. */
+export function laneNamed(msg) {
+  try {
+    const lane = JSON.parse(`"${msg.headers.get("Tf-Lane")}"`);
+    return laneHash(lane) === msg.subject.split(".")[3] ? lane : null;
+  } catch {
+    return null;
+  }
+}
 
 /** The lane's place in subjects: lower-case base32 of the first 16 bytes of its SHA-256. */
 export function laneHash(lane) {

@@ -1,7 +1,8 @@
 // A lane while this process holds it: its calls run one by one, in the order in which the stream accepted them.
-import { sleep } from "./fleet.mjs";
+import { randomUUID } from "node:crypto";
+import { laneHash, sleep } from "./fleet.mjs";
 
-const DAY = 24 * 3600 * 1000;
+const DAY = 24 * 3600 * 1000, HOUR = DAY / 24;
 
 /** Why a call's signal is aborted. */
 export const Cause = { lost: "lost", cancelled: "cancelled", timeout: "run_timeout", deadline: "deadline_exceeded" };
@@ -9,65 +10,82 @@ export const Cause = { lost: "lost", cancelled: "cancelled", timeout: "run_timeo
 class Lost extends Error {}
 
 export class Lane {
-  /** msg is the ready message; since is when it was asked for, so its lease began then or later. */
-  constructor(worker, msg, since) {
-    Object.assign(this, { worker, fleet: worker.fleet, msg, since, claimed: Date.now() });
-    this.lane = JSON.parse(`"${msg.headers.get("Tf-Lane")}"`);
-    this.mailbox = worker.fleet.mailbox(worker.pool, this.lane);
+  /** msg is the ready message, by which the lane may be claimed in this life of the worker. */
+  constructor(worker, life, msg, lane) {
+    Object.assign(this, { worker, fleet: worker.fleet, life, msg, lane, hash: laneHash(lane), since: Date.now() });
+    this.mailbox = this.fleet.mailbox(worker.pool, lane);
+    this.claimSubject = this.fleet.claim(worker.pool, this.hash);
     this.calls = new Map(); // unfinished calls by id, in order
     this.cursor = 1; // of the mailbox
-    this.paused = false;
+    this.paused = this.held = false;
     this.running = null;
-    // Whoever held the lane before may have started or settled what waited then.
-    this.before = msg.info.deliveryCount > 1;
   }
 
-  /** The last fifth of a lease is for messages on their way, and for stopping. */
-  get trusted() { return Date.now() - this.since < this.worker.lease * 0.8; }
+  assertHeld() { if (!this.life.trusted) throw new Lost(); }
 
-  assertHeld() { if (!this.trusted) throw new Lost(); }
-
-  /** Serves the lane until nothing is left, the worker stops, or the lease is lost. */
+  /** Claims the lane and serves it until nothing is left, the worker stops, or its life is over. */
   async serve() {
-    const keeper = setInterval(() => this.keep(), this.worker.lease / 12);
     const cancels = this.fleet.nc.subscribe(`${this.mailbox.replace(".call.", ".told.")}.*.cancel`, {
       callback: (_, msg) => this.cancel(msg.subject.split(".").at(-2)),
     });
+    let parking;
     try {
-      for (;;) {
-        await this.look();
-        const next = this.nextCall();
-        const inside = [...this.calls.values()].some((c) => c.inline); // the ready message is a call that is not settled
-        if (next && (inside || !this.worker.stopping)) await this.settle(next);
-        else if (this.paused && this.calls.size > 0 && !this.worker.stopping) await sleep(1000);
-        else return inside ? this.msg.nak() : await this.release();
-      }
+      if (!(await this.claim())) return;
+      // The consumer would deliver the ready message again; nobody needs it while the lane is held.
+      parking = setTimeout(() => this.fleet.park(this.msg, HOUR), this.worker.lease / 4);
+      await this.work();
     } catch (fault) {
-      // The ready message comes back when the lease ends. Calls that were started are then started again, or their outcome is unknown.
+      // If the life is over, others take what it has claimed. Calls that were started are then started again, or their outcome is unknown.
       if (!(fault instanceof Lost)) console.error(`lane ${this.lane}: ${fault.stack}`);
+      if (!this.held) return this.fleet.park(this.msg, 100);
+      await sleep(500);
+      if (this.life.trusted) await this.leave(true).catch((again) => console.error(`lane ${this.lane}: ${again.message}`));
     } finally {
-      clearInterval(keeper);
+      this.held = false;
+      clearTimeout(parking);
       cancels.unsubscribe();
+    }
+  }
+
+  /** Stores the claim. Reports false, and gives the ready message back, if the lane is another worker's. */
+  async claim() {
+    const { fleet, worker, msg, life } = this;
+    this.record = { type: "claim", version: 1, lane: this.lane, worker_id: worker.id, life: life.id, token: randomUUID(), ready: msg.seq };
+    for (let expected = 0; ; ) {
+      this.assertHeld();
+      if ((this.epoch = await fleet.replace(this.claimSubject, this.record, expected))) break;
+      const found = await fleet.next(fleet.claims, this.claimSubject), theirs = found?.json();
+      // This process does not hold the lane, so a claim of its own life is a leftover.
+      const owner = !found ? "none" : theirs.life === life.id ? "self" : await worker.peers.owner(theirs);
+      if (owner === "alive") {
+        fleet.park(msg, theirs.ready < msg.seq ? 20 : worker.lease); // it is letting go of the lane, or holds it
+        if (msg.info.deliveryCount > 2) fleet.nc.publish(`${fleet.name}.ask.${worker.pool}.${this.hash}`); // or has forgotten that it does
+        return false;
+      }
+      this.record.interrupted = owner === "expired" || theirs?.interrupted;
+      expected = found?.seq ?? 0;
+    }
+    const ready = await fleet.next(fleet.calls, fleet.ready(worker.pool, this.lane));
+    this.held = ready?.seq === msg.seq;
+    if (!this.held) await fleet.remove(fleet.claims, this.epoch); // an old delivery: whoever held the lane has released it
+    return this.held;
+  }
+
+  /** Runs what there is, and gives the lane up. */
+  async work() {
+    for (;;) {
+      await this.look();
+      const next = this.nextCall();
+      const inside = [...this.calls.values()].some((c) => c.inline); // the ready message is a call that is not settled
+      if (next && (inside || !this.worker.stopping)) await this.settle(next);
+      else if (this.paused && this.calls.size > 0 && !this.worker.stopping) await sleep(1000);
+      else return this.leave(inside);
     }
   }
 
   nextCall() {
     for (const c of this.calls.values()) if (!this.paused || this.refusal(c)) return c;
     return null;
-  }
-
-  /** Renews the lease when two fifths of it have passed. An answer counts from when it was asked for. */
-  async keep() {
-    if (!this.trusted) return this.running?.abort.abort(Cause.lost);
-    if (this.renewing || Date.now() - this.since < this.worker.lease * 0.4) return;
-    this.renewing = true;
-    try {
-      const sent = Date.now();
-      await this.fleet.nc.request(this.msg.reply, "+WPI", { timeout: this.worker.lease / 12 });
-      if (this.trusted) this.since = sent;
-    } catch { /* tried again in a moment */ } finally {
-      this.renewing = false;
-    }
   }
 
   cancel(id) {
@@ -78,6 +96,7 @@ export class Lane {
 
   /** Reads what is new in the mailbox. */
   async look() {
+    this.assertHeld();
     const first = this.cursor === 1;
     const inline = first && this.msg.data.length > 0 ? this.entry(this.msg.headers, this.msg.data, this.msg.seq, this.msg.time.getTime()) : null;
     if (inline) inline.inline = true;
@@ -89,7 +108,7 @@ export class Lane {
       const c = this.calls.get(id);
       const start = /^start(\d+)$/.exec(mark ?? "");
       if (!mark) {
-        if (!admit(this.entry(msg.header, msg.data, msg.seq, msg.time.getTime()))) await this.remove(msg.seq); // enqueued twice
+        if (!admit(this.entry(msg.header, msg.data, msg.seq, msg.time.getTime()))) await this.fleet.remove(this.fleet.calls, msg.seq); // enqueued twice
       } else if (id === "lane" && mark === "pause") {
         this.paused = true; // stays where it is
         this.pauseSeq = msg.seq;
@@ -98,11 +117,11 @@ export class Lane {
         if (start && !c.ownStarts.has(Number(start[1]))) c.starts = Math.max(c.starts, Number(start[1]));
         if (mark === "cancel") this.cancel(id);
       } else {
-        await this.remove(msg.seq); // of a call that is settled, or of another claim
+        await this.fleet.remove(this.fleet.calls, msg.seq); // of a call that is settled, or of another claim
       }
     }
     if (waiting) admit(waiting);
-    if (first) for (const c of this.calls.values()) c.maySettled = c.mayHaveStarted = this.before;
+    if (first) for (const c of this.calls.values()) c.mayHaveStarted = this.record.interrupted;
     this.cursor = Math.max(this.cursor, 2);
     if (this.paused && !(await this.fleet.next(this.fleet.calls, `${this.mailbox}.lane.pause`))) this.paused = false;
   }
@@ -117,13 +136,13 @@ export class Lane {
       fault = broken.message;
     }
     if (fault) call = { id: header.get("Tf-Call"), session_id: header.get("Tf-Session"), resources: [{ key: this.lane, access: "exclusive" }], payload: {} };
-    return { call, fault, seq, accepted, marks: [], starts: header?.get("Tf-Started") ? 1 : 0, ownStarts: new Set() };
+    return { call, fault, seq, accepted, marks: [], starts: 0, ownStarts: new Set() };
   }
 
   /** Takes a call to its result, and removes it. */
   async settle(c) {
     this.assertHeld();
-    if ((c.maySettled || c.call.again) && (await this.fleet.findResult(c.call))) return this.done(c);
+    if (await this.fleet.findResult(c.call)) return this.done(c); // it was sent again, or the last holder was lost before it removed it
     // Nobody can have started what has to wait for a call that has no result.
     for (const later of this.calls.values()) if (later !== c && conflict(c.call, later.call)) later.mayHaveStarted = false;
     const result = this.refusal(c) ?? (await this.countStart(c)) ?? (await this.execute(c));
@@ -132,22 +151,22 @@ export class Lane {
   }
 
   /** How long a call may take in all, by the clock of who made it; both times are its. */
-  life(c) { return c.call.deadline ? Date.parse(c.call.deadline) - Date.parse(c.call.issued_at) : Infinity; }
+  lifetime(c) { return c.call.deadline ? Date.parse(c.call.deadline) - Date.parse(c.call.issued_at) : Infinity; }
   age(c) { return Date.now() + this.worker.ahead - c.accepted; }
 
   /** The result of a call that is not to be started at all. */
   refusal(c) {
-    const { call } = c;
+    const { call } = c, ran = c.mayHaveStarted || c.starts > 0;
     const result = (status, code, message) => ({ status, error: { code, message } });
-    if (c.cancelled && c.mayHaveStarted) return result("outcome_unknown", "outcome_unknown", "cancelled; a worker that was lost may have started it");
+    if (c.cancelled && ran) return result("outcome_unknown", "outcome_unknown", "cancelled; a worker that was lost may have started it");
     if (c.cancelled) return result("cancelled", "cancelled", "the call was cancelled before it started");
     if (c.fault) return result("rejected", "invalid_payload", `the worker cannot read the call: ${c.fault}`);
-    if (this.age(c) >= this.life(c)) {
-      return c.mayHaveStarted
+    if (this.age(c) >= this.lifetime(c)) {
+      return ran
         ? result("outcome_unknown", "outcome_unknown", "the deadline passed; a worker that was lost may have started it")
         : result("rejected", "deadline_exceeded", "the call's deadline passed while it waited; it was not run");
     }
-    if (!c.mayHaveStarted && call.queue_timeout_ms && this.age(c) >= call.queue_timeout_ms) return result("rejected", "queue_timeout", `the call waited longer than ${call.queue_timeout_ms} ms; it was not run`);
+    if (!ran && call.queue_timeout_ms && this.age(c) >= call.queue_timeout_ms) return result("rejected", "queue_timeout", `the call waited longer than ${call.queue_timeout_ms} ms; it was not run`);
     if (!this.worker.handlers[call.payload.type]) return result("rejected", "unknown_payload", `this worker does not know payloads of type ${call.payload.type}`);
     return null;
   }
@@ -177,11 +196,11 @@ export class Lane {
     const { call } = c, attempt = Math.max(c.starts, 1), started = Date.now(), abort = new AbortController();
     const timers = [
       setTimeout(() => abort.abort(Cause.timeout), Math.min(call.run_timeout_ms || 120_000, DAY)),
-      setTimeout(() => abort.abort(Cause.deadline), Math.min(this.life(c) - this.age(c), DAY)),
+      setTimeout(() => abort.abort(Cause.deadline), Math.min(this.lifetime(c) - this.age(c), DAY)),
     ];
     this.running = { id: call.id, session: call.session_id, tool: call.tool ?? "", attempt, started, abort };
     this.assertHeld();
-    const result = { attempt, queue_ms: this.age(c), lane_ms: Math.min(this.age(c), started - this.claimed) };
+    const result = { attempt, queue_ms: this.age(c), lane_ms: Math.min(this.age(c), started - this.since) };
     try {
       const output = await this.worker.handlers[call.payload.type](call.payload.arguments, { id: call.id, attempt, signal: abort.signal });
       Object.assign(result, { status: "ok", value: { type: call.payload.type, version: 1, output } });
@@ -223,32 +242,46 @@ export class Lane {
 
   async done(c) {
     this.calls.delete(c.call.id);
-    for (const seq of c.inline ? c.marks : [c.seq, ...c.marks]) await this.remove(seq);
+    for (const seq of c.inline ? c.marks : [c.seq, ...c.marks]) await this.fleet.remove(this.fleet.calls, seq);
   }
 
-  async remove(seq) {
-    try {
-      await this.fleet.jsm.streams.deleteMessage(this.fleet.calls, seq, false);
-    } catch (fault) {
-      if (!/no message found|not found|deleted message/.test(fault.message)) throw fault;
+  /** Gives the lane up: with its ready message if somebody else has to go on with that, else without. */
+  async leave(inside) {
+    const interrupted = [...this.calls.values()].some((c) => c.mayHaveStarted);
+    while (!this.life.fresh) { // what is removed below must not be the next holder's
+      this.assertHeld();
+      await sleep(this.worker.lease / 12);
     }
+    return inside || interrupted ? this.handOver(interrupted) : this.release();
   }
 
-  /** Gives the lane up: removes the ready message, and then looks once more. */
+  /** Leaves the ready message to another worker. */
+  async handOver(interrupted) {
+    const { fleet, worker, msg } = this;
+    fleet.park(msg, worker.lease); // should this process be lost before the last step
+    if (interrupted) await fleet.replace(this.claimSubject, { ...this.record, life: "", interrupted }, this.epoch);
+    else await fleet.remove(fleet.claims, this.epoch);
+    this.held = false;
+    await fleet.wake(worker.pool, this.lane); // refused, unless an attempt to release the lane ended halfway
+    await fleet.redeliver(worker.pool, msg.seq);
+  }
+
+  /** Removes the ready message and then the claim, and looks once more. */
   async release() {
-    this.assertHeld();
-    await this.remove(this.msg.seq);
+    const { fleet, worker } = this;
+    await fleet.remove(fleet.calls, this.msg.seq);
+    await fleet.remove(fleet.claims, this.epoch);
     this.msg.ack(); // for the consumer's books; the removal is what counts
-    let left = await this.fleet.next(this.fleet.calls, `${this.mailbox}.>`);
-    if (left?.subject.endsWith(".lane.pause")) left = await this.fleet.next(this.fleet.calls, `${this.mailbox}.>`, left.seq + 1);
-    if (left) await this.fleet.wake(this.worker.pool, this.lane);
+    let left = await fleet.next(fleet.calls, `${this.mailbox}.>`);
+    if (left?.subject.endsWith(".lane.pause")) left = await fleet.next(fleet.calls, `${this.mailbox}.>`, left.seq + 1);
+    if (left) await fleet.wake(worker.pool, this.lane);
   }
 
   /** What operators are told, see "coordinator lane ls". */
   describe() {
     const r = this.running;
     return {
-      lane: this.lane, ready: this.msg.seq, delivery: this.msg.info.deliveryCount, held_ms: Date.now() - this.claimed, paused: this.paused,
+      lane: this.lane, epoch: this.epoch, held_ms: Date.now() - this.since, paused: this.paused,
       running: r ? [{ call_id: r.id, session_id: r.session, tool: r.tool, attempt: r.attempt, running_ms: Date.now() - r.started }] : [],
     };
   }

@@ -9,8 +9,9 @@ import { hostname } from "node:os";
 import { join } from "node:path";
 import { setTimeout as pause } from "node:timers/promises";
 import { jetstream } from "@nats-io/jetstream";
-import { Fleet, flags, laneHash, sleep } from "./fleet.mjs";
-import { Lane } from "./lane.mjs";
+import { Fleet, flags, laneHash, laneNamed, sleep } from "./fleet.mjs";
+import { Cause, Lane } from "./lane.mjs";
+import { Life, Peers, careForLanes } from "./life.mjs";
 
 const given = flags({ nats: undefined, creds: undefined, fleet: undefined, pool: "javascript", slots: "4", lease: "10", notes: "notes" });
 
@@ -33,7 +34,7 @@ const fleet = await Fleet.open(given);
 if (fleet.nc.info.cluster) throw new Error("this example keeps its promises with one server; docs/wire.md tells what several need");
 await mkdir(given.notes, { recursive: true });
 
-// The pool's consumer hands out ready lanes. The length of a lease is its ack_wait.
+// The pool's consumer hands out ready lanes. Its ack_wait is also the length of a lease.
 const durable = `ready_${given.pool}`;
 await fleet.jsm.consumers.info(fleet.calls, durable).catch(() => fleet.jsm.consumers.add(fleet.calls, {
   durable_name: durable, filter_subject: `${fleet.name}.ready.${given.pool}.*`, ack_policy: "explicit",
@@ -44,44 +45,75 @@ const { config, ts } = await consumer.info();
 
 const worker = {
   fleet, handlers, pool: given.pool, slots: Number(given.slots), id: `${hostname()}-${process.pid}`,
-  lease: config.ack_wait / 1e6, ahead: Date.parse(ts) - Date.now(), stopping: false, held: new Map(),
+  lease: config.ack_wait / 1e6, ahead: Date.parse(ts) - Date.now(), stopping: false, held: new Map(), // lanes by hash
 };
+worker.peers = new Peers(worker);
 for (const signal of ["SIGTERM", "SIGINT"]) process.once(signal, () => { worker.stopping = true; });
 
 answer(`${fleet.name}.who.${worker.pool}`, () => ({
   type: "worker_info", version: 1, worker_id: worker.id, pool: worker.pool, slots: worker.slots, held_lanes: worker.held.size,
   driver: "javascript", level: "none", network: "all", read_only: false, languages: [], kinds: Object.keys(handlers),
 }));
-const held = (lanes) => lanes.length > 0 && { type: "lanes_held", version: 1, worker_id: worker.id, lanes: lanes.map((l) => l.describe()) };
-answer(`${fleet.name}.ask.${worker.pool}`, () => held([...worker.held.values()]));
-answer(`${fleet.name}.ask.${worker.pool}.*`, (hash) => held([...worker.held.values()].filter((l) => laneHash(l.lane) === hash)));
+const held = (hash) => {
+  const lanes = [...worker.held.values()].filter((lane) => lane.held && (!hash || lane.hash === hash));
+  return lanes.length > 0 && { type: "lanes_held", version: 1, worker_id: worker.id, lanes: lanes.map((lane) => lane.describe()) };
+};
+answer(`${fleet.name}.ask.${worker.pool}`, () => held());
+answer(`${fleet.name}.ask.${worker.pool}.*`, (hash) => {
+  if (worker.held.has(hash)) return held(hash);
+  disown(hash).catch((fault) => console.error(`claim: ${fault.message}`));
+});
 
 console.error(`worker ${worker.id} takes ${Object.keys(handlers)} calls of pool ${worker.pool}`);
-await Promise.all(Array.from({ length: worker.slots }, takeLanes));
+const beside = [
+  every(worker.lease / 6, "heartbeats", () => worker.peers.round()),
+  every(1000, "waiting lanes", () => careForLanes(worker)),
+];
+while (!worker.stopping) {
+  worker.life = await Life.begin(worker, () => worker.held.forEach((lane) => lane.running?.abort.abort(Cause.lost)));
+  await Promise.all(Array.from({ length: worker.slots }, () => takeLanes(worker.life)));
+  await worker.life?.end();
+}
+await Promise.all(beside);
 await fleet.nc.close();
 
-/** One slot: takes the next ready lane, whichever it is, and serves it. */
-async function takeLanes() {
+/** One slot in one life: takes the next ready lane, whichever it is, and serves it. */
+async function takeLanes(life) {
   const expires = 2 * Math.ceil(Math.max(1000, worker.lease / 3) / 2); // even: the client's heartbeat is half of it, in whole milliseconds
   let told = "";
   const wait = (fault) => { // no connection, or a request that the server does not take
     if (fault.message !== told) console.error(`pull: ${told = fault.message}`);
     return sleep(500);
   };
-  while (!worker.stopping) {
-    const since = Date.now();
+  while (!worker.stopping && life.trusted) {
     const msg = await consumer.next({ expires }).catch(wait);
-    if (!msg) continue;
-    const lane = new Lane(worker, msg, since);
-    if (!lane.trusted) continue; // this process slept: it is somebody else's by now
-    const before = worker.held.get(lane.lane);
-    worker.held.set(lane.lane, lane);
-    before?.running?.abort.abort("lost"); // this process lost it, and got it again
-    await before?.ended;
-    lane.ended = lane.serve();
-    await lane.ended;
-    if (worker.held.get(lane.lane) === lane) worker.held.delete(lane.lane);
+    if (msg) await take(life, msg);
   }
+}
+
+/** Serves a ready lane. */
+async function take(life, msg) {
+  const lane = laneNamed(msg), hash = msg.subject.split(".").at(-1), here = worker.held.get(hash);
+  if (!lane) return fleet.remove(fleet.calls, msg.seq).catch((fault) => console.error(`ready message: ${fault.message}`)); // no worker can read it
+  if (worker.stopping || !life.trusted) return fleet.park(msg, 0);
+  if (here) return fleet.park(msg, here.held && here.msg.seq === msg.seq ? 3600_000 : 20); // delivered again, or just being let go
+  const mine = new Lane(worker, life, msg, lane);
+  worker.held.set(hash, mine);
+  await mine.serve();
+  worker.held.delete(hash);
+}
+
+/** Removes a claim that this process has forgotten to remove, or could not. */
+async function disown(hash) {
+  const subject = fleet.claim(worker.pool, hash), found = await fleet.next(fleet.claims, subject), claim = found?.json();
+  if (!claim || claim.life !== worker.life?.id || worker.held.has(hash)) return;
+  if (claim.interrupted) await fleet.replace(subject, { ...claim, life: "" }, found.seq);
+  else await fleet.remove(fleet.claims, found.seq);
+}
+
+/** Does something again and again until the worker stops. */
+async function every(ms, what, act) {
+  for (; !worker.stopping; await sleep(ms)) await act().catch((fault) => console.error(`${what}: ${fault.message}`));
 }
 
 /** Answers requests with JSON; a body that is false is no answer. */

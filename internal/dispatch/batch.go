@@ -12,7 +12,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -93,7 +92,7 @@ func (b *batch) follow(ctx context.Context) error {
 			f.cancelled = true
 		}
 	}
-	b.look(after, false)
+	b.look(after)
 	if b.wait(after) {
 		return b.fault
 	}
@@ -118,14 +117,14 @@ func (b *batch) cancelWait() time.Duration {
 
 // wait handles news until nothing is open, or the batch has a fault; it reports false when ctx ended first.
 func (b *batch) wait(ctx context.Context) bool {
-	kick := time.NewTicker(b.dispatcher.options.KickAfter)
-	defer kick.Stop()
+	look := time.NewTicker(b.dispatcher.options.LookAfter)
+	defer look.Stop()
 	for len(b.open) > 0 && b.fault == nil {
 		select {
 		case n := <-b.news:
 			b.handle(ctx, n)
-		case <-kick.C:
-			b.look(ctx, true)
+		case <-look.C:
+			b.look(ctx)
 		case <-ctx.Done():
 			return false
 		}
@@ -193,17 +192,12 @@ func (b *batch) known(ctx context.Context, f *followed) bool {
 	return true
 }
 
-// look asks the results stream for every open call, and kicks each lane of each pool once.
-func (b *batch) look(ctx context.Context, kick bool) {
-	type place struct {
-		pool protocol.Pool
-		lane protocol.Lane
-	}
+// look asks the results stream for every open call.
+func (b *batch) look(ctx context.Context) {
 	if err := b.dispatcher.publisher.Streams(ctx); err != nil {
 		b.fault = fmt.Errorf("%w: %w", ErrUnreachable, err)
 		return
 	}
-	kicked := map[place]bool{}
 	for _, f := range b.unfinished() {
 		r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
 		if errors.Is(err, protocol.ErrInvalidResult) { // it is there for good, and none will be that can be read
@@ -228,16 +222,6 @@ func (b *batch) look(ctx context.Context, kick bool) {
 			lost := protocol.NewResult(f.call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 				"the call, or its result, is gone with a stream of the fleet that was deleted and made again; it may have had effects"))
 			b.done(ctx, &lost)
-			continue
-		}
-		at := place{f.call.Pool, f.call.Lane()}
-		if kick && !f.cancelled { // else it would stand behind the request to cancel it
-			err := b.dispatcher.publisher.Recover(ctx, f.call) // tried again with the next look
-			kicked[at] = kicked[at] || errors.Is(err, lane.ErrVanished)
-		}
-		if kick && !kicked[at] {
-			kicked[at] = true
-			_ = b.dispatcher.publisher.Kick(ctx, f.call) // the next one may get through
 		}
 	}
 }

@@ -19,7 +19,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -33,9 +32,9 @@ type Options struct {
 	Meter metric.Meter
 	// Logger gets troubles at warn; default none.
 	Logger *slog.Logger
-	// KickAfter is how long a call may be without a result before its lane is
-	// kicked and its result looked up, again and again; default 1 s.
-	KickAfter time.Duration
+	// LookAfter is how long a call may be without a result before that is looked up,
+	// again and again; default 1 s.
+	LookAfter time.Duration
 	// CancelWait is how long results are waited for after a cancel; default 5 s. A turn has
 	// twice as long, because it waits for the calls that it cancels itself.
 	CancelWait time.Duration
@@ -55,8 +54,8 @@ func (o *Options) withDefaults() Options {
 	if out.Logger == nil {
 		out.Logger = slog.New(slog.DiscardHandler)
 	}
-	if out.KickAfter <= 0 {
-		out.KickAfter = time.Second
+	if out.LookAfter <= 0 {
+		out.LookAfter = time.Second
 	}
 	if out.CancelWait <= 0 {
 		out.CancelWait = 5 * time.Second
@@ -175,19 +174,10 @@ func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how ho
 	case ctx.Err() == nil:
 		return fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, err)
 	} // else nothing is sent
-	d.awaitLate(ctx, calls)
 	if err := b.put(ctx, calls); err != nil {
 		return err
 	}
 	return b.follow(ctx)
-}
-
-// awaitLate waits, where calls must not start twice that an earlier life of the coordinator may have sent, until what it sent
-// comes late: it ended before this one began, and of a call that takes longer than [lane.LateAfter] a result is looked for before it starts.
-func (d *Dispatcher) awaitLate(ctx context.Context, calls []protocol.Call) {
-	if slices.ContainsFunc(calls, func(c protocol.Call) bool { return c.Again && c.Delivery == protocol.AtMostOnce }) {
-		pause.For(ctx, time.Until(d.since.Add(lane.LateAfter)))
-	}
 }
 
 var errTwice = errors.New("dispatched twice in one step")

@@ -42,8 +42,8 @@ func newRig(t *testing.T, topology natsio.Topology) *rig {
 func (r *rig) newDispatcher(nc *nats.Conn, o dispatch.Options) *dispatch.Dispatcher {
 	r.t.Helper()
 	o.Logger = r.Logger
-	if o.KickAfter == 0 {
-		o.KickAfter = 50 * time.Millisecond
+	if o.LookAfter == 0 {
+		o.LookAfter = 50 * time.Millisecond
 	}
 	d, err := dispatch.New(r.t.Context(), nc, r.Name, &o)
 	require.NoError(r.t, err)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -70,6 +71,11 @@ type Fleet struct {
 	// Abort ends the embedded worker at once.
 	Abort func()
 
+	// Origin is that of workers inside this process, see [lane.Options]; "" without an embedded server.
+	// Only one process at a time can have that server's directory, so whoever finds heartbeats there
+	// from before knows that they were of a process that has ended.
+	Origin string
+
 	logger *slog.Logger
 
 	mu      sync.Mutex // guards closers and Abort while workers are started
@@ -91,6 +97,7 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 			return nil, err
 		}
 		f.closers = append(f.closers, f.Server.Close)
+		f.Origin = "embedded#" + uuid.NewString()
 		options.Creds, options.TLS, options.Options = "", natsio.TLS{}, f.Server.Options()
 	}
 	if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
@@ -139,7 +146,7 @@ const drainTime = 5 * time.Second
 // StartWorker runs a worker inside this process until Close. The fleet's name, the
 // logger and the tracer are filled in.
 func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
-	o.Fleet, o.Logger, o.Tracer = f.Name, f.logger, telemetry.Tracer()
+	o.Fleet, o.Origin, o.Logger, o.Tracer = f.Name, f.Origin, f.logger, telemetry.Tracer()
 	w, err := worker.New(ctx, f.NC, o)
 	if err != nil {
 		return err

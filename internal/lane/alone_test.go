@@ -1,9 +1,7 @@
 package lane_test
 
 import (
-	"bytes"
 	"context"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,46 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Calls that come as their lane's ready message are started without a look into the mailbox, when
-// it is certain what the look would find.
-
-// looks counts the reads of a lane's mailbox.
-func (f *fleet) looks(c *protocol.Call) *atomic.Int32 {
-	f.t.Helper()
-	var n atomic.Int32
-	filter := protocol.DefaultFleet.MailboxFilter(c.Pool, c.Lane().Hash())
-	subscription, err := f.nc.Subscribe("$JS.API.DIRECT.GET."+protocol.DefaultFleet.CallsStream(), func(msg *nats.Msg) {
-		if bytes.Contains(msg.Data, []byte(filter)) {
-			n.Add(1)
-		}
-	})
-	require.NoError(f.t, err)
-	f.t.Cleanup(func() { _ = subscription.Unsubscribe() })
-	require.NoError(f.t, f.nc.Flush())
-	return &n
-}
-
-func TestAlone_OneLookIsTheLast(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t)
-	p := f.publisher()
-	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
-	first := newCall("s", exclusive("account/first"))
-	put(t, p, first)
-	f.await(p, first)
-	f.requireQuiet() // now the holder surely listens
-	only := newCall("s", exclusive("account/only"))
-	one, two := newCall("s", exclusive("account/two")), newCall("s", exclusive("account/two"))
-	looks, others := f.looks(only), f.looks(one)
-	put(t, p, only)
-	f.await(p, only)
-	f.requireQuiet()
-	require.Eventually(t, func() bool { return looks.Load() > 0 }, patience, time.Millisecond, "none after the release")
-	require.EqualValues(t, 1, looks.Load(), "there was one before the start")
-	put(t, p, one, two)
-	f.await(p, two)
-	require.Eventually(t, func() bool { return others.Load() > 1 }, patience, time.Millisecond, "what is put together is taken together")
-}
+// Calls that come as their lane's ready message start only after what was there before them.
 
 func TestAlone_AnOlderEntryIsFirst(t *testing.T) {
 	t.Parallel()
@@ -63,19 +22,20 @@ func TestAlone_AnOlderEntryIsFirst(t *testing.T) {
 	p := f.publisher()
 	x := exclusive("account/x")
 	older, newer := newCall("s", x), newCall("s", x)
-	raw(t, f, protocol.DefaultFleet.CallSubject(older.Pool, older.Lane().Hash(), older.ID), older) // its publisher died before it made the lane ready
-	ran := make(chan protocol.CallID, 2)
+	ran := make(chan protocol.CallID, 3)
 	f.hold(tells(ran), lane.Options{})
 	warm := newCall("s", exclusive("account/warm"))
 	put(t, p, warm)
 	require.Equal(t, warm.ID, <-ran)
+	// Its publisher dies before it makes the lane ready.
+	raw(t, f, protocol.DefaultFleet.CallSubject(older.Pool, older.Lane().Hash(), older.ID), older)
 	put(t, p, newer)
 	require.Equal(t, older.ID, <-ran)
 	require.Equal(t, newer.ID, <-ran)
 }
 
-// busyHolder is a holder whose only slot is taken until the function that is returned is called, and
-// the calls that it starts after that.
+// busyHolder is a holder whose only slot is taken until the function that is returned is called,
+// and the calls that it starts after that.
 func busyHolder(t *testing.T, f *fleet, nc *nats.Conn, p *lane.Publisher) (finish func(), ran chan protocol.CallID) {
 	t.Helper()
 	blocker := newCall("s", exclusive("account/blocker"))

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -35,15 +37,13 @@ type Answer struct {
 // TypeAnswer is the type of an [Answer].
 const TypeAnswer = "lanes_held"
 
-// HeldLane is a lane as its holder sees it. Ready and Delivery are the term of the
-// claim: the stream sequence of the ready message and which delivery of it this was.
+// HeldLane is a lane as its holder sees it.
 type HeldLane struct {
-	Lane     protocol.Lane `json:"lane"`
-	Ready    uint64        `json:"ready"`
-	Delivery uint64        `json:"delivery"`
-	HeldMS   int64         `json:"held_ms"`
-	Paused   bool          `json:"paused"`
-	Running  []RunningCall `json:"running"`
+	Lane    protocol.Lane `json:"lane"`
+	Epoch   uint64        `json:"epoch"` // of the claim
+	HeldMS  int64         `json:"held_ms"`
+	Paused  bool          `json:"paused"`
+	Running []RunningCall `json:"running"`
 }
 
 const (
@@ -89,6 +89,9 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 	l := h.held[hash]
 	h.mu.Unlock()
 	if l == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), store.ShortTimeout) //nolint:forbidigo // a callback of NATS has no context
+		defer cancel()
+		h.disown(ctx, hash)
 		return
 	}
 	if msg.Reply != "" {
@@ -130,7 +133,7 @@ func (h *Holder) send(question *nats.Msg, a *Answer) {
 func (l *held) tells() HeldLane {
 	now := time.Now()
 	tells := HeldLane{
-		Lane: l.lane, Ready: l.ready, Delivery: l.delivered, HeldMS: now.Sub(l.claimed).Milliseconds(),
+		Lane: l.lane, Epoch: l.oversight.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
 		Paused: l.oversight.paused.Load(), Running: []RunningCall{},
 	}
 	l.mu.Lock()

@@ -10,8 +10,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// More calls wait in a lane than its holder has in hand at once. One of them is cancelled that it has not read yet: once
-// the request is accepted the call does not start, although the request is stored behind all of them.
+// More calls wait in a lane than its holder has in hand at once. One of them is cancelled that it
+// has not read yet: once the request is accepted the call does not start, although the request is
+// stored behind all of them.
 func TestCancel_BeyondWhatIsInHand(t *testing.T) {
 	t.Parallel()
 	const waiting, at = 1000, 350
@@ -58,31 +59,4 @@ func TestCancel_BeyondWhatIsInHand(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A lane is handed back in which more calls wait than a holder has in hand. That nothing of it has started stands behind all of them,
-// and whoever takes it next knows it all the same.
-func TestHandback_BeyondWhatIsInHand(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t)
-	p := f.publisher()
-	f.ensurePool(0)
-	x := exclusive("account/x")
-	first, once, calls := newCall("s", x), newCall("s", shared("account/x")), newCalls(400, x)
-	put(t, p, append([]*protocol.Call{first, once}, calls...)...)
-	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
-	require.NoError(t, err)
-	ready, err := consumer.Next()
-	require.NoError(t, err)
-	meta, err := ready.Metadata()
-	require.NoError(t, err)
-	_, err = f.js.Publish(t.Context(), protocol.DefaultFleet.HandbackSubject(first.Pool, first.Lane().Hash(), meta.Sequence.Stream, 1), nil)
-	require.NoError(t, err)
-	require.NoError(t, p.Cancel(t.Context(), once))
-	require.NoError(t, ready.Nak())
-	f.hold(newHistory(), lane.Options{})
-	require.Equal(t, 1, f.await(p, first).Attempt)
-	require.Equal(t, protocol.StatusCancelled, f.await(p, once).Status)
-	f.await(p, calls[len(calls)-1])
-	f.requireQuiet()
 }

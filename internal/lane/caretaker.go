@@ -2,7 +2,6 @@ package lane
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"time"
@@ -16,14 +15,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A publisher that is lost between appending a call and publishing the ready message, or that left it out because it counted on
-// the lane's holder, leaves a mailbox to which nobody comes. So the workers of a pool see to it that each entry is followed by
-// one attempt to publish the ready message of its lane. One is enough for ever: if it is refused, the lane is ready or held, and
+// A publisher that is lost between appending a call and publishing the ready message, or that left
+// it out because it counted on the lane's holder, leaves a mailbox to which nobody comes. So the
+// workers of a pool see to it that each entry is followed by one attempt to publish the ready
+// message of its lane. One is enough for ever: if it is refused, the lane is ready or held, and
 // whoever lets go of it looks into the mailbox after the ready message is removed.
 //
-// A durable consumer, which all workers of a pool share, tells each entry once. About once a second a worker takes what is new. What is
-// settled by then is deleted, and never told; so this costs nothing but for what waits longer. The worker acknowledges an entry
-// when it has made the attempt. Should it be lost before, another worker is told the entry.
+// A durable consumer, which all workers of a pool share, tells each entry once. About once a second
+// a worker takes what is new. What is settled by then is deleted, and never told; so this costs
+// nothing but for what waits longer. The worker acknowledges an entry when it has made the attempt.
+// Should it be lost before, another worker is told the entry.
 
 // caretaker makes lanes ready in which something waits and whose ready message may be missing.
 type caretaker struct {
@@ -31,6 +32,8 @@ type caretaker struct {
 	pool     protocol.Pool
 	logger   *slog.Logger
 	consumer jetstream.Consumer
+	// replace replaces a lane's ready message, see [Holder.replaceReady].
+	replace func(ctx context.Context, lane protocol.Lane)
 }
 
 const (
@@ -82,7 +85,8 @@ func (c *caretaker) round(ctx context.Context) error {
 	return nil
 }
 
-// lookAfter makes the lanes of some entries ready, each once, and acknowledges the entries of those for which that went well.
+// lookAfter makes the lanes of some entries ready, each once, and acknowledges the entries of those
+// for which that went well.
 func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) error {
 	byLane := map[protocol.Lane][]jetstream.Msg{}
 	for _, entry := range entries {
@@ -94,8 +98,10 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 	for lane, entries := range byLane {
 		group.Go(func() error {
 			if lane != "" {
-				if err := c.store.SurelyReady(ctx, c.pool, lane); err != nil {
-					return err // the entries are told again
+				if err := c.makeReady(ctx, lane); errors.Is(err, errOnItsWay) {
+					return nil // the entries are told again
+				} else if err != nil {
+					return err // and so they are
 				}
 			}
 			for _, entry := range entries {
@@ -107,14 +113,45 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 	return group.Wait()
 }
 
-// laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for what no worker can read.
+// makeReady publishes the ready message of a lane. One that is there and was delivered, while nobody
+// holds the lane, may never be delivered again: then it is replaced, and looked at once more.
+func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
+	made, err := c.store.SurelyReady(ctx, c.pool, lane)
+	if made || err != nil {
+		return err
+	}
+	ready, err := c.store.Next(ctx, c.store.Fleet.ReadySubject(c.pool, lane.Hash()), 0)
+	if err != nil || ready == nil {
+		return err // it was there, so its holder looks into the mailbox
+	}
+	claim, err := c.store.Claim(ctx, c.pool, lane.Hash())
+	if claim != nil || err != nil { // its holder looks after it, or whoever finds that expired
+		return err
+	}
+	consumer, err := c.store.Consumer(ctx, c.pool)
+	if err != nil || consumer == nil || consumer.Delivered.Stream < ready.Sequence {
+		return err
+	}
+	if consumer.TimeStamp.Sub(ready.Time) < 2*consumer.Config.AckWait {
+		return errOnItsWay
+	}
+	c.replace(ctx, lane)
+	return errOnItsWay
+}
+
+// errOnItsWay says that a lane is looked at again in a while: its ready message was delivered, and it is
+// not claimed yet.
+var errOnItsWay = errors.New("the ready message is on its way to a worker")
+
+// laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for
+// what no worker can read.
 func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	what := c.store.Fleet.ParseMailboxSubject(entry.Subject())
 	if what.Kind != protocol.EntryCall && what.Kind != protocol.EntryCancel {
 		return ""
 	}
-	err := json.Unmarshal([]byte(`"`+entry.Headers().Get(protocol.HeaderLane)+`"`), &lane)
-	if err != nil || lane.Hash() != c.store.Fleet.LaneOfSubject(entry.Subject()) {
+	lane = laneOf(entry.Headers())
+	if lane.Hash() != c.store.Fleet.LaneOfSubject(entry.Subject()) {
 		c.logger.Error("mailbox entry is malformed: nobody takes its lane for it",
 			slog.String("subject", entry.Subject()), slog.String("header", protocol.HeaderLane))
 		return ""

@@ -14,7 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// abandon appends a call to its mailbox, as a publisher does that is lost before it publishes the ready message.
+// abandon appends a call to its mailbox, as a publisher does that is lost before it publishes the
+// ready message.
 func (f *fleet) abandon(call *protocol.Call) {
 	f.t.Helper()
 	body, err := protocol.EncodeCall(call)
@@ -28,7 +29,8 @@ func (f *fleet) abandon(call *protocol.Call) {
 	require.NoError(f.t, err)
 }
 
-// Accepted calls do not need their callers: those of a lane without a ready message, and without anybody who waits, are run all the same.
+// Accepted calls do not need their callers: those of a lane without a ready message, and without
+// anybody who waits, are run all the same.
 func TestCaretaker_WhatACallerLeftBehindIsRun(t *testing.T) {
 	t.Parallel()
 	for name, newFleet := range map[string]func(*testing.T) *fleet{
@@ -82,7 +84,8 @@ func TestCaretaker_WhatALostWorkerLookedAfterIsRun(t *testing.T) {
 	f.requireQuiet()
 }
 
-// A call that waits is looked after once, however long it waits, and also when somebody deletes the consumer.
+// A call that waits is looked after once, however long it waits, and also when somebody deletes the
+// consumer.
 func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

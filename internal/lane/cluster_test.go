@@ -123,7 +123,7 @@ func awaitOne(t *testing.T, p *lane.Publisher, call *protocol.Call, results <-ch
 			if r, err := p.Result(t.Context(), call.SessionID, call.ID); err == nil && r != nil {
 				return true
 			}
-			_ = p.Kick(t.Context(), call) // the next one may get through
+			_ = p.Wake(t.Context(), call) // the next one may get through
 		case <-limit.C:
 			t.Errorf("call %s on %s got no result", call.ID, call.Lane())
 			return false
@@ -221,8 +221,8 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	c.Part(leader, false)
 }
 
-// Guard: a leader refuses a call of which it has an attempt under way, also when it is cut off, and the attempt
-// is lost once the others have a leader of their own. Such a call is not accepted yet.
+// Guard: a leader refuses a call of which it has an attempt under way, also when it is cut off, and
+// the attempt is lost once the others have a leader of their own. Such a call is not accepted yet.
 func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	t.Parallel()
 	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
@@ -259,8 +259,9 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 }
 
-// A cluster whose stream is full says so before it says that a message is there already. That must neither
-// keep a lane from being taken over, nor pass a call off as never started whose start mark is stored.
+// A cluster whose stream is full says so before it says that a message is there already. That must
+// neither keep a lane from being taken over, nor pass a call off as never started whose start mark
+// is stored.
 func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	t.Parallel()
 	f, _ := newClusterFleet(t)
@@ -282,8 +283,8 @@ func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	f.requireQuiet()
 }
 
-// While a server is missing, nobody knows whether it is about to come back, and claims store marks. A stream
-// that has no room for them has to empty all the same.
+// While a server is missing, nobody knows whether it is about to come back, and claims store marks.
+// A stream that has no room for them has to empty all the same.
 func TestCluster_AFullStreamIsServedWhileAServerIsMissing(t *testing.T) {
 	t.Parallel()
 	f, c := newClusterFleet(t)
@@ -301,7 +302,8 @@ func TestCluster_AFullStreamIsServedWhileAServerIsMissing(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 }
 
-// A lane whose worker was lost while a server is missing, too, waits for room, but not with a slot: others make that room.
+// A lane whose worker was lost while a server is missing, too, waits for room, but not with a slot:
+// others make that room.
 func TestCluster_ALaneThatWaitsForRoomKeepsNoSlot(t *testing.T) {
 	t.Parallel()
 	f, c := newClusterFleet(t)
@@ -345,4 +347,21 @@ func (f *fleet) fill(messages int64) {
 	config.MaxMsgs = messages
 	_, err = f.js.UpdateStream(f.t.Context(), config)
 	require.NoError(f.t, err)
+}
+
+// othersLead waits until the others have leaders of their own for what a server leads that is cut
+// off from them.
+func othersLead(t *testing.T, c *natsiotest.Cluster, off int) {
+	t.Helper()
+	fleet, account := protocol.DefaultFleet, server.DEFAULT_GLOBAL_ACCOUNT
+	require.Eventually(t, func() bool {
+		var calls, claims, results, ready bool
+		for i, s := range c.Servers {
+			calls = calls || i != off && s.JetStreamIsStreamLeader(account, fleet.CallsStream())
+			results = results || i != off && s.JetStreamIsStreamLeader(account, fleet.ResultsStream())
+			claims = claims || i != off && s.JetStreamIsStreamLeader(account, fleet.ClaimsStream())
+			ready = ready || i != off && s.JetStreamIsConsumerLeader(account, fleet.CallsStream(), fleet.ReadyConsumer(protocol.DefaultPool))
+		}
+		return calls && claims && results && ready
+	}, patience, 10*time.Millisecond, "the others choose no leaders")
 }

@@ -46,7 +46,8 @@ func makesWay(t *testing.T, f *fleet, p *lane.Publisher, busy, other protocol.La
 	f.await(p, calls[len(calls)-1])
 }
 
-// A lane that always has work has the only slot. It keeps it while no other lane waits, and makes way for one that does.
+// A lane that always has work has the only slot. It keeps it while no other lane waits, and makes
+// way for one that does.
 func TestLane_BusyLaneMakesWayOnlyForOthers(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

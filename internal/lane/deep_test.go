@@ -32,8 +32,9 @@ func putAtOnce(t *testing.T, p *lane.Publisher, calls []*protocol.Call) {
 	group.Wait()
 }
 
-// drain has so many calls run that wait in one lane, while calls of another lane come one after the other. It returns how long
-// each call took of the former, and the median of how long those of the latter took.
+// drain has so many calls run that wait in one lane, while calls of another lane come one after the
+// other. It returns how long each call took of the former, and the median of how long those of the
+// latter took.
 func drain(t *testing.T, waiting int) (each, other time.Duration) {
 	t.Helper()
 	f := newFleet(t)
@@ -77,8 +78,8 @@ func TestLane_ADeepLaneIsAsFastAsAShallowOne(t *testing.T) {
 	require.Less(t, besideDeep, 3*beside)
 }
 
-// Whoever runs what waits in a lane rarely has the server go through all of it, also when more is put meanwhile than the
-// server can tell in time.
+// Whoever runs what waits in a lane rarely has the server go through all of it, also when more is
+// put meanwhile than the server can tell in time.
 func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 	t.Parallel()
 	const waiting = 2000
@@ -130,8 +131,8 @@ func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 	}
 }
 
-// A lane in which much waits when its worker starts has the only slot. A worker that was lost may have settled some of it, so
-// that it cannot be given up; it makes way for others all the same.
+// A lane in which much waits when its worker starts has the only slot. A worker that was lost may
+// have settled some of it, so that it cannot be given up; it makes way for others all the same.
 func TestLane_WhatWaitedForItsWorkerMakesWay(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

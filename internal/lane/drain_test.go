@@ -12,7 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A worker that stops while lanes are on their way to it hands those back: the next one need not wait until their leases end.
+// A worker that stops while lanes are on their way to it hands those back: the next one need not
+// wait until their leases end.
 func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -11,7 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// blocks is an executor whose first call begins and then runs until the test ends it; all others are done at once.
+// blocks is an executor whose first call begins and then runs until the test ends it; all others
+// are done at once.
 type blocks struct {
 	executorFunc
 	begun, end chan struct{}
@@ -47,7 +48,8 @@ func waiting(key string, bound func(*protocol.Call)) *protocol.Call {
 func queueTimeout(c *protocol.Call) { c.QueueTimeout = 300 }
 func deadline(c *protocol.Call)     { c.Deadline = c.IssuedAt.Add(300 * time.Millisecond) }
 
-// Law: what waits is answered when its time is over, or when it is cancelled, also while a call before it runs.
+// Law: what waits is answered when its time is over, or when it is cancelled, also while a call
+// before it runs.
 func TestDue_BehindACallOfItsLane(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -47,11 +47,11 @@ type Run struct {
 	// after this worker claimed the lane.
 	Queued time.Duration
 	InLane time.Duration
-	// LeaseEnd is until when the lane is surely held, as far as is known now: it moves forward with
-	// renewals, and counts by the monotonic clock and by the wall clock, whichever gets there first.
-	LeaseEnd func() time.Time
-	// Fence grows with each holder of the lane.
+	// Fence is the epoch of the claim under which the attempt runs. It grows with each holder of
+	// the lane, so whatever the call writes to can refuse a smaller one than it has seen.
 	Fence uint64
+	// LeaseEnd is until when the lane is surely held, as far as is known now; renewals move it on.
+	LeaseEnd func() time.Time
 }
 
 // Interrupted translates the end of a call's context into its status and error;
@@ -70,7 +70,8 @@ func Interrupted(ctx context.Context) (status protocol.Status, fault *protocol.E
 	}
 }
 
-// Outlasted is [Interrupted] for a call that nothing killed: it went on, and came to its end by itself.
+// Outlasted is [Interrupted] for a call that nothing killed: it went on, and came to its end by
+// itself.
 func Outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
 	status, fault, ok = Interrupted(ctx)
 	if !ok {

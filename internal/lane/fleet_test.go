@@ -37,11 +37,12 @@ type fleet struct {
 // patience bounds what comes soon, also on a machine that has much else to do.
 const patience = 3 * time.Minute
 
-// briefLease is for leases whose end is waited for. One that is shorter ends by itself on a busy machine, while its worker
-// is well.
+// briefLease is for leases whose end is waited for. One that is shorter ends by itself on a busy
+// machine, while its worker is well.
 const briefLease = 3 * time.Second
 
-// steadyLease is for leases that do not end while their worker is well, however busy the machine is.
+// steadyLease is for leases that do not end while their worker is well, however busy the machine
+// is.
 const steadyLease = time.Minute
 
 // newFleet is a fleet on one server, inside the process.
@@ -130,8 +131,8 @@ func (f *fleet) hold(executor lane.Executor, o lane.Options) *holder {
 	return &holder{Holder: h, stop: stop}
 }
 
-// newLease is the lease for a pool's consumer that a holder makes; 0 takes that of the one which is there, or the default: in a cluster,
-// where leases end when servers choose another leader.
+// newLease is the lease for a pool's consumer that a holder makes; 0 takes that of the one which is
+// there, or the default: in a cluster, where leases end when servers choose another leader.
 func (f *fleet) newLease(pool protocol.Pool) time.Duration {
 	f.t.Helper()
 	if pool == "" {
@@ -144,7 +145,8 @@ func (f *fleet) newLease(pool protocol.Pool) time.Duration {
 	return steadyLease
 }
 
-// ensurePool makes the pool's consumer; servers that have just found each other may not know the streams at once.
+// ensurePool makes the pool's consumer; servers that have just found each other may not know the
+// streams at once.
 func (f *fleet) ensurePool(lease time.Duration) {
 	f.t.Helper()
 	require.Eventually(f.t, func() bool {
@@ -176,8 +178,8 @@ func (f *fleet) stored() uint64 {
 	return s.CachedInfo().State.Msgs
 }
 
-// has reports whether the calls stream has so many messages, and the pool's consumer believes none of them to be held. Servers that choose a
-// leader do not know.
+// has reports whether the calls stream has so many messages, and the pool's consumer believes none
+// of them to be held. Servers that choose a leader do not know.
 func (f *fleet) has(messages uint64) bool {
 	s, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.CallsStream())
 	if err != nil || s.CachedInfo().State.Msgs != messages {
@@ -194,12 +196,29 @@ func (f *fleet) requireQuiet() {
 		"calls stream keeps messages, or the consumer keeps deliveries")
 }
 
-// takeAndDie is a worker that takes the lane that is ready, and is lost.
+// takeAndDie is a worker that claims the lane that is ready, and is lost.
 func (f *fleet) takeAndDie() {
 	f.t.Helper()
-	consumer, err := f.js.Consumer(f.t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ReadyConsumer(protocol.DefaultPool))
+	fleet, pool := protocol.DefaultFleet, protocol.DefaultPool
+	consumer, err := f.js.Consumer(f.t.Context(), fleet.CallsStream(), fleet.ReadyConsumer(pool))
 	require.NoError(f.t, err)
-	_, err = consumer.Next()
+	msg, err := consumer.Next(jetstream.FetchMaxWait(patience))
+	require.NoError(f.t, err)
+	meta, err := msg.Metadata()
+	require.NoError(f.t, err)
+	beat := protocol.Heartbeat{WorkerID: "lost", LeaseMS: consumer.CachedInfo().Config.AckWait.Milliseconds(), Beat: 1}
+	body, err := protocol.EncodeHeartbeat(&beat)
+	require.NoError(f.t, err)
+	life := protocol.NewLifeID()
+	_, err = f.js.Publish(f.t.Context(), fleet.HeartbeatSubject(pool, life), body)
+	require.NoError(f.t, err)
+	claim := protocol.Claim{
+		Lane: protocol.Lane(msg.Headers().Get(protocol.HeaderLane)), WorkerID: "lost", Life: life, Token: "lost",
+		Ready: meta.Sequence.Stream,
+	}
+	body, err = protocol.EncodeClaim(&claim)
+	require.NoError(f.t, err)
+	_, err = f.js.Publish(f.t.Context(), fleet.ClaimSubject(pool, claim.Lane.Hash()), body)
 	require.NoError(f.t, err)
 }
 

@@ -9,8 +9,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A call that a lost worker may have started has its next start counted by a mark. A stream without room for the mark has to
-// empty all the same: a call that waited for room would keep the slot that makes it.
+// A call that a lost worker may have started has its next start counted by a mark. A stream without
+// room for the mark has to empty all the same: a call that waited for room would keep the slot that
+// makes it.
 func TestFull_ALaneWhoseWorkerWasLostMovesOn(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -26,8 +27,9 @@ func TestFull_ALaneWhoseWorkerWasLostMovesOn(t *testing.T) {
 	f.requireQuiet()
 }
 
-// A call waits in a lane that lost its ready message while the stream was full. Whoever takes the place that becomes free next
-// makes the lane ready: a call that only joined the one that waits would leave no room for that.
+// A call waits in a lane that lost its ready message while the stream was full. Whoever takes the
+// place that becomes free next makes the lane ready: a call that only joined the one that waits
+// would leave no room for that.
 func TestFull_WhatTakesTheLastPlaceMakesItsLaneReady(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

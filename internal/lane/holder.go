@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -25,22 +26,19 @@ type Holder struct {
 	executor Executor
 	slots    *slots
 	puller   *puller
-	alarms   *alarms
-	lookups  lookups
+	peers    *peers
 	care     *caretaker
 	clock    store.Clock
-	lease    atomic.Int64  // AckWait, in nanoseconds: as the pool has it, which may be edited
+	lease    time.Duration
 	wake     chan struct{} // there may be room for another lane
+	backlog  backlog
+	troubles troubles
+	streams  streams
 
 	repairing atomic.Bool
-	crowd     crowd
-	contact   contact // with the other servers of a cluster
-	books     books
-	pace      pace
-	troubles  troubles
-	streams   streams
 
 	mu        sync.Mutex
+	life      *life // nil before the first one
 	draining  bool
 	held      map[protocol.LaneHash]*held
 	recent    map[protocol.LaneHash]time.Time // when lanes were let go; bounded by maxIdle
@@ -52,7 +50,6 @@ type Holder struct {
 // the pool's consumer.
 func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options) (*Holder, error) {
 	o = o.withDefaults()
-	server := nc.ConnectedServerId()
 	s, err := store.Open(ctx, nc, o.Fleet)
 	if err != nil {
 		return nil, err
@@ -66,20 +63,19 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		return nil, err
 	}
 	h := &Holder{
-		options: o, store: s, executor: executor, care: care,
+		options: o, store: s, executor: executor, lease: lease, care: care,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
-		recent: map[protocol.LaneHash]time.Time{}, alarms: newAlarms(s, o.Pool), troubles: troubles{logger: o.Logger}, streams: newStreams(s),
+		recent: map[protocol.LaneHash]time.Time{}, troubles: troubles{logger: o.Logger}, streams: newStreams(s),
+		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
-	h.lookups.store = s
-	h.lease.Store(int64(lease))
-	h.books.meet(server, s.Calls.CachedInfo().TimeStamp)
+	h.peers.replace, h.care.replace = h.replaceReady, h.replaceReady
 	h.slots = newSlots(o.Slots, h.room)
-	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.claim, h.pullEnded, h.pullFault)
+	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.deliver, h.pullEnded, h.pullFault)
 	return h, nil
 }
 
 // Lease is the length of the pool's leases.
-func (h *Holder) Lease() time.Duration { return time.Duration(h.lease.Load()) }
+func (h *Holder) Lease() time.Duration { return h.lease }
 
 // Result returns the stored result of a call; nil when there is none.
 func (h *Holder) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
@@ -111,40 +107,72 @@ func (h *Holder) room() {
 // more, lets what runs finish until drain ends, kills the rest, hands its lanes back,
 // and returns. drain is a context that outlives ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
-	for h.books.sync(ctx, h.store, &h.clock) != nil { // ages of calls are measured by it
+	for {
+		if _, err := h.clock.Sync(ctx, h.store.Calls); err == nil { // ages of calls are measured by it
+			break
+		}
 		if !pause.For(ctx, faultPause) {
 			return nil
 		}
 	}
 	defer h.store.Replies.Close()
-	defer h.alarms.close()
-	if err := h.alarms.tend(ctx); err != nil {
-		h.options.Logger.DebugContext(ctx, "every call is looked for", slog.Any("error", err)) // until the next try
-	}
 	silence, err := h.answerQuestions()
 	if err != nil {
 		return err
 	}
 	defer silence()
-	var keeper sync.WaitGroup
-	keeping, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
-	keeper.Go(func() { h.keepLeases(keeping) })
-	keeper.Go(func() { h.keepInformed(keeping) })
-	keeper.Go(func() { h.answerOverdue(keeping) })
-	keeper.Go(func() { h.care.Run(ctx) })
-	h.pull(ctx)
+	beside, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var group errgroup.Group
+	group.Go(func() error { return h.peers.run(beside) })
+	group.Go(func() error { h.keepInformed(beside); return nil })
+	group.Go(func() error { h.care.Run(ctx); return nil })
+	group.Go(func() error { h.answerOverdue(ctx); return nil })
+	for ctx.Err() == nil {
+		h.live(ctx, drain)
+	}
+	h.group.Wait() // of lanes that an earlier life has lost
+	stop()
+	_ = natsio.Flush(ctx, h.store.NC, store.OpTimeout) // what was sent last; without a connection leases end
+	return group.Wait()
+}
+
+// live claims and serves lanes until ctx ends or this life is lost. Calls that do not end when their
+// lanes are lost keep their slots, and no new life from beginning.
+func (h *Holder) live(ctx, drain context.Context) {
+	l, err := h.begin(ctx)
+	if err != nil {
+		return
+	}
 	h.mu.Lock()
-	h.draining = true // what is still on its way is handed back
+	h.life = l
+	h.mu.Unlock()
+	var keeper sync.WaitGroup
+	keeper.Go(func() { h.keep(l) })
+	living, stop := context.WithCancel(ctx)
+	lost := context.AfterFunc(l.ctx, stop) //nolint:contextcheck // the life is over before ctx, or with it
+	h.pull(living)
+	lost()
+	stop()
+	if ctx.Err() != nil {
+		h.drain(drain)
+	}
+	lostLease := l.isLost()
+	l.end(nil)
+	keeper.Wait()
+	h.bury(ctx, l, lostLease)
+}
+
+// drain hands back what is on its way, lets what runs end until the context does, and returns when no
+// lane is held.
+func (h *Holder) drain(drain context.Context) {
+	h.mu.Lock()
+	h.draining = true // what is still on its way is given back
 	h.mu.Unlock()
 	h.puller.close()
 	h.each(func(l *held) { l.drain() })
-	stop := context.AfterFunc(drain, func() { h.each(func(l *held) { l.abort(ErrDraining) }) })
+	late := context.AfterFunc(drain, func() { h.each(func(l *held) { l.abort(ErrDraining) }) })
 	h.group.Wait()
-	stop()
-	stopKeeping()
-	keeper.Wait()
-	_ = natsio.Flush(ctx, h.store.NC, store.OpTimeout) // lanes handed back last; without a connection their leases end
-	return nil
+	late()
 }
 
 // pull keeps as many requests at the server as there are free slots.
@@ -172,41 +200,18 @@ func (h *Holder) pull(ctx context.Context) {
 		case <-ctx.Done():
 		case <-h.wake:
 		case <-again.C:
-		case status, open := <-changed:
-			healthy = false
-			switch {
-			case !open: // the connection is closed for good
+		case _, open := <-changed:
+			if healthy = false; !open { // the connection is closed for good
 				changed = nil
-			case status == nats.RECONNECTING:
-				h.doubtRecent()
 			}
 		}
 	}
 }
 
-// forgetful is how long a server on its own may take to write down a delivery. When
-// it is killed before, it delivers the lane once more after its restart, at once.
-const forgetful = time.Second
-
-// doubtRecent gives up the lanes that a server which may have died need not remember, and
-// takes back the renewals.
-func (h *Holder) doubtRecent() {
-	if h.store.Clustered() {
-		return
-	}
-	after := time.Now().Add(-forgetful)
-	h.each(func(l *held) {
-		if l.lease.doubt(after); l.claimed.After(after) {
-			l.abort(ErrLost)
-		}
-	})
-}
-
-// claim takes a lane: msg is its ready message, and since the earliest time at
-// which the server can have delivered it.
-func (h *Holder) claim(msg *nats.Msg, since time.Time) {
+// deliver takes a ready message from the pool's consumer.
+func (h *Holder) deliver(msg *nats.Msg) {
 	h.pullAnswered()
-	l, err := newHeld(h, msg, since)
+	ready, err := readReady(msg)
 	if err != nil {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
 		_ = msg.Term() // else it would come back for ever
@@ -215,62 +220,126 @@ func (h *Holder) claim(msg *nats.Msg, since time.Time) {
 		}
 		return
 	}
-	if !l.lease.trusted(time.Now()) {
-		l.cancel(nil)
-		return // delivered while this process slept; it belongs to somebody else by now
-	}
-	h.mu.Lock()
-	if h.draining {
-		h.mu.Unlock()
-		l.handback()
-		l.cancel(nil)
+	if !h.slots.tryAcquire() {
+		h.store.Return(ready.ack)
 		return
 	}
+	h.room() // the request that it came by is used up
+	h.enter(ready)
+}
+
+// enter begins to hold a lane, with a slot, unless it is held here.
+func (h *Holder) enter(ready *readyMessage) {
+	h.mu.Lock()
+	before := h.held[ready.hash]
+	if h.draining || before != nil {
+		draining := h.draining
+		if before != nil && before.ready.seq == ready.seq {
+			before.redelivered.Store(&ready.ack)
+		}
+		h.mu.Unlock()
+		switch {
+		case draining:
+			h.slots.release()
+			h.decline(ready, ErrDraining)
+		case before.ready.seq == ready.seq:
+			h.slots.release()
+			before.mail.nudge()
+		case before.ready.seq > ready.seq: // an old delivery
+			h.slots.release()
+			h.decline(ready, errHeld)
+		default:
+			h.succeed(before, ready)
+		}
+		return
+	}
+	l := newHeld(h, h.life, ready)
 	l.frequent = time.Since(h.recent[l.hash]) < frequent
-	before := h.held[l.hash]
 	h.held[l.hash] = l
 	h.group.Add(1)
 	h.mu.Unlock()
-	l.hasSlot = h.slots.tryAcquire()
-	h.room() // the request that it came by is used up
 	go func() {
 		defer h.group.Done()
-		if before != nil {
-			before.succeed(l.ready)
-			<-before.gone
-			if before.ready == l.ready {
-				l.former = cmp.Or(before.claim.subject, before.former)
-			}
-		}
-		l.untold = h.tellLoss(l)
-		if l.assure() {
-			l.serve()
-		} else if l.hasSlot {
-			h.slots.release()
-		}
-		if !l.forgotten { // else it is released, and may be claimed again by now
-			h.executor.Release(l.lane)
-			h.forget(l)
-		}
-		l.dropClaim()
+		h.hold(l)
 	}()
 }
 
-// forget ends the bookkeeping of a lane.
-func (h *Holder) forget(l *held) {
-	l.forgotten = true
-	l.untold()
-	h.mu.Lock()
-	if h.held[l.hash] == l {
-		delete(h.held, l.hash)
+// succeed holds a lane once more that is just being released here.
+func (h *Holder) succeed(before *held, ready *readyMessage) {
+	limit := time.NewTimer(leavingLast)
+	go func() { // it ends with the lane, or soon
+		defer limit.Stop()
+		select {
+		case <-before.gone:
+			h.enter(ready)
+		case <-limit.C:
+			h.slots.release()
+			h.decline(ready, errLeaving)
+		}
+	}()
+}
+
+// hold claims a lane and serves it.
+func (h *Holder) hold(l *held) {
+	defer h.forget(l)
+	err := h.take(l.ctx, l.claim)
+	if err != nil || !l.alive() {
+		l.cancel(nil)
+		h.slots.release()
+		h.forget(l)
+		if err != nil && !errors.Is(err, errHeld) && !errors.Is(err, errLeaving) { // it may be stored all the same
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.ShortTimeout)
+			defer cancel()
+			h.disown(ctx, l.hash)
+		}
+		h.decline(l.ready, cmp.Or(err, ErrLost))
+		return
 	}
+	h.troubles.end(l.ctx, claimTrouble, l.hash, false)
+	l.oversight.epoch.Store(l.claim.epoch)
+	untold := h.tellLoss(l)
+	defer untold()
+	l.serve()
+	if !l.forgotten { // else it is released, and may be claimed again by now
+		h.executor.Release(l.lane)
+	}
+}
+
+// forget ends the bookkeeping of a lane: it may be claimed again here.
+func (h *Holder) forget(l *held) {
+	if l.forgotten {
+		return
+	}
+	l.forgotten = true
+	h.mu.Lock()
+	delete(h.held, l.hash)
+	close(l.gone)
 	if len(h.recent) >= maxIdle {
 		clear(h.recent)
 	}
 	h.recent[l.hash] = time.Now()
 	h.mu.Unlock()
-	close(l.gone)
+	if ack := l.redelivered.Swap(nil); ack != nil { // it came while the lane was let go
+		h.store.Return(*ack)
+	}
 }
+
+// keepInformed finds out whether the streams are there, and measures the server's time now and
+// then, until ctx ends.
+func (h *Holder) keepInformed(ctx context.Context) {
+	gone := false
+	for synced := time.Now(); pause.For(ctx, streamsPeriod); {
+		gone = h.tellStreams(ctx, gone)
+		if time.Since(synced) < clockPeriod {
+			continue
+		}
+		if _, err := h.clock.Sync(ctx, h.store.Calls); err == nil { // else the old offset is good enough
+			synced = time.Now()
+		}
+	}
+}
+
+const clockPeriod = 30 * time.Second
 
 // tellLoss tells of the lane's loss when that happens, until the function that it returns does.
 func (h *Holder) tellLoss(l *held) (stop func()) {

@@ -12,7 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// TestLane_KeptLaneIsHeldUntilNothingLivesThere covers an idle lane whose worker does not let lanes linger at all.
+// TestLane_KeptLaneIsHeldUntilNothingLivesThere covers an idle lane whose worker does not let lanes
+// linger at all.
 func TestLane_KeptLaneIsHeldUntilNothingLivesThere(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -159,7 +159,8 @@ func TestLane_RunTimeoutDeadlineAndExpiry(t *testing.T) {
 	f.requireQuiet()
 }
 
-// Whoever makes calls may pass on a deadline that has passed. However fast the fleet is, such a call does not start.
+// Whoever makes calls may pass on a deadline that has passed. However fast the fleet is, such a
+// call does not start.
 func TestLane_ADeadlineThatHadPassedStartsNothing(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

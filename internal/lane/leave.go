@@ -1,33 +1,33 @@
 package lane
 
 import (
+	"context"
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
 // leave gives the lane up when nothing of it runs. It reports false when the
 // attempt failed and the lane is still held.
 func (l *held) leave() bool {
 	l.holder.executor.Release(l.lane) // before anybody else can claim the lane
-	if l.pinned || l.unresolved() {
-		return l.handback()
+	if l.first.pinned || l.unresolved() {
+		return l.handOver(false)
 	}
 	return l.release()
 }
 
-// unresolved reports whether entries wait that whoever held the lane before may have
-// started or settled: only another delivery of the same ready message says so to
-// the next holder.
+// unresolved reports whether entries wait that a holder before this one, which was lost, may have
+// started: only the claim says so to the next holder.
 func (l *held) unresolved() bool {
-	if !l.settledBefore() {
-		return false
-	}
-	return !l.caughtUp || slices.ContainsFunc(l.schedule.entries, func(e *entry) bool { return e.maySettled })
+	return l.claim.Interrupted && (!l.first.caughtUp ||
+		slices.ContainsFunc(l.schedule.Entries(), func(e *core.Entry) bool { return e.MayHaveStarted }))
 }
 
-// release removes the ready message and then looks once more; the package
+// release removes the ready message and then the claim, and looks once more; the package
 // comment says why no wake-up is lost.
 func (l *held) release() bool {
 	s := l.holder.store
@@ -35,9 +35,6 @@ func (l *held) release() bool {
 		return false
 	}
 	more, err := l.sweep()
-	if err == nil {
-		err = s.Remove(l.ctx, l.handbacks...)
-	}
 	if err != nil {
 		l.complain(releaseTrouble, l, err)
 		l.pause()
@@ -48,22 +45,21 @@ func (l *held) release() bool {
 		l.mail.refresh()
 		return false // not idle any more
 	}
-	if !l.renewed() { // removing what does not matter any more took its time; the next removal matters
+	if !l.isFresh() { // removing what does not matter any more took its time; the next removal matters
 		return false
 	}
 	defer l.over(removalTrouble, l)
-	// From the first try on, the ready message may be gone and the lane somebody else's.
-	for err := l.removeReady(); err != nil; err = l.removeReady() {
+	// From the first try on, the ready message may be gone, and a new one with a call of its own be
+	// there.
+	for err := s.Remove(l.ctx, l.ready.seq); err != nil; err = s.Remove(l.ctx, l.ready.seq) {
 		l.complain(removalTrouble, l, err)
-		l.pause()
-		if !l.renewed() {
+		if !l.isFresh() {
 			return true
 		}
 	}
+	s.DropClaim(l.claim.epoch)
+	s.Settle(l.ready.ack)
 	l.holder.forget(l)
-	if err := l.removeClaim(); err != nil {
-		l.warn("mark of the claim cannot be removed", err) // the look finds it, and whoever takes the lane then removes it
-	}
 	found, err := l.mail.look(l.ctx)
 	if err != nil {
 		l.warn("last look into the mailbox failed", err)
@@ -71,16 +67,18 @@ func (l *held) release() bool {
 	}
 	if found {
 		if err := s.PublishReady(l.ctx, l.holder.options.Pool, l.lane); err != nil {
-			l.warn("lane cannot be made ready again", err) // a kick will
+			l.warn("lane cannot be made ready again", err) // the caretaker does it
 		}
 	}
 	return true
 }
 
-// renewed waits until the lease is fresh. It reports false when the lane is lost.
-func (l *held) renewed() bool {
+// isFresh waits until the lease is trusted for long enough that a removal surely arrives before its
+// end, even if it is late by one more margin: servers take it from a former holder, too. It reports
+// false when the lane is lost.
+func (l *held) isFresh() bool {
 	for l.alive() {
-		if l.lease.fresh(time.Now()) {
+		if l.life.isFresh(time.Now()) {
 			return true
 		}
 		l.pause()
@@ -88,48 +86,49 @@ func (l *held) renewed() bool {
 	return false
 }
 
-// removeReady removes the ready message, and returns when it is gone. The acknowledgement, for the consumer's books, comes after that: a
-// message that was acknowledged and is still there would never be delivered again.
-func (l *held) removeReady() error {
-	if err := l.holder.store.Remove(l.ctx, l.ready); err != nil {
-		return err
-	}
-	_ = l.holder.store.NC.Publish(l.ack, nil) // without it, the consumer forgets the message when the lease ends
-	return nil
-}
-
-// handback returns a lane to the server, so that another worker gets it at once:
-// one whose ready message carries a call that was not started, or one without a
-// slot for it. The mark says that this delivery started nothing that is not settled, and that the ready message is not: it stays.
-func (l *held) handback() bool {
-	if !l.renewed() {
-		return false
-	}
-	s := l.holder.store
-	mark := nats.NewMsg(l.holder.options.Fleet.HandbackSubject(l.holder.options.Pool, l.hash, l.ready, l.delivered))
-	if _, err := l.sweep(); err != nil {
-		l.warn("settled entries cannot be removed", err) // without the mark, the next holder looks for their results
-	} else if l.pinned || !l.carries {
-		if _, _, err := s.Publish(l.ctx, mark); err != nil {
-			l.warn("handback mark cannot be stored", err) // then an attempt is counted that was none
+// handOver returns a lane with calls to the fleet, so that another worker gets it at once.
+func (l *held) handOver(killed bool) bool {
+	if !killed {
+		if _, err := l.sweep(); err != nil || !l.alive() {
+			l.warn("settled entries cannot be removed", err) // else the next holder would take them for waiting
+			return l.ctx.Err() != nil
 		}
 	}
-	l.nak()
+	l.killed = killed
+	l.letGo(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
+		defer cancel()
+		return l.holder.store.Redeliver(ctx, l.holder.options.Pool, l.ready.seq)
+	})
 	return true
 }
 
-// nak returns the ready message to the server, which delivers it again, also when whoever sent that does not hold the lane any more.
-func (l *held) nak() {
-	if err := l.removeClaim(); err != nil {
-		l.warn("mark of the claim cannot be removed", err)
-		return // whoever got the lane would leave it to the mark
+// letGo removes the claim and then has the lane delivered to somebody. Where calls may have been
+// started that have no result, as those that were killed, the claim stays without an owner and says
+// so. What fails is tried again for a moment: then the claim ends with this life.
+func (l *held) letGo(deliver func() error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
+	defer cancel()
+	s := l.holder.store
+	if l.parked { // should this worker be lost before it has the lane delivered
+		s.Park(l.ready.ack, l.holder.lease)
 	}
-	if !l.lease.fresh(time.Now()) {
-		return // it comes back when the lease ends
-	}
-	if err := l.holder.store.NC.Publish(l.ack, []byte(jetstreamNak)); err != nil {
-		l.warn("lane cannot be handed back", err)
+	for _, do := range []func() error{
+		func() error {
+			if !l.killed && !l.unresolved() {
+				return s.RemoveClaim(ctx, l.claim.epoch)
+			}
+			left := l.claim.Claim
+			left.Life, left.Interrupted = "", true
+			_, _, err := s.PutClaim(ctx, l.holder.options.Pool, &left, l.claim.epoch)
+			return err // refused: an earlier try, whose answer was lost
+		},
+		deliver,
+	} {
+		for err := do(); err != nil; err = do() {
+			if l.warn("lane cannot be handed over", err); !pause.For(ctx, faultPause) {
+				return
+			}
+		}
 	}
 }
-
-const jetstreamNak = "-NAK"

@@ -23,12 +23,12 @@ type letter struct {
 	stored  time.Time // by the server's clock
 }
 
-// mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all that is there
-// at once, and the leader of several, which knows every acknowledged message, for one message after the other. While it listens, the server
-// also tells it each message once that is stored, so that it need not ask in vain. A
-// server on its own tells all of them in order, and then they are taken as they
-// come; in a cluster some may get lost, and then one question finds out whether those that
-// came are all there are (told.go).
+// mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all
+// that is there at once, and the leader of several, which knows every acknowledged message, for one
+// message after the other. While it listens, the server also tells it each message once that is
+// stored, so that it need not ask in vain. A server on its own tells all of them in order, and then
+// they are taken as they come; in a cluster some may get lost, and then one question finds out
+// whether those that came are all there are (told.go).
 //
 // One goroutine uses it; what it is told comes from another.
 type mailbox struct {
@@ -43,9 +43,7 @@ type mailbox struct {
 	fromStart bool
 	empty     bool // the stream had nothing at cursor or after it, and whatever comes is told
 
-	// deep is how many messages are read one by one since they were too many to be read at once, and singly how
-	// many of these are left.
-	deep, singly int
+	singly int // how many messages are to be read one by one
 
 	sure  []letter            // what is to be read next, in order
 	ended bool                // there was nothing behind them when the stream was asked
@@ -72,7 +70,8 @@ func newMailbox(s *store.Store, fleet protocol.Fleet, pool protocol.Pool, hash p
 	return &mailbox{store: s, fleet: fleet, pool: pool, hash: hash, wake: make(chan struct{}, 1), prune: readMost}
 }
 
-// listen has the server tell what is stored from now on, and reports whether it does. It does nothing the second time.
+// listen has the server tell what is stored from now on, and reports whether it does. It does
+// nothing the second time.
 func (m *mailbox) listen() bool {
 	if m.subscription != nil {
 		return true
@@ -183,64 +182,49 @@ func (m *mailbox) knows(subject string) {
 	m.read[subject] = struct{}{}
 }
 
-// give hands the mailbox what was read of it in another way: all that was there a moment ago.
-func (m *mailbox) give(all []*jetstream.RawStreamMsg) {
-	for _, msg := range all {
+// give hands the mailbox what was read of it in another way: what was there a moment ago, and
+// whether that was all.
+func (m *mailbox) give(found []*jetstream.RawStreamMsg, whole bool) {
+	for _, msg := range found {
 		m.sure = append(m.sure, fromStream(msg))
 	}
-	m.ended = m.subscription == nil // else what came meanwhile is not told any more
+	m.ended = whole && m.subscription == nil // else what came meanwhile is not told any more
 }
 
-// leastSingly is how many messages are read one by one before a deep mailbox is asked for all of them again.
-const leastSingly = 2 * window
-
-// ask asks the stream for what is next: for all of it, if it can be had at once. The server goes through a whole mailbox
-// before it says that it has too much for that, so it is asked the less often the more there is. To read one message
-// costs the same in a mailbox of any depth.
+// ask asks the stream for what is next: for a page, if it can be had at once. To tell how many are
+// behind a page the server counts them, so where very many wait they are read one by one until
+// as many are read as there were: that costs the same however many there are.
 func (m *mailbox) ask(ctx context.Context) error {
 	m.forgetLost()
-	if m.singly > 0 {
-		m.singly--
-		return m.askOne(ctx)
-	}
-	all, whole, err := m.store.ReadAll(ctx, m.filter(), m.cursor, window)
-	if errors.Is(err, store.ErrNotAtOnce) {
-		if !m.store.Clustered() {
-			m.deep = max(leastSingly, 2*m.deep)
-			m.singly = m.deep
-		}
-		return m.askOne(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	for _, msg := range all {
-		m.sure = append(m.sure, fromStream(msg))
-	}
-	m.ended, m.deep = whole, 0
-	return nil
-}
-
-// isDeep reports whether more may wait than can be read or listed at once.
-func (m *mailbox) isDeep() bool { return m.deep > 0 }
-
-// forgetLost begins anew with what is told when some of it had no room: the stream is about to be asked, which has
-// all that was stored until now.
-func (m *mailbox) forgetLost() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.lost {
-		m.lost, m.urgent, m.told, m.toldBytes = false, false, nil, 0
-	}
-}
-
-// askOne asks the stream for the next message.
-func (m *mailbox) askOne(ctx context.Context) error {
 	from := m.cursor
 	if m.fromStart {
 		m.fromStart = false
 		from = 0
 	}
+	if m.singly > 0 {
+		m.singly--
+		return m.askOne(ctx, from)
+	}
+	found, left, err := m.store.Page(ctx, m.filter(), from, window)
+	if errors.Is(err, store.ErrNotAtOnce) {
+		return m.askOne(ctx, from)
+	}
+	if err != nil {
+		return err
+	}
+	for _, msg := range found {
+		if msg.Sequence >= m.cursor {
+			m.sure = append(m.sure, fromStream(msg))
+		}
+	}
+	if m.ended = left == 0; left > 2*window {
+		m.singly = left
+	}
+	return nil
+}
+
+// askOne asks the stream for the next message.
+func (m *mailbox) askOne(ctx context.Context, from uint64) error {
 	msg, err := m.store.Next(ctx, m.filter(), from)
 	if err == nil && msg != nil && msg.Sequence < m.cursor {
 		msg, err = m.store.Next(ctx, m.filter(), m.cursor)
@@ -249,11 +233,21 @@ func (m *mailbox) askOne(ctx context.Context) error {
 		return err
 	}
 	if m.ended = msg == nil; m.ended {
-		m.deep, m.singly = 0, 0
+		m.singly = 0
 		return nil
 	}
 	m.sure = append(m.sure, fromStream(msg))
 	return nil
+}
+
+// forgetLost begins anew with what is republished when some of it had no room: the stream is about
+// to be asked, which has all that was stored until now.
+func (m *mailbox) forgetLost() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lost {
+		m.lost, m.urgent, m.told, m.toldBytes = false, false, nil, 0
+	}
 }
 
 func fromStream(msg *jetstream.RawStreamMsg) letter {

@@ -7,13 +7,15 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A message that was read comes no second time, neither as the server has told it nor because it is still stored.
+// A message that was read comes no second time, neither as the server has told it nor because it is
+// still stored.
 func TestMailbox_NothingComesTwice(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
@@ -64,8 +66,9 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 	requireNext(0)
 }
 
-// What was stored after the mailbox was read and before the server tells it comes in its turn, also when what was read is not
-// taken yet: the holder has so many calls in hand that it begins to listen in the middle.
+// What was stored after the mailbox was read and before the server tells it comes in its turn, also
+// when what was read is not taken yet: the holder has so many calls in hand that it begins to
+// listen in the middle.
 func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
@@ -100,15 +103,16 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "between", "told"}, got)
 }
 
-// TestWait_ABusyLaneListens: a lane that never waits for long does not ask the stream for every call.
+// TestWait_ABusyLaneListens: a lane that never waits for long does not ask the stream for every
+// call.
 func TestWait_ABusyLaneListens(t *testing.T) {
 	t.Parallel()
 	s, err := store.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, protocol.DefaultFleet)
 	require.NoError(t, err)
-	l := &held{ctx: t.Context(), schedule: newSchedule(), finished: make(chan finished, 100), served: listensAfter}
+	l := &held{ctx: t.Context(), schedule: core.NewSchedule(), finished: make(chan finished, 100), served: listensAfter}
 	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, protocol.Lane("account/a").Hash())
 	for range cap(l.finished) {
-		l.finished <- finished{entry: &entry{}} // something always happens
+		l.finished <- finished{entry: &core.Entry{}} // something always happens
 	}
 	l.wait(time.Minute)
 	require.NotNil(t, l.mail.subscription)

@@ -14,14 +14,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A lane that is held costs its renewals, at most four in a lease, and next to nothing else: with leases of
-// 10 seconds a thousand lanes take fewer than a thousand messages a second.
+// A lane that is held costs nothing: its worker's one heartbeat is renewed for all of them, so a
+// thousand lanes take fewer than twenty messages a second.
 func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
 	nc := f.connect()
-	const lanes, lease = 300, natsio.DefaultAckWait
+	const lanes, lease = 1000, natsio.DefaultAckWait
 	var started atomic.Int32
 	release := make(chan struct{})
 	h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
@@ -47,11 +47,11 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	stepAside(t, lease/2) // what a claim costs is over
 	before, begun := nc.Stats(), time.Now()
 	stepAside(t, lease)
-	after, leases := nc.Stats(), time.Since(begun).Seconds()/lease.Seconds()
+	after, seconds := nc.Stats(), time.Since(begun).Seconds()
 	require.EqualValues(t, lanes, started.Load(), "all of them are held all the time")
-	perLane := float64(after.InMsgs+after.OutMsgs-before.InMsgs-before.OutMsgs) / lanes / leases
-	require.Less(t, perLane, 9.0)
-	require.Greater(t, perLane, 2.0, "renewed")
+	messages := float64(after.InMsgs + after.OutMsgs - before.InMsgs - before.OutMsgs)
+	require.Less(t, messages/seconds, 20.0)
+	require.Greater(t, messages/seconds, 0.2, "renewed")
 	close(release)
 	for _, call := range calls {
 		f.await(p, call)

@@ -14,11 +14,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ErrNoStream says that the stream of calls, or that of results, is gone: somebody deleted it. The error names it, and says what to do.
+// ErrNoStream says that the stream of calls, or that of results, is gone: somebody deleted it. The
+// error names it, and says what to do.
 var ErrNoStream = errors.New("the stream is gone")
 
-// Nobody who runs makes a stream again: an operator may be about to restore it from a backup, for which it must not be there, and what is
-// made anew is empty. A process that starts makes it. Calls that were put before, and of which the streams have nothing then, are lost.
+// Nobody who runs makes a stream again: an operator may be about to restore it from a backup, for
+// which it must not be there, and what is made anew is empty. A process that starts makes it. Calls
+// that were put before, and of which the streams have nothing then, are lost.
 
 const (
 	// streamsPeriod is how often a process asks whether the streams are there, at most.
@@ -27,7 +29,8 @@ const (
 	streamsRemedy = "restore it from a backup (nats stream restore), or start a worker or coordinator, which makes it again, empty"
 )
 
-// streams knows whether the streams that calls live in are there, and since when. It is safe for concurrent use.
+// streams knows whether the streams that calls live in are there, and since when. It is safe for
+// concurrent use.
 type streams struct {
 	store *store.Store
 
@@ -43,8 +46,8 @@ func newStreams(s *store.Store) streams {
 	return streams{store: s, made: s.Made(), missed: map[string]int{}}
 }
 
-// look asks whether the streams are there, if nobody has a moment ago. The error wraps [ErrNoStream] when one is not; that
-// the server did not answer is none.
+// look asks whether the streams are there, if nobody has a moment ago. The error wraps
+// [ErrNoStream] when one is not; that the server did not answer is none.
 func (s *streams) look(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,11 +91,12 @@ func (s *streams) remade() time.Time {
 	return s.anew
 }
 
-// Streams asks whether the streams of calls and results are there, once a second at most, whoever asks. The error wraps
-// [ErrNoStream] when one is gone.
+// Streams asks whether the streams of calls and results are there, once a second at most, whoever
+// asks. The error wraps [ErrNoStream] when one is gone.
 func (p *Publisher) Streams(ctx context.Context) error { return p.streams.look(ctx) }
 
-// Lost reports whether a call that was accepted at a time, and has no result, is gone with a stream that was deleted and made again.
+// Lost reports whether a call that was accepted at a time, and has no result, is gone with a stream
+// that was deleted and made again.
 func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Time) bool {
 	if !since.Before(p.streams.remade()) {
 		return false
@@ -104,7 +108,19 @@ func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Ti
 	return err == nil && r == nil
 }
 
-// tellStreams logs when a stream is gone, and when all are there again. It takes and returns whether one was, and is.
+// isStored reports whether a call is its lane's ready message, or in the mailbox.
+func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, error) {
+	fleet, hash := p.store.Fleet, call.Lane().Hash()
+	ready, err := p.store.Next(ctx, fleet.ReadySubject(call.Pool, hash), 0)
+	if err != nil || ready != nil && ready.Header.Get(protocol.HeaderCall) == string(call.ID) {
+		return true, err
+	}
+	entry, err := p.store.Next(ctx, fleet.CallSubject(call.Pool, hash, call.ID), 0)
+	return entry != nil, err
+}
+
+// tellStreams logs when a stream is gone, and when all are there again. It takes and returns
+// whether one was, and is.
 func (h *Holder) tellStreams(ctx context.Context, before bool) bool {
 	err := h.streams.look(ctx)
 	switch {

@@ -13,7 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A stream is deleted while a worker runs. It says so, nothing else about it, and goes on with one that is made again.
+// A stream is deleted while a worker runs. It says so, nothing else about it, and goes on with one
+// that is made again.
 func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 	t.Parallel()
 	for _, stream := range []string{protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.ResultsStream()} {

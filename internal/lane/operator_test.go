@@ -98,8 +98,9 @@ func (f *fleet) show(o *operator.Operator, name protocol.Lane) *operator.View {
 	return view
 }
 
-// listed waits until a lane is listed the way that it should be. The first list may be another one: a holder that is very busy
-// does not answer in time, and what is settled is removed a moment later.
+// listed waits until a lane is listed the way that it should be. The first list may be another one:
+// a holder that is very busy does not answer in time, and what is settled is removed a moment
+// later.
 func (f *fleet) listed(o *operator.Operator, name protocol.Lane, is func(operator.Status) bool) operator.Status {
 	f.t.Helper()
 	var status operator.Status
@@ -297,7 +298,7 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	require.Equal(t, operator.CallWaiting, f.show(o, "account/a").Calls[0].State)
 	did, err := o.Kick(t.Context(), pool, "account/a")
 	require.NoError(t, err)
-	require.Equal(t, operator.KickedReady, did)
+	require.True(t, did)
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	f.requireQuiet()
@@ -311,7 +312,7 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	g.requireStart(t, ready.ID)
 	did, err = o.Kick(t.Context(), "another", "account/b")
 	require.NoError(t, err)
-	require.Equal(t, operator.KickedNothing, did, "it is held")
+	require.False(t, did, "it is held")
 	g.letGo <- struct{}{}
 	f.await(p, ready)
 }
@@ -385,7 +386,7 @@ func TestOperator_AfterALostWorker(t *testing.T) {
 	require.Equal(t, 2, byName["account/a"].Waiting)
 	_, err = o.Kill(t.Context(), pool, "account/a")
 	require.ErrorIs(t, err, operator.ErrNothingRuns)
-	require.ErrorContains(t, err, "its holder does not answer")
+	require.ErrorContains(t, err, "its holder lost does not answer")
 	cancel()
 	require.NoError(t, <-done)
 

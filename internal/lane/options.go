@@ -13,9 +13,14 @@ type Options struct {
 	Fleet  protocol.Fleet // default tf
 	Pool   protocol.Pool  // default "default"
 	Worker protocol.WorkerID
+	// Origin is PLACE#INSTANCE: a place that one process at a time can have, such as the directory
+	// of an embedded server, and a name of this process that no earlier one had. Earlier lives of
+	// the same place are taken over at once. Default none.
+	Origin string
 	// Slots is how many calls run at once; default 1.
 	Slots int
-	// AckWait is the length of a lease; it must match an existing pool. 0 takes what the pool has.
+	// AckWait is the length of a lease, and how long a ready message may be on its way to a worker
+	// until it is delivered again; it must match an existing pool. 0 takes what the pool has.
 	AckWait time.Duration
 	// Linger is how long an idle lane is kept; default 0. Only lanes for which
 	// Lingers (if set) reports true are kept.
@@ -26,14 +31,16 @@ type Options struct {
 	Keeps func(protocol.Lane) bool
 	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
 	MaxLingering int
-	// Settled, if set, is told of each call whose result this holder has stored; SettledBefore of each whose
-	// result was there when its turn came, as a holder leaves it that is lost before its Settled returns; and Lost of each
-	// lane that was lost while it was held: at once, also while calls of it do not end. Many goroutines
-	// call them; the lane is not claimed again here before they return.
+	// Settled, if set, is told of each call whose result this holder has stored; SettledBefore of
+	// each whose result was there when its turn came, as a holder leaves it that is lost before its
+	// Settled returns; and Lost of each lane that was lost while it was held: at once, also while
+	// calls of it do not end. Many goroutines call them; the lane is not claimed again here before
+	// they return.
 	Settled       func(ctx context.Context, call *protocol.Call, result *protocol.Result)
 	SettledBefore func(ctx context.Context, call *protocol.Call)
 	Lost          func(ctx context.Context, lane protocol.Lane)
-	// Logger gets troubles at warn, those that last once when they begin and once when they are over; nil discards.
+	// Logger gets troubles at warn, those that last once when they begin and once when they are
+	// over; nil discards.
 	Logger *slog.Logger
 }
 

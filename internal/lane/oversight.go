@@ -15,13 +15,15 @@ import (
 // cancelled and expired calls are still answered, and the ready message stays where it is. A lane
 // in which nothing waits is let go; the mark alone does not make it ready.
 type oversight struct {
-	paused atomic.Bool // as the mark was read last; serve writes it
-	asked  atomic.Bool // somebody has asked about the lane since then
+	epoch  atomic.Uint64 // of the claim; 0 while there is none
+	paused atomic.Bool   // as the mark was read last; serve writes it
+	asked  atomic.Bool   // somebody has asked about the lane since then
 
 	// Owned by serve.
 	read     time.Time // when the marks beyond the window were read last
 	refusing bool      // a call was cancelled since cancelled calls were answered last
-	// early are calls that were cancelled before they were read: the marks stand behind them, maybe beyond the window.
+	// early are calls that were cancelled before they were read: the marks stand behind them, maybe
+	// beyond the window.
 	early map[protocol.CallID]struct{}
 
 	runs []ongoing // what is being executed; guarded by the lane's mu

@@ -15,8 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// past is a server that was cut off or stood still, and still takes itself for the leader: for a while it gives the
-// answers of an earlier time, before those of the leader arrive.
+// past is a server that was cut off or stood still, and still takes itself for the leader: for a
+// while it gives the answers of an earlier time, before those of the leader arrive.
 type past struct {
 	nc      *nats.Conn
 	filter  string
@@ -80,8 +80,8 @@ func (p *past) answer(t *testing.T, d time.Duration) {
 	require.NoError(t, p.nc.Flush())
 }
 
-// besideTheLeader is a fleet on three servers, and a server that leads neither the calls nor the pool's consumer: what the
-// one in the past says there is said before the leader's answer comes.
+// besideTheLeader is a fleet on three servers, and a server that leads neither the calls nor the
+// pool's consumer: what the one in the past says there is said before the leader's answer comes.
 func besideTheLeader(t *testing.T, lease time.Duration) (f *fleet, nc *nats.Conn) {
 	t.Helper()
 	f, c := newFleetOn(t, natsiotest.NewPartableCluster(t))
@@ -97,8 +97,9 @@ func besideTheLeader(t *testing.T, lease time.Duration) (f *fleet, nc *nats.Conn
 	return f, c.ConnectTo(other)
 }
 
-// Guard: the stream's leader may not know yet what the consumer's leader has handed out, and a server that was cut
-// off knows even less. Neither may make a call start before one that was accepted earlier.
+// Guard: the stream's leader may not know yet what the consumer's leader has handed out, and a
+// server that was cut off knows even less. Neither may make a call start before one that was
+// accepted earlier.
 func TestCluster_AnOldAnswerDoesNotHideAnEarlierCall(t *testing.T) {
 	t.Parallel()
 	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
@@ -115,7 +116,8 @@ func TestCluster_AnOldAnswerDoesNotHideAnEarlierCall(t *testing.T) {
 	f.requireQuiet()
 }
 
-// Guard: nor may it bring a call back that was run and removed, for which nobody looks for a result.
+// Guard: nor may it bring a call back that was run and removed, for which nobody looks for a
+// result.
 func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	t.Parallel()
 	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
@@ -126,7 +128,7 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	past := remember(t, nc, before)
 	ran := make(chan protocol.CallID, 9)
 	h := f.hold(tells(ran), lane.Options{})
-	require.NoError(t, p.Kick(t.Context(), before))
+	require.NoError(t, p.Wake(t.Context(), before))
 	require.Equal(t, before.ID, <-ran)
 	f.requireQuiet()
 	h.stop()
@@ -136,15 +138,15 @@ func TestCluster_AnOldAnswerBringsNoCallBack(t *testing.T) {
 	delete(past.answers, "$JS.API.STREAM.INFO."+protocol.DefaultFleet.CallsStream()) // it comes too late with that
 	past.answer(t, time.Second)
 	raw(t, f, protocol.DefaultFleet.CallSubject(after.Pool, after.Lane().Hash(), after.ID), after)
-	require.NoError(t, p.Kick(t.Context(), after))
+	require.NoError(t, p.Wake(t.Context(), after))
 	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, after.ID, <-ran)
 	f.requireQuiet()
 	require.Empty(t, ran)
 }
 
-// Guard: of a lane that is delivered again, also what was stored before the ready message may have been run since. An
-// answer that knows the ready message is not new enough.
+// Guard: of a lane that is delivered again, also what was stored before the ready message may have
+// been run since. An answer that knows the ready message is not new enough.
 func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T) {
 	t.Parallel()
 	f, nc := besideTheLeader(t, briefLease)
@@ -154,7 +156,7 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 	for _, call := range []*protocol.Call{settled, open} {
 		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
 	}
-	require.NoError(t, p.Kick(t.Context(), open))
+	require.NoError(t, p.Wake(t.Context(), open))
 	past := remember(t, nc, open)
 	f.takeAndDie() // it has settled one call
 	calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
@@ -172,7 +174,8 @@ func TestCluster_AnOldAnswerBringsNothingBackOfALaneThatIsTakenOver(t *testing.T
 	}
 }
 
-// Guard: nor does an old answer hide the result of a call whose worker was lost before it removed the call.
+// Guard: nor does an old answer hide the result of a call whose worker was lost before it removed
+// the call.
 func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 	t.Parallel()
 	f, nc := besideTheLeader(t, briefLease)
@@ -183,7 +186,7 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 		raw(t, f, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
 	}
 	past := rememberResult(t, nc, settled)
-	require.NoError(t, p.Kick(t.Context(), open))
+	require.NoError(t, p.Wake(t.Context(), open))
 	f.takeAndDie()
 	f.storeResult(settled)
 	past.answer(t, time.Second)
@@ -196,8 +199,8 @@ func TestCluster_AnOldAnswerHidesNoResult(t *testing.T) {
 	}
 }
 
-// Guard: an old answer that knows the ready message need not know what was accepted after it: that the call is cancelled, or
-// the lane paused.
+// Guard: an old answer that knows the ready message need not know what was accepted after it: that
+// the call is cancelled, or the lane paused.
 func TestCluster_AnOldAnswerHidesNoCancel(t *testing.T) {
 	t.Parallel()
 	f, nc := besideTheLeader(t, natsio.DefaultAckWait)
@@ -232,30 +235,4 @@ func TestCluster_AnOldAnswerHidesNoPause(t *testing.T) {
 	require.Empty(t, ran)
 	require.NoError(t, p.Cancel(t.Context(), call))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
-}
-
-// In a cluster whose servers all hear each other, a claim costs nothing more.
-func TestCluster_ACalmClusterStoresNoMarks(t *testing.T) {
-	t.Parallel()
-	f, _ := newClusterFleet(t)
-	p := f.publisher()
-	ran := make(chan protocol.CallID, 9)
-	f.hold(tells(ran), lane.Options{})
-	stored := func() uint64 {
-		calls, err := f.js.Stream(t.Context(), protocol.DefaultFleet.CallsStream())
-		require.NoError(t, err)
-		return calls.CachedInfo().State.LastSeq
-	}
-	for begun := time.Now(); ; stepAside(t, 500*time.Millisecond) { // servers that start are not calm at once
-		before := stored()
-		call := newCall("s", exclusive("account/"+string(protocol.RandomCallID())))
-		put(t, p, call)
-		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
-		<-ran
-		f.requireQuiet()
-		if stored() == before+1 {
-			break
-		}
-		require.Less(t, time.Since(begun), patience, "every claim stores a mark")
-	}
 }

@@ -5,14 +5,16 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// readMarks finds out whether the lane is paused, which calls that are not in hand yet are cancelled, and what was handed back. The marks come with the
-// mailbox, so they are looked for only when they may be beyond the window or gone.
+// readMarks finds out whether the lane is paused, and which calls that are not in hand yet are
+// cancelled. The marks come with the mailbox, so they are looked for only when they may be beyond
+// the window or gone.
 func (l *held) readMarks() error {
 	o := &l.oversight
-	full := l.schedule.len() >= window || l.bytes >= windowBytes
+	full := l.schedule.Len() >= window || l.bytes >= windowBytes
 	beyond := full && (time.Since(o.read) >= lookPeriod || !l.mail.knowsCancels())
 	if asked := o.asked.Swap(false); !asked && !beyond && !o.paused.Load() {
 		return nil
@@ -37,33 +39,11 @@ func (l *held) readBeyond(full bool) error {
 		}
 		l.mail.listed = true
 	}
-	if full && !l.handed {
-		if err := l.readHandbacks(); err != nil {
-			return err
-		}
-		l.handed = true
-	}
 	mark, err := s.Next(l.ctx, fleet.PauseSubject(pool, l.hash), 0)
 	if err != nil {
 		return err
 	}
 	l.oversight.paused.Store(mark != nil)
-	return nil
-}
-
-// readHandbacks reads the marks of deliveries that were handed back: they stand behind all that waited then.
-func (l *held) readHandbacks() error {
-	o := l.holder.options
-	for n := uint64(1); n < l.delivered; n++ {
-		mark, err := l.holder.store.Next(l.ctx, o.Fleet.HandbackSubject(o.Pool, l.hash, l.ready, n), 0)
-		if err != nil {
-			return err
-		}
-		if mark != nil {
-			read := fromStream(mark)
-			l.accept(&read)
-		}
-	}
 	return nil
 }
 
@@ -84,7 +64,7 @@ func (o *oversight) cancelEarly(id protocol.CallID) {
 
 // staysPaused reports whether the lane is kept although nothing of it may start.
 func (l *held) staysPaused() bool {
-	return l.oversight.paused.Load() && l.schedule.len() > 0 && l.starting.Err() == nil
+	return l.oversight.paused.Load() && l.schedule.Len() > 0 && l.starting.Err() == nil
 }
 
 // refuse answers the calls that will not be started in any case, wherever they
@@ -95,12 +75,12 @@ func (l *held) refuse() {
 	}
 	l.oversight.refusing = false
 	defer l.expectAnew()
-	for _, e := range slices.Clone(l.schedule.entries) {
-		if e.running {
+	for _, e := range slices.Clone(l.schedule.Entries()) {
+		if e.Running {
 			continue
 		}
-		e.mayHaveStarted = e.mayHaveStarted && l.startedBefore() && !l.cannotHaveStarted(e)
-		if e.mayHaveStarted && e.blockers > 0 { // whether it was started shows when its turn comes
+		e.MayHaveStarted = e.MayHaveStarted && !l.schedule.CannotHaveStarted(e)
+		if e.MayHaveStarted && e.Blocked() { // whether it was started shows when its turn comes
 			continue
 		}
 		result := l.refusal(e)
@@ -115,16 +95,16 @@ func (l *held) refuse() {
 }
 
 // giveRefusal stores the result of a call that is not started, unless it has one already.
-func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
+func (l *held) giveRefusal(e *core.Entry, result *protocol.Result) bool {
 	defer l.over(lookupTrouble, e)
 	for {
-		known, err := l.holder.store.HasResult(l.ctx, e.call.SessionID, e.call.ID)
+		known, err := l.isSettled(e)
 		if known {
 			l.wasSettled(e)
 			return true
 		}
 		if err == nil {
-			break
+			return l.settle(e, result)
 		}
 		if !l.alive() {
 			return false
@@ -132,5 +112,4 @@ func (l *held) giveRefusal(e *entry, result *protocol.Result) bool {
 		l.complain(lookupTrouble, e, err)
 		l.pause()
 	}
-	return l.settle(e, result)
 }

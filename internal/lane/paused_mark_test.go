@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
@@ -32,7 +33,7 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	require.NoError(t, err)
 	l := &held{
 		holder: &Holder{options: Options{}.withDefaults(), store: s},
-		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: newSchedule(),
+		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: core.NewSchedule(),
 	}
 	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, l.hash)
 	require.True(t, l.mail.listen())
@@ -60,7 +61,8 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	require.False(t, l.oversight.paused.Load(), "a paused lane reads it every time")
 }
 
-// A request to cancel that was stored beyond what the holder has in hand, and before it listened, was not told.
+// A request to cancel that was stored beyond what the holder has in hand, and before it listened,
+// was not told.
 func TestReadMarks_ACancelBeforeTheHolderListens(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
@@ -68,7 +70,7 @@ func TestReadMarks_ACancelBeforeTheHolderListens(t *testing.T) {
 	require.NoError(t, err)
 	l := &held{
 		holder: &Holder{options: Options{}.withDefaults(), store: s},
-		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: newSchedule(),
+		lane:   "account/a", hash: protocol.Lane("account/a").Hash(), ctx: t.Context(), schedule: core.NewSchedule(),
 	}
 	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, l.hash)
 	t.Cleanup(l.mail.close)

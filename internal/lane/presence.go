@@ -60,10 +60,8 @@ type ownLane struct {
 
 // ownCall is a call that has no result yet.
 type ownCall struct {
-	since  time.Time
-	seq    uint64    // stream sequence; 0 until it is accepted, or when it is not known
-	inline bool      // it is its lane's ready message
-	gone   time.Time // when that was found to be gone
+	since time.Time
+	seq   uint64 // stream sequence; 0 until it is accepted, or when it is not known
 }
 
 func newPresence(makeUp func(*protocol.Call) bool) *presence {
@@ -99,8 +97,8 @@ func (p *presence) begin(lane place, ids []protocol.CallID) (busy, held bool) {
 	return busy, held
 }
 
-// stays reports whether the holder of a lane whose last call has ended is likely to be still there: it
-// keeps one for a moment that had more than one call.
+// stays reports whether the holder of a lane whose last call has ended is likely to be still there:
+// it keeps one for a moment that had more than one call.
 func (o *ownLane) stays(now time.Time) bool {
 	return o.ended > 1 && now.Sub(o.lastEnd) < heldFor && now.After(o.distrust)
 }
@@ -118,10 +116,10 @@ func (p *presence) sweep() {
 	p.idle = 0
 }
 
-// accepted books the sequence of a call. It reports whether a call of this
-// publisher that was accepted before it has no result yet, or had one until a moment ago: its holder will look
-// into the mailbox after that call, and find this one too. A call accepted later
-// must not count, or two of them could rely on each other.
+// accepted books the sequence of a call. It reports whether a call of this publisher that was
+// accepted before it has no result yet, or had one until a moment ago: its holder will look into
+// the mailbox after that call, and find this one too. A call accepted later must not count, or two
+// of them could rely on each other.
 func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,48 +138,10 @@ func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 	return own.stays(time.Now())
 }
 
-// carried books whether a call is its lane's ready message.
-func (p *presence) carried(call *protocol.Call, inline bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if own := p.lanes[placeOf(call)]; own != nil && own.calls[call.ID] != nil {
-		own.calls[call.ID].inline = inline
-	}
-}
-
-// carrier is the sequence of the ready message that a call is, and when it was put; 0 when it is none.
-func (p *presence) carrier(call *protocol.Call) (ready uint64, since time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	own := p.lanes[placeOf(call)]
-	if own == nil || own.calls[call.ID] == nil || !own.calls[call.ID].inline {
-		return 0, time.Time{}
-	}
-	return own.calls[call.ID].seq, own.calls[call.ID].since
-}
-
-// missed books whether the ready message that a call is was looked for and is gone, and returns since when; zero when it is not.
-func (p *presence) missed(call *protocol.Call, gone bool) time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	own := p.lanes[placeOf(call)]
-	if own == nil || own.calls[call.ID] == nil {
-		return time.Time{}
-	}
-	this := own.calls[call.ID]
-	switch {
-	case !gone:
-		this.gone = time.Time{}
-	case this.gone.IsZero():
-		this.gone = time.Now()
-	}
-	return this.gone
-}
-
-// later has the ready message of a call made up for, unless its result comes
-// first. One ready message is that of all calls which were accepted before it, so a lane has one timer, however many
-// calls wait in it. While other calls of the lane come to their end, its holder is at work
-// and will look into the mailbox again: then it waits on.
+// later has the ready message of a call made up for, unless its result comes first. One ready
+// message is that of all calls which were accepted before it, so a lane has one timer, however many
+// calls wait in it. While other calls of the lane come to their end, its holder is at work and will
+// look into the mailbox again: then it waits on.
 func (p *presence) later(call *protocol.Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

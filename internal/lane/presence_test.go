@@ -32,7 +32,8 @@ func presentCall(id protocol.CallID) *protocol.Call {
 	return &protocol.Call{ID: id, Resources: []protocol.Use{{Key: "account/a", Access: protocol.Exclusive}}}
 }
 
-// run has a call begin, be accepted and end after d; it reports what is known of the lane at its begin.
+// run has a call begin, be accepted and end after d; it reports what is known of the lane at its
+// begin.
 func (p *present) run(id protocol.CallID, seq uint64, d time.Duration) (held bool) {
 	call := presentCall(id)
 	_, held = p.begin(placeOf(call), []protocol.CallID{id})

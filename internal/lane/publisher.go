@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -20,14 +18,16 @@ import (
 
 // Errors that callers branch on.
 var (
-	// ErrFull says that the fleet takes no more, because the calls stream, the account or the server is at its limit: nothing was enqueued.
+	// ErrFull says that the fleet takes no more, because the calls stream, the account or the
+	// server is at its limit: nothing was enqueued.
 	ErrFull = store.ErrFull
 	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
 	ErrTooLarge = store.ErrTooLarge
-	// ErrFullAgain says that the fleet takes no more, of a call that may have been enqueued before: it may be there,
-	// or have its result.
+	// ErrFullAgain says that the fleet takes no more, of a call that may have been enqueued before:
+	// it may be there, or have its result.
 	ErrFullAgain = errors.New("the fleet's queue is full, and may have the call already")
-	// ErrNotSent says that a call was not enqueued, and never will be by this attempt: it did not leave the process, or nobody took it.
+	// ErrNotSent says that a call was not enqueued, and never will be by this attempt: it did not
+	// leave the process, or nobody took it.
 	ErrNotSent = errors.New("the call was not sent")
 )
 
@@ -36,9 +36,6 @@ type Publisher struct {
 	store    *store.Store
 	presence *presence
 	noRoom   atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
-	clock    store.Clock
-	clockDue atomic.Int64 // when it has to be set again, in nanoseconds since 1970
-	books    books
 	streams  streams
 }
 
@@ -49,14 +46,10 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 		return nil, err
 	}
 	p := &Publisher{store: s, streams: newStreams(s)}
-	if err := p.books.sync(ctx, p.store, &p.clock); err != nil {
-		return nil, fmt.Errorf("ask for the server's time: %w", err)
-	}
-	p.clockDue.Store(time.Now().Add(clockPeriod).UnixNano())
 	p.presence = newPresence(func(c *protocol.Call) bool { //nolint:contextcheck // it runs long after the caller
 		ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a timer has no caller
 		defer cancel()
-		made, _ := s.MakeReady(ctx, c.Pool, c.Lane()) // the kicks of whoever waits come after it
+		made, _ := s.MakeReady(ctx, c.Pool, c.Lane()) // the caretaker comes after it
 		return made
 	})
 	return p, nil
@@ -68,12 +61,13 @@ type Outgoing struct {
 	Header nats.Header
 }
 
-// Put enqueues calls and returns an error for each; nil means accepted: the call
-// will get exactly one result. Calls of one lane are accepted in the order given.
-// A payload that no message can carry goes through the object store. Errors are
-// [ErrFull], [ErrTooLarge] (over 64 MiB) and [ErrNoStream], which are final, [ErrFullAgain], or what went wrong
-// when the context ended; short of these Put tries for as long as the context lasts. The last one
-// wraps [ErrNotSent] if the call was surely not enqueued. Whoever has put a call tells the publisher by [Publisher.Finished] when its result is known.
+// Put enqueues calls and returns an error for each; nil means accepted: the call will get exactly
+// one result. Calls of one lane are accepted in the order given. A payload that no message can
+// carry goes through the object store. Errors are [ErrFull], [ErrTooLarge] (over 64 MiB) and
+// [ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended; short
+// of these Put tries for as long as the context lasts. The last one wraps [ErrNotSent] if the call
+// was surely not enqueued. Whoever has put a call tells the publisher by [Publisher.Finished] when
+// its result is known.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps
@@ -103,7 +97,7 @@ func (p *Publisher) putLane(ctx context.Context, lane place, calls []Outgoing, i
 		ids[n] = calls[i].Call.ID
 	}
 	busy, held := p.presence.begin(lane, ids)
-	how := into{inline: !busy && !held, alone: len(indexes) == 1, held: held}
+	how := into{inline: !busy && !held, held: held}
 	if p.lacksRoom() { // what takes the last place must make its lane ready: without room, nobody else can
 		how = into{inline: true}
 	}
@@ -128,11 +122,11 @@ func (p *Publisher) lacksRoom() bool {
 // into says what is known of the lane that a call goes into.
 type into struct {
 	inline bool // it may be idle
-	alone  bool // nothing else is put with the call
 	held   bool // its holder is likely to be still there
 }
 
-// put enqueues one call, once more if the server that is connected by now takes smaller messages than the one it was encoded for.
+// put enqueues one call, once more if the server that is connected by now takes smaller messages
+// than the one it was encoded for.
 func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
 	err := p.putAsEncoded(ctx, out, how)
 	if errors.Is(err, nats.ErrMaxPayload) {
@@ -152,7 +146,7 @@ func (p *Publisher) putAsEncoded(ctx context.Context, out Outgoing, how into) er
 	}
 	size := len(msg.Data) // it grows when the call is marked as one that may be there already
 	if how.inline {
-		done, err := p.putInline(ctx, call, msg, how.alone)
+		done, err := p.putInline(ctx, call, msg)
 		if done || err != nil {
 			return err
 		}
@@ -177,22 +171,12 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
 	msg.Header.Set(protocol.HeaderCall, string(call.ID))
 	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
-	msg.Header.Set(protocol.HeaderSent, strconv.FormatInt(p.now(ctx).UnixMilli(), 10))
 	msg.Data = body
 	return call, msg, nil
 }
 
-// headers is how many a call has of its own, as the ready message itself.
-const headers = 6
-
-// now is the server's time. Its difference from that of this machine is measured now and then.
-func (p *Publisher) now(ctx context.Context) time.Time {
-	now := time.Now()
-	if due := p.clockDue.Load(); now.UnixNano() > due && p.clockDue.CompareAndSwap(due, now.Add(clockPeriod).UnixNano()) {
-		_ = p.books.sync(ctx, p.store, &p.clock) // the old offset is good enough
-	}
-	return p.clock.Now()
-}
+// headers is how many a call has of its own.
+const headers = 3
 
 // storePayload puts a call's payload into the object store, and returns the call
 // and the body that stand for it.
@@ -211,19 +195,11 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	return &small, body, err
 }
 
-// putInline offers a call as the ready message itself. It reports false when the lane
-// is ready or held, or when its mailbox is not empty: an inline call has nothing before
-// it, so that its holder need not look. Servers that are one of several cannot tell,
-// and a call with others behind it is better taken with them.
-func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg, alone bool) (done bool, err error) {
+// putInline offers a call as the ready message itself. It reports false when the lane is ready or
+// held.
+func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
 	msg := *mailbox
-	hash := call.Lane().Hash()
-	msg.Subject = p.store.Fleet.ReadySubject(call.Pool, hash)
-	if alone && !p.store.Clustered() {
-		msg.Header = maps.Clone(msg.Header)
-		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
-		msg.Header.Set(jetstream.ExpectedLastSubjSeqSubjHeader, p.store.Fleet.MailboxFilter(call.Pool, hash))
-	}
+	msg.Subject = p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash())
 	seq, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -236,12 +212,12 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 	}
 	if answer == store.Accepted {
 		p.presence.accepted(call, seq)
-		p.presence.carried(call, true)
 	}
 	return answer == store.Accepted, nil
 }
 
-// failed is the error of a call that was not accepted. before says that earlier attempts may have been, and unsent that this one was not.
+// failed is the error of a call that was not accepted. before says that earlier attempts may have
+// been, and unsent that this one was not.
 func failed(call *protocol.Call, err error, before, unsent bool) error {
 	if !before && unsent {
 		err = fmt.Errorf("%w: %w", ErrNotSent, err)
@@ -249,7 +225,8 @@ func failed(call *protocol.Call, err error, before, unsent bool) error {
 	return fmt.Errorf("publish call %s: %w", call.ID, err)
 }
 
-// markAgain re-encodes a call that may be in the stream already, as far as the error of an attempt tells.
+// markAgain re-encodes a call that may be in the stream already, as far as the error of an attempt
+// tells.
 func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg, fault error) error {
 	if store.NotStored(fault) {
 		return nil
@@ -285,7 +262,8 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	return nil
 }
 
-// fullOf is the error of a call that a full stream refuses; again says that it may have taken it before.
+// fullOf is the error of a call that a full stream refuses; again says that it may have taken it
+// before.
 func fullOf(call *protocol.Call, again bool) error {
 	if again {
 		return fmt.Errorf("publish call %s: %w", call.ID, ErrFullAgain)
@@ -311,8 +289,7 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 	}
 }
 
-// makeReady publishes the empty ready message behind an append. When it cannot,
-// the kicks of whoever waits will.
+// makeReady publishes the empty ready message behind an append. When it cannot, the caretaker does.
 func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		err := p.store.PublishReady(ctx, call.Pool, call.Lane())
@@ -322,26 +299,24 @@ func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 	}
 }
 
-// Kick makes the lane of a call ready, in case nobody else did. It is refused, and
-// harmless, when all is well. A ready message that was removed and is back, so that nobody is ever given it, is replaced.
-func (p *Publisher) Kick(ctx context.Context, call *protocol.Call) error {
-	made, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
-	if made || err != nil {
-		return err
-	}
-	return p.unblock(ctx, call)
+// Wake makes the lane of a call ready, in case nobody else did. It is refused, and
+// harmless, when all is well.
+func (p *Publisher) Wake(ctx context.Context, call *protocol.Call) error {
+	_, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
+	return err
 }
 
-// Cancel asks for a call to end as cancelled. The request is durable: once Cancel
-// returns nil, a call that waits will not start, and one that runs will be killed,
-// unless it ends before. The result tells which. Whoever holds the lane hears of it at once; should the
-// news get lost, as it may in a cluster, it looks into the mailbox within a second, or 30 where it holds many lanes, and what it
-// starts until then is killed.
+// Cancel asks for a call to end as cancelled. The request is durable: once Cancel returns nil, a
+// call that waits will not start, and one that runs will be killed, unless it ends before. The
+// result tells which. Whoever holds the lane hears of it at once; should the news get lost, as it
+// may in a cluster, it looks into the mailbox within a second, or 30 where it holds many lanes, and
+// what it starts until then is killed.
 func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 	return p.store.Cancel(ctx, call.Pool, call.Lane(), call.ID)
 }
 
-// Result returns the stored result of a call; nil when there is none yet. A result beside an error has a value that cannot be had.
+// Result returns the stored result of a call; nil when there is none yet. A result beside an error
+// has a value that cannot be had.
 func (p *Publisher) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	return p.store.Result(ctx, session, call)
 }

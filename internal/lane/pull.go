@@ -19,13 +19,11 @@ import (
 )
 
 // puller asks a pool's consumer for ready messages, exactly as many as there is
-// room for, one a request. The server answers requests of one message in the
-// order in which they were sent, so each message tells which request it
-// answers, and hence since when at the earliest its lease runs.
+// room for, one a request.
 type puller struct {
 	nc      *nats.Conn
 	subject string // of pull requests
-	claim   func(msg *nats.Msg, since time.Time)
+	deliver func(*nats.Msg)
 	ended   func()
 	fault   func(error)
 
@@ -51,26 +49,16 @@ const (
 	maxRequests = 64
 )
 
-// newPuller pulls from a pool's consumer. A ready message goes to claim together with when
-// its request was sent; a request that ended without one is told to ended, trouble
-// to fault. All are called from one goroutine.
+// newPuller pulls from a pool's consumer. A ready message goes to deliver; a request that ended
+// without one is told to ended, trouble to fault. All are called from one goroutine.
 func newPuller(nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, expires time.Duration,
-	claim func(*nats.Msg, time.Time), ended func(), fault func(error),
+	deliver func(*nats.Msg), ended func(), fault func(error),
 ) *puller {
-	p := &puller{
+	return &puller{
 		nc: nc, subject: "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool),
-		claim: claim, ended: ended, fault: fault,
+		deliver: deliver, ended: ended, fault: fault,
+		expires: expires, body: fmt.Appendf(nil, `{"batch":1,"expires":%d}`, expires.Nanoseconds()),
 	}
-	p.expire(expires)
-	return p
-}
-
-// expire has requests end after a time from now on. Those that are open are forgotten; only a reset helps then.
-func (p *puller) expire(after time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.expires, p.body = after, fmt.Appendf(nil, `{"batch":1,"expires":%d}`, after.Nanoseconds())
-	p.stop()
 }
 
 var errNoConsumer = errors.New("the pool's consumer does not answer")
@@ -90,7 +78,8 @@ func (p *puller) reset() error {
 	return nil
 }
 
-// close ends pulling, and returns when the messages that were on their way have been passed on, or cannot come any more.
+// close ends pulling, and returns when the messages that were on their way have been passed on, or
+// cannot come any more.
 func (p *puller) close() {
 	p.mu.Lock()
 	subscription := p.subscription
@@ -130,10 +119,9 @@ func (p *puller) answer(inbox string, msg *nats.Msg) {
 			p.mu.Unlock()
 			return
 		}
-		since := p.requests[0].sent
 		p.requests = p.requests[1:]
 		p.mu.Unlock()
-		p.claim(msg, since)
+		p.deliver(msg)
 		return
 	}
 	p.requests = slices.DeleteFunc(p.requests, func(r pullRequest) bool { return r.reply == msg.Subject })
@@ -189,7 +177,7 @@ func (h *Holder) pullFault(err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
 	h.troubles.begin(ctx, pullTrouble, h, pool, slog.Any("error", err))
-	if err := natsio.RemakePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.Lease(), h.clock.Now().Add(h.Lease())); err != nil {
+	if _, _, err := natsio.EnsurePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease); err != nil {
 		h.troubles.begin(ctx, consumerTrouble, h, pool, slog.Any("error", err))
 	}
 }

@@ -16,8 +16,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// What fills the server, or the fleet's account, may be a stream that is not the fleet's. Calls are refused as by a full calls stream,
-// and what is in the fleet comes to its end: a result waits for room.
+// What fills the server, or the fleet's account, may be a stream that is not the fleet's. Calls are
+// refused as by a full calls stream, and what is in the fleet comes to its end: a result waits for
+// room.
 func TestFull_WhereOthersHaveTakenAllRoom(t *testing.T) {
 	t.Parallel()
 	const room = 8 << 20

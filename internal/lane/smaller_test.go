@@ -15,7 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A call is put while the server is away. The one that comes back takes smaller messages: the payload goes through the object store.
+// A call is put while the server is away. The one that comes back takes smaller messages: the
+// payload goes through the object store.
 func TestPut_ToAServerThatTakesLessThanBefore(t *testing.T) {
 	t.Parallel()
 	port, dir := natsiotest.FreePorts(t, 1)[0], t.TempDir()

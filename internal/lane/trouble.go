@@ -8,17 +8,20 @@ import (
 	"time"
 )
 
-// Troubles that may last, as while the server is away. One is over when what failed succeeds, not when something else does.
+// Troubles that may last, as while the server is away. One is over when what failed succeeds, not
+// when something else does.
 const (
-	startTrouble    = "call cannot be started"
-	payloadTrouble  = "payload cannot be read"
-	lookupTrouble   = "result cannot be looked up"
-	resultTrouble   = "result cannot be stored"
-	mailboxTrouble  = "mailbox cannot be read"
-	releaseTrouble  = "lane cannot be released"
-	removalTrouble  = "ready message cannot be removed"
-	pullTrouble     = "pull request failed"
-	consumerTrouble = "consumer cannot be checked"
+	startTrouble     = "call cannot be started"
+	payloadTrouble   = "payload cannot be read"
+	lookupTrouble    = "result cannot be looked up"
+	resultTrouble    = "result cannot be stored"
+	mailboxTrouble   = "mailbox cannot be read"
+	releaseTrouble   = "lane cannot be released"
+	removalTrouble   = "ready message cannot be removed"
+	pullTrouble      = "pull request failed"
+	consumerTrouble  = "consumer cannot be checked"
+	claimTrouble     = "lane cannot be claimed"
+	heartbeatTrouble = "heartbeat cannot be renewed"
 )
 
 // tellEvery is the least time between two beginnings of one trouble that are logged.
@@ -71,7 +74,8 @@ func (t *troubles) begin(ctx context.Context, msg string, who any, attrs ...slog
 	}
 }
 
-// end books that who has succeeded, or tries no more because its lane is lost. It does nothing when who has no such trouble.
+// end books that who has succeeded, or tries no more because its lane is lost. It does nothing when
+// who has no such trouble.
 func (t *troubles) end(ctx context.Context, msg string, who any, lost bool) {
 	if t.some.Load() == 0 {
 		return

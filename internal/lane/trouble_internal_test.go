@@ -15,7 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
-// While the server is away lanes try the same things many times a second, and some of what they do needs no server.
+// While the server is away lanes try the same things many times a second, and some of what they do
+// needs no server.
 func TestTroubles_AreLoggedWhenTheyBeginAndWhenTheyAreOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

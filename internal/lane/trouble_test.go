@@ -21,7 +21,8 @@ func (w *lines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// next is the next line about a result that cannot be stored. On a busy machine there may be other troubles.
+// next is the next line about a result that cannot be stored. On a busy machine there may be other
+// troubles.
 func (w *lines) next() string {
 	for line := range w.news {
 		if strings.Contains(line, "result cannot be stored") {

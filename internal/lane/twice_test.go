@@ -12,7 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Law: a call that has its result does not run again, whoever sends it once more, and without a word that it was sent before.
+// Law: a call that has its result does not run again, whoever sends it once more, and without a
+// word that it was sent before.
 func TestTwice_ACallWithAResultDoesNotRunAgain(t *testing.T) {
 	t.Parallel()
 	for name, newFleet := range map[string]func(*testing.T) *fleet{
@@ -90,5 +91,5 @@ func tellsCall(to chan<- protocol.CallID) func(context.Context, *protocol.Call) 
 // kick makes a call's lane ready.
 func (f *fleet) kick(p *lane.Publisher, c *protocol.Call) {
 	f.t.Helper()
-	require.NoError(f.t, p.Kick(f.t.Context(), c))
+	require.NoError(f.t, p.Wake(f.t.Context(), c))
 }

@@ -34,18 +34,19 @@ func (l *held) wait(d time.Duration) {
 		}
 		d = min(d, l.hintAfter())
 	}
-	if left := time.Until(l.givingWay); left > 0 {
+	if left := time.Until(l.seat.givingWay); left > 0 {
 		d = min(d, left)
 	}
+	l.park()
 	look := time.Now().Add(d)
 	l.timer.Reset(l.untilDue(d))
 	select {
 	case f := <-l.finished:
 		l.finish(f)
-	case granted := <-l.granted:
-		l.wanting = false
+	case granted := <-l.seat.granted:
+		l.seat.wanting = false
 		if granted {
-			l.free++
+			l.seat.free++
 		}
 	case <-l.mail.wake:
 		l.cancelTold()
@@ -70,7 +71,7 @@ func (l *held) wait(d time.Duration) {
 
 // hintAfter is how long the lane waits before it listens.
 func (l *held) hintAfter() time.Duration {
-	if l.served == 0 && !l.frequent && l.schedule.len() == 1 {
+	if l.served == 0 && !l.frequent && l.schedule.Len() == 1 {
 		return firstHintAfter
 	}
 	return hintAfter
@@ -95,6 +96,7 @@ func (l *held) linger() bool {
 	if l.idleSince.IsZero() {
 		l.idleSince = time.Now()
 	}
+	l.park()
 	l.timer.Reset(max(0, min(d-time.Since(l.idleSince), l.holder.lookPeriod())))
 	select {
 	case <-l.mail.wake:
@@ -115,6 +117,7 @@ func (l *held) waitPaused() {
 			return // entries may have come before it listened
 		}
 	}
+	l.park()
 	l.timer.Reset(l.untilDue(l.holder.lookPeriod()))
 	select {
 	case <-l.mail.wake:

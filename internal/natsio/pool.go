@@ -24,21 +24,10 @@ const (
 // [DefaultAckWait] for a new consumer; another value must match. Errors about a
 // consumer that exists wrap [ErrTopology], those about what the NATS user may not do [ErrRights]. It is safe to run from many processes at once.
 func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
-	return ensurePool(ctx, js, fleet, pool, ackWait, nil)
-}
-
-// RemakePool is [EnsurePool] for a pool whose consumer was there. One that is made again hands nothing out before a time by the
-// server's clock, so that those who hold lanes can learn before that theirs are over.
-func RemakePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration, before time.Time) error {
-	_, _, err := ensurePool(ctx, js, fleet, pool, ackWait, &before)
-	return err
-}
-
-func ensurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration, quiet *time.Time) (jetstream.Consumer, time.Duration, error) {
 	want := jetstream.ConsumerConfig{
 		Durable: fleet.ReadyConsumer(pool), FilterSubject: fleet.ReadyFilter(pool),
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait,
-		MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls, PauseUntil: quiet,
+		MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
 	}
 	if ackWait == 0 {
 		want.AckWait = DefaultAckWait

@@ -41,9 +41,8 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := fleet.CallsStream()
 	return Rights{
 		Publish: []string{
-			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed), fleet.AskSubject(pool, probed),
-			"$JS.API.CONSUMER.INFO." + calls + "." + fleet.ReadyConsumer(pool),
-			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.DELETE." + calls,
+			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
+			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
 			"$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(), chunkSubject(fleet.BlobsBucket(), probed),
 		},
 		Subscribe: []string{fleet.DoneFilter(probed), fleet.OutputFilter(probed)},
@@ -55,7 +54,9 @@ func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := fleet.CallsStream()
 	return Rights{Publish: []string{
 		fleet.AskAllSubject(pool), fleet.AskSubject(pool, probed), "$JS.API.CONSUMER.INFO." + calls + "." + fleet.ReadyConsumer(pool),
-		"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls, "$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
+		"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
+		"$JS.API.DIRECT.GET." + fleet.ClaimsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ClaimsStream(),
+		"$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(),
 	}}
 }
 
@@ -95,6 +96,7 @@ func JournalRights(fleet protocol.Fleet) Rights {
 // poolRights are those of whoever takes the calls of a pool.
 func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls, consumer, care := fleet.CallsStream(), fleet.ReadyConsumer(pool), fleet.CareConsumer(pool)
+	claims := fleet.ClaimsStream()
 	return Rights{
 		Publish: []string{
 			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
@@ -107,9 +109,14 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$JS.ACK." + calls + "." + care + "." + probed,
 			"$JS.API.CONSUMER.INFO." + calls + "." + care,
 			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + care,
+			fleet.ClaimSubject(pool, probed), fleet.HeartbeatSubject(pool, probed), fleet.AskSubject(pool, probed),
+			"$JS.API.DIRECT.GET." + claims, "$JS.API.STREAM.MSG.GET." + claims, "$JS.API.STREAM.MSG.DELETE." + claims,
 			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
 		},
-		Subscribe: []string{fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.ToldFilter(pool, probed)},
+		Subscribe: []string{
+			fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.ToldFilter(pool, probed),
+			fleet.BeatFilter(pool),
+		},
 	}
 }
 

@@ -245,13 +245,14 @@ func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.O
 // names are those of all streams of a fleet.
 func (t Topology) names() []string {
 	f := t.Fleet
-	return []string{f.CallsStream(), f.ResultsStream(), f.SessionsStream(), ObjectStream(f.BlobsBucket()), ObjectStream(f.KeptBucket()), "KV_" + f.PlacesBucket()}
+	return []string{f.CallsStream(), f.ClaimsStream(), f.ResultsStream(), f.SessionsStream(), ObjectStream(f.BlobsBucket()), ObjectStream(f.KeptBucket()), "KV_" + f.PlacesBucket()}
 }
 
-// streams returns the three streams as they must be.
+// streams returns the streams as they must be.
 func (t Topology) streams() []jetstream.StreamConfig {
 	source, destination := t.Fleet.DoneMapping()
 	toldSource, toldDestination := t.Fleet.ToldMapping()
+	beatSource, beatDestination := t.Fleet.BeatMapping()
 	return []jetstream.StreamConfig{
 		{
 			Name: t.Fleet.CallsStream(), Subjects: t.Fleet.CallsSubjects(),
@@ -263,6 +264,15 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			MaxMsgs: t.MaxCalls, MaxBytes: t.MaxBytes, MaxMsgSize: -1,
 			AllowDirect: t.Replicas == 1, // a server that is one of several answers from its past
 			RePublish:   &jetstream.RePublish{Source: toldSource, Destination: toldDestination},
+		},
+		{
+			Name: t.Fleet.ClaimsStream(), Subjects: t.Fleet.ClaimsSubjects(),
+			Description: "who holds which lane, and heartbeats of workers",
+			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
+			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
+			MaxMsgsPerSubject: 1, MaxMsgSize: -1,
+			AllowDirect: t.Replicas == 1,
+			RePublish:   &jetstream.RePublish{Source: beatSource, Destination: beatDestination},
 		},
 		{
 			Name: t.Fleet.ResultsStream(), Subjects: t.Fleet.ResultsSubjects(),
@@ -345,11 +355,15 @@ func compare(have, want jetstream.StreamConfig) []error {
 	check("discard", have.Discard, want.Discard)
 	check("max_msgs_per_subject", unlimited(have.MaxMsgsPerSubject), unlimited(want.MaxMsgsPerSubject))
 	check("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
-	if want.DiscardNewPerSubject { // a call must not vanish, and must be removable
+	if want.MaxAge == 0 && want.MaxMsgsPerSubject == 1 { // calls and claims must not vanish, and must be removable
 		check("max_age", have.MaxAge, want.MaxAge)
 		check("deny_delete", have.DenyDelete, want.DenyDelete)
 	} else if have.Replicas > 1 || want.RePublish == nil { // results of one server may be read either way
 		check("allow_direct", have.AllowDirect, false)
+	}
+	if want.Discard == jetstream.DiscardOld && want.MaxAge == 0 { // no claim must make room for another
+		check("max_msgs", unlimited(have.MaxMsgs), unlimited(want.MaxMsgs))
+		check("max_bytes", unlimited(have.MaxBytes), unlimited(want.MaxBytes))
 	}
 	if want.RePublish != nil && (have.RePublish == nil || *have.RePublish != *want.RePublish) {
 		check("republish", have.RePublish, want.RePublish)

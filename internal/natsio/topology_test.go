@@ -40,7 +40,7 @@ func names(t *testing.T, f *natsiotest.Fleet) []string {
 func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, ResultAge: time.Hour})
-	require.ElementsMatch(t, []string{"TF_CALLS", "TF_RESULTS", "TF_SESSIONS", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "KV_TF_PLACES"}, names(t, f))
+	require.ElementsMatch(t, []string{"TF_CALLS", "TF_CLAIMS", "TF_RESULTS", "TF_SESSIONS", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "KV_TF_PLACES"}, names(t, f))
 	calls := configuration(t, f, tf.CallsStream())
 	require.Equal(t, jetstream.LimitsPolicy, calls.Retention)
 	require.Equal(t, jetstream.DiscardNew, calls.Discard)
@@ -136,7 +136,7 @@ func TestEnsure_WarnsOfFewerReplicas(t *testing.T) {
 	require.Empty(t, log.String())
 	topology.Replicas = 3
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
-	require.Equal(t, 3, strings.Count(log.String(), "replicas=1 asked=3"), log.String())
+	require.Equal(t, 4, strings.Count(log.String(), "replicas=1 asked=3"), log.String())
 	require.Contains(t, log.String(), "stream=TF_CALLS")
 }
 
@@ -150,7 +150,7 @@ func TestEnsure_WarnsOfOneReplicaInACluster(t *testing.T) {
 	require.Empty(t, log.String())
 	topology.Fleet, topology.Replicas = fleetOf(t)+"-alone", 1
 	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
-	require.Equal(t, 3, strings.Count(log.String(), "has one replica on servers that are several"), log.String())
+	require.Equal(t, 4, strings.Count(log.String(), "has one replica on servers that are several"), log.String())
 }
 
 // Whoever only uses a fleet does not make one by a wrong name.
@@ -187,7 +187,7 @@ func TestEnsure_ManyAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	require.Len(t, names(t, f), 12)
+	require.Len(t, names(t, f), 14)
 }
 
 func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {
@@ -294,30 +294,6 @@ func TestEnsurePool(t *testing.T) {
 
 	_, _, err = natsio.EnsurePool(t.Context(), f.JS, "nobody", "first", 0)
 	require.ErrorContains(t, err, "NOBODY_CALLS")
-}
-
-// Those who hold lanes from a consumer that was deleted have time to learn of it.
-func TestRemakePool_HandsNothingOutAtOnce(t *testing.T) {
-	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{})
-	look := func() *jetstream.ConsumerInfo {
-		t.Helper()
-		consumer, err := f.JS.Consumer(t.Context(), tf.CallsStream(), tf.ReadyConsumer("pool"))
-		require.NoError(t, err)
-		return consumer.CachedInfo()
-	}
-	before := time.Now().Add(time.Hour)
-	require.NoError(t, natsio.RemakePool(t.Context(), f.JS, tf, "pool", time.Second, before))
-	require.True(t, look().Paused)
-	_, lease, err := natsio.EnsurePool(t.Context(), f.JS, tf, "pool", 0)
-	require.NoError(t, err)
-	require.Equal(t, time.Second, lease)
-
-	require.NoError(t, f.JS.DeleteConsumer(t.Context(), tf.CallsStream(), tf.ReadyConsumer("pool")))
-	_, _, err = natsio.EnsurePool(t.Context(), f.JS, tf, "pool", time.Second)
-	require.NoError(t, err)
-	require.NoError(t, natsio.RemakePool(t.Context(), f.JS, tf, "pool", time.Second, before))
-	require.False(t, look().Paused, "it is there")
 }
 
 func TestEnsurePool_ManyAtOnce(t *testing.T) {

@@ -60,7 +60,9 @@ type Options struct {
 	// Slots is how many turns run at once; default 1.
 	Slots int
 	// AckWait is the length of leases on sessions; 0 takes what the fleet has.
-	AckWait    time.Duration
+	AckWait time.Duration
+	// Origin is that of [lane.Options].
+	Origin     string
 	Dispatcher loop.Dispatcher
 	Journal    loop.Journal
 	// Models are the models that turns may ask for, by name; Default is the one of
@@ -112,7 +114,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 	}
 	var err error
 	s.holder, err = lane.NewHolder(ctx, nc, s, lane.Options{
-		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
+		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
 		Settled: s.settled, SettledBefore: s.endIfOpen, Lost: func(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }, Logger: o.Logger,
 	})
 	return s, err

@@ -80,7 +80,7 @@ func newRig(t *testing.T, steps string) *rig {
 func (r *rig) newDispatcher(nc *nats.Conn, cancelWait time.Duration) *dispatch.Dispatcher {
 	r.t.Helper()
 	d, err := dispatch.New(r.t.Context(), nc, r.Name, &dispatch.Options{
-		KickAfter: 100 * time.Millisecond, CancelWait: cancelWait, Logger: r.Logger,
+		LookAfter: 100 * time.Millisecond, CancelWait: cancelWait, Logger: r.Logger,
 	})
 	require.NoError(r.t, err)
 	return d

@@ -79,7 +79,9 @@ type Options struct {
 	Background time.Duration
 	// AckWait is the length of leases; 0 takes what the pool has.
 	AckWait time.Duration
-	Logger  *slog.Logger
+	// Origin is that of [lane.Options].
+	Origin string
+	Logger *slog.Logger
 	// Tracer and Meter make spans and metrics; nil is what the process has installed.
 	Tracer trace.Tracer
 	Meter  metric.Meter
@@ -179,7 +181,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		w.languages = languagesOf(func(string) bool { return false })
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
-		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait,
+		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
 		Linger: max(o.Linger, 0), Lingers: w.sandboxes.warm,
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
 		Settled: w.settled, Lost: w.lost,

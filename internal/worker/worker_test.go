@@ -53,7 +53,7 @@ func newRig(t *testing.T) *rig {
 func rigOf(t *testing.T, f *natsiotest.Fleet) *rig {
 	t.Helper()
 	d, err := dispatch.New(t.Context(), f.NC, f.Name, &dispatch.Options{
-		KickAfter: 100 * time.Millisecond, CancelWait: patience, Logger: f.Logger,
+		LookAfter: 100 * time.Millisecond, CancelWait: patience, Logger: f.Logger,
 	})
 	require.NoError(t, err)
 	return &rig{Fleet: f, t: t, dispatcher: d}

@@ -202,18 +202,18 @@ func FuzzUse_ConflictsBySegments(f *testing.F) {
 func FuzzParseMailboxSubject(f *testing.F) {
 	const fleet = protocol.DefaultFleet
 	lane := protocol.Lane("sandbox/s1").Hash()
-	f.Add("c-1", 1, uint64(7), uint64(2), fleet.CallSubject("default", lane, "c-1"))
-	f.Add("handback", 3, uint64(0), uint64(0), "tf.call.p.l.handback.12")
-	f.Add("start1", 2, uint64(1), uint64(1), "tf.call.p.l.c.start0")
-	f.Add("cancel", 9, uint64(1), uint64(1), "tf.call.p.l.c.start-1")
-	f.Fuzz(func(t *testing.T, id string, start int, ready, delivery uint64, anything string) {
+	f.Add("c-1", 1, uint64(7), fleet.CallSubject("default", lane, "c-1"))
+	f.Add("floor", 3, uint64(0), "tf.call.p.l.floor.12")
+	f.Add("start1", 2, uint64(1), "tf.call.p.l.c.start0")
+	f.Add("cancel", 9, uint64(1), "tf.call.p.l.c.start-1")
+	f.Fuzz(func(t *testing.T, id string, start int, epoch uint64, anything string) {
 		requireKnowsWhatItSays(t, fleet.ParseMailboxSubject(anything))
 
 		call, err := protocol.ParseCallID(id)
 		if err != nil || start < 1 {
 			t.Skip()
 		}
-		requireMailboxInverse(t, fleet, "default", lane, call, start, ready, delivery)
+		requireMailboxInverse(t, fleet, "default", lane, call, start, epoch)
 	})
 }
 
@@ -223,20 +223,15 @@ func requireKnowsWhatItSays(t *testing.T, entry protocol.MailboxEntry) {
 	switch entry.Kind {
 	case protocol.EntryCall, protocol.EntryCancel:
 		require.Zero(t, entry.Start)
-		require.Zero(t, entry.Ready)
 	case protocol.EntryStart:
 		require.Positive(t, entry.Start)
-		require.Zero(t, entry.Ready)
-	case protocol.EntryHandback:
-		require.Empty(t, entry.CallID)
-		require.Zero(t, entry.Start)
 	default:
 		require.Equal(t, protocol.MailboxEntry{Kind: entry.Kind}, entry)
 	}
 }
 
 func requireMailboxInverse(
-	t *testing.T, fleet protocol.Fleet, pool protocol.Pool, lane protocol.LaneHash, call protocol.CallID, start int, ready, delivery uint64,
+	t *testing.T, fleet protocol.Fleet, pool protocol.Pool, lane protocol.LaneHash, call protocol.CallID, start int, epoch uint64,
 ) {
 	t.Helper()
 	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryCall, CallID: call},
@@ -245,9 +240,8 @@ func requireMailboxInverse(
 		fleet.ParseMailboxSubject(fleet.CancelSubject(pool, lane, call)))
 	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryStart, CallID: call, Start: start},
 		fleet.ParseMailboxSubject(fleet.StartSubject(pool, lane, call, start)))
-	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryHandback, Ready: ready, Delivery: delivery},
-		fleet.ParseMailboxSubject(fleet.HandbackSubject(pool, lane, ready, delivery)))
-	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryClaim}, fleet.ParseMailboxSubject(fleet.ClaimSubject(pool, lane, ready)))
+	require.Equal(t, protocol.MailboxEntry{Kind: protocol.EntryFloor},
+		fleet.ParseMailboxSubject(fleet.FloorSubject(pool, lane, epoch)))
 }
 
 // A kind is read at a glance, but what follows it counts all the same.

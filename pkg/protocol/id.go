@@ -68,6 +68,13 @@ func NewWorkerID(host string) WorkerID {
 	return WorkerID(string(safe) + "-" + uuid.NewString()[:8])
 }
 
+// LifeID names the time in which a worker renews one heartbeat. A worker that lost its leases goes
+// on as another life.
+type LifeID string
+
+// NewLifeID returns a fresh id.
+func NewLifeID() LifeID { return LifeID(uuid.NewString()) }
+
 // Fleet is the name that prefixes every subject and stream of one fleet, so
 // that several share a NATS account. The default is [DefaultFleet].
 type Fleet string

@@ -1,13 +1,15 @@
 package protocol
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Stream names. Every fleet has these three.
+// Stream names. Every fleet has these four.
 const (
 	streamCalls    = "_CALLS"
+	streamClaims   = "_CLAIMS"
 	streamResults  = "_RESULTS"
 	streamSessions = "_SESSIONS"
 )
@@ -16,6 +18,9 @@ func (f Fleet) stream(suffix string) string { return strings.ToUpper(string(f)) 
 
 // CallsStream is the stream of mailboxes and ready messages.
 func (f Fleet) CallsStream() string { return f.stream(streamCalls) }
+
+// ClaimsStream is the stream of claims and heartbeats: who holds which lane, and who is alive.
+func (f Fleet) ClaimsStream() string { return f.stream(streamClaims) }
 
 // ResultsStream is the stream of terminal results.
 func (f Fleet) ResultsStream() string { return f.stream(streamResults) }
@@ -52,18 +57,41 @@ func (f Fleet) StartSubject(pool Pool, lane LaneHash, call CallID, n int) Subjec
 	return f.CallSubject(pool, lane, call) + "." + markStart + strconv.Itoa(n)
 }
 
-// HandbackSubject is the durable mark that delivery n of the ready message with
-// the given stream sequence was handed back with none of its calls started.
-func (f Fleet) HandbackSubject(pool Pool, lane LaneHash, ready uint64, n uint64) Subject {
-	return string(f) + ".call." + string(pool) + "." + string(lane) + "." +
-		markHandback + "." + strconv.FormatUint(ready, 10) + "-" + strconv.FormatUint(n, 10)
+// ClaimSubject is the record of who holds a lane. Nothing is stored there while nobody does; the
+// stream sequence of the record is the epoch of the claim.
+func (f Fleet) ClaimSubject(pool Pool, lane LaneHash) Subject {
+	return string(f) + ".claim." + string(pool) + "." + string(lane)
 }
 
-// ClaimSubject is a mark that whoever takes a lane over stores, and keeps until it lets go of the lane: an answer that
-// knows of it is not older, and who else got the same ready message finds it. The token is a random number; the body says who
-// stored the mark.
-func (f Fleet) ClaimSubject(pool Pool, lane LaneHash, token uint64) Subject {
-	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markClaim + "." + strconv.FormatUint(token, 10)
+// ClaimsFilter matches the claims of a pool.
+func (f Fleet) ClaimsFilter(pool Pool) Subject { return f.ClaimSubject(pool, "*") }
+
+// HeartbeatSubject is the record of a worker's life; it is renewed for as long as that lasts.
+func (f Fleet) HeartbeatSubject(pool Pool, life LifeID) Subject {
+	return string(f) + ".heartbeat." + string(pool) + "." + string(life)
+}
+
+// HeartbeatsFilter matches the heartbeats of a pool.
+func (f Fleet) HeartbeatsFilter(pool Pool) Subject { return f.HeartbeatSubject(pool, "*") }
+
+// BeatFilter matches the heartbeats of a pool as the server republishes them.
+func (f Fleet) BeatFilter(pool Pool) Subject { return string(f) + ".beat." + string(pool) + ".*" }
+
+// ClaimsSubjects are the subjects of the claims stream.
+func (f Fleet) ClaimsSubjects() []Subject {
+	return []Subject{string(f) + ".claim.>", string(f) + ".heartbeat.>"}
+}
+
+// BeatMapping is the republish rule of the claims stream: source and destination.
+func (f Fleet) BeatMapping() (source, destination Subject) {
+	return string(f) + ".heartbeat.>", string(f) + ".beat.>"
+}
+
+// FloorSubject is a mark in a lane's mailbox that is stored after its claim of the given epoch: on
+// several servers, an answer that knows it knows all that came before the claim.
+func (f Fleet) FloorSubject(pool Pool, lane LaneHash, epoch uint64) Subject {
+	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markFloor + "." +
+		strconv.FormatUint(epoch, 10)
 }
 
 // PauseSubject is the durable mark that no call of a lane may start. It stands in the
@@ -82,17 +110,13 @@ func (f Fleet) MailboxesFilter(pool Pool) Subject {
 	return string(f) + ".call." + string(pool) + ".>"
 }
 
+// PoolFilter matches everything in the calls stream of a pool: mailboxes and ready messages.
+func (f Fleet) PoolFilter(pool Pool) Subject { return string(f) + ".*." + string(pool) + ".>" }
+
 // ToldFilter matches what the server repeats of a lane's mailbox, each message
 // when it is stored.
 func (f Fleet) ToldFilter(pool Pool, lane LaneHash) Subject {
 	return string(f) + ".told." + string(pool) + "." + string(lane) + ".>"
-}
-
-// ToldMarksFilters match what the server repeats of a pool's mailboxes that keeps calls from
-// starting: requests to cancel, and pauses.
-func (f Fleet) ToldMarksFilters(pool Pool) []Subject {
-	all := string(f) + ".told." + string(pool) + ".*."
-	return []Subject{all + "*." + MarkCancel, all + markLane + "." + markPause}
 }
 
 // ReadySubject is the one message that says "this lane has work".
@@ -124,8 +148,8 @@ func (f Fleet) ResultSubject(session SessionID, call CallID) Subject {
 	return string(f) + ".result." + string(session) + "." + string(call)
 }
 
-// NoResultSubject is a note among the results that a call had none when it was about to be started once more. The
-// token is a random number.
+// NoResultSubject is a note among the results that a call had none when it was about to be started
+// once more. The token is a number that nobody has used before.
 func (f Fleet) NoResultSubject(session SessionID, call CallID, token uint64) Subject {
 	return f.ResultSubject(session, call) + ".none." + strconv.FormatUint(token, 10)
 }
@@ -185,15 +209,15 @@ func (f Fleet) SessionsSubjects() []Subject { return []Subject{string(f) + ".eve
 // ReadyConsumer is the durable consumer that hands out a pool's ready lanes.
 func (f Fleet) ReadyConsumer(pool Pool) string { return "ready_" + string(pool) }
 
-// CareConsumer is the durable consumer that tells a pool's workers what has waited in its mailboxes for a while.
+// CareConsumer is the durable consumer that tells a pool's workers what has waited in its mailboxes
+// for a while.
 func (f Fleet) CareConsumer(pool Pool) string { return "care_" + string(pool) }
 
 // Marks that follow a call id in a mailbox subject.
 const (
-	MarkCancel   = "cancel"
-	markStart    = "start"
-	markHandback = "handback"
-	markClaim    = "claim"
+	MarkCancel = "cancel"
+	markStart  = "start"
+	markFloor  = "floor"
 	// Marks of the lane itself stand where those of a call would, behind this word.
 	markLane  = "lane"
 	markPause = "pause"
@@ -204,26 +228,23 @@ type MailboxEntryKind uint8
 
 // What a mailbox holds.
 const (
-	EntryUnknown  MailboxEntryKind = iota // something that this version does not know
-	EntryCall                             // a call
-	EntryCancel                           // a request to cancel a call
-	EntryStart                            // a mark of a call's start
-	EntryHandback                         // a mark of a delivery handed back
-	EntryPause                            // a mark that no call of the lane may start
-	EntryClaim                            // a mark of a lane that was taken over
+	EntryUnknown MailboxEntryKind = iota // something that this version does not know
+	EntryCall                            // a call
+	EntryCancel                          // a request to cancel a call
+	EntryStart                           // a mark of a call's start
+	EntryPause                           // a mark that no call of the lane may start
+	EntryFloor                           // a mark that was stored after a claim
 )
 
 // MailboxEntry is what a mailbox subject says about its message.
 type MailboxEntry struct {
-	Kind     MailboxEntryKind
-	CallID   CallID // of calls, cancels and starts
-	Start    int    // of starts: n, from 1
-	Ready    uint64 // of handbacks: the stream sequence of the ready message
-	Delivery uint64 // of handbacks: which delivery of it, from 1
+	Kind   MailboxEntryKind
+	CallID CallID // of calls, cancels and starts
+	Start  int    // of starts: n, from 1
 }
 
-// ParseMailboxSubject reads the end of a mailbox subject of this fleet, also as the server repeats it. A
-// subject that it does not understand yields kind [EntryUnknown].
+// ParseMailboxSubject reads the end of a mailbox subject of this fleet, also as the server repeats
+// it. A subject that it does not understand yields kind [EntryUnknown].
 func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "told" {
@@ -247,24 +268,28 @@ func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 		}
 		return MailboxEntry{Kind: EntryStart, CallID: CallID(tokens[0]), Start: n}
 	}
-	// Last, for a call may have the id "claim" or "handback": its marks are words, never numbers.
-	if _, err := strconv.ParseUint(tokens[1], 10, 64); err == nil && tokens[0] == markClaim {
-		return MailboxEntry{Kind: EntryClaim}
+	// Last, for a call may have the id "floor": its marks are words, never numbers.
+	if _, err := strconv.ParseUint(tokens[1], 10, 64); err == nil && tokens[0] == markFloor {
+		return MailboxEntry{Kind: EntryFloor}
 	}
-	ready, delivery, _ := strings.Cut(tokens[1], "-")
-	seq, err := strconv.ParseUint(ready, 10, 64)
-	n, nErr := strconv.ParseUint(delivery, 10, 64)
-	if tokens[0] != markHandback || err != nil || nErr != nil {
-		return MailboxEntry{}
-	}
-	return MailboxEntry{Kind: EntryHandback, Ready: seq, Delivery: n}
+	return MailboxEntry{}
 }
 
-// LaneOfSubject returns the lane that a mailbox or ready message of this fleet belongs
-// to; "" for any other subject.
+// LifeOfSubject returns the life that a heartbeat of this fleet belongs to, also as the server
+// republishes it; "" for any other subject.
+func (f Fleet) LifeOfSubject(subject Subject) LifeID {
+	tokens := strings.Split(subject, ".")
+	if len(tokens) != 4 || tokens[0] != string(f) || tokens[1] != "heartbeat" && tokens[1] != "beat" {
+		return ""
+	}
+	return LifeID(tokens[3])
+}
+
+// LaneOfSubject returns the lane that a mailbox or ready message, or a claim, of this fleet
+// belongs to; "" for any other subject.
 func (f Fleet) LaneOfSubject(subject Subject) LaneHash {
 	tokens := strings.SplitN(subject, ".", 5)
-	if len(tokens) < 4 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "ready" {
+	if len(tokens) < 4 || tokens[0] != string(f) || !slices.Contains([]string{"call", "ready", "claim"}, tokens[1]) {
 		return ""
 	}
 	return LaneHash(tokens[3])

@@ -14,41 +14,45 @@ func TestSubjects_ArePinned(t *testing.T) {
 	t.Parallel()
 	const f protocol.Fleet = "my-fleet"
 	for want, got := range map[string]string{
-		"my-fleet.call.gpu.lane.c-1":           f.CallSubject("gpu", "lane", "c-1"),
-		"my-fleet.call.gpu.lane.c-1.cancel":    f.CancelSubject("gpu", "lane", "c-1"),
-		"my-fleet.call.gpu.lane.c-1.start2":    f.StartSubject("gpu", "lane", "c-1", 2),
-		"my-fleet.call.gpu.lane.handback.17-3": f.HandbackSubject("gpu", "lane", 17, 3),
-		"my-fleet.call.gpu.lane.claim.17":      f.ClaimSubject("gpu", "lane", 17),
-		"my-fleet.call.gpu.lane.lane.pause":    f.PauseSubject("gpu", "lane"),
-		"my-fleet.call.gpu.lane.>":             f.MailboxFilter("gpu", "lane"),
-		"my-fleet.call.gpu.>":                  f.MailboxesFilter("gpu"),
-		"my-fleet.told.gpu.*.*.cancel":         f.ToldMarksFilters("gpu")[0],
-		"my-fleet.told.gpu.*.lane.pause":       f.ToldMarksFilters("gpu")[1],
-		"my-fleet.who.gpu":                     f.WhoSubject("gpu"),
-		"my-fleet.ask.gpu":                     f.AskAllSubject("gpu"),
-		"my-fleet.ask.gpu.lane":                f.AskSubject("gpu", "lane"),
-		"my-fleet.ask.gpu.*":                   f.AskFilter("gpu"),
-		"my-fleet.ready.gpu.lane":              f.ReadySubject("gpu", "lane"),
-		"my-fleet.ready.gpu.*":                 f.ReadyFilter("gpu"),
-		"my-fleet.result.s.c-1":                f.ResultSubject("s", "c-1"),
-		"my-fleet.result.s.c-1.none.17":        f.NoResultSubject("s", "c-1", 17),
-		"my-fleet.result.s.>":                  f.ResultsFilter("s"),
-		"my-fleet.done.s.c-1":                  f.DoneSubject("s", "c-1"),
-		"my-fleet.done.s.*":                    f.DoneFilter("s"),
-		"my-fleet.event.s":                     f.EventSubject("s"),
-		"my-fleet.output.s.c-1":                f.OutputSubject("s", "c-1"),
-		"my-fleet.output.s.*":                  f.OutputFilter("s"),
-		"MY-FLEET_CALLS":                       f.CallsStream(),
-		"MY-FLEET_RESULTS":                     f.ResultsStream(),
-		"MY-FLEET_SESSIONS":                    f.SessionsStream(),
-		"MY-FLEET_BLOBS":                       f.BlobsBucket(),
-		"MY-FLEET_KEPT":                        f.KeptBucket(),
-		"MY-FLEET_PLACES":                      f.PlacesBucket(),
-		"ready_gpu":                            f.ReadyConsumer("gpu"),
-		"care_gpu":                             f.CareConsumer("gpu"),
-		"my-fleet.call.> my-fleet.ready.>":     strings.Join(f.CallsSubjects(), " "),
-		"my-fleet.result.>":                    strings.Join(f.ResultsSubjects(), " "),
-		"my-fleet.event.*":                     strings.Join(f.SessionsSubjects(), " "),
+		"my-fleet.call.gpu.lane.c-1":            f.CallSubject("gpu", "lane", "c-1"),
+		"my-fleet.call.gpu.lane.c-1.cancel":     f.CancelSubject("gpu", "lane", "c-1"),
+		"my-fleet.call.gpu.lane.c-1.start2":     f.StartSubject("gpu", "lane", "c-1", 2),
+		"my-fleet.call.gpu.lane.floor.17":       f.FloorSubject("gpu", "lane", 17),
+		"my-fleet.claim.gpu.lane":               f.ClaimSubject("gpu", "lane"),
+		"my-fleet.claim.gpu.*":                  f.ClaimsFilter("gpu"),
+		"my-fleet.heartbeat.gpu.life":           f.HeartbeatSubject("gpu", "life"),
+		"my-fleet.heartbeat.gpu.*":              f.HeartbeatsFilter("gpu"),
+		"my-fleet.beat.gpu.*":                   f.BeatFilter("gpu"),
+		"MY-FLEET_CLAIMS":                       f.ClaimsStream(),
+		"my-fleet.claim.> my-fleet.heartbeat.>": strings.Join(f.ClaimsSubjects(), " "),
+		"my-fleet.call.gpu.lane.lane.pause":     f.PauseSubject("gpu", "lane"),
+		"my-fleet.call.gpu.lane.>":              f.MailboxFilter("gpu", "lane"),
+		"my-fleet.call.gpu.>":                   f.MailboxesFilter("gpu"),
+		"my-fleet.who.gpu":                      f.WhoSubject("gpu"),
+		"my-fleet.ask.gpu":                      f.AskAllSubject("gpu"),
+		"my-fleet.ask.gpu.lane":                 f.AskSubject("gpu", "lane"),
+		"my-fleet.ask.gpu.*":                    f.AskFilter("gpu"),
+		"my-fleet.ready.gpu.lane":               f.ReadySubject("gpu", "lane"),
+		"my-fleet.ready.gpu.*":                  f.ReadyFilter("gpu"),
+		"my-fleet.result.s.c-1":                 f.ResultSubject("s", "c-1"),
+		"my-fleet.result.s.c-1.none.17":         f.NoResultSubject("s", "c-1", 17),
+		"my-fleet.result.s.>":                   f.ResultsFilter("s"),
+		"my-fleet.done.s.c-1":                   f.DoneSubject("s", "c-1"),
+		"my-fleet.done.s.*":                     f.DoneFilter("s"),
+		"my-fleet.event.s":                      f.EventSubject("s"),
+		"my-fleet.output.s.c-1":                 f.OutputSubject("s", "c-1"),
+		"my-fleet.output.s.*":                   f.OutputFilter("s"),
+		"MY-FLEET_CALLS":                        f.CallsStream(),
+		"MY-FLEET_RESULTS":                      f.ResultsStream(),
+		"MY-FLEET_SESSIONS":                     f.SessionsStream(),
+		"MY-FLEET_BLOBS":                        f.BlobsBucket(),
+		"MY-FLEET_KEPT":                         f.KeptBucket(),
+		"MY-FLEET_PLACES":                       f.PlacesBucket(),
+		"ready_gpu":                             f.ReadyConsumer("gpu"),
+		"care_gpu":                              f.CareConsumer("gpu"),
+		"my-fleet.call.> my-fleet.ready.>":      strings.Join(f.CallsSubjects(), " "),
+		"my-fleet.result.>":                     strings.Join(f.ResultsSubjects(), " "),
+		"my-fleet.event.*":                      strings.Join(f.SessionsSubjects(), " "),
 	} {
 		require.Equal(t, want, got)
 	}
@@ -61,10 +65,10 @@ func TestParseMailboxSubject(t *testing.T) {
 	t.Parallel()
 	const f = protocol.DefaultFleet
 	// Ids that read like marks are legal and must not be mistaken for them.
-	for _, id := range []protocol.CallID{"c-1", "cancel", "start", "start1", "handback", "claim", "12-3", "lane", "pause"} {
+	for _, id := range []protocol.CallID{"c-1", "cancel", "start", "start1", "floor", "12-3", "lane", "pause"} {
 		t.Run("of call "+string(id), func(t *testing.T) {
 			t.Parallel()
-			requireMailboxInverse(t, f, "gpu", "lane", id, 4, 18, 2)
+			requireMailboxInverse(t, f, "gpu", "lane", id, 4, 18)
 		})
 	}
 }
@@ -86,6 +90,7 @@ func TestLaneOfSubject(t *testing.T) {
 		"a ready message": {f.ReadySubject("gpu", "h"), "h"},
 		"a call":          {f.CallSubject("gpu", "h", "c"), "h"},
 		"a mark":          {f.StartSubject("gpu", "h", "c", 2), "h"},
+		"a claim":         {f.ClaimSubject("gpu", "h"), "h"},
 		"another fleet":   {protocol.Fleet("other").ReadySubject("gpu", "h"), ""},
 		"a result":        {f.ResultSubject("s", "c"), ""},
 		"nothing":         {"", ""},

@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -216,7 +215,7 @@ func (c *callerRole) cancelLater(ctx context.Context, p *planned) {
 	c.journal.write(&history.Record{Kind: history.KindHeard, CallID: p.ID})
 }
 
-// follow waits for the results, and looks for them and kicks their lanes now and then.
+// follow waits for the results, and looks for them now and then.
 func (c *callerRole) follow(ctx context.Context, open map[protocol.CallID]*planned, news <-chan *protocol.Result) {
 	look := time.NewTicker(500 * time.Millisecond)
 	defer look.Stop()
@@ -225,18 +224,9 @@ func (c *callerRole) follow(ctx context.Context, open map[protocol.CallID]*plann
 		case r := <-news:
 			c.done(open, r)
 		case <-look.C:
-			kicked := map[protocol.Lane]bool{}
 			for _, p := range open {
 				if r, err := c.publisher.Result(ctx, p.SessionID, p.ID); err == nil && r != nil {
 					c.done(open, r)
-					continue
-				}
-				if p.cancelAfter < 0 && errors.Is(c.publisher.Recover(ctx, &p.Call), lane.ErrVanished) {
-					kicked[p.Lane()] = true
-				}
-				if at := p.Lane(); !kicked[at] {
-					kicked[at] = true
-					_ = c.publisher.Kick(ctx, &p.Call) // the next one may get through
 				}
 			}
 		case <-ctx.Done():

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -103,7 +104,6 @@ func awaitResults(tb testing.TB, publisher *lane.Publisher, calls ...*protocol.C
 	found := make([]*protocol.Result, len(calls))
 	for i, call := range calls {
 		require.Eventually(tb, func() bool {
-			_ = publisher.Kick(tb.Context(), call)
 			result, err := publisher.Result(tb.Context(), call.SessionID, call.ID)
 			found[i] = result
 			return err == nil && result != nil
@@ -188,6 +188,11 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Len(t, js.lines(t, "red"), each+1)
 	workers[1].stop(t)
+	claims, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.ClaimsStream())
+	require.NoError(t, err)
+	info, err := claims.Info(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, info.State.Msgs, "no claim is left, and no heartbeat: neither of the worker that was killed")
 }
 
 // TestJavaScript_AtMostOnce loses the worker in the middle of a call that must not start twice.
@@ -208,19 +213,108 @@ func TestJavaScript_AtMostOnce(t *testing.T) {
 	result := js.result(t, caller)
 	require.Equal(t, protocol.StatusOutcomeUnknown, result.Status)
 	require.Equal(t, protocol.CodeOutcomeUnknown, result.Error.Code)
+}
 
+// TestJavaScript_LanesPassBetweenLanguages is a lane whose holders, each in another language, are lost or stop in the
+// middle of its call.
+func TestJavaScript_LanesPassBetweenLanguages(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	first := js.worker(t)
 	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
 	require.NoError(t, err)
-	once, again := note(t, "blue", "never", 0), note(t, "blue", "hello", 0)
-	once.Delivery = protocol.AtMostOnce
-	for _, call := range []*protocol.Call{once, again} { // each may have been started before
-		require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call, Header: nats.Header{protocol.HeaderStarted: {"1"}}}})[0])
-	}
-	results := awaitResults(t, publisher, once, again)
-	require.Equal(t, protocol.StatusOutcomeUnknown, results[0].Status)
-	require.Equal(t, protocol.StatusOK, results[1].Status)
-	require.Equal(t, 2, results[1].Attempt)
+	call := note(t, "red", "hello", 3*time.Second)
+	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	js.awaitClaim(t, call)
+	first.kill(t)
+
+	ours := &untilKilled{attempts: make(chan int, 1)}
+	stop := js.holder(t, ours)
+	require.Equal(t, 2, <-ours.attempts, "taken over from the worker that was lost")
+	js.worker(t)
+	stop()
+	result := awaitResults(t, publisher, call)[0]
+	require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
+	require.Equal(t, 3, result.Attempt, "handed over by the one that stops")
+	require.Equal(t, []string{string(call.ID) + " hello"}, js.lines(t, "red"))
 }
+
+// TestJavaScript_HandsOver is a worker that stops while it holds a lane whose ready message is a call that may not start.
+func TestJavaScript_HandsOver(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	first := js.worker(t)
+	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
+	require.NoError(t, err)
+	call := note(t, "red", "hello", 0)
+	mark, err := js.broker.jetStream(t).Publish(t.Context(), protocol.DefaultFleet.PauseSubject(call.Pool, call.Lane().Hash()), nil)
+	require.NoError(t, err)
+	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	js.awaitClaim(t, call)
+	js.worker(t)
+	first.stop(t)
+	js.awaitClaim(t, call)
+	calls, err := js.broker.jetStream(t).Stream(t.Context(), protocol.DefaultFleet.CallsStream())
+	require.NoError(t, err)
+	require.NoError(t, calls.DeleteMsg(t.Context(), mark.Sequence))
+	result := awaitResults(t, publisher, call)[0]
+	require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
+	require.Equal(t, 1, result.Attempt, "nobody has started it before")
+}
+
+// TestJavaScript_LooksAfterWaitingLanes is a call whose publisher was lost before it made the lane ready.
+func TestJavaScript_LooksAfterWaitingLanes(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	call := note(t, "red", "hello", 0)
+	body, err := protocol.EncodeCall(call)
+	require.NoError(t, err)
+	entry := nats.NewMsg(protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
+	entry.Header.Set(protocol.HeaderLane, string(call.Lane()))
+	entry.Data = body
+	_, err = js.broker.jetStream(t).PublishMsg(t.Context(), entry)
+	require.NoError(t, err)
+	js.worker(t)
+	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
+}
+
+// awaitClaim waits until somebody holds the lane of a call.
+func (js *javaScript) awaitClaim(tb testing.TB, call *protocol.Call) {
+	tb.Helper()
+	claims, err := js.broker.jetStream(tb).Stream(tb.Context(), protocol.DefaultFleet.ClaimsStream())
+	require.NoError(tb, err)
+	require.Eventually(tb, func() bool {
+		_, err := claims.GetLastMsgForSubject(tb.Context(), protocol.DefaultFleet.ClaimSubject(call.Pool, call.Lane().Hash()))
+		return err == nil
+	}, patience, 10*time.Millisecond)
+}
+
+// holder runs one of ours until stop, which kills what runs and returns when it has handed its lanes over.
+func (js *javaScript) holder(tb testing.TB, executor lane.Executor) (stop func()) {
+	tb.Helper()
+	holder, err := lane.NewHolder(tb.Context(), js.broker.jetStream(tb).Conn(), executor, lane.Options{Pool: "javascript", Worker: "ours"})
+	require.NoError(tb, err)
+	ctx, cancel := context.WithCancel(tb.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- holder.Run(ctx, ctx) }()
+	return func() {
+		cancel()
+		require.NoError(tb, <-ended)
+	}
+}
+
+// untilKilled runs calls until they are killed.
+type untilKilled struct{ attempts chan int }
+
+func (u *untilKilled) Execute(ctx context.Context, run *lane.Run) protocol.Result {
+	u.attempts <- run.Attempt
+	<-ctx.Done()
+	return protocol.Result{}
+}
+
+func (u *untilKilled) Release(protocol.Lane) {}
 
 // TestJavaScript_Caller is a caller that follows docs/wire.md, and a worker of ours.
 func TestJavaScript_Caller(t *testing.T) {

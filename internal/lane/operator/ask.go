@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -39,15 +39,15 @@ func (h holdings) add(a *lane.Answer) {
 		if before == nil && len(h) >= askLanes {
 			continue
 		}
-		if before == nil || before.Ready < tells.Ready || before.Ready == tells.Ready && before.Delivery < tells.Delivery {
+		if before == nil || before.Epoch < tells.Epoch {
 			h[hash] = &holding{HeldLane: tells, worker: a.WorkerID}
 		}
 	}
 }
 
-// of returns who holds the lane with the given ready message; nil when nobody says so.
-func (h holdings) of(lane protocol.LaneHash, ready *jetstream.RawStreamMsg) *holding {
-	if told := h[lane]; told != nil && ready != nil && told.Ready == ready.Sequence {
+// of returns who holds the lane with the given claim; nil when nobody says so.
+func (h holdings) of(lane protocol.LaneHash, claim *store.StoredClaim) *holding {
+	if told := h[lane]; told != nil && claim != nil && told.Epoch == claim.Epoch {
 		return told
 	}
 	return nil
@@ -87,31 +87,14 @@ func (o *Operator) ask(ctx context.Context, subject string, enough func(holdings
 	return found, nil
 }
 
-// holder returns who holds a lane with the given ready message; nil when nobody says so.
-func (o *Operator) holder(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready *jetstream.RawStreamMsg) *holding {
-	if ready == nil {
+// holder returns who holds a lane with the given claim; nil when nobody says so.
+func (o *Operator) holder(
+	ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, claim *store.StoredClaim,
+) *holding {
+	if claim == nil {
 		return nil
 	}
 	// What was answered before an error counts.
-	found, _ := o.ask(ctx, o.store.Fleet.AskSubject(pool, lane), func(h holdings) bool { return h.of(lane, ready) != nil })
-	return found.of(lane, ready)
-}
-
-// delivered reports whether a ready message was ever handed to a worker.
-func (o *Operator) delivered(ctx context.Context, pool protocol.Pool, ready *jetstream.RawStreamMsg) (bool, error) {
-	if ready == nil {
-		return false, nil
-	}
-	last, err := o.lastDelivered(ctx, pool)
-	return ready.Sequence <= last, err
-}
-
-// lastDelivered is the sequence up to which ready messages of a pool were handed to
-// workers, at least once; 0 when the pool has never had one.
-func (o *Operator) lastDelivered(ctx context.Context, pool protocol.Pool) (uint64, error) {
-	consumer, err := o.store.Consumer(ctx, pool)
-	if err != nil || consumer == nil {
-		return 0, err
-	}
-	return consumer.Delivered.Stream, nil
+	found, _ := o.ask(ctx, o.store.Fleet.AskSubject(pool, lane), func(h holdings) bool { return h.of(lane, claim) != nil })
+	return found.of(lane, claim)
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -24,8 +25,8 @@ type State string
 const (
 	StateReady   State = "ready"   // waits for a worker with a free slot
 	StateHeld    State = "held"    // a worker holds it
-	StateLost    State = "lost"    // was handed to a worker, and none says that it holds it: handed out again when the lease has ended
-	StateStalled State = "stalled" // has calls and no ready message: a kick helps
+	StateLost    State = "lost"    // its holder does not answer: taken over when its heartbeat has stood still for a lease
+	StateStalled State = "stalled" // has calls and no ready message: a worker makes it ready within a second or two
 	StatePaused  State = "paused"  // starts nothing until it is resumed; it may be held or not
 )
 
@@ -38,9 +39,11 @@ type Status struct {
 	State State             `json:"state"`
 	// Waiting is the number of unfinished calls that do not run.
 	Waiting int `json:"waiting"`
-	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without one.
+	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without
+	// one.
 	OldestMS int64 `json:"oldest_ms"`
-	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds; empty when none does.
+	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds; empty when
+	// none does.
 	Holder  protocol.WorkerID  `json:"holder,omitempty"`
 	HeldMS  int64              `json:"held_ms,omitempty"`
 	Running []lane.RunningCall `json:"running"` // the longest first
@@ -68,8 +71,8 @@ const (
 	doubtAfter = 100 * time.Millisecond
 )
 
-// List returns the lanes of a pool that have anything, the one with the oldest call first;
-// a limit of 0 means [DefaultLaneLimit]. When more than 4,096 lanes have something, those without a ready
+// List returns the lanes of a pool that have anything, the one with the oldest call first; a limit
+// of 0 means [DefaultLaneLimit]. When more than 4,096 lanes have something, those without a ready
 // message and then those with the most calls are looked at, and the others only counted.
 func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*List, error) {
 	if limit <= 0 {
@@ -121,7 +124,7 @@ func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []St
 			sure = append(sure, status)
 			continue
 		}
-		doubtful = append(doubtful, &survey{hash: status.Hash})
+		doubtful = append(doubtful, &survey{pool: pool, hash: status.Hash})
 	}
 	if len(doubtful) == 0 {
 		return sure, nil
@@ -161,34 +164,31 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	last, err := o.lastDelivered(ctx, pool)
-	if err != nil {
-		return nil, err
-	}
 	held, err := o.ask(ctx, o.store.Fleet.AskAllSubject(pool), func(h holdings) bool {
-		return !slices.ContainsFunc(sightings, func(s *sighting) bool { return s.handedOut(last) && h.of(s.hash, s.ready) == nil })
+		return !slices.ContainsFunc(sightings, func(s *sighting) bool { return s.claim != nil && h.of(s.hash, s.claim) == nil })
 	})
 	if err != nil {
 		return nil, err
 	}
 	lanes := []Status{}
 	for _, s := range sightings {
-		status, err := o.status(ctx, pool, s, held.of(s.hash, s.ready), last)
+		status, err := o.status(ctx, s, held.of(s.hash, s.claim))
 		if err != nil {
 			return nil, err
 		}
 		if !status.oldest.IsZero() {
 			status.OldestMS = o.clock.AgeAt(at, status.oldest).Milliseconds()
 		}
-		if s.ready != nil || s.first != nil || s.paused { // else it has nothing by now
+		if s.ready != nil || s.first != nil || s.paused || s.claim != nil { // else it has nothing by now
 			lanes = append(lanes, status)
 		}
 	}
 	return sorted(lanes), nil
 }
 
-// sorted puts the lane with the oldest call first, and those without one last. Only the server's clock tells which is older:
-// what this machine takes for ages is as wrong as its measure of that clock, and 0 for all that it takes to be of the future.
+// sorted puts the lane with the oldest call first, and those without one last. Only the server's
+// clock tells which is older: what this machine takes for ages is as wrong as its measure of that
+// clock, and 0 for all that it takes to be of the future.
 func sorted(lanes []Status) []Status {
 	slices.SortFunc(lanes, func(a, b Status) int {
 		return cmp.Or(compareBool(a.oldest.IsZero(), b.oldest.IsZero()), a.oldest.Compare(b.oldest),
@@ -204,14 +204,19 @@ type sighting struct {
 	lane  protocol.Lane
 	ready *jetstream.RawStreamMsg
 	first *jetstream.RawStreamMsg // the first call of the mailbox
+	claim *store.StoredClaim      // nil when nobody holds the lane
 }
-
-func (s *sighting) handedOut(last uint64) bool { return s.ready != nil && s.ready.Sequence <= last }
 
 // sight reads the ready message and the first call of a lane.
 func (o *Operator) sight(ctx context.Context, pool protocol.Pool, s *survey) (*sighting, error) {
 	out := &sighting{survey: s}
 	var err error
+	if out.claim, err = o.store.Claim(ctx, pool, s.hash); err != nil {
+		return nil, err
+	}
+	if out.claim != nil {
+		out.lane = out.claim.Lane
+	}
 	if out.ready, err = o.readyMessage(ctx, pool, s.hash); err != nil {
 		return nil, err
 	}
@@ -250,8 +255,8 @@ func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
 }
 
 // status puts together what the stream and the holder tell.
-func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, holder *holding, last uint64) (Status, error) {
-	status := Status{Lane: s.lane, Hash: s.hash, Pool: pool, Running: []lane.RunningCall{}}
+func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (Status, error) {
+	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, Running: []lane.RunningCall{}}
 	calls := s.calls
 	if s.first == nil {
 		calls = 0 // they ended meanwhile
@@ -261,7 +266,7 @@ func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, 
 	if holder != nil {
 		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
 	}
-	unfinished, err := o.inlineUnfinished(ctx, s.ready, status.Running, s.handedOut(last))
+	unfinished, err := o.inlineUnfinished(ctx, s.ready, status.Running, s.claim != nil)
 	if err != nil {
 		return status, err
 	}
@@ -272,20 +277,20 @@ func (o *Operator) status(ctx context.Context, pool protocol.Pool, s *sighting, 
 		}
 	}
 	status.Waiting = max(calls-len(status.Running), 0)
-	status.State = s.state(holder, last)
+	status.State = s.state(holder)
 	return status, nil
 }
 
-func (s *sighting) state(holder *holding, last uint64) State {
+func (s *sighting) state(holder *holding) State {
 	switch {
 	case s.paused:
 		return StatePaused
-	case s.ready == nil:
-		return StateStalled
 	case holder != nil:
 		return StateHeld
-	case s.handedOut(last):
+	case s.claim != nil && s.claim.Life != "":
 		return StateLost
+	case s.ready == nil:
+		return StateStalled
 	}
 	return StateReady
 }
@@ -298,12 +303,12 @@ func (h *holding) longestFirst() []lane.RunningCall {
 }
 
 // inlineUnfinished reports whether a ready message carries a call that has no result yet.
-func (o *Operator) inlineUnfinished(ctx context.Context, ready *jetstream.RawStreamMsg, running []lane.RunningCall, handedOut bool) (bool, error) {
+func (o *Operator) inlineUnfinished(ctx context.Context, ready *jetstream.RawStreamMsg, running []lane.RunningCall, claimed bool) (bool, error) {
 	if ready == nil || len(ready.Data) == 0 {
 		return false, nil
 	}
 	id := protocol.CallID(ready.Header.Get(protocol.HeaderCall))
-	if !handedOut || slices.ContainsFunc(running, func(r lane.RunningCall) bool { return r.CallID == id }) {
+	if !claimed || slices.ContainsFunc(running, func(r lane.RunningCall) bool { return r.CallID == id }) {
 		return true, nil
 	}
 	return o.unfinished(ctx, protocol.SessionID(ready.Header.Get(protocol.HeaderSession)), id)

@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// TestLook_TheOldestIsFirst also when this machine takes all calls for ones of the future, because it measured the server's
-// clock while it was slow, so that none has an age.
+// TestLook_TheOldestIsFirst also when this machine takes all calls for ones of the future, because
+// it measured the server's clock while it was slow, so that none has an age.
 func TestLook_TheOldestIsFirst(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

@@ -75,14 +75,11 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 	ctx, cancel := context.WithTimeout(ctx, confirmWait)
 	defer cancel()
 	for {
-		ready, err := o.readyMessage(ctx, pool, lane.Hash())
-		if err == nil {
-			handedOut, err := o.delivered(ctx, pool, ready)
-			if err == nil && !handedOut {
-				return true // nobody holds it, and whoever claims it reads the mark first
-			}
+		claim, err := o.store.Claim(ctx, pool, lane.Hash())
+		if err == nil && (claim == nil || claim.Life == "") {
+			return true // nobody holds it, and whoever claims it reads the mark first
 		}
-		if holder := o.holder(ctx, pool, lane.Hash(), ready); holder != nil && holder.Paused {
+		if holder := o.holder(ctx, pool, lane.Hash(), claim); holder != nil && holder.Paused {
 			return true
 		}
 		if !pause.For(ctx, confirmPause) {
@@ -111,43 +108,17 @@ func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol
 	return mark != nil, nil
 }
 
-// Kicked says what a kick did.
-type Kicked string
-
-// Everything that a kick does.
-const (
-	KickedNothing  Kicked = ""         // the lane was ready or held already
-	KickedReady    Kicked = "made"     // it had no ready message, and has one now
-	KickedReplaced Kicked = "replaced" // it had one that nobody was ever given, which a killed server had brought back
-)
-
-// Kick publishes a lane's ready message, in case nobody else did, and replaces one that is settled. A lane that has
-// nothing is [ErrNoLane].
-func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, name protocol.Lane) (Kicked, error) {
-	if err := o.require(ctx, pool, name); err != nil {
-		return KickedNothing, fmt.Errorf("kick: %w", err)
+// Kick publishes a lane's ready message, in case nobody else did, and reports whether it was missing.
+// A lane that has nothing is [ErrNoLane].
+func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
+	if err := o.require(ctx, pool, lane); err != nil {
+		return false, fmt.Errorf("kick: %w", err)
 	}
-	did, err := o.kick(ctx, pool, name)
-	if err != nil {
-		return did, fmt.Errorf("kick lane %s: %w", name, err)
+	if made, err = o.store.MakeReady(ctx, pool, lane); err != nil {
+		return false, fmt.Errorf("kick lane %s: %w", lane, err)
 	}
-	o.poke(pool, name)
-	return did, nil
-}
-
-func (o *Operator) kick(ctx context.Context, pool protocol.Pool, name protocol.Lane) (Kicked, error) {
-	made, err := o.store.MakeReady(ctx, pool, name)
-	if made || err != nil {
-		return KickedReady, err
-	}
-	ready, err := o.readyMessage(ctx, pool, name.Hash())
-	if err != nil || ready == nil {
-		return KickedNothing, err
-	}
-	if replaced, err := lane.Unblock(ctx, o.store, pool, name, ready.Sequence); replaced || err != nil {
-		return KickedReplaced, err
-	}
-	return KickedNothing, nil
+	o.poke(pool, lane)
+	return made, nil
 }
 
 // Skip has a call end as cancelled: without being run when it waits, killed when
@@ -166,19 +137,15 @@ func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.L
 	if err := o.require(ctx, pool, lane); err != nil {
 		return nil, fmt.Errorf("kill: %w", err)
 	}
-	ready, err := o.readyMessage(ctx, pool, lane.Hash())
+	claim, err := o.store.Claim(ctx, pool, lane.Hash())
 	if err != nil {
 		return nil, fmt.Errorf("kill: %w", err)
 	}
-	handedOut, err := o.delivered(ctx, pool, ready)
-	if err != nil {
-		return nil, fmt.Errorf("kill: %w", err)
-	}
-	holder := o.holder(ctx, pool, lane.Hash(), ready)
+	holder := o.holder(ctx, pool, lane.Hash(), claim)
 	switch {
-	case holder == nil && handedOut:
-		return nil, fmt.Errorf("kill: lane %s: %w as far as is known: its holder does not answer, so it was lost or is cut off; skip ends a single call",
-			lane, ErrNothingRuns)
+	case holder == nil && claim != nil:
+		return nil, fmt.Errorf("kill: lane %s: %w as far as is known: its holder %s does not answer, so it was lost or is cut off; skip ends a single call",
+			lane, ErrNothingRuns, claim.WorkerID)
 	case holder == nil:
 		return nil, fmt.Errorf("kill: lane %s: %w, because nobody holds it; skip ends a call that waits", lane, ErrNothingRuns)
 	case len(holder.Running) == 0:

@@ -62,8 +62,8 @@ type View struct {
 // DefaultCallLimit is how many calls [Operator.Show] returns when it is not told.
 const DefaultCallLimit = 256
 
-// Show returns a lane with its first unfinished calls; a limit of 0 means [DefaultCallLimit]. A lane that has
-// nothing is [ErrNoLane].
+// Show returns a lane with its first unfinished calls; a limit of 0 means [DefaultCallLimit]. A
+// lane that has nothing is [ErrNoLane].
 func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.Lane, limit int) (*View, error) {
 	if limit <= 0 {
 		limit = DefaultCallLimit
@@ -161,7 +161,7 @@ func (r *laneReader) message(ctx context.Context, msg *jetstream.RawStreamMsg) e
 		if call := r.find(what.CallID); call != nil {
 			call.addStart(what.Start, msg)
 		}
-	case protocol.EntryUnknown, protocol.EntryHandback, protocol.EntryPause, protocol.EntryClaim:
+	case protocol.EntryUnknown, protocol.EntryPause, protocol.EntryFloor:
 	}
 	return nil
 }

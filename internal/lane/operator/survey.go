@@ -64,6 +64,6 @@ func (s *survey) count(fleet protocol.Fleet, subject string) {
 		s.calls++
 	case protocol.EntryPause:
 		s.paused = true
-	case protocol.EntryUnknown, protocol.EntryCancel, protocol.EntryStart, protocol.EntryHandback, protocol.EntryClaim:
+	case protocol.EntryUnknown, protocol.EntryCancel, protocol.EntryStart, protocol.EntryFloor:
 	}
 }

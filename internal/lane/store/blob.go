@@ -57,8 +57,8 @@ func (b *Blobs) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	return b.store, nil
 }
 
-// Put stores a body under a new name and returns what stands for it. The error wraps [ErrTooLarge], or [ErrFull] when the object
-// store has no room for it.
+// Put stores a body under a new name and returns what stands for it. The error wraps [ErrTooLarge],
+// or [ErrFull] when the object store has no room for it.
 func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.Stored, error) {
 	if len(body) > maxStored {
 		return protocol.Stored{}, fmt.Errorf("%d bytes, at most %d are allowed: %w", len(body), maxStored, ErrTooLarge)
@@ -73,7 +73,8 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.S
 	return stored, err
 }
 
-// Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone, also with all others.
+// Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone, also with all
+// others.
 func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
@@ -94,7 +95,8 @@ func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessag
 	return body, nil
 }
 
-// Remove deletes a body, also where there is no room for anything more. What cannot be deleted ages out.
+// Remove deletes a body, also where there is no room for anything more. What cannot be deleted ages
+// out.
 func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout) // it is several requests
 	defer cancel()

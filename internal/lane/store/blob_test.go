@@ -42,7 +42,8 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A bucket that somebody removes is found to be gone also by who has read from it: a result is had without its value.
+// A bucket that somebody removes is found to be gone also by who has read from it: a result is had
+// without its value.
 func TestBlobs_ABucketThatIsGone(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

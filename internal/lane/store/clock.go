@@ -12,7 +12,8 @@ import (
 // the clocks of machines differ.
 type Clock struct{ offset atomic.Int64 } // server minus local, in nanoseconds
 
-// Sync measures the offset once, and returns the time that the server told; on failure the old one stays.
+// Sync measures the offset once, and returns the time that the server told; on failure the old one
+// stays.
 func (c *Clock) Sync(ctx context.Context, stream jetstream.Stream) (told time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
@@ -32,7 +33,8 @@ func (c *Clock) Now() time.Time { return time.Now().Add(time.Duration(c.offset.L
 // Age is how long ago the server stored something, never negative.
 func (c *Clock) Age(stored time.Time) time.Duration { return c.AgeAt(time.Now(), stored) }
 
-// AgeAt is how long before a moment by this machine's clock the server stored something, never negative.
+// AgeAt is how long before a moment by this machine's clock the server stored something, never
+// negative.
 func (c *Clock) AgeAt(at, stored time.Time) time.Duration {
 	return max(at.Add(time.Duration(c.offset.Load())).Sub(stored), 0)
 }

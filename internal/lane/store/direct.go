@@ -12,27 +12,39 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A direct get is answered by any server that has the stream, which may be one that is behind. Where only one has it there is no
-// other, and the answer is as true as that of STREAM.MSG.GET at a fraction of its price: the request is not passed between accounts, the
-// answer is the message itself, and one request may have many.
+// A direct get is answered by any server that has the stream, which may be one that is behind.
+// Where only one has it there is no other, and the answer is as true as that of STREAM.MSG.GET at a
+// fraction of its price: the request is not passed between accounts, the answer is the message
+// itself, and one request may have many.
 
-// direct reports whether the calls stream may be read by direct gets.
-func (s *Store) direct() bool { return s.single.Load() && !s.Clustered() }
+// reader reads one stream in the cheapest way that is sure.
+type reader struct {
+	store  *Store
+	stream string
+	made   time.Time   // when the stream was made, as it was when it was opened
+	direct atomic.Bool // one server has the stream, and nobody else answers direct gets
+}
 
-// readDirect is [Store.Next] by a direct get.
-func (s *Store) readDirect(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+// readsDirect reports whether the stream may be read by direct gets.
+func (r *reader) readsDirect() bool { return r.direct.Load() && !r.store.Clustered() }
+
+// next returns the first message at or after seq that matches filter; nil when there is none.
+func (r *reader) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+	if !r.readsDirect() {
+		return r.store.readLeader(ctx, r.stream, filter, seq)
+	}
 	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
-	answer, err := s.Replies.Request(ctx, ShortTimeout, s.directGet(request))
+	answer, err := r.store.Replies.Request(ctx, ShortTimeout, r.directGet(request))
 	if errors.Is(err, nats.ErrNoResponders) { // the stream allows it no more
-		return s.read(ctx, s.Fleet.CallsStream(), filter, seq)
+		return r.store.readLeader(ctx, r.stream, filter, seq)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
 	}
 	switch answer.Header.Get(headerStatus) {
 	case "":
-		if s.foreign(answer, s.Fleet.CallsStream(), &s.single) {
-			return s.read(ctx, s.Fleet.CallsStream(), filter, seq)
+		if r.foreign(answer) {
+			return r.store.readLeader(ctx, r.stream, filter, seq)
 		}
 		return FromCopy(answer)
 	case statusNotFound:
@@ -41,52 +53,83 @@ func (s *Store) readDirect(ctx context.Context, filter string, seq uint64) (*jet
 	return nil, fmt.Errorf("read %s from %d: %w", filter, seq, refusal(answer))
 }
 
-// foreign reports whether an answer is that of another stream, and asks no more that way then: a mirror may be set up to
-// answer for the one that it mirrors, and is behind it.
-func (s *Store) foreign(answer *nats.Msg, stream string, single *atomic.Bool) bool {
+// foreign reports whether an answer is that of another stream, and asks no more that way then: a
+// mirror may be set up to answer for the one that it mirrors, and is behind it.
+func (r *reader) foreign(answer *nats.Msg) bool {
 	name := answer.Header.Get(jetstream.StreamHeader)
-	if name == "" || name == stream {
+	if name == "" || name == r.stream {
 		return false
 	}
-	single.Store(false)
+	r.direct.Store(false)
 	return true
 }
 
-const directGet = "$JS.API.DIRECT.GET."
-
-func (s *Store) directGet(request []byte) *nats.Msg {
-	return &nats.Msg{Subject: directGet + s.Fleet.CallsStream(), Data: request}
+func (r *reader) directGet(request []byte) *nats.Msg {
+	return &nats.Msg{Subject: "$JS.API.DIRECT.GET." + r.stream, Data: request}
 }
 
-const (
-	// maxMatches is how many messages may match what [Store.ReadAll] asks for.
-	maxMatches = 1024
-	// readBytes is how much it has sent at once, short of its last message.
-	readBytes = 1 << 20
-)
+// pageBytes is how much a page has, short of its last message.
+const pageBytes = 1 << 20
 
-// ErrNotAtOnce says that messages have to be read by [Store.Next], one after the other: there are too many of them, or
-// the stream is not one that can be asked for more.
+// ErrNotAtOnce says that messages have to be read by [Store.Next], one after the other: the stream
+// is not one that can be asked for more.
 var ErrNotAtOnce = errors.New("they cannot be read at once")
 
-// ReadAll returns the messages of the calls stream at or after seq that match filter, in the order of their sequences, as many
-// as it can have sent at once but no more than most; whole says that these are all. The error wraps [ErrNotAtOnce] when only [Store.Next] can do it.
-func (s *Store) ReadAll(ctx context.Context, filter string, seq uint64, most int) (found []*jetstream.RawStreamMsg, whole bool, err error) {
-	if !s.direct() {
-		return nil, false, ErrNotAtOnce
+// Page returns the next messages of the calls stream at or after seq that match filter, in the
+// order of their sequences, most at most, and how many are left behind them. The server counts
+// these, which takes some 30 ms for 100,000. The error wraps [ErrNotAtOnce] when only [Store.Next]
+// can do it.
+func (s *Store) Page(
+	ctx context.Context, filter string, seq uint64, most int,
+) (found []*jetstream.RawStreamMsg, left int, err error) {
+	return s.calls.page(ctx, filter, seq, most)
+}
+
+func (r *reader) page(
+	ctx context.Context, filter string, seq uint64, most int,
+) (found []*jetstream.RawStreamMsg, left int, err error) {
+	if !r.readsDirect() {
+		return nil, 0, ErrNotAtOnce
 	}
-	request := fmt.Appendf(nil, `{"multi_last":[%q],"seq":%d,"batch":%d,"max_bytes":%d}`, filter, max(seq, 1), most, readBytes)
-	answers, err := s.Replies.Collect(ctx, ShortTimeout, s.directGet(request), most+1, endsBatch)
-	if errors.Is(err, nats.ErrNoResponders) || err == nil && s.foreign(answers[0], s.Fleet.CallsStream(), &s.single) {
-		return nil, false, ErrNotAtOnce
+	request := fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q,"batch":%d,"max_bytes":%d}`,
+		max(seq, 1), filter, most, pageBytes)
+	answers, err := r.store.Replies.Collect(ctx, ShortTimeout, r.directGet(request), most+1, endsBatch)
+	if errors.Is(err, nats.ErrNoResponders) || err == nil && r.foreign(answers[0]) {
+		return nil, 0, ErrNotAtOnce
 	}
 	if err == nil {
-		found, whole, err = readBatch(answers)
+		found, left, err = readBatch(answers)
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("read all of %s from %d: %w", filter, seq, err)
+		return nil, 0, fmt.Errorf("read page of %s from %d: %w", filter, seq, err)
 	}
-	return found, whole, nil
+	return found, left, nil
+}
+
+// pageSize is how many messages [reader.each] reads at once.
+const pageSize = 256
+
+// each tells all messages that match filter.
+func (r *reader) each(ctx context.Context, filter string, tell func(*jetstream.RawStreamMsg)) error {
+	for seq := uint64(0); ; {
+		page, left, err := r.page(ctx, filter, seq, pageSize)
+		if errors.Is(err, ErrNotAtOnce) {
+			var msg *jetstream.RawStreamMsg
+			if msg, err = r.next(ctx, filter, seq); msg != nil {
+				page, left = []*jetstream.RawStreamMsg{msg}, 1 // maybe
+			}
+		}
+		if err != nil {
+			return err
+		}
+		for _, msg := range page {
+			tell(msg)
+			seq = msg.Sequence + 1
+		}
+		if left == 0 {
+			return nil
+		}
+	}
 }
 
 // Of the answers to a direct get.
@@ -94,42 +137,39 @@ const (
 	headerStatus   = "Status"
 	statusEnd      = "204"
 	statusNotFound = "404"
-	statusTooMany  = "413"
-	noResults      = "No Results" // and not that one of them cannot be loaded
 )
 
 // endsBatch reports whether an answer is the last one of several.
 func endsBatch(answer *nats.Msg) bool { return answer.Header.Get(headerStatus) != "" }
 
-// readBatch reads the answers to a direct get of several messages. Each names the one before it, so that
-// none is missed that got lost on the way.
-func readBatch(answers []*nats.Msg) (found []*jetstream.RawStreamMsg, whole bool, err error) {
+// readBatch reads the answers to a direct get of several messages. Each names the one before it, so
+// that none is missed that got lost on the way.
+func readBatch(answers []*nats.Msg) (found []*jetstream.RawStreamMsg, left int, err error) {
 	last := answers[len(answers)-1]
 	switch status := last.Header.Get(headerStatus); {
 	case status == statusEnd:
-	case status == statusNotFound && last.Header.Get("Description") == noResults:
-		return nil, true, nil
-	case status == statusTooMany:
-		return nil, false, ErrNotAtOnce
+	case status == statusNotFound && len(answers) == 1:
+		return nil, 0, nil
 	default:
-		return nil, false, refusal(last)
+		return nil, 0, refusal(last)
 	}
 	before := uint64(0)
 	for _, answer := range answers {
 		if named, err := strconv.ParseUint(answer.Header.Get(jetstream.LastSequenceHeader), 10, 64); err != nil || named != before {
-			return nil, false, errGap
+			return nil, 0, errGap
 		}
 		if answer == last {
 			break
 		}
 		msg, err := FromCopy(answer)
 		if err != nil {
-			return nil, false, err
+			return nil, 0, err
 		}
 		before = msg.Sequence
 		found = append(found, msg)
 	}
-	return found, last.Header.Get("Nats-Num-Pending") == "0", nil
+	left, err = strconv.Atoi(last.Header.Get("Nats-Num-Pending"))
+	return found, left, err
 }
 
 var errGap = errors.New("an answer got lost")
@@ -141,7 +181,8 @@ func refusal(answer *nats.Msg) error {
 
 var errRefused = errors.New("the server refuses")
 
-// FromCopy reads a copy of a stored message that has its place in the stream in its header, as the server sends it.
+// FromCopy reads a copy of a stored message that has its place in the stream in its header, as the
+// server sends it.
 func FromCopy(msg *nats.Msg) (*jetstream.RawStreamMsg, error) {
 	seq, err := strconv.ParseUint(msg.Header.Get(jetstream.SequenceHeader), 10, 64)
 	stored, timeErr := time.Parse(time.RFC3339Nano, msg.Header.Get(jetstream.TimeStampHeaer))

@@ -31,8 +31,8 @@ const (
 	behindMost  = 100 * time.Millisecond
 )
 
-// List lists what matches filter, as a server tells it that knows the message with sequence floor. The
-// error wraps [ErrBehind] when none does so soon.
+// List lists what matches filter, as a server tells it that knows the message with sequence floor.
+// The error wraps [ErrBehind] when none does so soon.
 func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing, error) {
 	for wait := BehindPause; ; wait *= 2 {
 		found, err := s.list(ctx, ShortTimeout, filter, 0)
@@ -48,8 +48,8 @@ func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing
 	}
 }
 
-// EachSubject tells every subject of the calls stream that matches filter, as many as one answer has after the other. It
-// reports false when it stopped because they are more than most.
+// EachSubject tells every subject of the calls stream that matches filter, as many as one answer
+// has after the other. It reports false when it stopped because they are more than most.
 func (s *Store) EachSubject(ctx context.Context, filter string, most int, tell func(subject string)) (complete bool, err error) {
 	for told := 0; told < most; {
 		found, err := s.list(ctx, OpTimeout, filter, told)

@@ -25,7 +25,11 @@ func (s *Store) Remove(ctx context.Context, seqs ...uint64) error {
 }
 
 func (s *Store) removeOne(ctx context.Context, seq uint64) error {
-	answer, err := s.Replies.Request(ctx, ShortTimeout, s.deletion(seq))
+	return s.removeFrom(ctx, s.Fleet.CallsStream(), seq)
+}
+
+func (s *Store) removeFrom(ctx context.Context, stream string, seq uint64) error {
+	answer, err := s.Replies.Request(ctx, ShortTimeout, deletion(stream, seq))
 	if err != nil {
 		return err
 	}
@@ -34,12 +38,12 @@ func (s *Store) removeOne(ctx context.Context, seq uint64) error {
 
 // ThrowAway removes a message of the calls stream, at some time: nobody answers, and nothing
 // happens without a connection.
-func (s *Store) ThrowAway(seq uint64) { _ = s.NC.PublishMsg(s.deletion(seq)) }
+func (s *Store) ThrowAway(seq uint64) { _ = s.NC.PublishMsg(deletion(s.Fleet.CallsStream(), seq)) }
 
 // deletion asks for a message to be deleted. Erasing its bytes is slow, and nobody needs it.
-func (s *Store) deletion(seq uint64) *nats.Msg {
+func deletion(stream string, seq uint64) *nats.Msg {
 	return &nats.Msg{
-		Subject: "$JS.API.STREAM.MSG.DELETE." + s.Fleet.CallsStream(),
+		Subject: "$JS.API.STREAM.MSG.DELETE." + stream,
 		Data:    append(strconv.AppendUint([]byte(`{"no_erase":true,"seq":`), seq, 10), '}'),
 	}
 }

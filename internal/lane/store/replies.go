@@ -12,8 +12,8 @@ import (
 )
 
 // Replies matches the answers of the server with what was asked. All questions share one
-// subscription, and need neither a token nor a context of their own: every call asks several. It is safe
-// for concurrent use.
+// subscription, and need neither a token nor a context of their own: every call asks several. It is
+// safe for concurrent use.
 type Replies struct {
 	nc *nats.Conn
 
@@ -65,8 +65,8 @@ func (r *Replies) ask(msg *nats.Msg, q question) (id uint64, err error) {
 	return id, nil
 }
 
-// take returns an id that no answer can come for any more. One that was used before is best: the server
-// knows then where the answer goes, and need not look for it.
+// take returns an id that no answer can come for any more. One that was used before is best: the
+// server knows then where the answer goes, and need not look for it.
 func (r *Replies) take() uint64 {
 	if last := len(r.free) - 1; last >= 0 {
 		id := r.free[last]
@@ -173,7 +173,8 @@ func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Ms
 	return nil, err
 }
 
-// Collect is [Replies.Request] for a question with several answers, most at most. last tells which one is the last.
+// Collect is [Replies.Request] for a question with several answers, most at most. last tells which
+// one is the last.
 func (r *Replies) Collect(ctx context.Context, limit time.Duration, msg *nats.Msg, most int, last func(*nats.Msg) bool) ([]*nats.Msg, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

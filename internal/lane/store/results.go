@@ -8,7 +8,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -50,8 +49,9 @@ func carried(fault *protocol.Error) *protocol.Error {
 	return &protocol.Error{Code: fault.Code, Message: strings.ToValidUTF8(message, "\uFFFD")}
 }
 
-// fit encodes a result. Of the error of one that no message can carry the middle is left out,
-// and its value is stored apart. A result must always arrive: where that is not possible, one without the value says so.
+// fit encodes a result. Of the error of one that no message can carry the middle is left out, and
+// its value is stored apart. A result must always arrive: where that is not possible, one without
+// the value says so.
 func (s *Store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
 	body, err := protocol.EncodeResult(r)
 	small := *r
@@ -92,11 +92,12 @@ func (s *Store) TooLarge(body []byte) bool {
 	return int64(len(body)) > s.NC.MaxPayload()-messageOverhead
 }
 
-// Result returns the stored result of a call; nil when there is none. A result beside an error has a value that cannot be had.
+// Result returns the stored result of a call; nil when there is none. A result beside an error has
+// a value that cannot be had.
 func (s *Store) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
-	msg, err := s.read(ctx, s.Fleet.ResultsStream(), s.Fleet.ResultSubject(session, call), 0)
+	msg, err := s.readLeader(ctx, s.Fleet.ResultsStream(), s.Fleet.ResultSubject(session, call), 0)
 	if err != nil {
 		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
 	}
@@ -112,76 +113,15 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 
 // HasResult reports whether a call has a result, also one whose value cannot be had or read.
 func (s *Store) HasResult(ctx context.Context, session protocol.SessionID, call protocol.CallID) (bool, error) {
-	subject := s.Fleet.ResultSubject(session, call)
-	found, err := s.HasResults(ctx, subject)
-	return found[subject], err
+	msg, err := s.results.next(ctx, s.Fleet.ResultSubject(session, call), 0)
+	if err != nil {
+		return false, fmt.Errorf("look for the result of call %s: %w", call, err)
+	}
+	return msg != nil, nil
 }
 
-// HasResults returns those of some result subjects that have a result. A server on its own is asked once for all of them.
-func (s *Store) HasResults(ctx context.Context, subjects ...string) (map[string]bool, error) {
-	if s.lone.Load() && !s.Clustered() {
-		found, err := s.lookUp(ctx, subjects)
-		if !errors.Is(err, ErrNotAtOnce) {
-			return found, err
-		}
-	}
-	stored := make([]bool, len(subjects))
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(maxReads)
-	for i, subject := range subjects {
-		group.Go(func() error {
-			msg, err := s.read(ctx, s.Fleet.ResultsStream(), subject, 0)
-			stored[i] = msg != nil
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, fmt.Errorf("look for results: %w", err)
-	}
-	found := map[string]bool{}
-	for i, subject := range subjects {
-		found[subject] = stored[i]
-	}
-	return found, nil
-}
-
-// lookUp is HasResults by one direct get. The error wraps [ErrNotAtOnce] when results have to be read one by one.
-func (s *Store) lookUp(ctx context.Context, subjects []string) (map[string]bool, error) {
-	question := &nats.Msg{Subject: directGet + s.Fleet.ResultsStream()}
-	var answers []*nats.Msg
-	var err error
-	if len(subjects) == 1 { // the usual one, and the cheapest
-		question.Data = []byte(`{"last_by_subj":"` + subjects[0] + `"}`)
-		var answer *nats.Msg
-		answer, err = s.Replies.Request(ctx, ShortTimeout, question)
-		answers = []*nats.Msg{answer}
-	} else {
-		question.Data = []byte(`{"multi_last":["` + strings.Join(subjects, `","`) + `"]}`)
-		answers, err = s.Replies.Collect(ctx, ShortTimeout, question, len(subjects)+1, endsBatch)
-	}
-	switch {
-	case errors.Is(err, nats.ErrNoResponders): // the stream allows it no more
-		return nil, ErrNotAtOnce
-	case err != nil:
-		return nil, fmt.Errorf("look for results: %w", err)
-	case s.foreign(answers[0], s.Fleet.ResultsStream(), &s.lone):
-		return nil, ErrNotAtOnce
-	}
-	found := map[string]bool{}
-	for _, answer := range answers {
-		switch status := answer.Header.Get(headerStatus); status {
-		case "":
-			found[answer.Header.Get(jetstream.SubjectHeader)] = true
-		case statusEnd, statusNotFound:
-		default:
-			return nil, fmt.Errorf("look for results: %w", refusal(answer))
-		}
-	}
-	return found, nil
-}
-
-// SurelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It fails when there is one
-// all the same.
+// SurelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It
+// fails when there is one all the same.
 func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
 	if !s.Clustered() {
 		return nil

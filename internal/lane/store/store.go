@@ -25,7 +25,8 @@ import (
 
 // Errors that callers branch on.
 var (
-	// ErrFull says that the fleet takes no more, because the calls stream, the account or the server is at its limit: nothing was enqueued.
+	// ErrFull says that the fleet takes no more, because the calls stream, the account or the
+	// server is at its limit: nothing was enqueued.
 	ErrFull = errors.New("the fleet's queue is full")
 	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
 	ErrTooLarge = errors.New("too large for the fleet")
@@ -50,9 +51,9 @@ type Store struct {
 	NC      *nats.Conn
 	JS      jetstream.JetStream
 	Calls   jetstream.Stream // the mailboxes and ready messages of lanes
-	results jetstream.Stream
-	single  atomic.Bool // one server has the calls stream, and nobody else answers direct gets
-	lone    atomic.Bool // one server has the results stream, and nobody else answers direct gets
+	calls   *reader
+	claims  *reader
+	results *reader
 	Blobs   *Blobs
 	Replies *Replies
 }
@@ -64,30 +65,35 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	s := &Store{Fleet: fleet, NC: nc, JS: js, Blobs: &Blobs{js: js, bucket: fleet.BlobsBucket()}, Replies: newReplies(nc)}
-	if s.Calls, err = js.Stream(ctx, fleet.CallsStream()); err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", fleet.CallsStream(), err)
+	for stream, r := range map[string]**reader{
+		fleet.CallsStream(): &s.calls, fleet.ClaimsStream(): &s.claims, fleet.ResultsStream(): &s.results,
+	} {
+		have, err := js.Stream(ctx, stream)
+		if err != nil {
+			return nil, fmt.Errorf("open stream %s: %w", stream, err)
+		}
+		if stream == fleet.CallsStream() {
+			s.Calls = have
+		}
+		config := have.CachedInfo().Config
+		*r = &reader{store: s, stream: stream, made: have.CachedInfo().Created}
+		(*r).direct.Store(config.AllowDirect && config.Replicas <= 1)
 	}
-	calls := s.Calls.CachedInfo().Config
-	s.single.Store(calls.AllowDirect && calls.Replicas <= 1)
-	if s.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
-	}
-	results := s.results.CachedInfo().Config
-	s.lone.Store(results.AllowDirect && results.Replicas <= 1)
 	return s, nil
 }
 
 // ErrNoStream says that a stream does not exist.
 var ErrNoStream = errors.New("no such stream")
 
-// Made is when the streams of calls and results were made, as it was when they were opened.
+// Made is when the streams of calls, claims and results were made, as it was when they were opened.
 func (s *Store) Made() map[string]time.Time {
 	return map[string]time.Time{
-		s.Fleet.CallsStream(): s.Calls.CachedInfo().Created, s.Fleet.ResultsStream(): s.results.CachedInfo().Created,
+		s.Fleet.CallsStream(): s.calls.made, s.Fleet.ClaimsStream(): s.claims.made, s.Fleet.ResultsStream(): s.results.made,
 	}
 }
 
-// WasMade asks when a stream was made. The error wraps [ErrNoStream] when the server says that there is none.
+// WasMade asks when a stream was made. The error wraps [ErrNoStream] when the server says that
+// there is none.
 func (s *Store) WasMade(ctx context.Context, stream string) (time.Time, error) {
 	reply, err := s.Replies.Request(ctx, ShortTimeout, nats.NewMsg("$JS.API.STREAM.INFO."+stream))
 	if err != nil {
@@ -169,16 +175,17 @@ func readAck(body []byte) (uint64, Answer, error) {
 // ErrUnderWay says that a message was refused because of one that is not stored.
 var ErrUnderWay = errors.New("another message on the subject is under way, and may never be stored")
 
-// PublishOnce is [Store.Publish] for a message of which a refusal has to mean that one is stored on its subject.
-// In a cluster the leader refuses also because of what it has not agreed on with the others: an attempt of
-// which no answer came, for example, that is lost when they choose another leader. So whoever is
-// refused looks, and has to try again when there is nothing. The sequence is that of what is stored, also by somebody else.
+// PublishOnce is [Store.Publish] for a message of which a refusal has to mean that one is stored on
+// its subject. In a cluster the leader refuses also because of what it has not agreed on with the
+// others: an attempt of which no answer came, for example, that is lost when they choose another
+// leader. So whoever is refused looks, and has to try again when there is nothing. The sequence is
+// that of what is stored, also by somebody else.
 func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (uint64, Answer, error) {
 	seq, answer, err := s.Publish(ctx, msg)
 	if err != nil || answer != Occupied || !s.Clustered() {
 		return seq, answer, err
 	}
-	there, err := s.read(ctx, stream, msg.Subject, 0)
+	there, err := s.readLeader(ctx, stream, msg.Subject, 0)
 	switch {
 	case err != nil:
 		return 0, answer, err
@@ -194,8 +201,8 @@ func (s *Store) PublishReady(ctx context.Context, pool protocol.Pool, lane proto
 	return err
 }
 
-// MakeReady is [Store.PublishReady], and reports whether the ready message was missing: being refused means
-// that the lane is ready or held.
+// MakeReady is [Store.PublishReady], and reports whether the ready message was missing: being
+// refused means that the lane is ready or held.
 func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
 	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
 	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
@@ -209,8 +216,9 @@ func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol
 	return answer == Accepted, nil
 }
 
-// SurelyReady is [Store.PublishReady] for whoever does not come back: being refused means that a ready message is stored.
-func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
+// SurelyReady is [Store.MakeReady] for whoever does not come back: being refused means that a ready
+// message is stored.
+func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
 	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
 	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
 	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
@@ -218,9 +226,9 @@ func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protoc
 		err = ErrFull
 	}
 	if err != nil {
-		return fmt.Errorf("publish ready message of lane %s: %w", lane, err)
+		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
 	}
-	return nil
+	return answer == Accepted, nil
 }
 
 // Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
@@ -240,14 +248,12 @@ func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.La
 // Next returns the first message of the calls stream at or after seq that matches filter; nil
 // when there is none.
 func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
-	if s.direct() {
-		return s.readDirect(ctx, filter, seq)
-	}
-	return s.read(ctx, s.Fleet.CallsStream(), filter, seq)
+	return s.calls.next(ctx, filter, seq)
 }
 
-// ReadEach returns what the calls stream has on each of some subjects, in the order of their sequences. A subject that has nothing is
-// left out. The error wraps [ErrNotAtOnce] when their bodies are more than most bytes.
+// ReadEach returns what the calls stream has on each of some subjects, in the order of their
+// sequences. A subject that has nothing is left out. The error wraps [ErrNotAtOnce] when their
+// bodies are more than most bytes.
 func (s *Store) ReadEach(ctx context.Context, subjects []string, most int64) ([]*jetstream.RawStreamMsg, error) {
 	found := make([]*jetstream.RawStreamMsg, len(subjects))
 	var size atomic.Int64
@@ -275,8 +281,9 @@ func (s *Store) ReadEach(ctx context.Context, subjects []string, most int64) ([]
 // maxReads is how many messages are read at the same time.
 const maxReads = 32
 
-// read is [Store.Next] for any stream. It asks the stream's leader, so it sees every acknowledged message.
-func (s *Store) read(ctx context.Context, stream, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+// readLeader reads from any stream. It asks the stream's leader, so it sees every acknowledged
+// message.
+func (s *Store) readLeader(ctx context.Context, stream, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
 	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
 	answer, err := s.Replies.Request(ctx, ShortTimeout, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: request})
 	if err != nil {
@@ -326,8 +333,8 @@ func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
 	return msg, nil
 }
 
-// HeaderSafe makes a readable name fit for a header: what it cannot carry is escaped as in a JSON string, and so is a space at its
-// beginning or end, which NATS would take away.
+// HeaderSafe makes a readable name fit for a header: what it cannot carry is escaped as in a JSON
+// string, and so is a space at its beginning or end, which NATS would take away.
 func HeaderSafe(s string) string {
 	quoted, err := json.Marshal(s)
 	if err != nil {
@@ -354,7 +361,7 @@ func Retryable(err error) bool {
 	return err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrMaxPayload)
 }
 
-// Token is a random number, which nobody else has: clocks of two workers may tell the same time.
+// Token is a number that nobody has used before.
 func Token() uint64 {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
@@ -366,8 +373,8 @@ type unsent struct{ error }
 
 func (u unsent) Unwrap() error { return u.error }
 
-// unsentOf marks an error of the client, if it says that nothing left this process. Others are about a connection that broke, maybe
-// behind the message.
+// unsentOf marks an error of the client, if it says that nothing left this process. Others are
+// about a connection that broke, maybe behind the message.
 func unsentOf(err error) error {
 	for _, before := range []error{
 		nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrConnectionDraining, nats.ErrMaxPayload,
@@ -379,8 +386,8 @@ func unsentOf(err error) error {
 	return err
 }
 
-// NotStored reports whether the error of a publish says that the message is not stored, and never will be: it was not sent,
-// there was nobody to take it, or the server refused it.
+// NotStored reports whether the error of a publish says that the message is not stored, and never
+// will be: it was not sent, there was nobody to take it, or the server refused it.
 func NotStored(err error) bool {
 	if _, before := errors.AsType[unsent](err); before || errors.Is(err, nats.ErrNoResponders) {
 		return true

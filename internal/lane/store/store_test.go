@@ -67,8 +67,9 @@ func TestDeleteFault(t *testing.T) {
 	require.Error(t, deleteFault([]byte(`garbage`)))
 }
 
-// Behind a leaf node messages of core NATS may get lost as between the servers of a cluster, and the streams may be
-// kept by one. Such a server counts as one of several, because it always has a cluster's name.
+// Behind a leaf node messages of core NATS may get lost as between the servers of a cluster, and
+// the streams may be kept by one. Such a server counts as one of several, because it always has a
+// cluster's name.
 func TestStore_ALeafNodeIsNoServerOfItsOwn(t *testing.T) {
 	t.Parallel()
 	start := func(o server.Options) *server.Server {

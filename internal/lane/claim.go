@@ -1,0 +1,188 @@
+package lane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// readyMessage is a ready message as the pool's consumer delivered it.
+type readyMessage struct {
+	seq        uint64
+	deliveries uint64
+	ack        string // subject of acknowledgements
+	header     nats.Header
+	body       []byte    // of the call that it is; empty when it is none
+	stored     time.Time // by the server's clock
+	lane       protocol.Lane
+	hash       protocol.LaneHash
+}
+
+// readReady reads a ready message.
+func readReady(msg *nats.Msg) (*readyMessage, error) {
+	meta, err := msg.Metadata()
+	if err != nil {
+		return nil, err
+	}
+	r := &readyMessage{
+		seq: meta.Sequence.Stream, deliveries: meta.NumDelivered, ack: msg.Reply,
+		header: msg.Header, body: msg.Data, stored: meta.Timestamp,
+		hash: protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
+	}
+	if r.lane = laneOf(msg.Header); r.lane.Hash() != r.hash {
+		return nil, fmt.Errorf("header %s %q does not match the subject",
+			protocol.HeaderLane, msg.Header.Get(protocol.HeaderLane))
+	}
+	return r, nil
+}
+
+// laneOf reads the lane that a message names; "" when it names none.
+func laneOf(header nats.Header) (lane protocol.Lane) {
+	if json.Unmarshal([]byte(`"`+header.Get(protocol.HeaderLane)+`"`), &lane) != nil {
+		return ""
+	}
+	return lane
+}
+
+// claim is what is stored of a lane's holder.
+type claim struct {
+	protocol.Claim
+
+	epoch uint64 // 0 while it is not known to be stored
+}
+
+// newClaim is a claim of this life by a ready message.
+func (h *Holder) newClaim(l *life, r *readyMessage) *claim {
+	return &claim{Claim: protocol.Claim{
+		Lane: r.lane, WorkerID: h.options.Worker, Life: l.id, Token: uuid.NewString(), Ready: r.seq,
+	}}
+}
+
+var (
+	// errHeld says that another worker holds the lane by the same ready message.
+	errHeld = errors.New("another worker holds the lane")
+	// errLeaving says that another worker is just letting go of the lane.
+	errLeaving = errors.New("another worker is letting go of the lane")
+)
+
+// take stores a claim. It replaces one whose owner is expired, and otherwise returns an error that
+// wraps [errHeld] or [errLeaving]. One without an answer is stored once at most, and found by its
+// token the next time.
+func (h *Holder) take(ctx context.Context, c *claim) error {
+	expect := uint64(0)
+	for {
+		epoch, answer, err := h.store.PutClaim(ctx, h.options.Pool, &c.Claim, expect)
+		if err == nil && answer == store.Accepted {
+			c.epoch = epoch
+			return nil
+		}
+		if err == nil && answer == store.Full {
+			err = ErrFull
+		}
+		if err != nil && !store.Retryable(err) {
+			return fmt.Errorf("claim: %w", err)
+		}
+		found, readErr := h.store.Claim(ctx, h.options.Pool, c.Lane.Hash())
+		switch {
+		case readErr != nil:
+			return fmt.Errorf("claim: %w", errors.Join(err, readErr))
+		case found == nil:
+			c.Interrupted, expect = false, 0
+			if !pause.For(ctx, store.BehindPause) {
+				return context.Cause(ctx)
+			}
+			continue
+		case found.Token == c.Token:
+			c.epoch = found.Epoch
+			return nil
+		}
+		if err := h.judge(c, found); err != nil {
+			return err
+		}
+		expect = found.Epoch
+	}
+}
+
+// judge decides about a claim that was found in the place of another one; no error says that it may
+// be replaced.
+func (h *Holder) judge(c *claim, found *store.StoredClaim) error {
+	refusal := core.Refusal{Owner: h.peers.owner(found.Life), Ready: found.Ready}
+	if found.Life == c.Life {
+		refusal.Owner = core.OwnerSelf // the holder takes a lane once at a time, so nobody here holds it
+	}
+	switch core.Refused(refusal, c.Ready) {
+	case core.StepReplace:
+		c.Interrupted = found.Interrupted || refusal.Interrupts()
+		return nil
+	case core.StepWait:
+		return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errLeaving)
+	case core.StepLeave:
+	}
+	return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errHeld)
+}
+
+// decline gives a ready message back that was not claimed.
+func (h *Holder) decline(r *readyMessage, why error) {
+	switch {
+	case errors.Is(why, errHeld): // it is the holder's
+		h.store.Park(r.ack, h.lease)
+		h.askToLeave(r)
+	case errors.Is(why, errLeaving):
+		h.store.Park(r.ack, min(leavingFirst<<min(r.deliveries, 10), leavingLast))
+		h.askToLeave(r)
+	case errors.Is(why, ErrDraining):
+		h.store.Return(r.ack)
+	default:
+		h.troubles.begin(context.Background(), claimTrouble, r.hash, //nolint:forbidigo // for the log alone
+			slog.String("lane", string(r.lane)), slog.Any("error", why))
+		h.store.Park(r.ack, faultPause)
+	}
+}
+
+const (
+	// leavingFirst and leavingLast bound the pauses between two looks at a lane whose holder seems
+	// to be letting go of it.
+	leavingFirst = 2 * time.Millisecond
+	leavingLast  = time.Second
+)
+
+// askToLeave has the owner of a claim look whether it still holds the lane: should it have lost the
+// removal of the claim, it removes it then. A lane that is released needs no such word.
+func (h *Holder) askToLeave(r *readyMessage) {
+	if r.deliveries > 2 {
+		_ = h.store.NC.Publish(h.store.Fleet.AskSubject(h.options.Pool, r.hash), nil)
+	}
+}
+
+// disown removes a claim of this life on a lane that is not held here: its removal was lost, or a
+// server brought it back.
+func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
+	found, err := h.store.Claim(ctx, h.options.Pool, hash)
+	if err != nil || found == nil {
+		return
+	}
+	h.mu.Lock()
+	ours := h.life != nil && found.Life == h.life.id && h.held[hash] == nil
+	h.mu.Unlock()
+	switch {
+	case !ours:
+	case found.Interrupted: // the next holder has to know
+		left := found.Claim
+		left.Life = ""
+		_, _, _ = h.store.PutClaim(ctx, h.options.Pool, &left, found.Epoch) // else somebody asks again
+	default:
+		h.store.DropClaim(found.Epoch)
+	}
+}

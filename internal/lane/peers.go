@@ -1,0 +1,237 @@
+package lane
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// peers is what a holder knows of the heartbeats of its pool. It sets to expired what stands still
+// for a lease, and has the lanes of those that are expired delivered again. Every worker does so:
+// the conditions of the writes let one of them succeed, and it does not matter which. It is safe
+// for concurrent use.
+type peers struct {
+	store *store.Store
+	pool  protocol.Pool
+	// replace replaces a lane's ready message that is never delivered, see [Holder.replaceReady].
+	replace func(ctx context.Context, lane protocol.Lane)
+	lease   time.Duration // of lives whose record is missing
+	origin  string
+
+	mu    sync.Mutex
+	lives map[protocol.LifeID]*peer
+}
+
+// peer is one life as it was seen last.
+type peer struct {
+	core.Sighting
+
+	beat    protocol.Heartbeat
+	rescued bool // its lanes are looked after
+}
+
+func newPeers(s *store.Store, pool protocol.Pool, lease time.Duration, origin string) *peers {
+	return &peers{store: s, pool: pool, lease: lease, origin: origin, lives: map[protocol.LifeID]*peer{}}
+}
+
+// run watches until ctx ends.
+func (p *peers) run(ctx context.Context) error {
+	subscription, err := p.store.NC.Subscribe(p.store.Fleet.BeatFilter(p.pool), p.hear)
+	if err != nil {
+		return fmt.Errorf("listen to heartbeats: %w", err)
+	}
+	defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
+	var rescues sync.WaitGroup
+	defer rescues.Wait()
+	look := core.Lease{Length: p.lease}
+	for read := (time.Time{}); ; {
+		if time.Since(read) >= p.lease/2 { // what was republished may have got lost
+			if p.store.EachHeartbeat(ctx, p.pool, p.see) == nil {
+				read = time.Now()
+			}
+		}
+		for _, life := range p.expireDue(ctx) {
+			rescues.Go(func() { p.rescue(ctx, life) })
+		}
+		if !pause.For(ctx, look.Period()) {
+			return nil
+		}
+	}
+}
+
+// hear takes a heartbeat that the server republishes when it is stored.
+func (p *peers) hear(msg *nats.Msg) {
+	seq, err := strconv.ParseUint(msg.Header.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return
+	}
+	if beat, err := store.ReadHeartbeat(p.store.Fleet.LifeOfSubject(msg.Subject), msg.Data, seq); err == nil {
+		p.see(beat)
+	}
+}
+
+// see books a heartbeat.
+func (p *peers) see(beat *store.StoredHeartbeat) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	one := p.lives[beat.Life]
+	if one == nil {
+		one = &peer{}
+		p.lives[beat.Life] = one
+	}
+	if beat.Seq > one.Seq {
+		one.beat = beat.Heartbeat
+	}
+	one.See(beat.Seq, beat.Lease(), beat.Expired, time.Now())
+}
+
+// owner judges whoever a claim names. A life without a record is taken for one whose record stands
+// still since it was missed first.
+func (p *peers) owner(life protocol.LifeID) core.Owner {
+	if life == "" {
+		return core.OwnerNone
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	one := p.lives[life]
+	if one == nil {
+		one = &peer{}
+		one.See(0, p.lease, false, time.Now())
+		p.lives[life] = one
+	}
+	if one.Expired {
+		return core.OwnerExpired
+	}
+	return core.OwnerAlive
+}
+
+// expireDue sets to expired what has stood still for long enough, and returns the lives whose lanes
+// nobody here looks after yet.
+func (p *peers) expireDue(ctx context.Context) []protocol.LifeID {
+	now := time.Now()
+	var due []*store.StoredHeartbeat
+	p.mu.Lock()
+	for id, one := range p.lives {
+		if !one.Expired && (one.MayExpire(now) || p.isPredecessor(one)) {
+			due = append(due, &store.StoredHeartbeat{Heartbeat: one.beat, Life: id, Seq: one.Seq})
+		}
+	}
+	p.mu.Unlock()
+	for _, beat := range due {
+		p.expire(ctx, beat)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var lives []protocol.LifeID
+	for id, one := range p.lives {
+		if one.Expired && !one.rescued {
+			one.rescued = true
+			lives = append(lives, id)
+		}
+	}
+	return lives
+}
+
+// isPredecessor reports whether a life is known to be over because this process has what its worker
+// had: that was there before this process began, which renews under the same origin itself.
+func (p *peers) isPredecessor(one *peer) bool {
+	return p.origin != "" && one.beat.Origin != "" && one.beat.Origin != p.origin &&
+		originPlace(one.beat.Origin) == originPlace(p.origin)
+}
+
+// originPlace is the place of an origin, which is PLACE#INSTANCE.
+func originPlace(origin string) string {
+	place, _, _ := strings.Cut(origin, "#")
+	return place
+}
+
+// expire sets a heartbeat to expired, if it still is the record that was seen.
+func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
+	beat := seen.Heartbeat
+	beat.Expired, beat.LeaseMS = true, max(beat.LeaseMS, 1)
+	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
+	defer cancel()
+	seq, answer, err := p.store.PutHeartbeat(ctx, p.pool, seen.Life, &beat, seen.Seq)
+	if err == nil && answer == store.Accepted {
+		p.see(&store.StoredHeartbeat{Heartbeat: beat, Life: seen.Life, Seq: seq})
+		return true
+	}
+	record, err := p.store.Heartbeat(ctx, p.pool, seen.Life)
+	switch {
+	case err != nil:
+	case record != nil: // it was renewed, or another worker was faster
+		p.see(record)
+	case seen.Seq > 0: // its worker has stopped, and left nothing
+		p.mu.Lock()
+		delete(p.lives, seen.Life)
+		p.mu.Unlock()
+	}
+	return false
+}
+
+// rescue has the lanes of an expired life taken over until none of its claims is left; then the
+// record goes.
+func (p *peers) rescue(ctx context.Context, life protocol.LifeID) {
+	for wait := rescueFirst; ; wait = min(2*wait, rescueLast) {
+		left, err := p.claimsOf(ctx, life)
+		if err == nil && len(left) == 0 {
+			break
+		}
+		p.wake(ctx, left, wait == rescueLast)
+		if !pause.For(ctx, wait) {
+			return
+		}
+	}
+	p.forget(ctx, life)
+}
+
+// claimsOf returns the claims of a life.
+func (p *peers) claimsOf(ctx context.Context, life protocol.LifeID) (claims []*store.StoredClaim, err error) {
+	err = p.store.EachClaim(ctx, p.pool, func(c *store.StoredClaim) {
+		if c.Life == life {
+			claims = append(claims, c)
+		}
+	})
+	return claims, err
+}
+
+// forget removes the record of an expired life of which nothing is left.
+func (p *peers) forget(ctx context.Context, life protocol.LifeID) {
+	p.mu.Lock()
+	one := p.lives[life]
+	delete(p.lives, life)
+	p.mu.Unlock()
+	if one != nil {
+		_ = p.store.RemoveHeartbeat(ctx, one.Seq) // else whoever reads it again does so
+	}
+}
+
+// wake has the ready messages of claims delivered again, and makes those that are gone. Where that
+// does not help for long, the ready message may be one that is never delivered, and is replaced.
+func (p *peers) wake(ctx context.Context, claims []*store.StoredClaim, replace bool) {
+	var seqs []uint64
+	for _, c := range claims {
+		seqs = append(seqs, c.Ready)
+		made, err := p.store.MakeReady(ctx, p.pool, c.Lane)
+		if replace && !made && err == nil {
+			p.replace(ctx, c.Lane)
+		}
+	}
+	_ = p.store.Redeliver(ctx, p.pool, seqs...) // it is tried again
+}
+
+const (
+	rescueFirst = 50 * time.Millisecond
+	rescueLast  = 2 * time.Second
+)

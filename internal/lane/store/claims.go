@@ -1,0 +1,169 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// StoredClaim is a claim as it stands in the claims stream.
+type StoredClaim struct {
+	protocol.Claim
+
+	Epoch uint64
+}
+
+// PutClaim stores a claim on the condition that the lane's record has the sequence expect; 0 is
+// none. [Occupied] says that it has another one. In a cluster the leader refuses also because of a
+// write that is under way and may never be stored.
+func (s *Store) PutClaim(
+	ctx context.Context, pool protocol.Pool, claim *protocol.Claim, expect uint64,
+) (epoch uint64, answer Answer, err error) {
+	body, err := protocol.EncodeClaim(claim)
+	if err != nil {
+		return 0, Accepted, err
+	}
+	return s.putRecord(ctx, s.Fleet.ClaimSubject(pool, claim.Lane.Hash()), body, expect)
+}
+
+// putRecord replaces the message of a subject of the claims stream, if it still is the one
+// expected.
+func (s *Store) putRecord(ctx context.Context, subject string, body []byte, expect uint64) (uint64, Answer, error) {
+	msg := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{
+		jetstream.ExpectedLastSubjSeqHeader: []string{strconv.FormatUint(expect, 10)},
+	}}
+	return s.Publish(ctx, msg)
+}
+
+// Claim returns the claim of a lane; nil when nobody holds it.
+func (s *Store) Claim(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (*StoredClaim, error) {
+	msg, err := s.claims.next(ctx, s.Fleet.ClaimSubject(pool, lane), 0)
+	if err != nil || msg == nil {
+		return nil, err
+	}
+	return readClaim(msg)
+}
+
+func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
+	claim, err := protocol.DecodeClaim(msg.Data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", msg.Subject, err)
+	}
+	return &StoredClaim{Claim: *claim, Epoch: msg.Sequence}, nil
+}
+
+// EachClaim tells the claims of a pool, one after the other. Those of a version that this one cannot
+// read are left out.
+func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, tell func(*StoredClaim)) error {
+	return s.claims.each(ctx, s.Fleet.ClaimsFilter(pool), func(msg *jetstream.RawStreamMsg) {
+		if claim, err := readClaim(msg); err == nil {
+			tell(claim)
+		}
+	})
+}
+
+// RemoveClaim removes the claim with the given epoch, and returns when it is gone.
+func (s *Store) RemoveClaim(ctx context.Context, epoch uint64) error {
+	if err := s.removeFrom(ctx, s.Fleet.ClaimsStream(), epoch); err != nil {
+		return fmt.Errorf("remove claim %d: %w", epoch, err)
+	}
+	return nil
+}
+
+// DropClaim removes a claim at some time: nobody answers, and nothing happens without a connection.
+func (s *Store) DropClaim(epoch uint64) { _ = s.NC.PublishMsg(deletion(s.Fleet.ClaimsStream(), epoch)) }
+
+// StoredHeartbeat is a heartbeat as it stands in the claims stream.
+type StoredHeartbeat struct {
+	protocol.Heartbeat
+
+	Life protocol.LifeID
+	Seq  uint64
+}
+
+// Lease is the lease that the worker has asked for.
+func (h *StoredHeartbeat) Lease() time.Duration { return time.Duration(h.LeaseMS) * time.Millisecond }
+
+// PutHeartbeat renews or expires a heartbeat, on the condition that the record has the sequence
+// expect.
+func (s *Store) PutHeartbeat(
+	ctx context.Context, pool protocol.Pool, life protocol.LifeID, beat *protocol.Heartbeat, expect uint64,
+) (seq uint64, answer Answer, err error) {
+	body, err := protocol.EncodeHeartbeat(beat)
+	if err != nil {
+		return 0, Accepted, err
+	}
+	return s.putRecord(ctx, s.Fleet.HeartbeatSubject(pool, life), body, expect)
+}
+
+// Heartbeat returns the record of a life; nil when there is none.
+func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, life protocol.LifeID) (*StoredHeartbeat, error) {
+	msg, err := s.claims.next(ctx, s.Fleet.HeartbeatSubject(pool, life), 0)
+	if err != nil || msg == nil {
+		return nil, err
+	}
+	return ReadHeartbeat(s.Fleet.LifeOfSubject(msg.Subject), msg.Data, msg.Sequence)
+}
+
+// EachHeartbeat tells the heartbeats of a pool, one after the other, like [Store.EachClaim].
+func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, tell func(*StoredHeartbeat)) error {
+	return s.claims.each(ctx, s.Fleet.HeartbeatsFilter(pool), func(msg *jetstream.RawStreamMsg) {
+		beat, err := ReadHeartbeat(s.Fleet.LifeOfSubject(msg.Subject), msg.Data, msg.Sequence)
+		if err == nil {
+			tell(beat)
+		}
+	})
+}
+
+// ReadHeartbeat reads a heartbeat as it is stored, or as the server republishes it.
+func ReadHeartbeat(life protocol.LifeID, body []byte, seq uint64) (*StoredHeartbeat, error) {
+	beat, err := protocol.DecodeHeartbeat(body)
+	if err != nil {
+		return nil, fmt.Errorf("heartbeat %s: %w", life, err)
+	}
+	return &StoredHeartbeat{Heartbeat: *beat, Life: life, Seq: seq}, nil
+}
+
+// RemoveHeartbeat removes a record with the given sequence, and returns when it is gone.
+func (s *Store) RemoveHeartbeat(ctx context.Context, seq uint64) error {
+	if err := s.removeFrom(ctx, s.Fleet.ClaimsStream(), seq); err != nil {
+		return fmt.Errorf("remove heartbeat %d: %w", seq, err)
+	}
+	return nil
+}
+
+// Redeliver has the pool's consumer deliver ready messages again at once, whoever was given them
+// before. It does nothing about one that is not on its way to anybody.
+func (s *Store) Redeliver(ctx context.Context, pool protocol.Pool, seqs ...uint64) error {
+	consumer, err := s.Consumer(ctx, pool)
+	if err != nil || consumer == nil {
+		return err
+	}
+	for _, seq := range seqs { // the server looks for the message by its own sequence, and whether the delivery is possible
+		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool),
+			seq, consumer.Delivered.Consumer, time.Now().UnixNano())
+		if err := s.NC.Publish(ack, []byte("-NAK")); err != nil {
+			return fmt.Errorf("deliver ready message %d again: %w", seq, err)
+		}
+	}
+	return nil
+}
+
+// Return has the pool's consumer deliver a ready message to somebody else. ack is the subject of
+// its acknowledgements. Nobody answers, and nothing happens without a connection.
+func (s *Store) Return(ack string) { _ = s.NC.Publish(ack, []byte("-NAK")) }
+
+// Park has the pool's consumer wait before it delivers a ready message again.
+func (s *Store) Park(ack string, wait time.Duration) {
+	_ = s.NC.Publish(ack, fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds()))
+}
+
+// Settle tells the pool's consumer that a ready message is gone. Without it the consumer forgets
+// the message when it would deliver it again.
+func (s *Store) Settle(ack string) { _ = s.NC.Publish(ack, nil) }

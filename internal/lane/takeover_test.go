@@ -1,0 +1,130 @@
+package lane_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// lose has a worker start a call and lose its connection for good.
+func (f *fleet) lose(p *lane.Publisher, call *protocol.Call, o lane.Options) {
+	f.t.Helper()
+	nc := f.connect()
+	started := make(chan struct{}, 1)
+	h, err := lane.NewHolder(f.t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		started <- struct{}{}
+		<-ctx.Done()
+		return interrupted(ctx, run)
+	}), o)
+	require.NoError(f.t, err)
+	ctx, cancel := context.WithCancel(f.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx, ctx) }()
+	put(f.t, p, call)
+	<-started
+	nc.Close()
+	cancel()
+	require.NoError(f.t, <-done)
+}
+
+// Law: work resumes within the lease and a second after its worker is lost.
+func TestTakeover_WithinTheLeaseAndASecond(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	const lease = 2 * time.Second
+	f.ensurePool(lease)
+	call := newCall("s", exclusive("account/a"))
+	f.lose(p, call, lane.Options{Worker: "lost"})
+	lost := time.Now()
+	f.hold(succeeds, lane.Options{Worker: "next"})
+	r := f.await(p, call)
+	require.Equal(t, 2, r.Attempt)
+	require.Less(t, time.Since(lost), lease+time.Second+busyMachine)
+	require.Greater(t, time.Since(lost), lease/2, "taken over while it may have gone on")
+	f.requireQuiet()
+}
+
+// busyMachine is what a test allows for a machine with much else to do.
+const busyMachine = 3 * time.Second
+
+// Law: who has what only one process can have takes over from its own earlier life at once.
+func TestTakeover_FromAnEarlierLifeAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	call := newCall("s", exclusive("account/a"))
+	f.lose(p, call, lane.Options{Worker: "before", AckWait: time.Hour, Origin: "here#1"})
+	f.hold(succeeds, lane.Options{Worker: "there", AckWait: time.Hour, Origin: "there#1"})
+	f.hold(succeeds, lane.Options{Worker: "after", AckWait: time.Hour, Origin: "here#2"})
+	require.Equal(t, 2, f.await(p, call).Attempt)
+	f.requireQuiet()
+}
+
+// Law: a claim of a worker that is alive is not taken over, whoever is given the ready message
+// again.
+func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	begun, end := make(chan struct{}, 9), make(chan struct{})
+	work := executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		begun <- struct{}{}
+		<-end
+		return succeed(run)
+	})
+	f.hold(work, lane.Options{AckWait: briefLease})
+	call := newCall("s", exclusive("account/a"))
+	put(t, p, call)
+	<-begun
+	f.hold(work, lane.Options{AckWait: briefLease})
+	seen := f.claims() // of three leases, in which the ready message is delivered again
+	stepAside(t, 3*briefLease)
+	require.Equal(t, seen, f.claims())
+	require.Empty(t, begun)
+	close(end)
+	require.Equal(t, 1, f.await(p, call).Attempt)
+	f.requireQuiet()
+}
+
+// claims is the claim of each lane, by its subject.
+func (f *fleet) claims() map[string]uint64 {
+	f.t.Helper()
+	found := map[string]uint64{}
+	for _, subject := range []string{protocol.DefaultFleet.ClaimSubject(protocol.DefaultPool, protocol.Lane("account/a").Hash())} {
+		stream, err := f.js.Stream(f.t.Context(), protocol.DefaultFleet.ClaimsStream())
+		require.NoError(f.t, err)
+		msg, err := stream.GetLastMsgForSubject(f.t.Context(), subject)
+		require.NoError(f.t, err)
+		found[subject] = msg.Sequence
+	}
+	return found
+}
+
+// A claim that a killed server brings back, or whose removal was lost, is removed by its owner.
+func TestTakeover_AClaimThatNobodyHoldsIsDisowned(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	f.hold(succeeds, lane.Options{Worker: "w", AckWait: time.Hour})
+	first := newCall("s", exclusive("account/a"))
+	claims, err := f.nc.SubscribeSync(protocol.DefaultFleet.ClaimSubject(first.Pool, first.Lane().Hash()))
+	require.NoError(t, err)
+	put(t, p, first)
+	f.await(p, first)
+	f.requireQuiet()
+	claim, err := claims.NextMsgWithContext(t.Context())
+	require.NoError(t, err)
+	_, err = f.js.Publish(t.Context(), claim.Subject, claim.Data)
+	require.NoError(t, err)
+	second := newCall("s", exclusive("account/a"))
+	put(t, p, second)
+	r := f.await(p, second)
+	require.Equal(t, 1, r.Attempt, "nothing was interrupted")
+	f.requireQuiet()
+}

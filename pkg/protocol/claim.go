@@ -1,0 +1,100 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// Claim is the record that a worker holds a lane. The stream sequence of the record is the claim's
+// epoch, which grows from holder to holder.
+type Claim struct {
+	Lane     Lane     `json:"lane"`
+	WorkerID WorkerID `json:"worker_id"`
+	// Life is the heartbeat on which the claim depends; "" says that the lane waits for its next
+	// holder.
+	Life LifeID `json:"life"`
+	// Token tells this claim from every other one of the same life.
+	Token string `json:"token"`
+	// Ready is the stream sequence of the ready message by which the lane was claimed.
+	Ready uint64 `json:"ready"`
+	// Interrupted says that calls of the lane may have been started by an earlier holder that was
+	// lost, and have no result.
+	Interrupted bool `json:"interrupted,omitempty"`
+}
+
+// Heartbeat is the record of a worker's life. Its stream sequence grows with each renewal.
+type Heartbeat struct {
+	WorkerID WorkerID `json:"worker_id"`
+	// LeaseMS is for how long others must have seen the record stand still before they may expire
+	// it, in milliseconds.
+	LeaseMS int64 `json:"lease_ms"`
+	// Beat counts the renewals, from 1.
+	Beat uint64 `json:"beat"`
+	// Origin names something that only one process at a time can have, such as the directory of an
+	// embedded server: who has it knows that earlier lives of the same origin are over. "" is none.
+	Origin string `json:"origin,omitempty"`
+	// Expired says that the life is over: what it claimed may be taken over.
+	Expired bool `json:"expired,omitempty"`
+}
+
+// ErrInvalidClaim is wrapped by every error of [DecodeClaim] and [DecodeHeartbeat].
+var ErrInvalidClaim = errors.New("invalid claim")
+
+type claimFields Claim // without methods
+
+type wireClaim struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	claimFields
+}
+
+type wireHeartbeat struct {
+	Type    string `json:"type"`
+	Version int    `json:"version"`
+	heartbeatFields
+}
+
+type heartbeatFields Heartbeat // without methods
+
+const (
+	typeClaim     = "claim"
+	typeHeartbeat = "heartbeat"
+)
+
+// EncodeClaim returns the JSON body of a claim.
+func EncodeClaim(c *Claim) ([]byte, error) {
+	return json.Marshal(wireClaim{Type: typeClaim, Version: Version, claimFields: claimFields(*c)})
+}
+
+// DecodeClaim reads what [EncodeClaim] wrote. Errors wrap [ErrInvalidClaim].
+func DecodeClaim(body []byte) (*Claim, error) {
+	var wire wireClaim
+	if err := unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidClaim, err)
+	}
+	if wire.Type != typeClaim {
+		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidClaim, wire.Type, typeClaim)
+	}
+	c := Claim(wire.claimFields)
+	return &c, nil
+}
+
+// EncodeHeartbeat returns the JSON body of a heartbeat.
+func EncodeHeartbeat(h *Heartbeat) ([]byte, error) {
+	return json.Marshal(wireHeartbeat{Type: typeHeartbeat, Version: Version, heartbeatFields: heartbeatFields(*h)})
+}
+
+// DecodeHeartbeat reads what [EncodeHeartbeat] wrote. Errors wrap [ErrInvalidClaim].
+func DecodeHeartbeat(body []byte) (*Heartbeat, error) {
+	var wire wireHeartbeat
+	if err := unmarshal(body, &wire); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidClaim, err)
+	}
+	if wire.Type != typeHeartbeat || wire.LeaseMS <= 0 {
+		return nil, fmt.Errorf("%w: type %q with a lease of %d ms, want %q and more than 0",
+			ErrInvalidClaim, wire.Type, wire.LeaseMS, typeHeartbeat)
+	}
+	h := Heartbeat(wire.heartbeatFields)
+	return &h, nil
+}

@@ -1,0 +1,37 @@
+package integration
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TestJavaScript_StandsStill is a worker that is stopped in the middle of a call: another one takes its lane over. When it
+// goes on, it ends what it had begun, and takes calls in a new life.
+func TestJavaScript_StandsStill(t *testing.T) {
+	t.Parallel()
+	js := newJavaScript(t)
+	first := js.worker(t)
+	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
+	require.NoError(t, err)
+	call := note(t, "red", "hello", time.Second)
+	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	js.awaitClaim(t, call)
+	first.signal(t, syscall.SIGSTOP)
+	second := js.worker(t)
+	result := awaitResults(t, publisher, call)[0]
+	require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
+	require.Equal(t, 2, result.Attempt, "it may have been started before")
+	first.signal(t, syscall.SIGCONT)
+	second.stop(t)
+
+	next := note(t, "red", "again", 0)
+	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: next}})[0])
+	require.NotEqual(t, result.WorkerID, awaitResults(t, publisher, next)[0].WorkerID)
+	require.Equal(t, []string{string(call.ID) + " hello", string(next.ID) + " again"}, js.lines(t, "red"))
+}
