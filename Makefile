@@ -31,6 +31,7 @@ MODULES  := . tools deploy/compose/check
 PKG      ?= ./...
 CALLS    ?= 100000
 SEED     ?= 0
+SEEDS    ?= 100000
 FUZZTIME ?= 10s
 DEMO     := .toolfleet/demo
 PROMPT   ?= The tests of this project fail. Find out why, repair it, and show that they pass.
@@ -70,6 +71,10 @@ test: program bin/testsum ## Run every test with the race detector (PKG=./pkg/..
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern)
 	go test ./test/chaos -run 'TestChaos_$(FAULT)' -count=1 -parallel=1 -timeout=6h -v -args -calls=$(CALLS) -seed=$(SEED)
+
+.PHONY: simulate
+simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one)
+	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED)
 
 .PHONY: escape
 escape: ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user)

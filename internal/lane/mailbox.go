@@ -28,7 +28,7 @@ type letter struct {
 // message after the other. While it listens, the server also tells it each message once that is
 // stored, so that it need not ask in vain. A server on its own tells all of them in order, and then
 // they are taken as they come; in a cluster some may get lost, and then one question finds out
-// whether those that came are all there are (told.go).
+// whether those that came are all there are (republished.go).
 //
 // One goroutine uses it; what it is told comes from another.
 type mailbox struct {

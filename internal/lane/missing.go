@@ -14,8 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ErrNoStream says that the stream of calls, or that of results, is gone: somebody deleted it. The
-// error names it, and says what to do.
+// ErrNoStream says that the stream of calls, of claims or of results is gone: somebody deleted it.
+// The error names it, and says what to do.
 var ErrNoStream = errors.New("the stream is gone")
 
 // Nobody who runs makes a stream again: an operator may be about to restore it from a backup, for
