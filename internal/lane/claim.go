@@ -82,14 +82,17 @@ var (
 // token the next time.
 func (h *Holder) take(ctx context.Context, c *claim) error {
 	expect := uint64(0)
-	for {
+	for tried := false; ; tried = true {
+		if tried && !pause.For(ctx, store.BehindPause) {
+			return context.Cause(ctx)
+		}
 		epoch, answer, err := h.store.PutClaim(ctx, h.options.Pool, &c.Claim, expect)
 		if err == nil && answer == store.Accepted {
 			c.epoch = epoch
 			return nil
 		}
 		if err == nil && answer == store.Full {
-			err = ErrFull
+			return fmt.Errorf("claim: %w", ErrFull)
 		}
 		if err != nil && !store.Retryable(err) {
 			return fmt.Errorf("claim: %w", err)
@@ -100,9 +103,6 @@ func (h *Holder) take(ctx context.Context, c *claim) error {
 			return fmt.Errorf("claim: %w", errors.Join(err, readErr))
 		case found == nil:
 			c.Interrupted, expect = false, 0
-			if !pause.For(ctx, store.BehindPause) {
-				return context.Cause(ctx)
-			}
 			continue
 		case found.Token == c.Token:
 			c.epoch = found.Epoch
@@ -164,6 +164,18 @@ func (h *Holder) askToLeave(r *readyMessage) {
 	if r.deliveries > 2 {
 		_ = h.store.NC.Publish(h.store.Fleet.AskSubject(h.options.Pool, r.hash), nil)
 	}
+}
+
+// disownAfter disowns the claim of a lane that could not be claimed, and is not held any more, if it may
+// be stored all the same.
+func (h *Holder) disownAfter(l *held, why error) {
+	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errLeaving) {
+		h.troubles.end(l.ctx, claimTrouble, l.hash, true)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.ShortTimeout)
+	defer cancel()
+	h.disown(ctx, l.hash)
 }
 
 // disown removes a claim of this life on a lane that is not held here: its removal was lost, or a

@@ -136,7 +136,7 @@ func (l *held) step() (left bool) {
 	}
 	switch err := l.feed(); {
 	case errors.Is(err, errNotReady):
-		l.holder.store.DropClaim(l.claim.epoch)
+		l.letGo(func() error { return nil })
 		return true
 	case err != nil:
 		l.complain(mailboxTrouble, l, err)

@@ -141,6 +141,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 func (h *Holder) live(ctx, drain context.Context) {
 	l, err := h.begin(ctx)
 	if err != nil {
+		h.drain(drain)
 		return
 	}
 	h.mu.Lock()
@@ -153,6 +154,7 @@ func (h *Holder) live(ctx, drain context.Context) {
 	h.pull(living)
 	lost()
 	stop()
+	h.endure(ctx, l)
 	if ctx.Err() != nil {
 		h.drain(drain)
 	}
@@ -160,6 +162,29 @@ func (h *Holder) live(ctx, drain context.Context) {
 	l.end(nil)
 	keeper.Wait()
 	h.bury(ctx, l, lostLease)
+}
+
+// endure waits, after a life was lost, until what ran in it has been killed, or the margin of its lease
+// is over: others must not take its lanes over before.
+func (h *Holder) endure(ctx context.Context, l *life) {
+	end := l.leaseEnd().Add(l.lease.Margin())
+	for l.isLost() && time.Now().Before(end) && h.holds(l) && pause.For(ctx, leavePause) {
+	}
+}
+
+// leavePause is the pause between two looks whether what was killed has ended.
+const leavePause = 10 * time.Millisecond
+
+// holds reports whether a lane of a life is held.
+func (h *Holder) holds(life *life) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.held {
+		if l.life == life {
+			return true
+		}
+	}
+	return false
 }
 
 // drain hands back what is on its way, lets what runs end until the context does, and returns when no
@@ -234,8 +259,12 @@ func (h *Holder) enter(ready *readyMessage) {
 	before := h.held[ready.hash]
 	if h.draining || before != nil {
 		draining := h.draining
-		if before != nil && before.ready.seq == ready.seq {
+		switch {
+		case before == nil:
+		case before.ready.seq == ready.seq:
 			before.redelivered.Store(&ready.ack)
+		case before.ready.seq < ready.seq && !draining:
+			h.group.Add(1) // for succeed
 		}
 		h.mu.Unlock()
 		switch {
@@ -267,7 +296,8 @@ func (h *Holder) enter(ready *readyMessage) {
 // succeed holds a lane once more that is just being released here.
 func (h *Holder) succeed(before *held, ready *readyMessage) {
 	limit := time.NewTimer(leavingLast)
-	go func() { // it ends with the lane, or soon
+	go func() {
+		defer h.group.Done()
 		defer limit.Stop()
 		select {
 		case <-before.gone:
@@ -287,11 +317,7 @@ func (h *Holder) hold(l *held) {
 		l.cancel(nil)
 		h.slots.release()
 		h.forget(l)
-		if err != nil && !errors.Is(err, errHeld) && !errors.Is(err, errLeaving) { // it may be stored all the same
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.ShortTimeout)
-			defer cancel()
-			h.disown(ctx, l.hash)
-		}
+		h.disownAfter(l, err)
 		h.decline(l.ready, cmp.Or(err, ErrLost))
 		return
 	}

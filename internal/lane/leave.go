@@ -53,24 +53,30 @@ func (l *held) release() bool {
 	// there.
 	for err := s.Remove(l.ctx, l.ready.seq); err != nil; err = s.Remove(l.ctx, l.ready.seq) {
 		l.complain(removalTrouble, l, err)
-		if !l.isFresh() {
+		if l.pause(); !l.isFresh() {
 			return true
 		}
 	}
 	s.DropClaim(l.claim.epoch)
 	s.Settle(l.ready.ack)
 	l.holder.forget(l)
-	found, err := l.mail.look(l.ctx)
-	if err != nil {
-		l.warn("last look into the mailbox failed", err)
-		found = true // then rather once too often
-	}
-	if found {
-		if err := s.PublishReady(l.ctx, l.holder.options.Pool, l.lane); err != nil {
-			l.warn("lane cannot be made ready again", err) // the caretaker does it
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
+	defer cancel()
+	for err := l.lookLast(ctx); err != nil; err = l.lookLast(ctx) {
+		if l.warn("last look into the mailbox failed", err); !pause.For(ctx, faultPause) {
+			break
 		}
 	}
 	return true
+}
+
+// lookLast makes the lane ready again if anything is in the mailbox.
+func (l *held) lookLast(ctx context.Context) error {
+	found, err := l.mail.look(ctx)
+	if err != nil || !found {
+		return err
+	}
+	return l.holder.store.PublishReady(ctx, l.holder.options.Pool, l.lane)
 }
 
 // isFresh waits until the lease is trusted for long enough that a removal surely arrives before its
@@ -90,17 +96,21 @@ func (l *held) isFresh() bool {
 func (l *held) handOver(killed bool) bool {
 	if !killed {
 		if _, err := l.sweep(); err != nil || !l.alive() {
-			l.warn("settled entries cannot be removed", err) // else the next holder would take them for waiting
+			l.complain(releaseTrouble, l, err) // else the next holder would take them for waiting
+			l.pause()
 			return l.ctx.Err() != nil
 		}
 	}
 	l.killed = killed
-	l.letGo(func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
-		defer cancel()
-		return l.holder.store.Redeliver(ctx, l.holder.options.Pool, l.ready.seq)
-	})
+	l.letGo(l.redeliver)
 	return true
+}
+
+// redeliver has the pool's consumer give the ready message to somebody.
+func (l *held) redeliver() error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
+	defer cancel()
+	return l.holder.store.Redeliver(ctx, l.holder.options.Pool, l.ready.seq)
 }
 
 // letGo removes the claim and then has the lane delivered to somebody. Where calls may have been

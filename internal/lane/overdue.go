@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -45,17 +46,20 @@ type dueLane struct {
 // answerOverdue does so until ctx ends.
 func (h *Holder) answerOverdue(ctx context.Context) {
 	o := overdue{holder: h, lanes: map[protocol.LaneHash]dueLane{}}
-	for wait := overduePeriod; pause.For(ctx, o.untilDue(wait)); {
-		if h.slots.available() > 0 {
+	idle := overduePeriod
+	for wait := idle; pause.For(ctx, wait); {
+		if wait = overduePeriod; h.slots.available() > 0 {
 			continue // nothing waits
 		}
 		before := o.cursor
-		if err := o.look(ctx); err != nil && ctx.Err() == nil {
+		if err := o.look(ctx); err != nil {
 			h.options.Logger.DebugContext(ctx, "calls that wait cannot be looked at", slog.Any("error", err))
+			continue
 		}
-		if wait = min(2*wait, overdueIdle); o.cursor != before {
-			wait = overduePeriod
+		if idle = min(2*idle, overdueIdle); o.cursor != before {
+			idle = overduePeriod
 		}
+		wait = o.untilDue(idle)
 	}
 }
 
@@ -131,20 +135,35 @@ func (o *overdue) answer(ctx context.Context, lane protocol.Lane) (again time.Ti
 		l.oversight.refusing = true
 		l.refuse()
 		l.throwAway()
-		if l.schedule.Len() == 0 && !l.first.pinned {
+		if l.schedule.Len() == 0 && !l.first.pinned && l.release() {
 			again = time.Time{}
-			l.release()
 			return
 		}
-		l.handOver(false)
-		if again = l.due; !again.IsZero() {
-			again = maxTime(again, time.Now().Add(overdueAgain))
+		if !l.handOver(false) {
+			l.letGo(l.redeliver)
+		}
+		switch {
+		case !l.due.IsZero():
+			again = maxTime(l.due, again)
+		case l.first.caughtUp:
+			again = time.Time{}
 		}
 	})
-	if !visited {
-		return again, err
+	if err == nil && !visited && o.isEmpty(ctx, lane) {
+		return time.Time{}, nil
 	}
-	return again, nil
+	return again, err
+}
+
+// isEmpty reports whether nothing waits in a lane any more.
+func (o *overdue) isEmpty(ctx context.Context, lane protocol.Lane) bool {
+	s, pool := o.holder.store, o.holder.options.Pool
+	ready, err := s.Next(ctx, s.Fleet.ReadySubject(pool, lane.Hash()), 0)
+	if err != nil || ready != nil {
+		return false
+	}
+	entry, err := s.Next(ctx, s.Fleet.MailboxFilter(pool, lane.Hash()), 0)
+	return err == nil && entry == nil
 }
 
 // replaceReady replaces a lane's ready message that was delivered, and that nobody acts upon: a
@@ -162,15 +181,15 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 			known, err := l.isSettled(e)
 			inline = err != nil || !known
 		}
-		if l.ready.seq > consumer.Delivered.Stream || inline {
-			l.handOver(false)
+		if l.ready.seq > consumer.Delivered.Stream || inline || !l.isFresh() ||
+			h.store.Remove(l.ctx, l.ready.seq) != nil {
+			l.letGo(l.redeliver)
 			return
 		}
 		l.letGo(func() error {
-			if err := h.store.Remove(l.ctx, l.ready.seq); err != nil {
-				return err
-			}
-			return h.store.PublishReady(l.ctx, h.options.Pool, lane)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
+			defer cancel()
+			return h.store.PublishReady(ctx, h.options.Pool, lane)
 		})
 	})
 }
@@ -192,15 +211,19 @@ func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) 
 	defer h.forget(l)
 	defer l.cancel(nil)
 	defer l.mail.close()
+	defer l.over(releaseTrouble, l)
 	l.claim.Ready = 0                              // whoever is given the ready message tries again in a moment
 	if err := h.take(l.ctx, l.claim); err != nil { //nolint:contextcheck // the lane has its own
+		l.cancel(nil)
+		h.forget(l)
+		h.disownAfter(l, err)
 		return false, nil // whoever holds the lane does it
 	}
 	if err := l.openReady(); err != nil {
 		l.warn("ready message holds a call that can neither be run nor answered", err)
 	}
 	if err := l.feed(); err != nil {
-		h.store.DropClaim(l.claim.epoch)
+		l.letGo(l.redeliver)
 		return false, err
 	}
 	do(l)
