@@ -141,7 +141,7 @@ func (h *history) check() {
 // does.
 func TestSimulation_LawsHold(t *testing.T) {
 	t.Parallel()
-	n := 1000
+	n := 500
 	if *seeds > 0 {
 		n = *seeds
 	}
