@@ -186,7 +186,8 @@ func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
 		return
 	}
 	h.mu.Lock()
-	ours := h.life != nil && found.Life == h.life.id && h.held[hash] == nil
+	ours := h.life != nil && found.Life == h.life.id && h.held[hash] == nil &&
+		h.life.trusted(time.Now()) // what a lost life has claimed may have been started, and is taken over
 	h.mu.Unlock()
 	switch {
 	case !ours:
