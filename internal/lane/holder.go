@@ -168,7 +168,10 @@ func (h *Holder) live(ctx, drain context.Context) {
 // is over: others must not take its lanes over before.
 func (h *Holder) endure(ctx context.Context, l *life) {
 	end := l.leaseEnd().Add(l.lease.Margin())
-	for l.isLost() && time.Now().Before(end) && h.holds(l) && pause.For(ctx, leavePause) {
+	for l.isLost() && time.Now().Before(end) && h.holds(l) {
+		if !pause.For(ctx, leavePause) {
+			return
+		}
 	}
 }
 

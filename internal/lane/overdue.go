@@ -212,18 +212,19 @@ func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) 
 	defer l.cancel(nil)
 	defer l.mail.close()
 	defer l.over(releaseTrouble, l)
-	l.claim.Ready = 0                              // whoever is given the ready message tries again in a moment
+	l.claim.Ready = 0 // whoever is given the ready message tries again in a moment
+	// Whoever holds the lane does it, if somebody does.
 	if err := h.take(l.ctx, l.claim); err != nil { //nolint:contextcheck // the lane has its own
 		l.cancel(nil)
 		h.forget(l)
-		h.disownAfter(l, err)
-		return false, nil // whoever holds the lane does it
+		h.disownAfter(l, err) //nolint:contextcheck // the lane has its own
+		return false, nil
 	}
 	if err := l.openReady(); err != nil {
 		l.warn("ready message holds a call that can neither be run nor answered", err)
 	}
 	if err := l.feed(); err != nil {
-		l.letGo(l.redeliver)
+		l.letGo(l.redeliver) //nolint:contextcheck // the lane has its own
 		return false, err
 	}
 	do(l)
