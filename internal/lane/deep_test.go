@@ -93,7 +93,7 @@ func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 			filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, first.Lane().Hash())
 			var through atomic.Int32
 			heard, err := f.connect().Subscribe("$JS.API.>", func(msg *nats.Msg) {
-				all := bytes.Contains(msg.Data, []byte("multi_last")) || bytes.Contains(msg.Data, []byte("subjects_filter"))
+				all := bytes.Contains(msg.Data, []byte(`"batch"`)) || bytes.Contains(msg.Data, []byte("subjects_filter"))
 				if all && bytes.Contains(msg.Data, []byte(filter[:len(filter)-1])) {
 					through.Add(1)
 				}
