@@ -39,10 +39,14 @@ func (l *held) expectAnew() {
 	}
 }
 
-// untilDue is how long the lane may wait, at most d.
+// untilDue is how long the lane may wait, at most d: until a call is due, or it is time to park the
+// ready message.
 func (l *held) untilDue(d time.Duration) time.Duration {
-	if l.due.IsZero() {
-		return d
+	if !l.due.IsZero() {
+		d = min(d, time.Until(l.due))
 	}
-	return max(min(d, time.Until(l.due)), 0)
+	if !l.parked {
+		d = min(d, time.Until(l.since.Add(l.parkAfter())))
+	}
+	return max(d, 0)
 }

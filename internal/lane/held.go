@@ -178,6 +178,10 @@ func (l *held) openReady() error {
 // once more; that costs a look at the claim.
 const parkLeases = 60
 
+// parkAfter is for how long a lane is held until its ready message is parked: most are released sooner,
+// and the consumer delivers it again after a lease.
+func (l *held) parkAfter() time.Duration { return l.holder.lease / 4 }
+
 // inlineID is the id of the call that the ready message is; "" when it is none.
 func (l *held) inlineID() protocol.CallID {
 	return protocol.CallID(l.ready.header.Get(protocol.HeaderCall))
@@ -188,7 +192,7 @@ func (l *held) inlineID() protocol.CallID {
 func (l *held) park() {
 	ack := l.redelivered.Swap(nil)
 	if ack == nil {
-		if l.parked || time.Since(l.since) < l.holder.lease/4 {
+		if l.parked || time.Since(l.since) < l.parkAfter() {
 			return
 		}
 		ack = &l.ready.ack

@@ -3,6 +3,7 @@ package lane_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -45,13 +46,18 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	put(t, p, calls...)
 	require.Eventually(t, func() bool { return started.Load() == lanes }, patience, 5*time.Millisecond)
 	stepAside(t, lease/2) // what a claim costs is over
-	before, begun := nc.Stats(), time.Now()
-	stepAside(t, lease)
-	after, seconds := nc.Stats(), time.Since(begun).Seconds()
+	least := math.Inf(1)
+	for range 3 { // what else a busy machine makes of it does not come every time
+		before, begun := nc.Stats(), time.Now()
+		stepAside(t, lease/2)
+		after := nc.Stats()
+		messages := after.InMsgs + after.OutMsgs - before.InMsgs - before.OutMsgs
+		least = min(least, float64(messages)/time.Since(begun).Seconds())
+	}
 	require.EqualValues(t, lanes, started.Load(), "all of them are held all the time")
-	messages := float64(after.InMsgs + after.OutMsgs - before.InMsgs - before.OutMsgs)
-	require.Less(t, messages/seconds, 20.0)
-	require.Greater(t, messages/seconds, 0.2, "renewed")
+	t.Logf("%.1f messages a second", least)
+	require.Less(t, least, 20.0)
+	require.Greater(t, least, 0.2, "renewed")
 	close(release)
 	for _, call := range calls {
 		f.await(p, call)

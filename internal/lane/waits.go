@@ -97,7 +97,7 @@ func (l *held) linger() bool {
 		l.idleSince = time.Now()
 	}
 	l.park()
-	l.timer.Reset(max(0, min(d-time.Since(l.idleSince), l.holder.lookPeriod())))
+	l.timer.Reset(l.untilDue(max(0, min(d-time.Since(l.idleSince), l.holder.lookPeriod()))))
 	select {
 	case <-l.mail.wake:
 		l.cancelTold()
