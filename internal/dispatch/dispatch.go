@@ -72,7 +72,6 @@ type Dispatcher struct {
 	results   *lane.Results
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
-	since     time.Time
 	left      sync.WaitGroup          // calls whose callers may have stopped waiting
 	publish   []trace.SpanStartOption // of the span of a call that is published
 }
@@ -97,7 +96,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	logger := o.Logger
 	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
 	return &Dispatcher{
-		options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter), since: time.Now(),
+		options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter),
 		publish: []trace.SpanStartOption{
 			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(telemetry.Published(fleet.CallsStream())...),
 		},

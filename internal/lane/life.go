@@ -81,18 +81,15 @@ func (l *life) leaseEnd() time.Time {
 	return l.lease.End()
 }
 
-// check ends the life when its lease is not trusted any more.
+// check ends the life when its lease is not trusted any more, and looks again when that may be.
 func (l *life) check() {
-	l.mu.Lock()
 	now := time.Now()
-	over := !l.lease.Trusted(now)
-	if !over {
-		l.limit.Reset(l.lease.End().Sub(now))
+	if !l.trusted(now) {
+		return
 	}
-	l.mu.Unlock()
-	if over {
-		l.end(ErrLost)
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.limit.Reset(l.lease.End().Sub(now))
 }
 
 // keep renews the heartbeat until the life ends.
