@@ -13,8 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 )
 
-// benchServerCommand is one server of the cluster that bench starts. It is told on its standard input what to do, and
-// ends with it.
+// benchServerCommand is one server of the cluster that bench starts. It is told on its standard
+// input what to do, and ends with it.
 type benchServerCommand struct{}
 
 func (*benchServerCommand) run(ctx context.Context, p program) error {

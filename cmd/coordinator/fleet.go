@@ -57,7 +57,8 @@ type existingFleet struct {
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 }
 
-// connect reaches the fleet for a subcommand, which needs rights there beside those to look at its streams.
+// connect reaches the fleet for a subcommand, which needs rights there beside those to look at its
+// streams.
 func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *slog.Logger, rights ...natsio.Rights) (*fleet.Fleet, error) {
 	name, err := protocol.ParseFleet(f.Fleet)
 	if err != nil {
@@ -134,9 +135,9 @@ type embeddedWorker struct {
 	caps    sandbox.Caps
 }
 
-// openWorker checks the flags of an embedded worker and of its fleet, and opens its sandbox driver, before
-// anything is started, or written to the data directory. It returns nil for a fleet elsewhere,
-// which has workers.
+// openWorker checks the flags of an embedded worker and of its fleet, and opens its sandbox driver,
+// before anything is started, or written to the data directory. It returns nil for a fleet
+// elsewhere, which has workers.
 func (w *workerFlags) openWorker(
 	ctx context.Context, f *fleetFlags, data string, tools folderFlag, protect []string, logger *slog.Logger,
 ) (*embeddedWorker, error) {

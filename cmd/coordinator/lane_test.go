@@ -19,8 +19,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// TestLaneScripts runs the operator verbs against a server with a fleet. Beside the commands
-// of testscript they have
+// TestLaneScripts runs the operator verbs against a server with a fleet. Beside the commands of
+// testscript they have
 //
 //	enqueue LANE CALL...  put calls, as a coordinator does
 //	strand LANE CALL      append a call without a ready message
@@ -40,7 +40,8 @@ func TestLaneScripts(t *testing.T) {
 	})
 }
 
-// TestLaneRights runs the verbs as users of a server who may do less than they need: LOOKS may look at lanes, DEAF may not ask who holds them.
+// TestLaneRights runs the verbs as users of a server who may do less than they need: LOOKS may look
+// at lanes, DEAF may not ask who holds them.
 func TestLaneRights(t *testing.T) {
 	t.Parallel()
 	may := []string{"$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.INFO.>", "$JS.API.DIRECT.GET.>", "$JS.API.STREAM.MSG.GET.>"}

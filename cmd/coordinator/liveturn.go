@@ -9,8 +9,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
-// liveTurn shows a turn that runs elsewhere by its live events, some of which may be lost: with a connection, or with
-// a coordinator that was lost after it had journaled what they tell.
+// liveTurn shows a turn that runs elsewhere by its live events, some of which may be lost: with a
+// connection, or with a coordinator that was lost after it had journaled what they tell.
 type liveTurn struct {
 	show func(loop.Event)
 
@@ -44,7 +44,8 @@ const (
 	lastLook = 5 * time.Millisecond
 )
 
-// complete waits for the last events, which may come a moment after the result, and shows an answer of which none came.
+// complete waits for the last events, which may come a moment after the result, and shows an answer
+// of which none came.
 func (l *liveTurn) complete(ctx context.Context, r loop.TurnResult) {
 	ctx, cancel := context.WithTimeout(ctx, lastEvents)
 	defer cancel()

@@ -16,7 +16,8 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true, Setup: likeTheTests})
 }
 
-// likeTheTests gives commands that were built with the race detector the options that the tests have.
+// likeTheTests gives commands that were built with the race detector the options that the tests
+// have.
 func likeTheTests(env *testscript.Env) error {
 	env.Setenv("GORACE", os.Getenv("GORACE"))
 	return nil

@@ -69,7 +69,8 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	return finish(show, turn.session, result, err)
 }
 
-// follow has the turn run and shows its events, not those of the session's other turns: live ones as they come, and with
+// follow has the turn run and shows its events, not those of the session's other turns: live ones
+// as they come, and with
 // --json those of the journal when it has ended, because none of them may be missing.
 func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, policies []json.RawMessage, show view, answers *answers) (loop.TurnResult, error) {
 	call := serve.NewCall(session, protocol.TurnRun{
@@ -121,7 +122,8 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 	return turn, nil
 }
 
-// turnOf returns the events of the turn that a call asked for, with the session's beginning if it is the first one.
+// turnOf returns the events of the turn that a call asked for, with the session's beginning if it
+// is the first one.
 func turnOf(events []loop.Event, id protocol.CallID) []loop.Event {
 	begin := slices.IndexFunc(events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == id })
 	if begin < 0 { // it was refused

@@ -92,8 +92,8 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 	return nil
 }
 
-// watchRepository returns what warns when there is a repository in a directory that has none now: all of it
-// is the session's then.
+// watchRepository returns what warns when there is a repository in a directory that has none now:
+// all of it is the session's then.
 func watchRepository(dir string, warn func(string)) (tell func()) {
 	if isRepository(dir) {
 		return func() {}

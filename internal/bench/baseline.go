@@ -78,7 +78,8 @@ func measureBaseline(ctx context.Context, nc *nats.Conn, o Options) (b Baseline,
 	return b, nil
 }
 
-// rate counts how often do succeeds per second, with n of them at a time. Of several errors it returns one.
+// rate counts how often do succeeds per second, with n of them at a time. Of several errors it
+// returns one.
 func rate(ctx context.Context, n int, d time.Duration, do func(i int) error) (float64, error) {
 	var count atomic.Int64
 	var group sync.WaitGroup

@@ -120,8 +120,8 @@ type Report struct {
 	RatioToPlain float64       `json:"ratio_to_plain_processes,omitempty"`
 }
 
-// Embedded starts a server in this process and returns how to connect to it: by the pipe inside the process, or, when
-// it listens as that of `coordinator serve` does, by its socket.
+// Embedded starts a server in this process and returns how to connect to it: by the pipe inside the
+// process, or, when it listens as that of `coordinator serve` does, by its socket.
 func Embedded(ctx context.Context, dir string, listen, syncAlways bool, logger *slog.Logger) (connect func(string) (*nats.Conn, error), stop func(), err error) {
 	o := embedded.Options{Data: dir, SyncAlways: syncAlways, Logger: logger}
 	if listen {

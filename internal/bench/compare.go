@@ -22,7 +22,8 @@ const (
 	// Partitions puts each resource into one of a fixed number of partitions. Each is a
 	// consumer that has one message in flight.
 	Partitions Engine = "partitions"
-	// Consumers makes a consumer for each resource when it is first used, with one message in flight.
+	// Consumers makes a consumer for each resource when it is first used, with one message in
+	// flight.
 	Consumers Engine = "consumers"
 )
 
@@ -52,7 +53,8 @@ type engine interface {
 	stop(ctx context.Context)
 }
 
-// startEngine starts the engine that the options name, with its workers; the witness is their only tool.
+// startEngine starts the engine that the options name, with its workers; the witness is their only
+// tool.
 func startEngine(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engine, error) {
 	switch o.Engine.orLanes() {
 	case Partitions:

@@ -14,8 +14,8 @@ import (
 
 const defaultPartitions = 64
 
-// startPartitions gives each of a fixed number of partitions a subject and a durable consumer with one
-// message in flight. Any worker takes the next message of any partition. Resources that share a
+// startPartitions gives each of a fixed number of partitions a subject and a durable consumer with
+// one message in flight. Any worker takes the next message of any partition. Resources that share a
 // partition wait for each other.
 func startPartitions(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engine, error) {
 	p, err := startPlain(ctx, nc, o, w)

@@ -129,7 +129,8 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 // errInterrupted says all that whoever has sent a signal wants to know.
 var errInterrupted = errors.New("interrupted")
 
-// report prints an error of a command, as it is called, and returns the exit code that the error asks for.
+// report prints an error of a command, as it is called, and returns the exit code that the error
+// asks for.
 func report(p Program, command string, err error) int {
 	if err == nil {
 		return ExitOK
@@ -151,7 +152,8 @@ func report(p Program, command string, err error) int {
 	return code
 }
 
-// harmless is text that a terminal shows and does nothing else with: names and messages of others are in it.
+// harmless is text that a terminal shows and does nothing else with: names and messages of others
+// are in it.
 func harmless(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -200,9 +202,10 @@ func printable(name string, value reflect.Value) any {
 	}
 }
 
-// Signals returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal is closed) ends, with a
-// cause that names it, and calls second at the next one. Until stop gives the signals back, a reader of this process's
-// output that goes away makes writing fail, and does not end the process.
+// Signals returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal is closed) ends,
+// with a cause that names it, and calls second at the next one. Until stop gives the signals back,
+// a reader of this process's output that goes away makes writing fail, and does not end the
+// process.
 func Signals(ctx context.Context, second func()) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 2)

@@ -9,8 +9,9 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// An empty value says nothing, and is what a script makes of a variable that is not set: as a flag it is an error, so that
-// nobody who wants to allow little allows everything. As a variable it is none, but for those that [narrows] marks.
+// An empty value says nothing, and is what a script makes of a variable that is not set: as a flag
+// it is an error, so that nobody who wants to allow little allows everything. As a variable it is
+// none, but for those that [narrows] marks.
 
 // narrows marks flags without which more is allowed.
 const narrows = "narrows"
@@ -49,7 +50,8 @@ func dropEmptyEnv() map[string]bool {
 	return empty
 }
 
-// checkEmpty returns the first fault of values that are empty. emptyEnv are the variables that were.
+// checkEmpty returns the first fault of values that are empty. emptyEnv are the variables that
+// were.
 func checkEmpty(kctx *kong.Context, emptyEnv map[string]bool) error {
 	for _, at := range kctx.Path {
 		if f := at.Flag; f != nil && f.Target.Kind() == reflect.String && strings.TrimSpace(f.Target.String()) == "" {

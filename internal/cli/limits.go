@@ -41,8 +41,8 @@ func (l *Limits) Sandbox() (sandbox.Limits, error) {
 	}, nil
 }
 
-// Warnings are what an operator should know of a driver with these capabilities, and which of the limits that were asked
-// for it does not hold.
+// Warnings are what an operator should know of a driver with these capabilities, and which of the
+// limits that were asked for it does not hold.
 func Warnings(limits sandbox.Limits, caps sandbox.Caps) []string {
 	warnings := slices.Clone(caps.Warnings)
 	var unheld []string

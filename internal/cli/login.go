@@ -7,7 +7,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 )
 
-// Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as flags.
+// Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as
+// flags.
 type Login struct {
 	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password go into the URL, best in TOOLFLEET_NATS, which others do not see."`
 	TLS   TLS    `embed:"" prefix:"tls-"`
@@ -20,7 +21,8 @@ type TLS struct {
 	Key  string `placeholder:"FILE" help:"Private key (PEM) of --tls-cert."`
 }
 
-// Check returns the fault of the flags. What is in the files is looked at when a connection is made.
+// Check returns the fault of the flags. What is in the files is looked at when a connection is
+// made.
 func (l *Login) Check() error {
 	if (l.TLS.Cert == "") != (l.TLS.Key == "") {
 		return Usagef("--tls-cert and --tls-key: a certificate needs its key; give both or neither")

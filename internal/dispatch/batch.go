@@ -115,7 +115,8 @@ func (b *batch) cancelWait() time.Duration {
 	return wait
 }
 
-// wait handles news until nothing is open, or the batch has a fault; it reports false when ctx ended first.
+// wait handles news until nothing is open, or the batch has a fault; it reports false when ctx
+// ended first.
 func (b *batch) wait(ctx context.Context) bool {
 	look := time.NewTicker(b.dispatcher.options.LookAfter)
 	defer look.Stop()

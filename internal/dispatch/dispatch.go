@@ -111,9 +111,9 @@ func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call 
 
 // GivenUp implements [loop.TurnCaller]. A coordinator that was lost may have begun the turn, so the
 // outcome may be unknown, which that of a turn, a call that may be started again, is for no other
-// reason. A turn whose call was refused after that, or that ended its coordinators or had one panic, is not gone on with
-// either: its caller was told so, and it would do so again. Others that failed go on where they were, as when there was
-// no room for the journal.
+// reason. A turn whose call was refused after that, or that ended its coordinators or had one
+// panic, is not gone on with either: its caller was told so, and it would do so again. Others that
+// failed go on where they were, as when there was no room for the journal.
 func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
 	result, err := d.publisher.Result(ctx, session, id)
 	switch {
@@ -248,7 +248,8 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 	return nil
 }
 
-// notSent is the error of a single call whose context ended before the fleet could be reached, if it could not.
+// notSent is the error of a single call whose context ended before the fleet could be reached, if
+// it could not.
 func (b *batch) notSent(ctx context.Context, f *followed, fault error) error {
 	if cause := context.Cause(ctx); !errors.Is(fault, ctx.Err()) {
 		return fmt.Errorf("%w: %w: %w", ErrUnreachable, cause, fault)

@@ -233,7 +233,8 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	}
 }
 
-// TestDispatch_AContextThatHasEndedCancelsWhatIsThere: a turn may be taken over when it is stopped already.
+// TestDispatch_AContextThatHasEndedCancelsWhatIsThere: a turn may be taken over when it is stopped
+// already.
 func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
@@ -266,7 +267,8 @@ func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 	r.requireQuiet()
 }
 
-// TestDispatch_ACancelledTurnHasTimeToCancelItsCalls: it waits as long for a worker's answer as others wait for its own.
+// TestDispatch_ACancelledTurnHasTimeToCancelItsCalls: it waits as long for a worker's answer as
+// others wait for its own.
 func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})

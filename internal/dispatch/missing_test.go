@@ -33,7 +33,8 @@ func TestDispatch_SaysThatAStreamIsGone(t *testing.T) {
 	}
 }
 
-// A stream is deleted and made again while calls wait. Those that were in it are lost, and their callers hear it; the others go on.
+// A stream is deleted and made again while calls wait. Those that were in it are lost, and their
+// callers hear it; the others go on.
 func TestDispatch_WhatIsLostWithAStreamIsUnknown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})

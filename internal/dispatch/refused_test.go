@@ -79,7 +79,8 @@ func TestDispatch_FullFleetRejectsAndTheOthersRun(t *testing.T) {
 	}
 }
 
-// A call that was dispatched before is never told not to have run because there is no room for it now.
+// A call that was dispatched before is never told not to have run because there is no room for it
+// now.
 func TestDispatch_FullFleetRejectsNothingThatMayHaveRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{MaxCalls: 1})
@@ -122,7 +123,8 @@ func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
 	}
 }
 
-// A large value that somebody removed with all others keeps nobody from a result: its call has one without it.
+// A large value that somebody removed with all others keeps nobody from a result: its call has one
+// without it.
 func TestDispatch_AValueThatIsGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
@@ -146,7 +148,8 @@ func TestDispatch_AValueThatIsGone(t *testing.T) {
 	}
 }
 
-// A result that this version cannot read ends its call, and keeps nobody from the results of the others.
+// A result that this version cannot read ends its call, and keeps nobody from the results of the
+// others.
 func TestDispatch_AResultThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})

@@ -96,7 +96,8 @@ func newCalls(n int) []protocol.Call {
 	return calls
 }
 
-// tooLarge is more than a fleet keeps. It is a text because bytes are encoded several times more slowly.
+// tooLarge is more than a fleet keeps. It is a text because bytes are encoded several times more
+// slowly.
 func tooLarge() protocol.Payload { return protocol.CommandRun{Command: strings.Repeat("x", 64<<20)} }
 
 // sameLane puts all calls into the lane of the first.

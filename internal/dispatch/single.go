@@ -15,14 +15,16 @@ import (
 // Grace is how long [Dispatcher.Promptly] goes on after its context has ended, at most.
 const Grace = 100 * time.Millisecond
 
-// graceWait is the part of [Grace] in which a worker may answer a cancel. The rest is for asking whether there is one.
+// graceWait is the part of [Grace] in which a worker may answer a cancel. The rest is for asking
+// whether there is one.
 const graceWait = Grace / 2
 
 // ErrUnreachable is wrapped by errors about a fleet that did not answer.
 var ErrUnreachable = errors.New("the fleet cannot be reached")
 
 // One runs a single call and returns its result, which is nil beside an error: that is one of
-// [Dispatcher.Dispatch], or says that ctx ended before the call was sent and then wraps [lane.ErrNotSent].
+// [Dispatcher.Dispatch], or says that ctx ended before the call was sent and then wraps
+// [lane.ErrNotSent].
 func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
 	return d.one(ctx, call, d.options.CancelWait, nil)
 }
@@ -41,9 +43,10 @@ func (d *Dispatcher) one(ctx context.Context, call *protocol.Call, cancelWait ti
 	return result, nil
 }
 
-// Promptly is [Dispatcher.One] for those who do not wait for what becomes of a cancel: it returns within [Grace] of the end
-// of ctx. Should the server not answer by then, the request to cancel the call is still on its way, and [Dispatcher.Close] waits for
-// it. An error that wraps [lane.ErrNotSent] says that the call will not run; after any other it may.
+// Promptly is [Dispatcher.One] for those who do not wait for what becomes of a cancel: it returns
+// within [Grace] of the end of ctx. Should the server not answer by then, the request to cancel the
+// call is still on its way, and [Dispatcher.Close] waits for it. An error that wraps
+// [lane.ErrNotSent] says that the call will not run; after any other it may.
 func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
 	if ctx.Err() != nil {
 		return nil, notSent(ctx, call)
@@ -78,7 +81,8 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call) (*protoc
 	return &unknown, nil
 }
 
-// Close waits until the requests to cancel calls are stored whose callers did not wait for that, for a few seconds at most. No call may be dispatched meanwhile.
+// Close waits until the requests to cancel calls are stored whose callers did not wait for that,
+// for a few seconds at most. No call may be dispatched meanwhile.
 func (d *Dispatcher) Close() { d.left.Wait() }
 
 // maySent is the error of a call of which nothing is known but that it was sent, maybe.

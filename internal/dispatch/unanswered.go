@@ -37,7 +37,8 @@ func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
 	}
 }
 
-// deserted reports whether nobody takes calls of a pool: neither workers nor, of the pool of sessions, coordinators.
+// deserted reports whether nobody takes calls of a pool: neither workers nor, of the pool of
+// sessions, coordinators.
 func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
 	ctx, cancel := context.WithTimeout(ctx, whoWait)
 	defer cancel()

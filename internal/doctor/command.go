@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// Run examines this host for workers with their data below a directory, prints what it found, for people or as JSON, and returns
-// [Report.Err].
+// Run examines this host for workers with their data below a directory, prints what it found, for
+// people or as JSON, and returns [Report.Err].
 func Run(ctx context.Context, data string, w io.Writer, asJSON bool) error {
 	report := Examine(ctx, data)
 	if ctx.Err() != nil { // what was not tried is not missing

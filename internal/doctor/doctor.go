@@ -67,8 +67,8 @@ type Check struct {
 // Open probes a driver; [driver.Open] does.
 type Open func(ctx context.Context, name string) (sandbox.Caps, error)
 
-// Examine probes every driver that isolates, and looks at the host, for workers with their data below a directory that
-// need not exist; "" is that of temporary files.
+// Examine probes every driver that isolates, and looks at the host, for workers with their data
+// below a directory that need not exist; "" is that of temporary files.
 func Examine(ctx context.Context, data string) Report {
 	return examine(ctx, driver.Names(), func(ctx context.Context, name string) (sandbox.Caps, error) {
 		_, caps, err := driver.Open(ctx, name, &driver.Options{Data: data})

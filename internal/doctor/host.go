@@ -142,7 +142,8 @@ func (h host) quota() Check {
 	return unusable("disk quotas", err, "disk is watched, not hard")
 }
 
-// openFiles looks whether one sandbox could use up the number of open files that the host has for everybody but root.
+// openFiles looks whether one sandbox could use up the number of open files that the host has for
+// everybody but root.
 func (h host) openFiles() Check {
 	c := Check{Name: "open files", State: OK, Found: "enough of them"}
 	const one = sandbox.DefaultProcesses * sandbox.DefaultOpenFiles

@@ -71,9 +71,9 @@ type Fleet struct {
 	// Abort ends the embedded worker at once.
 	Abort func()
 
-	// Origin is that of workers inside this process, see [lane.Options]; "" without an embedded server.
-	// Only one process at a time can have that server's directory, so whoever finds heartbeats there
-	// from before knows that they were of a process that has ended.
+	// Origin is that of workers inside this process, see [lane.Options]; "" without an embedded
+	// server. Only one process at a time can have that server's directory, so whoever finds
+	// heartbeats there from before knows that they were of a process that has ended.
 	Origin string
 
 	logger *slog.Logger

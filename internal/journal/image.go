@@ -15,8 +15,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// storeImage puts the data of an image into the object store and returns what stands for
-// it in the journal. Storing it twice is storing it once. Where there is no room the journal has it without its data.
+// storeImage puts the data of an image into the object store and returns what stands for it in the
+// journal. Storing it twice is storing it once. Where there is no room the journal has it without
+// its data.
 func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, image *loop.Image) (*loop.Image, error) {
 	sum := sha256.Sum256(image.Data)
 	stored := &loop.Image{MediaType: image.MediaType, Blob: protocol.ImageBlob(session, hex.EncodeToString(sum[:]))}

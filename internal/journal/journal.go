@@ -130,7 +130,8 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 			}
 			return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
 		case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
-			// In a cluster another append is under way, this one's first copy maybe, and whether it will be stored is not known yet.
+			// In a cluster another append is under way, this one's first copy maybe, and whether it
+			// will be stored is not known yet.
 		case errors.As(err, &api) && (api.Code != 503 || api.ErrorCode == natsio.CodeStoreFailed && natsio.NoRoom(api)),
 			errors.Is(err, nats.ErrConnectionClosed):
 			return 0, j.refused(session, err)

@@ -38,7 +38,8 @@ func TestJournal(t *testing.T) {
 	})
 }
 
-// Three servers refuse a second writer also while they do not know yet whether they will keep the first one's append.
+// Three servers refuse a second writer also while they do not know yet whether they will keep the
+// first one's append.
 func TestJournal_OnThreeServers(t *testing.T) {
 	t.Parallel()
 	c := natsiotest.NewCluster(t)

@@ -113,8 +113,9 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 	return group.Wait()
 }
 
-// makeReady publishes the ready message of a lane. One that is there and was delivered, while nobody
-// holds the lane, may never be delivered again: then it is replaced, and looked at once more.
+// makeReady publishes the ready message of a lane. One that is there and was delivered, while
+// nobody holds the lane, may never be delivered again: then it is replaced, and looked at once
+// more.
 func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 	made, err := c.store.SurelyReady(ctx, c.pool, lane)
 	if made || err != nil {
@@ -139,8 +140,8 @@ func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 	return errOnItsWay
 }
 
-// errOnItsWay says that a lane is looked at again in a while: its ready message was delivered, and it is
-// not claimed yet.
+// errOnItsWay says that a lane is looked at again in a while: its ready message was delivered, and
+// it is not claimed yet.
 var errOnItsWay = errors.New("the ready message is on its way to a worker")
 
 // laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for

@@ -166,8 +166,8 @@ func (h *Holder) askToLeave(r *readyMessage) {
 	}
 }
 
-// disownAfter disowns the claim of a lane that could not be claimed, and is not held any more, if it may
-// be stored all the same.
+// disownAfter disowns the claim of a lane that could not be claimed, and is not held any more, if
+// it may be stored all the same.
 func (h *Holder) disownAfter(l *held, why error) {
 	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errLeaving) {
 		h.troubles.end(l.ctx, claimTrouble, l.hash, true)

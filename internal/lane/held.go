@@ -178,8 +178,8 @@ func (l *held) openReady() error {
 // once more; that costs a look at the claim.
 const parkLeases = 60
 
-// parkAfter is for how long a lane is held until its ready message is parked: most are released sooner,
-// and the consumer delivers it again after a lease.
+// parkAfter is for how long a lane is held until its ready message is parked: most are released
+// sooner, and the consumer delivers it again after a lease.
 func (l *held) parkAfter() time.Duration { return l.holder.lease / 4 }
 
 // inlineID is the id of the call that the ready message is; "" when it is none.

@@ -136,8 +136,8 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	return group.Wait()
 }
 
-// live claims and serves lanes until ctx ends or this life is lost. Calls that do not end when their
-// lanes are lost keep their slots, and no new life from beginning.
+// live claims and serves lanes until ctx ends or this life is lost. Calls that do not end when
+// their lanes are lost keep their slots, and no new life from beginning.
 func (h *Holder) live(ctx, drain context.Context) {
 	l, err := h.begin(ctx)
 	if err != nil {
@@ -164,8 +164,8 @@ func (h *Holder) live(ctx, drain context.Context) {
 	h.bury(ctx, l, lostLease)
 }
 
-// endure waits, after a life was lost, until what ran in it has been killed, or the margin of its lease
-// is over: others must not take its lanes over before.
+// endure waits, after a life was lost, until what ran in it has been killed, or the margin of its
+// lease is over: others must not take its lanes over before.
 func (h *Holder) endure(ctx context.Context, l *life) {
 	end := l.leaseEnd().Add(l.lease.Margin())
 	for l.isLost() && time.Now().Before(end) && h.holds(l) {
@@ -190,8 +190,8 @@ func (h *Holder) holds(life *life) bool {
 	return false
 }
 
-// drain hands back what is on its way, lets what runs end until the context does, and returns when no
-// lane is held.
+// drain hands back what is on its way, lets what runs end until the context does, and returns when
+// no lane is held.
 func (h *Holder) drain(drain context.Context) {
 	h.mu.Lock()
 	h.draining = true // what is still on its way is given back

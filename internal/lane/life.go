@@ -162,9 +162,10 @@ func (h *Holder) heartbeat(beat uint64, expired bool) *protocol.Heartbeat {
 	}
 }
 
-// bury ends the record of a life of this holder that is over. The record is set to expired, so that whatever it may have left
-// is taken over at once, and goes when nothing of it is left. After a loss it is tried for as long
-// as ctx lasts; without a connection others expire the record when a lease has passed.
+// bury ends the record of a life of this holder that is over. The record is set to expired, so that
+// whatever it may have left is taken over at once, and goes when nothing of it is left. After a
+// loss it is tried for as long as ctx lasts; without a connection others expire the record when a
+// lease has passed.
 func (h *Holder) bury(ctx context.Context, l *life, lost bool) {
 	l.limit.Stop()
 	if h.expireOwn(context.WithoutCancel(ctx), l) || !lost {
@@ -177,7 +178,8 @@ func (h *Holder) bury(ctx context.Context, l *life, lost bool) {
 	}
 }
 
-// expireOwn sets the record of a life of this holder to expired, and removes it when no claim is left.
+// expireOwn sets the record of a life of this holder to expired, and removes it when no claim is
+// left.
 func (h *Holder) expireOwn(ctx context.Context, l *life) bool {
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()

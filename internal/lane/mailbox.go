@@ -191,8 +191,8 @@ func (m *mailbox) give(found []*jetstream.RawStreamMsg, whole bool) {
 	m.ended = whole && m.subscription == nil // else what came meanwhile is not told any more
 }
 
-// pagesPay is how many messages may be behind a page for it to cost less than to read each: the server
-// counts 100,000 in some 30 ms, and reads one in a tenth of a millisecond.
+// pagesPay is how many messages may be behind a page for it to cost less than to read each: the
+// server counts 100,000 in some 30 ms, and reads one in a tenth of a millisecond.
 const pagesPay = 20_000
 
 // ask asks the stream for what is next: for a page, if it can be had at once. To tell how many are

@@ -168,8 +168,8 @@ func (o *overdue) isEmpty(ctx context.Context, lane protocol.Lane) bool {
 
 // replaceReady replaces a lane's ready message that was delivered, and that nobody acts upon: a
 // server on its own that is killed may bring back one that was removed, which is never delivered.
-// The lane is claimed meanwhile, so nobody else acts upon it either. A call that it is must have its
-// result, or it is left alone.
+// The lane is claimed meanwhile, so nobody else acts upon it either. A call that it is must have
+// its result, or it is left alone.
 func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	consumer, err := h.store.Consumer(ctx, h.options.Pool)
 	if err != nil || consumer == nil {
@@ -194,8 +194,8 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	})
 }
 
-// visit claims a lane without a slot, reads what waits in it, and has do let it go. It reports false
-// when the lane is not there or cannot be claimed.
+// visit claims a lane without a slot, reads what waits in it, and has do let it go. It reports
+// false when the lane is not there or cannot be claimed.
 func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) (bool, error) {
 	found, err := h.store.Next(ctx, h.options.Fleet.ReadySubject(h.options.Pool, lane.Hash()), 0)
 	if err != nil || found == nil {

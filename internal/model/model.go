@@ -53,8 +53,8 @@ func Open(spec string, env func(name string) string) (loop.Model, string, error)
 	return Opener{Env: env}.Open(spec)
 }
 
-// Open opens a model and returns it with the name to show for it: the spec in its
-// canonical form. It connects to nothing. Errors say what can be given instead; they wrap [ErrInvalidSpec],
+// Open opens a model and returns it with the name to show for it: the spec in its canonical form.
+// It connects to nothing. Errors say what can be given instead; they wrap [ErrInvalidSpec],
 // [ErrNoAPIKey], or what is wrong with the script or the settings.
 func (o Opener) Open(spec string) (loop.Model, string, error) {
 	provider, name, _ := strings.Cut(strings.TrimSpace(spec), ":")

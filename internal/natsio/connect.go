@@ -59,9 +59,9 @@ const (
 	reconnectWait  = 250 * time.Millisecond
 )
 
-// Connect connects to url, which may name several servers separated by commas. It gives up when ctx ends; the end
-// of ctx does nothing to a connection that was returned.
-// The error of a first connection that fails names the URL, without its secrets.
+// Connect connects to url, which may name several servers separated by commas. It gives up when ctx
+// ends; the end of ctx does nothing to a connection that was returned. The error of a first
+// connection that fails names the URL, without its secrets.
 func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, error) {
 	logger := o.Logger
 	if logger == nil {

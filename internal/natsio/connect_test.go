@@ -128,7 +128,8 @@ func TestConnect_CredentialFiles(t *testing.T) {
 	}
 }
 
-// A server that refuses a process does so until its credentials are right again, here those in the file.
+// A server that refuses a process does so until its credentials are right again, here those in the
+// file.
 func TestConnect_GoesOnWhenCredentialsAreRenewed(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()

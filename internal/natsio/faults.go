@@ -17,7 +17,8 @@ const (
 	maxFaults = 64
 )
 
-// faults logs what goes wrong on a connection, each fault at once and then once a minute. It is safe for concurrent use.
+// faults logs what goes wrong on a connection, each fault at once and then once a minute. It is
+// safe for concurrent use.
 type faults struct {
 	logger *slog.Logger
 	now    func() time.Time

@@ -11,7 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
-// Nothing is kept for a connection that is lost, so nobody waits for it to come back: not for an hour.
+// Nothing is kept for a connection that is lost, so nobody waits for it to come back: not for an
+// hour.
 func TestFlush_LostConnection(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.Listening(t, natsio.Topology{})

@@ -7,7 +7,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// objectPatience is how long a reader of an object waits before it looks whether it is still wanted.
+// objectPatience is how long a reader of an object waits before it looks whether it is still
+// wanted.
 const objectPatience = time.Second
 
 // GetObject opens an object as [jetstream.ObjectStore].Get does, for a reader that notices

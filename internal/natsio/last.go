@@ -15,16 +15,18 @@ const (
 	lastSubjects = 256
 	// lastBatch is how many messages are asked for at once, and bareBatch without their bodies.
 	lastBatch, bareBatch = 256, 1024
-	// lastWait is how long messages are waited for that a server has announced; those that are removed meanwhile never come.
+	// lastWait is how long messages are waited for that a server has announced; those that are
+	// removed meanwhile never come.
 	lastWait = 5 * time.Second
 	// lastIdle is when the server forgets a consumer whose reader was lost.
 	lastIdle = time.Minute
 )
 
-// EachLast tells the last message of each subject of a stream; subjects may have wildcards. Bare ones come without their bodies.
-// It asks once for many of them, and may be answered by a replica that is behind: whoever knows that a subject has a message,
-// and is told none, asks the stream's leader. A subject that gets a message meanwhile may be told twice, the new one last. It ends
-// with the first error of tell.
+// EachLast tells the last message of each subject of a stream; subjects may have wildcards. Bare
+// ones come without their bodies. It asks once for many of them, and may be answered by a replica
+// that is behind: whoever knows that a subject has a message, and is told none, asks the stream's
+// leader. A subject that gets a message meanwhile may be told twice, the new one last. It ends with
+// the first error of tell.
 func EachLast(ctx context.Context, stream jetstream.Stream, subjects []string, bare bool, tell func(jetstream.Msg) error) error {
 	for some := range slices.Chunk(subjects, lastSubjects) {
 		if err := eachLast(ctx, stream, some, bare, tell); err != nil {

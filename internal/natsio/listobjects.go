@@ -12,8 +12,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// ListObjects returns what an object store says of the objects whose names are wanted, in no order, deleted ones too.
-// That store's own List waits for ever when the last object is removed while it begins.
+// ListObjects returns what an object store says of the objects whose names are wanted, in no order,
+// deleted ones too. That store's own List waits for ever when the last object is removed while it
+// begins.
 func ListObjects(ctx context.Context, js jetstream.JetStream, bucket string, wanted func(name string) bool) ([]*jetstream.ObjectInfo, error) {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if err != nil {
@@ -33,7 +34,8 @@ func ListObjects(ctx context.Context, js jetstream.JetStream, bucket string, wan
 	return lastTraces(ctx, stream, bucket, names)
 }
 
-// lastTraces reads what is said of objects last, of many at once. Those that are removed meanwhile are left out.
+// lastTraces reads what is said of objects last, of many at once. Those that are removed meanwhile
+// are left out.
 func lastTraces(ctx context.Context, stream jetstream.Stream, bucket string, names []string) ([]*jetstream.ObjectInfo, error) {
 	found, subjects := make(map[string]*jetstream.ObjectInfo, len(names)), make([]string, len(names))
 	for i, name := range names {

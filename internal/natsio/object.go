@@ -21,7 +21,8 @@ import (
 // objectChunk is how much of an object one message has at most; the object store's own default.
 const objectChunk = 128 << 10
 
-// chunkSize is how much of an object one message has: no more than the server takes, which is told by the connection.
+// chunkSize is how much of an object one message has: no more than the server takes, which is told
+// by the connection.
 func chunkSize(nc *nats.Conn) uint32 {
 	return uint32(min(objectChunk, nc.MaxPayload())) //nolint:gosec // at most objectChunk
 }
@@ -37,12 +38,12 @@ func objectTrace(bucket, name string) string {
 	return objectTraces(bucket) + base64.URLEncoding.EncodeToString([]byte(name))
 }
 
-// PutObject stores what r has under a name, in the place of what was there; an error of r
-// leaves that as it was. Of several that are stored under one name at once one stays, and the parts of the others go.
-// When it is not known whether an object was stored, as when the connection is lost, its parts stay.
-// It writes what [jetstream.ObjectStore] reads. That store's own Put publishes
-// without waiting, by a goroutine that, with nats.go 1.55, now and then does not end: too
-// often for one object a call.
+// PutObject stores what r has under a name, in the place of what was there; an error of r leaves
+// that as it was. Of several that are stored under one name at once one stays, and the parts of the
+// others go. When it is not known whether an object was stored, as when the connection is lost, its
+// parts stay. It writes what [jetstream.ObjectStore] reads. That store's own Put publishes without
+// waiting, by a goroutine that, with nats.go 1.55, now and then does not end: too often for one
+// object a call.
 func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -96,7 +97,8 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 // traceWait is the pause after somebody else has stored an object of the same name.
 const traceWait = 10 * time.Millisecond
 
-// publishTrace says what an object is, and returns what that takes the place of, of which nobody else is told.
+// publishTrace says what an object is, and returns what that takes the place of, of which nobody
+// else is told.
 func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, info *jetstream.ObjectInfo) (before *jetstream.ObjectInfo, err error) {
 	body, err := json.Marshal(info)
 	if err != nil {
@@ -117,7 +119,8 @@ func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.
 	}
 }
 
-// overtaken reports whether somebody else wrote, or is about to, since the sequence that was expected was read.
+// overtaken reports whether somebody else wrote, or is about to, since the sequence that was
+// expected was read.
 func overtaken(err error) bool {
 	api, answered := errors.AsType[*jetstream.APIError](err)
 	return answered && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
@@ -139,10 +142,10 @@ func lastTrace(ctx context.Context, stream jetstream.Stream, subject string) (in
 // deleters is how many objects are removed side by side.
 const deleters = 16
 
-// DeleteObject removes an object that nobody reads any more, and all that its object store says of it. One that is not there
-// is fine, and one that is stored meanwhile stays. What was cut short is completed by doing it again.
-// That store's own Delete stores a mark, which takes the place of what was put meanwhile: its parts stay. A full store has no
-// room for one.
+// DeleteObject removes an object that nobody reads any more, and all that its object store says of
+// it. One that is not there is fine, and one that is stored meanwhile stays. What was cut short is
+// completed by doing it again. That store's own Delete stores a mark, which takes the place of what
+// was put meanwhile: its parts stay. A full store has no room for one.
 func DeleteObject(ctx context.Context, js jetstream.JetStream, bucket, name string) error {
 	return DeleteObjects(ctx, js, bucket, name)
 }

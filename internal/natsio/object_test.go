@@ -227,7 +227,8 @@ func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestListObjects_AsksOnceForMany: as many requests as there are objects take minutes when the server is far away.
+// TestListObjects_AsksOnceForMany: as many requests as there are objects take minutes when the
+// server is far away.
 func TestListObjects_AsksOnceForMany(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
@@ -284,7 +285,8 @@ func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
 }
 
-// TestPutObject_WhereMessagesAreSmall: what a server takes at once bounds the parts of an object, not the object.
+// TestPutObject_WhereMessagesAreSmall: what a server takes at once bounds the parts of an object,
+// not the object.
 func TestPutObject_WhereMessagesAreSmall(t *testing.T) {
 	t.Parallel()
 	s, err := server.NewServer(&server.Options{
@@ -310,7 +312,8 @@ func TestPutObject_WhereMessagesAreSmall(t *testing.T) {
 	require.Equal(t, content, got)
 }
 
-// A reader that is not wanted any more ends, although nothing comes and its context would end much later.
+// A reader that is not wanted any more ends, although nothing comes and its context would end much
+// later.
 func TestGetObject_NoticesThatItIsCancelled(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

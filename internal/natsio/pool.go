@@ -19,10 +19,10 @@ const (
 	careWait = 5 * time.Second // after which another worker looks after what a lost one was about to
 )
 
-// EnsurePool makes or checks the consumer that hands out a pool's ready lanes,
-// and returns it with its lease length. An ackWait of 0 takes what exists, or
-// [DefaultAckWait] for a new consumer; another value must match. Errors about a
-// consumer that exists wrap [ErrTopology], those about what the NATS user may not do [ErrRights]. It is safe to run from many processes at once.
+// EnsurePool makes or checks the consumer that hands out a pool's ready lanes, and returns it with
+// its lease length. An ackWait of 0 takes what exists, or [DefaultAckWait] for a new consumer;
+// another value must match. Errors about a consumer that exists wrap [ErrTopology], those about
+// what the NATS user may not do [ErrRights]. It is safe to run from many processes at once.
 func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
 	want := jetstream.ConsumerConfig{
 		Durable: fleet.ReadyConsumer(pool), FilterSubject: fleet.ReadyFilter(pool),
@@ -49,8 +49,8 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	return consumer, have.AckWait, nil
 }
 
-// EnsureCare makes or checks the consumer that tells a pool's workers what waits in its mailboxes. Errors are those of [EnsurePool], whose
-// rights include all that it takes but to make it.
+// EnsureCare makes or checks the consumer that tells a pool's workers what waits in its mailboxes.
+// Errors are those of [EnsurePool], whose rights include all that it takes but to make it.
 func EnsureCare(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) (jetstream.Consumer, error) {
 	want := jetstream.ConsumerConfig{
 		Durable: fleet.CareConsumer(pool), FilterSubject: fleet.MailboxesFilter(pool),

@@ -16,7 +16,8 @@ import (
 // ErrRights is wrapped by errors about what a NATS user may not do.
 var ErrRights = errors.New("the NATS user has too few rights")
 
-// Rights are subjects that a process publishes on and subscribes to, one for each permission that it needs.
+// Rights are subjects that a process publishes on and subscribes to, one for each permission that
+// it needs.
 type Rights struct{ Publish, Subscribe []string }
 
 // probed stands in subjects for the ids of sessions and calls.
@@ -49,7 +50,8 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	}
 }
 
-// LaneRights are those of whoever looks at the lanes of a pool, and LaneChangeRights what it takes beside them to interfere.
+// LaneRights are those of whoever looks at the lanes of a pool, and LaneChangeRights what it takes
+// beside them to interfere.
 func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := fleet.CallsStream()
 	return Rights{Publish: []string{
@@ -120,9 +122,10 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	}
 }
 
-// CheckRights tells at once what would otherwise show as requests without an answer: the error wraps [ErrRights] and names every
-// subject of the rights that the server refuses. What is published to find out has no effect. The server may take 5 seconds for
-// each answer, of which there are as many as rights when it refuses one.
+// CheckRights tells at once what would otherwise show as requests without an answer: the error
+// wraps [ErrRights] and names every subject of the rights that the server refuses. What is
+// published to find out has no effect. The server may take 5 seconds for each answer, of which
+// there are as many as rights when it refuses one.
 func CheckRights(ctx context.Context, nc *nats.Conn, rights ...Rights) error {
 	var all []try
 	for _, r := range rights {

@@ -10,7 +10,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
-// TestCheckRights_HasNoEffect: the first message of each stream is one that was published afterwards.
+// TestCheckRights_HasNoEffect: the first message of each stream is one that was published
+// afterwards.
 func TestCheckRights_HasNoEffect(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) jetstream.JetStream{

@@ -18,7 +18,8 @@ const (
 	codeNoReplicas  jetstream.ErrorCode = 10074
 )
 
-// NoRoom reports whether the server stored nothing because it has no room: the stream, the account or the server itself is at its limit.
+// NoRoom reports whether the server stored nothing because it has no room: the stream, the account
+// or the server itself is at its limit.
 func NoRoom(refused *jetstream.APIError) bool {
 	switch refused.ErrorCode {
 	case codeAccountFull, codeServerFull, codeNoStorage:

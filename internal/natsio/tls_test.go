@@ -43,7 +43,8 @@ func authority(t *testing.T) pair {
 	}
 }
 
-// secure starts a server that speaks nothing but TLS, and asks for a certificate of its own authority.
+// secure starts a server that speaks nothing but TLS, and asks for a certificate of its own
+// authority.
 func secure(t *testing.T, p pair) string {
 	t.Helper()
 	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: p.cert, KeyFile: p.key, CaFile: p.cert, Verify: true})

@@ -21,7 +21,8 @@ const (
 	DefaultAckWait = 10 * time.Second
 	// DefaultResultAge is how long results are kept.
 	DefaultResultAge = 7 * 24 * time.Hour
-	// MinResultAge and MaxResultAge are what may be asked for, and MinResultSize likewise: the largest message that a server may take.
+	// MinResultAge and MaxResultAge are what may be asked for, and MinResultSize likewise: the
+	// largest message that a server may take.
 	MinResultAge  = 10 * time.Minute
 	MaxResultAge  = 365 * 24 * time.Hour
 	MinResultSize = 64 << 20
@@ -42,9 +43,10 @@ type Topology struct {
 	// stream refuses calls, it never drops any.
 	MaxCalls int64
 	MaxBytes int64
-	// ResultAge is how long results are kept, and large payloads and values with them, and ResultBytes how much of results
-	// in all: beyond it the oldest go. They are those of streams that exist, too, which are edited; 0 takes what these have, or
-	// the default, which for ResultBytes is no bound.
+	// ResultAge is how long results are kept, and large payloads and values with them, and
+	// ResultBytes how much of results in all: beyond it the oldest go. They are those of streams
+	// that exist, too, which are edited; 0 takes what these have, or the default, which for
+	// ResultBytes is no bound.
 	ResultAge   time.Duration
 	ResultBytes int64
 	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
@@ -53,7 +55,8 @@ type Topology struct {
 	// KeepBytes bounds what is kept of all sessions together; 0 means no bound. When it is
 	// reached, nothing more is kept.
 	KeepBytes int64
-	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on servers that are several; nil discards it.
+	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on
+	// servers that are several; nil discards it.
 	Logger *slog.Logger
 }
 
@@ -76,9 +79,9 @@ func (t Topology) withDefaults() Topology {
 	return t
 }
 
-// Ensure makes the streams and buckets of a fleet where they are missing and
-// checks those that exist. Errors about the latter wrap [ErrTopology] and name
-// every difference, those about a server that is too old [ErrServer]. It is safe to run from many processes at once.
+// Ensure makes the streams and buckets of a fleet where they are missing and checks those that
+// exist. Errors about the latter wrap [ErrTopology] and name every difference, those about a server
+// that is too old [ErrServer]. It is safe to run from many processes at once.
 func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
 	if err := t.checkAccess(ctx, js.Conn()); err != nil {
@@ -126,7 +129,8 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	return nil
 }
 
-// checkAccess finds out whether the server can have the fleet, and whether its streams can be looked at.
+// checkAccess finds out whether the server can have the fleet, and whether its streams can be
+// looked at.
 func (t Topology) checkAccess(ctx context.Context, nc *nats.Conn) error {
 	if err := checkServer(nc); err != nil {
 		return err
@@ -147,7 +151,8 @@ func (t Topology) warn(ctx context.Context, stream string, replicas int, cluster
 	}
 }
 
-// tellMade tells of streams that were missing in a fleet that has others: somebody deleted them, with what was in them.
+// tellMade tells of streams that were missing in a fleet that has others: somebody deleted them,
+// with what was in them.
 func (t Topology) tellMade(ctx context.Context, made, found []string) {
 	if t.Logger == nil || len(found) == 0 {
 		return
@@ -202,8 +207,9 @@ func sizeText(size int64) string {
 // ErrNoFleet is wrapped by the error of [Check] for a fleet that nobody has made.
 var ErrNoFleet = errors.New("stream does not exist")
 
-// Check is [Ensure] for whoever only uses a fleet: it makes nothing. A stream that is
-// missing is an error that wraps [ErrNoFleet]. Buckets are made when a worker or a coordinator starts that needs them.
+// Check is [Ensure] for whoever only uses a fleet: it makes nothing. A stream that is missing is an
+// error that wraps [ErrNoFleet]. Buckets are made when a worker or a coordinator starts that needs
+// them.
 func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
 	if err := t.checkAccess(ctx, js.Conn()); err != nil {
@@ -320,7 +326,8 @@ func checkStream(stream jetstream.Stream, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// remedy says what to do about a server that makes no stream with so many replicas and bytes, "" when that is not known.
+// remedy says what to do about a server that makes no stream with so many replicas and bytes, ""
+// when that is not known.
 func remedy(err error, replicas int, reserved int64) string {
 	var refused *jetstream.APIError
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {

@@ -76,7 +76,8 @@ func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {
 	require.Equal(t, before, configuration(t, f, tf.CallsStream()), "sizes are the operator's to change")
 }
 
-// How long results are kept, and how much of them, is edited when it is asked for, and left alone when not.
+// How long results are kept, and how much of them, is edited when it is asked for, and left alone
+// when not.
 func TestEnsure_ResultsAreBoundedAsAskedFor(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

@@ -20,9 +20,9 @@ const installTimeout = 5 * time.Minute
 // manifests are what says which packages, in which versions and with which hashes.
 func manifests() []string { return []string{"package.json", "package-lock.json"} }
 
-// install returns a directory with the packages that source pins, which it installs if need be. Several
-// processes may install at once: each works in a directory of its own, and the
-// first to be done gives its directory the final name.
+// install returns a directory with the packages that source pins, which it installs if need be.
+// Several processes may install at once: each works in a directory of its own, and the first to be
+// done gives its directory the final name.
 func install(ctx context.Context, source string) (string, error) {
 	if err := checkNode(ctx); err != nil {
 		return "", err
@@ -101,7 +101,8 @@ func cacheDir(root string) string {
 	return filepath.Join(root, ".cache")
 }
 
-// checkNode returns an error unless node 20.15 or later, which the packages need, and npm are there.
+// checkNode returns an error unless node 20.15 or later, which the packages need, and npm are
+// there.
 func checkNode(ctx context.Context) error {
 	if _, err := exec.LookPath("npm"); err != nil {
 		return err

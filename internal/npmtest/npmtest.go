@@ -1,9 +1,10 @@
-// Package npmtest gives tests packages of npm: programs and clients that are not ours, which show that what
-// is written here agrees with others about a protocol.
+// Package npmtest gives tests packages of npm: programs and clients that are not ours, which show
+// that what is written here agrees with others about a protocol.
 //
-// A folder of the repository pins them with their hashes (package.json, package-lock.json). They are installed on first use,
-// into the user's cache directory. Where node, npm or the packages cannot be had, a test is skipped and says so on
-// standard error; with TOOLFLEET_INTEGRATION=required it fails instead.
+// A folder of the repository pins them with their hashes (package.json, package-lock.json). They
+// are installed on first use, into the user's cache directory. Where node, npm or the packages
+// cannot be had, a test is skipped and says so on standard error; with
+// TOOLFLEET_INTEGRATION=required it fails instead.
 package npmtest
 
 import (
@@ -12,9 +13,9 @@ import (
 	"testing"
 )
 
-// Install returns a directory whose node_modules has what the folder source, a path from the repository's root,
-// pins. without says what is not tested where that cannot be had, such as "no test against a real model server".
-// It may be called from several tests and processes at once.
+// Install returns a directory whose node_modules has what the folder source, a path from the
+// repository's root, pins. without says what is not tested where that cannot be had, such as "no
+// test against a real model server". It may be called from several tests and processes at once.
 func Install(tb testing.TB, source, without string) (dir string) {
 	tb.Helper()
 	dir, err := install(tb.Context(), source)

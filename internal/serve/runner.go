@@ -59,7 +59,8 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 // model is the name of the model that a turn asks for.
 func (s *Server) model(turn protocol.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
 
-// judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and the turn's all have to agree.
+// judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and
+// the turn's all have to agree.
 func (s *Server) judge(turn protocol.TurnRun) (loop.Policy, error) {
 	all := slices.Clone(s.options.Policies)
 	for i, encoded := range turn.Policies {

@@ -105,7 +105,8 @@ type Server struct {
 
 var _ lane.Executor = (*Server)(nil)
 
-// New makes a server on the streams of a fleet, which must exist. Its live events go out through nc.
+// New makes a server on the streams of a fleet, which must exist. Its live events go out through
+// nc.
 func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 	o = o.withDefaults()
 	s := &Server{
@@ -120,15 +121,16 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 	return s, err
 }
 
-// Run takes turns until ctx ends, then drains: turns that run may end until drain ends, and are left to
-// another coordinator then. It returns when nothing of it runs any more.
+// Run takes turns until ctx ends, then drains: turns that run may end until drain ends, and are
+// left to another coordinator then. It returns when nothing of it runs any more.
 func (s *Server) Run(ctx, drain context.Context) error {
 	defer s.metrics.Observe(ctx, s.holder.Load)()
 	return s.holder.Run(ctx, drain)
 }
 
-// settled tells the metrics of a turn whose result is stored, and ends it where that is not done: nobody may have run it since
-// another coordinator was lost with it, and its calls would go on until the session's next turn. That waits here meanwhile.
+// settled tells the metrics of a turn whose result is stored, and ends it where that is not done:
+// nobody may have run it since another coordinator was lost with it, and its calls would go on
+// until the session's next turn. That waits here meanwhile.
 func (s *Server) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	s.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 	if r.Status != protocol.StatusOK {
@@ -136,7 +138,8 @@ func (s *Server) settled(ctx context.Context, c *protocol.Call, r *protocol.Resu
 	}
 }
 
-// endIfOpen ends a turn whose call is over, if it is open still; also one whose coordinator was lost between the two.
+// endIfOpen ends a turn whose call is over, if it is open still; also one whose coordinator was
+// lost between the two.
 func (s *Server) endIfOpen(ctx context.Context, c *protocol.Call) {
 	if err := s.endGivenUp(ctx, c); err != nil {
 		s.options.Logger.WarnContext(ctx, "turn is left to the session's next one, which ends it",
@@ -144,7 +147,8 @@ func (s *Server) endIfOpen(ctx context.Context, c *protocol.Call) {
 	}
 }
 
-// endTimeout bounds how long the end of a turn that nobody runs may take, most of it for calls whose workers do not answer.
+// endTimeout bounds how long the end of a turn that nobody runs may take, most of it for calls
+// whose workers do not answer.
 const endTimeout = 30 * time.Second
 
 // endGivenUp ends a turn that is open although its call is over.
@@ -244,7 +248,8 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 	}
 }
 
-// stays reports whether a fault is there again however often a turn is run; each time, the model would be asked again.
+// stays reports whether a fault is there again however often a turn is run; each time, the model
+// would be asked again.
 func stays(err error) bool {
 	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) ||
 		errors.Is(err, loop.ErrEventTooLarge) || errors.Is(err, loop.ErrJournalFull)

@@ -245,7 +245,8 @@ func TestTurn_Failures(t *testing.T) {
 	require.Equal(t, map[string]int64{"toolfleet.pool=session": 5}, meter.Read(t, telemetry.MetricQueueTime))
 }
 
-// TestTurn_ReplyThatNoJournalTakes: the model is not asked for it again and again, the turn ends, and the session goes on.
+// TestTurn_ReplyThatNoJournalTakes: the model is not asked for it again and again, the turn ends,
+// and the session goes on.
 func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{"text":"`+strings.Repeat("x", 9<<20)+`"}`)
@@ -266,8 +267,8 @@ func TestTurn_ReplyThatNoJournalTakes(t *testing.T) {
 	require.Nil(t, r.submit(ctx, serve.NewCall(session, protocol.TurnRun{Prompt: "again", Model: "brief"}, 0)).Error)
 }
 
-// TestTurn_AJournalWithoutRoom: the model is not asked again and again for a reply that cannot be journaled, and the turn
-// goes on when there is room, under its own policies.
+// TestTurn_AJournalWithoutRoom: the model is not asked again and again for a reply that cannot be
+// journaled, and the turn goes on when there is room, under its own policies.
 func TestTurn_AJournalWithoutRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("true")+","+answer)
@@ -544,7 +545,8 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	require.NoFileExists(t, r.file(call.SessionID, "late"))
 }
 
-// TestTurn_SettledAndNotEnded: a coordinator was lost when it had stored the result, and had not ended the turn yet.
+// TestTurn_SettledAndNotEnded: a coordinator was lost when it had stored the result, and had not
+// ended the turn yet.
 func TestTurn_SettledAndNotEnded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late")+","+answer)
@@ -580,7 +582,8 @@ func (r *rig) ends(session protocol.SessionID) (ends []string) {
 	return ends
 }
 
-// meddled is a model while which somebody else extends the session once; then it thinks until it is stopped.
+// meddled is a model while which somebody else extends the session once; then it thinks until it is
+// stopped.
 type meddled struct {
 	meddle func() error
 	times  atomic.Int64
@@ -610,7 +613,8 @@ func (w warned) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestTurn_CancelledBetweenTwoTries: it is cancelled, and not what the try before it failed of; the next turn finds nothing open.
+// TestTurn_CancelledBetweenTwoTries: it is cancelled, and not what the try before it failed of; the
+// next turn finds nothing open.
 func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, answer)

@@ -44,9 +44,9 @@ func sessionOf(name string) protocol.SessionID {
 	return protocol.SessionID(id)
 }
 
-// bodies removes what is kept of the session in the object stores: all outputs; archives, and values, which go with the results.
-// A payload stays until its call is settled, in whatever lane, and is removed by who settles it; that of a call whose publisher or
-// worker was lost ages out.
+// bodies removes what is kept of the session in the object stores: all outputs; archives, and
+// values, which go with the results. A payload stays until its call is settled, in whatever lane,
+// and is removed by who settles it; that of a call whose publisher or worker was lost ages out.
 func (r *remover) bodies(ctx context.Context) error {
 	all := func(string) bool { return true }
 	if err := r.objects(ctx, r.fleet.Name.KeptBucket(), all); err != nil {
@@ -62,7 +62,8 @@ func (r *remover) bodies(ctx context.Context) error {
 	})
 }
 
-// objects removes those of one object store, by their names, and the traces that it keeps of deleted ones.
+// objects removes those of one object store, by their names, and the traces that it keeps of
+// deleted ones.
 func (r *remover) objects(ctx context.Context, bucket string, remove func(name string) bool) error {
 	objects, err := natsio.ListObjects(ctx, r.fleet.JS, bucket, func(name string) bool { return sessionOf(name) == r.id })
 	if err != nil {

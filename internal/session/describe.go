@@ -25,7 +25,8 @@ const (
 	StateOpen State = "open"
 	// StateInUse is a session on this machine that another process runs.
 	StateInUse State = "in_use"
-	// StateInvalid is a session whose journal has something that cannot be read: nobody can go on with it.
+	// StateInvalid is a session whose journal has something that cannot be read: nobody can go on
+	// with it.
 	StateInvalid State = "invalid"
 )
 

@@ -17,7 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// lookers is how many sessions are looked at side by side: enough that a server that is far away keeps nobody waiting.
+// lookers is how many sessions are looked at side by side: enough that a server that is far away
+// keeps nobody waiting.
 const lookers = 32
 
 // Reader reads what a fleet keeps of sessions. It changes nothing and is safe for

@@ -126,7 +126,8 @@ func (l Local) open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, e
 	return fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
 }
 
-// measure returns the size of a session's directory, and when a message was stored last, or it was made.
+// measure returns the size of a session's directory, and when a message was stored last, or it was
+// made.
 func (l Local) measure(id protocol.SessionID) (size int64, changed time.Time) {
 	_ = filepath.WalkDir(l.dir(id), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {

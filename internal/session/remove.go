@@ -5,10 +5,10 @@
 //	or forced  can go on with it  (forced)        a call of its    are free
 //	                                              lane
 //
-// The journal goes first: from then on whoever still runs the session cannot extend it,
-// and stops. A turn that waited may begin before it is cancelled, and journals that, so the journal is looked at
-// once more when nobody has the session any more. Each step does nothing where there is nothing, so a removal that was cut
-// short is completed by doing it again.
+// The journal goes first: from then on whoever still runs the session cannot extend it, and stops.
+// A turn that waited may begin before it is cancelled, and journals that, so the journal is looked
+// at once more when nobody has the session any more. Each step does nothing where there is nothing,
+// so a removal that was cut short is completed by doing it again.
 package session
 
 import (
@@ -258,7 +258,8 @@ func (r *remover) released(ctx context.Context) error {
 	return nil
 }
 
-// purge removes the messages of a subject up to a sequence, 0 for all, and returns how many there were.
+// purge removes the messages of a subject up to a sequence, 0 for all, and returns how many there
+// were.
 func (r *remover) purge(ctx context.Context, name string, subject protocol.Subject, last uint64) (uint64, error) {
 	stream, err := r.fleet.JS.Stream(ctx, name)
 	if err != nil {

@@ -240,7 +240,8 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 	require.Empty(t, r.left(t, "s"))
 }
 
-// A call that waits in a lane that others use is run when its session is removed, too, and its result stays.
+// A call that waits in a lane that others use is run when its session is removed, too, and its
+// result stays.
 func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -22,8 +22,8 @@ type settled struct {
 	last  uint64                                 // sequence up to which the stream was listed
 }
 
-// results removes the results that are listed, but for those of calls that a lane still has. The session's own
-// lanes have none by now; a call of another one may get its result meanwhile.
+// results removes the results that are listed, but for those of calls that a lane still has. The
+// session's own lanes have none by now; a call of another one may get its result meanwhile.
 func (r *remover) results(ctx context.Context) error {
 	if len(r.settled.calls) == 0 {
 		return nil

@@ -28,8 +28,9 @@ type exportErrors struct {
 var _ otel.ErrorHandler = (*exportErrors)(nil)
 
 // Handle implements [otel.ErrorHandler]. A cancelled export is none that failed: the end of a
-// process cancels the one that is under way, and then sends everything. Nor is one that comes before there is
-// anything to export, as on a busy machine with a short interval: the next one has it.
+// process cancels the one that is under way, and then sends everything. Nor is one that comes
+// before there is anything to export, as on a busy machine with a short interval: the next one has
+// it.
 func (e *exportErrors) Handle(err error) {
 	if errors.Is(err, context.Canceled) || errors.Is(err, metric.ErrReaderNotRegistered) {
 		return

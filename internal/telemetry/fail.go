@@ -15,8 +15,8 @@ const (
 	TypeOther     = "_OTHER"
 )
 
-// Fail marks the span as failed, with [ErrorType] of err as its status and as [KeyErrorType]. The text of err stays
-// out of it: it may quote what a model or a tool wrote. A nil err does nothing.
+// Fail marks the span as failed, with [ErrorType] of err as its status and as [KeyErrorType]. The
+// text of err stays out of it: it may quote what a model or a tool wrote. A nil err does nothing.
 func Fail(span trace.Span, err error) {
 	if err == nil {
 		return

@@ -34,8 +34,8 @@ func NewHolderMetrics(meter metric.Meter, pool string) *HolderMetrics {
 	}
 }
 
-// Started books an attempt, from 1, as it begins: queued is how long the call has waited, and inLane
-// the part of it after its lane was claimed.
+// Started books an attempt, from 1, as it begins: queued is how long the call has waited, and
+// inLane the part of it after its lane was claimed.
 func (m *HolderMetrics) Started(ctx context.Context, tool string, attempt int, queued, inLane time.Duration) {
 	if !m.queueTime.Enabled(ctx) {
 		return
@@ -57,9 +57,9 @@ func (m *HolderMetrics) Ended(ctx context.Context, tool, status, code string) {
 // Lost books a lane that was lost.
 func (m *HolderMetrics) Lost(ctx context.Context) { m.lost.Add(ctx, 1, m.ofPool) }
 
-// Observe asks load, whenever metrics are read, how many lanes are held, and how many slots are in use
-// of how many, until the returned function is called. Lost lanes are counted from 0: to Prometheus a counter that comes
-// with its first count has not increased.
+// Observe asks load, whenever metrics are read, how many lanes are held, and how many slots are in
+// use of how many, until the returned function is called. Lost lanes are counted from 0: to
+// Prometheus a counter that comes with its first count has not increased.
 func (m *HolderMetrics) Observe(ctx context.Context, load func() (lanes, used, slots int)) (stop func()) {
 	m.lost.Add(ctx, 0, m.ofPool)
 	registered, err := m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {

@@ -33,7 +33,8 @@ const (
 // chosen by whoever may send calls.
 const maxSeries = 1000
 
-// durationBuckets are the bounds of durations in seconds, from a call that does nothing to a long build.
+// durationBuckets are the bounds of durations in seconds, from a call that does nothing to a long
+// build.
 func durationBuckets() []float64 {
 	return []float64{
 		0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,

@@ -32,8 +32,8 @@ const (
 	OperationExecuteTool = "execute_tool" // also what the span's name begins with
 )
 
-// EventStarted is the event of a [SpanDispatch] that an attempt of the call was begun, by a worker that may be lost before it
-// can export a span of its own.
+// EventStarted is the event of a [SpanDispatch] that an attempt of the call was begun, by a worker
+// that may be lost before it can export a span of its own.
 const EventStarted = "toolfleet.attempt.started"
 
 // SpanExecuteTool names the execution of one call by its tool.

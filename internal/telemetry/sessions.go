@@ -31,7 +31,8 @@ type ModelMetrics struct {
 	model    []attribute.KeyValue
 }
 
-// NewModelMetrics makes the instruments of a model, as it is named on the command line, of a provider.
+// NewModelMetrics makes the instruments of a model, as it is named on the command line, of a
+// provider.
 func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
 	return &ModelMetrics{
 		duration: newDuration(meter, MetricModelDuration, "Time that a model took for a reply, with its retries."),

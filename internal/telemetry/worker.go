@@ -7,8 +7,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// WorkerMetrics are those of a worker: of a holder, and what it executes in which sandboxes. They are
-// safe for concurrent use.
+// WorkerMetrics are those of a worker: of a holder, and what it executes in which sandboxes. They
+// are safe for concurrent use.
 type WorkerMetrics struct {
 	*HolderMetrics
 
@@ -19,7 +19,8 @@ type WorkerMetrics struct {
 	commands        metric.Int64Counter
 }
 
-// NewWorkerMetrics makes the instruments of a worker whose sandboxes are of a driver and a proven level.
+// NewWorkerMetrics makes the instruments of a worker whose sandboxes are of a driver and a proven
+// level.
 func NewWorkerMetrics(meter metric.Meter, pool, driver, level string) *WorkerMetrics {
 	return &WorkerMetrics{
 		HolderMetrics: NewHolderMetrics(meter, pool), driver: driver, level: level,

@@ -21,8 +21,8 @@ const (
 type Options struct {
 	// Color allows colours; see [ColorWanted].
 	Color bool
-	// Width is how many columns there are; see [Width]. With 0 the model's text is
-	// not wrapped, and all that is cut to one line is cut at 120 columns. Less than 40 counts as 40.
+	// Width is how many columns there are; see [Width]. With 0 the model's text is not wrapped, and
+	// all that is cut to one line is cut at 120 columns. Less than 40 counts as 40.
 	Width int
 	// Now is the clock for events that carry no time; nil means time.Now.
 	Now func() time.Time

@@ -89,7 +89,8 @@ func limitKinds(kinds sandbox.LimitKinds) map[string]string {
 	return words
 }
 
-// exec runs a command and makes its value. A value beside an error is what it wrote until it was stopped.
+// exec runs a command and makes its value. A value beside an error is what it wrote until it was
+// stopped.
 func (w *Worker) exec(
 	ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames, valueOf func(protocol.Execution) protocol.Value,
 ) (protocol.Value, error) {

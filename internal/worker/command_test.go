@@ -218,7 +218,8 @@ func (r *rig) stored(t *testing.T, result *protocol.Result) protocol.Value {
 	return v
 }
 
-// TestCommand_CloseOfTheSandboxIsNoFailureOfTheCommand covers a sandbox that goes away under a command.
+// TestCommand_CloseOfTheSandboxIsNoFailureOfTheCommand covers a sandbox that goes away under a
+// command.
 func TestCommand_CloseOfTheSandboxIsNoFailureOfTheCommand(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

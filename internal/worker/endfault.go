@@ -9,8 +9,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
 )
 
-// endFault is the error of a command that did not end by itself; nil when it did. It names the one of the command's
-// limits that ended it, so that a model knows how much to do at once.
+// endFault is the error of a command that did not end by itself; nil when it did. It names the one
+// of the command's limits that ended it, so that a model knows how much to do at once.
 func endFault(r *sandbox.Result, limits sandbox.Limits) error {
 	switch r.Reason {
 	case sandbox.ReasonExited, sandbox.ReasonSignaled:
@@ -34,7 +34,8 @@ func endFault(r *sandbox.Result, limits sandbox.Limits) error {
 
 const timeUnit = 10 * time.Millisecond
 
-// timeAllowed says what a command may have that used up its time. Without a limit it was the time of its call.
+// timeAllowed says what a command may have that used up its time. Without a limit it was the time
+// of its call.
 func timeAllowed(r *sandbox.Result, limits sandbox.Limits) string {
 	switch {
 	case r.Signal == "SIGXCPU":
@@ -46,7 +47,8 @@ func timeAllowed(r *sandbox.Result, limits sandbox.Limits) string {
 	}
 }
 
-// diskFault is that of a command which wrote too much to files: to one, where the system has said so, or in all.
+// diskFault is that of a command which wrote too much to files: to one, where the system has said
+// so, or in all.
 func diskFault(r *sandbox.Result, limits sandbox.Limits) error {
 	if r.Signal == "SIGXFSZ" {
 		limit := limits.FileSize

@@ -67,7 +67,8 @@ func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) 
 	}), nil
 }
 
-// missed is the error of a read. A session that finds a file gone has seen that, and may make it again.
+// missed is the error of a read. A session that finds a file gone has seen that, and may make it
+// again.
 func (f fileOps) missed(guard protocol.Guard, path string, err error) error {
 	if fault, ok := errors.AsType[*sandbox.Fault](err); ok && fault.Code == sandbox.FaultNotFound {
 		f.seen.note(guard, f.session, path, "")
@@ -88,8 +89,9 @@ func (f fileOps) write(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite
 	return written(p.Path, r), nil
 }
 
-// hasContent reports whether what a guarded session may not write is in the file already: by an earlier attempt
-// whose worker was lost before it could remember that, or otherwise. Nothing would be changed.
+// hasContent reports whether what a guarded session may not write is in the file already: by an
+// earlier attempt whose worker was lost before it could remember that, or otherwise. Nothing would
+// be changed.
 func (f fileOps) hasContent(ctx context.Context, fs sandbox.FS, p protocol.FilesWrite) bool {
 	if p.Guard == protocol.GuardNone || p.ExpectSHA256 != "" {
 		return false

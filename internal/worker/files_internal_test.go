@@ -146,7 +146,8 @@ func TestGuards(t *testing.T) {
 	require.Empty(t, do(change))
 }
 
-// A worker may be lost after a write and before it remembers that: the next attempt writes the same.
+// A worker may be lost after a write and before it remembers that: the next attempt writes the
+// same.
 func TestGuards_AWriteCanBeDoneAgain(t *testing.T) {
 	t.Parallel()
 	s, dir := opened(t)
@@ -219,7 +220,8 @@ func TestSeen_FileStaysSmall(t *testing.T) {
 	require.Equal(t, sandbox.Expect{Absent: true}, found.expect(protocol.GuardRead, "s2", "0", ""))
 }
 
-// A file that was cut short when its worker was killed is read as far as it goes, and goes on behind that.
+// A file that was cut short when its worker was killed is read as far as it goes, and goes on
+// behind that.
 func TestSeen_CutLine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "seen.jsonl")

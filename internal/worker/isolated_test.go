@@ -132,7 +132,8 @@ func TestIsolated_WhatNeedsTheNetworkIsToldSoBeforeItRuns(t *testing.T) {
 	}
 }
 
-// TestIsolated_WhatCanBeReachedIsWhatTheDriverGives: without a network of the sandbox's own there is no localhost either.
+// TestIsolated_WhatCanBeReachedIsWhatTheDriverGives: without a network of the sandbox's own there
+// is no localhost either.
 func TestIsolated_WhatCanBeReachedIsWhatTheDriverGives(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -170,8 +171,8 @@ func TestIsolated_HostsThatAreNotListedAreToldSoBeforeItRuns(t *testing.T) {
 	require.True(t, value[protocol.FilesExistsResult](t, r.do(session, protocol.FilesExists{Path: "ran"})).Exists)
 }
 
-// TestIsolated_ARepositoryInPlaceIsProtected also has one that commands make: that is theirs while the
-// worker lives, and nobody's but the user's for the next one.
+// TestIsolated_ARepositoryInPlaceIsProtected also has one that commands make: that is theirs while
+// the worker lives, and nobody's but the user's for the next one.
 func TestIsolated_ARepositoryInPlaceIsProtected(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -197,8 +198,8 @@ func TestIsolated_ARepositoryInPlaceIsProtected(t *testing.T) {
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("c")}))
 }
 
-// TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces: what keeps a place from being made does
-// not make a workspace one that is used already.
+// TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces: what keeps a place from being made
+// does not make a workspace one that is used already.
 func TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

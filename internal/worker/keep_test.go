@@ -33,7 +33,8 @@ func (r *rig) keptObjects(t *testing.T) []string {
 	return names
 }
 
-// TestKeep_AFileThatIsReadSideBySideIsStoredOnce: objects of one name would leave parts that nobody finds.
+// TestKeep_AFileThatIsReadSideBySideIsStoredOnce: objects of one name would leave parts that nobody
+// finds.
 func TestKeep_AFileThatIsReadSideBySideIsStoredOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -46,7 +46,8 @@ func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pr
 		name += ".base64"
 		kept.Lines = 1
 	}
-	// Calls that read one file side by side store it once: of two objects with one name the first would stay for ever.
+	// Calls that read one file side by side store it once: of two objects with one name the first
+	// would stay for ever.
 	_, err, _ := s.storing.Do(name, func() (any, error) { return nil, s.ensureFile(ctx, name, fs, v) })
 	if err != nil {
 		return nil, err
@@ -56,7 +57,8 @@ func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pr
 	return kept, err
 }
 
-// ensureFile stores the content of a file unless it is there, or returns an error when it is not any more what was read.
+// ensureFile stores the content of a file unless it is there, or returns an error when it is not
+// any more what was read.
 func (s *keeper) ensureFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
 	_, err := s.GetInfo(ctx, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {

@@ -11,7 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// TestMetrics_TellWhatWasDone counts calls that ran, one way or the other, and one that was not run.
+// TestMetrics_TellWhatWasDone counts calls that ran, one way or the other, and one that was not
+// run.
 func TestMetrics_TellWhatWasDone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

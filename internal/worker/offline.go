@@ -63,7 +63,8 @@ func gitRemotes(ctx context.Context, fs sandbox.FS, cwd string) offline.RemoteFu
 	}
 }
 
-// remoteURL returns the URL of a remote in a git configuration: "" is origin, or the only one there is.
+// remoteURL returns the URL of a remote in a git configuration: "" is origin, or the only one there
+// is.
 func remoteURL(config, remote string) (string, bool) {
 	urls := map[string]string{}
 	section := ""

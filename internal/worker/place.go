@@ -35,7 +35,8 @@ func (s *sandboxes) claimPlace(ctx context.Context, l protocol.Lane, workspace s
 	}
 }
 
-// tryPlace is one try of claimPlace. The record of an answer that was lost is found by the next one.
+// tryPlace is one try of claimPlace. The record of an answer that was lost is found by the next
+// one.
 func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace string) error {
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
 	defer cancel()
@@ -62,9 +63,9 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 	return nil
 }
 
-// remove closes the sandbox of a lane and removes its directory, unless that is in another
-// data directory. The record goes last, so that a removal which was cut short is found again. Once ctx has ended the directory
-// may be that of another worker: what is left of it stays.
+// remove closes the sandbox of a lane and removes its directory, unless that is in another data
+// directory. The record goes last, so that a removal which was cut short is found again. Once ctx
+// has ended the directory may be that of another worker: what is left of it stays.
 func (s *sandboxes) remove(ctx context.Context, l protocol.Lane) error {
 	key := string(l.Hash())
 	place, err := s.placeOf(ctx, key)

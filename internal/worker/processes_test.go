@@ -131,7 +131,8 @@ func TestBackground_LivesNoLongerThanTheWorkerAllows(t *testing.T) {
 	require.Equal(t, "timeout", got.Reason)
 }
 
-// TestBackground_ALostLaneKillsWhatLivesThere: a worker that is cut off may not be the only one with the workspace any more.
+// TestBackground_ALostLaneKillsWhatLivesThere: a worker that is cut off may not be the only one
+// with the workspace any more.
 func TestBackground_ALostLaneKillsWhatLivesThere(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.New(t, natsio.Topology{}))

@@ -122,8 +122,8 @@ func (s *sandboxes) workspace(l protocol.Lane) string {
 	return b.workspace
 }
 
-// staging makes a directory in which a workspace can be made: on the same file system, and counted with the sandbox
-// that it is for; get must have been called.
+// staging makes a directory in which a workspace can be made: on the same file system, and counted
+// with the sandbox that it is for; get must have been called.
 func (s *sandboxes) staging(l protocol.Lane) (string, error) {
 	b := s.box(l)
 	b.mu.Lock()
@@ -198,7 +198,8 @@ func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace
 	return workspace, scratch, nil
 }
 
-// inPlace is the directory that a lane's sandbox uses in place; ok is false when it has one of its own.
+// inPlace is the directory that a lane's sandbox uses in place; ok is false when it has one of its
+// own.
 func (s *sandboxes) inPlace(l protocol.Lane) (dir string, ok bool) {
 	id := sandboxOf(l)
 	if id == "" {
@@ -280,8 +281,9 @@ func (s *sandboxes) warm(l protocol.Lane) bool {
 	return sandboxOf(l) != "" && s.open[l] != nil
 }
 
-// replace puts another directory in the place of an empty workspace. The sandbox is
-// closed for it and opened again by the next get. Once ctx has ended the workspace may be that of another worker: it stays.
+// replace puts another directory in the place of an empty workspace. The sandbox is closed for it
+// and opened again by the next get. Once ctx has ended the workspace may be that of another worker:
+// it stays.
 func (s *sandboxes) replace(ctx context.Context, l protocol.Lane, dir string) error {
 	b := s.box(l)
 	b.mu.Lock()

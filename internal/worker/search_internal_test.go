@@ -37,7 +37,8 @@ func TestRipgrepPattern_IsLooser(t *testing.T) {
 	}
 }
 
-// What is loosened matches wherever the pattern does; said with what Go has for bytes that are no characters.
+// What is loosened matches wherever the pattern does; said with what Go has for bytes that are no
+// characters.
 func FuzzRipgrepPattern(f *testing.F) {
 	for _, pattern := range []string{"abc", "a.c$", `\bx\B`, `(?i)straße|k`, `[^a-z]{2,}`, `\s+$`, "\uFFFD"} {
 		f.Add(pattern, "xx abc\xffStraSSe K \u212a", true)

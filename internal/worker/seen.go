@@ -14,7 +14,8 @@ import (
 // there are more, all are forgotten: the sessions read again what they change.
 const maxSeen = 10_000
 
-// spareLines is how many lines the file may have beside twice as many as there is to remember. Then it is written anew.
+// spareLines is how many lines the file may have beside twice as many as there is to remember. Then
+// it is written anew.
 const spareLines = 1000
 
 // seen remembers which content of a sandbox's files its sessions have read or written,

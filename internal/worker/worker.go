@@ -72,7 +72,8 @@ type Options struct {
 	Workspace func(sandbox string) (dir string, ok bool)
 	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
 	Handlers Handlers
-	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative not at all.
+	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative
+	// not at all.
 	Linger time.Duration
 	// Background is the longest life of a background process, which keeps its sandbox
 	// open; 0 means [DefaultBackground].
@@ -139,7 +140,8 @@ type Worker struct {
 	metrics    *telemetry.WorkerMetrics
 }
 
-// New opens what a worker needs in the fleet, whose streams must exist, and under its data directory.
+// New opens what a worker needs in the fleet, whose streams must exist, and under its data
+// directory.
 func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	o = o.withDefaults()
 	if o.Driver == nil || o.Data == "" {
@@ -199,7 +201,8 @@ func (w *Worker) ID() protocol.WorkerID { return w.options.ID }
 // Languages are those that code_run can run in this worker's sandboxes, sorted.
 func (w *Worker) Languages() []string { return w.languages.names() }
 
-// Lease is the length of the pool's leases: within it another worker takes over from one that is lost.
+// Lease is the length of the pool's leases: within it another worker takes over from one that is
+// lost.
 func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 
 // Run takes calls until ctx ends, then drains: what runs may finish until drain
@@ -211,13 +214,14 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	err := w.holder.Run(ctx, drain)
 	stop()
 	w.sandboxes.closeAll()
-	// The last of what it sent may be that its lanes are free: let it arrive before the connection ends.
+	// The last of what it sent may be that its lanes are free: let it arrive before the connection
+	// ends.
 	_ = natsio.Flush(ctx, w.nc, flushTimeout) // without a connection leases end by themselves
 	return err
 }
 
-// lost has everything of a lane end that may be somebody else's by now, without the grace of a cancel and
-// whatever a handler does that was told to end.
+// lost has everything of a lane end that may be somebody else's by now, without the grace of a
+// cancel and whatever a handler does that was told to end.
 func (w *Worker) lost(ctx context.Context, l protocol.Lane) {
 	w.metrics.Lost(ctx)
 	if err := w.sandboxes.kill(l); err != nil { // what is left dies with the release

@@ -59,8 +59,8 @@ func rigOf(t *testing.T, f *natsiotest.Fleet) *rig {
 	return &rig{Fleet: f, t: t, dispatcher: d}
 }
 
-// options are those of a worker with a data directory of its own, whose leases do not end while it is well, however busy the
-// machine is.
+// options are those of a worker with a data directory of its own, whose leases do not end while it
+// is well, however busy the machine is.
 func (r *rig) options() worker.Options {
 	r.t.Helper()
 	driver := process.New(nil)

@@ -16,7 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// promptly is how long a call takes that does not wait for anybody, on a machine that has much else to do.
+// promptly is how long a call takes that does not wait for anybody, on a machine that has much else
+// to do.
 const promptly = 1500 * time.Millisecond
 
 // callUntil makes one call and requires that it returns when its context ends.

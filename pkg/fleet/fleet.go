@@ -153,8 +153,8 @@ func (f *Fleet) Close() error {
 // WorkerOptions are the settings of a worker inside the process; nil and zero mean the
 // documented default.
 type WorkerOptions struct {
-	// Sandbox is the sandbox driver: "auto" (the default: the best that isolates here), "ns", "landlock",
-	// or "process", which isolates nothing.
+	// Sandbox is the sandbox driver: "auto" (the default: the best that isolates here), "ns",
+	// "landlock", or "process", which isolates nothing.
 	Sandbox string
 	// Pool is whose calls the worker takes; "" means the default pool.
 	Pool protocol.Pool
@@ -168,8 +168,8 @@ type WorkerOptions struct {
 	// false for those that live in the data directory.
 	Workspace func(sandbox string) (dir string, ok bool)
 	// Protect are places of workspaces that neither commands nor file operations change, see
-	// [sandbox.Spec]; nil means [sandbox.DefaultProtected] in directories that are used in place and
-	// none elsewhere, empty means none.
+	// [sandbox.Spec]; nil means [sandbox.DefaultProtected] in directories that are used in place
+	// and none elsewhere, empty means none.
 	Protect []string
 	// Handlers execute payloads of kinds of your own.
 	Handlers []worker.Handler
@@ -190,10 +190,10 @@ func (o *WorkerOptions) validate() error {
 	return errors.Join(faults...)
 }
 
-// StartWorker runs a worker inside this process until Close, whatever becomes of ctx, which
-// bounds the starting only. A fleet may have several. The error wraps
-// [github.com/toolfleet/toolfleet/pkg/sandbox.ErrLevel] when no driver isolates on this host, and [protocol.ErrInvalidKind] for a
-// handler of a kind that cannot be.
+// StartWorker runs a worker inside this process until Close, whatever becomes of ctx, which bounds
+// the starting only. A fleet may have several. The error wraps
+// [github.com/toolfleet/toolfleet/pkg/sandbox.ErrLevel] when no driver isolates on this host, and
+// [protocol.ErrInvalidKind] for a handler of a kind that cannot be.
 func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 	var o WorkerOptions
 	if options != nil {
@@ -261,18 +261,18 @@ var (
 	ErrNoStream = lane.ErrNoStream
 )
 
-// Call has one tool called, as a model would, in the sandbox of a session, and waits
-// for its result. What goes wrong with the tool, or is not allowed by the options' policy,
-// is an Outcome. The error says that the fleet failed: it wraps [ErrUnreachable] or
-// [ErrNotSent], or [protocol.ErrInvalidName] for an invalid session id. The status of the Outcome
-// beside it is [protocol.StatusRejected] if the call does not run, and
-// [protocol.StatusOutcomeUnknown] if it may.
+// Call has one tool called, as a model would, in the sandbox of a session, and waits for its
+// result. What goes wrong with the tool, or is not allowed by the options' policy, is an Outcome.
+// The error says that the fleet failed: it wraps [ErrUnreachable] or [ErrNotSent], or
+// [protocol.ErrInvalidName] for an invalid session id. The status of the Outcome beside it is
+// [protocol.StatusRejected] if the call does not run, and [protocol.StatusOutcomeUnknown] if it
+// may.
 //
 // Call returns within about 0.1 s of the end of ctx. A ctx that has ended before sends nothing, and
-// is [ErrNotSent]. Else the call is cancelled, and its outcome told if the worker answers in
-// that time; if not it is [protocol.StatusOutcomeUnknown]. While the server is away Call tries until
-// ctx ends. nil options bind nothing; a Logger that they do not name
-// is the fleet's, and what is kept goes to the fleet whatever Keeper they name.
+// is [ErrNotSent]. Else the call is cancelled, and its outcome told if the worker answers in that
+// time; if not it is [protocol.StatusOutcomeUnknown]. While the server is away Call tries until ctx
+// ends. nil options bind nothing; a Logger that they do not name is the fleet's, and what is kept
+// goes to the fleet whatever Keeper they name.
 func (f *Fleet) Call(
 	ctx context.Context, table *tools.Table, session protocol.SessionID, tool, arguments string, options *loop.SingleOptions,
 ) (Outcome, error) {

@@ -43,7 +43,8 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// permitted starts a server with the account of deploy/nats without some of what that permits, and returns the URLs of its users.
+// permitted starts a server with the account of deploy/nats without some of what that permits, and
+// returns the URLs of its users.
 func permitted(t *testing.T, without ...string) (coordinator, worker string) {
 	t.Helper()
 	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", "accounts.conf"))
@@ -122,7 +123,8 @@ func startWorker(t *testing.T, url string, logger *slog.Logger) (stop func()) {
 	}
 }
 
-// TestDeploy_WorkersHaveTheirOwnPool: the user of workers gets calls of no other pool, and makes no streams.
+// TestDeploy_WorkersHaveTheirOwnPool: the user of workers gets calls of no other pool, and makes no
+// streams.
 func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	t.Parallel()
 	coordinator, workers := permitted(t)
@@ -146,7 +148,8 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	require.ErrorIs(t, natsio.CheckRights(t.Context(), theirs.Conn(), natsio.SessionRights(protocol.DefaultFleet)), natsio.ErrRights)
 }
 
-// TestDeploy_MissingRightsAreNamedAtOnce: with less than what deploy/nats permits a process says what it lacks.
+// TestDeploy_MissingRightsAreNamedAtOnce: with less than what deploy/nats permits a process says
+// what it lacks.
 func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, without := range []string{"tf.>", "$JS.API.>", "_INBOX.>", "$O.TF_KEPT.>"} {

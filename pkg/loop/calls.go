@@ -105,8 +105,8 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 	return b
 }
 
-// planCall books one planned tool call, or the fault for which it has no plan. A call that an earlier run has sent may be in
-// the fleet already: Again says so to whoever takes it.
+// planCall books one planned tool call, or the fault for which it has no plan. A call that an
+// earlier run has sent may be in the fleet already: Again says so to whoever takes it.
 func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, booked *stepCall) {
 	var call protocol.Call
 	if fault == nil && p.plan.Inline == nil && p.plan.Job == nil {
@@ -149,8 +149,8 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 // laneOf is where a call goes, as the journal has it.
 func laneOf(call *protocol.Call) string { return string(call.Pool) + "/" + string(call.Lane()) }
 
-// lost is the fault of a call that an earlier run may have sent, and that cannot be sent as it was: fault says why, nil that
-// it would go elsewhere now, where nobody knows what became of it.
+// lost is the fault of a call that an earlier run may have sent, and that cannot be sent as it was:
+// fault says why, nil that it would go elsewhere now, where nobody knows what became of it.
 func lost(fault *protocol.Error) *protocol.Error {
 	why := "its tool is another one now"
 	if fault != nil {

@@ -170,8 +170,8 @@ func (t *turnRun) leaveJobs() {
 	t.followed.group.Wait()
 }
 
-// followerOf returns what waits for a job that has not ended, and begins to wait for
-// one of an earlier run. It is nil when the job's tool is gone or another one: then it ends unknown.
+// followerOf returns what waits for a job that has not ended, and begins to wait for one of an
+// earlier run. It is nil when the job's tool is gone or another one: then it ends unknown.
 func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	t.followed.mu.Lock()
 	f := t.followed.byCall[j.callID]

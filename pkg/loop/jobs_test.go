@@ -181,7 +181,8 @@ func TestJobs_AFleetThatCannotBeReachedIsNoEnd(t *testing.T) {
 	require.Len(t, r.watch.of(loop.EventJobEnded), 1)
 }
 
-// A job of which the fleet has heard nothing is sent by a later run: the policy binds it there, too.
+// A job of which the fleet has heard nothing is sent by a later run: the policy binds it there,
+// too.
 func TestJobs_ThePolicyBindsWhatIsSentLater(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(asks("a", "build"), says("started"), says("seen"))

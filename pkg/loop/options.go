@@ -41,8 +41,8 @@ type Options struct {
 	// its calls; 0 is no bound.
 	Timeout time.Duration
 
-	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge] bind the turns that begin
-	// under it until their ends; see [Terms].
+	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge]
+	// bind the turns that begin under it until their ends; see [Terms].
 	Policy Policy
 	// Approve asks a person about a call for which the policy demands it, until ctx ends;
 	// with nil such calls are refused, as they are after an error. Of one turn one call is

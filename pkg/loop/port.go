@@ -121,9 +121,9 @@ type Keeper interface {
 
 // TurnCaller is a [Dispatcher] of a fleet that carries the calls which ask for turns, too.
 type TurnCaller interface {
-	// GivenUp reports whether the call with an [Input].ID has a result that says that its turn does not go on: as
-	// when it was stopped while nobody had its session.
-	// The turn, found open before another input or by [Runner.EndGivenUp], is then not brought to its end but ended as
+	// GivenUp reports whether the call with an [Input].ID has a result that says that its turn does
+	// not go on: as when it was stopped while nobody had its session. The turn, found open before
+	// another input or by [Runner.EndGivenUp], is then not brought to its end but ended as
 	// interrupted, its calls cancelled. An error is the run's.
 	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
 }
@@ -157,26 +157,29 @@ type Update struct {
 // expected sequence was read, or that this sequence never was. Nothing was appended.
 var ErrJournalConflict = errors.New("session was extended by someone else; one process at a time may run it, and submit puts turns in a row")
 
-// ErrEventTooLarge says that an event is larger than the journal keeps; nothing was appended. An input that is, is refused,
-// a reply ends its turn as failed with [protocol.CodePayloadTooLarge], and of a result the beginning is kept.
+// ErrEventTooLarge says that an event is larger than the journal keeps; nothing was appended. An
+// input that is, is refused, a reply ends its turn as failed with [protocol.CodePayloadTooLarge],
+// and of a result the beginning is kept.
 var ErrEventTooLarge = errors.New("too large for the session journal")
 
-// ErrJournalFull says that there is no room for an event; it was not appended. The turn stays open, and whoever goes on with
-// the session once there is room goes on there. Its error has [protocol.CodeFleetFull].
+// ErrJournalFull says that there is no room for an event; it was not appended. The turn stays open,
+// and whoever goes on with the session once there is room goes on there. Its error has
+// [protocol.CodeFleetFull].
 var ErrJournalFull = errors.New("there is no room for the session journal")
 
 // Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
 // event with an image may have 6 MB. Implementations are safe for concurrent use; package
 // looptest tests them.
 type Journal interface {
-	// Load returns every event of a session in order; none for a new session. An error wraps [ErrJournalInvalid] when what is
-	// there are no events, and trying again is in vain.
+	// Load returns every event of a session in order; none for a new session. An error wraps
+	// [ErrJournalInvalid] when what is there are no events, and trying again is in vain.
 	Load(ctx context.Context, session protocol.SessionID) (History, error)
-	// Append adds events behind the sequence that the caller saw last, and returns the new
-	// last sequence, which grows with each event that is stored; nothing to add changes
-	// nothing. An error wraps [ErrJournalConflict] when expected is not the last sequence,
-	// or [ErrEventTooLarge], and then nothing was added. After any other error, such as [ErrJournalFull], the first of the
-	// events, or all, may have been stored: the run ends, and the next one goes on with what Load tells.
+	// Append adds events behind the sequence that the caller saw last, and returns the new last
+	// sequence, which grows with each event that is stored; nothing to add changes nothing. An
+	// error wraps [ErrJournalConflict] when expected is not the last sequence, or
+	// [ErrEventTooLarge], and then nothing was added. After any other error, such as
+	// [ErrJournalFull], the first of the events, or all, may have been stored: the run ends, and
+	// the next one goes on with what Load tells.
 	Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...Event) (uint64, error)
 }
 
@@ -228,8 +231,8 @@ type Event struct {
 	Input string `json:"input,omitempty"`
 	Terms *Terms `json:"terms,omitempty"`
 
-	// Of model_reply, text_delta, turn_ended and session_ended. Of turn_ended, and the Arguments of tool_call, it is missing
-	// where the journal takes no more at once; the reply has both.
+	// Of model_reply, text_delta, turn_ended and session_ended. Of turn_ended, and the Arguments of
+	// tool_call, it is missing where the journal takes no more at once; the reply has both.
 	Text      string     `json:"text,omitempty"`
 	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
 
@@ -264,12 +267,14 @@ type Event struct {
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
 
-	// Of tool_result (status of the call), tool_call (the same when it is not made, else ""), policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).
+	// Of tool_result (status of the call), tool_call (the same when it is not made, else ""),
+	// policy_decision (a Decision), turn_ended and session_ended (an [Outcome]).
 	Status string `json:"status,omitempty"`
 	// Content is what the model sees of a result.
 	Content string `json:"content,omitempty"`
-	// Image is what a model that takes images sees beside it. Its Data is missing from
-	// sessions that are older than the fleet keeps results, where that had no room for it, and from live events.
+	// Image is what a model that takes images sees beside it. Its Data is missing from sessions
+	// that are older than the fleet keeps results, where that had no room for it, and from live
+	// events.
 	Image    *Image            `json:"image,omitempty"`
 	Error    *protocol.Error   `json:"error,omitempty"`
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`

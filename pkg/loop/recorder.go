@@ -46,9 +46,9 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	}, nil
 }
 
-// record journals events in their order, with less in them where the journal takes no more. An error that wraps
-// [ErrEventTooLarge] stored nothing. After any other one it is not known whether they were stored, so every later call
-// fails with the same error.
+// record journals events in their order, with less in them where the journal takes no more. An
+// error that wraps [ErrEventTooLarge] stored nothing. After any other one it is not known whether
+// they were stored, so every later call fails with the same error.
 func (r *recorder) record(ctx context.Context, events ...Event) error {
 	if len(events) == 0 {
 		return nil
@@ -80,8 +80,9 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 	return r.publish(ctx, events)
 }
 
-// lean returns the events without what the reply before them has already, and with the beginnings of results: a step
-// whose calls have no results, and a turn that cannot end, would keep their session from going on for ever.
+// lean returns the events without what the reply before them has already, and with the beginnings
+// of results: a step whose calls have no results, and a turn that cannot end, would keep their
+// session from going on for ever.
 func lean(events []Event) []Event {
 	events = slices.Clone(events)
 	for i := range events {

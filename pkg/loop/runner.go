@@ -74,19 +74,19 @@ type TurnResult struct {
 
 // Run runs one turn of a session to its end, and makes the session if there is none.
 //
-// A turn that was begun and has not ended comes first. If this input started it,
-// it is resumed and is the turn that Run runs; otherwise it is brought to its end, and the
-// input gets the turn after it, unless ctx ended meanwhile; one that is given up ([TurnCaller]) is only ended. Either way it keeps the [Terms] that it was begun with,
-// beside those of this Runner. An input whose ID has had its
-// turn returns how that ended, and runs nothing. The zero Input resumes
-// only; without an open turn it is refused with [ErrNoInput].
+// A turn that was begun and has not ended comes first. If this input started it, it is resumed and
+// is the turn that Run runs; otherwise it is brought to its end, and the input gets the turn after
+// it, unless ctx ended meanwhile; one that is given up ([TurnCaller]) is only ended. Either way it
+// keeps the [Terms] that it was begun with, beside those of this Runner. An input whose ID has had
+// its turn returns how that ended, and runs nothing. The zero Input resumes only; without an open
+// turn it is refused with [ErrNoInput].
 //
-// When ctx ends, the turn ends as interrupted, except with the causes [TimeLimit],
-// and [ErrDetached], which leaves the turn open and its calls running.
+// When ctx ends, the turn ends as interrupted, except with the causes [TimeLimit], and
+// [ErrDetached], which leaves the turn open and its calls running.
 //
-// The error says that the fleet or the journal failed and the turn is still open,
-// as it is with [ErrDetached] and [ErrJournalConflict]; the result then is how far
-// it came. Everything else is an outcome.
+// The error says that the fleet or the journal failed and the turn is still open, as it is with
+// [ErrDetached] and [ErrJournalConflict]; the result then is how far it came. Everything else is an
+// outcome.
 func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Input) (TurnResult, error) {
 	if err := validIDs(session, input); err != nil {
 		return unfinished(ctx, TurnResult{}, err), err
@@ -112,9 +112,10 @@ func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Inpu
 	return r.runTurn(ctx, rec)
 }
 
-// EndGivenUp ends the turn that the input with the given id started, if it is open and given up ([TurnCaller]): as
-// interrupted, its calls cancelled. The model is not asked. It is for whoever learns that a turn is given up; without it
-// the turn is ended by the session's next run. An error says that it is open still.
+// EndGivenUp ends the turn that the input with the given id started, if it is open and given up
+// ([TurnCaller]): as interrupted, its calls cancelled. The model is not asked. It is for whoever
+// learns that a turn is given up; without it the turn is ended by the session's next run. An error
+// says that it is open still.
 func (r *Runner) EndGivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) error {
 	if gone, err := r.givenUp(ctx, session, id); err != nil || !gone {
 		return err

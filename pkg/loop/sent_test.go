@@ -31,7 +31,8 @@ func remote(lane string, background bool) tools.Tool {
 	}
 }
 
-// A call that was sent before a crash, and cannot be looked for behind it, is never said not to have run, and runs nowhere else.
+// A call that was sent before a crash, and cannot be looked for behind it, is never said not to
+// have run, and runs nowhere else.
 func TestRun_WhatWasSentAndIsPlannedOtherwiseIsUnknown(t *testing.T) {
 	t.Parallel()
 	inline := tools.New("mine", "Is another one.", func(context.Context, struct{}) (string, error) { return "said", nil })

@@ -20,7 +20,8 @@ type SingleOptions struct {
 	Policy Policy
 	// Approve asks a person about a call that needs it; nil refuses such calls.
 	Approve ApproveFunc
-	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps nothing.
+	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps
+	// nothing.
 	Keeper Keeper
 	// Logger gets the decisions of the policy, which are in no journal; nil discards them.
 	Logger *slog.Logger

@@ -44,7 +44,8 @@ func (r *rig) statuses(turn int) []string {
 	return statuses
 }
 
-// A turn keeps its policies until its end, however it is brought to that, and lends them to no other turn.
+// A turn keeps its policies until its end, however it is brought to that, and lends them to no
+// other turn.
 func TestTerms_PoliciesBindUntilTheEndOfTheTurn(t *testing.T) {
 	t.Parallel()
 	denied, ok := string(protocol.StatusRejected), string(protocol.StatusOK)

@@ -118,7 +118,8 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	return result, err
 }
 
-// ask gets the model's next reply. A model that fails ends the turn, and so does a reply that no journal takes.
+// ask gets the model's next reply. A model that fails ends the turn, and so does a reply that no
+// journal takes.
 func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	turn := t.session.open()
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
@@ -143,7 +144,8 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 // maxReplyTokens is more than any reply takes; sums of it stay numbers.
 const maxReplyTokens = 1 << 40
 
-// counted is what counts of what a server says that a reply took: nothing that it says gives tokens back.
+// counted is what counts of what a server says that a reply took: nothing that it says gives tokens
+// back.
 func counted(u protocol.Usage) protocol.Usage {
 	return protocol.Usage{
 		InputTokens:  min(max(u.InputTokens, 0), maxReplyTokens),

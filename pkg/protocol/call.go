@@ -141,8 +141,8 @@ func (c *Call) LifeTime() time.Duration {
 	return max(c.Deadline.Sub(c.IssuedAt), time.Millisecond)
 }
 
-// Expired reports whether the call's result is of no more use, at an age since its acceptance. A deadline that had passed when the
-// call was issued is over at any age.
+// Expired reports whether the call's result is of no more use, at an age since its acceptance. A
+// deadline that had passed when the call was issued is over at any age.
 func (c *Call) Expired(age time.Duration) bool {
 	return !c.Deadline.IsZero() && age >= c.Deadline.Sub(c.IssuedAt)
 }

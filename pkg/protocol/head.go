@@ -7,16 +7,18 @@ import (
 	"time"
 )
 
-// head reads the fields of a call or result that come before its payload or value, the way [object] writes them: in their order, without spaces,
-// and strings without escapes. That is what nearly all bodies are like, and takes a quarter of the time that a JSON decoder
-// takes. Whatever is different, for a body of another version or one that is no JSON at all, it gives up, and reads
+// head reads the fields of a call or result that come before its payload or value, the way [object]
+// writes them: in their order, without spaces, and strings without escapes. That is what nearly all
+// bodies are like, and takes a quarter of the time that a JSON decoder takes. Whatever is
+// different, for a body of another version or one that is no JSON at all, it gives up, and reads
 // nothing that a JSON decoder would not read in the same way.
 type head struct {
 	rest   string
 	differ bool // it gave up
 }
 
-// newHead begins to read an object of a type, and returns its last field, which is nil when there is none of that name.
+// newHead begins to read an object of a type, and returns its last field, which is nil when there
+// is none of that name.
 func newHead(body []byte, kind, last string) (*head, []byte) {
 	body, closed := bytes.CutSuffix(body, []byte{'}'})
 	fields, value, found := bytes.Cut(body, []byte(`,"`+last+`":`))

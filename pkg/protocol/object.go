@@ -8,14 +8,16 @@ import (
 	"unicode/utf8"
 )
 
-// object is a JSON object while it is written, field by field, exactly as encoding/json would. Every call and every result
-// is written so: finding out what fields they have takes encoding/json three times as long.
+// object is a JSON object while it is written, field by field, exactly as encoding/json would.
+// Every call and every result is written so: finding out what fields they have takes encoding/json
+// three times as long.
 type object struct {
 	body []byte
 	err  error // the first one
 }
 
-// objectRoom is about what the fields of a call or of a result need beside the payload or the value.
+// objectRoom is about what the fields of a call or of a result need beside the payload or the
+// value.
 const objectRoom = 512
 
 // newObject begins an object with its type and version. It gets a last field of so many bytes.

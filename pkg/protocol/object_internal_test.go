@@ -29,7 +29,8 @@ func awkward() map[reflect.Type][]any {
 	}
 }
 
-// requireSameAsJSON sets each field of a body to each awkward value in turn, and compares what is written with what encoding/json writes.
+// requireSameAsJSON sets each field of a body to each awkward value in turn, and compares what is
+// written with what encoding/json writes.
 func requireSameAsJSON[T any](t *testing.T, leftOut string, zero T, write func(*T) ([]byte, error), wire func(T) any) {
 	t.Helper()
 	values := awkward()

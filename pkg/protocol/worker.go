@@ -28,7 +28,8 @@ type WorkerInfo struct {
 	ReadOnly bool `json:"read_only"`
 	// LimitKinds says by what each limit is enforced, as in [Execution].
 	LimitKinds map[string]string `json:"limit_kinds,omitempty"`
-	// Limits are the worker's own, which calls can only tighten; 0 is none, or the driver's default.
+	// Limits are the worker's own, which calls can only tighten; 0 is none, or the driver's
+	// default.
 	Limits Limits `json:"limits,omitzero"`
 	// Languages are those of code_run, sorted; Kinds the payloads of users' handlers, sorted.
 	Languages []string `json:"languages"`

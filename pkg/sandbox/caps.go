@@ -43,7 +43,8 @@ type LimitKind string
 const (
 	// LimitCgroup is enforced by the kernel for a whole sandbox, its files in memory included.
 	LimitCgroup LimitKind = "cgroup"
-	// LimitQuota is enforced by the kernel for all that a sandbox has on disk, at the moment when it is reached.
+	// LimitQuota is enforced by the kernel for all that a sandbox has on disk, at the moment when
+	// it is reached.
 	LimitQuota LimitKind = "quota"
 	// LimitRlimit is enforced by the kernel for each process, or for a user in the sandbox.
 	LimitRlimit LimitKind = "rlimit"

@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// Limits bound a command, or all of a sandbox; zero values mean the documented default,
-// and where there is none, no limit. Negative values are refused, see [Limits.Validate]. What a driver really enforces, and how, is in
-// [Caps].Limits; a limit that it cannot enforce is ignored and published as such.
+// Limits bound a command, or all of a sandbox; zero values mean the documented default, and where
+// there is none, no limit. Negative values are refused, see [Limits.Validate]. What a driver really
+// enforces, and how, is in [Caps].Limits; a limit that it cannot enforce is ignored and published
+// as such.
 type Limits struct {
 	// Wall is the longest run; 0 is bounded by the context only.
 	Wall time.Duration
@@ -27,9 +28,10 @@ type Limits struct {
 	// FileSize is how big a file may become, in bytes. The write fails, and the process
 	// gets SIGXFSZ.
 	FileSize int64
-	// Disk is how many bytes workspace and scratch may take up together. Under a quota ([LimitQuota]) the
-	// write fails, and there may be one file for each 4 KiB, at least 1,024; otherwise the command is killed. A command
-	// that fails or is killed for it ends with [ReasonDiskLimit].
+	// Disk is how many bytes workspace and scratch may take up together. Under a quota
+	// ([LimitQuota]) the write fails, and there may be one file for each 4 KiB, at least 1,024;
+	// otherwise the command is killed. A command that fails or is killed for it ends with
+	// [ReasonDiskLimit].
 	Disk int64
 	// Output is how many bytes of each stream are kept, head and tail; 0 means
 	// [DefaultOutput]. A command that writes more than four times as much to one stream is killed.
@@ -46,8 +48,8 @@ const (
 	DefaultGrace     = 2 * time.Second
 )
 
-// Validate reports every limit that is negative, joined, by the name of its field. Drivers open no sandbox and run
-// no command with such limits: the error is a [Fault].
+// Validate reports every limit that is negative, joined, by the name of its field. Drivers open no
+// sandbox and run no command with such limits: the error is a [Fault].
 func (l Limits) Validate() error {
 	var faults []error
 	for _, limit := range []struct {

@@ -63,9 +63,9 @@ func checkPlace(place string) error {
 
 // DefaultProtected returns the places of a directory that programs of the host run on their own,
 // for [Spec].Protect of a sandbox that uses the directory in place: of a git repository what names
-// programs, where its submodules are repositories, and the settings of editors that are there. A directory
-// in which there is no repository has none: one can be made in it. What has to be written to commit is
-// not among them; of what is missing the hooks and the settings of a repository are.
+// programs, where its submodules are repositories, and the settings of editors that are there. A
+// directory in which there is no repository has none: one can be made in it. What has to be written
+// to commit is not among them; of what is missing the hooks and the settings of a repository are.
 func DefaultProtected(dir string) (places []string, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -96,8 +96,8 @@ const (
 	maxModulesFile  = 1 << 20
 )
 
-// submodules returns where the submodules below a directory say where their repositories are. A git that
-// looks at the state of the whole runs what those name.
+// submodules returns where the submodules below a directory say where their repositories are. A git
+// that looks at the state of the whole runs what those name.
 func submodules(root *os.Root, dir string, depth int) (places []string) {
 	info, err := root.Lstat(path.Join(dir, ".gitmodules"))
 	if err != nil || !info.Mode().IsRegular() || info.Size() > maxModulesFile || depth == maxModulesDepth {

@@ -79,9 +79,10 @@ type Spec struct {
 	// Scratch is an existing host directory for the home and temporary files of
 	// the sandbox; the sandbox may fill it, its owner removes it.
 	Scratch string
-	// Owned says that both directories are nobody else's and stay on their file system: a driver may give
-	// them to a project of the file system, to bound what they take up. What is in them can then not be moved in
-	// from elsewhere by rename(2), only copied. It is not for directories that are used in place.
+	// Owned says that both directories are nobody else's and stay on their file system: a driver
+	// may give them to a project of the file system, to bound what they take up. What is in them
+	// can then not be moved in from elsewhere by rename(2), only copied. It is not for directories
+	// that are used in place.
 	Owned bool
 	// Env is the complete environment of commands, but for HOME and TMPDIR, which
 	// the driver sets when they are absent. Nothing is inherited.
@@ -92,13 +93,13 @@ type Spec struct {
 	// neither commands nor file operations change, make or move: relative paths, at most
 	// [MaxProtected]. Where a place is missing, the sandbox makes an empty directory there, or at
 	// the first directory on the way that is missing (where it may not, the directory above is
-	// protected as a whole), and removes it when it is closed, if it is
-	// still empty. The directories that a place is in cannot be moved either, and nothing can be
-	// renamed between them and the rest of the workspace. Where a file is on the way to a place, that is protected. A place that is a
-	// symbolic link, or that one leads to, cannot be protected and is refused. Who changes the
-	// workspace from outside is not bound; what he has replaced is protected again before the next
-	// operation that begins while no other is under way.
-	// A driver that cannot enforce it (see [Caps].Protect) refuses with [ErrUnsupported].
+	// protected as a whole), and removes it when it is closed, if it is still empty. The
+	// directories that a place is in cannot be moved either, and nothing can be renamed between
+	// them and the rest of the workspace. Where a file is on the way to a place, that is protected.
+	// A place that is a symbolic link, or that one leads to, cannot be protected and is refused.
+	// Who changes the workspace from outside is not bound; what he has replaced is protected again
+	// before the next operation that begins while no other is under way. A driver that cannot
+	// enforce it (see [Caps].Protect) refuses with [ErrUnsupported].
 	Protect []string
 	// Network is what of the network commands reach; the zero value is nothing. A driver
 	// that isolates and cannot enforce it refuses with [ErrUnsupported].

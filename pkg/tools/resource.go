@@ -12,20 +12,20 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/workspace"
 )
 
-// Resource is a template of what a tool touches: a resource key whose placeholders
-// are filled from the arguments of each call.
+// Resource is a template of what a tool touches: a resource key whose placeholders are filled from
+// the arguments of each call.
 //
 //	account/{account}                 the argument, as one segment
 //	sandbox/{$sandbox}/{path...}      the argument, as a path in the session's workspace
 //	queue/{$session}                  the session's id
 //	browser                           is not enough: a key has two segments or more
 //
-// An argument that is one segment is escaped, so "a/b" and ".." are names like any
-// other, and a number is the same one however it is written. A path is put into canonical form, and one that leaves the workspace is
-// refused. {user.id} reaches into an object. An argument that is missing cuts the key
-// before its segment, which makes it broader and so safe; the first two segments, the
-// lane, must not be missing. Keys that begin with "sandbox" are of the session's own sandbox
-// only: sandbox/{$sandbox}. "session" and "call" are taken.
+// An argument that is one segment is escaped, so "a/b" and ".." are names like any other, and a
+// number is the same one however it is written. A path is put into canonical form, and one that
+// leaves the workspace is refused. {user.id} reaches into an object. An argument that is missing
+// cuts the key before its segment, which makes it broader and so safe; the first two segments, the
+// lane, must not be missing. Keys that begin with "sandbox" are of the session's own sandbox only:
+// sandbox/{$sandbox}. "session" and "call" are taken.
 type Resource struct {
 	Key string `json:"key" yaml:"key"`
 	// Access is shared or exclusive; "" means exclusive.

@@ -41,16 +41,16 @@ type Opened struct {
 // DialogHandle is the handle under which a model knows the dialog that a call opened.
 func DialogHandle(opened protocol.CallID) string { return render.DialogHandle(opened) }
 
-// NewStateful makes a tool that answers several calls: the first answer comes with a
-// handle, with which the model calls tool_continue for the next, until the tool or the
-// model (tool_end) ends it. Workers need a handler for its kind ([github.com/toolfleet/toolfleet/pkg/worker.HandleStateful]).
-// Args are the arguments of the first call, as in [NewRemote]; Input is what each further
-// one brings, of any type that has a schema. The description is extended by how to go on.
+// NewStateful makes a tool that answers several calls: the first answer comes with a handle, with
+// which the model calls tool_continue for the next, until the tool or the model (tool_end) ends it.
+// Workers need a handler for its kind ([github.com/toolfleet/toolfleet/pkg/worker.HandleStateful]).
+// Args are the arguments of the first call, as in [NewRemote]; Input is what each further one
+// brings, of any type that has a schema. The description is extended by how to go on.
 //
-// All calls of a dialog use the resources of the first one, exclusively, and so have an
-// order; go to the worker that has the state; and are bound by the policy for this tool.
-// Those that go on are at_most_once: [Remote].Delivery is that of the first call. A dialog
-// ends when its worker stops or is lost, which the next call is told.
+// All calls of a dialog use the resources of the first one, exclusively, and so have an order; go
+// to the worker that has the state; and are bound by the policy for this tool. Those that go on are
+// at_most_once: [Remote].Delivery is that of the first call. A dialog ends when its worker stops or
+// is lost, which the next call is told.
 func NewStateful[Args, Input any](name, description string, remote Remote) Tool {
 	arguments, err := schemaOf[Args]()
 	inferred, inputErr := jsonschema.For[Input](nil)

@@ -59,10 +59,10 @@ func (d *Dialog[Input, Output]) Yield(output Output) (input Input, err error) {
 }
 
 // HandleStateful makes the handler of a stateful tool, which is made with
-// [github.com/toolfleet/toolfleet/pkg/tools.NewStateful] where the sessions run. A call of the tool runs fn in a goroutine of
-// its own; each Yield answers one call and waits for the next, with everything that fn has
-// in its variables. What fn returns is its last answer; an error is as with [Handle], and
-// a panic is the result tool_panicked. Either ends the dialog.
+// [github.com/toolfleet/toolfleet/pkg/tools.NewStateful] where the sessions run. A call of the tool
+// runs fn in a goroutine of its own; each Yield answers one call and waits for the next, with
+// everything that fn has in its variables. What fn returns is its last answer; an error is as with
+// [Handle], and a panic is the result tool_panicked. Either ends the dialog.
 //
 //	func(ctx context.Context, d *worker.Dialog[Input, Output], args Args) (Output, error) {
 //		state := open(args)
@@ -78,12 +78,11 @@ func (d *Dialog[Input, Output]) Yield(output Output) (input Input, err error) {
 //		return output, nil
 //	}
 //
-// The calls of a dialog come one after another, in the order of its lane, which the worker
-// keeps as long as the dialog lives. ctx ends when fn must return: when the dialog was
-// ended by the model, idle for too long, or too old, and when the worker stops or has lost
-// the lane. The worker waits for it, as nothing else can stop it. The state is in this
-// process only: after a lost worker a call that continues it is outcome_unknown if it may
-// have started, else rejected with state_lost.
+// The calls of a dialog come one after another, in the order of its lane, which the worker keeps as
+// long as the dialog lives. ctx ends when fn must return: when the dialog was ended by the model,
+// idle for too long, or too old, and when the worker stops or has lost the lane. The worker waits
+// for it, as nothing else can stop it. The state is in this process only: after a lost worker a
+// call that continues it is outcome_unknown if it may have started, else rejected with state_lost.
 func HandleStateful[Args, Input, Output any](
 	kind protocol.Kind, fn func(ctx context.Context, dialog *Dialog[Input, Output], args Args) (Output, error), options *StatefulOptions,
 ) Handler {

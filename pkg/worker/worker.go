@@ -1,33 +1,30 @@
 // Package worker builds workers that run tools of your own in Go.
 //
-// A handler is a function for one kind of payload. The tool that sends such
-// payloads is made where the sessions run, with [github.com/toolfleet/toolfleet/pkg/tools.NewRemote] or with a manifest
-// that names the kind; fleet, order, retries and time limits are what they are for
-// built-in tools.
+// A handler is a function for one kind of payload. The tool that sends such payloads is made where
+// the sessions run, with [github.com/toolfleet/toolfleet/pkg/tools.NewRemote] or with a manifest
+// that names the kind; fleet, order, retries and time limits are what they are for built-in tools.
 //
 //	tools.NewRemote ──► call {"type": KIND, "arguments": ...} ──► Handle(KIND, fn)
 //	 (coordinator)                lane of its resources              (worker)
 //	     text ◄────── result {"type": KIND, "output": ...} ◄────────────┘
 //
-// [Main] is the whole command line of the worker with handlers added, so a program
-// of ten lines is a worker; see its example. Programs that embed a fleet give
-// handlers to package fleet instead. [HandleStateful] is for tools that answer several
-// calls with what they know from the ones before.
+// [Main] is the whole command line of the worker with handlers added, so a program of ten lines is
+// a worker; see its example. Programs that embed a fleet give handlers to package fleet instead.
+// [HandleStateful] is for tools that answer several calls with what they know from the ones before.
 //
 // # What a handler may rely on
 //
-// It runs in the worker's process, as the worker's user, outside of any sandbox:
-// validate what you pass on. Arguments were checked against the tool's schema by the
-// coordinator, which is to be trusted as far as the fleet's credentials are. Calls
-// whose resources conflict never overlap; others run side by side, so a handler is
-// safe for concurrent use. A panic is the result "tool_panicked". After a lost worker
-// the call runs again, unless the tool is declared at_most_once: then its result is
-// outcome_unknown.
+// It runs in the worker's process, as the worker's user, outside of any sandbox: validate what you
+// pass on. Arguments were checked against the tool's schema by the coordinator, which is to be
+// trusted as far as the fleet's credentials are. Calls whose resources conflict never overlap;
+// others run side by side, so a handler is safe for concurrent use. A panic is the result
+// "tool_panicked". After a lost worker the call runs again, unless the tool is declared
+// at_most_once: then its result is outcome_unknown.
 //
 // Commands in a sandbox end with the lease of their lane, whatever has become of the worker. A
 // handler is code of this process, which nobody else can end: one whose process was stopped for
-// longer than the lease goes on when the process does, beside the next holder of the lane, until its
-// ctx ends a moment later. [Call.Fence] is for resources that must refuse it then.
+// longer than the lease goes on when the process does, beside the next holder of the lane, until
+// its ctx ends a moment later. [Call.Fence] is for resources that must refuse it then.
 package worker
 
 import (
@@ -73,15 +70,17 @@ func (c *Call) Tool() string { return c.handling.Run.Call.Tool }
 // Attempt counts the starts of the call, from 1.
 func (c *Call) Attempt() int { return c.handling.Run.Attempt }
 
-// LeaseEnd is until when the worker surely has the call's lane, as far as it knows now: renewals move
-// it forward. ctx ends when it has passed. A process that is stopped between a look at it and what it
-// does next (SIGSTOP, a suspended machine, a long pause of any kind) does that too late all the same.
+// LeaseEnd is until when the worker surely has the call's lane, as far as it knows now: renewals
+// move it forward. ctx ends when it has passed. A process that is stopped between a look at it and
+// what it does next (SIGSTOP, a suspended machine, a long pause of any kind) does that too late all
+// the same.
 func (c *Call) LeaseEnd() time.Time { return c.handling.Run.LeaseEnd() }
 
-// Fence is a number that grows with each holder of the call's lane. Only the resource itself can keep
-// out a handler that goes on after its lease: send the fence with every write, and have the resource
-// keep the greatest one that it has seen and refuse all lower ones in the same transaction. It fences
-// calls of one lane; a resource that calls of several lanes write to keeps one for each.
+// Fence is a number that grows with each holder of the call's lane. Only the resource itself can
+// keep out a handler that goes on after its lease: send the fence with every write, and have the
+// resource keep the greatest one that it has seen and refuse all lower ones in the same
+// transaction. It fences calls of one lane; a resource that calls of several lanes write to keeps
+// one for each.
 func (c *Call) Fence() uint64 { return c.handling.Run.Fence }
 
 // Resources is what the call has for the time of the handler: exclusively, or

@@ -1,10 +1,10 @@
-// Package chaos proves the laws of the lane engine on what real processes did
-// while they were killed, stopped, cut off and restarted.
+// Package chaos proves the laws of the lane engine on what real processes did while they were
+// killed, stopped, cut off and restarted.
 //
-// Every test runs one kind of fault against servers, workers and callers that are
-// processes of their own: the test binary started again in another role. They write
-// down what they do; [history.Check] holds that against the laws. What a test does, and the calls that
-// are made, follow from a seed, which is printed and can be given as -seed.
+// Every test runs one kind of fault against servers, workers and callers that are processes of
+// their own: the test binary started again in another role. They write down what they do;
+// [history.Check] holds that against the laws. What a test does, and the calls that are made,
+// follow from a seed, which is printed and can be given as -seed.
 //
 // The short form runs with the other tests. `make chaos` runs the long one: see docs/chaos.md.
 package chaos

@@ -15,7 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
-// These are spans in which the machine itself disturbs a worker or the server, and which excuse it like any other fault.
+// These are spans in which the machine itself disturbs a worker or the server, and which excuse it
+// like any other fault.
 const (
 	tickPeriod = 50 * time.Millisecond
 	longTick   = 250 * time.Millisecond

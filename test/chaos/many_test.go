@@ -17,8 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A worker that is killed while it holds a thousand lanes: another one gets them all when their leases
-// have ended. The long form takes leases of the default length.
+// A worker that is killed while it holds a thousand lanes: another one gets them all when their
+// leases have ended. The long form takes leases of the default length.
 func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	const lanes, lease = 1000, natsio.DefaultAckWait

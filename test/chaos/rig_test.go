@@ -34,7 +34,8 @@ type setup struct {
 	lease   time.Duration // default [leaseOf]
 	proxied bool          // workers and callers reach the servers through a cable of their own
 	cabled  bool          // servers reach each other through cables
-	// faults is how many faults the short form injects; the long one goes on until its calls are made.
+	// faults is how many faults the short form injects; the long one goes on until its calls are
+	// made.
 	faults int
 	// pause is the longest time without a fault, between two of them.
 	pause time.Duration
@@ -109,9 +110,10 @@ func newPlace(t *testing.T, s setup) *rig {
 	return r
 }
 
-// leaseOf is a lease for workers of one server. In the short form, which runs beside other tests, it is longer: a renewal is sent two
-// fifths of a lease before that is not trusted any more, and each process that it and its answer pass may be kept from running
-// for [longTick] without anybody's notice.
+// leaseOf is a lease for workers of one server. In the short form, which runs beside other tests,
+// it is longer: a renewal is sent two fifths of a lease before that is not trusted any more, and
+// each process that it and its answer pass may be kept from running for [longTick] without
+// anybody's notice.
 func leaseOf(s *setup) time.Duration {
 	switch {
 	case *calls > 0:
@@ -122,7 +124,8 @@ func leaseOf(s *setup) time.Duration {
 	return 2 * time.Second
 }
 
-// watchCables writes down when the machine keeps this process from running, which carries what the others say to each other.
+// watchCables writes down when the machine keeps this process from running, which carries what the
+// others say to each other.
 func (r *rig) watchCables() {
 	r.t.Helper()
 	path := r.path("cables.log")

@@ -72,7 +72,8 @@ func (r *rig) fault(name string, f history.Fault) {
 	r.counts[name]++
 }
 
-// heed is how long a holder may not know of a request to cancel that was not told: it looks once a second.
+// heed is how long a holder may not know of a request to cancel that was not told: it looks once a
+// second.
 const heed = 2 * time.Second
 
 // history puts together what everybody wrote down, and what is stored.

@@ -68,8 +68,8 @@ func TestChaos_ClusterIsParted(t *testing.T) { //nolint:paralleltest // see side
 	run(t, setup{servers: 3, cabled: true, faults: 2, pause: time.Second, lease: serverLease}, partServer)
 }
 
-// partServer cuts a server off from the others for a while, but not from its clients: in that time it may
-// lead what the others have another leader for.
+// partServer cuts a server off from the others for a while, but not from its clients: in that time
+// it may lead what the others have another leader for.
 func partServer(r *rig) {
 	i := r.random.IntN(len(r.servers))
 	cut := func(do func(*natsiotest.Cable)) {
@@ -98,9 +98,10 @@ func stopServer(r *rig) {
 	r.fault("stop server", history.Fault{From: from, Until: now()})
 }
 
-// wipeServer is kill -9 of a server and the loss of its disk. What only it and one of the others have would then be on
-// one disk, so the others have all there is before, and it has it again before anything else happens. It comes
-// back when they have agreed on leaders: before that it could help one of them to lead that has less.
+// wipeServer is kill -9 of a server and the loss of its disk. What only it and one of the others
+// have would then be on one disk, so the others have all there is before, and it has it again
+// before anything else happens. It comes back when they have agreed on leaders: before that it
+// could help one of them to lead that has less.
 func wipeServer(r *rig) {
 	i := r.random.IntN(len(r.servers))
 	r.awaitReplicas()
@@ -140,8 +141,8 @@ func stepDown(r *rig) {
 // awaitLeaders waits until the streams and the pool's consumer answer.
 func (r *rig) awaitLeaders() { r.awaitCluster(func(int) bool { return true }) }
 
-// awaitReplicas waits until every replica of them has caught up as well. The leaders say so for a while of a server that
-// has just lost its disk, so each server is asked for itself.
+// awaitReplicas waits until every replica of them has caught up as well. The leaders say so for a
+// while of a server that has just lost its disk, so each server is asked for itself.
 func (r *rig) awaitReplicas() {
 	r.t.Helper()
 	for _, s := range r.servers {

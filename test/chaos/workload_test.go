@@ -25,7 +25,8 @@ type workload struct {
 	Bursts bool
 }
 
-// burst is how many calls that are: enough for requests to cancel that the holder reads long after the calls.
+// burst is how many calls that are: enough for requests to cancel that the holder reads long after
+// the calls.
 const burst = 700
 
 // session is the session of one caller.

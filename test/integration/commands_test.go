@@ -35,7 +35,8 @@ func TestCall_OutputThatWasCutIsReadFromWhereTheMarkSays(t *testing.T) {
 	require.Equal(t, " 30000\t30000\n[lines 30000-30000 of 30000]", last.Content)
 }
 
-// TestRun_CommandsInTheBackgroundAndInAShell is a session with the toolset whose bash keeps its shell.
+// TestRun_CommandsInTheBackgroundAndInAShell is a session with the toolset whose bash keeps its
+// shell.
 func TestRun_CommandsInTheBackgroundAndInAShell(t *testing.T) {
 	t.Parallel()
 	workspace := t.TempDir()

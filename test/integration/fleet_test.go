@@ -15,7 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// lease is short, so that what a killed process held comes back soon, and long enough not to end by itself on a busy machine.
+// lease is short, so that what a killed process held comes back soon, and long enough not to end by
+// itself on a busy machine.
 const lease = 2 * time.Second * slowness
 
 // broker is a NATS server that outlives every process of a test.

@@ -11,8 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// TestJavaScript_StandsStill is a worker that is stopped in the middle of a call: another one takes its lane over. When it
-// goes on, it ends what it had begun, and takes calls in a new life.
+// TestJavaScript_StandsStill is a worker that is stopped in the middle of a call: another one takes
+// its lane over. When it goes on, it ends what it had begun, and takes calls in a new life.
 func TestJavaScript_StandsStill(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)

@@ -21,7 +21,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// javaScript is the example of a caller and a worker in another language, with clients of NATS that are not ours.
+// javaScript is the example of a caller and a worker in another language, with clients of NATS that
+// are not ours.
 type javaScript struct {
 	broker *broker
 	dir    string // of the programs, with their packages
@@ -126,7 +127,8 @@ func TestJavaScript_WorkerAsItComes(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
 }
 
-// TestJavaScript_LanesStayInOrder is two workers that follow docs/wire.md and share no code with the engine. One is killed.
+// TestJavaScript_LanesStayInOrder is two workers that follow docs/wire.md and share no code with
+// the engine. One is killed.
 func TestJavaScript_LanesStayInOrder(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
@@ -215,8 +217,8 @@ func TestJavaScript_AtMostOnce(t *testing.T) {
 	require.Equal(t, protocol.CodeOutcomeUnknown, result.Error.Code)
 }
 
-// TestJavaScript_LanesPassBetweenLanguages is a lane whose holders, each in another language, are lost or stop in the
-// middle of its call.
+// TestJavaScript_LanesPassBetweenLanguages is a lane whose holders, each in another language, are
+// lost or stop in the middle of its call.
 func TestJavaScript_LanesPassBetweenLanguages(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
@@ -239,7 +241,8 @@ func TestJavaScript_LanesPassBetweenLanguages(t *testing.T) {
 	require.Equal(t, []string{string(call.ID) + " hello"}, js.lines(t, "red"))
 }
 
-// TestJavaScript_HandsOver is a worker that stops while it holds a lane whose ready message is a call that may not start.
+// TestJavaScript_HandsOver is a worker that stops while it holds a lane whose ready message is a
+// call that may not start.
 func TestJavaScript_HandsOver(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
@@ -262,7 +265,8 @@ func TestJavaScript_HandsOver(t *testing.T) {
 	require.Equal(t, 1, result.Attempt, "nobody has started it before")
 }
 
-// TestJavaScript_LooksAfterWaitingLanes is a call whose publisher was lost before it made the lane ready.
+// TestJavaScript_LooksAfterWaitingLanes is a call whose publisher was lost before it made the lane
+// ready.
 func TestJavaScript_LooksAfterWaitingLanes(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
@@ -291,7 +295,8 @@ func (js *javaScript) awaitClaim(tb testing.TB, call *protocol.Call) {
 	}, patience, 10*time.Millisecond)
 }
 
-// holder runs one of ours until stop, which kills what runs and returns when it has handed its lanes over.
+// holder runs one of ours until stop, which kills what runs and returns when it has handed its
+// lanes over.
 func (js *javaScript) holder(tb testing.TB, executor lane.Executor) (stop func()) {
 	tb.Helper()
 	holder, err := lane.NewHolder(tb.Context(), js.broker.jetStream(tb).Conn(), executor, lane.Options{Pool: "javascript", Worker: "ours"})

@@ -16,8 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// appends writes the time into files for a minute, in two processes: the second one has no parent, session
-// and environment of the command, and heeds no signal that asks.
+// appends writes the time into files for a minute, in two processes: the second one has no parent,
+// session and environment of the command, and heeds no signal that asks.
 const appends = `cat >append <<'END'
 trap "" TERM HUP INT
 for i in $(seq 2000); do date +%s%N >>$1.log; sleep 0.02; done
@@ -62,7 +62,8 @@ func (a *abused) appending(t *testing.T) []string {
 	return logs
 }
 
-// TestLease_NothingRunsBeyondIt: what runs for a worker ends before the lease does, though the worker was killed or stopped.
+// TestLease_NothingRunsBeyondIt: what runs for a worker ends before the lease does, though the
+// worker was killed or stopped.
 func TestLease_NothingRunsBeyondIt(t *testing.T) { //nolint:paralleltest // beside one that measures
 	for _, driver := range []struct { //nolint:paralleltest // as above
 		name, level string

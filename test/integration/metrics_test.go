@@ -72,8 +72,8 @@ func requireSum(tb testing.TB, metrics string, want float64, name string, labels
 	require.InDelta(tb, want, sum(tb, metrics, name, labels...), 1e-9, "%s %q in\n%s", name, labels, metrics)
 }
 
-// TestMetrics_TellAnOperatorWhatHappens scrapes real processes while a turn has a call that is ok, one that
-// fails, and one that loses its worker.
+// TestMetrics_TellAnOperatorWhatHappens scrapes real processes while a turn has a call that is ok,
+// one that fails, and one that loses its worker.
 func TestMetrics_TellAnOperatorWhatHappens(t *testing.T) {
 	t.Parallel()
 	hold, count := newGate(t), newTally(t)

@@ -19,7 +19,8 @@ func deaf(t *testing.T) *os.File {
 	return writer
 }
 
-// TestPipe_AReaderThatWentAwayEndsNoSession: what was begun is done, and that nobody has read it is told.
+// TestPipe_AReaderThatWentAwayEndsNoSession: what was begun is done, and that nobody has read it is
+// told.
 func TestPipe_AReaderThatWentAwayEndsNoSession(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
@@ -68,7 +69,8 @@ func TestSubmit_SaysThatNobodyServes(t *testing.T) {
 	p.wait(t)
 }
 
-// TestSubmit_ShowsItsOwnTurn: whoever waits for another one's turn of the session is told so, and shown nothing of it.
+// TestSubmit_ShowsItsOwnTurn: whoever waits for another one's turn of the session is told so, and
+// shown nothing of it.
 func TestSubmit_ShowsItsOwnTurn(t *testing.T) {
 	t.Parallel()
 	hold := newGate(t)

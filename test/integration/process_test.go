@@ -18,8 +18,8 @@ import (
 // patience bounds every wait for a process; it is for machines that do much else.
 const patience = 3 * time.Minute
 
-// tries is how often something may take longer than it should: other programs of the machine take its time too, but not
-// each time.
+// tries is how often something may take longer than it should: other programs of the machine take
+// its time too, but not each time.
 const tries = 3
 
 // process is a running command. Its methods belong to the test's goroutine.

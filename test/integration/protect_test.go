@@ -54,8 +54,8 @@ var plants = []string{
 	"mv .git/hooks .git/hooks2 && cp -r evil .git/hooks",
 }
 
-// TestProtect_WhatGitRunsStaysAsItIs is a repository that is used in place by a session that commits,
-// and would have the person's git run its programs.
+// TestProtect_WhatGitRunsStaysAsItIs is a repository that is used in place by a session that
+// commits, and would have the person's git run its programs.
 func TestProtect_WhatGitRunsStaysAsItIs(t *testing.T) {
 	t.Parallel()
 	workspace := repository(t)
@@ -94,8 +94,8 @@ func TestProtect_RepositoriesCanBeMade(t *testing.T) {
 	require.Contains(t, got.stderr, "the session made a git repository in "+workspace)
 }
 
-// TestProtect_WhatComesBack is the same for a copy of the repository that a fleet works on: what the
-// session has committed comes back, and what it has planted does not.
+// TestProtect_WhatComesBack is the same for a copy of the repository that a fleet works on: what
+// the session has committed comes back, and what it has planted does not.
 func TestProtect_WhatComesBack(t *testing.T) {
 	t.Parallel()
 	workspace := repository(t)
@@ -116,9 +116,9 @@ func TestProtect_WhatComesBack(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(workspace, "..", "ran"))
 }
 
-// TestProtect_AllOfARepository is what the default leaves open, and --protect .git does not: an entry for
-// another repository in the index, which git enters to see its state, and a file that says where git's
-// settings are. Both are known gaps; the test tells when one opens or closes.
+// TestProtect_AllOfARepository is what the default leaves open, and --protect .git does not: an
+// entry for another repository in the index, which git enters to see its state, and a file that
+// says where git's settings are. Both are known gaps; the test tells when one opens or closes.
 func TestProtect_AllOfARepository(t *testing.T) {
 	t.Parallel()
 	for name, plant := range map[string]string{

@@ -127,8 +127,8 @@ func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one
 	})
 }
 
-// TestAbuse_StoppedForTooLong: what runs for a worker that stands still for longer than its lease ends
-// with the lease; the worker goes on with the next one.
+// TestAbuse_StoppedForTooLong: what runs for a worker that stands still for longer than its lease
+// ends with the lease; the worker goes on with the next one.
 func TestAbuse_StoppedForTooLong(t *testing.T) { //nolint:paralleltest // beside one that measures
 	asUsers(t, func(t *testing.T, uid int) {
 		t.Helper()

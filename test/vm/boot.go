@@ -15,8 +15,9 @@ import (
 	"github.com/toolfleet/toolfleet/test/vm/plan"
 )
 
-// How long a machine may take until its first process runs. Some hosts have a KVM with
-// which no kernel comes up; an emulated machine shares its host's processors, and takes minutes on a busy one.
+// How long a machine may take until its first process runs. Some hosts have a KVM with which no
+// kernel comes up; an emulated machine shares its host's processors, and takes minutes on a busy
+// one.
 const (
 	upWait         = 60 * time.Second
 	upWaitEmulated = 10 * time.Minute

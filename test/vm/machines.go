@@ -64,9 +64,9 @@ func arm(name, binary, pattern string, uid int, group string) plan.Step {
 	return s
 }
 
-// conformance is what of the conformance suite depends on how a kernel makes and ends sandboxes. The rest, file
-// operations above all, is the same under every one, and times of parts of a second are not kept by a machine
-// that is emulated.
+// conformance is what of the conformance suite depends on how a kernel makes and ends sandboxes.
+// The rest, file operations above all, is the same under every one, and times of parts of a second
+// are not kept by a machine that is emulated.
 const conformance = "TestConformance/(driver|processes|life|protect)"
 
 // escape is every probe of the escape suite, without what takes long beside them.

@@ -51,7 +51,8 @@ func TestCompose_HasItsServices(t *testing.T) {
 	require.ElementsMatch(t, []string{"nats", "coordinator", "worker", "jaeger", "prometheus"}, project(t).ServiceNames())
 }
 
-// TestCompose_AsksForWhatHasNoDefault: no secret is known beforehand, and a coordinator without a model would not start.
+// TestCompose_AsksForWhatHasNoDefault: no secret is known beforehand, and a coordinator without a
+// model would not start.
 func TestCompose_AsksForWhatHasNoDefault(t *testing.T) {
 	t.Parallel()
 	example, err := os.ReadFile("../.env.example")

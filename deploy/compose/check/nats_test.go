@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// configuration lays the files out that the image has, as its stage copies them, and returns the path of nats.conf.
+// configuration lays the files out that the image has, as its stage copies them, and returns the
+// path of nats.conf.
 func configuration(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()

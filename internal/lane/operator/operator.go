@@ -108,8 +108,8 @@ func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol
 	return mark != nil, nil
 }
 
-// Kick publishes a lane's ready message, in case nobody else did, and reports whether it was missing.
-// A lane that has nothing is [ErrNoLane].
+// Kick publishes a lane's ready message, in case nobody else did, and reports whether it was
+// missing. A lane that has nothing is [ErrNoLane].
 func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
 	if err := o.require(ctx, pool, lane); err != nil {
 		return false, fmt.Errorf("kick: %w", err)

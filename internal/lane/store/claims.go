@@ -58,8 +58,8 @@ func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
 	return &StoredClaim{Claim: *claim, Epoch: msg.Sequence}, nil
 }
 
-// EachClaim tells the claims of a pool, one after the other. Those of a version that this one cannot
-// read are left out.
+// EachClaim tells the claims of a pool, one after the other. Those of a version that this one
+// cannot read are left out.
 func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, tell func(*StoredClaim)) error {
 	return s.claims.each(ctx, s.Fleet.ClaimsFilter(pool), func(msg *jetstream.RawStreamMsg) {
 		if claim, err := readClaim(msg); err == nil {

@@ -24,7 +24,8 @@ const program = "node_modules/@copilotkit/aimock/dist/aimock-cli.js"
 // APIKey is the only key that the server accepts.
 const APIKey = "aimock-test-key"
 
-// startTimeout bounds the time until the server listens; stopTimeout the time that it has to end by itself.
+// startTimeout bounds the time until the server listens; stopTimeout the time that it has to end by
+// itself.
 const (
 	startTimeout = time.Minute
 	stopTimeout  = 5 * time.Second
@@ -35,11 +36,11 @@ const (
 const exitWithParent = `data:text/javascript,process.stdin.on("end",()=>process.exit(0)).resume()`
 
 // Start runs a server with fixtures for as long as the test, and returns its base URL:
-// http://127.0.0.1:PORT/v1. The fixtures are aimock's own JSON, {"fixtures": [{"match": ..., "response": ...}]}.
+// http://127.0.0.1:PORT/v1. The fixtures are aimock's own JSON, {"fixtures": [{"match": ...,
+// "response": ...}]}.
 //
-// Each server belongs to its test alone, so fixtures may count requests
-// (sequenceIndex). The test is skipped, or with TOOLFLEET_INTEGRATION=required
-// fails, where the server cannot be had.
+// Each server belongs to its test alone, so fixtures may count requests (sequenceIndex). The test
+// is skipped, or with TOOLFLEET_INTEGRATION=required fails, where the server cannot be had.
 func Start(tb testing.TB, fixtures string) (baseURL string) {
 	tb.Helper()
 	path := filepath.Join(npmtest.Install(tb, "test/aimock", "NO TEST AGAINST A REAL MODEL SERVER"), program)

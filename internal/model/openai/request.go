@@ -90,8 +90,8 @@ func messageOf(message *loop.Message) sdk.ChatCompletionMessage {
 // maxName is how many characters a name may have.
 const maxName = 64
 
-// nameOf is the name of a tool as servers take it back. A model may make up others, and a server that
-// refuses one would refuse every further request of the session.
+// nameOf is the name of a tool as servers take it back. A model may make up others, and a server
+// that refuses one would refuse every further request of the session.
 func nameOf(written string) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {

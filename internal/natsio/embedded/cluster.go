@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// clusterReady bounds the time in which the servers of a cluster find each other and choose a leader.
+	// clusterReady bounds the time in which the servers of a cluster find each other and choose a
+	// leader.
 	clusterReady = 30 * time.Second
 	clusterLook  = 50 * time.Millisecond
 	// clusterAnswer is how long one question of that time waits.
@@ -28,22 +29,25 @@ const (
 	memberEnd = 10 * time.Second
 )
 
-// Cluster is several servers on loopback, each in a process of its own, as a fleet with replicas has
-// them on several machines. It is for measuring and trying: all are lost together with the machine.
+// Cluster is several servers on loopback, each in a process of its own, as a fleet with replicas
+// has them on several machines. It is for measuring and trying: all are lost together with the
+// machine.
 type Cluster struct {
 	token     string
 	members   []member
 	processes []*process // of the members that were started
 }
 
-// process is that of a member. It ends when its standard input does, and so with this process at the latest.
+// process is that of a member. It ends when its standard input does, and so with this process at
+// the latest.
 type process struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
 }
 
-// StartCluster starts a number of servers, each by a command that calls [ServeMember], and returns when they take
-// streams with so many replicas. Of o, Data and SyncAlways count. The caller closes the cluster.
+// StartCluster starts a number of servers, each by a command that calls [ServeMember], and returns
+// when they take streams with so many replicas. Of o, Data and SyncAlways count. The caller closes
+// the cluster.
 func StartCluster(ctx context.Context, servers int, command func() *exec.Cmd, o Options) (_ *Cluster, err error) {
 	c := &Cluster{token: rand.Text()}
 	defer func() {

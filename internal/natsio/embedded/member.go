@@ -13,7 +13,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// member is what the process of one server is told. It travels by its standard input, because it holds secrets.
+// member is what the process of one server is told. It travels by its standard input, because it
+// holds secrets.
 type member struct {
 	Name       string `json:"name"`
 	Data       string `json:"data"`
@@ -24,8 +25,8 @@ type member struct {
 	SyncAlways bool   `json:"sync_always"`
 }
 
-// ServeMember is what the process of one server of a [Cluster] runs: it reads from in which one it is, and
-// serves until in or ctx ends.
+// ServeMember is what the process of one server of a [Cluster] runs: it reads from in which one it
+// is, and serves until in or ctx ends.
 func ServeMember(ctx context.Context, in io.Reader, logger *slog.Logger) error {
 	var m member
 	if err := json.NewDecoder(in).Decode(&m); err != nil {

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// FreePorts finds ports of 127.0.0.1 that nobody listens on, below those that connections get by themselves. Somebody
-// may take one before it is used.
+// FreePorts finds ports of 127.0.0.1 that nobody listens on, below those that connections get by
+// themselves. Somebody may take one before it is used.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	const lowest, highest = 10_000, 32_000
 	ports := make([]int, 0, n)

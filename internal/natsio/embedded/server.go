@@ -1,9 +1,9 @@
-// Package embedded runs a NATS server with JetStream inside the process: one
-// node, file storage under a directory of ours.
+// Package embedded runs a NATS server with JetStream inside the process: one node, file storage
+// under a directory of ours.
 //
-// Without an address it does not listen at all, and only connections made
-// through [Server.Option] reach it. With one, it listens on loopback only and asks
-// for a token that is made anew for each data directory and kept in a file that only its owner can read.
+// Without an address it does not listen at all, and only connections made through [Server.Option]
+// reach it. With one, it listens on loopback only and asks for a token that is made anew for each
+// data directory and kept in a file that only its owner can read.
 package embedded
 
 import (
@@ -123,7 +123,8 @@ func (s *Server) options(o Options) (*server.Options, error) {
 	return options, nil
 }
 
-// ParseListen splits the address of [Options], and says what is wrong with one that cannot be listened on.
+// ParseListen splits the address of [Options], and says what is wrong with one that cannot be
+// listened on.
 func ParseListen(address string) (host string, port int, err error) {
 	host, portText, err := net.SplitHostPort(address)
 	if err != nil {
@@ -190,8 +191,8 @@ func (s *Server) URL() string {
 func (s *Server) CredentialFile() string { return s.file }
 
 // Options make a connection of this process, whatever address is named beside them. It needs no
-// listener. Where there is one it is used, because a socket takes many messages at once, and
-// the pipe inside a process hands each of them over. With many calls under way a quarter more of them
+// listener. Where there is one it is used, because a socket takes many messages at once, and the
+// pipe inside a process hands each of them over. With many calls under way a quarter more of them
 // are made then; where one waits for the other it takes a tenth longer.
 func (s *Server) Options() []nats.Option {
 	if s.file == "" {

@@ -104,8 +104,8 @@ func (c *Cable) carry(from, to net.Conn, toClient bool) {
 	}
 }
 
-// Before has f called once, before something that a client says and match is true of is passed on. What is
-// said at the same time may come in one piece.
+// Before has f called once, before something that a client says and match is true of is passed on.
+// What is said at the same time may come in one piece.
 func (c *Cable) Before(match func(said []byte) bool, f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

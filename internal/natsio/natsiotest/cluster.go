@@ -79,8 +79,8 @@ func newCluster(tb testing.TB, partable bool) *Cluster {
 	return c
 }
 
-// FreePorts finds ports that nobody listens on, below those that connections get by themselves. Somebody may take
-// one before it is used; the server's start fails then.
+// FreePorts finds ports that nobody listens on, below those that connections get by themselves.
+// Somebody may take one before it is used; the server's start fails then.
 func FreePorts(tb testing.TB, n int) []int {
 	tb.Helper()
 	ports, err := embedded.FreePorts(tb.Context(), n)
@@ -119,7 +119,8 @@ func (c *Cluster) layCables() {
 	}
 }
 
-// Part cuts a server off from the others, or joins it to them again. Clients keep their connections.
+// Part cuts a server off from the others, or joins it to them again. Clients keep their
+// connections.
 func (c *Cluster) Part(i int, off bool) {
 	for ends, cable := range c.cables {
 		switch {

@@ -32,8 +32,8 @@ type Fleet struct {
 }
 
 const (
-	// patience is how long making the streams may take: a busy machine needs more than the 5 s that the
-	// client gives each.
+	// patience is how long making the streams may take: a busy machine needs more than the 5 s that
+	// the client gives each.
 	patience = time.Minute
 	// answerWait is how long a test waits for the answer to one question, for the same reason.
 	answerWait = 20 * time.Second

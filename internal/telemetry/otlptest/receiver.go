@@ -30,7 +30,8 @@ const WaitTimeout = time.Minute
 // maxBody bounds one export request.
 const maxBody = 32 << 20
 
-// Receiver collects every span, and the last value of every metric, that is exported to it. It is safe for concurrent use.
+// Receiver collects every span, and the last value of every metric, that is exported to it. It is
+// safe for concurrent use.
 type Receiver struct {
 	// URL is the value for OTEL_EXPORTER_OTLP_ENDPOINT.
 	URL string
@@ -104,7 +105,8 @@ func (r *Receiver) WaitFor(tb testing.TB, enough func([]*Span) bool) []*Span {
 	return spans
 }
 
-// wait asks enough, which may read what was received, at every change; it reports false when it has never said yes.
+// wait asks enough, which may read what was received, at every change; it reports false when it has
+// never said yes.
 func (r *Receiver) wait(tb testing.TB, enough func() bool) bool {
 	tb.Helper()
 	timeout := time.NewTimer(WaitTimeout)

@@ -49,7 +49,8 @@ func fetches(plain string) client {
 	}
 }
 
-// talks is for programs whose first argument is a host; valued are the letters of options with a value.
+// talks is for programs whose first argument is a host; valued are the letters of options with a
+// value.
 func talks(valued string) client {
 	return func(r ReachFunc, args []shell.Word) bool {
 		words := positional(args, valued)

@@ -9,7 +9,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// apart are pipes that are read side by side, for systems without more: the order of writes to both is about right.
+// apart are pipes that are read side by side, for systems without more: the order of writes to both
+// is about right.
 type apart struct{ stdout, stderr *os.File }
 
 func openApart() (_ *apart, stdout, stderr *os.File, err error) {
@@ -25,8 +26,9 @@ func openApart() (_ *apart, stdout, stderr *os.File, err error) {
 	return p, stdout, stderr, nil
 }
 
-// copy hands over what is written until both streams have ended, or endAt's time; also what was written by then, and nobody
-// has had the time to read. A stream of which keep wants no more is closed.
+// copy hands over what is written until both streams have ended, or endAt's time; also what was
+// written by then, and nobody has had the time to read. A stream of which keep wants no more is
+// closed.
 func (p *apart) copy(keep func(sandbox.Stream, []byte) bool) {
 	var readers sync.WaitGroup
 	read := func(from *os.File, stream sandbox.Stream) {

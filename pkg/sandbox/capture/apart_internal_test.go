@@ -12,7 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// TestApart_WhatWasWrittenIsTakenHoweverLate, whether the output has ended by then or something holds it open.
+// TestApart_WhatWasWrittenIsTakenHoweverLate, whether the output has ended by then or something
+// holds it open.
 func TestApart_WhatWasWrittenIsTakenHoweverLate(t *testing.T) {
 	t.Parallel()
 	for name, ended := range map[string]bool{"ended": true, "held open": false} {

@@ -77,11 +77,13 @@ func (p *pipes) add(stream sandbox.Stream) (*os.File, error) {
 	return theirs, nil
 }
 
-// lastWrites is how many writes are handed over at endAt's time: those that wait, and some of somebody who goes on writing.
+// lastWrites is how many writes are handed over at endAt's time: those that wait, and some of
+// somebody who goes on writing.
 const lastWrites = 32
 
-// copy hands over what is written until both streams have ended, or endAt's time; also what was written by then, and nobody
-// has had the time to read. A stream of which keep wants no more is closed.
+// copy hands over what is written until both streams have ended, or endAt's time; also what was
+// written by then, and nobody has had the time to read. A stream of which keep wants no more is
+// closed.
 func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
 	buf := make([]byte, readSize)
 	_ = p.events.Read(func(uintptr) bool { // fails at endAt's time

@@ -95,7 +95,8 @@ func TestStreams_FinishDoesNotWaitForThoseWhoWriteOn(t *testing.T) {
 	require.Error(t, cmd.Wait(), "nobody reads any more")
 }
 
-// TestStreams_WhatWasWrittenIsTakenHoweverLate: on a busy machine nobody may have had the time to read it before.
+// TestStreams_WhatWasWrittenIsTakenHoweverLate: on a busy machine nobody may have had the time to
+// read it before.
 func TestStreams_WhatWasWrittenIsTakenHoweverLate(t *testing.T) {
 	t.Parallel()
 	for range 20 {

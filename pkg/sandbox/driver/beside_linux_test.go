@@ -16,8 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
 
-// A command of driver process ends with all that was started by it, and by nobody else: not with what another
-// driver starts meanwhile, once for all of its sandboxes.
+// A command of driver process ends with all that was started by it, and by nobody else: not with
+// what another driver starts meanwhile, once for all of its sandboxes.
 func TestOpen_DriversOfOneProcessLeaveEachOtherAlone(t *testing.T) { //nolint:paralleltest // it ends what other tests need, too
 	ns, _, err := driver.Open(t.Context(), "ns", nil)
 	if err != nil {

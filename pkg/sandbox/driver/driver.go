@@ -27,8 +27,8 @@ var ErrUnknown = errors.New("unknown sandbox driver")
 type Options struct {
 	// Logger gets what happens to commands, at debug level; nil discards it.
 	Logger *slog.Logger
-	// Data is a directory below which sandboxes will have their workspaces, and need not exist yet. What is proven is proven on its
-	// file system; "" is that of temporary files.
+	// Data is a directory below which sandboxes will have their workspaces, and need not exist yet.
+	// What is proven is proven on its file system; "" is that of temporary files.
 	Data string
 }
 

@@ -59,7 +59,8 @@ func testWithoutNamespaces(t *testing.T) {
 	require.ErrorIs(t, err, sandbox.ErrLevel)
 }
 
-// TestOpen_WhatCannotBeTriedProvesNothing: nobody is advised to do without isolation because there was no room for a probe.
+// TestOpen_WhatCannotBeTriedProvesNothing: nobody is advised to do without isolation because there
+// was no room for a probe.
 func TestOpen_WhatCannotBeTriedProvesNothing(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	t.Setenv("TMPDIR", missing)

@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
-// Groups returns the control group in which the sandboxes of this process have theirs, so
-// that limits are hard. Where there is none the error is a [*UnusableError]. The first call may move
+// Groups returns the control group in which the sandboxes of this process have theirs, so that
+// limits are hard. Where there is none the error is a [*UnusableError]. The first call may move
 // this process into a group below its own, as opening a sandbox does.
 func Groups() (dir string, err error) {
 	tree, err := cgroup.Find()
@@ -23,9 +23,9 @@ func Groups() (dir string, err error) {
 	return tree.Dir(), nil
 }
 
-// Quotas tries whether what sandboxes have on disk is bounded by quotas, in a directory below which they will have
-// their workspaces or, when that does not exist, the nearest above. It returns which that was, and leaves
-// nothing there. Where there are none the error is a [*UnusableError].
+// Quotas tries whether what sandboxes have on disk is bounded by quotas, in a directory below which
+// they will have their workspaces or, when that does not exist, the nearest above. It returns which
+// that was, and leaves nothing there. Where there are none the error is a [*UnusableError].
 func Quotas(data string) (dir string, err error) {
 	if dir = place(data); dir == "" {
 		dir = os.TempDir()
@@ -44,8 +44,8 @@ func because(what string, err error) error {
 	return &UnusableError{What: what, Found: err.Error()}
 }
 
-// place is a directory that can be written and is on the file system that dir is on, or will be: itself or one above.
-// It is "" when there is none.
+// place is a directory that can be written and is on the file system that dir is on, or will be:
+// itself or one above. It is "" when there is none.
 func place(dir string) string {
 	if dir == "" {
 		return ""

@@ -10,7 +10,8 @@ func Groups() (dir string, err error) {
 	return "", &UnusableError{What: unusable.Groups, Found: "not on this system"}
 }
 
-// Quotas says why what sandboxes have on disk cannot be bounded by quotas: they are used on Linux alone.
+// Quotas says why what sandboxes have on disk cannot be bounded by quotas: they are used on Linux
+// alone.
 func Quotas(string) (dir string, err error) {
 	return "", &UnusableError{What: unusable.Quotas, Found: "not on this system"}
 }

@@ -146,7 +146,8 @@ func TestProxy_EndClosesWhatRuns(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestProxy_ASwitchOfProtocolsIsATunnel: a host may answer a request by another protocol, and serving ends also where that goes on.
+// TestProxy_ASwitchOfProtocolsIsATunnel: a host may answer a request by another protocol, and
+// serving ends also where that goes on.
 func TestProxy_ASwitchOfProtocolsIsATunnel(t *testing.T) {
 	t.Parallel()
 	l := listen(t, "127.0.0.1:0")

@@ -41,7 +41,8 @@ type Options struct {
 	Deny func(netip.AddrPort) bool
 	// Resolver resolves names; default the system's.
 	Resolver Resolver
-	// Conns is how many connections each listener serves at once; further ones wait. Default [DefaultConns].
+	// Conns is how many connections each listener serves at once; further ones wait. Default
+	// [DefaultConns].
 	Conns int
 	// Idle is how long a connection stays on which no byte moves. Default [DefaultIdle].
 	Idle time.Duration

@@ -55,8 +55,8 @@ func newWeb(p *Proxy, hijacked func()) *web {
 
 func (w *web) close() { w.transport.CloseIdleConnections() }
 
-// response is an answer that notes whether the connection was taken from the server: for a tunnel, or because a host has
-// answered by another protocol.
+// response is an answer that notes whether the connection was taken from the server: for a tunnel,
+// or because a host has answered by another protocol.
 type response struct {
 	http.ResponseWriter
 
@@ -160,7 +160,8 @@ func dialStatus(err error) int {
 	return http.StatusBadGateway
 }
 
-// refuseTunnel answers with the reason in the status line, too: of an answer to CONNECT, programs show that at most.
+// refuseTunnel answers with the reason in the status line, too: of an answer to CONNECT, programs
+// show that at most.
 func (w *web) refuseTunnel(rw http.ResponseWriter, r *http.Request, err error) {
 	w.logRefusal(r, err)
 	client, _, hijackErr := http.NewResponseController(rw).Hijack()

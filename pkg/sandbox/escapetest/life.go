@@ -42,7 +42,8 @@ func (b *bench) killEverything(t *testing.T) {
 	require.NoError(t, syscall.Kill(b.host.Worker, 0))
 }
 
-// signalInit sends every signal to the first process. A command that lives on to tell shows that the sandbox does.
+// signalInit sends every signal to the first process. A command that lives on to tell shows that
+// the sandbox does.
 func (b *bench) signalInit(t *testing.T) {
 	const script = `s=1; while [ $s -le 64 ]; do kill -$s 1 2>/dev/null; s=$((s+1)); done; sleep 0.1; echo alive`
 	result, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
@@ -51,7 +52,8 @@ func (b *bench) signalInit(t *testing.T) {
 	require.Equal(t, "alive\n", string(result.Stdout.Data))
 }
 
-// leaveShared shares memory, a queue and a semaphore by System V's means, which are there as long as there are commands.
+// leaveShared shares memory, a queue and a semaphore by System V's means, which are there as long
+// as there are commands.
 func (b *bench) leaveShared(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
@@ -91,7 +93,8 @@ func (b *bench) shareMuch(t *testing.T) {
 	require.Equal(t, sandbox.ReasonOOM, result.Reason)
 }
 
-// holdShared has six processes hold 40 MB each: together too much, unless it is the same in all of them.
+// holdShared has six processes hold 40 MB each: together too much, unless it is the same in all of
+// them.
 func (b *bench) holdShared(t *testing.T) {
 	const script = `mkfifo held; for i in 1 2 3 4 5 6; do ./probe hold $0 40000000 >held & done; exec 3<held
 		for i in 1 2 3 4 5 6; do read x <&3 || exit 1; done; sleep $1; rm -f held /dev/shm/same; echo all`

@@ -18,7 +18,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// raceTime is how long directories are swapped beneath file operations, and more if these have not met them by then.
+// raceTime is how long directories are swapped beneath file operations, and more if these have not
+// met them by then.
 const raceTime = 3 * time.Second
 
 // swapRace swaps a directory of the workspace with a symlink to a directory of the host,

@@ -80,8 +80,8 @@ func (b *bench) readOnlyProbe(t *testing.T, dir, name string, readOnly bool) att
 	return attempt{verdict: verdict(t, name, result), changed: difference(before, state(t, dir))}
 }
 
-// waitForTick waits until what changes on a file system has another time than what has changed by now: some kernels tell it in
-// steps of 10 ms.
+// waitForTick waits until what changes on a file system has another time than what has changed by
+// now: some kernels tell it in steps of 10 ms.
 func waitForTick(t *testing.T, dir string) {
 	t.Helper()
 	now := func() time.Time {

@@ -28,9 +28,10 @@ func Open(dir string, called ...string) (*FS, error) {
 	return &FS{root: newRoot(opened, called), turns: &turns{}}, nil
 }
 
-// Protect has operations refuse to change what is at or below places, as [sandbox.Spec].Protect
-// has them in canonical form, with the fault [sandbox.FaultProtected]. It is called before any
-// operation. That a command cannot exchange a link meanwhile is up to who makes the places read-only.
+// Protect has operations refuse to change what is at or below places, as [sandbox.Spec].Protect has
+// them in canonical form, with the fault [sandbox.FaultProtected]. It is called before any
+// operation. That a command cannot exchange a link meanwhile is up to who makes the places
+// read-only.
 func (f *FS) Protect(places []string) { f.protected = places }
 
 // Close ends the FS; operations that run finish, later ones return [sandbox.ErrClosed].

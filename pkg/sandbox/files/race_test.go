@@ -65,7 +65,8 @@ func TestFS_NoEscapeWhileLinksAreSwapped(t *testing.T) {
 	require.Len(t, entries, 1)
 }
 
-// races reports whether a race goes on: for a second, and until all was met that is to be met in it.
+// races reports whether a race goes on: for a second, and until all was met that is to be met in
+// it.
 func races(start time.Time, met bool) bool {
 	age := time.Since(start)
 	return age < time.Second || !met && age < time.Minute

@@ -2,8 +2,8 @@ package files
 
 import "sync"
 
-// turns lets one change at a time work on a file. Calls that name one file in one way come one after the
-// other anyway; with symbolic links it has several names. It is safe for concurrent use.
+// turns lets one change at a time work on a file. Calls that name one file in one way come one
+// after the other anyway; with symbolic links it has several names. It is safe for concurrent use.
 type turns struct {
 	mu    sync.Mutex
 	files map[string]*turn // those that somebody changes or waits for

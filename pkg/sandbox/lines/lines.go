@@ -30,7 +30,8 @@ type Result struct {
 	// without its line end.
 	Lines      int
 	FirstBytes int64
-	// Cut is set when lines that are wanted did not fit, and Split when Content is only a part of one line.
+	// Cut is set when lines that are wanted did not fit, and Split when Content is only a part of
+	// one line.
 	Cut, Split bool
 	// Total and Bytes are the size of the whole text.
 	Total int

@@ -44,8 +44,8 @@ func run(t *testing.T, s sandbox.Sandbox, script string) sandbox.Result {
 	return result
 }
 
-// A shell becomes the last command that it runs, and then holds nothing any more: therefore the ":" at
-// the end of scripts that hold memory.
+// A shell becomes the last command that it runs, and then holds nothing any more: therefore the ":"
+// at the end of scripts that hold memory.
 
 // TestAbuse_EndsForTheRightReason: what a sandbox may not do ends, soon and alone.
 func TestAbuse_EndsForTheRightReason(t *testing.T) {
@@ -93,8 +93,8 @@ func TestAbuse_MemoryIsTheSandboxs(t *testing.T) { //nolint:paralleltest // its 
 	})
 }
 
-// endsAlone runs a script that uses up the memory beside a command that holds some bytes of it: the script ends for
-// that, and the command only when it is told to.
+// endsAlone runs a script that uses up the memory beside a command that holds some bytes of it: the
+// script ends for that, and the command only when it is told to.
 func endsAlone(t *testing.T, s sandbox.Sandbox, held int, script string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -135,8 +135,8 @@ func TestAbuse_ForksAreBounded(t *testing.T) { //nolint:paralleltest // its arms
 	})
 }
 
-// TestOrphans_LeaveNoZombies: what a command leaves without a parent is waited for by the first process,
-// also while the command runs.
+// TestOrphans_LeaveNoZombies: what a command leaves without a parent is waited for by the first
+// process, also while the command runs.
 func TestOrphans_LeaveNoZombies(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()

@@ -127,7 +127,8 @@ func BenchmarkFiles(b *testing.B) {
 	})
 }
 
-// BenchmarkProtected measures a sandbox with the protected places of a repository, beside one without.
+// BenchmarkProtected measures a sandbox with the protected places of a repository, beside one
+// without.
 func BenchmarkProtected(b *testing.B) {
 	workspace := b.TempDir()
 	require.NoError(b, os.MkdirAll(filepath.Join(workspace, ".git/hooks"), 0o755))
@@ -161,7 +162,8 @@ func BenchmarkProtected(b *testing.B) {
 	}
 }
 
-// BenchmarkIdle measures the memory of a sandbox in which nothing runs, with its share of the launcher.
+// BenchmarkIdle measures the memory of a sandbox in which nothing runs, with its share of the
+// launcher.
 func BenchmarkIdle(b *testing.B) {
 	const sandboxes = 10
 	for range sandboxes {

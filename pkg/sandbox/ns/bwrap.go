@@ -33,8 +33,8 @@ type bwrap struct {
 	errors  *os.File // a memory file with what it has to say
 }
 
-// startBwrap starts a sandbox in namespaces that bubblewrap makes, in a group unless that is nil. It returns the first
-// process, which is bubblewrap's child.
+// startBwrap starts a sandbox in namespaces that bubblewrap makes, in a group unless that is nil.
+// It returns the first process, which is bubblewrap's child.
 func startBwrap(config wire.Config, control *os.File, group *cgroup.Group) (*bwrap, *os.Process, error) {
 	program, err := image.Open()
 	if err != nil {
@@ -75,7 +75,8 @@ func startBwrap(config wire.Config, control *os.File, group *cgroup.Group) (*bwr
 	return b, process, nil
 }
 
-// child reads which process is the sandbox's first. A bubblewrap that fails says why before it ends, and so before info does.
+// child reads which process is the sandbox's first. A bubblewrap that fails says why before it
+// ends, and so before info does.
 func (b *bwrap) child(info io.Reader) (*os.Process, error) {
 	var child struct {
 		PID int `json:"child-pid"` //nolint:tagliatelle // bubblewrap's word

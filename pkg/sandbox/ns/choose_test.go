@@ -32,9 +32,9 @@ func TestProbe_SaysWhichDirectoryItNeeds(t *testing.T) {
 // onlyBwrap says that this process is where no other program may make user namespaces.
 const onlyBwrap = "TOOLFLEET_TEST_ONLY_BWRAP"
 
-// TestProbe_TakesBwrapWhereOnlyThatMay: on a host that lets /usr/bin/bwrap make user
-// namespaces and no other program, the probe finds that out. The host is this one with a system call
-// filter that asks this test, which looks at who calls: as AppArmor does on Ubuntu.
+// TestProbe_TakesBwrapWhereOnlyThatMay: on a host that lets /usr/bin/bwrap make user namespaces and
+// no other program, the probe finds that out. The host is this one with a system call filter that
+// asks this test, which looks at who calls: as AppArmor does on Ubuntu.
 func TestProbe_TakesBwrapWhereOnlyThatMay(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	requireBwrap(t)
 	escapetest.InArms(t, false, func(t *testing.T) {

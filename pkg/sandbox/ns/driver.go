@@ -34,8 +34,9 @@ type Options struct {
 	// Launcher is how namespaces are made; "" is [LauncherNative], and [LauncherBwrap] when
 	// a probe finds that it alone works.
 	Launcher string
-	// Dir is an existing directory like those that sandboxes will have their workspaces in: probes are made there, because
-	// what can be proven depends on the file system. "" is the one for temporary files.
+	// Dir is an existing directory like those that sandboxes will have their workspaces in: probes
+	// are made there, because what can be proven depends on the file system. "" is the one for
+	// temporary files.
 	Dir string
 }
 

@@ -137,9 +137,10 @@ func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 	}
 }
 
-// openFiles is the most that commands may have open. The kernel counts descriptors that are on their way through sockets for each user,
-// and lets nobody send one who may have fewer open: so commands that have the worker's user may have fewer than the worker, which
-// sends some with every command.
+// openFiles is the most that commands may have open. The kernel counts descriptors that are on
+// their way through sockets for each user, and lets nobody send one who may have fewer open: so
+// commands that have the worker's user may have fewer than the worker, which sends some with every
+// command.
 var openFiles = sync.OnceValue(func() uint64 { //nolint:gochecknoglobals // a constant
 	const more = 512 // twice what one message takes
 	var own unix.Rlimit
@@ -253,8 +254,8 @@ func (r *run) kill() *reply {
 	}
 }
 
-// killInit kills the first process, and by that all others, some time from now unless stop is called. It also ends the sending of what the
-// first process does not read, which signals wait for.
+// killInit kills the first process, and by that all others, some time from now unless stop is
+// called. It also ends the sending of what the first process does not read, which signals wait for.
 func (r *run) killInit(after time.Duration) (stop func() bool) {
 	return time.AfterFunc(after, func() { _ = r.instance.process.Kill() }).Stop
 }

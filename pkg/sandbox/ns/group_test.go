@@ -107,8 +107,8 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 }
 
 // TestGroup_NeighboursAnswer: beside a sandbox whose memory is used up again and again another
-// answers within 100 ms, or what it takes without that on a slow machine. It is measured several times
-// if need be: what else the machine does comes and goes.
+// answers within 100 ms, or what it takes without that on a slow machine. It is measured several
+// times if need be: what else the machine does comes and goes.
 func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it measures
 	cgrouptest.Require(t, cgroup.Find)
 	const samples, rounds = 30, 10
@@ -137,7 +137,8 @@ func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it meas
 	require.Fail(t, "neighbours wait")
 }
 
-// bombard uses up the memory of a sandbox again and again, until stop is called, which returns how often that was.
+// bombard uses up the memory of a sandbox again and again, until stop is called, which returns how
+// often that was.
 func bombard(t *testing.T, s sandbox.Sandbox) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

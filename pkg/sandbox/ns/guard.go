@@ -98,8 +98,8 @@ func (g *guard) find(root *os.Root, place string, found map[string]fs.FileInfo) 
 	return place, nil
 }
 
-// make makes an empty directory in the place of something that is missing. Git does not see one, and
-// no program takes it for its settings.
+// make makes an empty directory in the place of something that is missing. Git does not see one,
+// and no program takes it for its settings.
 func (g *guard) make(root *os.Root, at string) (fs.FileInfo, error) {
 	const mode = 0o755
 	if err := root.Mkdir(at, mode); err != nil {
@@ -166,8 +166,8 @@ func (g *guard) close() error {
 	return err
 }
 
-// removeMade removes an empty directory if it is the one that was made. What else is there by now is
-// somebody's.
+// removeMade removes an empty directory if it is the one that was made. What else is there by now
+// is somebody's.
 func removeMade(root *os.Root, at string, made fs.FileInfo) error {
 	info, err := root.Lstat(at)
 	if err != nil || !os.SameFile(info, made) {

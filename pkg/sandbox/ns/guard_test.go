@@ -16,9 +16,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
-// TestProtect_NothingOfTheHostWhileDirectoriesAreExchanged opens sandboxes while the directory that a
-// protected place is in is exchanged, all the time, for a link to a directory of the host: what is mounted
-// is of the workspace, or the sandbox does not serve.
+// TestProtect_NothingOfTheHostWhileDirectoriesAreExchanged opens sandboxes while the directory that
+// a protected place is in is exchanged, all the time, for a link to a directory of the host: what
+// is mounted is of the workspace, or the sandbox does not serve.
 func TestProtect_NothingOfTheHostWhileDirectoriesAreExchanged(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()

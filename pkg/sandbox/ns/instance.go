@@ -210,9 +210,10 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 	}
 }
 
-// sending calls send, which sends a message. When ctx has ended and the first process does not take it, that is killed after
-// a moment: a part of a message cannot be taken back, and all that comes behind it would wait. After an error it is known that the
-// sandbox is gone, if it is: whoever comes next gets another one.
+// sending calls send, which sends a message. When ctx has ended and the first process does not take
+// it, that is killed after a moment: a part of a message cannot be taken back, and all that comes
+// behind it would wait. After an error it is known that the sandbox is gone, if it is: whoever
+// comes next gets another one.
 func (i *instance) sending(ctx context.Context, send func() error) error {
 	sent := make(chan struct{})
 	defer close(sent)
@@ -236,8 +237,8 @@ func (i *instance) sending(ctx context.Context, send func() error) error {
 	return err
 }
 
-// keep tells the first process until when the sandbox may run, now and whenever that moves. It ends with the
-// first process, or that with it.
+// keep tells the first process until when the sandbox may run, now and whenever that moves. It ends
+// with the first process, or that with it.
 func (i *instance) keep(end func() time.Time) {
 	if end == nil {
 		return
@@ -262,8 +263,8 @@ func (i *instance) wait() error {
 	return err
 }
 
-// postMortem ends what is left of a sandbox that is lost, and says how its first process has ended, as far as its
-// parent can tell, and what was wrong with the connection.
+// postMortem ends what is left of a sandbox that is lost, and says how its first process has ended,
+// as far as its parent can tell, and what was wrong with the connection.
 func (i *instance) postMortem() string {
 	if err := i.close(); err != nil {
 		return err.Error()

@@ -32,8 +32,9 @@ type launcher struct {
 // errLauncher says that the launcher is gone, or does not answer: it has been ended.
 var errLauncher = errors.New("the launcher is lost")
 
-// launch starts a sandbox that has one end of a control socket, in a group unless that is nil. After [errLauncher] there may
-// be a process that has the socket, and ends with it: the next one needs another.
+// launch starts a sandbox that has one end of a control socket, in a group unless that is nil.
+// After [errLauncher] there may be a process that has the socket, and ends with it: the next one
+// needs another.
 func (l *launcher) launch(config wire.Config, control *os.File, group *cgroup.Group) (*os.Process, error) {
 	fds := []int{int(control.Fd())}
 	if group != nil {

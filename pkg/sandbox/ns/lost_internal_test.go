@@ -82,7 +82,8 @@ func TestLost_FirstProcessDoesNotAnswer(t *testing.T) {
 	requireFresh(t, s)
 }
 
-// TestLost_FirstProcessReadsNothing: it is ended in time also when there is more to be sent to it than it takes.
+// TestLost_FirstProcessReadsNothing: it is ended in time also when there is more to be sent to it
+// than it takes.
 func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	t.Parallel()
 	s := openLost(t)
@@ -127,7 +128,8 @@ func TestLost_LauncherIsKilled(t *testing.T) { //nolint:paralleltest // it is ev
 	requireFresh(t, s)
 }
 
-// TestLost_LauncherIsKilledWhileItLaunches: what it has half made does not speak for what the next one makes.
+// TestLost_LauncherIsKilledWhileItLaunches: what it has half made does not speak for what the next
+// one makes.
 func TestLost_LauncherIsKilledWhileItLaunches(t *testing.T) { //nolint:paralleltest // it is everybody's
 	s := openLost(t)
 	for i := range 40 {

@@ -13,8 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
-// open starts a sandbox, in a group of its own unless groups is nil, and waits until it serves. When that fails,
-// nothing is left.
+// open starts a sandbox, in a group of its own unless groups is nil, and waits until it serves.
+// When that fails, nothing is left.
 func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
 	i, err := begin(config, groups, limits)
 	if errors.Is(err, errLauncher) { // somebody has killed it, perhaps

@@ -107,7 +107,8 @@ func testDetours(t *testing.T) { //nolint:thelper // it is the test
 	} {
 		require.Regexp(t, "HTTP/1.1 4[0-9][0-9] ", connect(t, s, target), target)
 	}
-	// A tunnel to a listed host is one to this host: what is asked for in it does not matter to the way.
+	// A tunnel to a listed host is one to this host: what is asked for in it does not matter to the
+	// way.
 	require.NotContains(t, tunnel(t, s, "127.0.0.1:"+open, other.URL+"/"), "a secret")
 	for name, request := range map[string]string{
 		"SOCKS, address":       `\005\001\000\005\001\000\001\177\000\000\001` + octalPort(t, closed),

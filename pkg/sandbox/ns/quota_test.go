@@ -17,7 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
-// onQuota opens a sandbox on a disk, below a directory of a name, whose directories may be given to a project or not.
+// onQuota opens a sandbox on a disk, below a directory of a name, whose directories may be given to
+// a project or not.
 func onQuota(t *testing.T, disk, name string, owned bool, limits sandbox.Limits) sandbox.Sandbox {
 	t.Helper()
 	spec := sandbox.Spec{
@@ -49,8 +50,8 @@ func TestQuota_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // it
 	})
 }
 
-// TestQuota_DiskIsHard: in whatever way it is used up, there is no more, the reason is exact, a neighbour does not
-// notice, and the sandbox goes on.
+// TestQuota_DiskIsHard: in whatever way it is used up, there is no more, the reason is exact, a
+// neighbour does not notice, and the sandbox goes on.
 func TestQuota_DiskIsHard(t *testing.T) { //nolint:paralleltest // as above
 	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()

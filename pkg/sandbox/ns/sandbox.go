@@ -149,8 +149,8 @@ func (s *Sandbox) done() {
 	s.running.Done()
 }
 
-// outdated reports whether something that is protected was replaced from outside, and nothing is under
-// way that would be killed if the sandbox was made anew. mu is held.
+// outdated reports whether something that is protected was replaced from outside, and nothing is
+// under way that would be killed if the sandbox was made anew. mu is held.
 func (s *Sandbox) outdated() bool { return s.underWay == 0 && s.guard.stale() }
 
 // restart starts the sandbox again if it was lost, or is outdated.
@@ -193,7 +193,8 @@ func (s *Sandbox) retire() (old *instance, why string) {
 	return old, why
 }
 
-// Reset implements [sandbox.Sandbox]. The sandbox is made anew, and with it all that is in memory, such as /dev/shm.
+// Reset implements [sandbox.Sandbox]. The sandbox is made anew, and with it all that is in memory,
+// such as /dev/shm.
 func (s *Sandbox) Reset(ctx context.Context) error {
 	s.change.Lock()
 	defer s.change.Unlock()

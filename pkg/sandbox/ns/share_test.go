@@ -19,7 +19,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 )
 
-// TestShare_LeavesSomeToOthers: of what the kernel counts for the user of a worker, too, a sandbox gets a part.
+// TestShare_LeavesSomeToOthers: of what the kernel counts for the user of a worker, too, a sandbox
+// gets a part.
 func TestShare_LeavesSomeToOthers(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()
@@ -51,7 +52,8 @@ func TestShare_LeavesSomeToOthers(t *testing.T) { //nolint:paralleltest // its a
 	})
 }
 
-// TestShare_LeavesProcessesAndDescriptorsToTheUser: who may have few of them still has some beside a sandbox that takes all it gets.
+// TestShare_LeavesProcessesAndDescriptorsToTheUser: who may have few of them still has some beside
+// a sandbox that takes all it gets.
 func TestShare_LeavesProcessesAndDescriptorsToTheUser(t *testing.T) { //nolint:paralleltest // as above
 	const limits = "SHARE_UNDER_LIMITS"
 	escapetest.InArms(t, true, func(t *testing.T) {

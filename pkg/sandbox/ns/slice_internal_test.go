@@ -17,7 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// TestPriority_OnlyTheFirstProcessHasShortSlices: it comes first when it wants the processor, and commands do not.
+// TestPriority_OnlyTheFirstProcessHasShortSlices: it comes first when it wants the processor, and
+// commands do not.
 func TestPriority_OnlyTheFirstProcessHasShortSlices(t *testing.T) {
 	t.Parallel()
 	own, err := unix.SchedGetAttr(0, 0)

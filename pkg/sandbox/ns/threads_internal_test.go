@@ -13,8 +13,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// TestThreads_AreAllThereBeforeTheFirstCommand: whatever is done at once, the first process needs no thread more than it has in stock.
-// It could not get one when commands have used up the processes of the sandbox, and commands could reach one that comes later.
+// TestThreads_AreAllThereBeforeTheFirstCommand: whatever is done at once, the first process needs
+// no thread more than it has in stock. It could not get one when commands have used up the
+// processes of the sandbox, and commands could reach one that comes later.
 func TestThreads_AreAllThereBeforeTheFirstCommand(t *testing.T) {
 	t.Parallel()
 	s := openLost(t)

@@ -27,8 +27,8 @@ func TestPriority_LongCommandsMakeWay(t *testing.T) {
 	requireShort(t, s)
 }
 
-// requireShort checks that a command that begins has the priority of its sandbox, which is this process's, and returns that. On a busy
-// machine some take so long that they have less.
+// requireShort checks that a command that begins has the priority of its sandbox, which is this
+// process's, and returns that. On a busy machine some take so long that they have less.
 func requireShort(t *testing.T, s sandbox.Sandbox) (priority int) {
 	t.Helper()
 	const none = 20 // is how the kernel tells of no niceness
@@ -38,7 +38,8 @@ func requireShort(t *testing.T, s sandbox.Sandbox) (priority int) {
 	return none - raw
 }
 
-// TestPriority_CrowdsMakeWayCompletely: a command that is very many processes has the lowest priority, and none that comes after it.
+// TestPriority_CrowdsMakeWayCompletely: a command that is very many processes has the lowest
+// priority, and none that comes after it.
 func TestPriority_CrowdsMakeWayCompletely(t *testing.T) {
 	t.Parallel()
 	s := limited(t, sandbox.Limits{})

@@ -167,9 +167,9 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	return newSandbox(spec, workspace, scratch, group, d), nil
 }
 
-// checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to
-// use, protected places, and host files under other names. That the network is not cut off, and that
-// mounts are writable, is what this driver's warning is about.
+// checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to use, protected
+// places, and host files under other names. That the network is not cut off, and that mounts are
+// writable, is what this driver's warning is about.
 func checkUnisolated(spec sandbox.Spec) error {
 	if spec.Network.Mode == sandbox.NetworkProxy {
 		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)

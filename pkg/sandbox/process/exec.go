@@ -161,8 +161,8 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 	}
 }
 
-// terminate asks the command to end, and kills what is left after the grace time, or at once when stop is closed
-// or output overflows.
+// terminate asks the command to end, and kills what is left after the grace time, or at once when
+// stop is closed or output overflows.
 func (r *run) terminate(stop <-chan struct{}) {
 	r.tree.signal(false)
 	grace := time.NewTimer(r.limits.Grace)

@@ -16,7 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 )
 
-// requireGroups skips a test where there are no control groups, and for root, as who nothing runs without isolation.
+// requireGroups skips a test where there are no control groups, and for root, as who nothing runs
+// without isolation.
 func requireGroups(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() == 0 {
@@ -64,7 +65,8 @@ func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // th
 	require.Equal(t, sandbox.LimitCgroup, caps.Limits.Processes)
 }
 
-// TestGroup_LimitsAreHard: of the processes together, with the right reason, and the sandbox goes on.
+// TestGroup_LimitsAreHard: of the processes together, with the right reason, and the sandbox goes
+// on.
 func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // as above
 	requireGroups(t)
 	s := limited(t, sandbox.Limits{Memory: 48 << 20, Processes: 30, Wall: time.Minute})
@@ -79,8 +81,8 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // as above
 	require.Equal(t, "fine\n", string(result.Stdout.Data), "%s", result.Stderr.Data)
 }
 
-// hides starts a process that shows nothing of whose it is: another session, limit and environment, and no parent.
-// The command goes on when it is so.
+// hides starts a process that shows nothing of whose it is: another session, limit and environment,
+// and no parent. The command goes on when it is so.
 const hides = `(setsid env -i /bin/bash -c 'ulimit -S -R 12345; : >hidden; exec sleep '$0 &) ; until [ -e hidden ]; do sleep 0.01; done; rm hidden`
 
 // TestExec_NothingHides from the end of its command, alone or beside another one.

@@ -26,7 +26,8 @@ const treeWarning = ""
 // exchanged before the command is in it.
 func startDir(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) }
 
-// guardProgram is what guards are; this program will do where the system lets no memory file be one.
+// guardProgram is what guards are; this program will do where the system lets no memory file be
+// one.
 var guardProgram = sync.OnceValues(func() (*os.File, error) { //nolint:gochecknoglobals // one for all, read-only
 	if program, err := image.Open(); err == nil {
 		return program, nil

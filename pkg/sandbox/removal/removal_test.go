@@ -34,7 +34,8 @@ func deep(t *testing.T, dir string, levels int, mode uint32) {
 	require.NoError(t, unix.Close(at))
 }
 
-// TestTree_DeeperThanFilesMayBeOpen: with a tenth of the descriptors, and in time that is that of the entries.
+// TestTree_DeeperThanFilesMayBeOpen: with a tenth of the descriptors, and in time that is that of
+// the entries.
 func TestTree_DeeperThanFilesMayBeOpen(t *testing.T) { //nolint:paralleltest // it has a limit of the process
 	var was unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))

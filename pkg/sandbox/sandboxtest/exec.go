@@ -104,8 +104,8 @@ func execArgs(t *testing.T, b *box) {
 	require.Equal(t, "<"+strings.Join(args, "><")+">", string(result.Stdout.Data))
 }
 
-// execNames takes names through a command, a listing and JSON, and back.
-// execNamesWithoutText leaves names that no path of a file operation has: they are in the way of nothing.
+// execNames takes names through a command, a listing and JSON, and back. execNamesWithoutText
+// leaves names that no path of a file operation has: they are in the way of nothing.
 func execNamesWithoutText(t *testing.T, b *box) {
 	b.sh(t, `for name in '\377' 'a\300\200b' '\355\240\200'; do printf needle >"./$(printf "$name")" || exit; done; printf needle >text`)
 	if names, err := os.ReadDir(b.workspace); err != nil || len(names) < 4 {

@@ -35,10 +35,12 @@ func testLimits(t *testing.T, s suite) {
 	})
 }
 
-// firstWall is the time that a command gets to say something before it is out of time. On a busy machine it may need more.
+// firstWall is the time that a command gets to say something before it is out of time. On a busy
+// machine it may need more.
 const firstWall = 200 * time.Millisecond
 
-// outOfTime runs a command that says something and does not end, with more and more time until it is out of that after it has.
+// outOfTime runs a command that says something and does not end, with more and more time until it
+// is out of that after it has.
 func (b *box) outOfTime(t *testing.T, cmd sandbox.Cmd) sandbox.Result {
 	t.Helper()
 	for cmd.Limits.Wall = firstWall; ; cmd.Limits.Wall *= 2 {

@@ -196,7 +196,8 @@ mv editor x`, shut...)
 	require.NoDirExists(t, filepath.Join(workspace, "editor"))
 }
 
-// protectLocked has a directory that commands own and may not write to, until they have changed that.
+// protectLocked has a directory that commands own and may not write to, until they have changed
+// that.
 func protectLocked(t *testing.T, s suite) {
 	workspace := repository(t)
 	locked := filepath.Join(workspace, "d")

@@ -63,7 +63,8 @@ func (w *witness) requireAlive(t *testing.T) {
 	require.False(t, dead, "no process is alive")
 }
 
-// look returns what was written and not read yet, and whether nobody holds the FIFO now. It waits for nothing.
+// look returns what was written and not read yet, and whether nobody holds the FIFO now. It waits
+// for nothing.
 func (w *witness) look(t *testing.T) (rest string, dead bool) {
 	t.Helper()
 	said := make([]byte, w.lines.Buffered())

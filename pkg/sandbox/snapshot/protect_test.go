@@ -52,8 +52,8 @@ func TestSync_LeavesProtectedPlacesAlone(t *testing.T) {
 	}
 }
 
-// TestSync_DoesNotReplaceWhatProtectedPlacesAreIn has the archive put something else in the place of
-// a directory with a protected file.
+// TestSync_DoesNotReplaceWhatProtectedPlacesAreIn has the archive put something else in the place
+// of a directory with a protected file.
 func TestSync_DoesNotReplaceWhatProtectedPlacesAreIn(t *testing.T) {
 	t.Parallel()
 	options := &snapshot.Options{Protect: []string{"d/config"}}

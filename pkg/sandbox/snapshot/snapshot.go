@@ -69,8 +69,8 @@ type Options struct {
 	// neither written nor removed. A directory is skipped with all that is below it.
 	Skip func(path string, isDir bool) bool
 	// Protect are places that [Sync] leaves as they are, whatever the archive has there, with all
-	// that is below them: paths in the form of [sandbox.CleanProtected]. What a file system may take
-	// for the same name, such as .GIT for .git, counts too. Pack and Unpack do not look at it.
+	// that is below them: paths in the form of [sandbox.CleanProtected]. What a file system may
+	// take for the same name, such as .GIT for .git, counts too. Pack and Unpack do not look at it.
 	Protect []string
 }
 

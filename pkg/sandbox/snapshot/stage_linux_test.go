@@ -24,8 +24,8 @@ func (h hooked) Read(p []byte) (int, error) {
 	return h.Reader.Read(p[:min(len(p), 1<<10)])
 }
 
-// TestSync_WhatIsStagedGoesWhateverWasPutBesideIt: a command that runs meanwhile makes a tree in there that is deeper
-// than files may be open.
+// TestSync_WhatIsStagedGoesWhateverWasPutBesideIt: a command that runs meanwhile makes a tree in
+// there that is deeper than files may be open.
 func TestSync_WhatIsStagedGoesWhateverWasPutBesideIt(t *testing.T) { //nolint:paralleltest // it has a limit of the process
 	var was unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))

@@ -229,8 +229,8 @@ func TestSync_ReplacesAFileInOneStep(t *testing.T) {
 	require.Equal(t, "old", string(got), "who reads goes on reading the old file")
 }
 
-// TestSync_TimesAreNotBelieved: a session can set a file's time back, and its size stays; the content
-// tells.
+// TestSync_TimesAreNotBelieved: a session can set a file's time back, and its size stays; the
+// content tells.
 func TestSync_TimesAreNotBelieved(t *testing.T) {
 	t.Parallel()
 	before := tree{"f": {body: "old"}}

@@ -24,7 +24,8 @@ type Policy struct {
 	MaxCalls int `json:"max_calls,omitempty" yaml:"max_calls"`
 	// MaxCallsOf bounds the calls of tools, by name.
 	MaxCallsOf map[string]int `json:"max_calls_of,omitempty" yaml:"max_calls_of"`
-	// MinLevel is the least sandbox level of a worker that may run a call: none, paths, full or kernel.
+	// MinLevel is the least sandbox level of a worker that may run a call: none, paths, full or
+	// kernel.
 	MinLevel string `json:"min_level,omitempty" yaml:"min_level"`
 	// Approval says which calls a person is asked about.
 	Approval Approval `json:"approval,omitzero" yaml:"approval"`

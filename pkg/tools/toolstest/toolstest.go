@@ -17,7 +17,8 @@ import (
 // Execute has a fleet run one call to its end. It may run side by side with itself.
 type Execute func(t *testing.T, call protocol.Call) *protocol.Result
 
-// Run tests every toolset on a fleet, but for what [RunLarge] does. Sessions of the suite are new ones.
+// Run tests every toolset on a fleet, but for what [RunLarge] does. Sessions of the suite are new
+// ones.
 func Run(t *testing.T, execute Execute) {
 	t.Helper()
 	run(t, execute, map[string]func(*testing.T, Execute){
@@ -44,8 +45,8 @@ func Run(t *testing.T, execute Execute) {
 	})
 }
 
-// RunLarge tests the toolsets with files, values and directories that are as large as anything can be. It
-// takes most of a minute of a processor.
+// RunLarge tests the toolsets with files, values and directories that are as large as anything can
+// be. It takes most of a minute of a processor.
 func RunLarge(t *testing.T, execute Execute) {
 	t.Helper()
 	run(t, execute, map[string]func(*testing.T, Execute){
@@ -162,7 +163,8 @@ func (s *session) sh(command string) string {
 	return s.with(toolset.CoreName).ok("bash", args{"command": command})
 }
 
-// outOfTime runs a command that says something and does not end, with more and more time until it is out of that after it has.
+// outOfTime runs a command that says something and does not end, with more and more time until it
+// is out of that after it has.
 func (s *session) outOfTime(command, said string) answer {
 	s.t.Helper()
 	const first, most = 0.5, 60 // seconds

@@ -31,7 +31,8 @@ const (
 	KindTrouble  Kind = "trouble"  // a process could not do its work; Message says why
 )
 
-// StatusLost is the status of an end that stores nothing: the worker's context said that the lane was lost.
+// StatusLost is the status of an end that stores nothing: the worker's context said that the lane
+// was lost.
 const StatusLost protocol.Status = "lost"
 
 // Record is one line that a process wrote down.
@@ -106,9 +107,11 @@ type Fault struct {
 	// Stopped says that the worker did nothing from Still to Until.
 	Stopped bool
 	Still   Time
-	// Stalled says that the machine hardly let it run from Still to Until: it may have done something all the same.
+	// Stalled says that the machine hardly let it run from Still to Until: it may have done
+	// something all the same.
 	Stalled bool
-	// Blocked says that the worker could not write down what it was about to do, and did it after Until.
+	// Blocked says that the worker could not write down what it was about to do, and did it after
+	// Until.
 	Blocked bool
 }
 
@@ -118,7 +121,8 @@ type History struct {
 	Lease time.Duration
 	// Grace is how long after it goes on a stopped worker may need to end what it ran.
 	Grace time.Duration
-	// Heed is how long after a request to cancel was accepted a worker may start the call, because it did not hear of it yet.
+	// Heed is how long after a request to cancel was accepted a worker may start the call, because
+	// it did not hear of it yet.
 	Heed time.Duration
 	// ClockError is how far the times of stored results may be off.
 	ClockError Time

@@ -125,8 +125,8 @@ func (c *check) ended(call *Call, r Stored, executions []*span) {
 	}
 }
 
-// serverStalled reports whether the machine kept the server from running at a time, and until shortly before another: what it
-// stores then may have been sent long before.
+// serverStalled reports whether the machine kept the server from running at a time, and until
+// shortly before another: what it stores then may have been sent long before.
 func (h *History) serverStalled(at, stored Time) bool {
 	return slices.ContainsFunc(h.Faults, func(f Fault) bool {
 		return f.Stalled && f.Worker == "" && f.From <= at && at <= f.Until+Time(h.Grace) && stored <= f.Until+Time(h.Grace)

@@ -20,7 +20,8 @@ type span struct {
 	goesOn Time
 }
 
-// soon is how long a worker that could write again may take to find that it has lost what it was about to do.
+// soon is how long a worker that could write again may take to find that it has lost what it was
+// about to do.
 const soon = Time(20 * time.Millisecond)
 
 // spans returns the executions of known calls by their start.
@@ -55,7 +56,8 @@ func (c *check) spans() []span {
 	return out
 }
 
-// wakeLater moves the moment since which a stopped worker goes on: the machine may have kept it from running right then.
+// wakeLater moves the moment since which a stopped worker goes on: the machine may have kept it
+// from running right then.
 func (s *span) wakeLater(faults []Fault, grace Time) {
 	for s.late {
 		i := slices.IndexFunc(faults, func(f Fault) bool { return (f.Stopped || f.Stalled) && f.Still <= s.goesOn+grace && f.Until > s.goesOn })

@@ -79,7 +79,8 @@ func mounts() [][3]string {
 
 // setUp makes a system of a kernel and the files that came with it.
 func setUp() error {
-	// The file system that a kernel starts with cannot be left by pivot_root; the same one, mounted over it, can.
+	// The file system that a kernel starts with cannot be left by pivot_root; the same one, mounted
+	// over it, can.
 	if err := errors.Join(os.MkdirAll("/self", 0o755), unix.Mount("/", "/self", "", unix.MS_BIND, ""), os.Chdir("/self"),
 		unix.Mount(".", "/", "", unix.MS_MOVE, ""), unix.Chroot("."), os.Chdir("/")); err != nil {
 		return fmt.Errorf("root: %w", err)

@@ -1,7 +1,8 @@
 //go:build linux
 
-// Package bounds has the limits that the kernel enforces for the commands of a sandbox together: those of its control
-// group ([Bounds]), and a quota of the file system that its directories are on ([Disk]).
+// Package bounds has the limits that the kernel enforces for the commands of a sandbox together:
+// those of its control group ([Bounds]), and a quota of the file system that its directories are on
+// ([Disk]).
 package bounds
 
 import (
@@ -17,8 +18,9 @@ type Spare struct {
 	Processes int64
 }
 
-// Bounds are the limits of a sandbox's control group. They are those of the command that
-// runs, when that is the only one: a command may have tighter limits than its sandbox. They are safe for concurrent use.
+// Bounds are the limits of a sandbox's control group. They are those of the command that runs, when
+// that is the only one: a command may have tighter limits than its sandbox. They are safe for
+// concurrent use.
 type Bounds struct {
 	shared
 
@@ -127,7 +129,8 @@ func (c *Bound) KillAlone() error {
 	return c.group.KillEach()
 }
 
-// Kinds says by what the limits of the command were enforced, where without a group it would be kinds.
+// Kinds says by what the limits of the command were enforced, where without a group it would be
+// kinds.
 func (c *Bound) Kinds(kinds sandbox.LimitKinds) sandbox.LimitKinds {
 	if c.group == nil {
 		return kinds

@@ -10,9 +10,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota"
 )
 
-// Disk is what bounds how much workspace and scratch directory take up: a quota of the file system, which has the
-// limit of the command that runs when that is the only one; or nothing, and commands are watched from inside. It is
-// safe for concurrent use.
+// Disk is what bounds how much workspace and scratch directory take up: a quota of the file system,
+// which has the limit of the command that runs when that is the only one; or nothing, and commands
+// are watched from inside. It is safe for concurrent use.
 type Disk struct {
 	shared
 
@@ -25,8 +25,8 @@ type DiskBound struct {
 	*part
 }
 
-// NewDisk bounds the directories of a sandbox, in which nothing runs yet, if quotas are of use, and the directories may
-// be given to a project and can be.
+// NewDisk bounds the directories of a sandbox, in which nothing runs yet, if quotas are of use, and
+// the directories may be given to a project and can be.
 func NewDisk(spec sandbox.Spec, quotas bool, log *slog.Logger) *Disk {
 	d := &Disk{}
 	d.whole = spec.Limits.WithDefaults()
@@ -84,8 +84,8 @@ func (b *DiskBound) Leave() {
 	b.leave(b.part)
 }
 
-// Watched reports whether the command has to be watched from inside: nothing bounds it, or only with those that may
-// run beside it.
+// Watched reports whether the command has to be watched from inside: nothing bounds it, or only
+// with those that may run beside it.
 func (b *DiskBound) Watched() bool { return !b.Bounded() || b.limits.Disk != b.whole.Disk }
 
 // Full reports whether the limit is reached.

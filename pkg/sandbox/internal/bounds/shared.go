@@ -8,8 +8,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// shared is limits that the kernel has for all commands of a sandbox together. They are those of the sandbox, or of the
-// command that runs, when that is the only one: a command may have tighter limits than its sandbox.
+// shared is limits that the kernel has for all commands of a sandbox together. They are those of
+// the sandbox, or of the command that runs, when that is the only one: a command may have tighter
+// limits than its sandbox.
 type shared struct {
 	set func(sandbox.Limits) error // nil when the kernel bounds nothing
 

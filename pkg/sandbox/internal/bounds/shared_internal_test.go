@@ -16,8 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/quota"
 )
 
-// TestShared_LimitsAreThoseOfWhoRunsAlone, and of the sandbox when nobody or more than one does; and a command was alone
-// if none has run at the same time, whichever of the two came first.
+// TestShared_LimitsAreThoseOfWhoRunsAlone, and of the sandbox when nobody or more than one does;
+// and a command was alone if none has run at the same time, whichever of the two came first.
 func TestShared_LimitsAreThoseOfWhoRunsAlone(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -51,7 +51,8 @@ func (e *Error) Error() string { return e.Step + ": " + e.Errno.Error() }
 // Unwrap returns the error number.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Grow makes room for as many calls more, so that adding them does not copy the list again and again.
+// Grow makes room for as many calls more, so that adding them does not copy the list again and
+// again.
 func (l *List) Grow(more int) {
 	l.calls, l.keep = slices.Grow(l.calls, more), slices.Grow(l.keep, more)
 }
@@ -60,9 +61,9 @@ func (l *List) Grow(more int) {
 func (l *List) Step(name string) { l.step = name }
 
 // Do adds a call. An argument is an integer of type int, uint32, uint64 or uintptr, a string, which
-// ends with a zero byte then and must not contain any, bytes, an [unsafe.Pointer], the [Result]
-// of an earlier call, or, at most once, an *int32, which stands for what an earlier call has written there. What they
-// point to is kept, and must not be changed.
+// ends with a zero byte then and must not contain any, bytes, an [unsafe.Pointer], the [Result] of
+// an earlier call, or, at most once, an *int32, which stands for what an earlier call has written
+// there. What they point to is kept, and must not be changed.
 func (l *List) Do(number uintptr, args ...any) Result {
 	c := call{number: number, step: l.step, text: uintptr(unsafe.Pointer(unsafe.StringData(l.step)))}
 	for i, arg := range args {

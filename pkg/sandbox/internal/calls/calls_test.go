@@ -162,8 +162,8 @@ func TestFork_BesideABusyRuntime(t *testing.T) {
 	<-done
 }
 
-// TestFork_IntoAControlGroup: the process is in it before its first call. Only root can try it where
-// the hierarchy is not handed to anybody.
+// TestFork_IntoAControlGroup: the process is in it before its first call. Only root can try it
+// where the hierarchy is not handed to anybody.
 func TestFork_IntoAControlGroup(t *testing.T) {
 	t.Parallel()
 	var dir string

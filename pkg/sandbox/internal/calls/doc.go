@@ -1,5 +1,5 @@
-// Package calls prepares system calls, to be made one after the other later on, by a process
-// in which nothing but system calls works.
+// Package calls prepares system calls, to be made one after the other later on, by a process in
+// which nothing but system calls works.
 //
 //	var list calls.List
 //	list.Step("new root")
@@ -9,11 +9,12 @@
 //	...
 //	pid, err := list.Fork(flags, socket)
 //
-// The copy of a Go program that clone(2) makes has one thread, and the runtime of Go does not
-// work in it: nothing may be allocated, no function called that may need more stack. So what
-// a new process does before it becomes a program of its own is written down here, with all that
-// it points to, and the copy works through the list. That spares it one start of a program, which
-// takes longer than all of the calls.
+// The copy of a Go program that clone(2) makes has one thread, and the runtime of Go does not work
+// in it: nothing may be allocated, no function called that may need more stack. So what a new
+// process does before it becomes a program of its own is written down here, with all that it points
+// to, and the copy works through the list. That spares it one start of a program, which takes
+// longer than all of the calls.
 //
-// Who forks does not wait for the calls. A call that fails is told through a socket, by [List.Fork].
+// Who forks does not wait for the calls. A call that fails is told through a socket, by
+// [List.Fork].
 package calls

@@ -41,9 +41,9 @@ func (l *List) arguments(flags uintptr) (number, first, second uintptr, keep *cl
 	return unix.SYS_CLONE3, uintptr(unsafe.Pointer(keep)), unsafe.Sizeof(*keep), keep
 }
 
-// Fork makes a process by clone(2) that makes the calls, of which the last one executes a
-// program, and returns its process id. flags must not share memory with it. When a call
-// fails, the process writes one message to the descriptor fd, and ends: head, and what [Failed] reads.
+// Fork makes a process by clone(2) that makes the calls, of which the last one executes a program,
+// and returns its process id. flags must not share memory with it. When a call fails, the process
+// writes one message to the descriptor fd, and ends: head, and what [Failed] reads.
 func (l *List) Fork(flags uintptr, fd int, head []byte) (int, error) {
 	r := &report{fd: uintptr(fd)}
 	l.keep = append(l.keep, r, head) // on the heap, where nothing moves
@@ -92,7 +92,8 @@ func fork(number, first, second uintptr, calls []call, r *report) (uintptr, sysc
 	}
 }
 
-// Failed reads what a forked process has told, after the head. ok is false when it is no such thing.
+// Failed reads what a forked process has told, after the head. ok is false when it is no such
+// thing.
 func Failed(message []byte) (failed *Error, ok bool) {
 	const size = len(report{}.errno)
 	if len(message) < size {

@@ -25,7 +25,8 @@ var denied = []uint32{ //nolint:gochecknoglobals // a constant
 	unix.SYS_IO_SETUP,
 }
 
-// changes are the system calls that change files in ways that Landlock does not know, on every architecture.
+// changes are the system calls that change files in ways that Landlock does not know, on every
+// architecture.
 var changes = []uint32{ //nolint:gochecknoglobals // a constant
 	unix.SYS_FCHMOD, unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWN, unix.SYS_FCHOWNAT, unix.SYS_UTIMENSAT,
 	unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,

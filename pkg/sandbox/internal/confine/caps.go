@@ -17,9 +17,10 @@ import (
 // lastCap is beyond every capability that there is; the kernel says where they end.
 const lastCap = 63
 
-// AddNoBounding adds to a list what empties the bounding set, which takes CAP_SETPCAP: it has to come before
-// [AddNoCaps]. With fresh the list is for the first process of a new user namespace, whose set is
-// full; otherwise for one whose set is that of this process, of which somebody may have dropped some.
+// AddNoBounding adds to a list what empties the bounding set, which takes CAP_SETPCAP: it has to
+// come before [AddNoCaps]. With fresh the list is for the first process of a new user namespace,
+// whose set is full; otherwise for one whose set is that of this process, of which somebody may
+// have dropped some.
 func AddNoBounding(l *calls.List, fresh bool) {
 	for c := range lastCap {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
@@ -65,7 +66,8 @@ func made(step string, add func(*calls.List)) error {
 // there is one, as root.
 const NoCore = 1
 
-// CoreLimit is [NoCore]; or 0, where this process may have no more for good and the kernel itself writes core files, of which there are none then either.
+// CoreLimit is [NoCore]; or 0, where this process may have no more for good and the kernel itself
+// writes core files, of which there are none then either.
 func CoreLimit() (uint64, error) {
 	var have unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &have); err != nil {

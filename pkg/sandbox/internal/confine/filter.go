@@ -87,9 +87,9 @@ const inTurn = 3
 // dispatch does what the table says, and allows all other system calls.
 func (p *program) dispatch(t table) { p.search(t, slices.Sorted(maps.Keys(t))) }
 
-// search looks for the number that is loaded among some of the table's, which are in order, by halves: the kernel runs a
-// filter for every number there is when it takes it on, and that took longer than most steps of a sandbox's start when
-// each was compared with all.
+// search looks for the number that is loaded among some of the table's, which are in order, by
+// halves: the kernel runs a filter for every number there is when it takes it on, and that took
+// longer than most steps of a sandbox's start when each was compared with all.
 func (p *program) search(t table, numbers []uint32) {
 	if len(numbers) <= inTurn {
 		for _, number := range numbers {
@@ -147,8 +147,8 @@ func newSandboxFilter() program {
 	return p
 }
 
-// usualSocket allows the protocols that programs use. For others the kernel loads modules, if it has any, whoever asks;
-// and AF_VSOCK, for one, ignores network namespaces.
+// usualSocket allows the protocols that programs use. For others the kernel loads modules, if it
+// has any, whoever asks; and AF_VSOCK, for one, ignores network namespaces.
 func (p *program) usualSocket() {
 	p.load(arg(0))
 	p.returnIf(unix.BPF_JEQ, unix.AF_UNIX, retAllow)
@@ -175,8 +175,9 @@ func (p *program) usualPair() {
 	p.ret(retErrno(unix.EAFNOSUPPORT))
 }
 
-// usualOption denies options of TCP that have much code of the kernel behind them and few programs that use it: protocols that are
-// put on top, and keys for an algorithm that the caller names, which it may load.
+// usualOption denies options of TCP that have much code of the kernel behind them and few programs
+// that use it: protocols that are put on top, and keys for an algorithm that the caller names,
+// which it may load.
 func (p *program) usualOption() {
 	p.load(arg(1))
 	p.jump(unix.BPF_JEQ, unix.IPPROTO_TCP, 1, 0)
@@ -188,15 +189,17 @@ func (p *program) usualOption() {
 	p.ret(retAllow)
 }
 
-// noWhiteout denies what leaves a device file where something was. Landlock does not see that one is made.
+// noWhiteout denies what leaves a device file where something was. Landlock does not see that one
+// is made.
 func (p *program) noWhiteout() {
 	p.load(arg(4))
 	p.returnIf(unix.BPF_JSET, unix.RENAME_WHITEOUT, retErrno(unix.EINVAL))
 	p.ret(retAllow)
 }
 
-// usualIoctl denies input into terminals, and what the kernel would load modules for: other drivers of terminals, bridges and VLANs.
-// Requests of btrfs do not exist, but for clones: with them one makes directories that are not to be removed by ordinary calls.
+// usualIoctl denies input into terminals, and what the kernel would load modules for: other drivers
+// of terminals, bridges and VLANs. Requests of btrfs do not exist, but for clones: with them one
+// makes directories that are not to be removed by ordinary calls.
 func (p *program) usualIoctl() {
 	p.load(arg(1))
 	for _, request := range []uint32{
@@ -213,7 +216,8 @@ func (p *program) usualIoctl() {
 	p.ret(retAllow)
 }
 
-// noHugePages has none left of those that the host has set aside, which nothing counts for a sandbox.
+// noHugePages has none left of those that the host has set aside, which nothing counts for a
+// sandbox.
 func (t table) noHugePages() {
 	for number, flags := range map[uint32]struct{ argument, huge uint32 }{
 		unix.SYS_MMAP: {3, unix.MAP_HUGETLB}, unix.SYS_MEMFD_CREATE: {1, unix.MFD_HUGETLB}, unix.SYS_SHMGET: {2, shmHuge},
@@ -319,7 +323,8 @@ func (p program) addTo(l *calls.List, flags int) {
 	l.Do(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, unsafe.Pointer(fprog))
 }
 
-// noUnixFilter denies sockets that could reach those of others by a name. Pairs of sockets can be made still.
+// noUnixFilter denies sockets that could reach those of others by a name. Pairs of sockets can be
+// made still.
 func noUnixFilter() program {
 	var p program
 	p.load(dataNumber)
@@ -333,8 +338,9 @@ func noUnixFilter() program {
 	return p
 }
 
-// AddNoUnix adds to a list what keeps the calling thread from Unix sockets, whose abstract names are those of a network. It takes
-// [AddSeccomp], and is for who is in the host's network under a Landlock that does not cut them off, see [Scopes].
+// AddNoUnix adds to a list what keeps the calling thread from Unix sockets, whose abstract names
+// are those of a network. It takes [AddSeccomp], and is for who is in the host's network under a
+// Landlock that does not cut them off, see [Scopes].
 func AddNoUnix(l *calls.List) { noUnixFilter().add(l) }
 
 // AddSeccomp adds to a list what [Seccomp] does.

@@ -63,8 +63,8 @@ func (p program) verdict(t *testing.T, c call) (verdict uint32, steps int) {
 	}
 }
 
-// TestFilter_EveryNumber: what is denied is denied, what looks at arguments is asked about them elsewhere, all else is
-// allowed, and none of it takes long.
+// TestFilter_EveryNumber: what is denied is denied, what looks at arguments is asked about them
+// elsewhere, all else is allowed, and none of it takes long.
 func TestFilter_EveryNumber(t *testing.T) {
 	t.Parallel()
 	const most = 25 // instructions
@@ -173,7 +173,8 @@ func TestFilter_NoUnix(t *testing.T) {
 	}
 }
 
-// TestFilter_Untouchable: processes with the first ids are left alone, whoever they are named among.
+// TestFilter_Untouchable: processes with the first ids are left alone, whoever they are named
+// among.
 func TestFilter_Untouchable(t *testing.T) {
 	t.Parallel()
 	const last = 12

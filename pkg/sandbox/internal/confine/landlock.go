@@ -50,7 +50,8 @@ func LandlockABI() int {
 	return int(abi)
 }
 
-// Scopes reports whether Landlock cuts sandboxes off from abstract sockets and from processes outside: Linux 6.12.
+// Scopes reports whether Landlock cuts sandboxes off from abstract sockets and from processes
+// outside: Linux 6.12.
 func Scopes() bool { return LandlockABI() >= abiScope }
 
 // known leaves out of a the rights that version abi does not know.

@@ -8,7 +8,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 )
 
-// untouchableFilter keeps processes and threads with the ids 1 to last from being changed. It is made whenever a sandbox starts.
+// untouchableFilter keeps processes and threads with the ids 1 to last from being changed. It is
+// made whenever a sandbox starts.
 func untouchableFilter(last uint32) program {
 	p := make(program, 0, 64)
 	p.load(dataNumber)
@@ -28,8 +29,9 @@ func untouchableFilter(last uint32) program {
 	return p
 }
 
-// Untouchable keeps all threads of this process, and what they start, from changing limits, priorities, processors and the like
-// of processes and threads with the ids 1 to last, as they are in this process namespace, and of all of a user at once. It takes [Seccomp].
+// Untouchable keeps all threads of this process, and what they start, from changing limits,
+// priorities, processors and the like of processes and threads with the ids 1 to last, as they are
+// in this process namespace, and of all of a user at once. It takes [Seccomp].
 func Untouchable(last int) error {
 	return made("seccomp", func(l *calls.List) {
 		untouchableFilter(uint32(last)).addTo(l, unix.SECCOMP_FILTER_FLAG_TSYNC|unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH) //nolint:gosec // an id

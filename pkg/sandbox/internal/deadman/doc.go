@@ -3,8 +3,8 @@
 //
 //	worker ── Keep: deadline, whenever it moves ──► supervisor ── Switch: none in time ──► kill
 //
-// A worker that was killed or stopped extends nothing, so what runs for it ends without it. Deadlines
-// are times of CLOCK_BOOTTIME, which all processes of a host share and which goes on while the
-// machine is suspended. A supervisor that was stopped itself finds its deadline passed as soon as it
-// goes on.
+// A worker that was killed or stopped extends nothing, so what runs for it ends without it.
+// Deadlines are times of CLOCK_BOOTTIME, which all processes of a host share and which goes on
+// while the machine is suspended. A supervisor that was stopped itself finds its deadline passed as
+// soon as it goes on.
 package deadman

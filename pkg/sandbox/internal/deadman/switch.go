@@ -12,8 +12,8 @@ import (
 // Switch calls a function when its deadline has passed. It has no deadline before [Switch.Extend].
 type Switch struct{ timer int }
 
-// New makes a switch for the life of this process. It keeps a thread, which waits in the kernel: timers
-// of the Go runtime stand still while the machine is suspended.
+// New makes a switch for the life of this process. It keeps a thread, which waits in the kernel:
+// timers of the Go runtime stand still while the machine is suspended.
 func New(expired func()) (*Switch, error) {
 	timer, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC)
 	if err != nil {

@@ -47,7 +47,8 @@ type Begun struct {
 
 // guard is the parent of one command, and adopts what loses its parent. So its descendants are the
 // command's processes, whatever they do, and when it has no child there is none. It kills them when
-// the command has ended, when it is told to, when the worker is gone, and when the worker's lease has ended.
+// the command has ended, when it is told to, when the worker is gone, and when the worker's lease
+// has ended.
 type guard struct {
 	conn  *wire.Conn
 	lease *deadman.Switch
@@ -197,7 +198,8 @@ func (g *guard) reap() {
 	}
 }
 
-// sweepPause is the time between two looks for what is left of a command; it doubles up to sweepMaxPause.
+// sweepPause is the time between two looks for what is left of a command; it doubles up to
+// sweepMaxPause.
 const (
 	sweepPause    = time.Millisecond
 	sweepMaxPause = 64 * time.Millisecond
@@ -221,8 +223,8 @@ func (g *guard) sweep() {
 	}
 }
 
-// signalAll sends to all descendants of this process, a process group at a time: forks cannot outrun that. The
-// groups are theirs alone, as they are in sessions of their own.
+// signalAll sends to all descendants of this process, a process group at a time: forks cannot
+// outrun that. The groups are theirs alone, as they are in sessions of their own.
 func signalAll(sig syscall.Signal) {
 	parents, groups := map[int][]int{}, map[int]int{}
 	for _, p := range readProcs() {

@@ -33,7 +33,8 @@ func readProcs() []proc {
 	return procs
 }
 
-// parseStat reads /proc/PID/stat: a name, which may contain anything, the state, the parent and the group.
+// parseStat reads /proc/PID/stat: a name, which may contain anything, the state, the parent and the
+// group.
 func parseStat(pid int, stat []byte) (proc, bool) {
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 3 {

@@ -19,8 +19,8 @@ func directories(config wire.Config) []string {
 // owner.
 const StepTranslate = "translate owners"
 
-// openTrees opens what only the worker's user may open: the directories, with the sandbox's user in the place of their
-// owner, and the mounts. On failure too, what was opened is returned.
+// openTrees opens what only the worker's user may open: the directories, with the sandbox's user in
+// the place of their owner, and the mounts. On failure too, what was opened is returned.
 func openTrees(config wire.Config, owners int) ([]int, error) {
 	var trees []int
 	open := func(host string, flags uint) (int, error) {

@@ -1,5 +1,5 @@
-// Package initd is the program inside of a sandbox: its first process, which has started
-// the sandbox before it was shut in, and then runs commands and file operations on request.
+// Package initd is the program inside of a sandbox: its first process, which has started the
+// sandbox before it was shut in, and then runs commands and file operations on request.
 //
 //	worker ──exec──► launch   one for all sandboxes, with the worker's rights; opens what
 //	                   │      the sandbox will see
@@ -11,17 +11,17 @@
 //	                   ▼
 //	                 serve    tests itself; answers requests until the worker is gone
 //
-// Where the host lets nobody but bwrap make namespaces, that does what launch does and the
-// first half of setup; the other half is then a stage that is called shut.
+// Where the host lets nobody but bwrap make namespaces, that does what launch does and the first
+// half of setup; the other half is then a stage that is called shut.
 //
-// The stages, but for setup, are one binary, see [Main]. It is started from a sealed memory file: what
-// runs as the sandbox's first process is no file of the host, and needs none to be
-// reachable. Its environment says how many threads it may use and
-// nothing else, and it has these descriptors: 0 to 2 are nothing,
-// 3 is the control socket, 4 the binary; from 5 on are directories that launch has opened.
+// The stages, but for setup, are one binary, see [Main]. It is started from a sealed memory file:
+// what runs as the sandbox's first process is no file of the host, and needs none to be reachable.
+// Its environment says how many threads it may use and nothing else, and it has these descriptors:
+// 0 to 2 are nothing, 3 is the control socket, 4 the binary; from 5 on are directories that launch
+// has opened.
 //
-// Whatever fails before serve is told to the worker, with the step, and ends the sandbox.
-// When the worker is gone, the control socket ends, the first process with it, and the kernel
-// kills the rest. So it does when the worker's lease has ended, of which the first process is told each
+// Whatever fails before serve is told to the worker, with the step, and ends the sandbox. When the
+// worker is gone, the control socket ends, the first process with it, and the kernel kills the
+// rest. So it does when the worker's lease has ended, of which the first process is told each
 // renewal (package deadman).
 package initd

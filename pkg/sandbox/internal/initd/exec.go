@@ -79,8 +79,8 @@ func (s *server) start(m *wire.Message) error {
 	return nil
 }
 
-// directory opens a directory of the workspace and tells its path. The workspace itself is what its path
-// says, whatever is done in it, and need not be open.
+// directory opens a directory of the workspace and tells its path. The workspace itself is what its
+// path says, whatever is done in it, and need not be open.
 func (s *server) directory(p string) (*os.File, string, error) {
 	if p == "" {
 		return nil, GuestWorkspace, nil
@@ -136,8 +136,8 @@ func (c *command) during(fork func() (int, error)) (int, error) {
 // fewFiles is how many descriptors this process never has at once.
 const fewFiles = 512
 
-// early are the limits that this process can have for the moment of a fork. It holds far less memory,
-// and no file is written meanwhile, see start.
+// early are the limits that this process can have for the moment of a fork. It holds far less
+// memory, and no file is written meanwhile, see start.
 func (c *command) early() []resource {
 	limits := []resource{
 		{unix.RLIMIT_RTTIME, uint64(c.brand), 0},

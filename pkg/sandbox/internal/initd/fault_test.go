@@ -65,7 +65,8 @@ func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 	}
 }
 
-// serves uses a sandbox whose first process is this test, as it is in programs that contain no smaller one for that.
+// serves uses a sandbox whose first process is this test, as it is in programs that contain no
+// smaller one for that.
 func serves(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
 	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("written")})

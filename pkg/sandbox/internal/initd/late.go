@@ -13,9 +13,9 @@ import (
 
 // Hard limits are set in a process a moment after it was started, in which it may have started
 // others, with soft limits alone, which they could raise. Those are found and limited here; from
-// then on whatever is started inherits the limits. A process that is just being made has copied
-// the limits already and cannot be seen yet, so this is done again some times later, see chores: the making of
-// a process takes some microseconds, if the processors are not busy with others.
+// then on whatever is started inherits the limits. A process that is just being made has copied the
+// limits already and cannot be seen yet, so this is done again some times later, see chores: the
+// making of a process takes some microseconds, if the processors are not busy with others.
 
 // latePasses is how often new processes without limits may be found. Who needs more of them
 // does nothing but run away, and is killed.

@@ -28,8 +28,8 @@ type translation struct {
 	fd   int // a user namespace
 }
 
-// newTranslation makes a translation. Its namespace is that of a process that does nothing, and lives only
-// until it is open.
+// newTranslation makes a translation. Its namespace is that of a process that does nothing, and
+// lives only until it is open.
 func newTranslation(of owner) (*translation, error) {
 	host := firstUID + rand.IntN(countUID) //nolint:gosec // not secret
 	c := &cloned{flags: unix.CLONE_NEWUSER, setgroups: true, uids: []ids{{of.uid, host}}, gids: []ids{{of.gid, host}}}

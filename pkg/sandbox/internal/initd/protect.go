@@ -12,9 +12,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
-// A protected place is mounted on itself, read-only. Nothing can take the place of a mount, nor can it
-// be moved or removed; but a directory that one is in could be, with the mount, and another be made in
-// its place. So the directories between it and the workspace are mounted on themselves, too.
+// A protected place is mounted on itself, read-only. Nothing can take the place of a mount, nor can
+// it be moved or removed; but a directory that one is in could be, with the mount, and another be
+// made in its place. So the directories between it and the workspace are mounted on themselves,
+// too.
 
 // protect makes the protected places read-only and keeps them where they are. The workspace is the
 // working directory.

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReap_FreesNoIDBesideAStart: while a command is started, the ids of those that have ended are not given out again.
+// TestReap_FreesNoIDBesideAStart: while a command is started, the ids of those that have ended are
+// not given out again.
 func TestReap_FreesNoIDBesideAStart(t *testing.T) {
 	t.Parallel()
 	const variable = "TOOLFLEET_TEST_REAP"

@@ -26,8 +26,8 @@ const (
 	GuestTemp      = "/tmp"
 )
 
-// maxShm is how big /dev/shm may become, and bytesPerFile how much of that there is for each of its files: one with nothing in it
-// takes a kilobyte of the kernel's memory.
+// maxShm is how big /dev/shm may become, and bytesPerFile how much of that there is for each of its
+// files: one with nothing in it takes a kilobyte of the kernel's memory.
 const (
 	maxShm       = 64 << 20
 	bytesPerFile = 4 << 10
@@ -65,14 +65,17 @@ func SettingsOf(config wire.Config) []string {
 // Devices are the device files of a sandbox.
 var Devices = []string{"null", "zero", "full", "random", "urandom", "tty"} //nolint:gochecknoglobals // a constant
 
-// rootPlace is where the new root is mounted while it is built: it covers what nobody has a directory for sandboxes in.
+// rootPlace is where the new root is mounted while it is built: it covers what nobody has a
+// directory for sandboxes in.
 const rootPlace = "/proc"
 
-// Pressure is where the kernel tells how busy the host is, if it does, and lets everybody ask to be woken for that. Such requests
-// are the host's, and each of them takes so long to end that a process with thousands of them outlives its kill by minutes.
+// Pressure is where the kernel tells how busy the host is, if it does, and lets everybody ask to be
+// woken for that. Such requests are the host's, and each of them takes so long to end that a
+// process with thousands of them outlives its kill by minutes.
 const Pressure = "/proc/pressure"
 
-// Keys is where the kernel lists the keys of a user by their names, if it does: an ordinary worker's are the commands' there, too.
+// Keys is where the kernel lists the keys of a user by their names, if it does: an ordinary
+// worker's are the commands' there, too.
 const Keys = "/proc/keys"
 
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened

@@ -11,7 +11,8 @@ import (
 // sandbox, and not the worker. A process may say that it is to be killed before others, and
 // what it starts inherits that; so this one says so for the moment of a fork.
 
-// commandScore is what a command has more than the first process, in thousandths of the memory there is.
+// commandScore is what a command has more than the first process, in thousandths of the memory
+// there is.
 const commandScore = 500
 
 // scoreFile is where the first process has its own.
@@ -27,7 +28,8 @@ func openScore() (err error) {
 	return err
 }
 
-// raiseScore makes this process, and what it forks, one to be killed early, until restore is called.
+// raiseScore makes this process, and what it forks, one to be killed early, until restore is
+// called.
 func raiseScore() (restore func()) {
 	var was [8]byte
 	n, err := score.ReadAt(was[:], 0)

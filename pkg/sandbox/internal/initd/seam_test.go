@@ -17,7 +17,8 @@ import (
 type Fault struct {
 	Want string // what the error says
 	Root bool   // there only when the worker is root
-	// Bwrap says that it can be missing where bubblewrap makes the namespaces, too; OnlyBwrap that it is there only then.
+	// Bwrap says that it can be missing where bubblewrap makes the namespaces, too; OnlyBwrap that
+	// it is there only then.
 	Bwrap, OnlyBwrap bool
 
 	without uintptr // namespaces
@@ -31,8 +32,8 @@ type Fault struct {
 // faultProcesses is the first number of processes that stands for a fault.
 const faultProcesses = 7001
 
-// FaultProcesses is how many processes a sandbox with that fault is limited to: that is known before its directories are, and
-// is different for each of them.
+// FaultProcesses is how many processes a sandbox with that fault is limited to: that is known
+// before its directories are, and is different for each of them.
 func FaultProcesses(name string) int64 {
 	return faultProcesses + int64(slices.Index(slices.Sorted(maps.Keys(Faults)), name))
 }
@@ -69,8 +70,8 @@ func unpinned(l *calls.List, _ func()) {
 
 // Faults are all of them by name.
 var Faults = map[string]Fault{
-	// Namespaces.
-	// Without a user namespace nobody but root can make the others, and it has no rights in them as the sandbox's user.
+	// Namespaces. Without a user namespace nobody but root can make the others, and it has no
+	// rights in them as the sandbox's user.
 	"no user namespace":    {Root: true, without: unix.CLONE_NEWUSER, Want: "host name: operation not permitted"},
 	"no mount namespace":   {without: unix.CLONE_NEWNS, Want: "private mounts"},
 	"no process namespace": {without: unix.CLONE_NEWPID, Want: "/proc"},

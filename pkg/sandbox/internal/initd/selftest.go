@@ -109,7 +109,8 @@ func testThread(name string, buf []byte) (missing error) {
 	return nil
 }
 
-// readProc reads a file of /proc, into buf if it fits. Such files do not tell their size, and are read in few calls into room for all.
+// readProc reads a file of /proc, into buf if it fits. Such files do not tell their size, and are
+// read in few calls into room for all.
 func readProc(name string, buf []byte) ([]byte, error) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -163,11 +163,12 @@ func sendListener(conn *wire.Conn) error {
 	return conn.Send(0, wire.KindListener, nil, fd)
 }
 
-// dropSignals has the kernel drop what commands send to this process, whatever that is, for as the first one of its process
-// namespace it gets no signal that it has no handler for. The Go runtime has handlers: it ends for most signals, and for some as
-// if they told of a fault of its own, unless kill(2) has sent them; by sigqueue(3) anybody can send those. Limits of commands, which
-// are set in this process for the moment of a fork, cause none either, and the ends of children do not interrupt it. A fault of
-// its own still ends it.
+// dropSignals has the kernel drop what commands send to this process, whatever that is, for as the
+// first one of its process namespace it gets no signal that it has no handler for. The Go runtime
+// has handlers: it ends for most signals, and for some as if they told of a fault of its own,
+// unless kill(2) has sent them; by sigqueue(3) anybody can send those. Limits of commands, which
+// are set in this process for the moment of a fork, cause none either, and the ends of children do
+// not interrupt it. A fault of its own still ends it.
 func dropSignals() error {
 	var byDefault [64]byte // struct sigaction, whatever its size
 	for sig := unix.SIGHUP; sig <= unix.SIGSYS; sig++ {
@@ -184,9 +185,9 @@ func dropSignals() error {
 	return nil
 }
 
-// stockThreads has the runtime make its threads now, which it keeps. When it returns, none is still being made: stopping the world
-// waits for every processor of the runtime that has been promised to a new thread. To ask for all stacks, and have no room for any,
-// does that and no more.
+// stockThreads has the runtime make its threads now, which it keeps. When it returns, none is still
+// being made: stopping the world waits for every processor of the runtime that has been promised to
+// a new thread. To ask for all stacks, and have no room for any, does that and no more.
 func stockThreads() {
 	var all, held sync.WaitGroup
 	release := make(chan struct{})
@@ -205,15 +206,17 @@ func stockThreads() {
 	runtime.Stack(nil, true)
 }
 
-// outOfReach keeps commands, which have the same user, from changing limits, priorities and the like of this process. It has all
-// of its threads by now, and their ids are the first ones of the sandbox.
+// outOfReach keeps commands, which have the same user, from changing limits, priorities and the
+// like of this process. It has all of its threads by now, and their ids are the first ones of the
+// sandbox.
 func outOfReach() error { return confine.Untouchable(max(1, lastPID())) }
 
-// ExitLease is with what the first process ends when the worker's lease has: the kernel kills everybody else.
+// ExitLease is with what the first process ends when the worker's lease has: the kernel kills
+// everybody else.
 const ExitLease = 3
 
-// take deals with a request: here and now when nothing else goes on and it takes no time, for then nobody can be
-// kept waiting, and no other thread has to be woken; otherwise beside others.
+// take deals with a request: here and now when nothing else goes on and it takes no time, for then
+// nobody can be kept waiting, and no other thread has to be woken; otherwise beside others.
 func (s *server) take(m *wire.Message) {
 	if m.Kind == wire.KindFiles {
 		s.takeFiles(m)
@@ -255,8 +258,8 @@ func (s *server) takeFiles(m *wire.Message) {
 	s.calls <- call
 }
 
-// serveFiles does file operations, for ever: in a goroutine that stays, because its stack has to grow for them.
-// They are done here, so that whatever a path leads to is something of the sandbox.
+// serveFiles does file operations, for ever: in a goroutine that stays, because its stack has to
+// grow for them. They are done here, so that whatever a path leads to is something of the sandbox.
 func (s *server) serveFiles() {
 	for call := range s.calls {
 		s.answer(call, s.operate(call.request))
@@ -289,7 +292,8 @@ func (s *server) handle(m *wire.Message) {
 	}
 }
 
-// operate does a file operation, and not while a command with a limit for files is forked if it writes.
+// operate does a file operation, and not while a command with a limit for files is forked if it
+// writes.
 func (s *server) operate(request *sandbox.FileRequest) *sandbox.FileReply {
 	if request.Write != nil || request.Edit != nil || request.WriteJSON != nil {
 		s.commands.writing.RLock()

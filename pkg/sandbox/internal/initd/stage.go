@@ -78,8 +78,8 @@ var seam struct { //nolint:gochecknoglobals // as above
 	clone func(config wire.Config, c *cloned)
 }
 
-// Whole reports that nothing is missing from this package in this program, so that another program with it can
-// stand in for this one.
+// Whole reports that nothing is missing from this package in this program, so that another program
+// with it can stand in for this one.
 func Whole() bool { return seam.step == nil && seam.clone == nil }
 
 // Main runs the stage that args ask for and never returns.

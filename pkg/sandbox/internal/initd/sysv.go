@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What processes share by System V's means is there until somebody removes it, and no limit of a process counts it. So it is
-// removed here once no command runs: nobody is left who could use it, and it would stay as long as the sandbox does.
+// What processes share by System V's means is there until somebody removes it, and no limit of a
+// process counts it. So it is removed here once no command runs: nobody is left who could use it,
+// and it would stay as long as the sandbox does.
 
 // shared is a kind of what is shared: memory, queues or sets of semaphores.
 type shared struct {
@@ -73,7 +74,8 @@ func removeShared() {
 	}
 }
 
-// heldShared is how much shared memory there is that no process has attached, which is in nobody's view.
+// heldShared is how much shared memory there is that no process has attached, which is in nobody's
+// view.
 func heldShared() uint64 {
 	var total uint64
 	for _, row := range sysV.memory.rows() {

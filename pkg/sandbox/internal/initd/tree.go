@@ -69,8 +69,8 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	return nil
 }
 
-// reap waits for children, for ever. A process id is not free before the lock is held: otherwise a command that is started
-// meanwhile could get that of one that has ended, and its end.
+// reap waits for children, for ever. A process id is not free before the lock is held: otherwise a
+// command that is started meanwhile could get that of one that has ended, and its end.
 func (t *commands) reap() {
 	for {
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)

@@ -29,8 +29,9 @@ func diskUsage() uint64 {
 	return total
 }
 
-// treeUsage is how much a directory and everything in it takes up: of a file with several names the part that is
-// found, and of each 4 KiB at least. What cannot be read counts as nothing, and trees deeper than most as endless.
+// treeUsage is how much a directory and everything in it takes up: of a file with several names the
+// part that is found, and of each 4 KiB at least. What cannot be read counts as nothing, and trees
+// deeper than most as endless.
 func treeUsage(dir string, most int) uint64 {
 	var total uint64
 	err := walk.Tree(dir, most, func(_ int, _ string, stat *unix.Stat_t) {

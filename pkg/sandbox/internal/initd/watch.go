@@ -83,8 +83,9 @@ func (t *commands) stop(c *command, why sandbox.Reason) {
 	t.send(c, syscall.SIGKILL)
 }
 
-// memory is how much the processes of a sandbox hold together, with the shared memory that they have let go, if those of c hold
-// more than those of any other command: that is who has to end. Otherwise it is how much those of c hold.
+// memory is how much the processes of a sandbox hold together, with the shared memory that they
+// have let go, if those of c hold more than those of any other command: that is who has to end.
+// Otherwise it is how much those of c hold.
 func (t *commands) memory(c *command) uint64 {
 	t.mu.Lock()
 	members := t.allMembers(c)
@@ -103,8 +104,8 @@ func (t *commands) memory(c *command) uint64 {
 	return mine
 }
 
-// held is what processes hold that is theirs: pages of programs and files are everybody's. The tables of what they have mapped
-// count, which take far more than memory that is only read.
+// held is what processes hold that is theirs: pages of programs and files are everybody's. The
+// tables of what they have mapped count, which take far more than memory that is only read.
 func held(pids []int) uint64 {
 	var total uint64
 	shared := map[int]uint64{}
@@ -119,8 +120,9 @@ func held(pids []int) uint64 {
 	return (total + together(shared)) << 10
 }
 
-// together is how many kilobytes processes share, each of which has so many of them in its view: as many as the one that has most,
-// if the others have few, for they may be the same. Otherwise each counts with its part of every page, which takes longer to find out.
+// together is how many kilobytes processes share, each of which has so many of them in its view: as
+// many as the one that has most, if the others have few, for they may be the same. Otherwise each
+// counts with its part of every page, which takes longer to find out.
 func together(shared map[int]uint64) (parts uint64) {
 	const few = 16 << 10
 	var sum, most uint64

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package landlockstage is what a command of driver landlock is before it becomes that: the program which gives up rights. It is
-// in the program of package initd, which starts fast.
+// Package landlockstage is what a command of driver landlock is before it becomes that: the program
+// which gives up rights. It is in the program of package initd, which starts fast.
 package landlockstage
 
 import (
@@ -124,8 +124,8 @@ func (c Config) rules() []confine.Rule {
 	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
 		rules = append(rules, confine.Rule{Path: "/dev/" + name, Access: confine.AccessDevices})
 	}
-	// Of other processes the kernel shows names only: what is theirs takes the right to trace them. What can be written there is the
-	// host's, or a setting of one's own that can be done without.
+	// Of other processes the kernel shows names only: what is theirs takes the right to trace them.
+	// What can be written there is the host's, or a setting of one's own that can be done without.
 	rules = append(rules, confine.Rule{Path: "/proc", Access: confine.AccessRead})
 	workspace := all
 	if c.ReadOnly {

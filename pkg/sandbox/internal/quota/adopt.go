@@ -13,8 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/walk"
 )
 
-// adopt gives a directory and everything in it to a project. That new files inherit it is set in the end, and says
-// that all of it was done.
+// adopt gives a directory and everything in it to a project. That new files inherit it is set in
+// the end, and says that all of it was done.
 func adopt(dir *os.File, id uint32) error {
 	a, err := attributesOf(int(dir.Fd()))
 	if err != nil {
@@ -49,8 +49,9 @@ type taker struct {
 // inode is a file.
 type inode struct{ device, number uint64 }
 
-// take gives an entry to the project. FIFOs, sockets and devices take up next to nothing, and cannot be opened without
-// effect. Of a file with several names all have to be in the tree: it may be somebody else's.
+// take gives an entry to the project. FIFOs, sockets and devices take up next to nothing, and
+// cannot be opened without effect. Of a file with several names all have to be in the tree: it may
+// be somebody else's.
 func (t *taker) take(dir int, name string, stat *unix.Stat_t) {
 	if t.failed != nil || name == "." || name == t.stage {
 		return
@@ -85,8 +86,8 @@ func (t *taker) give(dir int, name string, inherit bool) error {
 	return change(file, t.id, inherit)
 }
 
-// replace puts a link of the project in the place of one, which cannot be given to it: of another project it could not
-// be renamed in its directory. One with several names stays as it is.
+// replace puts a link of the project in the place of one, which cannot be given to it: of another
+// project it could not be renamed in its directory. One with several names stays as it is.
 func (t *taker) replace(dir int, name string, stat *unix.Stat_t) error {
 	if stat.Nlink > 1 {
 		return nil

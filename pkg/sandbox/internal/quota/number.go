@@ -26,8 +26,8 @@ const (
 // ours reports whether a project is of that range.
 func ours(id uint32) bool { return id >= First && id <= Last }
 
-// candidate is a number to try next: from somewhere on one after the other, which keeps them together in the file
-// that the kernel has them in.
+// candidate is a number to try next: from somewhere on one after the other, which keeps them
+// together in the file that the kernel has them in.
 var candidate = func() func() uint32 { //nolint:gochecknoglobals // numbers are a file system's
 	const size = Last - First + 1
 	var next atomic.Uint32
@@ -119,8 +119,8 @@ func sweep(dir *os.File) {
 	}
 }
 
-// removeStale removes the limits of projects without a file. What has none is nobody's: who takes a number first
-// gives it a directory, and takes none with limits.
+// removeStale removes the limits of projects without a file. What has none is nobody's: who takes a
+// number first gives it a directory, and takes none with limits.
 func removeStale(dir *os.File) {
 	_ = each(dir, func(n *numbers) { // what cannot be read is left
 		if n.unused() && n.limited() {
@@ -142,8 +142,9 @@ func each(dir *os.File, visit func(n *numbers)) error {
 	return nil
 }
 
-// Count counts the projects of sandboxes that the file system of a directory knows: those that have something, and
-// those that have limits. It is for tests, which look whether anything is left in the books.
+// Count counts the projects of sandboxes that the file system of a directory knows: those that have
+// something, and those that have limits. It is for tests, which look whether anything is left in
+// the books.
 func Count(name string) (used, limited int, err error) {
 	dir, err := os.Open(name)
 	if err != nil {

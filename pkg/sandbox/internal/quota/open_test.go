@@ -15,7 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/unusable"
 )
 
-// TestOpen_AgainFindsTheSame: a directory that outlives its sandbox keeps its number, also after a process was killed.
+// TestOpen_AgainFindsTheSame: a directory that outlives its sandbox keeps its number, also after a
+// process was killed.
 func TestOpen_AgainFindsTheSame(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()

@@ -31,10 +31,10 @@ type Project struct {
 	limits Limits
 }
 
-// Open makes directories, which nobody changes meanwhile, and everything in them a project, without limits yet. What
-// is in them is looked at only if that was not done before. An error is an [*unusable.Error] when it cannot be done
-// with these directories: they are on different file systems, or on one without quotas, or the host has them in a
-// project of its own.
+// Open makes directories, which nobody changes meanwhile, and everything in them a project, without
+// limits yet. What is in them is looked at only if that was not done before. An error is an
+// [*unusable.Error] when it cannot be done with these directories: they are on different file
+// systems, or on one without quotas, or the host has them in a project of its own.
 func Open(dirs ...string) (_ *Project, err error) {
 	opened, err := openAll(dirs)
 	defer func() {
@@ -115,9 +115,9 @@ func (p *Project) Usage() (Usage, error) {
 	return Usage{Bytes: int64(n.space), Files: int64(n.files)}, nil //nolint:gosec // of this world
 }
 
-// near is how close to its limit a project is when something has not fitted in, most likely: the kernel gives who writes
-// much more than one block at once, and XFS makes a file only where its directory could grow as well, some 200 KiB. Of a
-// small limit it is a quarter.
+// near is how close to its limit a project is when something has not fitted in, most likely: the
+// kernel gives who writes much more than one block at once, and XFS makes a file only where its
+// directory could grow as well, some 200 KiB. Of a small limit it is a quarter.
 const near = 256 << 10
 
 // Full reports whether a limit is reached.
@@ -132,8 +132,8 @@ func (p *Project) Full() bool {
 	return limits.Bytes > 0 && usage.Bytes+min(near, limits.Bytes/4) > limits.Bytes || limits.Files > 0 && usage.Files >= limits.Files
 }
 
-// Close removes the limits. The directories stay in the project, and with them its number in use. It may be called
-// once, on nil too.
+// Close removes the limits. The directories stay in the project, and with them its number in use.
+// It may be called once, on nil too.
 func (p *Project) Close() error {
 	if p == nil {
 		return nil

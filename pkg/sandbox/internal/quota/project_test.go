@@ -31,7 +31,8 @@ func shell(t *testing.T, dir, script string) (exit int, said string) {
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// project makes a project of the directories workspace and scratch of a sandbox, in which nobody may write.
+// project makes a project of the directories workspace and scratch of a sandbox, in which nobody
+// may write.
 func project(t *testing.T, disk, name string, limits Limits) (*Project, string) {
 	t.Helper()
 	dirs := below(t, disk, name+"/workspace", name+"/scratch")
@@ -52,7 +53,8 @@ func usage(t *testing.T, p *Project) Usage {
 	return u
 }
 
-// requireBooks checks how many projects of ours a file system knows. XFS lets go of what was removed a moment later.
+// requireBooks checks how many projects of ours a file system knows. XFS lets go of what was
+// removed a moment later.
 func requireBooks(t *testing.T, disk string, used, limited int) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -63,7 +65,8 @@ func requireBooks(t *testing.T, disk string, used, limited int) {
 	}, settled, time.Millisecond)
 }
 
-// requireFiles checks how many files are counted for a project, as soon as what was removed no longer is.
+// requireFiles checks how many files are counted for a project, as soon as what was removed no
+// longer is.
 func requireFiles(t *testing.T, p *Project, want int64) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -81,7 +84,8 @@ const (
 	files = 20
 )
 
-// TestProject_LimitHolds against every way to take up more, at the moment it is reached; what is beside is not touched.
+// TestProject_LimitHolds against every way to take up more, at the moment it is reached; what is
+// beside is not touched.
 func TestProject_LimitHolds(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
@@ -124,7 +128,8 @@ func TestProject_LimitHolds(t *testing.T) { //nolint:paralleltest // its arms ar
 	})
 }
 
-// TestProject_NothingComesInUncounted: from outside, or from a neighbour, a file cannot be moved or linked in.
+// TestProject_NothingComesInUncounted: from outside, or from a neighbour, a file cannot be moved or
+// linked in.
 func TestProject_NothingComesInUncounted(t *testing.T) { //nolint:paralleltest // as above
 	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()
@@ -141,7 +146,8 @@ func TestProject_NothingComesInUncounted(t *testing.T) { //nolint:paralleltest /
 	})
 }
 
-// TestProject_LimitsChange: a command may have less than its sandbox, and what is there already stays.
+// TestProject_LimitsChange: a command may have less than its sandbox, and what is there already
+// stays.
 func TestProject_LimitsChange(t *testing.T) { //nolint:paralleltest // as above
 	quotatest.OnDisk(t, func(t *testing.T, disk string) {
 		t.Helper()

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests for the attributes of files that all file systems have, and the one that new files inherit the project.
+// Requests for the attributes of files that all file systems have, and the one that new files
+// inherit the project.
 const (
 	getAttributes = 0x801c581f // FS_IOC_FSGETXATTR
 	setAttributes = 0x401c5820 // FS_IOC_FSSETXATTR

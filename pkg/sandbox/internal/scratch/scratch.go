@@ -1,5 +1,5 @@
-// Package scratch is the directory for the home and the temporary files of a sandbox.
-// What commands leave there may be hard to remove (package removal), and symbolic links in it are not followed.
+// Package scratch is the directory for the home and the temporary files of a sandbox. What commands
+// leave there may be hard to remove (package removal), and symbolic links in it are not followed.
 package scratch
 
 import (

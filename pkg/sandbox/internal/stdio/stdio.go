@@ -50,8 +50,8 @@ func (p *Pipes) closeInput() {
 	}
 }
 
-// Command returns the ends for the command, which Run closes. stdin is nil for a command without input, which
-// reads from /dev/null.
+// Command returns the ends for the command, which Run closes. stdin is nil for a command without
+// input, which reads from /dev/null.
 func (p *Pipes) Command() (stdin, stdout, stderr *os.File) {
 	stdout, stderr = p.streams.Command()
 	return p.theirs, stdout, stderr

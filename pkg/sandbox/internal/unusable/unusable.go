@@ -1,4 +1,5 @@
-// Package unusable has the error that says why something of the host which makes limits hard cannot be used.
+// Package unusable has the error that says why something of the host which makes limits hard cannot
+// be used.
 package unusable
 
 import "fmt"

@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package walk walks directory trees that commands have made: deeper than files may be open, or than a path may be
-// long. It goes from directory to directory, so it takes as long as there are entries, however they are nested. It
-// follows no symbolic links.
+// Package walk walks directory trees that commands have made: deeper than files may be open, or
+// than a path may be long. It goes from directory to directory, so it takes as long as there are
+// entries, however they are nested. It follows no symbolic links.
 package walk
 
 import (
@@ -14,7 +14,8 @@ import (
 // heldLevels is how many directories are open at once, about.
 const heldLevels = 100
 
-// MaxLevels are the levels of a tree that has an end: whoever makes a deeper one is up to nothing else.
+// MaxLevels are the levels of a tree that has an end: whoever makes a deeper one is up to nothing
+// else.
 const MaxLevels = 20_000
 
 // ErrDeep says that a tree has more levels than are walked.
@@ -23,9 +24,9 @@ var ErrDeep = errors.New("the tree is too deep")
 // Visit is called with each entry of a tree: its name in an open directory, and what it is.
 type Visit func(dir int, name string, stat *unix.Stat_t)
 
-// Tree visits a directory, as "." of itself, and everything in it, a directory before what it holds. What cannot be
-// read is left out, as is what was removed or moved meanwhile. An error is one of the directory itself, or
-// [ErrDeep], with a tree that has more than levels.
+// Tree visits a directory, as "." of itself, and everything in it, a directory before what it
+// holds. What cannot be read is left out, as is what was removed or moved meanwhile. An error is
+// one of the directory itself, or [ErrDeep], with a tree that has more than levels.
 func Tree(dir string, levels int, visit Visit) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

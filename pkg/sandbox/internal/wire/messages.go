@@ -10,8 +10,9 @@ import (
 
 // What is said while a sandbox starts.
 const (
-	// KindConfig is a Config: the first message to each stage of a sandbox that is a program, and to the launcher
-	// with the sandbox's end of the control socket. The launcher answers by KindLaunched or KindFailed.
+	// KindConfig is a Config: the first message to each stage of a sandbox that is a program, and
+	// to the launcher with the sandbox's end of the control socket. The launcher answers by
+	// KindLaunched or KindFailed.
 	KindConfig   Kind = iota + 1
 	KindLaunched      // Launched
 	KindReady         // Ready, of the sandbox
@@ -121,17 +122,17 @@ type Config struct {
 	Home      string
 	Temp      string
 	Mounts    []sandbox.Mount
-	// Protected are places of the workspace that are read-only, and Pinned the directories that they
-	// are in, outer ones first, which stay where they are. All of them exist.
+	// Protected are places of the workspace that are read-only, and Pinned the directories that
+	// they are in, outer ones first, which stay where they are. All of them exist.
 	Protected []Place
 	Pinned    []Place
 	// Bwrap has bubblewrap make the namespaces and the mounts.
 	Bwrap bool
 	// Privileged says that the worker is root: directories and mounts are opened with its rights.
 	Privileged bool
-	// HostUID and HostGID are whom the sandbox's user is on the host. If Privileged, that is somebody
-	// new, whom the launcher chooses, and in the sandbox files of the owner of the directories, OwnerUID
-	// and OwnerGID, are that user's.
+	// HostUID and HostGID are whom the sandbox's user is on the host. If Privileged, that is
+	// somebody new, whom the launcher chooses, and in the sandbox files of the owner of the
+	// directories, OwnerUID and OwnerGID, are that user's.
 	HostUID  int
 	HostGID  int
 	OwnerUID int

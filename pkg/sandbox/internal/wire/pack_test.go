@@ -72,7 +72,8 @@ func TestUnpack_RefusesWhatIsNoValue(t *testing.T) {
 	require.Panics(t, func() { wire.Pack(nil, 1.5) })
 }
 
-// What comes out of a sandbox may be anything. It takes memory for what is there, not for what it says.
+// What comes out of a sandbox may be anything. It takes memory for what is there, not for what it
+// says.
 func FuzzUnpack(f *testing.F) {
 	f.Add(wire.Pack(nil, sandbox.FileReply{}))
 	f.Add(wire.Pack(nil, sandbox.FileReply{Glob: &sandbox.GlobResult{Paths: []string{"a", "b"}}}))

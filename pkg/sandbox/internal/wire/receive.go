@@ -40,8 +40,8 @@ func (c *Conn) receiveFrame(fd int) (n int, fds []int, err error) {
 	var oobn, flags int
 	for {
 		n, oobn, flags, _, err = unix.Recvmsg(fd, c.received, c.oob, unix.MSG_CMSG_CLOEXEC)
-		// Of one that has ended without reading everything the kernel tells that first, once; what it
-		// has said comes after that.
+		// Of one that has ended without reading everything the kernel tells that first, once; what
+		// it has said comes after that.
 		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNRESET) {
 			break
 		}

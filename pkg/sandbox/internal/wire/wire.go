@@ -1,14 +1,14 @@
 //go:build linux
 
-// Package wire carries requests from a worker into a sandbox and answers back, over a
-// SEQPACKET socket pair, the only thing that connects the two.
+// Package wire carries requests from a worker into a sandbox and answers back, over a SEQPACKET
+// socket pair, the only thing that connects the two.
 //
 //	frame   = id (8 bytes) | kind (1) | more (1) | payload
 //	message = the payloads of the frames of one id and kind, up to the one without more: a packed value
 //
-// Messages of different ids may be mixed, frame by frame. File descriptors travel with the
-// first frame of a message. Everything that comes out of a sandbox is untrusted: sizes are
-// bounded, and whatever does not parse ends the connection.
+// Messages of different ids may be mixed, frame by frame. File descriptors travel with the first
+// frame of a message. Everything that comes out of a sandbox is untrusted: sizes are bounded, and
+// whatever does not parse ends the connection.
 package wire
 
 import (
@@ -47,7 +47,8 @@ type Message struct {
 	FDs  []int // owned by the receiver
 }
 
-// Decode parses the message into what v points to, the zero value. Bytes of it are those of the message.
+// Decode parses the message into what v points to, the zero value. Bytes of it are those of the
+// message.
 func (m *Message) Decode(v any) error { return Unpack(m.Body, v) }
 
 // CloseFDs closes the descriptors that came with the message.
@@ -90,8 +91,8 @@ func Pair() (*Conn, *os.File, error) {
 	return ours, theirs, nil
 }
 
-// Open takes over a descriptor. One that blocks has Receive and Send block their threads: that is for programs
-// that have little else to do, and are woken faster without Go's poller.
+// Open takes over a descriptor. One that blocks has Receive and Send block their threads: that is
+// for programs that have little else to do, and are woken faster without Go's poller.
 func Open(fd int) (*Conn, error) {
 	c := &Conn{
 		file:  os.NewFile(uintptr(fd), "control"),

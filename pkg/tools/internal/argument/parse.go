@@ -49,7 +49,8 @@ func parseArguments(raw string) (map[string]any, []string) {
 	}
 }
 
-// parseValue reads JSON text strictly. What is not JSON, or could be read in several ways, is a fault.
+// parseValue reads JSON text strictly. What is not JSON, or could be read in several ways, is a
+// fault.
 func parseValue(raw string) (any, []string) {
 	if !json.Valid([]byte(raw)) {
 		return nil, []string{"not JSON"}

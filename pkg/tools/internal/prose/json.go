@@ -15,9 +15,10 @@ const (
 	maxJSONItems  = 500    // of arrays and objects
 )
 
-// FitJSON returns JSON text of at most [BodyLimit] characters: as it is, or with long
-// strings, arrays and objects cut, and marks that say how much is missing. What is cut is JSON, too; the keys of its objects are sorted. An object that
-// is cut also has the note at its top, unless that is "".
+// FitJSON returns JSON text of at most [BodyLimit] characters: as it is, or with long strings,
+// arrays and objects cut, and marks that say how much is missing. What is cut is JSON, too; the
+// keys of its objects are sorted. An object that is cut also has the note at its top, unless that
+// is "".
 func FitJSON(text []byte, note string) string {
 	if utf8.RuneCount(text) <= BodyLimit {
 		return string(text)

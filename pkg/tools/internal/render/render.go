@@ -24,7 +24,8 @@ func JSON(result *protocol.Result) string {
 	return outcome(result, body)
 }
 
-// outcome is the text of a result that may have nothing to show, after the failure when it is not ok.
+// outcome is the text of a result that may have nothing to show, after the failure when it is not
+// ok.
 func outcome(result *protocol.Result, text string) string {
 	switch {
 	case result.Status != protocol.StatusOK:

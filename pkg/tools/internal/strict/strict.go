@@ -83,7 +83,8 @@ func Faults(err error, document reflect.Type) []Fault {
 	return faults
 }
 
-// part returns the struct in a document, or in a list in it, that has this name in Go; else the document.
+// part returns the struct in a document, or in a list in it, that has this name in Go; else the
+// document.
 func part(document reflect.Type, name string) reflect.Type {
 	for field := range document.Fields() {
 		t := field.Type

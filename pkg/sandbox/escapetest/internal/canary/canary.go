@@ -33,8 +33,9 @@ type Host struct {
 	MsgID int    `json:"msg_id"`
 	SemID int    `json:"sem_id"`
 	Queue string `json:"queue"`
-	// Worker is a process with the secret in its environment, at Address in its memory, in the
-	// file that is its descriptor FD, and with Marker in its command line. Self is the suite's own process.
+	// Worker is a process with the secret in its environment, at Address in its memory, in the file
+	// that is its descriptor FD, and with Marker in its command line. Self is the suite's own
+	// process.
 	Worker  int     `json:"worker"`
 	Address uintptr `json:"address"`
 	FD      int     `json:"fd"`
@@ -45,7 +46,8 @@ type Host struct {
 	// Isolated says that the sandbox has a file system and processes of its own, so that
 	// paths and names of the host in it are leaks.
 	Isolated bool `json:"isolated"`
-	// Neighbour is what another sandbox has: an abstract socket, a file in /tmp and a process with a marker.
+	// Neighbour is what another sandbox has: an abstract socket, a file in /tmp and a process with
+	// a marker.
 	Neighbour Neighbour `json:"neighbour"`
 }
 

@@ -126,7 +126,8 @@ func dmesg(canary.Host) canary.Verdict {
 	return contained(cmpErr(err, errors.New("empty")))
 }
 
-// pressure asks the kernel to be woken for the host's pressure: a process that has asked a thousand times outlives its kill by seconds.
+// pressure asks the kernel to be woken for the host's pressure: a process that has asked a thousand
+// times outlives its kill by seconds.
 func pressure(canary.Host) canary.Verdict {
 	fd, err := unix.Open("/proc/pressure/cpu", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -293,7 +293,8 @@ func familyProtocol(family, protocol int) canary.Verdict {
 	return last
 }
 
-// pairs asks for pairs of sockets of every family but that of Unix: the kernel would load the family to find that it has none.
+// pairs asks for pairs of sockets of every family but that of Unix: the kernel would load the
+// family to find that it has none.
 func pairs(canary.Host) canary.Verdict {
 	for family := unix.AF_UNIX + 1; family < 64; family++ {
 		switch _, err := unix.Socketpair(family, unix.SOCK_STREAM, 0); {

@@ -141,7 +141,8 @@ func errnoName(err error) string {
 	return err.Error()
 }
 
-// How long an answer may take: of this host, which may be busy, and of others, from whom none may come.
+// How long an answer may take: of this host, which may be busy, and of others, from whom none may
+// come.
 const (
 	answerWait  = 10 * time.Second
 	outsideWait = time.Second

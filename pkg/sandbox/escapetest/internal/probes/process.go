@@ -229,8 +229,8 @@ func killInit(canary.Host) canary.Verdict {
 	return contained(errors.New("ignored"))
 }
 
-// queueInit sends the first process every signal with the sender's own word for why, as sigqueue(3) does, if it is that of a
-// sandbox: programs take some for signals of the kernel then.
+// queueInit sends the first process every signal with the sender's own word for why, as sigqueue(3)
+// does, if it is that of a sandbox: programs take some for signals of the kernel then.
 func queueInit() canary.Verdict {
 	if err := sandboxInit(); err != nil {
 		return contained(err)
@@ -245,7 +245,8 @@ func queueInit() canary.Verdict {
 	return contained(errors.New("ignored"))
 }
 
-// sandboxInit says why the first process is not that of a sandbox, nil when it is: no other one shall be harmed.
+// sandboxInit says why the first process is not that of a sandbox, nil when it is: no other one
+// shall be harmed.
 func sandboxInit() error {
 	cmdline, err := os.ReadFile("/proc/1/cmdline")
 	if err != nil || !bytes.Contains(cmdline, []byte("toolfleet-sandbox")) {
@@ -254,7 +255,8 @@ func sandboxInit() error {
 	return nil
 }
 
-// changeInit tries to change settings of the first process by each of its threads, if it is that of a sandbox.
+// changeInit tries to change settings of the first process by each of its threads, if it is that of
+// a sandbox.
 func changeInit(change func(id int) error) canary.Verdict {
 	if err := sandboxInit(); err != nil {
 		return contained(err)

@@ -63,8 +63,8 @@ func readable(path string) canary.Verdict {
 	return contained(cmpErr(err, io.EOF))
 }
 
-// initLabel calls what the kernel's security module says of the first process a leak, unless it says the same of
-// this one.
+// initLabel calls what the kernel's security module says of the first process a leak, unless it
+// says the same of this one.
 func initLabel(canary.Host) canary.Verdict {
 	label, err := os.ReadFile("/proc/1/attr/current")
 	if err != nil || len(label) == 0 {
@@ -241,7 +241,8 @@ func coreLimit(canary.Host) canary.Verdict {
 	return contained(errors.New("1"))
 }
 
-// ownSettings are those of a sandbox's own IPC namespace. Whoever has made it may change them, for itself.
+// ownSettings are those of a sandbox's own IPC namespace. Whoever has made it may change them, for
+// itself.
 const ownSettings = "/proc/sys/fs/mqueue/"
 
 // sysctl looks for a setting of the kernel that can be written to, by writing what is there.

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// beSharing leaves behind what processes share by System V's means: a queue, a semaphore, and so many bytes of memory, attached no more.
+// beSharing leaves behind what processes share by System V's means: a queue, a semaphore, and so
+// many bytes of memory, attached no more.
 func beSharing(bytes string) {
 	const segment = 8 << 20
 	left, err := strconv.Atoi(bytes)
@@ -43,7 +44,8 @@ func beSharing(bytes string) {
 	_, _ = fmt.Fprintln(os.Stdout, "shared")
 }
 
-// beHolding has so many bytes of a file in its memory, or of one in memory that has no name, until it is killed.
+// beHolding has so many bytes of a file in its memory, or of one in memory that has no name, until
+// it is killed.
 func beHolding(name, bytes string) {
 	size, err := strconv.Atoi(bytes)
 	if err != nil {

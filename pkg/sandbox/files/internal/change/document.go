@@ -27,7 +27,8 @@ type member struct {
 	at  span
 }
 
-// Parse reads a document; name is that of its file, for messages. Its fault is [sandbox.FaultInvalidJSON].
+// Parse reads a document; name is that of its file, for messages. Its fault is
+// [sandbox.FaultInvalidJSON].
 func Parse(name string, text []byte) (*Document, error) {
 	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
 		where := ""
@@ -56,8 +57,9 @@ func (d *Document) Find(steps []string) (Value, error) {
 	return Value{Text: text, Type: jsonType(text), Length: len(d.members(at))}, nil
 }
 
-// Replace returns the text with value, which is JSON, in the place to which the steps lead. A member of an object, or an
-// item behind the last of an array ("-"), is added where there is none. The rest stays as it is written.
+// Replace returns the text with value, which is JSON, in the place to which the steps lead. A
+// member of an object, or an item behind the last of an array ("-"), is added where there is none.
+// The rest stays as it is written.
 func (d *Document) Replace(steps []string, value []byte) ([]byte, error) {
 	at, err := d.find(steps)
 	if err == nil {

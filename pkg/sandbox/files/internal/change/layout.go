@@ -65,8 +65,8 @@ func (d *Document) add(parent span, members []member, key string, value []byte) 
 	return splice(d.text, at, slices.Concat([]byte(lead+key), indent(value, inner, unit), []byte(tail)))
 }
 
-// indent lays JSON text out with a unit of indentation, below a line that is indented by prefix. Without a
-// unit it stays on its line.
+// indent lays JSON text out with a unit of indentation, below a line that is indented by prefix.
+// Without a unit it stays on its line.
 func indent(value []byte, prefix, unit string) []byte {
 	var out bytes.Buffer
 	if unit == "" {

@@ -43,8 +43,8 @@ func (h *hunk) side(without byte) []hunkLine {
 	return lines
 }
 
-// hunkNumbers matches a header that says where its hunk is. Others begin with "@@", too. It is made when it is
-// first needed, because every sandbox begins with this program.
+// hunkNumbers matches a header that says where its hunk is. Others begin with "@@", too. It is made
+// when it is first needed, because every sandbox begins with this program.
 var hunkNumbers = sync.OnceValue(func() *regexp.Regexp { //nolint:gochecknoglobals // a constant
 	return regexp.MustCompile(`^@@+ *-(\d+)(?:,(\d+))? +\+(\d+)(?:,(\d+))?(?: *@@.*)?$`)
 })
@@ -76,7 +76,8 @@ type patchParser struct {
 	next  int
 }
 
-// unwrap drops what models put around a patch: blank lines, a code fence, a last line "*** End Patch".
+// unwrap drops what models put around a patch: blank lines, a code fence, a last line "*** End
+// Patch".
 func unwrap(lines []string) []string {
 	blank := func(line string) bool { return strings.TrimSpace(line) == "" }
 	for len(lines) > 0 && blank(lines[0]) {

@@ -204,7 +204,8 @@ func (a *applier) replace(h *hunk) {
 		}
 		last = line
 	}
-	// A new last line of the file ends as the patch says, or as the old one did when it says nothing.
+	// A new last line of the file ends as the patch says, or as the old one did when it says
+	// nothing.
 	if a.done == len(a.lines) && last.op == '+' && (marked && last.noBreak || !marked && open) {
 		a.out.Truncate(a.out.Len() - len(lineEnd))
 	}

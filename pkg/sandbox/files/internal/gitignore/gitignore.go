@@ -1,5 +1,5 @@
-// Package gitignore tells which names the rules of ignore files exclude, with the meaning that Git gives
-// them (gitignore(5)).
+// Package gitignore tells which names the rules of ignore files exclude, with the meaning that Git
+// gives them (gitignore(5)).
 package gitignore
 
 import (
@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Rules are those of a directory's ignore file and of its parents', from the workspace down. The zero
-// value excludes nothing.
+// Rules are those of a directory's ignore file and of its parents', from the workspace down. The
+// zero value excludes nothing.
 type Rules []level
 
 // level is the rules of one file.
@@ -19,14 +19,14 @@ type level struct {
 	rules []rule
 }
 
-// With adds the rules of the ignore file in dir, a path from the workspace ("." for itself), to those above. Rules that
-// can match nothing are left out.
+// With adds the rules of the ignore file in dir, a path from the workspace ("." for itself), to
+// those above. Rules that can match nothing are left out.
 func (r Rules) With(dir, content string) Rules {
 	return append(slices.Clip(r), level{dir: dir, rules: parse(content)})
 }
 
-// Excludes reports whether the rules exclude name, a path from the workspace: the last rule of the deepest file
-// that is about it decides.
+// Excludes reports whether the rules exclude name, a path from the workspace: the last rule of the
+// deepest file that is about it decides.
 func (r Rules) Excludes(name string, isDir bool) bool {
 	for _, level := range slices.Backward(r) {
 		below := name

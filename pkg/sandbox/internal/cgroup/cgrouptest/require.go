@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Require returns what find, which is cgroup.Find, finds, and skips a test where there are no control groups for
-// sandboxes. A machine of test/vm has them, and says that they are required.
+// Require returns what find, which is cgroup.Find, finds, and skips a test where there are no
+// control groups for sandboxes. A machine of test/vm has them, and says that they are required.
 func Require[T any](t *testing.T, find func() (T, error)) T {
 	t.Helper()
 	groups, err := find()

@@ -32,8 +32,9 @@ func fileSystems() []FileSystem {
 	}
 }
 
-// Mount makes a file system in a file and mounts it with options, until the test ends. The test has to be root, and in
-// a mount namespace of its own. Where that cannot be done the test is unsupported; a machine of test/vm can.
+// Mount makes a file system in a file and mounts it with options, until the test ends. The test has
+// to be root, and in a mount namespace of its own. Where that cannot be done the test is
+// unsupported; a machine of test/vm can.
 func (fs FileSystem) Mount(t *testing.T, options string) string {
 	t.Helper()
 	base := t.TempDir()
