@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +35,7 @@ type setup struct {
 	lease   time.Duration // default [leaseOf]
 	proxied bool          // workers and callers reach the servers through a cable of their own
 	cabled  bool          // servers reach each other through cables
+	orphans bool          // callers are killed for good: nobody resumes what they have put
 	// faults is how many faults the short form injects; the long one goes on until its calls are
 	// made.
 	faults int
@@ -43,18 +45,22 @@ type setup struct {
 
 // rig is servers, workers and callers as processes, and what a test did to them.
 type rig struct {
-	t       *testing.T
-	setup   setup
-	dir     string
-	random  *rand.Rand
-	servers []*node
-	cables  map[[2]int]*natsiotest.Cable // from one server to another
-	workers []*member
-	caller  *member
-	nc      *nats.Conn
-	js      jetstream.JetStream
-	begun   int // members, for their names
-	faults  []history.Fault
+	t            *testing.T
+	setup        setup
+	dir          string
+	random       *rand.Rand
+	servers      []*node
+	cables       map[[2]int]*natsiotest.Cable // from one server to another
+	workers      []*member
+	caller       *member
+	nc           *nats.Conn
+	js           jetstream.JetStream
+	begun        int // members, for their names
+	faults       []history.Fault
+	orphaned     int                              // lives of callers that nobody goes on with
+	orphans      int                              // what they have put
+	entered      map[protocol.CallID]history.Time // calls seen in the calls stream; see watchCalls
+	stopWatching func()
 	// remembered is how much the callers had written down when they were started last.
 	remembered int64
 	counts     map[string]int // faults by name
@@ -82,6 +88,9 @@ func newRig(t *testing.T, s setup) *rig {
 	t.Helper()
 	s.workers = max(s.workers, 3)
 	r := newPlace(t, s)
+	if s.orphans {
+		r.watchCalls()
+	}
 	for range s.workers {
 		r.startWorker()
 	}
@@ -251,9 +260,12 @@ func (r *rig) startWorker() {
 	r.logs = append(r.logs, role.Log)
 }
 
+// callerPath is the log of the callers: of all their lives until nobody goes on with them.
+func (r *rig) callerPath() string { return r.path(fmt.Sprintf("caller-%d.log", r.orphaned)) }
+
 // callerLog is how much the callers have written down.
 func (r *rig) callerLog() int64 {
-	info, err := os.Stat(r.path("caller.log"))
+	info, err := os.Stat(r.callerPath())
 	if os.IsNotExist(err) {
 		return 0
 	}
@@ -266,14 +278,14 @@ func (r *rig) startCaller() {
 	r.t.Helper()
 	m := &member{id: "caller"}
 	role := callerRole{
-		workload: workload{Seed: *seed, Lanes: r.setup.lanes},
-		URL:      r.through(m), Creds: r.creds(), Log: r.path("caller.log"), Until: r.path("enough"),
+		workload: workload{Seed: *seed, Lanes: r.setup.lanes, Life: r.orphaned},
+		URL:      r.through(m), Creds: r.creds(), Log: r.callerPath(), Until: r.path("enough"),
 		Callers: 16, Calls: 300, Think: 30 * time.Millisecond, Patience: patience,
 	}
 	if *calls > 0 {
-		role.Callers, role.Calls, role.Think, role.Lanes, role.Bursts = 64, *calls, 0, 4*r.setup.lanes, true
+		role.Callers, role.Calls, role.Think, role.Lanes, role.Bursts = 64, max(1, *calls-r.orphans), 0, 4*r.setup.lanes, true
 	}
-	if r.caller == nil {
+	if !slices.Contains(r.logs, role.Log) {
 		r.logs = append(r.logs, role.Log)
 	}
 	r.remembered = r.callerLog()

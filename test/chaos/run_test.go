@@ -20,7 +20,7 @@ import (
 )
 
 // run injects faults while calls are made, and holds what happened against the laws.
-func run(t *testing.T, s setup, faults ...func(*rig)) {
+func run(t *testing.T, s setup, faults ...func(*rig)) *history.Report {
 	t.Helper()
 	begin := time.Now()
 	r := newRig(t, s)
@@ -35,10 +35,21 @@ func run(t *testing.T, s setup, faults ...func(*rig)) {
 		faults[r.random.IntN(len(faults))](r)
 		pause.For(t.Context(), s.pause/4+time.Duration(r.random.Int64N(int64(s.pause))))
 	}
-	r.caller.wait(2 * patience)
+	if s.orphans {
+		r.caller.kill()
+	} else {
+		r.caller.wait(2 * patience)
+	}
 	if len(r.servers) > 1 {
 		r.awaitReplicas() // one that has only just come back may still answer from its past, or have leaders chosen anew
 	}
+	return r.conclude(begin)
+}
+
+// conclude waits until nothing is left, ends the workers, and holds what happened against the laws.
+func (r *rig) conclude(begin time.Time) *history.Report {
+	t := r.t
+	t.Helper()
 	r.requireQuiet()
 	for _, w := range r.workers {
 		w.stop()
@@ -64,6 +75,7 @@ func run(t *testing.T, s setup, faults ...func(*rig)) {
 		}
 		t.Errorf("%s", v)
 	}
+	return report
 }
 
 // fault books something that was done to a worker, or to everybody.
@@ -93,6 +105,7 @@ func (r *rig) history() *history.History {
 		require.NoError(r.t, log.Close())
 	}
 	h.Stored = r.stored()
+	r.addEntered(h)
 	return h
 }
 

@@ -21,6 +21,9 @@ type planned struct {
 type workload struct {
 	Seed  uint64
 	Lanes int
+	// Life is how many lives of callers came before that nobody goes on with. Each has lanes of its
+	// own: a later call of a lane would help those that wait there.
+	Life int
 	// Bursts has one caller now and then put more calls into a lane than its holder has in hand.
 	Bursts bool
 }
@@ -31,12 +34,12 @@ const burst = 700
 
 // session is the session of one caller.
 func (w workload) session(caller int) protocol.SessionID {
-	return protocol.SessionID(fmt.Sprintf("chaos-%x-%d", w.Seed, caller))
+	return protocol.SessionID(fmt.Sprintf("chaos-%x-%d-%d", w.Seed, w.Life, caller))
 }
 
 // step is the n-th step of a caller: one to four calls.
 func (w workload) step(caller, n int) []planned {
-	r := rand.New(rand.NewPCG(w.Seed, uint64(caller)<<32|uint64(n)))
+	r := rand.New(rand.NewPCG(w.Seed, uint64(w.Life)<<48|uint64(caller)<<32|uint64(n)))
 	out := make([]planned, 1+r.IntN(4))
 	bursts := w.Bursts && caller == 0 && n%16 == 15
 	if bursts {
@@ -47,9 +50,9 @@ func (w workload) step(caller, n int) []planned {
 		if !bursts && r.IntN(3) == 0 {
 			lane = r.IntN(w.Lanes)
 		}
-		out[i] = w.call(r, lane)
+		out[i] = w.call(r, w.lane(lane))
 		if bursts {
-			out[i].queue(r, lane)
+			out[i].queue(r, w.lane(lane))
 		}
 		out[i].ID = protocol.NewCallID(w.session(caller), 1, n+1, i)
 		out[i].SessionID = w.session(caller)
@@ -58,8 +61,8 @@ func (w workload) step(caller, n int) []planned {
 }
 
 // queue makes a call one of many that wait for each other.
-func (p *planned) queue(r *rand.Rand, lane int) {
-	p.Resources = []protocol.Use{{Key: laneKey(lane), Access: protocol.Exclusive}}
+func (p *planned) queue(r *rand.Rand, lane protocol.ResourceKey) {
+	p.Resources = []protocol.Use{{Key: lane, Access: protocol.Exclusive}}
 	p.RunTimeout, p.QueueTimeout, p.Deadline, p.cancelAfter = 0, 0, time.Time{}, -1
 	p.Payload = protocol.Noop{WorkMS: 2}
 	if r.IntN(20) == 0 {
@@ -67,14 +70,15 @@ func (p *planned) queue(r *rand.Rand, lane int) {
 	}
 }
 
-func laneKey(lane int) protocol.ResourceKey {
-	return protocol.ResourceKey(fmt.Sprintf("chaos/%d", lane))
+// lane is the n-th lane of this life.
+func (w workload) lane(n int) protocol.ResourceKey {
+	return protocol.ResourceKey(fmt.Sprintf("chaos/%d-%d", w.Life, n))
 }
 
-func (w workload) call(r *rand.Rand, lane int) planned {
+func (w workload) call(r *rand.Rand, lane protocol.ResourceKey) planned {
 	p := planned{cancelAfter: -1}
 	p.Tool, p.Pool, p.Delivery = "witness", protocol.DefaultPool, protocol.Idempotent
-	p.Resources = uses(r, laneKey(lane))
+	p.Resources = uses(r, lane)
 	if r.IntN(4) == 0 {
 		p.Delivery = protocol.AtMostOnce
 	}

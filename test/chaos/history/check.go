@@ -42,6 +42,11 @@ type Report struct {
 	Lost       int // accepted, and no result
 	Double     int // more than one result, or results that differ
 	Slowest    time.Duration
+	// Idle is the longest time in which nothing happened in a lane although calls waited there, and
+	// IdleLane that lane. See [Call.Entered].
+	Idle       time.Duration
+	IdleLane   protocol.Lane
+	Stalled    time.Duration // how long the machine kept processes from running, all together
 	Statuses   map[protocol.Status]int
 	Violations []Violation
 }
@@ -80,6 +85,7 @@ func Check(h *History) *Report {
 		c.cancelled(&spans[i])
 	}
 	c.results(byCall)
+	c.idle(spans)
 	slices.SortFunc(c.report.Violations, func(a, b Violation) int {
 		return slices.Compare([]string{string(a.Law), string(a.CallID), a.Text}, []string{string(b.Law), string(b.CallID), b.Text})
 	})

@@ -86,10 +86,29 @@ func (s story) blocked(worker string, from, until history.Time) {
 	s.Faults = append(s.Faults, history.Fault{Worker: protocol.WorkerID(worker), From: from * ms, Until: until * ms, Blocked: true})
 }
 
+func TestCheck_TellsHowLongALaneStoodIdle(t *testing.T) {
+	t.Parallel()
+	s := tell()
+	entered := func(id string, at history.Time) { s.Calls[protocol.CallID(id)].Entered = at * ms }
+	s.ok("a", "w1", 1, 1010, 1100) // its result: 1101
+	entered("a", 1000)
+	s.ok("b", "w1", 2, 1300, 1400)
+	entered("b", 1050)
+	s.ok("c", "w1", 3, 1401, 1402)
+	entered("c", 1250) // one call more is no progress
+	s.ok("d", "w1", 4, 9000, 9001)
+	entered("d", 8999) // before that nothing waited
+	s.ok("e", "w1", 5, 20000, 20001)
+	report := history.Check(s.History)
+	require.Equal(t, 199*time.Millisecond, report.Idle)
+	require.Equal(t, protocol.Lane("l/1"), report.IdleLane)
+}
+
 func TestCheck_LawfulHistories(t *testing.T) {
 	t.Parallel()
 	for name, what := range map[string]func(story){
 		"nothing happened": func(story) {},
+		"a caller is killed before anybody takes its call": func(s story) { s.put("a").Accepted = false },
 		"a worker that is stalled stores what it has": func(s story) {
 			s.ok("a", "w1", 1, 0, 2050)
 			s.stalled("w1", 5, 2000)
@@ -259,6 +278,13 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.stored("a", "w2", 2, 1211, protocol.StatusOK, "")
 		}, "L2 order: call a"},
 		"lost": {func(s story) { s.put("a") }, "L3 one result: call a: accepted, and it has no result"},
+		"lost with its caller": {
+			func(s story) { c := s.put("a"); c.Accepted, c.Entered = false, 5*ms }, "L3 one result: call a: accepted, and it has no result",
+		},
+		"run, and lost with its caller": {func(s story) {
+			s.put("a").Accepted = false
+			s.ran("a", "w1", 1, 1, 5, 6, protocol.StatusOK)
+		}, "L3 one result: call a: accepted, and it has no result"},
 		"two results": {func(s story) {
 			s.ok("a", "w1", 1, 0, 10)
 			s.stored("a", "w1", 1, 12, protocol.StatusOK, "")

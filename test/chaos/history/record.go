@@ -57,6 +57,7 @@ type Call struct {
 
 	FirstPut  Time
 	Accepted  bool // at least once
+	Entered   Time // when the stream took it; 0 when nobody saw it there
 	Cancelled bool // somebody asked for it
 	Heard     Time // when that was accepted; 0 when it is not known to be
 	GaveUp    bool
