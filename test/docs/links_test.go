@@ -51,6 +51,7 @@ func TestDocs_LinksLeadSomewhere(t *testing.T) {
 // checkLink fails for a target that is not in the repository, or a heading that its document does
 // not have. Addresses elsewhere are not asked for.
 func checkLink(t *testing.T, root fs.FS, documents map[string][]byte, from, target string) {
+	t.Helper()
 	if strings.Contains(target, "://") {
 		return
 	}

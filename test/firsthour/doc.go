@@ -1,0 +1,10 @@
+// Package firsthour works on projects as people have them, with the programs that people have: a Go
+// module, a Node project, a Python project, a C project with make, a repository with hooks and a
+// submodule. Each project is a file in testdata: what a model calls, what it must read, and the
+// project's files.
+//
+//	project ──► scripted model ──► coordinator run, in place  ──► what the model read: checked
+//	                          └──► serve, worker, submit ─────┘
+//
+// Everything runs in level full, as the user of the tests, and as an ordinary one if that is root.
+package firsthour

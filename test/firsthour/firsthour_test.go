@@ -1,0 +1,90 @@
+package firsthour
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestProjects has a model work on each project, in place and over a fleet.
+func TestProjects(t *testing.T) {
+	t.Parallel()
+	projects, err := filepath.Glob("testdata/*.txtar")
+	require.NoError(t, err)
+	require.NotEmpty(t, projects)
+	for _, path := range projects {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
+			t.Parallel()
+			p := readProject(t, path)
+			p.available(t)
+			for where, work := range map[string]func(*testing.T, project, person, string) string{"in place": inPlace, "over a fleet": overAFleet} {
+				asUsers(t, where, func(t *testing.T, uid int) {
+					t.Helper()
+					if p.slow && (where == "in place") == (uid == 0) {
+						t.Skip("the other two ways are enough for a slow project")
+					}
+					worked(t, p, newPerson(t, uid), work)
+				})
+			}
+		})
+	}
+}
+
+// asUsers runs a test as the user that runs the tests, and as an ordinary one if that is root.
+func asUsers(t *testing.T, where string, test func(t *testing.T, uid int)) {
+	t.Helper()
+	users := []int{os.Geteuid()}
+	if users[0] == 0 {
+		users = append(users, 65534)
+	}
+	for _, uid := range users {
+		t.Run(where+" as "+strconv.Itoa(uid), func(t *testing.T) {
+			t.Parallel()
+			test(t, uid)
+		})
+	}
+}
+
+// worked lays the project out, has the model work on it, and checks what came of it.
+func worked(t *testing.T, p project, who person, work func(*testing.T, project, person, string) string) {
+	t.Helper()
+	for _, f := range p.files {
+		path := filepath.Join(who.workspace, f.Name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, f.Data, 0o644))
+	}
+	model := p.model(t, filepath.Dir(who.home))
+	who.own(t)
+	for _, line := range p.outside {
+		who.shell(t, line)
+	}
+	p.check(t, work(t, p, who, model))
+	for _, line := range p.after {
+		who.shell(t, line)
+	}
+}
+
+// inPlace is coordinator run in the workspace itself.
+func inPlace(t *testing.T, p project, who person, model string) string {
+	t.Helper()
+	args := append([]string{"run", "--json", "--model", model, "--min-level", "full", "--workspace", who.workspace}, p.flags...)
+	stdout, _ := who.coordinator(t, append(args, "do it")...)
+	return stdout
+}
+
+// overAFleet is a coordinator that serves, a worker, and a copy of the workspace.
+func overAFleet(t *testing.T, _ project, who person, model string) string {
+	t.Helper()
+	data := filepath.Join(who.home, "fleet")
+	server := who.service(t, `worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+)\n`,
+		"coordinator", "serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(data, "serve"))
+	fleet := server[1:]
+	who.service(t, `takes calls of pool default`, "worker", append(fleet, "--data", filepath.Join(data, "worker"))...)
+	args := append([]string{"submit", "--json", "--min-level", "full", "--workspace", who.workspace}, fleet...)
+	stdout, _ := who.coordinator(t, append(args, "do it")...)
+	return stdout
+}

@@ -1,0 +1,154 @@
+package firsthour
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/tools/txtar"
+)
+
+// A project is a file of testdata. Its comment has a line for each thing to do or to look for:
+//
+//	needs PROGRAM...   the test is skipped where one is missing
+//	slow               half of the ways are enough
+//	flag FLAG...       flags of run, in place
+//	outside COMMAND    a shell runs it in the workspace before the session, as a person does
+//	$ COMMAND          the model calls bash
+//	@ TOOL JSON        the model calls another tool
+//	> TEXT             is in what the model reads of the call
+//	! TEXT             is not
+//	after COMMAND      as outside, when the session has ended; it must succeed
+type project struct {
+	needs, flags, outside, after []string
+	slow                         bool
+	calls                        []call
+	files                        []txtar.File
+}
+
+type call struct {
+	tool, arguments string
+	wanted, not     []string
+}
+
+func readProject(t *testing.T, path string) project {
+	t.Helper()
+	archive, err := txtar.ParseFile(path)
+	require.NoError(t, err)
+	p := project{files: archive.Files}
+	for line := range strings.Lines(string(archive.Comment)) {
+		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		last := len(p.calls) - 1
+		switch word {
+		case "", "#":
+		case "needs":
+			p.needs = append(p.needs, strings.Fields(rest)...)
+		case "slow":
+			p.slow = true
+		case "flag":
+			p.flags = append(p.flags, strings.Fields(rest)...)
+		case "outside":
+			p.outside = append(p.outside, rest)
+		case "after":
+			p.after = append(p.after, rest)
+		case "$":
+			arguments, err := json.Marshal(map[string]string{"command": rest})
+			require.NoError(t, err)
+			p.calls = append(p.calls, call{tool: "bash", arguments: string(arguments)})
+		case "@":
+			tool, arguments, _ := strings.Cut(rest, " ")
+			p.calls = append(p.calls, call{tool: tool, arguments: arguments})
+		case ">":
+			p.calls[last].wanted = append(p.calls[last].wanted, rest)
+		case "!":
+			p.calls[last].not = append(p.calls[last].not, rest)
+		default:
+			t.Fatalf("%s: %q is not what a project has", path, line)
+		}
+	}
+	return p
+}
+
+// available skips the test where a program is missing that the project needs.
+func (p project) available(t *testing.T) {
+	t.Helper()
+	for _, program := range p.needs {
+		if _, err := exec.LookPath(program); err == nil {
+			continue
+		}
+		reason := program + " is not installed"
+		if os.Getenv("TOOLFLEET_INTEGRATION") == "required" {
+			t.Fatalf("TOOLFLEET_INTEGRATION=required, but %s", reason)
+		}
+		_, _ = fmt.Fprintf(os.Stderr, "\n*** %s SKIPPED: %s ***\n\n", t.Name(), reason)
+		t.Skip(reason)
+	}
+}
+
+// model is the script of a model that makes the calls, one after the other.
+func (p project) model(t *testing.T, dir string) string {
+	t.Helper()
+	type toolCall struct {
+		ID        string          `json:"id"`
+		Name      string          `json:"name"`
+		Arguments json.RawMessage `json:"arguments"`
+	}
+	type step struct {
+		Text      string     `json:"text"`
+		ToolCalls []toolCall `json:"tool_calls,omitempty"`
+	}
+	var steps []step
+	for i, c := range p.calls {
+		made := toolCall{ID: fmt.Sprintf("c%d", i), Name: c.tool, Arguments: json.RawMessage(c.arguments)}
+		steps = append(steps, step{Text: "Next.", ToolCalls: []toolCall{made}})
+	}
+	script, err := json.Marshal(map[string]any{"steps": append(steps, step{Text: "Done."})})
+	require.NoError(t, err)
+	path := filepath.Join(dir, "model.json")
+	require.NoError(t, os.WriteFile(path, script, 0o644))
+	return "script:" + path
+}
+
+// check holds what the model has read of each call against what the project wants.
+func (p project) check(t *testing.T, stdout string) {
+	t.Helper()
+	type event struct {
+		Type, Status, Content string
+		ToolCallID            string `json:"tool_call_id"`
+	}
+	read := map[string]string{}
+	for line := range strings.Lines(stdout) {
+		var e event
+		require.NoError(t, json.Unmarshal([]byte(line), &e), line)
+		if e.Type == "tool_result" {
+			read[e.ToolCallID] = e.Status + "\n" + e.Content
+		}
+	}
+	for i, c := range p.calls {
+		got, ok := read[fmt.Sprintf("c%d", i)]
+		require.True(t, ok, "%s was not called: %s", c.arguments, ends(stdout))
+		for _, text := range c.wanted {
+			if !strings.Contains(got, text) { // which may be too long to be shown whole
+				t.Errorf("%s %s: no %q in %s", c.tool, c.arguments, text, ends(got))
+			}
+		}
+		for _, text := range c.not {
+			if strings.Contains(got, text) {
+				t.Errorf("%s %s: %q in %s", c.tool, c.arguments, text, ends(got))
+			}
+		}
+	}
+}
+
+// ends are the beginning and the end of a text.
+func ends(text string) string {
+	if len(text) < 4000 {
+		return text
+	}
+	return text[:1000] + "\n...\n" + text[len(text)-3000:]
+}
