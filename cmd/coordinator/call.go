@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -67,7 +68,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	table, err := openTools(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) })
+	table, err := openTools(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	encoder := json.NewEncoder(p.Stdout)
+	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
 	encoder.SetEscapeHTML(false)
 	if err := encoder.Encode(output); err != nil {
 		return fmt.Errorf("print result: %w", err)
@@ -103,7 +104,7 @@ func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, s
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	options := &loop.SingleOptions{Guard: c.guard(), Policy: judge, Logger: p.common.Logger(p.Program)}
-	if q := newPrompt(p, func(line string) { _, _ = fmt.Fprintln(p.Stderr, line) }); q != nil && judge != nil {
+	if q := newPrompt(p, func(line string) { _, _ = fmt.Fprintln(p.err(), line) }); q != nil && judge != nil {
 		options.Approve = q.approve
 	}
 	single := loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -148,7 +149,7 @@ func (c *laneCommand) list(ctx context.Context, p program, desk laneDesk) error 
 	if c.JSON {
 		return printJSON(p, list.Lanes)
 	}
-	return printLanes(p.Stdout, list.Lanes)
+	return printLanes(p.out(), list.Lanes)
 }
 
 func (c *laneCommand) show(ctx context.Context, p program, desk laneDesk) error {
@@ -162,7 +163,7 @@ func (c *laneCommand) show(ctx context.Context, p program, desk laneDesk) error 
 	if c.JSON {
 		return printJSON(p, view)
 	}
-	return printLane(p.Stdout, view)
+	return printLane(p.out(), view)
 }
 
 // laneDone is what a verb that changes something prints.
@@ -243,7 +244,7 @@ func (c *laneCommand) kill(ctx context.Context, p program, desk laneDesk) error 
 
 // printJSON prints one value on one line.
 func printJSON(p program, value any) error {
-	encoder := json.NewEncoder(p.Stdout)
+	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
 	encoder.SetEscapeHTML(false)
 	return encoder.Encode(value)
 }

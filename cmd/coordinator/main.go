@@ -3,10 +3,12 @@ package main
 
 import (
 	"context"
+	"io"
 	"maps"
 	"os"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 )
 
 // version is set when the binary is linked.
@@ -50,6 +52,12 @@ type program struct {
 	cli.Program
 	common cli.Common
 }
+
+// out is standard output for people: what others wrote does nothing to a terminal.
+func (p program) out() io.Writer { return terminal.Writer(p.Stdout) }
+
+// err is standard error for people.
+func (p program) err() io.Writer { return terminal.Writer(p.Stderr) }
 
 func run(p cli.Program) int {
 	var g grammar

@@ -101,7 +101,7 @@ func newView(p program, asJSON bool) view {
 	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
 	warn := func(message string) { progress.Notice("%s", message) }
 	if asJSON {
-		events := newJSONEvents(p.Stdout)
+		events := newJSONEvents(terminal.JSONWriter(p.Stdout))
 		return view{observe: events.observe, warn: warn, answer: func(loop.TurnResult) error { return events.failed }}
 	}
 	return view{observe: progress.Observe, warn: warn, answer: func(r loop.TurnResult) error { return printAnswer(p, r) }}
@@ -109,10 +109,10 @@ func newView(p program, asJSON bool) view {
 
 // printAnswer prints the answer. On a terminal that has shown it as it came, it is not shown twice.
 func printAnswer(p program, r loop.TurnResult) error {
-	if r.Outcome != loop.OutcomeAnswered || terminal.Width(p.Stdout) > 0 && terminal.Width(p.Stderr) > 0 {
+	if r.Outcome != loop.OutcomeAnswered || terminal.IsTerminal(p.Stdout) && terminal.IsTerminal(p.Stderr) {
 		return nil
 	}
-	if _, err := fmt.Fprintln(p.Stdout, r.Text); err != nil {
+	if _, err := fmt.Fprintln(p.out(), r.Text); err != nil {
 		return fmt.Errorf("print the answer: %w", err)
 	}
 	return nil

@@ -143,7 +143,7 @@ func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) 
 		}
 		err = printJSON(p, list)
 	} else {
-		err = printSessions(p.Stdout, list)
+		err = printSessions(p.out(), list)
 	}
 	if leftOut > 0 && err == nil {
 		_, err = fmt.Fprintf(p.Stderr, "%d more sessions are not printed (--limit)\n", leftOut)
@@ -164,7 +164,7 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 	if c.JSON {
 		return printJSON(p, info)
 	}
-	return printSession(p.Stdout, info)
+	return printSession(p.out(), info)
 }
 
 // remove removes a session.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
@@ -24,7 +25,7 @@ func (c *toolsCommand) run(_ context.Context, p program) error {
 	broken := 0
 	table, err := openTools(c.Toolset, folder, func(message string) {
 		broken++
-		_, _ = fmt.Fprintln(p.Stderr, message)
+		_, _ = fmt.Fprintln(p.err(), message)
 	})
 	if err != nil {
 		return err
@@ -34,14 +35,14 @@ func (c *toolsCommand) run(_ context.Context, p program) error {
 		if !found {
 			return cli.Usagef("--doc %s: there is no such tool; the tools are %s", c.Doc, strings.Join(table.Names(), ", "))
 		}
-		_, err = fmt.Fprint(p.Stdout, text)
+		_, err = fmt.Fprint(p.out(), text)
 		return err
 	}
 	body, err := tools.MarshalDefinitions(table.Definitions())
 	if err != nil {
 		return fmt.Errorf("print tools: %w", err)
 	}
-	if _, err = fmt.Fprintln(p.Stdout, string(body)); err != nil {
+	if _, err = fmt.Fprintln(terminal.JSONWriter(p.Stdout), string(body)); err != nil {
 		return err
 	}
 	if broken > 0 { // so that a check of manifests is a command

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -48,10 +50,10 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 			if err != nil {
 				return err
 			}
-			_, _ = fmt.Fprintf(p.Stdout, "%s\n", body) // as every command prints
+			_, _ = fmt.Fprintf(terminal.JSONWriter(p.Stdout), "%s\n", body) // as every command prints
 		}
 	} else if len(workers) > 0 {
-		if err := printWorkers(p, workers); err != nil {
+		if err := printWorkers(p.out(), workers); err != nil {
 			return err
 		}
 	}
@@ -90,8 +92,8 @@ func askWorkers(ctx context.Context, nc *nats.Conn, subject string, wait time.Du
 	}
 }
 
-func printWorkers(p program, workers []*protocol.WorkerInfo) error {
-	table := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
+func printWorkers(out io.Writer, workers []*protocol.WorkerInfo) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "WORKER\tVERSION\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
 	for _, w := range workers {
 		readOnly := "no"
@@ -102,8 +104,10 @@ func printWorkers(p program, workers []*protocol.WorkerInfo) error {
 		for i, kind := range w.Kinds {
 			kinds[i] = string(kind)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", w.WorkerID, cmp.Or(w.Build, "-"), w.Slots, w.HeldLanes, w.Driver, w.Level, w.Network, readOnly,
-			strings.Join(w.Languages, " "), cmp.Or(strings.Join(kinds, " "), "-"))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			printableName(string(w.WorkerID)), orDash(printableName(w.Build)), w.Slots, w.HeldLanes, printableName(w.Driver),
+			printableName(w.Level), printableName(w.Network), readOnly,
+			printableName(strings.Join(w.Languages, " ")), orDash(printableName(strings.Join(kinds, " "))))
 	}
 	return table.Flush()
 }
