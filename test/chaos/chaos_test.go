@@ -26,8 +26,9 @@ func TestChaos_WorkersAreKilled(t *testing.T) { //nolint:paralleltest // see sid
 }
 
 // killWorker is kill -9 of a worker; another takes its place.
-func killWorker(r *rig) {
-	i := r.random.IntN(len(r.workers))
+func killWorker(r *rig) { r.killWorker(r.random.IntN(len(r.workers))) }
+
+func (r *rig) killWorker(i int) {
 	w := r.workers[i]
 	from := now()
 	w.kill()

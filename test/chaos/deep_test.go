@@ -1,0 +1,218 @@
+//go:build linux
+
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/chaos/history"
+)
+
+// Lanes in which 50,000 calls wait (1,000 in the short form) are drained in order while the workers
+// that hold them are killed, and calls of other lanes do not wait for them.
+func TestChaos_LanesAreDeep(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	begin := time.Now()
+	depth, lanes, kills := 1000, 2, 2
+	if *calls > 0 {
+		depth, lanes, kills = 50_000, max(1, *calls/50_000), max(10, *calls/5000)
+	}
+	r := newPlace(t, setup{})
+	d := newDeep(r)
+	for n := range lanes {
+		d.fill(n, depth)
+	}
+	for range 3 {
+		r.startWorker()
+	}
+	var probes sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	probes.Go(func() { d.probe(ctx) })
+	for n := range kills { // somebody has to live for a lease to see that others do not
+		d.awaitSettled(ctx, lanes*depth*(n+1)/(kills+1))
+		d.killBusiest()
+	}
+	d.awaitSettled(ctx, lanes*depth)
+	stop()
+	probes.Wait()
+	report := r.conclude(begin)
+	require.GreaterOrEqual(t, report.Accepted, lanes*depth)
+	all, undisturbed := d.latencies()
+	t.Logf("%d lanes of %d calls; calls of other lanes took %s; those at least %s away from a kill %s",
+		lanes, depth, quantiles(all), away(r), quantiles(undisturbed))
+}
+
+// deep is the callers of deep lanes, and of other lanes beside.
+type deep struct {
+	*rig
+
+	publisher *lane.Publisher
+	results   *lane.Results
+	journal   *journal
+	mu        sync.Mutex
+	probed    []probe
+}
+
+// probe is one call of another lane, from before it was put until its result was told.
+type probe struct{ from, until history.Time }
+
+func newDeep(r *rig) *deep {
+	d := &deep{rig: r}
+	path := r.path("caller.log")
+	r.logs = append(r.logs, path)
+	var err error
+	d.journal, err = openJournal(path)
+	require.NoError(r.t, err)
+	r.t.Cleanup(func() { _ = d.journal.file.Close() })
+	d.publisher, err = lane.NewPublisher(r.t.Context(), r.nc, protocol.DefaultFleet)
+	require.NoError(r.t, err)
+	d.results = lane.NewResults(r.nc, protocol.DefaultFleet, func(err error) { d.journal.trouble(err.Error()) })
+	return d
+}
+
+func (d *deep) call(session protocol.SessionID, key string, work time.Duration) *protocol.Call {
+	return &protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: session, Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}}, Payload: protocol.Noop{WorkMS: protocol.MillisOf(work)},
+	}
+}
+
+// fill puts the calls of one lane, every fourth of which must not start twice.
+func (d *deep) fill(n, depth int) {
+	d.t.Helper()
+	for step := range slices.Chunk(make([]lane.Outgoing, depth), 500) {
+		for i := range step {
+			call := d.call("deep", fmt.Sprintf("deep/%d", n), time.Millisecond)
+			if i%4 == 0 {
+				call.Delivery = protocol.AtMostOnce
+			}
+			step[i].Call = call
+			d.put(call)
+		}
+		for i, err := range d.publisher.Put(d.t.Context(), step) {
+			require.NoError(d.t, err)
+			d.journal.write(&history.Record{Kind: history.KindAccepted, CallID: step[i].Call.ID})
+		}
+	}
+}
+
+// put writes a call down that is about to be put.
+func (d *deep) put(call *protocol.Call) {
+	bare := *call
+	bare.Payload = nil
+	d.journal.write(&history.Record{Kind: history.KindPut, CallID: call.ID, Call: &bare})
+}
+
+// awaitSettled waits until at least n calls of deep lanes have results.
+func (d *deep) awaitSettled(ctx context.Context, n int) {
+	d.t.Helper()
+	for progress, last := time.Now(), 0; ; pause.For(ctx, 20*time.Millisecond) {
+		stream, err := d.js.Stream(ctx, protocol.DefaultFleet.ResultsStream())
+		require.NoError(d.t, err)
+		d.mu.Lock()
+		settled := int(stream.CachedInfo().State.Msgs) - len(d.probed)
+		d.mu.Unlock()
+		if settled >= n {
+			return
+		}
+		if settled > last {
+			progress, last = time.Now(), settled
+		}
+		require.Less(d.t, time.Since(progress), patience, "only %d calls of deep lanes have results", settled)
+	}
+}
+
+// killBusiest kills the worker that has written down most since it was started, and starts another.
+func (d *deep) killBusiest() {
+	size := func(m *member) int64 {
+		info, err := os.Stat(d.path(string(m.id) + ".log"))
+		if err != nil {
+			return 0 // it has not begun yet
+		}
+		return info.Size()
+	}
+	busiest := slices.MaxFunc(d.workers, func(a, b *member) int { return int(size(a) - size(b)) })
+	d.killWorker(slices.Index(d.workers, busiest))
+}
+
+// probe puts a call into a lane that nobody uses, 50 times a second and whether or not those before
+// have their results, until ctx ends and all have them.
+func (d *deep) probe(ctx context.Context) {
+	var open sync.Map
+	watch, err := d.results.Watch(ctx, "probe", func(r *protocol.Result) {
+		if done, waits := open.LoadAndDelete(r.CallID); waits {
+			done.(chan *protocol.Result) <- r
+		}
+	}, nil)
+	if err != nil {
+		d.journal.trouble(err.Error())
+		return
+	}
+	defer watch.Stop()
+	var group sync.WaitGroup
+	for n := 0; pause.For(ctx, 20*time.Millisecond); n++ {
+		call, done := d.call("probe", fmt.Sprintf("probe/%d", n), 0), make(chan *protocol.Result, 1)
+		open.Store(call.ID, done)
+		group.Go(func() { d.follow(context.WithoutCancel(ctx), call, done) })
+	}
+	group.Wait()
+}
+
+// follow puts a call and waits for its result.
+func (d *deep) follow(ctx context.Context, call *protocol.Call, done <-chan *protocol.Result) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	d.put(call)
+	from := now()
+	if err := d.publisher.Put(ctx, []lane.Outgoing{{Call: call}})[0]; err != nil {
+		d.journal.trouble(err.Error())
+		return
+	}
+	d.journal.write(&history.Record{Kind: history.KindAccepted, CallID: call.ID})
+	select {
+	case r := <-done:
+		until := now()
+		d.journal.write(&history.Record{Kind: history.KindTold, CallID: r.CallID, Worker: r.WorkerID, Attempt: r.Attempt, Status: r.Status})
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.probed = append(d.probed, probe{from, until})
+	case <-ctx.Done():
+		d.journal.trouble("no result of " + string(call.ID) + " was told")
+	}
+	d.publisher.Finished(call)
+}
+
+// away is how long after a kill something may wait for a lane of the killed worker.
+func away(r *rig) time.Duration { return r.setup.lease + time.Second }
+
+// latencies are those of all probes, and of those that no kill can have touched.
+func (d *deep) latencies() (all, undisturbed []time.Duration) {
+	for _, p := range d.probed {
+		took := time.Duration(p.until - p.from)
+		all = append(all, took)
+		if !slices.ContainsFunc(d.faults, func(f history.Fault) bool { return f.From <= p.until && p.from <= f.Until+history.Time(away(d.rig)) }) {
+			undisturbed = append(undisturbed, took)
+		}
+	}
+	return all, undisturbed
+}
+
+func quantiles(all []time.Duration) string {
+	if len(all) == 0 {
+		return "(none)"
+	}
+	slices.Sort(all)
+	at := func(q float64) time.Duration { return all[int(q*float64(len(all)-1))].Round(100 * time.Microsecond) }
+	return fmt.Sprintf("(%d calls) median %s, p99 %s, max %s", len(all), at(0.5), at(0.99), at(1))
+}
