@@ -60,7 +60,7 @@ func playScript(t *testing.T, file string) []loop.ToolCall {
 	var calls []loop.ToolCall
 	conversation := []loop.Message{{Role: loop.RoleUser, Text: "Repair it."}}
 	for {
-		reply, err := model.Reply(t.Context(), loop.Request{Messages: conversation}, func(string) {})
+		reply, err := model.Reply(t.Context(), loop.Request{Messages: conversation}, func(loop.Delta) {})
 		require.NoError(t, err, "the last step must have no tool calls")
 		require.NotEmpty(t, reply.Text)
 		if len(reply.ToolCalls) == 0 {

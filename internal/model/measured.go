@@ -18,7 +18,7 @@ type measured struct {
 var _ loop.Provider = measured{}
 
 // Reply implements [loop.Model].
-func (m measured) Reply(ctx context.Context, req loop.Request, delta func(text string)) (loop.Reply, error) {
+func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	begun := time.Now()
 	reply, err := m.Model.Reply(ctx, req, delta)
 	m.metrics.Replied(ctx, time.Since(begun), reply.Usage.InputTokens, reply.Usage.OutputTokens, err)

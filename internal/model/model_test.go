@@ -43,7 +43,7 @@ func TestOpen_Script(t *testing.T) {
 	m, name, err := model.Open(" script:"+path+" ", nil)
 	require.NoError(t, err)
 	require.Equal(t, "script:"+path, name)
-	reply, err := m.Reply(t.Context(), hello(), func(string) {})
+	reply, err := m.Reply(t.Context(), hello(), func(loop.Delta) {})
 	require.NoError(t, err)
 	require.Equal(t, "hi", reply.Text)
 }
@@ -55,11 +55,11 @@ func TestOpen_RepliesAreMeasured(t *testing.T) {
 	meter := metrictest.New(t)
 	m, name, err := model.Opener{Meter: meter}.Open("script:" + path)
 	require.NoError(t, err)
-	reply, err := m.Reply(t.Context(), hello(), func(string) {})
+	reply, err := m.Reply(t.Context(), hello(), func(loop.Delta) {})
 	require.NoError(t, err)
 	after := hello()
 	after.Messages = append(after.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text})
-	_, err = m.Reply(t.Context(), after, func(string) {})
+	_, err = m.Reply(t.Context(), after, func(loop.Delta) {})
 	require.Error(t, err)
 
 	chat, of := "gen_ai.operation.name=chat,gen_ai.provider.name=script,gen_ai.request.model=", name
@@ -93,7 +93,7 @@ func TestOpen_ServerOfTheEnvironment(t *testing.T) {
 			m, display, err := model.Opener{Env: env, HTTPClient: server.Client()}.Open("openai:llama3.2:3b")
 			require.NoError(t, err)
 			require.Equal(t, "openai:llama3.2:3b", display)
-			reply, err := m.Reply(t.Context(), hello(), func(string) {})
+			reply, err := m.Reply(t.Context(), hello(), func(loop.Delta) {})
 			require.NoError(t, err)
 			require.Equal(t, "hi", reply.Text)
 			require.Equal(t, test.key, header.Get("Authorization"))

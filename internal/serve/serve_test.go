@@ -45,7 +45,7 @@ type counted struct {
 	asked atomic.Int64
 }
 
-func (c *counted) Reply(ctx context.Context, req loop.Request, delta func(string)) (loop.Reply, error) {
+func (c *counted) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	c.asked.Add(1)
 	return c.Model.Reply(ctx, req, delta)
 }
@@ -589,7 +589,7 @@ type meddled struct {
 	times  atomic.Int64
 }
 
-func (m *meddled) Reply(ctx context.Context, _ loop.Request, _ func(string)) (loop.Reply, error) {
+func (m *meddled) Reply(ctx context.Context, _ loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
 	if m.times.Add(1) == 1 {
 		return loop.Reply{Text: "in vain"}, m.meddle()
 	}
@@ -637,7 +637,7 @@ func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
 // panics is a model that does, when it is shown the result of a tool call.
 type panics struct{ loop.Model }
 
-func (m panics) Reply(ctx context.Context, req loop.Request, delta func(string)) (loop.Reply, error) {
+func (m panics) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	if req.Messages[len(req.Messages)-1].Role == loop.RoleTool {
 		panic("cannot read that")
 	}

@@ -288,7 +288,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 // slow is a model that thinks until it is stopped.
 type slow struct{ asked chan struct{} }
 
-func (m slow) Reply(ctx context.Context, _ loop.Request, _ func(string)) (loop.Reply, error) {
+func (m slow) Reply(ctx context.Context, _ loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
 	m.asked <- struct{}{}
 	<-ctx.Done()
 	return loop.Reply{}, ctx.Err()

@@ -17,6 +17,8 @@ type flow struct {
 	indent string // before every other line
 	limit  int    // columns beside the indent; 0 for no bound
 
+	style func(word string) string // how words are painted; nil for not
+
 	begun, open bool // something was written; the last line is not ended
 	newlines    int  // due before the next word
 	col, space  int  // columns on the line; spaces due before the next word
@@ -86,7 +88,11 @@ func (f *flow) endWord() {
 		f.space = min(f.space, max(0, f.limit-f.wide))
 	}
 	f.out.WriteString(strings.Repeat(" ", f.space))
-	f.out.WriteString(f.word.String())
+	word := f.word.String()
+	if f.style != nil {
+		word = f.style(word)
+	}
+	f.out.WriteString(word)
 	f.col += f.space + f.wide
 	f.word.Reset()
 	f.space, f.wide, f.runes = 0, 0, 0

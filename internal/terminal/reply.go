@@ -11,6 +11,21 @@ type reply struct {
 	turn, step int
 	said       strings.Builder
 	text       *flow // nil when none is being written
+	thought    *flow // the same of what the model thinks before
+}
+
+// reasoningDelta shows a piece of what the model thinks, dimmed.
+func (v *View) reasoningDelta(e *loop.Event) {
+	if v.reply.turn != e.Turn || v.reply.step != e.Step || v.reply.text != nil {
+		v.endReply()
+	}
+	if v.reply.thought == nil {
+		v.gap = true
+		v.reply.turn, v.reply.step = e.Turn, e.Step
+		v.reply.thought = v.flow(v.ink.paint(dim, "○")+" ", "  ")
+		v.reply.thought.style = func(word string) string { return v.ink.paint(dim, word) }
+	}
+	v.reply.thought.add(e.Text)
 }
 
 func (v *View) textDelta(e *loop.Event) {
@@ -38,6 +53,9 @@ func (v *View) modelReply(e *loop.Event) {
 		v.reply.text.add(rest)
 	}
 	v.endReply()
+	if e.Finish == loop.FinishLength {
+		v.line(v.ink.paint(yellow, "  (cut off at the limit of output tokens)"))
+	}
 	v.turn.steps++
 	v.session.steps++
 	v.labels.reset(e)
@@ -61,12 +79,15 @@ func (v *View) beginReply(e *loop.Event) {
 	if v.reply.text != nil {
 		return
 	}
+	v.reply.thought.end()
+	v.reply.thought = nil
 	v.gap = true
 	v.reply.turn, v.reply.step = e.Turn, e.Step
 	v.reply.text = v.flow(v.ink.paint(cyan, "●")+" ", "  ")
 }
 
 func (v *View) endReply() {
+	v.reply.thought.end()
 	v.reply.text.end()
 	v.reply = reply{}
 }

@@ -75,7 +75,7 @@ func (v *View) Observe(e loop.Event) {
 	}
 	v.turn.begin(e.Time)
 	v.session.begin(e.Time)
-	if e.Type != loop.EventTextDelta && e.Type != loop.EventModelReply {
+	if e.Type != loop.EventTextDelta && e.Type != loop.EventReasoningDelta && e.Type != loop.EventModelReply {
 		v.endReply()
 	}
 	v.show(&e)
@@ -90,6 +90,8 @@ func (v *View) show(e *loop.Event) {
 		v.turnStarted(e)
 	case loop.EventTextDelta:
 		v.textDelta(e)
+	case loop.EventReasoningDelta:
+		v.reasoningDelta(e)
 	case loop.EventModelReply:
 		v.modelReply(e)
 	case loop.EventToolCall, loop.EventToolQueued, loop.EventToolRunning:
@@ -109,6 +111,7 @@ func (v *View) show(e *loop.Event) {
 func (v *View) Notice(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.reply.thought.pause()
 	v.reply.text.pause()
 	text := v.flow(v.ink.paint(yellow, "!")+" ", "  ")
 	text.add(fmt.Sprintf(format, args...))

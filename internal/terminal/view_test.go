@@ -56,6 +56,29 @@ func TestView_ReplyIsShownOnce(t *testing.T) {
 	}
 }
 
+func thinks(step int, text string) loop.Event {
+	return loop.Event{Type: loop.EventReasoningDelta, Turn: 1, Step: step, Text: text}
+}
+
+func TestView_ReasoningStandsBeforeTheText(t *testing.T) {
+	t.Parallel()
+	events := []loop.Event{
+		thinks(1, "I lo"), thinks(1, "ok.\nThen"), delta("Hello."), reply("Hello."),
+		thinks(2, "Only this"), {Type: loop.EventModelReply, Turn: 1, Step: 2},
+	}
+	want := "○ I look.\n  Then\n\n● Hello.\n\n○ Only this\n"
+	require.Equal(t, want, show(events, nil))
+	require.Equal(t, want, show(events, &terminal.Options{Width: 80}))
+	require.Contains(t, show(events, &terminal.Options{Width: 80, Color: true}), "\x1b[2mlook.\x1b[0m", "dimmed")
+}
+
+func TestView_CutReplySaysSo(t *testing.T) {
+	t.Parallel()
+	cut := reply("Hello")
+	cut.Finish = loop.FinishLength
+	require.Equal(t, "● Hello\n  (cut off at the limit of output tokens)\n", show([]loop.Event{delta("Hello"), cut}, nil))
+}
+
 // TestView_TextComesAtOnce: without wrapping, every piece is there when it was told.
 func TestView_TextComesAtOnce(t *testing.T) {
 	t.Parallel()

@@ -19,7 +19,7 @@ type shopper struct{}
 
 var handle = regexp.MustCompile(`h-[0-9a-f]{12}`)
 
-func (shopper) Reply(_ context.Context, request loop.Request, _ func(string)) (loop.Reply, error) {
+func (shopper) Reply(_ context.Context, request loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
 	step, opened := 0, ""
 	for _, message := range request.Messages {
 		if message.Role == loop.RoleAssistant {

@@ -22,7 +22,7 @@ type payment struct {
 // cashier is a model that pays twice into one account, in one step, and answers.
 type cashier struct{}
 
-func (cashier) Reply(_ context.Context, request loop.Request, _ func(string)) (loop.Reply, error) {
+func (cashier) Reply(_ context.Context, request loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
 	last := request.Messages[len(request.Messages)-1]
 	if last.Role == loop.RoleTool {
 		return loop.Reply{Text: last.Text}, nil

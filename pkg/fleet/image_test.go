@@ -19,7 +19,7 @@ type viewer struct {
 	shown []*loop.Image
 }
 
-func (v *viewer) Reply(_ context.Context, request loop.Request, _ func(string)) (loop.Reply, error) {
+func (v *viewer) Reply(_ context.Context, request loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
 	v.shown = nil
 	for _, message := range request.Messages {
 		if message.Image != nil {

@@ -202,7 +202,7 @@ func TestRun_ADenialOfTheWorkerIsInTheAuditLog(t *testing.T) {
 // replies is a model that reads one path after the other.
 type replies struct{ left []string }
 
-func (r *replies) Reply(context.Context, loop.Request, func(string)) (loop.Reply, error) {
+func (r *replies) Reply(context.Context, loop.Request, func(loop.Delta)) (loop.Reply, error) {
 	if len(r.left) == 0 {
 		return loop.Reply{Text: "done"}, nil
 	}

@@ -16,14 +16,14 @@ import (
 // request to a provider, and passes on what comes back.
 type clerk struct{}
 
-func (clerk) Reply(ctx context.Context, request loop.Request, delta func(text string)) (loop.Reply, error) {
+func (clerk) Reply(ctx context.Context, request loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	if err := ctx.Err(); err != nil {
 		return loop.Reply{}, err
 	}
 	last := request.Messages[len(request.Messages)-1]
 	if last.Role == loop.RoleTool {
 		text := "It is " + last.Text + "."
-		delta(text)
+		delta(loop.Delta{Text: text})
 		return loop.Reply{Text: text, Usage: protocol.Usage{InputTokens: 20, OutputTokens: 5}}, nil
 	}
 	return loop.Reply{

@@ -31,7 +31,7 @@ type script struct {
 	seen []loop.Request
 }
 
-func (s *script) Reply(ctx context.Context, req loop.Request, delta func(string)) (loop.Reply, error) {
+func (s *script) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	s.mu.Lock()
 	s.seen = append(s.seen, req)
 	s.mu.Unlock()
@@ -54,9 +54,12 @@ func (s *script) Reply(ctx context.Context, req loop.Request, delta func(string)
 		return loop.Reply{}, s.err
 	}
 	reply := s.replies[n]
+	if reply.Reasoning != nil {
+		delta(loop.Delta{Reasoning: reply.Reasoning.Text})
+	}
 	for _, piece := range []string{reply.Text[:len(reply.Text)/2], reply.Text[len(reply.Text)/2:]} {
 		if piece != "" {
-			delta(piece)
+			delta(loop.Delta{Text: piece})
 		}
 	}
 	return reply, nil

@@ -3,6 +3,7 @@ package loop
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -34,9 +35,11 @@ type turn struct {
 
 // step is one reply of the model and what became of its tool calls.
 type step struct {
-	text  string
-	calls []stepCall
-	notes []string // of jobs that ended behind the results, before the next step
+	text      string
+	reasoning *Reasoning
+	cut       bool // it ended at a limit of output tokens
+	calls     []stepCall
+	notes     []string // of jobs that ended behind the results, before the next step
 }
 
 type stepCall struct {
@@ -131,7 +134,7 @@ func (s *session) addReply(e *Event) error {
 	case t.missing() > 0:
 		return fmt.Errorf("step %d has calls without result", len(t.steps))
 	}
-	next := step{text: e.Text, calls: make([]stepCall, len(e.ToolCalls))}
+	next := step{text: e.Text, reasoning: e.Reasoning, cut: e.Finish == FinishLength, calls: make([]stepCall, len(e.ToolCalls))}
 	for i, c := range e.ToolCalls {
 		next.calls[i] = stepCall{ToolCall: c}
 		s.taken[c.ID] = true
@@ -191,21 +194,26 @@ func (s *session) ended(id protocol.CallID) *TurnResult {
 }
 
 // conversation returns what a model is shown: every step has its results behind
-// it, in the order of its calls.
+// it, in the order of its calls. What it thought is shown of the last turn only.
 func (s *session) conversation(system string) []Message {
 	messages := []Message{{Role: RoleSystem, Text: system}}
 	for i := range s.turns {
-		messages = append(messages, Message{Role: RoleUser, Text: s.turns[i].input.Text})
-		messages = appendNotes(messages, s.turns[i].notes)
-		for j := range s.turns[i].steps {
-			messages = appendNotes(s.turns[i].steps[j].appendTo(messages), s.turns[i].steps[j].notes)
+		t := &s.turns[i]
+		messages = append(messages, Message{Role: RoleUser, Text: t.input.Text})
+		messages = appendNotes(messages, t.notes)
+		for j := range t.steps {
+			messages = t.steps[j].appendTo(messages, i == len(s.turns)-1)
+			messages = appendNotes(messages, slices.Concat(t.wordAfter(j), t.steps[j].notes))
 		}
 	}
 	return messages
 }
 
-func (s *step) appendTo(messages []Message) []Message {
+func (s *step) appendTo(messages []Message, withReasoning bool) []Message {
 	reply := Message{Role: RoleAssistant, Text: s.text}
+	if withReasoning {
+		reply.Reasoning = s.reasoning
+	}
 	for i := range s.calls {
 		reply.ToolCalls = append(reply.ToolCalls, s.calls[i].ToolCall)
 	}
@@ -230,10 +238,10 @@ func (t *turn) last() *step {
 	return &t.steps[len(t.steps)-1]
 }
 
-// answered reports whether the last reply asked for nothing.
+// answered reports whether the last reply asked for nothing, and is whole.
 func (t *turn) answered() bool {
 	last := t.last()
-	return last != nil && len(last.calls) == 0
+	return last != nil && len(last.calls) == 0 && !last.cut
 }
 
 // missing counts the calls of the last step that have no result.
@@ -252,9 +260,7 @@ func (t *turn) soFar(outcome Outcome, fault *protocol.Error) TurnResult {
 	result := TurnResult{
 		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, Error: fault,
 	}
-	if last := t.last(); last != nil {
-		result.Text = last.text
-	}
+	result.Text = t.text()
 	return result
 }
 

@@ -41,6 +41,9 @@ type Options struct {
 	// its calls; 0 is no bound.
 	Timeout time.Duration
 
+	// Settings tune the model's replies.
+	Settings Settings
+
 	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge]
 	// bind the turns that begin under it until their ends; see [Terms].
 	Policy Policy
@@ -93,6 +96,7 @@ func (o *Options) validate() error {
 	if o.Timeout < 0 {
 		faults = append(faults, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
 	}
+	faults = append(faults, o.Settings.Validate())
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
 		faults = append(faults, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
 	}

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"time"
 
@@ -11,14 +12,20 @@ import (
 
 // Model answers a conversation. Implementations are safe for concurrent use.
 type Model interface {
-	// Reply returns the model's next reply, and soon after ctx ends. While it streams, text is
+	// Reply returns the model's next reply, and soon after ctx ends. While it streams, it is
 	// passed to delta piece by piece (delta is never nil, and not called after Reply has
 	// returned). Retries are the model's own; an error ends the turn as failed, with its text.
 	//
 	// A request is the whole conversation, however long: a model that takes less returns an
 	// error that wraps [ErrTooLong], and is asked again with less. The request is the callee's,
 	// but for images, which are only read.
-	Reply(ctx context.Context, req Request, delta func(text string)) (Reply, error)
+	Reply(ctx context.Context, req Request, delta func(Delta)) (Reply, error)
+}
+
+// Delta is a piece of a reply that streams.
+type Delta struct {
+	// Text is of what the model says, Reasoning of what it thinks before; either may be empty.
+	Text, Reasoning string
 }
 
 // Provider is implemented by a [Model] whose provider runs tools itself. The tools of a
@@ -46,6 +53,9 @@ type Message struct {
 	Text string
 	// ToolCalls are what an assistant message asked for.
 	ToolCalls []ToolCall
+	// Reasoning is what the model thought before an assistant message of this turn; nil of
+	// earlier turns, whose reasoning no provider wants back.
+	Reasoning *Reasoning
 	// ToolCallID and Name say which tool call a tool message answers.
 	ToolCallID string
 	Name       string
@@ -69,6 +79,16 @@ type Request struct {
 	Messages []Message
 	// Tools are sorted by name.
 	Tools []tools.Definition
+	// Settings are those of [Options]; an adapter leaves out what its provider does not know.
+	Settings Settings
+}
+
+// Reasoning is what a model thought before a reply.
+type Reasoning struct {
+	// Text is for people; "" where the provider shows none.
+	Text string `json:"text,omitempty"`
+	// Opaque is what the adapter needs to send it back; no one else reads it. It may be nil.
+	Opaque json.RawMessage `json:"opaque,omitempty"`
 }
 
 // ToolCall is a model's request to run a tool.
@@ -80,7 +100,8 @@ type ToolCall struct {
 	Arguments string `json:"arguments"`
 }
 
-// Reply is one reply of a model. One without tool calls ends the turn.
+// Reply is one reply of a model. One without tool calls ends the turn, unless it was cut, and then
+// the model is told and asked once more; one without anything is asked for once more.
 type Reply struct {
 	Text      string
 	ToolCalls []ToolCall
@@ -89,6 +110,11 @@ type Reply struct {
 	Usage protocol.Usage
 	// Model is the name by which the provider calls itself; may be empty.
 	Model string
+	// Reasoning is what the model thought before; nil when it does not say.
+	Reasoning *Reasoning
+	// Cut says that the reply ended at a limit of output tokens, not because it was complete.
+	// Its last tool call may be half.
+	Cut bool
 }
 
 // Dispatcher carries calls to workers and results back. Implementations are safe for
@@ -206,9 +232,10 @@ const (
 	EventTurnEnded      EventType = "turn_ended"
 	EventSessionEnded   EventType = "session_ended" // live: the process that runs the session is done with it
 
-	EventTextDelta   EventType = "text_delta"   // live: a piece of the model's text
-	EventToolQueued  EventType = "tool_queued"  // live: the call was accepted
-	EventToolRunning EventType = "tool_running" // live: a worker started it
+	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
+	EventReasoningDelta EventType = "reasoning_delta" // live: a piece of what it thinks before
+	EventToolQueued     EventType = "tool_queued"     // live: the call was accepted
+	EventToolRunning    EventType = "tool_running"    // live: a worker started it
 
 	EventApprovalAsked EventType = "approval_asked" // live: a person is asked about the call
 )
@@ -231,10 +258,15 @@ type Event struct {
 	Input string `json:"input,omitempty"`
 	Terms *Terms `json:"terms,omitempty"`
 
-	// Of model_reply, text_delta, turn_ended and session_ended. Of turn_ended, and the Arguments of
-	// tool_call, it is missing where the journal takes no more at once; the reply has both.
+	// Of model_reply, text_delta, reasoning_delta, turn_ended and session_ended. Of turn_ended, and
+	// the Arguments of tool_call, it is missing where the journal takes no more at once; the reply
+	// has both.
 	Text      string     `json:"text,omitempty"`
 	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
+
+	// Of model_reply: what the model thought before it, and [FinishLength] when it was cut.
+	Reasoning *Reasoning `json:"reasoning,omitempty"`
+	Finish    string     `json:"finish,omitempty"`
 
 	// Of model_reply (its own), turn_ended and session_ended (sums).
 	Usage *protocol.Usage `json:"usage,omitempty"`
@@ -284,6 +316,9 @@ type Event struct {
 	// Diff is a short unified diff of what the call changed.
 	Diff string `json:"diff,omitempty"`
 }
+
+// FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.
+const FinishLength = "length"
 
 // Outcome is how a turn ended.
 type Outcome string

@@ -80,8 +80,8 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 	return r.publish(ctx, events)
 }
 
-// lean returns the events without what the reply before them has already, and with the beginnings
-// of results: a step whose calls have no results, and a turn that cannot end, would keep their
+// lean returns the events without what the reply before them has already, without what the model
+// thought, and with the beginnings of results: a step whose calls have no results, and a turn that cannot end, would keep their
 // session from going on for ever.
 func lean(events []Event) []Event {
 	events = slices.Clone(events)
@@ -91,6 +91,8 @@ func lean(events []Event) []Event {
 			e.Arguments = ""
 		case EventTurnEnded:
 			e.Text = ""
+		case EventModelReply:
+			e.Reasoning = nil
 		case EventToolResult, EventJobEnded:
 			e.Content, e.Diff, e.Image = cut(e.Content, tooLargeForJournal), "", nil
 			if e.Error != nil {

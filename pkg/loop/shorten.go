@@ -24,9 +24,12 @@ const maxCut = 500
 
 // reply asks the model, again and with less of a conversation that is too long for it. What
 // was cut once stays cut in this run.
-func (t *turnRun) reply(ctx context.Context, delta func(text string)) (Reply, error) {
+func (t *turnRun) reply(ctx context.Context, word string, delta func(Delta)) (Reply, error) {
 	for {
-		request := Request{Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider())}
+		request := Request{Messages: t.shown(t.cuts), Tools: t.table.DefinitionsFor(t.provider()), Settings: t.opts.Settings}
+		if word != "" {
+			request.Messages = appendNotes(request.Messages, []string{word})
+		}
 		size := sizeOf(request.Messages)
 		reply, err := t.model.Reply(ctx, request, delta)
 		if !errors.Is(err, ErrTooLong) || ctx.Err() != nil || !t.cutBelow(size) {

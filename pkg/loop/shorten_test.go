@@ -21,7 +21,7 @@ type narrow struct {
 	refused int
 }
 
-func (n *narrow) Reply(ctx context.Context, req loop.Request, delta func(string)) (loop.Reply, error) {
+func (n *narrow) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	size := 0
 	for _, message := range req.Messages[1:] {
 		size += len(message.Text)

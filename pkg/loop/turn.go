@@ -76,6 +76,8 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 	switch {
 	case turn.missing() > 0:
 		return nil, t.runCalls(ctx)
+	case turn.cutAgain():
+		return &ending{OutcomeLimitReached, limitReached("output tokens of a reply (max_output), twice in a row")}, nil
 	case turn.answered():
 		return &ending{outcome: OutcomeAnswered}, nil
 	case ctx.Err() != nil:
@@ -118,12 +120,12 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	return result, err
 }
 
-// ask gets the model's next reply. A model that fails ends the turn, and so does a reply that no
-// journal takes.
+// ask gets the model's next reply. A model that fails ends the turn, and so does a reply that is
+// empty twice, or that no journal takes.
 func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	turn := t.session.open()
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
-	reply, failed := t.chat(ctx, at)
+	reply, failed := t.said(ctx, at)
 	if failed != nil && ctx.Err() != nil {
 		return t.stopped(ctx)
 	}
@@ -133,12 +135,33 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	usage := counted(reply.Usage)
 	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
+	at.Reasoning = reply.Reasoning.valid()
+	if reply.Cut {
+		at.Finish = FinishLength
+	}
 	err := t.record(ctx, at)
 	if errors.Is(err, ErrEventTooLarge) {
 		return &ending{OutcomeFailed, protocol.Errorf(protocol.CodePayloadTooLarge,
 			"the model's reply cannot be kept, ask for less at a time: %v", err)}, nil
 	}
 	return nil, err
+}
+
+// said gets a reply that says something; one that is empty is asked for once more.
+func (t *turnRun) said(ctx context.Context, at Event) (Reply, *ending) {
+	reply, failed := t.chat(ctx, at, "")
+	if failed != nil || !reply.empty() {
+		return reply, failed
+	}
+	first := counted(reply.Usage)
+	if reply, failed = t.chat(ctx, at, emptyReply); failed != nil {
+		return reply, failed
+	}
+	if reply.empty() {
+		return reply, &ending{OutcomeFailed, protocol.Errorf(protocol.CodeModelFailed, "the model's reply was empty, twice in a row")}
+	}
+	reply.Usage = counted(reply.Usage).Add(first)
+	return reply, nil
 }
 
 // maxReplyTokens is more than any reply takes; sums of it stay numbers.
@@ -169,13 +192,19 @@ func (t *turnRun) system() string {
 	return t.opts.System
 }
 
-func (t *turnRun) chat(ctx context.Context, at Event) (Reply, *ending) {
+// chat asks the model once, with a word to it behind the conversation unless that is "".
+func (t *turnRun) chat(ctx context.Context, at Event, word string) (Reply, *ending) {
 	ctx, span := t.opts.Tracer.Start(ctx, spanName(operationChat, t.opts.ModelName),
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 			append(t.attributes(operationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
 	defer span.End()
-	reply, err := t.reply(ctx, func(text string) {
-		t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: text})
+	reply, err := t.reply(ctx, word, func(d Delta) {
+		if d.Reasoning != "" {
+			t.tell(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
+		}
+		if d.Text != "" {
+			t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: d.Text})
+		}
 	})
 	if err != nil {
 		failSpan(span, err)

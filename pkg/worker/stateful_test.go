@@ -44,7 +44,7 @@ func counter(_ context.Context, d *worker.Dialog[counterInput, string], args cou
 // steps is a model that calls what its functions say, each with the text of the last result.
 type steps []func(last string) []loop.ToolCall
 
-func (s steps) Reply(_ context.Context, request loop.Request, _ func(string)) (loop.Reply, error) {
+func (s steps) Reply(_ context.Context, request loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
 	n, last := 0, ""
 	for _, m := range request.Messages {
 		switch m.Role {

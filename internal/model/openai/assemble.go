@@ -19,6 +19,7 @@ type assembler struct {
 	finish  sdk.FinishReason
 	usage   protocol.Usage
 	model   string
+	thought thought
 }
 
 type partialCall struct {
@@ -26,8 +27,20 @@ type partialCall struct {
 	arguments strings.Builder
 }
 
-// add takes the next chunk in, and tells delta its text.
-func (a *assembler) add(chunk *sdk.ChatCompletionStreamResponse, delta func(string)) {
+// read takes the next chunk in, and tells delta its text.
+func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
+	var chunk sdk.ChatCompletionStreamResponse
+	if err := json.Unmarshal(data, &chunk); err != nil {
+		return err
+	}
+	if reasoning := a.thought.read(data); reasoning != "" {
+		delta(loop.Delta{Reasoning: reasoning})
+	}
+	a.add(&chunk, delta)
+	return nil
+}
+
+func (a *assembler) add(chunk *sdk.ChatCompletionStreamResponse, delta func(loop.Delta)) {
 	if a.model == "" {
 		a.model = chunk.Model
 	}
@@ -44,7 +57,7 @@ func (a *assembler) add(chunk *sdk.ChatCompletionStreamResponse, delta func(stri
 		}
 		if text := choice.Delta.Content + choice.Delta.Refusal; text != "" {
 			a.text.WriteString(text)
-			delta(text)
+			delta(loop.Delta{Text: text})
 		}
 		for _, piece := range choice.Delta.ToolCalls {
 			a.addCall(piece)
@@ -109,16 +122,26 @@ func begins(piece sdk.ToolCall, call *partialCall) bool {
 	return piece.Function.Arguments != "" && json.Valid([]byte(call.arguments.String()))
 }
 
+// cut reports whether the reply ended at a limit of output tokens, in the words of several servers.
+func (a *assembler) cut() bool {
+	switch strings.ToLower(string(a.finish)) {
+	case "length", "max_tokens", "model_length":
+		return true
+	default:
+		return false
+	}
+}
+
 // reply is what has been put together, with ids that are unique.
 func (a *assembler) reply() loop.Reply {
-	reply := loop.Reply{Text: a.text.String(), Usage: a.usage, Model: a.model}
+	reply := loop.Reply{Text: a.text.String(), Usage: a.usage, Model: a.model, Reasoning: a.thought.reasoning()}
 	taken := make(map[string]bool, len(a.calls))
 	for _, partial := range a.calls {
 		call := loop.ToolCall{ID: partial.id, Name: partial.name, Arguments: partial.arguments.String()}
 		if call.Name == "" && strings.TrimSpace(call.Arguments) == "" {
 			continue
 		}
-		if strings.TrimSpace(call.Arguments) == "" && a.finish != sdk.FinishReasonLength {
+		if strings.TrimSpace(call.Arguments) == "" && !a.cut() {
 			call.Arguments = "{}" // how some servers say: none
 		}
 		for call.ID == "" || taken[call.ID] {

@@ -1,14 +1,15 @@
 // Package openai is a model behind an OpenAI-compatible HTTP API: chat completions, streamed, with
 // tools. A base URL makes it vLLM, Ollama, a gateway, or any other server that speaks the same.
 //
-//	Reply ──► attempt ──► go-openai ──► endpoint ──► server
-//	  ▲          │          (JSON)      (HTTP faults, SSE, silence)
+//	Reply ──► attempt ──► ask ──► endpoint ──► server
+//	  ▲          │      (JSON)    (HTTP faults, SSE, silence)
 //	  └─ wait ◄──┴─ *Error that is worth another attempt
 //
 // The endpoint is the only place that sees HTTP. It turns everything that can go wrong there into
 // an [*Error]: a status and the server's own message, a connection that broke, an answer that is no
-// stream, an error object in the middle of a stream, a server that fell silent. It hands only the
-// data of the event stream to the SDK, without comments and keep-alives.
+// stream, an error object in the middle of a stream, a server that fell silent. It hands on only the
+// data of the event stream, without comments and keep-alives. The forms of requests and chunks are
+// those of go-openai, with what it lacks.
 //
 // # Retries
 //
@@ -21,9 +22,10 @@
 //
 // # Servers differ
 //
-// Usage is asked for with stream_options; a server that rejects them is asked again without, once,
-// and never with them afterwards. Tool calls are put together from pieces that may lack an index or
-// an id, share an index, or come whole. Ids that are missing or repeated are made up, since a
-// reply's ids must be unique. Arguments that are no JSON object go back to the server wrapped into
-// one, because several servers fail on a history that holds anything else.
+// What a server rejects (stream_options, max_tokens, reasoning that is sent back) it is asked again
+// without, once, and never sent afterwards. Reasoning comes in several fields, and goes back, while
+// its turn lasts, in the one that it came in. Tool calls are put together from pieces that may lack
+// an index or an id, share an index, or come whole. Ids that are missing or repeated are made up,
+// since a reply's ids must be unique. Arguments that are no JSON object go back to the server
+// wrapped into one, because several servers fail on a history that holds anything else.
 package openai

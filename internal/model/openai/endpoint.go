@@ -20,8 +20,8 @@ const maxErrorBody = 64 << 10
 // minSecret is the length of the shortest key that can be a secret, in bytes.
 const minSecret = 8
 
-// endpoint sends the SDK's requests. Each of its errors, and each error of
-// a body that it returns, is an [*Error], except io.EOF and [errNotDone].
+// endpoint sends requests. Each of its errors, and each error of
+// a stream that it returns, is an [*Error], except io.EOF and [errNotDone].
 type endpoint struct {
 	client  *http.Client
 	model   string
@@ -31,8 +31,8 @@ type endpoint struct {
 	idle    time.Duration
 }
 
-// Do implements the SDK's HTTPDoer.
-func (e *endpoint) Do(req *http.Request) (*http.Response, error) {
+// send sends a request, and returns its answer if that is a stream.
+func (e *endpoint) send(req *http.Request) (*events, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	dog := e.watch(cancel)
 	resp, err := e.client.Do(req.WithContext(ctx)) //nolint:gosec // the operator chooses the server
@@ -44,8 +44,7 @@ func (e *endpoint) Do(req *http.Request) (*http.Response, error) {
 		defer dog.stop()
 		return nil, dog.explain(e.refuse(resp))
 	}
-	resp.Body = newEvents(resp.Body, e, dog)
-	return resp, nil
+	return newEvents(resp.Body, e, dog), nil
 }
 
 func (e *endpoint) connectionError(err error) *Error {

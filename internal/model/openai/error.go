@@ -24,7 +24,6 @@ const (
 	TypeInvalidRequest  = "invalid_request"         // every other 4xx, or the SDK refused the request
 	TypeInvalidResponse = "invalid_response"        // the server does not speak this API
 	TypeContentFilter   = "content_filter"          // the provider's filter stopped the reply
-	TypeTruncated       = "truncated"               // the token limit was reached before the first word
 )
 
 // Error says why a model did not reply.

@@ -17,17 +17,16 @@ const (
 // missing, the reader must tell from what it got.
 var errNotDone = errors.New("the stream ended without [DONE]")
 
-// events is the body of a streamed answer, reduced to lines of the form "data: {...}".
-// Comments, keep-alives and other fields are left out. An error object
-// ends it with an [*Error], and so does everything else that breaks it.
+// events is the body of a streamed answer, reduced to its data. Comments, keep-alives and other
+// fields are left out. An error object ends it with an [*Error], and so does everything else that
+// breaks it.
 type events struct {
 	body     io.Closer
 	lines    *bufio.Reader
 	endpoint *endpoint
 	dog      *watchdog
-	pending  []byte // of the current line, not yet read
-	size     int    // of all lines so far
-	end      error  // once set, returned for ever
+	size     int   // of all lines so far
+	end      error // once set, returned for ever
 }
 
 func newEvents(body io.ReadCloser, e *endpoint, dog *watchdog) *events {
@@ -55,54 +54,34 @@ func (e *events) Close() error {
 	return e.body.Close()
 }
 
-// Read implements [io.Reader].
-func (e *events) Read(p []byte) (int, error) {
-	for len(e.pending) == 0 {
-		if e.end != nil {
-			return 0, e.end
+// next returns the data of the next event, and io.EOF behind the last.
+func (e *events) next() ([]byte, error) {
+	for e.end == nil {
+		line, err := e.line()
+		if err != nil {
+			e.end = err
+			if !errors.Is(err, errNotDone) {
+				break // what stands on a broken line is not whole
+			}
 		}
-		e.next()
-	}
-	n := copy(p, e.pending)
-	e.pending = e.pending[n:]
-	return n, nil
-}
-
-// next reads one line, into pending if it is data.
-func (e *events) next() {
-	line, err := e.line()
-	if err != nil {
-		e.end = err
-		if !errors.Is(err, errNotDone) {
-			return // what stands on a broken line is not whole
-		}
-	}
-	line = bytes.TrimSpace(line)
-	data, isData := bytes.CutPrefix(line, []byte("data:"))
-	data = bytes.TrimSpace(data)
-	switch {
-	case isData && string(data) == "[DONE]":
-		e.pending, e.end = []byte("data: [DONE]\n"), io.EOF
-	case isData && len(data) > 0, bytes.HasPrefix(line, []byte("{")):
-		if !isData {
-			data = line // a server that reports an error without the form of an event
-		}
-		if told, ok := e.fault(data); ok {
-			e.end = told
-		} else if isData {
-			e.pending = dataLine(data)
+		line = bytes.TrimSpace(line)
+		data, isData := bytes.CutPrefix(line, []byte("data:"))
+		data = bytes.TrimSpace(data)
+		switch {
+		case isData && string(data) == "[DONE]":
+			e.end = io.EOF
+		case isData && len(data) > 0, bytes.HasPrefix(line, []byte("{")):
+			if !isData {
+				data = line // a server that reports an error without the form of an event
+			}
+			if told, ok := e.fault(data); ok {
+				e.end = told
+			} else if isData {
+				return data, nil
+			}
 		}
 	}
-}
-
-// dataLine puts a space into an object that starts with "error": the SDK takes that for
-// an error even where it is null, as some servers have it in every chunk.
-func dataLine(data []byte) []byte {
-	line := []byte("data: ")
-	if rest, ok := bytes.CutPrefix(data, []byte(`{"error"`)); ok {
-		line, data = append(line, `{ "error"`...), rest
-	}
-	return append(append(line, data...), '\n')
+	return nil, e.end
 }
 
 func (e *events) fault(data []byte) (*Error, bool) {

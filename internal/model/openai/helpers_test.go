@@ -143,8 +143,8 @@ func hello() loop.Request {
 // pieces collects what a model streams.
 type pieces []string
 
-func (p *pieces) add(piece string) { *p = append(*p, piece) }
+func (p *pieces) add(piece loop.Delta) { *p = append(*p, piece.Text) }
 
 func (p *pieces) String() string { return strings.Join(*p, "|") }
 
-func ignore(string) {}
+func ignore(loop.Delta) {}

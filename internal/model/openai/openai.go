@@ -1,14 +1,14 @@
 package openai
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
-	"sync/atomic"
+	"net/http"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -22,8 +22,7 @@ import (
 type Model struct {
 	opts     Options
 	endpoint *endpoint
-	client   *sdk.Client
-	noUsage  atomic.Bool // the server rejects stream_options
+	rejects  rejects
 }
 
 var (
@@ -42,9 +41,6 @@ func New(opts Options) (*Model, error) {
 		client: opts.HTTPClient, model: opts.Model, baseURL: shownURL(opts.BaseURL), secret: opts.APIKey,
 		start: opts.StartTimeout, idle: opts.IdleTimeout,
 	}}
-	config := sdk.DefaultConfig(opts.APIKey)
-	config.BaseURL, config.OrgID, config.HTTPClient = opts.BaseURL, opts.Organization, m.endpoint
-	m.client = sdk.NewClientWithConfig(config)
 	return m, nil
 }
 
@@ -53,14 +49,13 @@ func (m *Model) Provider() string { return nativeProvider }
 
 // Reply implements [loop.Model]. An error is the cause of ctx's end or wraps an
 // [*Error]. After a broken attempt, delta gets the text from its start again.
-func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text string)) (loop.Reply, error) {
-	request := m.request(req)
+func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	delays := &backoff.ExponentialBackOff{
 		InitialInterval: m.opts.RetryDelay, MaxInterval: m.opts.MaxRetryDelay,
 		Multiplier: 2, RandomizationFactor: backoff.DefaultRandomizationFactor,
 	}
 	for attempt := 1; ; attempt++ {
-		reply, err := m.attempt(ctx, request, delta)
+		reply, err := m.attempt(ctx, req, delta)
 		if err == nil {
 			return reply, nil
 		}
@@ -99,43 +94,47 @@ func afterAttempts(err error, attempts int) error {
 	return fmt.Errorf("after %d attempts: %w", attempts, err)
 }
 
-// attempt asks once, or twice when the server turns out to reject stream_options.
-func (m *Model) attempt(ctx context.Context, request sdk.ChatCompletionRequest, delta func(string)) (loop.Reply, error) {
-	withUsage := !m.noUsage.Load()
-	if withUsage {
-		request.StreamOptions = &sdk.StreamOptions{IncludeUsage: true}
+// attempt asks once, and again without what the server turns out to reject.
+func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	for {
+		reply, err := m.ask(ctx, m.request(req), delta)
+		if !m.rejects.learn(err) {
+			return reply, err
+		}
 	}
-	reply, err := m.ask(ctx, request, delta)
-	if withUsage && rejectsStreamOptions(err) {
-		m.noUsage.Store(true)
-		request.StreamOptions = nil
-		return m.ask(ctx, request, delta)
-	}
-	return reply, err
-}
-
-func rejectsStreamOptions(err error) bool {
-	fault, ok := errors.AsType[*Error](err)
-	return ok && fault.Type == TypeInvalidRequest &&
-		(strings.Contains(fault.Message, "stream_options") || strings.Contains(fault.Message, "include_usage"))
 }
 
 // ask sends one request and reads its stream to the end.
-func (m *Model) ask(ctx context.Context, request sdk.ChatCompletionRequest, delta func(string)) (loop.Reply, error) {
-	stream, err := m.client.CreateChatCompletionStream(ctx, request)
+func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta)) (loop.Reply, error) {
+	body, err := json.Marshal(request)
 	if err != nil {
-		if _, ok := errors.AsType[*Error](err); ok {
-			return loop.Reply{}, err
-		}
 		return loop.Reply{}, m.because(TypeInvalidRequest, "the request was not sent: ", err)
 	}
-	defer func() { _ = stream.Close() }()
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, m.opts.BaseURL+"/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return loop.Reply{}, m.because(TypeInvalidRequest, "the request was not sent: ", err)
+	}
+	post.Header.Set("Content-Type", "application/json")
+	post.Header.Set("Accept", "text/event-stream")
+	if m.opts.APIKey != "" {
+		post.Header.Set("Authorization", "Bearer "+m.opts.APIKey)
+	}
+	if m.opts.Organization != "" {
+		post.Header.Set("OpenAI-Organization", m.opts.Organization)
+	}
+	events, err := m.endpoint.send(post)
+	if err != nil {
+		return loop.Reply{}, err
+	}
+	defer func() { _ = events.Close() }()
 	var parts assembler
 	for {
-		chunk, err := stream.Recv()
+		data, err := events.next()
+		if err == nil {
+			err = parts.read(data, delta)
+		}
 		switch {
 		case err == nil:
-			parts.add(&chunk, delta)
 		case errors.Is(err, io.EOF), errors.Is(err, errNotDone) && parts.finish != "":
 			return m.finish(&parts)
 		default:
@@ -148,13 +147,12 @@ func (m *Model) ask(ctx context.Context, request sdk.ChatCompletionRequest, delt
 func (m *Model) finish(parts *assembler) (loop.Reply, error) {
 	reply := parts.reply()
 	empty := reply.Text == "" && len(reply.ToolCalls) == 0
+	reply.Cut = parts.cut()
 	switch {
 	case parts.finish == "" && empty:
 		return loop.Reply{}, m.endpoint.fault(TypeStreamBroken, "the answer was empty")
 	case parts.finish == sdk.FinishReasonContentFilter:
 		return loop.Reply{}, m.endpoint.fault(TypeContentFilter, "the provider's content filter stopped the reply")
-	case parts.finish == sdk.FinishReasonLength && empty:
-		return loop.Reply{}, m.endpoint.fault(TypeTruncated, "the token limit was reached before the first word of the reply")
 	}
 	return reply, nil
 }

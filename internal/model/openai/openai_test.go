@@ -255,17 +255,19 @@ func TestReply_HowItEnds(t *testing.T) {
 		lines    []string
 		want     string
 		wantType string
+		wantCut  bool
 	}{
 		"done without a reason":          {lines: []string{text("a"), done}, want: "a"},
 		"a reason without done":          {lines: []string{text("a"), stop}, want: "a"},
-		"token limit in the text":        {lines: []string{text("a"), finish("length"), done}, want: "a"},
 		"empty, but finished":            {lines: []string{stop, done}, want: ""},
+		"cut":                            {lines: []string{text("a"), finish("length"), done}, want: "a", wantCut: true},
+		"cut, as others say":             {lines: []string{text("a"), finish("MAX_TOKENS"), done}, want: "a", wantCut: true},
 		"a refusal":                      {lines: []string{`data: {"choices":[{"index":0,"delta":{"refusal":"No."}}]}`, stop, done}, want: "No."},
 		"an answer that was not asked":   {lines: []string{text("a"), `data: {"choices":[{"index":1,"delta":{"content":"b"}}]}`, stop, done}, want: "a"},
 		"no space behind data, CRLF":     {lines: []string{"data:" + strings.TrimPrefix(text("a"), "data: ") + "\r", stop + "\r", done + "\r"}, want: "a"},
 		"a chunk that talks of an error": {lines: []string{text(`"error": {"error":1}`), stop, done}, want: `"error": {"error":1}`},
 		"an error that is null":          {lines: []string{`data: {"error":null,"choices":[{"index":0,"delta":{"content":"a"}}]}`, stop, done}, want: "a"},
-		"token limit before the text":    {lines: []string{finish("length"), done}, wantType: openai.TypeTruncated},
+		"token limit before the text":    {lines: []string{finish("length"), done}, want: "", wantCut: true},
 		"content filter":                 {lines: []string{text("a"), finish("content_filter"), done}, wantType: openai.TypeContentFilter},
 		"arguments that are no string": {
 			lines:    []string{toolCalls(`[{"index":0,"id":"a","function":{"name":"x","arguments":{}}}]`), done},
@@ -285,6 +287,7 @@ func TestReply_HowItEnds(t *testing.T) {
 			}
 			require.NoError(t, err)
 			require.Equal(t, test.want, reply.Text)
+			require.Equal(t, test.wantCut, reply.Cut)
 		})
 	}
 }
@@ -312,16 +315,6 @@ func TestReply_ServerWithoutStreamOptions(t *testing.T) {
 	require.Contains(t, asked[0], "stream_options")
 	require.NotContains(t, asked[1], "stream_options")
 	require.NotContains(t, asked[2], "stream_options")
-}
-
-func TestReply_ModelThatTheSDKRefuses(t *testing.T) {
-	t.Parallel()
-	s := serve(t, stream(text("ok"), stop, done))
-	m := s.model(t, func(o *openai.Options) { o.Model = "text-davinci-003" })
-	_, err := m.Reply(t.Context(), hello(), ignore)
-	requireType(t, openai.TypeInvalidRequest, err)
-	require.ErrorContains(t, err, "not supported with this method")
-	require.Empty(t, s.asked())
 }
 
 func TestNew_NamesEveryFault(t *testing.T) {

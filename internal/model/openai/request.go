@@ -15,21 +15,59 @@ import (
 // and servers reject a message without one.
 const noText = "(empty)"
 
+// request is the body of a request: the SDK's, with what that lacks.
+type request struct {
+	sdk.ChatCompletionRequest
+
+	Messages    []message `json:"messages"`
+	Temperature *float64  `json:"temperature,omitempty"`
+}
+
+// message is a message of the SDK, with fields that it does not know.
+type message struct {
+	sdk.ChatCompletionMessage
+
+	extra map[string]json.RawMessage
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (m message) MarshalJSON() ([]byte, error) {
+	known, err := json.Marshal(m.ChatCompletionMessage)
+	if err != nil || len(m.extra) == 0 {
+		return known, err
+	}
+	extra, err := json.Marshal(m.extra)
+	if err != nil {
+		return nil, err
+	}
+	known[len(known)-1] = ',' // a role is always there
+	return append(known, extra[1:]...), nil
+}
+
 // request is req as the API wants it.
-func (m *Model) request(req loop.Request) sdk.ChatCompletionRequest {
-	out := sdk.ChatCompletionRequest{
-		Model:    m.opts.Model,
-		Messages: make([]sdk.ChatCompletionMessage, 0, len(req.Messages)),
-		Stream:   true,
+func (m *Model) request(req loop.Request) *request {
+	out := &request{Messages: make([]message, 0, len(req.Messages)), Temperature: req.Settings.Temperature}
+	out.Model, out.Stream, out.ReasoningEffort = m.opts.Model, true, req.Settings.Effort
+	if !m.rejects.usage.Load() {
+		out.StreamOptions = &sdk.StreamOptions{IncludeUsage: true}
+	}
+	if m.opts.BaseURL == DefaultBaseURL || m.rejects.maxTokens.Load() { // other servers know the older name
+		out.MaxCompletionTokens = int(req.Settings.MaxOutput)
+	} else {
+		out.MaxTokens = int(req.Settings.MaxOutput)
 	}
 	for i := range req.Messages {
-		message := &req.Messages[i]
-		if message.Role == loop.RoleSystem && message.Text == "" {
+		asked := &req.Messages[i]
+		if asked.Role == loop.RoleSystem && asked.Text == "" {
 			continue
 		}
-		out.Messages = append(out.Messages, messageOf(message))
+		next := message{ChatCompletionMessage: messageOf(asked)}
+		if !m.rejects.reasoning.Load() {
+			next.extra = sentBack(asked.Reasoning)
+		}
+		out.Messages = append(out.Messages, next)
 		last := i+1 == len(req.Messages) || req.Messages[i+1].Role != loop.RoleTool
-		if m.opts.Images && message.Role == loop.RoleTool && last {
+		if m.opts.Images && asked.Role == loop.RoleTool && last {
 			out.Messages = appendImages(out.Messages, req.Messages[:i+1])
 		}
 	}
@@ -45,40 +83,40 @@ func (m *Model) request(req loop.Request) sdk.ChatCompletionRequest {
 
 // appendImages adds the images of the tool messages at the end of a conversation, in a
 // message of the user: the API takes them there only.
-func appendImages(out []sdk.ChatCompletionMessage, conversation []loop.Message) []sdk.ChatCompletionMessage {
+func appendImages(out []message, conversation []loop.Message) []message {
 	first := len(conversation)
 	for first > 0 && conversation[first-1].Role == loop.RoleTool {
 		first--
 	}
 	var parts []sdk.ChatMessagePart
-	for _, message := range conversation[first:] {
-		if message.Image == nil {
+	for _, result := range conversation[first:] {
+		if result.Image == nil {
 			continue
 		}
 		parts = append(parts,
-			sdk.ChatMessagePart{Type: sdk.ChatMessagePartTypeText, Text: "The image of tool call " + message.ToolCallID + ":"},
+			sdk.ChatMessagePart{Type: sdk.ChatMessagePartTypeText, Text: "The image of tool call " + result.ToolCallID + ":"},
 			sdk.ChatMessagePart{Type: sdk.ChatMessagePartTypeImageURL, ImageURL: &sdk.ChatMessageImageURL{
-				URL: "data:" + message.Image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(message.Image.Data),
+				URL: "data:" + result.Image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(result.Image.Data),
 			}})
 	}
 	if len(parts) == 0 {
 		return out
 	}
-	return append(out, sdk.ChatCompletionMessage{Role: sdk.ChatMessageRoleUser, MultiContent: parts})
+	return append(out, message{ChatCompletionMessage: sdk.ChatCompletionMessage{Role: sdk.ChatMessageRoleUser, MultiContent: parts}})
 }
 
-func messageOf(message *loop.Message) sdk.ChatCompletionMessage {
-	out := sdk.ChatCompletionMessage{Role: string(message.Role), Content: message.Text}
-	switch message.Role {
+func messageOf(asked *loop.Message) sdk.ChatCompletionMessage {
+	out := sdk.ChatCompletionMessage{Role: string(asked.Role), Content: asked.Text}
+	switch asked.Role {
 	case loop.RoleAssistant:
-		for _, call := range message.ToolCalls {
+		for _, call := range asked.ToolCalls {
 			out.ToolCalls = append(out.ToolCalls, sdk.ToolCall{
 				ID: call.ID, Type: sdk.ToolTypeFunction,
 				Function: sdk.FunctionCall{Name: nameOf(call.Name), Arguments: argumentsOf(call.Arguments)},
 			})
 		}
 	case loop.RoleTool:
-		out.ToolCallID, out.Name = message.ToolCallID, nameOf(message.Name)
+		out.ToolCallID, out.Name = asked.ToolCallID, nameOf(asked.Name)
 	case loop.RoleSystem, loop.RoleUser:
 	}
 	if out.Content == "" && len(out.ToolCalls) == 0 {

@@ -10,9 +10,14 @@
 //	      {"id": "c1", "name": "bash", "arguments": {"command": "ls"}},
 //	      {"id": "c2", "name": "read", "arguments_raw": "{"}
 //	    ]},
-//	    {"text": "Done.", "usage": {"input_tokens": 12, "output_tokens": 3}}
+//	    {"reasoning": "It worked.", "text": "Done.", "usage": {"input_tokens": 12, "output_tokens": 3}}
 //	  ]
 //	}
+//
+// A step needs text or tool_calls. delay_ms is the time before each word of the text, of all steps
+// or of one: 0 to 60000, default 0. usage is what the reply is said to take; default none. reasoning
+// is what the model thinks before, and "finish": "length" cuts the reply off at a limit of output
+// tokens. arguments_raw sends a string as it is, arguments an object; without both it is {}.
 //
 // The model keeps no state. Which step it replies with follows from the
 // conversation alone: as many assistant messages as it holds, so many steps

@@ -37,6 +37,8 @@ type fileStep struct {
 	ToolCalls []json.RawMessage `json:"tool_calls"`
 	DelayMS   *int              `json:"delay_ms"`
 	Usage     protocol.Usage    `json:"usage"`
+	Reasoning string            `json:"reasoning"`
+	Finish    string            `json:"finish"`
 }
 
 type fileToolCall struct {
@@ -49,7 +51,7 @@ type fileToolCall struct {
 // Fields that each level of a script may have, for error messages.
 const (
 	scriptFields   = "steps, delay_ms"
-	stepFields     = "text, tool_calls, delay_ms, usage"
+	stepFields     = "text, tool_calls, delay_ms, usage, reasoning, finish"
 	toolCallFields = "id, name, and arguments (an object) or arguments_raw (a string)"
 )
 
@@ -91,7 +93,13 @@ func parseStep(number int, raw json.RawMessage, delay time.Duration) (step, erro
 			return step{}, err
 		}
 	}
-	s := step{delay: delay, reply: loop.Reply{Usage: file.Usage}}
+	if file.Finish != "" && file.Finish != loop.FinishLength {
+		return step{}, fmt.Errorf(`"finish": %q, must be %q or missing`, file.Finish, loop.FinishLength)
+	}
+	s := step{delay: delay, reply: loop.Reply{Usage: file.Usage, Cut: file.Finish != ""}}
+	if file.Reasoning != "" {
+		s.reply.Reasoning = &loop.Reasoning{Text: file.Reasoning}
+	}
 	if file.Text != nil {
 		s.reply.Text = *file.Text
 	}

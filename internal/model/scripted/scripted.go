@@ -43,7 +43,7 @@ func Parse(name string, data []byte) (*Model, error) {
 // Reply implements [loop.Model]. It gives step n+1 to a conversation with n
 // assistant messages, its text a word at a time with the step's delay before each.
 // Behind the last step it returns an [*EndError].
-func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text string)) (loop.Reply, error) {
+func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	done := 0
 	for _, message := range req.Messages {
 		if message.Role == loop.RoleAssistant {
@@ -54,11 +54,14 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text str
 		return loop.Reply{}, &EndError{Script: m.name, Steps: len(m.steps), Asked: done + 1}
 	}
 	current := m.steps[done]
+	if thought := current.reply.Reasoning; thought != nil {
+		delta(loop.Delta{Reasoning: thought.Text})
+	}
 	for piece := range words(current.reply.Text) {
 		if !pause.For(ctx, current.delay) {
 			return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, context.Cause(ctx))
 		}
-		delta(piece)
+		delta(loop.Delta{Text: piece})
 	}
 	if ctx.Err() != nil {
 		return loop.Reply{}, fmt.Errorf("reply from script %s: step %d: %w", m.name, done+1, context.Cause(ctx))
@@ -66,6 +69,9 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(text str
 	reply := current.reply
 	reply.Model = "script"
 	reply.ToolCalls = slices.Clone(reply.ToolCalls)
+	if thought := reply.Reasoning; thought != nil {
+		reply.Reasoning = &loop.Reasoning{Text: thought.Text}
+	}
 	return reply, nil
 }
 

@@ -47,7 +47,7 @@ func parse(t *testing.T, script string) *scripted.Model {
 func TestReply_FollowsTheConversation(t *testing.T) {
 	t.Parallel()
 	m := parse(t, example)
-	ignore := func(string) {}
+	ignore := func(loop.Delta) {}
 
 	second, err := m.Reply(t.Context(), conversation(1), ignore)
 	require.NoError(t, err)
@@ -75,7 +75,7 @@ func TestReply_FollowsTheConversation(t *testing.T) {
 
 func TestReply_BehindTheLastStepIsAnError(t *testing.T) {
 	t.Parallel()
-	_, err := parse(t, example).Reply(t.Context(), conversation(2), func(string) {})
+	_, err := parse(t, example).Reply(t.Context(), conversation(2), func(loop.Delta) {})
 	var end *scripted.EndError
 	require.ErrorAs(t, err, &end)
 	require.Equal(t, scripted.EndError{Script: "demo.json", Steps: 2, Asked: 3}, *end)
@@ -117,10 +117,21 @@ func stream(t *testing.T, text string) []string {
 	quoted := strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(text)
 	m := parse(t, `{"steps":[{"text":"`+quoted+`"}]}`)
 	var pieces []string
-	reply, err := m.Reply(t.Context(), conversation(0), func(piece string) { pieces = append(pieces, piece) })
+	reply, err := m.Reply(t.Context(), conversation(0), func(piece loop.Delta) { pieces = append(pieces, piece.Text) })
 	require.NoError(t, err)
 	require.Equal(t, text, reply.Text)
 	return pieces
+}
+
+func TestReply_ThinksAndIsCut(t *testing.T) {
+	t.Parallel()
+	m := parse(t, `{"steps":[{"text":"a","reasoning":"hm","finish":"length"}]}`)
+	var thought string
+	reply, err := m.Reply(t.Context(), conversation(0), func(d loop.Delta) { thought += d.Reasoning })
+	require.NoError(t, err)
+	require.True(t, reply.Cut)
+	require.Equal(t, &loop.Reasoning{Text: "hm"}, reply.Reasoning)
+	require.Equal(t, "hm", thought)
 }
 
 func TestReply_WaitsBeforeEachPiece(t *testing.T) {
@@ -129,7 +140,7 @@ func TestReply_WaitsBeforeEachPiece(t *testing.T) {
 	for replies, want := range []time.Duration{300 * time.Millisecond, 2 * time.Millisecond, 0} {
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
-			_, err := m.Reply(t.Context(), conversation(replies), func(string) {})
+			_, err := m.Reply(t.Context(), conversation(replies), func(loop.Delta) {})
 			require.NoError(t, err)
 			require.Equal(t, want, time.Since(start))
 		})
@@ -152,7 +163,7 @@ func TestReply_EndsWithItsContext(t *testing.T) {
 				if !strings.Contains(script, "delay_ms") {
 					<-ctx.Done()
 				}
-				_, err := parse(t, script).Reply(ctx, conversation(0), func(string) { pieces++ })
+				_, err := parse(t, script).Reply(ctx, conversation(0), func(loop.Delta) { pieces++ })
 				require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 				require.LessOrEqual(t, pieces, 1)
 			})
@@ -225,7 +236,7 @@ func TestLoad(t *testing.T) {
 
 	m, err := scripted.Load(good)
 	require.NoError(t, err)
-	_, err = m.Reply(t.Context(), conversation(2), func(string) {})
+	_, err = m.Reply(t.Context(), conversation(2), func(loop.Delta) {})
 	require.ErrorContains(t, err, good)
 
 	_, err = scripted.Load(bad)
@@ -250,7 +261,7 @@ func FuzzParse(f *testing.F) {
 		if strings.Contains(strings.ToLower(string(data)), "delay_ms") {
 			return
 		}
-		reply, err := m.Reply(t.Context(), conversation(0), func(string) {})
+		reply, err := m.Reply(t.Context(), conversation(0), func(loop.Delta) {})
 		require.NoError(t, err)
 		for _, call := range reply.ToolCalls {
 			require.NotEmpty(t, call.ID)
