@@ -47,9 +47,10 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 	case loop.EventModelReply:
 		return []field{{"text", `""`}, {"tool_calls", `[]`}}, true
 	case loop.EventToolCall:
-		return []field{{"call_id", `""`}, {"name", `""`}, {"arguments", `""`}}, true
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"arguments", `""`}}, true
 	case loop.EventToolResult:
 		return []field{
+			{"index", `0`},
 			{"call_id", `""`},
 			{"name", `""`},
 			{"status", `""`},
@@ -62,10 +63,10 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 	case loop.EventSessionEnded:
 		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true
 	case loop.EventJobEnded:
-		return []field{{"job", `""`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
+		return []field{{"job", `""`}, {"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
 	case loop.EventPolicyDecision, loop.EventApprovalAsked:
-		return []field{{"call_id", `""`}, {"name", `""`}, {"rule", `""`}, {"text", `""`}}, true
-	case loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventToolQueued, loop.EventToolRunning:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"rule", `""`}, {"text", `""`}}, true
+	case loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning:
 	}
 	return nil, false
 }
@@ -75,6 +76,9 @@ func encodeEvent(e loop.Event, always []field) ([]byte, error) {
 	var line bytes.Buffer
 	encoder := json.NewEncoder(&line)
 	encoder.SetEscapeHTML(false)
+	if e.Reasoning != nil { // what its adapter needs is nobody else's
+		e.Reasoning = &loop.Reasoning{Text: e.Reasoning.Text}
+	}
 	if err := encoder.Encode(e); err != nil {
 		return nil, err
 	}

@@ -17,8 +17,8 @@ func TestJSONEvents_FieldsOfTheContractAreAlwaysThere(t *testing.T) {
 	want := map[loop.EventType][]string{
 		loop.EventSessionStarted: {"model", "tools"},
 		loop.EventModelReply:     {"text", "tool_calls", "step"},
-		loop.EventToolCall:       {"call_id", "name", "arguments", "step"},
-		loop.EventToolResult:     {"step", "call_id", "name", "status", "content", "worker_id", "attempt", "queue_ms", "run_ms"},
+		loop.EventToolCall:       {"call_id", "name", "arguments", "step", "index"},
+		loop.EventToolResult:     {"step", "index", "call_id", "name", "status", "content", "worker_id", "attempt", "queue_ms", "run_ms"},
 		loop.EventSessionEnded:   {"status", "text", "usage"},
 	}
 	for eventType, fields := range want {
@@ -31,6 +31,16 @@ func TestJSONEvents_FieldsOfTheContractAreAlwaysThere(t *testing.T) {
 			require.Contains(t, line, field, eventType)
 		}
 	}
+}
+
+func TestJSONEvents_ReasoningIsThatForPeople(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	newJSONEvents(&out).observe(loop.Event{
+		Type: loop.EventModelReply, Reasoning: &loop.Reasoning{Text: "hm", Opaque: []byte(`{"x":1}`)}, Finish: loop.FinishLength,
+	})
+	require.Contains(t, out.String(), `"reasoning":{"text":"hm"}`)
+	require.Contains(t, out.String(), `"finish":"length"`)
 }
 
 func TestJSONEvents_ValuesStayAndLiveNewsAreLeftOut(t *testing.T) {

@@ -16,7 +16,8 @@ type liveTurn struct {
 
 	mu    sync.Mutex // events come from another goroutine
 	last  loop.Event // the last one of the turn
-	reply string     // the text of the last reply
+	reply string     // the text of the last reply, and of what it goes on with
+	cut   bool       // that reply was cut, and asked for nothing
 	ended bool
 }
 
@@ -28,9 +29,13 @@ func (l *liveTurn) observe(e loop.Event) {
 	l.last = e
 	switch e.Type {
 	case loop.EventTurnStarted: // one that was open may have come before
-		l.reply, l.ended = "", false
+		l.reply, l.cut, l.ended = "", false, false
 	case loop.EventModelReply:
-		l.reply = e.Text
+		if !l.cut {
+			l.reply = ""
+		}
+		l.reply += e.Text
+		l.cut = e.Finish == loop.FinishLength && len(e.ToolCalls) == 0
 	case loop.EventTurnEnded:
 		l.ended = true
 	default:

@@ -32,6 +32,7 @@ type turnFlags struct {
 	JSON      bool          `name:"json" help:"Print the session's events on stdout as JSON, one a line, and nothing else."`
 
 	guardFlag
+	replyFlags
 	cli.Protect
 }
 
@@ -61,6 +62,7 @@ type checked struct {
 	session   protocol.SessionID
 	workspace string
 	protect   []string // nil means the default
+	settings  loop.Settings
 }
 
 func (f *turnFlags) check() (c checked, err error) {
@@ -81,6 +83,9 @@ func (f *turnFlags) check() (c checked, err error) {
 	}
 	if f.Timeout < 0 {
 		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
+	}
+	if c.settings, err = f.settings(); err != nil {
+		return c, err
 	}
 	if c.protect, err = f.Places(); err != nil {
 		return c, err
@@ -197,7 +202,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	tellOfRepository := watchRepository(turn.workspace, show.warn)
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
+		Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err

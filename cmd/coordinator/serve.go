@@ -27,6 +27,7 @@ type serveCommand struct {
 	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
 
 	fleetFlags
+	replyFlags
 	folderFlag
 	policyFlags
 }
@@ -41,6 +42,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	folder, err := c.openFolder()
+	if err != nil {
+		return err
+	}
+	settings, err := c.settings()
 	if err != nil {
 		return err
 	}
@@ -73,7 +78,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := protocol.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Tools: folder, Policies: policies,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Policies: policies,
 		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {

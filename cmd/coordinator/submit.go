@@ -62,7 +62,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	}
 	answers := newAnswers(p, fl, show.warn)
 	defer answers.close()
-	result, err := c.follow(ctx, fl, turn.session, policies, show, answers)
+	result, err := c.follow(ctx, fl, turn, policies, show, answers)
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
@@ -72,10 +72,12 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 // follow has the turn run and shows its events, not those of the session's other turns: live ones
 // as they come, and with
 // --json those of the journal when it has ended, because none of them may be missing.
-func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, policies []json.RawMessage, show view, answers *answers) (loop.TurnResult, error) {
+func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, turn checked, policies []json.RawMessage, show view, answers *answers) (loop.TurnResult, error) {
+	session := turn.session
 	call := serve.NewCall(session, protocol.TurnRun{
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
 		Policies: policies, Guard: c.guard(),
+		Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput,
 	}, c.Timeout)
 	live := &liveTurn{show: show.observe}
 	waits := time.AfterFunc(waitNotice, func() {
@@ -107,19 +109,19 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, session pro
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
-	turn := turnResult(result)
+	ended := turnResult(result)
 	if !c.JSON {
-		live.complete(context.WithoutCancel(ctx), turn)
-		return turn, nil
+		live.complete(context.WithoutCancel(ctx), ended)
+		return ended, nil
 	}
 	history, err := fl.Journal.Load(context.WithoutCancel(ctx), session)
 	if err != nil {
-		return turn, err
+		return ended, err
 	}
 	for _, e := range turnOf(history.Events, call.ID) {
 		show.observe(e)
 	}
-	return turn, nil
+	return ended, nil
 }
 
 // turnOf returns the events of the turn that a call asked for, with the session's beginning if it

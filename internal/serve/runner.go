@@ -48,7 +48,8 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 	}
 	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
 		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens),
-		Guard: guard, Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
+		Guard:    guard, Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)

@@ -79,6 +79,8 @@ type Options struct {
 	// MaxSteps and MaxTokens bound turns that ask for more, or for nothing.
 	MaxSteps  int
 	MaxTokens int64
+	// Settings are for turns that leave them open; the lesser MaxOutput holds.
+	Settings loop.Settings
 	// Tracer and Meter make spans and metrics; nil is what the process has installed.
 	Tracer trace.Tracer
 	Meter  metric.Meter

@@ -318,6 +318,36 @@ func TestTurn_LimitsOfTheServerHold(t *testing.T) {
 	}
 }
 
+// asked is a model that keeps what it was asked last.
+type asked struct {
+	loop.Model
+
+	mu       sync.Mutex
+	settings loop.Settings
+}
+
+func (m *asked) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	m.mu.Lock()
+	m.settings = req.Settings
+	m.mu.Unlock()
+	return m.Model.Reply(ctx, req, delta)
+}
+
+func TestServer_SettingsOfTheTurnBeforeItsOwn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	model, cold := &asked{Model: r.model}, 0.0
+	r.serve(r.Connect(), "a", func(o *serve.Options) {
+		o.Models["script"], o.Settings = model, loop.Settings{Effort: "low", MaxOutput: 100}
+	})
+	require.Nil(t, r.turn(protocol.TurnRun{Prompt: "p", Temperature: &cold, Reasoning: "high", MaxOutput: 1000}).Error)
+	require.Equal(t, loop.Settings{Temperature: &cold, Effort: "high", MaxOutput: 100}, model.settings)
+	require.Nil(t, r.turn(protocol.TurnRun{Prompt: "p"}).Error)
+	require.Equal(t, loop.Settings{Effort: "low", MaxOutput: 100}, model.settings)
+	got := r.turn(protocol.TurnRun{Prompt: "p", Reasoning: "hard"})
+	requireFault(t, got, protocol.StatusRejected, protocol.CodeInvalidPayload)
+}
+
 func TestServer_RejectsWhatIsNoTurnOfItsSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, answer)

@@ -67,6 +67,11 @@ type TurnRun struct {
 	Policies []json.RawMessage `json:"policies,omitempty"`
 	// Guard is what the session must know of a file before it may change it.
 	Guard Guard `json:"guard,omitempty"`
+	// Temperature, Reasoning (an effort) and MaxOutput (tokens of a reply) tune the model's
+	// replies; what is missing is the coordinator's to choose.
+	Temperature *float64 `json:"temperature,omitempty"`
+	Reasoning   string   `json:"reasoning,omitempty"`
+	MaxOutput   int64    `json:"max_output,omitempty"`
 }
 
 // Noop does nothing, for as long as it is told: the payload of measurements.

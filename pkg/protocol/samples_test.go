@@ -106,6 +106,7 @@ func fleetSamples() map[string]any {
 		"payload/turn_run": protocol.TurnRun{
 			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40,
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
+			Temperature: new(float64), Reasoning: "low", MaxOutput: 4096,
 		},
 		"payload/turn_run_prompt": protocol.TurnRun{Prompt: "Hello"},
 		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},
