@@ -33,6 +33,7 @@ type turnFlags struct {
 
 	guardFlag
 	replyFlags
+	instructionFlags
 	cli.Protect
 }
 
@@ -63,6 +64,7 @@ type checked struct {
 	workspace string
 	protect   []string // nil means the default
 	settings  loop.Settings
+	system    string
 }
 
 func (f *turnFlags) check() (c checked, err error) {
@@ -85,6 +87,9 @@ func (f *turnFlags) check() (c checked, err error) {
 		return c, cli.Usagef("--timeout %s: must not be negative", f.Timeout)
 	}
 	if c.settings, err = f.settings(); err != nil {
+		return c, err
+	}
+	if c.system, err = f.system(); err != nil {
 		return c, err
 	}
 	if c.protect, err = f.Places(); err != nil {
@@ -131,11 +136,15 @@ type prepared struct {
 	judge     loop.Policy // nil allows everything
 	model     loop.Model
 	modelName string
+	project   []protocol.InstructionFile
 }
 
 // prepare checks the flags and opens what they name; nothing is connected or written yet.
 func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) (turn prepared, err error) {
 	if turn.checked, err = c.check(); err != nil {
+		return turn, err
+	}
+	if turn.project, err = c.project(turn.workspace, warn); err != nil {
 		return turn, err
 	}
 	folder, err := c.openFolder()
@@ -202,7 +211,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	tellOfRepository := watchRepository(turn.workspace, show.warn)
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
+		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err

@@ -54,6 +54,10 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	}
 	defer fl.Close()
 	show := newView(p, c.JSON)
+	project, err := c.project(turn.workspace, show.warn)
+	if err != nil {
+		return err
+	}
 	var remote *remoteWorkspace
 	if turn.workspace != "" {
 		if remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect); err != nil {
@@ -62,30 +66,34 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	}
 	answers := newAnswers(p, fl, show.warn)
 	defer answers.close()
-	result, err := c.follow(ctx, fl, turn, policies, show, answers)
+	result, err := c.follow(ctx, fl, c.call(turn, policies, project), show, answers)
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
 	return finish(show, turn.session, result, err)
 }
 
-// follow has the turn run and shows its events, not those of the session's other turns: live ones
-// as they come, and with
-// --json those of the journal when it has ended, because none of them may be missing.
-func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, turn checked, policies []json.RawMessage, show view, answers *answers) (loop.TurnResult, error) {
-	session := turn.session
-	call := serve.NewCall(session, protocol.TurnRun{
+// call asks for the turn.
+func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile) protocol.Call {
+	return serve.NewCall(turn.session, protocol.TurnRun{
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
 		Policies: policies, Guard: c.guard(),
 		Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput,
+		System: turn.system, Project: project,
 	}, c.Timeout)
+}
+
+// follow has the turn run and shows its events, not those of the session's other turns: live ones
+// as they come, and with
+// --json those of the journal when it has ended, because none of them may be missing.
+func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protocol.Call, show view, answers *answers) (loop.TurnResult, error) {
 	live := &liveTurn{show: show.observe}
 	waits := time.AfterFunc(waitNotice, func() {
 		show.warn(fmt.Sprintf("the turn has waited %s: no coordinator serves or is free (coordinator serve), or an earlier turn of the session still runs (coordinator lane ls --pool %s)",
 			waitNotice, protocol.SessionPool))
 	})
 	defer waits.Stop()
-	watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, session, func(*protocol.Result) {}, func(f *protocol.Frame) {
+	watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		if f.CallID != call.ID {
 			return
 		}
@@ -109,19 +117,19 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, turn checke
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
-	ended := turnResult(result)
+	turn := turnResult(result)
 	if !c.JSON {
-		live.complete(context.WithoutCancel(ctx), ended)
-		return ended, nil
+		live.complete(context.WithoutCancel(ctx), turn)
+		return turn, nil
 	}
-	history, err := fl.Journal.Load(context.WithoutCancel(ctx), session)
+	history, err := fl.Journal.Load(context.WithoutCancel(ctx), call.SessionID)
 	if err != nil {
-		return ended, err
+		return turn, err
 	}
 	for _, e := range turnOf(history.Events, call.ID) {
 		show.observe(e)
 	}
-	return ended, nil
+	return turn, nil
 }
 
 // turnOf returns the events of the turn that a call asked for, with the session's beginning if it

@@ -324,11 +324,12 @@ type asked struct {
 
 	mu       sync.Mutex
 	settings loop.Settings
+	system   string
 }
 
 func (m *asked) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	m.mu.Lock()
-	m.settings = req.Settings
+	m.settings, m.system = req.Settings, req.Messages[0].Text
 	m.mu.Unlock()
 	return m.Model.Reply(ctx, req, delta)
 }
@@ -346,6 +347,18 @@ func TestServer_SettingsOfTheTurnBeforeItsOwn(t *testing.T) {
 	require.Equal(t, loop.Settings{Effort: "low", MaxOutput: 100}, model.settings)
 	got := r.turn(protocol.TurnRun{Prompt: "p", Reasoning: "hard"})
 	requireFault(t, got, protocol.StatusRejected, protocol.CodeInvalidPayload)
+}
+
+func TestServer_InstructionsOfTheTurn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	model := &asked{Model: r.model}
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Models["script"] = model })
+	require.Nil(t, r.turn(protocol.TurnRun{
+		Prompt: "p", System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
+	}).Error)
+	require.Contains(t, model.system, "You are careful.")
+	require.Contains(t, model.system, "Run make check.")
 }
 
 func TestServer_RejectsWhatIsNoTurnOfItsSession(t *testing.T) {

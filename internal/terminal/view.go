@@ -128,6 +128,9 @@ func (v *View) sessionStarted(e *loop.Event) {
 	if e.Workspace != "" {
 		parts = append(parts, "workspace "+fit(e.Workspace, 2*v.width))
 	}
+	if len(e.Instructions) > 0 {
+		parts = append(parts, "follows "+fit(strings.Join(e.Instructions, ", "), v.width))
+	}
 	v.line(strings.Join(parts, separator))
 }
 

@@ -21,6 +21,9 @@ type session struct {
 	jobs  []*job // in the order in which they were started
 	// dialogs are what stateful tools go on with, in the order in which they were opened.
 	dialogs []*dialog
+	// system and project are the instructions of its last turn.
+	system  string
+	project []protocol.InstructionFile
 }
 
 type turn struct {
@@ -119,6 +122,12 @@ func (s *session) apply(e *Event) error {
 func (s *session) startTurn(e *Event) error {
 	if s.open() != nil || e.Turn != len(s.turns)+1 {
 		return fmt.Errorf("turn %d is the last, and open: %t", len(s.turns), s.open() != nil)
+	}
+	if e.Terms != nil && e.Terms.System != "" {
+		s.system = e.Terms.System
+	}
+	if e.Terms != nil && e.Terms.Project != nil {
+		s.project = e.Terms.Project
 	}
 	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms})
 	return nil

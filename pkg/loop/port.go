@@ -253,6 +253,8 @@ type Event struct {
 	Model     string   `json:"model,omitempty"`
 	Tools     []string `json:"tools,omitempty"`
 	Workspace string   `json:"workspace,omitempty"`
+	// Instructions are the names of the files of [Options].Project.
+	Instructions []string `json:"instructions,omitempty"`
 
 	// Of turn_started; its CallID is [Input].ID.
 	Input string `json:"input,omitempty"`

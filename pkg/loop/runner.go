@@ -182,10 +182,11 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	if rec.last == 0 {
 		events = append(events, Event{
 			Type: EventSessionStarted, Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace,
+			Instructions: namesOf(r.opts.Project),
 		})
 	}
 	events = append(events, Event{
-		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(),
+		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(rec.session),
 	})
 	return rec.record(ctx, events...)
 }

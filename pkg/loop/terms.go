@@ -11,7 +11,7 @@ import (
 )
 
 // Terms are what a turn was begun with and keeps: whoever brings it to its end can only add to
-// them. What is not in them (the model, the system prompt, the timeout, a [Policy] that is no
+// them. What is not in them (the model, its [Settings], the timeout, a [Policy] that is no
 // [policy.Judge]) is that of whoever goes on.
 type Terms struct {
 	// Tools are the names of the tools that the model had; others are not there.
@@ -24,14 +24,24 @@ type Terms struct {
 	// MaxSteps and MaxTokens are those of [Options]; the lesser ones hold.
 	MaxSteps  int   `json:"max_steps,omitempty"`
 	MaxTokens int64 `json:"max_tokens,omitempty"`
+	// System and Project are those of [Options], in the turn that changes them.
+	System  string                     `json:"system,omitempty"`
+	Project []protocol.InstructionFile `json:"project,omitzero"`
 }
 
-// terms are those of a turn that the runner begins.
-func (r *Runner) terms() *Terms {
-	return &Terms{
+// terms are those of a turn of a session that the runner begins.
+func (r *Runner) terms(s *session) *Terms {
+	terms := &Terms{
 		Tools: r.table.Names(), Policies: rulesOf(r.opts.Policy), Guard: r.opts.Guard,
 		MaxSteps: r.opts.MaxSteps, MaxTokens: r.opts.MaxTokens,
 	}
+	if system := validText(r.opts.System); system != s.system {
+		terms.System = system
+	}
+	if project := validFiles(r.opts.Project); project != nil && !slices.Equal(project, s.project) {
+		terms.Project = project
+	}
+	return terms
 }
 
 // rulesOf encodes the rules of a policy, none of one that has no such rules.

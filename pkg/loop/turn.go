@@ -184,14 +184,6 @@ func (t *turnRun) provider() string {
 	return ""
 }
 
-// system is the system prompt with what the tools have to say.
-func (t *turnRun) system() string {
-	if hints := t.table.Hints(t.provider()); hints != "" {
-		return t.opts.System + "\n\n" + hints
-	}
-	return t.opts.System
-}
-
 // chat asks the model once, with a word to it behind the conversation unless that is "".
 func (t *turnRun) chat(ctx context.Context, at Event, word string) (Reply, *ending) {
 	ctx, span := t.opts.Tracer.Start(ctx, spanName(operationChat, t.opts.ModelName),

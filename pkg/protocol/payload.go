@@ -72,6 +72,16 @@ type TurnRun struct {
 	Temperature *float64 `json:"temperature,omitempty"`
 	Reasoning   string   `json:"reasoning,omitempty"`
 	MaxOutput   int64    `json:"max_output,omitempty"`
+	// System is the system prompt, and Project what the workspace says to agents; missing ones are
+	// as in the session's turn before, and an empty Project is none.
+	System  string            `json:"system,omitempty"`
+	Project []InstructionFile `json:"project,omitzero"`
+}
+
+// InstructionFile is a file with instructions for agents, such as AGENTS.md.
+type InstructionFile struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
 }
 
 // Noop does nothing, for as long as it is told: the payload of measurements.

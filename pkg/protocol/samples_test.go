@@ -107,6 +107,7 @@ func fleetSamples() map[string]any {
 			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40,
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			Temperature: new(float64), Reasoning: "low", MaxOutput: 4096,
+			System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
 		},
 		"payload/turn_run_prompt": protocol.TurnRun{Prompt: "Hello"},
 		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},
