@@ -72,6 +72,10 @@ test: program bin/testsum ## Run every test with the race detector (PKG=./pkg/..
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern)
 	go test ./test/chaos -run 'TestChaos_$(FAULT)' -count=1 -parallel=1 -timeout=6h -v -args -calls=$(CALLS) -seed=$(SEED)
 
+.PHONY: blackbox
+blackbox: build ## Hold the laws against the binaries by a program that knows only the wire (CALLS=n, SEED=n)
+	go run ./test/blackbox -bin=bin -calls=$(CALLS) -seed=$(SEED)
+
 .PHONY: simulate
 simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one)
 	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED)

@@ -151,8 +151,9 @@ func (d *deep) killBusiest() {
 func (d *deep) probe(ctx context.Context) {
 	var open sync.Map
 	watch, err := d.results.Watch(ctx, "probe", func(r *protocol.Result) {
-		if done, waits := open.LoadAndDelete(r.CallID); waits {
-			done.(chan *protocol.Result) <- r
+		done, _ := open.LoadAndDelete(r.CallID)
+		if done, waits := done.(chan *protocol.Result); waits {
+			done <- r
 		}
 	}, nil)
 	if err != nil {

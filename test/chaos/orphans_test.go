@@ -32,8 +32,8 @@ func TestChaos_CallersNeverComeBack(t *testing.T) { //nolint:paralleltest // see
 	require.LessOrEqual(t, report.Idle, bound+report.Stalled)
 }
 
-// abandonCaller is kill -9 of the callers in the middle of what they do, for good; others come, with
-// calls and lanes of their own.
+// abandonCaller is kill -9 of the callers in the middle of what they do, for good; others come,
+// with calls and lanes of their own.
 func abandonCaller(r *rig) {
 	require.Eventually(r.t, func() bool { return r.caller.ended() || r.callerLog() > 0 }, patience, 10*time.Millisecond)
 	pause.For(r.t.Context(), time.Duration(r.random.Int64N(int64(r.setup.pause))))
