@@ -22,7 +22,7 @@ type Limits struct {
 	OpenFiles int64         `default:"0" help:"Open files of one process; 0 is 4096."`
 	FileSize  Size          `default:"0" placeholder:"SIZE" help:"Size of one file that a command writes; 0 is no limit."`
 	Disk      Size          `default:"0" placeholder:"SIZE" help:"Disk space of a sandbox; 0 is no limit."`
-	Output    Size          `default:"0" placeholder:"SIZE" help:"Output kept of each stream, 1K to 1M; a command that writes four times as much is killed. 0 is 128K."`
+	Output    Size          `default:"0" placeholder:"SIZE" help:"Output of each stream in a result, 1K to 1M; all of what is more is kept beside it, and ends no command. 0 is 128K."`
 }
 
 // Sandbox returns the limits, or every fault of the flags, joined.

@@ -5,6 +5,7 @@ import (
 	"maps"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -94,17 +95,33 @@ func limitKinds(kinds sandbox.LimitKinds) map[string]string {
 func (w *Worker) exec(
 	ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames, valueOf func(protocol.Execution) protocol.Value,
 ) (protocol.Value, error) {
-	cmd.Live = frames.output
-	r, err := s.Exec(ctx, cmd)
+	r, written, err := w.spooled(ctx, s, cmd, frames)
 	if err != nil {
 		return nil, err
 	}
 	execution := w.execution(&r)
 	value := valueOf(execution)
 	if execution.Truncated {
-		value = partial{Value: value, keep: keepValue(valueOf(wholeOf(execution, &r)))}
+		value = partial{Value: value, keep: keepOutput(written)}
+	} else {
+		_ = written.Close() // nobody needs it
 	}
 	return value, endFault(&r, w.options.Limits.Tighten(cmd.Limits))
+}
+
+// spooled runs a command, shows what it writes while it runs, and returns all of it, which is to be
+// closed unless there is an error.
+func (w *Worker) spooled(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, frames *frames) (sandbox.Result, *spool.Spool, error) {
+	written, show := spool.New(w.sandboxes.spools()), frames.sparingly()
+	cmd.Live = func(stream sandbox.Stream, data []byte) {
+		written.Write(stream, data)
+		show(stream, data)
+	}
+	r, err := s.Exec(ctx, cmd)
+	if err != nil {
+		_ = written.Close() // it is not read
+	}
+	return r, written, err
 }
 
 // execution is a result as it travels.
@@ -113,6 +130,7 @@ func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
 		ExitCode: r.ExitCode, Signal: r.Signal, Reason: string(r.Reason),
 		Stdout: r.Stdout.Data, Stderr: r.Stderr.Data,
 		StdoutBytes: r.Stdout.Total, StderrBytes: r.Stderr.Total,
+		StdoutLines: r.Stdout.Lines, StderrLines: r.Stderr.Lines,
 		Truncated: r.Stdout.Truncated || r.Stderr.Truncated,
 		CPUMS:     float64(r.CPU.Microseconds()) / 1000, MaxRSSBytes: r.MaxRSS,
 		LimitKinds: w.limitKinds,
@@ -124,19 +142,5 @@ func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
 		e.Combined = r.Combined.Data
 		e.Truncated = e.Truncated || r.Combined.Truncated
 	}
-	return e
-}
-
-// wholeOf is an execution with all that was written in the place of what was kept.
-func wholeOf(e protocol.Execution, r *sandbox.Result) protocol.Execution {
-	whole := func(kept *protocol.Bytes, c sandbox.Captured) {
-		if len(*kept) > 0 && c.Truncated {
-			*kept = c.Whole
-		}
-	}
-	whole(&e.Stdout, r.Stdout)
-	whole(&e.Stderr, r.Stderr)
-	whole(&e.Combined, r.Combined)
-	e.Truncated = int64(len(e.Stdout)) < e.StdoutBytes || int64(len(e.Stderr)) < e.StderrBytes
 	return e
 }

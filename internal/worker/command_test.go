@@ -3,6 +3,7 @@ package worker_test
 import (
 	"bytes"
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -130,8 +131,8 @@ func TestCommand_Limits(t *testing.T) {
 		},
 		"output": {
 			"printf partial; exec yes",
-			protocol.Limits{Output: 1024},
-			protocol.StatusFailed, protocol.CodeOutputLimit, "output_limit", "wrote too much (4096 bytes at most)",
+			protocol.Limits{Output: 1024, Wall: 2000},
+			protocol.StatusTimeout, protocol.CodeRunTimeout, "timeout", "it may run for 2s",
 		},
 		"file size": {
 			"printf partial; while :; do printf '%1000s' x >>f; done",
@@ -180,42 +181,52 @@ func TestCommand_StreamsAreKeptApartAndTogether(t *testing.T) {
 	require.Empty(t, value[protocol.CommandRunResult](t, got).Combined, "it would say nothing new")
 }
 
-func TestCommand_OutputThatIsCutIsKeptWhole(t *testing.T) {
+// TestCommand_OutputNeverEndsIt: of a command that writes far more than a model is shown, the next
+// one of the line runs, and all that it wrote can be read.
+func TestCommand_OutputNeverEndsIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.work(r.options())
 	session := protocol.NewSessionID()
-	got := r.do(session, protocol.CommandRun{Command: "seq 1 2000; seq 3000 3999 >&2", Limits: protocol.Limits{Output: 4000}})
+	got := r.do(session, protocol.CommandRun{Command: "seq 1 200000 && echo made >made && cat made; seq 7 9 >&2"})
 	requireOK(t, got)
 	v := value[protocol.CommandRunResult](t, got)
 	require.True(t, v.Truncated)
-	require.Less(t, len(v.Stdout), 4100)
-	require.NotNil(t, got.Kept)
-	whole := value[protocol.CommandRunResult](t, &protocol.Result{Value: r.stored(t, got)})
-	require.False(t, whole.Truncated)
-	require.Len(t, whole.Stdout, int(whole.StdoutBytes))
-	require.Len(t, whole.Stderr, int(whole.StderrBytes))
-	require.Len(t, whole.Combined, len(whole.Stdout)+len(whole.Stderr))
-	require.True(t, bytes.HasSuffix(whole.Stdout, []byte("\n2000\n")))
-	require.True(t, bytes.HasPrefix(whole.Stderr, []byte("3000\n3001\n")))
-
-	bomb := r.do(session, protocol.CommandRun{Command: "yes", Limits: protocol.Limits{Output: 4000}})
-	requireFault(t, bomb, protocol.StatusFailed, protocol.CodeOutputLimit)
-	whole = value[protocol.CommandRunResult](t, &protocol.Result{Value: r.stored(t, bomb)})
-	require.True(t, whole.Truncated, "as much as it may write, and not what it would have written")
-	require.Len(t, whole.Stdout, 16_000)
+	require.Equal(t, []int64{1_288_900, 200_001, 6, 3}, []int64{v.StdoutBytes, v.StdoutLines, v.StderrBytes, v.StderrLines})
+	require.True(t, bytes.HasSuffix(v.Stdout, []byte("\n200000\nmade\n")))
+	require.Equal(t, &protocol.Kept{}, got.Kept)
+	requireOK(t, r.do(session, protocol.FilesRead{Path: "made"}))
+	for part, want := range map[string]struct{ lines, bytes int }{
+		"": {200_004, 1_288_906}, protocol.PartOutput: {200_004, 1_288_906}, protocol.PartStdout: {200_001, 1_288_900}, protocol.PartStderr: {3, 6},
+	} {
+		page := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Part: part, Offset: 3, Limit: 1}))
+		require.Equal(t, []int{want.lines, want.bytes}, []int{page.TotalLines, int(page.Bytes)}, part)
+		require.Equal(t, map[bool]string{true: "9\n", false: "3\n"}[part == protocol.PartStderr], string(page.Content))
+	}
+	middle := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Offset: 123_456, Limit: 1}))
+	require.Equal(t, "123456\n", string(middle.Content))
 }
 
-// stored is the value that is kept of a result.
-func (r *rig) stored(t *testing.T, result *protocol.Result) protocol.Value {
-	t.Helper()
-	store, err := r.JS.ObjectStore(t.Context(), r.Name.KeptBucket())
+// TestCommand_OfVeryMuchOutputHeadAndTailAreKept, and the result says so.
+func TestCommand_OfVeryMuchOutputHeadAndTailAreKept(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	got := r.do(session, protocol.CommandRun{Command: "seq 1 10000000; echo end"})
+	requireOK(t, got)
+	require.Equal(t, &protocol.Kept{Truncated: true}, got.Kept)
+	v := value[protocol.CommandRunResult](t, got)
+	require.Equal(t, []int64{78_888_901, 10_000_001}, []int64{v.StdoutBytes, v.StdoutLines})
+	page := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Part: protocol.PartStdout, Offset: 4_000_000, Limit: 1}))
+	require.Equal(t, "4000000\n", string(page.Content))
+	require.Less(t, page.Bytes, int64(64<<20))
+	page = value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: got.CallID, Offset: page.TotalLines - 1}))
+	require.Equal(t, "10000000\nend\n", string(page.Content))
+	left, err := os.ReadDir(filepath.Join(o.Data, "spool"))
 	require.NoError(t, err)
-	body, err := store.GetBytes(t.Context(), protocol.KeptValue(result.SessionID, result.CallID))
-	require.NoError(t, err)
-	v, err := protocol.DecodeValue(body)
-	require.NoError(t, err)
-	return v
+	require.Empty(t, left)
 }
 
 // TestCommand_CloseOfTheSandboxIsNoFailureOfTheCommand covers a sandbox that goes away under a

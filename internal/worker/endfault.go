@@ -6,7 +6,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
 )
 
 // endFault is the error of a command that did not end by itself; nil when it did. It names the one
@@ -18,9 +17,6 @@ func endFault(r *sandbox.Result, limits sandbox.Limits) error {
 	case sandbox.ReasonTimeout:
 		return protocol.Errorf(protocol.CodeRunTimeout, "the command used up its time (%s, of that %s on the processor) and was killed%s; do less at once",
 			r.Wall.Round(timeUnit), r.CPU.Round(timeUnit), timeAllowed(r, limits))
-	case sandbox.ReasonOutputLimit:
-		return protocol.Errorf(protocol.CodeOutputLimit,
-			"the command wrote too much%s and was killed; redirect its output to a file and read parts of that", atMost(capture.Factor*limits.WithDefaults().Output))
 	case sandbox.ReasonOOM:
 		return protocol.Errorf(protocol.CodeOOM, "the command used too much memory%s and was killed", atMost(limits.Memory))
 	case sandbox.ReasonDiskLimit:

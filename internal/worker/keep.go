@@ -13,12 +13,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
-// keepTimeout bounds the storing of what does not fit into a result.
-const keepTimeout = 30 * time.Second
+// keepTimeout bounds the storing of what does not fit into a result: it may be 128 MiB.
+const keepTimeout = 2 * time.Minute
 
 // partial is a value of which a message carries less than there is, or a reader may be
 // shown less.
@@ -96,6 +98,33 @@ func keepValue(whole protocol.Value) keepFunc {
 		}
 		_, err = s.put(ctx, protocol.KeptValue(c.SessionID, c.ID), bytes.NewReader(body))
 		return &protocol.Kept{}, err
+	}
+}
+
+// keepOutput keeps all that a command wrote, in its order, and each stream apart, and closes it.
+func keepOutput(written *spool.Spool) keepFunc {
+	return func(ctx context.Context, s *keeper, c *protocol.Call) (*protocol.Kept, error) {
+		defer written.Close()
+		if err := written.Err(); err != nil {
+			return nil, err
+		}
+		both := []sandbox.Stream{sandbox.Stdout, sandbox.Stderr}
+		text, err := s.put(ctx, protocol.KeptText(c.SessionID, c.ID), written.Reader(both...))
+		if err != nil {
+			return nil, err
+		}
+		for part, stream := range map[string]sandbox.Stream{protocol.PartStdout: sandbox.Stdout, protocol.PartStderr: sandbox.Stderr} {
+			name := protocol.KeptStream(c.SessionID, c.ID, part)
+			if written.Total(stream) == written.Total(both...) { // the other one is empty
+				_, err = s.AddLink(ctx, name, text)
+			} else {
+				_, err = s.put(ctx, name, written.Reader(stream))
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		return &protocol.Kept{Truncated: written.Missing(both...) > 0}, nil
 	}
 }
 

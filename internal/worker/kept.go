@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,13 +59,25 @@ func (w *Worker) awaitKept(ctx context.Context, session protocol.SessionID, p pr
 	return nil, protocol.Errorf(protocol.CodeNotFound, "the result of call %q was kept, and is not any more: it is older than the fleet keeps, or was removed.", p.CallID)
 }
 
+// keptName is the object with a part of a result as text, if there is one; "" when there never is.
+func keptName(session protocol.SessionID, p protocol.ResultRead) string {
+	switch p.Part {
+	case protocol.PartStdout, protocol.PartStderr:
+		return protocol.KeptStream(session, p.CallID, p.Part)
+	case "", protocol.PartText, protocol.PartOutput:
+		return protocol.KeptText(session, p.CallID)
+	default:
+		return ""
+	}
+}
+
 // readKept reads what is kept of a result; nil when there is nothing.
 func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
-	if p.Part == "" || p.Part == protocol.PartText {
-		text, err := natsio.GetObject(ctx, w.kept, protocol.KeptText(session, p.CallID))
+	if name := keptName(session, p); name != "" {
+		text, err := natsio.GetObject(ctx, w.kept, name)
 		if err == nil {
 			defer text.Close()
-			return page(p, protocol.PartText, text, false)
+			return page(p, cmp.Or(p.Part, protocol.PartText), text, false)
 		}
 		if !errors.Is(err, jetstream.ErrObjectNotFound) {
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
@@ -111,9 +124,9 @@ func partOf(v protocol.Value, part string) (name string, content []byte, truncat
 		err = protocol.Errorf(protocol.CodeInvalidArguments, "the result is no command's: it has no %s, only %s and %s",
 			part, protocol.PartText, protocol.PartValue)
 	case part == protocol.PartStdout:
-		content, truncated = e.Stdout, e.Truncated
+		content, truncated = e.Stdout, e.Truncated && e.StdoutBytes > 0
 	case part == protocol.PartStderr:
-		content, truncated = e.Stderr, e.Truncated
+		content, truncated = e.Stderr, e.Truncated && e.StderrBytes > 0
 	case part == protocol.PartOutput:
 		content, truncated = plain.Written(e), e.Truncated
 	default:

@@ -141,17 +141,6 @@ func TestPayloads_Commands(t *testing.T) {
 		{name: "both", payload: protocol.CommandRun{Command: "true", Argv: []string{"true"}}, status: protocol.StatusRejected, code: protocol.CodeInvalidPayload},
 		{name: "bad argument", payload: protocol.CommandRun{Argv: []string{"true", "\x00"}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
 		{name: "bad environment", payload: protocol.CommandRun{Command: "true", Env: map[string]string{"A=B": ""}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
-		{
-			name: "too much output", payload: protocol.CommandRun{Command: "yes"}, status: protocol.StatusFailed, code: protocol.CodeOutputLimit,
-			check: func(t *testing.T, r *protocol.Result) {
-				t.Helper()
-				v := value[protocol.CommandRunResult](t, r)
-				require.True(t, v.Truncated)
-				require.Equal(t, "output_limit", v.Reason)
-				require.True(t, strings.HasPrefix(string(v.Stdout), "y\ny\n"))
-				require.Greater(t, v.StdoutBytes, int64(len(v.Stdout)))
-			},
-		},
 		{name: "noop", payload: protocol.Noop{WorkMS: 1}, check: func(t *testing.T, r *protocol.Result) {
 			t.Helper()
 			require.Equal(t, protocol.NoopResult{}, r.Value)

@@ -50,14 +50,14 @@ func (w *Worker) startProcess(
 	}, ctx.Err()
 }
 
-// Bounds of the live output of a background process, in bytes: it may write for hours.
+// Bounds of the live output of a command, in bytes: it may write for hours.
 const (
 	liveRate  = 64 << 10 // a second
-	liveBurst = 256 << 10
+	liveBurst = 512 << 10
 )
 
 // sparingly returns a function that sends live output as long as that is not too much. What is
-// left out shows as a gap in the sequence of the frames; all of it is where the process is read.
+// left out shows as a gap in the sequence of the frames; all of it is in the result, or where the process is read.
 func (f *frames) sparingly() func(stream sandbox.Stream, data []byte) {
 	limit := rate.NewLimiter(liveRate, liveBurst)
 	return func(stream sandbox.Stream, data []byte) {

@@ -48,15 +48,20 @@ type box struct {
 
 // newSandboxes prepares the data directory.
 func newSandboxes(o Options, places jetstream.KeyValue) (*sandboxes, error) {
-	if err := os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700); err != nil {
+	s := &sandboxes{options: o, places: places, open: map[protocol.Lane]*box{}, protect: map[string][]string{}}
+	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	id, err := dataID(filepath.Join(o.Data, "id"))
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	return &sandboxes{options: o, places: places, dataID: id, open: map[protocol.Lane]*box{}, protect: map[string][]string{}}, nil
+	s.dataID = id
+	return s, nil
 }
+
+// spools is the directory of what commands write that is too much for the memory.
+func (s *sandboxes) spools() string { return filepath.Join(s.options.Data, "spool") }
 
 // dataID reads the id of a data directory, or gives it one. Processes that start
 // at the same time on one directory agree, because the file appears whole.

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -20,6 +22,8 @@ const (
 	toolsPlace = "{tools}"
 	// maxComplaint is how much of what a failed tool wrote goes into the error, in characters.
 	maxComplaint = 2000
+	// maxToolOutput is how much a tool may return, and may write of which all is kept, in bytes.
+	maxToolOutput = 512 << 10
 )
 
 // toolRun runs the command of a tool of the user's own.
@@ -42,13 +46,13 @@ func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Cal
 		}
 		cmd.Env[toolsVar] = folder
 	}
-	cmd.Live = frames.output
-	r, err := s.Exec(ctx, cmd)
+	r, written, err := w.spooled(ctx, s, cmd, frames)
 	if err != nil {
 		return nil, err
 	}
 	execution := w.execution(&r)
-	whole := wholeOf(execution, &r)
+	whole := wholeOf(execution, written)
+	_ = written.Close() // it was read
 	output, fault := toolOutput(&whole, p.Text)
 	value := toolValue(execution, whole, output)
 	err = endFault(&r, w.options.Limits.Tighten(cmd.Limits))
@@ -63,6 +67,27 @@ func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Cal
 		return value, protocol.Errorf(protocol.CodeToolFailed, "%s", fault)
 	}
 	return value, nil
+}
+
+// wholeOf is an execution with all that was written in the place of what was kept, where that is
+// not too much.
+func wholeOf(e protocol.Execution, written *spool.Spool) protocol.Execution {
+	if !e.Truncated {
+		return e
+	}
+	whole := func(kept *protocol.Bytes, streams ...sandbox.Stream) {
+		if len(*kept) == 0 || written.Total(streams...) > maxToolOutput {
+			return
+		}
+		if all, err := io.ReadAll(written.Reader(streams...)); err == nil && int64(len(all)) == written.Total(streams...) {
+			*kept = all
+		}
+	}
+	whole(&e.Stdout, sandbox.Stdout)
+	whole(&e.Stderr, sandbox.Stderr)
+	whole(&e.Combined, sandbox.Stdout, sandbox.Stderr)
+	e.Truncated = int64(len(e.Stdout)) != e.StdoutBytes || int64(len(e.Stderr)) != e.StderrBytes
+	return e
 }
 
 // toolValue is what the command of a tool returned, and kept whole where it may be shown cut.
@@ -82,6 +107,9 @@ func toolValue(shown, whole protocol.Execution, output json.RawMessage) protocol
 
 // toolOutput reads what a tool wrote to standard output, all of it, or says what is wrong with it.
 func toolOutput(e *protocol.Execution, isText bool) (output json.RawMessage, fault string) {
+	if int64(len(e.Stdout)) != e.StdoutBytes {
+		return nil, fmt.Sprintf("the tool wrote %d bytes to standard output: what it returns has %d bytes at most", e.StdoutBytes, maxToolOutput)
+	}
 	if isText {
 		text := strings.TrimSuffix(strings.ToValidUTF8(string(e.Stdout), "\uFFFD"), "\n")
 		encoded, err := json.Marshal(text)

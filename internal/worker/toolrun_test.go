@@ -72,7 +72,7 @@ func TestToolRun_Results(t *testing.T) {
 			t.Helper()
 			require.Len(t, value[protocol.ToolRunResult](t, r).Output, 200002)
 		}},
-		{name: "too much of it", payload: script(`printf '"'; head -c 700000 /dev/zero | tr '\0' x; printf '"'`), status: failed, code: protocol.CodeOutputLimit},
+		{name: "too much of it", payload: script(`printf '"'; head -c 700000 /dev/zero | tr '\0' x; printf '"'`), status: failed, code: fault, check: says("wrote 700002 bytes to standard output: what it returns has 524288 bytes at most")},
 		{name: "no command", payload: protocol.ToolRun{Arguments: json.RawMessage(`{}`)}, status: protocol.StatusRejected, code: protocol.CodeInvalidPayload},
 		{name: "no such program", payload: protocol.ToolRun{Argv: []string{"no-such-program"}, Arguments: json.RawMessage(`{}`)}, status: failed, code: protocol.CodeCommandNotFound},
 	})

@@ -59,8 +59,7 @@ type Limits struct {
 	FileSize int64 `json:"file_size_bytes,omitempty"`
 	// Disk is what workspace, home and temporary files may take up together.
 	Disk int64 `json:"disk_bytes,omitempty"`
-	// Output is how much of each stream is kept in the result; a command that writes four
-	// times as much is killed.
+	// Output is how much of each stream is in the result. All of what is more is kept, see [Kept].
 	Output int64 `json:"output_bytes,omitempty"`
 }
 
@@ -99,8 +98,8 @@ type Execution struct {
 	ExitCode int `json:"exit_code"`
 	// Signal names the signal that ended it, as in "SIGKILL".
 	Signal string `json:"signal,omitempty"`
-	// Reason is exited, signaled, timeout, oom, output_limit, disk_limit, cancelled or
-	// sandbox_lost; of a background process that lives, running.
+	// Reason is exited, signaled, timeout, oom, disk_limit, cancelled or sandbox_lost; of a
+	// background process that lives, running.
 	Reason string `json:"reason"`
 	// Stdout and Stderr are what was kept: all of it, or head and tail with a mark between them.
 	Stdout Bytes `json:"stdout"`
@@ -111,6 +110,9 @@ type Execution struct {
 	// StdoutBytes and StderrBytes are how much was written.
 	StdoutBytes int64 `json:"stdout_bytes"`
 	StderrBytes int64 `json:"stderr_bytes"`
+	// StdoutLines and StderrLines are how many lines that is.
+	StdoutLines int64 `json:"stdout_lines,omitempty"`
+	StderrLines int64 `json:"stderr_lines,omitempty"`
 	// Truncated says that a stream is not kept whole here.
 	Truncated   bool    `json:"truncated,omitempty"`
 	CPUMS       float64 `json:"cpu_ms"`

@@ -79,6 +79,12 @@ func KeptValue(session SessionID, call CallID) string {
 	return "value/" + string(session) + "/" + string(call)
 }
 
+// KeptStream is the name of one stream of a command, [PartStdout] or [PartStderr], of which there
+// is more than in its result. All that it wrote is its text.
+func KeptStream(session SessionID, call CallID, part string) string {
+	return part + "/" + string(session) + "/" + string(call)
+}
+
 // KeptFile is the name of the content of a file that was read, to which the texts of all calls
 // that have read it are links; sum is its SHA-256 in hex.
 func KeptFile(session SessionID, sum string) string { return "file/" + string(session) + "/" + sum }

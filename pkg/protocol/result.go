@@ -61,7 +61,6 @@ const (
 	CodeRunTimeout   Code = "run_timeout"
 	CodeDeadline     Code = "deadline_exceeded"
 	CodeQueueTimeout Code = "queue_timeout"
-	CodeOutputLimit  Code = "output_limit"
 	CodeDiskLimit    Code = "disk_limit"
 	CodeOOM          Code = "out_of_memory"
 	CodeCancelled    Code = "cancelled"

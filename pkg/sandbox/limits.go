@@ -34,7 +34,7 @@ type Limits struct {
 	// [ReasonDiskLimit].
 	Disk int64
 	// Output is how many bytes of each stream are kept, head and tail; 0 means
-	// [DefaultOutput]. A command that writes more than four times as much to one stream is killed.
+	// [DefaultOutput]. A command may write as much as it likes.
 	Output int64
 	// Grace is the time between SIGTERM and SIGKILL; 0 means [DefaultGrace].
 	Grace time.Duration

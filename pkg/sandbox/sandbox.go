@@ -162,13 +162,10 @@ type Cmd struct {
 	// home and temporary files stay writable. A driver that cannot enforce it
 	// (see [Caps].ReadOnly) refuses with [ErrUnsupported].
 	ReadOnly bool
-	// Live, when set, is called with output as it comes; calls do not overlap, and
+	// Live, when set, is called with all output as it comes; calls do not overlap, and
 	// none comes after Exec returned. It should not block: the command's output waits
 	// for it. The slice is valid only during the call.
 	Live func(stream Stream, data []byte)
-	// Endless lets a command write without end: output goes to Live only, nothing of it
-	// is kept, and [Limits].Output does not count.
-	Endless bool
 }
 
 // Stream names an output stream.
@@ -186,14 +183,13 @@ type Reason string
 // Every reason. What ended a command counts, not how it took it: one that was
 // asked to stop and then exits 0 has timed out or was cancelled.
 const (
-	ReasonExited      Reason = "exited"
-	ReasonSignaled    Reason = "signaled"
-	ReasonTimeout     Reason = "timeout"
-	ReasonOOM         Reason = "oom"
-	ReasonOutputLimit Reason = "output_limit"
-	ReasonDiskLimit   Reason = "disk_limit"
-	ReasonCancelled   Reason = "cancelled"
-	ReasonLost        Reason = "sandbox_lost"
+	ReasonExited    Reason = "exited"
+	ReasonSignaled  Reason = "signaled"
+	ReasonTimeout   Reason = "timeout"
+	ReasonOOM       Reason = "oom"
+	ReasonDiskLimit Reason = "disk_limit"
+	ReasonCancelled Reason = "cancelled"
+	ReasonLost      Reason = "sandbox_lost"
 )
 
 // Result is how a command ended.
@@ -221,10 +217,10 @@ type Result struct {
 type Captured struct {
 	// Data is all of the stream, or its head, a mark, and its tail.
 	Data []byte
-	// Total is how many bytes were written.
+	// Total is how many bytes were written, and Lines how many lines, the last one also if it has
+	// no end.
 	Total int64
-	// Truncated says that Data is not all. Whole is all then, or as much from the
-	// beginning as a command may write before it is killed for it.
+	Lines int64
+	// Truncated says that Data is not all. [Cmd].Live gets all.
 	Truncated bool
-	Whole     []byte
 }

@@ -191,7 +191,7 @@ func abuses() map[string]abuse {
 		nothing:         {script: `sleep 2`, wall: ample, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero},
 		"fork bomb":     {script: `b() { b MARK | b MARK & }; b; sleep MARK`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
 		"memory bomb":   {script: `exec tail /dev/zero`, wall: ample, status: failed, reason: "oom", within: 20 * time.Second, check: bounded},
-		"output bomb":   {script: `yes MARK & yes MARK >&2 & wait`, wall: ample, status: failed, reason: "output_limit", within: 3 * time.Second},
+		"output bomb":   {script: `yes MARK & yes MARK >&2 & wait`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
 		"big file":      {script: `exec dd if=/dev/zero of=big bs=1M count=2000`, wall: ample, status: failed, reason: "disk_limit", within: 20 * time.Second},
 		"sparse file":   {script: `exec truncate -s 1T sparse`, wall: ample, status: failed, reason: "disk_limit", within: 5 * time.Second},
 		"many files":    {script: `i=0; while :; do : >f$i; i=$((i+1)); done`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},

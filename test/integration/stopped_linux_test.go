@@ -85,7 +85,7 @@ func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one
 		}
 		works := begin("works", `echo worked >works.went`, time.Minute)
 		hungry := begin("hungry", `exec -a `+bomb+` tail /dev/zero`, time.Minute)
-		loud := begin("loud", `yes `+flood, time.Minute)
+		loud := begin("loud", `exec -a `+flood+` seq 1 3000000`, time.Minute)
 		leaves := begin("leaves", `(setsid bash -c 'trap "" TERM HUP; exec -a `+daemon+` sleep 1000' &); : >leaves.went`, time.Minute)
 		for _, name := range []string{"works", "hungry", "loud", "leaves"} {
 			a.awaitFile(t, name+".begun")
@@ -113,7 +113,7 @@ func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one
 			reason string
 		}{
 			"works": {works, protocol.StatusOK, "exited"}, "hungry": {hungry, protocol.StatusFailed, "oom"},
-			"loud": {loud, protocol.StatusFailed, "output_limit"}, "slow": {slow, protocol.StatusTimeout, "timeout"}, "leaves": {leaves, protocol.StatusOK, "exited"},
+			"loud": {loud, protocol.StatusOK, "exited"}, "slow": {slow, protocol.StatusTimeout, "timeout"}, "leaves": {leaves, protocol.StatusOK, "exited"},
 		} {
 			r, e := c.end(t)
 			require.Equal(t, c.status, r.Status, "%s: %v %s", name, r.Error, e.Stderr)

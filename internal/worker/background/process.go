@@ -37,7 +37,7 @@ func newProcess(handle, command string, cancel context.CancelFunc) *process {
 // run runs the command to its end.
 func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, live func(sandbox.Stream, []byte)) {
 	defer p.cancel()
-	cmd.Endless = true
+	cmd.Limits.Output = 1 // all that is kept is here
 	cmd.Live = func(stream sandbox.Stream, data []byte) {
 		p.write(data)
 		if live != nil {

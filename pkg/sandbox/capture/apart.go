@@ -27,9 +27,8 @@ func openApart() (_ *apart, stdout, stderr *os.File, err error) {
 }
 
 // copy hands over what is written until both streams have ended, or endAt's time; also what was
-// written by then, and nobody has had the time to read. A stream of which keep wants no more is
-// closed.
-func (p *apart) copy(keep func(sandbox.Stream, []byte) bool) {
+// written by then, and nobody has had the time to read.
+func (p *apart) copy(keep func(sandbox.Stream, []byte)) {
 	var readers sync.WaitGroup
 	read := func(from *os.File, stream sandbox.Stream) {
 		defer from.Close()
@@ -42,7 +41,10 @@ func (p *apart) copy(keep func(sandbox.Stream, []byte) bool) {
 				}
 				return
 			}
-			if n > 0 && !keep(stream, buf[:n]) || err != nil {
+			if n > 0 {
+				keep(stream, buf[:n])
+			}
+			if err != nil {
 				return
 			}
 		}

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"unicode/utf8"
@@ -8,47 +9,40 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// buffer keeps the first headMax and the last tailMax bytes of a stream, and
-// beside them, when that is not all, the first wholeMax.
+// buffer keeps the first headMax and the last tailMax bytes of a stream.
 type buffer struct {
-	headMax, tailMax, wholeMax int
+	headMax, tailMax int
 
 	head  []byte
 	tail  []byte // a ring once it is full
 	next  int    // where the ring is written next; its oldest byte
-	whole []byte // nil until head and tail are full
 	total int64
+	ends  int64 // of lines
+	open  bool  // the last line has no end
 }
 
-func newBuffer(limit, whole int64) buffer {
+func newBuffer(limit int64) buffer {
 	half := int(limit / 2)
-	return buffer{headMax: int(limit) - half, tailMax: half, wholeMax: int(whole)}
+	return buffer{headMax: int(limit) - half, tailMax: half}
 }
 
 // clone returns a buffer that holds the same and goes its own way.
 func (b *buffer) clone() buffer {
 	c := *b
-	c.head, c.tail, c.whole = slices.Clone(b.head), slices.Clone(b.tail), slices.Clone(b.whole)
+	c.head, c.tail = slices.Clone(b.head), slices.Clone(b.tail)
 	return c
 }
 
 func (b *buffer) write(p []byte) {
-	b.writeWhole(p)
+	if len(p) == 0 {
+		return
+	}
 	b.total += int64(len(p))
+	b.ends += int64(bytes.Count(p, []byte{'\n'}))
+	b.open = p[len(p)-1] != '\n'
 	n := min(len(p), b.headMax-len(b.head))
 	b.head = append(b.head, p[:n]...)
 	b.writeTail(p[n:])
-}
-
-// writeWhole begins with what was kept so far when p does not fit there any more.
-func (b *buffer) writeWhole(p []byte) {
-	if b.whole == nil {
-		if b.total+int64(len(p)) <= int64(b.headMax+b.tailMax) {
-			return
-		}
-		b.whole = slices.Concat(b.head, b.tail) // the ring is not full yet
-	}
-	b.whole = append(b.whole, p[:min(len(p), max(0, b.wholeMax-len(b.whole)))]...)
 }
 
 func (b *buffer) writeTail(p []byte) {
@@ -67,7 +61,10 @@ func (b *buffer) writeTail(p []byte) {
 // ends within a character.
 func (b *buffer) captured() sandbox.Captured {
 	tail := append(append(make([]byte, 0, len(b.tail)), b.tail[b.next:]...), b.tail[:b.next]...)
-	out := sandbox.Captured{Total: b.total}
+	out := sandbox.Captured{Total: b.total, Lines: b.ends}
+	if b.open {
+		out.Lines++
+	}
 	if int64(len(b.head)+len(tail)) == b.total {
 		out.Data = append(append(out.Data, b.head...), tail...)
 		return out
@@ -75,7 +72,7 @@ func (b *buffer) captured() sandbox.Captured {
 	head := trimEnd(b.head)
 	tail = trimStart(tail)
 	missing := b.total - int64(len(head)) - int64(len(tail))
-	out.Truncated, out.Whole = true, b.whole
+	out.Truncated = true
 	out.Data = append(out.Data, head...)
 	out.Data = fmt.Appendf(out.Data, "\n[... %d bytes left out ...]\n", missing)
 	out.Data = append(out.Data, tail...)

@@ -1,27 +1,18 @@
 package capture
 
 import (
-	"errors"
 	"io"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Factor is how many times its limit a stream may hold before it is cut off.
-const Factor = 4
-
-// ErrLimit says that a stream exceeded [Factor] times its limit.
-var ErrLimit = errors.New("output limit exceeded")
-
 // LiveFunc gets output as it comes. The slice is valid only during the call.
 type LiveFunc func(stream sandbox.Stream, data []byte)
 
 // Output keeps the two output streams of one command. It is safe for concurrent use.
 type Output struct {
-	limit   int64
-	live    LiveFunc
-	endless bool
+	live LiveFunc
 
 	mu       sync.Mutex // serialises live, too
 	stdout   buffer
@@ -35,22 +26,10 @@ func New(limit int64, live LiveFunc) *Output {
 	if limit <= 0 {
 		limit = sandbox.DefaultOutput
 	}
-	return &Output{
-		limit: limit, live: live,
-		stdout: newBuffer(limit, Factor*limit), stderr: newBuffer(limit, Factor*limit),
-	}
+	return &Output{live: live, stdout: newBuffer(limit), stderr: newBuffer(limit)}
 }
 
-// For returns the Output of a command under its limits: one that keeps nothing and has
-// no limit when the command's output is endless.
-func For(cmd *sandbox.Cmd, limits sandbox.Limits) *Output {
-	o := New(limits.Output, cmd.Live)
-	o.endless = cmd.Endless
-	return o
-}
-
-// Writer returns where the bytes of stream go. A write that takes the stream over
-// [Factor] times the limit is counted and returns [ErrLimit].
+// Writer returns where the bytes of stream go. Its writes do not fail.
 func (o *Output) Writer(stream sandbox.Stream) io.Writer {
 	return writer{out: o, stream: stream}
 }
@@ -84,7 +63,6 @@ func (o *Output) combine(stream sandbox.Stream, p []byte) {
 			return
 		}
 		clone := other.clone() // the other stream is all that came so far
-		clone.wholeMax *= 2
 		o.combined = &clone
 	}
 	o.combined.write(p)
@@ -108,15 +86,10 @@ func (w writer) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	b := o.buffer(w.stream)
-	if !o.endless {
-		o.combine(w.stream, p)
-		b.write(p)
-	}
+	o.combine(w.stream, p)
+	b.write(p)
 	if o.live != nil && len(p) > 0 {
 		o.live(w.stream, p)
-	}
-	if b.total > Factor*o.limit {
-		return len(p), ErrLimit
 	}
 	return len(p), nil
 }

@@ -2,14 +2,22 @@ package capture
 
 import (
 	"os"
-	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // readSize is how much is read at a time, in bytes.
 const readSize = 64 << 10
+
+// A command that has written Burst bytes is read at Rate bytes a second: nobody reads so much, and
+// reading it takes a processor.
+const (
+	Burst = 256 << 20
+	Rate  = 64 << 20
+)
 
 // Streams are the pipes between the output streams of one command and an [Output].
 //
@@ -21,8 +29,6 @@ type Streams struct {
 	out    *Output
 	pipes  *pipes
 	theirs []*os.File // the command's ends
-	over   chan struct{}
-	once   sync.Once // closes over
 	done   chan struct{}
 }
 
@@ -33,30 +39,23 @@ func OpenStreams(out *Output) (*Streams, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Streams{
-		out: out, pipes: p, theirs: []*os.File{stdout, stderr},
-		over: make(chan struct{}), done: make(chan struct{}),
-	}, nil
+	return &Streams{out: out, pipes: p, theirs: []*os.File{stdout, stderr}, done: make(chan struct{})}, nil
 }
 
 // Command returns the ends for the command. They stay the property of Streams.
 func (s *Streams) Command() (stdout, stderr *os.File) { return s.theirs[0], s.theirs[1] }
 
-// Over is closed when a stream has exceeded its limit. Nothing more is read of that
-// stream then: the command's next write to it fails.
-func (s *Streams) Over() <-chan struct{} { return s.over }
-
 // Run starts copying, after the command was started.
 func (s *Streams) Run() {
 	s.closeTheirs()
+	pace := rate.NewLimiter(Rate, Burst)
 	go func() {
 		defer close(s.done)
-		s.pipes.copy(func(stream sandbox.Stream, p []byte) bool {
-			if _, err := s.out.Writer(stream).Write(p); err != nil {
-				s.once.Do(func() { close(s.over) })
-				return false
+		s.pipes.copy(func(stream sandbox.Stream, p []byte) {
+			_, _ = s.out.Writer(stream).Write(p) // it does not fail
+			if wait := pace.ReserveN(time.Now(), len(p)).Delay(); wait > 0 {
+				<-time.After(wait) // a millisecond or so: the command waits in its write meanwhile
 			}
-			return true
 		})
 	}()
 }
@@ -68,18 +67,11 @@ func (s *Streams) Abandon() {
 }
 
 // Finish ends the copying when the command is gone: after the end of its output, or
-// after wait when something that survived holds it open. It reports whether a stream
-// was over its limit.
-func (s *Streams) Finish(wait time.Duration) (over bool) {
+// after wait when something that survived holds it open.
+func (s *Streams) Finish(wait time.Duration) {
 	s.pipes.endAt(time.Now().Add(wait))
 	<-s.done
 	s.pipes.close()
-	select {
-	case <-s.over:
-		return true
-	default:
-		return false
-	}
 }
 
 func (s *Streams) closeTheirs() {

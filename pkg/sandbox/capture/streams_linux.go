@@ -82,9 +82,8 @@ func (p *pipes) add(stream sandbox.Stream) (*os.File, error) {
 const lastWrites = 32
 
 // copy hands over what is written until both streams have ended, or endAt's time; also what was
-// written by then, and nobody has had the time to read. A stream of which keep wants no more is
-// closed.
-func (p *pipes) copy(keep func(sandbox.Stream, []byte) bool) {
+// written by then, and nobody has had the time to read.
+func (p *pipes) copy(keep func(sandbox.Stream, []byte)) {
 	buf := make([]byte, readSize)
 	_ = p.events.Read(func(uintptr) bool { // fails at endAt's time
 		for idle := looks; p.fds != [2]int{-1, -1} && !p.late(); {
@@ -113,7 +112,7 @@ func (p *pipes) late() bool {
 }
 
 // next hands over what was written next, and reports whether there was something.
-func (p *pipes) next(buf []byte, keep func(sandbox.Stream, []byte) bool) bool {
+func (p *pipes) next(buf []byte, keep func(sandbox.Stream, []byte)) bool {
 	var event [1]unix.EpollEvent // one by one: a later one may be overtaken meanwhile
 	n, err := unix.EpollWait(p.fd, event[:], 0)
 	for errors.Is(err, unix.EINTR) {
@@ -127,7 +126,7 @@ func (p *pipes) next(buf []byte, keep func(sandbox.Stream, []byte) bool) bool {
 }
 
 // take reads what an event has announced: one write, or all when there will be no more.
-func (p *pipes) take(stream sandbox.Stream, events uint32, buf []byte, keep func(sandbox.Stream, []byte) bool) {
+func (p *pipes) take(stream sandbox.Stream, events uint32, buf []byte, keep func(sandbox.Stream, []byte)) {
 	fd := p.fds[stream-1]
 	for {
 		n, err := unix.Read(fd, buf)
@@ -137,10 +136,11 @@ func (p *pipes) take(stream sandbox.Stream, events uint32, buf []byte, keep func
 		if errors.Is(err, unix.EAGAIN) {
 			return
 		}
-		if n <= 0 || !keep(stream, buf[:n]) {
+		if n <= 0 {
 			p.closeEnd(stream)
 			return
 		}
+		keep(stream, buf[:n])
 		if n < len(buf) && events&unix.EPOLLHUP == 0 {
 			return
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // run runs a shell script whose output is captured.
-func run(t *testing.T, script string, out *capture.Output, wait time.Duration) (over bool) {
+func run(t *testing.T, script string, out *capture.Output, wait time.Duration) {
 	t.Helper()
 	streams, err := capture.OpenStreams(out)
 	require.NoError(t, err)
@@ -23,8 +23,8 @@ func run(t *testing.T, script string, out *capture.Output, wait time.Duration) (
 	cmd.Stdout, cmd.Stderr = streams.Command()
 	require.NoError(t, cmd.Start())
 	streams.Run()
-	_ = cmd.Wait() // some are killed by their output
-	return streams.Finish(wait)
+	require.NoError(t, cmd.Wait())
+	streams.Finish(wait)
 }
 
 // TestStreams_KeepTheOrderAcrossBoth has a program write to both streams in turn as fast as it can.
@@ -36,7 +36,7 @@ func TestStreams_KeepTheOrderAcrossBoth(t *testing.T) {
 			fmt.Fprintf(&want, "%d\n%d\n", i, -i)
 		}
 		out := capture.New(0, nil)
-		require.False(t, run(t, `i=0; while [ $i -lt 100 ]; do echo $i; echo -$i >&2; i=$((i+1)); done`, out, time.Minute))
+		run(t, `i=0; while [ $i -lt 100 ]; do echo $i; echo -$i >&2; i=$((i+1)); done`, out, time.Minute)
 		require.Equal(t, strings.Replace(want.String(), "0\n0\n", "0\n-0\n", 1), string(out.Combined().Data))
 	}
 }
@@ -44,19 +44,24 @@ func TestStreams_KeepTheOrderAcrossBoth(t *testing.T) {
 func TestStreams_TakeLargeAndManyWrites(t *testing.T) {
 	t.Parallel()
 	out := capture.New(1<<20, nil)
-	require.False(t, run(t, `head -c 900000 /dev/zero | tr '\0' x; seq 1 50000 >&2`, out, time.Minute))
+	run(t, `head -c 900000 /dev/zero | tr '\0' x; seq 1 50000 >&2`, out, time.Minute)
 	require.Equal(t, strings.Repeat("x", 900_000), string(out.Captured(sandbox.Stdout).Data))
 	stderr := string(out.Captured(sandbox.Stderr).Data)
 	require.True(t, strings.HasPrefix(stderr, "1\n2\n") && strings.HasSuffix(stderr, "\n49999\n50000\n"))
 	require.Equal(t, 50_000, strings.Count(stderr, "\n"))
 }
 
-func TestStreams_AStreamOverItsLimitIsClosedAndTheOtherGoesOn(t *testing.T) {
+// TestStreams_WhoWritesVeryMuchIsReadSlowly, and to the end.
+func TestStreams_WhoWritesVeryMuchIsReadSlowly(t *testing.T) {
 	t.Parallel()
+	const size = capture.Burst + 2*capture.Rate
 	out := capture.New(1000, nil)
-	require.True(t, run(t, `yes; echo end >&2`, out, time.Minute), "yes ends because nobody reads any more")
-	require.Equal(t, "end\n", string(out.Captured(sandbox.Stderr).Data))
-	require.Less(t, out.Captured(sandbox.Stdout).Total, int64(4000+64<<10))
+	start := time.Now()
+	run(t, fmt.Sprintf("head -c %d /dev/zero; echo end", size), out, time.Minute)
+	require.Greater(t, time.Since(start), 1900*time.Millisecond)
+	got := out.Captured(sandbox.Stdout)
+	require.EqualValues(t, size+4, got.Total)
+	require.True(t, strings.HasSuffix(string(got.Data), "\x00end\n"))
 }
 
 func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
@@ -74,7 +79,7 @@ func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
 	streams.Run()
 	require.NoError(t, cmd.Wait())
 	start := time.Now()
-	require.False(t, streams.Finish(50*time.Millisecond))
+	streams.Finish(50 * time.Millisecond)
 	require.Less(t, time.Since(start), time.Minute)
 	require.Equal(t, "said\n", string(out.Captured(sandbox.Stdout).Data))
 	require.NoError(t, holder.Close())
@@ -82,7 +87,7 @@ func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
 
 func TestStreams_FinishDoesNotWaitForThoseWhoWriteOn(t *testing.T) {
 	t.Parallel()
-	out := capture.For(&sandbox.Cmd{Endless: true}, sandbox.Limits{})
+	out := capture.New(1, nil)
 	streams, err := capture.OpenStreams(out)
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), "yes")
@@ -90,7 +95,7 @@ func TestStreams_FinishDoesNotWaitForThoseWhoWriteOn(t *testing.T) {
 	require.NoError(t, cmd.Start())
 	streams.Run()
 	start := time.Now()
-	require.False(t, streams.Finish(50*time.Millisecond))
+	streams.Finish(50 * time.Millisecond)
 	require.Less(t, time.Since(start), time.Minute)
 	require.Error(t, cmd.Wait(), "nobody reads any more")
 }
@@ -107,7 +112,7 @@ func TestStreams_WhatWasWrittenIsTakenHoweverLate(t *testing.T) {
 		cmd.Stdout, cmd.Stderr = streams.Command()
 		require.NoError(t, cmd.Run())
 		streams.Run()
-		require.False(t, streams.Finish(-time.Second))
+		streams.Finish(-time.Second)
 		require.Equal(t, "said\ntoo\n", string(out.Combined().Data))
 	}
 }

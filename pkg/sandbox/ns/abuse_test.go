@@ -70,7 +70,7 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 			"disk, one file":    {sandbox.Limits{Disk: 5 << 20}, `exec head -c 100000000 /dev/zero >file`, sandbox.ReasonDiskLimit},
 			"file size":         {sandbox.Limits{FileSize: 1 << 20}, `exec head -c 100000000 /dev/zero >file`, sandbox.ReasonDiskLimit},
 			"processor time":    {sandbox.Limits{CPU: time.Second}, `while :; do :; done`, sandbox.ReasonTimeout},
-			"output":            {sandbox.Limits{Output: 1 << 16}, `yes & yes >&2`, sandbox.ReasonOutputLimit},
+			"output":            {sandbox.Limits{Output: 1 << 16, Wall: 2 * time.Second}, `yes & yes >&2`, sandbox.ReasonTimeout},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

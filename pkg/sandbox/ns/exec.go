@@ -92,7 +92,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	defer r.disk.Leave()
-	r.out = capture.For(&cmd, r.limits)
+	r.out = capture.New(r.limits.Output, cmd.Live)
 	pipes, err := stdio.Open(cmd.Stdin, r.out)
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
@@ -193,8 +193,6 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) (sandbox.Reas
 			return "", answer
 		case <-r.instance.gone:
 			return r.gone(stop)
-		case <-r.pipes.Over():
-			return sandbox.ReasonOutputLimit, r.kill()
 		case <-stop:
 			return sandbox.ReasonCancelled, r.kill()
 		case <-wall:
@@ -225,7 +223,7 @@ func (r *run) gone(stop <-chan struct{}) (sandbox.Reason, *reply) {
 }
 
 // terminate asks every process of the command to end, and kills what is left after the
-// grace time, or at once when stop is closed or output overflows.
+// grace time, or at once when stop is closed.
 func (r *run) terminate(stop <-chan struct{}) *reply {
 	defer r.killInit(r.limits.Grace + killWait)()
 	r.signal(false)
@@ -237,7 +235,6 @@ func (r *run) terminate(stop <-chan struct{}) *reply {
 	case <-r.instance.gone:
 	case <-grace.C:
 	case <-stop:
-	case <-r.pipes.Over():
 	}
 	return r.kill()
 }
@@ -268,7 +265,7 @@ func (r *run) signal(kill bool) {
 // finish collects the result.
 func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, error) {
 	wall := time.Since(r.started)
-	over := r.pipes.Finish(drainWait)
+	r.pipes.Finish(drainWait)
 	result := sandbox.Result{
 		ExitCode: -1, Reason: reason, Wall: wall,
 		Stdout: r.out.Captured(sandbox.Stdout), Stderr: r.out.Captured(sandbox.Stderr), Combined: r.out.Combined(),
@@ -291,9 +288,6 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	if ended.Value.Left {
 		_ = r.instance.process.Kill() // the kernel leaves nothing; the next command starts the sandbox again
 		<-r.instance.gone
-	}
-	if over && reason == "" {
-		result.Reason = sandbox.ReasonOutputLimit
 	}
 	describe(&result, ended.Value, r.limits)
 	r.outOfMemory(&result)

@@ -86,7 +86,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run
 		return nil, err
 	}
 	defer dir.Close()
-	out := capture.For(&cmd, limits)
+	out := capture.New(limits.Output, cmd.Live)
 	p, err := stdio.Open(cmd.Stdin, out)
 	if err != nil {
 		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
@@ -140,9 +140,6 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 		select {
 		case <-r.ended:
 			return ""
-		case <-r.pipes.Over():
-			r.tree.signal(true)
-			return sandbox.ReasonOutputLimit
 		case <-stop:
 			r.tree.signal(true)
 			return sandbox.ReasonCancelled
@@ -162,7 +159,7 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 }
 
 // terminate asks the command to end, and kills what is left after the grace time, or at once when
-// stop is closed or output overflows.
+// stop is closed.
 func (r *run) terminate(stop <-chan struct{}) {
 	r.tree.signal(false)
 	grace := time.NewTimer(r.limits.Grace)
@@ -172,7 +169,6 @@ func (r *run) terminate(stop <-chan struct{}) {
 		return
 	case <-grace.C:
 	case <-stop:
-	case <-r.pipes.Over():
 	}
 	r.tree.signal(true)
 }
@@ -180,7 +176,7 @@ func (r *run) terminate(stop <-chan struct{}) {
 // finish kills what is left of the command and collects its result.
 func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 	err := r.clear()
-	over := r.pipes.Finish(drainWait)
+	r.pipes.Finish(drainWait)
 	result := sandbox.Result{
 		ExitCode: -1,
 		Reason:   reason,
@@ -189,9 +185,6 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 		Combined: r.out.Combined(),
 		Wall:     time.Since(r.started),
 		Limits:   r.member.Kinds(limitKinds()),
-	}
-	if over && reason == "" {
-		result.Reason = sandbox.ReasonOutputLimit
 	}
 	select {
 	case <-r.ended:

@@ -40,8 +40,8 @@ func execExit(t *testing.T, b *box) {
 	require.Equal(t, sandbox.ReasonExited, result.Reason)
 	require.Equal(t, 3, result.ExitCode)
 	require.Empty(t, result.Signal)
-	require.Equal(t, sandbox.Captured{Data: []byte("out\n"), Total: 4}, result.Stdout)
-	require.Equal(t, sandbox.Captured{Data: []byte("err\n"), Total: 4}, result.Stderr)
+	require.Equal(t, sandbox.Captured{Data: []byte("out\n"), Total: 4, Lines: 1}, result.Stdout)
+	require.Equal(t, sandbox.Captured{Data: []byte("err\n"), Total: 4, Lines: 1}, result.Stderr)
 }
 
 func execSignal(t *testing.T, b *box) {

@@ -101,7 +101,7 @@ func FuzzRender(f *testing.F) {
 		`{"type":"result","call_id":"c","status":"ok","kept":{"lines":9},"value":{"type":"files_glob","paths":["a"],"total":20}}`,
 		`{"type":"result","call_id":"c","status":"ok","kept":{},"value":{"type":"files_search","matches":[{"path":"a","line":1,"text":"x","cut":-1}],"total":-2,"stopped":true}}`,
 		`{"type":"result","call_id":"c","status":"ok","kept":{"lines":-1},"value":{"type":"files_read","content":"xx\ny","line_bytes":9,"first_line":2,"total_lines":9,"truncated":true}}`,
-		`{"type":"result","call_id":"c","status":"ok","kept":{},"value":{"type":"command_run","stdout":"a\n[... x","stderr":"e","truncated":true,"reason":"output_limit"}}`,
+		`{"type":"result","call_id":"c","status":"ok","kept":{},"value":{"type":"command_run","stdout":"a\n[... x","stderr":"e","truncated":true,"reason":"timeout"}}`,
 		`{"type":"result","call_id":"c","status":"ok","value":{"type":"result_read","call_id":"d","part":"text","content":"x\n\u0001y","first_line":2,"first_column":-7,"line_bytes":900,"lines":2,"total_lines":1}}`,
 		`{"type":"result","call_id":"c","status":"timeout","error":{"code":"x","message":"\n"},"value":{"type":"code_run","reason":"timeout"}}`,
 	} {

@@ -113,9 +113,10 @@ func TestText_CutOutputOfWhichNoMoreIsKept(t *testing.T) {
 	require.Contains(t, text(t, "bash", result), "no more is kept: send it to a file and read that, or filter it]")
 	result.Kept = &protocol.Kept{}
 	require.Contains(t, text(t, "bash", result), `all of it: read it from path="result:c-1:1@5" on]`)
-	cut.Reason = "output_limit"
-	result.Value = protocol.CommandRunResult{Execution: cut}
-	require.Contains(t, text(t, "bash", result), `what it wrote first: read it from path="result:c-1:1@5" on]`)
+	cut.StdoutBytes, cut.StdoutLines = 100_000_000, 2
+	result.Value, result.Kept.Truncated = protocol.CommandRunResult{Execution: cut}, true
+	require.Contains(t, text(t, "bash", result),
+		`[output was cut: stdout had 100000000 bytes in 2 lines, stderr 0 bytes; its beginning and its end: read it from path="result:c-1:1@5" on]`)
 }
 
 func TestText_KeptResult(t *testing.T) {

@@ -57,9 +57,6 @@ func (p *Pipes) Command() (stdin, stdout, stderr *os.File) {
 	return p.theirs, stdout, stderr
 }
 
-// Over is closed when a stream has exceeded its limit.
-func (p *Pipes) Over() <-chan struct{} { return p.streams.Over() }
-
 // Abandon closes everything: the command did not start.
 func (p *Pipes) Abandon() {
 	p.closeInput()
@@ -79,13 +76,11 @@ func (p *Pipes) Run() {
 }
 
 // Finish ends the copying when the command is gone: input at once, output after its end,
-// or after wait when something that survived holds it open. It reports whether a stream was
-// over its limit.
-func (p *Pipes) Finish(wait time.Duration) bool {
+// or after wait when something that survived holds it open.
+func (p *Pipes) Finish(wait time.Duration) {
 	if p.stdin != nil {
 		_ = p.stdin.SetDeadline(time.Now()) // something that survived may hold the other end
 	}
-	over := p.streams.Finish(wait)
+	p.streams.Finish(wait)
 	p.writer.Wait()
-	return over
 }

@@ -70,14 +70,22 @@ func cutMark(r rest, e *protocol.Execution, shown string) string {
 	how := "no more is kept: send it to a file and read that, or filter it"
 	if r.isKept() {
 		what := "all of it"
-		if e.Reason == "output_limit" {
-			what = "what it wrote first"
+		if r.kept.Truncated {
+			what = "its beginning and its end"
 		}
 		line, column := cutAt(e, shown)
 		how = fmt.Sprintf("%s: read it from %s on", what, r.path("", line, column))
 	}
 	return fmt.Sprintf("[output was cut: stdout had %s, stderr %s; %s]",
-		prose.Plural(e.StdoutBytes, "byte"), prose.Plural(e.StderrBytes, "byte"), how)
+		size(e.StdoutBytes, e.StdoutLines), size(e.StderrBytes, e.StderrLines), how)
+}
+
+// size is how much of a stream there was; lines is 0 when a worker does not tell.
+func size(bytes, lines int64) string {
+	if lines == 0 {
+		return prose.Plural(bytes, "byte")
+	}
+	return fmt.Sprintf("%s in %s", prose.Plural(bytes, "byte"), prose.Plural(lines, "line"))
 }
 
 // cutAt is where the first piece that is missing begins, or a place before that: columns
@@ -100,8 +108,6 @@ func endMarks(e *protocol.Execution) []string {
 		marks = append(marks, "[stopped: it ran out of its time]")
 	case "oom":
 		marks = append(marks, "[killed: it ran out of memory]")
-	case "output_limit":
-		marks = append(marks, "[killed: it wrote too much output]")
 	case "disk_limit":
 		marks = append(marks, "[ended: it used up its disk]")
 	case "cancelled":
