@@ -162,6 +162,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	}
 	defer fl.Close()
 	warn := newView(p, false).warn
+	git := watchGit(ctx, workspace, warn)
 	var remote *remoteWorkspace
 	if worker != nil {
 		err = worker.start(ctx, fl, data, warn, call.SessionID, workspace)
@@ -182,5 +183,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), warn))
 	}
+	fl.Close() // with everything of the session that still runs
+	git.tell(git.findings(ctx))
 	return result, err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -192,13 +193,13 @@ func (e *embeddedWorker) start(
 		warn(warning)
 	}
 	if workspace != "" && e.protect == nil && !e.caps.Protect {
-		places, err := sandbox.DefaultProtected(workspace)
+		places, err := gitguard.Protected(ctx, workspace)
 		if err != nil {
 			return err
 		}
-		if len(places) > 0 {
+		if len(places.Protect) > 0 {
 			warn(fmt.Sprintf("driver %s cannot keep commands from changing %s: look at what is there before git or an editor runs it",
-				e.caps.Driver, strings.Join(places, ", ")))
+				e.caps.Driver, strings.Join(places.Protect, ", ")))
 		}
 	}
 	return f.StartWorker(ctx, worker.Options{

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
@@ -103,7 +104,8 @@ func (f *turnFlags) check() (c checked, err error) {
 type view struct {
 	observe func(loop.Event)
 	warn    func(string)
-	answer  func(loop.TurnResult) error // prints it, unless it has been shown; the error is that of anything printed so far
+	found   func(protocol.SessionID, []gitguard.Finding) // the event of what git would run; shown as text elsewhere
+	answer  func(loop.TurnResult) error                  // prints it, unless it has been shown; the error is that of anything printed so far
 }
 
 // newView shows progress on stderr, or events on stdout with --json.
@@ -112,9 +114,10 @@ func newView(p program, asJSON bool) view {
 	warn := func(message string) { progress.Notice("%s", message) }
 	if asJSON {
 		events := newJSONEvents(terminal.JSONWriter(p.Stdout))
-		return view{observe: events.observe, warn: warn, answer: func(loop.TurnResult) error { return events.failed }}
+		return view{observe: events.observe, warn: warn, found: events.found, answer: func(loop.TurnResult) error { return events.failed }}
 	}
-	return view{observe: progress.Observe, warn: warn, answer: func(r loop.TurnResult) error { return printAnswer(p, r) }}
+	nothing := func(protocol.SessionID, []gitguard.Finding) {}
+	return view{observe: progress.Observe, warn: warn, found: nothing, answer: func(r loop.TurnResult) error { return printAnswer(p, r) }}
 }
 
 // printAnswer prints the answer. On a terminal that has shown it as it came, it is not shown twice.
@@ -198,6 +201,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer fl.Close()
+	git := watchGit(ctx, turn.workspace, show.warn)
 	var remote *remoteWorkspace
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, turn.session, turn.workspace)
@@ -208,7 +212,6 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	tellOfRepository := watchRepository(turn.workspace, show.warn)
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
 		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
@@ -224,8 +227,8 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if remote != nil {
 		runErr = errors.Join(runErr, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
-	tellOfRepository()
-	return finish(show, turn.session, result, runErr)
+	fl.Close() // with everything of the session that still runs
+	return finish(ctx, show, turn.session, result, runErr, git)
 }
 
 // approver is who is asked about calls: the person at this terminal, or whoever
@@ -267,8 +270,12 @@ func inPlace(session protocol.SessionID, dir string) func(string) (string, bool)
 	return func(sandbox string) (string, bool) { return dir, dir != "" && sandbox == string(session) }
 }
 
-// finish shows how a session ended, and chooses the exit code.
-func finish(show view, session protocol.SessionID, r loop.TurnResult, err error) error {
+// finish shows how a session ended and, last, what it has left for git to run, and chooses the exit
+// code.
+func finish(ctx context.Context, show view, session protocol.SessionID, r loop.TurnResult, err error, git *gitWatch) error {
+	findings := git.findings(ctx)
+	show.found(session, findings)
+	defer git.tell(findings)
 	show.observe(loop.SessionEnded(session, r))
 	err = errors.Join(err, show.answer(r))
 	message := ""

@@ -58,6 +58,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	git := watchGit(ctx, turn.workspace, show.warn)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {
 		if remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect); err != nil {
@@ -70,7 +71,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
-	return finish(show, turn.session, result, err)
+	return finish(ctx, show, turn.session, result, err, git)
 }
 
 // call asks for the turn.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -14,9 +13,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -39,9 +38,11 @@ func importWorkspace(
 	ctx context.Context, f *fleet.Fleet, session protocol.SessionID, dir string, protect []string,
 ) (_ *remoteWorkspace, err error) {
 	if protect == nil {
-		if protect, err = sandbox.DefaultProtected(dir); err != nil {
+		places, err := gitguard.Protected(ctx, dir)
+		if err != nil {
 			return nil, fmt.Errorf("copy the workspace: %w", err)
 		}
+		protect = places.Protect
 	}
 	w := &remoteWorkspace{fleet: f, session: session, dir: dir, protect: protect}
 	blobs, err := f.JS.ObjectStore(ctx, f.Name.BlobsBucket())
@@ -90,28 +91,6 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 		return fmt.Errorf("%s: %w", payload.Kind(), result.Error)
 	}
 	return nil
-}
-
-// watchRepository returns what warns when there is a repository in a directory that has none now:
-// all of it is the session's then.
-func watchRepository(dir string, warn func(string)) (tell func()) {
-	if isRepository(dir) {
-		return func() {}
-	}
-	return func() {
-		if isRepository(dir) {
-			warn("the session made a git repository in " + dir + ": look at .git/config and .git/hooks before you use git there, which runs what they name")
-		}
-	}
-}
-
-// isRepository reports whether git takes a directory for a repository; "" is none.
-func isRepository(dir string) bool {
-	if dir == "" {
-		return false
-	}
-	_, err := os.Lstat(filepath.Join(dir, ".git"))
-	return err == nil
 }
 
 // sync brings what changed in the sandbox back into the directory. What was

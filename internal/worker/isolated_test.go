@@ -184,7 +184,7 @@ func TestIsolated_ARepositoryInPlaceIsProtected(t *testing.T) {
 	dir, session := t.TempDir(), protocol.NewSessionID()
 	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
 	_, stop := r.work(o)
-	requireOK(t, r.do(session, protocol.CommandRun{Command: "mkdir -p .git/hooks && echo a > .git/config"}))
+	requireOK(t, r.do(session, protocol.CommandRun{Command: "mkdir -p .git/hooks .git/objects .git/refs && echo ref: refs/heads/main > .git/HEAD && echo a > .git/config"}))
 	requireOK(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("b")}))
 	stop()
 	_, stop = r.work(o)

@@ -1,24 +1,25 @@
 package worker
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // protected are the places of a lane's workspace that nothing changes. Those of a directory that is
 // used in place are looked up once: what commands make afterwards is theirs to change.
-func (s *sandboxes) protected(l protocol.Lane) ([]string, error) {
+func (s *sandboxes) protected(ctx context.Context, l protocol.Lane) (gitguard.Places, error) {
 	if s.options.Protect != nil || !s.options.Caps.Protect {
-		return s.options.Protect, nil
+		return gitguard.Only(s.options.Protect), nil
 	}
 	dir, inPlace := s.inPlace(l)
 	if !inPlace {
-		return nil, nil
+		return gitguard.Places{}, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,7 +27,7 @@ func (s *sandboxes) protected(l protocol.Lane) ([]string, error) {
 	if known {
 		return places, nil
 	}
-	places, err := sandbox.DefaultProtected(dir)
+	places, err := gitguard.Protected(ctx, dir)
 	if err == nil {
 		s.protect[dir] = places
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -30,7 +31,7 @@ type sandboxes struct {
 
 	mu      sync.Mutex
 	open    map[protocol.Lane]*box
-	protect map[string][]string // by directories that are used in place: what is protected by default
+	protect map[string]gitguard.Places // by directories that are used in place: what is protected by default
 }
 
 // box is the sandbox of a lane; its lock is held while it opens.
@@ -48,7 +49,7 @@ type box struct {
 
 // newSandboxes prepares the data directory.
 func newSandboxes(o Options, places jetstream.KeyValue) (*sandboxes, error) {
-	s := &sandboxes{options: o, places: places, open: map[protocol.Lane]*box{}, protect: map[string][]string{}}
+	s := &sandboxes{options: o, places: places, open: map[protocol.Lane]*box{}, protect: map[string]gitguard.Places{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -102,13 +103,13 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, leaseEnd func() ti
 	if sandboxOf(l) == "" {
 		b.ephemeral = filepath.Dir(workspace)
 	}
-	protect, err := s.protected(l)
+	protect, err := s.protected(ctx, l)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
 		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.options.Env,
-		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect,
+		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect.Protect, Missing: protect.Missing,
 		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
 	})
 	if err != nil {

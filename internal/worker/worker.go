@@ -61,7 +61,7 @@ type Options struct {
 	Allow        egress.Allow
 	AllowPrivate []netip.Prefix
 	// Protect are places of every workspace that nothing changes, see [sandbox.Spec]; the driver
-	// must be able to. nil means those of [sandbox.DefaultProtected] in a directory that is used
+	// must be able to. nil means those of [gitguard.Protected] in a directory that is used
 	// in place, as they are when it is first used, and none elsewhere; empty means none.
 	Protect []string
 	// Tools is the absolute path of the folder with the programs of the user's own tools,

@@ -101,6 +101,10 @@ type Spec struct {
 	// before the next operation that begins while no other is under way. A driver that cannot
 	// enforce it (see [Caps].Protect) refuses with [ErrUnsupported].
 	Protect []string
+	// Missing are the contents of files that stand in protected places that are missing, by the
+	// places in canonical form, instead of empty directories. A file that is there with just that
+	// content is taken for one that a sandbox has made, and is removed as well.
+	Missing map[string]string
 	// Network is what of the network commands reach; the zero value is nothing. A driver
 	// that isolates and cannot enforce it refuses with [ErrUnsupported].
 	Network Network

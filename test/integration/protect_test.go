@@ -91,7 +91,7 @@ func TestProtect_RepositoriesCanBeMade(t *testing.T) {
 	got := execute(t, coordinator, launch{args: []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir(), "do it"}})
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Equal(t, "2\n", results(events(t, got.stdout))["c2"].Content)
-	require.Contains(t, got.stderr, "the session made a git repository in "+workspace)
+	require.NotContains(t, got.stderr, "before you use git", "nothing in it has git run anything")
 }
 
 // TestProtect_WhatComesBack is the same for a copy of the repository that a fleet works on: what
@@ -116,34 +116,96 @@ func TestProtect_WhatComesBack(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(workspace, "..", "ran"))
 }
 
-// TestProtect_AllOfARepository is what the default leaves open, and --protect .git does not: an
-// entry for another repository in the index, which git enters to see its state, and a file that
-// says where git's settings are. Both are known gaps; the test tells when one opens or closes.
-func TestProtect_AllOfARepository(t *testing.T) {
+// TestProtect_WhatGitReadsStaysAsItIs has a session plant programs where git looks without being
+// told to, and a person use git afterwards: nothing runs.
+func TestProtect_WhatGitReadsStaysAsItIs(t *testing.T) {
 	t.Parallel()
-	for name, plant := range map[string]string{
-		"entry": "git init -q sub && cd sub && git commit -q --allow-empty -m s && git config core.fsmonitor 'touch ../../ran; true' && cd .. && git add sub; git commit -q -m entry",
-		"commondir": "cp -r .git evil && git config -f evil/config core.fsmonitor 'touch ../ran; true' && echo ../evil > .git/commondir; " +
-			"git rev-parse --git-common-dir",
+	const evil = "git config -f %s core.fsmonitor 'touch ../ran; true'; "
+	settings := func(file string) string { return strings.ReplaceAll(evil, "%s", file) }
+	const hook = "mkdir -p %s; printf '" + `#!/bin/sh\ntouch ../ran\n` + "' > %s/pre-commit; chmod +x %s/pre-commit"
+	for name, c := range map[string]struct{ before, plant, in string }{
+		"another directory of settings":            {"true", "cp -r .git evil; " + settings("evil/config") + "echo ../evil > .git/commondir", ""},
+		"settings of a worktree":                   {"git config extensions.worktreeConfig true", settings(".git/config.worktree"), ""},
+		"hooks in the workspace":                   {"git config core.hooksPath .husky/_", strings.ReplaceAll(hook, "%s", ".husky/_"), ""},
+		"settings in the workspace":                {"git config include.path ../.gitconfig", settings(".gitconfig"), ""},
+		"a program in the workspace":               {"mkdir t; echo true > t/x; chmod +x t/x; git config core.fsmonitor ./t/x", "echo 'touch ../ran' > t/x", ""},
+		"a repository around, by its own":          {"mkdir sub", "git init -q; git config core.fsmonitor 'touch ../../ran; true'", "sub"},
+		"a repository around, by hooks":            {"mkdir sub; git config core.hooksPath sub/hooks", strings.ReplaceAll(hook, "%s", "hooks"), "sub"},
+		"a repository in the repository":           {"git init -q sub; git -C sub commit -q --allow-empty -m s; git -c advice.addEmbeddedRepo=false add sub", "cd sub; " + settings(".git/config"), ""},
+		"the repository that a file .git names":    {"git init -q --separate-git-dir=r sub; git -C sub commit -q --allow-empty -m s; git add sub 2>&1", settings("r/config") + "echo 'gitdir: ../evil' > sub/.git", ""},
+		"settings of a worktree that is elsewhere": {"git worktree add -q ../other 2>&1", "cp -r .git evil; " + settings("evil/config") + "echo ../../../evil > .git/worktrees/other/commondir", ""},
 	} {
-		for _, all := range []bool{false, true} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				workspace := repository(t)
-				model := script(t, say("Planting.", bash("c1", identity+plant)), say("Reading.", bash("c2", "git status && git log --oneline | wc -l")), say("Done."))
-				args := []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir()}
-				if all {
-					args = append(args, "--protect", ".git")
-				}
-				got := execute(t, coordinator, launch{args: append(args, "do it")})
-				require.Equal(t, 0, got.code, got.stderr)
-				git(t, workspace, "status")
-				_, err := os.Stat(filepath.Join(workspace, "..", "ran"))
-				require.Equal(t, all, os.IsNotExist(err), "planted programs run: %s", results(events(t, got.stdout))["c1"].Content)
-				if all {
-					require.Contains(t, results(events(t, got.stdout))["c2"].Content, "1\n", "git can read")
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			workspace := repository(t)
+			command(t, workspace, c.before)
+			model := script(t, say("Planting.", bash("c1", identity+c.plant+"; echo planted")), say("Reading.", bash("c2", "git -C . status 2>&1")), say("Done."))
+			args := []string{"run", "--json", "--model", model, "--workspace", filepath.Join(workspace, c.in), "--data", t.TempDir(), "do it"}
+			got := execute(t, coordinator, launch{args: args})
+			require.Equal(t, 0, got.code, got.stderr)
+			git(t, filepath.Join(workspace, c.in), "status")
+			git(t, workspace, "status")
+			git(t, workspace, "commit", "-q", "--allow-empty", "-m", "third")
+			if name == "settings of a worktree that is elsewhere" {
+				git(t, filepath.Join(workspace, "..", "other"), "status")
+			}
+			require.NoFileExists(t, filepath.Join(workspace, "..", "ran"), results(events(t, got.stdout))["c1"].Content)
+			require.NoFileExists(t, filepath.Join(workspace, ".git", "commondir"), "what stands for it is gone")
+		})
+	}
+}
+
+// command runs a script of a person's.
+func command(t *testing.T, dir, script string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", "-e", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=p", "GIT_AUTHOR_EMAIL=p@example.com",
+		"GIT_COMMITTER_NAME=p", "GIT_COMMITTER_EMAIL=p@example.com",
+	}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s: %s", script, out)
+}
+
+// TestProtect_WhatGitWouldRunIsTold is what cannot be kept from a session that may commit and make
+// repositories: it is told by name, last, and the exit code stays. --protect .git keeps the first
+// from being made.
+func TestProtect_WhatGitWouldRunIsTold(t *testing.T) {
+	t.Parallel()
+	const entry = "git init -q sub && cd sub && git commit -q --allow-empty -m s && git config core.fsmonitor 'touch ../../ran; true' && cd .. && git add sub; git commit -q -m entry"
+	for name, c := range map[string]struct {
+		empty       bool
+		plant, told string
+		flags       []string
+		runs        bool
+	}{
+		"entry":                {plant: entry, told: `sub/.git/config: core.fsmonitor = touch ../../ran; true`, runs: true},
+		"entry, all shut":      {plant: entry, told: `sub/.git/config: core.fsmonitor = touch ../../ran; true`, flags: []string{"--protect", ".git"}},
+		"a new repository":     {empty: true, plant: "git init -q && git config core.fsmonitor 'touch ../ran; true'", told: `.git/config: core.fsmonitor = touch ../ran; true`, runs: true},
+		"nothing is protected": {plant: "printf '" + `#!/bin/sh\ntouch ../ran\n` + "' > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit", told: ".git/hooks/pre-commit: a hook", flags: []string{"--protect", "none"}},
+		"in the background":    {plant: "sh -c 'sleep 0.1; git init -q b; git -C b config alias.x !y; git -C b config core.pager z' & wait", told: "b/.git/config: core.pager = z", runs: false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			workspace := repository(t)
+			if c.empty {
+				workspace = filepath.Join(t.TempDir(), "empty")
+				require.NoError(t, os.Mkdir(workspace, 0o755))
+			}
+			model := script(t, say("Planting.", bash("c1", identity+c.plant)), say("Done."))
+			args := append([]string{"run", "--model", model, "--workspace", workspace, "--data", t.TempDir()}, c.flags...)
+			got := execute(t, coordinator, launch{args: append(args, "do it")})
+			require.Equal(t, 0, got.code, got.stderr)
+			lines := strings.Split(strings.TrimSpace(got.stderr), "\n")
+			require.Contains(t, got.stderr, "before you use git or an editor in "+workspace)
+			require.Contains(t, strings.Join(lines[max(0, len(lines)-3):], "\n"), c.told, "it is said last")
+			got = execute(t, coordinator, launch{args: append(args, "--json", "do it again")})
+			require.Equal(t, 0, got.code, got.stderr)
+			require.NotContains(t, got.stdout, "git_findings", "it is told once")
+			git(t, workspace, "status")
+			_, err := os.Stat(filepath.Join(workspace, "..", "ran"))
+			require.Equal(t, c.runs, err == nil, "planted programs run")
+		})
 	}
 }

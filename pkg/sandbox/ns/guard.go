@@ -23,7 +23,8 @@ import (
 // is then made anew. It is not safe for concurrent use.
 type guard struct {
 	dir    string
-	places []string // as they were asked for, in canonical form
+	places []string          // as they were asked for, in canonical form
+	stand  map[string]string // what files are made of in places that are missing
 
 	protected []string // the places, or what stands for them
 	pinned    []string // the directories that they are in
@@ -32,12 +33,12 @@ type guard struct {
 }
 
 // newGuard returns nil when there is nothing to protect.
-func newGuard(dir string, places []string) (*guard, error) {
-	places, err := sandbox.CleanProtected(places)
+func newGuard(dir string, spec *sandbox.Spec) (*guard, error) {
+	places, err := sandbox.CleanProtected(spec.Protect)
 	if err != nil || len(places) == 0 {
 		return nil, err
 	}
-	g := &guard{dir: dir, places: places, made: map[string]fs.FileInfo{}}
+	g := &guard{dir: dir, places: places, stand: spec.Missing, made: map[string]fs.FileInfo{}}
 	return g, g.look()
 }
 
@@ -91,6 +92,9 @@ func (g *guard) find(root *os.Root, place string, found map[string]fs.FileInfo) 
 		if found[at] = info; info.Mode()&fs.ModeSymlink != 0 {
 			return "", fmt.Errorf("%s is a symbolic link, which cannot be protected; name what it leads to instead, or protect other places", at)
 		}
+		if g.left(root, at, info) {
+			g.made[at] = info
+		}
 		if made := g.made[at]; !info.IsDir() || made != nil && os.SameFile(info, made) {
 			return at, nil
 		}
@@ -98,11 +102,10 @@ func (g *guard) find(root *os.Root, place string, found map[string]fs.FileInfo) 
 	return place, nil
 }
 
-// make makes an empty directory in the place of something that is missing. Git does not see one,
-// and no program takes it for its settings.
+// make makes what stands in the place of something that is missing: an empty directory, unless the
+// caller has said which file. Git does not see one, and no program takes it for its settings.
 func (g *guard) make(root *os.Root, at string) (fs.FileInfo, error) {
-	const mode = 0o755
-	if err := root.Mkdir(at, mode); err != nil {
+	if err := g.makeEntry(root, at); err != nil {
 		return nil, err
 	}
 	info, err := root.Lstat(at)
@@ -118,6 +121,29 @@ func (g *guard) make(root *os.Root, at string) (fs.FileInfo, error) {
 		err = root.Lchown(at, int(owner.Uid), int(owner.Gid))
 	}
 	return info, err
+}
+
+func (g *guard) makeEntry(root *os.Root, at string) error {
+	content, isFile := g.stand[at]
+	if !isFile {
+		return root.Mkdir(at, 0o755)
+	}
+	file, err := root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(content)
+	return errors.Join(err, file.Close())
+}
+
+// left reports whether a file is one that a sandbox has made which came to no end.
+func (g *guard) left(root *os.Root, at string, info fs.FileInfo) bool {
+	content, isFile := g.stand[at]
+	if !isFile || !info.Mode().IsRegular() || info.Size() != int64(len(content)) {
+		return false
+	}
+	has, err := root.ReadFile(at)
+	return err == nil && string(has) == content
 }
 
 // wire tells the first process which files places are.
@@ -160,25 +186,28 @@ func (g *guard) close() error {
 	}
 	defer root.Close()
 	for at, made := range g.made {
-		err = errors.Join(err, removeMade(root, at, made))
+		err = errors.Join(err, g.removeMade(root, at, made))
 	}
 	clear(g.made)
 	return err
 }
 
-// removeMade removes an empty directory if it is the one that was made. What else is there by now
-// is somebody's.
-func removeMade(root *os.Root, at string, made fs.FileInfo) error {
+// removeMade removes what was made if it is as it was made. What else is there is somebody's.
+func (g *guard) removeMade(root *os.Root, at string, made fs.FileInfo) error {
 	info, err := root.Lstat(at)
-	if err != nil || !os.SameFile(info, made) {
-		return nil // it is gone
+	if err != nil || !os.SameFile(info, made) || !info.IsDir() && !g.left(root, at, info) {
+		return nil
+	}
+	flags := unix.AT_REMOVEDIR
+	if !info.IsDir() {
+		flags = 0
 	}
 	above, err := root.Open(path.Dir(at))
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", at, err)
 	}
 	defer above.Close()
-	err = unix.Unlinkat(int(above.Fd()), path.Base(at), unix.AT_REMOVEDIR)
+	err = unix.Unlinkat(int(above.Fd()), path.Base(at), flags)
 	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
 		return fmt.Errorf("remove %s: %w", at, err)
 	}

@@ -45,7 +45,7 @@ type Sandbox struct {
 func (s *Sandbox) start(ctx context.Context) error {
 	var err error
 	if s.guard == nil {
-		s.guard, err = newGuard(s.config.Workspace, s.spec.Protect)
+		s.guard, err = newGuard(s.config.Workspace, &s.spec)
 	} else {
 		err = s.guard.look()
 	}

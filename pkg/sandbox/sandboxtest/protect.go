@@ -30,6 +30,7 @@ func testProtect(t *testing.T, s suite) {
 		"what is there can be read, and is not changed":            protectThere,
 		"directories around it are not exchanged":                  protectAround,
 		"what is missing is not made":                              protectMissing,
+		"files stand in places that are missing":                   protectMissingFile,
 		"what is below something missing is not made":              protectBelowMissing,
 		"a directory in which nothing can be made":                 protectLocked,
 		"a file on the way stays a file":                           protectFileOnTheWay,
@@ -51,10 +52,15 @@ func testProtect(t *testing.T, s suite) {
 // protected opens a sandbox with a workspace that make fills, and protected places.
 func (s suite) protected(t *testing.T, workspace string, places ...string) *box {
 	t.Helper()
+	return s.protectedBy(t, workspace, sandbox.Spec{Protect: places})
+}
+
+// protectedBy is protected with all that a specification says about protected places.
+func (s suite) protectedBy(t *testing.T, workspace string, spec sandbox.Spec) *box {
+	t.Helper()
 	b := &box{workspace: workspace, scratch: t.TempDir(), options: s.options}
-	opened, err := s.newDriver(t).Open(t.Context(), sandbox.Spec{
-		ID: t.Name(), Workspace: b.workspace, Scratch: b.scratch, Env: map[string]string{"PATH": path, "LANG": "C"}, Protect: places,
-	})
+	spec.ID, spec.Workspace, spec.Scratch, spec.Env = t.Name(), b.workspace, b.scratch, map[string]string{"PATH": path, "LANG": "C"}
+	opened, err := s.newDriver(t).Open(t.Context(), spec)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, opened.Close()) })
 	b.Sandbox = opened
@@ -184,6 +190,37 @@ mv -T d/hooks d/commondir`, append([]string{"directory", "busy"}, shut...)...)
 	require.NoFileExists(t, filepath.Join(workspace, "d/commondir"))
 	require.NoDirExists(t, filepath.Join(workspace, "d/commondir"))
 	require.NoDirExists(t, filepath.Join(workspace, "missing"))
+}
+
+// protectMissingFile also has one that a sandbox left which was killed, and one that somebody else
+// has filled.
+func protectMissingFile(t *testing.T, s suite) {
+	workspace := repository(t)
+	b := &box{workspace: workspace}
+	b.put(t, "d/left", "stands", 0o644)
+	b.put(t, "d/theirs", "theirs", 0o644)
+	spec := sandbox.Spec{
+		Protect: []string{"d/empty", "d/file", "d/left", "d/theirs", "missing/file"},
+		Missing: map[string]string{"d/empty": "", "d/file": "stands", "d/left": "stands", "d/theirs": "stands", "missing/file": "stands"},
+	}
+	b = s.protectedBy(t, workspace, spec)
+	require.Equal(t, "standsstandstheirs", b.sh(t, "cat d/empty d/file d/left d/theirs"))
+	b.fails(t, `echo x > d/empty
+echo x >> d/file
+rm d/file
+mv d/index d/left
+ln -sf /tmp d/empty
+echo x > d/theirs
+echo x > missing/file`, append([]string{"directory"}, shut...)...)
+	require.NoError(t, os.WriteFile(b.host("d/empty"), []byte("mine"), 0o600))
+	require.NoError(t, b.Close())
+	for _, gone := range []string{"d/file", "d/left", "missing"} {
+		require.NoFileExists(t, b.host(gone))
+		require.NoDirExists(t, b.host(gone))
+	}
+	for _, kept := range []string{"d/empty", "d/theirs"} {
+		require.FileExists(t, b.host(kept))
+	}
 }
 
 func protectBelowMissing(t *testing.T, s suite) {

@@ -1,0 +1,183 @@
+package gitguard
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Places are what a sandbox keeps from being changed in a directory that it uses in place.
+type Places struct {
+	// Protect is [sandbox.Spec].Protect.
+	Protect []string
+	// Missing is [sandbox.Spec].Missing.
+	Missing map[string]string
+	// Configs are those of Protect that are settings of repositories.
+	Configs []string
+}
+
+// Only are places that somebody has named.
+func Only(names []string) Places {
+	p := Places{Protect: names, Missing: map[string]string{}}
+	for _, name := range names {
+		switch name = filepath.Clean(name); filepath.Base(name) {
+		case "commondir":
+			p.Missing[name] = sameDirectory
+		case "config.worktree":
+			p.Missing[name] = emptySettings
+		}
+	}
+	return p
+}
+
+// Protected returns what programs of the host read or run on their own in a directory: of every
+// repository that encloses it or is in it the settings, hooks, what says where these are, and the
+// files that settings name; and the settings of editors. What has to be written to commit is not
+// among it. A directory in which there is no repository, and none around it, has no places of one:
+// one can be made in it. Of more places than [sandbox.MaxProtected], those of outer repositories
+// are taken.
+func Protected(ctx context.Context, dir string) (Places, error) {
+	f, err := find(ctx, dir)
+	if err != nil {
+		return Places{}, err
+	}
+	p := &places{found: f, missing: map[string]string{}}
+	for _, name := range []string{".idea", ".vscode"} {
+		if exists(filepath.Join(f.dir, name)) {
+			p.add(filepath.Join(f.dir, name))
+		}
+	}
+	if f.enclosed && !exists(filepath.Join(f.dir, ".git")) {
+		p.add(filepath.Join(f.dir, ".git")) // it would be in the place of that around it
+	}
+	for _, file := range f.gitFiles {
+		p.add(file)
+	}
+	for _, gitDir := range f.gitDirs {
+		p.gitDir(gitDir)
+	}
+	for _, r := range f.repositories {
+		if err := p.named(ctx, &r); errors.Is(err, errNoGit) || ctx.Err() != nil {
+			break
+		}
+	}
+	return p.result()
+}
+
+// places collects places.
+type places struct {
+	*found
+
+	all     []string // the important ones first
+	missing map[string]string
+	configs []string
+}
+
+// Files in the place of what is missing, so that git finds there what it finds without them. An
+// empty directory would do that elsewhere; here git ends with an error.
+const (
+	emptySettings = ""
+	sameDirectory = ".\n" // of commondir: the settings are where this is
+)
+
+// gitDir adds what git reads or runs of a directory of a repository.
+func (p *places) gitDir(dir string) {
+	if linked, err := os.ReadFile(filepath.Join(dir, "gitdir")); err == nil && exists(filepath.Join(dir, "commondir")) {
+		at := strings.TrimSpace(string(linked))
+		_, here := p.inside(absolute(dir, at))
+		if !here && !strings.HasPrefix(at, guestWorkspace) { // a worktree that is not in the directory: nobody writes to it here
+			p.add(dir)
+			return
+		}
+		p.add(filepath.Join(dir, "gitdir"))
+	} else {
+		p.add(filepath.Join(dir, "config"))
+		p.add(filepath.Join(dir, "hooks"))
+		p.configs = append(p.configs, filepath.Join(dir, "config"))
+	}
+	p.addMissing(filepath.Join(dir, "commondir"), sameDirectory)
+	p.addMissing(filepath.Join(dir, "config.worktree"), emptySettings)
+}
+
+// guestWorkspace is where sandboxes have the directory: worktrees that they make say so.
+const guestWorkspace = "/workspace/"
+
+// named adds what the settings of a repository name: files with more of them, programs and the
+// directory of hooks.
+func (p *places) named(ctx context.Context, r *repository) error {
+	settings, err := r.settings(ctx)
+	if err != nil {
+		return err
+	}
+	s := &survey{found: p.found}
+	for _, set := range settings {
+		section, _, name := split(set.key)
+		switch {
+		case set.key == "core.hookspath":
+			at := absolute(r.dir, set.value)
+			if filepath.Base(at) == "_" { // husky's, which runs those beside it
+				at = filepath.Dir(at)
+			}
+			p.add(at)
+		case name == "path" && (section == "include" || section == "includeif") && set.origin != "":
+			p.addMissing(absolute(filepath.Dir(set.origin), set.value), emptySettings)
+		default:
+			for _, program := range s.programs(r, set) {
+				p.add(program)
+			}
+		}
+		if set.origin != "" {
+			p.add(set.origin)
+		}
+	}
+	return nil
+}
+
+// add adds a place, unless it is elsewhere.
+func (p *places) add(path string) {
+	if name, here := p.inside(path); here && !slices.Contains(p.all, name) {
+		p.all = append(p.all, name)
+	}
+}
+
+// addMissing adds a place in which a file with that content stands if there is none.
+func (p *places) addMissing(path, content string) {
+	p.add(path)
+	if name, here := p.inside(path); here {
+		p.missing[name] = content
+	}
+}
+
+// result are the places that can be protected. A symbolic link cannot, and is found at the end of a
+// turn; but the first repository is not silently left open.
+func (p *places) result() (Places, error) {
+	kept := slices.DeleteFunc(p.all, func(name string) bool {
+		return !slices.Contains([]string{".git", ".git/config", ".git/hooks"}, name) && p.linked(name)
+	})
+	clean, err := sandbox.CleanProtected(kept[:min(len(kept), sandbox.MaxProtected)])
+	result := Places{Protect: clean, Missing: map[string]string{}}
+	for _, name := range clean {
+		if content, may := p.missing[name]; may {
+			result.Missing[name] = content
+		}
+		if slices.Contains(p.configs, filepath.Join(p.dir, name)) {
+			result.Configs = append(result.Configs, name)
+		}
+	}
+	return result, err
+}
+
+// linked reports whether a symbolic link is on the way to a place, or in it.
+func (p *places) linked(name string) bool {
+	for at := name; at != "."; at = filepath.Dir(at) {
+		if info, err := os.Lstat(filepath.Join(p.dir, at)); err == nil && info.Mode()&os.ModeSymlink != 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,91 @@
+package gitguard
+
+import (
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// harmlessSections have settings that name no program, server or file to run, whatever they are.
+var harmlessSections = []string{ //nolint:gochecknoglobals // a constant
+	"advice", "apply", "author", "blame", "branch", "clean", "color", "column", "commit", "committer", "extensions", "fetch", "fsck",
+	"gc", "index", "init", "log", "maintenance", "pack", "pull", "push", "rebase", "receive", "rerere", "status", "stash", "tag",
+	"transfer", "user", "versionsort", "worktree",
+}
+
+// harmlessNames are settings without a subsection, and harmlessOf those with one, by their section.
+var harmlessNames = map[string][]string{ //nolint:gochecknoglobals // a constant
+	"core": {
+		"abbrev", "autocrlf", "bare", "checkstat", "commentchar", "compression", "eol", "filemode", "hidedotfiles", "ignorecase",
+		"ignorestat", "logallrefupdates", "longpaths", "precomposeunicode", "preloadindex", "protecthfs", "protectntfs", "quotepath",
+		"repositoryformatversion", "safecrlf", "sharedrepository", "sparsecheckout", "sparsecheckoutcone", "splitindex", "symlinks",
+		"trustctime", "untrackedcache", "whitespace", "worktree",
+	},
+	"diff":      {"algorithm", "colormoved", "context", "ignoresubmodules", "indentheuristic", "mnemonicprefix", "noprefix", "renamelimit", "renames", "submodule", "wserrorhighlight"},
+	"feature":   {"experimental", "manyfiles"},
+	"lfs":       {"repositoryformatversion"},
+	"merge":     {"autostash", "conflictstyle", "directoryrenames", "ff", "log", "renamelimit", "renames", "stat"},
+	"submodule": {"active", "fetchjobs", "propagatebranches", "recurse"},
+}
+
+var harmlessOf = map[string][]string{ //nolint:gochecknoglobals // a constant
+	"lfs":       {"access"},
+	"remote":    {"fetch", "mirror", "partialclonefilter", "promisor", "prune", "prunetags", "push", "pushurl", "skipdefaultupdate", "skipfetchall", "tagopt", "url"},
+	"submodule": {"active", "branch", "fetchrecursesubmodules", "ignore", "shallow", "update", "url"},
+}
+
+// split takes the key of a setting apart.
+func split(key string) (section, subsection, name string) {
+	first, last := strings.IndexByte(key, '.'), strings.LastIndexByte(key, '.')
+	if first < 0 {
+		return key, "", ""
+	}
+	if first == last {
+		return key[:first], "", key[last+1:]
+	}
+	return key[:first], key[first+1 : last], key[last+1:]
+}
+
+// harmless reports whether git runs nothing because of a setting, and sends nothing elsewhere. What
+// is not known is not: git gets new settings with every version.
+func harmless(key, value string) bool {
+	section, subsection, name := split(key)
+	switch {
+	case slices.Contains(harmlessSections, section):
+		return true
+	case name == "url" || name == "pushurl":
+		return (section == "remote" || section == "submodule") && harmlessURL(value)
+	case section == "submodule" && name == "update":
+		return !strings.HasPrefix(strings.TrimSpace(value), "!")
+	case subsection == "":
+		return slices.Contains(harmlessNames[section], name)
+	default:
+		return slices.Contains(harmlessOf[section], name)
+	}
+}
+
+// shortURL is git's short form of SSH, as in git@example.com:project.git.
+var shortURL = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(@[A-Za-z0-9_][A-Za-z0-9_.-]*)?:[^:-][^:]*$`)
+
+// harmlessURL reports whether git reaches a server by a URL and runs nothing for it on this host. A
+// path is not: pushing to it runs hooks there.
+func harmlessURL(text string) bool {
+	if u, err := url.Parse(text); err == nil && u.Host != "" {
+		return slices.Contains([]string{"https", "http", "ssh", "git"}, u.Scheme) && !strings.HasPrefix(u.Host, "-") &&
+			(u.User == nil || !strings.HasPrefix(u.User.Username(), "-"))
+	}
+	return shortURL.MatchString(text) && !strings.Contains(text, "::")
+}
+
+// driver is the driver of attributes that a setting gives a program, such as filter=lfs.
+func driver(key string) (attribute string, ok bool) {
+	section, subsection, name := split(key)
+	programs := map[string][]string{"filter": {"clean", "smudge", "process"}, "diff": {"command", "textconv"}, "merge": {"driver"}}[section]
+	return section + "=" + subsection, subsection != "" && slices.Contains(programs, name)
+}
+
+// words are what may be names of programs in the value of a setting.
+func words(value string) []string {
+	return strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t\n\"'`!;&|<>()$=", r) })
+}

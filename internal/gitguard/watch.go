@@ -1,0 +1,228 @@
+package gitguard
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Finding is something that a person's git runs, or does not read, because of a file.
+type Finding struct {
+	// Path is the file: relative to the directory that was looked at, or absolute outside of it.
+	Path string `json:"path"`
+	// What says what git makes of it, in a few words.
+	What string `json:"what"`
+}
+
+func (f Finding) String() string { return fmt.Sprintf("%s: %s", printable(f.Path), f.What) }
+
+// Watch is what git would have run in a directory when [Look] looked.
+type Watch struct {
+	dir    string
+	before map[Finding]string
+}
+
+// Look finds what git would run in a directory, around it and in what repositories are in it. A
+// directory that cannot be looked at is an error; what git does not read of it is remembered as
+// that. nil without an error means that there is no git on this host.
+func Look(ctx context.Context, dir string) (*Watch, error) {
+	before, err := runnable(ctx, dir)
+	if errors.Is(err, errNoGit) {
+		return nil, nil //nolint:nilnil // see the comment
+	}
+	return &Watch{dir: dir, before: before}, err
+}
+
+// Findings are what git would run by now and would not have run when [Look] looked, sorted; a nil
+// Watch finds nothing. Nothing that can change the directory should run any more.
+func (w *Watch) Findings(ctx context.Context) ([]Finding, error) {
+	if w == nil {
+		return nil, nil
+	}
+	after, err := runnable(ctx, w.dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []Finding
+	for finding, content := range after {
+		if was, known := w.before[finding]; !known || was != content {
+			all = append(all, finding)
+		}
+	}
+	slices.SortFunc(all, func(a, b Finding) int { return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.What, b.What)) })
+	return all, nil
+}
+
+// survey collects what git would run. The value of a finding is the content of its file, in short.
+type survey struct {
+	*found
+
+	runs    map[Finding]string
+	drivers map[string]bool // attributes that have a program
+}
+
+func runnable(ctx context.Context, dir string) (map[Finding]string, error) {
+	f, err := find(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &survey{found: f, runs: map[Finding]string{}, drivers: map[string]bool{}}
+	if f.incomplete {
+		s.add(f.dir, "has more files or repositories than are looked at", "")
+	}
+	for _, r := range f.repositories {
+		err := s.repository(ctx, &r)
+		if errors.Is(err, errNoGit) || ctx.Err() != nil {
+			return nil, err
+		}
+		if err != nil {
+			s.add(cmp.Or(r.gitDir, r.dir), "a repository that git cannot read", "")
+		}
+	}
+	for _, file := range f.attributes {
+		s.attributesOf(file)
+	}
+	return s.runs, nil
+}
+
+func (s *survey) add(path, what, content string) {
+	s.runs[Finding{Path: s.name(path), What: what}] = content
+}
+
+// repository collects what git runs in one of them.
+func (s *survey) repository(ctx context.Context, r *repository) error {
+	settings, err := r.settings(ctx)
+	if err != nil {
+		return err
+	}
+	common, err := r.common(ctx)
+	if err != nil {
+		return err
+	}
+	hooks := filepath.Join(common, "hooks")
+	for _, set := range settings {
+		if attribute, is := driver(set.key); is {
+			s.drivers[attribute] = true
+		}
+		if set.key == "core.hookspath" {
+			hooks = absolute(r.dir, set.value)
+		}
+		_, here := s.inside(set.origin)
+		if (set.own || here) && !harmless(set.key, set.value) {
+			s.add(set.origin, fmt.Sprintf("%s = %s", set.key, printable(set.value)), "")
+		}
+		for _, program := range s.programs(r, set) {
+			s.add(program, "a program of "+set.key, digest(program))
+		}
+	}
+	return s.hooks(hooks)
+}
+
+// programs are the files of the directory that a setting names and that may be run.
+func (s *survey) programs(r *repository, set setting) (files []string) {
+	if harmless(set.key, set.value) {
+		return nil
+	}
+	for _, word := range words(set.value) {
+		path := absolute(r.dir, word)
+		info, err := os.Stat(path)
+		if err != nil || !info.Mode().IsRegular() || !strings.Contains(word, "/") && info.Mode()&0o111 == 0 {
+			continue
+		}
+		if _, here := s.inside(path); here {
+			files = append(files, path)
+		}
+	}
+	return files
+}
+
+// hooks collects the programs of a directory of hooks.
+func (s *survey) hooks(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil //nolint:nilerr // there are none, or not for this user
+	}
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		info, err := os.Stat(path)
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && filepath.Ext(path) != ".sample" {
+			s.add(path, "a hook", digest(path))
+		}
+	}
+	return nil
+}
+
+// maxAttributes bounds a file of attributes, as git does.
+const maxAttributes = 100 << 20
+
+// attributesOf collects the drivers with a program that a file of attributes gives files to.
+func (s *survey) attributesOf(path string) {
+	file, err := openRegular(path)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(io.LimitReader(file, maxAttributes))
+	for lines.Scan() {
+		for word := range strings.FieldsSeq(lines.Text()) {
+			if s.drivers[word] {
+				s.add(path, "uses "+word, "")
+			}
+		}
+	}
+}
+
+// maxProgram bounds how much of a program is compared.
+const maxProgram = 64 << 20
+
+// digest stands for the content of a file; "" when it cannot be read.
+func digest(path string) string {
+	file, err := openRegular(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, io.LimitReader(file, maxProgram)); err != nil {
+		return ""
+	}
+	return string(sum.Sum(nil))
+}
+
+// openRegular opens a regular file and waits for nobody.
+func openRegular(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(fmt.Errorf("%s is no regular file", path), err, file.Close())
+	}
+	return file, nil
+}
+
+// maxShown is how many bytes of a setting are shown.
+const maxShown = 200
+
+// printable is text that a terminal shows as it is.
+func printable(text string) string {
+	quoted := fmt.Sprintf("%q", text)
+	if plain := quoted[1 : len(quoted)-1]; plain == text && len(text) <= maxShown && !bytes.ContainsAny([]byte(text), "\"") {
+		return text
+	}
+	if len(text) > maxShown {
+		return fmt.Sprintf("%.*q...", maxShown, text)
+	}
+	return quoted
+}
