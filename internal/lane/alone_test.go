@@ -90,7 +90,11 @@ func TestAlone_APausedLaneStartsNothing(t *testing.T) {
 	finish()
 	require.Equal(t, other.ID, <-ran)
 	f.await(p, other)
-	stepAside(t, 100*time.Millisecond)
+	f.requireHeldPaused(paused.Lane())
+	late := newCall("s", exclusive("account/paused"))
+	put(t, p, late)
+	require.NoError(t, p.Cancel(t.Context(), late))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, late).Status) // so the holder has looked at the lane since
 	require.Empty(t, ran)
 	_, err = o.Resume(t.Context(), protocol.DefaultPool, paused.Lane())
 	require.NoError(t, err)

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -194,8 +193,9 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 		return leader >= 0
 	}, patience, 10*time.Millisecond, "no leader")
 	f.dial = func() *nats.Conn { return c.ConnectTo(leader) }
-	f.hold(work, o)
 	f.nc = c.ConnectTo((leader + 1) % len(c.Servers))
+	beats := f.overhear(factFleet.HeartbeatsFilter(protocol.DefaultPool))
+	f.hold(work, o)
 	p := f.publisher()
 	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
 	put(t, p, call)
@@ -205,7 +205,12 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 		again <- time.Now()
 		return succeed(run)
 	}), lane.Options{Worker: "with-the-others"})
-	stepAside(t, natsio.DefaultAckWait/2) // it is renewed
+	require.Eventually(t, func() bool {
+		for _, n := range beats.lives(t, o.Worker) {
+			return n > 1
+		}
+		return false
+	}, patience, 10*time.Millisecond, "it is not renewed")
 	c.Part(leader, true)
 	wait := time.After(patience)
 	at := func(event <-chan time.Time, otherwise string) (at time.Time) {
@@ -236,6 +241,7 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	p := f.publisher()
 	c.Part(leader, true)
 	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
+	attempts := f.overhear(factFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
 	accepted := make(chan error, 1)
 	go func() { accepted <- p.Put(t.Context(), []lane.Outgoing{{Call: call}})[0] }()
 	require.Eventually(t, func() bool {
@@ -246,7 +252,9 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 		}
 		return false
 	}, patience, 10*time.Millisecond, "the others choose no leader")
-	stepAside(t, 6*time.Second) // an attempt was given up, and the next one refused
+	require.Eventually(t, func() bool { // one was given up, the next one refused, and another one made
+		return len(attempts.all()) > 2 || len(accepted) > 0
+	}, patience, 10*time.Millisecond, "no attempt follows one that was refused")
 	c.Part(leader, false)
 	select {
 	case err := <-accepted:

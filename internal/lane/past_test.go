@@ -231,8 +231,8 @@ func TestCluster_AnOldAnswerHidesNoPause(t *testing.T) {
 	past.answer(t, time.Second)
 	ran := make(chan protocol.CallID, 9)
 	f.hold(tells(ran), lane.Options{})
-	stepAside(t, 3*time.Second) // by now it would have run
-	require.Empty(t, ran)
+	f.requireHeldPaused(call.Lane())
 	require.NoError(t, p.Cancel(t.Context(), call))
 	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+	require.Empty(t, ran)
 }

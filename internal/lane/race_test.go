@@ -2,11 +2,13 @@ package lane_test
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -52,33 +54,32 @@ func raw(t *testing.T, f *fleet, subject string, c *protocol.Call) {
 }
 
 // A lane that is let go and claimed again by the same process: its release must
-// not come while a call of the next claim runs.
+// not come while a call of the next claim runs, so it comes while the claim is still stored.
 func TestLane_ReleaseComesBeforeTheNextClaim(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	var running, hits atomic.Int32
-	f.hold(witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
-		running.Add(1)
-		stepAside(t, 5*time.Millisecond)
-		running.Add(-1)
-		return succeed(run)
-	}, release: func(protocol.Lane) {
-		if running.Load() > 0 {
-			hits.Add(1)
-		}
-	}}, lane.Options{Slots: 2})
-	var calls []*protocol.Call
 	p := f.publisher()
-	for i := range 100 {
-		call := newCall("s", exclusive("account/x"))
-		put(t, f.publisher(), call) // a new publisher knows nothing, so the lane is let go in between
-		calls = append(calls, call)
-		stepAside(t, time.Duration(6500+(i%40)*100)*time.Microsecond)
-	}
-	for _, call := range calls {
-		f.await(p, call)
-	}
-	require.Zero(t, hits.Load(), "Release closed what a running call uses")
+	first, second := newCall("s", exclusive("account/x")), newCall("s", exclusive("account/x"))
+	var releasing atomic.Bool
+	var once sync.Once
+	f.hold(witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
+		assert.False(t, releasing.Load(), "Release closes what a running call uses")
+		return succeed(run)
+	}, release: func(l protocol.Lane) {
+		once.Do(func() {
+			releasing.Store(true)
+			defer releasing.Store(false)
+			claims, err := f.js.Stream(t.Context(), factFleet.ClaimsStream())
+			if assert.NoError(t, err) {
+				_, err = claims.GetLastMsgForSubject(t.Context(), factFleet.ClaimSubject(protocol.DefaultPool, l.Hash()))
+				assert.NoError(t, err, "the lane can be claimed during the release")
+			}
+			assert.NoError(t, p.Put(t.Context(), []lane.Outgoing{{Call: second}})[0]) // somebody wants the lane right now
+		})
+	}}, lane.Options{Slots: 2})
+	put(t, p, first)
+	f.await(p, first)
+	f.await(p, second)
 }
 
 // The ready message is removed, but the answer is lost: whoever removed it must not run anything
@@ -95,7 +96,7 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	ranAtA, ranAtB := make(chan protocol.CallID, 9), make(chan protocol.CallID, 9)
 	begun, deaf := make(chan struct{}), make(chan struct{})
 	var once atomic.Bool
-	p := f.publisher()
+	p, beats := f.publisher(), f.overhear(factFleet.HeartbeatsFilter(protocol.DefaultPool))
 	a, err := lane.NewHolder(t.Context(), nc, witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
 		ranAtA <- run.Call.ID
 		if run.Call.ID == other.ID {
@@ -136,11 +137,8 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	link.Cut()
 	link.Mend()
 	close(finishOther)
-	select {
-	case id := <-ranAtA:
-		t.Errorf("A runs call %s of the lane while B runs %s", id, second.ID)
-	case <-time.After(3 * time.Second):
-	}
+	require.Eventually(t, func() bool { return len(beats.lives(t, "a")) > 1 }, patience, 5*time.Millisecond, "A begins no new life")
+	require.Empty(t, ranAtA, "A runs a call of the lane while B runs another one")
 	close(finishSecond)
 	require.Equal(t, third.ID, <-ranAtB)
 	f.await(p, third)
@@ -212,12 +210,12 @@ func TestLane_PutTwiceByOnePublisher(t *testing.T) {
 	f := newFleet(t)
 	p := f.publisher()
 	before, twice := newCall("s", exclusive("account/x")), newCall("s", exclusive("account/x"))
+	ready := f.overhear(readyOf(before.Lane()))
 	put(t, p, before)
 	put(t, p, twice)
 	put(t, p, twice)
-	stepAside(t, 10*time.Millisecond)
 	p.Finished(before)
-	stepAside(t, 60*time.Millisecond) // the ready message that was left out is made up for
+	require.Eventually(t, func() bool { return len(ready.all()) > 1 }, patience, 5*time.Millisecond, "what was left out is not made up for")
 	var runs atomic.Int32
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		runs.Add(1)

@@ -2,8 +2,10 @@ package lane_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -92,6 +94,30 @@ func (o *overheard) all() []*nats.Msg {
 		}
 	}
 	return o.msgs
+}
+
+// lives is how often each life of a worker was stored or renewed, of overheard heartbeats.
+func (o *overheard) lives(t *testing.T, worker protocol.WorkerID) map[string]int {
+	t.Helper()
+	renewals := map[string]int{}
+	for _, msg := range o.all() {
+		beat, err := protocol.DecodeHeartbeat(msg.Data)
+		require.NoError(t, err)
+		if beat.WorkerID == worker {
+			renewals[msg.Subject]++
+		}
+	}
+	return renewals
+}
+
+// requireHeldPaused waits until the holder of a lane says that it has found it paused.
+func (f *fleet) requireHeldPaused(l protocol.Lane) {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool {
+		reply, err := f.nc.Request(factFleet.AskSubject(protocol.DefaultPool, l.Hash()), nil, time.Second)
+		var answer lane.Answer
+		return err == nil && json.Unmarshal(reply.Data, &answer) == nil && len(answer.Lanes) == 1 && answer.Lanes[0].Paused
+	}, patience, 10*time.Millisecond, "nobody holds lane %s as a paused one", l)
 }
 
 // loseAt has a worker start a call and vanish in the middle of it.
