@@ -61,6 +61,7 @@ type rig struct {
 	orphans      int                              // what they have put
 	entered      map[protocol.CallID]history.Time // calls seen in the calls stream; see watchCalls
 	stopWatching func()
+	leases       leases
 	// remembered is how much the callers had written down when they were started last.
 	remembered int64
 	counts     map[string]int // faults by name
@@ -116,6 +117,7 @@ func newPlace(t *testing.T, s setup) *rig {
 	}
 	r.startServers()
 	r.connect()
+	r.watchLeases()
 	return r
 }
 

@@ -57,10 +57,13 @@ func (r *rig) conclude(begin time.Time) *history.Report {
 	h := r.history()
 	report := history.Check(h)
 	for _, f := range h.Faults[len(r.faults):] {
-		if f.Blocked {
+		switch {
+		case f.Blocked:
 			r.counts["slow disk seen"]++
-		} else {
+		case f.Stalled:
 			r.counts["stall seen"]++
+		default:
+			r.counts["lease lost"]++
 		}
 	}
 	t.Logf("-seed=%d: %d calls, %d accepted, %d executions, %d run again, faults %v, %d violations, %d lost, %d double, slowest %s, statuses %v, %s in all",
@@ -104,6 +107,7 @@ func (r *rig) history() *history.History {
 		require.NoError(r.t, h.Read(log), path)
 		require.NoError(r.t, log.Close())
 	}
+	r.addLostLeases(h)
 	h.Stored = r.stored()
 	r.addEntered(h)
 	return h
