@@ -15,14 +15,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// attempt takes a call that may start, with a slot, to its settled end. It
-// reports false when nothing was settled, because the lane is lost or stopping.
-func (l *held) attempt(e *core.Entry) bool {
-	result, known, err := l.before(e)
+// attempt takes a call that may start, with a slot, to its settled end. asked is a lookup of its
+// result, or nil. It reports false when nothing was settled, because the lane is lost or stopping.
+func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
+	result, known, err := l.before(e, asked)
 	for err != nil && l.alive() {
 		l.complain(startTrouble, e, err)
 		l.pause()
-		result, known, err = l.before(e)
+		result, known, err = l.before(e, nil)
 	}
 	l.over(startTrouble, e)
 	if err != nil {
@@ -77,8 +77,8 @@ func (l *held) unpack(e *core.Entry) *protocol.Result {
 
 // before decides whether a call is to be executed: it returns a result instead
 // when there is one to give, or known when a result is stored already.
-func (l *held) before(e *core.Entry) (result *protocol.Result, known bool, err error) {
-	if known, err = l.isSettled(e); err != nil || known {
+func (l *held) before(e *core.Entry, asked *store.Lookup) (result *protocol.Result, known bool, err error) {
+	if known, err = l.isSettled(e, asked); err != nil || known {
 		return nil, known, err
 	}
 	if refusal := l.refusal(e); refusal != nil {
@@ -91,8 +91,8 @@ func (l *held) before(e *core.Entry) (result *protocol.Result, known bool, err e
 // isSettled reports whether a call has its result already: whoever sends it once more, however
 // late, does not have it run again. In a cluster an answer can be old, so where something says that
 // there may be a result, it is made sure that there is none.
-func (l *held) isSettled(e *core.Entry) (bool, error) {
-	known, err := l.holder.store.HasResult(l.ctx, e.Call.SessionID, e.Call.ID)
+func (l *held) isSettled(e *core.Entry, asked *store.Lookup) (bool, error) {
+	known, err := l.holder.store.HasResult(l.ctx, e.Call, asked)
 	if err != nil || known {
 		return known, err
 	}

@@ -53,10 +53,11 @@ func (l *held) freeSlots() {
 // startOne starts a call with a slot in hand.
 func (l *held) startOne(e *core.Entry) {
 	l.idleSince = time.Time{}
+	asked := l.ahead.of(e, l.schedule.Entries())
 	e.Running = true
 	l.seat.free--
 	l.active++
-	go func() { l.finished <- finished{entry: e, settled: l.attempt(e)} }()
+	go func() { l.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
 }
 
 // wantSlot stands in line for one slot. Lanes stand in line, not calls: one with

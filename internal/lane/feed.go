@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -111,7 +112,7 @@ func (l *held) readFirst() error {
 		return nil
 	}
 	if !l.holder.store.Clustered() {
-		return l.checkReady()
+		return l.readLane()
 	}
 	if err := l.takeSnapshot(); err != nil {
 		return err
@@ -123,15 +124,26 @@ func (l *held) readFirst() error {
 	return nil
 }
 
-// checkReady makes sure that the ready message is there.
-func (l *held) checkReady() error {
-	subject := l.holder.options.Fleet.ReadySubject(l.holder.options.Pool, l.hash)
-	found, err := l.holder.store.Next(l.ctx, subject, 0)
+// readLane makes sure, on a server of its own, that the ready message is there, and reads the
+// mailbox with the same question. The result of the ready message's call is looked for meanwhile.
+func (l *held) readLane() error {
+	s, pool := l.holder.store, l.holder.options.Pool
+	if inline := l.first.inline; inline != nil && !l.claim.Interrupted && l.ahead.serves(inline) {
+		l.ahead.ask(inline.Call)
+	}
+	ready, entries, err := s.ReadLane(l.ctx, pool, l.hash)
+	many := errors.Is(err, store.ErrNotAtOnce)
+	if many {
+		ready, err = s.Next(l.ctx, l.holder.options.Fleet.ReadySubject(pool, l.hash), 0)
+	}
 	if err != nil {
 		return err
 	}
-	if found == nil || found.Sequence != l.ready.seq {
+	if ready == nil || ready.Sequence != l.ready.seq {
 		return errNotReady
+	}
+	if !many {
+		l.mail.give(entries, true)
 	}
 	l.first.checked = true
 	return nil

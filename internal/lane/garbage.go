@@ -146,7 +146,7 @@ func (l *held) removeSettled(kind protocol.MailboxEntryKind, msg *jetstream.RawS
 	s := l.holder.store
 	if kind == protocol.EntryCall {
 		if e, err := l.entry(msg.Header, msg.Data); err == nil {
-			known, err := s.HasResult(l.ctx, e.Call.SessionID, e.Call.ID)
+			known, err := s.HasResult(l.ctx, e.Call, nil)
 			if err != nil {
 				return err
 			}

@@ -39,6 +39,7 @@ type held struct {
 	schedule  *core.Schedule
 	mail      *mailbox
 	first     firstRead
+	ahead     ahead
 	seat      seat
 	garbage   garbage
 	bytes     int         // of the calls in hand
@@ -83,7 +84,7 @@ func newHeld(h *Holder, life *life, ready *readyMessage) *held {
 	l := &held{
 		holder: h, life: life, lane: ready.lane, hash: ready.hash, ready: ready,
 		claim: h.newClaim(life, ready), since: time.Now(), gone: make(chan struct{}),
-		schedule: core.NewSchedule(), seat: newSeat(), garbage: newGarbage(),
+		schedule: core.NewSchedule(), seat: newSeat(), garbage: newGarbage(), ahead: newAhead(h.store),
 		mail:     newMailbox(h.store, h.options.Fleet, h.options.Pool, ready.hash),
 		finished: make(chan finished),
 	}
@@ -225,6 +226,7 @@ func (l *held) book(e *core.Entry) {
 	l.schedule.Finish(e)
 	l.bytes -= e.Size
 	l.garbage.settled(e)
+	l.ahead.drop(e)
 	if e.Inline {
 		l.first.pinned = false
 	}

@@ -335,11 +335,19 @@ func (m *mailbox) hearAnew() {
 // look reports whether the stream has anything at all in the mailbox, but for the mark
 // that the lane is paused.
 func (m *mailbox) look(ctx context.Context) (bool, error) {
-	msg, err := m.store.Next(ctx, m.filter(), 0)
-	if msg != nil && m.fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause {
-		msg, err = m.store.Next(ctx, m.filter(), msg.Sequence+1)
+	found, err := m.store.ReadAll(ctx, m.filter())
+	if errors.Is(err, store.ErrNotAtOnce) {
+		var msg *jetstream.RawStreamMsg
+		if msg, err = m.store.Next(ctx, m.filter(), 0); m.isPause(msg) {
+			msg, err = m.store.Next(ctx, m.filter(), msg.Sequence+1)
+		}
+		return msg != nil, err
 	}
-	return msg != nil, err
+	return slices.ContainsFunc(found, func(msg *jetstream.RawStreamMsg) bool { return !m.isPause(msg) }), err
+}
+
+func (m *mailbox) isPause(msg *jetstream.RawStreamMsg) bool {
+	return msg != nil && m.fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause
 }
 
 func (m *mailbox) filter() string { return m.fleet.MailboxFilter(m.pool, m.hash) }

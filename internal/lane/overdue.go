@@ -178,7 +178,7 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	_, _ = h.visit(ctx, lane, func(l *held) { //nolint:contextcheck // the lane has its own; it is tried again
 		inline := l.first.pinned
 		if e := l.schedule.Find(l.inlineID()); inline && e != nil {
-			known, err := l.isSettled(e)
+			known, err := l.isSettled(e, nil)
 			inline = err != nil || !known
 		}
 		if l.ready.seq > consumer.Delivered.Stream || inline || !l.isFresh() ||

@@ -98,7 +98,7 @@ func (l *held) refuse() {
 func (l *held) giveRefusal(e *core.Entry, result *protocol.Result) bool {
 	defer l.over(lookupTrouble, e)
 	for {
-		known, err := l.isSettled(e)
+		known, err := l.isSettled(e, nil)
 		if known {
 			l.wasSettled(e)
 			return true

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -279,6 +280,7 @@ type simLane struct {
 	schedule *core.Schedule
 	entries  map[protocol.CallID]*simCall
 	seqs     map[protocol.CallID]uint64
+	asked    map[protocol.CallID]bool // calls in hand whose results were looked for: whether they have one
 	garbage  []uint64
 	caughtUp bool
 }
@@ -502,8 +504,37 @@ func (l *simLane) isSettled(t *task, e *core.Entry) (known, ok bool) {
 		answer, ok := t.ask(func() any { return l.wk.s.messages[subject] != nil })
 		return ok && answer.(bool), ok
 	}
+	if !l.wk.m.w.cluster {
+		return l.lookAhead(t, e)
+	}
 	found, ok := l.surely(t, subject)
 	return len(found) > 0, ok
+}
+
+// lookAhead looks for the results of all calls in hand together with that of the one that starts.
+func (l *simLane) lookAhead(t *task, e *core.Entry) (known, ok bool) {
+	if _, asked := l.asked[e.Call.ID]; !asked {
+		entries := slices.Clone(l.schedule.Entries())
+		answer, ok := t.ask(func() any {
+			known := map[protocol.CallID]bool{}
+			for _, other := range entries {
+				known[other.Call.ID] = l.wk.s.messages["result."+string(other.Call.ID)+"."] != nil
+			}
+			return known
+		})
+		if !ok {
+			return false, false
+		}
+		if l.asked == nil {
+			l.asked = map[protocol.CallID]bool{}
+		}
+		maps.Copy(l.asked, answer.(map[protocol.CallID]bool))
+	}
+	known = l.asked[e.Call.ID]
+	if !l.broken("a look for each time that a call is read") {
+		delete(l.asked, e.Call.ID)
+	}
+	return known, true
 }
 
 func (l *simLane) mark(t *task, e *core.Entry, n int) (first, ok bool) {

@@ -23,6 +23,8 @@ type reader struct {
 	stream string
 	made   time.Time   // when the stream was made, as it was when it was opened
 	direct atomic.Bool // one server has the stream, and nobody else answers direct gets
+
+	batcher batcher
 }
 
 // readsDirect reports whether the stream may be read by direct gets.

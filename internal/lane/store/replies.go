@@ -19,6 +19,7 @@ type Replies struct {
 
 	mu           sync.Mutex
 	subscription *nats.Subscription
+	closed       bool
 	inbox        string // of answers, with a dot at its end
 	next         uint64
 	free         []uint64 // ids to use again: as many at most as were open at once
@@ -77,8 +78,14 @@ func (r *Replies) take() uint64 {
 	return r.next
 }
 
+// errClosed says that nothing can be asked any more.
+var errClosed = fmt.Errorf("replies: %w", nats.ErrConnectionClosed)
+
 // listen subscribes when the first question is asked.
 func (r *Replies) listen() error {
+	if r.closed {
+		return errClosed
+	}
 	if r.subscription != nil {
 		return nil
 	}
@@ -217,10 +224,12 @@ func NobodyAnswers(answer *nats.Msg) bool {
 	return len(answer.Data) == 0 && answer.Header.Get("Status") == "503"
 }
 
-// Close ends it: no further answer is told.
+// Close ends it for good: whoever asks afterwards gets an error that wraps
+// [nats.ErrConnectionClosed], and no further answer is told.
 func (r *Replies) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.closed = true
 	clear(r.open)
 	r.free = nil
 	if r.subscription != nil {

@@ -154,3 +154,20 @@ func TestReplies_AmongSeveralServersEachQuestionHasANameOfItsOwn(t *testing.T) {
 	}
 	require.Len(t, asked, 3)
 }
+
+// A callback of NATS may still ask when its holder is about to end: nothing is subscribed anew.
+func TestReplies_AskNothingOnceClosed(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	nc := f.Connect()
+	r := newReplies(nc)
+	_, err := r.Ask(nats.NewMsg("silent"), func(*nats.Msg) {})
+	require.NoError(t, err)
+	require.Equal(t, 1, nc.NumSubscriptions())
+	r.Close()
+	_, err = r.Ask(nats.NewMsg("silent"), func(*nats.Msg) {})
+	require.ErrorIs(t, err, nats.ErrConnectionClosed)
+	_, err = r.Request(t.Context(), time.Second, nats.NewMsg("silent"))
+	require.True(t, NotStored(err), "%v", err)
+	require.Zero(t, nc.NumSubscriptions())
+}

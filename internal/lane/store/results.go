@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -111,13 +112,33 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 	return r, s.Blobs.Value(ctx, r)
 }
 
-// HasResult reports whether a call has a result, also one whose value cannot be had or read.
-func (s *Store) HasResult(ctx context.Context, session protocol.SessionID, call protocol.CallID) (bool, error) {
-	msg, err := s.results.next(ctx, s.Fleet.ResultSubject(session, call), 0)
-	if err != nil {
-		return false, fmt.Errorf("look for the result of call %s: %w", call, err)
+// LookUpResults asks whether calls have results.
+func (s *Store) LookUpResults(calls ...*protocol.Call) *Lookup {
+	filters := make([]string, len(calls))
+	for i, call := range calls {
+		filters[i] = s.Fleet.ResultSubject(call.SessionID, call.ID)
 	}
-	return msg != nil, nil
+	return s.results.lookup(filters...)
+}
+
+// HasResult reports whether a call has a result, also one whose value cannot be had or read. asked
+// is a lookup that has asked for it; nil asks now.
+func (s *Store) HasResult(ctx context.Context, call *protocol.Call, asked *Lookup) (bool, error) {
+	if asked == nil {
+		asked = s.LookUpResults(call)
+	}
+	subject := s.Fleet.ResultSubject(call.SessionID, call.ID)
+	found, err := asked.Wait(ctx)
+	if errors.Is(err, ErrNotAtOnce) {
+		var msg *jetstream.RawStreamMsg
+		if msg, err = s.results.next(ctx, subject, 0); msg != nil {
+			found = []*jetstream.RawStreamMsg{msg}
+		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for the result of call %s: %w", call.ID, err)
+	}
+	return slices.ContainsFunc(found, func(msg *jetstream.RawStreamMsg) bool { return msg.Subject == subject }), nil
 }
 
 // SurelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It

@@ -77,6 +77,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 		}
 		config := have.CachedInfo().Config
 		*r = &reader{store: s, stream: stream, made: have.CachedInfo().Created}
+		(*r).batcher.reader = *r
 		(*r).direct.Store(config.AllowDirect && config.Replicas <= 1)
 	}
 	return s, nil

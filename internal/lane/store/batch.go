@@ -1,0 +1,213 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Many lanes ask small questions at the same time: whether calls have results, and what waits in a
+// mailbox. One direct get of the last message of many subjects (multi_last) answers them together,
+// as a group commit: a question goes at once when no other one is under way, and those that come
+// meanwhile go with the next request. An answer is never older than its question.
+
+// maxBatch is how many filters a request has, short of those of its last question.
+const maxBatch = 256
+
+// Lookup is a question for the stored messages of some subjects, each of which takes one message.
+// It is safe for concurrent use.
+type Lookup struct {
+	filters []string
+	done    chan struct{} // closed when the rest is set
+	found   []*jetstream.RawStreamMsg
+	err     error
+}
+
+// Wait returns what was found, in the order of the sequences. The error wraps [ErrNotAtOnce] when
+// the stream has to be asked by [Store.Next], or in another way that asks for one thing.
+func (l *Lookup) Wait(ctx context.Context) ([]*jetstream.RawStreamMsg, error) {
+	select {
+	case <-l.done:
+		return l.found, l.err
+	default:
+	}
+	limit := time.NewTimer(2 * ShortTimeout) // the request before it, and its own
+	defer limit.Stop()
+	select {
+	case <-l.done:
+		return l.found, l.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-limit.C:
+		return nil, fmt.Errorf("%w: %w", ErrNotAtOnce, context.DeadlineExceeded)
+	}
+}
+
+// ReadLane returns the ready message of a lane, nil when there is none, and all that is in its
+// mailbox, in the order of the sequences. The error wraps [ErrNotAtOnce] when both have to be read
+// in another way: so it is where much waits.
+func (s *Store) ReadLane(
+	ctx context.Context, pool protocol.Pool, lane protocol.LaneHash,
+) (ready *jetstream.RawStreamMsg, entries []*jetstream.RawStreamMsg, err error) {
+	subject := s.Fleet.ReadySubject(pool, lane)
+	entries, err = s.calls.lookup(subject, s.Fleet.MailboxFilter(pool, lane)).Wait(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read lane: %w", err)
+	}
+	if i := slices.IndexFunc(entries, func(msg *jetstream.RawStreamMsg) bool { return msg.Subject == subject }); i >= 0 {
+		ready = entries[i]
+		entries = slices.Delete(entries, i, i+1)
+	}
+	return ready, entries, nil
+}
+
+// ReadAll returns all messages of the calls stream that match filter, like [Store.ReadLane].
+func (s *Store) ReadAll(ctx context.Context, filter string) ([]*jetstream.RawStreamMsg, error) {
+	return s.calls.lookup(filter).Wait(ctx)
+}
+
+// batcher sends the lookups of a stream, one request at a time.
+type batcher struct {
+	reader *reader
+
+	mu       sync.Mutex
+	waiting  []*Lookup
+	underWay *batch // nil when none is
+}
+
+// batch is one request.
+type batch struct {
+	lookups []*Lookup
+	answers []*nats.Msg
+	sent    time.Time
+}
+
+// lookup asks for the messages that match some filters: subjects, or the beginning of subjects
+// with ".>".
+func (r *reader) lookup(filters ...string) *Lookup {
+	l := &Lookup{filters: filters, done: make(chan struct{})}
+	if !r.readsDirect() {
+		l.err = ErrNotAtOnce
+		close(l.done)
+		return l
+	}
+	b := &r.batcher
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waiting = append(b.waiting, l)
+	if b.underWay != nil && time.Since(b.underWay.sent) > ShortTimeout { // its answer is lost
+		b.end(nil, fmt.Errorf("%w: no answer", ErrNotAtOnce))
+	}
+	b.send()
+	return l
+}
+
+// send asks what waits, unless a request is under way; the lock is held.
+func (b *batcher) send() {
+	for b.underWay == nil && len(b.waiting) > 0 {
+		n, filters := 0, 0
+		for ; n < len(b.waiting) && filters < maxBatch; n++ {
+			filters += len(b.waiting[n].filters)
+		}
+		next := &batch{lookups: b.waiting[:n:n], sent: time.Now()}
+		b.waiting, b.underWay = b.waiting[n:], next
+		request := b.reader.directGet(next.request())
+		_, err := b.reader.store.Replies.ask(request, question{
+			last: endsBatch, answered: func(answer *nats.Msg) { b.answered(next, answer) },
+		})
+		if err != nil {
+			b.end(nil, fmt.Errorf("%w: %w", ErrNotAtOnce, err))
+		}
+	}
+}
+
+// request is the body of the question.
+func (b *batch) request() []byte {
+	body := []byte(`{"multi_last":[`)
+	for _, l := range b.lookups {
+		for _, filter := range l.filters {
+			body = append(append(append(body, '"'), filter...), '"', ',')
+		}
+	}
+	return fmt.Appendf(body[:len(body)-1], `],"max_bytes":%d}`, pageBytes)
+}
+
+// answered takes one of the answers to a request.
+func (b *batcher) answered(to *batch, answer *nats.Msg) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.underWay != to { // it was given up
+		return
+	}
+	if to.answers = append(to.answers, answer); !endsBatch(answer) {
+		return
+	}
+	b.end(b.reader.readMultiLast(to.answers))
+	b.send()
+}
+
+// end tells those who asked what the request under way has found; the lock is held.
+func (b *batcher) end(found []*jetstream.RawStreamMsg, err error) {
+	lookups := b.underWay.lookups
+	b.underWay = nil
+	byFilter := make(map[string][]*Lookup, len(lookups))
+	for _, l := range lookups {
+		l.err = err
+		for _, filter := range l.filters {
+			byFilter[filter] = append(byFilter[filter], l)
+		}
+	}
+	for _, msg := range found {
+		for _, l := range byFilter[msg.Subject] {
+			l.found = append(l.found, msg)
+		}
+		for end := len(msg.Subject); ; {
+			if end = strings.LastIndexByte(msg.Subject[:end], '.'); end < 0 {
+				break
+			}
+			for _, l := range byFilter[msg.Subject[:end]+".>"] {
+				l.found = append(l.found, msg)
+			}
+		}
+	}
+	for _, l := range lookups {
+		close(l.done)
+	}
+}
+
+// readMultiLast reads the answers to a request. The error wraps [ErrNotAtOnce] when they are not
+// all that there is.
+func (r *reader) readMultiLast(answers []*nats.Msg) ([]*jetstream.RawStreamMsg, error) {
+	last := answers[len(answers)-1]
+	if last.Header.Get(headerStatus) == statusNotFound {
+		// The server says 404 also of a message that it could not read.
+		if len(answers) == 1 && last.Header.Get("Description") == "No Results" {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("%w: %w", ErrNotAtOnce, refusal(last))
+	}
+	if NobodyAnswers(last) || r.foreign(answers[0]) {
+		return nil, ErrNotAtOnce
+	}
+	found, left, err := readBatch(answers)
+	if err == nil && left > 0 {
+		err = errTooMuch
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotAtOnce, err)
+	}
+	slices.SortFunc(found, func(a, b *jetstream.RawStreamMsg) int { return cmp.Compare(a.Sequence, b.Sequence) })
+	return found, nil
+}
+
+var errTooMuch = errors.New("more than one answer has")
