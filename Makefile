@@ -31,6 +31,7 @@ MODULES  := . tools deploy/compose/check
 PKG      ?= ./...
 CALLS    ?= 100000
 SEED     ?= 0
+LIMIT    ?= 0
 SEEDS    ?= 100000
 FUZZTIME ?= 10s
 DEMO     := .toolfleet/demo
@@ -69,16 +70,16 @@ test: program bin/testsum ## Run every test with the race detector (PKG=./pkg/..
 	$(TESTING) go test $(RACE) -vet=off -timeout 30m -json $(PKG) | bin/testsum # the linters vet, and see more
 
 .PHONY: chaos
-chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern)
-	go test ./test/chaos -run 'TestChaos_$(FAULT)' -count=1 -parallel=1 -timeout=6h -v -args -calls=$(CALLS) -seed=$(SEED)
+chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern, LIMIT=20m: as many as fit)
+	go test ./test/chaos -run 'TestChaos_$(FAULT)' -count=1 -parallel=1 -timeout=6h -v -args -calls=$(CALLS) -seed=$(SEED) -limit=$(LIMIT)
 
 .PHONY: blackbox
 blackbox: build ## Hold the laws against the binaries by a program that knows only the wire (CALLS=n, SEED=n)
 	go run ./test/blackbox -bin=bin -calls=$(CALLS) -seed=$(SEED)
 
 .PHONY: simulate
-simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one)
-	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED)
+simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one, FAULT=kill, stop or delivery is that alone)
+	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED) -fault=$(FAULT)
 
 .PHONY: escape
 escape: ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user)

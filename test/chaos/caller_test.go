@@ -31,6 +31,7 @@ type callerRole struct {
 	Callers         int
 	Calls           int           // in all, at least
 	Until           string        // a file; while it is missing more calls are made
+	Deadline        time.Time     // from when on these are enough, however many they are; zero: never
 	Think           time.Duration // longest pause of a caller between two steps
 	Patience        time.Duration // longest wait for a result
 
@@ -99,7 +100,7 @@ func (c *callerRole) remember() error {
 }
 
 func (c *callerRole) enough() bool {
-	if c.made.Load() < int64(c.Calls) {
+	if c.made.Load() < int64(c.Calls) && (c.Deadline.IsZero() || time.Now().Before(c.Deadline)) {
 		return false
 	}
 	_, err := os.Stat(c.Until)

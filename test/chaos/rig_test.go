@@ -67,6 +67,7 @@ type rig struct {
 	counts     map[string]int // faults by name
 	logs       []string
 	offset     time.Duration // wall clock minus monotonic clock
+	since      time.Time     // when the test began
 }
 
 // node is a server process.
@@ -106,7 +107,7 @@ func newPlace(t *testing.T, s setup) *rig {
 	s.lease = cmp.Or(s.lease, leaseOf(&s))
 	r := &rig{
 		t: t, setup: s, dir: t.TempDir(), counts: map[string]int{}, cables: map[[2]int]*natsiotest.Cable{},
-		random: rand.New(rand.NewPCG(*seed, uint64(len(t.Name())))), offset: offset(),
+		random: rand.New(rand.NewPCG(*seed, uint64(len(t.Name())))), offset: offset(), since: time.Now(),
 	}
 	if *keep != "" {
 		r.dir = filepath.Join(*keep, strings.ReplaceAll(t.Name(), "/", "_"))
@@ -286,6 +287,9 @@ func (r *rig) startCaller() {
 	}
 	if *calls > 0 {
 		role.Callers, role.Calls, role.Think, role.Lanes, role.Bursts = 64, max(1, *calls-r.orphans), 0, 4*r.setup.lanes, true
+	}
+	if *limit > 0 {
+		role.Deadline = r.since.Add(*limit)
 	}
 	if !slices.Contains(r.logs, role.Log) {
 		r.logs = append(r.logs, role.Log)

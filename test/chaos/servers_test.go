@@ -20,8 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
-// serverLease is longer than the server's own uncertainty about a lease that began
-// before it was started: it keeps such times in whole seconds.
+// serverLease outlives a server that fails: renewals wait for the next one.
 const serverLease = 6 * time.Second
 
 func TestChaos_EmbeddedServerRestarts(t *testing.T) { //nolint:paralleltest // see side
