@@ -24,8 +24,8 @@ type answers struct {
 	running sync.WaitGroup
 }
 
-func newAnswers(p program, fl *fleet.Fleet, say func(string)) *answers {
-	return &answers{fleet: fl, prompt: newPrompt(p, say), say: say, cancel: func() {}}
+func newAnswers(p program, fl *fleet.Fleet, show view) *answers {
+	return &answers{fleet: fl, prompt: newPrompt(p, show.screen, ""), say: show.warn, cancel: func() {}}
 }
 
 // ask puts the question of an event. A turn asks one question at a time, so one that is

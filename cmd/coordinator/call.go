@@ -104,7 +104,11 @@ func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, s
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	options := &loop.SingleOptions{Guard: c.guard(), Policy: judge, Logger: p.common.Logger(p.Program)}
-	if q := newPrompt(p, func(line string) { _, _ = fmt.Fprintln(p.err(), line) }); q != nil && judge != nil {
+	show, err := newView(p, &viewFlags{JSON: true})
+	if err != nil {
+		return nil, err
+	}
+	if q := newPrompt(p, show.screen, c.inPlace(workspace)); q != nil && judge != nil {
 		options.Approve = q.approve
 	}
 	single := loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)
@@ -161,11 +165,15 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		return nil, err
 	}
 	defer fl.Close()
-	warn := newView(p, false).warn
-	git := watchGit(ctx, workspace, warn)
+	show, err := newView(p, &viewFlags{JSON: true})
+	if err != nil {
+		return nil, err
+	}
+	defer show.screen.Close()
+	git := watchGit(ctx, workspace, show.warn)
 	var remote *remoteWorkspace
 	if worker != nil {
-		err = worker.start(ctx, fl, data, warn, call.SessionID, workspace)
+		err = worker.start(ctx, fl, data, show.warn, call.SessionID, workspace)
 	} else if workspace != "" {
 		remote, err = importWorkspace(ctx, fl, call.SessionID, workspace, protect)
 	}
@@ -181,7 +189,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	}
 	result, err := fl.Dispatcher.One(running, &call)
 	if remote != nil {
-		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), warn))
+		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}
 	fl.Close() // with everything of the session that still runs
 	git.tell(git.findings(ctx))

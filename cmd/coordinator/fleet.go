@@ -208,6 +208,14 @@ func (e *embeddedWorker) start(
 	})
 }
 
+// inPlace returns a workspace that is used where it is, and "" for one of which a copy is.
+func (f *fleetFlags) inPlace(workspace string) string {
+	if f.Nats != "" {
+		return ""
+	}
+	return workspace
+}
+
 // dataDir returns the directory of the embedded server and worker. Without --data it is the
 // session's own, or a temporary one when nothing is to be kept; cleanup removes the latter.
 func (f *fleetFlags) dataDir(session protocol.SessionID, keep bool) (dir string, cleanup func(), err error) {

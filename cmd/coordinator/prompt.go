@@ -1,62 +1,34 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"os/user"
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
 // prompt asks on a terminal. Its questions must not overlap.
 type prompt struct {
-	say     func(string)
-	flush   func() // drops what was typed and not read
-	input   *clockedReader
-	buffer  *bufio.Reader // of input
-	lines   chan typed
-	reading bool // a line is being read; it outlives a question that needs no answer
-}
-
-// typed is a line, and when the last of it was read.
-type typed struct {
-	text string
-	at   time.Time
-	err  error
+	screen    *terminal.View
+	keys      *keyboard
+	workspace string          // whose files are looked at; "" for none
+	always    map[string]bool // what need not be asked again
 }
 
 // newPrompt returns nil when standard input is no terminal.
-func newPrompt(p program, say func(string)) *prompt {
+func newPrompt(p program, screen *terminal.View, workspace string) *prompt {
 	file, isFile := p.Stdin.(*os.File)
-	if !isFile || !term.IsTerminal(int(file.Fd())) {
+	if !isFile || !terminal.IsTerminal(file) {
 		return nil
 	}
-	input := &clockedReader{Reader: file}
-	return &prompt{
-		say: say, flush: func() { dropTyped(file) }, input: input, buffer: bufio.NewReader(input), lines: make(chan typed, 1),
-	}
-}
-
-// clockedReader notes when it last read something.
-type clockedReader struct {
-	io.Reader
-
-	last time.Time
-}
-
-// Read implements [io.Reader].
-func (r *clockedReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	r.last = time.Now()
-	return n, err
+	return &prompt{screen: screen, keys: newKeyboard(file), workspace: workspace, always: map[string]bool{}}
 }
 
 var errNoInput = errors.New("the standard input has ended")
@@ -64,64 +36,82 @@ var errNoInput = errors.New("the standard input has ended")
 // approve asks until there is an answer. Anything but yes is no. What is said beyond that
 // is told to the model. What was typed before the question does not count.
 func (q *prompt) approve(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-	if !q.reading {
-		q.buffer.Reset(q.input)
+	kind, says := alike(request)
+	if q.always[kind] {
+		q.screen.Notice("allowed as before: %s", says)
+		return loop.Approval{Granted: true, By: userName()}, nil
 	}
-	q.flush()
+	q.keys.drop()
 	asked := time.Now()
-	q.say(fmt.Sprintf("%s: %s %s", request.Reason, request.Tool, shortened(request.Arguments)))
-	q.say("Allow it? y for yes, \"y: ...\" to add something; anything else is no, and is told to the model:")
-	for {
-		q.read()
-		select {
-		case line := <-q.lines:
-			q.reading = false
-			switch {
-			case line.err != nil:
-				return loop.Approval{}, errNoInput
-			case line.at.After(asked):
-				return answerOf(line.text), nil
-			}
-		case <-ctx.Done():
-			q.say("No answer is needed any more.")
-			return loop.Approval{}, context.Cause(ctx)
+	answered := q.screen.Ask(terminal.Question{
+		Reason: request.Reason, Tool: request.Tool, Arguments: request.Arguments, Old: q.old(),
+		Answers: "Allow it? y: yes. a: always in this session, " + says + ". \"y: ...\" adds something; anything else is no, and is told to the model:",
+	})
+	line, err := q.keys.line(ctx, asked)
+	answered()
+	if ctx.Err() != nil {
+		q.screen.Notice("No answer is needed any more.")
+		return loop.Approval{}, context.Cause(ctx)
+	}
+	if err != nil {
+		return loop.Approval{}, err
+	}
+	answer, always := answerOf(line)
+	if always {
+		q.always[kind] = true
+	}
+	return answer, nil
+}
+
+// old returns what looks at the files of the workspace; nil without one.
+func (q *prompt) old() func(string) ([]byte, bool) {
+	if q.workspace == "" {
+		return nil
+	}
+	return func(path string) ([]byte, bool) {
+		root, err := os.OpenRoot(q.workspace)
+		if err != nil {
+			return nil, false
 		}
+		defer func() { _ = root.Close() }() // nothing was written
+		if info, err := root.Stat(path); err != nil || !info.Mode().IsRegular() || info.Size() > maxShownFile {
+			return nil, false
+		}
+		content, err := root.ReadFile(path)
+		return content, err == nil && !bytes.ContainsRune(content, 0)
 	}
 }
 
-// read begins to read a line, unless that has begun: nothing can interrupt the read of a
-// terminal, so it may last until the process ends.
-func (q *prompt) read() {
-	if q.reading {
-		return
+// maxShownFile bounds the files of which a difference is shown, in bytes.
+const maxShownFile = 512 << 10
+
+// alike returns what an answer for the whole session is about: commands are allowed as they are
+// written, other tools whatever they are called with.
+func alike(request loop.ApprovalRequest) (kind, says string) {
+	var args struct {
+		Command, Code *string
 	}
-	q.reading = true
-	go func() {
-		text, err := q.buffer.ReadString('\n')
-		q.lines <- typed{text, q.input.last, err}
-	}()
+	if json.Unmarshal([]byte(request.Arguments), &args) == nil && (args.Command != nil || args.Code != nil) {
+		return request.Tool + "\x00" + request.Arguments, "this very command"
+	}
+	return request.Tool, "every call of " + request.Tool
 }
 
-func answerOf(line string) loop.Approval {
-	answer := strings.TrimSpace(line)
-	word, note, _ := strings.Cut(answer, ":")
+// answerOf reads an answer; always says that it is for the session.
+func answerOf(line string) (answer loop.Approval, always bool) {
+	text := strings.TrimSpace(line)
+	word, note, _ := strings.Cut(text, ":")
+	answer = loop.Approval{By: userName(), Note: strings.TrimSpace(note)}
 	switch strings.ToLower(strings.TrimSpace(word)) {
+	case "a", "always":
+		answer.Granted, always = true, true
 	case "y", "yes":
-		return loop.Approval{Granted: true, By: userName(), Note: strings.TrimSpace(note)}
+		answer.Granted = true
 	case "", "n", "no":
-		return loop.Approval{By: userName(), Note: strings.TrimSpace(note)}
 	default:
-		return loop.Approval{By: userName(), Note: answer}
+		answer.Note = text
 	}
-}
-
-// shortened is a text that fits a few lines of a terminal.
-func shortened(text string) string {
-	const most = 1000
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most]) + fmt.Sprintf(" [... and %d more characters]", len(runes)-most)
-	}
-	return text
+	return answer, always
 }
 
 // userName is who answers, for the audit log.

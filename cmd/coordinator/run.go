@@ -12,10 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
-	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -30,8 +28,8 @@ type turnFlags struct {
 	MaxSteps  int           `default:"64" help:"How often the model is asked at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the session, as in 90s or 10m; 0 is no bound."`
-	JSON      bool          `name:"json" help:"Print the session's events on stdout as JSON, one a line, and nothing else."`
 
+	viewFlags
 	guardFlag
 	replyFlags
 	instructionFlags
@@ -100,37 +98,6 @@ func (f *turnFlags) check() (c checked, err error) {
 	return c, err
 }
 
-// view is how a session is shown: observe gets its events, warn what the command has to say.
-type view struct {
-	observe func(loop.Event)
-	warn    func(string)
-	found   func(protocol.SessionID, []gitguard.Finding) // the event of what git would run; shown as text elsewhere
-	answer  func(loop.TurnResult) error                  // prints it, unless it has been shown; the error is that of anything printed so far
-}
-
-// newView shows progress on stderr, or events on stdout with --json.
-func newView(p program, asJSON bool) view {
-	progress := terminal.New(p.Stderr, &terminal.Options{Color: terminal.ColorWanted(p.Stderr, p.Getenv), Width: terminal.Width(p.Stderr)})
-	warn := func(message string) { progress.Notice("%s", message) }
-	if asJSON {
-		events := newJSONEvents(terminal.JSONWriter(p.Stdout))
-		return view{observe: events.observe, warn: warn, found: events.found, answer: func(loop.TurnResult) error { return events.failed }}
-	}
-	nothing := func(protocol.SessionID, []gitguard.Finding) {}
-	return view{observe: progress.Observe, warn: warn, found: nothing, answer: func(r loop.TurnResult) error { return printAnswer(p, r) }}
-}
-
-// printAnswer prints the answer. On a terminal that has shown it as it came, it is not shown twice.
-func printAnswer(p program, r loop.TurnResult) error {
-	if r.Outcome != loop.OutcomeAnswered || terminal.IsTerminal(p.Stdout) && terminal.IsTerminal(p.Stderr) {
-		return nil
-	}
-	if _, err := fmt.Fprintln(p.out(), r.Text); err != nil {
-		return fmt.Errorf("print the answer: %w", err)
-	}
-	return nil
-}
-
 // prepared is what a session runs with, as far as it needs no fleet.
 type prepared struct {
 	checked
@@ -167,7 +134,13 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 }
 
 func (c *runCommand) run(ctx context.Context, p program) (err error) {
-	show, logger := newView(p, c.JSON), p.common.Logger(p.Program)
+	c.fleet = c.Nats != ""
+	show, err := newView(p, &c.viewFlags)
+	if err != nil {
+		return err
+	}
+	defer show.screen.Close()
+	logger := p.common.LoggerTo(show.screen)
 	turn, err := c.prepare(p, logger, show.warn)
 	if err != nil {
 		return err
@@ -212,9 +185,14 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	silence, err := show.output(fl, turn.session)
+	if err != nil {
+		return err
+	}
+	defer silence()
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show), Observe: noticeWaiting(show), Tracer: telemetry.Tracer(), Logger: logger,
+		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show, turn.workspace), Observe: noticeWaiting(show, c.Nats), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -233,11 +211,11 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 
 // approver is who is asked about calls: the person at this terminal, or whoever
 // watches the fleet.
-func (c *runCommand) approver(p program, fl *fleet.Fleet, show view) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, workspace string) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
 	if len(c.AskFor) == 0 && c.Policy == "" {
 		return nil // nothing will be asked, so nothing is read from the terminal
 	}
-	if q := newPrompt(p, show.warn); q != nil {
+	if q := newPrompt(p, show.screen, c.inPlace(workspace)); q != nil {
 		return q.approve
 	}
 	if c.Nats == "" {
@@ -260,6 +238,15 @@ func announced(
 func waits(request loop.ApprovalRequest) string {
 	return fmt.Sprintf("%s: %s %s; answer with: coordinator approve [--deny] --nats URL %s %s",
 		request.Reason, request.Tool, shortened(request.Arguments), request.SessionID, request.CallID)
+}
+
+// shortened is a text that fits a few lines of a terminal.
+func shortened(text string) string {
+	const most = 1000
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most]) + fmt.Sprintf(" [... and %d more characters]", len(runes)-most)
+	}
+	return text
 }
 
 // hardExit is how long a second signal waits for the embedded worker to kill what runs.
@@ -293,28 +280,4 @@ func finish(ctx context.Context, show view, session protocol.SessionID, r loop.T
 		return &cli.ExitError{Code: cli.ExitFailed, Message: message}
 	}
 	return nil
-}
-
-// waitNotice is how long a call waits for a worker before the user is told.
-const waitNotice = 3 * time.Second
-
-// noticeWaiting passes events on, and says so when no worker takes a call.
-func noticeWaiting(show view) func(loop.Event) {
-	timers := map[protocol.CallID]*time.Timer{}
-	return func(e loop.Event) {
-		switch e.Type {
-		case loop.EventToolQueued:
-			name := e.Name
-			timers[e.CallID] = time.AfterFunc(waitNotice, func() {
-				show.warn(fmt.Sprintf("%s has waited %s: no worker is free, or an earlier call of its lane still runs (coordinator workers, coordinator lane ls)", name, waitNotice))
-			})
-		case loop.EventToolRunning, loop.EventToolResult:
-			if timer := timers[e.CallID]; timer != nil {
-				timer.Stop()
-				delete(timers, e.CallID)
-			}
-		default:
-		}
-		show.observe(e)
-	}
 }

@@ -40,7 +40,13 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	logger := p.common.Logger(p.Program)
+	c.fleet = true
+	show, err := newView(p, &c.viewFlags)
+	if err != nil {
+		return err
+	}
+	defer show.screen.Close()
+	logger := p.common.LoggerTo(show.screen)
 	end, err := p.Telemetry(ctx, "toolfleet-client", telemetry.Options{Logger: logger})
 	if err != nil {
 		return err
@@ -53,7 +59,6 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
-	show := newView(p, c.JSON)
 	project, err := c.project(turn.workspace, show.warn)
 	if err != nil {
 		return err
@@ -65,7 +70,7 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	answers := newAnswers(p, fl, show.warn)
+	answers := newAnswers(p, fl, show)
 	defer answers.close()
 	result, err := c.follow(ctx, fl, c.call(turn, policies, project), show, answers)
 	if remote != nil {
@@ -94,8 +99,10 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 			waitNotice, protocol.SessionPool))
 	})
 	defer waits.Stop()
+	show.screen.Waits("waiting for a coordinator")
 	watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		if f.CallID != call.ID {
+			show.frame(f)
 			return
 		}
 		waits.Stop()

@@ -81,14 +81,17 @@ type Common struct {
 }
 
 // Logger returns the logger of a command, which writes to stderr.
-func (c Common) Logger(p Program) *slog.Logger {
+func (c Common) Logger(p Program) *slog.Logger { return c.LoggerTo(p.Stderr) }
+
+// LoggerTo returns the logger of a command that writes each record to w at once.
+func (c Common) LoggerTo(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.LogLevel)) // the flag's enum allows nothing else
 	options := &slog.HandlerOptions{Level: level}
 	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(p.Stderr, options))
+		return slog.New(slog.NewJSONHandler(w, options))
 	}
-	return slog.New(slog.NewTextHandler(p.Stderr, options))
+	return slog.New(slog.NewTextHandler(w, options))
 }
 
 // Run parses arguments into grammar, a pointer to a struct for kong, and calls run. It

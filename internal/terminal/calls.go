@@ -2,8 +2,10 @@ package terminal
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -13,55 +15,104 @@ import (
 const (
 	maxName   = 24
 	maxWorker = 40
+	maxWhat   = 200
 )
 
 // labels are the names of a step's tool calls, in a column of one width.
 type labels struct {
 	turn, step, width int
+	room              int // of a name
 }
 
 // reset begins the column of the step of a reply.
-func (l *labels) reset(reply *loop.Event) {
-	*l = labels{turn: reply.Turn, step: reply.Step}
+func (l *labels) reset(reply *loop.Event, screen int) {
+	*l = labels{turn: reply.Turn, step: reply.Step, room: min(maxName, screen*3/10)}
 	for i := range reply.ToolCalls {
-		l.width = max(l.width, columns(label(reply.Step, i, reply.ToolCalls[i].Name)))
+		l.width = max(l.width, columns(l.label(i, reply.ToolCalls[i].Name)))
 	}
 }
 
 // of returns the label of an event. Of calls whose reply was not seen the column
 // grows as they come.
-func (l *labels) of(e *loop.Event) string {
-	if l.turn != e.Turn || l.step != e.Step {
-		*l = labels{turn: e.Turn, step: e.Step}
+func (l *labels) of(e *loop.Event, screen int) string {
+	if l.turn != e.Turn || l.step != e.Step || l.room == 0 {
+		*l = labels{turn: e.Turn, step: e.Step, room: min(maxName, screen*3/10)}
 	}
-	text := label(e.Step, e.Index, e.Name)
+	text := l.label(e.Index, e.Name)
 	l.width = max(l.width, columns(text))
 	return pad(text, l.width)
 }
 
-func label(step, index int, name string) string {
-	return "[" + strconv.Itoa(step) + "." + strconv.Itoa(index+1) + " " + fit(name, maxName) + "]"
+func (l *labels) label(index int, name string) string {
+	return "[" + strconv.Itoa(l.step) + "." + strconv.Itoa(index+1) + " " + fit(name, l.room) + "]"
+}
+
+// call is a tool call without result.
+type call struct {
+	id      protocol.CallID
+	name    string // of its tool
+	what    string // one line
+	queued  time.Time
+	running time.Time // zero while it waits
+	output  tail
+}
+
+// about is what a call is called in a sentence.
+func (c *call) about() string {
+	if c.name == "bash" && c.what != "" {
+		return c.what
+	}
+	return strings.TrimSpace(c.name + " " + c.what)
+}
+
+// open returns a call that has no result; nil for one that was not seen.
+func (v *View) open(id protocol.CallID) *call {
+	i := slices.IndexFunc(v.calls, func(c *call) bool { return c.id == id })
+	if i < 0 {
+		return nil
+	}
+	return v.calls[i]
 }
 
 // callMoved shows that a call came a step further.
 func (v *View) callMoved(e *loop.Event) {
-	label := v.labels.of(e)
+	label := v.labels.of(e, v.width)
+	what := ""
+	if e.Type == loop.EventToolCall {
+		what = summary(e.Name, e.Arguments)
+	}
+	c := v.open(e.CallID)
+	if c == nil {
+		c = &call{id: e.CallID, name: fit(e.Name, maxName), what: fit(what, maxWhat), queued: e.Time}
+		v.calls = append(v.calls, c)
+	}
 	switch e.Type {
 	case loop.EventToolCall:
-		room := max(v.width-columns(label)-len(" > "), minWidth/2)
-		v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, "›") + " " + fit(summary(e.Name, e.Arguments), room))
+		if v.live == nil {
+			room := max(v.width-columns(label)-columns(v.marks.call)-1, minWidth/2)
+			v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, strings.TrimRight(v.marks.call, " ")) + " " + fit(what, room))
+		}
 	case loop.EventToolQueued:
-		v.line(v.ink.paint(dim, label+" · queued"))
+		c.queued = e.Time
+		if v.live == nil {
+			v.line(v.ink.paint(dim, label+" "+v.marks.queued+"queued"))
+		}
 	default:
-		text := label + " ▸ running"
-		if e.WorkerID != "" {
-			text += " on " + fit(string(e.WorkerID), maxWorker)
-		}
-		if e.Attempt > 1 {
-			v.line(v.ink.paint(yellow, fmt.Sprintf("%s, attempt %d", text, e.Attempt)))
-			return
-		}
-		v.line(v.ink.paint(dim, text))
+		c.running, c.output = e.Time, tail{}
+		v.callRuns(e, label)
+	}
+}
+
+// callRuns shows where a call runs. When that is seen anyway, it shows only that it runs again.
+func (v *View) callRuns(e *loop.Event, label string) {
+	text := label + " " + v.marks.running + "running"
+	if e.WorkerID != "" {
+		text += " on " + fit(string(e.WorkerID), maxWorker)
+	}
+	if e.Attempt > 1 {
+		v.heading(part{yellow, fmt.Sprintf("%s, attempt %d", text, e.Attempt)})
+	} else if v.live == nil {
+		v.heading(part{dim, text})
 	}
 }
 
@@ -69,47 +120,84 @@ func (v *View) callMoved(e *loop.Event) {
 func (v *View) callEnded(e *loop.Event) {
 	v.turn.result(e)
 	v.session.result(e)
-	label := v.labels.of(e)
-	mark, st := statusMark(protocol.Status(e.Status))
-	head := mark + " " + fit(e.Status, maxName)
+	label := v.labels.of(e, v.width)
+	what := ""
+	if c := v.open(e.CallID); c != nil && v.live != nil {
+		what = fit(c.what, max(v.width-columns(label)-len(" x "), minWidth/2))
+	}
+	v.calls = slices.DeleteFunc(v.calls, func(c *call) bool { return c.id == e.CallID })
+	mark, st := v.statusMark(protocol.Status(e.Status))
+	head := fit(e.Status, maxName)
 	if e.Error != nil {
 		head += " (" + fit(string(e.Error.Code), maxName) + ")"
 	}
-	parts := append([]string{v.ink.paint(bold, label) + " " + v.ink.paint(st, head)}, facts(e)...)
-	v.line(strings.Join(parts, separator))
-	v.resultBody(e, strings.Repeat(" ", columns(label)+1))
+	if exit := exitOf(e); exit != "" {
+		mark, st, head = v.marks.failed, red, fit(exit, maxName)
+	}
+	v.resultHead(e, label, what, part{st, mark + head})
+	v.resultBody(e, v.indent(label))
+}
+
+// resultHead shows in a line how a call ended. One that was not told before is told here, what it
+// is about.
+func (v *View) resultHead(e *loop.Event, label, what string, head part) {
+	parts := []part{{bold, label}, {plain, " "}}
+	mark, outcome, _ := strings.Cut(head.text, " ")
+	switch {
+	case what == "":
+		parts = append(parts, head)
+	case head.style == green:
+		parts = append(parts, part{green, mark}, part{plain, " " + what})
+	default:
+		parts = append(parts, part{head.style, mark}, part{plain, " " + what + v.marks.separator}, part{head.style, outcome})
+	}
+	for _, fact := range v.facts(e) {
+		parts = append(parts, part{plain, v.marks.separator + fact})
+	}
+	v.parts("  ", parts...)
+}
+
+// indent is before what a call returned: as much as its label takes, if that leaves room.
+func (v *View) indent(label string) string {
+	if wide := columns(label) + 1; wide <= v.width*2/5 && !v.opts.Plain {
+		return strings.Repeat(" ", wide)
+	}
+	return "  "
 }
 
 // facts are who ran a call and how long it took, as far as they are known.
-func facts(e *loop.Event) []string {
+func (v *View) facts(e *loop.Event) []string {
 	var parts []string
-	if e.WorkerID != "" {
+	if e.WorkerID != "" && (v.live == nil || v.opts.Workers || e.Attempt > 1) {
 		by := "on " + fit(string(e.WorkerID), maxWorker)
-		if e.Attempt > 0 {
+		if e.Attempt > 0 && (v.live == nil || e.Attempt > 1) {
 			by += ", attempt " + strconv.Itoa(e.Attempt)
 		}
 		parts = append(parts, by)
-		if queued := millis(e.QueueMS); queued != "" {
+		if queued := millis(e.QueueMS); queued != "" && v.live == nil {
 			parts = append(parts, "queued "+queued)
 		}
 	}
 	if ran := millis(e.RunMS); ran != "" && *e.RunMS > 0 {
-		parts = append(parts, "ran "+ran)
+		if v.live == nil {
+			ran = "ran " + ran
+		}
+		parts = append(parts, ran)
 	}
 	return parts
 }
 
-func statusMark(status protocol.Status) (string, style) {
+func (v *View) statusMark(status protocol.Status) (string, style) {
 	switch status {
 	case protocol.StatusOK:
-		return "✓", green
+		return v.marks.ok, green
 	case protocol.StatusCancelled:
-		return "■", yellow
+		return v.marks.stopped, yellow
 	case protocol.StatusOutcomeUnknown:
-		return "?", yellow
+		return v.marks.unknown, yellow
 	case protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusRejected:
-		return "✗", red
+		return v.marks.failed, red
 	default:
-		return "?", yellow
+		return v.marks.unknown, yellow
 	}
 }

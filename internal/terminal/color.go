@@ -29,14 +29,20 @@ func ColorWanted(f *os.File, getenv func(string) string) bool {
 
 // Width returns how many columns f has; 0 when it is no terminal, or does not say.
 func Width(f *os.File) int {
-	if f == nil {
-		return 0
-	}
-	columns, _, err := term.GetSize(descriptor(f))
-	if err != nil {
-		return 0
-	}
+	columns, _ := Size(f)
 	return columns
+}
+
+// Size returns how many columns and rows f has; 0 when it is no terminal, or does not say.
+func Size(f *os.File) (columns, rows int) {
+	if f == nil {
+		return 0, 0
+	}
+	columns, rows, err := term.GetSize(descriptor(f))
+	if err != nil {
+		return 0, 0
+	}
+	return columns, rows
 }
 
 func descriptor(f *os.File) int { return int(f.Fd()) }

@@ -125,14 +125,20 @@ func changesOf(diff string) []change {
 			all = append(all, c)
 		default:
 			if len(all) > 0 {
-				all[len(all)-1].count(kind)
+				all[len(all)-1].count(kind, line)
 			}
 		}
 	}
 	return all
 }
 
-func (c *change) count(kind lineKind) {
+func (c *change) count(kind lineKind, line string) {
+	if c.created { // its one hunk says how many lines there are, also when they are cut off
+		if kind == lineHunk {
+			c.added += hunkOf(line).after
+		}
+		return
+	}
 	switch kind {
 	case lineAdded:
 		c.added++

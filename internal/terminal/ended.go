@@ -23,22 +23,24 @@ func (v *View) sessionEnded(e *loop.Event) {
 	case v.ended == "":
 		v.summary("", e, &v.turn)
 	default:
-		v.summary("session: "+Plural(v.turns, "turn")+separator, e, &v.session)
+		v.summary("session: "+Plural(v.turns, "turn")+v.marks.separator, e, &v.session)
 	}
 }
 
 // summary shows how something ended, and what it came to.
 func (v *View) summary(what string, e *loop.Event, t *tally) {
 	v.gap = true
-	mark, st := outcomeMark(loop.Outcome(e.Status))
+	mark, st := v.outcomeMark(loop.Outcome(e.Status))
 	outcome := fit(strings.ReplaceAll(e.Status, "_", " "), maxName)
-	parts := []string{v.ink.paint(st, mark+" "+what+outcome), Plural(t.steps, "step"), t.callsText()}
+	parts := []part{{st, mark + what + outcome}, {plain, Plural(t.steps, "step")}, {plain, t.callsText()}}
 	if u := e.Usage; u != nil {
-		parts = append(parts, fmt.Sprintf("%s tokens (%s in, %s out)",
-			count(u.Total()), count(u.InputTokens), count(u.OutputTokens)))
+		parts = append(parts, part{plain, fmt.Sprintf("%s tokens (%s in, %s out)",
+			count(u.Total()), count(u.InputTokens), count(u.OutputTokens))})
+		for _, cost := range v.cost(*u) {
+			parts = append(parts, part{plain, cost})
+		}
 	}
-	parts = append(parts, duration(e.Time.Sub(t.since)))
-	v.line(strings.Join(parts, separator))
+	v.heading(append(parts, part{plain, duration(e.Time.Sub(t.since))})...)
 	if e.Error != nil {
 		text := v.flow("  ", "  ")
 		text.add(string(e.Error.Code) + ": " + e.Error.Message)
@@ -48,14 +50,14 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 	v.gap = true
 }
 
-func outcomeMark(outcome loop.Outcome) (string, style) {
+func (v *View) outcomeMark(outcome loop.Outcome) (string, style) {
 	switch outcome {
 	case loop.OutcomeAnswered:
-		return "✓", green
+		return v.marks.ok, green
 	case loop.OutcomeFailed:
-		return "✗", red
+		return v.marks.failed, red
 	default:
-		return "■", yellow
+		return v.marks.stopped, yellow
 	}
 }
 
@@ -63,11 +65,12 @@ func outcomeMark(outcome loop.Outcome) (string, style) {
 func (v *View) files(all []change) {
 	const before = "  changed  "
 	shown := all[:min(len(all), maxFiles)]
+	room := max(min(v.width/2, v.width-30), minWidth/2)
 	paths, added, removed := 0, 0, 0
 	for i := range shown {
-		paths = max(paths, columns(fit(shown[i].path, v.width/2)))
+		paths = max(paths, columns(fit(shown[i].path, room)))
 		added = max(added, len(plus(&shown[i])))
-		removed = max(removed, columns(minus(&shown[i])))
+		removed = max(removed, columns(v.minus(&shown[i])))
 	}
 	for i := range shown {
 		c := &shown[i]
@@ -75,9 +78,9 @@ func (v *View) files(all []change) {
 		if i > 0 {
 			prefix = strings.Repeat(" ", len(before))
 		}
-		v.line(prefix + pad(fit(c.path, v.width/2), paths) + "  " +
+		v.line(prefix + pad(fit(c.path, room), paths) + "  " +
 			v.ink.paint(green, strings.Repeat(" ", added-len(plus(c)))+plus(c)) + " " +
-			v.ink.paint(red, pad(minus(c), removed)) + c.remark())
+			v.ink.paint(red, pad(v.minus(c), removed)) + c.remark())
 	}
 	if more := len(all) - len(shown); more > 0 {
 		v.line(strings.Repeat(" ", len(before)) + "… " + Plural(more, "more file"))
@@ -86,7 +89,7 @@ func (v *View) files(all []change) {
 
 func plus(c *change) string { return "+" + count(c.added) }
 
-func minus(c *change) string { return "−" + count(c.removed) }
+func (v *View) minus(c *change) string { return v.marks.minus + count(c.removed) }
 
 // remark says what the numbers do not.
 func (c *change) remark() string {

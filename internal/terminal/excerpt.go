@@ -8,6 +8,7 @@ import (
 const (
 	maxInputLines  = 8
 	maxResultLines = 8
+	maxFoldedLines = 5
 	maxDiffLines   = 60
 	maxFiles       = 20
 )

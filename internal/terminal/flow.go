@@ -16,15 +16,16 @@ type flow struct {
 	first  string // before the first line
 	indent string // before every other line
 	limit  int    // columns beside the indent; 0 for no bound
+	lead   int    // columns by which first is wider than indent
 
-	style func(word string) string // how words are painted; nil for not
+	style func(word string) string // how what comes next is painted; nil for not
 
-	begun, open bool // something was written; the last line is not ended
-	newlines    int  // due before the next word
-	col, space  int  // columns on the line; spaces due before the next word
-	word        strings.Builder
-	wide, runes int    // of word
-	hold        string // what may be the beginning of a character
+	begun, open bool            // something was written; the last line is not ended
+	newlines    int             // due before the next word
+	col, space  int             // columns on the line; spaces due before the next word
+	word, raw   strings.Builder // painted already; the end of the word that is not yet
+	wide, runes int             // of the whole word
+	hold        string          // what may be the beginning of a character
 }
 
 // add writes the next piece. A nil flow does nothing, here as in every method.
@@ -65,7 +66,7 @@ func (f *flow) rune(r rune) {
 		f.space += tabStop - (f.col+f.space)%tabStop
 	default:
 		text := visible(r)
-		f.word.WriteString(text)
+		f.raw.WriteString(text)
 		f.wide += columns(text)
 		f.runes++
 		if f.limit > 0 && (f.wide >= f.limit || f.runes >= f.limit*runesPerColumn) {
@@ -76,9 +77,10 @@ func (f *flow) rune(r rune) {
 
 // endWord writes the word, after what is due before it.
 func (f *flow) endWord() {
-	if f.word.Len() == 0 {
+	if f.runes == 0 {
 		return
 	}
+	f.painted()
 	f.lineStart()
 	if f.limit > 0 && f.col > 0 && f.col+f.space+f.wide > f.limit {
 		f.out.WriteString("\n" + f.indent)
@@ -88,14 +90,26 @@ func (f *flow) endWord() {
 		f.space = min(f.space, max(0, f.limit-f.wide))
 	}
 	f.out.WriteString(strings.Repeat(" ", f.space))
-	word := f.word.String()
-	if f.style != nil {
-		word = f.style(word)
-	}
-	f.out.WriteString(word)
+	f.out.WriteString(f.word.String())
 	f.col += f.space + f.wide
 	f.word.Reset()
 	f.space, f.wide, f.runes = 0, 0, 0
+}
+
+// restyle changes how what comes next is painted, also inside a word.
+func (f *flow) restyle(style func(string) string) {
+	f.painted()
+	f.style = style
+}
+
+// painted paints what there is of the word.
+func (f *flow) painted() {
+	piece := f.raw.String()
+	if f.style != nil && piece != "" {
+		piece = f.style(piece)
+	}
+	f.word.WriteString(piece)
+	f.raw.Reset()
 }
 
 // lineStart ends the last line and begins one, if that is due.
@@ -104,6 +118,9 @@ func (f *flow) lineStart() {
 	case !f.begun:
 		f.start()
 		f.out.WriteString(f.first)
+		f.begun, f.open = true, true
+		f.col, f.newlines = f.lead, 0
+		return
 	case f.newlines == 0 && f.open:
 		return
 	default:

@@ -101,7 +101,7 @@ func FuzzView_EverythingHasItsPlace(f *testing.F) {
 		f.Add(seed, 60)
 	}
 	f.Fuzz(func(t *testing.T, s string, width int) {
-		o := &terminal.Options{Width: min(width, 300)}
+		o := &terminal.Options{Width: max(60, min(width, 300))} // so wide that no head is wrapped
 		text := show([]loop.Event{reply(s)}, o)
 		for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
 			switch {

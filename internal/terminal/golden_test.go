@@ -19,6 +19,8 @@ func TestView_Transcripts(t *testing.T) {
 	for name, o := range map[string]*terminal.Options{
 		"log.txt":    nil,
 		"screen.txt": {Width: 80},
+		"narrow.txt": {Width: 40},
+		"plain.txt":  {Width: 80, Plain: true},
 		"color.txt":  {Width: 80, Color: true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,8 +10,9 @@ import (
 type reply struct {
 	turn, step int
 	said       strings.Builder
-	text       *flow // nil when none is being written
-	thought    *flow // the same of what the model thinks before
+	mused      strings.Builder // what it thought, when that is shown live
+	text       *flow           // nil when none is being written
+	thought    *flow           // the same of what the model thinks before
 }
 
 // reasoningDelta shows a piece of what the model thinks, dimmed.
@@ -19,10 +20,15 @@ func (v *View) reasoningDelta(e *loop.Event) {
 	if v.reply.turn != e.Turn || v.reply.step != e.Step || v.reply.text != nil {
 		v.endReply()
 	}
+	if v.live != nil {
+		v.reply.turn, v.reply.step = e.Turn, e.Step
+		v.reply.mused.WriteString(e.Text)
+		return
+	}
 	if v.reply.thought == nil {
 		v.gap = true
 		v.reply.turn, v.reply.step = e.Turn, e.Step
-		v.reply.thought = v.flow(v.ink.paint(dim, "○")+" ", "  ")
+		v.reply.thought = v.flow(v.ink.paint(dim, strings.TrimSpace(v.marks.thought))+" ", "  ")
 		v.reply.thought.style = func(word string) string { return v.ink.paint(dim, word) }
 	}
 	v.reply.thought.add(e.Text)
@@ -32,9 +38,14 @@ func (v *View) textDelta(e *loop.Event) {
 	if v.reply.text != nil && (v.reply.turn != e.Turn || v.reply.step != e.Step) {
 		v.endReply()
 	}
-	v.beginReply(e)
+	if v.live == nil {
+		v.beginReply(e)
+		v.reply.text.add(e.Text)
+	} else if v.reply.turn != e.Turn || v.reply.step != e.Step {
+		v.endReply()
+		v.reply.turn, v.reply.step = e.Turn, e.Step
+	}
 	v.reply.said.WriteString(e.Text)
-	v.reply.text.add(e.Text)
 }
 
 // modelReply shows what has not been streamed of a reply.
@@ -42,6 +53,27 @@ func (v *View) modelReply(e *loop.Event) {
 	if v.reply.turn != e.Turn || v.reply.step != e.Step {
 		v.endReply()
 	}
+	if v.live != nil {
+		v.reply.said.Reset()
+		v.reply.said.WriteString(e.Text)
+	} else {
+		v.complete(e)
+	}
+	v.endReply()
+	if e.Finish == loop.FinishLength {
+		v.line(v.ink.paint(yellow, "  (cut off at the limit of output tokens)"))
+	}
+	if e.Usage != nil {
+		v.turn.usage = v.turn.usage.Add(*e.Usage)
+	}
+	v.turn.steps++
+	v.session.steps++
+	v.labels.reset(e, v.width)
+	v.gap = true
+}
+
+// complete writes what of a reply is not there yet.
+func (v *View) complete(e *loop.Event) {
 	said := v.reply.said.String()
 	rest, whole := unsaid(said, e.Text)
 	if whole && strings.TrimSpace(said) != "" {
@@ -52,14 +84,6 @@ func (v *View) modelReply(e *loop.Event) {
 		v.beginReply(e)
 		v.reply.text.add(rest)
 	}
-	v.endReply()
-	if e.Finish == loop.FinishLength {
-		v.line(v.ink.paint(yellow, "  (cut off at the limit of output tokens)"))
-	}
-	v.turn.steps++
-	v.session.steps++
-	v.labels.reset(e)
-	v.gap = true
 }
 
 // unsaid returns what of a text was not streamed. It is the whole text when what
@@ -83,11 +107,27 @@ func (v *View) beginReply(e *loop.Event) {
 	v.reply.thought = nil
 	v.gap = true
 	v.reply.turn, v.reply.step = e.Turn, e.Step
-	v.reply.text = v.flow(v.ink.paint(cyan, "●")+" ", "  ")
+	v.reply.text = v.flow(v.ink.paint(cyan, strings.TrimSpace(v.marks.model))+" ", "  ")
 }
 
 func (v *View) endReply() {
 	v.reply.thought.end()
 	v.reply.text.end()
+	if v.live != nil {
+		v.mused(v.reply.mused.String())
+		v.markdown(v.reply.said.String())
+	}
 	v.reply = reply{}
+}
+
+// mused shows what the model thought, folded.
+func (v *View) mused(text string) {
+	if strings.TrimSpace(text) == "" {
+		return
+	}
+	v.gap = true
+	thought := v.flow(v.ink.paint(dim, strings.TrimSpace(v.marks.thought))+" ", "  ")
+	thought.restyle(func(piece string) string { return v.ink.paint(dim, piece) })
+	thought.add(strings.Join(excerpt(text, maxFoldedLines), "\n"))
+	thought.end()
 }

@@ -6,9 +6,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
-// bar stands before what a tool returned.
-const bar = "│ "
-
 // resultBody shows what came of a call: why it failed, in full, some lines of
 // what the model sees, and what changed.
 func (v *View) resultBody(e *loop.Event, indent string) {
@@ -17,15 +14,23 @@ func (v *View) resultBody(e *loop.Event, indent string) {
 		content = strings.Replace(content, e.Diff, "", 1)
 	}
 	if e.Error != nil {
-		message := v.flow(indent+bar, indent+bar)
+		message := v.flow(indent+v.marks.bar, indent+v.marks.bar)
 		message.add(e.Error.Message)
 		message.end()
 		content = withoutError(content, e)
 	}
-	for _, line := range excerpt(content, maxResultLines) {
+	for _, line := range excerpt(content, v.resultLines()) {
 		v.barred(indent, dim, line)
 	}
 	v.diff(e.Diff, indent)
+}
+
+// resultLines is how much is shown of a result. Of one that was seen as it came it is less.
+func (v *View) resultLines() int {
+	if v.live != nil {
+		return maxFoldedLines
+	}
+	return maxResultLines
 }
 
 // withoutError drops from a content the lines that begin it when a call failed:
@@ -73,8 +78,8 @@ func diffStyle(kind lineKind) style {
 
 // barred adds one line of a result.
 func (v *View) barred(indent string, st style, line string) {
-	room := max(v.width-len(indent)-columns(bar), minWidth/2)
-	v.line(indent + v.ink.paint(dim, strings.TrimRight(bar, " ")) + prefixed(" ", v.ink.paint(st, strings.TrimRight(fit(line, room), " "))))
+	room := max(v.width-len(indent)-columns(v.marks.bar), minWidth/2)
+	v.line(indent + v.ink.paint(dim, strings.TrimRight(v.marks.bar, " ")) + prefixed(v.marks.bar[len(strings.TrimRight(v.marks.bar, " ")):], v.ink.paint(st, strings.TrimRight(fit(line, room), " "))))
 }
 
 // prefixed returns s behind a prefix, and nothing for nothing.

@@ -13,6 +13,7 @@ import (
 type tally struct {
 	since        time.Time
 	steps, calls int
+	usage        protocol.Usage // of its replies
 	notOK        map[string]int // calls by their status; one of a dozen
 	files        []change       // in the order of their first change
 }
@@ -25,11 +26,15 @@ func (t *tally) begin(at time.Time) {
 
 func (t *tally) result(e *loop.Event) {
 	t.calls++
-	if e.Status != string(protocol.StatusOK) {
+	status := e.Status
+	if exitOf(e) != "" {
+		status = "exit code not 0"
+	}
+	if status != string(protocol.StatusOK) {
 		if t.notOK == nil {
 			t.notOK = make(map[string]int)
 		}
-		t.notOK[fit(e.Status, maxName)]++
+		t.notOK[fit(status, maxName)]++
 	}
 	for _, c := range changesOf(e.Diff) {
 		t.change(c)
@@ -47,6 +52,9 @@ func (t *tally) change(c change) {
 	known.removed += c.removed
 	known.gone = c.gone
 	known.partial = known.partial || c.partial
+	if known.created { // all of its lines are new, whichever they were at first
+		known.added, known.removed = max(0, known.added-known.removed), 0
+	}
 }
 
 // callsText is "6 tool calls (1 failed, 1 timeout)".

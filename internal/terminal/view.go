@@ -9,12 +9,13 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Bounds of the width, in columns.
 const (
 	defaultWidth = 120
-	minWidth     = 40
+	minWidth     = 20
 )
 
 // Options are how a [View] writes. The zero value and nil are for a log.
@@ -22,18 +23,31 @@ type Options struct {
 	// Color allows colours; see [ColorWanted].
 	Color bool
 	// Width is how many columns there are; see [Width]. With 0 the model's text is not wrapped, and
-	// all that is cut to one line is cut at 120 columns. Less than 40 counts as 40.
+	// all that is cut to one line is cut at 120 columns. Less than 20 counts as 20.
 	Width int
+	// Size tells how many columns and rows there are, whenever something is to be written; it wins
+	// over Width. nil is for what keeps its width.
+	Size func() (columns, rows int)
+	// Live shows at the end, in lines that are written again and again, what runs at the moment,
+	// and the model's Markdown as it is meant. It needs a Size, and a Close.
+	Live bool
+	// Plain is for screen readers: words instead of marks, and every line is written once. It wins
+	// over Live.
+	Plain bool
+	// Workers says, when Live, which worker ran a call.
+	Workers bool
+	// Cost is what tokens cost, in dollars; nil when that is not known.
+	Cost func(protocol.Usage) float64
 	// Now is the clock for events that carry no time; nil means time.Now.
 	Now func() time.Time
 }
 
 // View shows one session. Its methods are safe for concurrent use.
 type View struct {
+	opts  Options
 	now   func() time.Time
 	ink   ink
-	width int // of lines that are cut
-	wrap  int // of the model's text; 0 for none
+	marks *marks
 
 	mu     sync.Mutex
 	w      io.Writer
@@ -41,13 +55,20 @@ type View struct {
 	buf    bytes.Buffer // what the current event adds
 	begun  bool         // something has been written
 	gap    bool         // an empty line is due before the next line
+	asking bool         // a question stands: nothing is written below it
+	width  int          // of lines that are cut
+	wrap   int          // of the model's text; 0 for none
+	rows   int          // of the screen; 0 when there is none
 
-	reply   reply
-	labels  labels
-	turn    tally
-	session tally
-	turns   int    // that ended
-	ended   string // outcome of the last turn; "" while one is open
+	reply    reply
+	labels   labels
+	calls    []*call // that have no result, in their order
+	activity activity
+	turn     tally
+	session  tally
+	turns    int    // that ended
+	ended    string // outcome of the last turn; "" while one is open
+	live     *region
 }
 
 // New returns a View that writes to w.
@@ -55,21 +76,51 @@ func New(w io.Writer, o *Options) *View {
 	if o == nil {
 		o = &Options{}
 	}
-	v := &View{w: w, ink: ink(o.Color), now: o.Now, width: defaultWidth}
+	v := &View{opts: *o, w: w, ink: ink(o.Color), marks: drawn(), now: o.Now}
 	if v.now == nil {
 		v.now = time.Now
 	}
-	if o.Width > 0 {
-		v.width = max(o.Width, minWidth)
-		v.wrap = v.width
+	if o.Plain {
+		v.marks = spoken()
+	}
+	v.measure()
+	if o.Live && !o.Plain && o.Size != nil {
+		v.live = newRegion()
+		go v.animate()
 	}
 	return v
+}
+
+// Close removes what is shown only while something runs. Nothing more is shown live.
+func (v *View) Close() {
+	if v.live != nil {
+		v.live.end()
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.endReply()
+		v.idle()
+		v.flush()
+	}
+}
+
+// measure takes the size that the screen has now.
+func (v *View) measure() {
+	columns := v.opts.Width
+	if v.opts.Size != nil {
+		columns, v.rows = v.opts.Size()
+	}
+	v.width, v.wrap = defaultWidth, 0
+	if columns > 0 {
+		v.width = max(columns, minWidth)
+		v.wrap = v.width
+	}
 }
 
 // Observe shows one event; types that it does not know are passed over.
 func (v *View) Observe(e loop.Event) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.measure()
 	if e.Time.IsZero() {
 		e.Time = v.now()
 	}
@@ -79,6 +130,7 @@ func (v *View) Observe(e loop.Event) {
 		v.endReply()
 	}
 	v.show(&e)
+	v.moves(&e)
 	v.flush()
 }
 
@@ -111,38 +163,61 @@ func (v *View) show(e *loop.Event) {
 func (v *View) Notice(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.reply.thought.pause()
-	v.reply.text.pause()
+	v.measure()
+	v.pause()
 	text := v.flow(v.ink.paint(yellow, "!")+" ", "  ")
 	text.add(fmt.Sprintf(format, args...))
 	text.end()
 	v.flush()
 }
 
-func (v *View) sessionStarted(e *loop.Event) {
-	parts := []string{v.ink.paint(bold, "session "+fit(string(e.SessionID), v.width))}
-	if e.Model != "" {
-		parts = append(parts, "model "+fit(e.Model, v.width))
+// Write shows lines of a log, each of them whole: it implements [io.Writer] for loggers. What is
+// no screen gets them as they are.
+func (v *View) Write(p []byte) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.measure()
+	v.pause()
+	v.space()
+	if v.wrap > 0 {
+		v.buf.WriteString(Visible(string(p)))
+	} else {
+		v.buf.Write(p)
 	}
-	parts = append(parts, Plural(len(e.Tools), "tool"))
+	v.flush()
+	return len(p), nil
+}
+
+// pause ends the line of the model's text, which may go on below.
+func (v *View) pause() {
+	v.reply.thought.pause()
+	v.reply.text.pause()
+}
+
+func (v *View) sessionStarted(e *loop.Event) {
+	parts := []part{{bold, "session " + fit(string(e.SessionID), v.width)}}
+	if e.Model != "" {
+		parts = append(parts, part{plain, "model " + fit(e.Model, v.width)})
+	}
+	parts = append(parts, part{plain, Plural(len(e.Tools), "tool")})
 	if e.Workspace != "" {
-		parts = append(parts, "workspace "+fit(e.Workspace, 2*v.width))
+		parts = append(parts, part{plain, "workspace " + fit(e.Workspace, 4*v.width)})
 	}
 	if len(e.Instructions) > 0 {
-		parts = append(parts, "follows "+fit(strings.Join(e.Instructions, ", "), v.width))
+		parts = append(parts, part{plain, "follows " + fit(strings.Join(e.Instructions, ", "), 2*v.width)})
 	}
-	v.line(strings.Join(parts, separator))
+	v.heading(parts...)
 }
 
 func (v *View) turnStarted(e *loop.Event) {
 	v.turn, v.ended = tally{since: e.Time}, ""
-	v.labels = labels{}
+	v.labels, v.calls = labels{}, nil
 	for i, line := range excerpt(e.Input, maxInputLines) {
 		prefix := "  "
 		if i == 0 {
-			prefix = v.ink.paint(cyan, "›") + " "
+			prefix = v.ink.paint(cyan, strings.TrimRight(v.marks.user, " ")) + " "
 		}
-		v.line(prefix + v.ink.paint(bold, fit(line, v.width-2)))
+		v.line(prefix + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
 	}
 	v.gap = true
 }

@@ -2,9 +2,6 @@ package terminal
 
 import "strings"
 
-// separator stands between the parts of a line.
-const separator = " · "
-
 // style is the parameter of an SGR escape sequence.
 type style string
 
@@ -12,6 +9,7 @@ const (
 	plain  style = ""
 	bold   style = "1"
 	dim    style = "2"
+	italic style = "3"
 	red    style = "31"
 	green  style = "32"
 	yellow style = "33"
@@ -27,6 +25,34 @@ func (i ink) paint(st style, s string) string {
 		return s
 	}
 	return "\x1b[" + string(st) + "m" + s + "\x1b[0m"
+}
+
+// part is a piece of a line in one style.
+type part struct {
+	style style
+	text  string
+}
+
+// heading adds a line of parts, with separators between them.
+func (v *View) heading(all ...part) {
+	var parts []part
+	for i, p := range all {
+		if i > 0 {
+			parts = append(parts, part{plain, v.marks.separator})
+		}
+		parts = append(parts, p)
+	}
+	v.parts("  ", parts...)
+}
+
+// parts adds a line, which is wrapped on a screen. What its parts contain must be bounded.
+func (v *View) parts(indent string, all ...part) {
+	text := v.flow("", indent)
+	for _, p := range all {
+		text.restyle(func(piece string) string { return v.ink.paint(p.style, piece) })
+		text.add(p.text)
+	}
+	text.end()
 }
 
 // line adds a line of the view itself. Its parts must be safe already.
@@ -45,22 +71,32 @@ func (v *View) space() {
 }
 
 // flow returns a text of any length whose first line begins with first, and all
-// others with indent; both must be equally wide.
+// others with indent.
 func (v *View) flow(first, indent string) *flow {
-	f := &flow{out: &v.buf, start: v.space, first: first, indent: indent}
+	f := &flow{out: &v.buf, start: v.space, first: first, indent: indent, lead: max(0, paintedColumns(first)-paintedColumns(indent))}
 	if v.wrap > 0 {
-		f.limit = max(v.wrap-columns(indent), minWidth/2)
+		f.limit = max(v.wrap-paintedColumns(indent), minWidth/2)
 	}
 	return f
 }
 
-// flush writes what was added in one piece, so that other writers of the same
-// terminal do not cut into it.
+// flush writes what was added in one piece, so that other writers of the same terminal do not cut
+// into it. Behind a question it waits for the answer.
 func (v *View) flush() {
-	defer v.buf.Reset()
-	if v.failed || v.buf.Len() == 0 {
+	if v.asking {
 		return
 	}
-	_, err := v.w.Write(v.buf.Bytes())
+	defer v.buf.Reset()
+	if v.failed {
+		return
+	}
+	out := v.buf.Bytes()
+	if v.live != nil {
+		out = v.live.around(out, v.status(), v.width)
+	}
+	if len(out) == 0 {
+		return
+	}
+	_, err := v.w.Write(out)
 	v.failed = err != nil
 }

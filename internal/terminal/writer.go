@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -67,7 +68,7 @@ type safeWriter struct {
 
 // Write implements [io.Writer].
 func (s *safeWriter) Write(p []byte) (int, error) {
-	rest := append(s.hold, p...)
+	rest := slices.Concat(s.hold, p)
 	s.hold = nil
 	var b strings.Builder
 	for len(rest) > 0 {

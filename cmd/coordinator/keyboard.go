@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// keyboard reads what is typed on a terminal, for one reader at a time. Nothing can interrupt the
+// read of a terminal, so it goes on when its reader has left, and what comes is for the next one.
+type keyboard struct {
+	file  *os.File
+	begin sync.Once
+	typed chan typed
+}
+
+// typed is a piece of what was typed, and when it was read.
+type typed struct {
+	keys []byte
+	at   time.Time
+	err  error
+}
+
+func newKeyboard(file *os.File) *keyboard { return &keyboard{file: file, typed: make(chan typed)} }
+
+// next waits for the next piece.
+func (k *keyboard) next(ctx context.Context) (typed, error) {
+	k.begin.Do(func() { go k.read() })
+	select {
+	case piece, open := <-k.typed:
+		if !open {
+			return typed{}, errNoInput
+		}
+		if piece.err != nil {
+			return piece, errNoInput
+		}
+		return piece, nil
+	case <-ctx.Done():
+		return typed{}, context.Cause(ctx)
+	}
+}
+
+// read reads pieces for as long as there are any. The end of a line's input (Ctrl-D) is not that of
+// the terminal.
+func (k *keyboard) read() {
+	defer close(k.typed)
+	for {
+		buf := make([]byte, 4096)
+		n, err := k.file.Read(buf)
+		k.typed <- typed{buf[:n], time.Now(), err}
+		if err != nil && err != io.EOF {
+			return
+		}
+	}
+}
+
+// drop forgets what was typed and not read.
+func (k *keyboard) drop() {
+	dropTyped(k.file)
+	select {
+	case <-k.typed:
+	default:
+	}
+}
+
+// line waits for a line that was typed after a moment.
+func (k *keyboard) line(ctx context.Context, after time.Time) (string, error) {
+	var line []byte
+	for {
+		piece, err := k.next(ctx)
+		if err != nil {
+			return "", err
+		}
+		if !piece.at.After(after) {
+			continue
+		}
+		line = append(line, piece.keys...)
+		if end := bytes.IndexByte(line, '\n'); end >= 0 {
+			return string(line[:end]), nil
+		}
+	}
+}

@@ -1,0 +1,174 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tmux is a terminal that shows what a person would see.
+type tmux struct {
+	t   *testing.T
+	dir string // the workspace, in which the program was started
+}
+
+// inTmux starts this program on a terminal of its own, in a new workspace.
+func inTmux(t *testing.T, columns int, env []string, args ...string) *tmux {
+	t.Helper()
+	if _, err := exec.LookPath("tmux"); err != nil {
+		if os.Getenv("TOOLFLEET_INTEGRATION") == "required" {
+			t.Fatal("tmux is not installed (apt install tmux)")
+		}
+		t.Skip("NOT TESTED: tmux is not installed (apt install tmux)")
+	}
+	executable, err := os.Executable()
+	require.NoError(t, err)
+	m := &tmux{t: t, dir: t.TempDir()}
+	socket := filepath.Dir(m.dir)
+	require.NoError(t, os.Symlink(executable, filepath.Join(socket, "coordinator")))
+	quoted := []string{filepath.Join(socket, "coordinator")}
+	for _, arg := range args {
+		quoted = append(quoted, "'"+strings.ReplaceAll(arg, "'", `'\''`)+"'")
+	}
+	m.run("new-session", "-d", "-x", fmt.Sprint(columns), "-y", "24", "-c", m.dir,
+		strings.Join(append(env, "HOME="+t.TempDir(), strings.Join(quoted, " ")), " ")+`; echo "[ended: $?]"; cat`)
+	t.Cleanup(func() { m.run("kill-server") })
+	return m
+}
+
+// run runs a command of tmux, and returns what it prints.
+func (m *tmux) run(args ...string) string {
+	m.t.Helper()
+	args = append([]string{"-S", filepath.Join(filepath.Dir(m.dir), "tmux"), "-f", "/dev/null"}, args...)
+	out, err := exec.CommandContext(context.Background(), "tmux", args...).CombinedOutput()
+	require.NoError(m.t, err, "tmux %s: %s", args, out)
+	return string(out)
+}
+
+// shows waits until every text is on the screen, or above it, and returns all of that.
+func (m *tmux) shows(texts ...string) string {
+	m.t.Helper()
+	timeout := time.After(90 * time.Second)
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for {
+		screen := withoutPadding(m.run("capture-pane", "-p", "-J", "-S", "-"))
+		missing := ""
+		for _, text := range texts {
+			if !strings.Contains(screen, text) {
+				missing = text
+			}
+		}
+		if missing == "" {
+			return screen
+		}
+		select {
+		case <-look.C:
+		case <-timeout:
+			require.FailNow(m.t, "not on the screen", "%q in:\n%s", missing, screen)
+		}
+	}
+}
+
+// withoutPadding drops the spaces at the ends of lines.
+func withoutPadding(screen string) string {
+	lines := strings.Split(screen, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (m *tmux) keys(keys ...string) {
+	m.t.Helper()
+	m.run(append([]string{"send-keys"}, keys...)...)
+}
+
+// script writes a model's replies into a file.
+func script(t *testing.T, steps string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "script.json")
+	require.NoError(t, os.WriteFile(path, []byte(`{"steps": [`+steps+`]}`), 0o600))
+	return "script:" + path
+}
+
+// Whoever watches sees what a command writes while it runs, what others wait for, and in the end
+// what came of them, at any width.
+func TestScreen_RunIsWatched(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"text": "I **look**.", "tool_calls": [
+			{"name": "bash", "arguments": {"command": "echo one; echo two; until test -e go; do sleep 0.1; done; exit 3"}},
+			{"name": "write", "arguments": {"path": "new.txt", "content": "a\nb\n"}}]},
+		{"text": "# Done\n\nIt is `+"`fine`"+`."}`)
+	for name, c := range map[string]struct {
+		columns int
+		env     []string
+	}{
+		"80 columns":           {80, nil},
+		"40 columns":           {40, nil},
+		"80 columns, no color": {80, []string{"NO_COLOR=1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := inTmux(t, c.columns, c.env, "run", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model, "Look at it.")
+			m.shows("● I look.", "│ one", "│ two", "behind:", "turn ")
+			m.run("resize-window", "-x", fmt.Sprint(120-c.columns))
+			m.shows("behind:")
+			require.NoError(t, os.WriteFile(filepath.Join(m.dir, "go"), nil, 0o600))
+			screen := m.shows("answered", "changed", "[ended: 0]")
+			require.Contains(t, screen, "exit code 3")
+			require.Contains(t, screen, "+2 −0  new")
+			require.NotContains(t, screen, "behind:", "what was live has gone")
+			require.Equal(t, 1, strings.Count(screen, "│ one"), "once, folded:\n%s", screen)
+			heading := "● # Done\n\n  It is `fine`.\n"
+			if c.env == nil {
+				heading = "● Done\n\n  It is fine.\n"
+			}
+			require.Contains(t, screen, heading)
+			require.Equal(t, c.env == nil, strings.Contains(m.run("capture-pane", "-p", "-e"), "\x1b[32m"), "colours")
+		})
+	}
+}
+
+// For a screen reader every line comes once, and nothing is drawn.
+func TestScreen_Plain(t *testing.T) {
+	t.Parallel()
+	m := inTmux(t, 80, nil, "run", "--plain", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(),
+		"--model", script(t, `{"text": "I look.", "tool_calls": [{"name": "bash", "arguments": {"command": "exit 3"}}]}, {"text": "Fine."}`), "Go.")
+	screen := m.shows("answered, 2 steps", "[ended: 0]")
+	require.Contains(t, screen, "You: Go.\n")
+	require.Contains(t, screen, "Model: Fine.\n")
+	require.Contains(t, screen, "[1.1 bash] exit code 3,")
+	require.False(t, strings.ContainsAny(screen, "│●›✓✗·▸⠋"), screen)
+}
+
+// A person who allows a tool for the session is not asked about it again.
+func TestScreen_AlwaysIsForTheSession(t *testing.T) {
+	t.Parallel()
+	m := inTmux(t, 80, nil, "run", "--ask-for", "write,bash", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", script(t, `
+		{"tool_calls": [{"name": "write", "arguments": {"path": "a.txt", "content": "one\n"}}]},
+		{"tool_calls": [{"name": "write", "arguments": {"path": "a.txt", "content": "two\n"}}]},
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "echo a\necho b"}}]},
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "echo c"}}]},
+		{"text": "Done."}`), "Go.")
+	m.shows("│ +one", "every call of write", question)
+	m.keys("a", "Enter")
+	m.shows("allowed as before: every call of write", "│ echo a\n  │ echo b", "this very command")
+	m.keys("a", "Enter")
+	m.shows("│ echo c") // another command is another question
+	m.keys("n", "Enter")
+	m.shows("answered", "[ended: 0]")
+	content, err := os.ReadFile(filepath.Join(m.dir, "a.txt"))
+	require.NoError(t, err)
+	require.Equal(t, "two\n", string(content))
+}

@@ -1,0 +1,274 @@
+package terminal
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Bounds of what is shown live.
+const (
+	maxLive      = 14 // lines
+	maxLiveCalls = 4
+	maxLiveText  = 8       // lines of the model's text
+	maxSaidLive  = 4 << 10 // bytes of it
+	frameTime    = 120 * time.Millisecond
+)
+
+// region is the lines at the end of the screen that are written again and again. It knows where
+// they begin by what it wrote last, and by how wide the screen is now: terminals wrap what stands
+// there when they get narrower.
+type region struct {
+	shown []string // painted
+	stop  chan struct{}
+	done  chan struct{}
+	over  bool
+}
+
+func newRegion() *region {
+	return &region{stop: make(chan struct{}), done: make(chan struct{})}
+}
+
+// end stops the animation; more than once is fine.
+func (r *region) end() {
+	if !r.over {
+		r.over = true
+		close(r.stop)
+		<-r.done
+	}
+}
+
+// around returns what puts text before the region, whose lines become those given. It is empty
+// when nothing changes.
+func (r *region) around(text []byte, lines []string, columns int) []byte {
+	if len(text) == 0 && slices.Equal(lines, r.shown) {
+		return nil
+	}
+	var out bytes.Buffer
+	rows := 0
+	for _, line := range r.shown {
+		rows += max(1, (paintedColumns(line)+columns-1)/columns)
+	}
+	if rows > 0 {
+		out.WriteByte('\r')
+		if rows > 1 {
+			fmt.Fprintf(&out, "\x1b[%dA", rows-1)
+		}
+		out.WriteString("\x1b[J")
+	}
+	out.Write(text)
+	out.WriteString(strings.Join(lines, "\n"))
+	r.shown = lines
+	return out.Bytes()
+}
+
+// paintedColumns is the width of a line with styles.
+func paintedColumns(s string) int { return columns(sequence.ReplaceAllString(s, "")) }
+
+// animate writes the region again and again until it ends.
+func (v *View) animate() {
+	defer close(v.live.done)
+	ticker := time.NewTicker(frameTime)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			v.mu.Lock()
+			v.measure()
+			v.flush()
+			v.mu.Unlock()
+		case <-v.live.stop:
+			return
+		}
+	}
+}
+
+// activity is what is waited for when no call is.
+type activity struct {
+	what  string // "" for nothing
+	since time.Time
+}
+
+// thinks says that the model has been asked.
+func (v *View) thinks(at time.Time) { v.activity = activity{"thinking", at} }
+
+// idle says that nothing runs.
+func (v *View) idle() { v.activity, v.calls = activity{}, nil }
+
+// Waits shows what is waited for until the next event, as "waiting for a coordinator".
+func (v *View) Waits(what string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.measure()
+	v.activity = activity{what, v.now()}
+	v.flush()
+}
+
+// Output shows a piece of what a running call writes. It may come late, or not at all.
+func (v *View) Output(id protocol.CallID, piece []byte) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if c := v.open(id); c != nil {
+		c.output.add(string(piece))
+	}
+}
+
+// Waiting tells of a call that has not begun: what it is about, and what it is behind, "" when that
+// is nothing of its session. about is "" for a call that has begun, or is not known.
+func (v *View) Waiting(id protocol.CallID) (about, behind string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	c := v.open(id)
+	if c == nil || !c.running.IsZero() {
+		return "", ""
+	}
+	return c.about(), v.behind(v.now())
+}
+
+// behind is what runs of the session, and for how long.
+func (v *View) behind(now time.Time) string {
+	for _, c := range v.calls {
+		if !c.running.IsZero() {
+			return fit(c.about(), maxName) + ", " + elapsed(now.Sub(c.running))
+		}
+	}
+	return ""
+}
+
+// status is the lines of the region.
+func (v *View) status() []string {
+	if len(v.calls) == 0 && v.activity.what == "" {
+		return nil
+	}
+	now := v.now()
+	most := max(2, min(maxLive, v.rows-2))
+	var lines []string
+	if len(v.calls) > 0 {
+		lines = v.callsNow(now, most-1)
+	} else {
+		lines = v.textNow(min(maxLiveText, most-1))
+	}
+	return append(lines, v.progressNow(now))
+}
+
+// progressNow is the last line: what the turn waits for, and what it took so far.
+func (v *View) progressNow(now time.Time) string {
+	text := "  turn " + elapsed(now.Sub(v.turn.since))
+	if len(v.calls) == 0 {
+		what := v.activity.what
+		if v.reply.said.Len() > 0 {
+			what = "replying"
+		}
+		text = spinner(now) + " " + what + v.marks.separator + elapsed(now.Sub(v.activity.since))
+	}
+	for _, spent := range v.spent(v.turn.usage) {
+		text += v.marks.separator + spent
+	}
+	return v.ink.paint(dim, fit(text, v.width-1))
+}
+
+// spent is what tokens came to, and what they cost if that is known.
+func (v *View) spent(u protocol.Usage) []string {
+	var parts []string
+	if u.Total() > 0 {
+		parts = append(parts, count(u.Total())+" tokens")
+	}
+	return append(parts, v.cost(u)...)
+}
+
+func (v *View) cost(u protocol.Usage) []string {
+	if v.opts.Cost == nil || u.Total() <= 0 {
+		return nil
+	}
+	dollars := v.opts.Cost(u)
+	if dollars < 1 {
+		return []string{fmt.Sprintf("$%.4f", dollars)}
+	}
+	return []string{fmt.Sprintf("$%.2f", dollars)}
+}
+
+// callsNow is the open calls, with the end of what they write.
+func (v *View) callsNow(now time.Time, most int) []string {
+	shown := v.calls[:min(len(v.calls), maxLiveCalls, most)]
+	output := min(maxTail, (most-len(shown))/max(1, len(shown)))
+	var lines []string
+	for _, c := range shown {
+		mark, st, how := spinner(now), cyan, elapsed(now.Sub(c.running))
+		if c.running.IsZero() {
+			mark, st = "·", dim
+			how = "waiting for a worker, " + elapsed(now.Sub(c.queued))
+			if behind := v.behind(now); behind != "" {
+				how = "behind: " + behind
+			}
+		}
+		room := max(v.width-columns(how)-len(" ·  ·  "), minWidth/4)
+		lines = append(lines, v.ink.paint(st, mark)+" "+fit(c.about(), room)+v.ink.paint(dim, v.marks.separator+fit(how, v.width*2/3)))
+		for _, line := range c.output.last(output) {
+			lines = append(lines, v.ink.paint(dim, "  "+v.marks.bar+fit(line, max(v.width-len("   │ "), minWidth/4))))
+		}
+	}
+	if more := len(v.calls) - len(shown); more > 0 && len(lines) < most {
+		lines = append(lines, v.ink.paint(dim, "  … "+Plural(more, "more call")))
+	}
+	return lines[:min(len(lines), most)]
+}
+
+// textNow is the end of what the model says.
+func (v *View) textNow(most int) []string {
+	said, mark, st := v.reply.said.String(), v.marks.model, plain
+	if said == "" {
+		said, mark, st = v.reply.mused.String(), v.marks.thought, dim
+	}
+	if over := len(said) - maxSaidLive; over > 0 {
+		for over < len(said) && !utf8.RuneStart(said[over]) {
+			over++
+		}
+		said = said[over:]
+	}
+	var out bytes.Buffer
+	text := &flow{out: &out, start: func() {}, first: mark, indent: "  ", limit: max(v.width-len("   "), minWidth/2)}
+	text.add(said)
+	text.end()
+	all := lines(out.String())
+	all = all[max(0, len(all)-most):]
+	for i := range all {
+		all[i] = v.ink.paint(st, all[i])
+	}
+	return all
+}
+
+// spinner is one frame of what shows that something goes on.
+func spinner(now time.Time) string {
+	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+	return string(frames[int(now.UnixMilli()/frameTime.Milliseconds())%len(frames)])
+}
+
+// elapsed is a time that still goes on, in whole seconds.
+func elapsed(d time.Duration) string {
+	d = max(d, 0).Truncate(time.Second)
+	if d < time.Minute {
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	}
+	return duration(d)
+}
+
+// moves keeps what is waited for.
+func (v *View) moves(e *loop.Event) {
+	switch e.Type {
+	case loop.EventTurnStarted:
+		v.thinks(e.Time)
+	case loop.EventModelReply, loop.EventTurnEnded, loop.EventSessionEnded:
+		v.idle()
+	case loop.EventToolResult:
+		if len(v.calls) == 0 {
+			v.thinks(e.Time)
+		}
+	default:
+	}
+}
