@@ -100,11 +100,11 @@
 // # Where to look
 //
 //	what is decided, without input or output   package core, and the simulation of it
-//	calls are put, results heard               publisher, presence, missing; results
+//	calls are put, results heard               publisher, inflight, missing; results
 //	the holder: one loop that pulls            holder, pull, slots, backlog, fairness; options, executor
 //	who holds what                             claim, life, peers
 //	lanes that nobody looks after              caretaker, overdue
-//	a lane while it is held                    held, waits, attempt, due, leave, garbage
+//	a lane while it is held                    held, waits, attempt, ahead, due, leave, garbage
 //	what waits in it, in order                 feed, mailbox, republished, snapshot
 //	operators, cancels, pauses                 answer, oversight, paused; package operator
 //	streams and their operations               package store

@@ -75,28 +75,28 @@ func (l *held) feed() error {
 		l.first.fed = time.Now()
 	}
 	for !l.first.putOff && l.schedule.Len() < window && l.bytes < windowBytes {
-		letter, err := l.mail.next(l.ctx)
-		if err == nil && letter == nil {
+		msg, err := l.mail.next(l.ctx)
+		if err == nil && msg == nil {
 			err = l.checkSnapshot()
 		}
 		if err != nil {
 			return err
 		}
-		if inline := l.first.inline; inline != nil && (letter == nil || letter.seq > l.ready.seq) {
+		if inline := l.first.inline; inline != nil && (msg == nil || msg.Sequence > l.ready.seq) {
 			if !l.admit(inline) { // enqueued twice: the copy in the mailbox is the call
 				l.first.pinned = false
 			}
 			l.first.inline = nil
 		}
-		if letter == nil {
+		if msg == nil {
 			clear(l.oversight.early) // what it has not met is over
 			l.catchUp()
 			break
 		}
-		if !l.first.snapshot.lists(letter) {
+		if !l.first.snapshot.lists(msg) {
 			continue
 		}
-		l.accept(letter)
+		l.accept(msg)
 	}
 	return l.readMarks()
 }
@@ -170,33 +170,33 @@ func (l *held) hasReadNothing() bool {
 }
 
 // accept takes one message of the mailbox. It may be one that was read before ([mailbox.rewind]).
-func (l *held) accept(msg *letter) {
-	what := l.holder.options.Fleet.ParseMailboxSubject(msg.subject)
+func (l *held) accept(msg *message) {
+	what := l.holder.options.Fleet.ParseMailboxSubject(msg.Subject)
 	switch what.Kind {
 	case protocol.EntryCall:
-		e, err := l.entry(msg.header, msg.body)
+		e, err := l.entry(msg.Header, msg.Data)
 		if err != nil {
 			l.discard(msg, err)
 			return
 		}
-		e.Seq, e.Accepted = msg.seq, msg.stored
+		e.Seq, e.Accepted = msg.Sequence, msg.Time
 		if !l.admit(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // enqueued twice; the one in hand is the call
-			l.garbage.seqs = append(l.garbage.seqs, msg.seq)
+			l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
 		}
 	case protocol.EntryCancel, protocol.EntryStart:
 		e := l.schedule.Find(what.CallID)
 		if e == nil { // its call is settled
-			l.garbage.seqs = append(l.garbage.seqs, msg.seq)
+			l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
 			return
 		}
-		l.garbage.marks[what.CallID] = append(l.garbage.marks[what.CallID], msg.seq)
+		l.garbage.marks[what.CallID] = append(l.garbage.marks[what.CallID], msg.Sequence)
 		if what.Kind == protocol.EntryCancel {
 			l.cancelCall(what.CallID)
 		} else if !e.Running {
 			e.Starts, e.Marked = max(e.Starts, what.Start), true
 		}
 	case protocol.EntryFloor: // an earlier holder's, or one's own
-		l.garbage.seqs = append(l.garbage.seqs, msg.seq)
+		l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
 	case protocol.EntryPause: // it stays where it is
 		l.oversight.paused.Store(true)
 	case protocol.EntryUnknown:
@@ -205,10 +205,10 @@ func (l *held) accept(msg *letter) {
 }
 
 // discard removes a message that can neither be run nor answered.
-func (l *held) discard(msg *letter, why error) {
+func (l *held) discard(msg *message, why error) {
 	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
-		slog.String("lane", string(l.lane)), slog.String("subject", msg.subject), slog.Any("error", why))
-	l.garbage.seqs = append(l.garbage.seqs, msg.seq)
+		slog.String("lane", string(l.lane)), slog.String("subject", msg.Subject), slog.Any("error", why))
+	l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
 }
 
 // admit puts an entry into the schedule. Only an entry that was there at the claim can have been

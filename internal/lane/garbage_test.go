@@ -84,7 +84,7 @@ func TestSweep_OnlyWhatIsSettledGoes(t *testing.T) {
 	require.True(t, more, "it is read again")
 	next, err := l.mail.next(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, passed.Seq, next.seq)
+	require.Equal(t, passed.Seq, next.Sequence)
 }
 
 // When a call was passed over, what is behind it is read again. What is in hand stays in the
@@ -104,10 +104,10 @@ func TestAccept_WhatIsReadAgainStays(t *testing.T) {
 	require.NoError(t, err)
 	subject := fleet.CallSubject(protocol.DefaultPool, l.hash, call.ID)
 	for range 2 {
-		l.accept(&letter{seq: 4, subject: subject, body: body})
+		l.accept(&message{Sequence: 4, Subject: subject, Data: body})
 	}
 	require.Equal(t, 1, l.schedule.Len())
 	require.Empty(t, l.garbage.seqs)
-	l.accept(&letter{seq: 6, subject: subject, body: body})
+	l.accept(&message{Sequence: 6, Subject: subject, Data: body})
 	require.Equal(t, []uint64{6}, l.garbage.seqs, "put twice")
 }

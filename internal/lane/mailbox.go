@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -14,14 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// letter is one message of a mailbox.
-type letter struct {
-	seq     uint64
-	subject string
-	header  nats.Header
-	body    []byte
-	stored  time.Time // by the server's clock
-}
+// message is one of a mailbox, as it is stored.
+type message = jetstream.RawStreamMsg
 
 // mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all
 // that is there at once, and the leader of several, which knows every acknowledged message, for one
@@ -45,7 +38,7 @@ type mailbox struct {
 
 	singly int // how many messages are to be read one by one
 
-	sure  []letter            // what is to be read next, in order
+	sure  []*message          // what is to be read next, in order
 	ended bool                // there was nothing behind them when the stream was asked
 	read  map[string]struct{} // in a cluster, the subjects of what was read and may still be stored
 	prune int                 // as many of them are reason enough to find out which are stored
@@ -56,7 +49,7 @@ type mailbox struct {
 	wake         chan struct{}
 
 	mu        sync.Mutex
-	told      []letter // stored messages, in order on a server of its own, bounded by maxTold and windowBytes
+	told      []*message // stored messages, in order on a server of its own, bounded by maxTold and windowBytes
 	toldBytes int
 	urgent    bool              // one of them is no call
 	lost      bool              // some that were told had no room, or cannot be read
@@ -102,7 +95,7 @@ func (m *mailbox) tell(msg *nats.Msg) {
 	case err != nil, m.lost, len(m.told) >= maxTold, m.toldBytes > windowBytes:
 		m.lost, m.told, m.toldBytes = true, nil, 0 // the stream has them
 	default:
-		m.told = append(m.told, fromStream(copied))
+		m.told = append(m.told, copied)
 		m.toldBytes += len(copied.Data)
 	}
 	entry := m.fleet.ParseMailboxSubject(msg.Subject)
@@ -141,7 +134,7 @@ func (m *mailbox) rewind(seq uint64) {
 }
 
 // next returns the next message; nil when there is none.
-func (m *mailbox) next(ctx context.Context) (*letter, error) {
+func (m *mailbox) next(ctx context.Context) (*message, error) {
 	if m.empty && len(m.sure) == 0 {
 		l, ask := m.takeTold()
 		if l != nil || !ask {
@@ -162,8 +155,8 @@ func (m *mailbox) next(ctx context.Context) (*letter, error) {
 	}
 	first := m.sure[0]
 	m.sure = m.sure[1:]
-	m.passes(first.seq, first.subject)
-	return &first, nil
+	m.passes(first.Sequence, first.Subject)
+	return first, nil
 }
 
 // passes books a message as read.
@@ -184,10 +177,8 @@ func (m *mailbox) knows(subject string) {
 
 // give hands the mailbox what was read of it in another way: what was there a moment ago, and
 // whether that was all.
-func (m *mailbox) give(found []*jetstream.RawStreamMsg, whole bool) {
-	for _, msg := range found {
-		m.sure = append(m.sure, fromStream(msg))
-	}
+func (m *mailbox) give(found []*message, whole bool) {
+	m.sure = append(m.sure, found...)
 	m.ended = whole && m.subscription == nil // else what came meanwhile is not told any more
 }
 
@@ -218,7 +209,7 @@ func (m *mailbox) ask(ctx context.Context) error {
 	}
 	for _, msg := range found {
 		if msg.Sequence >= m.cursor {
-			m.sure = append(m.sure, fromStream(msg))
+			m.sure = append(m.sure, msg)
 		}
 	}
 	if m.ended = left == 0; left > pagesPay {
@@ -240,7 +231,7 @@ func (m *mailbox) askOne(ctx context.Context, from uint64) error {
 		m.singly = 0
 		return nil
 	}
-	m.sure = append(m.sure, fromStream(msg))
+	m.sure = append(m.sure, msg)
 	return nil
 }
 
@@ -254,15 +245,11 @@ func (m *mailbox) forgetLost() {
 	}
 }
 
-func fromStream(msg *jetstream.RawStreamMsg) letter {
-	return letter{seq: msg.Sequence, subject: msg.Subject, header: msg.Header, body: msg.Data, stored: msg.Time}
-}
-
 // takeTold returns the next message that was told, or says that the stream has to be asked.
-func (m *mailbox) takeTold() (l *letter, ask bool) {
+func (m *mailbox) takeTold() (msg *message, ask bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for len(m.told) > 0 && m.told[0].seq < m.cursor { // read already
+	for len(m.told) > 0 && m.told[0].Sequence < m.cursor { // read already
 		m.drop()
 	}
 	if !m.hears() {
@@ -282,21 +269,21 @@ func (m *mailbox) takeTold() (l *letter, ask bool) {
 	}
 	first := m.told[0]
 	m.drop()
-	m.cursor = first.seq + 1
-	return &first, false
+	m.cursor = first.Sequence + 1
+	return first, false
 }
 
 func (m *mailbox) drop() {
-	m.toldBytes -= len(m.told[0].body)
+	m.toldBytes -= len(m.told[0].Data)
 	m.told = m.told[1:]
 }
 
 // dropBefore forgets what was told with a sequence below seq.
 func (m *mailbox) dropBefore(seq uint64) {
-	m.told = slices.DeleteFunc(m.told, func(l letter) bool {
-		old := l.seq < seq
+	m.told = slices.DeleteFunc(m.told, func(msg *message) bool {
+		old := msg.Sequence < seq
 		if old {
-			m.toldBytes -= len(l.body)
+			m.toldBytes -= len(msg.Data)
 		}
 		return old
 	})
@@ -337,16 +324,16 @@ func (m *mailbox) hearAnew() {
 func (m *mailbox) look(ctx context.Context) (bool, error) {
 	found, err := m.store.ReadAll(ctx, m.filter())
 	if errors.Is(err, store.ErrNotAtOnce) {
-		var msg *jetstream.RawStreamMsg
+		var msg *message
 		if msg, err = m.store.Next(ctx, m.filter(), 0); m.isPause(msg) {
 			msg, err = m.store.Next(ctx, m.filter(), msg.Sequence+1)
 		}
 		return msg != nil, err
 	}
-	return slices.ContainsFunc(found, func(msg *jetstream.RawStreamMsg) bool { return !m.isPause(msg) }), err
+	return slices.ContainsFunc(found, func(msg *message) bool { return !m.isPause(msg) }), err
 }
 
-func (m *mailbox) isPause(msg *jetstream.RawStreamMsg) bool {
+func (m *mailbox) isPause(msg *message) bool {
 	return msg != nil && m.fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause
 }
 

@@ -41,7 +41,7 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 			return
 		}
 		require.NotNil(t, l)
-		require.Equal(t, want, l.seq)
+		require.Equal(t, want, l.Sequence)
 	}
 	first := put("first")
 	requireNext(first)
@@ -88,7 +88,7 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 		l, err := m.next(t.Context())
 		require.NoError(t, err)
 		if l != nil {
-			got = append(got, string(s.Fleet.ParseMailboxSubject(l.subject).CallID))
+			got = append(got, string(s.Fleet.ParseMailboxSubject(l.Subject).CallID))
 		}
 	}
 	put("a", "b")

@@ -34,7 +34,7 @@ var (
 // Publisher enqueues calls. It is safe for concurrent use.
 type Publisher struct {
 	store    *store.Store
-	presence *presence
+	inFlight *inFlight
 	noRoom   atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
 	streams  streams
 }
@@ -46,7 +46,7 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 		return nil, err
 	}
 	p := &Publisher{store: s, streams: newStreams(s)}
-	p.presence = newPresence(func(c *protocol.Call) bool { //nolint:contextcheck // it runs long after the caller
+	p.inFlight = newInFlight(func(c *protocol.Call) bool { //nolint:contextcheck // it runs long after the caller
 		ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a timer has no caller
 		defer cancel()
 		made, _ := s.MakeReady(ctx, c.Pool, c.Lane()) // the caretaker comes after it
@@ -71,12 +71,12 @@ type Outgoing struct {
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps
-		p.putLane(ctx, placeOf(calls[0].Call), calls, []int{0}, faults)
+		p.putLane(ctx, poolLaneOf(calls[0].Call), calls, []int{0}, faults)
 		return faults
 	}
-	byLane := map[place][]int{}
+	byLane := map[poolLane][]int{}
 	for i, out := range calls {
-		lane := placeOf(out.Call)
+		lane := poolLaneOf(out.Call)
 		byLane[lane] = append(byLane[lane], i)
 	}
 	var group sync.WaitGroup
@@ -88,15 +88,15 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 }
 
 // Finished tells that a call which was put has its result, or is given up.
-func (p *Publisher) Finished(call *protocol.Call) { p.presence.finished(placeOf(call), call.ID) }
+func (p *Publisher) Finished(call *protocol.Call) { p.inFlight.finished(poolLaneOf(call), call.ID) }
 
 // putLane enqueues the calls of one lane in their order.
-func (p *Publisher) putLane(ctx context.Context, lane place, calls []Outgoing, indexes []int, faults []error) {
+func (p *Publisher) putLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
 	ids := make([]protocol.CallID, len(indexes))
 	for n, i := range indexes {
 		ids[n] = calls[i].Call.ID
 	}
-	busy, held := p.presence.begin(lane, ids)
+	busy, held := p.inFlight.begin(lane, ids)
 	how := into{inline: !busy && !held, held: held}
 	if p.lacksRoom() { // what takes the last place must make its lane ready: without room, nobody else can
 		how = into{inline: true}
@@ -104,7 +104,7 @@ func (p *Publisher) putLane(ctx context.Context, lane place, calls []Outgoing, i
 	for _, i := range indexes {
 		call := calls[i].Call
 		if faults[i] = p.put(ctx, calls[i], how); faults[i] != nil {
-			p.presence.finished(lane, call.ID)
+			p.inFlight.finished(lane, call.ID)
 			if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
 				p.noRoom.Store(time.Now().UnixNano())
 			}
@@ -211,7 +211,7 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 		return false, fullOf(call, call.Again)
 	}
 	if answer == store.Accepted {
-		p.presence.accepted(call, seq)
+		p.inFlight.accepted(call, seq)
 	}
 	return answer == store.Accepted, nil
 }
@@ -254,8 +254,8 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	// Stored now, or it was there already: accepted.
 	// One that was published before may have run already, and nobody may be left who looks
 	// into the mailbox: what was stored the second time must be taken out again.
-	if !again && (answer == store.Accepted && p.presence.accepted(call, seq) || held) {
-		p.presence.later(call)
+	if !again && (answer == store.Accepted && p.inFlight.accepted(call, seq) || held) {
+		p.inFlight.later(call)
 		return nil
 	}
 	p.makeReady(ctx, call)
@@ -297,13 +297,6 @@ func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 			return
 		}
 	}
-}
-
-// Wake makes the lane of a call ready, in case nobody else did. It is refused, and
-// harmless, when all is well.
-func (p *Publisher) Wake(ctx context.Context, call *protocol.Call) error {
-	_, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
-	return err
 }
 
 // Cancel asks for a call to end as cancelled. The request is durable: once Cancel returns nil, a

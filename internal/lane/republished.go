@@ -59,9 +59,9 @@ func (m *mailbox) makeSure(ctx context.Context) error {
 		m.refresh()
 		return err
 	}
-	m.sure = inOrder(slices.DeleteFunc(append(told, missed...), func(l letter) bool {
-		_, there := list.Subjects[l.subject]
-		return !there || l.seq > list.Last
+	m.sure = inOrder(slices.DeleteFunc(append(told, missed...), func(msg *message) bool {
+		_, there := list.Subjects[msg.Subject]
+		return !there || msg.Sequence > list.Last
 	}))
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -72,10 +72,10 @@ func (m *mailbox) makeSure(ctx context.Context) error {
 // missed reads what a list has that was neither told nor read. found is false when that would cost
 // more than reading what was told, or when an entry is not found because the server that was asked
 // is behind.
-func (m *mailbox) missed(ctx context.Context, told []letter, list *store.Listing) (missed []letter, found bool, err error) {
+func (m *mailbox) missed(ctx context.Context, told []*message, list *store.Listing) (missed []*message, found bool, err error) {
 	known := make(map[string]struct{}, len(told))
 	for _, l := range told {
-		known[l.subject] = struct{}{}
+		known[l.Subject] = struct{}{}
 	}
 	if !list.Whole {
 		return nil, false, nil
@@ -93,7 +93,7 @@ func (m *mailbox) missed(ctx context.Context, told []letter, list *store.Listing
 			return nil, false, err
 		}
 		if msg.Sequence >= m.cursor {
-			missed = append(missed, fromStream(msg))
+			missed = append(missed, msg)
 		}
 	}
 	return missed, true, nil
@@ -101,17 +101,17 @@ func (m *mailbox) missed(ctx context.Context, told []letter, list *store.Listing
 
 // toldInOrder returns what was told and not read since. A leader may tell something later than its
 // successor.
-func (m *mailbox) toldInOrder() []letter {
+func (m *mailbox) toldInOrder() []*message {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.dropBefore(m.cursor)
 	return inOrder(slices.Clone(m.told))
 }
 
-// inOrder sorts letters by their sequences, and leaves each once.
-func inOrder(letters []letter) []letter {
-	slices.SortFunc(letters, func(a, b letter) int { return cmp.Compare(a.seq, b.seq) })
-	return slices.CompactFunc(letters, func(a, b letter) bool { return a.seq == b.seq })
+// inOrder sorts messages by their sequences, and leaves each once.
+func inOrder(messages []*message) []*message {
+	slices.SortFunc(messages, func(a, b *message) int { return cmp.Compare(a.Sequence, b.Sequence) })
+	return slices.CompactFunc(messages, func(a, b *message) bool { return a.Sequence == b.Sequence })
 }
 
 // onlyCalls reports whether all that is to be read was told, and is calls.

@@ -66,7 +66,7 @@ func (m *toldMailbox) lose(seq uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, l := range m.told {
-		if l.seq == seq {
+		if l.Sequence == seq {
 			m.told = append(m.told[:i], m.told[i+1:]...)
 			return
 		}
@@ -93,7 +93,7 @@ func (m *toldMailbox) requireNext(want ...uint64) (questions uint64) {
 		if l == nil {
 			break
 		}
-		got = append(got, l.seq)
+		got = append(got, l.Sequence)
 	}
 	require.Equal(m.t, want, got)
 	return m.store.NC.Stats().OutMsgs - before
@@ -221,7 +221,7 @@ func TestHeld_ReadingIsPutOffOnlyWhenNothingCouldStart(t *testing.T) {
 		"a look at the stream":   func(l *held) { l.mail.refresh() },
 		"a while":                func(l *held) { l.first.fed = l.first.fed.Add(-lookPeriod) },
 		"nothing is told":        func(l *held) { l.mail.subscription = nil },
-		"something is sure":      func(l *held) { l.mail.sure = []letter{{}} },
+		"something is sure":      func(l *held) { l.mail.sure = []*message{{}} },
 		"a request to cancel it": func(l *held) { l.mail.tell(nats.NewMsg(l.mail.fleet.CancelSubject(l.mail.pool, lane.Hash(), "x"))) },
 	} {
 		l := newLane(false, whole)

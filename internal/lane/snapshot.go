@@ -13,23 +13,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// In a cluster an answer of the stream's leader can be old. The consumer's leader, which is another
-// server, may have handed a ready message out before the stream's has it in its own books; and a
-// server that was cut off or stood still takes itself for the leader until it hears of the one that
-// the others have chosen. An entry that is read, or is not there, does not tell how old the answer
-// is. So whoever gets a lane first takes a snapshot: it asks for the list of all that is in the
-// mailbox, which says up to which sequence of the stream it is complete (STREAM.INFO), and believes
-// only one that knows the ready message itself. Who answers does not matter then, nor does any
-// clock. What is not in the list was removed before the ready message was stored; what is in it has
-// to be found before anything behind it starts.
+// In a cluster an answer of the stream's leader can be old. So whoever claims a lane stores a mark
+// in its mailbox behind the claim, the floor, and takes a snapshot: a list of the mailbox
+// (STREAM.INFO) that knows the floor. It has everything that was accepted, and nothing that was
+// removed, before the claim, whoever gives it; docs/decisions/reads-and-removals.md says why.
 //
-// So whoever claims a lane stores a mark in its mailbox behind the claim, the floor, and believes
-// only a list that knows the floor. That has everything that was accepted, and nothing that was
-// removed, before the claim.
-//
-// Whether such a call has a result is found out in the same way, by a note among the results that
-// is stored on the condition that there is no result. Only the leader that the others follow can
-// store it.
+// Whether such a call has a result is found out by a note among the results that is stored on the
+// condition that there is none. Only the leader that the others follow can store it.
 
 // snapshot is what surely was in the mailbox of a lane at its claim. The methods can be called on
 // nil, which is a server on its own: it needs none.
@@ -47,14 +37,14 @@ func (s *snapshot) marked() bool { return s != nil && s.floor > 0 }
 // mayBeOld reports whether an entry may be one that was settled and removed before the claim.
 func (s *snapshot) mayBeOld(e *core.Entry) bool { return s != nil && !s.whole && e.Seq <= s.last }
 
-// lists books that a letter was read, and reports whether it was there. One that was not is old.
-func (s *snapshot) lists(l *letter) bool {
+// lists books that a message was read, and reports whether it was there. One that was not is old.
+func (s *snapshot) lists(msg *message) bool {
 	if s == nil {
 		return true
 	}
-	_, there := s.unread[l.subject]
-	delete(s.unread, l.subject)
-	return there || !s.whole || l.seq > s.last
+	_, there := s.unread[msg.Subject]
+	delete(s.unread, msg.Subject)
+	return there || !s.whole || msg.Sequence > s.last
 }
 
 // takeSnapshot lists the mailbox once, in a cluster.

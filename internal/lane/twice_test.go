@@ -49,7 +49,7 @@ func sendsTwice(t *testing.T, f *fleet, delivery protocol.Delivery) {
 	f.sendRaw(calls[1], protocol.DefaultFleet.ReadySubject(calls[1].Pool, calls[1].Lane().Hash()))
 	isKnown(t, known, ran)
 	f.sendRaw(calls[2], protocol.DefaultFleet.CallSubject(calls[2].Pool, calls[2].Lane().Hash(), calls[2].ID))
-	f.kick(p, calls[2])
+	f.wake(p, calls[2])
 	isKnown(t, known, ran)
 	put(t, p, calls...) // together
 	for range calls {
@@ -88,8 +88,8 @@ func tellsCall(to chan<- protocol.CallID) func(context.Context, *protocol.Call) 
 	return func(_ context.Context, c *protocol.Call) { to <- c.ID }
 }
 
-// kick makes a call's lane ready.
-func (f *fleet) kick(p *lane.Publisher, c *protocol.Call) {
+// wake makes a call's lane ready.
+func (f *fleet) wake(p *lane.Publisher, c *protocol.Call) {
 	f.t.Helper()
 	require.NoError(f.t, p.Wake(f.t.Context(), c))
 }

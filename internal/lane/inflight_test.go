@@ -11,9 +11,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// present is a presence whose clock is that of the test's bubble.
+// present is a inFlight whose clock is that of the test's bubble.
 type present struct {
-	*presence
+	*inFlight
 
 	madeUp  chan protocol.CallID
 	missing bool // what whoever makes up finds
@@ -21,7 +21,7 @@ type present struct {
 
 func newPresent() *present {
 	p := &present{madeUp: make(chan protocol.CallID, 4)}
-	p.presence = newPresence(func(c *protocol.Call) bool {
+	p.inFlight = newInFlight(func(c *protocol.Call) bool {
 		p.madeUp <- c.ID
 		return p.missing
 	})
@@ -36,14 +36,14 @@ func presentCall(id protocol.CallID) *protocol.Call {
 // begin.
 func (p *present) run(id protocol.CallID, seq uint64, d time.Duration) (held bool) {
 	call := presentCall(id)
-	_, held = p.begin(placeOf(call), []protocol.CallID{id})
+	_, held = p.begin(poolLaneOf(call), []protocol.CallID{id})
 	p.accepted(call, seq)
 	time.Sleep(d) // of the bubble
-	p.finished(placeOf(call), id)
+	p.finished(poolLaneOf(call), id)
 	return held
 }
 
-func TestPresence_CountsOnAHolderThatHadTwoCalls(t *testing.T) {
+func TestInFlight_CountsOnAHolderThatHadTwoCalls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPresent()
@@ -59,27 +59,27 @@ func TestPresence_CountsOnAHolderThatHadTwoCalls(t *testing.T) {
 	})
 }
 
-func TestPresence_ACallThatIsAcceptedBehindOneThatJustEnded(t *testing.T) {
+func TestInFlight_ACallThatIsAcceptedBehindOneThatJustEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPresent()
 		one, two, three := presentCall("one"), presentCall("two"), presentCall("three")
-		p.begin(placeOf(one), []protocol.CallID{"one", "two"})
+		p.begin(poolLaneOf(one), []protocol.CallID{"one", "two"})
 		p.accepted(one, 1)
 		p.accepted(two, 3)
-		busy, held := p.begin(placeOf(three), []protocol.CallID{"three"})
+		busy, held := p.begin(poolLaneOf(three), []protocol.CallID{"three"})
 		require.True(t, busy)
 		require.False(t, held)
-		p.finished(placeOf(one), "one")
+		p.finished(poolLaneOf(one), "one")
 		require.False(t, p.accepted(three, 2), "a later call does not count, and one alone keeps no holder")
-		p.finished(placeOf(two), "two")
+		p.finished(poolLaneOf(two), "two")
 		require.True(t, p.accepted(three, 2))
 		time.Sleep(heldFor)
 		require.False(t, p.accepted(three, 2))
 	})
 }
 
-func TestPresence_MakesUpLaterWhereCallsTakeLonger(t *testing.T) {
+func TestInFlight_MakesUpLaterWhereCallsTakeLonger(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ usual, want time.Duration }{
 		"quick":  {time.Millisecond, makeUpAfter},
@@ -95,7 +95,7 @@ func TestPresence_MakesUpLaterWhereCallsTakeLonger(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				call := presentCall("call")
-				p.begin(placeOf(call), []protocol.CallID{"call"})
+				p.begin(poolLaneOf(call), []protocol.CallID{"call"})
 				p.later(call)
 				time.Sleep(c.want - time.Millisecond)
 				synctest.Wait()
@@ -108,7 +108,7 @@ func TestPresence_MakesUpLaterWhereCallsTakeLonger(t *testing.T) {
 	}
 }
 
-func TestPresence_DoubtsAHolderOnlyWhenAReadyMessageWasMissing(t *testing.T) {
+func TestInFlight_DoubtsAHolderOnlyWhenAReadyMessageWasMissing(t *testing.T) {
 	t.Parallel()
 	for name, missing := range map[string]bool{"it was there": false, "it was missing": true} {
 		t.Run(name, func(t *testing.T) {
@@ -119,12 +119,12 @@ func TestPresence_DoubtsAHolderOnlyWhenAReadyMessageWasMissing(t *testing.T) {
 				p.run("one", 1, time.Millisecond)
 				p.run("two", 2, time.Millisecond)
 				late := presentCall("late")
-				p.begin(placeOf(late), []protocol.CallID{"late"})
+				p.begin(poolLaneOf(late), []protocol.CallID{"late"})
 				p.later(late)
 				time.Sleep(makeUpMost)
 				synctest.Wait()
 				require.Len(t, p.madeUp, 1)
-				p.finished(placeOf(late), "late")
+				p.finished(poolLaneOf(late), "late")
 				p.run("three", 3, time.Millisecond)
 				require.Equal(t, !missing, p.run("four", 4, time.Millisecond))
 				time.Sleep(distrust)
@@ -137,27 +137,27 @@ func TestPresence_DoubtsAHolderOnlyWhenAReadyMessageWasMissing(t *testing.T) {
 }
 
 // The ready message of a lane is that of all calls which wait in it.
-func TestPresence_MakesUpOnceForAllCallsOfALane(t *testing.T) {
+func TestInFlight_MakesUpOnceForAllCallsOfALane(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPresent()
 		calls := make([]*protocol.Call, 1000)
 		for i := range calls {
 			calls[i] = presentCall(protocol.CallID(strconv.Itoa(i)))
-			p.begin(placeOf(calls[i]), []protocol.CallID{calls[i].ID})
+			p.begin(poolLaneOf(calls[i]), []protocol.CallID{calls[i].ID})
 			p.accepted(calls[i], uint64(i)+1)
 			p.later(calls[i])
 		}
 		for _, call := range calls[:10] { // the holder is at work
 			time.Sleep(makeUpAfter / 2)
-			p.finished(placeOf(call), call.ID)
+			p.finished(poolLaneOf(call), call.ID)
 		}
 		require.Empty(t, p.madeUp)
 		time.Sleep(makeUpMost)
 		require.Len(t, p.madeUp, 1)
 		p.later(calls[100])
 		for _, call := range calls {
-			p.finished(placeOf(call), call.ID)
+			p.finished(poolLaneOf(call), call.ID)
 		}
 		time.Sleep(makeUpMost)
 		require.Len(t, p.madeUp, 1, "none waits any more")

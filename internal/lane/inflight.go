@@ -25,27 +25,27 @@ const (
 	maxIdle = 8192
 )
 
-// presence is what a publisher knows of the lanes that it uses right now. It
+// inFlight is what a publisher knows of the lanes that it uses right now. It
 // decides which ready messages can be left out: those of calls that the holder of
 // the lane will find anyway. Where it may be wrong, the ready message is published
 // a moment later after all ("made up for"). It is safe for concurrent use.
-type presence struct {
+type inFlight struct {
 	// makeUp publishes the ready message of a call's lane, and reports whether it was missing.
 	makeUp func(*protocol.Call) (missing bool)
 
 	mu    sync.Mutex
-	lanes map[place]*ownLane
+	lanes map[poolLane]*ownLane
 	idle  int           // lanes without a call under way
 	usual time.Duration // how long calls take, about
 }
 
-// place is a lane in one of its pools: others may hold it in another.
-type place struct {
+// poolLane is a lane in one of its pools: others may hold it in another.
+type poolLane struct {
 	pool protocol.Pool
 	lane protocol.Lane
 }
 
-func placeOf(c *protocol.Call) place { return place{pool: c.Pool, lane: c.Lane()} }
+func poolLaneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.Lane()} }
 
 // ownLane is a lane as one publisher uses it.
 type ownLane struct {
@@ -64,13 +64,13 @@ type ownCall struct {
 	seq   uint64 // stream sequence; 0 until it is accepted, or when it is not known
 }
 
-func newPresence(makeUp func(*protocol.Call) bool) *presence {
-	return &presence{makeUp: makeUp, lanes: map[place]*ownLane{}}
+func newInFlight(makeUp func(*protocol.Call) bool) *inFlight {
+	return &inFlight{makeUp: makeUp, lanes: map[poolLane]*ownLane{}}
 }
 
 // begin books calls of one lane that are about to be put. busy says that an
 // earlier one has no result yet; held, that the lane's holder is likely to be still there.
-func (p *presence) begin(lane place, ids []protocol.CallID) (busy, held bool) {
+func (p *inFlight) begin(lane poolLane, ids []protocol.CallID) (busy, held bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -104,7 +104,7 @@ func (o *ownLane) stays(now time.Time) bool {
 }
 
 // sweep forgets the idle lanes when there are too many.
-func (p *presence) sweep() {
+func (p *inFlight) sweep() {
 	if p.idle < maxIdle {
 		return
 	}
@@ -120,10 +120,10 @@ func (p *presence) sweep() {
 // accepted before it has no result yet, or had one until a moment ago: its holder will look into
 // the mailbox after that call, and find this one too. A call accepted later must not count, or two
 // of them could rely on each other.
-func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
+func (p *inFlight) accepted(call *protocol.Call, seq uint64) (found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own := p.lanes[placeOf(call)]
+	own := p.lanes[poolLaneOf(call)]
 	if own == nil {
 		return false
 	}
@@ -142,23 +142,23 @@ func (p *presence) accepted(call *protocol.Call, seq uint64) (found bool) {
 // message is that of all calls which were accepted before it, so a lane has one timer, however many
 // calls wait in it. While other calls of the lane come to their end, its holder is at work and will
 // look into the mailbox again: then it waits on.
-func (p *presence) later(call *protocol.Call) {
+func (p *inFlight) later(call *protocol.Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own := p.lanes[placeOf(call)]
+	own := p.lanes[poolLaneOf(call)]
 	if own == nil || own.calls[call.ID] == nil || own.owes != nil {
 		return
 	}
 	own.owes, own.owesFrom = call, time.Now()
 	own.makeUp = time.AfterFunc(p.patience(), func() {
 		if p.missing(own, call) && p.makeUp(call) {
-			p.doubt(placeOf(call))
+			p.doubt(poolLaneOf(call))
 		}
 	})
 }
 
 // doubt stops counting on the holder of a lane for a while.
-func (p *presence) doubt(lane place) {
+func (p *inFlight) doubt(lane poolLane) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if own := p.lanes[lane]; own != nil {
@@ -167,12 +167,12 @@ func (p *presence) doubt(lane place) {
 }
 
 // patience is how long a call may be without a result before its ready message is made up for.
-func (p *presence) patience() time.Duration {
+func (p *inFlight) patience() time.Duration {
 	return min(max(makeUpAfter, 2*p.usual), makeUpMost)
 }
 
 // missing reports whether a lane may need its ready message after all, which is then published.
-func (p *presence) missing(own *ownLane, call *protocol.Call) bool {
+func (p *inFlight) missing(own *ownLane, call *protocol.Call) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if own.owes != call {
@@ -191,7 +191,7 @@ func (p *presence) missing(own *ownLane, call *protocol.Call) bool {
 }
 
 // finished books the end of a call.
-func (p *presence) finished(lane place, id protocol.CallID) {
+func (p *inFlight) finished(lane poolLane, id protocol.CallID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := p.lanes[lane]

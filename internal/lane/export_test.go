@@ -1,0 +1,13 @@
+package lane
+
+import (
+	"context"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Wake makes the lane of a call ready, as a publisher does behind each append.
+func (p *Publisher) Wake(ctx context.Context, call *protocol.Call) error {
+	_, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
+	return err
+}
