@@ -2,12 +2,16 @@ package lane_test
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -78,13 +82,21 @@ func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {
 		<-end
 		return succeed(run)
 	})
-	f.hold(work, lane.Options{AckWait: briefLease})
+	f.hold(work, lane.Options{AckWait: briefLease, Slots: 1})
 	call := newCall("s", exclusive("account/a"))
 	put(t, p, call)
 	<-begun
-	f.hold(work, lane.Options{AckWait: briefLease})
-	seen := f.claims() // of three leases, in which the ready message is delivered again
-	stepAside(t, 3*briefLease)
+	seen, acks := f.claims(), f.overhear("$JS.ACK."+factFleet.CallsStream()+".>")
+	f.hold(work, lane.Options{AckWait: briefLease}) // the first one has no slot, so this is given the lane
+	s, err := store.Open(t.Context(), f.nc, factFleet)
+	require.NoError(t, err)
+	ready, err := s.Next(t.Context(), readyOf(call.Lane()), 0)
+	require.NoError(t, err)
+	require.NoError(t, s.Redeliver(t.Context(), protocol.DefaultPool, ready.Sequence))
+	second := "$JS.ACK." + factFleet.CallsStream() + "." + factFleet.ReadyConsumer(protocol.DefaultPool) + ".2."
+	require.Eventually(t, func() bool { // it hands the second delivery back, or has taken the lane
+		return len(begun) > 0 || slices.ContainsFunc(acks.all(), func(ack *nats.Msg) bool { return strings.HasPrefix(ack.Subject, second) })
+	}, patience, 10*time.Millisecond, "nobody is given the lane again")
 	require.Equal(t, seen, f.claims())
 	require.Empty(t, begun)
 	close(end)
