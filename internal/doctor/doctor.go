@@ -41,6 +41,7 @@ type Driver struct {
 	Protect  bool              `json:"protect,omitempty"`
 	HostUID  bool              `json:"host_uid,omitempty"`
 	Networks []string          `json:"networks,omitempty"`
+	Link     bool              `json:"link,omitempty"`
 	Limits   map[string]string `json:"limits,omitempty"`
 	Warnings []string          `json:"warnings,omitempty"`
 }
@@ -110,7 +111,7 @@ func rank(d Driver) int {
 func proven(c sandbox.Caps) Driver {
 	d := Driver{
 		Name: c.Driver, Level: c.Level.String(), Launcher: c.Launcher, Landlock: c.Landlock, Seccomp: c.Seccomp,
-		ReadOnly: c.ReadOnly, Protect: c.Protect, HostUID: c.HostUID, Limits: c.Limits.Words(), Warnings: c.Warnings,
+		ReadOnly: c.ReadOnly, Protect: c.Protect, HostUID: c.HostUID, Link: c.Link, Limits: c.Limits.Words(), Warnings: c.Warnings,
 	}
 	for _, mode := range c.Networks {
 		d.Networks = append(d.Networks, string(mode))

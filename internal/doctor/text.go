@@ -70,7 +70,8 @@ func (d Driver) write(text *strings.Builder) {
 		text.WriteString(", system calls filtered")
 	}
 	text.WriteString("\n")
-	fmt.Fprintf(text, "            network: %s; read-only commands: %s; protected places: %s; user on the host: %s\n", strings.Join(d.Networks, ", "),
+	fmt.Fprintf(text, "            network: %s; hosts of a list: %s\n", strings.Join(d.Networks, ", "), d.listedHosts())
+	fmt.Fprintf(text, "            read-only commands: %s; protected places: %s; user on the host: %s\n",
 		choose(d.ReadOnly, "enforced", "refused"), choose(d.Protect, "enforced", "not possible"), choose(d.HostUID, "the worker's", "one for each sandbox"))
 	var limits []string
 	for _, name := range slices.Sorted(maps.Keys(d.Limits)) {
@@ -79,6 +80,18 @@ func (d Driver) write(text *strings.Builder) {
 	fmt.Fprintf(text, "            limits: %s\n", strings.Join(limits, ", "))
 	for _, warning := range d.Warnings {
 		fmt.Fprintf(text, "            warning: %s\n", warning)
+	}
+}
+
+// listedHosts says for whom --allow-net HOST works.
+func (d Driver) listedHosts() string {
+	switch {
+	case d.Link:
+		return "for every program"
+	case slices.Contains(d.Networks, string(sandbox.NetworkProxy)):
+		return "for programs that use the proxy"
+	default:
+		return "not possible"
 	}
 }
 

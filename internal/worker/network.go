@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -29,11 +30,16 @@ func (o Options) network(nc *nats.Conn) (sandbox.Network, error) {
 	if err != nil {
 		return sandbox.Network{}, err
 	}
-	return sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, l net.Listener) {
-		if err := proxy.Serve(ctx, l); err != nil {
+	ended := func(ctx context.Context, err error) {
+		if err != nil {
 			o.Logger.WarnContext(ctx, "the network of a sandbox ended", slog.Any("error", err))
 		}
-	}}, nil
+	}
+	return sandbox.Network{
+		Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
+		Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
+		ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
+	}, nil
 }
 
 // Times of looking up the fleet's servers.

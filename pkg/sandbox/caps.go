@@ -17,6 +17,9 @@ type Caps struct {
 	Seccomp bool
 	// Networks are the kinds of network that can be enforced.
 	Networks []NetworkMode
+	// Link says that sandboxes of [NetworkProxy] have a link ([Network].ServeLink): programs need
+	// not know of the proxy.
+	Link bool
 	// ReadOnly says that [Cmd].ReadOnly is enforced.
 	ReadOnly bool
 	// Protect says that [Spec].Protect is enforced.

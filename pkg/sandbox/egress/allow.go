@@ -33,9 +33,10 @@ type rule struct {
 }
 
 // ParseAllow parses a list, separated by commas: "host", "host:port", "*.suffix" and
-// addresses, each with or without a port, or the one word [All]. An entry without a port
-// means ports 80 and 443, "host:*" means every port. "*.suffix" means every name below the
-// suffix and not the suffix itself. An empty list is nothing.
+// addresses, each with or without a port, the names of [Sets], or the one word [All]. An entry
+// without a port means ports 80 and 443, "host:*" means every port. "*.suffix" means every name
+// below the suffix and not the suffix itself. A host without a dot has a port. An empty list is
+// nothing.
 func ParseAllow(list string) (Allow, error) {
 	var a Allow
 	if strings.TrimSpace(list) == "" {
@@ -52,9 +53,11 @@ func ParseAllow(list string) (Allow, error) {
 			a.all = true
 			continue
 		}
-		rules, err := parseRules(entry)
-		faults = append(faults, err)
-		a.rules = append(a.rules, rules...)
+		for host := range strings.SplitSeq(hostsOf(entry), ",") {
+			rules, err := parseRules(host)
+			faults = append(faults, err)
+			a.rules = append(a.rules, rules...)
+		}
 	}
 	if a.all && len(entries) > 1 {
 		faults = append(faults, fmt.Errorf("%q is the whole network and stands alone", All))
@@ -71,6 +74,9 @@ func ParseAllow(list string) (Allow, error) {
 func parseRules(entry string) ([]rule, error) {
 	if entry == "*" {
 		return nil, fmt.Errorf("entry %q: for the whole network write %q", entry, All)
+	}
+	if fault := noSet(entry); fault != "" {
+		return nil, fmt.Errorf("entry %q: %s", entry, fault)
 	}
 	if strings.Contains(entry, "/") {
 		return nil, fmt.Errorf("entry %q: a host or address is wanted, without a scheme, path or length of a prefix", entry)
@@ -129,6 +135,17 @@ func (a Allow) Names(host string) bool {
 	return a.all || slices.ContainsFunc(a.rules, func(r rule) bool {
 		return r.match(Target{Host: name, Addr: addr, Port: r.port})
 	})
+}
+
+// Addresses returns the IPv4 addresses that are listed as such, each once.
+func (a Allow) Addresses() []netip.Addr {
+	var all []netip.Addr
+	for _, r := range a.rules {
+		if r.addr.Is4() && !slices.Contains(all, r.addr) {
+			all = append(all, r.addr)
+		}
+	}
+	return all
 }
 
 // Match reports whether a target is listed. Whether its address may be reached is

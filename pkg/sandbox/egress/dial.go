@@ -31,13 +31,22 @@ func (r *Refusal) ErrorType() string { return "network_refused" }
 
 // dial connects to a target that is listed and whose address may be reached. Otherwise
 // the error is a *[Refusal].
-func (p *Proxy) dial(ctx context.Context, t Target) (net.Conn, error) {
+func (p *Proxy) dial(ctx context.Context, t Target) (net.Conn, error) { return p.dialAt(ctx, t, nil) }
+
+// dialAt is dial for a target whose name has been resolved already, unless addrs are none.
+func (p *Proxy) dialAt(ctx context.Context, t Target, addrs []netip.Addr) (net.Conn, error) {
 	if !p.allow.Match(t) {
-		return nil, &Refusal{Target: t, Reason: p.unlisted(t)}
+		return nil, &Refusal{Target: t, Reason: p.unlisted(t.String())}
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	addrs, err := p.resolve(ctx, t)
+	if len(addrs) == 0 {
+		var err error
+		if addrs, err = p.resolve(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	addrs, err := p.passed(t, addrs)
 	if err != nil {
 		return nil, err
 	}
@@ -53,23 +62,28 @@ func (p *Proxy) dial(ctx context.Context, t Target) (net.Conn, error) {
 }
 
 // unlisted says what an operator can do about a target that is not listed.
-func (p *Proxy) unlisted(t Target) string {
+func (p *Proxy) unlisted(target string) string {
 	if p.allow.Empty() {
-		return fmt.Sprintf("this sandbox may not reach any host (an operator can allow it with --allow-net %s)", t)
+		return fmt.Sprintf("this sandbox may not reach any host (an operator can allow it with --allow-net %s)", target)
 	}
-	return fmt.Sprintf("it is not listed (an operator can allow it with --allow-net %s); listed are: %s", t, p.listed)
+	return fmt.Sprintf("it is not listed (an operator can allow it with --allow-net %s); listed are: %s", target, p.listed)
 }
 
-// resolve returns the addresses of a target that may be reached.
+// resolve returns the addresses of a target.
 func (p *Proxy) resolve(ctx context.Context, t Target) ([]netip.Addr, error) {
-	addrs := []netip.Addr{t.Addr}
-	if !t.Addr.IsValid() {
-		var err error
-		// With the dot no search domains of this host are added.
-		if addrs, err = p.resolver.LookupNetIP(ctx, "ip", t.Host+"."); err != nil {
-			return nil, fmt.Errorf("resolve %s: %w", t.Host, err)
-		}
+	if t.Addr.IsValid() {
+		return []netip.Addr{t.Addr}, nil
 	}
+	// With the dot no search domains of this host are added.
+	addrs, err := p.resolver.LookupNetIP(ctx, "ip", t.Host+".")
+	if err != nil {
+		return nil, fmt.Errorf("resolve %s: %w", t.Host, err)
+	}
+	return addrs, nil
+}
+
+// passed returns those addresses of a target that may be reached.
+func (p *Proxy) passed(t Target, addrs []netip.Addr) ([]netip.Addr, error) {
 	var passed []netip.Addr
 	reason := "it has no address"
 	for _, addr := range addrs {

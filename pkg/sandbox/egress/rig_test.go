@@ -56,9 +56,10 @@ func (n *names) count(host string) int {
 	return n.asked[host]
 }
 
-// rig is a proxy that is served, and its end.
+// rig is a proxy that is served, as a listener and as a link, and its end.
 type rig struct {
 	addr string
+	link *sandboxEnd
 	stop func() // ends serving and waits for it
 }
 
@@ -69,19 +70,23 @@ func start(t *testing.T, o egress.Options) *rig {
 	require.NoError(t, err)
 	l := listen(t, "127.0.0.1:0")
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
+	ours, theirs := packetPipe()
+	done := make(chan error, 2)
 	go func() { done <- p.Serve(ctx, l) }()
+	go func() { done <- p.ServeLink(ctx, theirs) }()
 	stop := sync.OnceFunc(func() {
 		cancel()
-		select {
-		case err := <-done:
-			require.NoError(t, err)
-		case <-time.After(time.Minute):
-			t.Error("Serve does not return")
+		for range cap(done) {
+			select {
+			case err := <-done:
+				require.NoError(t, err)
+			case <-time.After(time.Minute):
+				t.Error("serving does not end")
+			}
 		}
 	})
 	t.Cleanup(stop)
-	return &rig{addr: l.Addr().String(), stop: stop}
+	return &rig{addr: l.Addr().String(), link: newSandboxEnd(t, ours), stop: stop}
 }
 
 func allow(t *testing.T, list string) egress.Allow {
@@ -137,7 +142,7 @@ type answer struct {
 
 // doors are the ways to ask for a page of a target ("host:port").
 func doors() map[string]func(t *testing.T, r *rig, target string) answer {
-	return map[string]func(*testing.T, *rig, string) answer{"connect": viaConnect, "absolute": viaAbsolute, "socks": viaSOCKS}
+	return map[string]func(*testing.T, *rig, string) answer{"connect": viaConnect, "absolute": viaAbsolute, "socks": viaSOCKS, "link": viaLink}
 }
 
 // raw sends a request and reads an HTTP response.

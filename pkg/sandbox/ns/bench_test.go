@@ -84,15 +84,22 @@ func BenchmarkCommand(b *testing.B) {
 // BenchmarkSandbox measures a sandbox for one command, and with a worker whose heap is big.
 func BenchmarkSandbox(b *testing.B) {
 	driver := ns.New(nil)
+	network := sandbox.Network{}
 	once := func(b *testing.B, workspace, scratch string) {
 		b.Helper()
-		s, err := driver.Open(b.Context(), sandbox.Spec{ID: "test", Workspace: workspace, Scratch: scratch})
+		s, err := driver.Open(b.Context(), sandbox.Spec{ID: "test", Workspace: workspace, Scratch: scratch, Network: network})
 		require.NoError(b, err)
 		command(b, s)
 		require.NoError(b, s.Close())
 	}
 	b.Run("create, command, destroy", func(b *testing.B) {
 		workspace, scratch := b.TempDir(), b.TempDir()
+		timed(b, func() { once(b, workspace, scratch) })
+	})
+	b.Run("with a proxy and a link", func(b *testing.B) {
+		workspace, scratch := b.TempDir(), b.TempDir()
+		network = serveList(b, "example.com")
+		defer func() { network = sandbox.Network{} }()
 		timed(b, func() { once(b, workspace, scratch) })
 	})
 	b.Run("with a heap of 500 MB", func(b *testing.B) {

@@ -61,6 +61,7 @@ type Driver struct {
 	find      func() (*cgroup.Tree, error)
 	ungrouped atomic.Bool // whether control groups turned out to be of no use
 	unquoted  atomic.Bool // whether quotas did
+	unlinked  atomic.Bool // whether links did
 }
 
 // New returns the driver.
@@ -114,6 +115,7 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 		return nil, err
 	}
 	config, err := newConfig(spec, opened)
+	config.Link = spec.Network.Mode == sandbox.NetworkProxy && spec.Network.ServeLink != nil && d.links()
 	if config.Bwrap = d.bwrap.Load(); err == nil && config.Bwrap && config.Privileged {
 		err = fmt.Errorf("%w: the launcher bwrap is not for root", sandbox.ErrLevel)
 	}
@@ -129,6 +131,9 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	}
 	return s, nil
 }
+
+// links reports whether sandboxes can have links. Bubblewrap leaves nobody the rights to make one.
+func (d *Driver) links() bool { return !d.bwrap.Load() && !d.unlinked.Load() }
 
 // groups is where sandboxes get control groups; nil when they get none.
 func (d *Driver) groups() *cgroup.Tree {
@@ -163,6 +168,9 @@ func newConfig(spec sandbox.Spec, dir *scratch.Dir) (wire.Config, error) {
 		Network: spec.Network.Mode, Processes: uint64(limits.Processes), //nolint:gosec // not negative
 		Shm:      initd.ShmSize(limits.Memory),
 		Landlock: confine.LandlockABI() > 0,
+	}
+	for _, addr := range spec.Network.Addresses {
+		config.Addresses = append(config.Addresses, addr.String())
 	}
 	if os.Geteuid() == 0 {
 		config.Privileged = true
@@ -217,6 +225,8 @@ func explain(err error) error {
 		hint = "; the host does not let this user make namespaces (user.max_user_namespaces, AppArmor, or the filter of a container)"
 	case initd.StepTranslate:
 		hint = "; the file system of this directory cannot show files under another owner: run the worker as an ordinary user, or use a directory on ext4, xfs, btrfs or tmpfs"
+	case initd.StepLink:
+		hint = "; the kernel lacks veth interfaces or packet sockets"
 	case "/proc":
 		hint = "; inside a container /proc has to be mounted whole"
 	}

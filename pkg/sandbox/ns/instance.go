@@ -30,7 +30,7 @@ type instance struct {
 	bwrap   *bwrap // who has started it; nil when that was our launcher
 	ready   wire.Ready
 	gone    chan struct{} // closed when it does not answer any more
-	proxy   *proxy        // nil unless the sandbox has one
+	network network
 	bounds  *bounds.Bounds
 
 	mu      sync.Mutex
@@ -76,12 +76,12 @@ func (i *instance) served() error {
 		if err != nil {
 			return fmt.Errorf("the sandbox ended while it started: %w", err)
 		}
-		if m.Kind == wire.KindListener && i.proxy == nil {
-			i.proxy, err = newProxy(m)
+		if m.Kind == wire.KindListener || m.Kind == wire.KindLink {
+			err = i.network.take(m)
 		}
 		m.CloseFDs()
 		switch m.Kind {
-		case wire.KindListener:
+		case wire.KindListener, wire.KindLink:
 		case wire.KindReady:
 			return m.Decode(&i.ready)
 		case wire.KindFailed:
@@ -296,7 +296,7 @@ func (i *instance) close() error {
 			_ = i.process.Kill() // it may have ended
 			i.closeErr = i.wait()
 		}
-		i.closeErr = errors.Join(i.closeErr, i.bounds.Group().Close(), i.conn.Close(), i.proxy.close())
+		i.closeErr = errors.Join(i.closeErr, i.bounds.Group().Close(), i.conn.Close(), i.network.close())
 		i.reader.Wait()
 	})
 	return i.closeErr

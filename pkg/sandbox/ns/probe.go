@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 )
 
 // Probe implements [sandbox.Driver]: it opens a sandbox, which tests itself, and uses it.
@@ -36,17 +39,34 @@ func (d *Driver) Probe(ctx context.Context) (sandbox.Caps, error) {
 // probe tries sandboxes in control groups if there are any, else without.
 func (d *Driver) probe(ctx context.Context) (sandbox.Caps, error) {
 	grouped := d.groups() != nil
-	caps, err := d.tryOut(ctx)
+	caps, err := d.tryLink(ctx)
 	if err == nil || !grouped || ctx.Err() != nil {
 		return caps, err
 	}
 	d.ungrouped.Store(true)
-	without, withoutErr := d.tryOut(ctx)
+	without, withoutErr := d.tryLink(ctx)
 	if withoutErr != nil {
 		d.ungrouped.Store(false)
 		return caps, err
 	}
 	without.Warnings = append(without.Warnings, "control groups are not used, for a sandbox does not start in one: "+err.Error())
+	return without, nil
+}
+
+// tryLink tries a sandbox with a link, else one without.
+func (d *Driver) tryLink(ctx context.Context) (sandbox.Caps, error) {
+	caps, err := d.tryOut(ctx)
+	failed, ok := errors.AsType[*startError](err)
+	if !ok || !strings.HasSuffix(failed.Step, initd.StepLink) || ctx.Err() != nil {
+		return caps, err
+	}
+	d.unlinked.Store(true)
+	without, withoutErr := d.tryOut(ctx)
+	if withoutErr != nil {
+		d.unlinked.Store(false)
+		return caps, err
+	}
+	without.Warnings = append(without.Warnings, "links are not used, for one cannot be made: "+err.Error())
 	return without, nil
 }
 
@@ -64,8 +84,11 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
-	// With a proxy, which is all that a sandbox without a network has, and a listener.
-	network := sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() }}
+	// With a proxy and a link: all that a sandbox without a network has, and more.
+	network := sandbox.Network{
+		Mode: sandbox.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() },
+		ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { <-ctx.Done() },
+	}
 	s, err := d.open(ctx, sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Owned: true, Network: network})
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
@@ -124,6 +147,9 @@ func (d *Driver) caps(caps sandbox.Caps, landlock int) sandbox.Caps {
 	caps.HostUID, caps.Protect = os.Geteuid() != 0, true
 	caps.ReadOnly = landlock >= readOnlyABI
 	caps.Networks = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkProxy, sandbox.NetworkAll}
+	if caps.Link = d.links(); !caps.Link {
+		caps.Warnings = append(caps.Warnings, "hosts of --allow-net are reached by programs that use the proxy in HTTPS_PROXY, and by no others")
+	}
 	if landlock == 0 {
 		caps.Warnings = append(caps.Warnings, "the kernel has no Landlock: one layer of the sandbox is missing, and commands cannot be read-only")
 	}

@@ -5,6 +5,7 @@ package ns_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -63,14 +64,25 @@ func testProxy(t *testing.T) { //nolint:thelper // it is the test
 	}
 }
 
-// serveList serves a proxy that allows what a list says.
-func serveList(t *testing.T, list string) func(context.Context, net.Listener) {
+// serveList is a network of what a list says.
+func serveList(t testing.TB, list string) sandbox.Network {
 	t.Helper()
-	allow, err := egress.ParseAllow(list)
+	return serveBy(t, egress.Options{Private: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}}, list)
+}
+
+// serveBy is a network of what a list says, with a proxy and a link.
+func serveBy(t testing.TB, o egress.Options, list string) sandbox.Network {
+	t.Helper()
+	var err error
+	o.Allow, err = egress.ParseAllow(list)
 	require.NoError(t, err)
-	p, err := egress.New(egress.Options{Allow: allow, Private: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}})
+	p, err := egress.New(o)
 	require.NoError(t, err)
-	return func(ctx context.Context, l net.Listener) { _ = p.Serve(ctx, l) }
+	return sandbox.Network{
+		Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
+		Serve:     func(ctx context.Context, l net.Listener) { _ = p.Serve(ctx, l) },
+		ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { _ = p.ServeLink(ctx, l) },
+	}
 }
 
 // TestProxy_SpellingsAndDetours: from inside, no spelling of an address, no redirect, no tunnel and
@@ -88,7 +100,7 @@ func testDetours(t *testing.T) { //nolint:thelper // it is the test
 	t.Cleanup(site.Close)
 	_, open, err := net.SplitHostPort(strings.TrimPrefix(site.URL, "http://"))
 	require.NoError(t, err)
-	s := openWith(t, sandbox.Network{Mode: sandbox.NetworkProxy, Serve: serveList(t, "127.0.0.1:"+open+",localhost:"+open)})
+	s := openWith(t, serveList(t, "127.0.0.1:"+open+",localhost:"+open))
 
 	require.Contains(t, ask(t, s, "http://127.0.0.1:"+open+"/"), "302 Found", "the listed site is reached")
 	for _, host := range []string{
@@ -170,13 +182,13 @@ func TestProxy_DeadMeansNothing(t *testing.T) { //nolint:paralleltest // its arm
 	})
 }
 
-func openWith(t *testing.T, network sandbox.Network) sandbox.Sandbox {
+func openWith(t *testing.T, network sandbox.Network, mounts ...sandbox.Mount) sandbox.Sandbox {
 	t.Helper()
 	workspace, scratch := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Chmod(workspace, 0o755))
 	s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
 		ID: "proxy", Workspace: workspace, Scratch: scratch, Env: map[string]string{"PATH": os.Getenv("PATH")},
-		Limits: sandbox.Limits{Wall: time.Minute}, Network: network,
+		Limits: sandbox.Limits{Wall: time.Minute}, Network: network, Mounts: mounts,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })

@@ -60,7 +60,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 		return explain(err)
 	}
 	fresh.keep(s.spec.LeaseEnd)
-	fresh.proxy.serve(ctx, s.spec.Network.Serve)
+	fresh.network.serve(ctx, s.spec.Network)
 	s.use(fresh)
 	return nil
 }

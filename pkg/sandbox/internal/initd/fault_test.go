@@ -3,7 +3,10 @@
 package initd_test
 
 import (
+	"context"
+	"io"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,8 +87,14 @@ func openIn(t *testing.T, launcher string, processes int64) (sandbox.Sandbox, er
 	workspace := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "d/p"), 0o755))
 	require.NoError(t, os.Mkdir(filepath.Join(workspace, "d/other"), 0o755))
+	network := sandbox.Network{}
+	if processes == initd.FaultProcesses("no link") {
+		network = sandbox.Network{
+			Mode: sandbox.NetworkProxy, Serve: func(context.Context, net.Listener) {}, ServeLink: func(context.Context, io.ReadWriteCloser) {},
+		}
+	}
 	return ns.New(&ns.Options{Launcher: launcher}).Open(t.Context(), sandbox.Spec{
 		ID: "faulty", Workspace: workspace, Scratch: t.TempDir(), Protect: []string{"d/p"},
-		Limits: sandbox.Limits{Processes: processes},
+		Limits: sandbox.Limits{Processes: processes}, Network: network,
 	})
 }

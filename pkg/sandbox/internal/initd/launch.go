@@ -94,7 +94,7 @@ func (from inherited) fork(config wire.Config, group *int) (int, error) {
 		list.ForkInto(*group)
 	}
 	c := clone(config)
-	pid, err := list.Fork(c.flags, from.control, wire.AbortedHead())
+	pid, err := list.Fork(c.flags, from.control, wire.Head(wire.KindAborted))
 	runtime.KeepAlive(list)
 	if err != nil {
 		return 0, &stepError{step: StepNamespaces, err: err}

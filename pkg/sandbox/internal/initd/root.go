@@ -283,6 +283,9 @@ func Made(config wire.Config) map[string]string {
 	if config.Network != sandbox.NetworkAll {
 		made["hosts"] = "127.0.0.1 localhost " + HostName + "\n::1 localhost\n"
 	}
+	if config.Link {
+		made["resolv.conf"] = "nameserver " + sandbox.LinkResolver().String() + "\n"
+	}
 	return made
 }
 

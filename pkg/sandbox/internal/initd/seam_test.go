@@ -106,6 +106,7 @@ var Faults = map[string]Fault{
 		l.Do(unix.SYS_RENAMEAT2, unix.AT_FDCWD, "d/other", unix.AT_FDCWD, "d/p", unix.RENAME_EXCHANGE)
 		really()
 	}},
+	"no link": {skip: StepLink, Want: "self-test: link: network is unreachable"},
 	// Rights.
 	"bounding set kept":       {skip: "bounding set", Want: "CapBnd is"},
 	"capabilities kept":       {step: "user", skip: "capabilities", Want: "CapEff is", instead: ambient(unix.CAP_SYS_ADMIN)},

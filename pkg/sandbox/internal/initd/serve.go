@@ -79,6 +79,11 @@ func serve(conn *wire.Conn) error {
 	if err := selfTest(abi > 0); err != nil {
 		return err
 	}
+	if config.Link {
+		if err := step("self-test: "+StepLink, testLink); err != nil {
+			return err
+		}
+	}
 	if config.Network == sandbox.NetworkProxy {
 		if err := step("listener of the proxy", func() error { return sendListener(conn) }); err != nil {
 			return err

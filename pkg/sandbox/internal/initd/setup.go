@@ -51,6 +51,9 @@ func setup(config wire.Config, from inherited) (*calls.List, error) {
 	if config.Network != sandbox.NetworkAll {
 		layer(l, config, "loopback", func() { loopback(l) })
 	}
+	if config.Link {
+		layer(l, config, StepLink, func() { link(l, config) })
+	}
 	if err := enterRoot(l, config, from.trees); err != nil {
 		return nil, err
 	}

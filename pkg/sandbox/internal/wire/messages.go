@@ -18,13 +18,14 @@ const (
 	KindReady         // Ready, of the sandbox
 	KindFailed        // Failed, of either
 	KindListener      // a descriptor: a listener on the sandbox's loopback
-	KindAborted       // of a sandbox that is no program yet: AbortedHead, and what calls.Failed reads
+	KindAborted       // of a sandbox that is no program yet: what calls.Failed reads
+	KindLink          // of a sandbox that is no program yet: a descriptor, the other end of its link
 )
 
-// AbortedHead is the start of a message of KindAborted, which is of one frame.
-func AbortedHead() []byte {
+// Head is the start of a message of one frame, for who cannot [Conn.Send].
+func Head(kind Kind) []byte {
 	head := make([]byte, headerSize)
-	head[8] = byte(KindAborted)
+	head[8] = byte(kind)
 	return head
 }
 
@@ -138,7 +139,11 @@ type Config struct {
 	OwnerUID int
 	OwnerGID int
 
-	Network   sandbox.NetworkMode
+	Network sandbox.NetworkMode
+	// Link has the sandbox have a link, to which these addresses lead, too.
+	Link      bool
+	Addresses []string
+
 	Processes uint64
 	Shm       int64 // bytes of shared memory
 	Landlock  bool

@@ -3,11 +3,13 @@
 package probes
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -26,6 +28,10 @@ func networkProbes() map[string]probe {
 		"network/tcp-fast-open":  fastOpen,
 		"network/tcp-outside":    func(canary.Host) canary.Verdict { return reach("tcp", "1.1.1.1:443") },
 		"network/tcp6-outside":   func(canary.Host) canary.Verdict { return reach("tcp", "[2606:4700:4700::1111]:443") },
+		"network/name":           func(canary.Host) canary.Verdict { return reach("tcp", "example.org:80") },
+		"network/by-interface":   byInterface,
+		"network/address":        func(canary.Host) canary.Verdict { return interfaceRequest(unix.SIOCSIFADDR) },
+		"network/route":          func(canary.Host) canary.Verdict { return interfaceRequest(unix.SIOCADDRT) },
 		"network/metadata":       func(canary.Host) canary.Verdict { return reach("tcp", "169.254.169.254:80") },
 		"network/udp":            udp,
 		"network/udp-outside":    func(canary.Host) canary.Verdict { return sendUDP("8.8.8.8:53") },
@@ -305,6 +311,29 @@ func pairs(canary.Host) canary.Verdict {
 		}
 	}
 	return contained(unix.EAFNOSUPPORT)
+}
+
+// byInterface connects by each interface: the kernel then takes everybody for a neighbour there,
+// whatever the routes are.
+func byInterface(canary.Host) canary.Verdict {
+	all, err := net.Interfaces()
+	if err != nil {
+		return contained(err)
+	}
+	last := contained(errors.New("no interfaces"))
+	for _, i := range all {
+		bound := net.Dialer{Timeout: outsideWait, Control: func(_, _ string, raw syscall.RawConn) error {
+			return raw.Control(func(fd uintptr) { _ = unix.BindToDevice(int(fd), i.Name) })
+		}}
+		conn, dialErr := bound.DialContext(context.Background(), "tcp", "1.1.1.1:443")
+		if dialErr == nil {
+			_ = conn.Close()
+		}
+		if last = judge(dialErr); last.Outcome == canary.Escape {
+			return last
+		}
+	}
+	return last
 }
 
 // interfaceRequest asks a socket for what the kernel would load a module for.
