@@ -1,11 +1,15 @@
 // Package egress is the one way out of a sandbox that may reach some hosts: a proxy
-// that runs beside the sandbox and serves a listener made inside of it. The sandbox
-// has no other network, so what the proxy refuses cannot be reached.
+// that runs beside the sandbox and serves a listener made inside of it, and a network
+// stack at the other end of its interface, for programs that know no proxy. The sandbox
+// has no other network, so what they refuse cannot be reached.
 //
 //	sandbox                        │  worker
 //	program ── CONNECT, GET http:, ──► Proxy ── is it listed? ── resolve once ──┐
-//	           SOCKS5              │                                            │
-//	                               │     dial that address ◄── may it be reached?
+//	           SOCKS5              │    ▲                                       │
+//	program ── DNS, TCP ── eth0 ─────► link   dial that address ◄── may it be reached?
+//
+// The link answers questions for listed names with addresses that mean them in that
+// sandbox only, so a connection to one of them names a target as a request does.
 //
 // A request names a target. The target is brought into one spelling ([ParseTarget]:
 // case, trailing dot, international names, forms of addresses), so that no other

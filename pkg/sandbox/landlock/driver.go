@@ -133,7 +133,7 @@ func (d *Driver) Probe(ctx context.Context) (caps sandbox.Caps, err error) {
 	caps.ReadOnly, caps.HostUID, caps.Limits = true, true, inner.Limits
 	caps.Warnings = []string{
 		"driver landlock isolates less than level full: commands are processes of the host and of the worker's user; they see its processes and mounts, " +
-			"can change mode and times of the user's files, and cannot serve a network of their own",
+			"can change mode and times of the user's files, and cannot serve a network of their own; --allow-net is all or nothing, not a list of hosts",
 	}
 	return caps, nil
 }
