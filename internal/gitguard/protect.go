@@ -17,7 +17,8 @@ type Places struct {
 	Protect []string
 	// Missing is [sandbox.Spec].Missing.
 	Missing map[string]string
-	// Configs are those of Protect that are settings of repositories.
+	// Configs are those of Protect that are settings of repositories, of which a sandbox can have
+	// copies.
 	Configs []string
 }
 
@@ -165,7 +166,7 @@ func (p *places) result() (Places, error) {
 		if content, may := p.missing[name]; may {
 			result.Missing[name] = content
 		}
-		if slices.Contains(p.configs, filepath.Join(p.dir, name)) {
+		if at := filepath.Join(p.dir, name); slices.Contains(p.configs, at) && isFile(at) {
 			result.Configs = append(result.Configs, name)
 		}
 	}

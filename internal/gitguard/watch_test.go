@@ -2,9 +2,11 @@ package gitguard_test
 
 import (
 	"context"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -68,11 +70,13 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		"a bare repository":                        {"mkdir sub", "git init -q --bare sub/b; git -C sub/b config alias.st '!" + ran + "'", "cd sub/b && git st", "", []string{"sub/b/config: alias.st"}},
 		"the settings of a submodule": {
 			commit + "git init -q ../lib; git -C ../lib commit -q --allow-empty -m l; git -c protocol.file.allow=always submodule --quiet add \"$PWD/../lib\" lib; git commit -q -m lib",
-			"git -C lib config core.fsmonitor '" + ran + ";true'", "git status", "", []string{".git/modules/lib/config: core.fsmonitor"},
+			"git -C lib config core.fsmonitor '" + ran + ";true'", "git status", "",
+			[]string{".git/modules/lib/config: core.fsmonitor"},
 		},
 		"the settings of a worktree elsewhere": {
 			commit + "git worktree add -q ../other 2>&1",
-			"cp -r .git evil; git config -f evil/config core.fsmonitor '" + ran + ";true'; echo ../../../evil > .git/worktrees/other/commondir", "git -C ../other status", "", []string{"evil/config: core.fsmonitor"},
+			"cp -r .git evil; git config -f evil/config core.fsmonitor '" + ran + ";true'; echo ../../../evil > .git/worktrees/other/commondir", "git -C ../other status", "",
+			[]string{"evil/config: core.fsmonitor"},
 		},
 		"a linked hook": {commit, "printf '#!/bin/sh\n" + ran + "\n' > x; chmod +x x; ln -s ../../x .git/hooks/pre-commit", "git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"}},
 	} {
@@ -148,3 +152,7 @@ func TestFindings_WhatGitCannotReadIsTold(t *testing.T) {
 	_, err = gitguard.Look(t.Context(), dir)
 	require.Error(t, err)
 }
+
+func replaced(text, old, by string) string { return strings.ReplaceAll(text, old, by) }
+
+func lines(text string) iter.Seq[string] { return strings.Lines(text) }

@@ -100,6 +100,7 @@ func (w *Worker) exec(
 		return nil, err
 	}
 	execution := w.execution(&r)
+	execution.Notes = w.sandboxes.notes(ctx, frames.run.Call.Lane(), &cmd, &r)
 	value := valueOf(execution)
 	if execution.Truncated {
 		value = partial{Value: value, keep: keepOutput(written)}

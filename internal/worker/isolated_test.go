@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -189,9 +190,12 @@ func TestIsolated_ARepositoryInPlaceIsProtected(t *testing.T) {
 	stop()
 	_, stop = r.work(o)
 	requireFault(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("c")}), protocol.StatusFailed, protocol.CodeProtected)
-	got := r.do(session, protocol.CommandRun{Command: "echo c > .git/config || mv .git x || echo c > .git/hooks/h || echo c > .git/index; cat .git/config .git/index"})
+	got := r.do(session, protocol.CommandRun{Command: "rm .git/config || mv .git x || echo c > .git/hooks/h || echo c > .git/index; cat .git/index; echo c > .git/config; cat .git/config"})
 	requireOK(t, got)
-	require.Equal(t, "bc\n", string(value[protocol.CommandRunResult](t, got).Stdout))
+	require.Equal(t, "c\nc\n", string(value[protocol.CommandRunResult](t, got).Stdout))
+	content, err := os.ReadFile(filepath.Join(dir, ".git/config"))
+	require.NoError(t, err)
+	require.Equal(t, "b", string(content), "what commands write to is a copy")
 	stop()
 	o.Protect = []string{}
 	r.work(o)

@@ -29,9 +29,10 @@ type sandboxes struct {
 	dataID  string
 	network sandbox.Network // set before the first one is opened
 
-	mu      sync.Mutex
-	open    map[protocol.Lane]*box
-	protect map[string]gitguard.Places // by directories that are used in place: what is protected by default
+	mu       sync.Mutex
+	open     map[protocol.Lane]*box
+	protect  map[string]gitguard.Places // by directories that are used in place: what is protected by default
+	settings map[protocol.Lane]*gitguard.Copies
 }
 
 // box is the sandbox of a lane; its lock is held while it opens.
@@ -43,13 +44,15 @@ type box struct {
 	workspace string
 	scratch   string
 	seen      *seen
-	ephemeral string // what is removed when the sandbox is closed; "" for sandboxes of sessions
+	protect   []string         // places that nothing changes
+	settings  *gitguard.Copies // of git, of which the sandbox has copies; nil without any
+	ephemeral string           // what is removed when the sandbox is closed; "" for sandboxes of sessions
 	processes *background.Processes
 }
 
 // newSandboxes prepares the data directory.
 func newSandboxes(o Options, places jetstream.KeyValue) (*sandboxes, error) {
-	s := &sandboxes{options: o, places: places, open: map[protocol.Lane]*box{}, protect: map[string]gitguard.Places{}}
+	s := &sandboxes{options: o, places: places, open: map[protocol.Lane]*box{}, protect: map[string]gitguard.Places{}, settings: map[protocol.Lane]*gitguard.Copies{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -90,7 +93,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, leaseEnd func() ti
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sandbox != nil {
-		return b.sandbox, nil
+		return b.sandbox, b.copySettings(ctx)
 	}
 	if err := ctx.Err(); err != nil { // a lane that was lost meanwhile stays quiet
 		return nil, err
@@ -107,9 +110,17 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, leaseEnd func() ti
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
+	var copies []string
+	if s.options.Caps.Copies {
+		copies = protect.Configs
+	}
+	b.protect, b.settings = protect.Protect, s.copiesOf(l, workspace, scratch, copies)
+	if err := b.copySettings(ctx); err != nil {
+		return nil, err
+	}
 	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
 		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.options.Env,
-		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect.Protect, Missing: protect.Missing,
+		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect.Protect, Missing: protect.Missing, Copies: copies,
 		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
 	})
 	if err != nil {

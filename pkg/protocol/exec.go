@@ -119,6 +119,8 @@ type Execution struct {
 	MaxRSSBytes int64   `json:"max_rss_bytes"`
 	// LimitKinds says by what each limit was enforced: cgroup, quota, rlimit, soft or none.
 	LimitKinds map[string]string `json:"limit_kinds,omitempty"`
+	// Notes are what the worker has to say about it, a sentence each.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // CommandRunResult answers [CommandRun].

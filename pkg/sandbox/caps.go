@@ -24,6 +24,8 @@ type Caps struct {
 	ReadOnly bool
 	// Protect says that [Spec].Protect is enforced.
 	Protect bool
+	// Copies says that [Spec].Copies can be had.
+	Copies bool
 	// HostUID says that commands run as the worker's own user on the host; otherwise each
 	// sandbox has a user of its own there.
 	HostUID bool

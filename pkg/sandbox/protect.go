@@ -1,6 +1,8 @@
 package sandbox
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -57,4 +59,14 @@ func checkPlace(place string) error {
 		}
 	}
 	return nil
+}
+
+// CopyOf is where the file is that a sandbox has in the place of one of [Spec].Copies, relative to
+// [Spec].Scratch. Commands may put anything there, or remove it.
+func CopyOf(place string) string { return path.Join("home", CopyInHome(place)) }
+
+// CopyInHome is [CopyOf] relative to the home directory of the sandbox.
+func CopyInHome(place string) string {
+	sum := sha256.Sum256([]byte(place))
+	return path.Join(".protected", hex.EncodeToString(sum[:8]), path.Base(place))
 }

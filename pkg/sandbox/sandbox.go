@@ -105,6 +105,11 @@ type Spec struct {
 	// places in canonical form, instead of empty directories. A file that is there with just that
 	// content is taken for one that a sandbox has made, and is removed as well.
 	Missing map[string]string
+	// Copies are protected files, in canonical form, in whose place the sandbox has a symbolic link
+	// to a file that commands may change: a program that changes a file by renaming another over it
+	// follows a link, and cannot replace a mount. The caller puts the file at [CopyOf] before the
+	// sandbox is opened. A driver without [Caps].Copies refuses with [ErrUnsupported].
+	Copies []string
 	// Network is what of the network commands reach; the zero value is nothing. A driver
 	// that isolates and cannot enforce it refuses with [ErrUnsupported].
 	Network Network

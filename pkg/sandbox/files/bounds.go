@@ -56,6 +56,11 @@ func (f *FS) allow(name string, as use) error {
 	if len(f.bounds) == 0 && !guarded {
 		return nil
 	}
+	if guarded { // also a place that shows a link
+		if err := f.guard(name, name); err != nil {
+			return err
+		}
+	}
 	actual, err := f.root.resolve(name)
 	if err != nil {
 		return f.fault("open", name, err)

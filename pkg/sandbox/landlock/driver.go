@@ -83,7 +83,7 @@ func check(spec sandbox.Spec) error {
 	if spec.Network.Mode == sandbox.NetworkProxy {
 		return fmt.Errorf("%w: driver landlock has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
 	}
-	if len(spec.Protect) > 0 {
+	if len(spec.Protect)+len(spec.Copies) > 0 {
 		return fmt.Errorf("%w: driver landlock cannot protect %s: Landlock allows a directory with all that is in it, and takes nothing of that back",
 			sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
 	}

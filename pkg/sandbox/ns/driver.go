@@ -119,6 +119,9 @@ func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) 
 	if config.Bwrap = d.bwrap.Load(); err == nil && config.Bwrap && config.Privileged {
 		err = fmt.Errorf("%w: the launcher bwrap is not for root", sandbox.ErrLevel)
 	}
+	if err == nil && config.Bwrap && len(spec.Copies) > 0 {
+		err = fmt.Errorf("%w: the launcher bwrap mounts no symbolic links, which copies of %s need", sandbox.ErrUnsupported, strings.Join(spec.Copies, ", "))
+	}
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}

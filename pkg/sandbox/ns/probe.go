@@ -109,7 +109,17 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 			caps.Warnings = append(caps.Warnings, "quotas are not used, for one did not hold: "+err.Error())
 		}
 	}
-	return d.caps(caps, s.current.ready.Landlock), nil
+	caps = d.caps(caps, s.current.ready.Landlock)
+	caps.Copies = d.copies(ctx, workspace, scratch)
+	return caps, nil
+}
+
+// copies reports whether links can stand in the places of files: not every kernel mounts one.
+func (d *Driver) copies(ctx context.Context, workspace, scratch string) bool {
+	const place = "probe.txt"
+	spec := sandbox.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Protect: []string{place}, Copies: []string{place}}
+	s, err := d.open(ctx, spec)
+	return err == nil && s.Close() == nil
 }
 
 // try uses a sandbox once.

@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path"
+	"slices"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/scratch"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
@@ -54,6 +57,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 	}
 	if s.guard != nil {
 		s.config.Protected, s.config.Pinned = s.guard.wire(s.guard.protected), s.guard.wire(s.guard.pinned)
+		s.link()
 	}
 	fresh, err := open(ctx, s.config, s.groups, s.spec.Limits)
 	if err != nil {
@@ -63,6 +67,15 @@ func (s *Sandbox) start(ctx context.Context) error {
 	fresh.network.serve(ctx, s.spec.Network)
 	s.use(fresh)
 	return nil
+}
+
+// link has links stand in the places of copies.
+func (s *Sandbox) link() {
+	for i, place := range s.config.Protected {
+		if slices.Contains(s.spec.Copies, place.Path) && s.guard.found[place.Path].Mode().IsRegular() {
+			s.config.Protected[i].Link = path.Join(initd.GuestHome, sandbox.CopyInHome(place.Path))
+		}
+	}
 }
 
 // use has operations go to i.

@@ -174,7 +174,7 @@ func checkUnisolated(spec sandbox.Spec) error {
 	if spec.Network.Mode == sandbox.NetworkProxy {
 		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
 	}
-	if len(spec.Protect) > 0 {
+	if len(spec.Protect)+len(spec.Copies) > 0 {
 		return fmt.Errorf("%w: driver process cannot keep commands from changing %s", sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
 	}
 	for _, m := range spec.Mounts {

@@ -4,6 +4,7 @@
 package sandboxtest
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,6 +32,7 @@ func testProtect(t *testing.T, s suite) {
 		"directories around it are not exchanged":                  protectAround,
 		"what is missing is not made":                              protectMissing,
 		"files stand in places that are missing":                   protectMissingFile,
+		"a copy is changed in the place of a file":                 protectCopy,
 		"what is below something missing is not made":              protectBelowMissing,
 		"a directory in which nothing can be made":                 protectLocked,
 		"a file on the way stays a file":                           protectFileOnTheWay,
@@ -58,7 +60,7 @@ func (s suite) protected(t *testing.T, workspace string, places ...string) *box 
 // protectedBy is protected with all that a specification says about protected places.
 func (s suite) protectedBy(t *testing.T, workspace string, spec sandbox.Spec) *box {
 	t.Helper()
-	b := &box{workspace: workspace, scratch: t.TempDir(), options: s.options}
+	b := &box{workspace: workspace, scratch: cmp.Or(spec.Scratch, t.TempDir()), options: s.options}
 	spec.ID, spec.Workspace, spec.Scratch, spec.Env = t.Name(), b.workspace, b.scratch, map[string]string{"PATH": path, "LANG": "C"}
 	opened, err := s.newDriver(t).Open(t.Context(), spec)
 	require.NoError(t, err)
@@ -221,6 +223,45 @@ echo x > missing/file`, append([]string{"directory"}, shut...)...)
 	for _, kept := range []string{"d/empty", "d/theirs"} {
 		require.FileExists(t, b.host(kept))
 	}
+}
+
+// protectCopy changes a file as git does: by a new one that is renamed over it, where a link leads.
+func protectCopy(t *testing.T, s suite) {
+	caps, err := s.newDriver(t).Probe(t.Context())
+	require.NoError(t, err)
+	workspace, scratch := repository(t), t.TempDir()
+	spec := sandbox.Spec{Scratch: scratch, Protect: []string{"d/config", "d/hooks"}, Copies: []string{"d/config", "d/hooks"}}
+	if !caps.Copies {
+		spec.ID, spec.Workspace = "x", workspace
+		_, err := s.newDriver(t).Open(t.Context(), spec)
+		require.ErrorIs(t, err, sandbox.ErrUnsupported)
+		return
+	}
+	kept := filepath.Join(scratch, sandbox.CopyOf("d/config"))
+	require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
+	require.NoError(t, os.WriteFile(kept, []byte("copy"), 0o600))
+	for _, dir := range []string{scratch, filepath.Dir(filepath.Dir(kept)), filepath.Dir(kept)} {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	b := s.protectedBy(t, workspace, spec)
+	require.Equal(t, "copyhook", b.sh(t, "cat d/config d/hooks/h"))
+	require.Equal(t, "copyx\n", b.sh(t, "at=$(readlink d/config); (cat d/config; echo x) > $at.lock; mv $at.lock $at; cat d/config"))
+	b.fails(t, `mv d/index d/config
+rm d/config
+ln -sf /tmp d/config
+mv d/config d/other
+mv d e
+echo x > d/hooks/h
+ln d/config d/other && echo x > d/other/x`, append([]string{"cross-device", "not permitted", "Not a directory"}, shut...)...)
+	_, err = b.FS().Write(t.Context(), sandbox.WriteRequest{Path: "d/config", Content: []byte("x")})
+	requireFault(t, err, sandbox.FaultProtected)
+	require.NoError(t, b.Close())
+	changed, err := os.ReadFile(kept)
+	require.NoError(t, err)
+	require.Equal(t, "copyx\n", string(changed))
+	real, err := os.ReadFile(b.host("d/config"))
+	require.NoError(t, err)
+	require.Equal(t, "config", string(real))
 }
 
 func protectBelowMissing(t *testing.T, s suite) {

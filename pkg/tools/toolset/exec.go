@@ -55,7 +55,7 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 				shell+
 				"There is no input to read: pass flags that keep programs from asking. "+
 				"Of output over 42,000 characters you get the beginning and the end, and where to read the rest. "+
-				"\"Read-only file system\" or \"Device or resource busy\" in the workspace means that the place, such as .git/config, is protected: leave it as it is. "+
+				"\"Read-only file system\" or \"Device or resource busy\" in the workspace means that the place, such as .git/hooks, is protected: leave it as it is. "+
 				"Prefer read, write, edit, list and grep for files.",
 			`{
 				"type": "object",

@@ -3,9 +3,12 @@
 package initd
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -23,19 +26,35 @@ func (v *view) protect() {
 	const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 	for _, dir := range v.config.Pinned {
 		v.Step("keep in its place " + dir.Path)
-		v.mountOnItself(dir.Path, attributes)
+		v.mountAt(dir.Path, dir.Path, attributes)
 	}
-	for _, place := range v.config.Protected {
+	for i, place := range v.config.Protected {
+		from := place.Path
+		if place.Link != "" {
+			from = "/" + linkName(i)
+		}
 		v.Step("protect " + place.Path)
-		v.mountOnItself(place.Path, attributes|unix.MOUNT_ATTR_RDONLY)
+		v.mountAt(from, place.Path, attributes|unix.MOUNT_ATTR_RDONLY)
 	}
 }
 
-// mountOnItself mounts a place in its own place. What somebody puts there in this moment is found
-// out by the self-test.
-func (v *view) mountOnItself(place string, attributes uint64) {
+// linkName is where the root has the link that a protected place shows.
+func linkName(i int) string { return "run/protected-" + strconv.Itoa(i) }
+
+// makeLinks makes the links that protected places show: in the root, where nobody changes them.
+func (v *view) makeLinks() {
+	for i, place := range v.config.Protected {
+		if place.Link != "" {
+			v.symlink(place.Link, linkName(i))
+		}
+	}
+}
+
+// mountAt mounts what is in one place, which may be a link itself, in another or the same. What
+// somebody puts there in this moment is found out by the self-test.
+func (v *view) mountAt(from, place string, attributes uint64) {
 	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_RECURSIVE | unix.AT_SYMLINK_NOFOLLOW
-	tree := v.Do(unix.SYS_OPEN_TREE, unix.AT_FDCWD, place, flags)
+	tree := v.Do(unix.SYS_OPEN_TREE, unix.AT_FDCWD, from, flags)
 	v.set(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attributes)
 	v.Do(unix.SYS_MOVE_MOUNT, tree, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	v.Do(unix.SYS_CLOSE, tree)
@@ -60,6 +79,12 @@ func testProtected(config wire.Config, all []mount) error {
 		at := path.Join(GuestWorkspace, place.Path)
 		if !slices.ContainsFunc(all, func(m mount) bool { return m.point == at }) {
 			return fmt.Errorf("%s is not protected", at)
+		}
+		if place.Link != "" {
+			if leads, err := os.Readlink(at); leads != place.Link {
+				return errors.Join(fmt.Errorf("%s leads to %q instead of %s", at, leads, place.Link), err)
+			}
+			continue
 		}
 		var stat unix.Stat_t
 		if err := unix.Lstat(at, &stat); err != nil {

@@ -319,6 +319,7 @@ func (v *view) makeGuests() {
 	for _, dir := range []string{"proc", "run", "var/tmp", "root"} {
 		v.mkdir(dir)
 	}
+	v.makeLinks()
 	for _, t := range slices.Concat(v.dirs, v.mounts) {
 		v.Step("place for /" + t.guest)
 		v.makePlace(t)

@@ -65,7 +65,7 @@ func ambient(capability int) func(*calls.List, func()) {
 // unpinned protects a place, but not the directory that it is in.
 func unpinned(l *calls.List, _ func()) {
 	v := &view{List: l}
-	v.mountOnItself("d/p", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
+	v.mountAt("d/p", "d/p", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
 }
 
 // Faults are all of them by name.

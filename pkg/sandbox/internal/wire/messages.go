@@ -40,6 +40,7 @@ const (
 // Place is something in a workspace, and which file or directory that is.
 type Place struct {
 	Path     string // relative to the workspace
+	Link     string // what a symbolic link that stands there leads to; "" when there is none
 	Dev, Ino uint64
 }
 

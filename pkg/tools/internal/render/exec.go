@@ -121,6 +121,9 @@ func endMarks(e *protocol.Execution) []string {
 	case e.ExitCode != 0:
 		marks = append(marks, fmt.Sprintf("[exit code %d]", e.ExitCode))
 	}
+	for _, note := range e.Notes {
+		marks = append(marks, "["+prose.Plain(note)+"]")
+	}
 	return marks
 }
 

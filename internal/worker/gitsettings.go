@@ -1,0 +1,87 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// copiesOf are the copies of git's settings of a lane's sandbox, in these places; nil without any.
+// What commands have set there stays when the sandbox is closed and opened again.
+func (s *sandboxes) copiesOf(l protocol.Lane, workspace, scratch string, places []string) *gitguard.Copies {
+	if len(places) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.settings[l] == nil {
+		s.settings[l] = gitguard.NewCopies(workspace, scratch, places)
+	}
+	return s.settings[l]
+}
+
+// copySettings has the sandbox see git's settings as they are now.
+func (b *box) copySettings(ctx context.Context) error {
+	if err := b.settings.Put(ctx); err != nil {
+		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
+	}
+	return nil
+}
+
+// notes are what there is to say of a command in a sandbox with protected places: which it ran
+// into, and which of git's settings it has made that nobody else gets. The others are taken over.
+func (s *sandboxes) notes(ctx context.Context, l protocol.Lane, cmd *sandbox.Cmd, r *sandbox.Result) (notes []string) {
+	b := s.box(l)
+	b.mu.Lock()
+	protect, settings := b.protect, b.settings
+	b.mu.Unlock()
+	if hint := protectedHint(protect, r); hint != "" {
+		notes = append(notes, hint)
+	}
+	if cmd.ReadOnly { // it changes nothing of the workspace
+		return notes
+	}
+	kept, err := settings.Take(context.WithoutCancel(ctx))
+	if err != nil {
+		s.options.Logger.WarnContext(ctx, "settings of git are not taken over", slog.String("lane", string(l)), slog.Any("error", err))
+		notes = append(notes, "Settings of git that were changed may hold in this sandbox alone.")
+	}
+	if len(kept) > 0 {
+		notes = append(notes, fmt.Sprintf("These settings of git hold in this sandbox alone, and are not in the user's repository: %s. "+
+			"If they are wanted there, say so: only the user can set them.", strings.Join(kept, ", ")))
+	}
+	return notes
+}
+
+// refusals are what the kernel says of changing a protected place.
+var refusals = []string{"Read-only file system", "Device or resource busy", "Invalid cross-device link", "EROFS", "EBUSY", "EXDEV"} //nolint:gochecknoglobals // a constant
+
+// protectedHint names the protected places of which a command says that it could not change them;
+// "" when it says so of none.
+func protectedHint(places []string, r *sandbox.Result) string {
+	said := string(r.Stderr.Data) + string(r.Stdout.Data)
+	var named []string
+	for line := range strings.Lines(said) {
+		for _, refusal := range refusals {
+			if !strings.Contains(line, refusal) {
+				continue
+			}
+			for _, place := range places {
+				if strings.Contains(line, place) {
+					named = append(named, place)
+				}
+			}
+		}
+	}
+	if len(named) == 0 {
+		return ""
+	}
+	slices.Sort(named)
+	return strings.Join(slices.Compact(named), ", ") + ": protected, can be read and not changed, moved or removed in this workspace, because programs of the user run what is there. Leave it as it is."
+}

@@ -1,0 +1,100 @@
+package worker_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// gitIn runs git as a person does.
+func gitIn(t *testing.T, dir, script string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", "-e", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + filepath.Dir(dir), "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=p", "GIT_AUTHOR_EMAIL=p@example.com",
+		"GIT_COMMITTER_NAME=p", "GIT_COMMITTER_EMAIL=p@example.com",
+	}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s\n%s", script, out)
+	return string(out)
+}
+
+// repositoryRig has a worker whose session works in place on a repository with a submodule.
+func repositoryRig(t *testing.T) (run func(script string) protocol.CommandRunResult, dir string) {
+	t.Helper()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("NOT TESTED: git is not installed")
+	}
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	if !o.Caps.Copies {
+		t.Skip("NOT TESTED: no place can show a link here")
+	}
+	dir, session := filepath.Join(t.TempDir(), "work"), protocol.NewSessionID()
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	gitIn(t, dir, "git init -q -b main; git commit -q --allow-empty -m first; git init -q -b main ../lib; git -C ../lib commit -q --allow-empty -m l; "+
+		"git -c protocol.file.allow=always submodule --quiet add \"$PWD/../lib\" lib; git commit -q -m lib; git -C lib remote set-url origin https://example.com/lib")
+	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
+	r.work(o)
+	run = func(script string) protocol.CommandRunResult {
+		t.Helper()
+		got := r.do(session, protocol.CommandRun{Command: "export GIT_AUTHOR_NAME=s GIT_AUTHOR_EMAIL=s@example.com GIT_COMMITTER_NAME=s GIT_COMMITTER_EMAIL=s@example.com\n" + script})
+		requireOK(t, got)
+		return value[protocol.CommandRunResult](t, got)
+	}
+	return run, dir
+}
+
+// TestIsolated_GitWorksInARepositoryInPlace does what people do with git, where its settings are
+// protected.
+func TestIsolated_GitWorksInARepositoryInPlace(t *testing.T) {
+	t.Parallel()
+	run, dir := repositoryRig(t)
+	for _, script := range []string{
+		"git remote add up https://example.com/up.git && git remote get-url up",
+		"git init -q --bare -b main /tmp/b && git push -q /tmp/b main && git fetch -q /tmp/b main:refs/remotes/up/main && git switch -q --track -c topic up/main",
+		"git commit -q --allow-empty -m topic && git branch -q --unset-upstream && git branch -q -u up/main && git switch -q main && git branch -q -D topic",
+		"git worktree add -q wt && git -C wt commit -q --allow-empty -m wt && git worktree remove wt",
+		"cd lib && git remote add up git@example.com:lib.git && git commit -q --allow-empty -m more && cd .. && git submodule status && git add lib && git commit -q -m more",
+		"git -c protocol.file.allow=always submodule --quiet add /tmp/b second && git commit -q -m second && git submodule update --init",
+		"git switch -q -c other up/main",
+		"git stash && git rebase -q main && git gc -q && git fsck",
+	} {
+		got := run("{ " + script + "; } 2>&1")
+		require.Zero(t, got.ExitCode, "%s\n%s", script, got.Stdout)
+	}
+	settings := gitIn(t, dir, "git config --local --list; git -C lib config --local --list")
+	require.Contains(t, settings, "remote.up.url=https://example.com/up.git\n")
+	require.Contains(t, settings, "remote.up.url=git@example.com:lib.git\n")
+	require.Contains(t, settings, "branch.other.merge=refs/heads/main\n")
+	require.NotContains(t, settings, "branch.topic")
+	gitIn(t, dir, "git status; git log --oneline | grep second; git -C lib log --oneline | grep more")
+}
+
+// TestIsolated_SettingsThatRunProgramsStayInTheSandbox also tells of places that a command could
+// not change.
+func TestIsolated_SettingsThatRunProgramsStayInTheSandbox(t *testing.T) {
+	t.Parallel()
+	run, dir := repositoryRig(t)
+	before := gitIn(t, dir, "cat .git/config .git/modules/lib/config")
+	got := run("git config core.hooksPath hooks && git config user.name s && git -C lib config core.fsmonitor 'touch ran; true' && git config core.hooksPath && git -C lib config core.fsmonitor")
+	require.Zero(t, got.ExitCode, "%s", got.Stderr)
+	require.Equal(t, "hooks\ntouch ran; true\n", string(got.Stdout))
+	require.Len(t, got.Notes, 1)
+	require.Contains(t, got.Notes[0], ".git/config: core.hookspath, .git/config: user.name, .git/modules/lib/config: core.fsmonitor.")
+	got = run("echo x > .git/hooks/pre-commit; mv .git/config .git/other; rm -r .git/modules/lib/hooks; echo x > .git/commondir")
+	require.Len(t, got.Notes, 1)
+	require.Contains(t, got.Notes[0], ".git/commondir, .git/config, .git/hooks, .git/modules/lib/hooks: protected")
+	require.Empty(t, run("git status").Notes)
+	require.Equal(t, before, gitIn(t, dir, "cat .git/config .git/modules/lib/config"))
+	gitIn(t, dir, "git config user.name person") // replaces the file
+	require.Equal(t, "hooks\n", string(run("git config core.hooksPath").Stdout))
+	require.Equal(t, "s\n", string(run("git config user.name").Stdout))
+	require.Equal(t, "person\n", gitIn(t, dir, "git config user.name"))
+}
