@@ -31,21 +31,21 @@ func (v *view) protect() {
 	for i, place := range v.config.Protected {
 		from := place.Path
 		if place.Link != "" {
-			from = "/" + linkName(i)
+			from = "/" + shownLink(i)
 		}
 		v.Step("protect " + place.Path)
 		v.mountAt(from, place.Path, attributes|unix.MOUNT_ATTR_RDONLY)
 	}
 }
 
-// linkName is where the root has the link that a protected place shows.
-func linkName(i int) string { return "run/protected-" + strconv.Itoa(i) }
+// shownLink is where the root has the link that a protected place shows.
+func shownLink(i int) string { return "run/protected-" + strconv.Itoa(i) }
 
 // makeLinks makes the links that protected places show: in the root, where nobody changes them.
 func (v *view) makeLinks() {
 	for i, place := range v.config.Protected {
 		if place.Link != "" {
-			v.symlink(place.Link, linkName(i))
+			v.symlink(place.Link, shownLink(i))
 		}
 	}
 }
