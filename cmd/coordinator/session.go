@@ -17,9 +17,9 @@ type sessionCommand struct {
 	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
 	cli.Login
 	Fleet   string        `default:"tf" help:"Name of the fleet."`
-	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm."`
+	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm and pull."`
 	JSON    bool          `name:"json" help:"Print JSON."`
-	Timeout time.Duration `default:"60s" help:"How long it may take."`
+	Timeout time.Duration `default:"60s" help:"How long it may take; attach has no bound."`
 
 	Ls struct {
 		Limit int `default:"100" help:"Most sessions to print."`
@@ -27,6 +27,19 @@ type sessionCommand struct {
 	Show struct {
 		ID string `arg:"" help:"Id of the session."`
 	} `cmd:"" help:"Show a session with its turns."`
+	Log struct {
+		ID string `arg:"" help:"Id of the session."`
+	} `cmd:"" help:"Print a session as run shows it: what was asked, said and done."`
+	Export struct {
+		ID string `arg:"" help:"Id of the session."`
+	} `cmd:"" help:"Print a session's journal, each event as a line of JSON."`
+	Pull   sessionPull `cmd:"" help:"Bring a session's workspace, or what changed of it, into a directory."`
+	Cancel struct {
+		ID string `arg:"" help:"Id of the session."`
+	} `cmd:"" help:"End a session's turns that run or wait, with the calls that run for them."`
+	Attach struct {
+		ID string `arg:"" help:"Id of the session."`
+	} `cmd:"" help:"Follow the turn that a serving coordinator runs, as submit does; leaving it stops nothing."`
 	Rm sessionRemove `cmd:"" help:"Remove a session: journal, workspace, results and kept outputs. Done again it completes what was cut short."`
 }
 
@@ -55,6 +68,12 @@ func (c *sessionCommand) commands() map[string]command {
 		"session ls":        sessionVerb{c, nil, c.list},
 		"session show <id>": sessionVerb{c, &c.Show.ID, c.show},
 		"session rm <id>":   sessionVerb{c, &c.Rm.ID, c.remove},
+
+		"session log <id>":        sessionVerb{c, &c.Log.ID, c.log},
+		"session export <id>":     sessionVerb{c, &c.Export.ID, c.export},
+		"session cancel <id>":     sessionVerb{c, &c.Cancel.ID, c.cancel},
+		"session attach <id>":     sessionVerb{c, &c.Attach.ID, c.attach},
+		"session pull <id> <dir>": sessionVerb{c, &c.Pull.ID, c.pull},
 	}
 }
 
@@ -62,6 +81,9 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 	desk, err := v.check()
 	if err != nil {
 		return err
+	}
+	if v.id == &v.command.Attach.ID { // a turn takes as long as it does
+		return v.act(ctx, p, desk)
 	}
 	ctx, cancel := context.WithTimeout(ctx, v.command.Timeout)
 	defer cancel()

@@ -22,7 +22,8 @@ import (
 type submitCommand struct {
 	existingFleet
 
-	Model string `placeholder:"M" help:"Model, one that the coordinators serve. Default: theirs."`
+	Model  string `placeholder:"M" help:"Model, one that the coordinators serve. Default: theirs."`
+	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull brings the workspace back."`
 
 	turnFlags
 	policyFlags
@@ -69,6 +70,9 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 		if remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect); err != nil {
 			return err
 		}
+	}
+	if c.Detach {
+		return c.leave(ctx, p, fl, c.call(turn, policies, project), turn.workspace)
 	}
 	answers := newAnswers(p, fl, show)
 	defer answers.close()

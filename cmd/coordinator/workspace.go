@@ -1,7 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,8 +27,9 @@ import (
 type remoteWorkspace struct {
 	fleet   *fleet.Fleet
 	session protocol.SessionID
+	pool    protocol.Pool
 	dir     string
-	base    snapshot.Manifest // what the directory was when it was copied
+	base    snapshot.Manifest // what the two had when they were last the same; nil when nobody knows
 	protect []string          // places of it that stay as they are
 }
 
@@ -44,7 +49,7 @@ func importWorkspace(
 		}
 		protect = places.Protect
 	}
-	w := &remoteWorkspace{fleet: f, session: session, dir: dir, protect: protect}
+	w := &remoteWorkspace{fleet: f, session: session, pool: protocol.DefaultPool, dir: dir, protect: protect}
 	blobs, err := f.JS.ObjectStore(ctx, f.Name.BlobsBucket())
 	if err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
@@ -69,7 +74,15 @@ func importWorkspace(
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { _ = blobs.Delete(context.WithoutCancel(ctx), name) }() // it ages out otherwise
-	return w, w.call(ctx, protocol.WorkspaceImport{Blob: name}, protocol.Exclusive)
+	value, err := w.call(ctx, protocol.WorkspaceImport{Blob: name}, protocol.Exclusive)
+	if err != nil {
+		return nil, err
+	}
+	if imported, is := value.(protocol.WorkspaceImportResult); is && imported.Files == 0 && len(w.base) > 0 {
+		w.base, err = w.loadBase(ctx) // the session has worked in it before, and keeps what it has
+		return w, err
+	}
+	return w, w.keepBase(ctx)
 }
 
 func (w *remoteWorkspace) blob() string {
@@ -77,54 +90,121 @@ func (w *remoteWorkspace) blob() string {
 }
 
 // call has a worker do something with the whole workspace.
-func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, access protocol.Access) error {
+func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, access protocol.Access) (protocol.Value, error) {
 	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: w.session, Tool: string(payload.Kind()), Pool: protocol.DefaultPool,
+		ID: protocol.RandomCallID(), SessionID: w.session, Tool: string(payload.Kind()), Pool: w.pool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(w.session)), Access: access}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(transferTimeout), Payload: payload,
 	}
 	result, err := w.fleet.Dispatcher.One(ctx, &call)
 	if err != nil {
-		return fmt.Errorf("%s: %w", payload.Kind(), err)
+		return nil, fmt.Errorf("%s: %w", payload.Kind(), err)
 	}
 	if result.Error != nil {
-		return fmt.Errorf("%s: %w", payload.Kind(), result.Error)
+		return nil, fmt.Errorf("%s: %w", payload.Kind(), result.Error)
 	}
-	return nil
+	return result.Value, nil
 }
 
 // sync brings what changed in the sandbox back into the directory. What was
 // changed on both sides stays as it is here, and is told to warn.
-func (w *remoteWorkspace) sync(ctx context.Context, warn func(string)) (err error) {
+func (w *remoteWorkspace) sync(ctx context.Context, warn func(string)) error {
+	changes, err := w.fetch(ctx)
+	if err == nil {
+		tellChanges(changes, warn)
+	}
+	return err
+}
+
+// fetch is sync without telling.
+func (w *remoteWorkspace) fetch(ctx context.Context) (changes snapshot.Changes, err error) {
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
 	name := w.blob()
-	if err := w.call(ctx, protocol.WorkspaceExport{Blob: name}, protocol.Shared); err != nil {
-		return fmt.Errorf("bring the workspace back: %w", err)
+	if _, err := w.call(ctx, protocol.WorkspaceExport{Blob: name}, protocol.Shared); err != nil {
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	blobs, err := w.fleet.JS.ObjectStore(ctx, w.fleet.Name.BlobsBucket())
 	if err != nil {
-		return fmt.Errorf("bring the workspace back: %w", err)
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	archive, err := natsio.GetObject(ctx, blobs, name)
 	if err != nil {
-		return fmt.Errorf("bring the workspace back: %w", err)
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	defer func() { err = errors.Join(err, archive.Close(), blobs.Delete(ctx, name)) }()
-	root, err := os.OpenRoot(w.dir)
+	if changes, err = syncInto(ctx, w.dir, w.base, archive, w.protect); err != nil {
+		return changes, err
+	}
+	w.base = changes.Archive
+	return changes, w.keepBase(ctx)
+}
+
+// syncInto brings what changed in an archive since base into a directory.
+func syncInto(ctx context.Context, dir string, base snapshot.Manifest, archive io.Reader, protect []string) (changes snapshot.Changes, err error) {
+	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return fmt.Errorf("bring the workspace back: %w", err)
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	changes, err := snapshot.Sync(ctx, root, w.base, archive, &snapshot.Options{Protect: w.protect})
-	if err != nil {
-		return fmt.Errorf("bring the workspace back: %w", err)
+	if changes, err = snapshot.Sync(ctx, root, base, archive, &snapshot.Options{Protect: protect}); err != nil {
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
+	return changes, nil
+}
+
+// tellChanges tells what was left as it is.
+func tellChanges(changes snapshot.Changes, warn func(string)) {
 	if len(changes.Conflicts) > 0 {
-		warn("changed here and in the session, left as they are here: " + strings.Join(changes.Conflicts, ", "))
+		saved := ""
+		if len(changes.Theirs) > 0 {
+			saved = "; what the session has of it is in " + strings.Join(changes.Theirs, ", ")
+		}
+		warn("changed here and in the session, left as they are here: " + strings.Join(changes.Conflicts, ", ") + saved)
 	}
 	if len(changes.Protected) > 0 {
 		warn("protected, left as they are here (--protect says what is): " + strings.Join(changes.Protected, ", "))
 	}
+}
+
+// baseName names the object that says what the two had when they were last the same: of this
+// directory on this host, since another one may have something else.
+func (w *remoteWorkspace) baseName() string {
+	host, _ := os.Hostname() // only a name
+	sum := sha256.Sum256([]byte(host + "\x00" + w.dir))
+	return "workspace/" + string(w.session) + "/base-" + hex.EncodeToString(sum[:8])
+}
+
+// keepBase stores the base. Whoever brings changes back later, or again, then knows which side
+// changed what.
+func (w *remoteWorkspace) keepBase(ctx context.Context) error {
+	encoded, err := json.Marshal(w.base)
+	if err != nil {
+		return fmt.Errorf("remember the workspace: %w", err)
+	}
+	if _, err := natsio.PutObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), w.baseName(), bytes.NewReader(encoded)); err != nil {
+		return fmt.Errorf("remember the workspace: %w", err)
+	}
 	return nil
+}
+
+// loadBase returns the base that is stored; nil when there is none, or not any more. Then
+// everything that differs counts as changed on both sides, and nothing is lost.
+func (w *remoteWorkspace) loadBase(ctx context.Context) (base snapshot.Manifest, err error) {
+	blobs, err := w.fleet.JS.ObjectStore(ctx, w.fleet.Name.BlobsBucket())
+	if err != nil {
+		return nil, fmt.Errorf("look for what the workspace was: %w", err)
+	}
+	object, err := natsio.GetObject(ctx, blobs, w.baseName())
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for what the workspace was: %w", err)
+	}
+	defer func() { err = errors.Join(err, object.Close()) }()
+	if err := json.NewDecoder(object).Decode(&base); err != nil {
+		return nil, fmt.Errorf("look for what the workspace was: %w", err)
+	}
+	return base, nil
 }

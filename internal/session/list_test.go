@@ -144,7 +144,7 @@ func TestLocal_SessionsAreDirectories(t *testing.T) {
 	require.Empty(t, list)
 	require.Zero(t, leftOut)
 	for i, id := range []protocol.SessionID{"old", "open", "new"} {
-		f, err := l.open(t.Context(), id)
+		f, err := fleet.Connect(t.Context(), fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "test", Logger: l.Logger})
 		require.NoError(t, err)
 		outcome := loop.OutcomeAnswered
 		if id == "open" {
@@ -182,7 +182,7 @@ func TestLocal_SessionsAreDirectories(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, leftOut)
 
-	running, err := l.open(t.Context(), "old")
+	running, err := l.Open(t.Context(), "old")
 	require.NoError(t, err)
 	info, err := l.Show(t.Context(), "old")
 	require.NoError(t, err)

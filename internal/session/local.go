@@ -72,16 +72,13 @@ func (Local) sort(list []Info) {
 
 // Show is [Reader.Show].
 func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
-	if _, err := os.Stat(filepath.Join(l.dir(id), fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
-		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
-	}
 	size, changed := l.measure(id)
-	f, err := l.open(ctx, id)
-	if errors.Is(err, embedded.ErrInUse) {
+	f, err := l.Open(ctx, id)
+	if errors.Is(err, ErrBusy) {
 		return &Info{SessionID: id, State: StateInUse, UpdatedAt: changed, DiskBytes: size}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("session %s: %w", id, err)
+		return nil, err
 	}
 	defer f.Close()
 	reader, err := NewReader(ctx, f.NC, l.Fleet)
@@ -93,6 +90,40 @@ func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
 		info.DiskBytes = size
 	}
 	return info, err
+}
+
+// Open starts the session's own server. The error wraps [ErrNone] when there is no such session, and
+// [ErrBusy] when a process runs it.
+func (l Local) Open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, error) {
+	if _, err := os.Stat(filepath.Join(l.dir(id), fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
+		return nil, fmt.Errorf("session %s: %w", id, ErrNone)
+	}
+	f, err := fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
+	if errors.Is(err, embedded.ErrInUse) {
+		return nil, fmt.Errorf("session %s: %w: a process of this machine runs it, and alone reads its journal", id, ErrBusy)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	return f, nil
+}
+
+// Workspace returns the directory of a session's workspace. One that works on a directory of the
+// user's has none of its own, which is an error that names that directory.
+func (l Local) Workspace(ctx context.Context, id protocol.SessionID) (string, error) {
+	dir := filepath.Join(l.dir(id), "sandboxes", string(id), "workspace")
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return dir, err
+	}
+	info, err := l.Show(ctx, id)
+	switch {
+	case err != nil:
+		return "", err
+	case info.Workspace != "":
+		return "", fmt.Errorf("session %s works on %s itself: what it changed is there", id, info.Workspace)
+	default:
+		return "", fmt.Errorf("session %s has no workspace of its own", id)
+	}
 }
 
 // Remove is the function [Remove] for a session of this machine: its directory is removed.
@@ -120,11 +151,6 @@ func (l Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (R
 }
 
 func (l Local) dir(id protocol.SessionID) string { return filepath.Join(l.Dir, string(id)) }
-
-// open starts the session's own server.
-func (l Local) open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, error) {
-	return fleet.Connect(ctx, fleet.Options{Name: l.Fleet, Data: l.dir(id), Client: "coordinator session", Logger: l.Logger})
-}
 
 // measure returns the size of a session's directory, and when a message was stored last, or it was
 // made.

@@ -185,43 +185,42 @@ func (r *remover) journal(ctx context.Context) error {
 // calls cancels what is unfinished and waits for its end.
 func (r *remover) calls(ctx context.Context) error {
 	for _, p := range r.places() {
-		cancelled := map[protocol.CallID]bool{}
-		for {
-			calls, err := r.unfinished(ctx, p)
-			if err != nil {
-				return err
-			}
-			if len(calls) == 0 {
-				break
-			}
-			for i := range slices.Backward(calls) { // the last first, so that none starts because one before it was stopped
-				if id := calls[i].CallID; !cancelled[id] {
-					cancelled[id] = true
-					if err := r.operator.Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, operator.ErrNoCall) && !errors.Is(err, operator.ErrNoLane) {
-						return err
-					}
-				}
-			}
-			if !pause.For(ctx, lookPeriod) {
-				return fmt.Errorf("%d calls of lane %s have not ended yet: %w", len(calls), p.lane, ctx.Err())
-			}
+		if _, err := r.cancel(ctx, p); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+// cancel cancels what is unfinished of a lane, and waits for its end.
+func (r *remover) cancel(ctx context.Context, p place) (cancelled []protocol.CallID, err error) {
+	for {
+		calls, err := r.unfinished(ctx, p)
+		if err != nil || len(calls) == 0 {
+			return cancelled, err
+		}
+		for i := range slices.Backward(calls) { // the last first, so that none starts because one before it was stopped
+			id := calls[i].CallID
+			if slices.Contains(cancelled, id) {
+				continue
+			}
+			cancelled = append(cancelled, id)
+			if err := r.operator.Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, operator.ErrNoCall) && !errors.Is(err, operator.ErrNoLane) {
+				return cancelled, err
+			}
+		}
+		if !pause.For(ctx, lookPeriod) {
+			return cancelled, fmt.Errorf("%d calls of lane %s have not ended yet: %w", len(calls), p.lane, ctx.Err())
+		}
+	}
+}
+
 // workspace has a worker remove the workspace, if there is one.
 func (r *remover) workspace(ctx context.Context) error {
-	places, err := r.fleet.JS.KeyValue(ctx, r.fleet.Name.PlacesBucket())
-	if err != nil {
-		return fmt.Errorf("open bucket %s: %w", r.fleet.Name.PlacesBucket(), err)
+	if there, err := HasWorkspace(ctx, r.fleet, r.id); err != nil || !there {
+		return err
 	}
 	key := protocol.SandboxKey(string(r.id))
-	if _, err := places.Get(ctx, string(key.Lane().Hash())); errors.Is(err, jetstream.ErrKeyNotFound) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("look for the workspace: %w", err)
-	}
 	call := protocol.Call{
 		ID: protocol.RandomCallID(), SessionID: r.id, Tool: string(protocol.KindWorkspaceRemove), Pool: r.options.Pool,
 		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}},
@@ -236,6 +235,22 @@ func (r *remover) workspace(ctx context.Context) error {
 	}
 	r.removed.Workspace = true
 	return nil
+}
+
+// HasWorkspace reports whether a session has a workspace in the fleet.
+func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (bool, error) {
+	places, err := f.JS.KeyValue(ctx, f.Name.PlacesBucket())
+	if err != nil {
+		return false, fmt.Errorf("open bucket %s: %w", f.Name.PlacesBucket(), err)
+	}
+	_, err = places.Get(ctx, string(protocol.SandboxKey(string(id)).Lane().Hash()))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for the workspace: %w", err)
+	}
+	return true, nil
 }
 
 // released waits until no worker holds the session's lanes. As long as one does, a settled call

@@ -52,6 +52,9 @@ func (v *View) textDelta(e *loop.Event) {
 func (v *View) modelReply(e *loop.Event) {
 	if v.reply.turn != e.Turn || v.reply.step != e.Step {
 		v.endReply()
+		if e.Reasoning != nil { // none of it was streamed
+			v.reasoningDelta(&loop.Event{Turn: e.Turn, Step: e.Step, Text: e.Reasoning.Text})
+		}
 	}
 	if v.live != nil {
 		v.reply.said.Reset()

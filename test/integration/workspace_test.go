@@ -99,6 +99,6 @@ func TestFleet_ConflictIsLeftAlone(t *testing.T) {
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "both.txt")))
 	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, "only.txt")))
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "ours.txt")))
-	require.Regexp(t, `changed here and in the session, left as they are here: both\.txt\n`, p.stderr)
+	require.Regexp(t, `changed here and in the session, left as they are here: both\.txt; what the session has of it is in both\.txt\.toolfleet-theirs\n`, p.stderr)
 	require.Equal(t, "Changed.\n", p.stdout.String())
 }

@@ -108,15 +108,16 @@ func TestLaw_SyncIsAThreeWayMerge(t *testing.T) {
 				build(t, roots[i], want)
 			}
 			_, manifest, _ := pack(t, roots[0], nil)
-			data, _, _ := pack(t, roots[1], nil)
+			data, packed, _ := pack(t, roots[1], nil)
 			changes, err := snapshot.Sync(t.Context(), roots[2], manifest, bytes.NewReader(data), nil)
 			require.NoError(rt, err)
+			require.Equal(rt, packed, changes.Archive, "the base of the next one")
 			result := content(t, roots[2])
 			checkMerge(rt, merged{base.filled(), remote.filled(), local.filled(), result, changes})
 
 			again, err := snapshot.Sync(t.Context(), roots[2], manifest, bytes.NewReader(data), nil)
 			require.NoError(rt, err)
-			require.Equal(rt, snapshot.Changes{Conflicts: changes.Conflicts, Theirs: changes.Theirs}, again)
+			require.Equal(rt, snapshot.Changes{Conflicts: changes.Conflicts, Theirs: changes.Theirs, Archive: changes.Archive}, again)
 			require.Equal(rt, result, content(t, roots[2]))
 		})
 	})
@@ -144,7 +145,7 @@ func checkMerge(t require.TestingT, m merged) {
 		require.Equal(t, m.remote, m.result)
 	}
 	if equalTrees(m.remote, m.base) {
-		require.Empty(t, m.changes)
+		require.Equal(t, snapshot.Changes{Archive: m.changes.Archive}, m.changes)
 		require.Equal(t, m.local, m.result)
 	}
 }

@@ -26,6 +26,8 @@ type Changes struct {
 	Protected []string
 	// Theirs are the files that hold what the archive has for conflicts.
 	Theirs []string
+	// Archive is what the archive has: the base of the next Sync of the two.
+	Archive Manifest
 }
 
 // Sync brings into root what changed in the archive r since base, which is what root
@@ -72,6 +74,7 @@ func sync(ctx context.Context, root *os.Root, base Manifest, r io.Reader, opts O
 		modes: map[string]fs.FileMode{}, conflicts: map[string]bool{},
 	}
 	err = m.run(ctx)
+	m.changes.Archive = theirs
 	for _, list := range []*[]string{&m.changes.Written, &m.changes.Removed, &m.changes.Conflicts, &m.changes.Theirs, &m.changes.Protected} {
 		slices.Sort(*list)
 		*list = slices.Compact(*list)

@@ -105,7 +105,7 @@ func TestLocked_SyncChangesWhatIsInside(t *testing.T) {
 	changes, err := snapshot.Sync(t.Context(), root, base, bytes.NewReader(data), nil)
 	require.NoError(t, err)
 	require.Equal(t, snapshot.Changes{
-		Written: []string{"d/e/g", "d/f"}, Removed: []string{"d/e/f", "d/gone"},
+		Written: []string{"d/e/g", "d/f"}, Removed: []string{"d/e/f", "d/gone"}, Archive: want,
 	}, changes)
 	_, got, _ := pack(t, root, nil)
 	require.Equal(t, want, got)

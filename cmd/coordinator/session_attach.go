@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// attach follows the turn of a session that runs, or waits for a coordinator, as submit does, and
+// shows the last one of a session whose turns have ended. Leaving it stops nothing.
+func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk) error {
+	if c.Nats == "" {
+		return cli.Usagef("--nats: is missing; a session of this machine alone is shown by the process that runs it, and by session log")
+	}
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	f, err := c.connect(ctx, p, natsio.CallRights(desk.fleet, protocol.SessionPool), natsio.LaneRights(desk.fleet, protocol.SessionPool))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	show := newView(p, c.JSON)
+	answers := newAnswers(p, f, show.warn)
+	defer answers.close()
+	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.ask(ctx, e) }, seen: map[string]bool{}}
+	result, err := a.follow(ctx)
+	if ctx.Err() != nil {
+		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "left; the turn goes on (session cancel ends it)"}
+	}
+	if err != nil {
+		return err
+	}
+	return finish(ctx, show, desk.id, result, nil, watchGit(ctx, "", show.warn))
+}
+
+// lookAgain is how often the journal is looked at for what no live event has told.
+const lookAgain = time.Second
+
+// attached shows the last turn of a session: each event once, live or from the journal, whichever
+// has it first.
+type attached struct {
+	fleet *fleet.Fleet
+	desk  sessionDesk
+	show  func(loop.Event)
+	asked func(loop.Event)
+
+	mu     sync.Mutex // live events come from another goroutine
+	turn   int        // 0 until it is known
+	seen   map[string]bool
+	result *loop.TurnResult // nil until the turn has ended
+}
+
+// follow shows the turn until it has ended.
+func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
+	watch, err := lane.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *protocol.Frame) {
+		var e loop.Event
+		if f.Kind == protocol.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
+			a.live(e)
+		}
+	})
+	if err != nil {
+		return loop.TurnResult{}, err
+	}
+	defer watch.Stop()
+	for {
+		waits, err := a.waits(ctx) // before the journal, which then tells of its turn or of its end
+		if err != nil {
+			return loop.TurnResult{}, err
+		}
+		history, err := journalOf(ctx, a.fleet, a.desk)
+		if err != nil && !(waits && errors.Is(err, session.ErrNone)) {
+			return loop.TurnResult{}, err
+		}
+		if result := a.journaled(history.Events, waits); result != nil {
+			return *result, nil
+		}
+		if !pause.For(ctx, lookAgain) {
+			return loop.TurnResult{}, ctx.Err()
+		}
+	}
+}
+
+// waits reports whether a call asks for a turn that has not ended.
+func (a *attached) waits(ctx context.Context) (bool, error) {
+	o, err := operator.New(ctx, a.fleet.NC, a.fleet.Name)
+	if err != nil {
+		return false, err
+	}
+	view, err := o.Show(ctx, protocol.SessionPool, serve.Key(a.desk.id).Lane(), 1)
+	if errors.Is(err, operator.ErrNoLane) {
+		return false, nil
+	}
+	return err == nil && len(view.Calls) > 0, err
+}
+
+// journaled shows what is new of the turn, and returns how it has ended.
+func (a *attached) journaled(events []loop.Event, waits bool) *loop.TurnResult {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	begin := -1
+	for i := range events {
+		if events[i].Type == loop.EventTurnStarted && (a.turn == 0 || events[i].Turn == a.turn) {
+			begin = i
+		}
+	}
+	if begin < 0 {
+		return nil
+	}
+	turn := events[begin:]
+	end := slices.IndexFunc(turn, func(e loop.Event) bool { return e.Type == loop.EventTurnEnded })
+	if end >= 0 && waits && a.turn == 0 {
+		return nil // another turn is about to begin
+	}
+	if end >= 0 {
+		turn = turn[:end+1]
+	}
+	a.turn = turn[0].Turn
+	if begin == 1 {
+		a.once(events[0])
+	}
+	for _, e := range turn {
+		a.once(e)
+	}
+	return a.result
+}
+
+// live shows a live event of the turn.
+func (a *attached) live(e loop.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.turn == 0 && e.Type == loop.EventTurnStarted {
+		a.turn = e.Turn
+	}
+	if e.Turn != a.turn || a.turn == 0 {
+		return
+	}
+	if e.Type == loop.EventApprovalAsked {
+		a.asked(e)
+	}
+	a.once(e)
+}
+
+// once shows an event, unless it has been shown, or is a piece of a reply that has been.
+func (a *attached) once(e loop.Event) {
+	key := func(t loop.EventType) string { return fmt.Sprintf("%s %d.%d.%d %s", t, e.Turn, e.Step, e.Index, e.Job) }
+	switch e.Type {
+	case loop.EventTextDelta, loop.EventReasoningDelta:
+		if !a.seen[key(loop.EventModelReply)] {
+			a.show(e)
+		}
+		return
+	case loop.EventToolQueued, loop.EventToolRunning:
+		if !a.seen[key(loop.EventToolResult)] {
+			a.show(e)
+		}
+		return
+	default:
+	}
+	if a.seen[key(e.Type)] {
+		return
+	}
+	a.seen[key(e.Type)] = true
+	a.show(e)
+	if e.Type == loop.EventTurnEnded {
+		a.result = &loop.TurnResult{Turn: e.Turn, Outcome: loop.Outcome(e.Status), Text: e.Text, Steps: e.Step, Error: e.Error}
+		if e.Usage != nil {
+			a.result.Usage = *e.Usage
+		}
+	}
+}

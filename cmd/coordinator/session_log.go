@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+)
+
+// reach connects to the fleet that has the session: that of the flags, or the session's own.
+func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (*fleet.Fleet, error) {
+	if c.Nats != "" {
+		return c.connect(ctx, p)
+	}
+	local, err := c.local(p, desk)
+	if err != nil {
+		return nil, err
+	}
+	return local.Open(ctx, desk.id)
+}
+
+// history loads the journal of a session that exists.
+func (c *sessionCommand) history(ctx context.Context, p program, desk sessionDesk) (loop.History, error) {
+	f, err := c.reach(ctx, p, desk)
+	if err != nil {
+		return loop.History{}, err
+	}
+	defer f.Close()
+	return journalOf(ctx, f, desk)
+}
+
+func journalOf(ctx context.Context, f *fleet.Fleet, desk sessionDesk) (loop.History, error) {
+	history, err := f.Journal.Load(ctx, desk.id)
+	if err == nil && len(history.Events) == 0 {
+		err = fmt.Errorf("session %s: %w", desk.id, session.ErrNone)
+	}
+	return history, err
+}
+
+// log prints a session as run shows it, with --json as run --json does.
+func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) error {
+	history, err := c.history(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	printed := newJSONEvents(p.Stdout)
+	observe := printed.observe
+	if !c.JSON {
+		observe = terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)}).Observe
+	}
+	for _, e := range history.Events {
+		observe(e)
+	}
+	return printed.failed
+}
+
+// export prints the journal whole: each event as it is stored, one a line.
+func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
+	history, err := c.history(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	encoder := json.NewEncoder(p.Stdout)
+	encoder.SetEscapeHTML(false)
+	for _, e := range history.Events {
+		if err := encoder.Encode(e); err != nil {
+			return fmt.Errorf("print the journal: %w", err)
+		}
+	}
+	return nil
+}

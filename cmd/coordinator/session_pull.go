@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+type sessionPull struct {
+	ID  string `arg:"" help:"Id of the session."`
+	Dir string `arg:"" help:"Directory that gets the workspace; it is made if it is missing. One that has something gets what the session changed, and keeps what was changed on both sides."`
+}
+
+// pulled is what a pull prints with --json.
+type pulled struct {
+	Dir       string   `json:"dir"`
+	Written   []string `json:"written"`
+	Removed   []string `json:"removed"`
+	Conflicts []string `json:"conflicts"`
+	Theirs    []string `json:"theirs"`
+	Protected []string `json:"protected"`
+}
+
+// pull brings a session's workspace into a directory.
+func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) error {
+	dir, err := filepath.Abs(c.Pull.Dir)
+	if err != nil {
+		return fmt.Errorf("DIR %s: %w", c.Pull.Dir, err)
+	}
+	fetch, done, err := c.source(ctx, p, desk, dir)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does; the umask says who else may read it
+		return fmt.Errorf("DIR: %w", err)
+	}
+	warn := func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) }
+	git := watchGit(ctx, dir, warn)
+	changes, err := fetch(ctx)
+	if err != nil {
+		return err
+	}
+	git.tell(git.findings(ctx))
+	if c.JSON {
+		list := func(names []string) []string { return append([]string{}, names...) }
+		return printJSON(p, pulled{
+			dir, list(changes.Written), list(changes.Removed), list(changes.Conflicts), list(changes.Theirs), list(changes.Protected),
+		})
+	}
+	tellChanges(changes, warn)
+	_, err = fmt.Fprintf(p.Stdout, "%s: %s written, %d removed\n", dir, terminal.Plural(len(changes.Written), "path"), len(changes.Removed))
+	return err
+}
+
+// source says how the workspace is fetched into a directory, and what ends that.
+func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk, dir string) (fetch func(context.Context) (snapshot.Changes, error), done func(), err error) {
+	empty, err := isEmpty(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	protect := []string{}
+	if !empty {
+		places, err := gitguard.Protected(ctx, dir)
+		if err != nil {
+			return nil, nil, err
+		}
+		protect = places.Protect
+	}
+	if c.Nats == "" {
+		local, err := c.local(p, desk)
+		if err != nil {
+			return nil, nil, err
+		}
+		from, err := local.Workspace(ctx, desk.id)
+		return func(ctx context.Context) (snapshot.Changes, error) { return copyInto(ctx, from, dir, protect) }, func() {}, err
+	}
+	f, err := c.connect(ctx, p, natsio.CallRights(desk.fleet, desk.pool))
+	if err != nil {
+		return nil, nil, err
+	}
+	there, err := session.HasWorkspace(ctx, f, desk.id)
+	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect}
+	switch {
+	case err != nil:
+	case !there:
+		err = fmt.Errorf("session %s has no workspace in fleet %s", desk.id, desk.fleet)
+	case !empty:
+		w.base, err = w.loadBase(ctx)
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return w.fetch, f.Close, nil
+}
+
+// isEmpty reports whether a directory has nothing in it, or is not there.
+func isEmpty(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("DIR: %w", err)
+	}
+	return len(entries) == 0, nil
+}
+
+// copyInto brings a directory of this machine into another one. Nobody knows when the two were the
+// same, so what differs stays as it is.
+func copyInto(ctx context.Context, from, dir string, protect []string) (changes snapshot.Changes, err error) {
+	root, err := os.OpenRoot(from)
+	if err != nil {
+		return changes, fmt.Errorf("open the workspace: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	reader, writer := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		_, _, err := snapshot.Pack(ctx, root, writer, nil)
+		writer.CloseWithError(err)
+		packed <- err
+	}()
+	changes, err = syncInto(ctx, dir, nil, reader, protect)
+	reader.CloseWithError(err)
+	return changes, errors.Join(err, <-packed)
+}

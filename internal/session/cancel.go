@@ -1,0 +1,44 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrElsewhere says that a session has an open turn which no call asks for: a process runs it that
+// serves nobody else, or was lost.
+var ErrElsewhere = errors.New("no serving coordinator has it")
+
+// Cancel ends the turns of a session that run or wait, as interrupted, with the calls that they
+// wait for, and returns their ids when they have ended. Without any it does nothing. The error
+// wraps [ErrElsewhere] when a turn is open that cannot be reached from here.
+func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]protocol.CallID, error) {
+	r, err := newRemover(ctx, f, id, Options{})
+	if err != nil {
+		return nil, fmt.Errorf("cancel session %s: %w", id, err)
+	}
+	cancelled, err := r.cancel(ctx, r.places()[0])
+	if err != nil || len(cancelled) > 0 {
+		if err != nil {
+			err = fmt.Errorf("cancel session %s: %w", id, err)
+		}
+		return cancelled, err
+	}
+	history, err := f.Journal.Load(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("cancel session %s: %w", id, err)
+	}
+	var info Info
+	for i := range history.Events {
+		info.apply(&history.Events[i])
+	}
+	if info.State == StateOpen {
+		return nil, fmt.Errorf("cancel session %s: turn %d is open, and %w: stop the process that runs it, or go on with it (run --session %s) if that was lost",
+			id, info.Turns, ErrElsewhere, id)
+	}
+	return nil, nil
+}
