@@ -127,11 +127,11 @@ func TestRemove_LeavesNothingAndNobodyElses(t *testing.T) {
 	r.lived(t, "s")
 	r.lived(t, "s2")
 	before := r.left(t, "s2")
-	require.Len(t, r.left(t, "s"), 1+4+3+2)
+	require.Len(t, r.left(t, "s"), 1+4+5+2)
 
 	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
-	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 3, Workspace: true}, removed)
+	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
 	require.Empty(t, r.left(t, "s"))
 	require.ElementsMatch(t, before, r.left(t, "s2"), "of which s is a prefix")
 	require.DirExists(t, "/etc")
@@ -221,7 +221,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 	}
 	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
-	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 3, Workspace: true}, removed)
+	require.Equal(t, Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
 	require.ElementsMatch(t, kept, r.left(t, "s"))
 
 	driver := process.New(nil)
