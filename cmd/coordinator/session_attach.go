@@ -35,8 +35,12 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer f.Close()
-	show := newView(p, c.JSON)
-	answers := newAnswers(p, f, show.warn)
+	show, err := newView(p, &viewFlags{JSON: c.JSON, fleet: true})
+	if err != nil {
+		return err
+	}
+	defer show.screen.Close()
+	answers := newAnswers(p, f, show)
 	defer answers.close()
 	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.ask(ctx, e) }, seen: map[string]bool{}}
 	result, err := a.follow(ctx)
