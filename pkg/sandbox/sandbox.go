@@ -165,6 +165,11 @@ type Cmd struct {
 	Env map[string]string
 	// Stdin is all that the command can read.
 	Stdin []byte
+	// Typed, when set, gives the command a terminal of [TerminalColumns] and [TerminalRows] instead
+	// of pipes, and is what is typed there until the command ends; closing it ends nothing. Stdin is
+	// not used then, and all output is of one stream, [Stdout]. A driver that has no terminals
+	// refuses with [ErrUnsupported].
+	Typed <-chan []byte
 	// Limits tighten [Spec].Limits and never widen them.
 	Limits Limits
 	// ReadOnly runs the command with a workspace that nothing can change through it;
@@ -176,6 +181,12 @@ type Cmd struct {
 	// for it. The slice is valid only during the call.
 	Live func(stream Stream, data []byte)
 }
+
+// The size of terminals: wide enough that few lines are broken.
+const (
+	TerminalColumns = 120
+	TerminalRows    = 40
+)
 
 // Stream names an output stream.
 type Stream uint8

@@ -93,7 +93,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	}
 	defer r.disk.Leave()
 	r.out = capture.New(r.limits.Output, cmd.Live)
-	pipes, err := stdio.Open(cmd.Stdin, r.out)
+	pipes, err := stdio.Open(cmd, r.out)
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
@@ -126,7 +126,7 @@ func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) wire.Exec {
 	maps.Copy(env, s.spec.Env)
 	maps.Copy(env, cmd.Env)
 	return wire.Exec{
-		Argv: cmd.Argv, Env: start.Environ(env), Path: env["PATH"], Dir: cmd.Dir, ReadOnly: cmd.ReadOnly,
+		Argv: cmd.Argv, Env: start.Environ(env), Path: env["PATH"], Dir: cmd.Dir, ReadOnly: cmd.ReadOnly, Terminal: cmd.Typed != nil,
 		Limits: wire.Limits{
 			CPU:       uint64((limits.CPU + time.Second - 1) / time.Second), //nolint:gosec // defaults are not negative
 			Memory:    uint64(limits.Memory),                                //nolint:gosec // as above

@@ -35,6 +35,9 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 	if cmd.ReadOnly && s.driver.wrap == nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no read-only commands", s.spec.ID, sandbox.ErrUnsupported)
 	}
+	if cmd.Typed != nil && !terminals {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no terminals on this system", s.spec.ID, sandbox.ErrUnsupported)
+	}
 	if err := start.CheckLimits(cmd.Limits); err != nil {
 		return sandbox.Result{}, err
 	}
@@ -87,7 +90,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run
 	}
 	defer dir.Close()
 	out := capture.New(limits.Output, cmd.Live)
-	p, err := stdio.Open(cmd.Stdin, out)
+	p, err := stdio.Open(cmd, out)
 	if err != nil {
 		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
@@ -96,7 +99,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run
 		c.Stdin = stdin
 	}
 	r := &run{
-		limits: limits, out: out, pipes: p, tree: newTree(c, m), member: m,
+		limits: limits, out: out, pipes: p, tree: newTree(c, m, cmd.Typed != nil), member: m,
 		started: time.Now(), ended: make(chan struct{}),
 	}
 	status, err := s.driver.newStatus(c)

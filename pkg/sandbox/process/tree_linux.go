@@ -22,6 +22,9 @@ import (
 
 const treeWarning = ""
 
+// terminals says whether commands can have one.
+const terminals = true
+
 // startDir names an open directory so that nothing on the way to it can be
 // exchanged before the command is in it.
 func startDir(dir *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) }
@@ -39,6 +42,7 @@ var guardProgram = sync.OnceValues(func() (*os.File, error) { //nolint:gocheckno
 type tree struct {
 	cmd   *exec.Cmd // the command
 	in    *member
+	typed bool      // it has a terminal
 	guard *exec.Cmd // who starts it
 	conn  *wire.Conn
 	gone  chan struct{} // closed when nothing is left, or the guard has given up
@@ -46,8 +50,8 @@ type tree struct {
 	ended wire.Ended // set before gone is closed
 }
 
-func newTree(cmd *exec.Cmd, in *member) *tree {
-	return &tree{cmd: cmd, in: in, gone: make(chan struct{})}
+func newTree(cmd *exec.Cmd, in *member, typed bool) *tree {
+	return &tree{cmd: cmd, in: in, typed: typed, gone: make(chan struct{})}
 }
 
 // start starts the command, which may run until leaseEnd; nil is no end.
@@ -73,7 +77,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return errors.Join(fmt.Errorf("start the guard of a command: %w", err), conn.Close())
 	}
-	o := guard.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: limits, Status: len(c.ExtraFiles) > 0, Group: group != nil}
+	o := guard.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: limits, Terminal: t.typed, Status: len(c.ExtraFiles) > 0, Group: group != nil}
 	var last time.Time
 	if leaseEnd != nil {
 		last = leaseEnd()

@@ -13,12 +13,15 @@ import (
 const treeWarning = "on this system commands outlive a worker that is killed or stopped, also its lease, " +
 	"and a command's background processes survive it"
 
+// terminals says whether commands can have one.
+const terminals = false
+
 func startDir(dir *os.File) string { return dir.Name() }
 
 // tree is a command; what it starts is not known on this system.
 type tree struct{ cmd *exec.Cmd }
 
-func newTree(cmd *exec.Cmd, _ *member) *tree { return &tree{cmd: cmd} }
+func newTree(cmd *exec.Cmd, _ *member, _ bool) *tree { return &tree{cmd: cmd} }
 
 func (t *tree) start(sandbox.Limits, func() time.Time) error { return t.cmd.Start() }
 

@@ -17,6 +17,9 @@ import (
 const treeWarning = "on this system commands outlive a worker that is killed or stopped, also its lease, " +
 	"and daemons that leave a command's process group survive it"
 
+// terminals says whether commands can have one.
+const terminals = false
+
 func startDir(dir *os.File) string { return dir.Name() }
 
 // tree is the process group of a command, which leads a session of its own.
@@ -25,7 +28,7 @@ type tree struct {
 	asked chan struct{} // has room for one: the command was asked to end
 }
 
-func newTree(cmd *exec.Cmd, _ *member) *tree {
+func newTree(cmd *exec.Cmd, _ *member, _ bool) *tree {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return &tree{cmd: cmd, asked: make(chan struct{}, 1)}
 }

@@ -37,6 +37,7 @@ func Run(t *testing.T, newDriver func(t *testing.T) sandbox.Driver, options Opti
 		"limits":    testLimits,
 		"processes": testProcesses,
 		"life":      testLife,
+		"terminal":  testTerminal,
 		"protect":   testProtect,
 	}
 	for name, group := range groups {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/deadman"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -33,6 +34,7 @@ type Order struct {
 	Argv     []string
 	Env      []string
 	Limits   sandbox.Limits
+	Terminal bool // the command gets a terminal between its input and its output
 	Status   bool // there is a status
 	Group    bool // there is a control group
 	Deadline int64
@@ -59,6 +61,8 @@ type guard struct {
 	mu    sync.Mutex
 	asked bool // the command was, to end: what it has started may take its time
 	ended wire.Ended
+
+	screen *terminal.Terminal // nil without
 }
 
 // Main is the main function of a guard, with its end of the control socket. It does not return.
@@ -79,6 +83,7 @@ func Main(conn *wire.Conn) {
 	go g.receive()
 	go g.sweep()
 	g.reap()
+	g.drain()
 	g.mu.Lock()
 	_ = conn.Send(0, wire.KindExec, g.ended) // as above
 	unix.Exit(0)                             // at once: a race detector would wait
@@ -124,7 +129,13 @@ func (g *guard) fork(o Order) error {
 	if o.Group {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, next
 	}
+	if err := g.openTerminal(o, attr); err != nil {
+		return err
+	}
 	pid, err := syscall.ForkExec(o.Path, o.Argv, attr) //nolint:gosec // that is what it is for
+	if g.screen != nil {
+		g.screen.Started(err == nil)
+	}
 	if err != nil {
 		return err
 	}
@@ -140,6 +151,42 @@ func (g *guard) fork(o Order) error {
 		}
 	}
 	return err // the command ends with this process
+}
+
+// openTerminal makes the terminal of a command that has one, instead of its pipes. It is one of the
+// host's, so that the command opens no other by its name.
+func (g *guard) openTerminal(o Order, attr *syscall.ProcAttr) error {
+	if !o.Terminal {
+		return nil
+	}
+	var pipes [2]int
+	for fd := range pipes {
+		var err error
+		if pipes[fd], err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fdMore); err != nil {
+			return err
+		}
+	}
+	var err error
+	if g.screen, err = terminal.Open(pipes[0], pipes[1]); err != nil {
+		return err
+	}
+	attr.Files[0], attr.Files[1], attr.Files[2] = g.screen.Command(), g.screen.Command(), g.screen.Command()
+	attr.Sys.Setctty = true // it is descriptor 0 of the command
+	return nil
+}
+
+// drainWait is for the worker to read what is left on the terminal of a command that has ended.
+const drainWait = 250 * time.Millisecond
+
+// drain waits for that.
+func (g *guard) drain() {
+	if g.screen == nil {
+		return
+	}
+	select {
+	case <-g.screen.Done():
+	case <-time.After(drainWait):
+	}
 }
 
 // receive does what the worker asks for. When the worker is gone, everything ends.

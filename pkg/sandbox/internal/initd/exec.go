@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -50,6 +51,14 @@ func (s *server) start(m *wire.Message) error {
 	if len(m.FDs) > 2 {
 		attr.Files[0] = uintptr(m.FDs[2])
 	}
+	var screen *terminal.Terminal
+	if request.Terminal {
+		if screen, err = openTerminal(m); err != nil {
+			return err
+		}
+		attr.Files = []uintptr{screen.Command(), screen.Command(), screen.Command()}
+		attr.Sys.Setctty = true // it is descriptor 0 of the command
+	}
 	if dir != nil {
 		attr.Dir = fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
 	}
@@ -70,6 +79,9 @@ func (s *server) start(m *wire.Message) error {
 	}
 	err = s.commands.start(c, fork)
 	runtime.KeepAlive(dir)
+	if screen != nil {
+		screen.Started(err == nil)
+	}
 	if err != nil {
 		if _, dirErr := s.files.OpenDir(request.Dir); dirErr != nil {
 			return dirErr
@@ -77,6 +89,16 @@ func (s *server) start(m *wire.Message) error {
 		return start.Fault(argv[0], err)
 	}
 	return nil
+}
+
+// openTerminal makes a terminal between the pipes of a command, which are not the message's then.
+func openTerminal(m *wire.Message) (*terminal.Terminal, error) {
+	if len(m.FDs) < 3 {
+		return nil, fmt.Errorf("%w: a terminal without input", wire.ErrMalformed)
+	}
+	input, output := m.FDs[2], m.FDs[0]
+	m.FDs = m.FDs[1:2]
+	return terminal.Open(input, output)
 }
 
 // directory opens a directory of the workspace and tells its path. The workspace itself is what its

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
 )
 
@@ -15,14 +16,16 @@ import (
 type Pipes struct {
 	streams *capture.Streams
 	input   []byte
-	theirs  *os.File // the command's end of the input; nil when there is none
-	stdin   *os.File // our end
+	typed   <-chan []byte // nil for input that is there
+	ended   chan struct{} // closed when nobody types any more
+	theirs  *os.File      // the command's end of the input; nil when there is none
+	stdin   *os.File      // our end
 	writer  sync.WaitGroup
 }
 
-// Open makes the pipes. Either Abandon or Run and Finish have to follow.
-func Open(input []byte, out *capture.Output) (*Pipes, error) {
-	p := &Pipes{input: input}
+// Open makes the pipes of a command. Either Abandon or Run and Finish have to follow.
+func Open(cmd sandbox.Cmd, out *capture.Output) (*Pipes, error) {
+	p := &Pipes{input: cmd.Stdin, typed: cmd.Typed, ended: make(chan struct{})}
 	if err := p.openInput(); err != nil {
 		return nil, fmt.Errorf("open pipes: %w", err)
 	}
@@ -36,7 +39,7 @@ func Open(input []byte, out *capture.Output) (*Pipes, error) {
 }
 
 func (p *Pipes) openInput() (err error) {
-	if len(p.input) == 0 {
+	if len(p.input) == 0 && p.typed == nil {
 		return nil
 	}
 	p.theirs, p.stdin, err = os.Pipe()
@@ -69,15 +72,35 @@ func (p *Pipes) Run() {
 	if p.stdin != nil {
 		_ = p.theirs.Close() // as in closeInput
 		p.writer.Go(func() {
-			_, _ = p.stdin.Write(p.input) // a command need not read it
+			if p.typed == nil {
+				_, _ = p.stdin.Write(p.input) // a command need not read it
+			} else {
+				p.typing()
+			}
 			_ = p.stdin.Close()
 		})
+	}
+}
+
+// typing writes what is typed until the command is gone.
+func (p *Pipes) typing() {
+	for typed := p.typed; ; {
+		select {
+		case data, open := <-typed:
+			if !open {
+				typed = nil
+			}
+			_, _ = p.stdin.Write(data) // as above
+		case <-p.ended:
+			return
+		}
 	}
 }
 
 // Finish ends the copying when the command is gone: input at once, output after its end,
 // or after wait when something that survived holds it open.
 func (p *Pipes) Finish(wait time.Duration) {
+	close(p.ended)
 	if p.stdin != nil {
 		_ = p.stdin.SetDeadline(time.Now()) // something that survived may hold the other end
 	}

@@ -68,6 +68,7 @@ type Exec struct {
 	Path     string // PATH
 	Dir      string
 	ReadOnly bool
+	Terminal bool // its input and output are those of a terminal
 	Limits   Limits
 }
 
