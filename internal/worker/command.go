@@ -20,6 +20,9 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 		if p.KeepShell && p.Command == "" {
 			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
 		}
+		if p.TTY && (!p.Background || len(p.Stdin) > 0) {
+			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: tty needs background, and no stdin: process_send types")
+		}
 		if (p.Command == "") == (len(p.Argv) == 0) {
 			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
 		}

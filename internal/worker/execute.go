@@ -153,6 +153,8 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 		return w.processes(run).List(), nil
 	case protocol.ProcessRead:
 		return valued(w.processes(run).Read(ctx, payload))
+	case protocol.ProcessSend:
+		return valued(w.processes(run).Send(ctx, payload))
 	case protocol.ProcessKill:
 		return valued(w.processes(run).Kill(ctx, payload.Process))
 	case protocol.WorkspaceImport:

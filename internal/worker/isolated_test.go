@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -222,4 +223,37 @@ func TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces(t *testing.T) {
 	for _, name := range []string{"missing", "deep/missing", "f"} {
 		requireFault(t, r.do(session, protocol.FilesWrite{Path: name, Content: []byte("c")}), protocol.StatusFailed, protocol.CodeProtected)
 	}
+}
+
+// TestIsolated_ProgramsAreTalkedTo: a shell with a terminal of the sandbox's own does what people
+// do there, and calls that follow see what it has done.
+func TestIsolated_ProgramsAreTalkedTo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	r.work(o)
+	session := protocol.NewSessionID()
+	got := r.do(session, protocol.CommandRun{Command: "PS1='ready> ' exec sh -i", Background: true, TTY: true})
+	requireOK(t, got)
+	shell := value[protocol.CommandRunResult](t, got)
+	require.Equal(t, []any{"running", true}, []any{shell.Reason, shell.TTY})
+	types := func(line, want string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			sent := r.do(session, protocol.ProcessSend{Process: shell.Process, Input: protocol.Bytes(line + "\r"), Wait: 60_000})
+			requireOK(t, sent)
+			return strings.Contains(string(value[protocol.ProcessSendResult](t, sent).Content), want)
+		}, patience, time.Millisecond, want)
+	}
+	if o.Caps.Level >= sandbox.LevelFull {
+		types(`tty; echo again >$(tty) && stat -c %U:%F $(tty)`, "/dev/pts/0\r\nagain\r\nsandbox:character special file\r\n")
+	}
+	types("x=4; echo $TERM $((x + 3))", "xterm-256color 7\r\n")
+	types("echo $x >made; cat made", "\n4\r\n")
+	read := r.do(session, protocol.FilesRead{Path: "made"})
+	requireOK(t, read)
+	require.Equal(t, "4\n", string(value[protocol.FilesReadResult](t, read).Content))
+	requireOK(t, r.do(session, protocol.ProcessKill{Process: shell.Process}))
+	requireFault(t, r.do(session, protocol.ProcessSend{Process: shell.Process, Input: protocol.Bytes("x")}), protocol.StatusRejected, protocol.CodeInvalidArguments)
+	requireFault(t, r.do(session, protocol.CommandRun{Command: "sh", TTY: true}), protocol.StatusRejected, protocol.CodeInvalidPayload)
 }

@@ -135,7 +135,7 @@ func long(v protocol.Value) bool {
 		size = max(len(e.Stdout)+len(e.Stderr), len(e.Combined))
 	}
 	switch v := v.(type) {
-	case protocol.NoopResult, protocol.ResultReadResult, protocol.ProcessReadResult, protocol.FilesReadResult:
+	case protocol.NoopResult, protocol.ResultReadResult, protocol.ProcessReadResult, protocol.ProcessSendResult, protocol.FilesReadResult:
 		return false
 	case protocol.ToolRunResult:
 		size = max(size, len(v.Output))

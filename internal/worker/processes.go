@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"time"
 
@@ -16,6 +17,9 @@ import (
 // earlyEnd is how long the start of a background process waits for its end: one that
 // fails at once is told at once.
 const earlyEnd = 150 * time.Millisecond
+
+// terminalType is what terminals of processes are called: programs may move the cursor there.
+const terminalType = "xterm-256color"
 
 // processes are the background processes of the lane of a call.
 func (w *Worker) processes(run *lane.Run) *background.Processes {
@@ -34,9 +38,16 @@ func (w *Worker) startProcess(
 	if text == "" {
 		text = strings.Join(p.Argv, " ")
 	}
+	if _, given := p.Env["TERM"]; p.TTY && !given {
+		cmd.Env = maps.Clone(cmd.Env)
+		if cmd.Env == nil {
+			cmd.Env = map[string]string{}
+		}
+		cmd.Env["TERM"] = terminalType
+	}
 	handle := processHandle(c.ID)
 	started, err := w.sandboxes.box(c.Lane()).processes.Start(ctx, s, background.Command{
-		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: frames.sparingly(),
+		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: frames.sparingly(), TTY: p.TTY,
 	}, earlyEnd)
 	if err != nil {
 		return nil, err
@@ -46,7 +57,7 @@ func (w *Worker) startProcess(
 			ExitCode: started.ExitCode, Signal: started.Signal, Reason: started.Reason,
 			Combined: started.Content, StdoutBytes: started.Bytes, LimitKinds: w.limitKinds,
 		},
-		Process: handle,
+		Process: handle, TTY: p.TTY,
 	}, ctx.Err()
 }
 
@@ -56,8 +67,9 @@ const (
 	liveBurst = 512 << 10
 )
 
-// sparingly returns a function that sends live output as long as that is not too much. What is
-// left out shows as a gap in the sequence of the frames; all of it is in the result, or where the process is read.
+// sparingly returns a function that sends live output as long as that is not too much. What is left
+// out shows as a gap in the sequence of the frames; all of it is in the result, or where the
+// process is read.
 func (f *frames) sparingly() func(stream sandbox.Stream, data []byte) {
 	limit := rate.NewLimiter(liveRate, liveBurst)
 	return func(stream sandbox.Stream, data []byte) {

@@ -25,6 +25,8 @@ type CommandRun struct {
 	// Background starts the command and answers at once with a handle; the process
 	// lives beside later calls until it ends, is killed, or its sandbox ends.
 	Background bool `json:"background,omitempty"`
+	// TTY gives a background process a terminal, where [ProcessSend] types.
+	TTY bool `json:"tty,omitempty"`
 	// Limits tighten those of the worker.
 	Limits Limits `json:"limits,omitzero"`
 }
@@ -129,6 +131,8 @@ type CommandRunResult struct {
 
 	// Process is the handle of a background process.
 	Process string `json:"process,omitempty"`
+	// TTY says that it has a terminal.
+	TTY bool `json:"tty,omitempty"`
 }
 
 // CodeRunResult answers [CodeRun].

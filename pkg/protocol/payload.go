@@ -17,6 +17,7 @@ const (
 	KindCodeRun         Kind = "code_run"
 	KindProcessList     Kind = "process_list"
 	KindProcessRead     Kind = "process_read"
+	KindProcessSend     Kind = "process_send"
 	KindProcessKill     Kind = "process_kill"
 	KindResultRead      Kind = "result_read"
 	KindToolRun         Kind = "tool_run"
@@ -165,6 +166,8 @@ func decodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[ProcessList](kind, raw)
 	case KindProcessRead:
 		return decodeAs[ProcessRead](kind, raw)
+	case KindProcessSend:
+		return decodeAs[ProcessSend](kind, raw)
 	case KindProcessKill:
 		return decodeAs[ProcessKill](kind, raw)
 	case KindResultRead:

@@ -19,6 +19,19 @@ type ProcessRead struct {
 	Wait Millis `json:"wait_ms,omitempty"`
 }
 
+// ProcessSend types something at the terminal of a background process, and reads what it then
+// writes.
+type ProcessSend struct {
+	Process string `json:"process"`
+	// Input is what is typed, at most [MaxInput]: Enter is a carriage return, control-C is 3.
+	Input Bytes `json:"input"`
+	// Wait is how long to wait for output at most; it ends when there was some, and no more comes.
+	Wait Millis `json:"wait_ms,omitempty"`
+}
+
+// MaxInput bounds what is typed at once, in bytes.
+const MaxInput = 64 << 10
+
 // ProcessKill kills a background process with all that it started, and returns
 // when it is gone. One that has ended is fine.
 type ProcessKill struct {
@@ -39,6 +52,8 @@ type ProcessStatus struct {
 	Signal   string `json:"signal,omitempty"`
 	// Bytes is how much it wrote so far.
 	Bytes int64 `json:"bytes"`
+	// TTY says that it has a terminal.
+	TTY bool `json:"tty,omitempty"`
 }
 
 // ProcessListResult answers [ProcessList]; processes are sorted by start.
@@ -57,6 +72,9 @@ type ProcessReadResult struct {
 	NextOffset int64 `json:"next_offset"`
 }
 
+// ProcessSendResult answers [ProcessSend]: Content is what was written since.
+type ProcessSendResult struct{ ProcessReadResult }
+
 // ProcessKillResult answers [ProcessKill].
 type ProcessKillResult struct{ ProcessStatus }
 
@@ -67,6 +85,9 @@ func (ProcessList) Kind() Kind { return KindProcessList }
 func (ProcessRead) Kind() Kind { return KindProcessRead }
 
 // Kind implements [Payload].
+func (ProcessSend) Kind() Kind { return KindProcessSend }
+
+// Kind implements [Payload].
 func (ProcessKill) Kind() Kind { return KindProcessKill }
 
 // ValueKind implements [Value].
@@ -74,6 +95,9 @@ func (ProcessListResult) ValueKind() Kind { return KindProcessList }
 
 // ValueKind implements [Value].
 func (ProcessReadResult) ValueKind() Kind { return KindProcessRead }
+
+// ValueKind implements [Value].
+func (ProcessSendResult) ValueKind() Kind { return KindProcessSend }
 
 // ValueKind implements [Value].
 func (ProcessKillResult) ValueKind() Kind { return KindProcessKill }

@@ -76,6 +76,7 @@ func commandSamples() map[string]any {
 		"payload/code_run_zero":      protocol.CodeRun{},
 		"payload/process_list":       protocol.ProcessList{},
 		"payload/process_read":       protocol.ProcessRead{Process: "p-0c1d2e3f", Offset: -1000, Limit: 4096, Wait: 5000},
+		"payload/process_send":       protocol.ProcessSend{Process: "p-0c1d2e3f", Input: protocol.Bytes("1 + 1\r"), Wait: 5000},
 		"payload/process_kill":       protocol.ProcessKill{Process: "p-0c1d2e3f"},
 		"payload/result_read":        protocol.ResultRead{CallID: "c-1", Part: protocol.PartStderr, Offset: 3, Column: 2001, Limit: 20},
 		"payload/result_read_whole":  protocol.ResultRead{CallID: "c-1"},
@@ -90,6 +91,10 @@ func commandSamples() map[string]any {
 		"value/process_read": protocol.ProcessReadResult{
 			ProcessStatus: sampleProcess(), Content: protocol.Bytes("ready\n"), Offset: 414, NextOffset: 420,
 		},
+		"value/process_send": protocol.ProcessSendResult{ProcessReadResult: protocol.ProcessReadResult{
+			ProcessStatus: protocol.ProcessStatus{Process: "p-0c1d2e3f", Command: "python3", StartedAt: sampleTime(), Reason: "running", ExitCode: -1, Bytes: 13, TTY: true},
+			Content:       protocol.Bytes("1 + 1\r\n2\r\n"), NextOffset: 13,
+		}},
 		"value/process_kill": protocol.ProcessKillResult{ProcessStatus: sampleProcess()},
 		"value/result_read": protocol.ResultReadResult{
 			CallID: "c-1", Part: protocol.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3, FirstColumn: 2, LineBytes: 6, Lines: 1, TotalLines: 9, Truncated: true,

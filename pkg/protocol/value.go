@@ -117,6 +117,8 @@ func decodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[ProcessListResult](kind, raw)
 	case KindProcessRead:
 		return decodeValueAs[ProcessReadResult](kind, raw)
+	case KindProcessSend:
+		return decodeValueAs[ProcessSendResult](kind, raw)
 	case KindProcessKill:
 		return decodeValueAs[ProcessKillResult](kind, raw)
 	case KindResultRead:

@@ -166,8 +166,8 @@ type Cmd struct {
 	// Stdin is all that the command can read.
 	Stdin []byte
 	// Typed, when set, gives the command a terminal of [TerminalColumns] and [TerminalRows] instead
-	// of pipes, and is what is typed there until the command ends; closing it ends nothing. Stdin is
-	// not used then, and all output is of one stream, [Stdout]. A driver that has no terminals
+	// of pipes, and is what is typed there until the command ends; closing it ends nothing. Stdin
+	// is not used then, and all output is of one stream, [Stdout]. A driver that has no terminals
 	// refuses with [ErrUnsupported].
 	Typed <-chan []byte
 	// Limits tighten [Spec].Limits and never widen them.

@@ -58,7 +58,7 @@ func TestPlan_RulesAreToldWithTheFaultsOfTheSchema(t *testing.T) {
 			"command: is required, but missing", "env.A=B: the name of a variable must not be empty, or contain \"=\" or a NUL character",
 		}},
 		"process": {"core", "process", `{"action":"kill","pid":7}`, []string{
-			"pid: there is no such property; allowed are action, limit, offset, process, wait",
+			"pid: there is no such property; allowed are action, keys, limit, offset, process, text, wait",
 			"process: is required, but missing: action \"kill\" needs the name of a process; action \"list\" tells their names",
 		}},
 		"json_write": {"core", "json_write", `{"path":"a","query":"b"}`, []string{

@@ -22,6 +22,11 @@ const (
 	maxWait = 5 * time.Minute
 	// maxRead is the most that one read returns, in bytes.
 	maxRead = 64 << 10
+	// takeWait is how long a process may take to take what is typed.
+	takeWait = 5 * time.Second
+	// firstScreen is how long the start of a process with a terminal waits for it to write
+	// something.
+	firstScreen = 2 * time.Second
 	// maxCommand is where the command in a status is cut, in bytes.
 	maxCommand = 200
 )
@@ -64,6 +69,8 @@ type Command struct {
 	sandbox.Cmd
 	// Life is the longest that it may live.
 	Life time.Duration
+	// TTY gives it a terminal, for [Processes.Send].
+	TTY bool
 	// Live is told what the process writes, piece by piece and as it comes; it may be nil.
 	Live func(stream sandbox.Stream, data []byte)
 }
@@ -75,6 +82,10 @@ type Command struct {
 func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (protocol.ProcessReadResult, error) {
 	alive, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Life)
 	p := newProcess(c.Handle, short(c.Text), cancel)
+	if c.TTY {
+		p.typed, p.status.TTY = make(chan []byte), true
+		c.Typed = p.typed
+	}
 	if err := ps.add(p); err != nil {
 		cancel()
 		return protocol.ProcessReadResult{}, err
@@ -92,6 +103,9 @@ func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, mo
 	case <-ctx.Done():
 		cancel()
 		<-p.done
+	}
+	if c.TTY {
+		p.settle(ctx, 0, firstScreen)
 	}
 	if err := p.fault(); err != nil {
 		ps.forget(p)
@@ -190,6 +204,40 @@ func (ps *Processes) Read(ctx context.Context, req protocol.ProcessRead) (protoc
 		limit = maxRead
 	}
 	return p.read(req.Offset, limit), nil
+}
+
+// Send types at the terminal of a process, and returns what it wrote since: once it has written
+// something and then nothing for a moment, or the time is over.
+func (ps *Processes) Send(ctx context.Context, req protocol.ProcessSend) (protocol.ProcessSendResult, error) {
+	p, err := ps.find(req.Process)
+	if err != nil {
+		return protocol.ProcessSendResult{}, err
+	}
+	switch {
+	case !p.state().TTY:
+		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+			"process %s has no terminal: nothing can be typed there; start it with tty", req.Process)
+	case len(req.Input) == 0 || len(req.Input) > protocol.MaxInput:
+		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+			"input has %d bytes: must be 1 to %d", len(req.Input), protocol.MaxInput)
+	case !p.lives():
+		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+			"process %s has ended: nothing was typed; read tells how it ended", req.Process)
+	}
+	from := p.state().Bytes
+	timer := time.NewTimer(takeWait)
+	defer timer.Stop()
+	select {
+	case p.typed <- req.Input:
+		p.settle(ctx, from, min(req.Wait.Duration(), maxWait))
+	case <-p.done: // which its state tells
+	case <-timer.C:
+		return protocol.ProcessSendResult{}, protocol.Errorf(protocol.CodeLimitReached,
+			"process %s reads nothing of what was typed before: nothing more was typed", req.Process)
+	case <-ctx.Done():
+		return protocol.ProcessSendResult{}, ctx.Err()
+	}
+	return protocol.ProcessSendResult{ProcessReadResult: p.read(from, maxRead)}, ctx.Err()
 }
 
 // Kill ends a process with all that it started, and returns when it is gone.

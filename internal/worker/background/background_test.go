@@ -2,7 +2,9 @@ package background_test
 
 import (
 	"context"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -233,4 +235,77 @@ func TestProcesses_EndsAreRememberedBeyondTheSandbox(t *testing.T) {
 	require.ErrorAs(t, err, &refusal)
 	require.Equal(t, protocol.CodeNotFound, refusal.Code)
 	require.Contains(t, refusal.Message, "there is: e, f")
+}
+
+// startTTY starts a program with a terminal.
+func (r *rig) startTTY(handle, script string) protocol.ProcessReadResult {
+	r.t.Helper()
+	if runtime.GOOS != "linux" {
+		r.t.Skip("terminals are for Linux")
+	}
+	c := command(handle, script)
+	c.TTY = true
+	got, err := r.Start(r.t.Context(), r.box, c, time.Millisecond)
+	require.NoError(r.t, err)
+	return got
+}
+
+func (r *rig) send(handle, input string) string {
+	r.t.Helper()
+	got, err := r.Send(r.t.Context(), protocol.ProcessSend{Process: handle, Input: protocol.Bytes(input), Wait: 60_000})
+	require.NoError(r.t, err)
+	return string(got.Content)
+}
+
+// TestSend_ToAProgramThatIsTalkedTo: a REPL keeps its state, is interrupted, and ends.
+func TestSend_ToAProgramThatIsTalkedTo(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("UNSUPPORTED: no python3")
+	}
+	r := newRig(t)
+	started := r.startTTY("p-1", "exec python3 -q")
+	require.True(t, started.TTY)
+	r.until("p-1", ">>> ")
+	require.Contains(t, r.send("p-1", "x = 6 * 7\r"), ">>> ")
+	require.Contains(t, r.send("p-1", "x\r"), "\n42\r\n>>> ")
+	r.send("p-1", "import time; print('up', flush=True); time.sleep(300)\r")
+	r.until("p-1", "up\r\n")
+	r.send("p-1", "\x03")
+	r.until("p-1", "KeyboardInterrupt\r\n>>> ")
+	got, err := r.Send(t.Context(), protocol.ProcessSend{Process: "p-1", Input: protocol.Bytes("exit(3)\r"), Wait: 60_000})
+	require.NoError(t, err)
+	require.Equal(t, []any{"exited", 3}, []any{got.Reason, got.ExitCode})
+}
+
+func TestSend_WhereItCannot(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.startTTY("deaf", "stty raw -echo; echo ready; exec sleep 300")
+	r.until("deaf", "ready\n")
+	r.startTTY("over", "true")
+	_, err := r.Read(t.Context(), protocol.ProcessRead{Process: "over", Offset: 100, Wait: 60_000})
+	require.NoError(t, err)
+	r.start("pipes", "sleep 300")
+	for name, test := range map[string]struct {
+		req  protocol.ProcessSend
+		code protocol.Code
+		says string
+	}{
+		"no terminal": {protocol.ProcessSend{Process: "pipes", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has no terminal"},
+		"ended":       {protocol.ProcessSend{Process: "over", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has ended: nothing was typed"},
+		"nothing":     {protocol.ProcessSend{Process: "deaf"}, protocol.CodeInvalidArguments, "must be 1 to 65536"},
+		"nobody":      {protocol.ProcessSend{Process: "p-9", Input: protocol.Bytes("x")}, protocol.CodeNotFound, "there is: deaf, over, pipes"},
+	} {
+		_, err := r.Send(t.Context(), test.req)
+		var refusal *protocol.Error
+		require.ErrorAs(t, err, &refusal, name)
+		require.Equal(t, test.code, refusal.Code, name)
+		require.Contains(t, refusal.Message, test.says, name)
+	}
+	much := protocol.ProcessSend{Process: "deaf", Input: make(protocol.Bytes, protocol.MaxInput), Wait: 1}
+	for err = nil; err == nil; {
+		_, err = r.Send(t.Context(), much)
+	}
+	require.ErrorContains(t, err, "reads nothing of what was typed before")
 }

@@ -14,6 +14,7 @@ import (
 type process struct {
 	cancel context.CancelFunc // nil when it ended before this sandbox was opened
 	done   chan struct{}      // closed at its end
+	typed  chan []byte        // nil without a terminal
 
 	mu     sync.Mutex
 	status protocol.ProcessStatus
@@ -102,6 +103,25 @@ func (p *process) await(ctx context.Context, offset int64) {
 		case <-p.done:
 			return
 		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// quiet is for how long a process writes nothing that has written all that it will for now.
+const quiet = 250 * time.Millisecond
+
+// settle waits until there is output from an offset on and no more comes, for the end, and for no
+// longer than the time.
+func (p *process) settle(ctx context.Context, from int64, most time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for p.await(ctx, from); ctx.Err() == nil && p.lives(); {
+		at := p.state().Bytes
+		waiting, stop := context.WithTimeout(ctx, quiet)
+		p.await(waiting, at)
+		stop()
+		if p.state().Bytes == at {
 			return
 		}
 	}

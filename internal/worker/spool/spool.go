@@ -16,8 +16,8 @@ import (
 
 // Sizes of a [Spool], in bytes.
 const (
-	// Keep is how much is kept, frames included: half of it from the beginning; of the rest at least
-	// the end but for a segment.
+	// Keep is how much is kept, frames included: half of it from the beginning; of the rest at
+	// least the end but for a segment.
 	Keep = 64 << 20
 	// memory is how much is written to the file at once; what is less needs none.
 	memory = 256 << 10
@@ -132,8 +132,8 @@ func (s *Spool) Missing(streams ...sandbox.Stream) int64 {
 	return n
 }
 
-// Reader reads what is kept of some streams, in the order in which it was written, with a mark where
-// something is missing. Nothing may be written meanwhile.
+// Reader reads what is kept of some streams, in the order in which it was written, with a mark
+// where something is missing. Nothing may be written meanwhile.
 func (s *Spool) Reader(streams ...sandbox.Stream) io.Reader {
 	readers := []io.Reader{}
 	for i := range ring {

@@ -22,6 +22,7 @@ type bashArguments struct {
 	ReadOnly bool        `json:"read_only"`
 
 	Background bool `json:"background"`
+	TTY        bool `json:"tty"`
 }
 
 // bash is the tool that runs commands, each in a new shell.
@@ -53,7 +54,7 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 		Definition: definition("bash",
 			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				shell+
-				"There is no input to read: pass flags that keep programs from asking. "+
+				"There is no input to read: pass flags that keep programs from asking, or, for what has to be talked to (a debugger, a REPL, a prompt), set tty. "+
 				"Of output over 42,000 characters you get the beginning and the end, and where to read the rest. "+
 				"\"Read-only file system\" or \"Device or resource busy\" in the workspace means that the place, such as .git/hooks, is protected: leave it as it is. "+
 				"Prefer read, write, edit, list and grep for files.",
@@ -65,7 +66,8 @@ func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Pl
 					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120, in the background 3600."},
 					"env": {"type": "object", "maxProperties": 200, "additionalProperties": {"type": ["string", "number", "boolean"]}, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
 					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."},
-					"background": {"type": "boolean", "default": false, "description": "Start the command, as a server, and return at once with a name for it; see the process tool. Default: false."}
+					"background": {"type": "boolean", "default": false, "description": "Start the command, as a server, and return at once with a name for it; see the process tool. Default: false."},
+					"tty": {"type": "boolean", "default": false, "description": "Run the command in the background with a terminal, where the process tool types by action send. Default: false."}
 				},
 				"required": ["command"],
 				"additionalProperties": false
@@ -83,7 +85,8 @@ func planBash(scope tools.Scope, args bashArguments) (tools.Plan, *protocol.Erro
 	}
 	payload := protocol.CommandRun{Command: args.Command, Cwd: cwd, Env: args.Env, ReadOnly: args.ReadOnly}
 	timeout := seconds(args.Timeout, BashTimeout)
-	if args.Background { // what takes time is not the call
+	if args.Background || args.TTY { // what takes time is not the call
+		payload.TTY = args.TTY
 		payload.Background, payload.Limits.Wall = true, protocol.MillisOf(seconds(args.Timeout, MaxTimeout))
 		timeout = FileTimeout
 	}

@@ -12,11 +12,13 @@ import (
 )
 
 type processArguments struct {
-	Action  string  `json:"action"`
-	Process string  `json:"process"`
-	Offset  *int64  `json:"offset"`
-	Limit   int64   `json:"limit"`
-	Wait    float64 `json:"wait"`
+	Action  string   `json:"action"`
+	Process string   `json:"process"`
+	Offset  *int64   `json:"offset"`
+	Limit   int64    `json:"limit"`
+	Wait    *float64 `json:"wait"`
+	Text    string   `json:"text"`
+	Keys    []string `json:"keys"`
 }
 
 const (
@@ -24,22 +26,27 @@ const (
 	processTail = 8000
 	// maxProcessRead is the most that is read at once: all of it is shown.
 	maxProcessRead = 40_000
+	// sendWait is how long a process may take to answer what was typed when no wait is given.
+	sendWait = 5 * time.Second
 )
 
 func processTool() tools.Tool {
 	return tools.Tool{
 		Definition: definition("process",
-			"Look at and end background processes, which bash starts with background=true. list names them with their state; "+
-				"read returns what one wrote, its end unless offset is given; kill ends one with all that it started. "+
+			"Look at, type into and end background processes, which bash starts with background=true or tty=true. list names them with their state; "+
+				"read returns what one wrote, its end unless offset is given; send types at the terminal of one that has tty=true, and returns what it wrote since; "+
+				"kill ends one with all that it started. "+
 				"They live beside other calls until they end, are killed, or the worker of the sandbox stops.",
 			`{
 				"type": "object",
 				"properties": {
-					"action": {"type": "string", "enum": ["list", "read", "kill"], "description": "What to do."},
-					"process": {"type": "string", "description": "Name of the process, as in p-0c1d2e3f. Needed to read and to kill."},
+					"action": {"type": "string", "enum": ["list", "read", "send", "kill"], "description": "What to do."},
+					"process": {"type": "string", "description": "Name of the process, as in p-0c1d2e3f. Needed for all but list."},
 					"offset": {"type": "integer", "minimum": 0, "maximum": 1000000000000000, "description": "First byte to read; a read says where to read on. Default: the last 8,000 bytes."},
 					"limit": {"type": "integer", "minimum": 1, "maximum": 40000, "description": "How many bytes to read at most. Default: as many as fit."},
-					"wait": {"type": "number", "minimum": 0, "maximum": 300, "description": "Seconds to wait for new output, or for the end of the process, before it is read. Default: 0."}
+					"wait": {"type": "number", "minimum": 0, "maximum": 300, "description": "Seconds to wait for new output, or for the end of the process, before it is read. Default: 0; for send 5, and less when it has written something and then nothing."},
+					"text": {"type": "string", "maxLength": 16000, "description": "What to type: every line feed is Enter, and Enter is pressed at the end unless keys are given."},
+					"keys": {"type": "array", "maxItems": 100, "items": {"type": "string"}, "description": "Keys to press after the text: enter, tab, escape, backspace, delete, space, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z, ctrl-\\, ctrl-]. [] presses none."}
 				},
 				"required": ["action"],
 				"additionalProperties": false
@@ -53,10 +60,19 @@ func processTool() tools.Tool {
 // processRules says which actions need the name of a process.
 func processRules(arguments map[string]any) []string {
 	process, given := arguments["process"]
-	if action := arguments["action"]; (action == "read" || action == "kill") && (!given || process == "") {
-		return []string{fmt.Sprintf("process: is required, but missing: action %q needs the name of a process; action \"list\" tells their names", action)}
+	action := arguments["action"]
+	var faults []string
+	if action != "list" && (!given || process == "") {
+		faults = append(faults, fmt.Sprintf("process: is required, but missing: action %q needs the name of a process; action \"list\" tells their names", action))
 	}
-	return nil
+	text, keys := arguments["text"], arguments["keys"]
+	if pressed, _ := keys.([]any); action == "send" && (text == nil || text == "") && len(pressed) == 0 {
+		faults = append(faults, "text: is required, but missing: action \"send\" needs text or keys")
+	}
+	if _, fault := typed("", keyNames(keys)); fault != "" {
+		faults = append(faults, fault)
+	}
+	return faults
 }
 
 func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protocol.Error) {
@@ -70,9 +86,17 @@ func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protoco
 		if args.Offset != nil {
 			read.Offset = *args.Offset
 		}
-		wait := time.Duration(args.Wait * float64(time.Second))
+		wait := args.wait(0)
 		read.Wait = protocol.MillisOf(wait)
 		plan.Payload, plan.Timeout = read, FileTimeout+wait
+	case "send":
+		input, fault := typed(args.Text, args.Keys)
+		if fault != "" {
+			return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s", fault)
+		}
+		wait := args.wait(sendWait)
+		plan.Payload = protocol.ProcessSend{Process: args.Process, Input: input, Wait: protocol.MillisOf(wait)}
+		plan.Timeout, plan.Delivery, access = FileTimeout+wait, protocol.AtMostOnce, protocol.Exclusive
 	default:
 		plan.Payload, access = protocol.ProcessKill{Process: args.Process}, protocol.Exclusive
 	}
@@ -82,4 +106,12 @@ func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protoco
 		return tools.Plan{}, err
 	}
 	return plan, nil
+}
+
+// wait is how long to wait for output; usual when the model does not say.
+func (a processArguments) wait(usual time.Duration) time.Duration {
+	if a.Wait == nil {
+		return usual
+	}
+	return time.Duration(*a.Wait * float64(time.Second))
 }

@@ -11,7 +11,7 @@ import (
 
 func TestProcess_NeedsAName(t *testing.T) {
 	t.Parallel()
-	for _, action := range []string{"read", "kill"} {
+	for _, action := range []string{"read", "send", "kill"} {
 		_, _, err := coreTable(t).Plan(scope, "process", `{"action":"`+action+`"}`)
 		require.NotNil(t, err)
 		require.Equal(t, protocol.CodeInvalidArguments, err.Code)
@@ -24,6 +24,8 @@ func TestText_BackgroundProcesses(t *testing.T) {
 	living := protocol.ProcessStatus{
 		Process: "p-1", Command: "npm run\ndev", StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Reason: "running", ExitCode: -1, Bytes: 6,
 	}
+	terminal := living
+	terminal.TTY = true
 	state := func(reason, signal string, exit int) protocol.ProcessStatus {
 		return protocol.ProcessStatus{Process: "p-1", Reason: reason, Signal: signal, ExitCode: exit}
 	}
@@ -51,6 +53,13 @@ func TestText_BackgroundProcesses(t *testing.T) {
 			protocol.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("ready\n"), NextOffset: 6},
 			"ready\n[p-1 running; bytes 0-6 of 6; read on with offset=6]",
 		},
+		"a terminal": {
+			"process",
+			protocol.ProcessSendResult{ProcessReadResult: protocol.ProcessReadResult{
+				ProcessStatus: terminal, Content: protocol.Bytes("50%\r100%\r\n\x1b[1G\x1b[0J> \x1b[3G"), Offset: 4, NextOffset: 6,
+			}},
+			"100%\n>\n[p-1 running; bytes 4-6 of 6; read on with offset=6]",
+		},
 		"nothing new":  {"process", protocol.ProcessReadResult{ProcessStatus: living, Offset: 6, NextOffset: 6}, "[p-1 running; nothing new after byte 6 of 6]"},
 		"killed":       {"process", protocol.ProcessKillResult{ProcessStatus: state("cancelled", "SIGKILL", -1)}, "[p-1: killed]"},
 		"ended before": {"process", protocol.ProcessKillResult{ProcessStatus: state("exited", "", 0)}, "[p-1: ended with exit code 0]"},
@@ -61,5 +70,36 @@ func TestText_BackgroundProcesses(t *testing.T) {
 		"lost":         {"process", protocol.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended, its sandbox went away]"},
 	} {
 		require.Equal(t, test.want, text(t, test.tool, ok(test.value)), name)
+	}
+}
+
+// TestProcess_WhatIsTyped: text as it is, line feeds as Enter, keys by their names.
+func TestProcess_WhatIsTyped(t *testing.T) {
+	t.Parallel()
+	for arguments, want := range map[string]string{
+		`"text":"1 + 1"`:                          "1 + 1\r",
+		`"text":"if x:\n  y\n\n"`:                 "if x:\r  y\r\r",
+		`"text":"y","keys":[]`:                    "y",
+		`"keys":["ctrl-c"]`:                       "\x03",
+		`"text":"q","keys":["Escape","up","tab"]`: "q\x1b\x1b[A\t",
+		`"keys":["ctrl-\\","ctrl-]"]`:             "\x1c\x1d",
+		`"text":"é 漢"`:                            "é 漢\r",
+	} {
+		_, plan, err := coreTable(t).Plan(scope, "process", `{"action":"send","process":"p-1",`+arguments+`}`)
+		require.Nil(t, err, arguments)
+		send, ok := plan.Payload.(protocol.ProcessSend)
+		require.True(t, ok)
+		require.Equal(t, want, string(send.Input), arguments)
+		require.Equal(t, protocol.AtMostOnce, plan.Delivery)
+		require.EqualValues(t, 5000, send.Wait)
+	}
+	for arguments, want := range map[string]string{
+		`"keys":["f13"]`: `keys.0: there is no key "f13": must be backspace, delete,`,
+		`"keys":[]`:      "text: is required, but missing",
+		`"text":""`:      "text: is required, but missing",
+	} {
+		_, _, err := coreTable(t).Plan(scope, "process", `{"action":"send","process":"p-1",`+arguments+`}`)
+		require.NotNil(t, err, arguments)
+		require.Contains(t, err.Message, want)
 	}
 }

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package terminal gives a command a terminal of its own: a pseudo-terminal, of which one end is the
-// command's and the other is connected to pipes. Whoever reads and writes those never has a
+// Package terminal gives a command a terminal of its own: a pseudo-terminal, of which one end is
+// the command's and the other is connected to pipes. Whoever reads and writes those never has a
 // descriptor of a terminal.
 package terminal
 

@@ -16,6 +16,9 @@ func Command(result *protocol.Result) string {
 		return Execution(func(v protocol.CommandRunResult) *protocol.Execution { return &v.Execution })(result)
 	}
 	output, cut := writtenText(&value.Execution)
+	if value.TTY {
+		output = prose.Clip(prose.Screen(string(value.Combined)), outputLimit)
+	}
 	if cut {
 		output += restOf(result).mark("")
 	}
@@ -23,6 +26,9 @@ func Command(result *protocol.Result) string {
 		Process: value.Process, Reason: value.Reason, ExitCode: value.ExitCode, Signal: value.Signal, Bytes: value.StdoutBytes,
 	}
 	how := "it goes on beside other calls; the process tool reads what it writes, and kills it"
+	if value.TTY {
+		how = "it goes on beside other calls; the process tool types there (send), reads what it writes, and kills it"
+	}
 	if value.Reason != processRunning {
 		how = "it did not live long"
 	}
@@ -39,6 +45,8 @@ func Process(result *protocol.Result) string {
 		return Of(processListText)(result)
 	case protocol.ProcessReadResult:
 		return Of(processReadText)(result)
+	case protocol.ProcessSendResult:
+		return Of(func(v protocol.ProcessSendResult) string { return processReadText(v.ProcessReadResult) })(result)
 	case protocol.ProcessKillResult:
 		return Of(func(v protocol.ProcessKillResult) string {
 			return fmt.Sprintf("[%s: %s]", v.Process, stateText(v.ProcessStatus))
@@ -90,6 +98,9 @@ func processReadText(v protocol.ProcessReadResult) string {
 		v.Process, stateText(v.ProcessStatus), v.Offset, v.NextOffset, v.Bytes, v.NextOffset)
 	if len(v.Content) == 0 {
 		mark = fmt.Sprintf("[%s %s; nothing new after byte %d of %d]", v.Process, stateText(v.ProcessStatus), v.NextOffset, v.Bytes)
+	}
+	if v.TTY {
+		return prose.Ended(prose.Screen(string(v.Content))) + mark
 	}
 	return prose.Ended(prose.Plain(string(v.Content))) + mark
 }
