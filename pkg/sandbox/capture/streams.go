@@ -29,6 +29,7 @@ type Streams struct {
 	out    *Output
 	pipes  *pipes
 	theirs []*os.File // the command's ends
+	pace   *rate.Limiter
 	done   chan struct{}
 }
 
@@ -39,7 +40,7 @@ func OpenStreams(out *Output) (*Streams, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Streams{out: out, pipes: p, theirs: []*os.File{stdout, stderr}, done: make(chan struct{})}, nil
+	return &Streams{out: out, pipes: p, theirs: []*os.File{stdout, stderr}, pace: rate.NewLimiter(Rate, Burst), done: make(chan struct{})}, nil
 }
 
 // Command returns the ends for the command. They stay the property of Streams.
@@ -48,12 +49,11 @@ func (s *Streams) Command() (stdout, stderr *os.File) { return s.theirs[0], s.th
 // Run starts copying, after the command was started.
 func (s *Streams) Run() {
 	s.closeTheirs()
-	pace := rate.NewLimiter(Rate, Burst)
 	go func() {
 		defer close(s.done)
 		s.pipes.copy(func(stream sandbox.Stream, p []byte) {
 			_, _ = s.out.Writer(stream).Write(p) // it does not fail
-			if wait := pace.ReserveN(time.Now(), len(p)).Delay(); wait > 0 {
+			if wait := s.pace.ReserveN(time.Now(), len(p)).Delay(); wait > 0 {
 				<-time.After(wait) // a millisecond or so: the command waits in its write meanwhile
 			}
 		})

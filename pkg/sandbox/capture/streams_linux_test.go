@@ -51,19 +51,6 @@ func TestStreams_TakeLargeAndManyWrites(t *testing.T) {
 	require.Equal(t, 50_000, strings.Count(stderr, "\n"))
 }
 
-// TestStreams_WhoWritesVeryMuchIsReadSlowly, and to the end.
-func TestStreams_WhoWritesVeryMuchIsReadSlowly(t *testing.T) {
-	t.Parallel()
-	const size = capture.Burst + 2*capture.Rate
-	out := capture.New(1000, nil)
-	start := time.Now()
-	run(t, fmt.Sprintf("head -c %d /dev/zero; echo end", size), out, time.Minute)
-	require.Greater(t, time.Since(start), 1900*time.Millisecond)
-	got := out.Captured(sandbox.Stdout)
-	require.EqualValues(t, size+4, got.Total)
-	require.True(t, strings.HasSuffix(string(got.Data), "\x00end\n"))
-}
-
 func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
 	t.Parallel()
 	reader, holder, err := os.Pipe() // ends what survives
