@@ -24,6 +24,7 @@ type turnFlags struct {
 	Prompt    string        `arg:"" help:"What the agent is asked."`
 	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: an empty workspace."`
+	WholeHome bool          `help:"Allow --workspace to be the root directory or the home directory, where a session changes all that is yours."`
 	Toolset   []string      `default:"core" help:"Toolsets of the model, separated by commas."`
 	MaxSteps  int           `default:"64" help:"How often the model is asked at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
@@ -94,8 +95,10 @@ func (f *turnFlags) check() (c checked, err error) {
 	if c.protect, err = f.Places(); err != nil {
 		return c, err
 	}
-	c.workspace, err = checkWorkspace(f.Workspace)
-	return c, err
+	if c.workspace, err = checkWorkspace(f.Workspace); err != nil {
+		return c, err
+	}
+	return c, f.narrow(c.workspace)
 }
 
 // prepared is what a session runs with, as far as it needs no fleet.

@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -131,6 +132,9 @@ func (c *serveCommand) check() error {
 // announce says how others reach the fleet.
 func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: serving sessions of fleet %s with model %s\n", fl.Name, model)
+	if c.Nats != "" { // which the environment may say, unlike what somebody thinks
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s (--nats, TOOLFLEET_NATS)\n", natsio.Redact(c.Nats))
+	}
 	if fl.Server != nil {
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s\n",
 			fl.Server.URL(), fl.Server.URL(), fl.Server.CredentialFile())

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,6 +63,10 @@ func child(ctx context.Context, mode string) error {
 			return err
 		}
 		process(ctx)
+	case "killed":
+		process(ctx)
+		time.Sleep(killedAfter)
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case "measure":
 		measure(ctx)
 	case "scrape":
@@ -78,6 +83,9 @@ func child(ctx context.Context, mode string) error {
 	_ = shutdown(ctx) // its errors are the error handler's too
 	return nil
 }
+
+// killedAfter is less than OpenTelemetry's own delay, of 5 s.
+const killedAfter = 3 * time.Second
 
 func received(ctx context.Context) (context.Context, error) {
 	body, err := io.ReadAll(os.Stdin)

@@ -108,16 +108,28 @@ func Setup(ctx context.Context, service, version string, options *Options) (shut
 	}
 	otel.SetErrorHandler(&exportErrors{logger: opts.Logger, now: time.Now})
 	otel.SetLogger(logr.FromSlogHandler(opts.Logger.Handler()))
-	return together(installTraces(exporter, described), installMetrics(reader, described)), nil
+	return together(installTraces(exporter, described, batching(opts.Getenv)...), installMetrics(reader, described)), nil
+}
+
+// exportDelay is how long a span that has ended waits for others. What a process that is killed had
+// not exported yet is lost.
+const exportDelay = 200 * time.Millisecond
+
+// batching is what the environment leaves open of how spans are batched.
+func batching(getenv func(string) string) []sdktrace.BatchSpanProcessorOption {
+	if getenv("OTEL_BSP_SCHEDULE_DELAY") != "" {
+		return nil
+	}
+	return []sdktrace.BatchSpanProcessorOption{sdktrace.WithBatchTimeout(exportDelay)}
 }
 
 // installTraces installs tracing, if there is an exporter for it.
-func installTraces(exporter sdktrace.SpanExporter, described *resource.Resource) (shutdown func(context.Context) error) {
+func installTraces(exporter sdktrace.SpanExporter, described *resource.Resource, how ...sdktrace.BatchSpanProcessorOption) (shutdown func(context.Context) error) {
 	if exporter == nil {
 		return nil
 	}
 	otel.SetTextMapPropagator(propagation.TraceContext{})
-	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(described))
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter, how...), sdktrace.WithResource(described))
 	otel.SetTracerProvider(provider)
 	return provider.Shutdown
 }

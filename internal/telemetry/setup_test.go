@@ -85,6 +85,14 @@ func TestTrace_FollowsACallThroughProcesses(t *testing.T) {
 	require.Equal(t, "instance-1", tool.Resource["service.instance.id"])
 }
 
+// A worker that is killed has exported the spans of the calls that it ended.
+func TestTrace_EndedSpansSurviveTheirProcess(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	require.Equal(t, -1, run(t, "killed", nil, receiver.Env()...).code)
+	require.NotEmpty(t, otlptest.Find(receiver.Spans(), telemetry.SpanProcess))
+}
+
 func TestSetup_TheEnvironmentNamesTheService(t *testing.T) {
 	t.Parallel()
 	receiver := otlptest.Start(t)
