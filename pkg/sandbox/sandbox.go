@@ -130,11 +130,15 @@ type Mount struct {
 	// Host is an absolute path.
 	Host string
 	// Guest is where it appears: an absolute path, not the root, nor /proc, /dev, /sys, /etc,
-	// /workspace, /tmp, the home directory (/home/sandbox) or below one of these. "" means
-	// the same path as Host.
+	// /workspace, /tmp, the home directory (/home/sandbox), or below or above one of these. ""
+	// means the same path as Host.
 	Guest string
-	// Write lets commands change it; they act as the sandbox's user.
+	// Write lets commands change it.
 	Write bool
+	// AsOwner has commands be the owner of the mount in it, where the worker is root and the file
+	// system can do that: otherwise they read what everybody may. A mount that they write to is
+	// always so, or refused.
+	AsOwner bool
 }
 
 // Sandbox is one isolated place. It is safe for concurrent use.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -193,7 +194,7 @@ var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant
 	"/", "/proc", "/dev", "/sys", "/etc", initd.GuestWorkspace, initd.GuestHome, initd.GuestTemp,
 }
 
-// checkMounts puts mounts into a configuration if they can be made.
+// checkMounts puts mounts into a configuration if they can be made, outer ones first.
 func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 	for _, m := range mounts {
 		if m.Guest == "" {
@@ -204,7 +205,7 @@ func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 			return fmt.Errorf("mount %s as %s: both must be absolute paths", m.Host, m.Guest)
 		}
 		for _, reserved := range reservedPlaces {
-			if m.Guest == reserved || reserved != "/" && strings.HasPrefix(m.Guest, reserved+"/") {
+			if m.Guest == reserved || reserved != "/" && (strings.HasPrefix(m.Guest, reserved+"/") || strings.HasPrefix(reserved, m.Guest+"/")) {
 				return fmt.Errorf("mount %s as %s: %s is the sandbox's own; give the mount another place", m.Host, m.Guest, reserved)
 			}
 		}
@@ -213,6 +214,7 @@ func checkMounts(config *wire.Config, mounts []sandbox.Mount) error {
 		}
 		config.Mounts = append(config.Mounts, m)
 	}
+	slices.SortFunc(config.Mounts, func(a, b sandbox.Mount) int { return strings.Compare(a.Guest, b.Guest) })
 	return nil
 }
 

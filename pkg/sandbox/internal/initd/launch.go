@@ -59,13 +59,10 @@ func spawn(m *wire.Message) (pid int, err error) {
 	}
 	from := inherited{control: m.FDs[0]}
 	if config.Privileged {
-		translated, err := newTranslation(owner{config.OwnerUID, config.OwnerGID})
-		if err != nil {
-			return 0, &stepError{step: StepNamespaces, err: err}
-		}
-		defer closeAll([]int{translated.fd})
-		config.HostUID, config.HostGID = translated.host, translated.host
-		from.trees, err = openTrees(config, translated.fd)
+		owners := newTranslations()
+		defer owners.close()
+		config.HostUID, config.HostGID = owners.host, owners.host
+		from.trees, err = openTrees(config, owners)
 		defer closeAll(from.trees)
 		if err != nil {
 			return 0, err

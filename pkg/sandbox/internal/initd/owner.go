@@ -3,11 +3,13 @@
 package initd
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/calls"
 )
 
@@ -21,35 +23,73 @@ const (
 // owner is who owns the directories of a sandbox on disk.
 type owner struct{ uid, gid int }
 
-// translation says that what has an owner on disk belongs to a user of the host, who is new and
-// owns nothing else, in the mounts that it is given to.
-type translation struct {
-	host int // user and group
-	fd   int // a user namespace
+// translations say that what has some owner on disk belongs to a user of the host, who is new and
+// owns nothing else, in the mounts that are translated.
+type translations struct {
+	host int           // user and group
+	fds  map[owner]int // user namespaces
 }
 
-// newTranslation makes a translation. Its namespace is that of a process that does nothing, and
-// lives only until it is open.
-func newTranslation(of owner) (*translation, error) {
-	host := firstUID + rand.IntN(countUID) //nolint:gosec // not secret
-	c := &cloned{flags: unix.CLONE_NEWUSER, setgroups: true, uids: []ids{{of.uid, host}}, gids: []ids{{of.gid, host}}}
+func newTranslations() *translations {
+	return &translations{host: firstUID + rand.IntN(countUID), fds: map[owner]int{}} //nolint:gosec // not secret
+}
+
+// translate has what belongs to an owner belong to the new user in a mount.
+func (t *translations) translate(tree int, path string, of owner) error {
+	owners, err := t.namespace(of)
+	if err != nil {
+		return &stepError{step: StepNamespaces, err: err}
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(owners)} //nolint:gosec // a descriptor
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", path, err)}
+	}
+	return nil
+}
+
+// translateOwn does so for the owner of what is mounted.
+func (t *translations) translateOwn(tree int, m sandbox.Mount) error {
+	var stat unix.Stat_t
+	if err := unix.Fstat(tree, &stat); err != nil {
+		return &stepError{step: "open " + m.Host, err: err}
+	}
+	err := t.translate(tree, m.Host, owner{int(stat.Uid), int(stat.Gid)})
+	if !m.Write {
+		return nil // it is shown as it is
+	}
+	return err
+}
+
+// namespace is one in which the owner is the new user. It is that of a process that does nothing,
+// and lives only until it is open.
+func (t *translations) namespace(of owner) (int, error) {
+	if fd, known := t.fds[of]; known {
+		return fd, nil
+	}
+	c := &cloned{flags: unix.CLONE_NEWUSER, setgroups: true, uids: []ids{{of.uid, t.host}}, gids: []ids{{of.gid, t.host}}}
 	var idle calls.List
 	idle.Do(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL))
 	idle.Do(unix.SYS_PPOLL, 0, 0, 0, 0)
 	pid, err := idle.Fork(c.flags, -1, nil)
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
 	defer func() {
 		_ = unix.Kill(pid, unix.SIGKILL)
 		_, _ = unix.Wait4(pid, nil, 0, nil) // it is ours and dies
 	}()
 	if err := c.mapUsers(pid); err != nil {
-		return nil, err
+		return -1, err
 	}
 	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		t.fds[of] = fd
 	}
-	return &translation{host: host, fd: fd}, nil
+	return fd, err
+}
+
+func (t *translations) close() {
+	for _, fd := range t.fds {
+		_ = unix.Close(fd)
+	}
 }

@@ -51,7 +51,7 @@ var System = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"} /
 var settings = []string{ //nolint:gochecknoglobals // a constant
 	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "nsswitch.conf", "services", "protocols",
 	"mime.types", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted",
-	"crypto-policies",
+	"crypto-policies", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "java-25-openjdk", "maven/m2.conf", "maven/logging",
 }
 
 // SettingsOf are the files of /etc of a sandbox, as the host has them.

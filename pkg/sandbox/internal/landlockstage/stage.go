@@ -104,7 +104,8 @@ func settings() []string {
 	return []string{
 		"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "nsswitch.conf", "services", "protocols",
 		"mime.types", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted",
-		"crypto-policies", "passwd", "group", "hosts", "host.conf",
+		"crypto-policies", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "java-25-openjdk", "maven/m2.conf", "maven/logging",
+		"passwd", "group", "hosts", "host.conf",
 	}
 }
 
