@@ -31,6 +31,7 @@ type callCommand struct {
 	policyFlags
 	fleetFlags
 	workerFlags
+	hostFlags
 }
 
 // callOutput is the JSON object that a call prints.
@@ -63,6 +64,9 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	}
 	if c.Timeout < 0 {
 		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
+	}
+	if err := c.checkHost(c.Nats != ""); err != nil {
+		return err
 	}
 	folder, err := c.openFolder()
 	if err != nil {
@@ -155,6 +159,10 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		return nil, err
 	}
 	defer cleanup()
+	if err := worker.see(ctx, &c.hostFlags, workspace, data); err != nil {
+		return nil, err
+	}
+	defer func() { _ = worker.forget() }() // its cache is brought below its bound another time
 	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Logger: logger})
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -134,6 +135,24 @@ type embeddedWorker struct {
 	tools   string   // absolute path of the folder of tools; "" for none
 	driver  sandbox.Driver
 	caps    sandbox.Caps
+	host    *hostView // nil until see is called
+}
+
+// see has sandboxes see of the host what flags say, until forget. Nothing is seen by workers
+// elsewhere, for whom e is nil.
+func (e *embeddedWorker) see(ctx context.Context, flags *hostFlags, workspace, data string) (err error) {
+	if e != nil {
+		e.host, err = flags.open(ctx, e.caps, workspace, data)
+	}
+	return err
+}
+
+// forget ends that.
+func (e *embeddedWorker) forget() error {
+	if e == nil {
+		return nil
+	}
+	return e.host.close()
 }
 
 // openWorker checks the flags of an embedded worker and of its fleet, and opens its sandbox driver,
@@ -202,9 +221,11 @@ func (e *embeddedWorker) start(
 				e.caps.Driver, strings.Join(places.Protect, ", ")))
 		}
 	}
+	env := maps.Clone(e.host.env)
+	maps.Copy(env, e.flags.Env)
 	return f.StartWorker(ctx, worker.Options{
-		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: e.flags.Env, Limits: e.limits,
-		Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect,
+		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: env, Limits: e.limits,
+		Mounts: e.host.mounts, Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect,
 	})
 }
 

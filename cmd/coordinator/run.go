@@ -45,6 +45,7 @@ type runCommand struct {
 	policyFlags
 	fleetFlags
 	workerFlags
+	hostFlags
 }
 
 // guardFlag says how careful a session's tools are.
@@ -130,6 +131,9 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	if turn.judge, err = c.judge(); err != nil {
 		return turn, err
 	}
+	if err := c.checkHost(c.Nats != ""); err != nil {
+		return turn, err
+	}
 	if turn.model, turn.modelName, err = (model.Opener{Env: p.Getenv, Logger: logger}).Open(c.Model); err != nil {
 		return turn, cli.Usagef("--model: %v", err)
 	}
@@ -166,6 +170,13 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	worker, err := c.openWorker(ctx, &c.fleetFlags, data, c.folderFlag, turn.protect, logger)
 	if err != nil {
 		return err
+	}
+	if err := worker.see(ctx, &c.hostFlags, turn.workspace, data); err != nil {
+		return err
+	}
+	defer func() { _ = worker.forget() }() // its cache is brought below its bound another time
+	if worker != nil && c.JSON {
+		show.observe = worker.host.told(p.Stdout, turn.session, show.observe)
 	}
 	end, err := p.Telemetry(ctx, "toolfleet-coordinator", telemetry.Options{Logger: logger})
 	if err != nil {

@@ -61,7 +61,7 @@ func findLanguages(ctx context.Context, o Options) (_ languages, err error) {
 		return languages{}, fmt.Errorf("look for languages: %w", err)
 	}
 	spec := sandbox.Spec{
-		ID: probeID, Workspace: filepath.Join(dir, "workspace"), Scratch: filepath.Join(dir, "scratch"), Env: o.Env, Limits: o.Limits,
+		ID: probeID, Workspace: filepath.Join(dir, "workspace"), Scratch: filepath.Join(dir, "scratch"), Env: o.Env, Limits: o.Limits, Mounts: o.Mounts,
 	}
 	if err := errors.Join(os.Mkdir(spec.Workspace, 0o700), os.Mkdir(spec.Scratch, 0o700)); err != nil {
 		return languages{}, fmt.Errorf("look for languages: %w", err)

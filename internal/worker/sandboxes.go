@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -166,12 +167,12 @@ func (s *sandboxes) box(l protocol.Lane) *box {
 	return b
 }
 
-// mounts are what every sandbox sees beside its workspace: the folder of tools.
+// mounts are what every sandbox sees beside its workspace: the folder of tools among them.
 func (s *sandboxes) mounts() []sandbox.Mount {
 	if s.options.Tools == "" {
-		return nil
+		return s.options.Mounts
 	}
-	return []sandbox.Mount{{Host: s.options.Tools, Guest: s.toolsPlace()}}
+	return append(slices.Clone(s.options.Mounts), sandbox.Mount{Host: s.options.Tools, Guest: s.toolsPlace()})
 }
 
 // guestTools is where sandboxes with a root of their own see the folder of tools.

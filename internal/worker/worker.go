@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
+	"github.com/toolfleet/toolfleet/internal/worker/offline"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
@@ -51,7 +52,8 @@ type Options struct {
 	// Driver opens sandboxes, and Caps is what it has proven. Required.
 	Driver sandbox.Driver
 	Caps   sandbox.Caps
-	// Env is added to the environment of sandboxes, which is otherwise PATH, LANG and TERM.
+	// Env is added to the environment of sandboxes, which is otherwise PATH, LANG and TERM, and
+	// without any network what keeps package managers from trying to reach it.
 	Env map[string]string
 	// Limits bound every command and sandbox; calls can only tighten them.
 	Limits sandbox.Limits
@@ -64,6 +66,8 @@ type Options struct {
 	// must be able to. nil means those of [gitguard.Protected] in a directory that is used
 	// in place, as they are when it is first used, and none elsewhere; empty means none.
 	Protect []string
+	// Mounts are what every sandbox sees of the host beside its workspace.
+	Mounts []sandbox.Mount
 	// Tools is the absolute path of the folder with the programs of the user's own tools,
 	// which sandboxes can read; "" for none.
 	Tools string
@@ -120,6 +124,9 @@ func (o Options) withDefaults() Options {
 		o.Workspace = func(string) (string, bool) { return "", false }
 	}
 	env := map[string]string{"PATH": os.Getenv("PATH"), "LANG": "C.UTF-8", "TERM": "dumb"}
+	if o.Allow.Empty() && o.Caps.Enforces(sandbox.NetworkNone) {
+		maps.Copy(env, offline.Env())
+	}
 	maps.Copy(env, o.Env)
 	o.Env = env
 	return o

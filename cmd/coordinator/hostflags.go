@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// hostFlags say what the embedded worker's sandboxes see of the host.
+type hostFlags struct {
+	Toolchains string   `default:"auto" placeholder:"auto|none|NAME,..." help:"Toolchains of your PATH that the embedded worker's sandboxes see, read-only: auto is all that are found (coordinator doctor lists them)."`
+	Mount      []string `sep:"none" placeholder:"HOST[:INSIDE][:ro|rw]" help:"Further directory or file that the embedded worker's sandboxes see, at the same path unless INSIDE is given; read-only unless rw is. May be given several times."`
+	Cache      string   `default:"auto" placeholder:"auto|none|NAME" help:"Cache of modules and builds that the embedded worker's sandboxes keep from one session to the next: auto is one of the workspace's own, NAME one that workspaces share."`
+	CacheSize  cli.Size `default:"10G" placeholder:"SIZE" help:"How much all your caches may take up; the least recently used goes. 0 is no bound."`
+}
+
+// Words of the flags.
+const (
+	flagAuto = "auto"
+	flagNone = "none"
+)
+
+// kinds are the toolchains that are wanted: nil is all.
+func (f *hostFlags) kinds() ([]string, error) {
+	switch f.Toolchains {
+	case flagAuto:
+		return nil, nil
+	case flagNone:
+		return []string{}, nil
+	}
+	names := strings.Split(f.Toolchains, ",")
+	for i, text := range names {
+		if names[i] = strings.TrimSpace(text); !slices.Contains(hostenv.Kinds(), names[i]) {
+			return nil, cli.Usagef("--toolchains: %q is none: must be auto, none, or some of %s", names[i], strings.Join(hostenv.Kinds(), ", "))
+		}
+	}
+	return names, nil
+}
+
+// checkHost returns a usage error for values that make no sense anywhere.
+func (f *hostFlags) checkHost(elsewhere bool) error {
+	if _, err := f.kinds(); err != nil {
+		return err
+	}
+	if f.Cache != flagAuto && f.Cache != flagNone {
+		if err := hostenv.CheckCacheName(f.Cache); err != nil {
+			return cli.Usagef("--cache %s: must be auto, none, or a name: %v", f.Cache, err)
+		}
+	}
+	if elsewhere && len(f.Mount) > 0 {
+		return cli.Usagef("--mount %s: is for the worker inside this process; with --nats the workers are elsewhere", f.Mount[0])
+	}
+	for _, text := range f.Mount {
+		if _, err := hostenv.ParseMount(text); err != nil {
+			return cli.Usagef("--mount %s: %v", text, err)
+		}
+	}
+	return nil
+}
+
+// hostView is what sandboxes see of the host.
+type hostView struct {
+	found  hostenv.Found
+	mounts []sandbox.Mount // all of them
+	env    map[string]string
+	cache  *hostenv.Cache // nil for none
+	asked  []sandbox.Mount
+}
+
+// open decides what sandboxes of a driver with these capabilities see of the host. The directory
+// workspace is used in place, unless it is "", and data has sessions.
+func (f *hostFlags) open(ctx context.Context, caps sandbox.Caps, workspace, data string) (*hostView, error) {
+	view := hostenv.ViewOf(caps)
+	home, _ := os.UserHomeDir() // "" is none
+	state, _ := cli.StateDir("")
+	limits := hostenv.Limits{View: view, Home: home, Workspace: workspace, Data: []string{data, state}}
+	asked, err := limits.CheckAll(f.Mount)
+	if err != nil {
+		return nil, cli.Usagef("--mount %v", err)
+	}
+	only, err := f.kinds()
+	if err != nil {
+		return nil, err
+	}
+	found := hostenv.Find(hostenv.Host{
+		Path: os.Getenv("PATH"), Home: home, Env: os.Getenv, Workspace: workspace, View: view,
+	}, only)
+	h := &hostView{found: found, asked: asked, mounts: slices.Concat(found.Mounts(), asked), env: found.Environ()}
+	if workspace != "" {
+		maps.Copy(h.env, hostenv.Identity(ctx, workspace))
+	}
+	return h, h.openCache(ctx, f, view, workspace)
+}
+
+func (h *hostView) openCache(ctx context.Context, f *hostFlags, view hostenv.View, workspace string) (err error) {
+	name := f.Cache
+	if name == flagNone || name == flagAuto && workspace == "" {
+		return nil
+	}
+	if name == flagAuto {
+		if name, err = hostenv.ProjectCache(workspace); err != nil {
+			return fmt.Errorf("cache: %w", err)
+		}
+	}
+	dir, err := cli.StateDir("caches")
+	if err != nil {
+		return err
+	}
+	if h.cache, err = (hostenv.Caches{Dir: dir, Bytes: int64(f.CacheSize)}).Open(ctx, name, workspace); err != nil {
+		return err
+	}
+	h.mounts = append(h.mounts, h.cache.Mount(view))
+	maps.Copy(h.env, h.cache.Env(view))
+	return nil
+}
+
+// close lets go of the cache.
+func (h *hostView) close() error {
+	if h == nil || h.cache == nil {
+		return nil
+	}
+	return h.cache.Close()
+}
+
+// environment is the line by which run --json tells what sandboxes see of the host.
+type environment struct {
+	Type       string              `json:"type"`
+	SessionID  protocol.SessionID  `json:"session_id"`
+	Toolchains []hostenv.Toolchain `json:"toolchains"`
+	Path       string              `json:"path"`
+	LeftOut    []hostenv.LeftOut   `json:"left_out,omitempty"`
+	Mounts     []hostMount         `json:"mounts"`
+	Cache      string              `json:"cache,omitempty"`
+}
+
+// hostMount is a mount that was asked for.
+type hostMount struct {
+	Host   string `json:"host"`
+	Inside string `json:"inside"`
+	Mode   string `json:"mode"`
+}
+
+// told is an observer that prints the line after the first event.
+func (h *hostView) told(w io.Writer, session protocol.SessionID, observe func(loop.Event)) func(loop.Event) {
+	var once sync.Once
+	return func(e loop.Event) {
+		observe(e)
+		once.Do(func() { _ = h.tell(w, session) }) // a reader that went away is told of by events
+	}
+}
+
+func (h *hostView) tell(w io.Writer, session protocol.SessionID) error {
+	e := environment{
+		Type: "environment", SessionID: session, Toolchains: []hostenv.Toolchain{}, Path: h.found.Path,
+		LeftOut: h.found.LeftOut, Mounts: []hostMount{},
+	}
+	e.Toolchains = append(e.Toolchains, h.found.Toolchains...)
+	for _, m := range h.asked {
+		e.Mounts = append(e.Mounts, hostMount{Host: m.Host, Inside: m.Guest, Mode: mode(m)})
+	}
+	if h.cache != nil {
+		e.Cache = h.cache.Name
+	}
+	return json.NewEncoder(w).Encode(e)
+}
+
+func mode(m sandbox.Mount) string {
+	if m.Write {
+		return "rw"
+	}
+	return "ro"
+}

@@ -1,0 +1,13 @@
+// Package hostenv decides what a sandbox sees of the host's user, where a directory is worked on in
+// place: the toolchains on the PATH, mounts of the user's choice, caches of package managers and
+// compilers, and who commits.
+//
+//	PATH of the user ──► Find ──► toolchains: read-only parts, variables, a PATH of what is there
+//	--mount          ──► ParseMount, Check ──► mounts, or a refusal that says what is allowed
+//	--cache          ──► OpenCache ──► a directory of the project, locked while it is in use
+//	git config       ──► Identity ──► GIT_AUTHOR_NAME, ...
+//
+// A toolchain is never a whole directory of the user's: of each kind it is known which parts
+// programs need, and only those are shown, so that tokens and settings beside them stay out. What
+// commands may have written, the workspace, is never followed to elsewhere.
+package hostenv

@@ -1,0 +1,45 @@
+package hostenv_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/hostenv"
+)
+
+// TestIdentity is the name and the address that git has in a directory, and nothing else.
+func TestIdentity(t *testing.T) {
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("UNSUPPORTED: git is not installed")
+	}
+	global := filepath.Join(t.TempDir(), "gitconfig")
+	t.Setenv("GIT_CONFIG_GLOBAL", global)
+	t.Setenv("GIT_CONFIG_NOSYSTEM", "1")
+	dir := t.TempDir()
+	set := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir}, args...)...)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	require.Empty(t, hostenv.Identity(t.Context(), dir))
+	set("config", "--global", "user.name", "Ada Lovelace")
+	set("config", "--global", "user.email", "ada@example.com")
+	set("config", "--global", "user.signingkey", "secret")
+	want := map[string]string{
+		"GIT_AUTHOR_NAME": "Ada Lovelace", "GIT_COMMITTER_NAME": "Ada Lovelace", "GIT_AUTHOR_EMAIL": "ada@example.com", "GIT_COMMITTER_EMAIL": "ada@example.com",
+	}
+	require.Equal(t, want, hostenv.Identity(t.Context(), dir))
+
+	set("init", "-q")
+	set("config", "user.email", "ada@work.example")
+	want["GIT_AUTHOR_EMAIL"], want["GIT_COMMITTER_EMAIL"] = "ada@work.example", "ada@work.example"
+	require.Equal(t, want, hostenv.Identity(t.Context(), dir), "the workspace's counts more")
+
+	set("config", "user.name", "Eve\nGIT_SSH=evil")
+	set("config", "user.email", "<eve>")
+	require.Empty(t, hostenv.Identity(t.Context(), dir), "what cannot be in a commit is left out")
+}
