@@ -16,5 +16,5 @@ func (c *doctorCommand) run(ctx context.Context, p program) error {
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	data, _ := cli.StateDir("sessions") // without a home it is that of temporary files
-	return doctor.Run(ctx, data, p.Stdout, c.JSON)
+	return doctor.Run(ctx, data, true, p.Stdout, c.JSON)
 }

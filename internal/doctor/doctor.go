@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
@@ -26,6 +27,9 @@ type Report struct {
 	Drivers []Driver `json:"drivers"`
 	// Host is what was found of the host.
 	Host []Check `json:"host"`
+	// InPlace is what sandboxes have of the user's toolchains where a directory is worked on in
+	// place; nil when it was not looked for.
+	InPlace *hostenv.Found `json:"in_place,omitempty"`
 }
 
 // Driver is what a driver has proven.

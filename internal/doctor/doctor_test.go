@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -13,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
 )
@@ -161,6 +164,30 @@ func TestRun_EndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out bytes.Buffer
-	require.ErrorIs(t, Run(ctx, "", &out, false), context.Canceled)
+	require.ErrorIs(t, Run(ctx, "", false, &out, false), context.Canceled)
 	require.Empty(t, out.String())
+}
+
+// TestWrite_TellsToolchains and what is left out, only where it was looked for.
+func TestWrite_TellsToolchains(t *testing.T) {
+	t.Parallel()
+	var with, without strings.Builder
+	require.NoError(t, Report{Level: "full"}.Write(&without))
+	require.NotContains(t, without.String(), "toolchains")
+	require.NoError(t, Report{Level: "full", InPlace: &hostenv.Found{
+		Toolchains: []hostenv.Toolchain{{Name: "rust", Root: "/home/ada/.cargo"}},
+		LeftOut:    []hostenv.LeftOut{{Entry: "/tmp/bin", Why: "is below /tmp, which sandboxes have of their own"}},
+	}}.Write(&with))
+	require.Contains(t, with.String(), "  rust      /home/ada/.cargo\n  left out  /tmp/bin is below /tmp")
+}
+
+// TestRun_LooksForToolchains where it is asked to.
+func TestRun_LooksForToolchains(t *testing.T) {
+	home := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(home, "tool/bin"), 0o755))
+	t.Setenv("HOME", home)
+	t.Setenv("PATH", "/usr/bin:"+filepath.Join(home, "tool/bin"))
+	found := Report{Level: "paths", Driver: "landlock"}.toolchains()
+	require.Len(t, found.Toolchains, 1)
+	require.Equal(t, filepath.Join(home, "tool"), found.Toolchains[0].Root)
 }

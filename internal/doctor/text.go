@@ -50,8 +50,25 @@ func (r Report) Write(w io.Writer) error {
 			fmt.Fprintf(&text, "           %-16s -> %s\n", "", c.Advice)
 		}
 	}
+	r.writeInPlace(&text)
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+func (r Report) writeInPlace(text *strings.Builder) {
+	if r.InPlace == nil {
+		return
+	}
+	text.WriteString("\ntoolchains of your PATH, as run and call show them to commands beside /usr\n")
+	for _, t := range r.InPlace.Toolchains {
+		fmt.Fprintf(text, "  %-9s %s\n", t.Name, t.Root)
+	}
+	if len(r.InPlace.Toolchains) == 0 {
+		text.WriteString("  none\n")
+	}
+	for _, l := range r.InPlace.LeftOut {
+		fmt.Fprintf(text, "  left out  %s %s\n", l.Entry, l.Why)
+	}
 }
 
 func (d Driver) write(text *strings.Builder) {

@@ -80,7 +80,7 @@ func Run(p cli.Program, handlers worker.Handlers) int {
 			}
 			ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 			defer stop()
-			return doctor.Run(ctx, data, p.Stdout, f.JSON)
+			return doctor.Run(ctx, data, false, p.Stdout, f.JSON)
 		}
 		return serve(ctx, p, &f, handlers)
 	})
