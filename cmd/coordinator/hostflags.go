@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
@@ -136,13 +137,20 @@ func (h *hostView) close() error {
 
 // environment is the line by which run --json tells what sandboxes see of the host.
 type environment struct {
-	Type       string              `json:"type"`
-	SessionID  protocol.SessionID  `json:"session_id"`
-	Toolchains []hostenv.Toolchain `json:"toolchains"`
-	Path       string              `json:"path"`
-	LeftOut    []hostenv.LeftOut   `json:"left_out,omitempty"`
-	Mounts     []hostMount         `json:"mounts"`
-	Cache      string              `json:"cache,omitempty"`
+	Type       string             `json:"type"`
+	SessionID  protocol.SessionID `json:"session_id"`
+	Time       time.Time          `json:"time"`
+	Toolchains []hostToolchain    `json:"toolchains"`
+	Path       string             `json:"path"`
+	LeftOut    []hostenv.LeftOut  `json:"left_out,omitempty"`
+	Mounts     []hostMount        `json:"mounts"`
+	Cache      string             `json:"cache,omitempty"`
+}
+
+// hostToolchain is a toolchain that was found.
+type hostToolchain struct {
+	Name string `json:"name"`
+	Root string `json:"root"`
 }
 
 // hostMount is a mount that was asked for.
@@ -163,10 +171,12 @@ func (h *hostView) told(w io.Writer, session protocol.SessionID, observe func(lo
 
 func (h *hostView) tell(w io.Writer, session protocol.SessionID) error {
 	e := environment{
-		Type: "environment", SessionID: session, Toolchains: []hostenv.Toolchain{}, Path: h.found.Path,
+		Type: "environment", SessionID: session, Time: time.Now().UTC(), Toolchains: []hostToolchain{}, Path: h.found.Path,
 		LeftOut: h.found.LeftOut, Mounts: []hostMount{},
 	}
-	e.Toolchains = append(e.Toolchains, h.found.Toolchains...)
+	for _, t := range h.found.Toolchains {
+		e.Toolchains = append(e.Toolchains, hostToolchain{Name: t.Name, Root: t.Root})
+	}
 	for _, m := range h.asked {
 		e.Mounts = append(e.Mounts, hostMount{Host: m.Host, Inside: m.Guest, Mode: mode(m)})
 	}
