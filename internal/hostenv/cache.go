@@ -115,9 +115,9 @@ const guestCache = "/cache"
 // Mount is the cache as sandboxes with that view see it.
 func (c *Cache) Mount(v View) sandbox.Mount {
 	if v.Root {
-		return sandbox.Mount{Host: c.Files(), Guest: guestCache, Write: true}
+		return sandbox.Mount{Host: c.Files(), Guest: guestCache, Write: true, Cache: true}
 	}
-	return sandbox.Mount{Host: c.Files(), Guest: c.Files(), Write: true}
+	return sandbox.Mount{Host: c.Files(), Guest: c.Files(), Write: true, Cache: true}
 }
 
 // Env are the variables by which programs find the cache.

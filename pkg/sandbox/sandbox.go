@@ -133,8 +133,11 @@ type Mount struct {
 	// /workspace, /tmp, the home directory (/home/sandbox), or below or above one of these. ""
 	// means the same path as Host.
 	Guest string
-	// Write lets commands change it.
+	// Write lets commands change it, but for those that are read-only.
 	Write bool
+	// Cache lets those change it as well, as they may change home and temporary files; it goes with
+	// Write.
+	Cache bool
 	// AsOwner has commands be the owner of the mount in it, where the worker is root and the file
 	// system can do that: otherwise they read what everybody may. A mount that they write to is
 	// always so, or refused.

@@ -52,13 +52,17 @@ func TestMounts_CanBeWrittenTo(t *testing.T) { //nolint:paralleltest // its arms
 		require.NoError(t, os.WriteFile(filepath.Join(inner, "own"), []byte("read "), 0o600))
 		s, err := ns.New(nil).Open(t.Context(), sandbox.Spec{
 			ID: "written", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
-			Mounts: []sandbox.Mount{{Host: inner, Guest: "/opt/outer/inner", AsOwner: true}, {Host: outer, Guest: "/opt/outer", Write: true}},
+			Mounts: []sandbox.Mount{{Host: inner, Guest: "/opt/outer/inner", AsOwner: true}, {Host: outer, Guest: "/opt/outer", Write: true}, {Host: t.TempDir(), Guest: "/opt/cache", Write: true, Cache: true}},
 		})
 		require.NoError(t, err)
 		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "cat /opt/outer/inner/own; mkdir -m 555 /opt/outer/d && echo x >/opt/outer/file && stat -c %U /opt/outer/file; : >/opt/outer/inner/x"}})
 		require.NoError(t, err)
 		require.Equal(t, "read sandbox\n", string(result.Stdout.Data), string(result.Stderr.Data))
 		require.Contains(t, string(result.Stderr.Data), "Read-only", "the inner mount is not hidden by the outer one")
+		result, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "echo x >/opt/cache/x && echo cached; : >/opt/outer/y"}, ReadOnly: true})
+		require.NoError(t, err)
+		require.Equal(t, "cached\n", string(result.Stdout.Data))
+		require.Contains(t, string(result.Stderr.Data), "Permission denied")
 		require.NoError(t, s.Close())
 		info, err := os.Stat(filepath.Join(outer, "file"))
 		require.NoError(t, err)

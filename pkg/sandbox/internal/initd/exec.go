@@ -70,7 +70,7 @@ func (s *server) start(m *wire.Message) error {
 		return syscall.ForkExec(path, argv, attr)
 	}
 	if request.ReadOnly {
-		s.once.Do(func() { s.readers, s.readersErr = newReaders() })
+		s.once.Do(func() { s.readers, s.readersErr = newReaders(s.mounts) })
 		if s.readersErr != nil {
 			return s.readersErr
 		}
@@ -227,24 +227,28 @@ func (r *readers) fork(f func() (int, error)) (int, error) {
 }
 
 // newReaders makes the thread.
-func newReaders() (*readers, error) {
+func newReaders(mounts []sandbox.Mount) (*readers, error) {
 	r := &readers{work: make(chan func()), err: make(chan error, 1)}
-	go r.run()
+	go r.run(mounts)
 	return r, <-r.err
 }
 
-func (r *readers) run() {
+func (r *readers) run(mounts []sandbox.Mount) {
 	runtime.LockOSThread() // for ever: the thread ends with the goroutine
 	change := confine.AccessChange
-	err := step("read-only", func() error {
-		return confine.LandlockChanges([]confine.Rule{
-			{Path: GuestHome, Access: change},
-			{Path: GuestTemp, Access: change},
-			{Path: "/dev/shm", Access: change},
-			{Path: "/dev", Access: confine.AccessDevices},
-			{Path: "/proc", Access: confine.AccessDevices},
-		})
-	})
+	rules := []confine.Rule{
+		{Path: GuestHome, Access: change},
+		{Path: GuestTemp, Access: change},
+		{Path: "/dev/shm", Access: change},
+		{Path: "/dev", Access: confine.AccessDevices},
+		{Path: "/proc", Access: confine.AccessDevices},
+	}
+	for _, m := range mounts {
+		if m.Write && m.Cache {
+			rules = append(rules, confine.Rule{Path: Guest(m), Access: change})
+		}
+	}
+	err := step("read-only", func() error { return confine.LandlockChanges(rules) })
 	if err == nil {
 		err = confine.SeccompReadOnly()
 	}

@@ -39,6 +39,7 @@ type server struct {
 	lease    *deadman.Switch
 	commands *commands
 
+	mounts     []sandbox.Mount
 	once       sync.Once
 	readers    *readers
 	readersErr error
@@ -109,7 +110,7 @@ func serve(conn *wire.Conn) error {
 // newServer makes a server that waits for children and file operations in the workspace.
 func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
 	s := &server{
-		conn: conn, commands: newCommands(conn),
+		conn: conn, commands: newCommands(conn), mounts: config.Mounts,
 		calls: make(chan fileCall, maxMessages), messages: make(chan struct{}, maxMessages),
 	}
 	var err error

@@ -135,7 +135,7 @@ func (c Config) rules() []confine.Rule {
 	rules = append(rules, confine.Rule{Path: c.Workspace, Access: workspace}, confine.Rule{Path: c.Scratch, Access: all})
 	for _, m := range c.Mounts {
 		access := confine.AccessRead
-		if m.Write && !c.ReadOnly {
+		if m.Write && (m.Cache || !c.ReadOnly) {
 			access = all
 		}
 		rules = append(rules, confine.Rule{Path: m.Host, Access: access})
