@@ -139,10 +139,11 @@ func TestProtect_WhatGitReadsStaysAsItIs(t *testing.T) {
 			t.Parallel()
 			workspace := repository(t)
 			command(t, workspace, c.before)
-			model := script(t, say("Planting.", bash("c1", identity+c.plant+"; echo planted")), say("Reading.", bash("c2", "git -C . status 2>&1")), say("Done."))
+			model := script(t, say("Planting.", bash("c1", identity+c.plant+"\necho planted")), say("Reading.", bash("c2", "git -C . status 2>&1")), say("Done."))
 			args := []string{"run", "--json", "--model", model, "--workspace", filepath.Join(workspace, c.in), "--data", t.TempDir(), "do it"}
 			got := execute(t, coordinator, launch{args: args})
 			require.Equal(t, 0, got.code, got.stderr)
+			require.Contains(t, results(events(t, got.stdout))["c1"].Content, "planted\n")
 			git(t, filepath.Join(workspace, c.in), "status")
 			git(t, workspace, "status")
 			git(t, workspace, "commit", "-q", "--allow-empty", "-m", "third")
