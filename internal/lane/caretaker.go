@@ -34,6 +34,7 @@ type caretaker struct {
 	consumer jetstream.Consumer
 	// replace replaces a lane's ready message, see [Holder.replaceReady].
 	replace func(ctx context.Context, lane protocol.Lane)
+	review  review
 }
 
 const (
@@ -57,6 +58,7 @@ func newCaretaker(ctx context.Context, s *store.Store, o Options) (*caretaker, e
 // Run looks after the pool's lanes until ctx ends.
 func (c *caretaker) Run(ctx context.Context) {
 	for {
+		c.review.round(ctx, c)
 		if err := c.round(ctx); err != nil && ctx.Err() == nil {
 			c.logger.DebugContext(ctx, "waiting lanes are not looked after", slog.Any("error", err)) // until the next round
 			c.repair(ctx)
@@ -126,8 +128,15 @@ func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 		return err // it was there, so its holder looks into the mailbox
 	}
 	claim, err := c.store.Claim(ctx, c.pool, lane.Hash())
-	if claim != nil || err != nil { // its holder looks after it, or whoever finds that expired
+	switch {
+	case err != nil:
 		return err
+	case claim == nil || claim.Life == "":
+	case claim.Ready == ready.Sequence: // its holder looks after it, or whoever finds that expired
+		return nil
+	default: // it is about to be removed, or was brought back: whose it is removes it then
+		c.ask(lane)
+		return errOnItsWay
 	}
 	consumer, err := c.store.Consumer(ctx, c.pool)
 	if err != nil || consumer == nil || consumer.Delivered.Stream < ready.Sequence {

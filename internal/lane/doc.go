@@ -103,7 +103,7 @@
 //	calls are put, results heard               publisher, inflight, missing; results
 //	the holder: one loop that pulls            holder, pull, slots, backlog, fairness; options, executor
 //	who holds what                             claim, life, peers
-//	lanes that nobody looks after              caretaker, overdue
+//	lanes that nobody looks after              caretaker, review, overdue
 //	a lane while it is held                    held, waits, attempt, ahead, due, leave, garbage
 //	what waits in it, in order                 feed, mailbox, republished, snapshot
 //	operators, cancels, pauses                 answer, oversight, paused; package operator
