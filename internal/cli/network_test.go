@@ -1,12 +1,15 @@
 package cli_test
 
 import (
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 func TestNetwork_ParsesOrNamesTheFault(t *testing.T) {
@@ -26,6 +29,14 @@ func TestNetwork_ParsesOrNamesTheFault(t *testing.T) {
 		_, _, err := n.Reachable()
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// TestNetwork_HelpNamesEverySet: who reads the help need not make a mistake to learn of them.
+func TestNetwork_HelpNamesEverySet(t *testing.T) {
+	t.Parallel()
+	field, ok := reflect.TypeFor[cli.Network]().FieldByName("AllowNet")
+	require.True(t, ok)
+	require.Contains(t, field.Tag.Get("help"), strings.Join(egress.Sets(), ", "))
 }
 
 func TestEnforced_OnlyWhatTheDriverCan(t *testing.T) {

@@ -1,6 +1,7 @@
 package egress_test
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -24,6 +25,8 @@ func TestAllow_MatchesWhatIsListed(t *testing.T) {
 		"IPv6 address":    {"[2001:DB8::1]:80,[2001:db8::2]", "[2001:db8::1]:80 [2001:db8::2]:443 [2001:0db8:0::1]:80", "[2001:db8::1]:443 [2001:db8::3]:80"},
 		"several":         {" a.example:1 , b.example:2,", "a.example:1 b.example:2", "a.example:2 b.example:1"},
 		"international":   {"bücher.example", "xn--bcher-kva.example:80 BÜCHER.example:443", "bucher.example:80"},
+		"sets":            {"npm,GitHub,db:5432", "registry.npmjs.org:443 github.com:22 api.github.com:443 db:5432", "npm:443 www.npmjs.org:443 gitlab.com:443 pypi.org:443"},
+		"a host as a set": {"npm:443", "npm:443", "registry.npmjs.org:443"},
 		"all":             {"ALL", "example.com:1 10.0.0.1:22", ""},
 	}
 	for name, test := range tests {
@@ -63,6 +66,7 @@ func TestParseAllow_NamesEveryFault(t *testing.T) {
 		"user@example.com":         "user@example.com",
 		"::1":                      `in brackets, "[::1]"`,
 		"*.*":                      "*.*",
+		"nmp,pypi":                 `entry "nmp": no set of hosts has this name; want one of debian, github, go, npm, pypi, a name with a dot, or a port, as in "nmp:443"`,
 		strings.Repeat("a,", 1000): "1001 entries",
 	} {
 		_, err := egress.ParseAllow(list)
@@ -102,4 +106,25 @@ func TestAllow_NamesHostsOnAnyPort(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, everything.Names("other.org"))
 	require.False(t, egress.Allow{}.Names("other.org"))
+}
+
+// TestSets_AreHosts: each set is a list that can be parsed, and is told by its name.
+func TestSets_AreHosts(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, []string{"debian", "github", "go", "npm", "pypi"}, egress.Sets())
+	for _, name := range egress.Sets() {
+		list, err := egress.ParseAllow(name)
+		require.NoError(t, err)
+		require.False(t, list.Empty())
+		again, err := egress.ParseAllow(list.String())
+		require.NoError(t, err)
+		require.Equal(t, list, again)
+	}
+}
+
+func TestAllow_AddressesAreThoseOfIPv4(t *testing.T) {
+	t.Parallel()
+	list, err := egress.ParseAllow("example.com,192.0.2.1,192.0.2.1:22,[2001:db8::1]:80,192.0.2.2:*")
+	require.NoError(t, err)
+	require.Equal(t, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}, list.Addresses())
 }

@@ -83,7 +83,7 @@ func (p *Proxy) ServeLink(ctx context.Context, packets io.ReadWriteCloser) error
 	loops.Wait()
 	l.work.Wait()
 	l.stack.Destroy()
-	if err != nil && !ended {
+	if !ended {
 		return fmt.Errorf("egress link: %w", err)
 	}
 	return nil
@@ -149,7 +149,7 @@ func fullAddress(addr netip.Addr, port uint16) tcpip.FullAddress {
 	return tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFrom4(addr.As4()), Port: port}
 }
 
-// read takes packets of the sandbox until there are no more.
+// read takes packets of the sandbox until that fails.
 func (l *link) read() error {
 	buf := make([]byte, maxPacket)
 	for {

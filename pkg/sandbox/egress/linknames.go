@@ -50,7 +50,9 @@ func (n *linkNames) address(host string, addrs []netip.Addr) (addr netip.Addr, o
 		if len(n.of) >= maxNames {
 			return addr, false
 		}
-		for addr = n.last.Next(); n.listed[addr]; addr = addr.Next() {
+		addr = n.last.Next()
+		for n.listed[addr] {
+			addr = addr.Next()
 		}
 		n.last, n.of[host] = addr, addr
 	}

@@ -147,11 +147,19 @@ func testPrograms(t *testing.T) { //nolint:thelper // it is the test
 			}
 		}
 		tests := []struct{ host, port, want string }{
-			{"good.example", l.port, "a page of good.example"}, {"evil.example", l.port, unknown}, {"good.example", "2", refused},
-			{"lan.example", l.port, refused}, {"1.1.1.1", "80", unreachable},
+			{"good.example", l.port, "a page of good.example"},
+			{"evil.example", l.port, unknown},
+			{"good.example", "2", refused},
+			{"lan.example", l.port, refused},
+			{"1.1.1.1", "80", unreachable},
 			// These are not for every program.
-			{"a.sub.example", l.port, "a page of a.sub.example"}, {"gone.example", "80", unknown}, {"sub.example", l.port, unknown},
-			{"a.sub.example", "2", refused}, {"10.9.8.7", l.port, refused}, {"169.254.169.254", "80", unreachable}, {"10.9.8.6", l.port, unreachable},
+			{"a.sub.example", l.port, "a page of a.sub.example"},
+			{"gone.example", "80", unknown},
+			{"sub.example", l.port, unknown},
+			{"a.sub.example", "2", refused},
+			{"10.9.8.7", l.port, refused},
+			{"169.254.169.254", "80", unreachable},
+			{"10.9.8.6", l.port, unreachable},
 		}
 		if name != "curl" {
 			tests = tests[:5]
@@ -173,7 +181,7 @@ func testPrograms(t *testing.T) { //nolint:thelper // it is the test
 }
 
 // TestProxy_LinkLeadsToWhatIsListed: from inside, nothing gets past the list by the link: other
-// name servers, datagrams, an interface that is chosen, a name that changes, changes of the network.
+// name servers, datagrams, an interface that is chosen, a name that changes, another network.
 func TestProxy_LinkLeadsToWhatIsListed(t *testing.T) { //nolint:paralleltest // as above
 	escapetest.InArms(t, true, testLinkDetours)
 }

@@ -65,19 +65,19 @@ func testProxy(t *testing.T) { //nolint:thelper // it is the test
 }
 
 // serveList is a network of what a list says.
-func serveList(t testing.TB, list string) sandbox.Network {
-	t.Helper()
-	return serveBy(t, egress.Options{Private: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}}, list)
+func serveList(tb testing.TB, list string) sandbox.Network {
+	tb.Helper()
+	return serveBy(tb, egress.Options{Private: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}}, list)
 }
 
 // serveBy is a network of what a list says, with a proxy and a link.
-func serveBy(t testing.TB, o egress.Options, list string) sandbox.Network {
-	t.Helper()
+func serveBy(tb testing.TB, o egress.Options, list string) sandbox.Network {
+	tb.Helper()
 	var err error
 	o.Allow, err = egress.ParseAllow(list)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	p, err := egress.New(o)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return sandbox.Network{
 		Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
 		Serve:     func(ctx context.Context, l net.Listener) { _ = p.Serve(ctx, l) },

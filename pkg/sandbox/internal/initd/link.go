@@ -101,7 +101,7 @@ func linkRequest(config wire.Config) []byte {
 		[]byte{unix.AF_INET, whole, 0, unix.RT_SCOPE_UNIVERSE}, word(linkIndex),
 		attribute(unix.IFA_LOCAL, own), attribute(unix.IFA_ADDRESS, own))...)
 	for _, to := range routes(config) {
-		head := []byte{unix.AF_INET, byte(to.Bits()), 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RT_SCOPE_LINK, unix.RTN_UNICAST}
+		head := []byte{unix.AF_INET, byte(to.Bits()), 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RT_SCOPE_LINK, unix.RTN_UNICAST} //nolint:gosec // at most 32
 		request = append(request, netlinkMessage(unix.RTM_NEWROUTE,
 			head, word(0), attribute(unix.RTA_DST, to.Addr().AsSlice()), attribute(unix.RTA_OIF, word(linkIndex)))...)
 	}
