@@ -15,6 +15,7 @@ type keyboard struct {
 	file  *os.File
 	begin sync.Once
 	typed chan typed
+	rest  []byte // what is left of the last piece
 }
 
 // typed is a piece of what was typed, and when it was read.
@@ -59,6 +60,7 @@ func (k *keyboard) read() {
 
 // drop forgets what was typed and not read.
 func (k *keyboard) drop() {
+	k.rest = nil
 	dropTyped(k.file)
 	select {
 	case <-k.typed:
@@ -82,4 +84,26 @@ func (k *keyboard) line(ctx context.Context, after time.Time) (string, error) {
 			return string(line[:end]), nil
 		}
 	}
+}
+
+// reader reads pieces until ctx ends.
+func (k *keyboard) reader(ctx context.Context) io.Reader { return &keyReader{k, ctx} }
+
+type keyReader struct {
+	keys *keyboard
+	ctx  context.Context //nolint:containedctx // of one line, which io.Reader cannot be given
+}
+
+// Read implements [io.Reader].
+func (r *keyReader) Read(p []byte) (int, error) {
+	if len(r.keys.rest) == 0 {
+		piece, err := r.keys.next(r.ctx)
+		if err != nil {
+			return 0, err
+		}
+		r.keys.rest = piece.keys
+	}
+	n := copy(p, r.keys.rest)
+	r.keys.rest = r.keys.rest[n:]
+	return n, nil
 }

@@ -19,6 +19,7 @@ type grammar struct {
 	cli.Common
 
 	Run     runCommand     `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
+	Chat    chatCommand    `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
 	Call    callCommand    `cmd:"" help:"Call one tool without a model and print its result as JSON."`
 	Serve   serveCommand   `cmd:"" help:"Run sessions for others until stopped."`
 	Submit  submitCommand  `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
@@ -63,8 +64,8 @@ func run(p cli.Program) int {
 	var g grammar
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
-			"run <prompt>": &g.Run, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
-			"submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "bench-server": &g.BenchServer,
+			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
+			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "bench-server": &g.BenchServer,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())

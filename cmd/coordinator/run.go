@@ -21,7 +21,7 @@ import (
 
 // turnFlags describe a turn; run and submit have them both.
 type turnFlags struct {
-	Prompt    string        `arg:"" help:"What the agent is asked."`
+	Prompt    string        `arg:"" optional:"" help:"What the agent is asked; - reads it from stdin, as does none when that is a pipe or file."`
 	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: an empty workspace."`
 	WholeHome bool          `help:"Allow --workspace to be the root directory or the home directory, where a session changes all that is yours."`
@@ -35,6 +35,8 @@ type turnFlags struct {
 	replyFlags
 	instructionFlags
 	cli.Protect
+
+	talks bool // the prompt is asked for
 }
 
 type runCommand struct {
@@ -46,6 +48,8 @@ type runCommand struct {
 	fleetFlags
 	workerFlags
 	hostFlags
+
+	asks *prompt // the person at this terminal; nil until somebody is asked
 }
 
 // guardFlag says how careful a session's tools are.
@@ -75,7 +79,7 @@ func (f *turnFlags) check() (c checked, err error) {
 			return c, cli.Usagef("--session: %v", err)
 		}
 	}
-	if strings.TrimSpace(f.Prompt) == "" {
+	if strings.TrimSpace(f.Prompt) == "" && !f.talks {
 		return c, cli.Usagef("PROMPT is empty: say what the agent is to do")
 	}
 	if f.MaxSteps < 1 {
@@ -140,7 +144,21 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	return turn, nil
 }
 
-func (c *runCommand) run(ctx context.Context, p program) (err error) {
+func (c *runCommand) run(ctx context.Context, p program) error {
+	if err := c.readPrompt(p); err != nil {
+		return err
+	}
+	if c.Prompt == "" && isTerminal(p) && !c.JSON {
+		return (&chatCommand{runCommand: *c}).run(ctx, p)
+	}
+	return c.with(ctx, p, cli.Signals, func(ctx context.Context, s *started) (loop.TurnResult, error) { return s.turn(ctx, c.Prompt) })
+}
+
+// with starts a session, has it take turns, and shows how the last one ended.
+func (c *runCommand) with(
+	ctx context.Context, p program, signals func(context.Context, func()) (context.Context, func()),
+	talk func(context.Context, *started) (loop.TurnResult, error),
+) (err error) {
 	c.fleet = c.Nats != ""
 	show, err := newView(p, &c.viewFlags)
 	if err != nil {
@@ -153,7 +171,7 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	aborts := make(chan func(), 1)
-	ctx, stop := cli.Signals(ctx, func() {
+	ctx, stop := signals(ctx, func() {
 		time.AfterFunc(hardExit, func() { os.Exit(cli.ExitInterrupted) })
 		select {
 		case abort := <-aborts:
@@ -211,16 +229,33 @@ func (c *runCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	begun := time.Now()
-	result, runErr := runner.Run(ctx, turn.session, loop.Input{Text: c.Prompt})
-	if runErr == nil { // else it is open, and may go on
-		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, turn.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
-	}
-	if remote != nil {
-		runErr = errors.Join(runErr, remote.sync(context.WithoutCancel(ctx), show.warn))
-	}
+	s := &started{prepared: turn, runner: runner, show: show, remote: remote, fleet: fl}
+	result, runErr := talk(ctx, s)
 	fl.Close() // with everything of the session that still runs
 	return finish(ctx, show, turn.session, result, runErr, git)
+}
+
+// started is a session that takes turns.
+type started struct {
+	prepared
+
+	runner *loop.Runner
+	show   view
+	remote *remoteWorkspace // nil when the workspace is used in place
+	fleet  *fleet.Fleet
+}
+
+// turn runs a turn, and brings back what it changed.
+func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error) {
+	begun := time.Now()
+	result, err := s.runner.Run(ctx, s.session, loop.Input{Text: text})
+	if err == nil { // else it is open, and may go on
+		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+	}
+	if s.remote != nil {
+		err = errors.Join(err, s.remote.sync(context.WithoutCancel(ctx), s.show.warn))
+	}
+	return result, err
 }
 
 // approver is who is asked about calls: the person at this terminal, or whoever
@@ -229,8 +264,8 @@ func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, workspace s
 	if len(c.AskFor) == 0 && c.Policy == "" {
 		return nil // nothing will be asked, so nothing is read from the terminal
 	}
-	if q := newPrompt(p, show.screen, c.inPlace(workspace)); q != nil {
-		return q.approve
+	if c.asks = newPrompt(p, show.screen, c.inPlace(workspace)); c.asks != nil {
+		return c.asks.approve
 	}
 	if c.Nats == "" {
 		return nil

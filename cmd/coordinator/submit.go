@@ -30,6 +30,9 @@ type submitCommand struct {
 }
 
 func (c *submitCommand) run(ctx context.Context, p program) error {
+	if err := c.readPrompt(p); err != nil {
+		return err
+	}
 	turn, err := c.check()
 	if err != nil {
 		return err

@@ -17,8 +17,9 @@ import (
 
 // tmux is a terminal that shows what a person would see.
 type tmux struct {
-	t   *testing.T
-	dir string // the workspace, in which the program was started
+	t      *testing.T
+	dir    string // the workspace, in which the program was started
+	socket string
 }
 
 // inTmux starts this program on a terminal of its own, in a new workspace.
@@ -32,10 +33,10 @@ func inTmux(t *testing.T, columns int, env []string, args ...string) *tmux {
 	}
 	executable, err := os.Executable()
 	require.NoError(t, err)
-	m := &tmux{t: t, dir: t.TempDir()}
-	socket := filepath.Dir(m.dir)
-	require.NoError(t, os.Symlink(executable, filepath.Join(socket, "coordinator")))
-	quoted := []string{filepath.Join(socket, "coordinator")}
+	beside := t.TempDir()
+	m := &tmux{t: t, dir: t.TempDir(), socket: filepath.Join(beside, "tmux")}
+	require.NoError(t, os.Symlink(executable, filepath.Join(beside, "coordinator")))
+	quoted := []string{filepath.Join(beside, "coordinator")}
 	for _, arg := range args {
 		quoted = append(quoted, "'"+strings.ReplaceAll(arg, "'", `'\''`)+"'")
 	}
@@ -48,7 +49,7 @@ func inTmux(t *testing.T, columns int, env []string, args ...string) *tmux {
 // run runs a command of tmux, and returns what it prints.
 func (m *tmux) run(args ...string) string {
 	m.t.Helper()
-	args = append([]string{"-S", filepath.Join(filepath.Dir(m.dir), "tmux"), "-f", "/dev/null"}, args...)
+	args = append([]string{"-S", m.socket, "-f", "/dev/null"}, args...)
 	out, err := exec.CommandContext(context.Background(), "tmux", args...).CombinedOutput()
 	require.NoError(m.t, err, "tmux %s: %s", args, out)
 	return string(out)
@@ -57,7 +58,7 @@ func (m *tmux) run(args ...string) string {
 // shows waits until every text is on the screen, or above it, and returns all of that.
 func (m *tmux) shows(texts ...string) string {
 	m.t.Helper()
-	timeout := time.After(90 * time.Second)
+	timeout := time.After(60 * time.Second)
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {

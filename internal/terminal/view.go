@@ -171,6 +171,13 @@ func (v *View) Notice(format string, args ...any) {
 	v.flush()
 }
 
+// Through has all be written to w from now on.
+func (v *View) Through(w io.Writer) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.w = w
+}
+
 // Write shows lines of a log, each of them whole: it implements [io.Writer] for loggers. What is
 // no screen gets them as they are.
 func (v *View) Write(p []byte) (int, error) {
