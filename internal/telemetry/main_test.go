@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"syscall"
 	"testing"
 	"time"
 
@@ -66,7 +65,11 @@ func child(ctx context.Context, mode string) error {
 	case "killed":
 		process(ctx)
 		time.Sleep(killedAfter)
-		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		self, err := os.FindProcess(os.Getpid())
+		if err != nil {
+			return err
+		}
+		return self.Kill()
 	case "measure":
 		measure(ctx)
 	case "scrape":
