@@ -65,22 +65,28 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	s := &Store{Fleet: fleet, NC: nc, JS: js, Blobs: &Blobs{js: js, bucket: fleet.BlobsBucket()}, Replies: newReplies(nc)}
-	for stream, r := range map[string]**reader{
-		fleet.CallsStream(): &s.calls, fleet.ClaimsStream(): &s.claims, fleet.ResultsStream(): &s.results,
-	} {
-		have, err := js.Stream(ctx, stream)
-		if err != nil {
-			return nil, fmt.Errorf("open stream %s: %w", stream, err)
-		}
-		if stream == fleet.CallsStream() {
-			s.Calls = have
-		}
-		config := have.CachedInfo().Config
-		*r = &reader{store: s, stream: stream, made: have.CachedInfo().Created}
-		(*r).batcher.reader = *r
-		(*r).direct.Store(config.AllowDirect && config.Replicas <= 1)
+	if s.Calls, s.calls, err = s.open(ctx, fleet.CallsStream()); err != nil {
+		return nil, err
+	}
+	if _, s.claims, err = s.open(ctx, fleet.ClaimsStream()); err != nil {
+		return nil, err
+	}
+	if _, s.results, err = s.open(ctx, fleet.ResultsStream()); err != nil {
+		return nil, err
 	}
 	return s, nil
+}
+
+func (s *Store) open(ctx context.Context, name string) (jetstream.Stream, *reader, error) {
+	stream, err := s.JS.Stream(ctx, name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open stream %s: %w", name, err)
+	}
+	info := stream.CachedInfo()
+	r := &reader{store: s, stream: name, made: info.Created}
+	r.batcher.reader = r
+	r.direct.Store(info.Config.AllowDirect && info.Config.Replicas <= 1)
+	return stream, r, nil
 }
 
 // ErrNoStream says that a stream does not exist.
