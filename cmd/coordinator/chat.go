@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -218,7 +219,7 @@ func (v *conversation) undo(ctx context.Context) {
 	v.before, v.undone = nil, true
 	v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
 		terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
-	if left := append(changes.Conflicts, changes.Protected...); len(left) > 0 {
+	if left := slices.Concat(changes.Conflicts, changes.Protected); len(left) > 0 {
 		v.say("left as they are: %s", strings.Join(left, ", "))
 	}
 }

@@ -88,7 +88,7 @@ func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
 			return loop.TurnResult{}, err
 		}
 		history, err := journalOf(ctx, a.fleet, a.desk)
-		if err != nil && !(waits && errors.Is(err, session.ErrNone)) {
+		if err != nil && (!waits || !errors.Is(err, session.ErrNone)) {
 			return loop.TurnResult{}, err
 		}
 		if result := a.journaled(history.Events, waits); result != nil {

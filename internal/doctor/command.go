@@ -11,7 +11,8 @@ import (
 )
 
 // Run examines this host for workers with their data below a directory, prints what it found, for
-// people or as JSON, and returns [Report.Err]. With inPlace it also looks for the user's toolchains.
+// people or as JSON, and returns [Report.Err]. With inPlace it also looks for the user's
+// toolchains.
 func Run(ctx context.Context, data string, inPlace bool, w io.Writer, asJSON bool) error {
 	report := Examine(ctx, data)
 	if ctx.Err() != nil { // what was not tried is not missing

@@ -49,7 +49,7 @@ type Cache struct {
 // DefaultCacheBytes is how much the caches of a user may take up.
 const DefaultCacheBytes = 10 << 30
 
-var cacheName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`) //nolint:gochecknoglobals // a constant
+var cacheName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
 // CheckCacheName returns an error that says what a name of a cache may be.
 func CheckCacheName(name string) error {

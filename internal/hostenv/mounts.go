@@ -11,8 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// ParseMount reads HOST[:INSIDE][:ro|rw]. HOST becomes absolute; INSIDE is the same path where it is
-// left out, and ro is what is meant without a word.
+// ParseMount reads HOST[:INSIDE][:ro|rw]. HOST becomes absolute; INSIDE is the same path where it
+// is left out, and ro is what is meant without a word.
 func ParseMount(text string) (sandbox.Mount, error) {
 	parts := strings.Split(text, ":")
 	m := sandbox.Mount{AsOwner: true}
@@ -48,9 +48,10 @@ type Limits struct {
 // ofTheHost are places where the host's processes and devices can be reached.
 var ofTheHost = []string{"/proc", "/sys", "/dev", "/run", "/var/run"} //nolint:gochecknoglobals // a constant
 
-// Check refuses a mount that would let commands out of their sandbox, or that a sandbox cannot have.
+// Check refuses a mount that would let commands out of their sandbox, or that a sandbox cannot
+// have.
 func (l Limits) Check(m sandbox.Mount) error {
-	host := real(m.Host)
+	host := resolved(m.Host)
 	if host == "" {
 		return fmt.Errorf("%s does not exist", m.Host)
 	}
@@ -69,13 +70,13 @@ func (l Limits) checkHost(host string, write bool) error {
 			return fmt.Errorf("%s has devices, processes and sockets of the host; directories and files elsewhere can be mounted", dir)
 		}
 	}
-	home, workspace := real(l.Home), real(l.Workspace)
+	home, workspace := resolved(l.Home), resolved(l.Workspace)
 	if host == "/" || home != "" && within(home, host) {
 		return fmt.Errorf("%s is your home directory, or has it, and with it keys and tokens; mount what is needed of it, as in %s",
 			host, filepath.Join(l.Home, "data"))
 	}
 	for _, data := range l.Data {
-		if data = real(data); data != "" && (within(host, data) || within(data, host)) {
+		if data = resolved(data); data != "" && (within(host, data) || within(data, host)) {
 			return fmt.Errorf("%s is, has or is in %s, where toolfleet keeps sessions and caches; mount another directory", host, data)
 		}
 	}

@@ -47,7 +47,7 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 	}
 	home := home(t)
 	tree(t, home, "work/a", "data/x", "data/.cache/y", "sockets/deep/z", "state/sessions/s", "fine/x")
-	listener, err := net.Listen("unix", filepath.Join(home, "sockets/deep/agent"))
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(home, "sockets/deep/agent"))
 	require.NoError(t, err)
 	defer listener.Close()
 	link(t, "/run", filepath.Join(home, "link"))

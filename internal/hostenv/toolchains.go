@@ -72,7 +72,7 @@ const maxParts = 256
 // Find looks for the toolchains of the user's PATH. only are the kinds that are wanted: nil is all,
 // and empty is none.
 func Find(h Host, only []string) Found {
-	f := &finder{host: h, only: only, workspace: real(h.Workspace), found: Found{Env: map[string]string{}}}
+	f := &finder{host: h, only: only, workspace: resolved(h.Workspace), found: Found{Env: map[string]string{}}}
 	var path []string
 	for _, entry := range filepath.SplitList(h.Path) {
 		inside, err := f.entry(entry)
@@ -105,7 +105,7 @@ func (f *finder) entry(entry string) (string, error) {
 	if entry == "" || !filepath.IsAbs(entry) {
 		return "", errors.New("is not an absolute path")
 	}
-	dir := real(entry)
+	dir := resolved(entry)
 	switch {
 	case dir == "" || !isDir(dir):
 		return "", nil
@@ -147,7 +147,7 @@ func (f *finder) follow(dir string, found func(target string)) {
 		if entry.Type()&os.ModeSymlink == 0 {
 			continue
 		}
-		target := real(filepath.Join(dir, entry.Name()))
+		target := resolved(filepath.Join(dir, entry.Name()))
 		if target == "" || f.host.View.has(target) || f.shown(target) || f.workspace != "" && within(target, f.workspace) {
 			continue
 		}
@@ -231,7 +231,7 @@ func (f *finder) add(root string, k kind) error {
 		if at == "" && f.host.Home != "" {
 			at = filepath.Join(f.host.Home, b.home)
 		}
-		if at = real(at); at != "" && f.private(at) == "" {
+		if at = resolved(at); at != "" && f.private(at) == "" {
 			for _, part := range b.parts {
 				t.Parts = append(t.Parts, f.within(at, part)...)
 			}
@@ -261,7 +261,7 @@ func (f *finder) add(root string, k kind) error {
 // the workspace.
 func (f *finder) within(root, part string) []string {
 	return slices.DeleteFunc(matches(root, part), func(path string) bool {
-		to := real(path)
+		to := resolved(path)
 		return to == "" || f.private(to) != "" || f.workspace != "" && within(to, f.workspace)
 	})
 }
@@ -297,7 +297,7 @@ var secret = []string{ //nolint:gochecknoglobals // a constant
 
 // private says why a path is not shown whole; "" when it may be.
 func (f *finder) private(path string) string {
-	home := real(f.host.Home)
+	home := resolved(f.host.Home)
 	switch {
 	case path == "/" || home != "" && within(home, path):
 		return "is the home directory, or has it"

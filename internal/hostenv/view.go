@@ -65,16 +65,16 @@ func isAny(path string, dirs []string) bool {
 	return false
 }
 
-// real is a path without symbolic links; "" when nothing is there.
-func real(path string) string {
+// resolved is a path without symbolic links; "" when nothing is there.
+func resolved(path string) string {
 	if path == "" {
 		return ""
 	}
-	resolved, err := filepath.EvalSymlinks(path)
+	target, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return ""
 	}
-	return resolved
+	return target
 }
 
 func isDir(path string) bool {

@@ -92,8 +92,8 @@ func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
 	return info, err
 }
 
-// Open starts the session's own server. The error wraps [ErrNone] when there is no such session, and
-// [ErrBusy] when a process runs it.
+// Open starts the session's own server. The error wraps [ErrNone] when there is no such session,
+// and [ErrBusy] when a process runs it.
 func (l Local) Open(ctx context.Context, id protocol.SessionID) (*fleet.Fleet, error) {
 	if _, err := os.Stat(filepath.Join(l.dir(id), fleet.ServerDir)); errors.Is(err, fs.ErrNotExist) { // and looking makes none
 		return nil, fmt.Errorf("session %s: %w", id, ErrNone)

@@ -168,8 +168,8 @@ type WorkerOptions struct {
 	// false for those that live in the data directory.
 	Workspace func(sandbox string) (dir string, ok bool)
 	// Protect are places of workspaces that neither commands nor file operations change, see
-	// [sandbox.Spec]; nil means, in directories that are used in place, what git and editors read or
-	// run there on their own, and none elsewhere; empty means none.
+	// [sandbox.Spec]; nil means, in directories that are used in place, what git and editors read
+	// or run there on their own, and none elsewhere; empty means none.
 	Protect []string
 	// Handlers execute payloads of kinds of your own.
 	Handlers []worker.Handler

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 )
 
@@ -41,7 +42,7 @@ func (t *turn) cutAgain() bool {
 // text is the last that the model said: a text that was cut, with what followed it.
 func (t *turn) text() string {
 	text := ""
-	for i := len(t.steps) - 1; i >= 0; i-- {
+	for i := range slices.Backward(t.steps) {
 		if i < len(t.steps)-1 && (!t.steps[i].cut || len(t.steps[i].calls) > 0) {
 			break
 		}

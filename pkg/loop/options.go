@@ -19,9 +19,9 @@ const DefaultMaxSteps = 64
 // Options tune a [Runner]. Nil and zero mean the documented default.
 type Options struct {
 	// System is the system prompt; "" means that of the session's turn before, else
-	// [DefaultSystem]. Project is what the workspace says to agents, and follows it; nil means as in
-	// the turn before, empty none. Both are journaled with the turn that changes them, and a turn
-	// keeps those that it was begun with.
+	// [DefaultSystem]. Project is what the workspace says to agents, and follows it; nil means as
+	// in the turn before, empty none. Both are journaled with the turn that changes them, and a
+	// turn keeps those that it was begun with.
 	System  string
 	Project []protocol.InstructionFile
 	// ModelName is what the model is called in session_started and in traces.

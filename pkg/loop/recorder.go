@@ -81,8 +81,8 @@ func (r *recorder) record(ctx context.Context, events ...Event) error {
 }
 
 // lean returns the events without what the reply before them has already, without what the model
-// thought, and with the beginnings of results: a step whose calls have no results, and a turn that cannot end, would keep their
-// session from going on for ever.
+// thought, and with the beginnings of results: a step whose calls have no results, and a turn that
+// cannot end, would keep their session from going on for ever.
 func lean(events []Event) []Event {
 	events = slices.Clone(events)
 	for i := range events {

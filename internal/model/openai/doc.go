@@ -7,9 +7,9 @@
 //
 // The endpoint is the only place that sees HTTP. It turns everything that can go wrong there into
 // an [*Error]: a status and the server's own message, a connection that broke, an answer that is no
-// stream, an error object in the middle of a stream, a server that fell silent. It hands on only the
-// data of the event stream, without comments and keep-alives. The forms of requests and chunks are
-// those of go-openai, with what it lacks.
+// stream, an error object in the middle of a stream, a server that fell silent. It hands on only
+// the data of the event stream, without comments and keep-alives. The forms of requests and chunks
+// are those of go-openai, with what it lacks.
 //
 // # Retries
 //

@@ -1,6 +1,7 @@
 package openai_test
 
 import (
+	"maps"
 	"net/http"
 	"testing"
 
@@ -70,10 +71,8 @@ func TestReply_ReasoningOfEveryServer(t *testing.T) {
 			_, err = s.model(t).Reply(t.Context(), next, ignore)
 			require.NoError(t, err)
 			want := map[string]any{"role": "assistant", "content": "done"}
-			for field, value := range test.back {
-				want[field] = value
-			}
-			require.Equal(t, want, s.asked()[1]["messages"].([]any)[1])
+			maps.Copy(want, test.back)
+			require.Equal(t, want, s.asked()[1]["messages"].([]any)[1]) //nolint:errcheck // it panics
 		})
 	}
 }
@@ -93,7 +92,7 @@ func TestReply_ReasoningThatAServerRejectsIsLeftOut(t *testing.T) {
 	}
 	require.Len(t, s.asked(), 3)
 	for i, there := range []bool{true, false, false} {
-		_, has := s.asked()[i]["messages"].([]any)[1].(map[string]any)["reasoning_content"]
+		_, has := s.asked()[i]["messages"].([]any)[1].(map[string]any)["reasoning_content"] //nolint:errcheck // it panics
 		require.Equal(t, there, has, "request %d", i+1)
 	}
 }

@@ -54,7 +54,7 @@ func (m *Model) request(req loop.Request) *request {
 	if m.opts.BaseURL == DefaultBaseURL || m.rejects.maxTokens.Load() { // other servers know the older name
 		out.MaxCompletionTokens = int(req.Settings.MaxOutput)
 	} else {
-		out.MaxTokens = int(req.Settings.MaxOutput)
+		out.MaxTokens = int(req.Settings.MaxOutput) //nolint:staticcheck // deprecated by OpenAI alone
 	}
 	for i := range req.Messages {
 		asked := &req.Messages[i]

@@ -259,9 +259,9 @@ ln d/config d/other && echo x > d/other/x`, append([]string{"cross-device", "not
 	changed, err := os.ReadFile(kept)
 	require.NoError(t, err)
 	require.Equal(t, "copyx\n", string(changed))
-	real, err := os.ReadFile(b.host("d/config"))
+	original, err := os.ReadFile(b.host("d/config"))
 	require.NoError(t, err)
-	require.Equal(t, "config", string(real))
+	require.Equal(t, "config", string(original))
 }
 
 func protectBelowMissing(t *testing.T, s suite) {

@@ -43,7 +43,7 @@ func Open(input, output int) (*Terminal, error) {
 // file makes a file of a descriptor that does not block, so that no thread waits for it.
 func file(fd int) (*os.File, error) {
 	err := os.NewSyscallError("fcntl", unix.SetNonblock(fd, true))
-	return os.NewFile(uintptr(fd), "terminal"), err //nolint:gosec // descriptors are not negative
+	return os.NewFile(uintptr(fd), "terminal"), err
 }
 
 func (t *Terminal) open() error {
@@ -51,7 +51,7 @@ func (t *Terminal) open() error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: "/dev/ptmx", Err: err}
 	}
-	t.ours = os.NewFile(uintptr(fd), "terminal") //nolint:gosec // as above
+	t.ours = os.NewFile(uintptr(fd), "terminal")
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		return os.NewSyscallError("unlock a terminal", err)
 	}
@@ -61,7 +61,7 @@ func (t *Terminal) open() error {
 	}
 	// Not by its name, where something else may be.
 	const flags = unix.O_RDWR | unix.O_NOCTTY | unix.O_CLOEXEC
-	theirs, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, flags) //nolint:gosec // as above
+	theirs, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, flags)
 	if errno != 0 {
 		return os.NewSyscallError("open a terminal", errno)
 	}
