@@ -21,10 +21,14 @@ const StepTranslate = "translate owners"
 // the place of their owner, and the mounts. On failure too, what was opened is returned.
 func openTrees(config wire.Config, owners *translations) ([]int, error) {
 	var trees []int
+	own := owner{config.OwnerUID, config.OwnerGID}
+	if _, err := owners.namespace(own); err != nil { // first: where there is none, nothing else works
+		return nil, &stepError{step: StepNamespaces, err: err}
+	}
 	for _, dir := range directories(config) {
 		tree, err := openTree(&trees, dir, 0)
 		if err == nil {
-			err = owners.translate(tree, dir, owner{config.OwnerUID, config.OwnerGID})
+			err = owners.translate(tree, dir, own)
 		}
 		if err != nil {
 			return trees, err
