@@ -15,9 +15,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -109,9 +106,9 @@ func (c *Copies) put(ctx context.Context, root, scratch *os.Root, f *copied, act
 		return err
 	}
 	f.real, f.copy, f.theirs = actual, content, nil
-	if stat, ok := owner.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
+	if uid, gid, known := ownerOf(owner); known && os.Geteuid() == 0 {
 		for _, name := range []string{at, path.Dir(at), path.Dir(path.Dir(at))} {
-			err = errors.Join(err, scratch.Lchown(name, int(stat.Uid), int(stat.Gid)))
+			err = errors.Join(err, scratch.Lchown(name, uid, gid))
 		}
 	}
 	return err
@@ -251,7 +248,7 @@ func (c *Copies) change(ctx context.Context, f *copied, taken values) (err error
 	if err != nil {
 		return err
 	}
-	file, err := root.OpenFile(f.place, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	file, err := root.OpenFile(f.place, os.O_WRONLY|noFollow|noWait, 0)
 	if err != nil {
 		return err
 	}
@@ -267,7 +264,7 @@ func (c *Copies) change(ctx context.Context, f *copied, taken values) (err error
 
 // readSettings reads a regular file of some size.
 func readSettings(root *os.Root, name string) ([]byte, error) {
-	file, err := root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	file, err := root.OpenFile(name, os.O_RDONLY|noFollow|noWait, 0)
 	if err != nil {
 		return nil, err
 	}
