@@ -2,15 +2,17 @@ package policy
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/shell"
 )
 
-// scriptOf is what a payload's command does; judged is false for payloads that are no
-// shell command. The commands of the user's own tools are the operator's, and not judged.
+// scriptOf is what a payload's command does, or what is typed at one; judged is false for other
+// payloads. The commands of the user's own tools are the operator's, and not judged.
 func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err error) {
 	switch p := payload.(type) {
 	case protocol.CommandRun:
@@ -26,9 +28,27 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 		}
 		script, err = shell.Parse(p.Code)
 		return assigning(script, p.Env), true, err
+	case protocol.ProcessSend:
+		return typedLines(p), true, nil
 	default:
 		return nil, false, nil
 	}
+}
+
+// keys are those that a terminal sends as several characters, such as arrows.
+var keys = regexp.MustCompile(`\x1b\[[0-9;]*[@-~]`)
+
+// typedLines is what lines typed at a terminal do, as far as they are shell: what a REPL of another
+// language is told is not, as programs in other languages are not.
+func typedLines(sent protocol.ProcessSend) *shell.Script {
+	script := &shell.Script{}
+	text := strings.ReplaceAll(keys.ReplaceAllString(string(sent.Input), ""), "\\\r", "")
+	for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r != '\t' && unicode.IsControl(r) }) {
+		if of, err := shell.Parse(line); err == nil {
+			script.Commands = append(script.Commands, of.Commands...)
+		}
+	}
+	return script
 }
 
 // assigning adds to a script the variables that are set beside it.
@@ -45,8 +65,9 @@ func runsCode(payload protocol.Payload) bool {
 	return is
 }
 
-// judgeScript is nil when every command of a script may be run.
-func (c *compiled) judgeScript(script *shell.Script) *Verdict {
+// judgeScript is nil when every command of a script may be run; allow is the list that each has to
+// be on, if there is any.
+func (c *compiled) judgeScript(script *shell.Script, allow []string) *Verdict {
 	for i := range script.Commands {
 		command := &script.Commands[i]
 		if command.Program() == "" {
@@ -55,17 +76,17 @@ func (c *compiled) judgeScript(script *shell.Script) *Verdict {
 		if pattern, may := mayMatch(c.Commands.Deny, command); may {
 			return deny("commands.deny", "The command %q is not allowed in this session (%s).", command.String(), pattern)
 		}
-		if len(c.Commands.Allow) == 0 {
+		if len(allow) == 0 {
 			continue
 		}
 		if name := changesProgram(command.Assigned); name != "" {
 			return deny("commands.allow", "The variable %s must not be set, because it changes which programs run.", name)
 		}
-		if !command.Wraps && !doesMatch(c.Commands.Allow, command) {
-			return deny("commands.allow", "The command %q is not allowed in this session; allowed are: %s.", command.String(), strings.Join(c.Commands.Allow, ", "))
+		if !command.Wraps && !doesMatch(allow, command) {
+			return deny("commands.allow", "The command %q is not allowed in this session; allowed are: %s.", command.String(), strings.Join(allow, ", "))
 		}
 	}
-	if name := changesProgram(script.Assigned); name != "" && len(c.Commands.Allow) > 0 {
+	if name := changesProgram(script.Assigned); name != "" && len(allow) > 0 {
 		return deny("commands.allow", "The variable %s must not be set, because it changes which programs run.", name)
 	}
 	return nil

@@ -157,7 +157,10 @@ func (c *compiled) commands(call Call) *Verdict {
 	case !judged:
 		return nil
 	}
-	return c.judgeScript(script)
+	if _, typed := call.Plan.Payload.(protocol.ProcessSend); typed { // the program was allowed, and so what it does
+		return c.judgeScript(script, nil)
+	}
+	return c.judgeScript(script, c.Commands.Allow)
 }
 
 func (c *compiled) count(call Call) *Verdict {

@@ -37,6 +37,15 @@ func sh(command string) string {
 	return string(encoded)
 }
 
+// types are the arguments of process that type a text.
+func types(text string) string {
+	encoded, err := json.Marshal(map[string]string{"action": "send", "process": "p-1", "text": text})
+	if err != nil {
+		panic(err)
+	}
+	return string(encoded)
+}
+
 func TestJudge(t *testing.T) {
 	t.Parallel()
 	const gitOnly = "commands: {allow: [git status, git diff, 'go test', cat, cd, ./run.sh, 'ls *'], deny: [git push]}"
@@ -83,6 +92,19 @@ func TestJudge(t *testing.T) {
 		{"a denied wrapper", "commands: {deny: [sudo]}", "bash", sh("sudo ls"), policy.Denied, "commands.deny"},
 		{"what is not denied", "commands: {deny: [git push]}", "bash", sh("git pull"), policy.Allowed, ""},
 		{"code beside a deny list", "commands: {deny: [rm]}", "run_code", `{"code":"1"}`, policy.Allowed, ""},
+
+		{"a denied command typed", "commands: {deny: [git push]}", "process", types("cd src\ngit push"), policy.Denied, "commands.deny"},
+		{"between lines that are none", "commands: {deny: [git push]}", "process", types("for x in a; do\ngit push $x\ndone"), policy.Denied, "commands.deny"},
+		{"on two lines", "commands: {deny: [git push]}", "process", types("git \\\npush"), policy.Denied, "commands.deny"},
+		{"behind a key", "commands: {deny: [git push]}", "process", types("\x15git push"), policy.Denied, "commands.deny"},
+		{"a program that is not known, typed", "commands: {deny: [git push]}", "process", types("$x"), policy.Denied, "commands"},
+		{"another command typed", "commands: {deny: [git push]}", "process", types("git status"), policy.Allowed, ""},
+		{"what is no shell", "commands: {deny: [git push]}", "process", types("print('git push')"), policy.Allowed, ""},
+		{"keys", "commands: {deny: [git push]}", "process", `{"action":"send","process":"p-1","keys":["up","enter"]}`, policy.Allowed, ""},
+		{"what is typed at what is allowed", gitOnly, "process", types("make all"), policy.Allowed, ""},
+		{"but not what is denied", gitOnly, "process", types("git push"), policy.Denied, "commands.deny"},
+		{"typing that a person is asked about", "approval: {commands: [git push]}", "process", types("git push"), policy.Ask, "approval.commands"},
+		{"typing as another tool", "tools: {deny: [process]}", "process", types("ls"), policy.Denied, "tools.deny"},
 
 		{"a path to write", "paths: {write: [src, ./docs/]}", "write", `{"path":"docs/a.md","content":""}`, policy.Allowed, ""},
 		{"the root itself", "paths: {write: [a.txt]}", "write", `{"path":"a.txt","content":""}`, policy.Allowed, ""},
