@@ -1,7 +1,7 @@
-// Package firsthour works on projects as people have them, with the programs that people have: a Go
-// module, a Node project, a Python project, a C project with make, a repository with hooks and a
-// submodule. Each project is a file in testdata: what a model calls, what it must read, and the
-// project's files.
+// Package firsthour works on projects as people have them, with the programs that people have: Go
+// modules and Node projects with dependencies from their registries, a Python project and its REPL,
+// a C project with make, a server for development, a repository with hooks and a submodule. Each
+// project is a file in testdata: what a model calls, what it must read, and the project's files.
 //
 //	project ──► scripted model ──► coordinator run, in place  ──► what the model read: checked
 //	                          └──► serve, worker, submit ─────┘

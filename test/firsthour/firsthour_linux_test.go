@@ -3,6 +3,7 @@ package firsthour
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,13 +22,14 @@ func TestProjects(t *testing.T) {
 			t.Parallel()
 			p := readProject(t, path)
 			p.available(t)
-			for where, work := range map[string]func(*testing.T, project, person, string) string{"in place": inPlace, "over a fleet": overAFleet} {
+			p.flags = append(p.flags, reach(t, p.net)...)
+			for _, where := range []string{"in place", "over a fleet"} {
 				asUsers(t, where, func(t *testing.T, uid int) {
 					t.Helper()
 					if p.slow && (where == "in place") == (uid == 0) {
 						t.Skip("the other two ways are enough for a slow project")
 					}
-					worked(t, p, newPerson(t, uid), work)
+					worked(t, p, newPerson(t, uid), where == "in place")
 				})
 			}
 		})
@@ -50,7 +52,7 @@ func asUsers(t *testing.T, where string, test func(t *testing.T, uid int)) {
 }
 
 // worked lays the project out, has the model work on it, and checks what came of it.
-func worked(t *testing.T, p project, who person, work func(*testing.T, project, person, string) string) {
+func worked(t *testing.T, p project, who person, here bool) {
 	t.Helper()
 	for _, f := range p.files {
 		path := filepath.Join(who.workspace, f.Name)
@@ -62,29 +64,39 @@ func worked(t *testing.T, p project, who person, work func(*testing.T, project, 
 	for _, line := range p.outside {
 		who.shell(t, line)
 	}
-	p.check(t, work(t, p, who, model))
+	work := overAFleet
+	if here {
+		work = inPlace
+	}
+	p.check(t, work(t, p, who, model), here)
 	for _, line := range p.after {
 		who.shell(t, line)
+	}
+	for _, line := range p.here {
+		if here {
+			who.shell(t, line)
+		}
 	}
 }
 
 // inPlace is coordinator run in the workspace itself.
 func inPlace(t *testing.T, p project, who person, model string) string {
 	t.Helper()
-	args := append([]string{"run", "--json", "--model", model, "--min-level", "full", "--workspace", who.workspace}, p.flags...)
+	args := append([]string{"run", "--json", "--session", session, "--model", model, "--min-level", "full", "--workspace", who.workspace}, p.flags...)
 	stdout, _ := who.coordinator(t, append(args, "do it")...)
 	return stdout
 }
 
 // overAFleet is a coordinator that serves, a worker, and a copy of the workspace.
-func overAFleet(t *testing.T, _ project, who person, model string) string {
+func overAFleet(t *testing.T, p project, who person, model string) string {
 	t.Helper()
 	data := filepath.Join(who.home, "fleet")
 	server := who.service(t, `worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+)\n`,
 		"coordinator", "serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(data, "serve"))
 	fleet := server[1:]
-	who.service(t, `takes calls of pool default`, "worker", append(fleet, "--data", filepath.Join(data, "worker"))...)
-	args := append([]string{"submit", "--json", "--min-level", "full", "--workspace", who.workspace}, fleet...)
+	who.service(t, `takes calls of pool default`, "worker",
+		slices.Concat(fleet, p.flags, []string{"--data", filepath.Join(data, "worker")})...)
+	args := append([]string{"submit", "--json", "--session", session, "--min-level", "full", "--workspace", who.workspace}, fleet...)
 	stdout, _ := who.coordinator(t, append(args, "do it")...)
 	return stdout
 }

@@ -6,35 +6,47 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/tools/txtar"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // A project is a file of testdata. Its comment has a line for each thing to do or to look for:
 //
 //	needs PROGRAM...   the test is skipped where one is missing
+//	net SET...         sandboxes reach the hosts of these sets; skipped where there is no network
 //	slow               half of the ways are enough
-//	flag FLAG...       flags of run, in place
+//	flag FLAG...       flags of run in place, and of the worker
 //	outside COMMAND    a shell runs it in the workspace before the session, as a person does
 //	$ COMMAND          the model calls bash
 //	@ TOOL JSON        the model calls another tool
 //	> TEXT             is in what the model reads of the call
+//	+ TEXT             is in it in place
 //	! TEXT             is not
+//	found TEXT         is told of the workspace when the session ends in place
 //	after COMMAND      as outside, when the session has ended; it must succeed
+//	here COMMAND       the same, in place
+//
+// A % in the arguments of a tool is the name of the background process that was started last.
 type project struct {
-	needs, flags, outside, after []string
-	slow                         bool
-	calls                        []call
-	files                        []txtar.File
+	needs, net, flags, outside, found, after, here []string
+	slow                                           bool
+	calls                                          []call
+	files                                          []txtar.File
 }
 
 type call struct {
-	tool, arguments string
-	wanted, not     []string
+	tool, arguments   string
+	wanted, here, not []string
 }
+
+// session is that of every project: what a call starts in the background is named after it.
+const session = "first"
 
 func readProject(t *testing.T, path string) project {
 	t.Helper()
@@ -48,23 +60,31 @@ func readProject(t *testing.T, path string) project {
 		case "", "#":
 		case "needs":
 			p.needs = append(p.needs, strings.Fields(rest)...)
+		case "net":
+			p.net = append(p.net, strings.Fields(rest)...)
 		case "slow":
 			p.slow = true
+		case "found":
+			p.found = append(p.found, rest)
 		case "flag":
 			p.flags = append(p.flags, strings.Fields(rest)...)
 		case "outside":
 			p.outside = append(p.outside, rest)
 		case "after":
 			p.after = append(p.after, rest)
+		case "here":
+			p.here = append(p.here, rest)
 		case "$":
-			arguments, err := json.Marshal(map[string]string{"command": rest})
+			arguments, err := json.Marshal(map[string]any{"command": rest, "timeout": 600})
 			require.NoError(t, err)
 			p.calls = append(p.calls, call{tool: "bash", arguments: string(arguments)})
 		case "@":
 			tool, arguments, _ := strings.Cut(rest, " ")
-			p.calls = append(p.calls, call{tool: tool, arguments: arguments})
+			p.calls = append(p.calls, call{tool: tool, arguments: strings.ReplaceAll(arguments, "%", p.process())})
 		case ">":
 			p.calls[last].wanted = append(p.calls[last].wanted, rest)
+		case "+":
+			p.calls[last].here = append(p.calls[last].here, rest)
 		case "!":
 			p.calls[last].not = append(p.calls[last].not, rest)
 		default:
@@ -74,6 +94,17 @@ func readProject(t *testing.T, path string) project {
 	return p
 }
 
+// process is the name of the background process that was started last.
+func (p project) process() string {
+	for i, c := range slices.Backward(p.calls) {
+		if c.tool == "bash" && (strings.Contains(c.arguments, `"tty"`) || strings.Contains(c.arguments, `"background"`)) {
+			id := protocol.NewCallID(session, 1, i+1, 0)
+			return "p-" + string(id[len(id)-8:])
+		}
+	}
+	return ""
+}
+
 // available skips the test where a program is missing that the project needs.
 func (p project) available(t *testing.T) {
 	t.Helper()
@@ -81,13 +112,18 @@ func (p project) available(t *testing.T) {
 		if _, err := exec.LookPath(program); err == nil {
 			continue
 		}
-		reason := program + " is not installed"
-		if os.Getenv("TOOLFLEET_INTEGRATION") == "required" {
-			t.Fatalf("TOOLFLEET_INTEGRATION=required, but %s", reason)
-		}
-		_, _ = fmt.Fprintf(os.Stderr, "\n*** %s SKIPPED: %s ***\n\n", t.Name(), reason)
-		t.Skip(reason)
+		skip(t, program+" is not installed")
 	}
+}
+
+// skip says loudly what this machine lacks.
+func skip(t *testing.T, reason string) {
+	t.Helper()
+	if os.Getenv("TOOLFLEET_INTEGRATION") == "required" {
+		t.Fatalf("TOOLFLEET_INTEGRATION=required, but %s", reason)
+	}
+	_, _ = fmt.Fprintf(os.Stderr, "\n*** %s SKIPPED: %s ***\n\n", t.Name(), reason)
+	t.Skip(reason)
 }
 
 // model is the script of a model that makes the calls, one after the other.
@@ -115,23 +151,36 @@ func (p project) model(t *testing.T, dir string) string {
 }
 
 // check holds what the model has read of each call against what the project wants.
-func (p project) check(t *testing.T, stdout string) {
+func (p project) check(t *testing.T, stdout string, inPlace bool) {
 	t.Helper()
 	type event struct {
 		Type, Status, Content string
 		ToolCallID            string `json:"tool_call_id"`
+		Findings              []struct{ Path, What string }
 	}
-	read := map[string]string{}
+	read, found := map[string]string{}, ""
 	for line := range strings.Lines(stdout) {
 		var e event
 		require.NoError(t, json.Unmarshal([]byte(line), &e), line)
 		if e.Type == "tool_result" {
 			read[e.ToolCallID] = e.Status + "\n" + e.Content
 		}
+		for _, f := range e.Findings {
+			found += f.Path + ": " + f.What + "\n"
+		}
+	}
+	if inPlace {
+		for _, text := range p.found {
+			require.Contains(t, found, text)
+		}
+		require.Len(t, p.found, strings.Count(found, "\n"), found)
 	}
 	for i, c := range p.calls {
 		got, ok := read[fmt.Sprintf("c%d", i)]
 		require.True(t, ok, "%s was not called: %s", c.arguments, ends(stdout))
+		if inPlace {
+			c.wanted = append(c.wanted, c.here...)
+		}
 		for _, text := range c.wanted {
 			if !strings.Contains(got, text) { // which may be too long to be shown whole
 				t.Errorf("%s %s: no %q in %s", c.tool, c.arguments, text, ends(got))
