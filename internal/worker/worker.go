@@ -68,6 +68,8 @@ type Options struct {
 	Protect []string
 	// Mounts are what every sandbox sees of the host beside its workspace.
 	Mounts []sandbox.Mount
+	// Publish are ports of sandboxes that this host reaches.
+	Publish []Published
 	// Tools is the absolute path of the folder with the programs of the user's own tools,
 	// which sandboxes can read; "" for none.
 	Tools string
@@ -217,9 +219,11 @@ func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 func (w *Worker) Run(ctx, drain context.Context) error {
 	unobserved := w.metrics.Observe(ctx, w.holder.Load)
 	defer unobserved()
+	unpublish := w.publish(ctx)
 	stop := w.tell(ctx)
 	err := w.holder.Run(ctx, drain)
 	stop()
+	unpublish()
 	w.sandboxes.closeAll()
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection
 	// ends.

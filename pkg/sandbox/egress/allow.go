@@ -137,6 +137,18 @@ func (a Allow) Names(host string) bool {
 	})
 }
 
+// Targets returns the hosts that are listed by name or address, not by a suffix, with their ports;
+// 0 is every port.
+func (a Allow) Targets() []Target {
+	var all []Target
+	for _, r := range a.rules {
+		if !r.suffix {
+			all = append(all, Target{Host: r.host, Addr: r.addr, Port: r.port})
+		}
+	}
+	return all
+}
+
 // Addresses returns the IPv4 addresses that are listed as such, each once.
 func (a Allow) Addresses() []netip.Addr {
 	var all []netip.Addr

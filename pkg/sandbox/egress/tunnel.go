@@ -10,10 +10,21 @@ import (
 // tunnel moves bytes both ways until both sides are done or the client's connection is
 // closed, and closes upstream. early is what the client has sent already.
 func (p *Proxy) tunnel(client *conn, upstream net.Conn, early []byte, t Target) {
-	defer upstream.Close()
-	stop := context.AfterFunc(client.ctx, func() { _ = upstream.Close() })
-	defer stop()
 	p.log.DebugContext(client.ctx, "connected", slog.String("target", t.String()), slog.String("address", upstream.RemoteAddr().String()))
+	join(client.ctx, client, upstream, early)
+}
+
+// Join moves bytes both ways until both sides are done or ctx ends, and closes both.
+func Join(ctx context.Context, client, upstream net.Conn) {
+	join(ctx, client, upstream, nil)
+	_ = client.Close()
+}
+
+// join is Join, without the end of the client. early goes upstream first.
+func join(ctx context.Context, client, upstream net.Conn, early []byte) {
+	defer upstream.Close()
+	stop := context.AfterFunc(ctx, func() { _, _ = client.Close(), upstream.Close() })
+	defer stop()
 	up := make(chan struct{})
 	go func() {
 		defer close(up)

@@ -48,7 +48,8 @@ type instance struct {
 type reply struct {
 	*wire.Message
 
-	files sandbox.FileReply
+	files  sandbox.FileReply
+	socket *os.File // closed by whoever waits for it, or by the collector
 }
 
 // startError says at which step the start of a sandbox has failed.
@@ -141,8 +142,8 @@ func (i *instance) blame(err error) {
 
 // deliver hands out a reply. It reports whether that was one.
 func (i *instance) deliver(m *wire.Message) bool {
-	m.CloseFDs() // a sandbox has none to give away
-	r := &reply{Message: m}
+	r := &reply{Message: m, socket: takeSocket(m)}
+	m.CloseFDs() // a sandbox has no others to give away
 	if m.Kind == wire.KindFiles && m.Decode(&r.files) != nil {
 		return false
 	}

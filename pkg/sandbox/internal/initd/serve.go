@@ -293,6 +293,8 @@ func (s *server) handle(m *wire.Message) {
 		var lease wire.Lease
 		_ = m.Decode(&lease)                                 // a deadline of 0 has passed
 		_ = s.lease.Extend(deadman.Deadline(lease.Deadline)) // it is a timer
+	case wire.KindSocket:
+		s.socket(m)
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
 	}

@@ -35,6 +35,7 @@ const (
 	KindSignal                  // Signal; not answered
 	KindFiles                   // sandbox.FileRequest, answered by sandbox.FileReply
 	KindLease                   // Lease; not answered
+	KindSocket                  // Socket; answered by a descriptor, or an Answer of nothing
 )
 
 // Place is something in a workspace, and which file or directory that is.
@@ -92,6 +93,11 @@ type Signal struct {
 // Lease says until when a sandbox may run.
 type Lease struct {
 	Deadline int64 // a deadman.Deadline
+}
+
+// Socket asks for a TCP socket in the sandbox's network.
+type Socket struct {
+	Family int // AF_INET or AF_INET6
 }
 
 // Fault is a sandbox.Fault.

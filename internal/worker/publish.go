@@ -1,0 +1,107 @@
+package worker
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+)
+
+// Published is a port of a sandbox that is reached from this host, while the worker runs. What
+// connects when nothing listens there is disconnected at once.
+type Published struct {
+	// Listener gets the connections; the worker closes it.
+	Listener net.Listener
+	// Sandbox is whose Port it is.
+	Sandbox string
+	Port    uint16
+}
+
+// Bounds of a published port.
+const (
+	maxPublished = 256                   // connections at once; further ones wait
+	acceptRetry  = 50 * time.Millisecond // when the system has no descriptors left
+)
+
+// publish forwards connections into sandboxes until stop, which waits for the last one.
+func (w *Worker) publish(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	for _, p := range w.options.Publish {
+		context.AfterFunc(ctx, func() { _ = p.Listener.Close() })
+		all.Go(func() { w.forward(ctx, p) })
+	}
+	return func() {
+		cancel()
+		all.Wait()
+	}
+}
+
+// forward accepts connections until ctx ends.
+func (w *Worker) forward(ctx context.Context, p Published) {
+	var work sync.WaitGroup
+	defer work.Wait()
+	slots := make(chan struct{}, maxPublished)
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		client, err := p.Listener.Accept()
+		if err != nil {
+			<-slots
+			if !pause.For(ctx, acceptRetry) {
+				return
+			}
+			continue
+		}
+		work.Go(func() {
+			defer func() { <-slots }()
+			w.connect(ctx, client, p)
+		})
+	}
+}
+
+// connect connects a client with the server in the sandbox.
+func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
+	server, err := w.sandboxes.dial(ctx, p)
+	if err != nil {
+		if tcp, ok := client.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // reset, so that clients do not take it for an empty answer
+		}
+		_ = client.Close()
+		return
+	}
+	egress.Join(ctx, client, server)
+}
+
+// dial connects to a server in a sandbox, if that is open.
+func (s *sandboxes) dial(ctx context.Context, p Published) (net.Conn, error) {
+	s.mu.Lock()
+	b := s.open[protocol.Lane("sandbox/"+p.Sandbox)]
+	s.mu.Unlock()
+	if b == nil { // nothing runs there
+		return nil, sandbox.ErrClosed
+	}
+	b.mu.Lock()
+	opened := b.sandbox
+	b.mu.Unlock()
+	if dialer, ok := opened.(sandbox.Dialer); ok {
+		return dialer.Dial(ctx, p.Port)
+	}
+	return nil, sandbox.ErrClosed
+}
+
+// Dial implements [sandbox.Dialer].
+func (s *measuredSandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
+	if dialer, ok := s.Sandbox.(sandbox.Dialer); ok {
+		return dialer.Dial(ctx, port)
+	}
+	return nil, sandbox.ErrUnsupported
+}
