@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -142,7 +143,7 @@ type embeddedWorker struct {
 // elsewhere, for whom e is nil.
 func (e *embeddedWorker) see(ctx context.Context, flags *hostFlags, workspace, data string) (err error) {
 	if e != nil {
-		e.host, err = flags.open(ctx, e.caps, workspace, data)
+		e.host, err = flags.open(ctx, e.caps, e.allow, workspace, data)
 	}
 	return err
 }
@@ -208,7 +209,7 @@ func (w *workerFlags) openWorker(
 func (e *embeddedWorker) start(
 	ctx context.Context, f *fleet.Fleet, data string, warn func(string), session protocol.SessionID, workspace string,
 ) error {
-	for _, warning := range append(cli.Warnings(e.limits, e.caps), cli.FewFiles(e.flags.Slots)...) {
+	for _, warning := range slices.Concat(e.host.access.notices(), cli.Warnings(e.limits, e.caps), cli.FewFiles(e.flags.Slots)) {
 		warn(warning)
 	}
 	if workspace != "" && e.protect == nil && !e.caps.Protect {
@@ -225,7 +226,7 @@ func (e *embeddedWorker) start(
 	maps.Copy(env, e.flags.Env)
 	return f.StartWorker(ctx, worker.Options{
 		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: env, Limits: e.limits,
-		Mounts: e.host.mounts, Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect,
+		Mounts: e.host.mounts, Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect, Publish: e.host.access.forwards(session),
 	})
 }
 

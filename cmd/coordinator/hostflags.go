@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -17,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
 // hostFlags say what the embedded worker's sandboxes see of the host.
@@ -25,6 +27,8 @@ type hostFlags struct {
 	Mount      []string `sep:"none" placeholder:"HOST[:INSIDE][:ro|rw]" help:"Further directory or file that the embedded worker's sandboxes see, at the same path unless INSIDE is given; read-only unless rw is. May be given several times."`
 	Cache      string   `default:"auto" placeholder:"auto|none|NAME" help:"Cache of modules and builds that the embedded worker's sandboxes keep from one session to the next: auto is one of the workspace's own, NAME one that workspaces share."`
 	CacheSize  cli.Size `default:"10G" placeholder:"SIZE" help:"How much all your caches may take up; the least recently used goes. 0 is no bound."`
+
+	accessFlags
 }
 
 // Words of the flags.
@@ -60,6 +64,9 @@ func (f *hostFlags) checkHost(elsewhere bool) error {
 			return cli.Usagef("--cache %s: must be auto, none, or a name: %v", f.Cache, err)
 		}
 	}
+	if err := f.checkAccess(elsewhere); err != nil {
+		return err
+	}
 	if elsewhere && len(f.Mount) > 0 {
 		return cli.Usagef("--mount %s: is for the worker inside this process; with --nats the workers are elsewhere", f.Mount[0])
 	}
@@ -78,11 +85,12 @@ type hostView struct {
 	env    map[string]string
 	cache  *hostenv.Cache // nil for none
 	asked  []sandbox.Mount
+	access *access
 }
 
-// open decides what sandboxes of a driver with these capabilities see of the host. The directory
-// workspace is used in place, unless it is "", and data has sessions.
-func (f *hostFlags) open(ctx context.Context, caps sandbox.Caps, workspace, data string) (*hostView, error) {
+// open decides what sandboxes of a driver with these capabilities, which reach what is allowed, see
+// of the host. The directory workspace is used in place, unless it is "", and data has sessions.
+func (f *hostFlags) open(ctx context.Context, caps sandbox.Caps, allow egress.Allow, workspace, data string) (*hostView, error) {
 	view := hostenv.ViewOf(caps)
 	home, _ := os.UserHomeDir() // "" is none
 	state, _ := cli.StateDir("")
@@ -102,7 +110,17 @@ func (f *hostFlags) open(ctx context.Context, caps sandbox.Caps, workspace, data
 	if workspace != "" {
 		maps.Copy(h.env, hostenv.Identity(ctx, workspace))
 	}
-	return h, h.openCache(ctx, f, view, workspace)
+	if err := h.openCache(ctx, f, view, workspace); err != nil {
+		return nil, err
+	}
+	if h.access, err = f.accessFlags.open(ctx, view, allow); err != nil {
+		return nil, errors.Join(err, h.close())
+	}
+	if doors := h.access.doors; doors != nil {
+		h.mounts = append(h.mounts, doors.Mount())
+		maps.Copy(h.env, doors.Env)
+	}
+	return h, nil
 }
 
 func (h *hostView) openCache(ctx context.Context, f *hostFlags, view hostenv.View, workspace string) (err error) {
@@ -127,9 +145,15 @@ func (h *hostView) openCache(ctx context.Context, f *hostFlags, view hostenv.Vie
 	return nil
 }
 
-// close lets go of the cache.
+// close closes what is open, and lets go of the cache.
 func (h *hostView) close() error {
-	if h == nil || h.cache == nil {
+	if h == nil {
+		return nil
+	}
+	if h.access != nil {
+		h.access.close()
+	}
+	if h.cache == nil {
 		return nil
 	}
 	return h.cache.Close()
@@ -145,6 +169,9 @@ type environment struct {
 	LeftOut    []hostenv.LeftOut  `json:"left_out,omitempty"`
 	Mounts     []hostMount        `json:"mounts"`
 	Cache      string             `json:"cache,omitempty"`
+	Published  []published        `json:"published,omitempty"`
+	SSHAgent   []string           `json:"ssh_agent,omitempty"`
+	Git        []string           `json:"git_credentials,omitempty"`
 }
 
 // hostToolchain is a toolchain that was found.
@@ -173,6 +200,7 @@ func (h *hostView) tell(w io.Writer, session protocol.SessionID) error {
 	e := environment{
 		Type: "environment", SessionID: session, Time: time.Now().UTC(), Toolchains: []hostToolchain{}, Path: h.found.Path,
 		LeftOut: h.found.LeftOut, Mounts: []hostMount{},
+		Published: h.access.published, SSHAgent: h.access.logins, Git: h.access.git,
 	}
 	for _, t := range h.found.Toolchains {
 		e.Toolchains = append(e.Toolchains, hostToolchain{Name: t.Name, Root: t.Root})

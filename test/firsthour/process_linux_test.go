@@ -52,6 +52,7 @@ type person struct {
 	uid             int
 	home, workspace string
 	path            string // PATH
+	env             []string
 }
 
 // newPerson gives a user of the host a directory of their own.
@@ -85,6 +86,7 @@ func (who person) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)
 	cmd.Dir = who.workspace
 	cmd.Env = []string{"PATH=" + who.path, "HOME=" + who.home, "USER=someone", "TERM=dumb", "LANG=C.UTF-8"}
+	cmd.Env = append(cmd.Env, who.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if who.uid != os.Geteuid() {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(who.uid), Gid: uint32(who.uid)}
@@ -115,7 +117,10 @@ func (who person) coordinator(t *testing.T, args ...string) (stdout, stderr stri
 func (who person) service(t *testing.T, ready string, name string, args ...string) []string {
 	t.Helper()
 	said := &log{pattern: regexp.MustCompile(ready), found: make(chan []string, 1)}
-	cmd := who.command(t, filepath.Join(binaries, name), args...)
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(binaries, name)
+	}
+	cmd := who.command(t, name, args...)
 	cmd.Stdout, cmd.Stderr = said, said
 	require.NoError(t, cmd.Start())
 	ended := make(chan struct{})

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+)
+
+// accessFlags open ways between the embedded worker's sandboxes and their user.
+type accessFlags struct {
+	Publish        []string `sep:"none" placeholder:"[[HOST:]HOSTPORT:]PORT" help:"Port of the sandbox that this host reaches, at 127.0.0.1 unless HOST is given and at the same port unless HOSTPORT is; 0 is any that is free. May be given several times."`
+	SSHAgent       bool     `name:"ssh-agent" help:"Have commands log in with your SSH agent, at hosts of --allow-net that are in your known_hosts."`
+	GitCredentials []string `sep:"none" placeholder:"HOST" help:"Have commands get what your git's credential helper knows of HOST, which --allow-net must list. May be given several times."`
+}
+
+// checkAccess returns a usage error for values that make no sense anywhere.
+func (f *accessFlags) checkAccess(elsewhere bool) error {
+	for flag, given := range map[string]bool{
+		"--publish": len(f.Publish) > 0, "--ssh-agent": f.SSHAgent, "--git-credentials": len(f.GitCredentials) > 0,
+	} {
+		if elsewhere && given {
+			return cli.Usagef("%s: is for the worker inside this process; with --nats the workers are elsewhere", flag)
+		}
+	}
+	for _, text := range f.Publish {
+		if _, err := hostenv.ParsePublication(text); err != nil {
+			return cli.Usagef("--publish %s: %v", text, err)
+		}
+	}
+	return nil
+}
+
+// access is what flags have opened.
+type access struct {
+	doors     *hostenv.Doors // nil for none
+	published []published
+	logins    []string // hosts of --ssh-agent
+	git       []string // hosts of --git-credentials
+}
+
+// published is a port of the sandbox that this host reaches.
+type published struct {
+	URL  string `json:"url"`
+	Port uint16 `json:"port"`
+
+	listener net.Listener
+	open     bool // to other machines
+}
+
+// open opens what the flags say, for sandboxes that show view and reach what is allowed.
+func (f *accessFlags) open(ctx context.Context, view hostenv.View, allow egress.Allow) (*access, error) {
+	a := &access{}
+	err := a.publish(ctx, f.Publish, view.Root && !allow.All())
+	if err == nil && (f.SSHAgent || len(f.GitCredentials) > 0) {
+		if a.doors, err = hostenv.OpenDoors(view); err == nil {
+			err = errors.Join(a.openAgent(ctx, f.SSHAgent, allow), a.openGit(ctx, f.GitCredentials, allow))
+		}
+	}
+	if err != nil {
+		a.close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// publish takes the ports of the host; apart says that sandboxes have a network of their own.
+func (a *access) publish(ctx context.Context, texts []string, apart bool) error {
+	for _, text := range texts {
+		p, err := hostenv.ParsePublication(text)
+		if err == nil && !apart {
+			err = errors.New("is for sandboxes with a network of their own: driver ns, and not --allow-net all")
+		}
+		var l net.Listener
+		if err == nil {
+			l, err = p.Listen(ctx)
+		}
+		if err != nil {
+			return cli.Usagef("--publish %s: %v", text, err)
+		}
+		a.published = append(a.published, published{URL: hostenv.URL(l), Port: p.Port, listener: l, open: !p.Host.IsLoopback()})
+	}
+	return nil
+}
+
+func (a *access) openAgent(ctx context.Context, wanted bool, allow egress.Allow) (err error) {
+	if !wanted {
+		return nil
+	}
+	home, _ := os.UserHomeDir() // "" has no known_hosts
+	if a.logins, err = a.doors.SSHAgent(ctx, os.Getenv("SSH_AUTH_SOCK"), home, allow); err != nil {
+		return cli.Usagef("--ssh-agent: %v", err)
+	}
+	return nil
+}
+
+func (a *access) openGit(ctx context.Context, hosts []string, allow egress.Allow) error {
+	for _, text := range hosts {
+		host, err := hostenv.ParseCredentialHost(text, allow)
+		if err != nil {
+			return cli.Usagef("--git-credentials %s: %v", text, err)
+		}
+		a.git = append(a.git, host)
+	}
+	if len(hosts) == 0 {
+		return nil
+	}
+	return a.doors.GitCredentials(ctx, a.git)
+}
+
+// notices say what is open, before a session begins.
+func (a *access) notices() (lines []string) {
+	for _, p := range a.published {
+		line := fmt.Sprintf("%s is port %d of the sandbox, once something listens there", p.URL, p.Port)
+		if p.open {
+			line += "; other machines reach it, too"
+		}
+		lines = append(lines, line)
+	}
+	if len(a.logins) > 0 {
+		lines = append(lines, "commands log in with your SSH agent at "+strings.Join(a.logins, ", "))
+	}
+	if len(a.git) > 0 {
+		lines = append(lines, "commands get your git credentials for "+strings.Join(a.git, ", "))
+	}
+	return lines
+}
+
+// forwards are the published ports, of the sandbox of a session.
+func (a *access) forwards(session protocol.SessionID) (all []worker.Published) {
+	for _, p := range a.published {
+		all = append(all, worker.Published{Listener: p.listener, Sandbox: string(session), Port: p.Port})
+	}
+	return all
+}
+
+// close closes everything; nobody is left who could use it.
+func (a *access) close() {
+	for _, p := range a.published {
+		_ = p.listener.Close() // the worker may have
+	}
+	if a.doors != nil {
+		_ = a.doors.Close()
+	}
+}
