@@ -178,7 +178,7 @@ func isLogin(request, session []byte) bool {
 		Signed                bool
 		Rest                  []byte `ssh:"rest"`
 	}
-	return session != nil && ssh.Unmarshal(request, &sign) == nil && ssh.Unmarshal(sign.Data, &login) == nil &&
+	return len(session) > 0 && ssh.Unmarshal(request, &sign) == nil && ssh.Unmarshal(sign.Data, &login) == nil &&
 		string(login.Session) == string(session) && login.Message == loginRequest && login.Service == "ssh-connection" &&
 		(login.Method == "publickey" || login.Method == "publickey-hostbound-v00@openssh.com") && login.Signed
 }

@@ -92,6 +92,7 @@ func TestSSHAgent_SignsLoginsAtKnownHostsOnly(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, keys, 1)
 	require.Error(t, r.sign(login(session, service, method)), "nobody has bound the session")
+	require.Error(t, r.sign(login("", service, method)), "nor is that one")
 	require.Error(t, r.bind(t, r.other, session, []byte(session), false), "a host that is not known")
 	require.Error(t, r.sign(login(session, service, method)))
 	require.Error(t, r.bind(t, r.host, session, []byte("another"), false), "a session that the host has not signed")

@@ -66,25 +66,25 @@ func TestPublish_ServersOfTheSandboxAreReached(t *testing.T) {
 			who.own(t)
 			run := who.start(t, "run", "--json", "--model", model, "--min-level", "full", "--workspace", who.workspace, "--publish", "0:3000", "serve it")
 			url := run.wait(t, `"published":\[\{"url":"(http://127\.0\.0\.1:\d+)","port":3000\}\]`)[1]
-			require.Eventually(t, func() bool { return fetch(url) == server.page }, patience, 50*time.Millisecond, "%s", run)
+			require.Eventually(t, func() bool { return page(url) == server.page }, patience, 50*time.Millisecond, "%s", run)
 			ports := url[strings.LastIndex(url, ":")+1:] + " " + outside.URL[strings.LastIndex(outside.URL, ":")+1:]
 			require.NoError(t, os.WriteFile(filepath.Join(who.workspace, "fetched"), []byte(ports), 0o644))
-			p.check(t, run.end(t))
+			p.check(t, run.end(t), true)
 			require.Contains(t, run.said.String(), url+" is port 3000 of the sandbox")
-			require.Empty(t, fetch(url), "it ends with the session")
+			require.Empty(t, page(url), "it ends with the session")
 		})
 	}
 }
 
-// fetch is a page, "" where there is none.
-func fetch(url string) string {
+// page is what a URL has, "" where there is none.
+func page(url string) string {
 	response, err := (&http.Client{Timeout: 10 * time.Second}).Get(url) //nolint:noctx // it has a time
 	if err != nil {
 		return ""
 	}
 	defer response.Body.Close()
-	page, _ := io.ReadAll(response.Body)
-	return string(page)
+	text, _ := io.ReadAll(response.Body)
+	return string(text)
 }
 
 // running is a coordinator that runs.
@@ -201,7 +201,7 @@ func TestSSHAgent_GitOverSSH(t *testing.T) {
 		args := []string{"run", "--json", "--model", model, "--min-level", "full", "--workspace", who.workspace, "--ssh-agent", "--allow-net-private", "127.0.0.0/8"}
 		listed := loopback + ":" + known.port + "," + loopback + ":" + unknown.port
 		out, said := who.coordinator(t, append(args, "--allow-net", listed, "clone it")...)
-		p.check(t, out)
+		p.check(t, out, true)
 		require.Contains(t, said, "commands log in with your SSH agent at "+loopback+":"+known.port)
 		require.Contains(t, out, `"ssh_agent":["`+loopback+":"+known.port+`"]`)
 		who.shell(t, "ssh-add -l | grep -c ED25519 | grep -qx 1")
@@ -327,7 +327,7 @@ func TestGitCredentials_OfOneHost(t *testing.T) {
 			"--allow-net-private", "127.0.0.0/8", "--allow-net", named + "," + other, "--git-credentials",
 		}
 		out, said := who.coordinator(t, append(args, named, "clone it")...)
-		p.check(t, out)
+		p.check(t, out, true)
 		require.Contains(t, said, "commands get your git credentials for "+named)
 		require.Contains(t, out, `"git_credentials":["`+named+`"]`)
 		asked, err := os.ReadFile(filepath.Join(who.home, "asked"))
