@@ -1,7 +1,7 @@
 // Package hostenv decides what a sandbox sees of the host's user, where a directory is worked on in
 // place: the toolchains on the PATH, mounts of the user's choice, caches of package managers and
-// compilers, and who commits; and which ways lead in and out: published ports, the user's SSH agent,
-// and credentials of git.
+// compilers, and who commits; and which ways lead in and out: published ports, the user's SSH
+// agent, and credentials of git.
 //
 //	PATH of the user ──► Find ──► toolchains: read-only parts, variables, a PATH of what is there
 //	--mount          ──► ParseMount, Check ──► mounts, or a refusal that says what is allowed

@@ -18,8 +18,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
-// SSHAgent opens a door to the user's SSH agent at a socket, for logins at hosts that are listed and
-// in the user's known_hosts: home is the user's. It returns those hosts.
+// SSHAgent opens a door to the user's SSH agent at a socket, for logins at hosts that are listed
+// and in the known_hosts of the user, who has that home. It returns those hosts.
 func (d *Doors) SSHAgent(ctx context.Context, socket, home string, allow egress.Allow) ([]string, error) {
 	if allow.All() {
 		return nil, errors.New("is for hosts that are listed; --allow-net all lists none: name them, as in --allow-net github.com:22")

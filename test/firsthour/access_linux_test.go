@@ -108,7 +108,8 @@ func (who person) start(t *testing.T, args ...string) running {
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		<-r.ended
+		for range r.ended { //nolint:revive // until it is closed
+		}
 	})
 	return r
 }
@@ -137,7 +138,7 @@ func (r running) end(t *testing.T) string {
 	return r.out.String()
 }
 
-// loopback is where the servers of these tests are. Sandboxes have one of their own: they are reached
+// loopback is where the servers of these tests are. Sandboxes have one of their own, and reach them
 // by the proxy.
 const loopback = "127.0.0.1"
 

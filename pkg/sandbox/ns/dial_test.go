@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/netip"
 	"strconv"
 	"testing"
 
@@ -28,7 +29,7 @@ func testDial(t *testing.T) { //nolint:thelper // it is the test
 	s := openWith(t, sandbox.Network{})
 	dialer, ok := s.(sandbox.Dialer)
 	require.True(t, ok)
-	_, err = dialer.Dial(t.Context(), uint16(outside.Addr().(*net.TCPAddr).Port))
+	_, err = dialer.Dial(t.Context(), netip.MustParseAddrPort(outside.Addr().String()).Port())
 	require.ErrorIs(t, err, unix.ECONNREFUSED, "a port of the host is not one of the sandbox")
 
 	for port, address := range map[uint16]string{8001: "127.0.0.1", 8002: "0.0.0.0", 8003: "::1", 8004: "::"} {
@@ -37,7 +38,9 @@ func testDial(t *testing.T) { //nolint:thelper // it is the test
 		require.NoError(t, err, address)
 		_, err = io.WriteString(conn, "there and ")
 		require.NoError(t, err)
-		require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+		half, ok := conn.(*net.TCPConn)
+		require.True(t, ok)
+		require.NoError(t, half.CloseWrite())
 		all, err := io.ReadAll(conn)
 		require.NoError(t, err, address)
 		require.Equal(t, "there and back", string(all), address)
@@ -57,7 +60,9 @@ func testDial(t *testing.T) { //nolint:thelper // it is the test
 	require.ErrorIs(t, err, sandbox.ErrClosed)
 
 	all := openWith(t, sandbox.Network{Mode: sandbox.NetworkAll})
-	_, err = all.(sandbox.Dialer).Dial(t.Context(), uint16(outside.Addr().(*net.TCPAddr).Port))
+	dialer, ok = all.(sandbox.Dialer)
+	require.True(t, ok)
+	_, err = dialer.Dial(t.Context(), netip.MustParseAddrPort(outside.Addr().String()).Port())
 	require.ErrorIs(t, err, sandbox.ErrUnsupported)
 }
 
