@@ -104,6 +104,7 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	for _, bucket := range []jetstream.ObjectStoreConfig{
 		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: cmp.Or(t.ResultAge, DefaultResultAge)},
 		{Bucket: t.Fleet.KeptBucket(), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
+		{Bucket: t.Fleet.BodiesBucket(), Replicas: t.Replicas},
 	} {
 		if err := ensureObjects(ctx, js, bucket); err != nil {
 			return err
@@ -251,7 +252,7 @@ func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.O
 // names are those of all streams of a fleet.
 func (t Topology) names() []string {
 	f := t.Fleet
-	return []string{f.CallsStream(), f.ClaimsStream(), f.ResultsStream(), f.SessionsStream(), ObjectStream(f.BlobsBucket()), ObjectStream(f.KeptBucket()), "KV_" + f.PlacesBucket()}
+	return []string{f.CallsStream(), f.ClaimsStream(), f.ResultsStream(), f.SessionsStream(), f.WorkspacesStream(), ObjectStream(f.BlobsBucket()), ObjectStream(f.KeptBucket()), ObjectStream(f.BodiesBucket()), "KV_" + f.PlacesBucket()}
 }
 
 // streams returns the streams as they must be.
@@ -292,6 +293,12 @@ func (t Topology) streams() []jetstream.StreamConfig {
 		{
 			Name: t.Fleet.SessionsStream(), Subjects: t.Fleet.SessionsSubjects(),
 			Description: "session journals",
+			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
+			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, MaxMsgSize: -1,
+		},
+		{
+			Name: t.Fleet.WorkspacesStream(), Subjects: t.Fleet.WorkspacesSubjects(),
+			Description: "checkpoints of workspaces",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, MaxMsgSize: -1,
 		},

@@ -6,12 +6,13 @@ import (
 	"strings"
 )
 
-// Stream names. Every fleet has these four.
+// Stream names. Every fleet has these five.
 const (
-	streamCalls    = "_CALLS"
-	streamClaims   = "_CLAIMS"
-	streamResults  = "_RESULTS"
-	streamSessions = "_SESSIONS"
+	streamCalls      = "_CALLS"
+	streamClaims     = "_CLAIMS"
+	streamResults    = "_RESULTS"
+	streamSessions   = "_SESSIONS"
+	streamWorkspaces = "_WORKSPACES"
 )
 
 func (f Fleet) stream(suffix string) string { return strings.ToUpper(string(f)) + suffix }
@@ -27,6 +28,18 @@ func (f Fleet) ResultsStream() string { return f.stream(streamResults) }
 
 // SessionsStream is the stream of session journals.
 func (f Fleet) SessionsStream() string { return f.stream(streamSessions) }
+
+// WorkspacesStream is the stream of the checkpoints of workspaces.
+func (f Fleet) WorkspacesStream() string { return f.stream(streamWorkspaces) }
+
+// BodiesBucket is the object store bucket for the contents of workspaces.
+func (f Fleet) BodiesBucket() string { return strings.ToUpper(string(f)) + "_BODIES" }
+
+// WorkspaceSubject has the checkpoints of the workspace of a lane, one after the other.
+func (f Fleet) WorkspaceSubject(lane LaneHash) Subject { return string(f) + ".workspace." + string(lane) }
+
+// WorkspacesSubjects are those of the workspaces stream.
+func (f Fleet) WorkspacesSubjects() []Subject { return []Subject{f.WorkspaceSubject("*")} }
 
 // KeptBucket is the object store bucket for what is kept of sessions until they are removed.
 func (f Fleet) KeptBucket() string { return strings.ToUpper(string(f)) + "_KEPT" }

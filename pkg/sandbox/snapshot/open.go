@@ -32,6 +32,25 @@ func openSame(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
 	return file, nil
 }
 
+// openDirectory opens the directory that seen describes as a root of its own.
+func openDirectory(root *os.Root, name string, seen fs.FileInfo) (*os.Root, error) {
+	dir, err := root.OpenRoot(name)
+	if err != nil {
+		if gone(err) {
+			err = errChanged
+		}
+		return nil, err
+	}
+	info, err := dir.Stat(".")
+	if err == nil && !os.SameFile(info, seen) { // a link was put there
+		err = errChanged
+	}
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return dir, nil
+}
+
 // openFile is openSame for a regular file, and opens one of ours that its mode forbids
 // to read. The mode is put back at once.
 func openFile(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {

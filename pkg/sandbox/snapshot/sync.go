@@ -44,14 +44,14 @@ type Changes struct {
 // the temporary directory behind. Something that writes to root at the same time can
 // lose what it writes to a path in the moment in which it is changed.
 func Sync(ctx context.Context, root *os.Root, base Manifest, r io.Reader, options *Options) (Changes, error) {
-	changes, err := sync(ctx, root, base, r, options.withDefaults())
+	changes, err := bring(ctx, root, base, r, options.withDefaults())
 	if err != nil {
 		return changes, fmt.Errorf("sync %s: %w", root.Name(), err)
 	}
 	return changes, nil
 }
 
-func sync(ctx context.Context, root *os.Root, base Manifest, r io.Reader, opts Options) (c Changes, err error) {
+func bring(ctx context.Context, root *os.Root, base Manifest, r io.Reader, opts Options) (c Changes, err error) {
 	for name := range base {
 		if err := checkName(name); err != nil {
 			return Changes{}, fmt.Errorf("base: %w", err)

@@ -1,0 +1,311 @@
+package workspace
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// Errors that callers branch on.
+var (
+	// ErrLost says that another worker has taken the workspace.
+	ErrLost = errors.New("the workspace was taken by another worker")
+	// ErrFull says that the fleet has no room for a commit.
+	ErrFull = errors.New("the fleet has no room for the workspace")
+	// ErrInvalid says that a journal has what no worker writes.
+	ErrInvalid = errors.New("the journal of the workspace is not valid")
+)
+
+const (
+	opTimeout   = 5 * time.Second // of one request
+	bodyTimeout = 2 * time.Minute // of one body
+	retryWait   = 100 * time.Millisecond
+	refresh     = 30 * time.Minute // a body that is older is stored again, lest it is removed as garbage meanwhile
+)
+
+// Store is where the workspaces of a fleet are kept. It is safe for concurrent use.
+type Store struct {
+	fleet  protocol.Fleet
+	js     jetstream.JetStream
+	stream jetstream.Stream
+	bodies jetstream.ObjectStore
+}
+
+// Open opens the store of a fleet, whose streams must exist.
+func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("open workspaces: %w", err)
+	}
+	stream, err := js.Stream(ctx, fleet.WorkspacesStream())
+	if err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", fleet.WorkspacesStream(), err)
+	}
+	bodies, err := js.ObjectStore(ctx, fleet.BodiesBucket())
+	if err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", fleet.BodiesBucket(), err)
+	}
+	return &Store{fleet: fleet, js: js, stream: stream, bodies: bodies}, nil
+}
+
+// headerBodies of a checkpoint names the bodies that it is the first to need, so that those that
+// nothing needs can be told without reading what checkpoints say.
+const headerBodies = "Toolfleet-Bodies"
+
+// checkpoint is a message of a journal.
+type checkpoint struct {
+	Type    string `json:"type"` // "checkpoint"
+	Version int    `json:"version"`
+	// Epoch is that of the claim of the lane.
+	Epoch uint64 `json:"epoch"`
+	// Worker wrote it, and Token tells its checkpoints apart.
+	Worker protocol.WorkerID `json:"worker"`
+	Token  string            `json:"token"`
+	// Calls are those that ended, and Results the results of all that the journal covers and that
+	// may not be stored yet. Both are empty when the workspace was taken.
+	Calls   []protocol.CallID `json:"calls,omitempty"`
+	Results []covered         `json:"results,omitempty"`
+	// Base is the whole tree; without it Delta says what changed. From is the sequence of the last
+	// checkpoint with a base, 0 when there is none.
+	Base  []snapshot.Part `json:"base,omitempty"`
+	From  uint64          `json:"from,omitempty"`
+	Delta snapshot.Delta  `json:"delta"`
+}
+
+// covered is the result of a call, in the message or in bodies.
+type covered struct {
+	Call   protocol.CallID `json:"call"`
+	Result json.RawMessage `json:"result,omitempty"`
+	Parts  []snapshot.Part `json:"parts,omitempty"`
+}
+
+const (
+	typeCheckpoint = "checkpoint"
+	version        = 1
+)
+
+// message is a checkpoint as it is stored.
+type message struct {
+	checkpoint
+
+	seq  uint64
+	size int
+}
+
+func decode(msg *jetstream.RawStreamMsg) (*message, error) {
+	m := &message{seq: msg.Sequence, size: len(msg.Data)}
+	if err := json.Unmarshal(msg.Data, &m.checkpoint); err != nil {
+		return nil, fmt.Errorf("checkpoint %d: %w: %w", msg.Sequence, ErrInvalid, err)
+	}
+	if m.Type != typeCheckpoint || m.Version != version {
+		return nil, fmt.Errorf("checkpoint %d: %w: type %q, version %d: must be %q, %d", msg.Sequence, ErrInvalid, m.Type, m.Version, typeCheckpoint, version)
+	}
+	return m, nil
+}
+
+// last reads the last checkpoint of a lane; nil when there is none.
+func (s *Store) last(ctx context.Context, lane protocol.LaneHash) (*message, error) {
+	return s.read(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+		return s.stream.GetLastMsgForSubject(ctx, s.fleet.WorkspaceSubject(lane))
+	})
+}
+
+// next reads the first checkpoint of a lane at or behind a sequence; nil when there is none.
+func (s *Store) next(ctx context.Context, lane protocol.LaneHash, from uint64) (*message, error) {
+	return s.read(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+		return s.stream.GetMsg(ctx, from, jetstream.WithGetMsgSubject(s.fleet.WorkspaceSubject(lane)))
+	})
+}
+
+func (s *Store) read(ctx context.Context, get func(context.Context) (*jetstream.RawStreamMsg, error)) (*message, error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	msg, err := get(ctx)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint: %w", err)
+	}
+	return decode(msg)
+}
+
+// fold returns the tree of a lane at a checkpoint, and how many checkpoints and bytes of them lie
+// between it and its base.
+func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (tree snapshot.Tree, since int, size int, err error) {
+	tree = snapshot.Tree{}
+	at := to.From
+	if len(to.Base) > 0 {
+		at = to.seq
+	}
+	for {
+		m := to
+		if at != to.seq {
+			if m, err = s.next(ctx, lane, max(at, 1)); err != nil {
+				return nil, 0, 0, err
+			}
+		}
+		if m == nil || m.seq > to.seq {
+			return nil, 0, 0, fmt.Errorf("checkpoint %d of lane %s: %w: it is not there any more", at, lane, ErrInvalid)
+		}
+		if len(m.Base) > 0 {
+			if tree, err = s.base(ctx, m); err != nil {
+				return nil, 0, 0, err
+			}
+			since, size = 0, 0
+		} else {
+			tree.Apply(&m.Delta, inlineOf(m.seq))
+			since, size = since+1, size+m.size
+		}
+		if m.seq == to.seq {
+			break
+		}
+		at = m.seq + 1
+	}
+	if err := tree.Validate(limits); err != nil {
+		return nil, 0, 0, fmt.Errorf("lane %s: %w: %w", lane, ErrInvalid, err)
+	}
+	return tree, since, size, nil
+}
+
+// Bounds of a workspace.
+var limits = snapshot.Limits{MaxEntries: 1_000_000, MaxBytes: 64 << 30}
+
+// maxBase bounds a whole tree, encoded; maxResult a result that is covered.
+const (
+	maxBase   = 1 << 30
+	maxResult = 64 << 20
+)
+
+// base reads the tree of a checkpoint that has one.
+func (s *Store) base(ctx context.Context, m *message) (snapshot.Tree, error) {
+	body, err := snapshot.LoadBytes(ctx, s, m.Base, maxBase)
+	if err != nil {
+		return nil, fmt.Errorf("base of checkpoint %d: %w", m.seq, err)
+	}
+	tree := snapshot.Tree{}
+	if err := json.Unmarshal(body, &tree); err != nil {
+		return nil, fmt.Errorf("base of checkpoint %d: %w: %w", m.seq, ErrInvalid, err)
+	}
+	return tree, nil
+}
+
+// inline begins the names of bodies that checkpoints carry: their sequence follows.
+const inline = "@"
+
+func inlineOf(seq uint64) string { return inline + strconv.FormatUint(seq, 10) }
+
+// Get implements [snapshot.Bodies].
+func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, bodyTimeout)
+	defer cancel()
+	if number, is := strings.CutPrefix(name, inline); is {
+		seq, err := strconv.ParseUint(number, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("body %q: %w", name, ErrInvalid)
+		}
+		msg, err := s.stream.GetMsg(ctx, seq)
+		if err != nil {
+			return nil, fmt.Errorf("read checkpoint %d: %w", seq, err)
+		}
+		m, err := decode(msg)
+		if err != nil {
+			return nil, err
+		}
+		return m.Delta.Inline, nil
+	}
+	object, err := natsio.GetObject(ctx, s.bodies, name)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(io.LimitReader(object, 2*snapshot.MaxPart))
+	return body, errors.Join(err, object.Close())
+}
+
+// Put implements [snapshot.Bodies]. What was stored long ago is stored again, for it may be garbage
+// that is about to be removed.
+func (s *Store) Put(ctx context.Context, name string, body []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, bodyTimeout)
+	defer cancel()
+	info, err := s.bodies.GetInfo(ctx, name)
+	if err == nil && time.Since(info.ModTime) < refresh {
+		return nil
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+		return fmt.Errorf("look for body %s: %w", name, err)
+	}
+	_, err = natsio.PutObject(ctx, s.js, s.fleet.BodiesBucket(), name, bytes.NewReader(body))
+	return err
+}
+
+// append stores a checkpoint behind the last one that its writer has seen, and returns its sequence.
+// It goes on until that is known, or ctx ends: an answer that was lost is settled by a look.
+func (s *Store) append(ctx context.Context, lane protocol.LaneHash, expected uint64, c *checkpoint, bodies []string) (uint64, error) {
+	c.Type, c.Version = typeCheckpoint, version
+	body, err := json.Marshal(c)
+	if err != nil {
+		return 0, err
+	}
+	msg := &nats.Msg{Subject: s.fleet.WorkspaceSubject(lane), Data: body, Header: nats.Header{}}
+	if len(bodies) > 0 {
+		msg.Header.Set(headerBodies, strings.Join(bodies, ","))
+	}
+	for {
+		seq, err := s.publish(ctx, msg, expected)
+		api, answered := errors.AsType[*jetstream.APIError](err)
+		switch {
+		case err == nil:
+			return seq, nil
+		case answered && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
+			last, err := s.last(ctx, lane)
+			if err == nil && last != nil && last.Token == c.Token {
+				return last.seq, nil // an answer was lost
+			}
+			if err == nil {
+				return 0, ErrLost
+			}
+		case answered && natsio.NoRoom(api):
+			return 0, fmt.Errorf("%w: %w", ErrFull, err)
+		case answered && api.Code != 503 && api.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequenceConstant,
+			errors.Is(err, nats.ErrConnectionClosed):
+			return 0, fmt.Errorf("store checkpoint: %w", err)
+		}
+		if !pause.For(ctx, retryWait) {
+			return 0, fmt.Errorf("store checkpoint: %w", errors.Join(context.Cause(ctx), err))
+		}
+	}
+}
+
+func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	ack, err := s.js.PublishMsg(ctx, msg, jetstream.WithExpectLastSequencePerSubject(expected))
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
+}
+
+// Remove forgets the workspace of a lane. Its bodies become garbage.
+func (s *Store) Remove(ctx context.Context, lane protocol.LaneHash) error {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	if err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.fleet.WorkspaceSubject(lane))); err != nil {
+		return fmt.Errorf("remove checkpoints: %w", err)
+	}
+	return nil
+}

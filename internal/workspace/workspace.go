@@ -1,0 +1,195 @@
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// When a commit writes a base: the fold of a journal reads at most so many checkpoints and bytes.
+const (
+	maxSince = 128
+	maxSize  = 1 << 20
+	maxDelta = 256 << 10 // of one checkpoint
+	maxCover = 32 << 10  // a result that is larger goes into bodies
+)
+
+// Workspace is a workspace that a worker has taken. Its methods do not overlap.
+type Workspace struct {
+	store  *Store
+	lane   protocol.LaneHash
+	worker protocol.WorkerID
+	epoch  uint64
+
+	last  uint64 // sequence of the last checkpoint
+	from  uint64 // of the last base
+	since int    // checkpoints after it
+	size  int    // their bytes
+	tree  snapshot.Tree
+	open  []covered // results that may not be stored
+}
+
+// Take takes the workspace of a lane, under the epoch of its claim: nobody who had it before
+// commits any more. It tries until it is known who has it, or ctx ends. The error wraps [ErrLost]
+// when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read.
+func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, worker protocol.WorkerID, epoch uint64) (*Workspace, error) {
+	for {
+		w, err := s.take(ctx, lane, worker, epoch)
+		switch {
+		case err == nil:
+			return w, nil
+		case errors.Is(err, errTooLate), errors.Is(err, ErrInvalid), errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, ErrFull):
+			return nil, fmt.Errorf("take workspace: %w", err)
+		}
+		if !pause.For(ctx, retryWait) {
+			return nil, fmt.Errorf("take workspace: %w", err)
+		}
+	}
+}
+
+var errTooLate = fmt.Errorf("%w, under a later claim", ErrLost)
+
+func (s *Store) take(ctx context.Context, lane protocol.LaneHash, worker protocol.WorkerID, epoch uint64) (*Workspace, error) {
+	w := &Workspace{store: s, lane: lane, worker: worker, epoch: epoch, tree: snapshot.Tree{}}
+	last, err := s.last(ctx, lane)
+	if err != nil {
+		return nil, err
+	}
+	if last != nil {
+		if last.Epoch > epoch {
+			return nil, errTooLate
+		}
+		if w.tree, w.since, w.size, err = s.fold(ctx, lane, last); err != nil {
+			return nil, err
+		}
+		w.last, w.from, w.open = last.seq, last.From, last.Results
+		if len(last.Base) > 0 {
+			w.from = last.seq
+		}
+	}
+	w.since++
+	return w, w.append(ctx, &checkpoint{Results: w.open}, nil)
+}
+
+func (w *Workspace) append(ctx context.Context, c *checkpoint, bodies []string) error {
+	c.Epoch, c.Worker, c.Token, c.From = w.epoch, w.worker, uuid.NewString(), w.from
+	seq, err := w.store.append(ctx, w.lane, w.last, c, bodies)
+	if err == nil {
+		w.last = seq
+	}
+	return err
+}
+
+// Tree is what the workspace has, as of the last commit. It is not to be changed, and not to be read
+// while a commit is under way.
+func (w *Workspace) Tree() snapshot.Tree { return w.tree }
+
+// Result is the result of a call that a commit covers, and that may not be stored yet; nil when
+// there is none.
+func (w *Workspace) Result(ctx context.Context, call protocol.CallID) (*protocol.Result, error) {
+	i := slices.IndexFunc(w.open, func(c covered) bool { return c.Call == call })
+	if i < 0 {
+		return nil, nil //nolint:nilnil // none is an answer
+	}
+	body := []byte(w.open[i].Result)
+	if len(w.open[i].Parts) > 0 {
+		var err error
+		if body, err = snapshot.LoadBytes(ctx, w.store, w.open[i].Parts, maxResult); err != nil {
+			return nil, fmt.Errorf("result of call %s: %w", call, err)
+		}
+	}
+	return protocol.DecodeResult(body)
+}
+
+// Settled tells that the result of a call is stored: commits need not carry it any more.
+func (w *Workspace) Settled(call protocol.CallID) {
+	w.open = slices.DeleteFunc(slices.Clone(w.open), func(c covered) bool { return c.Call == call })
+}
+
+// Commit stores what calls have changed, with their results. When it returns nil, both are safe
+// with the fleet: whoever takes the workspace next has them. It goes on until that is known, or ctx
+// ends. The error wraps [ErrLost] when the workspace was taken by another worker, [ErrFull] when
+// there is no room; then nothing was committed.
+func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results ...*protocol.Result) error {
+	bodies := delta.Stored
+	c := &checkpoint{Results: slices.Clone(w.open), Delta: *delta}
+	for _, r := range results {
+		covers, stored, err := w.cover(ctx, r)
+		if err != nil {
+			return err
+		}
+		bodies = append(bodies, stored...)
+		c.Calls, c.Results = append(c.Calls, r.CallID), append(c.Results, covers)
+	}
+	size, err := encodedSize(delta)
+	if err != nil {
+		return err
+	}
+	next := w.tree
+	whole := w.since >= maxSince || w.size+size > maxSize || size > maxDelta
+	if whole {
+		stored, err := w.rebase(ctx, c, delta)
+		if err != nil {
+			return err
+		}
+		bodies = append(bodies, stored...)
+	}
+	if err := w.append(ctx, c, bodies); err != nil {
+		return fmt.Errorf("commit workspace: %w", err)
+	}
+	next.Apply(delta, inlineOf(w.last))
+	w.open = c.Results
+	if whole {
+		w.from, w.since, w.size = w.last, 0, 0
+	} else {
+		w.since, w.size = w.since+1, w.size+size
+	}
+	return nil
+}
+
+// cover keeps a result for the case that its worker is lost before it is stored.
+func (w *Workspace) cover(ctx context.Context, r *protocol.Result) (covered, []string, error) {
+	body, err := protocol.EncodeResult(r)
+	if err != nil || len(body) <= maxCover {
+		return covered{Call: r.CallID, Result: body}, nil, err
+	}
+	parts, stored, err := snapshot.StoreBytes(ctx, w.store, body)
+	return covered{Call: r.CallID, Parts: parts}, stored, err
+}
+
+func encodedSize(delta *snapshot.Delta) (int, error) {
+	body, err := json.Marshal(delta)
+	return len(body), err
+}
+
+// rebase has a checkpoint name the whole tree. What the delta carries goes into a body, as its
+// sequence is not known yet. It returns every body that the tree needs.
+func (w *Workspace) rebase(ctx context.Context, c *checkpoint, delta *snapshot.Delta) ([]string, error) {
+	if err := delta.Outline(ctx, w.store); err != nil {
+		return nil, err
+	}
+	tree := w.tree.With(delta)
+	body, err := json.Marshal(tree)
+	if err != nil {
+		return nil, err
+	}
+	var stored []string
+	if c.Base, stored, err = snapshot.StoreBytes(ctx, w.store, body); err != nil {
+		return nil, err
+	}
+	c.Delta = snapshot.Delta{}
+	for _, name := range tree.Bodies() {
+		if name[:1] != inline {
+			stored = append(stored, name)
+		}
+	}
+	return stored, nil
+}

@@ -1,0 +1,158 @@
+package workspace_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	fleet = protocol.DefaultFleet
+	lane  = protocol.LaneHash("LANE")
+)
+
+func open(t *testing.T) *workspace.Store {
+	t.Helper()
+	store, err := workspace.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, fleet)
+	require.NoError(t, err)
+	return store
+}
+
+// worker is a directory of a worker, and the workspace that it has taken.
+type worker struct {
+	t     *testing.T
+	dir   string
+	root  *os.Root
+	index snapshot.Index
+	store *workspace.Store
+	*workspace.Workspace
+}
+
+func take(t *testing.T, store *workspace.Store, epoch uint64) *worker {
+	t.Helper()
+	taken, err := store.Take(t.Context(), lane, "w", epoch)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	w := &worker{t: t, dir: dir, root: root, index: snapshot.Index{}, store: store, Workspace: taken}
+	_, err = snapshot.Restore(t.Context(), root, w.Tree(), w.index, store, nil)
+	require.NoError(t, err)
+	return w
+}
+
+func (w *worker) commit(call protocol.CallID) error {
+	w.t.Helper()
+	delta, err := snapshot.Save(w.t.Context(), w.root, w.Tree(), w.index, w.store, nil)
+	require.NoError(w.t, err)
+	return w.Commit(w.t.Context(), delta, result(call))
+}
+
+func result(call protocol.CallID) *protocol.Result {
+	return &protocol.Result{CallID: call, SessionID: "s-1", Status: protocol.StatusOK, Value: protocol.NoopResult{}}
+}
+
+func (w *worker) append(name, text string) {
+	w.t.Helper()
+	file, err := os.OpenFile(filepath.Join(w.dir, name), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	require.NoError(w.t, err)
+	_, err = file.WriteString(text)
+	require.NoError(w.t, err)
+	require.NoError(w.t, file.Close())
+}
+
+func (w *worker) content(name string) string {
+	w.t.Helper()
+	body, err := os.ReadFile(filepath.Join(w.dir, name))
+	require.NoError(w.t, err)
+	return string(body)
+}
+
+func TestWorkspace_GoesOnElsewhere(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	random := make([]byte, 3<<20)
+	for i := range random {
+		random[i] = byte(rand.Uint32())
+	}
+	want := ""
+	for epoch := range uint64(8) {
+		w := take(t, store, epoch+1)
+		if epoch > 0 {
+			require.Equal(t, want, w.content("log"))
+			require.Equal(t, random, []byte(w.content("large")))
+		}
+		for i := range 30 { // in all enough for a base or two
+			line := fmt.Sprintf("%d.%d\n", epoch, i)
+			want += line
+			w.append("log", line)
+			if i == 3 {
+				require.NoError(t, os.WriteFile(filepath.Join(w.dir, "large"), random, 0o600))
+			}
+			require.NoError(t, w.commit(protocol.CallID(fmt.Sprintf("c%d-%d", epoch, i))))
+		}
+	}
+}
+
+func TestWorkspace_WhoHasLostItCommitsNothing(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	first := take(t, store, 5)
+	first.append("log", "one\n")
+	require.NoError(t, first.commit("c1"))
+	first.append("log", "two\n")
+	second := take(t, store, 9)
+	require.ErrorIs(t, first.commit("c2"), workspace.ErrLost)
+	require.Equal(t, "one\n", second.content("log"))
+	second.append("log", "deux\n")
+	require.NoError(t, second.commit("c2"))
+	require.ErrorIs(t, first.commit("c2"), workspace.ErrLost)
+	_, err := store.Take(t.Context(), lane, "w", 8)
+	require.ErrorIs(t, err, workspace.ErrLost)
+	require.Equal(t, "one\ndeux\n", take(t, store, 9).content("log"))
+}
+
+func TestWorkspace_ResultsAreCovered(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	w.append("log", "one\n")
+	require.NoError(t, w.commit("c1"))
+	large := result("c2")
+	large.Value = protocol.FilesReadResult{Content: bytes.Repeat([]byte("abcdefghij"), 700_000)}
+	require.NoError(t, w.Commit(t.Context(), &snapshot.Delta{}, large))
+	for epoch := uint64(2); epoch < 4; epoch++ { // they are carried on by who only takes it
+		next := take(t, store, epoch)
+		found, err := next.Result(t.Context(), "c1")
+		require.NoError(t, err)
+		require.Equal(t, result("c1"), found)
+		found, err = next.Result(t.Context(), "c2")
+		require.NoError(t, err)
+		require.Equal(t, large.Value, found.Value)
+		found, err = next.Result(t.Context(), "c3")
+		require.NoError(t, err)
+		require.Nil(t, found)
+	}
+	w = take(t, store, 5)
+	w.Settled("c2")
+	require.NoError(t, w.commit("c3"))
+	w = take(t, store, 6)
+	found, err := w.Result(t.Context(), "c2")
+	require.NoError(t, err)
+	require.Nil(t, found)
+}

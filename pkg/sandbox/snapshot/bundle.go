@@ -1,0 +1,267 @@
+package snapshot
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// stores is how many bodies are compressed and stored, or fetched, side by side.
+const stores = 4
+
+// bundle collects new contents until they make up a body, and stores bodies; without bodies it only
+// finds out what parts contents have. While it does, parts name them by their number; finish puts
+// the names there.
+type bundle struct {
+	ctx    context.Context //nolint:containedctx // of one Save
+	group  *errgroup.Group
+	bodies Bodies
+	known  map[string]Part // by their sum
+	whole  bool            // all of the last tree is known
+	raw    []byte
+	sums   bytes.Buffer // of what is in raw
+	names  []string
+	kept   int64
+	buf    []byte
+}
+
+func newBundle(ctx context.Context, bodies Bodies) *bundle {
+	b := &bundle{bodies: bodies, known: map[string]Part{}}
+	b.group, b.ctx = errgroup.WithContext(ctx)
+	b.group.SetLimit(stores)
+	return b
+}
+
+// know has contents of the last tree found again: those of a file, or of all of them.
+func (b *bundle) know(last Tree, name string, all bool) {
+	if !all {
+		b.remember(last[name])
+		return
+	}
+	if b.whole {
+		return
+	}
+	b.whole = true
+	for _, node := range last {
+		b.remember(node)
+	}
+}
+
+func (b *bundle) remember(node Node) {
+	for _, p := range node.Parts {
+		if p.Sum != "" {
+			b.known[p.Sum] = p
+		}
+	}
+}
+
+// read returns the content of a file from an offset to the next multiple of [MaxPart]; nothing at
+// its end. It is valid until the next call.
+func (b *bundle) read(file *os.File, from int64) ([]byte, error) {
+	if b.buf == nil {
+		b.buf = make([]byte, MaxPart)
+	}
+	n, err := file.ReadAt(b.buf[:MaxPart-from%MaxPart], from)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return b.buf[:n], err
+}
+
+var zeros = make([]byte, MaxPart)
+
+// add returns the part that a content is: a hole, one that is kept already, or a new one.
+func (b *bundle) add(content []byte) (Part, error) {
+	size := int64(len(content))
+	if bytes.Equal(content, zeros[:size]) {
+		return Part{Size: size}, nil
+	}
+	digest := sha256.Sum256(content)
+	sum := base64.RawURLEncoding.EncodeToString(digest[:])
+	if p, is := b.known[sum]; is && p.Size == size {
+		return p, nil
+	}
+	if len(b.raw)+len(content) > MaxPart {
+		if err := b.flush(); err != nil {
+			return Part{}, err
+		}
+	}
+	p := Part{Size: size, Sum: sum, Body: numbered + strconv.Itoa(len(b.names)), At: int64(len(b.raw))}
+	b.raw = append(b.raw, content...)
+	b.sums.Write(digest[:])
+	b.kept += size
+	b.known[sum] = p
+	return p, nil
+}
+
+// numbered begins what stands for the name of a body that is not stored yet.
+const numbered = "#"
+
+// flush stores what was collected.
+func (b *bundle) flush() error {
+	raw := b.raw
+	digest := sha256.Sum256(b.sums.Bytes())
+	name := base64.RawURLEncoding.EncodeToString(digest[:])
+	b.names = append(b.names, name)
+	b.raw = nil
+	b.sums.Reset()
+	if b.bodies != nil {
+		b.group.Go(func() error { return b.bodies.Put(b.ctx, name, compress(raw)) })
+	}
+	return b.ctx.Err()
+}
+
+// finish stores what is left, or puts it into the delta when it is little and all there is, and has
+// the parts of the delta name their bodies. A failed Save only waits for what is under way.
+func (b *bundle) finish(d *Delta, failed bool) error {
+	inline := ""
+	switch {
+	case failed || len(b.raw) == 0:
+	case len(b.names) == 0 && len(b.raw) <= MaxInline:
+		d.Inline = compress(b.raw)
+		b.names = append(b.names, inline)
+	default:
+		_ = b.flush() // what stopped it is told by Wait
+	}
+	if err := b.group.Wait(); err != nil {
+		return err
+	}
+	for _, node := range d.Set {
+		for i := range node.Parts {
+			if number, is := strings.CutPrefix(node.Parts[i].Body, numbered); is {
+				n, err := strconv.Atoi(number)
+				if err != nil {
+					return err
+				}
+				node.Parts[i].Body = b.names[n]
+			}
+		}
+	}
+	for _, name := range b.names {
+		if name != inline {
+			d.Stored = append(d.Stored, name)
+		}
+	}
+	d.Stats.Kept = b.kept
+	return nil
+}
+
+// What compresses and decompresses bodies; both can be used by many at once.
+var (
+	encoder, _ = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))
+	decoder, _ = zstd.NewReader(nil, zstd.WithDecoderMaxMemory(2*MaxPart), zstd.WithDecoderConcurrency(0))
+)
+
+func compress(raw []byte) []byte { return encoder.EncodeAll(raw, nil) }
+
+// decompress returns the content of a body, of at most [MaxPart] bytes.
+func decompress(body []byte) ([]byte, error) {
+	raw, err := decoder.DecodeAll(body, nil)
+	if err != nil || len(raw) > MaxPart {
+		return nil, corruptf("", "a body cannot be decompressed: %v", err)
+	}
+	return raw, nil
+}
+
+// Outline stores what a delta carries as a body.
+func (d *Delta) Outline(ctx context.Context, bodies Bodies) error {
+	if len(d.Inline) == 0 {
+		return nil
+	}
+	digest := sha256.Sum256(d.Inline)
+	name := base64.RawURLEncoding.EncodeToString(digest[:])
+	if err := bodies.Put(ctx, name, d.Inline); err != nil {
+		return err
+	}
+	d.eachPart(func(p *Part) {
+		if p.Body == "" && p.Sum != "" {
+			p.Body = name
+		}
+	})
+	d.Inline, d.Stored = nil, append(d.Stored, name)
+	return nil
+}
+
+func (d *Delta) eachPart(do func(*Part)) {
+	for _, node := range d.Set {
+		for i := range node.Parts {
+			do(&node.Parts[i])
+		}
+	}
+}
+
+// StoreBytes keeps a content in bodies of its own, and returns its parts and the names of the
+// bodies.
+func StoreBytes(ctx context.Context, bodies Bodies, content []byte) ([]Part, []string, error) {
+	b := newBundle(ctx, bodies)
+	node := Node{Type: sandbox.TypeFile}
+	var err error
+	for rest := content; len(rest) > 0 && err == nil; {
+		part := Part{}
+		if part, err = b.add(rest[:min(MaxPart, len(rest))]); err == nil {
+			node.Parts = append(node.Parts, part)
+			rest = rest[part.Size:]
+		}
+	}
+	d := &Delta{Set: Tree{"content": node}}
+	if len(b.raw) > 0 && err == nil {
+		err = b.flush()
+	}
+	if err = errors.Join(err, b.finish(d, err != nil)); err != nil {
+		return nil, nil, err
+	}
+	return node.Parts, d.Stored, nil
+}
+
+// LoadBytes returns a content of at most limit bytes that [StoreBytes] has kept.
+func LoadBytes(ctx context.Context, bodies Bodies, parts []Part, limit int64) ([]byte, error) {
+	var content []byte
+	for _, p := range parts {
+		if p.Size <= 0 || p.Size > limit-int64(len(content)) {
+			return nil, limitf("", "a content of more than %d bytes", limit)
+		}
+		if p.Sum == "" {
+			content = append(content, make([]byte, p.Size)...)
+			continue
+		}
+		packed, err := bodies.Get(ctx, p.Body)
+		if err != nil {
+			return nil, fmt.Errorf("body %s: %w", p.Body, err)
+		}
+		raw, err := decompress(packed)
+		if err != nil {
+			return nil, fmt.Errorf("body %s: %w", p.Body, err)
+		}
+		part, err := p.of(raw)
+		if err != nil {
+			return nil, err
+		}
+		content = append(content, part...)
+	}
+	return content, nil
+}
+
+// of returns the bytes of a part, out of the content of its body.
+func (p Part) of(raw []byte) ([]byte, error) {
+	if p.At < 0 || p.Size < 0 || p.At > int64(len(raw)) || p.Size > int64(len(raw))-p.At {
+		return nil, corruptf("", "body %s has %d bytes, not those at %d", p.Body, len(raw), p.At)
+	}
+	content := raw[p.At : p.At+p.Size]
+	digest := sha256.Sum256(content)
+	if base64.RawURLEncoding.EncodeToString(digest[:]) != p.Sum {
+		return nil, corruptf("", "body %s does not match its sum", p.Body)
+	}
+	return content, nil
+}

@@ -1,0 +1,12 @@
+//go:build !linux
+
+package snapshot
+
+import (
+	"io/fs"
+	"os"
+)
+
+func hasHoles(fs.FileInfo) bool { return false }
+
+func holeAt(*os.File, int64) int64 { return 0 }

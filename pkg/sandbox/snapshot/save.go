@@ -1,0 +1,323 @@
+package snapshot
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// SaveOptions of [Save]; nil means the defaults.
+type SaveOptions struct {
+	// Limits bound the tree. Holes of files do not count.
+	Limits Limits
+	// Skip names paths that do not take part, as in [Options].
+	Skip func(path string, isDir bool) bool
+	// Only are the paths that may have changed since last, each with all that is below it; nil is
+	// everything. Directories that they are in are looked at themselves.
+	Only []string
+}
+
+// Save compares what is in root with last, stores the contents that are new in bodies, and returns
+// what changed. Files that index knows to be as in last are not read. index is brought up to date.
+//
+// Holes of files are not read where the system tells them, and not stored. Hard links become files
+// of their own; FIFOs, sockets and devices are left out; modes lose all but the permission bits.
+// What is written to meanwhile is what was read: a mixture maybe, which the next Save finds changed.
+//
+// After an error nothing is to be applied, and bodies that were stored are garbage. It wraps
+// [ErrLimit] when root is too large, fs.ErrPermission when something cannot be read.
+func Save(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bodies, options *SaveOptions) (*Delta, error) {
+	var opts SaveOptions
+	if options != nil {
+		opts = *options
+	}
+	if opts.Skip == nil {
+		opts.Skip = func(string, bool) bool { return false }
+	}
+	limits := (&Options{Limits: opts.Limits}).withDefaults().Limits
+	delta, err := compare(ctx, root, last, index, bodies, opts.Skip, limits, opts.Only)
+	if err != nil {
+		return nil, fmt.Errorf("save %s: %w", root.Name(), err)
+	}
+	return delta, nil
+}
+
+func compare(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bodies, skip func(string, bool) bool, limits Limits, only []string) (*Delta, error) {
+	s := &saver{
+		root: root, last: last, index: index, skip: skip, bundle: newBundle(ctx, bodies),
+		budget: budget{limits: limits}, delta: &Delta{Set: Tree{}}, found: map[string]bool{}, gone: map[string]bool{},
+	}
+	err := s.save(ctx, only)
+	s.delta.Removed = s.removed()
+	return s.delta, errors.Join(err, s.bundle.finish(s.delta, err != nil))
+}
+
+// saver is one run of [Save].
+type saver struct {
+	root   *os.Root
+	last   Tree
+	index  Index
+	skip   func(string, bool) bool
+	bundle *bundle
+	budget budget
+	delta  *Delta
+	found  map[string]bool // paths that are there
+	gone   map[string]bool // paths of last that are not, or are something else
+	all    bool            // everything is looked at
+}
+
+func (s *saver) save(ctx context.Context, only []string) error {
+	if only == nil || slices.Contains(only, ".") {
+		s.all = true
+		info, err := s.root.Stat(".")
+		if err != nil {
+			return err
+		}
+		if err := s.inside(ctx, s.root, ".", ".", info); err != nil {
+			return err
+		}
+		s.lost(func(string) bool { return true })
+		return nil
+	}
+	for _, name := range only {
+		name = path.Clean(name)
+		if err := s.chain(ctx, name); err != nil {
+			return err
+		}
+		below := name + "/"
+		s.lost(func(p string) bool { return p == name || strings.HasPrefix(p, below) })
+	}
+	return nil
+}
+
+// chain looks at a path, and at the directories that it is in.
+func (s *saver) chain(ctx context.Context, name string) error {
+	var at string
+	parts := strings.Split(name, "/")
+	for i, part := range parts {
+		at = path.Join(at, part)
+		info, err := s.root.Lstat(at)
+		switch {
+		case err != nil && gone(err):
+			s.lost(func(p string) bool { return p == at })
+			return nil
+		case err != nil:
+			return err
+		case s.skip(at, info.IsDir()):
+			return nil
+		case i == len(parts)-1 || !info.IsDir():
+			return s.entry(ctx, s.root, at, at, info)
+		}
+		s.directory(at, info)
+	}
+	return nil
+}
+
+// lost notes what is not there any more, of the paths that were looked for.
+func (s *saver) lost(looked func(string) bool) {
+	for name := range s.last {
+		if !s.found[name] && looked(name) {
+			s.gone[name] = true
+			delete(s.index, name)
+		}
+	}
+}
+
+// removed are the paths that are gone, without those below others.
+func (s *saver) removed() (names []string) {
+	for name := range s.gone {
+		if !isBelow(name, s.gone) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// inside saves what is in a directory of above.
+func (s *saver) inside(ctx context.Context, above *os.Root, base, name string, info fs.FileInfo) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	lock, err := unlock(above, base, info)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock()) }()
+	dir, entries, err := list(above, base, info)
+	if errors.Is(err, errChanged) { // it has gone meanwhile, or is another: the next one finds that
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	for _, entry := range entries {
+		at := path.Join(name, entry.Name())
+		info, err := entry.Info()
+		if err != nil && gone(err) || err == nil && s.skip(at, info.IsDir()) {
+			continue
+		}
+		if err == nil {
+			err = s.entry(ctx, dir, entry.Name(), at, info)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// list opens the directory that info describes, and reads what is in it, sorted.
+func list(above *os.Root, base string, info fs.FileInfo) (*os.Root, []fs.DirEntry, error) {
+	dir, err := openDirectory(above, base, info)
+	if err != nil {
+		return nil, nil, err
+	}
+	file, err := dir.Open(".")
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	entries, err := file.ReadDir(-1)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
+	return dir, entries, nil
+}
+
+// entry saves what is at a path, in dir, as info describes it.
+func (s *saver) entry(ctx context.Context, dir *os.Root, base, name string, info fs.FileInfo) error {
+	switch info.Mode().Type() {
+	case 0:
+		return s.file(ctx, dir, base, name, info)
+	case fs.ModeDir:
+		s.directory(name, info)
+		if err := s.budget.entry(name, ""); err != nil {
+			return err
+		}
+		return s.inside(ctx, dir, base, name, info)
+	case fs.ModeSymlink:
+		target, err := dir.Readlink(base)
+		if err != nil && gone(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		s.set(name, Node{Type: sandbox.TypeSymlink, Target: filepath.ToSlash(target)})
+		return s.budget.entry(name, target)
+	default:
+		s.delta.Stats.LeftOut++
+		return nil
+	}
+}
+
+func (s *saver) directory(name string, info fs.FileInfo) {
+	s.set(name, Node{Type: sandbox.TypeDir, Mode: info.Mode().Perm()})
+}
+
+// set notes what is at a path, and that it changed when it did.
+func (s *saver) set(name string, node Node) {
+	s.found[name] = true
+	before, was := s.last[name]
+	if !was || !before.Same(node) {
+		if was && before.Type != node.Type {
+			s.gone[name] = true
+		}
+		s.delta.Set[name] = node
+	}
+	if node.Type != sandbox.TypeFile {
+		delete(s.index, name)
+	}
+}
+
+// file saves a regular file.
+func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info fs.FileInfo) error {
+	if err := s.budget.entry(name, ""); err != nil {
+		return err
+	}
+	s.delta.Stats.Files++
+	s.delta.Stats.Bytes += info.Size()
+	if before, was := s.last[name]; was && before.Type == sandbox.TypeFile && s.index.knows(name, info, before) &&
+		before.Mode == info.Mode().Perm() && before.ModTime == info.ModTime().UnixNano() {
+		s.found[name] = true
+		return s.budget.content(name, before.kept())
+	}
+	file, err := openFile(dir, base, info)
+	if errors.Is(err, errChanged) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	now := time.Now()
+	before, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	node, err := s.read(ctx, name, file, before)
+	if err != nil {
+		return err
+	}
+	s.delta.Stats.Read++
+	s.set(name, node)
+	s.index.note(name, before, node, now)
+	return nil
+}
+
+// read reads the content of a file, part by part.
+func (s *saver) read(ctx context.Context, name string, file *os.File, info fs.FileInfo) (Node, error) {
+	node := Node{Type: sandbox.TypeFile, Mode: info.Mode().Perm(), ModTime: info.ModTime().UnixNano()}
+	s.bundle.know(s.last, name, s.all)
+	sparse := hasHoles(info)
+	for {
+		if err := ctx.Err(); err != nil {
+			return Node{}, err
+		}
+		if sparse {
+			node.hole(holeAt(file, node.Size))
+		}
+		content, err := s.bundle.read(file, node.Size)
+		if err != nil {
+			return Node{}, fmt.Errorf("%q: %w", name, err)
+		}
+		if len(content) == 0 {
+			return node, nil
+		}
+		part, err := s.bundle.add(content)
+		if err != nil {
+			return Node{}, err
+		}
+		if part.Sum == "" {
+			node.hole(part.Size)
+			continue
+		}
+		if err := s.budget.content(name, part.Size); err != nil {
+			return Node{}, err
+		}
+		node.Size += part.Size
+		node.Parts = append(node.Parts, part)
+	}
+}
+
+// hole adds zeros to a file.
+func (n *Node) hole(size int64) {
+	n.Size += size
+	if last := len(n.Parts) - 1; last >= 0 && n.Parts[last].Sum == "" {
+		n.Parts[last].Size += size
+	} else if size > 0 {
+		n.Parts = append(n.Parts, Part{Size: size})
+	}
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package snapshot
+
+import "io/fs"
+
+func stampOf(fs.FileInfo) (Stamp, bool) { return Stamp{}, false }

@@ -1,0 +1,212 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// MaxPart is the most bytes that one [Part] has, and what a body is filled up to: small files
+// share bodies, and large ones have several.
+const MaxPart = 4 << 20
+
+// MaxInline is the most bytes of contents that a [Delta] carries itself, before compression.
+const MaxInline = 64 << 10
+
+// Tree is what a directory contained when it was saved: slash-separated paths relative to it,
+// the directory itself excepted. Contents are in bodies.
+type Tree map[string]Node
+
+// Node is what is at one path of a [Tree].
+type Node struct {
+	// Type is [sandbox.TypeFile], [sandbox.TypeDir] or [sandbox.TypeSymlink].
+	Type sandbox.FileType `json:"type"`
+	// Mode is the permission bits; 0 for a symbolic link.
+	Mode fs.FileMode `json:"mode,omitempty"`
+	// Size is in bytes, and ModTime in nanoseconds since 1970; both 0 when it is not a file.
+	Size    int64 `json:"size,omitempty"`
+	ModTime int64 `json:"mtime,omitempty"`
+	// Target is what a symbolic link says, as it stands there.
+	Target string `json:"target,omitempty"`
+	// Parts are the contents of a file, one after the other.
+	Parts []Part `json:"parts,omitempty"`
+}
+
+// Part is a run of the bytes of a file.
+type Part struct {
+	Size int64 `json:"size"`
+	// Sum is the SHA-256 of the bytes, in base64; "" when all of them are zero and nowhere kept.
+	Sum string `json:"sum,omitempty"`
+	// Body is the name of the body that has the bytes, and At where they begin in it; "" is the
+	// body that the [Delta] carries.
+	Body string `json:"body,omitempty"`
+	At   int64  `json:"at,omitempty"`
+}
+
+// Same reports whether two nodes say the same, wherever their content is kept.
+func (n Node) Same(other Node) bool {
+	return n.Mode == other.Mode && n.ModTime == other.ModTime && n.sameContent(other)
+}
+
+// sameContent reports whether two nodes differ in mode and time at most.
+func (n Node) sameContent(other Node) bool {
+	return n.Type == other.Type && n.Target == other.Target && n.Size == other.Size && n.content() == other.content()
+}
+
+// content stands for the parts of a file.
+func (n Node) content() string {
+	if len(n.Parts) == 1 {
+		return n.Parts[0].Sum
+	}
+	sums := make([]string, 0, len(n.Parts))
+	for _, p := range n.Parts {
+		sums = append(sums, strconv.FormatInt(p.Size, 10)+p.Sum)
+	}
+	return strings.Join(sums, " ")
+}
+
+// Delta is what changed from one tree to the next.
+type Delta struct {
+	// Set are paths that are new or have changed, Removed those that are gone, with all that was
+	// below them.
+	Set     Tree     `json:"set,omitempty"`
+	Removed []string `json:"removed,omitempty"`
+	// Inline is the body of parts that name none; at most [MaxInline] bytes before compression.
+	Inline []byte `json:"inline,omitempty"`
+	// Stored are the bodies that were stored for it.
+	Stored []string `json:"-"`
+	// Stats count what was found, and what of it was read.
+	Stats SaveStats `json:"-"`
+}
+
+// SaveStats count what one [Save] did.
+type SaveStats struct {
+	Files   int   // that the saved paths have now
+	Bytes   int64 // of them
+	Read    int   // files that were read, because they may have changed
+	Kept    int64 // bytes of contents that were new, before compression
+	LeftOut int   // FIFOs, sockets and devices
+}
+
+// Empty reports whether nothing changed.
+func (d *Delta) Empty() bool { return len(d.Set) == 0 && len(d.Removed) == 0 }
+
+// Apply makes the changes in a tree. body is the name under which Inline can be had from now on.
+func (t Tree) Apply(d *Delta, body string) {
+	below := map[string]bool{}
+	for _, name := range d.Removed {
+		if t[name].Type == sandbox.TypeDir {
+			below[name] = true
+		}
+		delete(t, name)
+	}
+	if len(below) > 0 {
+		maps.DeleteFunc(t, func(path string, _ Node) bool { return isBelow(path, below) })
+	}
+	for name, node := range d.Set {
+		for i := range node.Parts {
+			if p := &node.Parts[i]; p.Body == "" && p.Sum != "" {
+				p.Body = body
+			}
+		}
+		t[name] = node
+	}
+}
+
+// With returns the tree that a delta makes of t, which stays as it is. The delta must carry nothing.
+func (t Tree) With(d *Delta) Tree {
+	next := maps.Clone(t)
+	next.Apply(d, "")
+	return next
+}
+
+// isBelow reports whether a path is in one of the directories, or in one that is.
+func isBelow(name string, dirs map[string]bool) bool {
+	for name = parent(name); name != "."; name = parent(name) {
+		if dirs[name] {
+			return true
+		}
+	}
+	return false
+}
+
+// Bodies are the names of all bodies that a tree needs, sorted.
+func (t Tree) Bodies() []string {
+	names := map[string]bool{}
+	for _, node := range t {
+		for _, p := range node.Parts {
+			if p.Sum != "" {
+				names[p.Body] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// Validate reports what no honest [Save] writes: paths and links that are not possible, types
+// that are not known, parts that do not make up their file, and more than limits allow. The
+// error is an [*Error].
+func (t Tree) Validate(limits Limits) error {
+	b := budget{limits: (&Options{Limits: limits}).withDefaults().Limits}
+	for name, node := range t {
+		if err := errors.Join(checkName(name), b.entry(name, node.Target), node.validate(name)); err != nil {
+			return err
+		}
+		if err := b.content(name, node.kept()); err != nil {
+			return err
+		}
+		if above := parent(name); above != "." && t[above].Type != sandbox.TypeDir {
+			return unsafef(name, "%q, which it is in, is no directory", above)
+		}
+	}
+	return nil
+}
+
+func (n Node) validate(name string) error {
+	switch n.Type {
+	case sandbox.TypeDir:
+		return nil
+	case sandbox.TypeSymlink:
+		return checkTarget(name, n.Target)
+	case sandbox.TypeFile:
+	default:
+		return unsafef(name, "type %q", n.Type)
+	}
+	var size int64
+	for _, p := range n.Parts {
+		if p.Size <= 0 || p.At < 0 || p.Sum != "" && (p.Size > MaxPart || p.Body == "") {
+			return unsafef(name, "a part of %d bytes at %d of body %q", p.Size, p.At, p.Body)
+		}
+		if size += p.Size; size < 0 || size > n.Size {
+			break
+		}
+	}
+	if size != n.Size {
+		return unsafef(name, "parts of other than its %d bytes", n.Size)
+	}
+	return nil
+}
+
+// kept is how many bytes of a file are kept: all but those of holes.
+func (n Node) kept() (size int64) {
+	for _, p := range n.Parts {
+		if p.Sum != "" {
+			size += p.Size
+		}
+	}
+	return size
+}
+
+// Bodies keep the contents of trees. They are used from several goroutines at once.
+type Bodies interface {
+	// Put stores a body. One of that name has the same content, so it need not be stored again.
+	Put(ctx context.Context, name string, body []byte) error
+	// Get returns a body.
+	Get(ctx context.Context, name string) ([]byte, error)
+}
