@@ -52,6 +52,9 @@ type Run struct {
 	Fence uint64
 	// LeaseEnd is until when the lane is surely held, as far as is known now; renewals move it on.
 	LeaseEnd func() time.Time
+	// Abandon gives the lane up: its executor has found that it is another worker's. Nothing of the
+	// attempt is stored.
+	Abandon func()
 }
 
 // Interrupted translates the end of a call's context into its status and error;

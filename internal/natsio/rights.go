@@ -114,6 +114,8 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			fleet.ClaimSubject(pool, probed), fleet.HeartbeatSubject(pool, probed), fleet.AskSubject(pool, probed),
 			"$JS.API.DIRECT.GET." + claims, "$JS.API.STREAM.MSG.GET." + claims, "$JS.API.STREAM.MSG.DELETE." + claims,
 			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
+			fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), // to ask about purging would purge
+			chunkSubject(fleet.BodiesBucket(), probed),
 		},
 		Subscribe: []string{
 			fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.ToldFilter(pool, probed),

@@ -40,7 +40,7 @@ func names(t *testing.T, f *natsiotest.Fleet) []string {
 func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, ResultAge: time.Hour})
-	require.ElementsMatch(t, []string{"TF_CALLS", "TF_CLAIMS", "TF_RESULTS", "TF_SESSIONS", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "KV_TF_PLACES"}, names(t, f))
+	require.ElementsMatch(t, []string{"TF_CALLS", "TF_CLAIMS", "TF_RESULTS", "TF_SESSIONS", "TF_WORKSPACES", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "OBJ_TF_BODIES", "KV_TF_PLACES"}, names(t, f))
 	calls := configuration(t, f, tf.CallsStream())
 	require.Equal(t, jetstream.LimitsPolicy, calls.Retention)
 	require.Equal(t, jetstream.DiscardNew, calls.Discard)
@@ -137,7 +137,7 @@ func TestEnsure_WarnsOfFewerReplicas(t *testing.T) {
 	require.Empty(t, log.String())
 	topology.Replicas = 3
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
-	require.Equal(t, 4, strings.Count(log.String(), "replicas=1 asked=3"), log.String())
+	require.Equal(t, 5, strings.Count(log.String(), "replicas=1 asked=3"), log.String())
 	require.Contains(t, log.String(), "stream=TF_CALLS")
 }
 
@@ -151,7 +151,7 @@ func TestEnsure_WarnsOfOneReplicaInACluster(t *testing.T) {
 	require.Empty(t, log.String())
 	topology.Fleet, topology.Replicas = fleetOf(t)+"-alone", 1
 	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
-	require.Equal(t, 4, strings.Count(log.String(), "has one replica on servers that are several"), log.String())
+	require.Equal(t, 5, strings.Count(log.String(), "has one replica on servers that are several"), log.String())
 }
 
 // Whoever only uses a fleet does not make one by a wrong name.
@@ -188,7 +188,7 @@ func TestEnsure_ManyAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	require.Len(t, names(t, f), 14)
+	require.Len(t, names(t, f), 18)
 }
 
 func TestEnsure_NamesEveryDifferenceAndChangesNothing(t *testing.T) {

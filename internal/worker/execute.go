@@ -34,6 +34,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	frames.send(protocol.FrameStarted, nil)
 	r := w.execute(ctx, run, frames)
 	w.keep(ctx, run.Call, &r)
+	w.commit(ctx, run, &r)
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))
@@ -87,9 +88,16 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 		value, err := w.workspaceRemove(ctx, run.Call.Lane())
 		return w.failed(ctx, run.Call, value, err)
 	}
-	s, err := w.sandboxes.get(ctx, run.Call.Lane(), run.LeaseEnd)
+	s, err := w.sandboxes.get(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
 	if err != nil {
 		return w.failed(ctx, run.Call, nil, err)
+	}
+	done, err := w.committed(ctx, run.Call)
+	if err != nil {
+		return w.failed(ctx, run.Call, nil, err)
+	}
+	if done != nil {
+		return *done
 	}
 	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec, trace.WithAttributes(
 		telemetry.KeySandboxDriver.String(w.options.Caps.Driver), telemetry.KeySandboxLevel.String(level)))

@@ -72,7 +72,7 @@ func (h *Handling) Sandbox(ctx context.Context) (sandbox.Sandbox, error) {
 	if sandboxOf(h.Run.Call.Lane()) == "" {
 		return nil, errNoSandbox
 	}
-	return h.worker.sandboxes.get(ctx, h.Run.Call.Lane(), h.Run.LeaseEnd)
+	return h.worker.sandboxes.get(ctx, h.Run.Call.Lane(), h.Run.Fence, h.Run.LeaseEnd)
 }
 
 // Output sends live output to whoever watches the call. It must not be called by

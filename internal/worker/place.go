@@ -67,6 +67,11 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 // directory. The record goes last, so that a removal which was cut short is found again. Once ctx
 // has ended the directory may be that of another worker: what is left of it stays.
 func (s *sandboxes) remove(ctx context.Context, l protocol.Lane) error {
+	if s.workspaces != nil {
+		if err := s.workspaces.Remove(ctx, l.Hash()); err != nil {
+			return err
+		}
+	}
 	key := string(l.Hash())
 	place, err := s.placeOf(ctx, key)
 	if err != nil {

@@ -19,16 +19,18 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // sandboxes are the open sandboxes of the lanes that are held. It is safe for concurrent use.
 type sandboxes struct {
-	options Options
-	places  jetstream.KeyValue
-	dataID  string
-	network sandbox.Network // set before the first one is opened
+	options    Options
+	places     jetstream.KeyValue
+	workspaces *workspace.Store // nil when workspaces are kept in the data directory only
+	dataID     string
+	network    sandbox.Network // set before the first one is opened
 
 	mu       sync.Mutex
 	open     map[protocol.Lane]*box
@@ -40,15 +42,16 @@ type sandboxes struct {
 type box struct {
 	leaseEnd atomic.Pointer[func() time.Time] // of the lane, as its last holder here knows it
 
-	mu        sync.Mutex
-	sandbox   sandbox.Sandbox
-	workspace string
-	scratch   string
-	seen      *seen
-	protect   []string         // places that nothing changes
-	settings  *gitguard.Copies // of git, of which the sandbox has copies; nil without any
-	ephemeral string           // what is removed when the sandbox is closed; "" for sandboxes of sessions
-	processes *background.Processes
+	mu          sync.Mutex
+	sandbox     sandbox.Sandbox
+	workspace   string
+	scratch     string
+	seen        *seen
+	protect     []string         // places that nothing changes
+	settings    *gitguard.Copies // of git, of which the sandbox has copies; nil without any
+	ephemeral   string           // what is removed when the sandbox is closed; "" for sandboxes of sessions
+	checkpoints *checkpoints     // nil when the workspace is kept in the data directory only
+	processes   *background.Processes
 }
 
 // newSandboxes prepares the data directory.
@@ -86,9 +89,9 @@ func dataID(path string) (string, error) {
 	return strings.TrimSpace(string(content)), err
 }
 
-// get returns the sandbox of a lane that is surely held until leaseEnd, opening it when it is not
-// open. Expected failures are a *protocol.Error.
-func (s *sandboxes) get(ctx context.Context, l protocol.Lane, leaseEnd func() time.Time) (sandbox.Sandbox, error) {
+// get returns the sandbox of a lane that is surely held, by a claim with this epoch, until leaseEnd,
+// opening it when it is not open. Expected failures are a *protocol.Error.
+func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (sandbox.Sandbox, error) {
 	b := s.box(l)
 	b.leaseEnd.Store(&leaseEnd)
 	b.mu.Lock()
@@ -99,11 +102,17 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, leaseEnd func() ti
 	if err := ctx.Err(); err != nil { // a lane that was lost meanwhile stays quiet
 		return nil, err
 	}
+	_, inPlace := s.inPlace(l)
+	if s.workspaces != nil && !inPlace && sandboxOf(l) != "" && (b.checkpoints == nil || b.checkpoints.epoch != epoch) {
+		var err error
+		if b.checkpoints, err = s.take(ctx, l, epoch); err != nil {
+			return nil, untaken(l, err)
+		}
+	}
 	workspace, scratch, err := s.directories(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	_, inPlace := s.inPlace(l)
 	if sandboxOf(l) == "" {
 		b.ephemeral = filepath.Dir(workspace)
 	}
@@ -159,8 +168,8 @@ func (s *sandboxes) box(l protocol.Lane) *box {
 	b := s.open[l]
 	if b == nil {
 		b = &box{
-			seen:      newSeen(filepath.Join(s.home(l), "seen.jsonl")),
-			processes: background.New(filepath.Join(s.home(l), "processes.json")),
+			seen:      newSeen(filepath.Join(s.home(l), seenName)),
+			processes: background.New(filepath.Join(s.home(l), processesName)),
 		}
 		s.open[l] = b
 	}
@@ -204,8 +213,8 @@ func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace
 		}
 		return dir, scratch, nil
 	}
-	workspace = filepath.Join(home, "workspace")
-	if !ephemeral {
+	workspace = filepath.Join(home, workspaceDir)
+	if !ephemeral && s.workspaces == nil {
 		if err := s.claimPlace(ctx, l, workspace); err != nil {
 			return "", "", err
 		}
@@ -248,7 +257,13 @@ func (s *sandboxes) close(l protocol.Lane) error {
 	if b == nil {
 		return nil
 	}
-	return b.close()
+	err := b.close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.checkpoints != nil {
+		err = errors.Join(err, b.checkpoints.close())
+	}
+	return err
 }
 
 // kill closes a sandbox at once, with everything that runs in it; the box stays, for the next get.

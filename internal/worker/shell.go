@@ -54,7 +54,7 @@ func (s shellState) String() string {
 }
 
 // shellFile is where the state is kept: beside the workspace, for whichever worker has it.
-func (s *sandboxes) shellFile(l protocol.Lane) string { return filepath.Join(s.home(l), "shell") }
+func (s *sandboxes) shellFile(l protocol.Lane) string { return filepath.Join(s.home(l), shellName) }
 
 // keepingScript runs the command $1 in the directory $2, and writes where it ended, and
 // with which environment, to a file of the sandbox. A command that sets a trap on EXIT of its

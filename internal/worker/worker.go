@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
@@ -76,6 +77,8 @@ type Options struct {
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)
+	// Durability says what of workspaces outlives the worker; "" means [DurabilityLocal].
+	Durability Durability
 	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
 	Handlers Handlers
 	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative
@@ -183,6 +186,11 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
+	}
+	if o.Durability == DurabilityCheckpoint {
+		if w.sandboxes.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
+			return nil, fmt.Errorf("worker: %w", err)
+		}
 	}
 	if w.sandboxes.network, err = o.network(nc); err != nil {
 		return nil, err

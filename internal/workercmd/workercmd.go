@@ -38,7 +38,9 @@ type flags struct {
 
 	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
-	Data    string            `placeholder:"DIR" help:"Directory of workspaces; workers that share it can take over from each other. Default: ~/.local/state/toolfleet/worker."`
+	Data    string            `placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
+
+	Durability string `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
 
 	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
 
@@ -156,7 +158,7 @@ func (f *flags) options() (worker.Options, error) {
 	}
 	return worker.Options{
 		Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
-		Allow: allow, AllowPrivate: private, Protect: protect,
+		Allow: allow, AllowPrivate: private, Protect: protect, Durability: worker.Durability(f.Durability),
 	}, nil
 }
 

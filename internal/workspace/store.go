@@ -9,6 +9,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+
 	"time"
 
 	"github.com/nats-io/nats.go"

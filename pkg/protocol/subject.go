@@ -36,7 +36,9 @@ func (f Fleet) WorkspacesStream() string { return f.stream(streamWorkspaces) }
 func (f Fleet) BodiesBucket() string { return strings.ToUpper(string(f)) + "_BODIES" }
 
 // WorkspaceSubject has the checkpoints of the workspace of a lane, one after the other.
-func (f Fleet) WorkspaceSubject(lane LaneHash) Subject { return string(f) + ".workspace." + string(lane) }
+func (f Fleet) WorkspaceSubject(lane LaneHash) Subject {
+	return string(f) + ".workspace." + string(lane)
+}
 
 // WorkspacesSubjects are those of the workspaces stream.
 func (f Fleet) WorkspacesSubjects() []Subject { return []Subject{f.WorkspaceSubject("*")} }

@@ -1,8 +1,11 @@
 package snapshot
 
 import (
+	"encoding/base64"
+	"encoding/json"
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxName is the longest part of a path, in bytes.
@@ -34,6 +37,84 @@ func checkName(name string) error {
 func checkTarget(name, target string) error {
 	if target == "" || strings.ContainsRune(target, 0) {
 		return unsafef(name, "a symbolic link to %q", target)
+	}
+	return nil
+}
+
+// encoded begins what stands for a name that is no text, in JSON: no name has a NUL.
+const encoded = "\x00"
+
+// toText returns a name as text, fromText the name again.
+func toText(name string) string {
+	if utf8.ValidString(name) {
+		return name
+	}
+	return encoded + base64.RawURLEncoding.EncodeToString([]byte(name))
+}
+
+func fromText(text string) (string, error) {
+	code, is := strings.CutPrefix(text, encoded)
+	if !is {
+		return text, nil
+	}
+	name, err := base64.RawURLEncoding.DecodeString(code)
+	return string(name), err
+}
+
+// MarshalJSON implements [json.Marshaler]: names and targets are bytes, of which JSON has only text.
+func (t Tree) MarshalJSON() ([]byte, error) {
+	text := make(map[string]Node, len(t))
+	for name, node := range t {
+		node.Target = toText(node.Target)
+		text[toText(name)] = node
+	}
+	return json.Marshal(text)
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (t *Tree) UnmarshalJSON(body []byte) error {
+	text := map[string]Node{}
+	if err := json.Unmarshal(body, &text); err != nil {
+		return err
+	}
+	*t = make(Tree, len(text))
+	for name, node := range text {
+		name, err := fromText(name)
+		if err == nil {
+			node.Target, err = fromText(node.Target)
+		}
+		if err != nil {
+			return err
+		}
+		(*t)[name] = node
+	}
+	return nil
+}
+
+// Names are paths, which are bytes.
+type Names []string
+
+// MarshalJSON implements [json.Marshaler].
+func (n Names) MarshalJSON() ([]byte, error) {
+	text := make([]string, len(n))
+	for i, name := range n {
+		text[i] = toText(name)
+	}
+	return json.Marshal(text)
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (n *Names) UnmarshalJSON(body []byte) error {
+	var text []string
+	if err := json.Unmarshal(body, &text); err != nil {
+		return err
+	}
+	*n = make(Names, len(text))
+	for i := range text {
+		var err error
+		if (*n)[i], err = fromText(text[i]); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -91,8 +91,12 @@ func (s *saver) save(ctx context.Context, only []string) error {
 	}
 	for _, name := range only {
 		name = path.Clean(name)
-		if err := s.chain(ctx, name); err != nil {
+		linked, err := s.chain(ctx, name)
+		if err != nil {
 			return err
+		}
+		if linked { // what changed may be anywhere
+			return s.save(ctx, nil)
 		}
 		below := name + "/"
 		s.lost(func(p string) bool { return p == name || strings.HasPrefix(p, below) })
@@ -100,27 +104,32 @@ func (s *saver) save(ctx context.Context, only []string) error {
 	return nil
 }
 
-// chain looks at a path, and at the directories that it is in.
-func (s *saver) chain(ctx context.Context, name string) error {
-	var at string
-	parts := strings.Split(name, "/")
-	for i, part := range parts {
+// chain looks at a path, and at the directories that it is in. linked says that a symbolic link is
+// on it.
+func (s *saver) chain(ctx context.Context, name string) (linked bool, err error) {
+	if checkName(name) != nil { // nothing can be there
+		return false, nil
+	}
+	at := ""
+	for part := range strings.SplitSeq(name, "/") {
 		at = path.Join(at, part)
 		info, err := s.root.Lstat(at)
 		switch {
 		case err != nil && gone(err):
 			s.lost(func(p string) bool { return p == at })
-			return nil
+			return false, nil
 		case err != nil:
-			return err
+			return false, err
 		case s.skip(at, info.IsDir()):
-			return nil
-		case i == len(parts)-1 || !info.IsDir():
-			return s.entry(ctx, s.root, at, at, info)
+			return false, nil
+		case info.Mode().Type() == fs.ModeSymlink:
+			return true, nil
+		case at == name || !info.IsDir():
+			return false, s.entry(ctx, s.root, at, at, info)
 		}
 		s.directory(at, info)
 	}
-	return nil
+	return false, nil
 }
 
 // lost notes what is not there any more, of the paths that were looked for.

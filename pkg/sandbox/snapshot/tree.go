@@ -75,8 +75,8 @@ func (n Node) content() string {
 type Delta struct {
 	// Set are paths that are new or have changed, Removed those that are gone, with all that was
 	// below them.
-	Set     Tree     `json:"set,omitempty"`
-	Removed []string `json:"removed,omitempty"`
+	Set     Tree  `json:"set,omitempty"`
+	Removed Names `json:"removed,omitempty"`
 	// Inline is the body of parts that name none; at most [MaxInline] bytes before compression.
 	Inline []byte `json:"inline,omitempty"`
 	// Stored are the bodies that were stored for it.

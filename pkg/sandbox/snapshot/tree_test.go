@@ -143,6 +143,8 @@ func TestSave_EachChangeComesBack(t *testing.T) {
 	k.write("empty", "")
 	k.write("zeros", strings.Repeat("\x00", 100))
 	k.write("tail/x", "gone soon")
+	k.write("no\xfftext/\xfe", "names are bytes")
+	require.NoError(t, os.Symlink("to\xff", filepath.Join(k.dir, "no\xfftext/link")))
 	require.NoError(t, os.Symlink("../..//etc/passwd", filepath.Join(k.dir, "a/link")))
 	require.NoError(t, os.Mkdir(filepath.Join(k.dir, "hollow"), 0o700))
 	k.save()
@@ -170,8 +172,9 @@ func TestSave_EachChangeComesBack(t *testing.T) {
 		"a link": func() error {
 			return replaceBy(k.dir, "a/link", func(at string) error { return os.Symlink("hollow", at) })
 		},
-		"a hard link": func() error { return os.Link(filepath.Join(k.dir, "zeros"), filepath.Join(k.dir, "nulls")) },
-		"sparse":      func() error { return os.Truncate(filepath.Join(k.dir, "zeros"), 10<<20) },
+		"a hard link":       func() error { return os.Link(filepath.Join(k.dir, "zeros"), filepath.Join(k.dir, "nulls")) },
+		"gone, and no text": func() error { return os.RemoveAll(filepath.Join(k.dir, "no\xfftext")) },
+		"sparse":            func() error { return os.Truncate(filepath.Join(k.dir, "zeros"), 10<<20) },
 	}
 	for _, name := range slices.Sorted(maps.Keys(changes)) {
 		require.NoError(t, changes[name](), name)
@@ -229,8 +232,20 @@ func TestSave_OnlySomePaths(t *testing.T) {
 	delta := k.save("a/one", "new/deep/three")
 	require.ElementsMatch(t, []string{"a/one", "new", "new/deep", "new/deep/three"}, slices.Collect(maps.Keys(delta.Set)))
 	require.NoError(t, os.RemoveAll(filepath.Join(k.dir, "new")))
-	require.Equal(t, []string{"new"}, k.save("new/deep/three").Removed)
+	require.Equal(t, snapshot.Names{"new"}, k.save("new/deep/three").Removed)
 	require.Equal(t, []string{"b/two"}, slices.Collect(maps.Keys(k.save().Set)))
+}
+
+func TestSave_APathThroughALinkIsEverywhere(t *testing.T) {
+	t.Parallel()
+	k := newKept(t, newMemory())
+	k.write("real/file", "1")
+	require.NoError(t, os.Symlink("real", filepath.Join(k.dir, "link")))
+	k.save()
+	k.write("real/file", "22")
+	require.Equal(t, []string{"real/file"}, slices.Collect(maps.Keys(k.save("link/file").Set)))
+	long := strings.Repeat("n", 300)
+	require.True(t, k.save(long, "real/"+long, "nothing/there").Empty())
 }
 
 func TestSave_AHugeHoleCostsNothing(t *testing.T) {

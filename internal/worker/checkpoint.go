@@ -1,0 +1,314 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// Durability says what of a workspace outlives its worker.
+type Durability string
+
+// The kinds of durability.
+const (
+	// DurabilityCheckpoint keeps workspaces with the fleet: the result of a call that may have
+	// changed something is stored after what it changed. Any worker goes on.
+	DurabilityCheckpoint Durability = "checkpoint"
+	// DurabilityLocal keeps workspaces in the data directory, for the workers that share it.
+	DurabilityLocal Durability = "local"
+)
+
+// What of a sandbox's directory is in its checkpoints, relative to it.
+const (
+	workspaceDir  = "workspace"
+	shellName     = "shell"
+	seenName      = "seen.jsonl"
+	processesName = "processes.json"
+	indexName     = "index.json"
+)
+
+// state are the files beside the workspace that belong to it.
+var state = []string{shellName, seenName, processesName}
+
+// outside reports whether a path of a sandbox's directory is in no checkpoint.
+func outside(name string, _ bool) bool {
+	return !strings.Contains(name, "/") && name != workspaceDir && !slices.Contains(state, name)
+}
+
+// checkpoints are those of a box, while its lane is held under one claim. It is safe for concurrent
+// use.
+type checkpoints struct {
+	store *workspace.Store
+	home  string
+	epoch uint64
+
+	saving sync.Mutex // held by who uses what follows
+	taken  *workspace.Workspace
+	index  snapshot.Index
+
+	mu      sync.Mutex
+	queue   []*waiting
+	busy    bool
+	settled []protocol.CallID // whose results are stored since the last commit
+}
+
+// waiting is a call that ended and waits for its commit.
+type waiting struct {
+	only   []string // what it may have changed; nil is everything
+	result *protocol.Result
+	done   chan error
+}
+
+// take takes the workspace of a lane and makes its directory what it has to be.
+func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64) (*checkpoints, error) {
+	taken, err := s.workspaces.Take(ctx, l.Hash(), s.options.ID, epoch)
+	if err != nil {
+		return nil, err
+	}
+	c := &checkpoints{store: s.workspaces, home: s.home(l), epoch: epoch, taken: taken, index: snapshot.Index{}}
+	if err := os.MkdirAll(c.home, 0o700); err != nil {
+		return nil, err
+	}
+	if len(taken.Tree()) == 0 { // maybe of a time in which it was kept here only
+		place, err := s.placeOf(ctx, string(l.Hash()))
+		switch {
+		case err != nil:
+			return nil, err
+		case place == s.dataID:
+			return c, nil
+		case place != "":
+			return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+				"the workspace of %s is in another data directory (%s), of a worker with --durability local", l, place)
+		}
+	}
+	if body, err := os.ReadFile(filepath.Join(c.home, indexName)); err == nil {
+		_ = json.Unmarshal(body, &c.index) // what is not known is read
+	}
+	return c, c.restore(ctx)
+}
+
+// untaken is the error of a workspace that cannot be taken.
+func untaken(l protocol.Lane, err error) error {
+	if fault, ok := errors.AsType[*protocol.Error](err); ok {
+		return fault
+	}
+	if errors.Is(err, workspace.ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt) || errors.Is(err, snapshot.ErrUnsafe) || errors.Is(err, snapshot.ErrLimit) {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the checkpoint of %s cannot be restored: %v", l, err)
+	}
+	return fmt.Errorf("workspace of %s: %w", l, err)
+}
+
+// restore makes the directory what it was after the last commit.
+func (c *checkpoints) restore(ctx context.Context) (err error) {
+	root, err := os.OpenRoot(c.home)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	_, err = snapshot.Restore(ctx, root, c.taken.Tree(), c.index, c.store, outside)
+	return err
+}
+
+// close writes down what is known of the files, for a holder that comes back here.
+func (c *checkpoints) close() error {
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	body, err := json.Marshal(c.index)
+	if err != nil {
+		return err
+	}
+	return writeAside(filepath.Join(c.home, indexName), body)
+}
+
+// result is the stored result of a call that had its effects before its worker was lost; nil when it
+// is to run.
+func (c *checkpoints) result(ctx context.Context, call protocol.CallID) (*protocol.Result, error) {
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	return c.taken.Result(ctx, call)
+}
+
+// commit stores what a call has changed, together with other calls that end meanwhile.
+func (c *checkpoints) commit(ctx context.Context, only []string, r *protocol.Result) error {
+	w := &waiting{only: only, result: r, done: make(chan error, 1)}
+	c.mu.Lock()
+	c.queue = append(c.queue, w)
+	leads := !c.busy
+	c.busy = true
+	c.mu.Unlock()
+	if leads {
+		c.lead(ctx)
+	}
+	return <-w.done
+}
+
+// lead commits until nobody waits.
+func (c *checkpoints) lead(ctx context.Context) {
+	for {
+		c.mu.Lock()
+		calls, settled := c.queue, c.settled
+		c.queue, c.settled = nil, nil
+		c.busy = len(calls) > 0
+		c.mu.Unlock()
+		if len(calls) == 0 {
+			return
+		}
+		err := c.save(ctx, calls, settled)
+		for _, w := range calls {
+			w.done <- err
+		}
+	}
+}
+
+func (c *checkpoints) save(ctx context.Context, calls []*waiting, settled []protocol.CallID) (err error) {
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	for _, call := range settled {
+		c.taken.Settled(call)
+	}
+	root, err := os.OpenRoot(c.home)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	options := &snapshot.SaveOptions{Skip: outside, Only: slices.Clone(state)}
+	results := make([]*protocol.Result, 0, len(calls))
+	for _, w := range calls {
+		results = append(results, w.result)
+		if w.only == nil || options.Only == nil {
+			options.Only = nil
+			continue
+		}
+		options.Only = append(options.Only, w.only...)
+	}
+	delta, err := snapshot.Save(ctx, root, c.taken.Tree(), c.index, c.store, options)
+	if err != nil || delta.Empty() { // what changed nothing may run again
+		return err
+	}
+	return c.taken.Commit(ctx, delta, results...)
+}
+
+// changes are the paths that a call may have changed, relative to the sandbox's directory: nil is
+// everything. ok is false when it changes nothing.
+func changes(call *protocol.Call) (only []string, ok bool) {
+	lane := protocol.ResourceKey(call.Lane())
+	for _, use := range call.Resources {
+		if use.Access != protocol.Exclusive {
+			continue
+		}
+		below, is := strings.CutPrefix(string(use.Key), string(lane)+"/")
+		if !is {
+			return nil, true
+		}
+		only, ok = append(only, path.Join(workspaceDir, below)), true
+	}
+	return only, ok
+}
+
+// committed is the result of a call whose effects are in the workspace already, because the worker
+// that ran it was lost before it stored the result; nil when the call is to run.
+func (w *Worker) committed(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
+	c := w.sandboxes.checkpointsOf(call.Lane())
+	if c == nil {
+		return nil, nil //nolint:nilnil // it is to run
+	}
+	return c.result(ctx, call.ID)
+}
+
+// commit has what a call changed kept with the fleet before its result is stored.
+func (w *Worker) commit(ctx context.Context, run *lane.Run, r *protocol.Result) {
+	c := w.sandboxes.checkpointsOf(run.Call.Lane())
+	only, mutates := changes(run.Call)
+	if c == nil || !mutates || r.Status == protocol.StatusRejected {
+		return
+	}
+	ctx, stop := whileHeld(ctx, run)
+	defer stop()
+	err := c.commit(ctx, only, r)
+	switch {
+	case err == nil:
+	case errors.Is(err, workspace.ErrLost) || ctx.Err() != nil:
+		run.Abandon()
+	default:
+		*r = w.failed(ctx, run.Call, nil, w.undo(ctx, run.Call.Lane(), c, err))
+	}
+}
+
+// undo takes back what a call changed that cannot be kept, and says so.
+func (w *Worker) undo(ctx context.Context, l protocol.Lane, c *checkpoints, cause error) error {
+	err := w.sandboxes.kill(l)
+	if err == nil {
+		c.saving.Lock()
+		err = c.restore(ctx)
+		c.saving.Unlock()
+	}
+	if err != nil {
+		return fmt.Errorf("undo what could not be kept: %w", errors.Join(cause, err))
+	}
+	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the call ran, but what it changed could not be kept with the fleet, and was taken back: %v", cause)
+}
+
+// whileHeld is a context that ends when the lane of a run is not surely held any more; that a call is
+// cancelled or out of time does not end it.
+func whileHeld(ctx context.Context, run *lane.Run) (_ context.Context, stop func()) {
+	held, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	lost := context.AfterFunc(ctx, func() {
+		if errors.Is(context.Cause(ctx), lane.ErrLost) {
+			cancel(lane.ErrLost)
+		}
+	})
+	var timer *time.Timer
+	var mu sync.Mutex
+	look := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if left := time.Until(run.LeaseEnd()); left > 0 {
+			timer.Reset(left)
+			return
+		}
+		cancel(lane.ErrLost)
+	}
+	mu.Lock()
+	timer = time.AfterFunc(time.Until(run.LeaseEnd()), look)
+	mu.Unlock()
+	return held, func() {
+		lost()
+		timer.Stop()
+		cancel(nil)
+	}
+}
+
+// checkpointsOf are those of the sandbox of a lane; nil when it has none.
+func (s *sandboxes) checkpointsOf(l protocol.Lane) *checkpoints {
+	s.mu.Lock()
+	b := s.open[l]
+	s.mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.checkpoints
+}
+
+// settledCall tells the checkpoints of a lane that the result of a call is stored.
+func (s *sandboxes) settledCall(call *protocol.Call) {
+	if c := s.checkpointsOf(call.Lane()); c != nil {
+		c.mu.Lock()
+		c.settled = append(c.settled, call.ID)
+		c.mu.Unlock()
+	}
+}

@@ -1,0 +1,43 @@
+package worker_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// apart are the options of a worker that shares no disk with others.
+func (r *rig) apart() worker.Options {
+	o := r.options()
+	o.Durability = worker.DurabilityCheckpoint
+	return o
+}
+
+func bash(command string) protocol.CommandRun {
+	return protocol.CommandRun{Command: command, KeepShell: true}
+}
+
+func TestCheckpoint_AnotherMachineGoesOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, stop := r.work(r.apart())
+	requireOK(t, r.do("s-1", bash(`mkdir -p a/b && echo one > a/b/f && chmod 600 a/b/f && ln -s b a/l && export LEFT=behind`)))
+	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "written", Content: []byte("by a tool\n")}))
+	stop()
+	second := r.apart()
+	_, stop = r.work(second)
+	ran := value[protocol.CommandRunResult](t, r.do("s-1", bash(`echo $LEFT; cat a/b/f a/l/f written; stat -c %a a/b/f; rm a/b/f; echo two >> written`)))
+	require.Equal(t, "behind\none\none\nby a tool\n600\n", string(ran.Stdout))
+	stop()
+	_, stop = r.work(r.apart())
+	ran = value[protocol.CommandRunResult](t, r.do("s-1", bash(`cat written; ls a/b`)))
+	require.Equal(t, "by a tool\ntwo\n", string(ran.Stdout))
+	requireOK(t, r.do("s-1", bash(`echo three >> written`)))
+	stop()
+	_, stop = r.work(second) // which has an older one
+	ran = value[protocol.CommandRunResult](t, r.do("s-1", bash(`cat written`)))
+	require.Equal(t, "by a tool\ntwo\nthree\n", string(ran.Stdout))
+}
