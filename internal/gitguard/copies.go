@@ -248,7 +248,7 @@ func (c *Copies) change(ctx context.Context, f *copied, taken values) (err error
 	if err != nil {
 		return err
 	}
-	file, err := root.OpenFile(f.place, os.O_WRONLY|noFollow|noWait, 0)
+	file, err := root.OpenFile(f.place, os.O_WRONLY|noWait, 0)
 	if err != nil {
 		return err
 	}
@@ -264,7 +264,7 @@ func (c *Copies) change(ctx context.Context, f *copied, taken values) (err error
 
 // readSettings reads a regular file of some size.
 func readSettings(root *os.Root, name string) ([]byte, error) {
-	file, err := root.OpenFile(name, os.O_RDONLY|noFollow|noWait, 0)
+	file, err := root.OpenFile(name, os.O_RDONLY|noWait, 0)
 	if err != nil {
 		return nil, err
 	}

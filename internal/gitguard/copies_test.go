@@ -95,6 +95,23 @@ func TestCopies_TheRestStaysInTheCopy(t *testing.T) {
 	}
 }
 
+// TestCopies_WhatIsTheSessionsOwnItMayChange, also when the settings are read anew in between.
+func TestCopies_WhatIsTheSessionsOwnItMayChange(t *testing.T) {
+	t.Parallel()
+	c := newCopies(t, "true")
+	require.Empty(t, c.sets(t, "set remote.up.url https://example.com/a"))
+	run(t, c.dir, "git config x.y z")
+	require.NoError(t, c.Put(t.Context()))
+	require.Empty(t, c.sets(t, "set remote.up.url https://example.com/b"))
+	require.Equal(t, "remote.up.url https://example.com/b\n", c.real(t, "remote"))
+
+	require.Len(t, c.sets(t, "set remote.new.url 'ext::sh -c evil'"), 1)
+	require.Empty(t, c.sets(t, "set remote.new.url https://example.com/new"))
+	run(t, c.dir, "git config x.y zz")
+	require.NoError(t, c.Put(t.Context()))
+	require.Equal(t, "https://example.com/new\n", run(t, c.dir, "git config -f '"+c.copy+"' remote.new.url"), "not what it was first")
+}
+
 // TestCopies_ARemovalIsNoDetour: what is a person's is not removed and made anew as another.
 func TestCopies_ARemovalIsNoDetour(t *testing.T) {
 	t.Parallel()

@@ -9,11 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ways to open a file: the last link is not followed; nobody is waited for, as at a FIFO.
-const (
-	noFollow = unix.O_NOFOLLOW
-	noWait   = unix.O_NONBLOCK
-)
+// noWait opens a file and waits for nobody, as at a FIFO.
+const noWait = unix.O_NONBLOCK
 
 // ownerOf is who owns a file; known is false where nothing says so.
 func ownerOf(info fs.FileInfo) (uid, gid int, known bool) {

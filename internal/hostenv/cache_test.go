@@ -1,15 +1,18 @@
 package hostenv_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // fill puts a file of that many bytes into a cache, last used so long ago.
@@ -56,6 +59,59 @@ func TestCaches_TheLeastRecentlyUsedGoes(t *testing.T) {
 	require.FileExists(t, newFile)
 	require.NoError(t, used.Close())
 	require.FileExists(t, usedFile)
+
+	info, err := os.Stat(filepath.Join(caches.Dir, "used", "used"))
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), info.ModTime(), time.Hour, "it was used until now")
+	foreign := filepath.Join(caches.Dir, ".others", "files")
+	require.NoError(t, os.MkdirAll(foreign, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(foreign, "x"), make([]byte, 2000), 0o644))
+	caches.Bytes = 500
+	cacheOf(t, caches, "next")
+	require.NoFileExists(t, newFile, "a session that begins makes room")
+	require.FileExists(t, usedFile, "but no more than is needed")
+	require.FileExists(t, filepath.Join(foreign, "x"), "what is no cache is left alone")
+}
+
+// TestCaches_OpenWaitsForARemoval, and then has a directory all the same.
+func TestCaches_OpenWaitsForARemoval(t *testing.T) {
+	t.Parallel()
+	caches := hostenv.Caches{Dir: t.TempDir()}
+	first := cacheOf(t, caches, "x")
+	require.NoError(t, first.Close())
+	removing := flock.New(filepath.Join(caches.Dir, "x", "lock"))
+	require.NoError(t, removing.Lock())
+	opened := make(chan error)
+	require.NoError(t, os.Remove(filepath.Join(caches.Dir, "x", "used")))
+	go func() {
+		c, err := caches.Open(t.Context(), "x", "/home/ada/x")
+		if err == nil {
+			_, err = os.Stat(c.Files())
+			err = errors.Join(err, c.Close())
+		}
+		opened <- err
+	}()
+	require.Eventually(t, func() bool { // it is on its way
+		_, err := os.Stat(filepath.Join(caches.Dir, "x", "used"))
+		return err == nil
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, os.RemoveAll(first.Files()))
+	require.NoError(t, removing.Close())
+	require.NoError(t, <-opened)
+}
+
+// TestCache_IsFoundByPrograms where sandboxes have it.
+func TestCache_IsFoundByPrograms(t *testing.T) {
+	t.Parallel()
+	c := cacheOf(t, hostenv.Caches{Dir: t.TempDir()}, "x")
+	for view, at := range map[*hostenv.View]string{&isolated: "/cache", &paths: c.Files()} {
+		require.Equal(t, sandbox.Mount{Host: c.Files(), Guest: at, Write: true, Cache: true}, c.Mount(*view))
+		require.Equal(t, map[string]string{
+			"GOMODCACHE": at + "/go/mod", "GOCACHE": at + "/go/build", "npm_config_cache": at + "/npm", "PIP_CACHE_DIR": at + "/pip", "UV_CACHE_DIR": at + "/uv",
+			"CARGO_HOME": at + "/cargo", "GRADLE_USER_HOME": at + "/gradle", "YARN_CACHE_FOLDER": at + "/yarn", "COREPACK_HOME": at + "/corepack",
+			"MAVEN_OPTS": "-Dmaven.repo.local=" + at + "/maven",
+		}, c.Env(*view))
+	}
 }
 
 // TestCaches_AnOwnCacheThatIsTooBigLosesParts: the oldest results of the compiler, then what is
@@ -64,7 +120,7 @@ func TestCaches_AnOwnCacheThatIsTooBigLosesParts(t *testing.T) {
 	t.Parallel()
 	caches := hostenv.Caches{Dir: t.TempDir(), Bytes: 1000}
 	c := cacheOf(t, caches, "own")
-	oldest, newest, npm := fill(t, c, "go/build/aa/1-d", 300, time.Hour), fill(t, c, "go/build/bb/2-d", 300, 0), fill(t, c, "npm/x", 600, 0)
+	oldest, newest, npm := fill(t, c, "go/build/bb/1-d", 300, time.Hour), fill(t, c, "go/build/aa/2-d", 300, 0), fill(t, c, "npm/x", 600, 0)
 	require.NoError(t, c.Close())
 	require.NoFileExists(t, oldest)
 	require.FileExists(t, newest)

@@ -3,6 +3,7 @@ package hostenv_test
 import (
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,4 +43,6 @@ func TestIdentity(t *testing.T) {
 	set("config", "user.name", "Eve\nGIT_SSH=evil")
 	set("config", "user.email", "<eve>")
 	require.Empty(t, hostenv.Identity(t.Context(), dir), "what cannot be in a commit is left out")
+	set("config", "user.name", strings.Repeat("x", 257))
+	require.Empty(t, hostenv.Identity(t.Context(), dir))
 }

@@ -1,8 +1,10 @@
 package hostenv_test
 
 import (
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -46,37 +48,43 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 		t.Skip("UNSUPPORTED: sandboxes that isolate are for Linux")
 	}
 	home := home(t)
-	tree(t, home, "work/a", "data/x", "data/.cache/y", "sockets/deep/z", "state/sessions/s", "fine/x")
+	tree(t, home, "work/a", "data/x", "data/.cache/y", "sockets/deep/z", "keep/state/sessions/s", "fine/x", "pipes/")
+	for i := range 100 {
+		tree(t, home, fmt.Sprintf("sockets/a/%d", i))
+	}
+	require.NoError(t, exec.CommandContext(t.Context(), "mkfifo", filepath.Join(home, "pipes/p")).Run())
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(home, "sockets/deep/agent"))
 	require.NoError(t, err)
 	defer listener.Close()
 	link(t, "/run", filepath.Join(home, "link"))
 	limits := hostenv.Limits{
-		View: isolated, Home: home, Workspace: filepath.Join(home, "work"), Data: []string{filepath.Join(home, "state"), ""},
+		View: isolated, Home: home, Workspace: filepath.Join(home, "work"), Data: []string{filepath.Join(home, "keep/state"), ""},
 	}
 	at := func(name string) string { return filepath.Join(home, name) }
 	for text, says := range map[string]string{
-		"/proc":                      "/proc has devices",
-		"/sys/fs:/x":                 "/sys has devices",
-		"/dev/null:/x":               "/dev has devices",
-		"/run:/x":                    "/run has devices",
-		at("link") + ":/x":           "/run has devices",
-		"/:/x":                       "home directory",
-		home + ":/x":                 "home directory",
-		filepath.Dir(home) + ":/x":   "home directory",
-		at("state") + ":/x":          "keeps sessions",
-		at("state/sessions") + ":/x": "keeps sessions",
-		at("sockets") + ":/x":        "agent is a socket",
-		at("sockets/deep/agent:/x"):  "agent is a socket",
-		at("missing") + ":/x":        "does not exist",
-		at("work") + ":/x:rw":        "but for what is protected",
-		at("work/a") + ":/x:rw":      "but for what is protected",
-		at("data") + ":/":            "INSIDE is /",
-		at("data") + ":/tmp/x":       "/tmp is the sandbox's own",
-		at("data") + ":/home":        "/home/sandbox is the sandbox's own",
-		at("data") + ":/workspace/x": "/workspace is the sandbox's own",
-		at("data") + ":/usr/x":       "/usr is the sandbox's own",
-		at("data") + ":/etc":         "/etc is the sandbox's own",
+		"/proc":                           "/proc has devices",
+		"/sys/fs:/x":                      "/sys has devices",
+		"/dev/null:/x":                    "/dev has devices",
+		"/run:/x":                         "/run has devices",
+		at("link") + ":/x":                "/run has devices",
+		"/:/x":                            "home directory",
+		home + ":/x":                      "home directory",
+		filepath.Dir(home) + ":/x":        "home directory",
+		at("keep") + ":/x":                "keeps sessions",
+		at("keep/state") + ":/x":          "keeps sessions",
+		at("keep/state/sessions") + ":/x": "keeps sessions",
+		at("pipes") + ":/x":               "a FIFO",
+		at("sockets") + ":/x":             "agent is a socket",
+		at("sockets/deep/agent:/x"):       "agent is a socket",
+		at("missing") + ":/x":             "does not exist",
+		at("work") + ":/x:rw":             "but for what is protected",
+		at("work/a") + ":/x:rw":           "but for what is protected",
+		at("data") + ":/":                 "INSIDE is /",
+		at("data") + ":/tmp/x":            "/tmp is the sandbox's own",
+		at("data") + ":/home":             "/home/sandbox is the sandbox's own",
+		at("data") + ":/workspace/x":      "/workspace is the sandbox's own",
+		at("data") + ":/usr/x":            "/usr is the sandbox's own",
+		at("data") + ":/etc":              "/etc is the sandbox's own",
 	} {
 		_, err := limits.CheckAll([]string{text})
 		require.ErrorContains(t, err, says, text)
@@ -87,6 +95,9 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 	require.Len(t, mounts, 3)
 	_, err = limits.CheckAll([]string{at("data") + ":/a:rw", at("fine") + ":/a"})
 	require.ErrorContains(t, err, "two mounts")
+
+	_, err = hostenv.Limits{View: isolated}.CheckAll([]string{"/:/x"})
+	require.ErrorContains(t, err, "home directory", "also of somebody without a home")
 
 	limits.View = paths // where things have the place of the host
 	_, err = limits.CheckAll([]string{at("data") + ":/a"})

@@ -96,7 +96,6 @@ type finder struct {
 	only      []string
 	workspace string
 	parts     int
-	linked    []string // directories whose links were followed
 }
 
 // entry makes an entry of the PATH be there, and returns what it is in a sandbox; "" for one that
@@ -135,10 +134,6 @@ func (f *finder) inWorkspace(dir string) string {
 
 // follow calls found with where each symbolic link in a directory leads outside of what is there.
 func (f *finder) follow(dir string, found func(target string)) {
-	if slices.Contains(f.linked, dir) {
-		return
-	}
-	f.linked = append(f.linked, dir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return // nothing in it can be run either
@@ -185,9 +180,6 @@ func (f *finder) base(target string) {
 
 // install makes a directory of programs be there, with the installation that it is part of.
 func (f *finder) install(bin string) error {
-	if f.shown(bin) {
-		return nil
-	}
 	if root, k := f.rootOf(bin); k != nil {
 		if err := f.add(root, *k); err != nil || f.shown(bin) {
 			return err
@@ -268,6 +260,9 @@ func (f *finder) within(root, part string) []string {
 
 // show adds a toolchain and what links in its directories of programs need.
 func (f *finder) show(t Toolchain) error {
+	if slices.ContainsFunc(f.found.Toolchains, func(other Toolchain) bool { return other.Root == t.Root && other.Name == t.Name }) {
+		return nil // by another entry, or a link in itself
+	}
 	if f.only != nil && !slices.Contains(f.only, t.Name) {
 		return fmt.Errorf("is of kind %s, which --toolchains leaves out", t.Name)
 	}

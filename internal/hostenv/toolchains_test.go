@@ -1,6 +1,7 @@
 package hostenv_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -101,10 +102,25 @@ func TestFind_KnownInstallations(t *testing.T) {
 			tree: []string{".tool/bin/x", ".tool/lib/y", ".tool/config.yml", ".tool/credentials"},
 			path: ".tool/bin", shown: []string{".tool/bin", ".tool/lib"},
 		},
+		"a version of pyenv": {
+			tree: []string{".pyenv/libexec/pyenv", ".pyenv/version", ".pyenv/versions/3.12/bin/python3", ".pyenv/versions/3.12/lib/python3.12/os.py"},
+			path: ".pyenv/versions/3.12/bin", shown: []string{".pyenv/libexec", ".pyenv/version", ".pyenv/versions/3.12/bin", ".pyenv/versions/3.12/lib"},
+			want: map[string]string{"PYENV_ROOT": "~/.pyenv"},
+		},
+		"a link to what is not shown": {
+			tree:  []string{"node/bin/node", "node/etc/tool"},
+			links: map[string]string{"node/bin/tool": "../etc/tool"},
+			path:  "node/bin", shown: []string{"node/bin"},
+		},
 		"programs of one's own": {
-			tree:  []string{"bin/mine", ".env", "project/run.sh", "project/.env"},
+			tree:  []string{"bin/mine", "bin/node", ".env", "project/run.sh", "project/.env"},
 			links: map[string]string{"bin/run": "../project/run.sh"},
 			path:  "bin", shown: []string{"bin", "project/run.sh"},
+		},
+		"scripts": {
+			tree:  []string{"scripts/mine", "project/run.sh"},
+			links: map[string]string{"scripts/run": "../project/run.sh"},
+			path:  "scripts", shown: []string{"project/run.sh", "scripts"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -121,6 +137,11 @@ func TestFind_KnownInstallations(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, inside+":/usr/bin", f.Path)
 			require.Empty(t, f.LeftOut)
+			roots := map[string]bool{}
+			for _, toolchain := range f.Toolchains {
+				require.False(t, roots[toolchain.Root], "%s is there once", toolchain.Root)
+				roots[toolchain.Root] = true
+			}
 			want := map[string]string{}
 			for name, value := range test.want {
 				want[name] = strings.Replace(value, "~", home, 1)
@@ -166,21 +187,69 @@ func TestFind_LeavesOut(t *testing.T) {
 	require.Contains(t, f.LeftOut[0].Why, "below /tmp")
 }
 
+// TestFind_EntriesTogether: what several entries of a PATH have in common is there once.
+func TestFind_EntriesTogether(t *testing.T) {
+	t.Parallel()
+	home := home(t)
+	tree(t, home, "jdk1/release", "jdk1/lib/x", "jdk1/bin/java", "jdk2/release", "jdk2/lib/x", "jdk2/bin/java", "tools/mise", "tools/x", "rust/bin/cargo", "rustup/settings.toml", ".config/rustup/settings.toml")
+	for i := range 300 {
+		tree(t, home, fmt.Sprintf(".rbenv/versions/%d/bin/", i))
+	}
+	tree(t, home, ".rbenv/libexec/rbenv", ".rbenv/shims/", ".pyenv/libexec/pyenv", ".pyenv/shims/", ".pyenv/bin/")
+	link(t, "../tools/mise", filepath.Join(home, "bin/mise"))
+	link(t, filepath.Join(home, "tools/x"), filepath.Join(home, "system/x"))
+	rustup := filepath.Join(home, "rustup")
+	find := func(view hostenv.View, names ...string) hostenv.Found {
+		entries := make([]string, len(names))
+		for i, name := range names {
+			entries[i] = filepath.Join(home, name)
+		}
+		env := func(name string) string { return map[string]string{"RUSTUP_HOME": rustup}[name] }
+		return hostenv.Find(hostenv.Host{Path: strings.Join(entries, ":"), Home: home, Env: env, View: view}, nil)
+	}
+	f := find(paths, "jdk1/bin", "jdk2/bin", "jdk1/bin")
+	require.Equal(t, filepath.Join(home, "jdk1/bin")+":"+filepath.Join(home, "jdk2/bin"), f.Path)
+	require.Equal(t, filepath.Join(home, "jdk1"), f.Env["JAVA_HOME"], "the first one's")
+	require.Len(t, find(paths, ".pyenv/shims", ".pyenv/bin").Toolchains, 1)
+	require.Equal(t, []string{"bin", "tools"}, shown(t, home, find(paths, "bin", "tools")), "a mount in another one is none")
+	f = find(paths, ".rbenv/shims")
+	require.Contains(t, f.LeftOut[0].Why, "256 mounts")
+	require.Equal(t, []string{"tools/x"}, shown(t, home, find(paths.Seeing(filepath.Join(home, "system")), "system")), "what the system's directories lead to")
+	host := hostenv.ViewOf(sandbox.Caps{Level: sandbox.LevelNone})
+	require.Equal(t, filepath.Join(home, "missing"), find(host, "missing").Path, "no sandbox, the same PATH")
+
+	f = find(paths, "rust/bin")
+	require.Equal(t, []string{"rust/bin", "rustup/settings.toml"}, shown(t, home, f))
+	require.Equal(t, rustup, f.Env["RUSTUP_HOME"])
+	rustup = filepath.Join(home, ".config/rustup")
+	f = find(paths, "rust/bin")
+	require.Equal(t, []string{"rust/bin"}, shown(t, home, f))
+	require.Empty(t, f.Env, "a place that is not shown is not named")
+
+	f = hostenv.Find(hostenv.Host{Path: "/", Env: os.Getenv, View: paths}, nil)
+	require.Contains(t, f.LeftOut[0].Why, "home directory", "nobody's home, and everybody's")
+}
+
 // TestFind_FollowsTheWorkspaceNowhere but to an interpreter: commands of a session before may have
 // made what is there.
 func TestFind_FollowsTheWorkspaceNowhere(t *testing.T) {
 	t.Parallel()
 	home := home(t)
-	tree(t, home, "work/.venv/pyvenv.cfg", "work/.venv/bin/", ".ssh/id", "other/bin/secret", "py/bin/python3", "py/lib/python3.13/x", "py/etc/x")
+	tree(t, home, "work/.venv/pyvenv.cfg", "work/.venv/bin/", ".ssh/id", "other/bin/secret", "py/bin/python3", "py/lib/python3.13/x", "py/etc/x", "node/bin/node", "work/run.sh", "tools/bin/x")
+	link(t, "../../../node/bin/node", filepath.Join(home, "work/.venv/bin/node"))
+	link(t, "../../work/run.sh", filepath.Join(home, "tools/bin/run"))
+	link(t, "../work", filepath.Join(home, "tools/lib"))
+	link(t, "../.ssh", filepath.Join(home, "tools/share"))
 	link(t, "../../../.ssh/id", filepath.Join(home, "work/.venv/bin/a"))
 	link(t, "../../../other/bin/secret", filepath.Join(home, "work/.venv/bin/b"))
 	link(t, "../../../py/bin/python3", filepath.Join(home, "work/.venv/bin/python"))
 	link(t, home, filepath.Join(home, "work/.venv/lib"))
 	f := hostenv.Find(hostenv.Host{
-		Path: filepath.Join(home, "work/.venv/bin"), Home: home, Workspace: filepath.Join(home, "work"), Env: func(string) string { return "" }, View: paths,
+		Path: filepath.Join(home, "work/.venv/bin") + ":" + filepath.Join(home, "tools/bin"), Home: home, Workspace: filepath.Join(home, "work"),
+		Env: func(string) string { return "" }, View: paths,
 	}, nil)
-	require.Equal(t, []string{"py/bin", "py/lib"}, shown(t, home, f))
-	require.Equal(t, filepath.Join(home, "work/.venv/bin"), f.Path)
+	require.Equal(t, []string{"py/bin", "py/lib", "tools/bin"}, shown(t, home, f))
+	require.Equal(t, filepath.Join(home, "work/.venv/bin")+":"+filepath.Join(home, "tools/bin"), f.Path)
 }
 
 // TestFind_PlacesOfTheWorkspaceAreTranslated where it has another place.
