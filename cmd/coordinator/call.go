@@ -168,6 +168,8 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		return nil, err
 	}
 	defer end()
+	ctx, ended := spanOf(ctx, "call")
+	defer func() { ended(err) }()
 	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})
 	if err != nil {
 		return nil, err

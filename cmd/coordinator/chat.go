@@ -139,7 +139,7 @@ func (v *conversation) ended() loop.TurnResult {
 func (v *conversation) say(format string, args ...any) { v.session.show.screen.Notice(format, args...) }
 
 // turn runs a turn, which Ctrl-C stops.
-func (v *conversation) turn(ctx context.Context, text string) (loop.TurnResult, error) {
+func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnResult, err error) {
 	v.before.remove()
 	v.before = v.copied(ctx)
 	if v.undone {
@@ -150,6 +150,8 @@ func (v *conversation) turn(ctx context.Context, text string) (loop.TurnResult, 
 	case <-v.interrupts: // was for what has ended
 	default:
 	}
+	ctx, ended := spanOf(ctx, "chat")
+	defer func() { ended(err) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan struct{})
@@ -161,7 +163,7 @@ func (v *conversation) turn(ctx context.Context, text string) (loop.TurnResult, 
 		case <-done:
 		}
 	}()
-	result, err := v.session.turn(ctx, text)
+	result, err = v.session.turn(ctx, text)
 	v.turns, v.usage = v.turns+1, v.usage.Add(result.Usage)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -15,6 +16,7 @@ import (
 type detached struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	CallID    protocol.CallID    `json:"call_id"`
+	TraceID   string             `json:"trace_id,omitempty"` // when this process exports traces
 }
 
 // leave has the turn accepted, and says how to go on.
@@ -31,7 +33,7 @@ func (c *submitCommand) leave(ctx context.Context, p program, fl *fleet.Fleet, c
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull %s %s %s\n", where, call.SessionID, workspace)
 	}
 	if c.JSON {
-		return printJSON(p, detached{call.SessionID, call.ID})
+		return printJSON(p, detached{call.SessionID, call.ID, telemetry.TraceID(ctx)})
 	}
 	_, err := fmt.Fprintln(p.Stdout, call.SessionID)
 	return err

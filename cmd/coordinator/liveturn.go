@@ -19,6 +19,8 @@ type liveTurn struct {
 	reply string     // the text of the last reply, and of what it goes on with
 	cut   bool       // that reply was cut, and asked for nothing
 	ended bool
+
+	traceID string
 }
 
 // observe shows an event.
@@ -29,7 +31,7 @@ func (l *liveTurn) observe(e loop.Event) {
 	l.last = e
 	switch e.Type {
 	case loop.EventTurnStarted: // one that was open may have come before
-		l.reply, l.cut, l.ended = "", false, false
+		l.reply, l.cut, l.ended, l.traceID = "", false, false, e.TraceID
 	case loop.EventModelReply:
 		if !l.cut {
 			l.reply = ""
@@ -50,8 +52,8 @@ const (
 )
 
 // complete waits for the last events, which may come a moment after the result, and shows an answer
-// of which none came.
-func (l *liveTurn) complete(ctx context.Context, r loop.TurnResult) {
+// of which none came. It returns the turn's trace.
+func (l *liveTurn) complete(ctx context.Context, r loop.TurnResult) (traceID string) {
 	ctx, cancel := context.WithTimeout(ctx, lastEvents)
 	defer cancel()
 	for !l.over() {
@@ -64,6 +66,7 @@ func (l *liveTurn) complete(ctx context.Context, r loop.TurnResult) {
 	if r.Outcome == loop.OutcomeAnswered && l.reply != r.Text {
 		l.show(loop.Event{Type: loop.EventModelReply, SessionID: l.last.SessionID, Turn: l.last.Turn, Step: r.Steps, Text: r.Text})
 	}
+	return l.traceID
 }
 
 func (l *liveTurn) over() bool {

@@ -201,6 +201,11 @@ func (c *runCommand) with(
 		return err
 	}
 	defer end()
+	if !c.talks { // else each turn is a trace of its own
+		var ended func(error)
+		ctx, ended = spanOf(ctx, "run")
+		defer func() { ended(err) }()
+	}
 	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, logger: logger})
 	if err != nil {
 		return err

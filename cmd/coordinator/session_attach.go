@@ -182,7 +182,7 @@ func (a *attached) once(e loop.Event) {
 	a.seen[key(e.Type)] = true
 	a.show(e)
 	if e.Type == loop.EventTurnEnded {
-		a.result = &loop.TurnResult{Turn: e.Turn, Outcome: loop.Outcome(e.Status), Text: e.Text, Steps: e.Step, Error: e.Error}
+		a.result = &loop.TurnResult{Turn: e.Turn, Outcome: loop.Outcome(e.Status), Text: e.Text, Steps: e.Step, Error: e.Error, TraceID: e.TraceID}
 		if e.Usage != nil {
 			a.result.Usage = *e.Usage
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"text/tabwriter"
 	"time"
@@ -58,9 +59,16 @@ func printSession(w io.Writer, s *session.Info) error {
 		return err
 	}
 	_, _ = fmt.Fprintln(w)
-	_, _ = fmt.Fprintln(table, "TURN\tSTATE\tSTARTED\tSTEPS\tCALLS\tPROMPT")
+	traced, trace := slices.ContainsFunc(s.History, func(t session.Turn) bool { return t.TraceID != "" }), "TRACE\t"
+	if !traced {
+		trace = ""
+	}
+	_, _ = fmt.Fprintln(table, "TURN\tSTATE\tSTARTED\tSTEPS\tCALLS\t"+trace+"PROMPT")
 	for _, t := range s.History {
-		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s\n", t.Turn, cmp.Or(string(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, promptOf(t.Input))
+		if traced {
+			trace = orDash(printableName(t.TraceID)) + "\t"
+		}
+		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(string(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input))
 	}
 	return table.Flush()
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,7 +30,7 @@ type submitCommand struct {
 	policyFlags
 }
 
-func (c *submitCommand) run(ctx context.Context, p program) error {
+func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := c.readPrompt(p); err != nil {
 		return err
 	}
@@ -56,6 +57,8 @@ func (c *submitCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer end()
+	ctx, ended := spanOf(ctx, "submit")
+	defer func() { ended(err) }()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	fl, err := c.connect(ctx, "submit "+string(turn.session), logger, natsio.CallRights(protocol.Fleet(c.Fleet), protocol.SessionPool))
@@ -134,7 +137,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 	}
 	turn := turnResult(result)
 	if !c.JSON {
-		live.complete(context.WithoutCancel(ctx), turn)
+		turn.TraceID = live.complete(context.WithoutCancel(ctx), turn)
 		return turn, nil
 	}
 	history, err := fl.Journal.Load(context.WithoutCancel(ctx), call.SessionID)
@@ -142,6 +145,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		return turn, err
 	}
 	for _, e := range turnOf(history.Events, call.ID) {
+		turn.TraceID = cmp.Or(turn.TraceID, e.TraceID)
 		show.observe(e)
 	}
 	return turn, nil

@@ -201,7 +201,7 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 	outgoing := make([]lane.Outgoing, len(calls))
 	for i := range calls {
 		call := &calls[i]
-		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch)
+		spanCtx, span := b.dispatcher.options.Tracer.Start(ctx, telemetry.SpanDispatch(call.Tool))
 		if span.IsRecording() {
 			span.SetAttributes(attributes(call)...)
 		}

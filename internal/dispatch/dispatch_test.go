@@ -58,7 +58,7 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, updates[2].Result.Status)
 
 	for _, span := range spans.Ended() {
-		if span.Name() == telemetry.SpanDispatch {
+		if span.Name() == telemetry.SpanDispatch(calls[0].Tool) {
 			require.Len(t, span.Events(), 1)
 			require.Equal(t, telemetry.EventStarted, span.Events()[0].Name)
 			require.Equal(t, []attribute.KeyValue{telemetry.KeyWorkerID.String("w"), telemetry.KeyAttempt.Int(1)}, span.Events()[0].Attributes)

@@ -48,7 +48,7 @@ func TestDispatch_Spans(t *testing.T) {
 	for _, span := range recorder.Ended() {
 		require.Equal(t, turn.SpanContext().TraceID(), span.SpanContext().TraceID())
 		switch span.Name() {
-		case telemetry.SpanDispatch:
+		case telemetry.SpanDispatch(calls[0].Tool):
 			require.Equal(t, trace.SpanKindInternal, span.SpanKind())
 			require.Equal(t, turn.SpanContext().SpanID(), span.Parent().SpanID())
 			for _, a := range span.Attributes() {

@@ -181,7 +181,16 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 			r = protocol.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the turn panicked: %v", p))
 		}
 	}()
-	ctx = telemetry.Extract(ctx, run.Header)
+	ctx, process := s.options.Tracer.Start(telemetry.Extract(ctx, run.Header), telemetry.SpanProcess,
+		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(append(telemetry.Processed(s.options.Fleet.CallsStream()),
+			telemetry.KeyCallID.String(string(run.Call.ID)), telemetry.KeyGenAIConversation.String(string(run.Call.SessionID)),
+			telemetry.KeyPool.String(string(run.Call.Pool)), telemetry.KeyWorkerID.String(string(s.options.ID)), telemetry.KeyAttempt.Int(run.Attempt))...))
+	defer func() {
+		if r.Error != nil {
+			telemetry.Fail(process, r.Error)
+		}
+		process.End()
+	}()
 	s.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
 	turn, ok := run.Call.Payload.(protocol.TurnRun)
 	if !ok {

@@ -64,6 +64,7 @@ type Turn struct {
 	Steps     int       `json:"steps"`
 	ToolCalls int       `json:"tool_calls"`
 	Input     string    `json:"input"`
+	TraceID   string    `json:"trace_id,omitempty"` // where its trace was exported
 }
 
 // apply extends what is known by one event of the journal.
@@ -79,7 +80,7 @@ func (i *Info) apply(e *loop.Event) {
 		i.Model, i.Workspace = e.Model, e.Workspace
 	case loop.EventTurnStarted:
 		i.Turns, i.State = i.Turns+1, StateOpen
-		i.History = append(i.History, Turn{Turn: e.Turn, State: StateOpen, StartedAt: e.Time, Input: e.Input})
+		i.History = append(i.History, Turn{Turn: e.Turn, State: StateOpen, StartedAt: e.Time, Input: e.Input, TraceID: e.TraceID})
 	case loop.EventModelReply:
 		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
 		if e.Usage != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Carrier lets a propagator read and write NATS headers. It writes lower-case
@@ -47,6 +48,14 @@ func first(values []string) string {
 		return ""
 	}
 	return values[0]
+}
+
+// TraceID returns the trace of ctx in hex; "" when there is none, or it is not exported.
+func TraceID(ctx context.Context) string {
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() && span.IsSampled() {
+		return span.TraceID().String()
+	}
+	return ""
 }
 
 // Inject writes the trace context of ctx into header, which must not be nil.

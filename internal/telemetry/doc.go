@@ -1,11 +1,17 @@
 // Package telemetry makes one trace of a turn, across processes, and the metrics of each process.
 //
-//	coordinator                                       worker
-//	invoke_agent
-//	├─ chat {model}
-//	└─ dispatch ──► publish ──traceparent header──► process
-//	                                                └─ execute_tool {name}
-//	                                                   └─ sandbox exec
+//	coordinator                                              worker
+//	run
+//	└─ invoke_agent
+//	   ├─ chat {model}
+//	   └─ dispatch {tool}
+//	      └─ publish ────────────────traceparent header────► process
+//	                                                         └─ execute_tool {tool}
+//	                                                            └─ sandbox exec
+//
+// The root is named after what the user typed: run, chat (one for each turn), call or submit. With
+// submit the turn is a call, too: submit, dispatch turn_run, publish, and, in the coordinator that
+// runs it, process, invoke_agent.
 //
 // [Setup] installs exporters when, and only when, the standard OTEL_* variables ask for them.
 // Without them nothing is installed: spans and metrics cost next to nothing, nobody is connected to

@@ -47,7 +47,7 @@ func child(ctx context.Context, mode string) error {
 	sent := nats.Header{}
 	switch mode {
 	case "publish":
-		ctx, dispatch := telemetry.Tracer().Start(ctx, telemetry.SpanDispatch)
+		ctx, dispatch := telemetry.Tracer().Start(ctx, telemetry.SpanDispatch("read"))
 		publish(ctx, sent)
 		dispatch.End()
 	case "relay":
@@ -64,7 +64,7 @@ func child(ctx context.Context, mode string) error {
 		process(ctx)
 	case "killed":
 		process(ctx)
-		time.Sleep(killedAfter)
+		time.Sleep(killedAfter) // for what leaves by itself
 		self, err := os.FindProcess(os.Getpid())
 		if err != nil {
 			return err

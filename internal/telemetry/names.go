@@ -20,7 +20,6 @@ func Meter() metric.Meter { return otel.Meter(Scope) }
 // Names of spans, from the outside in. Those that carry a name are functions.
 const (
 	SpanInvokeAgent = "invoke_agent" // a turn
-	SpanDispatch    = "dispatch"     // one call, from enqueueing it to its result
 	SpanPublish     = "publish"      // its way into JetStream; kind producer
 	SpanProcess     = "process"      // one attempt at a worker; kind consumer, child of publish
 	SpanSandboxExec = "sandbox exec" // the command or file operation itself
@@ -31,6 +30,9 @@ const (
 	OperationChat        = "chat"         // replies of models
 	OperationExecuteTool = "execute_tool" // also what the span's name begins with
 )
+
+// SpanDispatch names one call, from enqueueing it to its result.
+func SpanDispatch(tool string) string { return "dispatch " + tool }
 
 // EventStarted is the event of a [SpanDispatch] that an attempt of the call was begun, by a worker
 // that may be lost before it can export a span of its own.

@@ -111,8 +111,8 @@ func Setup(ctx context.Context, service, version string, options *Options) (shut
 	return together(installTraces(exporter, described, batching(opts.Getenv)...), installMetrics(reader, described)), nil
 }
 
-// exportDelay is how long a span that has ended waits for others. What a process that is killed had
-// not exported yet is lost.
+// exportDelay is how long a span that has ended waits for others, when the call that it is part of
+// goes on.
 const exportDelay = 200 * time.Millisecond
 
 // batching is what the environment leaves open of how spans are batched.
@@ -129,7 +129,7 @@ func installTraces(exporter sdktrace.SpanExporter, described *resource.Resource,
 		return nil
 	}
 	otel.SetTextMapPropagator(propagation.TraceContext{})
-	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter, how...), sdktrace.WithResource(described))
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(newPromptProcessor(sdktrace.NewBatchSpanProcessor(exporter, how...))), sdktrace.WithResource(described))
 	otel.SetTracerProvider(provider)
 	return provider.Shutdown
 }

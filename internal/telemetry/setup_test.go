@@ -62,9 +62,9 @@ func TestTrace_FollowsACallThroughProcesses(t *testing.T) {
 	require.Zero(t, worker.code, worker.stderr)
 	require.Empty(t, publisher.stderr+worker.stderr)
 
-	spans := receiver.WaitFor(t, otlptest.Has("dispatch", "publish", "process", "execute_tool read"))
+	spans := receiver.WaitFor(t, otlptest.Has("dispatch read", "publish", "process", "execute_tool read"))
 	require.Len(t, spans, 4)
-	dispatch, publish := otlptest.Find(spans, "dispatch")[0], otlptest.Find(spans, "publish")[0]
+	dispatch, publish := otlptest.Find(spans, "dispatch read")[0], otlptest.Find(spans, "publish")[0]
 	process, tool := otlptest.Find(spans, "process")[0], otlptest.Find(spans, "execute_tool read")[0]
 	require.Empty(t, dispatch.ParentID)
 	require.True(t, publish.ChildOf(dispatch))
@@ -101,7 +101,7 @@ func TestSetup_TheEnvironmentNamesTheService(t *testing.T) {
 	done := run(t, "publish", nil, append(receiver.Env(),
 		"OTEL_SERVICE_NAME=mine", "OTEL_RESOURCE_ATTRIBUTES=service.instance.id=i-9,team=blue")...)
 	require.Zero(t, done.code, done.stderr)
-	spans := receiver.WaitFor(t, otlptest.Has("dispatch"))
+	spans := receiver.WaitFor(t, otlptest.Has("dispatch read"))
 	require.Equal(t, "mine", spans[0].Service)
 	require.Equal(t, "i-9", spans[0].Resource["service.instance.id"])
 	require.Equal(t, "blue", spans[0].Resource["team"])
@@ -113,7 +113,7 @@ func TestSetup_TheTracesEndpointAloneIsEnough(t *testing.T) {
 	receiver := otlptest.Start(t)
 	done := run(t, "publish", nil, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="+receiver.URL+"/v1/traces")
 	require.Zero(t, done.code, done.stderr)
-	receiver.WaitFor(t, otlptest.Has("dispatch", "publish"))
+	receiver.WaitFor(t, otlptest.Has("dispatch read", "publish"))
 }
 
 func TestSetup_IsSilent(t *testing.T) {
@@ -153,7 +153,7 @@ func TestSetup_ConsoleNeverWritesToStdout(t *testing.T) {
 	done := run(t, "publish", nil, "OTEL_TRACES_EXPORTER=console")
 	require.Zero(t, done.code, done.stderr)
 	require.Contains(t, done.header, "traceparent")
-	require.Contains(t, done.stderr, `"Name":"dispatch"`)
+	require.Contains(t, done.stderr, `"Name":"dispatch read"`)
 }
 
 func TestSetup_ErrorsNameTheVariable(t *testing.T) {

@@ -40,7 +40,11 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 			parts = append(parts, part{plain, cost})
 		}
 	}
-	v.heading(append(parts, part{plain, duration(e.Time.Sub(t.since))})...)
+	parts = append(parts, part{plain, duration(e.Time.Sub(t.since))})
+	if e.TraceID != "" {
+		parts = append(parts, part{dim, "trace " + fit(e.TraceID, maxWorker)})
+	}
+	v.heading(parts...)
 	if e.Error != nil {
 		text := v.flow("  ", "  ")
 		text.add(string(e.Error.Code) + ": " + e.Error.Message)

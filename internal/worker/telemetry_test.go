@@ -195,7 +195,7 @@ func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 		byName[span.Name()] = span
 	}
 	chain := []string{
-		"turn", telemetry.SpanDispatch, telemetry.SpanPublish, telemetry.SpanProcess,
+		"turn", telemetry.SpanDispatch("read"), telemetry.SpanPublish, telemetry.SpanProcess,
 		telemetry.SpanExecuteTool("read"), telemetry.SpanSandboxExec,
 	}
 	require.Len(t, byName, len(chain))
@@ -214,7 +214,7 @@ func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 	require.Subset(t, process.Attributes(), telemetry.Processed(r.Name.CallsStream()))
 	exec := byName[telemetry.SpanSandboxExec]
 	require.Contains(t, exec.Attributes(), telemetry.KeySandboxDriver.String(o.Driver.Name()))
-	for _, name := range []string{telemetry.SpanDispatch, telemetry.SpanProcess, telemetry.SpanExecuteTool("read"), telemetry.SpanSandboxExec} {
+	for _, name := range []string{telemetry.SpanDispatch("read"), telemetry.SpanProcess, telemetry.SpanExecuteTool("read"), telemetry.SpanSandboxExec} {
 		require.Equal(t, codes.Error, byName[name].Status().Code, name)
 		require.Contains(t, byName[name].Attributes(), telemetry.KeyErrorType.String("not_found"), name)
 		require.Equal(t, "not_found", byName[name].Status().Description, "%s: the message names the path", name)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -29,7 +31,8 @@ type session struct {
 type turn struct {
 	number int
 	input  Input
-	terms  *Terms // nil when the journal has none
+	terms  *Terms            // nil when the journal has none
+	span   trace.SpanContext // of the process that began it; invalid without a trace
 	steps  []step
 	usage  protocol.Usage
 	notes  []string    // of jobs that ended before the first step
@@ -129,8 +132,15 @@ func (s *session) startTurn(e *Event) error {
 	if e.Terms != nil && e.Terms.Project != nil {
 		s.project = e.Terms.Project
 	}
-	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms})
+	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms, span: spanOf(e)})
 	return nil
+}
+
+// spanOf is the span that a turn_started names; an invalid one when it names none.
+func spanOf(e *Event) trace.SpanContext {
+	traceID, _ := trace.TraceIDFromHex(e.TraceID)
+	spanID, _ := trace.SpanIDFromHex(e.SpanID)
+	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: spanID, TraceFlags: trace.FlagsSampled, Remote: true})
 }
 
 func (s *session) addReply(e *Event) error {
@@ -270,6 +280,9 @@ func (t *turn) soFar(outcome Outcome, fault *protocol.Error) TurnResult {
 		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, Error: fault,
 	}
 	result.Text = t.text()
+	if t.span.IsValid() {
+		result.TraceID = t.span.TraceID().String()
+	}
 	return result
 }
 

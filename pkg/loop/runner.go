@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -70,6 +72,8 @@ type TurnResult struct {
 	Usage protocol.Usage
 	// Error says why the outcome is not answered.
 	Error *protocol.Error
+	// TraceID is that of [Event].
+	TraceID string
 }
 
 // Run runs one turn of a session to its end, and makes the session if there is none.
@@ -104,12 +108,19 @@ func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Inpu
 			return result, err
 		}
 	}
-	if rec.session.open() == nil {
-		if err := r.begin(ctx, rec, input); err != nil {
-			return unfinished(ctx, TurnResult{}, err), err
-		}
+	if rec.session.open() != nil {
+		return r.runTurn(ctx, rec)
 	}
-	return r.runTurn(ctx, rec)
+	if input == (Input{}) {
+		return unfinished(ctx, TurnResult{}, ErrNoInput), ErrNoInput
+	}
+	ctx, span := r.startTurn(ctx, rec, len(rec.session.turns)+1, trace.SpanContext{})
+	defer span.End()
+	if err := r.begin(ctx, rec, input); err != nil {
+		failSpan(span, err)
+		return unfinished(ctx, TurnResult{}, err), err
+	}
+	return r.runIn(ctx, span, rec)
 }
 
 // EndGivenUp ends the turn that the input with the given id started, if it is open and given up
@@ -175,9 +186,6 @@ func validIDs(session protocol.SessionID, input Input) error {
 
 // begin opens a turn, and the session if it is new.
 func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
-	if input == (Input{}) {
-		return ErrNoInput
-	}
 	var events []Event
 	if rec.last == 0 {
 		events = append(events, Event{
@@ -185,9 +193,13 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 			Instructions: namesOf(r.opts.Project),
 		})
 	}
-	events = append(events, Event{
+	started := Event{
 		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(rec.session),
-	})
+	}
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() && span.IsSampled() {
+		started.TraceID, started.SpanID = span.TraceID().String(), span.SpanID().String()
+	}
+	events = append(events, started)
 	return rec.record(ctx, events...)
 }
 
@@ -228,6 +240,7 @@ func SessionEnded(session protocol.SessionID, result TurnResult) Event {
 	return Event{
 		Type: EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: result.Turn,
 		Status: string(result.Outcome), Text: result.Text, Usage: &result.Usage, Error: result.Error,
+		TraceID: result.TraceID,
 	}
 }
 

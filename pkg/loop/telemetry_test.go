@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -102,4 +103,44 @@ func TestRun_LogsOneRecordPerToolCall(t *testing.T) {
 	require.NotContains(t, out.String(), "4711")
 	require.NotContains(t, out.String(), "secret")
 	require.Contains(t, out.String(), "status=rejected code=unknown_tool")
+}
+
+// A turn that another process brings to its end stays in its trace, and says so there too.
+func TestRun_ATurnKeepsItsTraceWhenItIsResumed(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	r := newRig(asks("a", "work"), says("done"), says("again"))
+	r.opts.Tracer = provider.Tracer("test")
+	crashing := &crashingJournal{Journal: looptest.Journal{}, untilCrash: 2}
+	runner, err := loop.New(r.model, r.fleet, crashing, table(t), &r.opts)
+	require.NoError(t, err)
+	first, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+	require.ErrorIs(t, err, errCrash)
+
+	ctx, command := provider.Tracer("test").Start(t.Context(), "run")
+	second, err := runner.Run(ctx, r.session, loop.Input{Text: "go"})
+	require.NoError(t, err)
+	turns := spans.Ended()[:0:0]
+	for _, span := range spans.Ended() {
+		if span.Name() == "invoke_agent" {
+			turns = append(turns, span)
+		}
+	}
+	require.Len(t, turns, 2)
+	begun := turns[0].SpanContext()
+	require.Equal(t, begun.TraceID().String(), first.TraceID)
+	require.Equal(t, first.TraceID, second.TraceID)
+	require.Equal(t, begun.TraceID(), turns[1].SpanContext().TraceID())
+	require.Equal(t, begun.SpanID(), turns[1].Parent().SpanID())
+	require.Equal(t, command.SpanContext().TraceID(), turns[1].Links()[0].SpanContext.TraceID())
+	history, err := crashing.Load(t.Context(), r.session)
+	require.NoError(t, err)
+	require.Equal(t, first.TraceID, history.Events[1].TraceID)
+	require.Equal(t, first.TraceID, history.Events[len(history.Events)-1].TraceID)
+	require.Equal(t, first.TraceID, loop.SessionEnded(r.session, second).TraceID)
+
+	next, err := runner.Run(ctx, r.session, loop.Input{Text: "more"})
+	require.NoError(t, err)
+	require.Equal(t, command.SpanContext().TraceID().String(), next.TraceID, "another turn is another trace")
 }

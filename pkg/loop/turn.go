@@ -24,16 +24,32 @@ type ending struct {
 	fault   *protocol.Error
 }
 
+// startTurn starts the span of a turn. One that was begun in another trace goes on in that.
+func (r *Runner) startTurn(ctx context.Context, rec *recorder, number int, begun trace.SpanContext) (context.Context, trace.Span) {
+	t := &turnRun{Runner: r, recorder: rec}
+	options := []trace.SpanStartOption{trace.WithAttributes(append(t.attributes(operationAgent), keyTurn.Int(number))...)}
+	if begun.IsValid() && begun.TraceID() != trace.SpanContextFromContext(ctx).TraceID() {
+		options = append(options, trace.WithLinks(trace.LinkFromContext(ctx)))
+		ctx = trace.ContextWithRemoteSpanContext(ctx, begun)
+	}
+	return r.opts.Tracer.Start(ctx, operationAgent, options...) //nolint:spancheck // the caller ends it
+}
+
 // runTurn brings the open turn to its end.
 func (r *Runner) runTurn(ctx context.Context, rec *recorder) (TurnResult, error) {
+	open := rec.session.open()
+	ctx, span := r.startTurn(ctx, rec, open.number, open.span)
+	defer span.End()
+	return r.runIn(ctx, span, rec)
+}
+
+// runIn is [Runner.runTurn] in a span.
+func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (TurnResult, error) {
 	bound, err := r.under(rec.session.open().terms)
 	if err != nil {
 		return unfinished(ctx, rec.session.open().soFar("", nil), err), err
 	}
 	t := &turnRun{Runner: bound, recorder: rec}
-	ctx, span := r.opts.Tracer.Start(ctx, operationAgent, trace.WithAttributes(
-		append(t.attributes(operationAgent), keyTurn.Int(rec.session.open().number))...))
-	defer span.End()
 	if r.opts.Timeout > 0 {
 		limited, cancel := context.WithTimeoutCause(ctx, r.opts.Timeout, TimeLimit(r.opts.Timeout))
 		defer cancel()
@@ -115,7 +131,7 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	result := t.session.open().soFar(end.outcome, end.fault)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps, Text: result.Text,
-		Usage: &result.Usage, Status: string(result.Outcome), Error: result.Error,
+		Usage: &result.Usage, Status: string(result.Outcome), Error: result.Error, TraceID: result.TraceID,
 	})
 	return result, err
 }

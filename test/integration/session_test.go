@@ -64,6 +64,7 @@ type event struct {
 	QueueMS    *float64    `json:"queue_ms"`
 	RunMS      *float64    `json:"run_ms"`
 	Time       string      `json:"time"`
+	TraceID    string      `json:"trace_id"`
 	ToolCalls  []toolCall  `json:"tool_calls"`
 	Usage      *usage      `json:"usage"`
 	Error      *eventError `json:"error"`

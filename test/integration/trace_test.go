@@ -29,14 +29,16 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	told := results(events(t, got.stdout))
 
 	const spansOfCall = 5 // dispatch, publish, process, execute_tool, sandbox exec
-	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) >= 1+2+2*spansOfCall })
+	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) >= 2+2+2*spansOfCall })
 	tree := otlptest.Tree(spans)
+	oneTrace(t, spans, "run")
 	root := only(t, spans, telemetry.SpanInvokeAgent)
-	require.Empty(t, root.ParentID, tree)
-	for _, span := range spans {
-		require.Equal(t, root.TraceID, span.TraceID, tree)
-		require.False(t, span.Failed, tree)
-	}
+	require.Equal(t, "run", parent(t, spans, root).Name, tree)
+	list := events(t, got.stdout)
+	ended := list[len(list)-1]
+	require.Equal(t, root.TraceID, ended.TraceID)
+	show := execute(t, coordinator, launch{args: append([]string{"session", "show", ended.SessionID}, b.flags...)})
+	require.Regexp(t, `(?m)^1 +answered .* `+root.TraceID+` +do it$`, show.stdout)
 	chats := otlptest.Find(spans, telemetry.OperationChat+" "+model)
 	require.Len(t, chats, 2, tree)
 	for _, chat := range chats {
@@ -54,7 +56,7 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		require.Equal(t, telemetry.SpanPublish, publish.Name, tree)
 		require.Equal(t, "producer", publish.Kind)
 		dispatch := parent(t, spans, publish)
-		require.Equal(t, telemetry.SpanDispatch, dispatch.Name, tree)
+		require.Equal(t, telemetry.SpanDispatch(name), dispatch.Name, tree)
 		require.True(t, dispatch.ChildOf(root), tree)
 		for span, service := range map[*otlptest.Span]string{
 			publish: "toolfleet-coordinator", process: "toolfleet-worker", tool: "toolfleet-worker",
@@ -65,6 +67,77 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		require.Equal(t, telemetry.SpanSandboxExec, exec.Name, tree)
 		require.Equal(t, "toolfleet-worker", exec.Service)
 	}
+}
+
+// TestTelemetry_SubmitIsOneTrace: the turn runs in another process than the one that asked for it,
+// and its calls in a third.
+func TestTelemetry_SubmitIsOneTrace(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags, receiver.Env()...)
+	model := script(t, say("", bash("c1", "echo traced")), say("Done."))
+	serve := start(t, coordinator, launch{args: append([]string{"serve", "--model", model}, b.flags...), env: receiver.Env()})
+	serve.waitFor(t, `coordinator: serving sessions`)
+	submit := func(env []string, flags ...string) finished {
+		got := execute(t, coordinator, launch{args: append(append([]string{"submit", "--workspace", t.TempDir()}, flags...), append(b.flags, "do it")...), env: env})
+		require.Equal(t, 0, got.code, got.stderr)
+		return got
+	}
+
+	got := submit(receiver.Env())
+	spans := receiver.WaitFor(t, otlptest.Has("submit", telemetry.SpanInvokeAgent, telemetry.SpanSandboxExec, telemetry.SpanDispatch("workspace_export")))
+	tree := otlptest.Tree(spans)
+	root := oneTrace(t, spans, "submit")
+	require.Contains(t, got.stderr, "trace "+root.TraceID)
+	turn := only(t, spans, telemetry.SpanInvokeAgent)
+	process := parent(t, spans, turn)
+	require.Equal(t, telemetry.SpanProcess, process.Name, tree)
+	require.Equal(t, "toolfleet-coordinator", process.Service, tree)
+	require.True(t, parent(t, spans, parent(t, spans, process)).ChildOf(root), tree)
+	require.True(t, only(t, spans, telemetry.SpanDispatch("bash")).ChildOf(turn), tree)
+
+	// Who asks exports nothing: then the trace is that of the coordinator, and is told as well.
+	list := events(t, submit(nil, "--json").stdout)
+	ended := list[len(list)-1]
+	require.NotEqual(t, root.TraceID, ended.TraceID)
+	spans = receiver.WaitFor(t, func(spans []*otlptest.Span) bool {
+		return len(otlptest.Find(spans, telemetry.SpanInvokeAgent)) == 2
+	})
+	require.Equal(t, otlptest.Find(spans, telemetry.SpanInvokeAgent)[1].TraceID, ended.TraceID)
+}
+
+// TestTelemetry_SpansSurviveTheirWorker: a worker that is killed when a call has ended has exported
+// the spans of the call, although spans are not due for long.
+func TestTelemetry_SpansSurviveTheirWorker(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	b := newBroker(t)
+	workers := startWorkers(t, 1, b.flags, append(receiver.Env(), "OTEL_BSP_SCHEDULE_DELAY=3600000")...)
+	model := script(t, say("", bash("c1", "echo traced")), say("Done."))
+	got := execute(t, coordinator, launch{args: append(append([]string{"run", "--model", model}, b.flags...), "do it"), env: receiver.Env()})
+	for _, w := range workers {
+		w.kill(t)
+	}
+	require.Equal(t, 0, got.code, got.stderr)
+	spans := receiver.WaitFor(t, otlptest.Has("run", telemetry.SpanProcess, telemetry.SpanExecuteTool("bash"), telemetry.SpanSandboxExec))
+	oneTrace(t, spans, "run")
+}
+
+// oneTrace returns the root of the only trace, in which nothing has failed.
+func oneTrace(tb testing.TB, spans []*otlptest.Span, name string) *otlptest.Span {
+	tb.Helper()
+	tree := otlptest.Tree(spans)
+	root := only(tb, spans, name)
+	require.Empty(tb, root.ParentID, tree)
+	for _, span := range spans {
+		require.Equal(tb, root.TraceID, span.TraceID, tree)
+		require.False(tb, span.Failed, tree)
+		if span != root {
+			parent(tb, spans, span)
+		}
+	}
+	return root
 }
 
 func only(tb testing.TB, spans []*otlptest.Span, name string) *otlptest.Span {
