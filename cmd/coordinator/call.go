@@ -107,7 +107,7 @@ func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, s
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	options := &loop.SingleOptions{Guard: c.guard(), Policy: judge, Logger: p.common.Logger(p.Program)}
+	options := &loop.SingleOptions{Guard: c.guard(), Policy: judge, MinLevel: c.least(), Logger: p.common.Logger(p.Program)}
 	show, err := newView(p, &viewFlags{JSON: true})
 	if err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, call.SessionID, workspace)
 	} else if workspace != "" {
-		remote, err = importWorkspace(ctx, fl, call.SessionID, workspace, protect)
+		remote, err = c.importWorkspace(ctx, fl, call.SessionID, workspace, protect, show.warn)
 	}
 	if err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		defer cancel()
 		call.Deadline = call.IssuedAt.Add(c.Timeout)
 	}
-	result, err := fl.Dispatcher.One(running, &call)
+	result, err := fl.Dispatcher.Told(running, &call, func(waits string) { show.warn(c.Tool + " waits for: " + waits) })
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
 	}

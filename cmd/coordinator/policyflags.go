@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -17,7 +19,7 @@ type policyFlags struct {
 	DenyTool  []string `placeholder:"TOOL" narrows:"" help:"Tools that may not be called. May be given several times."`
 	AskFor    []string `placeholder:"TOOL" narrows:"" help:"Tools whose calls a person is asked about. May be given several times."`
 	MaxCalls  int      `default:"0" help:"Tool calls of the session at most, refused ones not counted; 0 is no bound."`
-	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Least sandbox level of a worker that may run a call: none, paths, full or kernel."`
+	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Least sandbox level of a worker that may run a call: none, paths, full or kernel. Default: with --nats paths for commands and files, so that workers without isolation take them only if you say none; without, what --sandbox gives."`
 }
 
 // policies returns what the flags say, without policies that allow everything.
@@ -47,6 +49,28 @@ func (f *policyFlags) policies() ([]policy.Policy, error) {
 func flagNames(faults string) string {
 	return strings.NewReplacer("min_level ", "--min-level ", "max_calls ", "--max-calls ",
 		"tools.allow", "--allow-tool", "tools.deny", "--deny-tool", "approval.tools", "--ask-for", "\n", "; ").Replace(faults)
+}
+
+// leastElsewhere is the least level of sandboxes in a fleet, where no rule names one: its workers are
+// not known. The one inside a process was chosen with it.
+const leastElsewhere = "paths"
+
+// least is the least level of a session's sandbox where no rule names one.
+func (f *fleetFlags) least() string {
+	if f.Nats == "" {
+		return ""
+	}
+	return leastElsewhere
+}
+
+// level is the least level of the sandbox of a session in a fleet elsewhere.
+func (f *policyFlags) level() (string, error) {
+	all, err := f.policies()
+	level := ""
+	for _, p := range all {
+		level = tools.HigherLevel(level, p.MinLevel)
+	}
+	return cmp.Or(level, leastElsewhere), err
 }
 
 // judge makes the judge of a session; nil when everything is allowed.

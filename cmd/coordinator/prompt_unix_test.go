@@ -38,6 +38,12 @@ type console struct {
 // open starts this program on a new terminal; typed is there before it reads.
 func open(t *testing.T, typed string, args ...string) *console {
 	t.Helper()
+	return openAt(t, nil, typed, args...)
+}
+
+// openAt is open with more environment; {dir} in it is the workspace.
+func openAt(t *testing.T, env []string, typed string, args ...string) *console {
+	t.Helper()
 	executable, err := os.Executable()
 	require.NoError(t, err)
 	c := &console{t: t, dir: t.TempDir(), done: make(chan struct{}), fresh: make(chan struct{}, 1)}
@@ -46,7 +52,10 @@ func open(t *testing.T, typed string, args ...string) *console {
 	t.Cleanup(cancel)
 	c.cmd = exec.CommandContext(ctx, executable)
 	c.cmd.Args = append([]string{"coordinator", args[0], "--sandbox", "process", "--workspace", c.dir, "--data", t.TempDir()}, args[1:]...)
-	c.cmd.Stdout = &c.stdout
+	c.cmd.Stdout, c.cmd.Env = &c.stdout, os.Environ()
+	for _, variable := range env {
+		c.cmd.Env = append(c.cmd.Env, strings.ReplaceAll(variable, "{dir}", c.dir))
+	}
 	// The terminal has what was typed early before the program can look.
 	var slave *os.File
 	c.tty, slave, err = pty.Open()

@@ -24,7 +24,7 @@ type turnFlags struct {
 	Prompt    string        `arg:"" optional:"" help:"What the agent is asked; - reads it from stdin, as does none when that is a pipe or file."`
 	Session   string        `placeholder:"ID" help:"Session to go on with, or the id of a new one. Default: a new session."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back. Default: an empty workspace."`
-	WholeHome bool          `help:"Allow --workspace to be the root directory or the home directory, where a session changes all that is yours."`
+	WholeHome bool          `help:"Allow --workspace to be the root directory or the home directory, where a session changes all that is yours. On a terminal run and chat ask instead."`
 	Toolset   []string      `default:"core" help:"Toolsets of the model, separated by commas."`
 	MaxSteps  int           `default:"64" help:"How often the model is asked at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
@@ -36,7 +36,8 @@ type turnFlags struct {
 	instructionFlags
 	cli.Protect
 
-	talks bool // the prompt is asked for
+	talks   bool                       // the prompt is asked for
+	confirm func(question string) bool // asks the person at the terminal; nil without one
 }
 
 type runCommand struct {
@@ -119,6 +120,9 @@ type prepared struct {
 
 // prepare checks the flags and opens what they name; nothing is connected or written yet.
 func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) (turn prepared, err error) {
+	if !c.JSON {
+		c.confirm = confirmed(p)
+	}
 	if turn.checked, err = c.check(); err != nil {
 		return turn, err
 	}
@@ -217,7 +221,7 @@ func (c *runCommand) with(
 		err = worker.start(ctx, fl, data, show.warn, turn.session, turn.workspace)
 		aborts <- fl.Abort
 	} else if turn.workspace != "" {
-		remote, err = importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect)
+		remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, show.warn)
 	}
 	if err != nil {
 		return err
@@ -229,7 +233,7 @@ func (c *runCommand) with(
 	defer silence()
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, Approve: c.approver(p, fl, show, turn.workspace), Observe: noticeWaiting(show, c.Nats), Tracer: telemetry.Tracer(), Logger: logger,
+		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, MinLevel: c.least(), Approve: c.approver(p, fl, show, turn.workspace), Observe: noticeWaiting(show, c.Nats), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err

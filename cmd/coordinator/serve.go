@@ -79,7 +79,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := protocol.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Policies: policies,
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Policies: policies, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {

@@ -89,7 +89,7 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 		return nil, nil, err
 	}
 	there, err := session.HasWorkspace(ctx, f, desk.id)
-	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect}
+	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, warn: func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) }}
 	switch {
 	case err != nil:
 	case !there:
@@ -124,14 +124,9 @@ func copyInto(ctx context.Context, from, dir string, protect []string) (changes 
 		return changes, fmt.Errorf("open the workspace: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	reader, writer := io.Pipe()
-	packed := make(chan error, 1)
-	go func() {
-		_, _, err := snapshot.Pack(ctx, root, writer, nil)
-		writer.CloseWithError(err)
-		packed <- err
-	}()
-	changes, err = syncInto(ctx, dir, nil, reader, protect)
-	reader.CloseWithError(err)
-	return changes, errors.Join(err, <-packed)
+	_, _, err = snapshot.Packed(ctx, root, func(archive io.Reader) (err error) {
+		changes, err = syncInto(ctx, dir, nil, archive, protect)
+		return err
+	})
+	return changes, err
 }

@@ -121,6 +121,12 @@ func noticeWaiting(show view, url string) func(loop.Event) {
 		switch e.Type {
 		case loop.EventToolQueued:
 			id := e.CallID
+			if timer := timers[id]; timer != nil {
+				timer.Stop()
+			}
+			if e.Text != "" { // which says more
+				break
+			}
 			timers[id] = time.AfterFunc(waitNotice, func() { show.sayWaiting(id, url) })
 		case loop.EventToolRunning, loop.EventToolResult:
 			if timer := timers[e.CallID]; timer != nil {

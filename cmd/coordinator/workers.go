@@ -1,12 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -14,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -40,8 +39,8 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
-	workers, err := askWorkers(ctx, fl.NC, fl.Name.WhoSubject(pool), c.Wait)
-	if err != nil {
+	workers, err := dispatch.Workers(ctx, fl.NC, fl.Name, pool, c.Wait)
+	if err != nil && !errors.Is(err, nats.ErrNoResponders) {
 		return err
 	}
 	if c.JSON {
@@ -61,35 +60,6 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		return fmt.Errorf("no worker of pool %s in fleet %s answered within %s", pool, fl.Name, c.Wait)
 	}
 	return nil
-}
-
-// askWorkers collects answers for as long as wait, sorted by worker.
-func askWorkers(ctx context.Context, nc *nats.Conn, subject string, wait time.Duration) ([]*protocol.WorkerInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	inbox := nc.NewInbox()
-	answers, err := nc.SubscribeSync(inbox)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = answers.Unsubscribe() }() // fails only when the connection is closed
-	if err := nc.PublishRequest(subject, inbox, nil); err != nil {
-		return nil, err
-	}
-	var workers []*protocol.WorkerInfo
-	for {
-		answer, err := answers.NextMsgWithContext(ctx)
-		switch {
-		case errors.Is(err, nats.ErrNoResponders), errors.Is(err, context.DeadlineExceeded):
-			slices.SortFunc(workers, func(a, b *protocol.WorkerInfo) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
-			return workers, nil
-		case err != nil:
-			return nil, err
-		}
-		if w, err := protocol.DecodeWorkerInfo(answer.Data); err == nil { // others are of another version
-			workers = append(workers, w)
-		}
-	}
 }
 
 func printWorkers(out io.Writer, workers []*protocol.WorkerInfo) error {

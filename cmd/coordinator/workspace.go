@@ -31,6 +31,8 @@ type remoteWorkspace struct {
 	dir     string
 	base    snapshot.Manifest // what the two had when they were last the same; nil when nobody knows
 	protect []string          // places of it that stay as they are
+	level   string            // the least of a sandbox that may have the copy
+	warn    func(string)      // of what has to wait
 }
 
 // transferTimeout bounds the packing or unpacking of a workspace by a worker.
@@ -39,9 +41,13 @@ const transferTimeout = 10 * time.Minute
 // importWorkspace copies a directory into the session's sandbox. The sandbox
 // keeps what it has when the session worked in it before. The places of protect stay as they are in
 // the directory; nil means those that a sandbox that uses it in place protects.
-func importWorkspace(
-	ctx context.Context, f *fleet.Fleet, session protocol.SessionID, dir string, protect []string,
+func (f *policyFlags) importWorkspace(
+	ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, dir string, protect []string, warn func(string),
 ) (_ *remoteWorkspace, err error) {
+	level, err := f.level()
+	if err != nil {
+		return nil, err
+	}
 	if protect == nil {
 		places, err := gitguard.Protected(ctx, dir)
 		if err != nil {
@@ -49,8 +55,8 @@ func importWorkspace(
 		}
 		protect = places.Protect
 	}
-	w := &remoteWorkspace{fleet: f, session: session, pool: protocol.DefaultPool, dir: dir, protect: protect}
-	blobs, err := f.JS.ObjectStore(ctx, f.Name.BlobsBucket())
+	w := &remoteWorkspace{fleet: fl, session: session, pool: protocol.DefaultPool, dir: dir, protect: protect, level: level, warn: warn}
+	blobs, err := fl.JS.ObjectStore(ctx, fl.Name.BlobsBucket())
 	if err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
@@ -59,18 +65,11 @@ func importWorkspace(
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	reader, writer := io.Pipe()
-	packed := make(chan error, 1)
-	go func() {
-		var err error
-		w.base, _, err = snapshot.Pack(ctx, root, writer, nil)
-		writer.CloseWithError(err)
-		packed <- err
-	}()
 	name := w.blob()
-	_, err = blobs.Put(ctx, jetstream.ObjectMeta{Name: name}, reader)
-	reader.CloseWithError(err)
-	if err := errors.Join(<-packed, err); err != nil {
+	if w.base, _, err = snapshot.Packed(ctx, root, func(archive io.Reader) error {
+		_, err := blobs.Put(ctx, jetstream.ObjectMeta{Name: name}, archive)
+		return err
+	}); err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { _ = blobs.Delete(context.WithoutCancel(ctx), name) }() // it ages out otherwise
@@ -95,8 +94,9 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 		ID: protocol.RandomCallID(), SessionID: w.session, Tool: string(payload.Kind()), Pool: w.pool,
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(w.session)), Access: access}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(transferTimeout), Payload: payload,
+		MinLevel: w.level,
 	}
-	result, err := w.fleet.Dispatcher.One(ctx, &call)
+	result, err := w.fleet.Dispatcher.Told(ctx, &call, func(waits string) { w.warn("copying the workspace waits for: " + waits) })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", payload.Kind(), err)
 	}

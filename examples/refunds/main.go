@@ -1,9 +1,10 @@
 // Command refunds is a worker with tools of its own: refund, which pays money back into an account,
-// and refund_batch, a stateful tool that collects refunds first. It has every flag of the worker;
-// the coordinator needs the manifests in tools/. Beside workers without these tools it needs a pool
-// of its own: --pool here, and pool in the manifests.
+// and refund_batch, a stateful tool that collects refunds first. It has every flag of the worker,
+// and no sandboxes (--sandbox none, the default of a worker with handlers): it takes the calls of
+// its own tools and leaves commands and files to others. The coordinator needs the manifests in
+// tools/.
 //
-//	LEDGER=/var/lib/refunds go run ./examples/refunds --nats URL --creds FILE --sandbox process
+//	LEDGER=/var/lib/refunds go run ./examples/refunds --nats URL --creds FILE
 //	bin/coordinator call --nats URL --creds FILE --tools examples/refunds/tools refund '{"account":"acme","cents":500}'
 package main
 

@@ -24,7 +24,8 @@ type batch struct {
 	how        how
 	observe    func(loop.Update)
 	news       chan news
-	fault      error // the fleet failed: nothing more comes
+	fault      error     // the fleet failed: nothing more comes
+	wondered   time.Time // when it was asked last who could run what waits
 
 	mu   sync.Mutex // guards open: callbacks ask whether a call is theirs
 	open map[protocol.CallID]*followed
@@ -38,13 +39,15 @@ type followed struct {
 	span, publish trace.Span
 	state         loop.State
 	accepted      bool
-	cancelled     bool // a request to cancel it is stored
+	cancelled     bool   // a request to cancel it is stored
+	waits         string // what its workers lack, as it was told last
 }
 
-// news is a result or a frame; exactly one is set.
+// news is a result, a frame, or what calls wait for; exactly one is set.
 type news struct {
 	result *protocol.Result
 	frame  *protocol.Frame
+	waits  map[protocol.CallID]string
 }
 
 // result takes a result from NATS. When the channel is full it is dropped, to be
@@ -120,12 +123,17 @@ func (b *batch) cancelWait() time.Duration {
 func (b *batch) wait(ctx context.Context) bool {
 	look := time.NewTicker(b.dispatcher.options.LookAfter)
 	defer look.Stop()
+	var group sync.WaitGroup
+	defer group.Wait()
+	wondering, stop := context.WithCancel(ctx)
+	defer stop()
 	for len(b.open) > 0 && b.fault == nil {
 		select {
 		case n := <-b.news:
 			b.handle(ctx, n)
 		case <-look.C:
 			b.look(ctx)
+			b.wonder(wondering, &group)
 		case <-ctx.Done():
 			return false
 		}
@@ -136,6 +144,10 @@ func (b *batch) wait(ctx context.Context) bool {
 func (b *batch) handle(ctx context.Context, n news) {
 	if n.result != nil {
 		b.done(ctx, n.result)
+		return
+	}
+	if n.frame == nil {
+		b.heed(n.waits)
 		return
 	}
 	f := b.open[n.frame.CallID]

@@ -26,15 +26,25 @@ var ErrUnreachable = errors.New("the fleet cannot be reached")
 // [Dispatcher.Dispatch], or says that ctx ended before the call was sent and then wraps
 // [lane.ErrNotSent].
 func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
-	return d.one(ctx, call, d.options.CancelWait, nil)
+	return d.one(ctx, call, d.options.CancelWait, nil, nil)
 }
 
-// one is [Dispatcher.One] with a time to wait for results after a cancel; state may be nil.
-func (d *Dispatcher) one(ctx context.Context, call *protocol.Call, cancelWait time.Duration, state *atomic.Value) (*protocol.Result, error) {
+// Told is [Dispatcher.One], and tells what the call waits for when no worker can run it.
+func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(waits string)) (*protocol.Result, error) {
+	return d.one(ctx, call, d.options.CancelWait, nil, tell)
+}
+
+// one is [Dispatcher.Told] with a time to wait for results after a cancel; state and tell may be nil.
+func (d *Dispatcher) one(
+	ctx context.Context, call *protocol.Call, cancelWait time.Duration, state *atomic.Value, tell func(string),
+) (*protocol.Result, error) {
 	var result *protocol.Result
 	err := d.dispatch(ctx, []protocol.Call{*call}, how{cancelWait: cancelWait, alone: true}, func(u loop.Update) {
 		if result = u.Result; state != nil {
 			state.Store(u.State)
+		}
+		if u.Waits != "" && tell != nil {
+			tell(u.Waits)
 		}
 	})
 	if err != nil {
@@ -58,7 +68,7 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call) (*protoc
 	var state atomic.Value
 	done := make(chan outcome, 1)
 	d.left.Go(func() {
-		result, err := d.one(ctx, call, graceWait, &state)
+		result, err := d.one(ctx, call, graceWait, &state, nil)
 		done <- outcome{result, err}
 	})
 	select {

@@ -91,6 +91,10 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 	if l == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), store.ShortTimeout) //nolint:forbidigo // a callback of NATS has no context
 		defer cancel()
+		if len(msg.Data) > 0 {
+			h.offered(ctx, hash, msg.Data)
+			return
+		}
 		h.disown(ctx, hash)
 		return
 	}

@@ -105,6 +105,7 @@
 //	who holds what                             claim, life, peers
 //	lanes that nobody looks after              caretaker, review, overdue
 //	a lane while it is held                    held, waits, attempt, ahead, due, leave, garbage
+//	calls that other workers have to run       offer
 //	what waits in it, in order                 feed, mailbox, republished, snapshot
 //	operators, cancels, pauses                 answer, oversight, paused; package operator
 //	streams and their operations               package store

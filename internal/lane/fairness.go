@@ -30,6 +30,13 @@ func (l *held) start() {
 	l.refuse()
 	if l.starting.Err() == nil && !l.oversight.paused.Load() && !l.yields() && !l.givesWay() {
 		for _, e := range l.schedule.Startable() {
+			if !l.takes(e) {
+				if l.isOver(e) {
+					l.start() // there may be more to start
+					return
+				}
+				continue
+			}
 			if l.seat.free == 0 && !l.seat.wanting && l.holder.slots.tryAcquire() {
 				l.seat.free++
 			}
@@ -39,6 +46,9 @@ func (l *held) start() {
 			}
 			l.startOne(e)
 		}
+	}
+	if l.lacks != nil { // what has been started ends first
+		l.stop()
 	}
 	l.freeSlots()
 }

@@ -49,6 +49,7 @@ type held struct {
 	due       time.Time   // when a call that waits may have to be answered; zero when none does
 	killed    bool        // calls that ran have no result
 	parked    bool        // the consumer does not deliver the ready message once more
+	lacks     *Need       // what a call needs that this worker has not; nil when it has all
 	timer     *time.Timer // of what it waits for
 	idleSince time.Time   // when it had nothing to do; zero while it has
 	finished  chan finished

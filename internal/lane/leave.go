@@ -14,7 +14,7 @@ import (
 // attempt failed and the lane is still held.
 func (l *held) leave() bool {
 	l.holder.executor.Release(l.lane) // before anybody else can claim the lane
-	if l.first.pinned || l.unresolved() {
+	if l.first.pinned || l.unresolved() || l.lacks != nil {
 		return l.handOver(false)
 	}
 	return l.release()
@@ -102,7 +102,11 @@ func (l *held) handOver(killed bool) bool {
 		}
 	}
 	l.killed = killed
-	l.letGo(l.redeliver)
+	if l.lacks != nil {
+		l.letGo(l.offer)
+	} else {
+		l.letGo(l.redeliver)
+	}
 	return true
 }
 

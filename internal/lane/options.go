@@ -29,6 +29,9 @@ type Options struct {
 	// Keeps, if set, names lanes that are held on however long they are idle, because
 	// something lives there that must not end with the lane. It is asked often.
 	Keeps func(protocol.Lane) bool
+	// Takes, if set, reports whether this worker can run a call; others are left in their lanes, for
+	// a worker that can. It is asked often.
+	Takes func(Need) bool
 	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
 	MaxLingering int
 	// Settled, if set, is told of each call whose result this holder has stored; SettledBefore of
@@ -62,6 +65,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Keeps == nil {
 		o.Keeps = func(protocol.Lane) bool { return false }
+	}
+	if o.Takes == nil {
+		o.Takes = func(Need) bool { return true }
 	}
 	if o.Settled == nil {
 		o.Settled = func(context.Context, *protocol.Call, *protocol.Result) {}

@@ -189,6 +189,7 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	if err != nil {
 		return nil, nil, fmt.Errorf("payload of call %s: %w", call.ID, err)
 	}
+	stored.Of = NeedOf(call).Kind
 	small := *call
 	small.Payload = stored
 	body, err := protocol.EncodeCall(&small)

@@ -50,7 +50,7 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens),
 		System: turn.System, Project: turn.Project,
 		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
-		Guard:    guard, Policy: judge, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+		Guard:    guard, Policy: judge, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "%v", err)

@@ -72,6 +72,8 @@ type Options struct {
 	// Tools is the folder of the user's own tools, which every turn has as they are when
 	// it begins to run; nil for none.
 	Tools *manifest.Folder
+	// MinLevel is that of [loop.Options].
+	MinLevel string
 	// Policies bind the tool calls of every turn, beside those that the turn brings.
 	Policies []policy.Policy
 	// Approve asks a person about calls for which a policy demands it; with nil they are refused.

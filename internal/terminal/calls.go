@@ -54,6 +54,7 @@ type call struct {
 	what    string // one line
 	queued  time.Time
 	running time.Time // zero while it waits
+	waits   string    // what the workers lack that it needs
 	output  tail
 }
 
@@ -93,6 +94,10 @@ func (v *View) callMoved(e *loop.Event) {
 			v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, strings.TrimRight(v.marks.call, " ")) + " " + fit(what, room))
 		}
 	case loop.EventToolQueued:
+		if c.waits != e.Text || e.Text != "" { // it was told before that it waits
+			v.callWaits(c, e.Text, label)
+			return
+		}
 		c.queued = e.Time
 		if v.live == nil {
 			v.line(v.ink.paint(dim, label+" "+v.marks.queued+"queued"))
@@ -100,6 +105,13 @@ func (v *View) callMoved(e *loop.Event) {
 	default:
 		c.running, c.output = e.Time, tail{}
 		v.callRuns(e, label)
+	}
+}
+
+// callWaits shows what a call waits for that no worker has.
+func (v *View) callWaits(c *call, why, label string) {
+	if c.waits = why; why != "" && v.live == nil {
+		v.heading(part{yellow, label + " waits for: " + why})
 	}
 }
 

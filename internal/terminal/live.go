@@ -203,6 +203,9 @@ func (v *View) callsNow(now time.Time, most int) []string {
 		if c.running.IsZero() {
 			mark, st = "·", dim
 			how = "waiting for a worker, " + elapsed(now.Sub(c.queued))
+			if c.waits != "" {
+				how = "waits for: " + c.waits
+			}
 			if behind := v.behind(now); behind != "" {
 				how = "behind: " + behind
 			}

@@ -108,6 +108,7 @@ func TestDialog_KeepsItsLaneAndItsWorker(t *testing.T) {
 	t.Parallel()
 	r, s := newRig(t), newScribe()
 	o := r.scribes(s)
+	o.Alone = true
 	for range 3 {
 		r.work(o)
 	}

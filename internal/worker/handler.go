@@ -32,6 +32,9 @@ func (h Handlers) Has(kind protocol.Kind) bool {
 	return h.Calls[kind] != nil || h.Stateful[kind].Run != nil
 }
 
+// Any reports whether there is any.
+func (h Handlers) Any() bool { return len(h.Calls)+len(h.Stateful) > 0 }
+
 // kinds returns the kinds, sorted.
 func (h Handlers) kinds() []protocol.Kind {
 	kinds := slices.AppendSeq(slices.Collect(maps.Keys(h.Calls)), maps.Keys(h.Stateful))

@@ -29,6 +29,7 @@ func TestHandler_Results(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
+	o.Alone = true
 	var inside atomic.Int32
 	o.Handlers.Calls = map[protocol.Kind]worker.Handler{
 		"echo": func(_ context.Context, h *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {

@@ -18,7 +18,7 @@ func TestMetrics_TellWhatWasDone(t *testing.T) {
 	r := newRig(t)
 	m := metrictest.New(t)
 	o := r.options()
-	o.Meter, o.Slots, o.Linger = m, 3, patience
+	o.Meter, o.Slots, o.Linger, o.Alone = m, 3, patience, true
 	_, stop := r.work(o)
 	session := protocol.NewSessionID()
 	requireOK(t, r.do(session, protocol.CommandRun{Command: "true"}))

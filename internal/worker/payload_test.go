@@ -151,7 +151,9 @@ func TestPayloads_Commands(t *testing.T) {
 func TestPayloads_RefusedByThisWorker(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.work(r.options())
+	o := r.options()
+	o.Alone = true
+	r.work(o)
 	session := protocol.NewSessionID()
 	level := newCall(session, protocol.CommandRun{Command: "true"})
 	level.MinLevel = "full"

@@ -79,6 +79,9 @@ type Options struct {
 	Workspace func(sandbox string) (dir string, ok bool)
 	// Durability says what of workspaces outlives the worker; "" means [DurabilityLocal].
 	Durability Durability
+	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot run
+	// are refused instead of left for others.
+	Alone bool
 	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
 	Handlers Handlers
 	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative
@@ -195,7 +198,9 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if w.sandboxes.network, err = o.network(nc); err != nil {
 		return nil, err
 	}
-	if w.languages, err = findLanguages(ctx, o); err != nil { // calls will fail for the same reason, and say so
+	if o.Caps.Driver == NoSandboxes {
+		w.languages = languagesOf(func(string) bool { return false })
+	} else if w.languages, err = findLanguages(ctx, o); err != nil { // calls will fail for the same reason, and say so
 		o.Logger.WarnContext(ctx, "sandbox cannot be used", slog.Any("error", err))
 		w.languages = languagesOf(func(string) bool { return false })
 	}
@@ -203,6 +208,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
 		Linger: max(o.Linger, 0), Lingers: w.sandboxes.warm,
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
+		Takes:   w.takes,
 		Settled: w.settled, Lost: w.lost,
 		Logger: o.Logger,
 	})

@@ -85,18 +85,11 @@ func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protoco
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	reader, writer := io.Pipe()
-	var stats snapshot.Stats
-	packed := make(chan error, 1)
-	go func() {
-		var err error
-		_, stats, err = snapshot.Pack(ctx, root, writer, nil)
-		writer.CloseWithError(err)
-		packed <- err
-	}()
-	_, err = natsio.PutObject(ctx, w.js, w.options.Fleet.BlobsBucket(), p.Blob, reader)
-	reader.CloseWithError(err)
-	if err := errors.Join(<-packed, err); err != nil {
+	_, stats, err := snapshot.Packed(ctx, root, func(archive io.Reader) error {
+		_, err := natsio.PutObject(ctx, w.js, w.options.Fleet.BlobsBucket(), p.Blob, archive)
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("store archive %s: %w", p.Blob, err)
 	}
 	return protocol.WorkspaceExportResult{Blob: p.Blob, Files: stats.Files, Bytes: stats.Bytes}, nil

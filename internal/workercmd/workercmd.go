@@ -36,7 +36,7 @@ type flags struct {
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
 	Slots int    `default:"4" help:"How many calls run at once."`
 
-	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
+	Sandbox string            `placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker takes calls of its handlers only). Default: auto; none for a program with handlers of its own."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data    string            `placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 
@@ -58,6 +58,20 @@ type flags struct {
 	Replicas int           `default:"1" enum:"1,3,5" help:"Replicas of streams that do not exist yet: 1, 3 or 5."`
 	Keep     cli.Keep      `embed:"" prefix:"keep-"`
 	Results  cli.Results   `embed:"" prefix:"result-"`
+
+	handlers bool // the program has some
+}
+
+// AfterApply implements a hook of kong: the driver that is not named.
+func (f *flags) AfterApply() error {
+	switch {
+	case f.Sandbox != "":
+	case f.handlers:
+		f.Sandbox = worker.NoSandboxes
+	default:
+		f.Sandbox = driver.Auto
+	}
+	return nil
 }
 
 // FromProcess returns the surroundings of this process.
@@ -72,7 +86,7 @@ func FromProcess(version string) cli.Program {
 // Run runs a worker that also executes payloads of the kinds that handlers are for. It
 // returns the exit code when a signal has ended it.
 func Run(p cli.Program, handlers worker.Handlers) int {
-	var f flags
+	f := flags{handlers: handlers.Any()}
 	ctx := context.Background() //nolint:forbidigo // the root of a program
 	return cli.Run(p, &f, &f.Common, func(string) error {
 		if f.SandboxCheck {
@@ -104,8 +118,8 @@ func (f *flags) validate() error {
 	case f.Background <= 0:
 		return cli.Usagef("--background %s: must be more than 0", f.Background)
 	}
-	if err := driver.Valid(f.Sandbox); err != nil {
-		return cli.Usagef("--sandbox: %v", err)
+	if err := driver.Valid(f.Sandbox); err != nil && f.Sandbox != worker.NoSandboxes {
+		return cli.Usagef("--sandbox: %v, %s", err, worker.NoSandboxes)
 	}
 	if err := f.Check(); err != nil {
 		return err
@@ -232,8 +246,8 @@ func (f *flags) openDriver(ctx context.Context, o *worker.Options) (err error) {
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
 		return cli.Usagef("--data: %v", err)
 	}
-	o.Driver, o.Caps, err = driver.Open(ctx, f.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data})
-	if errors.Is(err, sandbox.ErrLevel) {
+	o.Driver, o.Caps, err = worker.OpenDriver(ctx, f.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
+	if errors.Is(err, sandbox.ErrLevel) || errors.Is(err, worker.ErrNothingToRun) {
 		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
 	}
 	if err != nil {

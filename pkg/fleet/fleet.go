@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -33,6 +34,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/worker"
@@ -79,6 +81,17 @@ type Fleet struct {
 	data    string
 	cleanup func() error
 	logger  *slog.Logger
+
+	elsewhere bool        // it may have workers that this process does not know
+	named     atomic.Bool // a worker without isolation was started here, by its name
+}
+
+// least is the level that sandboxes need where nobody names one.
+func (f *Fleet) least() string {
+	if f.elsewhere && !f.named.Load() {
+		return "paths"
+	}
+	return ""
 }
 
 // validate reports every fault but that of the name.
@@ -117,7 +130,7 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 	if err = errors.Join(err, o.validate()); err != nil {
 		return nil, err
 	}
-	f := &Fleet{data: o.Data, cleanup: func() error { return nil }, logger: o.Logger}
+	f := &Fleet{data: o.Data, cleanup: func() error { return nil }, logger: o.Logger, elsewhere: o.URL != ""}
 	if f.logger == nil {
 		f.logger = slog.New(slog.DiscardHandler)
 	}
@@ -154,7 +167,8 @@ func (f *Fleet) Close() error {
 // documented default.
 type WorkerOptions struct {
 	// Sandbox is the sandbox driver: "auto" (the default: the best that isolates here), "ns",
-	// "landlock", or "process", which isolates nothing.
+	// "landlock", "process", which isolates nothing, or "none": the worker takes calls of its
+	// Handlers only.
 	Sandbox string
 	// Pool is whose calls the worker takes; "" means the default pool.
 	Pool protocol.Pool
@@ -208,9 +222,12 @@ func (f *Fleet) StartWorker(ctx context.Context, options *WorkerOptions) error {
 			return fmt.Errorf("folder of tools: %w", err)
 		}
 	}
-	opened, caps, err := driver.Open(ctx, o.Sandbox, &driver.Options{Logger: f.logger, Data: f.data})
+	opened, caps, err := internal.OpenDriver(ctx, o.Sandbox, &driver.Options{Logger: f.logger, Data: f.data}, handlers)
 	if err != nil {
 		return err
+	}
+	if o.Sandbox == process.Name {
+		f.named.Store(true)
 	}
 	return f.inner.StartWorker(ctx, internal.Options{
 		Pool: o.Pool, Slots: o.Slots, Data: f.data, Driver: opened, Caps: caps, Env: o.Env, Tools: o.Tools,
@@ -226,9 +243,17 @@ func OpenModel(spec string) (loop.Model, error) {
 	return opened, err
 }
 
-// Runner makes what runs the sessions of a model with the tools of a table.
+// Runner makes what runs the sessions of a model with the tools of a table. Without a
+// [loop.Options].MinLevel, commands and files of a fleet elsewhere ([Options].URL) need "paths", so
+// that workers which isolate nothing take them only when "none" is said, or this process has
+// started one.
 func (f *Fleet) Runner(m loop.Model, table *tools.Table, options *loop.Options) (*loop.Runner, error) {
-	return loop.New(m, f.inner.Dispatcher, f.inner.Journal, table, options)
+	var o loop.Options
+	if options != nil {
+		o = *options
+	}
+	o.MinLevel = cmp.Or(o.MinLevel, f.least())
+	return loop.New(m, f.inner.Dispatcher, f.inner.Journal, table, &o)
 }
 
 // ErrSessionBusy is wrapped by the error of [Fleet.DeleteSession] for a session that has an
@@ -290,7 +315,7 @@ func (f *Fleet) Call(
 	if o.Logger == nil {
 		o.Logger = f.logger
 	}
-	o.Keeper = f.inner.Dispatcher
+	o.Keeper, o.MinLevel = f.inner.Dispatcher, cmp.Or(o.MinLevel, f.least())
 	single := loop.PlanSingle(ctx, table, session, tool, arguments, &o)
 	if single.Call == nil {
 		return single.Outcome, nil

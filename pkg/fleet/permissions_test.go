@@ -88,11 +88,11 @@ func TestDeploy_PermissionsAreEnough(t *testing.T) {
 		"bash":  `{"command":"seq 1 60000"}`,
 		"write": `{"path":"large","content":"` + strings.Repeat("x", 3<<20) + `"}`,
 	} {
-		outcome, err := f.Call(ctx, table, session, tool, arguments, nil)
+		outcome, err := f.Call(ctx, table, session, tool, arguments, &loop.SingleOptions{MinLevel: "none"})
 		require.NoError(t, err, log)
 		require.Equal(t, protocol.StatusOK, outcome.Status, log)
 	}
-	runner, err := f.Runner(&replies{[]string{`{"path":"large"}`}}, table, nil)
+	runner, err := f.Runner(&replies{[]string{`{"path":"large"}`}}, table, &loop.Options{MinLevel: "none"})
 	require.NoError(t, err)
 	result, err := runner.Run(ctx, session, loop.Input{Text: "go"})
 	require.NoError(t, err, log)

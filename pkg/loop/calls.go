@@ -134,7 +134,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 		return
 	}
 	call.Again = booked.sent
-	v.bind(&call)
+	v.bind(&call, t.opts.MinLevel)
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
 		return
@@ -210,7 +210,9 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 	}
 	switch u.State {
 	case StateQueued:
-		t.tell(p.as(EventToolQueued))
+		event := p.as(EventToolQueued)
+		event.Text = u.Waits
+		t.tell(event)
 	case StateRunning:
 		event := p.as(EventToolRunning)
 		event.WorkerID, event.Attempt = u.WorkerID, u.Attempt

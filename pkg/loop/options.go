@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // DefaultMaxSteps is how often a model is asked in a turn unless [Options] say otherwise.
@@ -51,6 +53,9 @@ type Options struct {
 	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge]
 	// bind the turns that begin under it until their ends; see [Terms].
 	Policy Policy
+	// MinLevel is the least sandbox level of a worker that runs calls in a sandbox for which neither
+	// their tool nor the policy names one: none, paths, full or kernel; "" is any.
+	MinLevel string
 	// Approve asks a person about a call for which the policy demands it, until ctx ends;
 	// with nil such calls are refused, as they are after an error. Of one turn one call is
 	// asked about at a time.
@@ -96,6 +101,9 @@ func (o *Options) validate() error {
 	}
 	if o.Timeout < 0 {
 		faults = append(faults, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
+	}
+	if o.MinLevel != "" && !slices.Contains(tools.Levels(), o.MinLevel) {
+		faults = append(faults, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(tools.Levels(), ", ")))
 	}
 	faults = append(faults, o.Settings.Validate())
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {

@@ -77,9 +77,13 @@ type verdict struct {
 	note     string // of whoever approved it
 }
 
-// bind puts into a call what the policy demands of its worker.
-func (v verdict) bind(call *protocol.Call) {
+// bind puts into a call what the policy demands of its worker; where neither it nor the tool names a
+// level of the sandbox, that is least.
+func (v verdict) bind(call *protocol.Call, least string) {
 	call.MinLevel, call.Roots = tools.HigherLevel(call.MinLevel, v.minLevel), v.roots
+	if call.MinLevel == "" && protocol.Sandboxed(call.Payload) {
+		call.MinLevel = least
+	}
 }
 
 // decide judges the tool calls of the last step that have no result, in their order,

@@ -175,6 +175,9 @@ type Update struct {
 	State    State
 	WorkerID protocol.WorkerID // of running
 	Attempt  int               // of running
+	// Waits is, of a call that is queued for long, what the workers lack that it needs; "" when one
+	// of them has it. It may be told again when that changes.
+	Waits string
 	// Result is set for, and only for, done.
 	Result *protocol.Result
 }
@@ -265,7 +268,8 @@ type Event struct {
 	TraceID string `json:"trace_id,omitempty"`
 	SpanID  string `json:"span_id,omitempty"`
 
-	// Of model_reply, text_delta, reasoning_delta, turn_ended and session_ended. Of turn_ended, and
+	// Of model_reply, text_delta, reasoning_delta, turn_ended and session_ended; of tool_queued what
+	// the workers lack that the call needs, "" when that is nothing. Of turn_ended, and
 	// the Arguments of tool_call, it is missing where the journal takes no more at once; the reply
 	// has both.
 	Text      string     `json:"text,omitempty"`

@@ -18,6 +18,8 @@ type SingleOptions struct {
 	// Policy decides whether the call may be made; nil allows every call. Calls before
 	// this one are not known to it, so bounds of their number allow at least one.
 	Policy Policy
+	// MinLevel is that of [Options].
+	MinLevel string
 	// Approve asks a person about a call that needs it; nil refuses such calls.
 	Approve ApproveFunc
 	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps
@@ -83,7 +85,7 @@ func PlanSingle(
 	case fault != nil:
 		return s.refused(protocol.StatusRejected, fault)
 	case s.plan.Inline == nil:
-		v.bind(&call)
+		v.bind(&call, o.MinLevel)
 		s.Call = &call
 		return s
 	}

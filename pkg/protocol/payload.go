@@ -98,6 +98,8 @@ type Noop struct {
 type Stored struct {
 	Blob  string `json:"blob"`
 	Bytes int64  `json:"bytes"`
+	// Of is, of a payload, its kind, or that of the handler which it opens; "" when it is not known.
+	Of Kind `json:"of,omitempty"`
 }
 
 // UnknownPayload is a payload of a kind that this version does not know. It is
@@ -127,6 +129,17 @@ func (Stored) Kind() Kind { return KindStored }
 
 // Kind implements [Payload].
 func (u UnknownPayload) Kind() Kind { return u.Name }
+
+// Sandboxed reports whether a payload runs in a sandbox or works on its files. That of a user's own
+// kind runs in the worker's process.
+func Sandboxed(p Payload) bool {
+	switch p.(type) {
+	case nil, UnknownPayload, Noop, ResultRead, DialogOpen, DialogContinue, DialogEnd, TurnRun:
+		return false
+	default:
+		return true
+	}
+}
 
 // EncodePayload returns the JSON of p, with its type and version.
 func EncodePayload(p Payload) (json.RawMessage, error) {

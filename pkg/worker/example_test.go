@@ -14,7 +14,8 @@ import (
 )
 
 // A worker with a handler of your own is a program like this one. It has every flag of
-// the worker: go run . --nats nats://127.0.0.1:4222 --creds FILE --pool billing.
+// the worker. Handlers that use sandboxes need --sandbox; without it the worker has none, and takes
+// calls of its handlers only: go run . --nats nats://127.0.0.1:4222 --creds FILE --sandbox auto.
 func ExampleMain() {
 	type arguments struct {
 		Path string `json:"path"`

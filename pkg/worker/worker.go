@@ -144,7 +144,9 @@ func decode[T any](kind protocol.Kind, raw json.RawMessage) (value T, err error)
 }
 
 // Main is the main function of a worker with handlers: the command line of cmd/worker
-// (--nats, --sandbox, --slots, ...), until a signal. It does not return.
+// (--nats, --sandbox, --slots, ...), until a signal. It does not return. The worker takes calls of
+// its handlers only, and has no sandboxes, unless --sandbox names a driver ("auto"). Calls that
+// need what it lacks stay for other workers of the pool.
 func Main(handlers ...Handler) {
 	version := "development"
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {

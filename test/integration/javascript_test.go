@@ -337,7 +337,4 @@ func TestJavaScript_Caller(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("%d\n", i), string(result.Value.(protocol.CommandRunResult).Stdout)) //nolint:errcheck // just looked at
 		require.Contains(t, caller.stderr.String(), "said", "live output")
 	}
-	unknown := js.result(t, js.caller(t, "sandbox/demo", "no_such_kind", `{}`))
-	require.Equal(t, protocol.StatusRejected, unknown.Status)
-	require.Equal(t, protocol.CodeUnknownPayload, unknown.Error.Code)
 }

@@ -31,7 +31,7 @@ func TestPipe_AReaderThatWentAwayEndsNoSession(t *testing.T) {
 			t.Parallel()
 			var stderr strings.Builder
 			cmd := exec.CommandContext(t.Context(), coordinator, append(append([]string{"run", "--session", name, "--model", model, "go"}, flags...), b.flags...)...)
-			cmd.Env, cmd.Dir = append(os.Environ(), "HOME="+t.TempDir()), t.TempDir()
+			cmd.Env, cmd.Dir = append(os.Environ(), "HOME="+t.TempDir(), "TOOLFLEET_MIN_LEVEL=none"), t.TempDir()
 			cmd.Stdout, cmd.Stderr = deaf(t), &stderr
 			require.Error(t, cmd.Run())
 			require.Equal(t, 1, cmd.ProcessState.ExitCode(), stderr.String())

@@ -45,15 +45,17 @@ tr a-z A-Z <"$path" >.new && mv .new "$path" && printf '{"shouted": "%s"}' "$pat
 	require.Equal(t, "HELLO\n", content(t, filepath.Join(workspace, "a.txt")))
 }
 
-// TestTools_OfAWorkerWithAHandler: sessions side by side call a Go function on two workers;
-// calls for one account never overlap, or money would be lost.
+// TestTools_OfAWorkerWithAHandler: sessions side by side call a Go function on two workers beside
+// one that lacks it; calls for one account never overlap, or money would be lost. Commands are left
+// to the worker that has sandboxes.
 func TestTools_OfAWorkerWithAHandler(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)
 	ledger, data := t.TempDir(), t.TempDir()
+	plain := startWorkers(t, 1, b.flags)
 	for range 2 {
-		p := start(t, refunds, launch{args: append([]string{"--sandbox", "process", "--data", data}, b.flags...), env: []string{"LEDGER=" + ledger}})
-		p.waitFor(t, `takes calls of pool default`)
+		p := start(t, refunds, launch{args: append([]string{"--data", data}, b.flags...), env: []string{"LEDGER=" + ledger}})
+		p.waitFor(t, `takes calls of pool default.* sandbox none`)
 	}
 	folder, err := filepath.Abs(filepath.Join(module, "examples", "refunds", "tools"))
 	require.NoError(t, err)
@@ -62,7 +64,8 @@ func TestTools_OfAWorkerWithAHandler(t *testing.T) {
 			use("c1", "refund", object{"account": "acme", "cents": 100}),
 			use("c2", "refund", object{"account": "acme", "cents": 100}),
 			use("c3", "refund", object{"account": "other", "cents": 1}),
-			use("c4", "refund", object{"account": "acme", "cents": 0})),
+			use("c4", "refund", object{"account": "acme", "cents": 0}),
+			bash("c5", "true")),
 		say("Paid."))
 	const sessions = 4
 	var running []*process
@@ -77,6 +80,8 @@ func TestTools_OfAWorkerWithAHandler(t *testing.T) {
 		require.Equal(t, "ok", all["c1"].Status, all["c1"].Content)
 		require.Equal(t, "rejected", all["c4"].Status)
 		require.Contains(t, all["c4"].Content, "cents: is 0, must be 1 or more")
+		require.Equal(t, "ok", all["c5"].Status, all["c5"].Content)
+		require.Contains(t, plain, all["c5"].WorkerID)
 	}
 	var acme struct {
 		Refunded int            `json:"refunded"`

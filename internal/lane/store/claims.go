@@ -141,6 +141,11 @@ func (s *Store) RemoveHeartbeat(ctx context.Context, seq uint64) error {
 // Redeliver has the pool's consumer deliver ready messages again at once, whoever was given them
 // before. It does nothing about one that is not on its way to anybody.
 func (s *Store) Redeliver(ctx context.Context, pool protocol.Pool, seqs ...uint64) error {
+	return s.RedeliverAfter(ctx, pool, 0, seqs...)
+}
+
+// RedeliverAfter is Redeliver after a while.
+func (s *Store) RedeliverAfter(ctx context.Context, pool protocol.Pool, wait time.Duration, seqs ...uint64) error {
 	consumer, err := s.Consumer(ctx, pool)
 	if err != nil || consumer == nil {
 		return err
@@ -148,7 +153,11 @@ func (s *Store) Redeliver(ctx context.Context, pool protocol.Pool, seqs ...uint6
 	for _, seq := range seqs { // the server looks for the message by its own sequence, and whether the delivery is possible
 		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool),
 			seq, consumer.Delivered.Consumer, time.Now().UnixNano())
-		if err := s.NC.Publish(ack, []byte("-NAK")); err != nil {
+		body := []byte("-NAK")
+		if wait > 0 {
+			body = later(wait)
+		}
+		if err := s.NC.Publish(ack, body); err != nil {
 			return fmt.Errorf("deliver ready message %d again: %w", seq, err)
 		}
 	}
@@ -161,8 +170,10 @@ func (s *Store) Return(ack string) { _ = s.NC.Publish(ack, []byte("-NAK")) }
 
 // Park has the pool's consumer wait before it delivers a ready message again.
 func (s *Store) Park(ack string, wait time.Duration) {
-	_ = s.NC.Publish(ack, fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds()))
+	_ = s.NC.Publish(ack, later(wait))
 }
+
+func later(wait time.Duration) []byte { return fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds()) }
 
 // Settle tells the pool's consumer that a ready message is gone. Without it the consumer forgets
 // the message when it would deliver it again.

@@ -1,0 +1,159 @@
+package dispatch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+const (
+	// waitsAfter is how long a call waits until it is asked whether any worker could run it, again
+	// and again after waitsAgain.
+	waitsAfter = 2 * time.Second
+	waitsAgain = 5 * time.Second
+	// answersWait bounds the time for the workers' answers.
+	answersWait = 500 * time.Millisecond
+)
+
+// Workers returns what the workers of a pool say about themselves within a time, sorted by their
+// ids. The error is [nats.ErrNoResponders] when there is none.
+func Workers(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, wait time.Duration) ([]*protocol.WorkerInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	inbox := nc.NewInbox()
+	answers, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answers.Unsubscribe() }() // fails only when the connection is closed
+	if err := nc.PublishRequest(fleet.WhoSubject(pool), inbox, nil); err != nil {
+		return nil, err
+	}
+	var workers []*protocol.WorkerInfo
+	for {
+		answer, err := answers.NextMsgWithContext(ctx)
+		switch {
+		case errors.Is(err, context.DeadlineExceeded):
+			slices.SortFunc(workers, func(a, b *protocol.WorkerInfo) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
+			return workers, nil
+		case err != nil:
+			return nil, err
+		}
+		if w, err := protocol.DecodeWorkerInfo(answer.Data); err == nil { // others are of another version
+			workers = append(workers, w)
+		}
+	}
+}
+
+// wonder asks, once in a while and beside everything else, whether there are workers for the calls
+// that have waited for long.
+func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
+	var waiting []*followed
+	for _, f := range b.unfinished() {
+		if f.state != loop.StateRunning && f.call.Pool != protocol.SessionPool && time.Since(f.since) > waitsAfter {
+			waiting = append(waiting, f)
+		}
+	}
+	if len(waiting) == 0 || time.Since(b.wondered) < waitsAgain {
+		return
+	}
+	b.wondered = time.Now()
+	calls := make([]*protocol.Call, len(waiting))
+	for i, f := range waiting {
+		calls[i] = f.call
+	}
+	group.Go(func() {
+		found := map[protocol.CallID]string{}
+		said := map[protocol.Pool][]*protocol.WorkerInfo{}
+		for _, call := range calls {
+			workers, asked := said[call.Pool]
+			if !asked {
+				var err error
+				workers, err = Workers(ctx, b.dispatcher.nc, b.dispatcher.fleet, call.Pool, answersWait)
+				if err != nil && !errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0 {
+					return // nobody knows
+				}
+				said[call.Pool] = workers
+			}
+			found[call.ID] = Lacks(call.Pool, workers, lane.NeedOf(call))
+		}
+		b.tell(news{waits: found})
+	})
+}
+
+// heed tells what calls wait for, where that has changed.
+func (b *batch) heed(waits map[protocol.CallID]string) {
+	for id, why := range waits {
+		if f := b.open[id]; f != nil && f.state != loop.StateRunning && f.waits != why {
+			f.waits = why
+			b.observe(loop.Update{CallID: id, State: loop.StateQueued, Waits: why})
+		}
+	}
+}
+
+// Lacks says what the workers of a pool lack of what a call needs; "" when one of them has it all.
+func Lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) string {
+	handler, level := "a sandbox", "level "+n.Level
+	if n.Handler {
+		handler = "handler " + string(n.Kind)
+	}
+	var handling, isolating []string
+	for _, w := range workers {
+		has, isolates := hasHandler(w, n), tools.HigherLevel(w.Level, n.Level) == w.Level
+		if has && isolates {
+			return ""
+		}
+		if has {
+			handling = append(handling, string(w.WorkerID))
+		}
+		if isolates && n.Level != "" && w.Driver != driverNone {
+			isolating = append(isolating, string(w.WorkerID))
+		}
+	}
+	if len(workers) == 0 {
+		return fmt.Sprintf("pool %s has no worker", pool)
+	}
+	var missing, offered []string
+	for what, by := range map[string][]string{handler: handling, level: isolating} {
+		switch {
+		case len(by) > 0:
+			offered = append(offered, what+" is offered by "+strings.Join(by[:min(len(by), maxNamed)], ", "))
+		case what == handler || n.Level != "":
+			missing = append(missing, what)
+		}
+	}
+	slices.Sort(missing)
+	slices.Sort(offered)
+	text := fmt.Sprintf("%d workers of pool %s, none offers %s", len(workers), pool, cmp.Or(strings.Join(missing, " and "), "both"))
+	if len(workers) == 1 {
+		text = strings.Replace(text, "workers", "worker", 1)
+	}
+	return strings.Join(append([]string{text}, offered...), "; ")
+}
+
+const (
+	// maxNamed bounds the workers that are named.
+	maxNamed = 5
+	// driverNone is the driver of workers without sandboxes.
+	driverNone = "none"
+)
+
+// hasHandler reports whether a worker runs payloads of a kind at all.
+func hasHandler(w *protocol.WorkerInfo, n lane.Need) bool {
+	if n.Handler {
+		return slices.Contains(w.Kinds, n.Kind)
+	}
+	return w.Driver != driverNone
+}

@@ -1,0 +1,107 @@
+package lane
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// The workers of a pool may differ in their handlers, and in how much their sandboxes isolate. A
+// holder that meets a call which it does not take starts what else may start, and hands the lane
+// back; no start is counted. It says on core NATS what the call needs, and a holder that has it
+// takes the lane at once. Nobody may have it yet: the pool's consumer delivers the lane again after
+// offerPeriod, and so on.
+
+// offerPeriod is after how long a lane is delivered again that was handed back.
+const offerPeriod = time.Second
+
+// Need is what a call needs of the worker that runs it.
+type Need struct {
+	// Kind is that of the payload, or of the handler that runs it, if Handler says so.
+	Kind    protocol.Kind `json:"kind"`
+	Handler bool          `json:"handler,omitempty"`
+	// Level is the least level of the sandbox; "" is any.
+	Level string `json:"level,omitempty"`
+}
+
+// NeedOf returns what a call needs.
+func NeedOf(c *protocol.Call) Need {
+	n := Need{Level: c.MinLevel}
+	switch p := c.Payload.(type) {
+	case nil:
+	case protocol.UnknownPayload:
+		n.Kind, n.Handler = p.Name, true
+	case protocol.DialogOpen:
+		n.Kind, n.Handler = p.Tool, true
+	case protocol.Stored:
+		_, err := protocol.ParseUserKind(string(p.Of))
+		n.Kind, n.Handler = p.Of, err == nil
+	default:
+		n.Kind = p.Kind()
+	}
+	return n
+}
+
+// takes reports whether a call is run here: one that cannot be read is answered by anybody, and a
+// lane that has to be kept here is not handed back.
+func (l *held) takes(e *core.Entry) bool {
+	if e.Fault != nil {
+		return true
+	}
+	return l.holder.options.Takes(NeedOf(e.Call)) || l.holder.options.Keeps(l.lane)
+}
+
+// isOver books a call that is not taken and has its result: as its holder left it, such as the one
+// that is the ready message. Of any other it notes what this worker lacks.
+func (l *held) isOver(e *core.Entry) bool {
+	known, err := l.isSettled(e, nil)
+	if err == nil && known {
+		l.wasSettled(e)
+		l.book(e)
+		return true
+	}
+	need := NeedOf(e.Call)
+	l.lacks = &need
+	return false
+}
+
+// offer leaves the lane to a worker that has what it needs.
+func (l *held) offer() error {
+	s := l.holder.store
+	body, err := json.Marshal(l.lacks)
+	if err != nil {
+		return fmt.Errorf("offer lane: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
+	defer cancel()
+	err = s.RedeliverAfter(ctx, l.holder.options.Pool, offerPeriod, l.ready.seq)
+	l.holder.forget(l) // it may be offered back at once
+	_ = s.NC.Publish(s.Fleet.AskSubject(l.holder.options.Pool, l.hash), body) // without a connection it is delivered later
+	return err
+}
+
+// offered takes a lane that another worker cannot go on with, if there is room.
+func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, body []byte) {
+	var need Need
+	if json.Unmarshal(body, &need) != nil || !h.options.Takes(need) || !h.slots.tryAcquire() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
+	defer cancel()
+	found, err := h.store.Next(ctx, h.options.Fleet.ReadySubject(h.options.Pool, hash), 0)
+	h.mu.Lock()
+	living := h.life != nil
+	h.mu.Unlock()
+	if err != nil || found == nil || !living || laneOf(found.Header).Hash() != hash {
+		h.slots.release()
+		return
+	}
+	h.enter(&readyMessage{
+		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: laneOf(found.Header), hash: hash,
+	})
+}

@@ -1,0 +1,75 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// A worker without sandboxes takes the calls of its handlers and leaves commands to others; one
+// without the handler leaves its calls; and one that has not proven the level leaves those that
+// need it. Whoever waits is told who lacks what.
+func TestTakes_WhatItCanRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	paid := worker.Options{
+		Fleet: r.Name, ID: "paying", Data: t.TempDir(), AckWait: patience, Logger: r.Logger,
+		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{
+			"refund": func(ctx context.Context, h *worker.Handling, _ json.RawMessage) (json.RawMessage, error) {
+				_, err := h.Sandbox(ctx)
+				return nil, err
+			},
+		}},
+	}
+	var err error
+	paid.Driver, paid.Caps, err = worker.OpenDriver(t.Context(), worker.NoSandboxes, nil, paid.Handlers)
+	require.NoError(t, err)
+	r.work(paid)
+	session := protocol.NewSessionID()
+	command := newCall(session, protocol.CommandRun{Command: "true"})
+	command.MinLevel = sandbox.LevelPaths.String()
+
+	waits := make(chan string, 9)
+	ran := make(chan *protocol.Result, 1)
+	go func() {
+		result, err := r.dispatcher.Told(t.Context(), &command, func(why string) { waits <- why })
+		if err != nil {
+			t.Errorf("dispatch: %v", err)
+		}
+		ran <- result
+	}()
+	require.Equal(t, "1 worker of pool default, none offers a sandbox and level paths", <-waits)
+	refund := newCall(session, protocol.UnknownPayload{Name: "refund", Raw: json.RawMessage(`{"type":"refund"}`)})
+	refund.Resources = []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}}
+	got := r.dispatch(t.Context(), refund)
+	require.Equal(t, protocol.WorkerID("paying"), got.WorkerID)
+
+	weak := r.options()
+	weak.ID = "weak"
+	r.work(weak)
+	require.Equal(t, "2 workers of pool default, none offers level paths; a sandbox is offered by weak", <-waits)
+
+	strong := r.options()
+	strong.ID, strong.Caps.Level = "strong", sandbox.LevelPaths
+	r.work(strong)
+	got = <-ran
+	requireOK(t, got)
+	require.Equal(t, protocol.WorkerID("strong"), got.WorkerID)
+	require.Equal(t, 1, got.Attempt)
+	for range 3 { // whoever is given them first
+		refund.ID, refund.IssuedAt = protocol.RandomCallID(), command.IssuedAt
+		require.Equal(t, protocol.WorkerID("paying"), r.dispatch(t.Context(), refund).WorkerID)
+	}
+}
+
+func TestOpenDriver_NoneNeedsHandlers(t *testing.T) {
+	t.Parallel()
+	_, _, err := worker.OpenDriver(t.Context(), worker.NoSandboxes, nil, worker.Handlers{})
+	require.ErrorIs(t, err, worker.ErrNothingToRun)
+}
