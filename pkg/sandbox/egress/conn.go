@@ -12,7 +12,6 @@ import (
 type conn struct {
 	net.Conn
 
-	first  []byte          // read already, to be read again
 	ctx    context.Context //nolint:containedctx // the life of the connection
 	cancel context.CancelFunc
 	idle   time.Duration
@@ -30,23 +29,8 @@ func newConn(ctx context.Context, raw net.Conn, idle time.Duration, closed func(
 	return c
 }
 
-// peek returns the first byte, which stays to be read.
-func (c *conn) peek() (byte, error) {
-	first := make([]byte, 1)
-	if _, err := c.Conn.Read(first); err != nil {
-		return 0, err
-	}
-	c.first = first
-	return first[0], nil
-}
-
 // Read implements [net.Conn].
 func (c *conn) Read(b []byte) (int, error) {
-	if len(c.first) > 0 && len(b) > 0 {
-		n := copy(b, c.first)
-		c.first = c.first[n:]
-		return n, nil
-	}
 	n, err := c.Conn.Read(b)
 	c.moved(n)
 	return n, err

@@ -5,7 +5,7 @@
 //
 //	sandbox                        │  worker
 //	program ── CONNECT, GET http:, ──► Proxy ── is it listed? ── resolve once ──┐
-//	           SOCKS5              │    ▲                                       │
+//	                               │    ▲                                       │
 //	program ── DNS, TCP ── eth0 ─────► link   dial that address ◄── may it be reached?
 //
 // The link answers questions for listed names with addresses that mean them in that

@@ -3,7 +3,6 @@ package egress
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -86,21 +85,4 @@ func New(o Options) (*Proxy, error) {
 		p.log = slog.New(slog.DiscardHandler)
 	}
 	return p, nil
-}
-
-// Serve serves a listener until ctx ends or the listener is closed, and closes it. It
-// returns when no connection is left; nil unless the listener broke.
-func (p *Proxy) Serve(ctx context.Context, l net.Listener) error {
-	ctx, cancel := context.WithCancel(ctx)
-	s := newServing(ctx, p)
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	err := s.accept(l)
-	stop()
-	cancel()
-	_ = l.Close() // closed already when ctx ended
-	s.wait()
-	if err != nil && !errors.Is(err, net.ErrClosed) {
-		return fmt.Errorf("egress proxy: %w", err)
-	}
-	return nil
 }

@@ -173,31 +173,6 @@ func TestProxy_BrokenRequestsReachNothing(t *testing.T) {
 	}
 }
 
-func TestProxy_SOCKSServesConnectOnly(t *testing.T) {
-	t.Parallel()
-	r := start(t, egress.Options{Allow: allow(t, "good.example:*"), Private: loopback()})
-	name := append([]byte{3, 12}, "good.example"...)
-	for text, request := range map[string][]byte{
-		"code 7": append(append([]byte{5, 2, 0}, name...), 0, 80), // BIND
-		"code 8": {5, 1, 0, 9, 0, 80},
-		"code 1": append(append([]byte{4, 1, 0}, name...), 0, 80), // version
-		"code 2": append(append([]byte{5, 1, 0}, name...), 0, 0),  // port 0
-	} {
-		require.Equal(t, answer{false, text}, socks(t, r.dialProxy(t), request))
-	}
-	for _, bad := range []string{"good.example\x00evil", "user@good.example", "", "[127.0.0.1]", "a b"} {
-		request := append([]byte{5, 1, 0, 3, byte(len(bad))}, bad...)
-		require.Equal(t, answer{false, "code 2"}, socks(t, r.dialProxy(t), append(request, 0, 80)), "%q", bad)
-	}
-	c := r.dialProxy(t)
-	_, err := c.Write([]byte{5, 1, 2}) // only by password
-	require.NoError(t, err)
-	reply := make([]byte, 2)
-	_, err = c.Read(reply)
-	require.NoError(t, err)
-	require.Equal(t, []byte{5, 0xff}, reply)
-}
-
 // TestProxy_RebindingChangesNothing: the second answer of a name server is never used.
 func TestProxy_RebindingChangesNothing(t *testing.T) {
 	t.Parallel()

@@ -142,7 +142,7 @@ type answer struct {
 
 // doors are the ways to ask for a page of a target ("host:port").
 func doors() map[string]func(t *testing.T, r *rig, target string) answer {
-	return map[string]func(*testing.T, *rig, string) answer{"connect": viaConnect, "absolute": viaAbsolute, "socks": viaSOCKS, "link": viaLink}
+	return map[string]func(*testing.T, *rig, string) answer{"connect": viaConnect, "absolute": viaAbsolute, "link": viaLink}
 }
 
 // raw sends a request and reads an HTTP response.
@@ -180,42 +180,6 @@ func viaConnect(t *testing.T, r *rig, target string) answer {
 		return answer{false, strconv.Itoa(response.StatusCode) + " " + string(body)}
 	}
 	return answer{true, page(t, c, reader)}
-}
-
-func viaSOCKS(t *testing.T, r *rig, target string) answer {
-	t.Helper()
-	host, portText, err := net.SplitHostPort(target)
-	require.NoError(t, err)
-	port, err := strconv.Atoi(portText)
-	require.NoError(t, err)
-	address := append([]byte{3, byte(len(host))}, host...)
-	if addr, err := netip.ParseAddr(host); err == nil && addr.Is4() {
-		address = append([]byte{1}, addr.AsSlice()...)
-	} else if err == nil {
-		address = append([]byte{4}, addr.AsSlice()...)
-	}
-	c := r.dialProxy(t)
-	return socks(t, c, append(append([]byte{5, 1, 0}, address...), byte(port>>8), byte(port)))
-}
-
-// socks greets, sends a request and reads a page.
-func socks(t *testing.T, c net.Conn, request []byte) answer {
-	t.Helper()
-	_, err := c.Write([]byte{5, 2, 1, 0})
-	require.NoError(t, err)
-	reply := make([]byte, 2)
-	_, err = io.ReadFull(c, reply)
-	require.NoError(t, err)
-	require.Equal(t, []byte{5, 0}, reply)
-	_, err = c.Write(request)
-	require.NoError(t, err)
-	reply = make([]byte, 10)
-	_, err = io.ReadFull(c, reply)
-	require.NoError(t, err)
-	if reply[1] != 0 {
-		return answer{false, fmt.Sprintf("code %d", reply[1])}
-	}
-	return answer{true, page(t, c, bufio.NewReader(c))}
 }
 
 // page gets a page through a tunnel.

@@ -142,7 +142,7 @@ func (w *web) connect(rw http.ResponseWriter, r *http.Request) {
 		_ = upstream.Close()
 		return
 	}
-	client := raw.(*conn) //nolint:errcheck,forcetypeassert // every connection came through the queue
+	client := raw.(*conn) //nolint:errcheck,forcetypeassert // every connection is one of clients
 	defer client.Close()
 	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		_ = upstream.Close()

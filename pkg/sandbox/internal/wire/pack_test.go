@@ -69,7 +69,7 @@ func TestUnpack_RefusesWhatIsNoValue(t *testing.T) {
 		require.ErrorIs(t, wire.Unpack(packed[:n], &sandbox.FileRequest{}), wire.ErrMalformed, n)
 	}
 	require.ErrorIs(t, wire.Unpack(append(packed, 0), &sandbox.FileRequest{}), wire.ErrMalformed)
-	require.Panics(t, func() { wire.Pack(nil, 1.5) })
+	require.Panics(t, func() { wire.Pack(nil, func() {}) })
 }
 
 // What comes out of a sandbox may be anything. It takes memory for what is there, not for what it
