@@ -9,7 +9,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolstest"
 )
 
 // Every toolset does what it promises in the sandboxes that are for ordinary users only, and
@@ -37,7 +36,7 @@ func toolsetsUnder(t *testing.T, opened sandbox.Driver, caps sandbox.Caps) {
 	o := r.options()
 	o.Driver, o.Caps = opened, caps
 	r.work(o)
-	toolstest.Run(t, func(t *testing.T, call protocol.Call) *protocol.Result {
+	runToolsets(t, func(t *testing.T, call protocol.Call) *protocol.Result {
 		t.Helper()
 		return r.dispatch(t.Context(), call)
 	})

@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolstest"
 )
 
 // Every toolset does what it promises under every driver that works here.
@@ -33,9 +32,9 @@ func TestToolsets_UnderEveryDriver(t *testing.T) {
 				t.Helper()
 				return r.dispatch(t.Context(), call)
 			}
-			toolstest.Run(t, execute)
+			runToolsets(t, execute)
 			if name == "ns" { // what is large is that for the worker, and for the sandbox that has the most between them
-				toolstest.RunLarge(t, execute)
+				runLargeToolsets(t, execute)
 			}
 		})
 	}

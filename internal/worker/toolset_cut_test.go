@@ -1,5 +1,5 @@
 //nolint:thelper // these are tests
-package toolstest
+package worker_test
 
 import (
 	"crypto/sha256"
@@ -58,7 +58,7 @@ func (s *session) whole(reader, cut string) string {
 }
 
 // cutLists: of a list that is not shown whole the total is told, and all of it can be read.
-func cutLists(t *testing.T, execute Execute) {
+func cutLists(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.sh("mkdir many; cd many; i=0; while [ $i -lt 1200 ]; do echo hit $i >f$i.txt; i=$((i+1)); done; echo x >a.log; echo x >b.log; echo '*.log' >.gitignore")
 	var files, paths, hits []string
@@ -126,7 +126,7 @@ func cutLists(t *testing.T, execute Execute) {
 }
 
 // cutLines: lines that are too long to be shown, of a file and where they are found.
-func cutLines(t *testing.T, execute Execute) {
+func cutLines(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	const size = 10_000_000
 	s.sh(fmt.Sprintf(`head -c %d /dev/zero | tr '\0' x >line; printf 'short\n%%s\nend\n' "$(head -c 80000 line | sed 's/x/é/g')" >three`, size))
@@ -161,7 +161,7 @@ func cutLines(t *testing.T, execute Execute) {
 }
 
 // cutFiles: what a read did not show is kept as it was then, and what changes later is not in it.
-func cutFiles(t *testing.T, execute Execute) {
+func cutFiles(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	var all strings.Builder
 	for i := range 20_000 {
@@ -191,7 +191,7 @@ func cutFiles(t *testing.T, execute Execute) {
 }
 
 // cutValues: JSON stays JSON, and is kept as it is in the file; commands have head and tail.
-func cutValues(t *testing.T, execute Execute) {
+func cutValues(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	array := "[" + strings.Repeat("1.50, ", 20_000) + "2]"
 	object := `{"b":"` + strings.Repeat("é", 60_000) + `"}`

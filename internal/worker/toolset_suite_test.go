@@ -1,4 +1,4 @@
-package toolstest
+package worker_test
 
 import (
 	"encoding/json"
@@ -14,14 +14,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-// Execute has a fleet run one call to its end. It may run side by side with itself.
-type Execute func(t *testing.T, call protocol.Call) *protocol.Result
+// executor has a fleet run one call to its end. It may run side by side with itself.
+type executor func(t *testing.T, call protocol.Call) *protocol.Result
 
-// Run tests every toolset on a fleet, but for what [RunLarge] does. Sessions of the suite are new
-// ones.
-func Run(t *testing.T, execute Execute) {
+// runToolsets makes tool calls as a model does, and holds what a model would read to what the tools
+// promise. Everything is done by tool calls: it sees no directory of the host.
+func runToolsets(t *testing.T, execute executor) {
 	t.Helper()
-	run(t, execute, map[string]func(*testing.T, Execute){
+	runAll(t, execute, map[string]func(*testing.T, executor){
 		"core/files":         coreFiles,
 		"core/edits":         coreEdits,
 		"core/patches":       corePatches,
@@ -45,11 +45,11 @@ func Run(t *testing.T, execute Execute) {
 	})
 }
 
-// RunLarge tests the toolsets with files, values and directories that are as large as anything can
+// runLargeToolsets tests the toolsets with files, values and directories that are as large as anything can
 // be. It takes most of a minute of a processor.
-func RunLarge(t *testing.T, execute Execute) {
+func runLargeToolsets(t *testing.T, execute executor) {
 	t.Helper()
-	run(t, execute, map[string]func(*testing.T, Execute){
+	runAll(t, execute, map[string]func(*testing.T, executor){
 		"cut/lines":   cutLines,
 		"cut/files":   cutFiles,
 		"cut/values":  cutValues,
@@ -58,7 +58,7 @@ func RunLarge(t *testing.T, execute Execute) {
 	})
 }
 
-func run(t *testing.T, execute Execute, tests map[string]func(*testing.T, Execute)) {
+func runAll(t *testing.T, execute executor, tests map[string]func(*testing.T, executor)) {
 	t.Helper()
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -71,12 +71,12 @@ func run(t *testing.T, execute Execute, tests map[string]func(*testing.T, Execut
 // session is a session whose tools are those of one toolset.
 type session struct {
 	t       *testing.T
-	execute Execute
+	execute executor
 	table   *tools.Table
 	scope   tools.Scope
 }
 
-func newSession(t *testing.T, execute Execute, set string) *session {
+func newSession(t *testing.T, execute executor, set string) *session {
 	t.Helper()
 	id := protocol.NewSessionID()
 	s := &session{t: t, execute: execute, scope: tools.Scope{Session: id, Sandbox: string(id)}}

@@ -1,5 +1,5 @@
 //nolint:thelper // these are tests
-package toolstest
+package worker_test
 
 import (
 	"strings"
@@ -37,7 +37,7 @@ func (s *session) quick(tool string, a args) answer {
 }
 
 // hostileKinds: what is no regular file is refused by its kind, and nothing hangs on it.
-func hostileKinds(t *testing.T, execute Execute) {
+func hostileKinds(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.sh("mkdir d && mkfifo d/fifo && ln -s none d/dangling && ln -s b d/a && ln -s a d/b && ln -s . d/here && ln -s d/fifo tofifo && echo x >d/f")
 	for path, code := range map[string]protocol.Code{
@@ -70,7 +70,7 @@ func hostileKinds(t *testing.T, execute Execute) {
 
 // hostileNames: any name that a file can have is shown so that it breaks no line, and can be
 // used again where it is text.
-func hostileNames(t *testing.T, execute Execute) {
+func hostileNames(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	names := []string{"-rf", "a b", "a\nb", "a\tb", "a\x1b[31mb", "it's", `q"q`, "*", "[x]", "{a,b}", "$HOME", "`id`", "é", "e\u0301", "日本", "\u202eabc", "...", "~", "#x", "a:1:b"}
 	for _, name := range names {
@@ -99,7 +99,7 @@ func hostileNames(t *testing.T, execute Execute) {
 }
 
 // hostileBytes: files that are not plain text are read, found and changed byte by byte.
-func hostileBytes(t *testing.T, execute Execute) {
+func hostileBytes(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.sh(`printf '\357\273\277one\ntwo\n' >bom && printf 'a\rb\rc' >cr && printf 'a\r\nb\nc\r\n' >mixed && printf '\377\376o\0n\0e\0\n\0' >utf16 &&
 		printf 'caf\351 one\n' >latin1 && printf 'one\0two\n' >nul && printf '\n\n\n' >blank && printf 'x\302\205y\342\200\250z\n' >separators && printf 'end\32\n' >sub`)
@@ -127,7 +127,7 @@ func hostileBytes(t *testing.T, execute Execute) {
 }
 
 // hostileSizes: nothing is too large to be answered at once.
-func hostileSizes(t *testing.T, execute Execute) {
+func hostileSizes(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	if s.sh("truncate -s 10G huge 2>/dev/null && echo made || rm -f huge") == "made\n" {
 		for _, calls := range []map[string]args{everyReader("huge"), everyWriter("huge")} {
@@ -153,7 +153,7 @@ func hostileSizes(t *testing.T, execute Execute) {
 }
 
 // hostileCounts: a hundred thousand files in one directory.
-func hostileCounts(t *testing.T, execute Execute) {
+func hostileCounts(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	made := s.call("bash", args{"command": "mkdir many && cd many && seq -w 0 99999 | xargs touch && echo found >50000", "timeout": 300})
 	if strings.Contains(made.text, "limit") || made.status != protocol.StatusOK {
@@ -169,7 +169,7 @@ func hostileCounts(t *testing.T, execute Execute) {
 }
 
 // hostileTimes: files that change while they are read are answered with what they had.
-func hostileTimes(t *testing.T, execute Execute) {
+func hostileTimes(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.ok("write", args{"path": "f", "content": "begin\n"})
 	s.ok("bash", args{"command": "i=0; while [ ! -e over ]; do i=$((i+1)); echo line $i >>f; : >tmp; mv tmp g; rm -f g; mkdir -p d/e; rmdir d/e d; done", "background": true})
@@ -188,7 +188,7 @@ func hostileTimes(t *testing.T, execute Execute) {
 }
 
 // hostilePermissions: what may not be read or written is said so, and left out of searches.
-func hostilePermissions(t *testing.T, execute Execute) {
+func hostilePermissions(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.sh("echo secret x >closed && chmod 0 closed && echo x >fixed && chmod 444 fixed && mkdir dir && echo x >dir/f && chmod 0 dir && echo x >open")
 	if strings.Contains(s.sh("cat closed 2>&1 || true"), "secret") {

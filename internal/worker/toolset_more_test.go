@@ -1,5 +1,5 @@
 //nolint:thelper // these are tests
-package toolstest
+package worker_test
 
 import (
 	"encoding/json"
@@ -15,7 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-func coreJSON(t *testing.T, execute Execute) {
+func coreJSON(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.has("json_write", args{"path": "p.json", "content": json.RawMessage(`{"z":1.50,"list":[1],"a":{}}`)}, "Created p.json (")
 	require.Equal(t, "{\n  \"z\": 1.50,\n  \"list\": [\n    1\n  ],\n  \"a\": {}\n}\n", s.content("p.json"), "keys and numbers stay as they are written") //nolint:testifylint // the layout is meant
@@ -38,7 +38,7 @@ func coreJSON(t *testing.T, execute Execute) {
 	s.is("1", "json_read", args{"path": "long.json", "query": "/list/9999"})
 }
 
-func coreCommands(t *testing.T, execute Execute) {
+func coreCommands(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.is("one\n[exit code 3]", "bash", args{"command": "mkdir -p sub\necho one\nexit 3"})
 	s.is("sub 8080\n", "bash", args{"command": `echo "$(basename "$PWD") $PORT"`, "cwd": "sub", "env": args{"PORT": 8080}})
@@ -49,7 +49,7 @@ func coreCommands(t *testing.T, execute Execute) {
 }
 
 // corePaths: every tool that takes a path refuses one that leads outside, by its text or by a link.
-func corePaths(t *testing.T, execute Execute) {
+func corePaths(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.sh("mkdir d && echo in >d/f && ln -s d/f inner && ln -s d dir && ln -s /etc outer && ln -s ../../../../etc/passwd up")
 	calls := map[string]args{
@@ -88,7 +88,7 @@ func corePaths(t *testing.T, execute Execute) {
 }
 
 // coreLong: what is too long is cut where a character ends, says so, and says how to go on.
-func coreLong(t *testing.T, execute Execute) {
+func coreLong(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	var all strings.Builder
 	for i := range 3000 {
@@ -128,7 +128,7 @@ func coreLong(t *testing.T, execute Execute) {
 }
 
 // coreStep: the calls of one step that change one file all hold, whatever it is called.
-func coreStep(t *testing.T, execute Execute) {
+func coreStep(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.ok("write", args{"path": "f.txt", "content": "one\ntwo\nthree\nfour\n"})
 	for _, got := range s.step("edit",
@@ -151,7 +151,7 @@ func coreStep(t *testing.T, execute Execute) {
 	require.ElementsMatch(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, numbers)
 }
 
-func coreGuards(t *testing.T, execute Execute) {
+func coreGuards(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.sh("echo one two >f")
 	s.scope.Guard = protocol.GuardRead

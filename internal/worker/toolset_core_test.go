@@ -1,5 +1,5 @@
 //nolint:thelper // these are tests
-package toolstest
+package worker_test
 
 import (
 	"crypto/sha256"
@@ -19,7 +19,7 @@ func digest(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func coreFiles(t *testing.T, execute Execute) {
+func coreFiles(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.is(fmt.Sprintf("Created a/b.txt (8 bytes, SHA-256 %s).", digest("one\ntwo\n")), "write", args{"path": "a/b.txt", "content": "one\ntwo\n"})
 	s.is("     1\tone\n     2\ttwo\n[lines 1-2 of 2]", "read", args{"path": "a/b.txt"})
@@ -55,7 +55,7 @@ func coreFiles(t *testing.T, execute Execute) {
 	s.fails(protocol.CodeNotDirectory, "write", args{"path": "empty/x", "content": ""})
 }
 
-func coreEdits(t *testing.T, execute Execute) {
+func coreEdits(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.ok("write", args{"path": "f", "content": "one\ntwo\ntwo\nthree\n"})
 	s.has("edit", args{"path": "f", "old": "one", "new": "1"}, "Edited f: 1 replacement (16 bytes", "-one\n+1\n")
@@ -78,7 +78,7 @@ func coreEdits(t *testing.T, execute Execute) {
 	require.Equal(t, "I\nII\n2\nIII\n", s.content("f"))
 }
 
-func corePatches(t *testing.T, execute Execute) {
+func corePatches(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.ok("write", args{"path": "f", "content": "1\n2\n3\n4\n5\n6"})
 	s.has("edit", args{"path": "f", "patch": "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n 1\n-2\n+two\n 3\n@@ -50,2 +50,2 @@\n 5\n-6\n+six\n"},
@@ -91,7 +91,7 @@ func corePatches(t *testing.T, execute Execute) {
 	require.Equal(t, "1\ntwo\n3\n4\n5\nsix", s.content("f"))
 }
 
-func coreFinding(t *testing.T, execute Execute) {
+func coreFinding(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.CoreName)
 	s.sh(`mkdir -p src/sub node_modules/m .git && printf 'func A() {}\nfunc B() {}\n' >src/a.go && printf 'func C() {}\n' >src/sub/b.go &&
 		printf 'func D() {}\n' >node_modules/m/i.js && printf 'func E() {}\n' >.git/x && printf 'node_modules/\n*.log\n' >.gitignore &&

@@ -1,5 +1,5 @@
 //nolint:thelper // these are tests
-package toolstest
+package worker_test
 
 import (
 	"strings"
@@ -11,7 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-func openRath(t *testing.T, execute Execute) {
+func openRath(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.OpenRathName)
 	s.has("write_workspace_file", args{"path": "a/b.txt", "content": "hello\n"}, "Created a/b.txt")
 	s.is("hello\n", "read_workspace_file", args{"path": "a/b.txt"})
@@ -26,7 +26,7 @@ func openRath(t *testing.T, execute Execute) {
 	s.fails(protocol.CodePathEscape, "read_workspace_file", args{"path": "/etc/passwd"})
 }
 
-func smithers(t *testing.T, execute Execute) {
+func smithers(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.SmithersName)
 	s.has("write", args{"path": "f.txt", "content": "one\ntwo\nthree\n"}, "Created f.txt")
 	s.is("one\ntwo\nthree\n", "read", args{"path": "f.txt"})
@@ -45,7 +45,7 @@ func smithers(t *testing.T, execute Execute) {
 	s.has("bash", args{"cmd": "cat", "args": []string{"big"}}, "characters left out")
 }
 
-func fileTools(t *testing.T, execute Execute) {
+func fileTools(t *testing.T, execute executor) {
 	s := newSession(t, execute, toolset.FilesName)
 	s.has("write_file", args{"path": "src/a.go", "content": "x\nx\n"}, "Created src/a.go")
 	s.is("x\nx\n", "read_file", args{"path": "src/a.go"})
@@ -60,7 +60,7 @@ func fileTools(t *testing.T, execute Execute) {
 }
 
 // sharedWorkspace: toolsets are words for the same things: files, keys and order.
-func sharedWorkspace(t *testing.T, execute Execute) {
+func sharedWorkspace(t *testing.T, execute executor) {
 	core := newSession(t, execute, toolset.CoreName)
 	core.ok("write", args{"path": "f", "content": "core\n"})
 	core.with(toolset.FilesName).ok("edit_file", args{"path": "f", "search": "core", "replace": "files"})
