@@ -19,7 +19,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // callerRole is a coordinator without a model: callers that put their steps one
@@ -86,12 +85,12 @@ func (c *callerRole) remember() error {
 	}
 	defer func() { _ = log.Close() }()
 	for lines := bufio.NewScanner(log); lines.Scan(); {
-		var r history.Record
+		var r Record
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			return fmt.Errorf("record %q: %w", lines.Bytes(), err)
 		}
-		c.put[r.CallID] = c.put[r.CallID] || r.Kind == history.KindPut
-		if r.Kind == history.KindTold && !c.told[r.CallID] {
+		c.put[r.CallID] = c.put[r.CallID] || r.Kind == KindPut
+		if r.Kind == KindTold && !c.told[r.CallID] {
 			c.told[r.CallID] = true
 			c.made.Add(1)
 		}
@@ -165,7 +164,7 @@ func (c *callerRole) dispatch(ctx context.Context, step []*planned, open map[pro
 		}
 		bare := p.Call
 		bare.Payload = nil
-		c.journal.write(&history.Record{Kind: history.KindPut, CallID: p.ID, Call: &bare})
+		c.journal.write(&Record{Kind: KindPut, CallID: p.ID, Call: &bare})
 	}
 	c.putAll(ctx, step)
 	var cancels sync.WaitGroup
@@ -177,7 +176,7 @@ func (c *callerRole) dispatch(ctx context.Context, step []*planned, open map[pro
 	c.follow(ctx, open, news)
 	cancels.Wait()
 	for _, p := range open {
-		c.journal.write(&history.Record{Kind: history.KindGaveUp, CallID: p.ID})
+		c.journal.write(&Record{Kind: KindGaveUp, CallID: p.ID})
 		c.publisher.Finished(&p.Call)
 	}
 }
@@ -192,10 +191,10 @@ func (c *callerRole) putAll(ctx context.Context, step []*planned) {
 		var refused []*planned
 		for i, err := range c.publisher.Put(ctx, outgoing) {
 			if err == nil {
-				c.journal.write(&history.Record{Kind: history.KindAccepted, CallID: step[i].ID})
+				c.journal.write(&Record{Kind: KindAccepted, CallID: step[i].ID})
 				continue
 			}
-			c.journal.write(&history.Record{Kind: history.KindRefused, CallID: step[i].ID, Message: err.Error()})
+			c.journal.write(&Record{Kind: KindRefused, CallID: step[i].ID, Message: err.Error()})
 			step[i].Again = true
 			refused = append(refused, step[i])
 		}
@@ -207,13 +206,13 @@ func (c *callerRole) putAll(ctx context.Context, step []*planned) {
 
 func (c *callerRole) cancelLater(ctx context.Context, p *planned) {
 	pause.For(ctx, p.cancelAfter)
-	c.journal.write(&history.Record{Kind: history.KindCancel, CallID: p.ID})
+	c.journal.write(&Record{Kind: KindCancel, CallID: p.ID})
 	for c.publisher.Cancel(ctx, &p.Call) != nil {
 		if !pause.For(ctx, 100*time.Millisecond) {
 			return
 		}
 	}
-	c.journal.write(&history.Record{Kind: history.KindHeard, CallID: p.ID})
+	c.journal.write(&Record{Kind: KindHeard, CallID: p.ID})
 }
 
 // follow waits for the results, and looks for them now and then.
@@ -238,7 +237,7 @@ func (c *callerRole) follow(ctx context.Context, open map[protocol.CallID]*plann
 
 // done writes a result down, also a second one of the same call.
 func (c *callerRole) done(open map[protocol.CallID]*planned, r *protocol.Result) {
-	record := history.Record{Kind: history.KindTold, CallID: r.CallID, Worker: r.WorkerID, Attempt: r.Attempt, Status: r.Status}
+	record := Record{Kind: KindTold, CallID: r.CallID, Worker: r.WorkerID, Attempt: r.Attempt, Status: r.Status}
 	if r.Error != nil {
 		record.Code = r.Error.Code
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // side lets tests run side by side in the short form; the long one measures.
@@ -32,7 +31,7 @@ func (r *rig) killWorker(i int) {
 	w := r.workers[i]
 	from := now()
 	w.kill()
-	r.fault("kill worker", history.Fault{Worker: w.id, From: from, Until: now(), Killed: true})
+	r.fault("kill worker", Fault{Worker: w.id, From: from, Until: now(), Killed: true})
 	r.workers = append(r.workers[:i], r.workers[i+1:]...)
 	r.startWorker()
 }
@@ -51,7 +50,7 @@ func stopWorker(r *rig) {
 	pause.For(r.t.Context(), r.setup.lease*5/4+time.Duration(r.random.Int64N(int64(r.setup.lease))))
 	until := now()
 	w.thaw()
-	r.fault("stop worker", history.Fault{Worker: w.id, From: from, Still: still, Until: until, Stopped: true})
+	r.fault("stop worker", Fault{Worker: w.id, From: from, Still: still, Until: until, Stopped: true})
 }
 
 func TestChaos_CallersAreKilled(t *testing.T) { //nolint:paralleltest // see side
@@ -93,7 +92,7 @@ func (r *rig) network(name string, m *member, d time.Duration, begin func()) {
 	begin()
 	pause.For(r.t.Context(), d)
 	m.cable.Mend()
-	r.fault(name, history.Fault{Worker: m.id, From: from, Until: now()})
+	r.fault(name, Fault{Worker: m.id, From: from, Until: now()})
 }
 
 // cutOff ends a connection for a moment, or for longer than a lease.

@@ -16,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // Lanes in which 50,000 calls wait (1,000 in the short form) are drained in order while the workers
@@ -65,7 +64,7 @@ type deep struct {
 }
 
 // probe is one call of another lane, from before it was put until its result was told.
-type probe struct{ from, until history.Time }
+type probe struct{ from, until Time }
 
 func newDeep(r *rig) *deep {
 	d := &deep{rig: r}
@@ -102,7 +101,7 @@ func (d *deep) fill(n, depth int) {
 		}
 		for i, err := range d.publisher.Put(d.t.Context(), step) {
 			require.NoError(d.t, err)
-			d.journal.write(&history.Record{Kind: history.KindAccepted, CallID: step[i].Call.ID})
+			d.journal.write(&Record{Kind: KindAccepted, CallID: step[i].Call.ID})
 		}
 	}
 }
@@ -111,7 +110,7 @@ func (d *deep) fill(n, depth int) {
 func (d *deep) put(call *protocol.Call) {
 	bare := *call
 	bare.Payload = nil
-	d.journal.write(&history.Record{Kind: history.KindPut, CallID: call.ID, Call: &bare})
+	d.journal.write(&Record{Kind: KindPut, CallID: call.ID, Call: &bare})
 }
 
 // awaitSettled waits until at least n calls of deep lanes have results.
@@ -180,11 +179,11 @@ func (d *deep) follow(ctx context.Context, call *protocol.Call, done <-chan *pro
 		d.journal.trouble(err.Error())
 		return
 	}
-	d.journal.write(&history.Record{Kind: history.KindAccepted, CallID: call.ID})
+	d.journal.write(&Record{Kind: KindAccepted, CallID: call.ID})
 	select {
 	case r := <-done:
 		until := now()
-		d.journal.write(&history.Record{Kind: history.KindTold, CallID: r.CallID, Worker: r.WorkerID, Attempt: r.Attempt, Status: r.Status})
+		d.journal.write(&Record{Kind: KindTold, CallID: r.CallID, Worker: r.WorkerID, Attempt: r.Attempt, Status: r.Status})
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.probed = append(d.probed, probe{from, until})
@@ -202,7 +201,7 @@ func (d *deep) latencies() (all, undisturbed []time.Duration) {
 	for _, p := range d.probed {
 		took := time.Duration(p.until - p.from)
 		all = append(all, took)
-		if !slices.ContainsFunc(d.faults, func(f history.Fault) bool { return f.From <= p.until && p.from <= f.Until+history.Time(away(d.rig)) }) {
+		if !slices.ContainsFunc(d.faults, func(f Fault) bool { return f.From <= p.until && p.from <= f.Until+Time(away(d.rig)) }) {
 			undisturbed = append(undisturbed, took)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // These are spans in which the machine itself disturbs a worker or the server, and which excuse it
@@ -36,13 +35,13 @@ func openJournal(path string) (*journal, error) {
 }
 
 // write adds a record, with the time if it has none.
-func (j *journal) write(r *history.Record) {
+func (j *journal) write(r *Record) {
 	if r.At == 0 {
 		r.At = now()
 	}
 	j.store(r)
-	if written := now(); j.worker != "" && written-r.At > history.Time(longWrite) {
-		j.store(&history.Record{Kind: history.KindBlocked, At: r.At, Until: written, Worker: j.worker})
+	if written := now(); j.worker != "" && written-r.At > Time(longWrite) {
+		j.store(&Record{Kind: KindBlocked, At: r.At, Until: written, Worker: j.worker})
 	}
 }
 
@@ -50,14 +49,14 @@ func (j *journal) write(r *history.Record) {
 func (j *journal) watch(ctx context.Context) {
 	for last := now(); pause.For(ctx, tickPeriod); {
 		at := now()
-		if at-last > history.Time(longTick) {
-			j.store(&history.Record{Kind: history.KindStall, At: last + history.Time(tickPeriod), Until: at, Worker: j.worker})
+		if at-last > Time(longTick) {
+			j.store(&Record{Kind: KindStall, At: last + Time(tickPeriod), Until: at, Worker: j.worker})
 		}
 		last = at
 	}
 }
 
-func (j *journal) store(r *history.Record) {
+func (j *journal) store(r *Record) {
 	r.Wall = time.Now().UTC()
 	line, err := json.Marshal(r)
 	if err == nil {
@@ -69,14 +68,14 @@ func (j *journal) store(r *history.Record) {
 }
 
 func (j *journal) trouble(what string) {
-	j.write(&history.Record{Kind: history.KindTrouble, Message: what})
+	j.write(&Record{Kind: KindTrouble, Message: what})
 }
 
 // now is the machine's monotonic clock, which all its processes share.
-func now() history.Time {
+func now() Time {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
 		panic(err)
 	}
-	return history.Time(t.Nano())
+	return Time(t.Nano())
 }

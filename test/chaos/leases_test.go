@@ -11,14 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // leases is what is heard of the workers' heartbeats.
 type leases struct {
 	mu   sync.Mutex
-	last map[string]history.Time // when each life was stored or renewed last
-	lost []history.Fault
+	last map[string]Time // when each life was stored or renewed last
+	lost []Fault
 }
 
 // watchLeases notes whose lease ended. A machine that is busy enough brings a renewal or its answer
@@ -26,7 +25,7 @@ type leases struct {
 // not finish, and allows nothing else.
 func (r *rig) watchLeases() {
 	r.t.Helper()
-	r.leases.last = map[string]history.Time{}
+	r.leases.last = map[string]Time{}
 	_, destination := protocol.DefaultFleet.BeatMapping()
 	_, err := r.nc.Subscribe(destination, func(msg *nats.Msg) {
 		beat, err := protocol.DecodeHeartbeat(msg.Data)
@@ -34,12 +33,12 @@ func (r *rig) watchLeases() {
 		if err != nil || timeErr != nil {
 			return
 		}
-		at := history.Time(stored.UnixNano() - int64(r.offset))
+		at := Time(stored.UnixNano() - int64(r.offset))
 		r.leases.mu.Lock()
 		defer r.leases.mu.Unlock()
 		if beat.Expired {
-			from := max(r.leases.last[msg.Subject], at-history.Time(2*r.setup.lease))
-			r.leases.lost = append(r.leases.lost, history.Fault{Worker: beat.WorkerID, From: from, Until: at})
+			from := max(r.leases.last[msg.Subject], at-Time(2*r.setup.lease))
+			r.leases.lost = append(r.leases.lost, Fault{Worker: beat.WorkerID, From: from, Until: at})
 		}
 		r.leases.last[msg.Subject] = at
 	})
@@ -47,11 +46,11 @@ func (r *rig) watchLeases() {
 }
 
 // addLostLeases adds to a history the leases that ended, but for those of workers that were killed.
-func (r *rig) addLostLeases(h *history.History) {
+func (r *rig) addLostLeases(h *History) {
 	r.leases.mu.Lock()
 	defer r.leases.mu.Unlock()
 	for _, lost := range r.leases.lost {
-		if !slices.ContainsFunc(r.faults, func(f history.Fault) bool { return f.Killed && f.Worker == lost.Worker }) {
+		if !slices.ContainsFunc(r.faults, func(f Fault) bool { return f.Killed && f.Worker == lost.Worker }) {
 			h.Faults = append(h.Faults, lost)
 		}
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // idleMargin is how much longer than a lease a lane may stand idle although calls wait in it, of
@@ -55,7 +54,7 @@ func abandonCaller(r *rig) {
 func (r *rig) watchCalls() {
 	r.t.Helper()
 	fleet := protocol.DefaultFleet
-	r.entered = map[protocol.CallID]history.Time{}
+	r.entered = map[protocol.CallID]Time{}
 	consumer, err := r.js.OrderedConsumer(r.t.Context(), fleet.CallsStream(), jetstream.OrderedConsumerConfig{HeadersOnly: true})
 	require.NoError(r.t, err)
 	watching, err := consumer.Consume(func(msg jetstream.Msg) {
@@ -64,7 +63,7 @@ func (r *rig) watchCalls() {
 		if id == "" || err != nil { // marks name no call
 			return
 		}
-		if at := history.Time(meta.Timestamp.UnixNano() - int64(r.offset)); r.entered[id] == 0 || at < r.entered[id] {
+		if at := Time(meta.Timestamp.UnixNano() - int64(r.offset)); r.entered[id] == 0 || at < r.entered[id] {
 			r.entered[id] = at
 		}
 	})
@@ -77,7 +76,7 @@ func (r *rig) watchCalls() {
 }
 
 // addEntered adds to a history what watchCalls saw.
-func (r *rig) addEntered(h *history.History) {
+func (r *rig) addEntered(h *History) {
 	if r.stopWatching == nil {
 		return
 	}

@@ -23,7 +23,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // setup is what a test wants around its fault.
@@ -56,10 +55,10 @@ type rig struct {
 	nc           *nats.Conn
 	js           jetstream.JetStream
 	begun        int // members, for their names
-	faults       []history.Fault
-	orphaned     int                              // lives of callers that nobody goes on with
-	orphans      int                              // what they have put
-	entered      map[protocol.CallID]history.Time // calls seen in the calls stream; see watchCalls
+	faults       []Fault
+	orphaned     int                      // lives of callers that nobody goes on with
+	orphans      int                      // what they have put
+	entered      map[protocol.CallID]Time // calls seen in the calls stream; see watchCalls
 	stopWatching func()
 	leases       leases
 	// remembered is how much the callers had written down when they were started last.

@@ -16,11 +16,10 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // run injects faults while calls are made, and holds what happened against the laws.
-func run(t *testing.T, s setup, faults ...func(*rig)) *history.Report {
+func run(t *testing.T, s setup, faults ...func(*rig)) *Report {
 	t.Helper()
 	begin := time.Now()
 	r := newRig(t, s)
@@ -47,7 +46,7 @@ func run(t *testing.T, s setup, faults ...func(*rig)) *history.Report {
 }
 
 // conclude waits until nothing is left, ends the workers, and holds what happened against the laws.
-func (r *rig) conclude(begin time.Time) *history.Report {
+func (r *rig) conclude(begin time.Time) *Report {
 	t := r.t
 	t.Helper()
 	r.requireQuiet()
@@ -55,7 +54,7 @@ func (r *rig) conclude(begin time.Time) *history.Report {
 		w.stop()
 	}
 	h := r.history()
-	report := history.Check(h)
+	report := checkHistory(h)
 	for _, f := range h.Faults[len(r.faults):] {
 		switch {
 		case f.Blocked:
@@ -82,7 +81,7 @@ func (r *rig) conclude(begin time.Time) *history.Report {
 }
 
 // fault books something that was done to a worker, or to everybody.
-func (r *rig) fault(name string, f history.Fault) {
+func (r *rig) fault(name string, f Fault) {
 	r.faults = append(r.faults, f)
 	r.counts[name]++
 }
@@ -92,12 +91,12 @@ func (r *rig) fault(name string, f history.Fault) {
 const heed = 2 * time.Second
 
 // history puts together what everybody wrote down, and what is stored.
-func (r *rig) history() *history.History {
+func (r *rig) history() *History {
 	r.t.Helper()
-	h := history.New()
+	h := newHistory()
 	h.Lease, h.Grace, h.Heed, h.Faults = r.setup.lease, r.setup.lease/2, heed, r.faults
 	drift := offset() - r.offset
-	h.ClockError = history.Time(10*time.Millisecond + drift.Abs())
+	h.ClockError = Time(10*time.Millisecond + drift.Abs())
 	for _, path := range r.logs {
 		log, err := os.Open(path)
 		if os.IsNotExist(err) {
@@ -114,7 +113,7 @@ func (r *rig) history() *history.History {
 }
 
 // stored reads the results stream.
-func (r *rig) stored() []history.Stored {
+func (r *rig) stored() []Stored {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
@@ -122,7 +121,7 @@ func (r *rig) stored() []history.Stored {
 	require.NoError(r.t, err)
 	state := stream.CachedInfo().State
 	require.Equal(r.t, state.LastSeq, state.Msgs, "a result was replaced or removed")
-	out := make([]history.Stored, 0, state.Msgs)
+	out := make([]Stored, 0, state.Msgs)
 	for seq := uint64(1); seq <= state.LastSeq; seq++ { // the leader is asked: a consumer may be served by another
 		msg, err := stream.GetMsg(ctx, seq)
 		for err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && pause.For(ctx, 50*time.Millisecond) { // no leader just now
@@ -134,9 +133,9 @@ func (r *rig) stored() []history.Stored {
 		}
 		result, err := protocol.DecodeResult(msg.Data)
 		require.NoError(r.t, err)
-		stored := history.Stored{
-			CallID: result.CallID, At: history.Time(msg.Time.UnixNano() - int64(r.offset)),
-			Result: history.Result{Status: result.Status, Worker: result.WorkerID, Attempt: result.Attempt},
+		stored := Stored{
+			CallID: result.CallID, At: Time(msg.Time.UnixNano() - int64(r.offset)),
+			Result: Result{Status: result.Status, Worker: result.WorkerID, Attempt: result.Attempt},
 		}
 		if result.Error != nil {
 			stored.Code = result.Error.Code

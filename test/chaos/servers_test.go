@@ -17,7 +17,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // serverLease outlives a server that fails: renewals wait for the next one.
@@ -39,7 +38,7 @@ func restartServer(r *rig) {
 	r.servers[i].stop()
 	r.startServer(i)
 	r.awaitLeaders()
-	r.fault("restart server", history.Fault{From: from, Until: now()})
+	r.fault("restart server", Fault{From: from, Until: now()})
 }
 
 // killServer is kill -9 of a server; it starts again with its data.
@@ -49,7 +48,7 @@ func killServer(r *rig) {
 	r.servers[i].kill()
 	r.startServer(i)
 	r.awaitLeaders()
-	r.fault("kill server", history.Fault{From: from, Until: now()})
+	r.fault("kill server", Fault{From: from, Until: now()})
 }
 
 func TestChaos_ClusterLeadersChange(t *testing.T) { //nolint:paralleltest // see side
@@ -83,7 +82,7 @@ func partServer(r *rig) {
 	pause.For(r.t.Context(), time.Duration(r.random.Int64N(int64(20*time.Second))))
 	cut((*natsiotest.Cable).Mend)
 	r.awaitLeaders()
-	r.fault("part server", history.Fault{From: from, Until: now()})
+	r.fault("part server", Fault{From: from, Until: now()})
 }
 
 // stopServer is SIGSTOP of a server, and SIGCONT a while later.
@@ -94,7 +93,7 @@ func stopServer(r *rig) {
 	pause.For(r.t.Context(), time.Duration(r.random.Int64N(int64(8*time.Second))))
 	s.thaw()
 	r.awaitLeaders()
-	r.fault("stop server", history.Fault{From: from, Until: now()})
+	r.fault("stop server", Fault{From: from, Until: now()})
 }
 
 // wipeServer is kill -9 of a server and the loss of its disk. What only it and one of the others
@@ -110,7 +109,7 @@ func wipeServer(r *rig) {
 	require.NoError(r.t, os.RemoveAll(r.servers[i].role.Data))
 	r.startServer(i)
 	r.awaitReplicas()
-	r.fault("wipe server", history.Fault{From: from, Until: now()})
+	r.fault("wipe server", Fault{From: from, Until: now()})
 }
 
 // stepDown has the leader of a stream or of the pool's consumer give up its place.
@@ -133,7 +132,7 @@ func stepDown(r *rig) {
 	}
 	require.NoError(r.t, json.Unmarshal(answer.Data, &done))
 	if done.Success {
-		r.fault("step down", history.Fault{From: from, Until: now()})
+		r.fault("step down", Fault{From: from, Until: now()})
 	}
 }
 

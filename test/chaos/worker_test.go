@@ -16,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
 // workerRole is a worker whose executions do nothing but write down that they happened.
@@ -63,8 +62,8 @@ func (w *workerRole) run(ctx context.Context) error {
 
 // Execute implements [lane.Executor].
 func (w *workerRole) Execute(ctx context.Context, run *lane.Run) protocol.Result {
-	record := history.Record{
-		Kind: history.KindStart, At: now(),
+	record := Record{
+		Kind: KindStart, At: now(),
 		CallID: run.Call.ID, Worker: w.Worker, Sequence: run.Sequence, Attempt: run.Attempt,
 	}
 	w.journal.write(&record)
@@ -75,9 +74,9 @@ func (w *workerRole) Execute(ctx context.Context, run *lane.Run) protocol.Result
 	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
 		result = protocol.NewResult(run.Call, status, fault)
 	}
-	record.Kind, record.At, record.Status = history.KindEnd, now(), result.Status
+	record.Kind, record.At, record.Status = KindEnd, now(), result.Status
 	if cause := context.Cause(ctx); errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
-		record.Status = history.StatusLost
+		record.Status = StatusLost
 	}
 	w.journal.write(&record)
 	return result

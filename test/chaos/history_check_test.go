@@ -1,4 +1,4 @@
-package history
+package chaos
 
 import (
 	"fmt"
@@ -61,8 +61,8 @@ func (c *check) fault(law Law, id protocol.CallID, format string, args ...any) {
 	c.report.Violations = append(c.report.Violations, Violation{law, id, fmt.Sprintf(format, args...)})
 }
 
-// Check holds a history against the laws. It does not change it.
-func Check(h *History) *Report {
+// checkHistory holds a history against the laws. It does not change it.
+func checkHistory(h *History) *Report {
 	c := &check{history: h, report: &Report{
 		Calls: len(h.Calls), Executions: len(h.Executions), Statuses: map[protocol.Status]int{},
 	}}

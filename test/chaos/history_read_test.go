@@ -1,4 +1,4 @@
-package history
+package chaos
 
 import (
 	"bufio"
@@ -10,8 +10,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// New returns an empty history.
-func New() *History { return &History{Calls: map[protocol.CallID]*Call{}} }
+// newHistory returns an empty history.
+func newHistory() *History { return &History{Calls: map[protocol.CallID]*Call{}} }
 
 // Read adds the records of one process. A last line that was cut short, because
 // the process was killed, is ignored.

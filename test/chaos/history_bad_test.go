@@ -1,4 +1,4 @@
-package history_test
+package chaos
 
 import (
 	"fmt"
@@ -10,86 +10,85 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/test/chaos/history"
 )
 
-const ms = history.Time(time.Millisecond)
+const ms = Time(time.Millisecond)
 
 // story is a history that a test tells in a few words.
-type story struct{ *history.History }
+type story struct{ *History }
 
 func tell() story {
-	h := history.New()
+	h := newHistory()
 	h.Lease, h.Grace, h.Heed, h.ClockError = time.Second, 200*time.Millisecond, time.Second, ms
 	return story{h}
 }
 
-func call(id, key string, access protocol.Access) *history.Call {
-	return &history.Call{Accepted: true, Call: protocol.Call{
+func call(id, key string, access protocol.Access) *Call {
+	return &Call{Accepted: true, Call: protocol.Call{
 		ID: protocol.CallID(id), Delivery: protocol.Idempotent,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: access}},
 	}}
 }
 
 // put adds an accepted call on the whole lane.
-func (s story) put(id string) *history.Call {
+func (s story) put(id string) *Call {
 	c := call(id, "l/1", protocol.Exclusive)
 	s.Calls[c.ID] = c
 	return c
 }
 
 // ran adds an execution from one millisecond to another; to 0 is without an end.
-func (s story) ran(id, worker string, seq uint64, attempt int, from, to history.Time, status protocol.Status) {
+func (s story) ran(id, worker string, seq uint64, attempt int, from, to Time, status protocol.Status) {
 	end := to * ms
 	if to == 0 {
-		end = history.Never
+		end = Never
 	}
-	s.Executions = append(s.Executions, history.Execution{
+	s.Executions = append(s.Executions, Execution{
 		CallID: protocol.CallID(id), Worker: protocol.WorkerID(worker), Sequence: seq, Attempt: attempt,
 		Start: from * ms, End: end, Status: status,
 	})
 }
 
 // stored adds a result, and that the caller was told.
-func (s story) stored(id, worker string, attempt int, at history.Time, status protocol.Status, code protocol.Code) {
-	r := history.Result{Status: status, Code: code, Worker: protocol.WorkerID(worker), Attempt: attempt}
-	s.Stored = append(s.Stored, history.Stored{CallID: protocol.CallID(id), At: at * ms, Result: r})
+func (s story) stored(id, worker string, attempt int, at Time, status protocol.Status, code protocol.Code) {
+	r := Result{Status: status, Code: code, Worker: protocol.WorkerID(worker), Attempt: attempt}
+	s.Stored = append(s.Stored, Stored{CallID: protocol.CallID(id), At: at * ms, Result: r})
 	if c := s.Calls[protocol.CallID(id)]; c != nil {
-		c.Told = append(c.Told, history.Told{At: (at + 1) * ms, Result: r})
+		c.Told = append(c.Told, Told{At: (at + 1) * ms, Result: r})
 	}
 }
 
 // ok adds a call on the whole lane that ran and ended well.
-func (s story) ok(id, worker string, seq uint64, from, to history.Time) {
+func (s story) ok(id, worker string, seq uint64, from, to Time) {
 	s.put(id)
 	s.ran(id, worker, seq, 1, from, to, protocol.StatusOK)
 	s.stored(id, worker, 1, to+1, protocol.StatusOK, "")
 }
 
-func (s story) killed(worker string, at history.Time) {
-	s.Faults = append(s.Faults, history.Fault{Worker: protocol.WorkerID(worker), From: (at - 1) * ms, Until: at * ms, Killed: true})
+func (s story) killed(worker string, at Time) {
+	s.Faults = append(s.Faults, Fault{Worker: protocol.WorkerID(worker), From: (at - 1) * ms, Until: at * ms, Killed: true})
 }
 
-func (s story) stopped(worker string, still, until history.Time) {
-	s.Faults = append(s.Faults, history.Fault{
+func (s story) stopped(worker string, still, until Time) {
+	s.Faults = append(s.Faults, Fault{
 		Worker: protocol.WorkerID(worker), From: (still - 1) * ms, Still: still * ms, Until: until * ms, Stopped: true,
 	})
 }
 
 // stalled adds that the machine kept a worker from running, or the server when it is "".
-func (s story) stalled(worker string, from, until history.Time) {
-	s.Faults = append(s.Faults, history.Fault{Worker: protocol.WorkerID(worker), From: from * ms, Still: from * ms, Until: until * ms, Stalled: true})
+func (s story) stalled(worker string, from, until Time) {
+	s.Faults = append(s.Faults, Fault{Worker: protocol.WorkerID(worker), From: from * ms, Still: from * ms, Until: until * ms, Stalled: true})
 }
 
 // blocked adds a record that a worker could not write for a while.
-func (s story) blocked(worker string, from, until history.Time) {
-	s.Faults = append(s.Faults, history.Fault{Worker: protocol.WorkerID(worker), From: from * ms, Until: until * ms, Blocked: true})
+func (s story) blocked(worker string, from, until Time) {
+	s.Faults = append(s.Faults, Fault{Worker: protocol.WorkerID(worker), From: from * ms, Until: until * ms, Blocked: true})
 }
 
 func TestCheck_TellsHowLongALaneStoodIdle(t *testing.T) {
 	t.Parallel()
 	s := tell()
-	entered := func(id string, at history.Time) { s.Calls[protocol.CallID(id)].Entered = at * ms }
+	entered := func(id string, at Time) { s.Calls[protocol.CallID(id)].Entered = at * ms }
 	s.ok("a", "w1", 1, 1010, 1100) // its result: 1101
 	entered("a", 1000)
 	s.ok("b", "w1", 2, 1300, 1400)
@@ -99,7 +98,7 @@ func TestCheck_TellsHowLongALaneStoodIdle(t *testing.T) {
 	s.ok("d", "w1", 4, 9000, 9001)
 	entered("d", 8999) // before that nothing waited
 	s.ok("e", "w1", 5, 20000, 20001)
-	report := history.Check(s.History)
+	report := checkHistory(s.History)
 	require.Equal(t, 199*time.Millisecond, report.Idle)
 	require.Equal(t, protocol.Lane("l/1"), report.IdleLane)
 }
@@ -153,14 +152,14 @@ func TestCheck_LawfulHistories(t *testing.T) {
 		},
 		"another call starts while the worker stands still": func(s story) {
 			s.put("a").Delivery = protocol.AtMostOnce
-			s.ran("a", "w1", 1, 1, 0, 2100, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 2100, StatusLost)
 			s.stopped("w1", 5, 2000)
 			s.stored("a", "w2", 1, 1100, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 			s.ok("b", "w2", 2, 1200, 1300)
 		},
 		"lost before it could write down that it starts": func(s story) {
 			s.put("a")
-			s.ran("a", "w1", 1, 1, 0, 2010, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 2010, StatusLost)
 			s.blocked("w1", 0, 2000)
 			s.ran("a", "w2", 1, 2, 1100, 1110, protocol.StatusOK)
 			s.stored("a", "w2", 2, 1111, protocol.StatusOK, "")
@@ -190,7 +189,7 @@ func TestCheck_LawfulHistories(t *testing.T) {
 			t.Parallel()
 			s := tell()
 			what(s)
-			require.Empty(t, history.Check(s.History).Violations)
+			require.Empty(t, checkHistory(s.History).Violations)
 		})
 	}
 }
@@ -207,7 +206,7 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 		}, "L1 exclusive: call b: started by w2"},
 		"overlap with one that went on when it could write": {func(s story) {
 			s.put("a")
-			s.ran("a", "w1", 1, 1, 0, 2500, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 2500, StatusLost)
 			s.blocked("w1", 0, 2000)
 			s.ran("a", "w2", 1, 2, 1100, 1110, protocol.StatusOK)
 			s.stored("a", "w2", 2, 1111, protocol.StatusOK, "")
@@ -257,11 +256,11 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.stopped("w1", 5, 2000)
 			s.ok("b", "w2", 2, 1900, 2300)
 			s.put("c").Accepted = false
-			s.ran("c", "w1", 3, 1, 2001, 2010, history.StatusLost)
+			s.ran("c", "w1", 3, 1, 2001, 2010, StatusLost)
 		}, "L1 exclusive: call c"},
 		"attempts of one shared call overlap": {func(s story) {
 			s.put("a").Resources[0].Access = protocol.Shared
-			s.ran("a", "w1", 1, 1, 0, 10, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 10, StatusLost)
 			s.ran("a", "w2", 1, 2, 9, 20, protocol.StatusOK)
 			s.stored("a", "w2", 2, 21, protocol.StatusOK, "")
 		}, "L1 exclusive: call a: attempt 2 started"},
@@ -397,13 +396,13 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 		}, "was not lost"},
 		"the same attempt twice": {func(s story) {
 			s.put("a")
-			s.ran("a", "w1", 1, 1, 0, 10, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 10, StatusLost)
 			s.ran("a", "w2", 1, 1, 1000, 1010, protocol.StatusOK)
 			s.stored("a", "w2", 1, 1011, protocol.StatusOK, "")
 		}, "L6 crash: call a: attempt 1 by w2 came after attempt 1 by w1"},
 		"too many attempts": {func(s story) {
 			s.put("a").MaxAttempts = 1
-			s.ran("a", "w1", 1, 1, 0, 10, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 10, StatusLost)
 			s.ran("a", "w2", 1, 2, 1000, 1010, protocol.StatusOK)
 			s.stored("a", "w2", 2, 1011, protocol.StatusOK, "")
 		}, "L6 crash: call a: started 2 times of 1"},
@@ -421,12 +420,12 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 		}, "cancel: call a: attempt 1 started by w1 1s after it was cancelled"},
 		"a zombie goes on": {func(s story) {
 			s.put("a").Accepted = false
-			s.ran("a", "w1", 1, 1, 0, 2201, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 2201, StatusLost)
 			s.stopped("w1", 5, 2000)
 		}, "L7 zombie: call a: attempt 1 by w1 went on for 201ms"},
 		"a zombie goes on after the machine kept it from waking": {func(s story) {
 			s.put("a").Accepted = false
-			s.ran("a", "w1", 1, 1, 0, 3201, history.StatusLost)
+			s.ran("a", "w1", 1, 1, 0, 3201, StatusLost)
 			s.stopped("w1", 5, 2000)
 			s.stalled("w1", 6, 2400)
 			s.stalled("w1", 2500, 3000)
@@ -452,7 +451,7 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s := tell()
 			test.tell(s)
 			var found []string
-			for _, v := range history.Check(s.History).Violations {
+			for _, v := range checkHistory(s.History).Violations {
 				found = append(found, v.String())
 			}
 			require.Contains(t, strings.Join(found, "\n"), test.want)
@@ -469,8 +468,8 @@ func TestCheck_AgreesWithComparingAll(t *testing.T) {
 	for range 5000 {
 		s := tell()
 		for i := range 2 + r.IntN(4) {
-			id, from := fmt.Sprint(i), history.Time(r.IntN(60))
-			s.ok(id, "w1", uint64(1+r.IntN(20)), from, from+history.Time(1+r.IntN(10)))
+			id, from := fmt.Sprint(i), Time(r.IntN(60))
+			s.ok(id, "w1", uint64(1+r.IntN(20)), from, from+Time(1+r.IntN(10)))
 			c := s.Calls[protocol.CallID(id)]
 			c.Resources[0] = protocol.Use{Key: keys[r.IntN(len(keys))], Access: []protocol.Access{protocol.Shared, protocol.Exclusive}[r.IntN(2)]}
 		}
@@ -489,7 +488,7 @@ func TestCheck_AgreesWithComparingAll(t *testing.T) {
 				}
 			}
 		}
-		found := len(history.Check(s.History).Violations) > 0
+		found := len(checkHistory(s.History).Violations) > 0
 		require.Equal(t, want, found, "%+v", s.Executions)
 		if want {
 			broken++
@@ -501,7 +500,7 @@ func TestCheck_AgreesWithComparingAll(t *testing.T) {
 
 func TestRead_RecordsOfProcesses(t *testing.T) {
 	t.Parallel()
-	h := history.New()
+	h := newHistory()
 	require.NoError(t, h.Read(strings.NewReader(`{"kind":"put","at":5,"call_id":"a","call":{"id":"a","resources":[{"key":"l/1","access":"exclusive"}]}}
 {"kind":"accepted","at":6,"call_id":"a"}
 {"kind":"cancel","at":7,"call_id":"a"}
@@ -519,18 +518,18 @@ func TestRead_RecordsOfProcesses(t *testing.T) {
 {"kind":"end","at":40,"call_id":"a","worker":"w1","attempt":2,"status":"ok"}
 {"kind":"end","at":50,"ca`)))
 	c := h.Calls["a"]
-	require.Equal(t, history.Time(5), c.FirstPut)
+	require.Equal(t, Time(5), c.FirstPut)
 	require.Equal(t, protocol.Lane("l/1"), c.Lane())
 	require.True(t, c.Accepted && c.Cancelled && c.GaveUp)
-	require.Equal(t, history.Time(8), c.Heard)
-	require.Equal(t, []history.Told{{At: 10, Result: history.Result{Status: "ok", Worker: "w1", Attempt: 2}}}, c.Told)
+	require.Equal(t, Time(8), c.Heard)
+	require.Equal(t, []Told{{At: 10, Result: Result{Status: "ok", Worker: "w1", Attempt: 2}}}, c.Told)
 	require.Equal(t, []string{"help"}, h.Troubles)
-	require.Equal(t, []history.Fault{
+	require.Equal(t, []Fault{
 		{Worker: "w1", From: 60, Until: 70, Stalled: true, Still: 60},
 		{Worker: "w1", From: 80, Until: 90, Still: 80, Blocked: true},
 	}, h.Faults)
-	require.Equal(t, []history.Execution{
-		{CallID: "a", Worker: "w1", Sequence: 7, Attempt: 1, Start: 20, End: history.Never},
+	require.Equal(t, []Execution{
+		{CallID: "a", Worker: "w1", Sequence: 7, Attempt: 1, Start: 20, End: Never},
 		{CallID: "a", Worker: "w1", Sequence: 7, Attempt: 2, Start: 30, End: 40, Status: "ok"},
 	}, h.Executions)
 	for _, bad := range []string{"garbage\n", `{"kind":"end","call_id":"a","attempt":9}` + "\n", `{"kind":"told","call_id":"b"}` + "\n", `{"kind":"x","call_id":"a"}` + "\n"} {
