@@ -75,7 +75,7 @@ chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=
 
 .PHONY: blackbox
 blackbox: build ## Hold the laws against the binaries by a program that knows only the wire (CALLS=n, SEED=n)
-	go run ./test/blackbox -bin=bin -calls=$(CALLS) -seed=$(SEED)
+	go test ./test/blackbox -run TestRun_LawsHold -count=1 -timeout=6h -v -args -bin=$(CURDIR)/bin -calls=$(CALLS) -seed=$(SEED)
 
 .PHONY: simulate
 simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one, FAULT=kill, stop or delivery is that alone)
@@ -87,7 +87,7 @@ escape: ## Try to get out of every sandbox driver, and say how each probe went (
 
 .PHONY: vm
 vm: program ## Run sandbox tests in virtual machines with what this one may lack: cgroup v2, no Landlock (needs qemu and apt)
-	go run ./test/vm $(VM)
+	go test ./test/vm -run TestMachines -count=1 -timeout=6h -v -args -vm $(VM)
 
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml (the first time builds them)

@@ -1,4 +1,4 @@
-// Command vm runs the tests of sandboxes in virtual machines whose kernels have what the
+// Package vm runs the tests of sandboxes in virtual machines whose kernels have what the
 // machine at hand may lack, or lack what it has: limits by cgroups, no Landlock, no user
 // namespaces.
 //
@@ -11,4 +11,4 @@
 //
 // It needs qemu-system-x86_64 and, unless a kernel is given, apt on amd64. It changes nothing
 // on the machine but the folder that it works in. Without KVM the machine is emulated.
-package main
+package vm

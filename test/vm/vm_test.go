@@ -1,4 +1,4 @@
-package main
+package vm
 
 import (
 	"context"
@@ -9,24 +9,41 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 	"text/tabwriter"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/test/vm/plan"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "vm:", err)
-		os.Exit(1)
+// given is what `make vm VM="-machine=plain -v"` says.
+var given = struct { //nolint:gochecknoglobals // flags
+	vm, emulate, verbose      *bool
+	dir, kernel, machine, run *string
+}{
+	vm:      flag.Bool("vm", false, "run the machines"),
+	dir:     flag.String("dir", "", "folder to work in, kept for the next time (default: toolfleet-vm in the cache folder of the user)"),
+	kernel:  flag.String("kernel", "", "kernel to boot (default: that of Debian "+suite+", fetched once)"),
+	machine: flag.String("machine", "", "only the machine of this name"),
+	run:     flag.String("run", "", "only the steps whose name contains this"),
+	emulate: flag.Bool("emulate", false, "do not use KVM"),
+	verbose: flag.Bool("v", false, "show the consoles"),
+}
+
+func TestMachines(t *testing.T) {
+	t.Parallel()
+	if !*given.vm {
+		t.Skip("NOT TESTED: virtual machines are of `make vm`")
 	}
+	o := options{
+		dir: *given.dir, kernel: *given.kernel, machine: *given.machine, run: *given.run, emulate: *given.emulate, verbose: *given.verbose,
+	}
+	require.NoError(t, run(t.Context(), o, t.Output()))
 }
 
 // options are the command line.
@@ -36,18 +53,7 @@ type options struct {
 	given                     bool // the kernel, not fetched
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
-	var o options
-	flags := flag.NewFlagSet("vm", flag.ContinueOnError)
-	flags.StringVar(&o.dir, "dir", "", "folder to work in, kept for the next time (default: toolfleet-vm in the cache folder of the user)")
-	flags.StringVar(&o.kernel, "kernel", "", "kernel to boot (default: that of Debian "+suite+", fetched once)")
-	flags.StringVar(&o.machine, "machine", "", "only the machine of this name")
-	flags.StringVar(&o.run, "run", "", "only the steps whose name contains this")
-	flags.BoolVar(&o.emulate, "emulate", false, "do not use KVM")
-	flags.BoolVar(&o.verbose, "v", false, "show the consoles")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
+func run(ctx context.Context, o options, out io.Writer) error {
 	if err := o.prepare(ctx); err != nil {
 		return err
 	}
