@@ -26,8 +26,6 @@ import (
 type benchCommand struct {
 	cli.Login
 
-	Engine     string        `default:"lanes" enum:"lanes,partitions,consumers" help:"What keeps the order: lanes, a fixed number of partitions, or a consumer for each lane."`
-	Partitions int           `default:"64" help:"How many partitions --engine partitions has."`
 	Lanes      int           `default:"64" help:"How many lanes the callers use."`
 	Callers    int           `default:"256" help:"How many callers there are; each has one call under way."`
 	Calls      int           `default:"100000" help:"How many calls are made in all."`
@@ -55,7 +53,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		return cli.Usagef("--fleet: %v", err)
 	}
 	o := bench.Options{
-		Fleet: fleet, Engine: bench.Engine(c.Engine), Partitions: c.Partitions, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Work: c.Work, SlowLane: c.SlowLane,
+		Fleet: fleet, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Work: c.Work, SlowLane: c.SlowLane,
 		Workers: c.Workers, Slots: c.Slots, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
 		Logger: p.common.Logger(p.Program),
 	}
@@ -147,13 +145,13 @@ func (c *benchCommand) print(p program, r *bench.Report) error {
 	if c.JSON {
 		return json.NewEncoder(p.Stdout).Encode(r)
 	}
-	_, err := fmt.Fprintf(p.Stdout, `%s: %d calls on %d lanes by %d callers, %d worker(s) with %d slots, %s work, %d CPUs
+	_, err := fmt.Fprintf(p.Stdout, `%d calls on %d lanes by %d callers, %d worker(s) with %d slots, %s work, %d CPUs
 calls/s    %10.0f   (%.0f us CPU of this process and %.1f messages a call)
 latency    %10.0f us p50   %.0f us p99   %.0f us max
 baseline   %10.0f JetStream publishes/s (64 publishers)   ratio %.3f
            %10.0f requests/s, core NATS                   ratio %.3f
 errors     %10d   order or exclusivity violations %d
-`, r.Engine, r.Calls, r.Lanes, r.Callers, r.Workers, r.Slots, c.Work, runtime.NumCPU(),
+`, r.Calls, r.Lanes, r.Callers, r.Workers, r.Slots, c.Work, runtime.NumCPU(),
 		r.CallsPerS, r.CPUUS, r.Messages, r.P50US, r.P99US, r.MaxUS,
 		r.Baseline.PublishPerS, r.RatioToPub, r.Baseline.RequestReplyPerS, r.RatioToReq, r.Errors, r.Violations)
 	if err != nil || r.Exec == nil {

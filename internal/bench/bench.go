@@ -26,10 +26,6 @@ import (
 // Options of a measurement; see [Options.Validate] for the bounds.
 type Options struct {
 	Fleet protocol.Fleet
-	// Engine keeps the calls in order; empty means [Lanes].
-	Engine Engine
-	// Partitions is how many [Partitions] has; 0 means 64.
-	Partitions int
 	// Replicas of the streams, when they do not exist yet; 0 means 1.
 	Replicas int
 	// Lanes is how many lanes the callers use, in turn.
@@ -76,15 +72,11 @@ func (o *Options) Validate() error {
 	bound("workers", o.Workers, 1, 1000)
 	bound("slots", o.Slots, 1, 100_000)
 	bound("payload", o.Payload, 0, 4<<20)
-	bound("partitions", o.Partitions, 0, 10_000)
-	if !o.Engine.known() {
-		faults = append(faults, fmt.Errorf("--engine %q: must be lanes, partitions or consumers", o.Engine))
-	}
 	notNegative("work", o.Work)
 	notNegative("slow-lane", o.SlowLane)
 	notNegative("linger", o.Linger)
 	notNegative("baseline", o.Baseline)
-	if err := o.Exec.validate(o.Engine, o.Work, o.SlowLane, o.Payload); err != nil {
+	if err := o.Exec.validate(o.Work, o.SlowLane, o.Payload); err != nil {
 		faults = append(faults, err)
 	}
 	return errors.Join(faults...)
@@ -92,7 +84,6 @@ func (o *Options) Validate() error {
 
 // Report is what was measured. Its JSON form is a contract.
 type Report struct {
-	Engine      Engine   `json:"engine"`
 	Calls       int      `json:"calls"`
 	Seconds     float64  `json:"seconds"`
 	CallsPerS   float64  `json:"calls_per_s"`
@@ -138,7 +129,10 @@ func Embedded(ctx context.Context, dir string, listen, syncAlways bool, logger *
 }
 
 // Run measures.
-func Run(ctx context.Context, o Options) (*Report, error) {
+func Run(ctx context.Context, o Options) (*Report, error) { return run(ctx, o, startLanes) }
+
+// run measures an engine.
+func run(ctx context.Context, o Options, start startFunc) (*Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -155,7 +149,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	report := &Report{
-		Engine: o.Engine.orLanes(), Calls: o.Calls, Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
+		Calls: o.Calls, Lanes: o.Lanes, Callers: o.Callers, Workers: o.Workers, Slots: o.Slots,
 		WorkUS: o.Work.Microseconds(), PayloadSize: o.Payload,
 	}
 	if o.Baseline > 0 {
@@ -164,7 +158,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 	}
 	witness := newWitness(o.Work, o.SlowLane)
-	e, err := startEngine(ctx, nc, o, witness)
+	e, err := start(ctx, nc, o, witness)
 	if err != nil {
 		return nil, err
 	}

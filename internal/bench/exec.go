@@ -39,12 +39,9 @@ type ExecBaseline struct {
 }
 
 // validate refuses what cannot be combined.
-func (e *Exec) validate(engine Engine, work, slowLane time.Duration, payload int) error {
+func (e *Exec) validate(work, slowLane time.Duration, payload int) error {
 	if e.Command == "" {
 		return nil
-	}
-	if engine.orLanes() != Lanes {
-		return fmt.Errorf("--engine %s: only lanes run the commands of --exec", engine)
 	}
 	if work != 0 || slowLane != 0 || payload != 0 {
 		return errors.New("--work, --slow-lane and --payload: are of calls that do nothing, not of the commands of --exec")

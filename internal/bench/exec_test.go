@@ -45,14 +45,11 @@ func TestRun_CommandsRunInTheSandboxesOfTheirLanes(t *testing.T) {
 	require.Equal(t, o.Lanes+o.Calls, lines, "each lane's first call, and those that were measured")
 }
 
-func TestRun_CommandsAreOfLanesOnly(t *testing.T) {
+func TestRun_CommandsDoNotTakeWorkAndPayload(t *testing.T) {
 	t.Parallel()
 	o := options(t)
-	o.Exec.Command, o.Engine, o.Payload = "true", Partitions, 0
+	o.Exec.Command, o.Work, o.Payload = "true", time.Second, 0
 	_, err := Run(t.Context(), o)
-	require.ErrorContains(t, err, "--engine partitions: only lanes run the commands of --exec")
-	o.Engine, o.Work = Lanes, time.Second
-	_, err = Run(t.Context(), o)
 	require.ErrorContains(t, err, "--work, --slow-lane and --payload")
 }
 

@@ -13,37 +13,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Engine names a way to have the calls of a resource run in order, one by one.
-type Engine string
-
-const (
-	// Lanes is the fleet's own, and the default.
-	Lanes Engine = "lanes"
-	// Partitions puts each resource into one of a fixed number of partitions. Each is a
-	// consumer that has one message in flight.
-	Partitions Engine = "partitions"
-	// Consumers makes a consumer for each resource when it is first used, with one message in
-	// flight.
-	Consumers Engine = "consumers"
-)
-
-func (e Engine) orLanes() Engine {
-	if e == "" {
-		return Lanes
-	}
-	return e
-}
-
-func (e Engine) known() bool {
-	switch e.orLanes() {
-	case Lanes, Partitions, Consumers:
-		return true
-	default:
-		return false
-	}
-}
-
-// engine makes calls and has workers execute them. It is safe for concurrent use.
+// engine is a way to have the calls of a resource run in order, one by one: it makes calls and has
+// workers execute them. The tests have others than lanes, to compare them. It is safe for concurrent
+// use.
 type engine interface {
 	// call makes one call and waits for its result; it reports whether that is a good one.
 	call(ctx context.Context, call *protocol.Call) bool
@@ -53,18 +25,8 @@ type engine interface {
 	stop(ctx context.Context)
 }
 
-// startEngine starts the engine that the options name, with its workers; the witness is their only
-// tool.
-func startEngine(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engine, error) {
-	switch o.Engine.orLanes() {
-	case Partitions:
-		return startPartitions(ctx, nc, o, w)
-	case Consumers:
-		return startConsumers(ctx, nc, o, w)
-	default:
-		return startLanes(ctx, nc, o, w)
-	}
-}
+// startFunc starts an engine with its workers; the witness is their only tool.
+type startFunc func(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engine, error)
 
 // lanes is the fleet: a dispatcher and holders.
 type lanes struct {
@@ -73,7 +35,7 @@ type lanes struct {
 	end        func()
 }
 
-func startLanes(ctx context.Context, nc *nats.Conn, o Options, w *witness) (*lanes, error) {
+func startLanes(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engine, error) {
 	workers, stop, err := startHolders(ctx, o, w)
 	if err != nil {
 		return nil, err

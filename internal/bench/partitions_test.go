@@ -12,7 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-const defaultPartitions = 64
+const partitions = 64
 
 // startPartitions gives each of a fixed number of partitions a subject and a durable consumer with
 // one message in flight. Any worker takes the next message of any partition. Resources that share a
@@ -22,14 +22,10 @@ func startPartitions(ctx context.Context, nc *nats.Conn, o Options, w *witness) 
 	if err != nil {
 		return nil, err
 	}
-	n := o.Partitions
-	if n == 0 {
-		n = defaultPartitions
-	}
 	p.subject = func(_ context.Context, call *protocol.Call) (string, error) {
-		return fmt.Sprintf("%s.%d.%s", plainSubject(o), partition(call.Lane(), n), call.Lane().Hash()), nil
+		return fmt.Sprintf("%s.%d.%s", plainSubject(o), partition(call.Lane(), partitions), call.Lane().Hash()), nil
 	}
-	for i := range n {
+	for i := range partitions {
 		consumer, err := p.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 			Durable: fmt.Sprintf("partition-%d", i), FilterSubject: fmt.Sprintf("%s.%d.*", plainSubject(o), i),
 			AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: 1,

@@ -77,7 +77,7 @@ func startPlain(ctx context.Context, nc *nats.Conn, o Options, w *witness) (p *p
 }
 
 // plainSubject is the first token of the subjects, and the name of the stream.
-func plainSubject(o Options) string { return string(o.Fleet) + "-bench-" + string(o.Engine) }
+func plainSubject(o Options) string { return string(o.Fleet) + "-bench-plain" }
 
 func startPlainWorker(o Options, i int, w *witness) (*plainWorker, error) {
 	nc, err := o.Connect(fmt.Sprintf("bench worker %d", i))
