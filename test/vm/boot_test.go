@@ -1,3 +1,5 @@
+//go:build linux
+
 package vm
 
 import (
@@ -11,8 +13,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/toolfleet/toolfleet/test/vm/plan"
 )
 
 // How long a machine may take until its first process runs. Some hosts have a KVM with which no
@@ -35,7 +35,7 @@ type machine struct {
 }
 
 // run runs the machine until it has turned itself off, and returns how its steps ended.
-func (m *machine) run(ctx context.Context) ([]plan.Result, error) {
+func (m *machine) run(ctx context.Context) ([]Result, error) {
 	if kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil && !m.emulate {
 		_ = kvm.Close() // it was only tried
 		results, err := m.boot(ctx, upWait, "-accel", "kvm", "-cpu", "host")
@@ -48,7 +48,7 @@ func (m *machine) run(ctx context.Context) ([]plan.Result, error) {
 	return m.boot(ctx, upWaitEmulated, "-accel", "tcg,thread=multi", "-cpu", "Haswell,-cx16")
 }
 
-func (m *machine) boot(ctx context.Context, wait time.Duration, accelerator ...string) ([]plan.Result, error) {
+func (m *machine) boot(ctx context.Context, wait time.Duration, accelerator ...string) ([]Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	args := append(slices.Clone(accelerator), "-smp", "2", "-m", "3072", "-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot",
@@ -76,19 +76,19 @@ func (m *machine) boot(ctx context.Context, wait time.Duration, accelerator ...s
 }
 
 // watch reads the console to its end.
-func (m *machine) watch(console io.Reader, onUp func()) (results []plan.Result, up, down bool) {
+func (m *machine) watch(console io.Reader, onUp func()) (results []Result, up, down bool) {
 	lines := bufio.NewScanner(console)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		line := strings.TrimRight(lines.Text(), "\r")
-		result, ended := plan.Parse(line)
+		result, ended := parseResult(line)
 		switch {
 		case ended:
 			results = append(results, result)
-		case strings.Contains(line, plan.Up):
+		case strings.Contains(line, Up):
 			up = true
 			onUp()
-		case strings.Contains(line, plan.Down):
+		case strings.Contains(line, Down):
 			down = true
 		default:
 			_, _ = fmt.Fprintln(m.out, line)

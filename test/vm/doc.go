@@ -3,7 +3,7 @@
 // namespaces.
 //
 //	host                                        guest
-//	 kernel of Debian, fetched by apt            /init, package guest
+//	 kernel of Debian, fetched by apt            /init, the test itself
 //	 test binaries, static        ──initramfs──►   for each step of the plan:
 //	 programs of this machine                        a user, a control group, settings
 //	      ▲                                          a test binary

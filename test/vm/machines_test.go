@@ -1,3 +1,5 @@
+//go:build linux
+
 package vm
 
 import (
@@ -5,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/toolfleet/toolfleet/test/vm/plan"
 )
 
 // binary is something that is built for the machines.
@@ -21,7 +21,7 @@ func binaries() []binary {
 	const module = "github.com/toolfleet/toolfleet/"
 	test := []string{"test", "-c"}
 	return []binary{
-		{"guest", "/init", []string{"build"}, module + "test/vm/guest"},
+		{"guest", "/init", test, module + "test/vm"},
 		{"probe", "/opt/probe", []string{"build"}, module + "pkg/sandbox/escapetest/probe"},
 		{"worker", "/usr/bin/worker", []string{"build"}, module + "cmd/worker"},
 		{"cgroup.test", "/opt/cgroup.test", test, module + "pkg/sandbox/internal/cgroup"},
@@ -36,20 +36,20 @@ func binaries() []binary {
 type config struct {
 	name      string
 	arguments string // of the kernel
-	plan      plan.Plan
+	plan      Plan
 }
 
 // keep drops the steps whose name does not contain text.
 func (c *config) keep(text string) {
-	c.plan.Steps = slices.DeleteFunc(c.plan.Steps, func(s plan.Step) bool { return !strings.Contains(s.Name, text) })
+	c.plan.Steps = slices.DeleteFunc(c.plan.Steps, func(s Step) bool { return !strings.Contains(s.Name, text) })
 }
 
 // nobody is the ordinary user.
 const nobody = 65534
 
 // tests is a step that runs tests.
-func tests(name, binary, pattern string, uid int, group string) plan.Step {
-	return plan.Step{
+func tests(name, binary, pattern string, uid int, group string) Step {
+	return Step{
 		Name: name, Argv: []string{"/opt/" + binary, "-test.v", "-test.run", pattern, "-test.timeout", "10m"},
 		Env: []string{"TOOLFLEET_ESCAPE_PROGRAM=/opt/probe", "TOOLFLEET_CGROUPS=required", "TOOLFLEET_QUOTA=required"}, UID: uid, Group: group, Timeout: 10 * time.Minute,
 	}
@@ -57,7 +57,7 @@ func tests(name, binary, pattern string, uid int, group string) plan.Step {
 
 // arm is a step that runs the tests of an arm as the user that the step has, who needs nobody else:
 // the machine is thrown away.
-func arm(name, binary, pattern string, uid int, group string) plan.Step {
+func arm(name, binary, pattern string, uid int, group string) Step {
 	s := tests(name, binary, pattern, uid, group)
 	s.Argv = append(s.Argv, "-test.parallel", "1") // an emulated machine is busy enough
 	s.Env = append(s.Env, "TOOLFLEET_ESCAPE_ARM="+strconv.Itoa(uid), "TOOLFLEET_ESCAPE_PROBE=/opt/probe", "NATS_CREDS=secret-of-the-machine")
@@ -73,14 +73,14 @@ const conformance = "TestConformance/(driver|processes|life|protect)"
 const escape = "TestEscape_NothingGetsOut/(kill_everything|what_is_shared|file_operations)"
 
 // check is a step that has a worker say what the machine has.
-func check(name string, uid int, group string, exit int, says ...string) plan.Step {
-	return plan.Step{
+func check(name string, uid int, group string, exit int, says ...string) Step {
+	return Step{
 		Name: name, Argv: []string{"/usr/bin/worker", "--sandbox-check"}, UID: uid, Group: group, Timeout: time.Minute, Exit: exit, Says: says,
 	}
 }
 
 // without has a step done with user namespaces forbidden.
-func without(s plan.Step) plan.Step {
+func without(s Step) Step {
 	s.Settings = map[string]string{"/proc/sys/user/max_user_namespaces": "0"}
 	return s
 }
@@ -92,7 +92,7 @@ const (
 
 func machines() []config {
 	return []config{
-		{name: "plain", plan: plan.Plan{Steps: []plan.Step{
+		{name: "plain", plan: Plan{Steps: []Step{
 			check("check-root", 0, "", exitFull, "level full, proven by driver ns", "memory cgroup", "processes cgroup", "sandboxes have groups in /sys/fs/cgroup/toolfleet-"),
 			check("check-user", nobody, "", exitFull, "level full, proven by driver ns", "memory soft", "is not for this process to divide", "Delegate=yes"),
 			check("check-delegated", nobody, "delegated/worker", exitFull, "level full, proven by driver ns", "memory cgroup", "/sys/fs/cgroup/delegated/toolfleet-"),
@@ -112,7 +112,7 @@ func machines() []config {
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
 		}}},
-		{name: "no-landlock", arguments: "lsm=lockdown,yama", plan: plan.Plan{Steps: []plan.Step{
+		{name: "no-landlock", arguments: "lsm=lockdown,yama", plan: Plan{Steps: []Step{
 			check("check-root", 0, "", exitPart, "level paths, proven by driver ns", "the kernel has no Landlock", "name landlock in the boot parameter lsm="),
 			check("check-user", nobody, "", exitPart, "level paths, proven by driver ns", "commands cannot be read-only"),
 			arm("network-user", "ns.test", "TestEscape_WithTheWholeNetwork", nobody, ""),

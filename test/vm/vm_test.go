@@ -1,3 +1,5 @@
+//go:build linux
+
 package vm
 
 import (
@@ -17,8 +19,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/toolfleet/toolfleet/test/vm/plan"
 )
 
 // given is what `make vm VM="-machine=plain -v"` says.
@@ -152,7 +152,7 @@ var programs = []string{
 }
 
 // pack makes the file system of a machine.
-func (o *options) pack(p plan.Plan, name string) error {
+func (o *options) pack(p Plan, name string) error {
 	i := newImage()
 	i.merge()
 	for _, program := range programs {
@@ -168,13 +168,13 @@ func (o *options) pack(p plan.Plan, name string) error {
 		i.add(b.at, entry{mode: kindFile | 0o755, from: filepath.Join(o.dir, b.name)})
 	}
 	for n, path := range o.modules() {
-		i.add(fmt.Sprintf("%s/%02d-%s", plan.Modules, n, filepath.Base(path)), entry{mode: kindFile | 0o644, from: path})
+		i.add(fmt.Sprintf("%s/%02d-%s", modulesDir, n, filepath.Base(path)), entry{mode: kindFile | 0o644, from: path})
 	}
 	text, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
-	i.add(plan.File, entry{mode: kindFile | 0o644, content: text})
+	i.add(planFile, entry{mode: kindFile | 0o644, content: text})
 	for path, content := range map[string]string{
 		"/etc/passwd": "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n", "/etc/group": "root:x:0:\nnogroup:x:65534:\n",
 		"/etc/shadow": "root:*:1::::::\n", "/etc/hosts": "127.0.0.1 localhost\n", "/etc/hostname": "guest\n",

@@ -1,8 +1,6 @@
 //go:build linux
 
-// Command guest is the first process of a virtual machine: it runs the steps of a plan,
-// tells how they ended on the console, and turns the machine off.
-package main
+package vm
 
 import (
 	"bytes"
@@ -16,35 +14,43 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/toolfleet/toolfleet/test/vm/plan"
 )
 
-func main() {
-	if err := run(); err != nil {
+func TestMain(m *testing.M) {
+	if _, err := os.Stat(planFile); err == nil && os.Getpid() == 1 {
+		guest()
+	}
+	os.Exit(m.Run())
+}
+
+// guest is the first process of a virtual machine: it runs the steps of a plan, tells how they ended
+// on the console, and turns the machine off.
+func guest() {
+	if err := runPlan(); err != nil {
 		fmt.Println("guest:", err)
 	}
-	fmt.Println(plan.Down)
+	fmt.Println(Down)
 	unix.Sync()
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	select {}
 }
 
-func run() error {
+func runPlan() error {
 	if err := setUp(); err != nil {
 		return err
 	}
-	fmt.Println(plan.Up)
-	text, err := os.ReadFile(plan.File)
+	fmt.Println(Up)
+	text, err := os.ReadFile(planFile)
 	if err != nil {
 		return err
 	}
-	var p plan.Plan
+	var p Plan
 	if err := json.Unmarshal(text, &p); err != nil {
-		return fmt.Errorf("%s: %w", plan.File, err)
+		return fmt.Errorf("%s: %w", planFile, err)
 	}
 	for _, s := range p.Steps {
 		fmt.Printf("=== step %s\n", s.Name)
@@ -53,7 +59,7 @@ func run() error {
 		if err != nil {
 			fmt.Printf("step %s: %v\n", s.Name, err)
 		}
-		fmt.Println(plan.Result{Name: s.Name, OK: err == nil, Took: time.Since(start)})
+		fmt.Println(Result{Name: s.Name, OK: err == nil, Took: time.Since(start)})
 	}
 	return nil
 }
@@ -103,7 +109,7 @@ func setUp() error {
 
 // load loads the parts of the kernel that came with it, packed or not.
 func load() error {
-	paths, err := filepath.Glob(plan.Modules + "/*")
+	paths, err := filepath.Glob(modulesDir + "/*")
 	for _, path := range paths {
 		file, openErr := os.Open(path)
 		if openErr != nil {
@@ -136,7 +142,7 @@ func loopback() error {
 }
 
 // runStep runs a step and says what was not as the plan has it.
-func runStep(s plan.Step) error {
+func runStep(s Step) error {
 	restore, err := set(s.Settings)
 	defer restore()
 	if err != nil {
@@ -167,11 +173,11 @@ func runStep(s plan.Step) error {
 	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && (!ended || ctx.Err() != nil) {
 		return errors.Join(err, ctx.Err())
 	}
-	return check(s, cmd.ProcessState.ExitCode(), said.String())
+	return fits(s, cmd.ProcessState.ExitCode(), said.String())
 }
 
-// check compares how a step has ended with the plan.
-func check(s plan.Step, exit int, said string) error {
+// fits compares how a step has ended with the plan.
+func fits(s Step, exit int, said string) error {
 	var errs []error
 	if exit != s.Exit {
 		errs = append(errs, fmt.Errorf("exit code %d, want %d", exit, s.Exit))

@@ -1,6 +1,6 @@
-// Package plan is what the two sides of a virtual machine say to each other: what to run,
-// and how it ended.
-package plan
+//go:build linux
+
+package vm
 
 import (
 	"fmt"
@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// File is where the plan lies in the machine, as JSON.
-const File = "/plan.json"
+// planFile is where the plan lies in the machine, as JSON.
+const planFile = "/plan.json"
 
-// Modules is the folder of parts of the kernel, which are loaded in the order of their names.
-const Modules = "/modules"
+// modulesDir is the folder of parts of the kernel, which are loaded in the order of their names.
+const modulesDir = "/modules"
 
 // Plan is what a machine does before it turns itself off.
 type Plan struct {
@@ -56,8 +56,8 @@ func (r Result) String() string {
 	return fmt.Sprintf("%s %s %t %d", Ended, r.Name, r.OK, r.Took.Milliseconds())
 }
 
-// Parse reads the line of a result.
-func Parse(line string) (r Result, ok bool) {
+// parseResult reads the line of a result.
+func parseResult(line string) (r Result, ok bool) {
 	_, rest, found := strings.Cut(line, Ended+" ") // the console may have something before it
 	if !found {
 		return r, false
