@@ -125,7 +125,7 @@ bench: build ## Measure the fleet beside bare NATS in the same run (CALLS=n per 
 	bin/coordinator bench --calls 10000 --callers 16 --slow-lane 50ms
 
 .PHONY: bench-cluster
-bench-cluster: build ## The same on three servers with three replicas, each a process of its own on this machine
+bench-cluster: build ## The same on three servers with three replicas on this machine
 	bin/coordinator bench --replicas 3 --calls $(CALLS)
 	bin/coordinator bench --replicas 3 --calls 10000 --lanes 1 --callers 64
 	bin/coordinator bench --replicas 3 --calls 40000 --lanes 100000

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/bench"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
@@ -37,7 +38,7 @@ type benchCommand struct {
 	Exec       string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
 	Sandbox    string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
 	Linger     time.Duration `default:"0s" help:"How long workers keep an idle lane."`
-	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process, or with --replicas 3 or 5 so many processes on loopback."`
+	Nats       string        `placeholder:"URL" help:"NATS server to measure. Default: one inside this process, or with --replicas 3 or 5 so many."`
 	Fleet      string        `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
 	Replicas   int           `default:"1" enum:"1,3,5" help:"Replicas of the streams: 1, 3 or 5. With --nats, when they do not exist yet."`
 	Listen     bool          `help:"Have the embedded server listen, and connect through its socket, as serve does."`
@@ -73,7 +74,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		}
 	}
 	var stopServer func()
-	if o.Connect, stopServer, err = c.server(ctx, p, filepath.Join(dir, "nats"), o.Logger); err != nil {
+	if o.Connect, stopServer, err = c.server(ctx, filepath.Join(dir, "nats"), o.Logger); err != nil {
 		return err
 	}
 	defer stopServer()
@@ -98,7 +99,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 }
 
 // server starts what is measured, or finds it, and returns how to connect to it and how to stop it.
-func (c *benchCommand) server(ctx context.Context, p program, dir string, logger *slog.Logger) (connect func(string) (*nats.Conn, error), stop func(), err error) {
+func (c *benchCommand) server(ctx context.Context, dir string, logger *slog.Logger) (connect func(string) (*nats.Conn, error), stop func(), err error) {
 	switch {
 	case c.Nats != "":
 		connect = func(name string) (*nats.Conn, error) {
@@ -106,7 +107,14 @@ func (c *benchCommand) server(ctx context.Context, p program, dir string, logger
 		}
 		return connect, func() {}, nil
 	case c.Replicas > 1:
-		return c.cluster(ctx, p, dir, logger)
+		cluster, err := embedded.StartCluster(ctx, c.Replicas, embedded.Options{Data: dir, SyncAlways: c.Fsync})
+		if err != nil {
+			return nil, nil, err
+		}
+		connect = func(name string) (*nats.Conn, error) {
+			return natsio.Connect(ctx, cluster.URL(), natsio.ConnectOptions{Name: name, Options: cluster.Options(), Logger: logger})
+		}
+		return connect, cluster.Close, nil
 	default:
 		return bench.Embedded(ctx, dir, c.Listen, c.Fsync, logger)
 	}

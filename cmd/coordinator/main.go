@@ -26,13 +26,11 @@ type grammar struct {
 	Approve approveCommand `cmd:"" help:"Answer the question whether a tool call may be made."`
 	Tools   toolsCommand   `cmd:"" help:"Print the tool schemas as the model gets them."`
 	Bench   benchCommand   `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
-	// BenchServer is started by Bench.
-	BenchServer benchServerCommand `cmd:"" hidden:"" help:"One server of the cluster that bench measures."`
-	Workers     workersCommand     `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
-	Lane        laneCommand        `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, kick, skip, kill."`
-	Session     sessionCommand     `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, pull, attach, cancel, rm."`
-	Doctor      doctorCommand      `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
-	Ping        pingCommand        `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
+	Workers workersCommand `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
+	Lane    laneCommand    `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, kick, skip, kill."`
+	Session sessionCommand `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, pull, attach, cancel, rm."`
+	Doctor  doctorCommand  `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
+	Ping    pingCommand    `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
 
 func main() {
@@ -65,7 +63,7 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
-			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "bench-server": &g.BenchServer,
+			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())

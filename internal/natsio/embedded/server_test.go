@@ -29,10 +29,6 @@ func TestMain(m *testing.M) {
 		hold(dir)
 		return
 	}
-	if os.Getenv(serveMember) != "" {
-		member()
-		return
-	}
 	goleak.VerifyTestMain(m)
 }
 
