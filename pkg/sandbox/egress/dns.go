@@ -67,8 +67,8 @@ func (l *link) reply(ctx context.Context, message []byte) []byte {
 // lookUp finds the address of a name that is listed. For others there is no such name: programs
 // ask again, or wait, after every other answer.
 func (l *link) lookUp(ctx context.Context, question dnsmessage.Question) (*dnsmessage.AResource, dnsmessage.RCode) {
-	name, literal, err := canonicalHost(question.Name.String())
-	if err != nil || literal.IsValid() {
+	name, _, err := canonicalHost(question.Name.String())
+	if err != nil {
 		return nil, dnsmessage.RCodeNameError
 	}
 	if !l.proxy.allow.Names(name) {

@@ -72,15 +72,14 @@ func (p *Proxy) ServeLink(ctx context.Context, packets io.ReadWriteCloser) error
 	loops.Go(func() { l.write(ctx) })
 	loops.Go(func() { l.accept(ctx) })
 	loops.Go(func() { l.answer(ctx, questions) })
-	stop := context.AfterFunc(ctx, func() { _ = packets.Close() })
+	context.AfterFunc(ctx, func() { _ = packets.Close() })
 	err = l.read()
 	ended := ctx.Err() != nil
 	cancel()
-	if stop() {
-		_ = packets.Close()
-	}
+	_ = packets.Close()
 	_ = questions.Close()
 	loops.Wait()
+	l.stack.Close() // so nobody waits for a client that does not answer any more
 	l.work.Wait()
 	l.stack.Destroy()
 	if !ended {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -215,21 +216,30 @@ func TestLink_RefusalsAreLogged(t *testing.T) {
 		}
 		require.Contains(t, <-log.refusals, want)
 	}
+	for _, kind := range []dnsmessage.Type{dnsmessage.TypeAAAA, dnsmessage.TypeA} { // as programs ask for a name
+		r.link.question(t, "evil.example.", kind, dnsmessage.ClassINET)
+	}
+	require.Contains(t, <-log.refusals, "DNS evil.example")
+	require.Empty(t, log.refusals, "it is told once")
 }
 
 // question asks the resolver of a link in its own words.
-func (s *sandboxEnd) question(t *testing.T, name string, kind dnsmessage.Type) dnsmessage.Message {
+func (s *sandboxEnd) question(t *testing.T, name string, kind dnsmessage.Type, class dnsmessage.Class) dnsmessage.Message {
 	t.Helper()
 	c, err := s.udp(netip.AddrPortFrom(sandbox.LinkResolver(), 53))
 	require.NoError(t, err)
 	defer c.Close()
 	require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
-	packed, err := (&dnsmessage.Message{
-		Header:    dnsmessage.Header{ID: 7, RecursionDesired: true},
-		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name), Type: kind, Class: dnsmessage.ClassINET}},
-	}).Pack()
+	asked := dnsmessage.Message{
+		Header:    dnsmessage.Header{ID: 8, Response: true},
+		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name), Type: kind, Class: class}},
+	}
+	response, err := asked.Pack()
 	require.NoError(t, err)
-	for _, packet := range [][]byte{{}, []byte("no question"), packed} { // the first two get no answer
+	asked.Header = dnsmessage.Header{ID: 7, RecursionDesired: true}
+	packed, err := asked.Pack()
+	require.NoError(t, err)
+	for _, packet := range [][]byte{{}, []byte("no question"), response, packed} { // the last one gets an answer
 		_, err = c.Write(packet)
 		require.NoError(t, err)
 	}
@@ -238,7 +248,7 @@ func (s *sandboxEnd) question(t *testing.T, name string, kind dnsmessage.Type) d
 	require.NoError(t, err)
 	var reply dnsmessage.Message
 	require.NoError(t, reply.Unpack(buf[:n]))
-	require.True(t, reply.Response)
+	require.True(t, reply.Response && reply.RecursionAvailable)
 	require.Equal(t, uint16(7), reply.ID)
 	return reply
 }
@@ -249,21 +259,22 @@ func TestLink_ResolverAnswersForListedNames(t *testing.T) {
 	t.Parallel()
 	resolver := &names{answers: map[string][]string{"good.example": {"192.0.2.1 2001:db8::1"}, "a.sub.example": {"192.0.2.2"}, "other.example": {"192.0.2.3"}}}
 	r := start(t, egress.Options{Allow: allow(t, "good.example,*.sub.example,gone.example,198.18.0.3:80"), Resolver: resolver})
-	reply := r.link.question(t, "Good.example.", dnsmessage.TypeA)
+	reply := r.link.question(t, "Good.example.", dnsmessage.TypeA, dnsmessage.ClassINET)
 	require.Equal(t, dnsmessage.RCodeSuccess, reply.RCode)
 	require.Len(t, reply.Answers, 1)
 	require.Equal(t, "Good.example.", reply.Answers[0].Header.Name.String(), "as it was asked")
 	require.Equal(t, &dnsmessage.AResource{A: [4]byte{198, 18, 0, 4}}, reply.Answers[0].Body, "the address before is listed as such")
-	require.Equal(t, reply.Answers, r.link.question(t, "Good.example.", dnsmessage.TypeA).Answers)
-	require.Equal(t, &dnsmessage.AResource{A: [4]byte{198, 18, 0, 5}}, r.link.question(t, "a.sub.example.", dnsmessage.TypeA).Answers[0].Body)
+	require.Equal(t, reply.Answers, r.link.question(t, "Good.example.", dnsmessage.TypeA, dnsmessage.ClassINET).Answers)
+	require.Equal(t, &dnsmessage.AResource{A: [4]byte{198, 18, 0, 5}}, r.link.question(t, "a.sub.example.", dnsmessage.TypeA, dnsmessage.ClassINET).Answers[0].Body)
 	for _, kind := range []dnsmessage.Type{dnsmessage.TypeAAAA, dnsmessage.TypeTXT, dnsmessage.TypeMX, dnsmessage.TypeALL} {
-		reply := r.link.question(t, "good.example.", kind)
+		reply := r.link.question(t, "good.example.", kind, dnsmessage.ClassINET)
 		require.Equal(t, dnsmessage.RCodeSuccess, reply.RCode)
 		require.Empty(t, reply.Answers)
-		require.Equal(t, dnsmessage.RCodeNameError, r.link.question(t, "other.example.", kind).RCode)
+		require.Equal(t, dnsmessage.RCodeNameError, r.link.question(t, "other.example.", kind, dnsmessage.ClassINET).RCode)
 	}
+	require.Empty(t, r.link.question(t, "good.example.", dnsmessage.TypeA, dnsmessage.ClassCHAOS).Answers)
 	for _, name := range []string{"other.example.", "sub.example.", "gone.example.", "example.", ".", "secret-data.other.example.", "1.2.0.192.in-addr.arpa.", "198.18.0.3."} {
-		reply := r.link.question(t, name, dnsmessage.TypeA)
+		reply := r.link.question(t, name, dnsmessage.TypeA, dnsmessage.ClassINET)
 		require.Equal(t, dnsmessage.RCodeNameError, reply.RCode, name)
 		require.Empty(t, reply.Answers)
 	}
@@ -341,4 +352,162 @@ func TestLink_MoreConnectionsWait(t *testing.T) {
 	}
 	require.NoError(t, first.Close())
 	require.NoError(t, <-second)
+
+	_, err = r.link.dial(t, target)
+	require.NoError(t, err)
+	go func() {
+		_, err := gonet.DialContextTCP(t.Context(), r.link.stack, full(netip.AddrPortFrom(addr, port)), ipv4.ProtocolNumber)
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		require.Fail(t, "it was served", "%v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	r.stop() // also who waits
+}
+
+// question is one for the address of a name.
+func question(t *testing.T, id uint16, name string) []byte {
+	t.Helper()
+	packed, err := (&dnsmessage.Message{
+		Header: dnsmessage.Header{ID: id}, Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}},
+	}).Pack()
+	require.NoError(t, err)
+	return packed
+}
+
+// slow is a resolver that answers when it is told to.
+type slow struct {
+	release chan struct{}
+	active  chan struct{}
+}
+
+func (s *slow) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+	s.active <- struct{}{}
+	<-s.release
+	<-s.active
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+}
+
+// TestLink_SomeQuestionsAtOnce: further ones wait, and all are answered.
+func TestLink_SomeQuestionsAtOnce(t *testing.T) {
+	t.Parallel()
+	const atOnce, all = 16, 40
+	resolver := &slow{release: make(chan struct{}), active: make(chan struct{}, all)}
+	r := start(t, egress.Options{Allow: allow(t, "*.example"), Resolver: resolver})
+	c, err := r.link.udp(netip.AddrPortFrom(sandbox.LinkResolver(), 53))
+	require.NoError(t, err)
+	defer c.Close()
+	for i := range all {
+		_, err = c.Write(question(t, uint16(i), fmt.Sprintf("%d.example.", i)))
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return len(resolver.active) >= atOnce }, time.Minute, time.Millisecond)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = c.Read(make([]byte, 512))
+	require.Error(t, err)
+	require.Len(t, resolver.active, atOnce)
+	close(resolver.release)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
+	for range all {
+		_, err := c.Read(make([]byte, 512))
+		require.NoError(t, err)
+	}
+}
+
+// TestLink_ItsEndWaitsForWhatRuns: nothing is done for a sandbox that is gone.
+func TestLink_ItsEndWaitsForWhatRuns(t *testing.T) {
+	t.Parallel()
+	resolver := &slow{release: make(chan struct{}), active: make(chan struct{}, 1)}
+	r := start(t, egress.Options{Allow: allow(t, "*.example"), Resolver: resolver})
+	c, err := r.link.udp(netip.AddrPortFrom(sandbox.LinkResolver(), 53))
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.Write(question(t, 1, "a.example."))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(resolver.active) == 1 }, time.Minute, time.Millisecond)
+	stopped := make(chan struct{})
+	go func() {
+		r.stop()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+		require.Fail(t, "it has ended")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(resolver.release)
+	<-stopped
+}
+
+// halfOpen is a line on which the sandbox begins connections and completes none.
+type halfOpen struct {
+	*pipeEnd
+
+	begun chan struct{}
+}
+
+func (h halfOpen) Read(b []byte) (int, error) {
+	for {
+		n, err := h.pipeEnd.Read(b)
+		const flagACK = 0x10
+		if tcp := int(b[0]&0xf) * 4; err != nil || b[9] != 6 || b[tcp+13]&flagACK == 0 {
+			return n, err
+		}
+		select {
+		case h.begun <- struct{}{}: // it answers what the link has answered
+		default:
+		}
+	}
+}
+
+// TestLink_EndsWithConnectionsThatHaveBegun: no client is waited for.
+func TestLink_EndsWithConnectionsThatHaveBegun(t *testing.T) {
+	t.Parallel()
+	target := fmt.Sprintf("good.example:%d", echo(t))
+	p, err := egress.New(egress.Options{Allow: allow(t, target), Private: loopback(), Resolver: &names{answers: map[string][]string{"good.example": {"127.0.0.1"}}}})
+	require.NoError(t, err)
+	ours, theirs := packetPipe()
+	line := halfOpen{theirs, make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- p.ServeLink(ctx, line) }()
+	end := newSandboxEnd(t, ours)
+	c, err := end.dial(t, target)
+	require.NoError(t, err, "for this side there is a connection")
+	defer c.Close()
+	<-line.begun
+	cancel()
+	select {
+	case err := <-served:
+		require.NoError(t, err)
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "it waits for the client")
+	}
+}
+
+// broken is a line that breaks at once.
+type broken struct {
+	*pipeEnd
+
+	closed atomic.Bool
+}
+
+func (b *broken) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func (b *broken) Close() error {
+	b.closed.Store(true)
+	return b.pipeEnd.Close()
+}
+
+// TestLink_ThatBreaksEnds and says so.
+func TestLink_ThatBreaksEnds(t *testing.T) {
+	t.Parallel()
+	p, err := egress.New(egress.Options{Allow: allow(t, "good.example")})
+	require.NoError(t, err)
+	end, _ := packetPipe()
+	line := &broken{pipeEnd: end}
+	require.ErrorIs(t, p.ServeLink(t.Context(), line), io.ErrUnexpectedEOF)
+	require.True(t, line.closed.Load())
 }

@@ -31,7 +31,7 @@ type linkName struct {
 
 func newLinkNames(allow Allow) *linkNames {
 	n := &linkNames{
-		listed: map[netip.Addr]bool{sandbox.LinkAddress(): true, sandbox.LinkResolver(): true},
+		listed: map[netip.Addr]bool{},
 		all:    map[netip.Addr]*linkName{}, of: map[string]netip.Addr{}, last: sandbox.LinkResolver(),
 	}
 	for _, addr := range allow.Addresses() {
