@@ -150,6 +150,11 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each
 
 ## Other
 
+.PHONY: screenshots
+screenshots: build bin/screenshots ## Draw docs/images from real sessions with a scripted model
+	mkdir -p .toolfleet/screenshots docs/images
+	bin/screenshots bin/coordinator tools/screenshots/run.script.json examples/wordstats docs/images/run.svg
+
 .PHONY: clean
 clean: ## Remove what the other targets made
 	rm -rf bin .toolfleet $(PROGRAM)

@@ -164,7 +164,7 @@ func (v *View) resultHead(e *loop.Event, label, what string, head part) {
 		parts = append(parts, part{head.style, mark}, part{plain, " " + what + v.marks.separator}, part{head.style, outcome})
 	}
 	for _, fact := range v.facts(e) {
-		parts = append(parts, part{plain, v.marks.separator + fact})
+		parts = append(parts, part{dim, v.marks.separator + fact})
 	}
 	v.parts("  ", parts...)
 }

@@ -1,6 +1,7 @@
 package terminal
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -18,6 +19,10 @@ func (v *View) resultBody(e *loop.Event, indent string) {
 		message.add(e.Error.Message)
 		message.end()
 		content = withoutError(content, e)
+	}
+	if changed := changesOf(e.Diff); e.Error == nil && len(changed) == 1 && v.live != nil {
+		v.diff(e.Diff, indent, lineFrom, lineTo) // the line above names the file
+		return
 	}
 	for _, line := range excerpt(content, v.resultLines()) {
 		v.barred(indent, dim, line)
@@ -44,11 +49,11 @@ func withoutError(content string, e *loop.Event) string {
 	return rest
 }
 
-// diff shows a diff, without the end of a long one.
-func (v *View) diff(diff, indent string) {
+// diff shows a diff, without the end of a long one, and without lines of some kinds.
+func (v *View) diff(diff, indent string, without ...lineKind) {
 	shown := 0
 	for kind, line := range diffLines(diff) {
-		if kind == lineCut && line == "" {
+		if kind == lineCut && line == "" || slices.Contains(without, kind) {
 			continue
 		}
 		if shown++; shown > maxDiffLines {

@@ -202,18 +202,19 @@ func (v *View) pause() {
 }
 
 func (v *View) sessionStarted(e *loop.Event) {
-	parts := []part{{bold, "session " + fit(string(e.SessionID), v.width)}}
+	parts := []part{{dim, "session " + fit(string(e.SessionID), v.width)}}
 	if e.Model != "" {
-		parts = append(parts, part{plain, "model " + fit(e.Model, v.width)})
+		parts = append(parts, part{dim, "model " + fit(e.Model, v.width)})
 	}
-	parts = append(parts, part{plain, Plural(len(e.Tools), "tool")})
+	parts = append(parts, part{dim, Plural(len(e.Tools), "tool")})
 	if e.Workspace != "" {
-		parts = append(parts, part{plain, "workspace " + fit(e.Workspace, 4*v.width)})
+		parts = append(parts, part{dim, "workspace " + fit(e.Workspace, 4*v.width)})
 	}
 	if len(e.Instructions) > 0 {
-		parts = append(parts, part{plain, "follows " + fit(strings.Join(e.Instructions, ", "), 2*v.width)})
+		parts = append(parts, part{dim, "follows " + fit(strings.Join(e.Instructions, ", "), 2*v.width)})
 	}
 	v.heading(parts...)
+	v.gap = true
 }
 
 func (v *View) turnStarted(e *loop.Event) {

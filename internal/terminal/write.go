@@ -33,13 +33,20 @@ type part struct {
 	text  string
 }
 
-// heading adds a line of parts, with separators between them.
+// heading adds a line of parts, with separators between them. A part that does not fit begins
+// another line, as a whole.
 func (v *View) heading(all ...part) {
 	var parts []part
+	used := 0
 	for i, p := range all {
 		if i > 0 {
-			parts = append(parts, part{plain, v.marks.separator})
+			between := part{dim, v.marks.separator}
+			if used += columns(between.text); v.wrap > 0 && used+columns(p.text) > v.wrap {
+				between, used = part{plain, "\n"}, columns("  ")
+			}
+			parts = append(parts, between)
 		}
+		used += columns(p.text)
 		parts = append(parts, p)
 	}
 	v.parts("  ", parts...)
