@@ -29,7 +29,7 @@ type Delivery string
 const (
 	Idempotent Delivery = "idempotent"   // run again
 	AtMostOnce Delivery = "at_most_once" // never start twice: outcome_unknown instead
-	Rollback   Delivery = "rollback"     // restore the workspace, run again (for now: run again)
+	Rollback   Delivery = "rollback"     // run again in the workspace as it was, where that is kept
 )
 
 // ErrInvalidCall is wrapped by every error of [Call.Validate] and [DecodeCall].
