@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
@@ -14,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -85,6 +88,19 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	workspaces, err := workspace.Open(ctx, fl.NC, fl.Name)
+	if err != nil {
+		return err
+	}
+	var sweeper sync.WaitGroup
+	defer sweeper.Wait()
+	sweeping, rest := context.WithCancel(ctx)
+	defer rest()
+	sweeper.Go(func() {
+		workspaces.KeepSwept(sweeping, func(err error) {
+			logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
+		})
+	})
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)

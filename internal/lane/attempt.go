@@ -175,7 +175,7 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 	run := &Run{
 		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq,
 		Queued: age, InLane: min(age, now.Sub(l.since)),
-		Fence: l.claim.epoch, LeaseEnd: l.life.leaseEnd, Abandon: func() { l.abort(ErrLost) },
+		Fence: l.claim.epoch, LeaseEnd: l.life.leaseEnd, Abandon: func() { l.abort(ErrDraining) },
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, e.Call.RunFor(), ErrRunTimeout)
 	defer cancel()

@@ -52,8 +52,8 @@ type Run struct {
 	Fence uint64
 	// LeaseEnd is until when the lane is surely held, as far as is known now; renewals move it on.
 	LeaseEnd func() time.Time
-	// Abandon gives the lane up: its executor has found that it is another worker's. Nothing of the
-	// attempt is stored.
+	// Abandon gives the lane up as a drain does with what it kills: nothing of this attempt is
+	// stored, and the call starts again as a further one, wherever the lane is held next.
 	Abandon func()
 }
 

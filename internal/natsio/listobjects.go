@@ -43,8 +43,15 @@ func lastTraces(ctx context.Context, stream jetstream.Stream, bucket string, nam
 	}
 	err := EachLast(ctx, stream, subjects, false, func(msg jetstream.Msg) error {
 		info := &jetstream.ObjectInfo{}
+		meta, err := msg.Metadata()
+		if err == nil {
+			err = json.Unmarshal(msg.Data(), info)
+		}
+		if err == nil {
+			info.ModTime = meta.Timestamp
+		}
 		found[msg.Subject()] = info
-		return json.Unmarshal(msg.Data(), info)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look at the objects of %s: %w", bucket, err)

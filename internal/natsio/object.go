@@ -164,10 +164,31 @@ func DeleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, n
 	return group.Wait()
 }
 
+// DeleteTheseObjects is [DeleteObjects] for objects as they were when they were listed: one that was
+// stored again since stays.
+func DeleteTheseObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos ...*jetstream.ObjectInfo) error {
+	stream, err := js.Stream(ctx, ObjectStream(bucket))
+	if err != nil {
+		return fmt.Errorf("open object store %s: %w", bucket, err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(deleters)
+	for _, info := range infos {
+		group.Go(func() error {
+			return deleteIf(ctx, stream, bucket, info.Name, func(now *jetstream.ObjectInfo) bool { return now.NUID == info.NUID })
+		})
+	}
+	return group.Wait()
+}
+
 func deleteObject(ctx context.Context, stream jetstream.Stream, bucket, name string) error {
+	return deleteIf(ctx, stream, bucket, name, func(*jetstream.ObjectInfo) bool { return true })
+}
+
+func deleteIf(ctx context.Context, stream jetstream.Stream, bucket, name string, is func(*jetstream.ObjectInfo) bool) error {
 	subject := objectTrace(bucket, name)
 	info, seq, err := lastTrace(ctx, stream, subject)
-	if err == nil && seq > 0 {
+	if err == nil && seq > 0 && is(info) {
 		if err = purgeChunks(ctx, stream, info); err == nil {
 			err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
 		}

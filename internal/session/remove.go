@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -239,11 +240,19 @@ func (r *remover) workspace(ctx context.Context) error {
 
 // HasWorkspace reports whether a session has a workspace in the fleet.
 func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (bool, error) {
+	lane := protocol.SandboxKey(string(id)).Lane().Hash()
+	workspaces, err := workspace.Open(ctx, f.NC, f.Name)
+	if err != nil {
+		return false, err
+	}
+	if there, err := workspaces.Has(ctx, lane); err != nil || there {
+		return there, err
+	}
 	places, err := f.JS.KeyValue(ctx, f.Name.PlacesBucket())
 	if err != nil {
 		return false, fmt.Errorf("open bucket %s: %w", f.Name.PlacesBucket(), err)
 	}
-	_, err = places.Get(ctx, string(protocol.SandboxKey(string(id)).Lane().Hash()))
+	_, err = places.Get(ctx, string(lane))
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return false, nil
 	}

@@ -95,9 +95,14 @@ func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64) (*c
 		}
 	}
 	if body, err := os.ReadFile(filepath.Join(c.home, indexName)); err == nil {
-		_ = json.Unmarshal(body, &c.index) // what is not known is read
+		if json.Unmarshal(body, &c.index) != nil || c.index == nil {
+			c.index = snapshot.Index{} // what is not known is read
+		}
 	}
-	return c, c.restore(ctx)
+	if err := c.restore(ctx); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // untaken is the error of a workspace that cannot be taken.
@@ -229,21 +234,23 @@ func (w *Worker) committed(ctx context.Context, call *protocol.Call) (*protocol.
 }
 
 // commit has what a call changed kept with the fleet before its result is stored.
-func (w *Worker) commit(ctx context.Context, run *lane.Run, r *protocol.Result) {
+func (w *Worker) commit(run *lane.Run, t *tenure, r *protocol.Result) {
 	c := w.sandboxes.checkpointsOf(run.Call.Lane())
 	only, mutates := changes(run.Call)
 	if c == nil || !mutates || r.Status == protocol.StatusRejected {
 		return
 	}
-	ctx, stop := whileHeld(ctx, run)
-	defer stop()
-	err := c.commit(ctx, only, r)
+	if t.look(); t.ctx.Err() != nil { // it was killed, and runs again in the workspace as it was
+		run.Abandon()
+		return
+	}
+	err := c.commit(t.ctx, only, r)
 	switch {
 	case err == nil:
-	case errors.Is(err, workspace.ErrLost) || ctx.Err() != nil:
+	case errors.Is(err, workspace.ErrLost) || t.ctx.Err() != nil:
 		run.Abandon()
 	default:
-		*r = w.failed(ctx, run.Call, nil, w.undo(ctx, run.Call.Lane(), c, err))
+		*r = w.failed(t.ctx, run.Call, nil, w.undo(t.ctx, run.Call.Lane(), c, err))
 	}
 }
 
@@ -261,33 +268,47 @@ func (w *Worker) undo(ctx context.Context, l protocol.Lane, c *checkpoints, caus
 	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the call ran, but what it changed could not be kept with the fleet, and was taken back: %v", cause)
 }
 
-// whileHeld is a context that ends when the lane of a run is not surely held any more; that a call is
-// cancelled or out of time does not end it.
-func whileHeld(ctx context.Context, run *lane.Run) (_ context.Context, stop func()) {
-	held, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+// tenure is the time in which a run surely has its lane.
+type tenure struct {
+	ctx    context.Context //nolint:containedctx // ends with it; that a call is cancelled or out of time does not end it
+	cancel context.CancelCauseFunc
+	run    *lane.Run
+
+	mu    sync.Mutex
+	timer *time.Timer
+}
+
+// watchLease begins a tenure, which ends with its lane or when its lease has passed, also when that
+// is renewed later.
+func watchLease(ctx context.Context, run *lane.Run) (t *tenure, stop func()) {
+	t = &tenure{run: run}
+	t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	lost := context.AfterFunc(ctx, func() {
-		if errors.Is(context.Cause(ctx), lane.ErrLost) {
-			cancel(lane.ErrLost)
+		if cause := context.Cause(ctx); errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
+			t.cancel(cause)
 		}
 	})
-	var timer *time.Timer
-	var mu sync.Mutex
-	look := func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if left := time.Until(run.LeaseEnd()); left > 0 {
-			timer.Reset(left)
-			return
-		}
-		cancel(lane.ErrLost)
-	}
-	mu.Lock()
-	timer = time.AfterFunc(time.Until(run.LeaseEnd()), look)
-	mu.Unlock()
-	return held, func() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.timer = time.AfterFunc(time.Until(run.LeaseEnd()), t.look)
+	return t, func() {
 		lost()
-		timer.Stop()
-		cancel(nil)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.timer.Stop()
+		t.cancel(nil)
+	}
+}
+
+// look ends the tenure when the lease has passed.
+func (t *tenure) look() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	left := time.Until(t.run.LeaseEnd())
+	if left <= 0 {
+		t.cancel(lane.ErrLost)
+	} else if t.ctx.Err() == nil {
+		t.timer.Reset(left)
 	}
 }
 

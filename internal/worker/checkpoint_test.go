@@ -1,6 +1,8 @@
 package worker_test
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,6 +16,28 @@ func (r *rig) apart() worker.Options {
 	o := r.options()
 	o.Durability = worker.DurabilityCheckpoint
 	return o
+}
+
+// What nobody works in is removed from the disk when it is too much, and comes back from the fleet.
+func TestCheckpoint_CopiesAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.apart()
+	o.CacheBytes = 300 << 10
+	w, stop := r.work(o)
+	for _, session := range []protocol.SessionID{"s-1", "s-2", "s-3"} {
+		requireOK(t, r.do(session, bash("head -c 200000 /dev/urandom > random; sha256sum random > sum")))
+	}
+	stop()
+	require.NoError(t, w.Evict(t.Context()))
+	left, err := os.ReadDir(filepath.Join(o.Data, "sandboxes"))
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	_, stop = r.work(o)
+	defer stop()
+	for _, session := range []protocol.SessionID{"s-1", "s-2", "s-3"} {
+		requireOK(t, r.do(session, bash("sha256sum -c sum")))
+	}
 }
 
 func bash(command string) protocol.CommandRun {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -77,6 +78,9 @@ type Options struct {
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)
+	// CacheBytes is how much of workspaces that are closed, and kept with the fleet, the worker
+	// leaves in Data for when they come back; 0 means [DefaultCacheBytes], negative none.
+	CacheBytes int64
 	// Durability says what of workspaces outlives the worker; "" means [DurabilityLocal].
 	Durability Durability
 	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot run
@@ -119,6 +123,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Linger == 0 {
 		o.Linger = DefaultLinger
+	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = DefaultCacheBytes
 	}
 	if o.Background <= 0 {
 		o.Background = DefaultBackground
@@ -235,8 +242,11 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	defer unobserved()
 	unpublish := w.publish(ctx)
 	stop := w.tell(ctx)
+	var evicting sync.WaitGroup
+	evicting.Go(func() { w.sandboxes.keepSmall(ctx) })
 	err := w.holder.Run(ctx, drain)
 	stop()
+	evicting.Wait()
 	unpublish()
 	w.sandboxes.closeAll()
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection

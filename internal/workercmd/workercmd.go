@@ -40,7 +40,8 @@ type flags struct {
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data    string            `placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 
-	Durability string `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
+	DataCache  cli.Size `default:"20G" placeholder:"SIZE" help:"How much of workspaces that nobody works in stays in --data for when they come back; they are with the fleet, too. 0 is nothing."`
+	Durability string   `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
 
 	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
 
@@ -172,7 +173,7 @@ func (f *flags) options() (worker.Options, error) {
 	}
 	return worker.Options{
 		Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
-		Allow: allow, AllowPrivate: private, Protect: protect, Durability: worker.Durability(f.Durability),
+		Allow: allow, AllowPrivate: private, Protect: protect, Durability: worker.Durability(f.Durability), CacheBytes: cmp.Or(int64(f.DataCache), -1),
 	}, nil
 }
 

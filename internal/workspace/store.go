@@ -301,6 +301,12 @@ func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (ui
 	return ack.Sequence, nil
 }
 
+// Has reports whether a lane has a workspace.
+func (s *Store) Has(ctx context.Context, lane protocol.LaneHash) (bool, error) {
+	last, err := s.last(ctx, lane)
+	return last != nil, err
+}
+
 // Remove forgets the workspace of a lane. Its bodies become garbage.
 func (s *Store) Remove(ctx context.Context, lane protocol.LaneHash) error {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)

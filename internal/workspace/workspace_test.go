@@ -86,23 +86,20 @@ func (w *worker) content(name string) string {
 func TestWorkspace_GoesOnElsewhere(t *testing.T) {
 	t.Parallel()
 	store := open(t)
-	random := make([]byte, 3<<20)
-	for i := range random {
-		random[i] = byte(rand.Uint32())
-	}
+	large := random(3 << 20)
 	want := ""
 	for epoch := range uint64(8) {
 		w := take(t, store, epoch+1)
 		if epoch > 0 {
 			require.Equal(t, want, w.content("log"))
-			require.Equal(t, random, []byte(w.content("large")))
+			require.Equal(t, large, []byte(w.content("large")))
 		}
 		for i := range 30 { // in all enough for a base or two
 			line := fmt.Sprintf("%d.%d\n", epoch, i)
 			want += line
 			w.append("log", line)
 			if i == 3 {
-				require.NoError(t, os.WriteFile(filepath.Join(w.dir, "large"), random, 0o600))
+				require.NoError(t, os.WriteFile(filepath.Join(w.dir, "large"), large, 0o600))
 			}
 			require.NoError(t, w.commit(protocol.CallID(fmt.Sprintf("c%d-%d", epoch, i))))
 		}
@@ -155,4 +152,32 @@ func TestWorkspace_ResultsAreCovered(t *testing.T) {
 	found, err := w.Result(t.Context(), "c2")
 	require.NoError(t, err)
 	require.Nil(t, found)
+}
+
+func TestSweep_RemovesWhatNobodyNeeds(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	require.NoError(t, os.WriteFile(filepath.Join(w.dir, "large"), random(300<<10), 0o600))
+	require.NoError(t, w.commit("c1"))
+	require.NoError(t, store.Put(t.Context(), "left", []byte("by a commit that never happened")))
+	n, err := store.Sweep(t.Context(), workspace.SweepAge)
+	require.NoError(t, err)
+	require.Zero(t, n, "it may be of a commit that is under way")
+	n, err = store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, w.content("large"), take(t, store, 2).content("large"))
+	require.NoError(t, store.Remove(t.Context(), lane))
+	n, err = store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+}
+
+func random(n int) []byte {
+	body := make([]byte, n)
+	for i := range body {
+		body[i] = byte(rand.Uint32())
+	}
+	return body
 }

@@ -135,7 +135,7 @@ func (b *bundle) finish(d *Delta, failed bool) error {
 	default:
 		_ = b.flush() // what stopped it is told by Wait
 	}
-	if err := b.group.Wait(); err != nil {
+	if err := b.group.Wait(); err != nil || failed {
 		return err
 	}
 	for _, node := range d.Set {

@@ -1,0 +1,92 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
+)
+
+// SweepAge is how old a body is at least that is removed as garbage. It is more than [Store.Put]
+// takes for new.
+const SweepAge = 2 * refresh
+
+// SweepEvery is the time between two sweeps of [Store.KeepSwept], half of it at least.
+const SweepEvery = time.Hour
+
+// KeepSwept sweeps now and then until ctx ends; failed has what goes wrong.
+func (s *Store) KeepSwept(ctx context.Context, failed func(error)) {
+	for pause.For(ctx, SweepEvery/2+rand.N(SweepEvery)) {
+		if _, err := s.Sweep(ctx, SweepAge); err != nil && ctx.Err() == nil {
+			failed(err)
+		}
+	}
+}
+
+// Sweep removes the bodies that no checkpoint needs and that are at least age old, and returns how
+// many these were. They are left by commits that never happened and by workspaces that were
+// removed. It can run beside everything, and from several processes.
+func (s *Store) Sweep(ctx context.Context, age time.Duration) (int, error) {
+	infos, err := natsio.ListObjects(ctx, s.js, s.fleet.BodiesBucket(), func(string) bool { return true })
+	if err != nil {
+		return 0, fmt.Errorf("sweep workspaces: %w", err)
+	}
+	old := time.Now().Add(-age)
+	infos = slices.DeleteFunc(infos, func(i *jetstream.ObjectInfo) bool { return i.Deleted || i.ModTime.After(old) })
+	if len(infos) == 0 {
+		return 0, nil
+	}
+	needed, err := s.needed(ctx) // after the list: what is stored from now on is too young to be in it
+	if err != nil {
+		return 0, fmt.Errorf("sweep workspaces: %w", err)
+	}
+	infos = slices.DeleteFunc(infos, func(i *jetstream.ObjectInfo) bool { return needed[i.Name] })
+	if err := natsio.DeleteTheseObjects(ctx, s.js, s.fleet.BodiesBucket(), infos...); err != nil {
+		return 0, fmt.Errorf("sweep workspaces: %w", err)
+	}
+	return len(infos), nil
+}
+
+// needed are the names of the bodies that checkpoints need.
+func (s *Store) needed(ctx context.Context) (map[string]bool, error) {
+	info, err := s.stream.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	needed := map[string]bool{}
+	if info.State.Msgs == 0 {
+		return needed, nil
+	}
+	consumer, err := s.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{HeadersOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	messages, err := consumer.Messages()
+	if err != nil {
+		return nil, err
+	}
+	defer messages.Stop()
+	for {
+		msg, err := messages.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			return nil, err
+		}
+		for name := range strings.SplitSeq(msg.Headers().Get(headerBodies), ",") {
+			needed[name] = true
+		}
+		meta, err := msg.Metadata()
+		if err != nil {
+			return nil, err
+		}
+		if meta.NumPending == 0 {
+			return needed, nil
+		}
+	}
+}
