@@ -240,7 +240,9 @@ func (w *Worker) commit(run *lane.Run, t *tenure, r *protocol.Result) {
 	if c == nil || !mutates || r.Status == protocol.StatusRejected {
 		return
 	}
-	if t.look(); t.ctx.Err() != nil { // it was killed, and runs again in the workspace as it was
+	t.look()
+	lost := r.Error != nil && r.Error.Code == protocol.CodeSandboxLost && run.Call.Delivery != protocol.AtMostOnce
+	if t.ctx.Err() != nil || lost { // it was killed, and runs again in the workspace as it was
 		run.Abandon()
 		return
 	}
