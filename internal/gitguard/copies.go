@@ -279,7 +279,7 @@ func readSettings(root *os.Root, name string) ([]byte, error) {
 func list(ctx context.Context, content []byte) (all values, err error) {
 	all = values{}
 	err = asFile(content, func(name string) error {
-		out, err := ask(ctx, filepath.Dir(name), "config", "--no-includes", "-z", "--file", name, "--list")
+		out, err := ask(ctx, filepath.Dir(name), "config", "-z", "--file", name, "--list")
 		for entry := range strings.SplitSeq(string(out), "\x00") {
 			if key, value, _ := strings.Cut(entry, "\n"); key != "" {
 				all[key] = append(all[key], value)

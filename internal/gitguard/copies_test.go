@@ -63,17 +63,22 @@ func TestCopies_TheRestStaysInTheCopy(t *testing.T) {
 	for script, key := range map[string]string{
 		"set core.fsmonitor ./evil": "core.fsmonitor", "set core.hooksPath x": "core.hookspath", "set user.name agent": "user.name",
 		"set remote.origin.url https://evil.example.com/o": "remote.origin.url", "set remote.origin.pushurl https://evil.example.com/o": "remote.origin.pushurl",
-		"set --remove-section remote.origin":              "remote.origin.url",
-		"set branch.main.remote evil":                     "branch.main.remote",
-		"set remote.x.url 'ext::sh -c evil'":              "remote.x.url",
-		"set remote.x.url ./evil.git":                     "remote.x.url",
-		"set remote.x.url 'ssh://-oProxyCommand=x/y'":     "remote.x.url",
-		"set remote.x.uploadpack ./evil":                  "remote.x.uploadpack",
-		"set remote.x.fetch '+refs/heads/*:refs/heads/*'": "remote.x.fetch",
-		"set branch.x.remote ./evil":                      "branch.x.remote",
-		"set submodule.x.update '!evil'":                  "submodule.x.update",
-		"set include.path x":                              "include.path",
-		"printf '[-e]\\n\\tx = --global\\n' >> '$COPY'":   "-e.x",
+		"set --remove-section remote.origin":                             "remote.origin.url",
+		"set branch.main.remote evil":                                    "branch.main.remote",
+		"set remote.x.url 'ext::sh -c evil'":                             "remote.x.url",
+		"set remote.x.url ./evil.git":                                    "remote.x.url",
+		"set remote.x.url 'ssh://-oProxyCommand=x/y'":                    "remote.x.url",
+		"set remote.x.uploadpack ./evil":                                 "remote.x.uploadpack",
+		"set remote.x.fetch '+refs/heads/*:refs/heads/*'":                "remote.x.fetch",
+		"set branch.x.remote ./evil":                                     "branch.x.remote",
+		"set submodule.x.update '!evil'":                                 "submodule.x.update",
+		"set include.path x":                                             "include.path",
+		"set branch.x.merge refs/evil/x":                                 "branch.x.merge",
+		"set remote.x.prune perhaps":                                     "remote.x.prune",
+		"set remote.x.tagopt --upload-pack=evil":                         "remote.x.tagopt",
+		"set \"remote.$(printf 'a\\033b').url\" ./evil":                  `"remote.a\x1bb.url"`,
+		"printf '[remote]\\n\\turl = https://example.com\\n' >> '$COPY'": "remote.url",
+		"printf '[-e]\\n\\tx = --global\\n' >> '$COPY'":                  "-e.x",
 	} {
 		t.Run(script, func(t *testing.T) {
 			t.Parallel()
@@ -110,6 +115,24 @@ func TestCopies_WhatIsTheSessionsOwnItMayChange(t *testing.T) {
 	run(t, c.dir, "git config x.y zz")
 	require.NoError(t, c.Put(t.Context()))
 	require.Equal(t, "https://example.com/new\n", run(t, c.dir, "git config -f '"+c.copy+"' remote.new.url"), "not what it was first")
+}
+
+// TestCopies_APersonsChangeMeanwhileIsNotLost, nor is what could not be taken over.
+func TestCopies_APersonsChangeMeanwhileIsNotLost(t *testing.T) {
+	t.Parallel()
+	c := newCopies(t, "true")
+	has := func(key string) string { t.Helper(); return run(t, c.dir, "git config -f '"+c.copy+"' "+key) }
+	run(t, c.dir, "git config x.y z")
+	require.Empty(t, c.sets(t, "set remote.up.url https://example.com/up"))
+	require.NoError(t, c.Put(t.Context()))
+	require.Equal(t, "z\n", has("x.y"))
+
+	run(t, c.dir, "touch .git/config.lock; git config -f '"+c.copy+"' remote.o.url https://example.com/o")
+	_, err := c.Take(t.Context())
+	require.ErrorContains(t, err, "config.lock")
+	run(t, c.dir, "rm .git/config.lock; git config x.y zz")
+	require.NoError(t, c.Put(t.Context()))
+	require.Equal(t, "https://example.com/o\n", has("remote.o.url"))
 }
 
 // TestCopies_ARemovalIsNoDetour: what is a person's is not removed and made anew as another.

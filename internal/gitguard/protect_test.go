@@ -33,6 +33,8 @@ func TestProtected(t *testing.T) {
 		"an include, missing":  {commit + "git config includeIf.onbranch:x.path ../.gitconfig", "", of(".gitconfig")},
 		"programs":             {commit + "mkdir t; touch t/a t/b c d; chmod +x d; git config filter.x.clean \"sh -c './t/a | cat'\"; git config alias.x '!t/b c'; git config core.pager d", "", of("t/a", "t/b", "d")},
 		"a subdirectory":       {commit + "mkdir sub; git config core.hooksPath sub/hooks", "sub", []string{".git", "hooks"}},
+		"below a worktree":     {commit + "git worktree add -q ../other 2>&1; mkdir ../other/sub", "../other/sub", []string{".git"}},
+		"a repository below":   {commit + "git init -q sub", "sub", of()},
 		"a file .git":          {"git init -q --separate-git-dir=r w", "", []string{"r/commondir", "r/config", "r/config.worktree", "r/hooks", "w/.git"}},
 		"bare":                 {"git init -q --bare b", "", []string{"b/commondir", "b/config", "b/config.worktree", "b/hooks"}},
 		"a nested repository":  {commit + "git init -q a/b", "", of("a/b/.git/commondir", "a/b/.git/config", "a/b/.git/config.worktree", "a/b/.git/hooks")},
@@ -61,6 +63,21 @@ func TestProtected(t *testing.T) {
 	}
 	_, err := gitguard.Protected(t.Context(), filepath.Join(t.TempDir(), "missing"))
 	require.Error(t, err)
+}
+
+// TestProtected_OfSomebodyElse: root finds what others' repositories have.
+func TestProtected_OfSomebodyElse(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("UNSUPPORTED: only root can give files away")
+	}
+	dir := workspace(t, commit+"git config core.hooksPath scripts; chown -R 65534:65534 .")
+	got, err := gitguard.Protected(t.Context(), dir)
+	require.NoError(t, err)
+	require.Contains(t, got.Protect, "scripts")
+	scratch := t.TempDir()
+	require.NoError(t, gitguard.NewCopies(dir, scratch, got.Configs).Put(t.Context()))
+	require.Equal(t, "65534\n", run(t, dir, "stat -c %u '"+filepath.Join(scratch, sandbox.CopyOf(".git/config"))+"'"), "it is theirs, too")
 }
 
 // TestProtected_OfTooManyTheOuterOnes: there is a bound to what a sandbox can protect.

@@ -268,7 +268,9 @@ func TestSend_ToAProgramThatIsTalkedTo(t *testing.T) {
 	require.True(t, started.TTY)
 	r.until("p-1", ">>> ")
 	require.Contains(t, r.send("p-1", "x = 6 * 7\r"), ">>> ")
-	require.Contains(t, r.send("p-1", "x\r"), "\n42\r\n>>> ")
+	answer := r.send("p-1", "x\r")
+	require.Contains(t, answer, "\n42\r\n>>> ")
+	require.NotContains(t, answer, "6 * 7", "what it wrote since")
 	r.send("p-1", "import time; print('up', flush=True); time.sleep(300)\r")
 	r.until("p-1", "up\r\n")
 	r.send("p-1", "\x03")
@@ -295,6 +297,7 @@ func TestSend_WhereItCannot(t *testing.T) {
 		"no terminal": {protocol.ProcessSend{Process: "pipes", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has no terminal"},
 		"ended":       {protocol.ProcessSend{Process: "over", Input: protocol.Bytes("x")}, protocol.CodeInvalidArguments, "has ended: nothing was typed"},
 		"nothing":     {protocol.ProcessSend{Process: "deaf"}, protocol.CodeInvalidArguments, "must be 1 to 65536"},
+		"too much":    {protocol.ProcessSend{Process: "deaf", Input: make(protocol.Bytes, protocol.MaxInput+1)}, protocol.CodeInvalidArguments, "must be 1 to 65536"},
 		"nobody":      {protocol.ProcessSend{Process: "p-9", Input: protocol.Bytes("x")}, protocol.CodeNotFound, "there is: deaf, over, pipes"},
 	} {
 		_, err := r.Send(t.Context(), test.req)

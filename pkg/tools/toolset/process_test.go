@@ -84,6 +84,7 @@ func TestProcess_WhatIsTyped(t *testing.T) {
 		`"text":"q","keys":["Escape","up","tab"]`: "q\x1b\x1b[A\t",
 		`"keys":["ctrl-\\","ctrl-]"]`:             "\x1c\x1d",
 		`"text":"é 漢"`:                            "é 漢\r",
+		`"text":"a\r\nb"`:                         "a\rb\r",
 	} {
 		_, plan, err := coreTable(t).Plan(scope, "process", `{"action":"send","process":"p-1",`+arguments+`}`)
 		require.Nil(t, err, arguments)
@@ -91,8 +92,13 @@ func TestProcess_WhatIsTyped(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, want, string(send.Input), arguments)
 		require.Equal(t, protocol.AtMostOnce, plan.Delivery)
+		require.Equal(t, protocol.Exclusive, plan.Resources[0].Access)
 		require.EqualValues(t, 5000, send.Wait)
 	}
+	_, plan, err := coreTable(t).Plan(scope, "bash", `{"command":"python3","tty":true}`)
+	require.Nil(t, err)
+	command, ok := plan.Payload.(protocol.CommandRun)
+	require.True(t, ok && command.TTY && command.Background, "%+v", plan.Payload)
 	for arguments, want := range map[string]string{
 		`"keys":["f13"]`: `keys.0: there is no key "f13": must be backspace, delete,`,
 		`"keys":[]`:      "text: is required, but missing",

@@ -25,6 +25,16 @@ func TestScreen(t *testing.T) {
 		"far away":              {"\x1b[999999;999999Hx", strings.Repeat("\n", 39) + strings.Repeat(" ", 999) + "x"},
 		"unfinished sequence":   {"a\x1b[3", "a[3"},
 		"bell and NUL":          {"a\a\x00\r\n", "a"},
+		"left of the screen":    {"\b\ba\x1b[9Db\r\n", "b"},
+		"above the screen":      {strings.Repeat("l\r\n", 45) + "\x1b[99AX", strings.Repeat("l\n", 6) + "X" + strings.Repeat("\nl", 38)},
+		"below the screen":      {"a\x1b[99Bb\r\n", "a" + strings.Repeat("\n", 39) + " b"},
+		"to the right":          {"a\x1b[2Cb\r\n", "a  b"},
+		"to a row":              {"a\r\n\x1b[3dx\r\n", "a\n\nx"},
+		"to a place":            {"\x1b[2;2fx\r\n", "\n x"},
+		"a line removed":        {"abc\x1b[2Kx\r\n", "   x"},
+		"its beginning removed": {"abcd\x1b[2D\x1b[1Kx\r\n", "  xd"},
+		"all below removed":     {"a\r\nb\r\nc\r\n\x1b[2A\x1b[Jx\r\n", "a\nx"},
+		"all removed":           {"old\r\nolder\r\n\x1b[2J\x1b[Hx", "x"},
 	} {
 		require.Equal(t, test.want, prose.Screen(test.in), name)
 	}
