@@ -64,7 +64,9 @@ func alwaysThere(t loop.EventType) (fields []field, printed bool) {
 		return []field{{"status", `""`}, {"text", `""`}, {"usage", `{"input_tokens":0,"output_tokens":0}`}}, true
 	case loop.EventJobEnded:
 		return []field{{"job", `""`}, {"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"content", `""`}}, true
-	case loop.EventPolicyDecision, loop.EventApprovalAsked:
+	case loop.EventPolicyDecision:
+		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"status", `""`}, {"rule", `""`}, {"text", `""`}}, true
+	case loop.EventApprovalAsked:
 		return []field{{"index", `0`}, {"call_id", `""`}, {"name", `""`}, {"rule", `""`}, {"text", `""`}}, true
 	case loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning:
 	}

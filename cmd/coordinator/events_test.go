@@ -2,6 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -12,24 +15,64 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// documented are the fields of an event in docs/cli.md, and whether they are always there.
+func documented(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "cli.md"))
+	require.NoError(t, err)
+	_, section, _ := strings.Cut(string(page), "## `run --json`")
+	section, _, _ = strings.Cut(section, "\n## ")
+	aside := regexp.MustCompile(`\[[^]]*\]\([^)]*\)|\([^()]*\)|[:;] .*`)
+	name := regexp.MustCompile("(\\*\\*)?`([a-z_]+)`")
+	events := map[string]map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| (.*) \\|$").FindAllStringSubmatch(section, -1) {
+		fields := map[string]bool{"type": true, "session_id": true, "time": true}
+		text := row[2]
+		for range 2 { // links stand in brackets, too
+			text = aside.ReplaceAllString(text, "")
+		}
+		for _, field := range name.FindAllStringSubmatch(text, -1) {
+			fields[field[2]] = field[1] != ""
+		}
+		events[row[1]] = fields
+	}
+	for field := range events["tool_result"] {
+		events["job_ended"][field] = events["job_ended"][field] // which has the same
+	}
+	require.Len(t, events, 10)
+	return events
+}
+
+// requireDocumented checks that a line has what the documents promise, and nothing else.
+func requireDocumented(t *testing.T, line string, events map[string]map[string]bool) (event map[string]any) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(line), &event), line)
+	kind, _ := event["type"].(string)
+	require.Contains(t, events, kind)
+	for field, always := range events[kind] {
+		require.True(t, !always || event[field] != nil, "%s is missing in %s", field, line)
+	}
+	for field := range event {
+		require.Contains(t, events[kind], field, line)
+	}
+	return event
+}
+
 func TestJSONEvents_FieldsOfTheContractAreAlwaysThere(t *testing.T) {
 	t.Parallel()
-	want := map[loop.EventType][]string{
-		loop.EventSessionStarted: {"model", "tools"},
-		loop.EventModelReply:     {"text", "tool_calls", "step"},
-		loop.EventToolCall:       {"call_id", "name", "arguments", "step", "index"},
-		loop.EventToolResult:     {"step", "index", "call_id", "name", "status", "content", "worker_id", "attempt", "queue_ms", "run_ms"},
-		loop.EventSessionEnded:   {"status", "text", "usage"},
-	}
-	for eventType, fields := range want {
-		var out strings.Builder
-		newJSONEvents(&out).observe(loop.Event{Type: eventType, SessionID: "s", Step: 1})
-		require.Equal(t, 1, strings.Count(out.String(), "\n"))
-		var line map[string]any
-		require.NoError(t, json.Unmarshal([]byte(out.String()), &line))
-		for _, field := range append(fields, "type", "session_id") {
-			require.Contains(t, line, field, eventType)
+	events := documented(t)
+	for kind := range events {
+		if _, printed := alwaysThere(loop.EventType(kind)); !printed {
+			continue // not of the session loop
 		}
+		step := 1
+		if kind == string(loop.EventSessionStarted) || kind == string(loop.EventSessionEnded) {
+			step = 0
+		}
+		var out strings.Builder
+		newJSONEvents(&out).observe(loop.Event{Type: loop.EventType(kind), SessionID: "s", Step: step})
+		require.Equal(t, 1, strings.Count(out.String(), "\n"))
+		requireDocumented(t, out.String(), events)
 	}
 }
 

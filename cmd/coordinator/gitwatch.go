@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -65,6 +66,7 @@ func (w *gitWatch) tell(found []gitguard.Finding) {
 type gitFindings struct {
 	Type      string             `json:"type"`
 	SessionID protocol.SessionID `json:"session_id"`
+	Time      time.Time          `json:"time"`
 	Findings  []gitguard.Finding `json:"findings"`
 }
 
@@ -73,7 +75,7 @@ func (j *jsonEvents) found(session protocol.SessionID, findings []gitguard.Findi
 	if len(findings) == 0 {
 		return
 	}
-	line, err := json.Marshal(gitFindings{Type: "git_findings", SessionID: session, Findings: findings})
+	line, err := json.Marshal(gitFindings{Type: "git_findings", SessionID: session, Time: time.Now().UTC(), Findings: findings})
 	if err != nil {
 		panic(fmt.Sprintf("encode findings: %v", err)) // strings always encode
 	}
