@@ -32,8 +32,8 @@ func asksBash(t *testing.T, command string, background bool, wanted ...string) c
 	return call{tool: "bash", arguments: string(arguments), wanted: wanted}
 }
 
-// TestPublish_ServersOfTheSandboxAreReached: what a model starts is opened from outside, and the way
-// leads nowhere else.
+// TestPublish_ServersOfTheSandboxAreReached: what a model starts is opened from outside, and the
+// way leads nowhere else.
 func TestPublish_ServersOfTheSandboxAreReached(t *testing.T) {
 	t.Parallel()
 	servers := map[string]struct {
@@ -108,7 +108,7 @@ func (who person) start(t *testing.T, args ...string) running {
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		for range r.ended { //nolint:revive // until it is closed
+		for range r.ended {
 		}
 	})
 	return r
@@ -295,8 +295,8 @@ func answerSSH(t *testing.T, conn net.Conn, config *ssh.ServerConfig) {
 	}
 }
 
-// TestGitCredentials_OfOneHost: git in a sandbox gets the user's password for a host that was named,
-// and for no other, and changes nothing that the user's helper keeps.
+// TestGitCredentials_OfOneHost: git in a sandbox gets the user's password for a host that was
+// named, and for no other, and changes nothing that the user's helper keeps.
 func TestGitCredentials_OfOneHost(t *testing.T) {
 	t.Parallel()
 	project{needs: []string{"git"}}.available(t)
