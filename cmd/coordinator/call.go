@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -21,7 +24,7 @@ type callCommand struct {
 	Tool      string        `arg:"" help:"Name of the tool."`
 	Arguments string        `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
 	Workspace string        `placeholder:"DIR" help:"Directory to work on. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back."`
-	Session   string        `placeholder:"ID" help:"Session whose sandbox is used. Default: a new one."`
+	Session   string        `placeholder:"ID" help:"Session whose sandbox is used, and kept. Default: a new one, of which nothing is kept after the call."`
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the call, its wait included; 0 is no bound."`
 
@@ -199,9 +202,27 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	}
 	result, err := fl.Dispatcher.Told(running, &call, func(waits string) { show.warn(c.Tool + " waits for: " + waits) })
 	if remote != nil {
-		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
+		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
+	}
+	if c.Nats != "" && c.Session == "" && err == nil {
+		c.tidy(context.WithoutCancel(ctx), fl, &call, show.warn)
 	}
 	fl.Close() // with everything of the session that still runs
 	git.tell(git.findings(ctx))
 	return result, err
+}
+
+// tidyTimeout bounds the removal of what a call leaves.
+const tidyTimeout = 30 * time.Second
+
+// tidy removes the workspace of a session that had this one call, and that nothing lists.
+func (c *callCommand) tidy(ctx context.Context, fl *fleet.Fleet, call *protocol.Call, warn func(string)) {
+	if call.Lane() != protocol.SandboxKey(string(call.SessionID)).Lane() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
+	defer cancel()
+	if _, err := session.Remove(ctx, fl, call.SessionID, session.Options{Pool: call.Pool, Force: true, Used: true}); err != nil {
+		warn(fmt.Sprintf("what the call left is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(c.Nats), call.SessionID))
+	}
 }

@@ -163,7 +163,7 @@ func (c *runCommand) with(
 	ctx context.Context, p program, signals func(context.Context, func()) (context.Context, func()),
 	talk func(context.Context, *started) (loop.TurnResult, error),
 ) (err error) {
-	c.fleet = c.Nats != ""
+	c.fleet, c.copied = c.Nats != "", c.Nats != "" && c.Workspace != ""
 	show, err := newView(p, &c.viewFlags)
 	if err != nil {
 		return err
@@ -262,7 +262,7 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
 	if s.remote != nil {
-		err = errors.Join(err, s.remote.sync(context.WithoutCancel(ctx), s.show.warn))
+		err = errors.Join(err, s.remote.sync(context.WithoutCancel(ctx), s.show))
 	}
 	return result, err
 }

@@ -132,11 +132,12 @@ func (c *sessionCommand) connect(ctx context.Context, p program, rights ...natsi
 	return f.connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet)))...)
 }
 
-// open returns the sessions that the flags name, and what closes them.
-func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (sessions, func(), error) {
+// open returns the sessions that the flags name, and the fleet that has them, which the caller
+// closes; nil for those of this machine.
+func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (sessions, *fleet.Fleet, error) {
 	if c.Nats == "" {
 		local, err := c.local(p, desk)
-		return local, func() {}, err
+		return local, nil, err
 	}
 	fl, err := c.connect(ctx, p)
 	if err != nil {
@@ -146,15 +147,15 @@ func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		fl.Close()
 	}
-	return reader, fl.Close, err
+	return reader, fl, err
 }
 
 func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.open(ctx, p, desk)
+	all, fl, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer closeFleet(fl)
 	list, leftOut, err := all.List(ctx, c.Ls.Limit)
 	if err != nil {
 		return err
@@ -174,19 +175,31 @@ func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) 
 }
 
 func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.open(ctx, p, desk)
+	all, fl, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer closeFleet(fl)
 	info, err := all.Show(ctx, desk.id)
 	if err != nil {
 		return err
+	}
+	if fl != nil && info.State == session.StateOpen && natsio.CheckRights(ctx, fl.NC, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
+		if used, err := session.InUse(ctx, fl, desk.id, desk.pool); err == nil && used {
+			info.State = session.StateInUse
+		}
 	}
 	if c.JSON {
 		return printJSON(p, info)
 	}
 	return printSession(p.out(), info)
+}
+
+// closeFleet closes a fleet, if there is one.
+func closeFleet(fl *fleet.Fleet) {
+	if fl != nil {
+		fl.Close()
+	}
 }
 
 // remove removes a session.

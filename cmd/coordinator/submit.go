@@ -45,7 +45,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	c.fleet = true
+	c.fleet, c.copied = true, c.Workspace != ""
 	show, err := newView(p, &c.viewFlags)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	defer answers.close()
 	result, err := c.follow(ctx, fl, c.call(turn, policies, project), show, answers)
 	if remote != nil {
-		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show.warn))
+		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
 	}
 	return finish(ctx, show, turn.session, result, err, git)
 }

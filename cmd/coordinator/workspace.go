@@ -107,11 +107,12 @@ func (w *remoteWorkspace) call(ctx context.Context, payload protocol.Payload, ac
 }
 
 // sync brings what changed in the sandbox back into the directory. What was
-// changed on both sides stays as it is here, and is told to warn.
-func (w *remoteWorkspace) sync(ctx context.Context, warn func(string)) error {
+// changed on both sides stays as it is here, which is told.
+func (w *remoteWorkspace) sync(ctx context.Context, show view) error {
 	changes, err := w.fetch(ctx)
 	if err == nil {
-		tellChanges(changes, warn)
+		show.screen.CameBack()
+		tellChanges(changes, show.warn)
 	}
 	return err
 }

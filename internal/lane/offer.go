@@ -80,7 +80,7 @@ func (l *held) offer() error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
 	defer cancel()
 	err = s.RedeliverAfter(ctx, l.holder.options.Pool, offerPeriod, l.ready.seq)
-	l.holder.forget(l) // it may be offered back at once
+	l.holder.forget(l)                                                        // it may be offered back at once
 	_ = s.NC.Publish(s.Fleet.AskSubject(l.holder.options.Pool, l.hash), body) // without a connection it is delivered later
 	return err
 }

@@ -42,3 +42,19 @@ func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	}
 	return nil, nil
 }
+
+// InUse reports whether something runs or waits for a session in a fleet: a turn that a coordinator
+// was asked for, or calls in its sandbox. A turn that is open beside that may have been left.
+func InUse(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (bool, error) {
+	r, err := newRemover(ctx, f, id, Options{Pool: pool})
+	if err != nil {
+		return false, fmt.Errorf("session %s: %w", id, err)
+	}
+	for _, p := range r.places() {
+		calls, err := r.unfinished(ctx, p)
+		if err != nil || len(calls) > 0 {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}

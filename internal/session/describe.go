@@ -23,7 +23,8 @@ type State string
 const (
 	// StateOpen is a turn that has not ended: it runs, or its coordinator was lost.
 	StateOpen State = "open"
-	// StateInUse is a session on this machine that another process runs.
+	// StateInUse is a session on this machine that another process runs, or one of a fleet with a
+	// turn, or calls, that run or wait.
 	StateInUse State = "in_use"
 	// StateInvalid is a session whose journal has something that cannot be read: nobody can go on
 	// with it.

@@ -40,6 +40,8 @@ type Options struct {
 	Pool protocol.Pool
 	// Force removes a busy session too: its calls are cancelled, and its turn ends.
 	Force bool
+	// Used says that the session has a workspace, or had one a moment ago, as far as the caller knows.
+	Used bool
 }
 
 // Removed is what was there.
@@ -218,7 +220,7 @@ func (r *remover) cancel(ctx context.Context, p place) (cancelled []protocol.Cal
 
 // workspace has a worker remove the workspace, if there is one.
 func (r *remover) workspace(ctx context.Context) error {
-	if there, err := HasWorkspace(ctx, r.fleet, r.id); err != nil || !there {
+	if there, err := HasWorkspace(ctx, r.fleet, r.id); !r.options.Used && (err != nil || !there) {
 		return err
 	}
 	key := protocol.SandboxKey(string(r.id))

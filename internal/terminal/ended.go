@@ -50,8 +50,23 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 		text.add(string(e.Error.Code) + ": " + e.Error.Message)
 		text.end()
 	}
-	v.files(t.files)
+	if v.held = nil; v.opts.Copied && !v.back {
+		v.held = t.files
+	} else {
+		v.files(t.files)
+	}
 	v.gap = true
+}
+
+// CameBack shows what the last turn has changed: it is here now.
+func (v *View) CameBack() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.measure()
+	v.back, v.gap = true, false
+	v.files(v.held)
+	v.held, v.gap = nil, true
+	v.flush()
 }
 
 func (v *View) outcomeMark(outcome loop.Outcome) (string, style) {

@@ -36,6 +36,8 @@ type Options struct {
 	Plain bool
 	// Workers says, when Live, which worker ran a call.
 	Workers bool
+	// Copied says that a turn changes a copy: what it changed is shown once [View.CameBack] says so.
+	Copied bool
 	// Cost is what tokens cost, in dollars; nil when that is not known.
 	Cost func(protocol.Usage) float64
 	// Now is the clock for events that carry no time; nil means time.Now.
@@ -66,8 +68,10 @@ type View struct {
 	activity activity
 	turn     tally
 	session  tally
-	turns    int    // that ended
-	ended    string // outcome of the last turn; "" while one is open
+	turns    int      // that ended
+	ended    string   // outcome of the last turn; "" while one is open
+	held     []change // what a turn changed that has not come back
+	back     bool     // it has
 	live     *region
 }
 
@@ -218,7 +222,7 @@ func (v *View) sessionStarted(e *loop.Event) {
 }
 
 func (v *View) turnStarted(e *loop.Event) {
-	v.turn, v.ended = tally{since: e.Time}, ""
+	v.turn, v.ended, v.held, v.back = tally{since: e.Time}, "", nil, false
 	v.labels, v.calls = labels{}, nil
 	for i, line := range excerpt(e.Input, maxInputLines) {
 		prefix := "  "

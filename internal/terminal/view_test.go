@@ -1,6 +1,7 @@
 package terminal_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -185,6 +186,24 @@ func TestView_ChangedFilesAreSummedUp(t *testing.T) {
 	got := show(r.events, nil)
 	require.Contains(t, got, "  changed  f0   +4 −2\n           f1   +4 −2\n           f2   +2 −1\n")
 	require.True(t, strings.HasSuffix(got, "           f19  +2 −1\n           … 3 more files\n"), got)
+}
+
+// What a turn changed in a copy is shown when it has come back, and not before.
+func TestView_ChangesOfACopyAreShownWhenTheyAreBack(t *testing.T) {
+	t.Parallel()
+	r := newRecording()
+	r.start("Go")
+	r.silent("")
+	r.result(loop.Event{Name: "edit", Content: "done", Diff: "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n+c\n"}, 0, 1)
+	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
+	var out bytes.Buffer
+	view := terminal.New(&out, &terminal.Options{Copied: true})
+	for _, e := range r.events {
+		view.Observe(e)
+	}
+	require.NotContains(t, out.String(), "changed")
+	view.CameBack()
+	require.Contains(t, out.String(), "  changed  f")
 }
 
 func TestView_LongDiffIsCut(t *testing.T) {

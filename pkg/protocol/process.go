@@ -70,6 +70,8 @@ type ProcessReadResult struct {
 	// kept any more. NextOffset is where to read on.
 	Offset     int64 `json:"offset"`
 	NextOffset int64 `json:"next_offset"`
+	// Dropped is how many bytes from the beginning are not kept any more.
+	Dropped int64 `json:"dropped,omitempty"`
 }
 
 // ProcessSendResult answers [ProcessSend]: Content is what was written since.

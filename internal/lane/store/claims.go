@@ -173,7 +173,9 @@ func (s *Store) Park(ack string, wait time.Duration) {
 	_ = s.NC.Publish(ack, later(wait))
 }
 
-func later(wait time.Duration) []byte { return fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds()) }
+func later(wait time.Duration) []byte {
+	return fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds())
+}
 
 // Settle tells the pool's consumer that a ready message is gone. Without it the consumer forgets
 // the message when it would deliver it again.

@@ -150,6 +150,7 @@ func TestProcesses_OutputIsKeptFromItsEnd(t *testing.T) {
 	require.Equal(t, "exited", got.Reason)
 	require.EqualValues(t, 1_288_895, got.Bytes)
 	require.Equal(t, got.Bytes-background.KeepBytes, got.Offset, "what is older is gone")
+	require.Equal(t, got.Offset, got.Dropped)
 	var all strings.Builder
 	for at := got.Offset; ; {
 		next, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: at, Limit: 10_000})

@@ -133,5 +133,6 @@ func (p *process) read(offset, limit int64) protocol.ProcessReadResult {
 	content, at := p.output.read(offset, limit)
 	return protocol.ProcessReadResult{
 		ProcessStatus: p.status, Content: content, Offset: at, NextOffset: at + int64(len(content)),
+		Dropped: p.output.base,
 	}
 }

@@ -28,9 +28,11 @@ func (l *link) answer(ctx context.Context, socket net.PacketConn) {
 		slots <- struct{}{}
 		l.work.Go(func() {
 			defer func() { <-slots }()
-			if reply := l.reply(ctx, buf[:n]); reply != nil {
-				_, _ = socket.WriteTo(reply, from)
-			}
+			l.contained(func() {
+				if reply := l.reply(ctx, buf[:n]); reply != nil {
+					_, _ = socket.WriteTo(reply, from)
+				}
+			})
 		})
 	}
 }

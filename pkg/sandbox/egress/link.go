@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"runtime/debug"
 	"sync"
 
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -44,7 +45,21 @@ type link struct {
 	names    *linkNames
 	requests chan *tcp.ForwarderRequest
 	slots    chan struct{}
-	work     sync.WaitGroup // connections
+	work     sync.WaitGroup  // connections
+	broken   func(fault any) // ends the link
+}
+
+var errPanicked = errors.New("the network stack panicked")
+
+// contained has a panic end the link, not the process. Goroutines that the stack itself starts are
+// beyond that: a panic there ends the process.
+func (l *link) contained(do func()) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			l.broken(fault)
+		}
+	}()
+	do()
 }
 
 // ServeLink is the other end of a sandbox's network interface: each Read of packets is an IPv4
@@ -54,8 +69,8 @@ type link struct {
 // It ends, and closes packets, when ctx ends or packets cannot be read, and returns when no
 // connection is left; nil unless the link broke.
 func (p *Proxy) ServeLink(ctx context.Context, packets io.ReadWriteCloser) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	l, questions, err := newLink(p, packets)
 	if err != nil {
 		return fmt.Errorf("egress link: %w", errors.Join(err, packets.Close()))
@@ -69,13 +84,20 @@ func (p *Proxy) ServeLink(ctx context.Context, packets io.ReadWriteCloser) error
 	})
 	l.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, forwarder.HandlePacket)
 	var loops sync.WaitGroup
-	loops.Go(func() { l.write(ctx) })
-	loops.Go(func() { l.accept(ctx) })
-	loops.Go(func() { l.answer(ctx, questions) })
+	l.broken = func(fault any) {
+		p.log.ErrorContext(ctx, "network stack panicked", slog.Any("panic", fault), slog.String("stack", string(debug.Stack())))
+		cancel(errPanicked)
+	}
+	loops.Go(func() { l.contained(func() { l.write(ctx) }) })
+	loops.Go(func() { l.contained(func() { l.accept(ctx) }) })
+	loops.Go(func() { l.contained(func() { l.answer(ctx, questions) }) })
 	context.AfterFunc(ctx, func() { _ = packets.Close() })
-	err = l.read()
-	ended := ctx.Err() != nil
-	cancel()
+	l.contained(func() { err = l.read() })
+	if errors.Is(context.Cause(ctx), errPanicked) {
+		err = errPanicked
+	}
+	ended := ctx.Err() != nil && !errors.Is(err, errPanicked)
+	cancel(nil)
 	_ = packets.Close()
 	_ = questions.Close()
 	loops.Wait()
@@ -188,7 +210,7 @@ func (l *link) accept(ctx context.Context) {
 		case r := <-l.requests:
 			l.work.Go(func() {
 				defer func() { <-l.slots }()
-				l.connect(ctx, r)
+				l.contained(func() { l.connect(ctx, r) })
 			})
 		case <-ctx.Done():
 			return

@@ -511,3 +511,22 @@ func TestLink_ThatBreaksEnds(t *testing.T) {
 	require.ErrorIs(t, p.ServeLink(t.Context(), line), io.ErrUnexpectedEOF)
 	require.True(t, line.closed.Load())
 }
+
+// panicking is packets of which one takes the stack down.
+type panicking struct{ *pipeEnd }
+
+func (panicking) Read([]byte) (int, error) { panic("out of sequence") }
+
+// A panic ends the link, not the process that has others.
+func TestLink_APanicIsItsEndOnly(t *testing.T) {
+	t.Parallel()
+	p, err := egress.New(egress.Options{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	ours, _ := packetPipe()
+	require.ErrorContains(t, p.ServeLink(t.Context(), panicking{ours}), "the network stack panicked")
+	select {
+	case <-ours.ended:
+	default:
+		require.Fail(t, "the packets are not closed")
+	}
+}

@@ -99,6 +99,9 @@ func processReadText(v protocol.ProcessReadResult) string {
 	if len(v.Content) == 0 {
 		mark = fmt.Sprintf("[%s %s; nothing new after byte %d of %d]", v.Process, stateText(v.ProcessStatus), v.NextOffset, v.Bytes)
 	}
+	if v.Dropped > 0 && v.Offset == v.Dropped {
+		mark = fmt.Sprintf("[%s before this are dropped, nothing has them: have a command write to a file what is needed whole]\n", prose.Plural(v.Dropped, "byte")) + mark
+	}
 	if v.TTY {
 		return prose.Ended(prose.Screen(string(v.Content))) + mark
 	}
