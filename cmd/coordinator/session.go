@@ -33,7 +33,9 @@ type sessionCommand struct {
 	Export struct {
 		ID string `arg:"" help:"Id of the session."`
 	} `cmd:"" help:"Print a session's journal, each event as a line of JSON."`
-	Pull   sessionPull `cmd:"" help:"Bring a session's workspace, or what changed of it, into a directory."`
+	Files  sessionFiles `cmd:"" help:"List the files of a session's workspace, or print one, also as it was after a call. No worker is asked."`
+	Diff   sessionDiff  `cmd:"" help:"List the calls that changed a session's workspace, or show what one changed. No worker is asked."`
+	Pull   sessionPull  `cmd:"" help:"Bring a session's workspace, or what changed of it, into a directory."`
 	Cancel struct {
 		ID string `arg:"" help:"Id of the session."`
 	} `cmd:"" help:"End a session's turns that run or wait, with the calls that run for them."`
@@ -69,10 +71,12 @@ func (c *sessionCommand) commands() map[string]command {
 		"session show <id>": sessionVerb{c, &c.Show.ID, c.show},
 		"session rm <id>":   sessionVerb{c, &c.Rm.ID, c.remove},
 
-		"session log <id>":        sessionVerb{c, &c.Log.ID, c.log},
-		"session export <id>":     sessionVerb{c, &c.Export.ID, c.export},
-		"session cancel <id>":     sessionVerb{c, &c.Cancel.ID, c.cancel},
-		"session attach <id>":     sessionVerb{c, &c.Attach.ID, c.attach},
+		"session log <id>":    sessionVerb{c, &c.Log.ID, c.log},
+		"session export <id>": sessionVerb{c, &c.Export.ID, c.export},
+		"session cancel <id>": sessionVerb{c, &c.Cancel.ID, c.cancel},
+		"session attach <id>": sessionVerb{c, &c.Attach.ID, c.attach},
+		"session files <id>":  sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
+		"session diff <id>": sessionVerb{c, &c.Diff.ID, c.diff}, "session diff <id> <call>": sessionVerb{c, &c.Diff.ID, c.diff},
 		"session pull <id> <dir>": sessionVerb{c, &c.Pull.ID, c.pull},
 	}
 }

@@ -104,11 +104,12 @@ type message struct {
 	checkpoint
 
 	seq  uint64
+	at   time.Time
 	size int
 }
 
 func decode(msg *jetstream.RawStreamMsg) (*message, error) {
-	m := &message{seq: msg.Sequence, size: len(msg.Data)}
+	m := &message{seq: msg.Sequence, at: msg.Time, size: len(msg.Data)}
 	if err := json.Unmarshal(msg.Data, &m.checkpoint); err != nil {
 		return nil, fmt.Errorf("checkpoint %d: %w: %w", msg.Sequence, ErrInvalid, err)
 	}

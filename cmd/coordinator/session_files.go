@@ -1,0 +1,222 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+type sessionFiles struct {
+	ID   string `arg:"" help:"Id of the session."`
+	Path string `arg:"" optional:"" help:"File of the workspace to print; without it the files are listed."`
+	At   string `placeholder:"CALL" help:"As it was after a call; without it as it is now."`
+}
+
+type sessionDiff struct {
+	ID   string `arg:"" help:"Id of the session."`
+	Call string `arg:"" optional:"" help:"Id of the call whose changes are shown; without it the calls that changed something are listed."`
+}
+
+// maxShown is the most of one file that is printed or compared.
+const maxShown = 64 << 20
+
+// checkpoints opens the workspaces of the fleet that the flags name.
+func (c *sessionCommand) checkpoints(ctx context.Context, p program, desk sessionDesk) (*workspace.Store, func(), error) {
+	if c.Nats == "" {
+		return nil, nil, cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet are directories of this machine (session pull %s DIR)", desk.id)
+	}
+	f, err := c.connect(ctx, p)
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := workspace.Open(ctx, f.NC, desk.fleet)
+	if err != nil {
+		f.Close()
+	}
+	return store, f.Close, err
+}
+
+func (d sessionDesk) lane() protocol.LaneHash { return protocol.SandboxKey(string(d.id)).Lane().Hash() }
+
+// underWorkspace is where the files of a workspace are in its checkpoints.
+const underWorkspace = "workspace/"
+
+// files lists the files of a workspace, or prints one.
+func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk) error {
+	store, done, err := c.checkpoints(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer done()
+	_, tree, err := store.Change(ctx, desk.lane(), protocol.CallID(c.Files.At))
+	if err != nil {
+		return fmt.Errorf("session %s: %w", desk.id, err)
+	}
+	if c.Files.Path != "" {
+		return printFile(ctx, p, store, tree, c.Files.Path)
+	}
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(tree)), func(name string) bool { return !strings.HasPrefix(name, underWorkspace) })
+	if c.JSON {
+		listed := []listedFile{}
+		for _, name := range names {
+			node := tree[name]
+			listed = append(listed, listedFile{strings.TrimPrefix(name, underWorkspace), string(node.Type), fmt.Sprintf("%04o", node.Mode), node.Size, node.Target})
+		}
+		return printJSON(p, listed)
+	}
+	for _, name := range names {
+		node := tree[name]
+		mode, shown := node.Mode, terminal.Visible(strings.TrimPrefix(name, underWorkspace))
+		switch node.Type {
+		case sandbox.TypeDir:
+			mode |= fs.ModeDir
+		case sandbox.TypeSymlink:
+			mode |= fs.ModeSymlink
+			shown += " -> " + terminal.Visible(node.Target)
+		default:
+		}
+		if _, err := fmt.Fprintf(p.Stdout, "%s %10d  %s\n", mode, node.Size, shown); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listedFile is a file as --json prints it.
+type listedFile struct {
+	Path   string `json:"path"`
+	Type   string `json:"type"`
+	Mode   string `json:"mode"`
+	Size   int64  `json:"size"`
+	Target string `json:"target,omitempty"`
+}
+
+func printFile(ctx context.Context, p program, store *workspace.Store, tree snapshot.Tree, name string) error {
+	node, is := tree[underWorkspace+name]
+	if !is || node.Type != sandbox.TypeFile {
+		return fmt.Errorf("PATH %q: no file of the workspace", name)
+	}
+	content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShown)
+	if err != nil {
+		return fmt.Errorf("PATH %q: %w", name, err)
+	}
+	_, err = p.Stdout.Write(content)
+	return err
+}
+
+// diff shows what a call changed, or lists the calls that changed something.
+func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) error {
+	store, done, err := c.checkpoints(ctx, p, desk)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if c.Diff.Call == "" {
+		return c.calls(ctx, p, desk, store)
+	}
+	before, after, err := store.Change(ctx, desk.lane(), protocol.CallID(c.Diff.Call))
+	if err != nil {
+		return fmt.Errorf("session %s: %w", desk.id, err)
+	}
+	text, err := changed(ctx, store, before, after)
+	if err != nil {
+		return fmt.Errorf("session %s: %w", desk.id, err)
+	}
+	if c.JSON {
+		return printJSON(p, map[string]string{"call": c.Diff.Call, "diff": text})
+	}
+	_, err = io.WriteString(p.Stdout, text)
+	return err
+}
+
+func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, store *workspace.Store) error {
+	history, err := store.History(ctx, desk.lane())
+	if err != nil {
+		return fmt.Errorf("session %s: %w", desk.id, err)
+	}
+	if len(history) == 0 {
+		return fmt.Errorf("session %s has no workspace in fleet %s: %w", desk.id, desk.fleet, workspace.ErrNone)
+	}
+	if c.JSON {
+		return printJSON(p, history)
+	}
+	for _, at := range history {
+		what := "everything"
+		if at.Set+at.Removed > 0 {
+			what = fmt.Sprintf("%d set, %d removed", at.Set, at.Removed)
+		}
+		for _, call := range at.Calls {
+			if _, err := fmt.Fprintf(p.Stdout, "%s  %s  %s\n", call, at.Time.Local().Format(time.DateTime), what); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// changed is the difference of two trees: a line for each path, and what changed of texts.
+func changed(ctx context.Context, store *workspace.Store, before, after snapshot.Tree) (string, error) {
+	var text strings.Builder
+	all := maps.Clone(before)
+	maps.Copy(all, after)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		shown, in := strings.CutPrefix(name, underWorkspace)
+		if was, is := before[name], after[name]; !in || was.Same(is) {
+			continue
+		}
+		one, err := difference(ctx, store, shown, before[name], after[name])
+		if err != nil {
+			return "", err
+		}
+		text.WriteString(one)
+	}
+	return text.String(), nil
+}
+
+func difference(ctx context.Context, store *workspace.Store, name string, was, is snapshot.Node) (string, error) {
+	word := "changed"
+	switch {
+	case was.Type == "":
+		word = "new"
+	case is.Type == "":
+		word = "removed"
+	}
+	head := fmt.Sprintf("%s %s %s\n", word, cmp.Or(is.Type, was.Type), name)
+	old, err := textOf(ctx, store, was)
+	if err != nil {
+		return "", err
+	}
+	now, err := textOf(ctx, store, is)
+	if err != nil || old == now {
+		return head, err
+	}
+	return head + udiff.Unified("a/"+name, "b/"+name, old, now), nil
+}
+
+// textOf is the content of a small text file; "" of anything else.
+func textOf(ctx context.Context, store *workspace.Store, node snapshot.Node) (string, error) {
+	if node.Type != sandbox.TypeFile || node.Size > 1<<20 {
+		return "", nil
+	}
+	content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShown)
+	if err != nil || !utf8.Valid(content) || strings.ContainsRune(string(content), 0) {
+		return "", err
+	}
+	return string(content), nil
+}

@@ -1,0 +1,86 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// ErrNone is wrapped by errors about a workspace, or a checkpoint of it, that there is not.
+var ErrNone = errors.New("there is no such checkpoint")
+
+// Checkpoint is one of a workspace's history.
+type Checkpoint struct {
+	// Calls are those whose changes it covers, in the order in which they ended.
+	Calls []protocol.CallID `json:"calls"`
+	Time  time.Time         `json:"time"`
+	// Set and Removed are how many paths are new or changed, and how many are gone, with all that
+	// was below them. Both are 0 when the whole workspace was written down again.
+	Set     int `json:"set"`
+	Removed int `json:"removed"`
+}
+
+// History returns the checkpoints of a lane's workspace, the oldest first, but for those of workers
+// that only took it.
+func (s *Store) History(ctx context.Context, lane protocol.LaneHash) ([]Checkpoint, error) {
+	var history []Checkpoint
+	err := s.each(ctx, lane, func(m *message) (bool, error) {
+		if len(m.Calls) > 0 {
+			history = append(history, Checkpoint{Calls: m.Calls, Time: m.at, Set: len(m.Delta.Set), Removed: len(m.Delta.Removed)})
+		}
+		return true, nil
+	})
+	return history, err
+}
+
+// Change returns what a lane's workspace had before and after the checkpoint that covers a call; ""
+// is the last one that covers any. The error wraps [ErrNone] when there is none.
+func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (before, after snapshot.Tree, err error) {
+	var at *message
+	err = s.each(ctx, lane, func(m *message) (bool, error) {
+		if call == "" && len(m.Calls) > 0 || slices.Contains(m.Calls, call) {
+			at = m
+		}
+		return call == "" || at == nil, nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if at == nil {
+		return nil, nil, fmt.Errorf("call %q changed nothing, or is not one of this workspace: %w", call, ErrNone)
+	}
+	tree := snapshot.Tree{}
+	err = s.each(ctx, lane, func(m *message) (bool, error) {
+		if m.seq == at.seq {
+			before = maps.Clone(tree)
+		}
+		if len(m.Base) > 0 {
+			tree, err = s.base(ctx, m)
+		} else {
+			tree.Apply(&m.Delta, inlineOf(m.seq))
+		}
+		return m.seq != at.seq, err
+	})
+	return before, tree, err
+}
+
+// each goes through the checkpoints of a lane, the oldest first, until do returns false.
+func (s *Store) each(ctx context.Context, lane protocol.LaneHash, do func(*message) (bool, error)) error {
+	for from := uint64(1); ; {
+		m, err := s.next(ctx, lane, from)
+		if err != nil || m == nil {
+			return err
+		}
+		goesOn, err := do(m)
+		if err != nil || !goesOn {
+			return err
+		}
+		from = m.seq + 1
+	}
+}
