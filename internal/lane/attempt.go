@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -19,13 +21,10 @@ import (
 // result, or nil. It reports false when nothing was settled, because the lane is lost or stopping.
 func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
 	result, known, err := l.before(e, asked)
-	for err != nil && l.alive() {
-		l.complain(startTrouble, e, err)
-		l.pause()
+	if err != nil && !l.tries("call cannot be started", func() error {
 		result, known, err = l.before(e, nil)
-	}
-	l.over(startTrouble, e)
-	if err != nil {
+		return err
+	}) {
 		return false
 	}
 	if known { // its result is stored already
@@ -49,7 +48,6 @@ func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
 // can go on, or is not ours any more.
 func (l *held) unpack(e *core.Entry) *protocol.Result {
 	stored, packed := e.Call.Payload.(protocol.Stored)
-	defer l.over(payloadTrouble, e)
 	for packed && l.alive() {
 		raw, err := l.holder.store.Blobs.Get(l.ctx, stored)
 		if errors.Is(err, jetstream.ErrObjectNotFound) {
@@ -69,8 +67,8 @@ func (l *held) unpack(e *core.Entry) *protocol.Result {
 		if refusal := l.refusal(e); refusal != nil { // it may be long until the payload can be read
 			return refusal
 		}
-		l.complain(payloadTrouble, e, err)
-		l.pause()
+		l.complain("payload cannot be read", err)
+		pause.For(l.ctx, faultPause)
 	}
 	return nil
 }
@@ -96,7 +94,7 @@ func (l *held) isSettled(e *core.Entry, asked *store.Lookup) (bool, error) {
 	if err != nil || known {
 		return known, err
 	}
-	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce || l.first.snapshot.mayBeOld(e) {
+	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce || l.mail.snapshot.mayBeOld(e) {
 		err = l.holder.store.SurelyNoResult(l.ctx, e.Call)
 	}
 	return false, err
@@ -191,9 +189,13 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 	if e.Cancelled { // between the last check and now
 		stop(ErrCancelled)
 	}
-	l.began(run, now)
+	l.runs = append(l.runs, ongoing{call: run.Call, attempt: run.Attempt, since: now})
 	l.mu.Unlock()
-	defer l.ended(run)
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.runs = slices.DeleteFunc(l.runs, func(o ongoing) bool { return o.call == run.Call })
+	}()
 
 	if !l.alive() { // this process may have slept since the lane was last known to be ours
 		return nil
@@ -218,20 +220,12 @@ func (l *held) settle(e *core.Entry, r *protocol.Result) bool {
 		r.QueueMS = millis(l.holder.clock.Age(e.Accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
-	defer l.over(resultTrouble, e)
-	for {
-		if !l.alive() {
-			return false
-		}
-		err := l.holder.store.StoreResult(l.ctx, r)
-		if err == nil {
-			l.holder.options.Settled(l.ctx, e.Call, r)
-			l.dropPayload(e)
-			return true
-		}
-		l.complain(resultTrouble, e, err)
-		l.pause()
+	if !l.tries("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, r) }) {
+		return false
 	}
+	l.holder.options.Settled(l.ctx, e.Call, r)
+	l.dropPayload(e)
+	return true
 }
 
 // wasSettled notes that the result of a call was stored already when its turn came.

@@ -160,7 +160,7 @@ func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	if what.Kind != protocol.EntryCall && what.Kind != protocol.EntryCancel {
 		return ""
 	}
-	lane = laneOf(entry.Headers())
+	lane = Named(entry.Headers())
 	if lane.Hash() != c.store.Fleet.LaneOfSubject(entry.Subject()) {
 		c.logger.Error("mailbox entry is malformed: nobody takes its lane for it",
 			slog.String("subject", entry.Subject()), slog.String("header", protocol.HeaderLane))

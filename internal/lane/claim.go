@@ -41,15 +41,15 @@ func readReady(msg *nats.Msg) (*readyMessage, error) {
 		header: msg.Header, body: msg.Data, stored: meta.Timestamp,
 		hash: protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
 	}
-	if r.lane = laneOf(msg.Header); r.lane.Hash() != r.hash {
+	if r.lane = Named(msg.Header); r.lane.Hash() != r.hash {
 		return nil, fmt.Errorf("header %s %q does not match the subject",
 			protocol.HeaderLane, msg.Header.Get(protocol.HeaderLane))
 	}
 	return r, nil
 }
 
-// laneOf reads the lane that a message names; "" when it names none.
-func laneOf(header nats.Header) (lane protocol.Lane) {
+// Named is the lane that a message names; "" when it names none.
+func Named(header nats.Header) (lane protocol.Lane) {
 	if json.Unmarshal([]byte(`"`+header.Get(protocol.HeaderLane)+`"`), &lane) != nil {
 		return ""
 	}
@@ -145,7 +145,7 @@ func (h *Holder) decline(r *readyMessage, why error) {
 	case errors.Is(why, ErrDraining):
 		h.store.Return(r.ack)
 	default:
-		h.troubles.begin(context.Background(), claimTrouble, r.hash, //nolint:forbidigo // for the log alone
+		h.troubles.tell(context.Background(), "lane cannot be claimed", //nolint:forbidigo // for the log alone
 			slog.String("lane", string(r.lane)), slog.Any("error", why))
 		h.store.Park(r.ack, faultPause)
 	}
@@ -170,7 +170,6 @@ func (h *Holder) askToLeave(r *readyMessage) {
 // it may be stored all the same.
 func (h *Holder) disownAfter(l *held, why error) {
 	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errLeaving) {
-		h.troubles.end(l.ctx, claimTrouble, l.hash, true)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.ShortTimeout)

@@ -74,32 +74,24 @@ func TestLane_BusyLaneMakesWayOnlyForOthers(t *testing.T) {
 // What waits in a lane when it is claimed is asked for together, and run in its order.
 func TestLane_WhatWaitsIsReadTogether(t *testing.T) {
 	t.Parallel()
-	for name, newFleet := range map[string]func(*testing.T) *fleet{
-		"one server":    newFleet,
-		"three servers": func(t *testing.T) *fleet { t.Helper(); f, _ := newClusterFleet(t); return f }, //nolint:nlreturn // one line
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFleet(t)
-			p := f.publisher()
-			calls := newCalls(100, exclusive("account/a"))
-			put(t, p, calls...)
-			var questions atomic.Int32 // that leave it to the server what comes next
-			filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, calls[0].Lane().Hash())
-			heard, err := f.nc.Subscribe("$JS.API.>", func(msg *nats.Msg) {
-				if bytes.Contains(msg.Data, []byte(filter)) {
-					questions.Add(1)
-				}
-			})
-			require.NoError(t, err)
-			defer func() { require.NoError(t, heard.Unsubscribe()) }()
-			require.NoError(t, f.nc.Flush())
-			ran := make(chan protocol.CallID, len(calls))
-			f.hold(tells(ran), lane.Options{})
-			for _, call := range calls {
-				require.Equal(t, call.ID, <-ran)
-			}
-			require.Less(t, int(questions.Load()), len(calls)/4)
-		})
+	f := newFleet(t)
+	p := f.publisher()
+	calls := newCalls(100, exclusive("account/a"))
+	put(t, p, calls...)
+	var questions atomic.Int32 // that leave it to the server what comes next
+	filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, calls[0].Lane().Hash())
+	heard, err := f.nc.Subscribe("$JS.API.>", func(msg *nats.Msg) {
+		if bytes.Contains(msg.Data, []byte(filter)) {
+			questions.Add(1)
+		}
+	})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, heard.Unsubscribe()) }()
+	require.NoError(t, f.nc.Flush())
+	ran := make(chan protocol.CallID, len(calls))
+	f.hold(tells(ran), lane.Options{})
+	for _, call := range calls {
+		require.Equal(t, call.ID, <-ran)
 	}
+	require.Less(t, int(questions.Load()), len(calls)/4)
 }

@@ -64,13 +64,13 @@
 // result travels slowly, so the ready message is published after all when no result has come in 20
 // ms, or in twice the time that calls take, up to 100 ms.
 //
-// A holder removes settled entries without asking for an answer. Before it releases the lane, it
-// goes through what it has read once more and removes what is left. So after a crash an entry may
-// be settled and still be there; the result of each call is looked for before it starts.
+// A holder removes settled entries without asking for an answer. Before it lets the lane go, one
+// list of the mailbox tells which are left. So after a crash an entry may be settled and still be
+// there; the result of each call is looked for before it starts.
 //
 // While a lane is held, the server republishes each stored message of its mailbox to the holder. A
-// server on its own does so in order, so they need not be read. In a cluster some may get lost. One
-// list of the mailbox then says for all of them what is still there, and what is missing.
+// server on its own does so in order, so they need not be read. In a cluster some may get lost, so
+// they only say when to read.
 //
 // # Old answers
 //
@@ -101,12 +101,12 @@
 //
 //	what is decided, without input or output   package core, and the simulation of it
 //	calls are put, results heard               publisher, inflight, missing; results
-//	the holder: one loop that pulls            holder, pull, slots, backlog, fairness; options, executor
+//	the holder: one loop that pulls            holder, pull, slots; options, executor
 //	who holds what                             claim, life, peers
 //	lanes that nobody looks after              caretaker, review, overdue
-//	a lane while it is held                    held, waits, attempt, ahead, due, leave, garbage
+//	a lane while it is held: one select loop   held, fairness, attempt, ahead, leave, garbage
 //	calls that other workers have to run       offer
-//	what waits in it, in order                 feed, mailbox, republished, snapshot
-//	operators, cancels, pauses                 answer, oversight, paused; package operator
+//	what waits in it, in order                 feed, mailbox, snapshot
+//	operators, cancels, pauses                 answer, marks; package operator
 //	streams and their operations               package store
 package lane

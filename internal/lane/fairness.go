@@ -9,26 +9,37 @@ import (
 const (
 	// quantum is how long a busy lane may keep a slot that others may want.
 	quantum = time.Second
-	// giveWay is how long a lane that is never idle then leaves free slots to others.
+	// giveWay is how long a lane that has to be held on then leaves free slots to others.
 	giveWay = 20 * time.Millisecond
 )
 
-// seat is a lane's share of the holder's slots.
+// seat is a lane's part of the holder's slots.
 type seat struct {
-	free      int       // slots in hand that no call uses
-	wanting   bool      // stands in line for a slot
-	granted   chan bool // the end of that
-	share     time.Time // when the lane's share of the slots began
-	givingWay time.Time // until then free slots are left to others
+	free    int       // slots in hand that no call uses
+	used    int       // calls that run
+	wanting bool      // stands in line for a slot
+	granted chan bool // the end of that
+	share   time.Time // when the lane's share of the slots began; before it, they are left to others
 }
 
 // newSeat is that of a lane that is claimed with one slot.
 func newSeat() seat { return seat{free: 1, share: time.Now(), granted: make(chan bool, 1)} }
 
+// take ends standing in line.
+func (s *seat) take(granted bool) {
+	s.wanting = false
+	if granted {
+		s.free++
+	}
+}
+
+// givesWay reports whether free slots are left to others for a moment.
+func (s *seat) givesWay(now time.Time) bool { return now.Before(s.share) }
+
 // start starts what may run, as far as there are slots.
 func (l *held) start() {
 	l.refuse()
-	if l.starting.Err() == nil && !l.oversight.paused.Load() && !l.yields() && !l.givesWay() {
+	if l.starting.Err() == nil && !l.paused.Load() && !l.makesWay() {
 		for _, e := range l.schedule.Startable() {
 			if !l.takes(e) {
 				if l.isOver(e) {
@@ -44,7 +55,11 @@ func (l *held) start() {
 				l.wantSlot()
 				break
 			}
-			l.startOne(e)
+			asked := l.ahead.of(e, l.schedule.Entries())
+			e.Running = true
+			l.seat.free--
+			l.seat.used++
+			go func() { l.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
 		}
 	}
 	if l.lacks != nil { // what has been started ends first
@@ -60,18 +75,8 @@ func (l *held) freeSlots() {
 	}
 }
 
-// startOne starts a call with a slot in hand.
-func (l *held) startOne(e *core.Entry) {
-	l.idleSince = time.Time{}
-	asked := l.ahead.of(e, l.schedule.Entries())
-	e.Running = true
-	l.seat.free--
-	l.active++
-	go func() { l.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
-}
-
-// wantSlot stands in line for one slot. Lanes stand in line, not calls: one with
-// many calls takes its turn like all others.
+// wantSlot stands in line for one slot. Lanes stand in line, not calls: one with many calls takes
+// its turn like all others.
 func (l *held) wantSlot() {
 	if l.seat.wanting {
 		return
@@ -83,43 +88,80 @@ func (l *held) wantSlot() {
 // returnSlots gives back what slots the lane has or is about to get.
 func (l *held) returnSlots() {
 	l.stop()
-	if l.seat.wanting && <-l.seat.granted {
-		l.seat.free++
+	if l.seat.wanting {
+		l.seat.take(<-l.seat.granted)
 	}
 	l.freeSlots()
 }
 
-// yields reports whether a busy lane should go to the end of the line, because
-// it had its share of the slots and others may wait.
-func (l *held) yields() bool {
-	if l.active > 0 || l.schedule.Len() == 0 || time.Since(l.seat.share) < quantum || l.unresolved() {
-		return false
-	}
-	if l.holder.options.Keeps(l.lane) || !l.holder.othersWait() {
-		return false
-	}
-	l.stop()
-	return true
-}
-
-// givesWay reports whether a lane that cannot yield leaves its free slots to others for a moment:
-// its calls overlap and it is never idle, or it must be held, or calls of it may have been started
-// by a worker that was lost.
-func (l *held) givesWay() bool {
+// makesWay reports whether a busy lane leaves its free slots to others, because it had its share and
+// others wait. It is handed over, so that it goes to the end of the line, if nothing of it runs and
+// it need not be held. Else it starts nothing for a moment.
+func (l *held) makesWay() bool {
 	now := time.Now()
-	if now.Before(l.seat.givingWay) {
+	if l.seat.givesWay(now) {
 		return true
 	}
 	if l.schedule.Len() == 0 || now.Sub(l.seat.share) < quantum {
 		return false
 	}
-	if l.active == 0 && !l.holder.options.Keeps(l.lane) && !l.unresolved() { // it may yield
+	if !l.othersWait() {
+		l.seat.share = now.Add(-quantum * 3 / 4) // asked again soon
 		return false
 	}
-	if !l.holder.othersWait() {
-		return false
+	if l.seat.used == 0 && !l.holder.options.Keeps(l.lane) && !l.unresolved() {
+		l.stop()
+	} else {
+		l.seat.share = now.Add(giveWay)
 	}
-	l.seat.givingWay = now.Add(giveWay)
-	l.seat.share = l.seat.givingWay
 	return true
+}
+
+// othersWait reports whether a lane waits for a slot, here or at the server. Without an answer one
+// may wait.
+func (l *held) othersWait() bool {
+	h := l.holder
+	if h.slots.available() > 0 {
+		return false
+	}
+	if h.slots.inLine() > 0 {
+		return true
+	}
+	consumer, err := h.store.Consumer(l.ctx, h.options.Pool)
+	if err != nil || consumer == nil {
+		return true
+	}
+	// Those that were delivered and are not held here may be handed back, or be held by others.
+	waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0)) //nolint:gosec // never negative
+	return consumer.NumWaiting == 0 && waiting > 0
+}
+
+// Calls that wait are answered when their time is over, whatever they wait for: a call before them,
+// or a slot. l.due is when the first of those in hand may have to be; it may be too early, never
+// too late.
+
+// expects books that a call waits, which may have to be answered before it starts.
+func (l *held) expects(e *core.Entry) {
+	after, bounded := e.DueAfter()
+	if !bounded {
+		return
+	}
+	at := time.Now().Add(after - l.holder.clock.Age(e.Accepted))
+	if l.due.IsZero() || at.Before(l.due) {
+		l.due = at
+	}
+}
+
+// expectAnew finds out who is the next to be answered. A call whose time is over, and of which it
+// is not known yet whether it was started, is looked at again in a moment.
+func (l *held) expectAnew() {
+	l.due = time.Time{}
+	for _, e := range l.schedule.Entries() {
+		if !e.Running {
+			l.expects(e)
+		}
+	}
+	if now := time.Now(); !l.due.IsZero() && !now.Before(l.due) {
+		l.due = now.Add(faultPause)
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -34,107 +33,88 @@ func (l *held) entry(header nats.Header, body []byte) (*core.Entry, error) {
 	return &core.Entry{Call: call, Header: header, Fault: err}, nil
 }
 
-// cancelTold acts on requests to cancel before their turn in the mailbox comes.
-func (l *held) cancelTold() {
-	for _, id := range l.mail.takeCancels() {
-		l.cancelCall(id)
-	}
-}
-
-// cancelCall cancels a call in hand.
-func (l *held) cancelCall(id protocol.CallID) {
-	e := l.schedule.Find(id)
-	if inline := l.first.inline; e == nil && inline != nil && inline.Call.ID == id {
-		e = inline
-	}
-	if e == nil {
-		l.oversight.cancelEarly(id)
+// openReady reads the call that the ready message may be.
+func (l *held) openReady() {
+	if len(l.ready.body) == 0 {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e.Cancelled = true
-	l.oversight.refusing = true
-	if e.Stop != nil {
-		e.Stop(ErrCancelled)
+	e, err := l.entry(l.ready.header, l.ready.body)
+	if err != nil {
+		l.warn("ready message holds a call that can neither be run nor answered", err)
+		return
 	}
+	e.Seq, e.Accepted, e.Inline = l.ready.seq, l.ready.stored, true
+	l.inline, l.pinned = e, true
 }
 
 // feed reads the mailbox into the schedule until it is empty or the window is full. The first time
 // it also makes sure that the ready message is there; the error wraps [errNotReady] when it is not.
 func (l *held) feed() error {
-	l.throwAway()
-	if l.oversight.asked.Load() {
+	if l.garbage.isMuch() {
+		if err := l.sweep(); err != nil {
+			return err
+		}
+	}
+	if l.asked.Load() || time.Since(l.mail.looked) >= lookPeriod { // something may not have been told
 		l.mail.refresh()
 	}
-	l.mail.fromStart = l.hasReadNothing()
-	if err := l.readFirst(); err != nil {
+	if err := l.open(); err != nil {
 		return err
 	}
-	if l.first.putOff = l.hasTime(); !l.first.putOff {
-		l.first.fed = time.Now()
-	}
-	for !l.first.putOff && l.schedule.Len() < window && l.bytes < windowBytes {
+	for !l.isFull() {
 		msg, err := l.mail.next(l.ctx)
-		if err == nil && msg == nil {
-			err = l.checkSnapshot()
-		}
 		if err != nil {
 			return err
 		}
-		if inline := l.first.inline; inline != nil && (msg == nil || msg.Sequence > l.ready.seq) {
-			if !l.admit(inline) { // enqueued twice: the copy in the mailbox is the call
-				l.first.pinned = false
-			}
-			l.first.inline = nil
+		if inline := l.inline; inline != nil && (msg == nil || msg.Sequence > l.ready.seq) {
+			l.inline = nil
+			l.pinned = l.admit(inline) // else it is enqueued twice, and the copy in the mailbox is the call
 		}
 		if msg == nil {
-			clear(l.oversight.early) // what it has not met is over
-			l.catchUp()
+			clear(l.marks.early) // what they are about is over
+			l.mail.caughtUp = true
 			break
-		}
-		if !l.first.snapshot.lists(msg) {
-			continue
 		}
 		l.accept(msg)
 	}
 	return l.readMarks()
 }
 
+// isFull reports whether the lane has as many calls in hand as it may.
+func (l *held) isFull() bool {
+	return l.schedule.Len() >= window || l.schedule.Bytes() >= windowBytes
+}
+
 // errNotReady says that the ready message is gone: whoever held the lane before has removed it, and
 // this delivery was an old one.
 var errNotReady = errors.New("the ready message is gone")
 
-// readFirst finds out, once, what was there at the claim: whether the ready message is there, and,
-// of several servers, what is in the mailbox.
-func (l *held) readFirst() error {
-	if l.first.checked {
+// open finds out, once, what was there at the claim: whether the ready message is there, and what
+// is in the mailbox.
+func (l *held) open() error {
+	if l.mail.opened {
 		return nil
 	}
-	if !l.holder.store.Clustered() {
-		return l.readLane()
+	open := l.openAlone
+	if l.holder.store.Clustered() {
+		open = l.openClustered
 	}
-	if err := l.takeSnapshot(); err != nil {
-		return err
-	}
-	if err := l.readSnapshot(); err != nil {
-		return err
-	}
-	l.first.checked = true
-	return nil
+	err := open()
+	l.mail.opened = err == nil
+	return err
 }
 
-// readLane makes sure, on a server of its own, that the ready message is there, and reads the
+// openAlone makes sure, on a server of its own, that the ready message is there, and reads the
 // mailbox with the same question. The result of the ready message's call is looked for meanwhile.
-func (l *held) readLane() error {
+func (l *held) openAlone() error {
 	s, pool := l.holder.store, l.holder.options.Pool
-	if inline := l.first.inline; inline != nil && !l.claim.Interrupted && l.ahead.serves(inline) {
-		l.ahead.ask(inline.Call)
+	if l.inline != nil && !l.claim.Interrupted && l.ahead.serves(l.inline) {
+		l.ahead.ask(l.inline.Call)
 	}
 	ready, entries, err := s.ReadLane(l.ctx, pool, l.hash)
 	many := errors.Is(err, store.ErrNotAtOnce)
 	if many {
-		ready, err = s.Next(l.ctx, l.holder.options.Fleet.ReadySubject(pool, l.hash), 0)
+		ready, err = s.Next(l.ctx, s.Fleet.ReadySubject(pool, l.hash), 0)
 	}
 	if err != nil {
 		return err
@@ -143,50 +123,29 @@ func (l *held) readLane() error {
 		return errNotReady
 	}
 	if !many {
-		l.mail.give(entries, true)
+		l.mail.give(entries)
 	}
-	l.first.checked = true
 	return nil
 }
 
-// catchUp books that all is read that was there at the claim. What is republished of it later comes
-// late: the lane's last holder may have settled it.
-func (l *held) catchUp() {
-	l.first.caughtUp = true
-	if s := l.first.snapshot; s != nil && s.whole {
-		l.mail.cursor = max(l.mail.cursor, s.last+1)
-	}
-}
-
-// hasReadNothing reports whether nothing in the mailbox should have been read before. Then it is
-// read from its beginning, which the server finds by the subject; from a place in the middle it
-// goes through whatever is stored behind it.
-func (l *held) hasReadNothing() bool {
-	if l.first.snapshot.marked() || len(l.garbage.marks) > 0 || l.oversight.paused.Load() ||
-		slices.ContainsFunc(l.schedule.Entries(), func(e *core.Entry) bool { return !e.Inline }) {
-		return false
-	}
-	return len(l.garbage.seqs) == 0 && time.Since(l.garbage.thrown) > goneAfter
-}
-
-// accept takes one message of the mailbox. It may be one that was read before ([mailbox.rewind]).
+// accept takes one message of the mailbox.
 func (l *held) accept(msg *message) {
-	what := l.holder.options.Fleet.ParseMailboxSubject(msg.Subject)
+	what := l.holder.store.Fleet.ParseMailboxSubject(msg.Subject)
 	switch what.Kind {
 	case protocol.EntryCall:
 		e, err := l.entry(msg.Header, msg.Data)
 		if err != nil {
-			l.discard(msg, err)
+			l.discardUnread(msg, err)
 			return
 		}
 		e.Seq, e.Accepted = msg.Sequence, msg.Time
-		if !l.admit(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // enqueued twice; the one in hand is the call
-			l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
+		if !l.admit(e) { // enqueued twice; the one in hand is the call
+			l.discard(what.CallID, msg.Sequence)
 		}
 	case protocol.EntryCancel, protocol.EntryStart:
 		e := l.schedule.Find(what.CallID)
 		if e == nil { // its call is settled
-			l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
+			l.discard(what.CallID, msg.Sequence)
 			return
 		}
 		l.garbage.marks[what.CallID] = append(l.garbage.marks[what.CallID], msg.Sequence)
@@ -196,19 +155,19 @@ func (l *held) accept(msg *message) {
 			e.Starts, e.Marked = max(e.Starts, what.Start), true
 		}
 	case protocol.EntryFloor: // an earlier holder's, or one's own
-		l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
+		l.discard("", msg.Sequence)
 	case protocol.EntryPause: // it stays where it is
-		l.oversight.paused.Store(true)
+		l.paused.Store(true)
 	case protocol.EntryUnknown:
-		l.discard(msg, errUnknownEntry)
+		l.discardUnread(msg, errUnknownEntry)
 	}
 }
 
-// discard removes a message that can neither be run nor answered.
-func (l *held) discard(msg *message, why error) {
+// discardUnread removes a message that can neither be run nor answered.
+func (l *held) discardUnread(msg *message, why error) {
 	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
 		slog.String("lane", string(l.lane)), slog.String("subject", msg.Subject), slog.Any("error", why))
-	l.garbage.seqs = append(l.garbage.seqs, msg.Sequence)
+	l.discard("", msg.Sequence)
 }
 
 // admit puts an entry into the schedule. Only an entry that was there at the claim can have been
@@ -218,12 +177,11 @@ func (l *held) admit(e *core.Entry) bool {
 	if !l.schedule.Add(e) {
 		return false
 	}
-	l.bytes += e.Size
-	if _, cancelled := l.oversight.early[e.Call.ID]; cancelled {
-		delete(l.oversight.early, e.Call.ID)
+	if _, cancelled := l.marks.early[e.Call.ID]; cancelled {
+		delete(l.marks.early, e.Call.ID)
 		l.cancelCall(e.Call.ID)
 	}
-	e.MayHaveStarted = !l.first.caughtUp && l.claim.Interrupted
+	e.MayHaveStarted = !l.mail.caughtUp && l.claim.Interrupted
 	l.expects(e)
 	return true
 }

@@ -18,8 +18,8 @@ const (
 	windowBytes = 32 << 20
 )
 
-// held is a lane while this process holds it. One goroutine (serve) owns it; calls run
-// in goroutines of their own and report to it.
+// held is a lane while this process holds it. One goroutine (serve) owns it; calls run in
+// goroutines of their own and report to it.
 type held struct {
 	holder *Holder
 	life   *life
@@ -33,45 +33,28 @@ type held struct {
 	cancel   context.CancelCauseFunc
 	starting context.Context //nolint:containedctx // ends when no call may start any more
 	stop     context.CancelFunc
-	gone     chan struct{} // closed when the lane may be claimed again here
 
 	// Owned by serve.
-	schedule  *core.Schedule
-	mail      *mailbox
-	first     firstRead
-	ahead     ahead
-	seat      seat
-	garbage   garbage
-	bytes     int         // of the calls in hand
-	active    int         // calls that run
-	served    int         // calls settled
-	frequent  bool        // used a moment ago
-	due       time.Time   // when a call that waits may have to be answered; zero when none does
-	killed    bool        // calls that ran have no result
-	parked    bool        // the consumer does not deliver the ready message once more
-	lacks     *Need       // what a call needs that this worker has not; nil when it has all
-	timer     *time.Timer // of what it waits for
-	idleSince time.Time   // when it had nothing to do; zero while it has
-	finished  chan finished
-	forgotten bool
-
-	// redelivered is where to park the ready message after it was delivered once more; nil when it
-	// was not.
-	redelivered atomic.Pointer[string]
-	oversight   oversight
-
-	mu sync.Mutex // guards Cancelled and Stop of entries, and what oversight counts
-}
-
-// firstRead is what a lane's holder has found out about the time before its claim.
-type firstRead struct {
+	schedule *core.Schedule
 	inline   *core.Entry // the ready message's own call, until it is in the schedule
 	pinned   bool        // that call is not settled, so the ready message has to stay
-	snapshot *snapshot   // in a cluster, from the first look on
-	caughtUp bool        // what is read from now on came after the claim
-	fed      time.Time   // when the mailbox was last read to its end, or as far as there was room
-	putOff   bool        // reading it can wait
-	checked  bool        // the ready message was there after the claim
+	mail     *mailbox
+	marks    marks
+	ahead    ahead
+	seat     seat
+	garbage  garbage
+	served   int       // calls settled since the lane was last idle for long
+	due      time.Time // when a call that waits may have to be answered; zero when none does
+	lacks    *Need     // what a call needs that this worker has not; nil when it has all
+	idle     time.Time // when the lane had nothing to do; zero while it has
+	finished chan finished
+
+	epoch  atomic.Uint64 // of the claim; 0 while there is none
+	paused atomic.Bool   // as the mark was read last; serve writes it
+	asked  atomic.Bool   // somebody has asked about the lane since the marks were read
+
+	mu   sync.Mutex // guards Cancelled and Stop of entries
+	runs []ongoing  // what is being executed; guarded by mu
 }
 
 // finished reports the end of a call's goroutine, which brings its slot back.
@@ -80,13 +63,20 @@ type finished struct {
 	settled bool // its result is stored
 }
 
+// ongoing is a call while it is executed here.
+type ongoing struct {
+	call    *protocol.Call
+	attempt int
+	since   time.Time
+}
+
 // newHeld is a lane that is about to be claimed by a ready message, with a slot.
 func newHeld(h *Holder, life *life, ready *readyMessage) *held {
 	l := &held{
 		holder: h, life: life, lane: ready.lane, hash: ready.hash, ready: ready,
-		claim: h.newClaim(life, ready), since: time.Now(), gone: make(chan struct{}),
+		claim: h.newClaim(life, ready), since: time.Now(),
 		schedule: core.NewSchedule(), seat: newSeat(), garbage: newGarbage(), ahead: newAhead(h.store),
-		mail:     newMailbox(h.store, h.options.Fleet, h.options.Pool, ready.hash),
+		mail:     newMailbox(h.store, h.options.Pool, ready.hash),
 		finished: make(chan finished),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(life.ctx)
@@ -100,119 +90,186 @@ func (l *held) abort(cause error) { l.cancel(cause) }
 // drain lets what runs finish and starts nothing more, from any goroutine.
 func (l *held) drain() { l.stop() }
 
-// serve holds the lane until it is idle, handed back or lost.
-func (l *held) serve() {
+// serve holds the lane until it is idle, handed back or lost. It reports whether it let the lane
+// go.
+func (l *held) serve() (left bool) {
 	defer l.cancel(nil)
-	defer l.stop()
 	defer l.mail.close()
-	defer func() { // when it is lost with them
-		l.over(mailboxTrouble, l)
-		l.over(releaseTrouble, l)
-	}()
-	l.timer = time.NewTimer(time.Hour)
-	defer l.timer.Stop()
 	defer l.returnSlots()
-	if err := l.openReady(); err != nil {
-		l.warn("ready message holds a call that can neither be run nor answered", err)
-	}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	l.openReady()
+	stopping := l.starting.Done()
 	for l.ctx.Err() == nil {
-		if l.step() {
-			return
+		wait, err := l.work()
+		switch {
+		case errors.Is(err, errNotReady):
+			l.letGo(false, nil)
+			return true
+		case err != nil:
+			l.complain("mailbox cannot be read", err)
+			l.freeSlots() // others may run meanwhile, and make the room that a full stream lacks
+			wait = faultPause
+		case wait == nothingToDo:
+			if l.leave() {
+				return true
+			}
+			continue
 		}
+		timer.Reset(wait)
+		select {
+		case f := <-l.finished:
+			l.finish(f)
+		case granted := <-l.seat.granted:
+			l.seat.take(granted)
+		case <-l.mail.wake:
+			l.cancelTold()
+		case <-timer.C: // something may not have been told
+			l.mail.listen()
+			l.mail.refresh()
+		case <-stopping:
+			stopping = nil
+		case <-l.ctx.Done():
+		}
+		l.finishOthers()
 	}
-	for l.active > 0 { // the context has ended: they are being killed
+	return l.lose()
+}
+
+// lose waits for what is being killed because the lane was lost, or the holder drains. In the
+// second case it may start elsewhere at once, as a further attempt.
+func (l *held) lose() (left bool) {
+	for l.seat.used > 0 {
 		l.finish(<-l.finished)
 	}
-	l.throwAway()
-	if errors.Is(context.Cause(l.ctx), ErrDraining) && l.life.trusted(time.Now()) {
-		l.holder.executor.Release(l.lane)
-		l.handOver(true) // what was killed may start elsewhere at once, as a further attempt
-	}
-}
-
-// step does what there is to do and waits for something to happen. It reports true when the lane
-// was let go.
-func (l *held) step() (left bool) {
-	if l.usedOnce() {
-		return l.leave()
-	}
-	switch err := l.feed(); {
-	case errors.Is(err, errNotReady):
-		l.letGo(func() error { return nil })
-		return true
-	case err != nil:
-		l.complain(mailboxTrouble, l, err)
-		l.freeSlots() // others may run meanwhile, and make the room that a full stream lacks
-		l.pause()
+	if !errors.Is(context.Cause(l.ctx), ErrDraining) || !l.life.trusted(time.Now()) {
 		return false
 	}
-	l.over(mailboxTrouble, l)
+	l.holder.executor.Release(l.lane)
+	l.letGo(true, l.redeliver)
+	return true
+}
+
+// nothingToDo says that the lane can be let go.
+const nothingToDo = time.Duration(-1)
+
+// work does what there is to do, and tells how long it may take until there is more.
+func (l *held) work() (time.Duration, error) {
+	if l.served > 0 && l.isIdle() && !l.mail.listens() && l.idleFor() == 0 {
+		return nothingToDo, nil // a look follows that finds what came meanwhile
+	}
+	if err := l.feed(); err != nil {
+		return 0, err
+	}
 	l.start()
-	l.throwAway() // what was refused
 	switch {
-	case l.first.putOff && !l.hasTime():
-	case l.active > 0 || l.seat.wanting || l.schedule.Len() > 0 && time.Now().Before(l.seat.givingWay):
-		l.wait(l.holder.lookPeriod())
-	case l.staysPaused():
-		l.waitPaused()
-	case l.starting.Err() == nil && l.schedule.Len() == 0 && l.linger():
+	case l.seat.used > 0 || l.seat.wanting || l.schedule.Len() > 0 && l.seat.givesWay(time.Now()):
+		return l.waitBusy(), nil
+	case l.starting.Err() != nil:
+	case l.schedule.Len() == 0:
+		return l.waitIdle(), nil
+	case l.paused.Load():
+		return l.waitBusy(), nil
+	}
+	return nothingToDo, nil
+}
+
+// isIdle reports whether nothing of the lane waits or runs, as far as is known.
+func (l *held) isIdle() bool {
+	return l.seat.used == 0 && !l.seat.wanting && l.schedule.Len() == 0 && l.inline == nil && l.mail.caughtUp
+}
+
+const (
+	// hintAfter is how long a lane waits before it listens for new entries: most calls are over
+	// sooner, and listening has a price.
+	hintAfter = 2 * time.Millisecond
+	// firstHintAfter is the same for the only call of a lane that was idle before: most such lanes
+	// have no second one while it runs.
+	firstHintAfter = 20 * time.Millisecond
+	// listensAfter is after how many calls a lane listens although it never had to wait so long.
+	listensAfter = 8
+	// lookPeriod is how often a held lane looks into its mailbox without a hint, at most: where
+	// many lanes are held, they look less often, so that all together make no more than about a
+	// hundred looks a second; or ten, on a server that tells everything.
+	lookPeriod    = time.Second
+	lookPeriodMax = 30 * time.Second
+	looksTold     = 100 * time.Millisecond
+	looksHinted   = 10 * time.Millisecond
+	// faultPause is the pause after an operation of the server failed.
+	faultPause = 100 * time.Millisecond
+)
+
+// waitBusy is how long a lane with calls may wait for one of them to end, or for others to come.
+func (l *held) waitBusy() time.Duration {
+	l.idle = time.Time{}
+	wait := l.holder.lookPeriod()
+	switch {
+	case l.mail.listens():
+	case l.served >= listensAfter:
+		l.mail.listen()
+		return 0 // what was stored before has to be read
+	case l.served == 0 && l.schedule.Len() == 1:
+		wait = firstHintAfter
 	default:
-		return l.leave()
+		wait = hintAfter
 	}
-	return false
+	if way := time.Until(l.seat.share); way > 0 {
+		wait = min(wait, way)
+	}
+	if !l.due.IsZero() {
+		wait = min(wait, time.Until(l.due))
+	}
+	return max(wait, 0)
 }
 
-// openReady reads the call that the ready message may be.
-func (l *held) openReady() error {
-	if len(l.ready.body) == 0 {
-		return nil
-	}
-	e, err := l.entry(l.ready.header, l.ready.body)
-	if err != nil {
-		return err
-	}
-	e.Seq, e.Accepted, e.Inline = l.ready.seq, l.ready.stored, true
-	l.first.inline, l.first.pinned = e, true
-	return nil
-}
-
-// parkLeases is for how many leases the consumer does not deliver the ready message of a held lane
-// once more; that costs a look at the claim.
-const parkLeases = 60
-
-// parkAfter is for how long a lane is held until its ready message is parked: most are released
-// sooner, and the consumer delivers it again after a lease.
-func (l *held) parkAfter() time.Duration { return l.holder.lease / 4 }
-
-// inlineID is the id of the call that the ready message is; "" when it is none.
-func (l *held) inlineID() protocol.CallID {
-	return protocol.CallID(l.ready.header.Get(protocol.HeaderCall))
-}
-
-// park keeps the consumer from delivering the ready message again while the lane is held, once that
-// has become likely.
-func (l *held) park() {
-	ack := l.redelivered.Swap(nil)
-	if ack == nil {
-		if l.parked || time.Since(l.since) < l.parkAfter() {
-			return
+// waitIdle is how long an idle lane is kept: long when its sandbox is to stay warm, a moment when
+// the lane is used again and again.
+func (l *held) waitIdle() time.Duration {
+	keep := l.idleFor()
+	switch {
+	case keep == 0:
+		return nothingToDo
+	case !l.mail.listens():
+		if l.mail.listen() {
+			return 0 // entries may have come before
 		}
-		ack = &l.ready.ack
+		return faultPause
+	case l.idle.IsZero():
+		l.idle = time.Now()
 	}
-	l.parked = true
-	l.holder.store.Park(*ack, parkLeases*l.holder.lease)
+	if keep -= time.Since(l.idle); keep <= 0 {
+		return nothingToDo
+	}
+	return min(keep, l.holder.lookPeriod())
 }
 
-// usedOnce reports whether the lane had one call and is likely to have no more:
-// then it is released without another look into the mailbox before.
-func (l *held) usedOnce() bool {
-	return l.served == 1 && !l.frequent && l.first.caughtUp && l.active == 0 && l.schedule.Len() == 0 &&
-		(l.holder.options.Linger <= 0 || !l.holder.options.Lingers(l.lane)) && !l.holder.options.Keeps(l.lane)
+// idleFor is how long the lane is kept when it is idle.
+func (l *held) idleFor() time.Duration {
+	o := &l.holder.options
+	switch {
+	case o.Keeps(l.lane):
+		l.idle = time.Time{} // asked again
+		return 2 * lookPeriodMax
+	case o.Linger > 0 && o.Lingers(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
+		return o.Linger
+	case l.served > 1:
+		return holdTime
+	}
+	return 0
+}
+
+// lookPeriod is how often each held lane looks into its mailbox without a hint.
+func (h *Holder) lookPeriod() time.Duration {
+	share := looksTold
+	if h.store.Clustered() {
+		share = looksHinted
+	}
+	return min(max(time.Duration(h.Held())*share, lookPeriod), lookPeriodMax)
 }
 
 // finish books the end of a call.
 func (l *held) finish(f finished) {
-	l.active--
+	l.seat.used--
 	l.seat.free++
 	if !f.settled {
 		f.entry.Running = false
@@ -221,15 +278,26 @@ func (l *held) finish(f finished) {
 	l.book(f.entry)
 }
 
+// finishOthers books whatever else has ended meanwhile.
+func (l *held) finishOthers() {
+	for {
+		select {
+		case f := <-l.finished:
+			l.finish(f)
+		default:
+			return
+		}
+	}
+}
+
 // book takes a settled call out of what is in hand.
 func (l *held) book(e *core.Entry) {
 	l.served++
 	l.schedule.Finish(e)
-	l.bytes -= e.Size
-	l.garbage.settled(e)
+	l.discardCall(e)
 	l.ahead.drop(e)
 	if e.Inline {
-		l.first.pinned = false
+		l.pinned = false
 	}
 }
 

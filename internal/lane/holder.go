@@ -31,19 +31,17 @@ type Holder struct {
 	clock    store.Clock
 	lease    time.Duration
 	wake     chan struct{} // there may be room for another lane
-	backlog  backlog
 	troubles troubles
 	streams  streams
 
 	repairing atomic.Bool
 
-	mu        sync.Mutex
-	life      *life // nil before the first one
-	draining  bool
-	held      map[protocol.LaneHash]*held
-	recent    map[protocol.LaneHash]time.Time // when lanes were let go; bounded by maxIdle
-	lingering int
-	group     sync.WaitGroup // of held lanes
+	mu       sync.Mutex
+	life     *life // nil before the first one
+	draining bool
+	held     map[protocol.LaneHash]*held
+	recent   map[protocol.LaneHash]time.Time // when lanes were let go; bounded by maxIdle
+	group    sync.WaitGroup                  // of held lanes
 }
 
 // NewHolder opens the streams of a fleet, which must exist, and makes or checks
@@ -70,7 +68,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	}
 	h.peers.replace, h.care.replace = h.replaceReady, h.replaceReady
 	h.slots = newSlots(o.Slots, h.room)
-	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.deliver, h.pullEnded, h.pullFault)
+	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.deliver, h.room, h.pullFault)
 	return h, nil
 }
 
@@ -238,7 +236,6 @@ func (h *Holder) pull(ctx context.Context) {
 
 // deliver takes a ready message from the pool's consumer.
 func (h *Holder) deliver(msg *nats.Msg) {
-	h.pullAnswered()
 	ready, err := readReady(msg)
 	if err != nil {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
@@ -256,60 +253,43 @@ func (h *Holder) deliver(msg *nats.Msg) {
 	h.enter(ready)
 }
 
+// parkLeases is for how many leases the consumer does not deliver the ready message of a held lane
+// once more; that costs a look at the claim.
+const parkLeases = 60
+
 // enter begins to hold a lane, with a slot, unless it is held here.
 func (h *Holder) enter(ready *readyMessage) {
 	h.mu.Lock()
 	before := h.held[ready.hash]
-	if h.draining || before != nil {
-		draining := h.draining
-		switch {
-		case before == nil:
-		case before.ready.seq == ready.seq:
-			before.redelivered.Store(&ready.ack)
-		case before.ready.seq < ready.seq && !draining:
-			h.group.Add(1) // for succeed
+	if !h.draining && before == nil {
+		l := newHeld(h, h.life, ready)
+		if time.Since(h.recent[l.hash]) < frequent {
+			l.served = 1 // it is used again and again
 		}
+		h.held[l.hash] = l
+		h.group.Add(1)
 		h.mu.Unlock()
-		switch {
-		case draining:
-			h.slots.release()
-			h.decline(ready, ErrDraining)
-		case before.ready.seq == ready.seq:
-			h.slots.release()
-			before.mail.nudge()
-		case before.ready.seq > ready.seq: // an old delivery
-			h.slots.release()
-			h.decline(ready, errHeld)
-		default:
-			h.succeed(before, ready)
-		}
+		go func() {
+			defer h.group.Done()
+			h.hold(l)
+		}()
 		return
 	}
-	l := newHeld(h, h.life, ready)
-	l.frequent = time.Since(h.recent[l.hash]) < frequent
-	h.held[l.hash] = l
-	h.group.Add(1)
+	draining := h.draining
+	visited := !draining && before.claim.Ready == 0
+	if !draining && !visited && before.ready.seq == ready.seq {
+		h.store.Park(ready.ack, parkLeases*h.lease) // under the lock: whoever lets go of the lane has it delivered after that
+	}
 	h.mu.Unlock()
-	go func() {
-		defer h.group.Done()
-		h.hold(l)
-	}()
-}
-
-// succeed holds a lane once more that is just being released here.
-func (h *Holder) succeed(before *held, ready *readyMessage) {
-	limit := time.NewTimer(leavingLast)
-	go func() {
-		defer h.group.Done()
-		defer limit.Stop()
-		select {
-		case <-before.gone:
-			h.enter(ready)
-		case <-limit.C:
-			h.slots.release()
-			h.decline(ready, errLeaving)
-		}
-	}()
+	h.slots.release()
+	switch {
+	case draining:
+		h.decline(ready, ErrDraining)
+	case visited, before.ready.seq < ready.seq:
+		h.decline(ready, errLeaving)
+	case before.ready.seq > ready.seq: // an old delivery
+		h.decline(ready, errHeld)
+	}
 }
 
 // hold claims a lane and serves it.
@@ -324,33 +304,26 @@ func (h *Holder) hold(l *held) {
 		h.decline(l.ready, cmp.Or(err, ErrLost))
 		return
 	}
-	h.troubles.end(l.ctx, claimTrouble, l.hash, false)
-	l.oversight.epoch.Store(l.claim.epoch)
+	l.epoch.Store(l.claim.epoch)
 	untold := h.tellLoss(l)
 	defer untold()
-	l.serve()
-	if !l.forgotten { // else it is released, and may be claimed again by now
+	if !l.serve() {
 		h.executor.Release(l.lane)
 	}
 }
 
 // forget ends the bookkeeping of a lane: it may be claimed again here.
 func (h *Holder) forget(l *held) {
-	if l.forgotten {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.held[l.hash] != l {
 		return
 	}
-	l.forgotten = true
-	h.mu.Lock()
 	delete(h.held, l.hash)
-	close(l.gone)
 	if len(h.recent) >= maxIdle {
 		clear(h.recent)
 	}
 	h.recent[l.hash] = time.Now()
-	h.mu.Unlock()
-	if ack := l.redelivered.Swap(nil); ack != nil { // it came while the lane was let go
-		h.store.Return(*ack)
-	}
 }
 
 // keepInformed finds out whether the streams are there, and measures the server's time now and
@@ -397,24 +370,4 @@ func (h *Holder) each(f func(*held)) {
 	for _, l := range lanes {
 		f(l)
 	}
-}
-
-// mayLinger books one more idle lane, if there is room.
-func (h *Holder) mayLinger(lane protocol.Lane) bool {
-	if h.options.Linger <= 0 || !h.options.Lingers(lane) {
-		return false
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.lingering >= h.options.MaxLingering {
-		return false
-	}
-	h.lingering++
-	return true
-}
-
-func (h *Holder) lingered() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.lingering--
 }

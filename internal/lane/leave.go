@@ -10,12 +10,20 @@ import (
 	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
-// leave gives the lane up when nothing of it runs. It reports false when the
-// attempt failed and the lane is still held.
+// leave gives the lane up when nothing of it runs. It reports false when the attempt failed and the
+// lane is still held.
 func (l *held) leave() bool {
 	l.holder.executor.Release(l.lane) // before anybody else can claim the lane
-	if l.first.pinned || l.unresolved() || l.lacks != nil {
-		return l.handOver(false)
+	if !l.tries(sweepTrouble, l.sweep) {
+		return false
+	}
+	switch {
+	case l.lacks != nil:
+		l.letGo(false, l.offer)
+		return true
+	case l.pinned || l.unresolved():
+		l.letGo(false, l.redeliver)
+		return true
 	}
 	return l.release()
 }
@@ -23,60 +31,55 @@ func (l *held) leave() bool {
 // unresolved reports whether entries wait that a holder before this one, which was lost, may have
 // started: only the claim says so to the next holder.
 func (l *held) unresolved() bool {
-	return l.claim.Interrupted && (!l.first.caughtUp ||
+	return l.claim.Interrupted && (!l.mail.caughtUp ||
 		slices.ContainsFunc(l.schedule.Entries(), func(e *core.Entry) bool { return e.MayHaveStarted }))
 }
 
-// release removes the ready message and then the claim, and looks once more; the package
-// comment says why no wake-up is lost.
+// release removes the ready message and then the claim, and looks once more; the package comment
+// says why no wake-up is lost.
 func (l *held) release() bool {
 	s := l.holder.store
-	if !l.alive() {
+	if !l.isFresh() { // removing what does not matter any more took its time; this removal matters
 		return false
 	}
-	more, err := l.sweep()
-	if err != nil {
-		l.complain(releaseTrouble, l, err)
-		l.pause()
-		return false // still held
-	}
-	l.over(releaseTrouble, l)
-	if more && l.starting.Err() == nil {
-		l.mail.refresh()
-		return false // not idle any more
-	}
-	if !l.isFresh() { // removing what does not matter any more took its time; the next removal matters
-		return false
-	}
-	defer l.over(removalTrouble, l)
 	// From the first try on, the ready message may be gone, and a new one with a call of its own be
 	// there.
 	for err := s.Remove(l.ctx, l.ready.seq); err != nil; err = s.Remove(l.ctx, l.ready.seq) {
-		l.complain(removalTrouble, l, err)
-		if l.pause(); !l.isFresh() {
+		l.complain("ready message cannot be removed", err)
+		if pause.For(l.ctx, faultPause); !l.isFresh() {
 			return true
 		}
 	}
 	s.DropClaim(l.claim.epoch)
 	s.Settle(l.ready.ack)
-	l.holder.forget(l)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
-	defer cancel()
-	for err := l.lookLast(ctx); err != nil; err = l.lookLast(ctx) {
-		if l.warn("last look into the mailbox failed", err); !pause.For(ctx, faultPause) {
-			break
-		}
-	}
+	l.tries("last look into the mailbox failed", l.lookLast)
 	return true
 }
 
 // lookLast makes the lane ready again if anything is in the mailbox.
-func (l *held) lookLast(ctx context.Context) error {
-	found, err := l.mail.look(ctx)
+func (l *held) lookLast() error {
+	found, err := l.mail.look(l.ctx)
 	if err != nil || !found {
 		return err
 	}
-	return l.holder.store.PublishReady(ctx, l.holder.options.Pool, l.lane)
+	_, err = l.holder.store.MakeReady(l.ctx, l.holder.options.Pool, l.lane)
+	return err
+}
+
+// tries does something until it succeeds. It reports false when the lane is lost before.
+func (l *held) tries(trouble string, do func() error) bool {
+	for l.alive() {
+		err := do()
+		if err == nil {
+			return true
+		}
+		if !l.alive() {
+			return false
+		}
+		l.complain(trouble, err)
+		pause.For(l.ctx, faultPause)
+	}
+	return false
 }
 
 // isFresh waits until the lease is trusted for long enough that a removal surely arrives before its
@@ -87,59 +90,42 @@ func (l *held) isFresh() bool {
 		if l.life.isFresh(time.Now()) {
 			return true
 		}
-		l.pause()
+		pause.For(l.ctx, faultPause)
 	}
 	return false
 }
 
-// handOver returns a lane with calls to the fleet, so that another worker gets it at once.
-func (l *held) handOver(killed bool) bool {
-	if !killed {
-		if _, err := l.sweep(); err != nil || !l.alive() {
-			l.complain(releaseTrouble, l, err) // else the next holder would take them for waiting
-			l.pause()
-			return l.ctx.Err() != nil
-		}
-	}
-	l.killed = killed
-	if l.lacks != nil {
-		l.letGo(l.offer)
-	} else {
-		l.letGo(l.redeliver)
-	}
-	return true
-}
-
 // redeliver has the pool's consumer give the ready message to somebody.
-func (l *held) redeliver() error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
-	defer cancel()
+func (l *held) redeliver(ctx context.Context) error {
 	return l.holder.store.Redeliver(ctx, l.holder.options.Pool, l.ready.seq)
 }
 
-// letGo removes the claim and then has the lane delivered to somebody. Where calls may have been
-// started that have no result, as those that were killed, the claim stays without an owner and says
-// so. What fails is tried again for a moment: then the claim ends with this life.
-func (l *held) letGo(deliver func() error) {
+// letGo removes the claim and then has the lane delivered to somebody, if deliver is not nil. Where
+// calls may have been started that have no result, as those that were killed, the claim stays
+// without an owner and says so. What fails is tried again for a moment: then the claim ends with
+// this life.
+func (l *held) letGo(killed bool, deliver func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
 	defer cancel()
 	s := l.holder.store
-	if l.parked { // should this worker be lost before it has the lane delivered
-		s.Park(l.ready.ack, l.holder.lease)
+	_ = s.RedeliverAfter(ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq) // should this worker be lost before it has the lane delivered
+	steps := []func(context.Context) error{func(ctx context.Context) error {
+		if !killed && !l.unresolved() {
+			return s.RemoveClaim(ctx, l.claim.epoch)
+		}
+		left := l.claim.Claim
+		left.Life, left.Interrupted = "", true
+		_, _, err := s.PutClaim(ctx, l.holder.options.Pool, &left, l.claim.epoch)
+		return err // refused: an earlier try, whose answer was lost
+	}}
+	if deliver != nil {
+		steps = append(steps, func(ctx context.Context) error {
+			l.holder.forget(l) // it may be delivered here
+			return deliver(ctx)
+		})
 	}
-	for _, do := range []func() error{
-		func() error {
-			if !l.killed && !l.unresolved() {
-				return s.RemoveClaim(ctx, l.claim.epoch)
-			}
-			left := l.claim.Claim
-			left.Life, left.Interrupted = "", true
-			_, _, err := s.PutClaim(ctx, l.holder.options.Pool, &left, l.claim.epoch)
-			return err // refused: an earlier try, whose answer was lost
-		},
-		deliver,
-	} {
-		for err := do(); err != nil; err = do() {
+	for _, do := range steps {
+		for err := do(ctx); err != nil; err = do(ctx) {
 			if l.warn("lane cannot be handed over", err); !pause.For(ctx, faultPause) {
 				return
 			}

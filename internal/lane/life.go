@@ -125,11 +125,10 @@ func (h *Holder) renew(ctx context.Context, l *life) {
 	seq, answer, err := h.store.PutHeartbeat(ctx, h.options.Pool, l.id, h.heartbeat(beat, false), expect)
 	switch {
 	case err != nil || answer == store.Full:
-		h.troubles.begin(ctx, heartbeatTrouble, h, slog.Any("error", err))
+		h.troubles.tell(ctx, "heartbeat cannot be renewed", slog.Any("error", err))
 	case answer == store.Occupied:
 		h.resync(ctx, l)
 	default:
-		h.troubles.end(ctx, heartbeatTrouble, h, false)
 		l.mu.Lock()
 		l.seq = seq
 		l.lease.Renew(sent)

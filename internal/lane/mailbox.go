@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -20,38 +21,34 @@ type message = jetstream.RawStreamMsg
 // that is there at once, and the leader of several, which knows every acknowledged message, for one
 // message after the other. While it listens, the server also tells it each message once that is
 // stored, so that it need not ask in vain. A server on its own tells all of them in order, and then
-// they are taken as they come; in a cluster some may get lost, and then one question finds out
-// whether those that came are all there are (republished.go).
+// they are taken as they come; in a cluster some may get lost or come late, and what is told only
+// says when to ask.
 //
 // One goroutine uses it; what it is told comes from another.
 type mailbox struct {
-	store  *store.Store
-	fleet  protocol.Fleet
-	pool   protocol.Pool
-	hash   protocol.LaneHash
-	cursor uint64 // the next sequence to read; what is before it was read, and never comes again
-	// fromStart says that nothing before cursor should be stored any more. Finding
-	// the first message is then cheaper than finding one from cursor on. It holds for one read:
-	// what that finds is before the next.
-	fromStart bool
-	empty     bool // the stream had nothing at cursor or after it, and whatever comes is told
+	store *store.Store
+	pool  protocol.Pool
+	hash  protocol.LaneHash
+	wake  chan struct{}
 
-	singly int // how many messages are to be read one by one
+	opened   bool      // the ready message was there after the claim
+	snapshot *snapshot // in a cluster, until all that was there at the claim is read
+	caughtUp bool      // what is read from now on came after the claim
 
-	sure  []*message          // what is to be read next, in order
-	ended bool                // there was nothing behind them when the stream was asked
-	read  map[string]struct{} // in a cluster, the subjects of what was read and may still be stored
-	prune int                 // as many of them are reason enough to find out which are stored
+	cursor uint64     // the next sequence to read; what is before it was read, and never comes again
+	sure   []*message // what is to be read next, in order
+	ended  bool       // there was nothing behind them when the stream was asked
+	empty  bool       // all was read, and whatever comes is told
+	singly int        // how many messages are to be read one by one
+	looked time.Time  // when the stream was last asked
 
 	subscription *nats.Subscription
 	reconnects   uint64 // of the connection, when listening began
 	listed       bool   // the requests to cancel that are older than the subscription were listed
-	wake         chan struct{}
 
 	mu        sync.Mutex
 	told      []*message // stored messages, in order on a server of its own, bounded by maxTold and windowBytes
 	toldBytes int
-	urgent    bool              // one of them is no call
 	lost      bool              // some that were told had no room, or cannot be read
 	cancels   []protocol.CallID // calls that somebody asks to cancel
 }
@@ -59,18 +56,21 @@ type mailbox struct {
 // maxTold bounds the messages that wait to be taken; what is more is read from the stream.
 const maxTold = 4 * window
 
-func newMailbox(s *store.Store, fleet protocol.Fleet, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
-	return &mailbox{store: s, fleet: fleet, pool: pool, hash: hash, wake: make(chan struct{}, 1), prune: readMost}
+func newMailbox(s *store.Store, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
+	return &mailbox{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}
 }
+
+// listens reports whether the server tells what is stored.
+func (m *mailbox) listens() bool { return m.subscription != nil }
 
 // listen has the server tell what is stored from now on, and reports whether it does. It does
 // nothing the second time.
 func (m *mailbox) listen() bool {
-	if m.subscription != nil {
+	if m.listens() {
 		return true
 	}
 	m.reconnects = m.store.NC.Stats().Reconnects
-	subscription, err := m.store.NC.Subscribe(m.fleet.ToldFilter(m.pool, m.hash), m.tell)
+	subscription, err := m.store.NC.Subscribe(m.store.Fleet.ToldFilter(m.pool, m.hash), m.tell)
 	if err != nil {
 		return false // no connection: there is nothing to hear
 	}
@@ -81,7 +81,7 @@ func (m *mailbox) listen() bool {
 
 // close stops listening.
 func (m *mailbox) close() {
-	if m.subscription != nil {
+	if m.listens() {
 		_ = m.subscription.Unsubscribe() // fails only when the connection is closed
 		m.subscription = nil
 	}
@@ -98,9 +98,7 @@ func (m *mailbox) tell(msg *nats.Msg) {
 		m.told = append(m.told, copied)
 		m.toldBytes += len(copied.Data)
 	}
-	entry := m.fleet.ParseMailboxSubject(msg.Subject)
-	m.urgent = m.urgent || entry.Kind != protocol.EntryCall
-	if entry.Kind == protocol.EntryCancel {
+	if entry := m.store.Fleet.ParseMailboxSubject(msg.Subject); entry.Kind == protocol.EntryCancel {
 		m.cancels = append(m.cancels, entry.CallID)
 	}
 	m.mu.Unlock()
@@ -127,59 +125,68 @@ func (m *mailbox) takeCancels() []protocol.CallID {
 // refresh makes the next read ask the stream, whatever was told.
 func (m *mailbox) refresh() { m.empty, m.ended = false, false }
 
-// rewind makes the next read begin at a message that was passed.
-func (m *mailbox) rewind(seq uint64) {
-	m.cursor, m.sure = seq, nil
-	m.refresh()
-}
-
 // next returns the next message; nil when there is none.
 func (m *mailbox) next(ctx context.Context) (*message, error) {
-	if m.empty && len(m.sure) == 0 {
-		l, ask := m.takeTold()
-		if l != nil || !ask {
-			return l, nil
-		}
-		if err := m.makeSure(ctx); err != nil {
+	for {
+		if err := m.fill(ctx); err != nil {
 			return nil, err
 		}
+		if len(m.sure) == 0 {
+			return nil, m.checkSnapshot(ctx)
+		}
+		first := m.sure[0]
+		m.sure, m.cursor = m.sure[1:], first.Sequence+1
+		if m.snapshot.lists(first) {
+			return first, nil
+		}
+	}
+}
+
+// fill sees to it that something is there to be read, if there is anything.
+func (m *mailbox) fill(ctx context.Context) error {
+	if s := m.snapshot; s != nil && s.whole && len(s.unread) == 0 {
+		// All that was there is read, and what came since need not be known for what may start now.
+		m.cursor, m.ended, m.snapshot = max(m.cursor, s.last+1), !m.listens(), nil
+	}
+	if len(m.sure) > 0 || m.empty && !m.takeTold() {
+		return nil
 	}
 	if len(m.sure) == 0 && !m.ended {
 		if err := m.ask(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if len(m.sure) == 0 {
 		m.empty, m.ended = true, false
-		return nil, nil //nolint:nilnil // nothing there is an answer
 	}
-	first := m.sure[0]
-	m.sure = m.sure[1:]
-	m.passes(first.Sequence, first.Subject)
-	return first, nil
+	return nil
 }
 
-// passes books a message as read.
-func (m *mailbox) passes(seq uint64, subject string) {
-	m.cursor = seq + 1
-	if m.store.Clustered() {
-		m.knows(subject)
+// checkSnapshot makes sure, when the mailbox seems to be read to its end, that what is in the
+// snapshot and was not found was removed meanwhile. The error wraps [store.ErrBehind] when it is
+// still there: then the server that was asked before is behind.
+func (m *mailbox) checkSnapshot(ctx context.Context) error {
+	if m.snapshot == nil || !m.snapshot.whole {
+		return nil
 	}
+	now, err := m.store.List(ctx, m.filter(), m.snapshot.last)
+	if err != nil {
+		return err
+	}
+	for subject := range m.snapshot.unread {
+		if _, there := now.Subjects[subject]; there || !now.Whole {
+			m.refresh()
+			return store.ErrBehind
+		}
+		delete(m.snapshot.unread, subject)
+	}
+	return nil
 }
 
-// knows has a message that is stored, and will not be read, taken for read.
-func (m *mailbox) knows(subject string) {
-	if m.read == nil {
-		m.read = map[string]struct{}{}
-	}
-	m.read[subject] = struct{}{}
-}
-
-// give hands the mailbox what was read of it in another way: what was there a moment ago, and
-// whether that was all.
-func (m *mailbox) give(found []*message, whole bool) {
+// give hands the mailbox what was there a moment ago.
+func (m *mailbox) give(found []*message) {
 	m.sure = append(m.sure, found...)
-	m.ended = whole && m.subscription == nil // else what came meanwhile is not told any more
+	m.ended = !m.listens() // else what came meanwhile is not told any more
 }
 
 // pagesPay is how many messages may be behind a page for it to cost less than to read each: the
@@ -191,27 +198,19 @@ const pagesPay = 20_000
 // as many are read as there were: that costs the same however many there are.
 func (m *mailbox) ask(ctx context.Context) error {
 	m.forgetLost()
-	from := m.cursor
-	if m.fromStart {
-		m.fromStart = false
-		from = 0
-	}
+	m.looked = time.Now()
 	if m.singly > 0 {
 		m.singly--
-		return m.askOne(ctx, from)
+		return m.askOne(ctx)
 	}
-	found, left, err := m.store.Page(ctx, m.filter(), from, window)
+	found, left, err := m.store.Page(ctx, m.filter(), m.cursor, window)
 	if errors.Is(err, store.ErrNotAtOnce) {
-		return m.askOne(ctx, from)
+		return m.askOne(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	for _, msg := range found {
-		if msg.Sequence >= m.cursor {
-			m.sure = append(m.sure, msg)
-		}
-	}
+	m.sure = append(m.sure, found...)
 	if m.ended = left == 0; left > pagesPay {
 		m.singly = left
 	}
@@ -219,11 +218,8 @@ func (m *mailbox) ask(ctx context.Context) error {
 }
 
 // askOne asks the stream for the next message.
-func (m *mailbox) askOne(ctx context.Context, from uint64) error {
-	msg, err := m.store.Next(ctx, m.filter(), from)
-	if err == nil && msg != nil && msg.Sequence < m.cursor {
-		msg, err = m.store.Next(ctx, m.filter(), m.cursor)
-	}
+func (m *mailbox) askOne(ctx context.Context) error {
+	msg, err := m.store.Next(ctx, m.filter(), m.cursor)
 	if err != nil {
 		return err
 	}
@@ -241,58 +237,36 @@ func (m *mailbox) forgetLost() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.lost {
-		m.lost, m.urgent, m.told, m.toldBytes = false, false, nil, 0
+		m.lost, m.told, m.toldBytes = false, nil, 0
 	}
 }
 
-// takeTold returns the next message that was told, or says that the stream has to be asked.
-func (m *mailbox) takeTold() (msg *message, ask bool) {
+// takeTold takes what was told and not read, and reports whether the stream may have more.
+func (m *mailbox) takeTold() (ask bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for len(m.told) > 0 && m.told[0].Sequence < m.cursor { // read already
-		m.drop()
-	}
-	if !m.hears() {
+	switch {
+	case !m.hears():
 		m.stopHearing()
-		return nil, true
-	}
-	if m.lost {
+		return true
+	case m.lost:
 		m.refresh()
-		return nil, true
+		return true
 	}
-	if len(m.told) == 0 {
-		m.urgent = false
-		return nil, false
+	news := slices.DeleteFunc(m.told, func(msg *message) bool { return msg.Sequence < m.cursor })
+	if ask = m.store.Clustered() && len(news) > 0; !ask {
+		m.sure, news = append(m.sure, news...), nil
 	}
-	if m.store.Clustered() {
-		return nil, true
+	m.told, m.toldBytes = news, 0
+	for _, msg := range news {
+		m.toldBytes += len(msg.Data)
 	}
-	first := m.told[0]
-	m.drop()
-	m.cursor = first.Sequence + 1
-	return first, false
-}
-
-func (m *mailbox) drop() {
-	m.toldBytes -= len(m.told[0].Data)
-	m.told = m.told[1:]
-}
-
-// dropBefore forgets what was told with a sequence below seq.
-func (m *mailbox) dropBefore(seq uint64) {
-	m.told = slices.DeleteFunc(m.told, func(msg *message) bool {
-		old := msg.Sequence < seq
-		if old {
-			m.toldBytes -= len(msg.Data)
-		}
-		return old
-	})
-	m.urgent = m.urgent && len(m.told) > 0
+	return ask
 }
 
 // hears reports whether everything that is stored is told.
 func (m *mailbox) hears() bool {
-	if m.subscription == nil || m.store.NC.Stats().Reconnects != m.reconnects {
+	if !m.listens() || m.store.NC.Stats().Reconnects != m.reconnects {
 		return false
 	}
 	dropped, err := m.subscription.Dropped()
@@ -304,14 +278,14 @@ func (m *mailbox) knowsCancels() bool { return m.listed && m.hears() }
 
 // stopHearing forgets what was told; the lock is held. The next read asks the stream.
 func (m *mailbox) stopHearing() {
-	m.told, m.toldBytes, m.lost, m.urgent = nil, 0, false, false
+	m.told, m.toldBytes, m.lost = nil, 0, false
 	m.close()
 	m.refresh()
 }
 
 // hearAnew has everything told that is stored from now on.
 func (m *mailbox) hearAnew() {
-	if m.subscription != nil && !m.hears() {
+	if m.listens() && !m.hears() {
 		m.mu.Lock()
 		m.stopHearing()
 		m.mu.Unlock()
@@ -334,7 +308,7 @@ func (m *mailbox) look(ctx context.Context) (bool, error) {
 }
 
 func (m *mailbox) isPause(msg *message) bool {
-	return msg != nil && m.fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause
+	return msg != nil && m.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause
 }
 
-func (m *mailbox) filter() string { return m.fleet.MailboxFilter(m.pool, m.hash) }
+func (m *mailbox) filter() string { return m.store.Fleet.MailboxFilter(m.pool, m.hash) }

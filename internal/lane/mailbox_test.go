@@ -7,9 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -18,14 +16,12 @@ import (
 // still stored.
 func TestMailbox_NothingComesTwice(t *testing.T) {
 	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{})
-	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
-	require.NoError(t, err)
+	s := openStore(t)
 	const hash = protocol.LaneHash("lane")
-	m := newMailbox(s, s.Fleet, protocol.DefaultPool, hash)
+	m := newMailbox(s, protocol.DefaultPool, hash)
 	t.Cleanup(m.close)
 	m.listen()
-	require.NoError(t, f.NC.Flush())
+	require.NoError(t, s.NC.Flush())
 	put := func(id protocol.CallID) uint64 {
 		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CallSubject(protocol.DefaultPool, hash, id)))
 		require.NoError(t, err)
@@ -51,7 +47,6 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("not told")
 	}
-	m.fromStart = true // as if it were removed
 	requireNext(0)
 	m.refresh()
 	requireNext(0)
@@ -71,10 +66,8 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 // listen in the middle.
 func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{})
-	s, err := store.Open(t.Context(), f.NC, protocol.DefaultFleet)
-	require.NoError(t, err)
-	m := newMailbox(s, s.Fleet, protocol.DefaultPool, "lane")
+	s := openStore(t)
+	m := newMailbox(s, protocol.DefaultPool, "lane")
 	t.Cleanup(m.close)
 	put := func(ids ...protocol.CallID) {
 		for _, id := range ids {
@@ -95,7 +88,7 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	take() // and reads b
 	put("between")
 	m.hearAnew()
-	require.NoError(t, f.NC.Flush())
+	require.NoError(t, s.NC.Flush())
 	put("told")
 	for range 4 {
 		take()
@@ -103,19 +96,80 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "between", "told"}, got)
 }
 
-// TestWait_ABusyLaneListens: a lane that never waits for long does not ask the stream for every
-// call.
-func TestWait_ABusyLaneListens(t *testing.T) {
+// A lane that never waits for long does not ask the stream for every call.
+func TestWaitBusy_ABusyLaneListens(t *testing.T) {
 	t.Parallel()
-	s, err := store.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, protocol.DefaultFleet)
+	l := newLaneOf(t, openStore(t))
+	require.Equal(t, hintAfter, l.waitBusy())
+	l.served = listensAfter
+	require.Zero(t, l.waitBusy(), "the mailbox is read first")
+	require.True(t, l.mail.listens())
+	require.Equal(t, lookPeriod, l.waitBusy())
+}
+
+// What the server did not tell, as may happen between several servers, is found within a second,
+// also while calls of the lane end all the time.
+func TestFeed_WhatIsNotToldIsFoundAllTheSame(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	l := newLaneOf(t, s)
+	l.mail.opened = true
+	deaf, err := s.NC.SubscribeSync("nothing")
 	require.NoError(t, err)
-	l := &held{ctx: t.Context(), schedule: core.NewSchedule(), finished: make(chan finished, 100), served: listensAfter}
-	l.mail = newMailbox(s, protocol.DefaultFleet, protocol.DefaultPool, protocol.Lane("account/a").Hash())
-	for range cap(l.finished) {
-		l.finished <- finished{entry: &core.Entry{}} // something always happens
+	require.NoError(t, l.feed())
+	l.mail.subscription, l.mail.reconnects = deaf, s.NC.Stats().Reconnects
+	call := &protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
+		Resources: []protocol.Use{{Key: protocol.ResourceKey(l.lane), Access: protocol.Exclusive}}, Payload: protocol.Noop{}, IssuedAt: time.Now(),
 	}
-	l.wait(time.Minute)
-	require.NotNil(t, l.mail.subscription)
-	require.Len(t, l.finished, cap(l.finished), "the mailbox is read first")
-	l.mail.close()
+	body, err := protocol.EncodeCall(call)
+	require.NoError(t, err)
+	_, _, err = s.Publish(t.Context(), &nats.Msg{Subject: s.Fleet.CallSubject(protocol.DefaultPool, l.hash, call.ID), Data: body})
+	require.NoError(t, err)
+	require.NoError(t, l.feed())
+	require.Zero(t, l.schedule.Len())
+	l.mail.looked = time.Now().Add(-lookPeriod)
+	require.NoError(t, l.feed())
+	require.Equal(t, 1, l.schedule.Len())
+}
+
+// What was there at the claim was read then. The lane's last holder may have settled what is told
+// of it later.
+func TestCluster_WhatIsToldOfTheTimeBeforeTheClaimIsOld(t *testing.T) {
+	t.Parallel()
+	c := natsiotest.NewCluster(t)
+	var s *store.Store
+	require.Eventually(t, func() (ok bool) {
+		leader := c.Leader(protocol.DefaultFleet.CallsStream())
+		if leader < 0 {
+			return false
+		}
+		opened, err := store.Open(t.Context(), c.ConnectTo(leader), protocol.DefaultFleet)
+		s = opened
+		return err == nil
+	}, time.Minute, 10*time.Millisecond, "no leader")
+	t.Cleanup(s.Replies.Close)
+	m := newMailbox(s, protocol.DefaultPool, "lane")
+	t.Cleanup(m.close)
+	require.True(t, m.listen())
+	require.NoError(t, s.NC.Flush())
+	put := func(id protocol.CallID) uint64 {
+		seq, answer, err := s.Publish(t.Context(), nats.NewMsg(s.Fleet.CallSubject(m.pool, m.hash, id)))
+		require.NoError(t, err)
+		require.Equal(t, store.Accepted, answer)
+		select {
+		case <-m.wake:
+		case <-time.After(time.Minute):
+			t.Fatal("not told")
+		}
+		return seq
+	}
+	m.snapshot = &snapshot{last: put("a"), whole: true}
+	none, err := m.next(t.Context())
+	require.NoError(t, err)
+	require.Nil(t, none)
+	seq := put("b")
+	b, err := m.next(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, seq, b.Sequence)
 }

@@ -71,16 +71,13 @@ func (l *held) isOver(e *core.Entry) bool {
 }
 
 // offer leaves the lane to a worker that has what it needs.
-func (l *held) offer() error {
+func (l *held) offer(ctx context.Context) error {
 	s := l.holder.store
 	body, err := json.Marshal(l.lacks)
 	if err != nil {
 		return fmt.Errorf("offer lane: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
-	defer cancel()
 	err = s.RedeliverAfter(ctx, l.holder.options.Pool, offerPeriod, l.ready.seq)
-	l.holder.forget(l)                                                        // it may be offered back at once
 	_ = s.NC.Publish(s.Fleet.AskSubject(l.holder.options.Pool, l.hash), body) // without a connection it is delivered later
 	return err
 }
@@ -97,11 +94,11 @@ func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, body []byt
 	h.mu.Lock()
 	living := h.life != nil
 	h.mu.Unlock()
-	if err != nil || found == nil || !living || laneOf(found.Header).Hash() != hash {
+	if err != nil || found == nil || !living || Named(found.Header).Hash() != hash {
 		h.slots.release()
 		return
 	}
 	h.enter(&readyMessage{
-		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: laneOf(found.Header), hash: hash,
+		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: Named(found.Header), hash: hash,
 	})
 }

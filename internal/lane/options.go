@@ -22,8 +22,8 @@ type Options struct {
 	// AckWait is the length of a lease, and how long a ready message may be on its way to a worker
 	// until it is delivered again; it must match an existing pool. 0 takes what the pool has.
 	AckWait time.Duration
-	// Linger is how long an idle lane is kept; default 0. Only lanes for which
-	// Lingers (if set) reports true are kept.
+	// Linger is how long an idle lane is kept; default 0. Only lanes for which Lingers (if set)
+	// reports true are kept, and at most 64 more than Slots in all.
 	Linger  time.Duration
 	Lingers func(protocol.Lane) bool
 	// Keeps, if set, names lanes that are held on however long they are idle, because
@@ -32,8 +32,6 @@ type Options struct {
 	// Takes, if set, reports whether this worker can run a call; others are left in their lanes, for
 	// a worker that can. It is asked often.
 	Takes func(Need) bool
-	// MaxLingering bounds the idle lanes that are kept for Linger; default 64.
-	MaxLingering int
 	// Settled, if set, is told of each call whose result this holder has stored; SettledBefore of
 	// each whose result was there when its turn came, as a holder leaves it that is lost before its
 	// Settled returns; and Lost of each lane that was lost while it was held: at once, also while
@@ -47,6 +45,9 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// maxLingering bounds the lanes that are kept for Linger, beside as many as there are slots.
+const maxLingering = 64
+
 func (o Options) withDefaults() Options {
 	if o.Fleet == "" {
 		o.Fleet = protocol.DefaultFleet
@@ -56,9 +57,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Slots <= 0 {
 		o.Slots = 1
-	}
-	if o.MaxLingering <= 0 {
-		o.MaxLingering = 64
 	}
 	if o.Lingers == nil {
 		o.Lingers = func(protocol.Lane) bool { return true }

@@ -8,7 +8,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -109,7 +108,7 @@ func (o *overdue) read(ctx context.Context) error {
 
 // remember books when a call has to be answered that a message is, or is about.
 func (o *overdue) remember(msg *jetstream.RawStreamMsg) {
-	lane := laneOf(msg.Header)
+	lane := Named(msg.Header)
 	at := time.Now()
 	if o.holder.options.Fleet.ParseMailboxSubject(msg.Subject).Kind != protocol.EntryCancel {
 		call, err := protocol.DecodeCall(msg.Data)
@@ -132,20 +131,16 @@ func (o *overdue) remember(msg *jetstream.RawStreamMsg) {
 func (o *overdue) answer(ctx context.Context, lane protocol.Lane) (again time.Time, err error) {
 	again = time.Now().Add(overdueAgain)                      // should whoever holds the lane lose it
 	visited, err := o.holder.visit(ctx, lane, func(l *held) { //nolint:contextcheck // the lane has its own
-		l.oversight.refusing = true
+		l.marks.refusing = true
 		l.refuse()
-		l.throwAway()
-		if l.schedule.Len() == 0 && !l.first.pinned && l.release() {
-			again = time.Time{}
-			return
-		}
-		if !l.handOver(false) {
-			l.letGo(l.redeliver)
+		l.tries(sweepTrouble, l.sweep)
+		if l.schedule.Len() > 0 || l.pinned || !l.leave() {
+			l.letGo(false, l.redeliver) // where it was in the line
 		}
 		switch {
 		case !l.due.IsZero():
 			again = maxTime(l.due, again)
-		case l.first.caughtUp:
+		case l.mail.caughtUp:
 			again = time.Time{}
 		}
 	})
@@ -176,21 +171,17 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 		return
 	}
 	_, _ = h.visit(ctx, lane, func(l *held) { //nolint:contextcheck // the lane has its own; it is tried again
-		inline := l.first.pinned
-		if e := l.schedule.Find(l.inlineID()); inline && e != nil {
+		inline := l.pinned
+		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(protocol.HeaderCall))); inline && e != nil {
 			known, err := l.isSettled(e, nil)
 			inline = err != nil || !known
 		}
 		if l.ready.seq > consumer.Delivered.Stream || inline || !l.isFresh() ||
 			h.store.Remove(l.ctx, l.ready.seq) != nil {
-			l.letGo(l.redeliver)
+			l.letGo(false, l.redeliver)
 			return
 		}
-		l.letGo(func() error {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
-			defer cancel()
-			return h.store.PublishReady(ctx, h.options.Pool, lane)
-		})
+		l.letGo(false, func(ctx context.Context) error { return h.store.PublishReady(ctx, h.options.Pool, lane) })
 	})
 }
 
@@ -211,8 +202,6 @@ func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) 
 	defer h.forget(l)
 	defer l.cancel(nil)
 	defer l.mail.close()
-	defer l.over(releaseTrouble, l)
-	l.claim.Ready = 0 // whoever is given the ready message tries again in a moment
 	// Whoever holds the lane does it, if somebody does.
 	if err := h.take(l.ctx, l.claim); err != nil { //nolint:contextcheck // the lane has its own
 		l.cancel(nil)
@@ -220,11 +209,9 @@ func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) 
 		h.disownAfter(l, err) //nolint:contextcheck // the lane has its own
 		return false, nil
 	}
-	if err := l.openReady(); err != nil {
-		l.warn("ready message holds a call that can neither be run nor answered", err)
-	}
+	l.openReady()
 	if err := l.feed(); err != nil {
-		l.letGo(l.redeliver) //nolint:contextcheck // the lane has its own
+		l.letGo(false, l.redeliver) //nolint:contextcheck // the lane has its own
 		return false, err
 	}
 	do(l)
@@ -240,6 +227,7 @@ func (h *Holder) beginVisit(ready *readyMessage) *held {
 	}
 	l := newHeld(h, h.life, ready)
 	l.seat.free = 0
+	l.claim.Ready = 0 // whoever is given the ready message tries again in a moment
 	h.held[l.hash] = l
 	h.group.Add(1)
 	return l

@@ -176,21 +176,8 @@ func (h *Holder) pullFault(err error) {
 	pool := slog.String("pool", string(h.options.Pool))
 	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
-	h.troubles.begin(ctx, pullTrouble, h, pool, slog.Any("error", err))
+	h.troubles.tell(ctx, "pull request failed", pool, slog.Any("error", err))
 	if _, _, err := natsio.EnsurePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease); err != nil {
-		h.troubles.begin(ctx, consumerTrouble, h, pool, slog.Any("error", err))
+		h.troubles.tell(ctx, "consumer cannot be checked", pool, slog.Any("error", err))
 	}
-}
-
-// pullEnded handles the end of a pull request for which there was nothing.
-func (h *Holder) pullEnded() {
-	h.pullAnswered()
-	h.room()
-}
-
-// pullAnswered ends the troubles of pulling: the consumer is there.
-func (h *Holder) pullAnswered() {
-	ctx := context.Background() //nolint:forbidigo // a callback of NATS has no context
-	h.troubles.end(ctx, pullTrouble, h, false)
-	h.troubles.end(ctx, consumerTrouble, h, false)
 }

@@ -63,7 +63,7 @@ func (c *caretaker) reviewReady(ctx context.Context, delivered uint64, before ti
 			return err
 		}
 		seq = ready.Sequence + 1
-		lane := laneOf(ready.Header)
+		lane := Named(ready.Header)
 		if ready.Time.After(before) || lane.Hash() != fleet.LaneOfSubject(ready.Subject) {
 			continue
 		}

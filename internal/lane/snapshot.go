@@ -1,10 +1,7 @@
 package lane
 
 import (
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/nats-io/nats.go"
 
@@ -21,18 +18,13 @@ import (
 // Whether such a call has a result is found out by a note among the results that is stored on the
 // condition that there is none. Only the leader that the others follow can store it.
 
-// snapshot is what surely was in the mailbox of a lane at its claim. The methods can be called on
-// nil, which is a server on its own: it needs none.
+// snapshot is what surely was in the mailbox of a lane at its claim, and was not read yet. The
+// methods can be called on nil: all of it was read, or the server is on its own.
 type snapshot struct {
 	last   uint64            // up to here it is complete
 	unread map[string]uint64 // subjects
 	whole  bool              // false when the list was too long for one answer; nothing is known then
-	read   bool              // what was in it has been read, or has to be read one after the other
-	floor  uint64            // sequence of the mark behind the claim; 0 when the stream had no room for it
 }
-
-// marked reports whether the mailbox has a floor.
-func (s *snapshot) marked() bool { return s != nil && s.floor > 0 }
 
 // mayBeOld reports whether an entry may be one that was settled and removed before the claim.
 func (s *snapshot) mayBeOld(e *core.Entry) bool { return s != nil && !s.whole && e.Seq <= s.last }
@@ -47,12 +39,9 @@ func (s *snapshot) lists(msg *message) bool {
 	return there || !s.whole || msg.Sequence > s.last
 }
 
-// takeSnapshot lists the mailbox once, in a cluster.
-func (l *held) takeSnapshot() error {
-	if l.first.snapshot != nil {
-		return nil
-	}
-	s, fleet := l.holder.store, l.holder.options.Fleet
+// openClustered takes the snapshot, and makes sure that the ready message is there.
+func (l *held) openClustered() error {
+	s := l.holder.store
 	floor, err := l.markFloor()
 	if err != nil {
 		return err
@@ -62,18 +51,16 @@ func (l *held) takeSnapshot() error {
 		return err
 	}
 	for subject := range list.Subjects {
-		what := fleet.ParseMailboxSubject(subject)
-		if l.heed(what); what.Kind == protocol.EntryFloor {
+		if s.Fleet.ParseMailboxSubject(subject).Kind == protocol.EntryFloor { // this one, or an earlier holder's
 			delete(list.Subjects, subject)
-			l.mail.knows(subject)
 		}
 	}
 	if err := l.confirmReady(floor); err != nil {
 		return err
 	}
-	l.first.snapshot = &snapshot{last: list.Last, unread: list.Subjects, whole: list.Whole, floor: floor}
+	l.mail.snapshot = &snapshot{last: list.Last, unread: list.Subjects, whole: list.Whole}
 	if floor > 0 {
-		l.garbage.seqs = append(l.garbage.seqs, floor)
+		l.discard("", floor)
 	}
 	return nil
 }
@@ -82,8 +69,8 @@ func (l *held) takeSnapshot() error {
 // may be missed for a moment, but nothing is run twice.
 func (l *held) markFloor() (floor uint64, err error) {
 	o, s := l.holder.options, l.holder.store
-	msg := nats.NewMsg(o.Fleet.FloorSubject(o.Pool, l.hash, l.claim.epoch))
-	seq, answer, err := s.PublishOnce(l.ctx, o.Fleet.CallsStream(), msg) // refused: by an earlier try, whose answer was lost
+	msg := nats.NewMsg(s.Fleet.FloorSubject(o.Pool, l.hash, l.claim.epoch))
+	seq, answer, err := s.PublishOnce(l.ctx, s.Fleet.CallsStream(), msg) // refused: by an earlier try, whose answer was lost
 	if err != nil {
 		return 0, fmt.Errorf("mark behind the claim: %w", err)
 	}
@@ -95,7 +82,8 @@ func (l *held) markFloor() (floor uint64, err error) {
 
 // confirmReady makes sure that the ready message is there, by an answer that knows the floor.
 func (l *held) confirmReady(floor uint64) error {
-	s, subject := l.holder.store, l.holder.options.Fleet.ReadySubject(l.holder.options.Pool, l.hash)
+	s := l.holder.store
+	subject := s.Fleet.ReadySubject(l.holder.options.Pool, l.hash)
 	there, err := s.Next(l.ctx, subject, 0)
 	switch {
 	case err != nil:
@@ -113,65 +101,4 @@ func (l *held) confirmReady(floor uint64) error {
 		return errNotReady
 	}
 	return fmt.Errorf("ready message: %w", store.ErrBehind)
-}
-
-// readSnapshot has all that is in the snapshot read at once, unless that is more than a lane has in
-// hand. What comes after it does not matter for what may start now, and is found later.
-func (l *held) readSnapshot() error {
-	s := l.first.snapshot
-	if s == nil || s.read {
-		return nil
-	}
-	if s.read = !s.whole || len(s.unread) == 0 || len(s.unread) > window; s.read {
-		return nil
-	}
-	found, err := l.holder.store.ReadEach(l.ctx, slices.Collect(maps.Keys(s.unread)), windowBytes)
-	if errors.Is(err, store.ErrNotAtOnce) {
-		s.read = true
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if len(found) < len(s.unread) {
-		there := make(map[string]bool, len(found))
-		for _, msg := range found {
-			there[msg.Subject] = true
-		}
-		if err := l.confirmGone(func(subject string) bool { return !there[subject] }); err != nil {
-			return err
-		}
-	}
-	s.read = true
-	l.mail.give(found, true)
-	return nil
-}
-
-// checkSnapshot is asked when the mailbox seems to be read to its end.
-func (l *held) checkSnapshot() error {
-	if l.first.snapshot == nil || len(l.first.snapshot.unread) == 0 {
-		return nil
-	}
-	return l.confirmGone(func(string) bool { return true })
-}
-
-// confirmGone makes sure that what is in the snapshot and was not found was removed meanwhile. The
-// error wraps [store.ErrBehind] when it is still there: then the server that was asked before is
-// behind.
-func (l *held) confirmGone(missing func(subject string) bool) error {
-	now, err := l.holder.store.List(l.ctx, l.mail.filter(), l.first.snapshot.last)
-	if err != nil {
-		return err
-	}
-	for subject := range l.first.snapshot.unread {
-		if !missing(subject) {
-			continue
-		}
-		if _, there := now.Subjects[subject]; !there && now.Whole {
-			delete(l.first.snapshot.unread, subject)
-		} else if now.Whole {
-			err = store.ErrBehind
-		}
-	}
-	return err
 }

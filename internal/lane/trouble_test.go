@@ -33,7 +33,7 @@ func (w *lines) next() string {
 }
 
 // Calls of several lanes cannot store their results for a while, and try it again and again.
-func TestTrouble_OfManyCallsIsOneWithABeginningAndAnEnd(t *testing.T) {
+func TestTrouble_OfManyCallsIsToldOnce(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	log := &lines{news: make(chan string, 1000)}
@@ -50,9 +50,8 @@ func TestTrouble_OfManyCallsIsOneWithABeginningAndAnEnd(t *testing.T) {
 		g.letGo <- struct{}{}
 	}
 	require.Contains(t, log.next(), `msg="result cannot be stored" lane=account/`)
-	stepAside(t, time.Second) // each tries ten times a second
+	stepAside(t, 300*time.Millisecond) // each tries ten times a second
 	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
-	require.Contains(t, log.next(), `msg="trouble is over" trouble="result cannot be stored" lasted=`)
 	for _, c := range calls {
 		require.Equal(t, protocol.StatusOK, f.await(p, c).Status)
 	}

@@ -50,6 +50,7 @@ func (e *Entry) MayHaveRun() bool { return e.MayHaveStarted || e.Marked }
 type Schedule struct {
 	entries []*Entry
 	byID    map[protocol.CallID]*Entry
+	bytes   int
 }
 
 // NewSchedule is one without entries.
@@ -68,6 +69,7 @@ func (s *Schedule) Add(e *Entry) bool {
 	}
 	s.entries = append(s.entries, e)
 	s.byID[e.Call.ID] = e
+	s.bytes += e.Size
 	return true
 }
 
@@ -98,6 +100,7 @@ func (s *Schedule) Finish(e *Entry) {
 	}
 	s.entries = slices.Delete(s.entries, at, at+1)
 	delete(s.byID, e.Call.ID)
+	s.bytes -= e.Size
 }
 
 // Blocked reports whether an entry waits for another one.
@@ -125,3 +128,6 @@ func (s *Schedule) Entries() []*Entry { return s.entries }
 
 // Len is the number of entries.
 func (s *Schedule) Len() int { return len(s.entries) }
+
+// Bytes is the size of their bodies.
+func (s *Schedule) Bytes() int { return s.bytes }

@@ -183,21 +183,6 @@ func TestReadBatch_MissesNothing(t *testing.T) {
 	}
 }
 
-func TestStore_ReadEach(t *testing.T) {
-	t.Parallel()
-	s := open(t, natsio.Topology{})
-	_, seqs := mailbox(t, s, 3, []byte("body"))
-	subjects := []string{"nobody"}
-	for i := range 3 {
-		subjects = append(subjects, s.Fleet.CallSubject(protocol.DefaultPool, hash, protocol.CallID(fmt.Sprintf("c%04d", i+1))))
-	}
-	found, err := s.ReadEach(t.Context(), subjects, 12)
-	require.NoError(t, err)
-	require.Equal(t, seqs, sequences(found))
-	_, err = s.ReadEach(t.Context(), subjects, 11)
-	require.ErrorIs(t, err, ErrNotAtOnce)
-}
-
 // A mirror that answers for the stream is behind it, and is not believed.
 func TestStore_AMirrorIsNotAsked(t *testing.T) {
 	t.Parallel()

@@ -2,22 +2,18 @@ package store
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -257,36 +253,6 @@ func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.La
 func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
 	return s.calls.next(ctx, filter, seq)
 }
-
-// ReadEach returns what the calls stream has on each of some subjects, in the order of their
-// sequences. A subject that has nothing is left out. The error wraps [ErrNotAtOnce] when their
-// bodies are more than most bytes.
-func (s *Store) ReadEach(ctx context.Context, subjects []string, most int64) ([]*jetstream.RawStreamMsg, error) {
-	found := make([]*jetstream.RawStreamMsg, len(subjects))
-	var size atomic.Int64
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(maxReads)
-	for i, subject := range subjects {
-		group.Go(func() (err error) {
-			if found[i], err = s.Next(ctx, subject, 0); err != nil || found[i] == nil {
-				return err
-			}
-			if size.Add(int64(len(found[i].Data))) > most {
-				return ErrNotAtOnce
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	found = slices.DeleteFunc(found, func(msg *jetstream.RawStreamMsg) bool { return msg == nil })
-	slices.SortFunc(found, func(a, b *jetstream.RawStreamMsg) int { return cmp.Compare(a.Sequence, b.Sequence) })
-	return found, nil
-}
-
-// maxReads is how many messages are read at the same time.
-const maxReads = 32
 
 // readLeader reads from any stream. It asks the stream's leader, so it sees every acknowledged
 // message.

@@ -1,0 +1,128 @@
+package lane
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A paused lane has a pause mark in its mailbox. Whoever holds it starts nothing and keeps it as
+// long as calls wait there, without a slot: so what ran before goes on, cancelled and expired calls
+// are still answered, and the ready message stays where it is. A lane in which nothing waits is let
+// go; the mark alone does not make it ready.
+
+// marks is what a lane knows of requests to cancel and pauses.
+type marks struct {
+	read     time.Time // when those beyond the window were read last
+	refusing bool      // a call was cancelled since cancelled calls were answered last
+	// early are calls that were cancelled before they were read: the marks stand behind them, maybe
+	// beyond the window.
+	early map[protocol.CallID]struct{}
+}
+
+// cancelTold acts on requests to cancel before their turn in the mailbox comes.
+func (l *held) cancelTold() {
+	for _, id := range l.mail.takeCancels() {
+		l.cancelCall(id)
+	}
+}
+
+// cancelCall cancels a call, if it is in hand or will be.
+func (l *held) cancelCall(id protocol.CallID) {
+	e := l.schedule.Find(id)
+	if e == nil {
+		if l.marks.early == nil {
+			l.marks.early = map[protocol.CallID]struct{}{}
+		}
+		l.marks.early[id] = struct{}{}
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.Cancelled = true
+	l.marks.refusing = true
+	if e.Stop != nil {
+		e.Stop(ErrCancelled)
+	}
+}
+
+// readMarks finds out whether the lane is paused, and which calls that are not in hand yet are
+// cancelled. The marks come with the mailbox, so they are looked for only when they may be beyond
+// the window or gone.
+func (l *held) readMarks() error {
+	beyond := l.isFull() && (time.Since(l.marks.read) >= lookPeriod || !l.mail.knowsCancels())
+	if asked := l.asked.Swap(false); !asked && !beyond && !l.paused.Load() {
+		return nil
+	}
+	err := l.readBeyond()
+	if err != nil {
+		l.asked.Store(true)
+		return err
+	}
+	l.marks.read = time.Now()
+	return nil
+}
+
+func (l *held) readBeyond() error {
+	s, pool := l.holder.store, l.holder.options.Pool
+	if l.isFull() && (s.Clustered() || !l.mail.knowsCancels()) {
+		l.mail.hearAnew()
+		_, err := s.EachSubject(l.ctx, s.Fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, func(subject string) {
+			l.cancelCall(s.Fleet.ParseMailboxSubject(subject).CallID)
+		})
+		if err != nil {
+			return err
+		}
+		l.mail.listed = true
+	}
+	mark, err := s.Next(l.ctx, s.Fleet.PauseSubject(pool, l.hash), 0)
+	if err == nil {
+		l.paused.Store(mark != nil)
+	}
+	return err
+}
+
+// refuse answers the calls that will not be started in any case, wherever they stand: what has no
+// effect need not wait for its turn.
+func (l *held) refuse() {
+	isDue := !l.due.IsZero() && !time.Now().Before(l.due)
+	if !l.marks.refusing && !l.paused.Load() && !isDue {
+		return
+	}
+	l.marks.refusing = false
+	defer l.expectAnew()
+	for _, e := range slices.Clone(l.schedule.Entries()) {
+		if e.Running {
+			continue
+		}
+		e.MayHaveStarted = e.MayHaveStarted && !l.schedule.CannotHaveStarted(e)
+		if e.MayHaveStarted && e.Blocked() { // whether it was started shows when its turn comes
+			continue
+		}
+		result := l.refusal(e)
+		if result == nil {
+			continue
+		}
+		if !l.giveRefusal(e, result) {
+			return // the lane is lost
+		}
+		l.book(e)
+	}
+}
+
+// giveRefusal stores the result of a call that is not started, unless it has one already.
+func (l *held) giveRefusal(e *core.Entry, result *protocol.Result) bool {
+	known := false
+	ok := l.tries("result cannot be looked up", func() (err error) {
+		known, err = l.isSettled(e, nil)
+		return err
+	})
+	if ok && known {
+		l.wasSettled(e)
+		return true
+	}
+	return ok && l.settle(e, result)
+}
