@@ -266,15 +266,15 @@ export class Lane {
     await fleet.redeliver(worker.pool, msg.seq);
   }
 
-  /** Removes the ready message and then the claim, and looks once more. */
+  /** Removes the ready message, looks once more, and then removes the claim: who is lost in between leaves it. */
   async release() {
     const { fleet, worker } = this;
     await fleet.remove(fleet.calls, this.msg.seq);
-    await fleet.remove(fleet.claims, this.epoch);
-    this.msg.ack(); // for the consumer's books; the removal is what counts
     let left = await fleet.next(fleet.calls, `${this.mailbox}.>`);
     if (left?.subject.endsWith(".lane.pause")) left = await fleet.next(fleet.calls, `${this.mailbox}.>`, left.seq + 1);
     if (left) await fleet.wake(worker.pool, this.lane);
+    await fleet.remove(fleet.claims, this.epoch);
+    this.msg.ack(); // for the consumer's books; the removal is what counts
   }
 
   /** What operators are told, see "coordinator lane ls". */

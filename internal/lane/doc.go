@@ -10,7 +10,7 @@
 //	                                                                 │ result stored, once
 //	Results ◄── done.<session>.<id> ◄─── results stream ◄────────────┤ entry removed
 //	                                                                 ▼
-//	                  release: ready message removed, claim removed, last look
+//	                  release: ready message removed, last look, claim removed
 //
 // # Who is authoritative
 //
@@ -50,7 +50,8 @@
 // the publisher's ready message was refused. Then it reached the stream while the old one was still
 // there, that is before the removal. The append was acknowledged before that. So the look, which
 // comes after the removal, sees the entry, and the holder publishes a ready message itself. If it
-// was not refused, it is there. Either way the lane is ready.
+// was not refused, it is there. Either way the lane is ready. Only then the claim goes: a holder
+// that is lost in between leaves it, and whoever expires its life makes the lane ready.
 //
 // A publisher may be lost between the two. So the workers see to it that each entry is followed by
 // one attempt to publish the ready message (caretaker). One is enough for ever, by the same

@@ -35,8 +35,9 @@ func (l *held) unresolved() bool {
 		slices.ContainsFunc(l.schedule.Entries(), func(e *core.Entry) bool { return e.MayHaveStarted }))
 }
 
-// release removes the ready message and then the claim, and looks once more; the package comment
-// says why no wake-up is lost.
+// release removes the ready message, looks once more, and then removes the claim; the package
+// comment says why no wake-up is lost. Should this worker be lost in between, the claim is left,
+// and whoever expires this life makes the lane ready.
 func (l *held) release() bool {
 	s := l.holder.store
 	if !l.isFresh() { // removing what does not matter any more took its time; this removal matters
@@ -50,9 +51,10 @@ func (l *held) release() bool {
 			return true
 		}
 	}
-	s.DropClaim(l.claim.epoch)
-	s.Settle(l.ready.ack)
-	l.tries("last look into the mailbox failed", l.lookLast)
+	if l.tries("last look into the mailbox failed", l.lookLast) {
+		s.DropClaim(l.claim.epoch)
+		s.Settle(l.ready.ack)
+	}
 	return true
 }
 

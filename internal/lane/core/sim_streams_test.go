@@ -18,6 +18,7 @@ type streams struct {
 	messages map[string]*message // by subject: one message each
 	gone     []*message          // removed, for readers of the past; bounded
 	pending  map[uint64]*delivery
+	cared    map[uint64]bool // mailbox entries that a caretaker has acknowledged
 	pulls    []*pull
 	watchers []func(seq uint64, life string, expired bool)
 }
@@ -42,7 +43,7 @@ type pull struct {
 const memory = 12
 
 func newStreams(w *world) *streams {
-	return &streams{w: w, messages: map[string]*message{}, pending: map[uint64]*delivery{}}
+	return &streams{w: w, messages: map[string]*message{}, pending: map[uint64]*delivery{}, cared: map[uint64]bool{}}
 }
 
 // put stores a message if the subject has the expected sequence; 0 is none.

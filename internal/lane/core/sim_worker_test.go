@@ -33,7 +33,6 @@ type worker struct {
 	slots int
 	peers map[string]*core.Sighting
 	saved map[string]bool // expired lives whose lanes are looked after
-	care  uint64
 }
 
 // simLife is a life of a worker.
@@ -253,18 +252,16 @@ func (wk *worker) takeCare(t *task) {
 		if !ok {
 			continue
 		}
-		last := wk.care
 		for _, m := range answer.([]*message) {
 			lane := strings.Split(m.subject, ".")[1]
-			if m.seq <= wk.care {
+			if wk.s.cared[m.seq] { // the consumer tells each entry once, to one worker
 				continue
 			}
 			if _, ok := t.ask(func() any { seq, _ := wk.s.put("ready."+lane, nil, 0); return seq }); !ok {
 				break
 			}
-			last = m.seq
+			wk.s.cared[m.seq] = true
 		}
-		wk.care = last
 	}
 }
 
@@ -303,6 +300,10 @@ func (l *simLane) hold(t *task) {
 			t.sleep(5 * time.Millisecond)
 			continue
 		}
+		if l.makesWay() {
+			l.release(t)
+			return
+		}
 		started := false
 		for _, e := range l.schedule.Startable() {
 			started = true
@@ -316,6 +317,13 @@ func (l *simLane) hold(t *task) {
 			return
 		}
 	}
+}
+
+// makesWay reports whether the lane goes to the end of the line although calls wait.
+func (l *simLane) makesWay() bool {
+	w := l.wk.m.w
+	_, inline := l.ready.body.(callBody)
+	return w.yields && !inline && !l.claim.interrupted && l.schedule.Len() > 0 && !w.calm && w.chance(20)
 }
 
 // take claims the lane by the core's decisions.
@@ -618,21 +626,34 @@ func (l *simLane) release(t *task) {
 	if !l.life.lease.Trusted(now.Add(l.life.lease.Margin())) {
 		return // too near its end: the claim expires
 	}
-	if !l.remove(t, l.ready.seq) || !l.remove(t, l.epoch) {
+	if !l.remove(t, l.ready.seq) || l.broken("the claim until the last look") && !l.remove(t, l.epoch) {
 		return
 	}
-	if l.broken("the last look") {
-		return
+	if w := l.wk.m.w; w.yields && !w.calm && w.chance(10) { // the worst moment
+		w.after(0, func() { w.crash(l.wk) })
+		t.sleep(time.Second)
 	}
-	for range 50 {
+	if l.lookLast(t) {
+		l.remove(t, l.epoch)
+	}
+}
+
+// lookLast makes the lane ready if anything is in its mailbox. Whoever does not come to that leaves
+// the claim, and with it the lane to those who expire this life.
+func (l *simLane) lookLast(t *task) bool {
+	for !l.broken("the last look") {
+		if !l.wk.trusts(l.life) {
+			return false
+		}
 		answer, ok := t.ask(func() any { return l.wk.s.anything("call." + l.lane + ".") })
 		if ok && !answer.(bool) {
-			return
+			break
 		}
 		if _, made := t.ask(func() any { l.wk.s.put("ready."+l.lane, nil, 0); return nil }); ok && made {
-			return
+			break
 		}
 	}
+	return true
 }
 
 // anything reports whether something with a prefix is there now.

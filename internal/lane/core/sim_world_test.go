@@ -21,6 +21,8 @@ type world struct {
 	history *history
 	broken  string // the guard that is taken out; "" is none
 	cluster bool   // readers may be answered from the past
+	yields  bool   // lanes with calls that wait go to the end of the line
+	crash   func(*worker)
 }
 
 // event is something that happens at a time.
