@@ -3,9 +3,10 @@ package operator
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -30,7 +30,8 @@ const (
 	StatePaused  State = "paused"  // starts nothing until it is resumed; it may be held or not
 )
 
-// Status is what is known of a lane that has anything.
+// Status is what is known of a lane that has anything. The streams are not read in one moment, so a
+// lane that changes hands may look lost or stalled.
 type Status struct {
 	// Lane is empty when nothing that is stored names it.
 	Lane  protocol.Lane     `json:"lane"`
@@ -62,13 +63,12 @@ type List struct {
 const (
 	// DefaultLaneLimit is how many lanes [Operator.List] returns when it is not told.
 	DefaultLaneLimit = 100
+	// maxSubjects bounds the subjects that are read of each kind.
+	maxSubjects = 300_000
 	// maxLooked bounds the lanes that are looked at one by one.
 	maxLooked = 4096
 	// lookers is how many are looked at at once.
 	lookers = 8
-	// doubtAfter is how long a lane must look as if nobody cared for it to be shown so:
-	// longer than publishers take to make up for a ready message.
-	doubtAfter = 100 * time.Millisecond
 )
 
 // List returns the lanes of a pool that have anything, the one with the oldest call first; a limit
@@ -78,34 +78,27 @@ func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*Li
 	if limit <= 0 {
 		limit = DefaultLaneLimit
 	}
-	at := time.Now()
-	if _, err := o.clock.Sync(ctx, o.store.Calls); err != nil {
-		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
-	}
 	found, complete, err := o.survey(ctx, pool, "*")
 	if err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
-	slices.SortFunc(found, func(a, b *survey) int {
-		return cmp.Or(compareBool(a.ready, b.ready), cmp.Compare(b.calls, a.calls), cmp.Compare(a.hash, b.hash))
+	slices.SortFunc(found, func(a, b *sighting) int {
+		return cmp.Or(falseFirst(a.isReady, b.isReady), cmp.Compare(b.calls, a.calls), cmp.Compare(a.hash, b.hash))
 	})
 	list := &List{Incomplete: !complete}
 	if len(found) > maxLooked {
 		list.LeftOut, found = len(found)-maxLooked, found[:maxLooked]
 	}
-	if list.Lanes, err = o.look(ctx, pool, found, at); err != nil {
+	if list.Lanes, err = o.look(ctx, pool, found, time.Now()); err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
 	if len(list.Lanes) > limit {
 		list.LeftOut, list.Lanes = list.LeftOut+len(list.Lanes)-limit, list.Lanes[:limit]
 	}
-	if list.Lanes, err = o.lookAgain(ctx, pool, list.Lanes, at); err != nil {
-		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
-	}
 	return list, nil
 }
 
-func compareBool(a, b bool) int {
+func falseFirst(a, b bool) int {
 	switch {
 	case a == b:
 		return 0
@@ -115,91 +108,14 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// lookAgain looks a second time at lanes that look as if nobody cared for them: the
-// streams are not read in one moment, and a lane that changes hands may look so.
-func (o *Operator) lookAgain(ctx context.Context, pool protocol.Pool, lanes []Status, at time.Time) ([]Status, error) {
-	sure, doubtful := []Status{}, []*survey{}
-	for _, status := range lanes {
-		if status.State != StateStalled && status.State != StateLost {
-			sure = append(sure, status)
-			continue
-		}
-		doubtful = append(doubtful, &survey{pool: pool, hash: status.Hash})
-	}
-	if len(doubtful) == 0 {
-		return sure, nil
-	}
-	if !pause.For(ctx, doubtAfter) {
-		return nil, context.Cause(ctx)
-	}
-	var group errgroup.Group
-	group.SetLimit(lookers)
-	for i := range doubtful {
-		group.Go(func() error {
-			again, _, err := o.survey(ctx, pool, doubtful[i].hash)
-			if err == nil && len(again) > 0 {
-				doubtful[i] = again[0]
-			}
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	again, err := o.look(ctx, pool, doubtful, at)
-	return sorted(append(sure, again...)), err
-}
-
-// look finds out the state of lanes, and leaves out those that have nothing by now.
-func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*survey, at time.Time) ([]Status, error) {
-	sightings := make([]*sighting, len(found))
-	group, each := errgroup.WithContext(ctx)
-	group.SetLimit(lookers)
-	for i, s := range found {
-		group.Go(func() (err error) {
-			sightings[i], err = o.sight(each, pool, s)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	held, err := o.ask(ctx, o.store.Fleet.AskAllSubject(pool), func(h holdings) bool {
-		return !slices.ContainsFunc(sightings, func(s *sighting) bool { return s.claim != nil && h.of(s.hash, s.claim) == nil })
-	})
-	if err != nil {
-		return nil, err
-	}
-	lanes := []Status{}
-	for _, s := range sightings {
-		status, err := o.status(ctx, s, held.of(s.hash, s.claim))
-		if err != nil {
-			return nil, err
-		}
-		if !status.oldest.IsZero() {
-			status.OldestMS = o.clock.AgeAt(at, status.oldest).Milliseconds()
-		}
-		if s.ready != nil || s.first != nil || s.paused || s.claim != nil { // else it has nothing by now
-			lanes = append(lanes, status)
-		}
-	}
-	return sorted(lanes), nil
-}
-
-// sorted puts the lane with the oldest call first, and those without one last. Only the server's
-// clock tells which is older: what this machine takes for ages is as wrong as its measure of that
-// clock, and 0 for all that it takes to be of the future.
-func sorted(lanes []Status) []Status {
-	slices.SortFunc(lanes, func(a, b Status) int {
-		return cmp.Or(compareBool(a.oldest.IsZero(), b.oldest.IsZero()), a.oldest.Compare(b.oldest),
-			cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Hash, b.Hash))
-	})
-	return lanes
-}
-
-// sighting is what the calls stream has of a lane.
+// sighting is what the streams have of a lane.
 type sighting struct {
-	*survey
+	pool    protocol.Pool
+	hash    protocol.LaneHash
+	isReady bool
+	calls   int // in the mailbox
+	paused  bool
+	marks   []protocol.MailboxEntry // requests to cancel, and starts
 
 	lane  protocol.Lane
 	ready *jetstream.RawStreamMsg
@@ -207,77 +123,165 @@ type sighting struct {
 	claim *store.StoredClaim      // nil when nobody holds the lane
 }
 
-// sight reads the ready message and the first call of a lane.
-func (o *Operator) sight(ctx context.Context, pool protocol.Pool, s *survey) (*sighting, error) {
-	out := &sighting{survey: s}
-	var err error
-	if out.claim, err = o.store.Claim(ctx, pool, s.hash); err != nil {
+// survey lists the lanes of a pool that have anything, by their subjects alone; pool may be "*", and
+// lane too. complete is false when there were too many subjects to read them all.
+func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (found []*sighting, complete bool, err error) {
+	fleet := o.store.Fleet
+	mailboxes := fleet.MailboxFilter(pool, lane)
+	if lane == "*" {
+		mailboxes = fleet.MailboxesFilter(pool)
+	}
+	lanes := map[string]*sighting{}
+	complete = true
+	for _, filter := range []string{fleet.ReadySubject(pool, lane), mailboxes} {
+		all, err := o.store.EachSubject(ctx, filter, maxSubjects, func(subject string) {
+			at, hash := strings.Split(subject, ".")[2], fleet.LaneOfSubject(subject)
+			if hash == "" {
+				return
+			}
+			s := lanes[at+"."+string(hash)]
+			if s == nil {
+				s = &sighting{pool: protocol.Pool(at), hash: hash}
+				lanes[at+"."+string(hash)] = s
+			}
+			s.count(fleet, subject)
+		})
+		if err != nil {
+			return nil, false, err
+		}
+		complete = complete && all
+	}
+	return slices.Collect(maps.Values(lanes)), complete, nil
+}
+
+// count books one subject of the lane.
+func (s *sighting) count(fleet protocol.Fleet, subject string) {
+	if subject == fleet.ReadySubject(s.pool, s.hash) {
+		s.isReady = true
+		return
+	}
+	switch entry := fleet.ParseMailboxSubject(subject); entry.Kind {
+	case protocol.EntryCall:
+		s.calls++
+	case protocol.EntryPause:
+		s.paused = true
+	case protocol.EntryCancel, protocol.EntryStart:
+		s.marks = append(s.marks, entry)
+	case protocol.EntryUnknown, protocol.EntryFloor:
+	}
+}
+
+// look finds out the state of lanes, and leaves out those that have nothing by now. Ages refer to
+// at.
+func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighting, at time.Time) ([]Status, error) {
+	if _, err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, err
 	}
-	if out.claim != nil {
-		out.lane = out.claim.Lane
+	group, each := errgroup.WithContext(ctx)
+	group.SetLimit(lookers)
+	for _, s := range found {
+		group.Go(func() error { return o.read(each, s) })
 	}
-	if out.ready, err = o.readyMessage(ctx, pool, s.hash); err != nil {
+	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	if out.ready != nil {
-		out.lane = readableLane(out.ready.Header, s.hash)
+	held, err := o.ask(ctx, o.store.Fleet.AskAllSubject(pool), func(h holdings) bool {
+		return !slices.ContainsFunc(found, func(s *sighting) bool { return s.claim != nil && h.of(s.hash, s.claim) == nil })
+	})
+	if err != nil {
+		return nil, err
 	}
-	if s.calls == 0 && !s.paused {
-		return out, nil
-	}
-	for seq := uint64(0); out.first == nil; {
-		msg, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, s.hash), seq)
+	lanes := []Status{}
+	for _, s := range found {
+		if s.ready == nil && s.first == nil && !s.paused && s.claim == nil {
+			continue
+		}
+		status, err := o.status(ctx, s, held.of(s.hash, s.claim))
 		if err != nil {
 			return nil, err
 		}
-		if msg == nil {
-			break
+		if !status.oldest.IsZero() {
+			status.OldestMS = o.clock.AgeAt(at, status.oldest).Milliseconds()
 		}
-		if out.lane == "" {
-			out.lane = readableLane(msg.Header, s.hash)
-		}
-		if o.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryCall {
-			out.first = msg
-		}
-		seq = msg.Sequence + 1
+		lanes = append(lanes, status)
 	}
-	return out, nil
+	// Only the server's clock tells which is older: what this machine takes for ages is as wrong as
+	// its measure of that clock, and 0 for all that it takes to be of the future.
+	slices.SortFunc(lanes, func(a, b Status) int {
+		return cmp.Or(falseFirst(a.oldest.IsZero(), b.oldest.IsZero()), a.oldest.Compare(b.oldest),
+			cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Hash, b.Hash))
+	})
+	return lanes, nil
+}
+
+// read reads the claim, the ready message and the first call of a lane.
+func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
+	if s.claim, err = o.store.Claim(ctx, s.pool, s.hash); err != nil {
+		return err
+	}
+	if s.claim != nil {
+		s.lane = s.claim.Lane
+	}
+	if s.ready, err = o.readyMessage(ctx, s.pool, s.hash); err != nil {
+		return err
+	}
+	if s.ready != nil {
+		s.lane = cmp.Or(s.lane, readableLane(s.ready.Header, s.hash))
+	}
+	return o.each(ctx, s, 0, func(msg *jetstream.RawStreamMsg) (more bool, err error) {
+		s.lane = cmp.Or(s.lane, readableLane(msg.Header, s.hash))
+		if o.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryCall {
+			s.first = msg
+		}
+		return s.first == nil, nil
+	})
+}
+
+// each tells the messages of a mailbox in order, for as long as do says so.
+func (o *Operator) each(ctx context.Context, s *sighting, from uint64, do func(*jetstream.RawStreamMsg) (more bool, err error)) error {
+	for {
+		msg, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(s.pool, s.hash), from)
+		if err != nil || msg == nil {
+			return err
+		}
+		if more, err := do(msg); err != nil || !more {
+			return err
+		}
+		from = msg.Sequence + 1
+	}
 }
 
 // readableLane reads the lane's name from a message; "" when it does not have it.
 func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
-	var lane protocol.Lane
-	if json.Unmarshal([]byte(`"`+header.Get(protocol.HeaderLane)+`"`), &lane) != nil || lane.Hash() != hash {
-		return ""
+	if name := lane.Named(header); name.Hash() == hash {
+		return name
 	}
-	return lane
+	return ""
 }
 
-// status puts together what the stream and the holder tell.
+// status puts together what the streams and the holder tell.
 func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (Status, error) {
-	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, Running: []lane.RunningCall{}}
-	calls := s.calls
-	if s.first == nil {
-		calls = 0 // they ended meanwhile
-	} else {
-		status.oldest = s.first.Time
-	}
+	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, State: s.state(holder), Running: []lane.RunningCall{}}
 	if holder != nil {
 		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
 	}
-	unfinished, err := o.inlineUnfinished(ctx, s.ready, status.Running, s.claim != nil)
-	if err != nil {
-		return status, err
+	calls := 0 // unless they ended meanwhile
+	if s.first != nil {
+		calls, status.oldest = s.calls, s.first.Time
 	}
-	if unfinished {
-		calls++
-		if status.oldest.IsZero() || s.ready.Time.Before(status.oldest) {
-			status.oldest = s.ready.Time
+	if s.ready != nil && len(s.ready.Data) > 0 { // it stays while the lane is held, also when its call has ended
+		unfinished, err := o.unfinished(ctx, headerSession(s.ready), headerCall(s.ready))
+		if err != nil {
+			return status, err
+		}
+		if unfinished {
+			calls++
+			if status.oldest.IsZero() || s.ready.Time.Before(status.oldest) {
+				status.oldest = s.ready.Time
+			}
 		}
 	}
 	status.Waiting = max(calls-len(status.Running), 0)
-	status.State = s.state(holder)
 	return status, nil
 }
 
@@ -302,14 +306,10 @@ func (h *holding) longestFirst() []lane.RunningCall {
 	return h.Running
 }
 
-// inlineUnfinished reports whether a ready message carries a call that has no result yet.
-func (o *Operator) inlineUnfinished(ctx context.Context, ready *jetstream.RawStreamMsg, running []lane.RunningCall, claimed bool) (bool, error) {
-	if ready == nil || len(ready.Data) == 0 {
-		return false, nil
-	}
-	id := protocol.CallID(ready.Header.Get(protocol.HeaderCall))
-	if !claimed || slices.ContainsFunc(running, func(r lane.RunningCall) bool { return r.CallID == id }) {
-		return true, nil
-	}
-	return o.unfinished(ctx, protocol.SessionID(ready.Header.Get(protocol.HeaderSession)), id)
+func headerCall(msg *jetstream.RawStreamMsg) protocol.CallID {
+	return protocol.CallID(msg.Header.Get(protocol.HeaderCall))
+}
+
+func headerSession(msg *jetstream.RawStreamMsg) protocol.SessionID {
+	return protocol.SessionID(msg.Header.Get(protocol.HeaderSession))
 }

@@ -194,8 +194,8 @@ func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protoco
 // named bounds the names that an error lists.
 const named = 5
 
-// noLane makes the error about a lane that has nothing in its pool: it names the
-// pools in which it has something, or lanes that do.
+// noLane makes the error about a lane that has nothing in its pool: it names the pools in which it
+// has something, or lanes that do.
 func (o *Operator) noLane(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
 	var pools []string
 	if found, _, err := o.survey(ctx, "*", lane.Hash()); err == nil {
@@ -214,18 +214,23 @@ func (o *Operator) noLane(ctx context.Context, pool protocol.Pool, lane protocol
 	for i, status := range list.Lanes {
 		names[i] = string(status.Lane)
 	}
-	more := ""
-	if list.LeftOut > 0 {
-		more = fmt.Sprintf(" and %d more", list.LeftOut)
+	return fmt.Errorf("%w: %s has nothing in pool %s; there are %s", ErrNoLane, lane, pool, andMore(names, list.LeftOut))
+}
+
+// andMore lists names, and says how many there are besides.
+func andMore(names []string, more int) string {
+	if over := len(names) - named; over > 0 {
+		names, more = names[:named], more+over
 	}
-	return fmt.Errorf("%w: %s has nothing in pool %s; there are %s%s", ErrNoLane, lane, pool, strings.Join(names, ", "), more)
+	text := strings.Join(names, ", ")
+	if more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // requireCall checks that a lane has an unfinished call.
 func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
-	if err := o.require(ctx, pool, lane); err != nil {
-		return err
-	}
 	view, err := o.Show(ctx, pool, lane, 0)
 	if err != nil {
 		return err
@@ -246,9 +251,5 @@ func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane pro
 	if len(names) == 0 {
 		return fmt.Errorf("%w: %s; lane %s has no unfinished call", ErrNoCall, id, lane)
 	}
-	more := ""
-	if n := len(names) - named + view.LeftOut; n > 0 {
-		names, more = names[:min(named, len(names))], fmt.Sprintf(" and %d more", n)
-	}
-	return fmt.Errorf("%w: %s; lane %s has %s%s", ErrNoCall, id, lane, strings.Join(names, ", "), more)
+	return fmt.Errorf("%w: %s; lane %s has %s", ErrNoCall, id, lane, andMore(names, view.LeftOut))
 }

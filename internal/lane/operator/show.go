@@ -69,156 +69,88 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 		limit = DefaultCallLimit
 	}
 	at := time.Now()
-	if _, err := o.clock.Sync(ctx, o.store.Calls); err != nil {
-		return nil, fmt.Errorf("show lane %s: %w", lane, err)
-	}
 	found, _, err := o.survey(ctx, pool, lane.Hash())
-	if err != nil {
+	var lanes []Status
+	if err == nil && len(found) > 0 {
+		lanes, err = o.look(ctx, pool, found, at)
+	}
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
-	}
-	lanes := []Status{}
-	if len(found) > 0 {
-		if lanes, err = o.look(ctx, pool, found, at); err == nil {
-			lanes, err = o.lookAgain(ctx, pool, lanes, at)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("show lane %s: %w", lane, err)
-		}
-	}
-	if len(lanes) == 0 {
+	case len(lanes) == 0:
 		return nil, fmt.Errorf("show: %w", o.noLane(ctx, pool, lane))
 	}
-	view := &View{Status: lanes[0]}
+	view := &View{Status: lanes[0], Calls: []CallStatus{}}
 	view.Lane = lane
-	r := &laneReader{operator: o, pool: pool, lane: lane, limit: limit, at: at, running: view.Running}
-	if err := r.read(ctx); err != nil {
+	if err := o.readCalls(ctx, found[0], view, limit, at); err != nil {
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	}
-	view.Calls = r.calls
-	view.LeftOut = max(found[0].calls-r.seen, 0)
 	return view, nil
 }
 
-// laneReader reads the unfinished calls of a lane.
-type laneReader struct {
-	operator *Operator
-	pool     protocol.Pool
-	lane     protocol.Lane
-	limit    int
-	at       time.Time // to which ages refer
-	running  []lane.RunningCall
-
-	calls []CallStatus
-	seen  int // calls of the mailbox that were read
-}
-
-// read reads the mailbox, with the call of the ready message at its place.
-func (r *laneReader) read(ctx context.Context) error {
-	r.calls = []CallStatus{}
-	o := r.operator
-	inline, err := o.readyMessage(ctx, r.pool, r.lane.Hash())
-	if err != nil {
-		return err
-	}
+// readCalls reads the mailbox, with the call of the ready message at its place, and the marks of the
+// calls, which may be behind what is read.
+func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit int, at time.Time) error {
+	inline, left := s.ready, s.calls
 	if inline != nil && len(inline.Data) == 0 {
 		inline = nil
 	}
-	for cursor := uint64(0); len(r.calls) < r.limit; {
-		msg, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(r.pool, r.lane.Hash()), cursor)
-		if err != nil {
-			return err
+	take := func(msg *jetstream.RawStreamMsg) error {
+		status, err := o.callStatus(ctx, msg, view.Running, at)
+		if err == nil && status != nil && len(view.Calls) < limit {
+			view.Calls = append(view.Calls, *status)
 		}
-		if inline != nil && (msg == nil || msg.Sequence > inline.Sequence) {
-			if err := r.call(ctx, inline); err != nil {
-				return err
-			}
-			inline = nil
-			continue // the limit may be reached
-		}
-		if msg == nil {
-			break
-		}
-		if err := r.message(ctx, msg); err != nil {
-			return err
-		}
-		cursor = msg.Sequence + 1
+		return err
 	}
-	return r.marks(ctx)
+	err := o.each(ctx, s, 0, func(msg *jetstream.RawStreamMsg) (more bool, err error) {
+		if inline != nil && msg.Sequence > inline.Sequence {
+			err, inline = take(inline), nil
+		}
+		if err == nil && len(view.Calls) < limit && o.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryCall {
+			left--
+			err = take(msg)
+		}
+		return len(view.Calls) < limit, err
+	})
+	if err == nil && inline != nil && len(view.Calls) < limit {
+		err = take(inline)
+	}
+	view.LeftOut = max(left, 0)
+	for _, mark := range s.marks {
+		if err == nil {
+			err = o.readMark(ctx, s, view, mark)
+		}
+	}
+	return err
 }
 
-// message takes a message of the mailbox. Marks of a call come behind it.
-func (r *laneReader) message(ctx context.Context, msg *jetstream.RawStreamMsg) error {
-	what := r.operator.store.Fleet.ParseMailboxSubject(msg.Subject)
-	switch what.Kind {
-	case protocol.EntryCall:
-		r.seen++
-		return r.call(ctx, msg)
-	case protocol.EntryCancel:
-		if call := r.find(what.CallID); call != nil {
-			call.State = CallCancelling
-		}
-	case protocol.EntryStart:
-		if call := r.find(what.CallID); call != nil {
-			call.addStart(what.Start, msg)
-		}
-	case protocol.EntryUnknown, protocol.EntryPause, protocol.EntryFloor:
+// readMark adds what a mark says of a call that is shown.
+func (o *Operator) readMark(ctx context.Context, s *sighting, view *View, mark protocol.MailboxEntry) error {
+	i := slices.IndexFunc(view.Calls, func(c CallStatus) bool { return c.CallID == mark.CallID })
+	if i < 0 {
+		return nil
 	}
-	return nil
-}
-
-func (c *CallStatus) addStart(n int, msg *jetstream.RawStreamMsg) {
+	call := &view.Calls[i]
+	if mark.Kind == protocol.EntryCancel {
+		call.State = CallCancelling
+		return nil
+	}
+	msg, err := o.store.Next(ctx, o.store.Fleet.StartSubject(s.pool, s.hash, mark.CallID, mark.Start), 0)
+	if err != nil || msg == nil {
+		return err
+	}
 	worker, _, _ := strings.Cut(string(msg.Data), " ")
-	c.Starts = append(c.Starts, StartMark{Attempt: n, WorkerID: protocol.WorkerID(worker), At: msg.Time})
-}
-
-// marks reads the marks of the calls when the reading stopped before the end of the mailbox.
-func (r *laneReader) marks(ctx context.Context) error {
-	if len(r.calls) < r.limit {
-		return nil
-	}
-	o, fleet := r.operator, r.operator.store.Fleet
-	for i := range r.calls {
-		call := &r.calls[i]
-		call.Starts = []StartMark{}
-		cancel, err := o.store.Next(ctx, fleet.CancelSubject(r.pool, r.lane.Hash(), call.CallID), 0)
-		if err != nil {
-			return err
-		}
-		if cancel != nil {
-			call.State = CallCancelling
-		}
-		for cursor := uint64(0); ; {
-			mark, err := o.store.Next(ctx, fleet.CallSubject(r.pool, r.lane.Hash(), call.CallID)+".*", cursor)
-			if err != nil {
-				return err
-			}
-			if mark == nil {
-				break
-			}
-			if what := fleet.ParseMailboxSubject(mark.Subject); what.Kind == protocol.EntryStart {
-				call.addStart(what.Start, mark)
-			}
-			cursor = mark.Sequence + 1
-		}
-	}
+	call.Starts = append(call.Starts, StartMark{Attempt: mark.Start, WorkerID: protocol.WorkerID(worker), At: msg.Time})
+	slices.SortFunc(call.Starts, func(a, b StartMark) int { return a.Attempt - b.Attempt })
 	return nil
 }
 
-func (r *laneReader) find(id protocol.CallID) *CallStatus {
-	at := slices.IndexFunc(r.calls, func(c CallStatus) bool { return c.CallID == id })
-	if at < 0 {
-		return nil
-	}
-	return &r.calls[at]
-}
-
-// call takes a call, unless it has its result.
-func (r *laneReader) call(ctx context.Context, msg *jetstream.RawStreamMsg) error {
-	status := CallStatus{
-		CallID:    protocol.CallID(msg.Header.Get(protocol.HeaderCall)),
-		SessionID: protocol.SessionID(msg.Header.Get(protocol.HeaderSession)),
-		State:     CallWaiting, Resources: []protocol.Use{}, Starts: []StartMark{},
-		AcceptedAt: msg.Time, AgeMS: r.operator.clock.AgeAt(r.at, msg.Time).Milliseconds(),
+// callStatus is what is known of a call; nil when it has its result.
+func (o *Operator) callStatus(ctx context.Context, msg *jetstream.RawStreamMsg, running []lane.RunningCall, at time.Time) (*CallStatus, error) {
+	status := &CallStatus{
+		CallID: headerCall(msg), SessionID: headerSession(msg),
+		State: CallWaiting, Resources: []protocol.Use{}, Starts: []StartMark{},
+		AcceptedAt: msg.Time, AgeMS: o.clock.AgeAt(at, msg.Time).Milliseconds(),
 	}
 	call, err := protocol.DecodeCall(msg.Data)
 	if err != nil {
@@ -227,13 +159,14 @@ func (r *laneReader) call(ctx context.Context, msg *jetstream.RawStreamMsg) erro
 	if call != nil {
 		status.Tool, status.Resources, status.Delivery = call.Tool, call.Resources, call.Delivery
 	}
-	if at := slices.IndexFunc(r.running, func(run lane.RunningCall) bool { return run.CallID == status.CallID }); at >= 0 {
-		status.State, status.Attempt, status.RunningMS = CallRunning, r.running[at].Attempt, r.running[at].RunningMS
-	} else if unfinished, err := r.operator.unfinished(ctx, status.SessionID, status.CallID); err != nil || !unfinished {
-		return err
+	if i := slices.IndexFunc(running, func(run lane.RunningCall) bool { return run.CallID == status.CallID }); i >= 0 {
+		status.State, status.Attempt, status.RunningMS = CallRunning, running[i].Attempt, running[i].RunningMS
+		return status, nil
 	}
-	r.calls = append(r.calls, status)
-	return nil
+	if unfinished, err := o.unfinished(ctx, status.SessionID, status.CallID); err != nil || !unfinished {
+		return nil, err
+	}
+	return status, nil
 }
 
 // unfinished reports whether a call has no result.
