@@ -32,7 +32,7 @@ type laneCommand struct {
 	} `cmd:"" help:"Show a lane's calls in their order."`
 	Pause  laneArg `cmd:"" help:"Start none of a lane's calls until it is resumed; what runs goes on."`
 	Resume laneArg `cmd:"" help:"End a pause."`
-	Kick   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none; a worker does so by itself within a second or two."`
+	Wake   laneArg `cmd:"" help:"Publish a lane's ready message, in case it has none; a worker does so by itself within a second or two."`
 	Skip   struct {
 		laneArg
 
@@ -80,7 +80,7 @@ func (c *laneCommand) commands() map[string]command {
 		"lane show <lane>":        laneVerb{c, &c.Show.laneArg, c.show},
 		"lane pause <lane>":       laneVerb{c, &c.Pause, c.pause},
 		"lane resume <lane>":      laneVerb{c, &c.Resume, c.resume},
-		"lane kick <lane>":        laneVerb{c, &c.Kick, c.kick},
+		"lane wake <lane>":        laneVerb{c, &c.Wake, c.wake},
 		"lane skip <lane> <call>": laneVerb{c, &c.Skip.laneArg, c.skip},
 		"lane kill <lane>":        laneVerb{c, &c.Kill, c.kill},
 	}
@@ -172,7 +172,7 @@ type laneDone struct {
 	Pool      protocol.Pool      `json:"pool"`
 	Confirmed *bool              `json:"confirmed,omitempty"`  // of pause: no call starts any more
 	WasPaused *bool              `json:"was_paused,omitempty"` // of resume
-	MadeReady *bool              `json:"made_ready,omitempty"` // of kick: it had no ready message
+	MadeReady *bool              `json:"made_ready,omitempty"` // of wake: it had no ready message
 	CallID    protocol.CallID    `json:"call_id,omitempty"`    // of skip
 	Killed    []lane.RunningCall `json:"killed,omitempty"`     // of kill
 }
@@ -211,8 +211,8 @@ func (c *laneCommand) resume(ctx context.Context, p program, desk laneDesk) erro
 	return c.done(p, desk, laneDone{WasPaused: &was}, sentence)
 }
 
-func (c *laneCommand) kick(ctx context.Context, p program, desk laneDesk) error {
-	made, err := desk.operator.Kick(ctx, desk.pool, desk.lane)
+func (c *laneCommand) wake(ctx context.Context, p program, desk laneDesk) error {
+	made, err := desk.operator.Wake(ctx, desk.pool, desk.lane)
 	if err != nil {
 		return err
 	}

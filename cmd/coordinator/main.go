@@ -27,7 +27,7 @@ type grammar struct {
 	Tools   toolsCommand   `cmd:"" help:"Print the tool schemas as the model gets them."`
 	Bench   benchCommand   `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
 	Workers workersCommand `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
-	Lane    laneCommand    `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, kick, skip, kill."`
+	Lane    laneCommand    `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, wake, skip, kill."`
 	Session sessionCommand `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, pull, attach, cancel, rm."`
 	Doctor  doctorCommand  `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
 	Ping    pingCommand    `cmd:"" help:"Check that the fleet can be reached and its streams are right."`

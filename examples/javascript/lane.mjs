@@ -25,7 +25,7 @@ export class Lane {
 
   /** Claims the lane and serves it until nothing is left, the worker stops, or its life is over. */
   async serve() {
-    const cancels = this.fleet.nc.subscribe(`${this.mailbox.replace(".call.", ".told.")}.*.cancel`, {
+    const cancels = this.fleet.nc.subscribe(`${this.mailbox.replace(".call.", ".stored.")}.*.cancel`, {
       callback: (_, msg) => this.cancel(msg.subject.split(".").at(-2)),
     });
     let parking;

@@ -105,7 +105,7 @@ func callers(t *testing.T, f *fleet, p *lane.Publisher, count, n, lanes int) (sl
 	return time.Duration(worst.Load())
 }
 
-// awaitOne waits for the result of a call, looking for it and kicking its lane once a second.
+// awaitOne waits for the result of a call, looking for it and waking its lane once a second.
 func awaitOne(t *testing.T, p *lane.Publisher, call *protocol.Call, results <-chan protocol.CallID) bool {
 	t.Helper()
 	look := time.NewTicker(time.Second)

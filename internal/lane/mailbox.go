@@ -70,7 +70,7 @@ func (m *mailbox) listen() bool {
 		return true
 	}
 	m.reconnects = m.store.NC.Stats().Reconnects
-	subscription, err := m.store.NC.Subscribe(m.store.Fleet.ToldFilter(m.pool, m.hash), m.tell)
+	subscription, err := m.store.NC.Subscribe(m.store.Fleet.StoredFilter(m.pool, m.hash), m.tell)
 	if err != nil {
 		return false // no connection: there is nothing to hear
 	}

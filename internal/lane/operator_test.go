@@ -269,7 +269,7 @@ func TestOperator_NamesWhatThereIs(t *testing.T) {
 
 	for name, verb := range map[string]func(protocol.Lane) error{
 		"show": func(l protocol.Lane) error { _, err := o.Show(ctx, pool, l, 0); return err },
-		"kick": func(l protocol.Lane) error { _, err := o.Kick(ctx, pool, l); return err },
+		"wake": func(l protocol.Lane) error { _, err := o.Wake(ctx, pool, l); return err },
 		"kill": func(l protocol.Lane) error { _, err := o.Kill(ctx, pool, l); return err },
 		"skip": func(l protocol.Lane) error { return o.Skip(ctx, pool, l, "c") },
 	} {
@@ -287,7 +287,7 @@ func TestOperator_NamesWhatThereIs(t *testing.T) {
 	require.ErrorContains(t, err, "nobody holds it")
 }
 
-func TestOperator_KickWakesAStalledLane(t *testing.T) {
+func TestOperator_WakeOfAStalledLane(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	o, p := f.operator(), f.publisher()
@@ -296,7 +296,7 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	byName, _ := f.list(o)
 	require.Equal(t, operator.StateStalled, byName["account/a"].State)
 	require.Equal(t, operator.CallWaiting, f.show(o, "account/a").Calls[0].State)
-	did, err := o.Kick(t.Context(), pool, "account/a")
+	did, err := o.Wake(t.Context(), pool, "account/a")
 	require.NoError(t, err)
 	require.True(t, did)
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) }), lane.Options{})
@@ -310,7 +310,7 @@ func TestOperator_KickWakesAStalledLane(t *testing.T) {
 	ready.Pool = "another"
 	put(t, p, ready)
 	g.requireStart(t, ready.ID)
-	did, err = o.Kick(t.Context(), "another", "account/b")
+	did, err = o.Wake(t.Context(), "another", "account/b")
 	require.NoError(t, err)
 	require.False(t, did, "it is held")
 	g.letGo <- struct{}{}

@@ -96,7 +96,7 @@ func TestPause_OutlivesItsHolder(t *testing.T) {
 	pause(t, o, "account/b")
 	put(t, p, inline)
 	f.enqueueWithoutReady(appended)
-	_, err := o.Kick(t.Context(), pool, "account/b")
+	_, err := o.Wake(t.Context(), pool, "account/b")
 	require.NoError(t, err)
 	for _, worker := range []protocol.WorkerID{"w-1", "w-2", "w-3"} {
 		h := f.hold(g, lane.Options{Worker: worker, Slots: 2})
@@ -174,7 +174,7 @@ func TestPause_ResumeMakesTheLaneReady(t *testing.T) {
 	f.hold(g, lane.Options{})
 	pause(t, o, "account/a")
 	call := newCall("s", exclusive("account/a"))
-	f.enqueueWithoutReady(call) // its publisher has died before it could kick
+	f.enqueueWithoutReady(call) // its publisher has died before it could make the lane ready
 	resume(t, o, "account/a")
 	g.requireStart(t, call.ID)
 	g.letGo <- struct{}{}

@@ -118,7 +118,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			chunkSubject(fleet.BodiesBucket(), probed),
 		},
 		Subscribe: []string{
-			fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.ToldFilter(pool, probed),
+			fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.StoredFilter(pool, probed),
 			fleet.BeatFilter(pool),
 		},
 	}

@@ -258,7 +258,7 @@ func (t Topology) names() []string {
 // streams returns the streams as they must be.
 func (t Topology) streams() []jetstream.StreamConfig {
 	source, destination := t.Fleet.DoneMapping()
-	toldSource, toldDestination := t.Fleet.ToldMapping()
+	storedSource, storedDestination := t.Fleet.StoredMapping()
 	beatSource, beatDestination := t.Fleet.BeatMapping()
 	return []jetstream.StreamConfig{
 		{
@@ -270,7 +270,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			MaxMsgsPerSubject: 1, DiscardNewPerSubject: true,
 			MaxMsgs: t.MaxCalls, MaxBytes: t.MaxBytes, MaxMsgSize: -1,
 			AllowDirect: t.Replicas == 1, // a server that is one of several answers from its past
-			RePublish:   &jetstream.RePublish{Source: toldSource, Destination: toldDestination},
+			RePublish:   &jetstream.RePublish{Source: storedSource, Destination: storedDestination},
 		},
 		{
 			Name: t.Fleet.ClaimsStream(), Subjects: t.Fleet.ClaimsSubjects(),

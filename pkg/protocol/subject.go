@@ -128,10 +128,10 @@ func (f Fleet) MailboxesFilter(pool Pool) Subject {
 // PoolFilter matches everything in the calls stream of a pool: mailboxes and ready messages.
 func (f Fleet) PoolFilter(pool Pool) Subject { return string(f) + ".*." + string(pool) + ".>" }
 
-// ToldFilter matches what the server repeats of a lane's mailbox, each message
+// StoredFilter matches what the server repeats of a lane's mailbox, each message
 // when it is stored.
-func (f Fleet) ToldFilter(pool Pool, lane LaneHash) Subject {
-	return string(f) + ".told." + string(pool) + "." + string(lane) + ".>"
+func (f Fleet) StoredFilter(pool Pool, lane LaneHash) Subject {
+	return string(f) + ".stored." + string(pool) + "." + string(lane) + ".>"
 }
 
 // ReadySubject is the one message that says "this lane has work".
@@ -205,9 +205,9 @@ func (f Fleet) CallsSubjects() []Subject {
 	return []Subject{string(f) + ".call.>", string(f) + ".ready.>"}
 }
 
-// ToldMapping is the republish rule of the calls stream: source and destination.
-func (f Fleet) ToldMapping() (source, destination Subject) {
-	return string(f) + ".call.>", string(f) + ".told.>"
+// StoredMapping is the republish rule of the calls stream: source and destination.
+func (f Fleet) StoredMapping() (source, destination Subject) {
+	return string(f) + ".call.>", string(f) + ".stored.>"
 }
 
 // ResultsSubjects are the subjects of the results stream.
@@ -262,7 +262,7 @@ type MailboxEntry struct {
 // it. A subject that it does not understand yields kind [EntryUnknown].
 func (f Fleet) ParseMailboxSubject(subject Subject) MailboxEntry {
 	tokens := strings.Split(subject, ".")
-	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "told" {
+	if len(tokens) < 5 || tokens[0] != string(f) || tokens[1] != "call" && tokens[1] != "stored" {
 		return MailboxEntry{}
 	}
 	tokens = tokens[4:]

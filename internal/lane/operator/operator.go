@@ -108,14 +108,14 @@ func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol
 	return mark != nil, nil
 }
 
-// Kick publishes a lane's ready message, in case nobody else did, and reports whether it was
+// Wake publishes a lane's ready message, in case nobody else did, and reports whether it was
 // missing. A lane that has nothing is [ErrNoLane].
-func (o *Operator) Kick(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
+func (o *Operator) Wake(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
 	if err := o.require(ctx, pool, lane); err != nil {
-		return false, fmt.Errorf("kick: %w", err)
+		return false, fmt.Errorf("wake: %w", err)
 	}
 	if made, err = o.store.MakeReady(ctx, pool, lane); err != nil {
-		return false, fmt.Errorf("kick lane %s: %w", lane, err)
+		return false, fmt.Errorf("wake lane %s: %w", lane, err)
 	}
 	o.poke(pool, lane)
 	return made, nil
