@@ -28,13 +28,12 @@ import (
 
 // caretaker makes lanes ready in which something waits and whose ready message may be missing.
 type caretaker struct {
+	holder   *Holder
 	store    *store.Store
 	pool     protocol.Pool
 	logger   *slog.Logger
-	consumer jetstream.Consumer
-	// replace replaces a lane's ready message, see [Holder.replaceReady].
-	replace func(ctx context.Context, lane protocol.Lane)
-	review  review
+	consumer jetstream.Consumer // told what waits; opened when it is needed
+	review   review
 }
 
 const (
@@ -46,31 +45,25 @@ const (
 	careAtOnce = 16
 )
 
-// newCaretaker makes or checks the consumer that tells what waits.
-func newCaretaker(ctx context.Context, s *store.Store, o Options) (*caretaker, error) {
-	consumer, err := natsio.EnsureCare(ctx, s.JS, o.Fleet, o.Pool)
-	if err != nil {
-		return nil, err
-	}
-	return &caretaker{store: s, pool: o.Pool, logger: o.Logger, consumer: consumer}, nil
-}
-
-// Run looks after the pool's lanes until ctx ends.
-func (c *caretaker) Run(ctx context.Context) {
-	for {
-		c.review.round(ctx, c)
-		if err := c.round(ctx); err != nil && ctx.Err() == nil {
+// run looks after the pool's lanes until ctx ends.
+func (c *caretaker) run(ctx context.Context) {
+	for ok := true; ok; ok = pause.For(ctx, carePeriod) {
+		if err := errors.Join(c.review.round(ctx, c), c.round(ctx)); err != nil {
 			c.logger.DebugContext(ctx, "waiting lanes are not looked after", slog.Any("error", err)) // until the next round
-			c.repair(ctx)
-		}
-		if !pause.For(ctx, carePeriod) {
-			return
+			c.consumer = nil                                                                         // somebody may have deleted it
 		}
 	}
 }
 
 // round takes batches until nothing more is there.
-func (c *caretaker) round(ctx context.Context) error {
+func (c *caretaker) round(ctx context.Context) (err error) {
+	if c.consumer == nil {
+		opening, cancel := context.WithTimeout(ctx, store.OpTimeout)
+		defer cancel()
+		if c.consumer, err = natsio.EnsureCare(opening, c.store.JS, c.store.Fleet, c.pool); err != nil {
+			return err
+		}
+	}
 	for ctx.Err() == nil {
 		batch, err := c.consumer.FetchNoWait(careBatch)
 		if err != nil {
@@ -115,9 +108,7 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 	return group.Wait()
 }
 
-// makeReady publishes the ready message of a lane. One that is there and was delivered, while
-// nobody holds the lane, may never be delivered again: then it is replaced, and looked at once
-// more.
+// makeReady publishes the ready message of a lane, or looks after the one that is there.
 func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 	made, err := c.store.SurelyReady(ctx, c.pool, lane)
 	if made || err != nil {
@@ -127,25 +118,33 @@ func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 	if err != nil || ready == nil {
 		return err // it was there, so its holder looks into the mailbox
 	}
+	return c.inspect(ctx, lane, ready, nil)
+}
+
+// inspect looks after a ready message that is there. One that was delivered, while nobody holds the
+// lane, may never be delivered again: then it is replaced, and looked at once more. consumer is the
+// pool's; nil asks for it.
+func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *message, consumer *jetstream.ConsumerInfo) error {
 	claim, err := c.store.Claim(ctx, c.pool, lane.Hash())
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case claim == nil || claim.Life == "":
-	case claim.Ready == ready.Sequence: // its holder looks after it, or whoever finds that expired
-		return nil
-	default: // it is about to be removed, or was brought back: whose it is removes it then
-		c.ask(lane)
-		return errOnItsWay
 	}
-	consumer, err := c.store.Consumer(ctx, c.pool)
+	if claim != nil && claim.Life != "" { // its owner looks whether it holds the lane, and removes the claim if not
+		_ = c.store.NC.Publish(c.store.Fleet.AskSubject(c.pool, lane.Hash()), nil)
+		if claim.Ready == ready.Sequence {
+			return nil
+		}
+		return errOnItsWay // the ready message is about to be removed, or was brought back
+	}
+	if consumer == nil {
+		consumer, err = c.store.Consumer(ctx, c.pool)
+	}
 	if err != nil || consumer == nil || consumer.Delivered.Stream < ready.Sequence {
 		return err
 	}
-	if consumer.TimeStamp.Sub(ready.Time) < 2*consumer.Config.AckWait {
-		return errOnItsWay
+	if consumer.TimeStamp.Sub(ready.Time) >= 2*consumer.Config.AckWait {
+		c.holder.replaceReady(ctx, lane)
 	}
-	c.replace(ctx, lane)
 	return errOnItsWay
 }
 
@@ -167,13 +166,4 @@ func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 		return ""
 	}
 	return lane
-}
-
-// repair makes a consumer anew that somebody has deleted.
-func (c *caretaker) repair(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
-	defer cancel()
-	if consumer, err := natsio.EnsureCare(ctx, c.store.JS, c.store.Fleet, c.pool); err == nil {
-		c.consumer = consumer
-	}
 }

@@ -139,7 +139,7 @@ func (l *held) accept(msg *message) {
 			return
 		}
 		e.Seq, e.Accepted = msg.Sequence, msg.Time
-		if !l.admit(e) { // enqueued twice; the one in hand is the call
+		if !l.admit(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // enqueued twice; the one in hand is the call
 			l.discard(what.CallID, msg.Sequence)
 		}
 	case protocol.EntryCancel, protocol.EntryStart:

@@ -56,17 +56,18 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	if err != nil {
 		return nil, err
 	}
-	care, err := newCaretaker(ctx, s, o)
+	care, err := natsio.EnsureCare(ctx, s.JS, o.Fleet, o.Pool)
 	if err != nil {
 		return nil, err
 	}
 	h := &Holder{
-		options: o, store: s, executor: executor, lease: lease, care: care,
+		options: o, store: s, executor: executor, lease: lease,
 		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
 		recent: map[protocol.LaneHash]time.Time{}, troubles: troubles{logger: o.Logger}, streams: newStreams(s),
 		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
-	h.peers.replace, h.care.replace = h.replaceReady, h.replaceReady
+	h.peers.replace = h.replaceReady
+	h.care = &caretaker{holder: h, store: s, pool: o.Pool, logger: o.Logger, consumer: care}
 	h.slots = newSlots(o.Slots, h.room)
 	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.deliver, h.room, h.pullFault)
 	return h, nil
@@ -123,7 +124,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return h.peers.run(beside) })
 	group.Go(func() error { h.keepInformed(beside); return nil })
-	group.Go(func() error { h.care.Run(ctx); return nil })
+	group.Go(func() error { h.care.run(ctx); return nil })
 	group.Go(func() error { h.answerOverdue(ctx); return nil })
 	for ctx.Err() == nil {
 		h.live(ctx, drain)

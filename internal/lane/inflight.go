@@ -8,11 +8,9 @@ import (
 )
 
 const (
-	// makeUpAfter is when a ready message that was thought to be needless is
-	// published after all, if the call has no result by then. Where calls usually take longer
-	// it is later, up to makeUpMost: a busy fleet is not slow because ready messages are missing.
-	makeUpAfter = 20 * time.Millisecond
-	makeUpMost  = 100 * time.Millisecond
+	// makeUpAfter is when a ready message that was thought to be needless is published after all, if
+	// the call has no result by then.
+	makeUpAfter = 50 * time.Millisecond
 	// holdTime is how long a holder keeps a lane that is used again and again, after its last call.
 	holdTime = 25 * time.Millisecond
 	// heldFor is how long a publisher counts on that, after a result of its own.
@@ -35,8 +33,7 @@ type inFlight struct {
 
 	mu    sync.Mutex
 	lanes map[poolLane]*ownLane
-	idle  int           // lanes without a call under way
-	usual time.Duration // how long calls take, about
+	idle  int // lanes without a call under way
 }
 
 // poolLane is a lane in one of its pools: others may hold it in another.
@@ -49,19 +46,11 @@ func poolLaneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane:
 
 // ownLane is a lane as one publisher uses it.
 type ownLane struct {
-	calls    map[protocol.CallID]*ownCall // put and not finished
-	lastEnd  time.Time                    // when the last result came
-	ended    int                          // results since the last long pause
-	distrust time.Time                    // until then the holder is not counted on
-	owes     *protocol.Call               // the first call whose ready message is missing since one was published last
-	owesFrom time.Time
-	makeUp   *time.Timer // publishes one for all calls of the lane, unless they have their results before
-}
-
-// ownCall is a call that has no result yet.
-type ownCall struct {
-	since time.Time
-	seq   uint64 // stream sequence; 0 until it is accepted, or when it is not known
+	calls    map[protocol.CallID]uint64 // put and not finished: the stream sequence; 0 until it is accepted, or when it is not known
+	lastEnd  time.Time                  // when the last result came
+	ended    int                        // results since the last long pause
+	distrust time.Time                  // until then the holder is not counted on
+	makeUp   *time.Timer                // publishes one ready message for all calls of the lane; nil when none is owed
 }
 
 func newInFlight(makeUp func(*protocol.Call) bool) *inFlight {
@@ -77,7 +66,7 @@ func (p *inFlight) begin(lane poolLane, ids []protocol.CallID) (busy, held bool)
 	own := p.lanes[lane]
 	if own == nil {
 		p.sweep()
-		own = &ownLane{calls: map[protocol.CallID]*ownCall{}}
+		own = &ownLane{calls: map[protocol.CallID]uint64{}}
 		p.lanes[lane] = own
 		p.idle++
 	}
@@ -90,9 +79,7 @@ func (p *inFlight) begin(lane poolLane, ids []protocol.CallID) (busy, held bool)
 		held = own.stays(now)
 	}
 	for _, id := range ids {
-		if own.calls[id] == nil {
-			own.calls[id] = &ownCall{since: now}
-		}
+		own.calls[id] += 0 // it may be there
 	}
 	return busy, held
 }
@@ -127,34 +114,53 @@ func (p *inFlight) accepted(call *protocol.Call, seq uint64) (found bool) {
 	if own == nil {
 		return false
 	}
-	if this := own.calls[call.ID]; this != nil {
-		this.seq = seq
+	if _, known := own.calls[call.ID]; known {
+		own.calls[call.ID] = seq
 	}
 	for _, other := range own.calls {
-		if other.seq > 0 && other.seq < seq {
+		if other > 0 && other < seq {
 			return true
 		}
 	}
 	return own.stays(time.Now())
 }
 
-// later has the ready message of a call made up for, unless its result comes first. One ready
-// message is that of all calls which were accepted before it, so a lane has one timer, however many
-// calls wait in it. While other calls of the lane come to their end, its holder is at work and will
+// later has the ready message of a call made up for, unless all calls of the lane have their results
+// before. One ready message is that of all calls which were accepted before it, so a lane has one
+// timer, however many calls wait in it. While calls of the lane end, its holder is at work and will
 // look into the mailbox again: then it waits on.
 func (p *inFlight) later(call *protocol.Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := p.lanes[poolLaneOf(call)]
-	if own == nil || own.calls[call.ID] == nil || own.owes != nil {
+	if own == nil || own.makeUp != nil {
 		return
 	}
-	own.owes, own.owesFrom = call, time.Now()
-	own.makeUp = time.AfterFunc(p.patience(), func() {
-		if p.missing(own, call) && p.makeUp(call) {
+	if _, known := own.calls[call.ID]; !known {
+		return
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(makeUpAfter, func() {
+		if p.missing(own, timer) && p.makeUp(call) {
 			p.doubt(poolLaneOf(call))
 		}
 	})
+	own.makeUp = timer
+}
+
+// missing reports whether a lane may need its ready message after all, which is then published.
+func (p *inFlight) missing(own *ownLane, timer *time.Timer) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if own.makeUp != timer {
+		return false
+	}
+	if quiet := time.Since(own.lastEnd); quiet < makeUpAfter {
+		timer.Reset(makeUpAfter - quiet)
+		return false
+	}
+	own.makeUp = nil
+	return true
 }
 
 // doubt stops counting on the holder of a lane for a while.
@@ -166,53 +172,26 @@ func (p *inFlight) doubt(lane poolLane) {
 	}
 }
 
-// patience is how long a call may be without a result before its ready message is made up for.
-func (p *inFlight) patience() time.Duration {
-	return min(max(makeUpAfter, 2*p.usual), makeUpMost)
-}
-
-// missing reports whether a lane may need its ready message after all, which is then published.
-func (p *inFlight) missing(own *ownLane, call *protocol.Call) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if own.owes != call {
-		return false
-	}
-	last := own.owesFrom
-	if own.lastEnd.After(last) {
-		last = own.lastEnd
-	}
-	if quiet := time.Since(last); quiet < p.patience() {
-		own.makeUp.Reset(p.patience() - quiet)
-		return false
-	}
-	own.owes = nil
-	return true
-}
-
 // finished books the end of a call.
 func (p *inFlight) finished(lane poolLane, id protocol.CallID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := p.lanes[lane]
-	if own == nil || own.calls[id] == nil {
+	if own == nil {
 		return
 	}
-	call := own.calls[id]
+	if _, known := own.calls[id]; !known {
+		return
+	}
 	delete(own.calls, id)
 	own.lastEnd = time.Now()
-	p.usual += (own.lastEnd.Sub(call.since) - p.usual) / 16
 	own.ended++
-	if len(own.calls) == 0 {
-		p.idle++
-		own.stopMakingUp()
+	if len(own.calls) > 0 {
+		return
 	}
-}
-
-// stopMakingUp is for a lane none of whose calls needs a ready message any more.
-func (o *ownLane) stopMakingUp() {
-	if o.owes != nil {
-		o.makeUp.Stop()
-		o.owes = nil
+	p.idle++
+	if own.makeUp != nil {
+		own.makeUp.Stop()
+		own.makeUp = nil
 	}
 }

@@ -13,10 +13,8 @@ import (
 )
 
 const (
-	// overduePeriod is how often a worker without a free slot looks for calls whose time is over,
-	// and overdueIdle how often it does when nothing has come for a while.
-	overduePeriod = 50 * time.Millisecond
-	overdueIdle   = 400 * time.Millisecond
+	// overduePeriod is how often a worker without a free slot looks for calls whose time is over.
+	overduePeriod = 250 * time.Millisecond
 	// overdueAgain is when a lane is looked at again that could not be claimed, or still has such
 	// calls.
 	overdueAgain = time.Second
@@ -45,29 +43,14 @@ type dueLane struct {
 // answerOverdue does so until ctx ends.
 func (h *Holder) answerOverdue(ctx context.Context) {
 	o := overdue{holder: h, lanes: map[protocol.LaneHash]dueLane{}}
-	idle := overduePeriod
-	for wait := idle; pause.For(ctx, wait); {
-		if wait = overduePeriod; h.slots.available() > 0 {
+	for pause.For(ctx, overduePeriod) {
+		if h.slots.available() > 0 {
 			continue // nothing waits
 		}
-		before := o.cursor
 		if err := o.look(ctx); err != nil {
 			h.options.Logger.DebugContext(ctx, "calls that wait cannot be looked at", slog.Any("error", err))
-			continue
 		}
-		if idle = min(2*idle, overdueIdle); o.cursor != before {
-			idle = overduePeriod
-		}
-		wait = o.untilDue(idle)
 	}
-}
-
-// untilDue is how long to wait for the next lane that is due, at most d.
-func (o *overdue) untilDue(d time.Duration) time.Duration {
-	for _, due := range o.lanes {
-		d = min(d, time.Until(due.at))
-	}
-	return max(d, time.Millisecond)
 }
 
 // look reads what came since the last time, and answers what is due.
@@ -138,9 +121,9 @@ func (o *overdue) answer(ctx context.Context, lane protocol.Lane) (again time.Ti
 			l.letGo(false, l.redeliver) // where it was in the line
 		}
 		switch {
-		case !l.due.IsZero():
-			again = maxTime(l.due, again)
-		case l.mail.caughtUp:
+		case l.due.After(again):
+			again = l.due
+		case l.due.IsZero() && l.mail.caughtUp:
 			again = time.Time{}
 		}
 	})
@@ -231,11 +214,4 @@ func (h *Holder) beginVisit(ready *readyMessage) *held {
 	h.held[l.hash] = l
 	h.group.Add(1)
 	return l
-}
-
-func maxTime(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
