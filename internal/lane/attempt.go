@@ -13,7 +13,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -43,34 +42,37 @@ func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
 	return l.settle(e, result)
 }
 
-// unpack puts the payload back that was too large for the call's message. It
-// returns a result when there is no such payload any more, and nil when the call
-// can go on, or is not ours any more.
-func (l *held) unpack(e *core.Entry) *protocol.Result {
+// unpack puts the payload back that was too large for the call's message. It returns a result when
+// there is no such payload any more, or it takes too long to get it.
+func (l *held) unpack(e *core.Entry) (result *protocol.Result) {
 	stored, packed := e.Call.Payload.(protocol.Stored)
-	for packed && l.alive() {
-		raw, err := l.holder.store.Blobs.Get(l.ctx, stored)
-		if errors.Is(err, jetstream.ErrObjectNotFound) {
-			r := protocol.NewResult(e.Call, protocol.StatusRejected,
-				protocol.Errorf(protocol.CodeInvalidPayload, "the payload of the call is not in the fleet's object store any more; it was not run"))
-			return &r
-		}
-		if err == nil {
-			full := *e.Call
-			if full.Payload, err = protocol.DecodePayload(raw); err != nil {
-				r := protocol.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, "the stored payload: %v", err))
-				return &r
-			}
-			e.Full = &full
-			return nil
-		}
-		if refusal := l.refusal(e); refusal != nil { // it may be long until the payload can be read
-			return refusal
-		}
-		l.complain("payload cannot be read", err)
-		pause.For(l.ctx, faultPause)
+	if !packed {
+		return nil
 	}
-	return nil
+	reject := func(format string, args ...any) {
+		r := protocol.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInvalidPayload, format, args...))
+		result = &r
+	}
+	l.tries("payload cannot be read", func() error {
+		raw, err := l.holder.store.Blobs.Get(l.ctx, stored)
+		switch {
+		case errors.Is(err, jetstream.ErrObjectNotFound):
+			reject("the payload of the call is not in the fleet's object store any more; it was not run")
+			return nil
+		case err != nil:
+			if result = l.refusal(e); result != nil { // it may be long until the payload can be read
+				return nil
+			}
+			return err
+		}
+		full := *e.Call
+		if full.Payload, err = protocol.DecodePayload(raw); err != nil {
+			reject("the stored payload: %v", err)
+		}
+		e.Full = &full
+		return nil
+	})
+	return result
 }
 
 // before decides whether a call is to be executed: it returns a result instead

@@ -123,18 +123,20 @@ func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 
 // inspect looks after a ready message that is there. One that was delivered, while nobody holds the
 // lane, may never be delivered again: then it is replaced, and looked at once more. consumer is the
-// pool's; nil asks for it.
+// pool's, of a review, which believes no claim; else nil.
 func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *message, consumer *jetstream.ConsumerInfo) error {
 	claim, err := c.store.Claim(ctx, c.pool, lane.Hash())
 	if err != nil {
 		return err
 	}
-	if claim != nil && claim.Life != "" { // its owner looks whether it holds the lane, and removes the claim if not
-		_ = c.store.NC.Publish(c.store.Fleet.AskSubject(c.pool, lane.Hash()), nil)
-		if claim.Ready == ready.Sequence {
-			return nil
+	if claim != nil && claim.Life != "" {
+		if claim.Ready == ready.Sequence && consumer == nil {
+			return nil // its holder looks after it, or whoever finds that expired
 		}
-		return errOnItsWay // the ready message is about to be removed, or was brought back
+		// The ready message is about to be removed, or was brought back, maybe with the claim: whose it
+		// is looks whether it holds the lane, and removes the claim if not.
+		_ = c.store.NC.Publish(c.store.Fleet.AskSubject(c.pool, lane.Hash()), nil)
+		return errOnItsWay
 	}
 	if consumer == nil {
 		consumer, err = c.store.Consumer(ctx, c.pool)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -179,15 +180,22 @@ func TestFact_OrderOutlivesALostWorker(t *testing.T) {
 	var mu sync.Mutex
 	var ran []protocol.CallID
 	var running, overlaps atomic.Int32
+	others := make(chan struct{}, 9)
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		if running.Add(1) > 1 {
-			overlaps.Add(1)
+		if run.Call.Lane() == calls[0].Lane() {
+			if running.Add(1) > 1 {
+				overlaps.Add(1)
+			}
+			defer running.Add(-1)
+			mu.Lock()
+			ran = append(ran, run.Call.ID)
+			mu.Unlock()
+			// When a call of another lane has run, the next one would have started if it could.
+			assert.NoError(t, p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/other"))}})[0])
+			<-others
+		} else {
+			others <- struct{}{}
 		}
-		defer running.Add(-1)
-		mu.Lock()
-		ran = append(ran, run.Call.ID)
-		mu.Unlock()
-		stepAside(t, 20*time.Millisecond) // the next one would start by now if it could
 		return succeed(run)
 	}), lane.Options{Slots: 4})
 	for _, call := range calls {

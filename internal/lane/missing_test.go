@@ -28,6 +28,7 @@ func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 			before := newCall("s", exclusive("account/a"))
 			put(t, p, before)
 			f.await(p, before)
+			require.Eventually(t, func() bool { return h.Held() == 0 }, patience, time.Millisecond)
 			require.NoError(t, f.js.DeleteStream(t.Context(), stream))
 			for line := range log.news {
 				if strings.Contains(line, "level=ERROR") {
@@ -42,7 +43,6 @@ func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 				require.ErrorIs(t, fault, lane.ErrNoStream)
 				require.ErrorIs(t, fault, lane.ErrNotSent)
 			}
-			stepAside(t, 2*time.Second) // requests end, and are made anew
 			require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
 			require.Eventually(t, func() bool { return p.Streams(t.Context()) == nil }, patience, 100*time.Millisecond)
 			after := newCall("s", exclusive("account/a"))

@@ -164,7 +164,10 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 			l.letGo(false, l.redeliver)
 			return
 		}
-		l.letGo(false, func(ctx context.Context) error { return h.store.PublishReady(ctx, h.options.Pool, lane) })
+		l.letGo(false, func(ctx context.Context) error {
+			_, err := h.store.MakeReady(ctx, h.options.Pool, lane)
+			return err
+		})
 	})
 }
 

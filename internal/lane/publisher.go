@@ -125,21 +125,9 @@ type into struct {
 	held   bool // its holder is likely to be still there
 }
 
-// put enqueues one call, once more if the server that is connected by now takes smaller messages
-// than the one it was encoded for.
+// put enqueues one call: as the ready message itself if the lane may be and is idle, else into the
+// mailbox.
 func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
-	err := p.putAsEncoded(ctx, out, how)
-	if errors.Is(err, nats.ErrMaxPayload) {
-		again := *out.Call
-		again.Again = true
-		err = p.putAsEncoded(ctx, Outgoing{Call: &again, Header: out.Header}, how)
-	}
-	return err
-}
-
-// putAsEncoded enqueues one call: as the ready message itself if the lane may be and is
-// idle, else into the mailbox.
-func (p *Publisher) putAsEncoded(ctx context.Context, out Outgoing, how into) error {
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return failed(out.Call, err, out.Call.Again, true)
@@ -293,7 +281,7 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 // makeReady publishes the empty ready message behind an append. When it cannot, the caretaker does.
 func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		err := p.store.PublishReady(ctx, call.Pool, call.Lane())
+		_, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
 		if err == nil || errors.Is(err, ErrFull) || !pause.For(ctx, retryWait) {
 			return
 		}

@@ -192,7 +192,7 @@ func TestLane_TakeoverThatDrainsKeepsWhatItKnew(t *testing.T) {
 		b.stop()
 		close(drained)
 	}()
-	stepAside(t, 200*time.Millisecond) // for the drain to begin
+	require.Eventually(t, b.Drains, patience, time.Millisecond)
 	close(goOn)
 	<-drained
 	var runs atomic.Int32
@@ -234,13 +234,26 @@ func TestLane_OverlappingCallsLeaveSlotsToOthers(t *testing.T) {
 	other := newCall("s", exclusive("account/other"))
 	began := make(chan struct{})
 	done := make(chan struct{}, 64)
+	follows, over := make(chan struct{}), make(chan struct{}) // a call ends when another one follows it
+	defer close(over)
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Call.ID == other.ID {
 			close(began)
 			return succeed(run)
 		}
-		stepAside(t, time.Duration(30+run.Sequence%7*5)*time.Millisecond)
-		done <- struct{}{}
+		select {
+		case follows <- struct{}{}: // one before it ends
+			select {
+			case <-follows:
+			case <-over:
+			}
+		case <-follows:
+		case <-over:
+		}
+		select {
+		case done <- struct{}{}:
+		case <-over:
+		}
 		return succeed(run)
 	}), lane.Options{Slots: 2})
 	for range 8 {

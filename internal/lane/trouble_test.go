@@ -46,11 +46,12 @@ func TestTrouble_OfManyCallsIsToldOnce(t *testing.T) {
 		g.requireStart(t, c.ID)
 	}
 	require.NoError(t, f.js.DeleteStream(t.Context(), protocol.DefaultFleet.ResultsStream()))
+	tries := f.overhear("tf.result.>")
 	for range calls {
 		g.letGo <- struct{}{}
 	}
 	require.Contains(t, log.next(), `msg="result cannot be stored" lane=account/`)
-	stepAside(t, 300*time.Millisecond) // each tries ten times a second
+	require.Eventually(t, func() bool { return len(tries.all()) > 3*len(calls) }, patience, 10*time.Millisecond, "tried again")
 	require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))
 	for _, c := range calls {
 		require.Equal(t, protocol.StatusOK, f.await(p, c).Status)

@@ -57,13 +57,7 @@ const (
 // is false when the lane's holder did not answer within 3 s. When the calls stream is
 // full there is no room for the mark, and the error is [ErrFull].
 func (o *Operator) Pause(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (confirmed bool, err error) {
-	msg := nats.NewMsg(o.store.Fleet.PauseSubject(pool, lane.Hash()))
-	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
-	_, answer, err := o.store.PublishOnce(ctx, o.store.Fleet.CallsStream(), msg)
-	if err == nil && answer == store.Full {
-		err = store.ErrFull
-	}
-	if err != nil {
+	if err := o.store.Mark(ctx, o.store.Fleet.PauseSubject(pool, lane.Hash()), lane); err != nil {
 		return false, fmt.Errorf("pause lane %s: %w", lane, err)
 	}
 	return o.isPaused(ctx, pool, lane), nil
@@ -99,7 +93,7 @@ func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol
 	}
 	waiting, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, lane.Hash()), 0)
 	if err == nil && waiting != nil {
-		err = o.store.PublishReady(ctx, pool, lane)
+		_, err = o.store.MakeReady(ctx, pool, lane)
 	}
 	if err != nil {
 		return mark != nil, fmt.Errorf("resume lane %s: %w", lane, err)

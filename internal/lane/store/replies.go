@@ -41,12 +41,8 @@ func newReplies(nc *nats.Conn) *Replies {
 	return &Replies{nc: nc, open: map[uint64]question{}, swept: time.Now()}
 }
 
-// Ask sends a message, and has its answer told: once, from a goroutine that must not be blocked,
-// and never when the answer is lost.
-func (r *Replies) Ask(msg *nats.Msg, answered func(*nats.Msg)) (id uint64, err error) {
-	return r.ask(msg, question{answered: answered})
-}
-
+// ask sends a message, and has its answers told from a goroutine that must not be blocked, and never
+// when they are lost.
 func (r *Replies) ask(msg *nats.Msg, q question) (id uint64, err error) {
 	r.mu.Lock()
 	if err := r.listen(); err != nil {
@@ -157,7 +153,7 @@ func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Ms
 	}
 	w := waiters.Get().(*waiter) //nolint:errcheck,forcetypeassert // nothing else is put in
 	w.limit.Reset(limit)
-	id, err := r.Ask(msg, w.tell)
+	id, err := r.ask(msg, question{answered: w.tell})
 	if err != nil {
 		w.limit.Stop()
 		return nil, unsentOf(err)

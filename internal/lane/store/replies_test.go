@@ -75,12 +75,12 @@ func TestReplies_QuestionsWithoutAnAnswer(t *testing.T) {
 	require.Zero(t, r.waiting(), "whoever waited has told that it waits no more")
 
 	never := func(*nats.Msg) { t.Error("told") }
-	_, err = r.Ask(silence(), never)
+	_, err = r.ask(silence(), question{answered: never})
 	require.NoError(t, err)
 	r.mu.Lock()
 	r.swept, r.open[r.next] = time.Time{}, question{answered: never, asked: time.Now().Add(-2 * unanswered)}
 	r.mu.Unlock()
-	_, err = r.Ask(silence(), never)
+	_, err = r.ask(silence(), question{answered: never})
 	require.NoError(t, err)
 	require.Equal(t, 1, r.waiting(), "what was lost is forgotten")
 	r.Close()
@@ -161,11 +161,11 @@ func TestReplies_AskNothingOnceClosed(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	nc := f.Connect()
 	r := newReplies(nc)
-	_, err := r.Ask(nats.NewMsg("silent"), func(*nats.Msg) {})
+	_, err := r.ask(nats.NewMsg("silent"), question{answered: func(*nats.Msg) {}})
 	require.NoError(t, err)
 	require.Equal(t, 1, nc.NumSubscriptions())
 	r.Close()
-	_, err = r.Ask(nats.NewMsg("silent"), func(*nats.Msg) {})
+	_, err = r.ask(nats.NewMsg("silent"), question{answered: func(*nats.Msg) {}})
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
 	_, err = r.Request(t.Context(), time.Second, nats.NewMsg("silent"))
 	require.True(t, NotStored(err), "%v", err)

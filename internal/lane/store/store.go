@@ -198,33 +198,26 @@ func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (
 	return there.Sequence, answer, nil
 }
 
-// PublishReady makes a lane ready, or finds that it is ready or held.
-func (s *Store) PublishReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
-	_, err := s.MakeReady(ctx, pool, lane)
-	return err
-}
-
-// MakeReady is [Store.PublishReady], and reports whether the ready message was missing: being
-// refused means that the lane is ready or held.
+// MakeReady makes a lane ready, and reports whether the ready message was missing: being refused
+// means that the lane is ready or held.
 func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
-	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
-	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
-	_, answer, err := s.Publish(ctx, msg)
-	if err != nil {
-		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
-	}
-	if answer == Full {
-		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, ErrFull)
-	}
-	return answer == Accepted, nil
+	return s.makeReady(ctx, pool, lane, s.Publish)
 }
 
 // SurelyReady is [Store.MakeReady] for whoever does not come back: being refused means that a ready
 // message is stored.
 func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
+	return s.makeReady(ctx, pool, lane, func(ctx context.Context, msg *nats.Msg) (uint64, Answer, error) {
+		return s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
+	})
+}
+
+func (s *Store) makeReady(
+	ctx context.Context, pool protocol.Pool, lane protocol.Lane, publish func(context.Context, *nats.Msg) (uint64, Answer, error),
+) (made bool, err error) {
 	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
 	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
-	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
+	_, answer, err := publish(ctx, msg)
 	if err == nil && answer == Full {
 		err = ErrFull
 	}
@@ -234,18 +227,24 @@ func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protoc
 	return answer == Accepted, nil
 }
 
-// Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
-func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
-	msg := nats.NewMsg(s.Fleet.CancelSubject(pool, lane.Hash(), call))
+// Mark stores a message without a body in a lane's mailbox, once.
+func (s *Store) Mark(ctx context.Context, subject string, lane protocol.Lane) error {
+	msg := nats.NewMsg(subject)
 	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
 	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
 	if err == nil && answer == Full {
 		err = ErrFull
 	}
-	if err != nil {
+	return err
+}
+
+// Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
+func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
+	if err := s.Mark(ctx, s.Fleet.CancelSubject(pool, lane.Hash(), call), lane); err != nil {
 		return fmt.Errorf("cancel call %s: %w", call, err)
 	}
-	return s.PublishReady(ctx, pool, lane)
+	_, err := s.MakeReady(ctx, pool, lane)
+	return err
 }
 
 // Next returns the first message of the calls stream at or after seq that matches filter; nil
