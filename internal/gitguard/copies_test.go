@@ -66,6 +66,7 @@ func TestCopies_TheRestStaysInTheCopy(t *testing.T) {
 		"set --remove-section remote.origin":                             "remote.origin.url",
 		"set branch.main.remote evil":                                    "branch.main.remote",
 		"set remote.x.url 'ext::sh -c evil'":                             "remote.x.url",
+		"set remote.x.url file:///tmp/evil.git":                          "remote.x.url",
 		"set remote.x.url ./evil.git":                                    "remote.x.url",
 		"set remote.x.url 'ssh://-oProxyCommand=x/y'":                    "remote.x.url",
 		"set remote.x.uploadpack ./evil":                                 "remote.x.uploadpack",

@@ -71,8 +71,9 @@ var shortURL = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(@[A-Za-z0-9_][A-
 // harmlessURL reports whether git reaches a server by a URL and runs nothing for it on this host. A
 // path is not: pushing to it runs hooks there.
 func harmlessURL(text string) bool {
-	if u, err := url.Parse(text); err == nil && u.Host != "" {
-		return slices.Contains([]string{"https", "http", "ssh", "git"}, u.Scheme) && !strings.HasPrefix(u.Host, "-") &&
+	if strings.Contains(text, "://") { // what has no host is a path, as file:///x, or another program's
+		u, err := url.Parse(text)
+		return err == nil && u.Host != "" && !strings.HasPrefix(u.Host, "-") && slices.Contains([]string{"https", "http", "ssh", "git"}, u.Scheme) &&
 			(u.User == nil || !strings.HasPrefix(u.User.Username(), "-"))
 	}
 	return shortURL.MatchString(text) && !strings.Contains(text, "::")

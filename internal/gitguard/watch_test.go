@@ -55,6 +55,7 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		found               []string
 	}{
 		"hook":                                     {commit, "echo 'exec " + ran + "' | sed '1i#!/bin/sh' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", "git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"}},
+		"a hook that is changed":                   {commit + "printf '#!/bin/sh\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", "printf '#!/bin/sh\n" + ran + "\n' > .git/hooks/pre-commit", "git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"}},
 		"settings":                                 {commit, "git config core.fsmonitor '" + ran + ";true'", "git status", "", []string{`.git/config: core.fsmonitor = "touch \"$RAN\";true"`}},
 		"another directory of settings":            {commit, "cp -r .git evil; git config -f evil/config core.fsmonitor '" + ran + ";true'; echo ../evil > .git/commondir", "git status", "", []string{"evil/config: core.fsmonitor"}},
 		"settings of a worktree":                   {commit + "git config extensions.worktreeConfig true", "git config -f .git/config.worktree core.fsmonitor '" + ran + ";true'", "git status", "", []string{".git/config.worktree: core.fsmonitor"}},

@@ -1,0 +1,39 @@
+package gitguard
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestHarmless_WhatRunsOrReachesThisHostIsNot.
+func TestHarmless_WhatRunsOrReachesThisHostIsNot(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"https://example.com/x", "ssh://me@example.com/x", "git@example.com:x/y.git"} {
+		require.True(t, harmless("remote.o.url", url) && harmless("remote.o.pushurl", url) && harmless("submodule.o.url", url), url)
+	}
+	for _, url := range []string{
+		"ext::sh -c evil", "ext://x/y", "file:///x", "/x", "./x", "https://-x/y", "ssh://-oProxyCommand=x/y", "ssh://-u@example.com/x", "x::y", "host:::y", "",
+	} {
+		require.False(t, harmless("remote.o.url", url) || harmless("remote.o.pushurl", url) || harmless("submodule.o.url", url), url)
+	}
+	require.True(t, harmless("submodule.x.update", "rebase"))
+	require.False(t, harmless("submodule.x.update", " !evil"))
+	require.False(t, harmless("core.pager", "x") || harmless("http.x.proxy", "y") || harmless("unheard.of", ""))
+}
+
+// TestDriver_HasAProgram.
+func TestDriver_HasAProgram(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]string{
+		"filter.x.clean": "filter=x", "filter.x.smudge": "filter=x", "filter.x.process": "filter=x", "diff.y.command": "diff=y", "diff.y.textconv": "diff=y", "merge.z.driver": "merge=z",
+	} {
+		attribute, ok := driver(key)
+		require.True(t, ok, key)
+		require.Equal(t, want, attribute)
+	}
+	for _, key := range []string{"filter.x.required", "filter.clean", "diff.y.binary", "merge.tool"} {
+		_, ok := driver(key)
+		require.False(t, ok, key)
+	}
+}
