@@ -38,7 +38,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		if err == nil {
 			s.done()
 		}
-		return sandbox.Result{ExitCode: -1, Reason: contextReason(ctxErr)}, nil
+		return sandbox.Result{ExitCode: -1, Reason: start.ContextReason(ctxErr)}, nil
 	}
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
@@ -52,14 +52,6 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		slog.String("reason", string(result.Reason)), slog.Int("exit_code", result.ExitCode),
 		slog.Duration("wall", result.Wall))
 	return result, err
-}
-
-// contextReason is why a context ends a command.
-func contextReason(err error) sandbox.Reason {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return sandbox.ReasonTimeout
-	}
-	return sandbox.ReasonCancelled
 }
 
 // run is a command that was asked for.
@@ -198,7 +190,7 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) (sandbox.Reas
 		case <-wall:
 			return sandbox.ReasonTimeout, r.terminate(stop)
 		case <-ctx.Done():
-			return contextReason(ctx.Err()), r.terminate(stop)
+			return start.ContextReason(ctx.Err()), r.terminate(stop)
 		case <-look:
 			if _, mine := r.bound.Killed(); mine {
 				return sandbox.ReasonOOM, r.kill()
@@ -289,20 +281,11 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 		_ = r.instance.process.Kill() // the kernel leaves nothing; the next command starts the sandbox again
 		<-r.instance.gone
 	}
-	describe(&result, ended.Value, r.limits)
-	r.outOfMemory(&result)
+	result.CPU, result.MaxRSS = ended.Value.CPU, ended.Value.MaxRSS
+	start.Describe(&result, syscall.WaitStatus(ended.Value.Status), ended.Value.Over, r.limits)
+	r.bound.OutOfMemory(&result)
 	r.outOfDisk(&result)
 	return result, nil
-}
-
-// outOfMemory says so in result when the kernel has killed the command, or a process of it
-// while it ran alone.
-func (r *run) outOfMemory(result *sandbox.Result) {
-	killed, mine := r.bound.Killed()
-	natural := result.Reason == sandbox.ReasonExited || result.Reason == sandbox.ReasonSignaled
-	if killed && natural && (mine || result.Signal == "SIGKILL") {
-		result.Reason = sandbox.ReasonOOM
-	}
 }
 
 // outOfDisk says so in result when the command has failed and there was no more room.
@@ -310,36 +293,5 @@ func (r *run) outOfDisk(result *sandbox.Result) {
 	failed := result.Reason == sandbox.ReasonExited && result.ExitCode != 0 || result.Reason == sandbox.ReasonSignaled
 	if failed && r.disk.Full() {
 		result.Reason = sandbox.ReasonDiskLimit
-	}
-}
-
-// describe puts how a process ended under its limits, and what it used, into result.
-func describe(result *sandbox.Result, ended wire.Ended, limits sandbox.Limits) {
-	result.CPU, result.MaxRSS = ended.CPU, ended.MaxRSS
-	status := syscall.WaitStatus(ended.Status)
-	natural := sandbox.ReasonExited
-	if status.Signaled() {
-		result.Signal = unix.SignalName(status.Signal())
-		natural = signalReason(status.Signal(), limits)
-		if ended.Over != "" {
-			natural = ended.Over
-		}
-	} else {
-		result.ExitCode = status.ExitStatus()
-	}
-	if result.Reason == "" {
-		result.Reason = natural
-	}
-}
-
-// signalReason is why a process was ended by a signal that nobody here has sent.
-func signalReason(sig syscall.Signal, limits sandbox.Limits) sandbox.Reason {
-	switch {
-	case sig == unix.SIGXCPU && limits.CPU > 0:
-		return sandbox.ReasonTimeout
-	case sig == unix.SIGXFSZ && fileSize(limits) > 0:
-		return sandbox.ReasonDiskLimit
-	default:
-		return sandbox.ReasonSignaled
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 
@@ -92,7 +93,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps sandbox.Caps, err error) {
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
-	if s.group.used() {
+	if s.group.Used() {
 		caps.Limits.Memory, caps.Limits.Processes = sandbox.LimitCgroup, sandbox.LimitCgroup
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
@@ -104,19 +105,20 @@ func try(ctx context.Context, s sandbox.Sandbox) error {
 	if _, err := s.FS().Write(ctx, sandbox.WriteRequest{Path: "probe.txt", Content: []byte("probe")}); err != nil {
 		return fmt.Errorf("probe: write a file: %w", err)
 	}
-	result, err := s.Exec(ctx, sandbox.Cmd{Argv: probeArgv()})
+	argv := []string{"/bin/sh", "-c", "exit 7"}
+	if runtime.GOOS == "windows" {
+		argv = []string{"cmd", "/c", "exit 7"}
+	}
+	const code = 7
+	result, err := s.Exec(ctx, sandbox.Cmd{Argv: argv})
 	if err != nil {
 		return fmt.Errorf("probe: run a command: %w", err)
 	}
-	if result.Reason != sandbox.ReasonExited || result.ExitCode != probeExit {
-		return fmt.Errorf("probe: %q: %s, exit code %d, want %d",
-			probeArgv(), result.Reason, result.ExitCode, probeExit)
+	if result.Reason != sandbox.ReasonExited || result.ExitCode != code {
+		return fmt.Errorf("probe: %q: %s, exit code %d, want %d", argv, result.Reason, result.ExitCode, code)
 	}
 	return nil
 }
-
-// probeExit is the exit code of the command that a probe runs.
-const probeExit = 7
 
 func warnings() []string {
 	all := []string{

@@ -26,7 +26,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		if err == nil {
 			s.running.Done()
 		}
-		return sandbox.Result{ExitCode: -1, Reason: contextReason(ctxErr)}, nil
+		return sandbox.Result{ExitCode: -1, Reason: start.ContextReason(ctxErr)}, nil
 	}
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
@@ -42,7 +42,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		return sandbox.Result{}, err
 	}
 	limits := s.spec.Limits.Tighten(cmd.Limits).WithDefaults()
-	m, err := s.group.enter(limits)
+	m, err := s.group.Enter(limits)
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
@@ -60,14 +60,6 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 		return result, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	return result, nil
-}
-
-// contextReason is why a context ends a command.
-func contextReason(err error) sandbox.Reason {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return sandbox.ReasonTimeout
-	}
-	return sandbox.ReasonCancelled
 }
 
 // run is a command that was started.
@@ -151,7 +143,7 @@ func (r *run) supervise(ctx context.Context, stop <-chan struct{}) sandbox.Reaso
 			return sandbox.ReasonTimeout
 		case <-ctx.Done():
 			r.terminate(stop)
-			return contextReason(ctx.Err())
+			return start.ContextReason(ctx.Err())
 		case <-look:
 			if _, mine := r.member.Killed(); mine {
 				r.tree.signal(true)
@@ -195,18 +187,8 @@ func (r *run) finish(reason sandbox.Reason) (sandbox.Result, error) {
 		r.tree.describe(&result, r.limits)
 	default:
 	}
-	r.outOfMemory(&result)
+	r.member.OutOfMemory(&result)
 	return result, err
-}
-
-// outOfMemory says so in result when the kernel has killed the command, or a process of it
-// while it ran alone.
-func (r *run) outOfMemory(result *sandbox.Result) {
-	killed, mine := r.member.Killed()
-	natural := result.Reason == sandbox.ReasonExited || result.Reason == sandbox.ReasonSignaled
-	if killed && natural && (mine || result.Signal == "SIGKILL") {
-		result.Reason = sandbox.ReasonOOM
-	}
 }
 
 // clear waits until nothing of the command is left.

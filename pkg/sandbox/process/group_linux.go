@@ -6,17 +6,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/cgroup"
 )
 
-// group is the control group of the commands of a sandbox. Without one nothing is bounded by it.
-type group struct {
-	*bounds.Bounds
-}
-
-// member is a command in a group.
-type member struct {
-	*bounds.Bound
-
-	group *group
-}
+// group is the control group of the commands of a sandbox, and member a command in it. Without one
+// nothing is bounded by it.
+type (
+	group  = bounds.Bounds
+	member = bounds.Bound
+)
 
 // newGroup makes a group for a sandbox, if there can be one.
 func newGroup(limits sandbox.Limits) (*group, error) {
@@ -24,21 +19,13 @@ func newGroup(limits sandbox.Limits) (*group, error) {
 	if !ungrouped.Load() {
 		groups, _ = cgroup.Find() // limits are enforced in other ways then, and published so
 	}
-	b, err := bounds.New(groups, bounds.Spare{}, limits)
-	if err != nil {
-		return nil, err
-	}
-	return &group{Bounds: b}, nil
+	return bounds.New(groups, bounds.Spare{}, limits)
 }
 
-// used reports whether there is a group.
-func (g *group) used() bool { return g.Group() != nil }
-
-// close removes the group with whatever is in it.
-func (g *group) close() error { return g.Group().Close() }
-
-// enter counts a command in. Every success is followed by Leave.
-func (g *group) enter(limits sandbox.Limits) (*member, error) {
-	b, err := g.Enter(limits)
-	return &member{Bound: b, group: g}, err
+func limitKinds() sandbox.LimitKinds {
+	return sandbox.LimitKinds{
+		CPU: sandbox.LimitRlimit, Memory: sandbox.LimitRlimit, OpenFiles: sandbox.LimitRlimit, FileSize: sandbox.LimitRlimit,
+		Processes: sandbox.LimitNone, // the system counts all processes of the user, the worker's too
+		Disk:      sandbox.LimitNone,
+	}
 }

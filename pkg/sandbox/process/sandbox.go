@@ -161,5 +161,5 @@ func (s *Sandbox) closeGroup() error {
 		return nil
 	}
 	s.ungrouped = true
-	return s.group.close()
+	return s.group.Close()
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/guard"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -64,7 +65,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	if err != nil {
 		return err
 	}
-	c, group := t.cmd, t.in.group.Group()
+	c, group := t.cmd, t.in.Group()
 	t.conn, t.guard = conn, &exec.Cmd{
 		Path: initd.Image, Args: []string{initd.Arg0, initd.StageGuard}, Env: []string{initd.OneThread}, Dir: c.Dir,
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, ExtraFiles: append([]*os.File{theirs, program}, c.ExtraFiles...),
@@ -166,17 +167,5 @@ func (t *tree) sweep() error {
 // describe puts how the command ended under its limits, and what it used, into result.
 func (t *tree) describe(result *sandbox.Result, limits sandbox.Limits) {
 	result.CPU, result.MaxRSS = t.ended.CPU, t.ended.MaxRSS
-	status, natural := syscall.WaitStatus(t.ended.Status), sandbox.ReasonExited
-	if status.Signaled() {
-		result.Signal = unix.SignalName(status.Signal())
-		natural = signalReason(status.Signal(), limits)
-	} else {
-		result.ExitCode = status.ExitStatus()
-	}
-	if t.ended.Over != "" {
-		natural = t.ended.Over
-	}
-	if result.Reason == "" {
-		result.Reason = natural
-	}
+	start.Describe(result, syscall.WaitStatus(t.ended.Status), t.ended.Over, limits)
 }

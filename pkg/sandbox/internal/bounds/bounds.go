@@ -49,6 +49,12 @@ func New(groups *cgroup.Tree, spare Spare, whole sandbox.Limits) (*Bounds, error
 	return b, err
 }
 
+// Used reports whether there is a group.
+func (b *Bounds) Used() bool { return b.group != nil }
+
+// Close removes the group with whatever is in it, once.
+func (b *Bounds) Close() error { return b.group.Close() }
+
 // Group is the control group; nil when there is none.
 func (b *Bounds) Group() *cgroup.Group { return b.group }
 
@@ -110,6 +116,16 @@ func (c *Bound) Killed() (killed, mine bool) {
 	defer c.mu.Unlock()
 	killed = c.group.OOMKills() > c.kills
 	return killed, killed && c.alone
+}
+
+// OutOfMemory says so in result when the kernel has killed the command, or a process of it while it
+// ran alone.
+func (c *Bound) OutOfMemory(result *sandbox.Result) {
+	killed, mine := c.Killed()
+	natural := result.Reason == sandbox.ReasonExited || result.Reason == sandbox.ReasonSignaled
+	if killed && natural && (mine || result.Signal == "SIGKILL") {
+		result.Reason = sandbox.ReasonOOM
+	}
 }
 
 // Alone reports whether the command runs in a group, and no other one does now.

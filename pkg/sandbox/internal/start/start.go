@@ -3,6 +3,7 @@
 package start
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
+
+// ContextReason is why a context that has ended ends a command.
+func ContextReason(err error) sandbox.Reason {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return sandbox.ReasonTimeout
+	}
+	return sandbox.ReasonCancelled
+}
 
 // Environ returns an environment as a list, sorted by name.
 func Environ(env map[string]string) []string {
