@@ -24,56 +24,14 @@ func badPattern(pattern string, err error) error {
 		pattern, what, where)
 }
 
-// badPlace is where a fault is in a pattern, and the text there; -1 when that is not
-// known. Of parentheses and of the last backslash the parser tells no place.
+// badPlace is where a fault is in a pattern, and the text there; -1 when that is not known.
 func badPlace(pattern string, fault *syntax.Error) (int, string) {
 	switch fault.Code {
-	case syntax.ErrMissingParen, syntax.ErrUnexpectedParen:
-		if at := lonelyParen(pattern); at >= 0 {
-			return at, pattern[at:]
-		}
+	case syntax.ErrMissingParen, syntax.ErrUnexpectedParen: // of which the parser tells no place
+		return -1, ""
 	case syntax.ErrTrailingBackslash:
 		return len(pattern) - 1, `\`
 	default:
+		return strings.Index(pattern, fault.Expr), fault.Expr
 	}
-	return strings.Index(pattern, fault.Expr), fault.Expr
-}
-
-// lonelyParen is where the first closing parenthesis is that none opens, or else the last
-// opening one that none closes; -1 when there is neither.
-func lonelyParen(pattern string) int {
-	var open []int
-	for i := 0; i < len(pattern); i++ {
-		switch pattern[i] {
-		case '\\':
-			i++
-		case '[':
-			i = classEnd(pattern, i)
-		case '(':
-			open = append(open, i)
-		case ')':
-			if len(open) == 0 {
-				return i
-			}
-			open = open[:len(open)-1]
-		}
-	}
-	if len(open) == 0 {
-		return -1
-	}
-	return open[len(open)-1]
-}
-
-// classEnd is where the character class ends that begins at start.
-func classEnd(pattern string, start int) int {
-	i := start + 1
-	if strings.HasPrefix(pattern[i:], "^") {
-		i++
-	}
-	for first := i; i < len(pattern) && (pattern[i] != ']' || i == first); i++ {
-		if pattern[i] == '\\' {
-			i++
-		}
-	}
-	return i
 }

@@ -3,6 +3,7 @@
 package ns
 
 import (
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -51,4 +52,13 @@ func TestThreads_AreAllThereBeforeTheFirstCommand(t *testing.T) {
 	}
 	all.Wait()
 	require.Equal(t, stock, tasksOf(t, s))
+}
+
+// tasksOf are the threads of a sandbox's first process.
+func tasksOf(t *testing.T, s *Sandbox) []string {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", s.current.process.Pid))
+	require.NoError(t, err)
+	require.NotEmpty(t, tasks)
+	return tasks
 }

@@ -5,7 +5,6 @@ package calls
 import (
 	"fmt"
 	"runtime"
-	"slices"
 	"syscall"
 	"unsafe"
 
@@ -50,12 +49,6 @@ func (e *Error) Error() string { return e.Step + ": " + e.Errno.Error() }
 
 // Unwrap returns the error number.
 func (e *Error) Unwrap() error { return e.Errno }
-
-// Grow makes room for as many calls more, so that adding them does not copy the list again and
-// again.
-func (l *List) Grow(more int) {
-	l.calls, l.keep = slices.Grow(l.calls, more), slices.Grow(l.keep, more)
-}
 
 // Step names what the next calls do, for who reads that one of them has failed.
 func (l *List) Step(name string) { l.step = name }

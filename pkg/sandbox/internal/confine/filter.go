@@ -81,31 +81,12 @@ func (t table) deny(errno unix.Errno, numbers ...uint32) {
 	}
 }
 
-// inTurn is how many numbers are compared one after the other.
-const inTurn = 3
-
 // dispatch does what the table says, and allows all other system calls.
-func (p *program) dispatch(t table) { p.search(t, slices.Sorted(maps.Keys(t))) }
-
-// search looks for the number that is loaded among some of the table's, which are in order, by
-// halves: the kernel runs a filter for every number there is when it takes it on, and that took
-// longer than most steps of a sandbox's start when each was compared with all.
-func (p *program) search(t table, numbers []uint32) {
-	if len(numbers) <= inTurn {
-		for _, number := range numbers {
-			p.jump(unix.BPF_JEQ, number, 0, uint8(len(t[number]))) //nolint:gosec // what is done is short
-			*p = append(*p, t[number]...)
-		}
-		p.ret(retAllow)
-		return
+func (p *program) dispatch(t table) {
+	for _, number := range slices.Sorted(maps.Keys(t)) {
+		p.on(number, func(p *program) { *p = append(*p, t[number]...) })
 	}
-	middle := len(numbers) / 2
-	var below, above program
-	below.search(t, numbers[:middle])
-	above.search(t, numbers[middle:])
-	p.jump(unix.BPF_JGE, numbers[middle], 0, 1)
-	*p = append(*p, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JA, K: uint32(len(below))}) //nolint:gosec // some hundred
-	*p = append(append(*p, below...), above...)
+	p.ret(retAllow)
 }
 
 // nativeOnly kills who calls the kernel in the words of another architecture.

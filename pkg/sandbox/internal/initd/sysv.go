@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,19 +17,13 @@ import (
 
 // shared is a kind of what is shared: memory, queues or sets of semaphores.
 type shared struct {
-	name    string
-	control uintptr                  // the system call that removes one
-	list    func() (*os.File, error) // which stays open: it is looked at after every command
+	list    string  // a file of /proc/sysvipc
+	control uintptr // the system call that removes one
 }
 
 // sysV are the kinds.
-var sysV = struct{ memory, queues, semaphores shared }{ //nolint:gochecknoglobals // of the process
-	newShared("shm", unix.SYS_SHMCTL), newShared("msg", unix.SYS_MSGCTL), newShared("sem", unix.SYS_SEMCTL),
-}
-
-func newShared(list string, control uintptr) shared {
-	name := "/proc/sysvipc/" + list
-	return shared{name, control, sync.OnceValues(func() (*os.File, error) { return os.Open(name) })}
+var sysV = struct{ memory, queues, semaphores shared }{ //nolint:gochecknoglobals // a constant
+	shared{"shm", unix.SYS_SHMCTL}, shared{"msg", unix.SYS_MSGCTL}, shared{"sem", unix.SYS_SEMCTL},
 }
 
 // Columns of the lists.
@@ -43,18 +36,9 @@ const (
 
 // rows are what there is of the kind, but for the heading.
 func (s shared) rows() [][]string {
-	list, err := s.list()
+	text, err := os.ReadFile("/proc/sysvipc/" + s.list)
 	if err != nil {
 		return nil // the kernel does not have it
-	}
-	var start [1 << 10]byte // longer than a heading
-	n, _ := list.ReadAt(start[:], 0)
-	if bytes.Count(start[:n], []byte("\n")) <= 1 {
-		return nil
-	}
-	text, err := os.ReadFile(s.name)
-	if err != nil {
-		return nil
 	}
 	_, text, _ = bytes.Cut(text, []byte("\n"))
 	var rows [][]string

@@ -18,16 +18,16 @@ var unpacking = sync.OnceValues(cbor.DecOptions{ //nolint:gochecknoglobals // a 
 	IndefLength: cbor.IndefLengthForbidden, TagsMd: cbor.TagsForbidden,
 }.DecMode)
 
-// Pack appends a value to b, in CBOR. It panics for a value that has no such form.
-func Pack(b []byte, value any) []byte {
+// Pack returns a value in CBOR. It panics for a value that has no such form.
+func Pack(value any) []byte {
 	packed, err := cbor.Marshal(value)
 	if err != nil {
 		panic(fmt.Sprintf("wire: %v", err))
 	}
-	return append(b, packed...)
+	return packed
 }
 
-// Unpack parses what Pack has appended to nothing, into what value points to, the zero value. The
+// Unpack parses what Pack has returned into what value points to, the zero value. The
 // error wraps [ErrMalformed].
 func Unpack(b []byte, value any) error {
 	mode, err := unpacking()

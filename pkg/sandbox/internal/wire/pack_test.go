@@ -43,7 +43,7 @@ func fill(v reflect.Value, n *int) {
 func roundTrip[T any](t *testing.T, value T) {
 	t.Helper()
 	var got T
-	require.NoError(t, wire.Unpack(wire.Pack(nil, value), &got))
+	require.NoError(t, wire.Unpack(wire.Pack(value), &got))
 	require.Equal(t, value, got)
 }
 
@@ -64,19 +64,19 @@ func TestPack_EveryRequestAndReplyComesBack(t *testing.T) {
 
 func TestUnpack_RefusesWhatIsNoValue(t *testing.T) {
 	t.Parallel()
-	packed := wire.Pack(nil, sandbox.FileRequest{Write: &sandbox.WriteRequest{Path: "name", Content: []byte("text")}})
+	packed := wire.Pack(sandbox.FileRequest{Write: &sandbox.WriteRequest{Path: "name", Content: []byte("text")}})
 	for n := range packed {
 		require.ErrorIs(t, wire.Unpack(packed[:n], &sandbox.FileRequest{}), wire.ErrMalformed, n)
 	}
 	require.ErrorIs(t, wire.Unpack(append(packed, 0), &sandbox.FileRequest{}), wire.ErrMalformed)
-	require.Panics(t, func() { wire.Pack(nil, func() {}) })
+	require.Panics(t, func() { wire.Pack(func() {}) })
 }
 
 // What comes out of a sandbox may be anything. It takes memory for what is there, not for what it
 // says.
 func FuzzUnpack(f *testing.F) {
-	f.Add(wire.Pack(nil, sandbox.FileReply{}))
-	f.Add(wire.Pack(nil, sandbox.FileReply{Glob: &sandbox.GlobResult{Paths: []string{"a", "b"}}}))
+	f.Add(wire.Pack(sandbox.FileReply{}))
+	f.Add(wire.Pack(sandbox.FileReply{Glob: &sandbox.GlobResult{Paths: []string{"a", "b"}}}))
 	f.Add([]byte{0, 0, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 0x0f})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var reply sandbox.FileReply

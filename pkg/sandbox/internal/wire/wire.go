@@ -111,23 +111,17 @@ func (c *Conn) Close() error { return c.file.Close() }
 
 // Send sends a message, a value for [Pack] or nil for none. The descriptors stay the caller's.
 func (c *Conn) Send(id uint64, kind Kind, value any, fds ...int) error {
-	var rights []byte
+	var packed, rights []byte
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)
 	}
-	c.send.Lock()
-	frame := c.frame[:headerSize]
 	if value != nil {
-		frame = Pack(frame, value)
+		packed = Pack(value)
 	}
-	if len(frame) <= len(c.frame) { // it is packed where it is sent from
-		defer c.send.Unlock()
-		return c.sendFrame(id, kind, frame, false, rights)
-	}
-	c.send.Unlock()
-	for packed := frame[headerSize:]; len(packed) > 0; rights = nil {
+	for more := true; more; rights = nil {
 		n := min(len(packed), frameSize)
-		if err := c.sendPart(id, kind, packed[:n], n < len(packed), rights); err != nil {
+		more = n < len(packed)
+		if err := c.sendFrame(id, kind, packed[:n], more, rights); err != nil {
 			return err
 		}
 		packed = packed[n:]
@@ -135,16 +129,11 @@ func (c *Conn) Send(id uint64, kind Kind, value any, fds ...int) error {
 	return nil
 }
 
-// sendPart sends a part of a message, beside others.
-func (c *Conn) sendPart(id uint64, kind Kind, payload []byte, more bool, rights []byte) error {
+// sendFrame sends a part of a message, beside others.
+func (c *Conn) sendFrame(id uint64, kind Kind, payload []byte, more bool, rights []byte) error {
 	c.send.Lock()
 	defer c.send.Unlock()
-	n := copy(c.frame[headerSize:], payload)
-	return c.sendFrame(id, kind, c.frame[:headerSize+n], more, rights)
-}
-
-// sendFrame sends a frame, of which the payload is there. The caller holds the lock.
-func (c *Conn) sendFrame(id uint64, kind Kind, frame []byte, more bool, rights []byte) error {
+	frame := c.frame[:headerSize+copy(c.frame[headerSize:], payload)]
 	binary.BigEndian.PutUint64(frame, id)
 	frame[8], frame[9] = byte(kind), 0
 	if more {
