@@ -10,8 +10,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Describe puts how a process ended under its limits into result. over is why it was killed; "" when
-// nobody here has done that.
+// Describe puts how a process ended under its limits into result. over is why it was killed, ""
+// when nobody here has done that.
 func Describe(result *sandbox.Result, status syscall.WaitStatus, over sandbox.Reason, limits sandbox.Limits) {
 	natural := sandbox.ReasonExited
 	switch {
