@@ -11,6 +11,7 @@
 package model
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -130,4 +132,29 @@ func (o Opener) env(name string) string {
 		return ""
 	}
 	return strings.TrimSpace(o.Env(name))
+}
+
+// measured is a model whose replies are in the metrics.
+type measured struct {
+	loop.Model
+
+	metrics *telemetry.ModelMetrics
+}
+
+var _ loop.Provider = measured{}
+
+// Reply implements [loop.Model].
+func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	begun := time.Now()
+	reply, err := m.Model.Reply(ctx, req, delta)
+	m.metrics.Replied(ctx, time.Since(begun), reply.Usage.InputTokens, reply.Usage.OutputTokens, err)
+	return reply, err
+}
+
+// Provider implements [loop.Provider] with what the model says; "" when it says nothing.
+func (m measured) Provider() string {
+	if provider, is := m.Model.(loop.Provider); is {
+		return provider.Provider()
+	}
+	return ""
 }

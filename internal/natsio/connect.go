@@ -193,3 +193,35 @@ func dialOne(ctx context.Context, network, address string) (net.Conn, error) {
 	}
 	return conn, err
 }
+
+// Flush waits until the server has taken what was sent, for a time at most, also when ctx has
+// ended: it is for the last words of a process. A connection that is lost keeps nothing to send
+// later, so there it returns at once.
+func Flush(ctx context.Context, nc *nats.Conn, most time.Duration) error {
+	if !nc.IsConnected() {
+		return nats.ErrDisconnected
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), most)
+	defer cancel()
+	return nc.FlushWithContext(ctx)
+}
+
+// The oldest servers with what the laws rest on. One before 2.11 takes a call as its lane's ready
+// message although others wait before it, because it does not know that condition.
+const oldestMajor, oldestMinor = 2, 12
+
+// ErrServer is wrapped by errors about a server that a fleet cannot use.
+var ErrServer = errors.New("the NATS server cannot have a fleet")
+
+// checkServer refuses servers that are too old. One that does not say its version as usual is
+// taken.
+func checkServer(nc *nats.Conn) error {
+	var major, minor int
+	if n, _ := fmt.Sscanf(nc.ConnectedServerVersion(), "%d.%d", &major, &minor); n < 2 {
+		return nil
+	}
+	if major > oldestMajor || major == oldestMajor && minor >= oldestMinor {
+		return nil
+	}
+	return fmt.Errorf("%w: it is version %s, must be %d.%d or later", ErrServer, nc.ConnectedServerVersion(), oldestMajor, oldestMinor)
+}

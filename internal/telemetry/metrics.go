@@ -1,6 +1,10 @@
 package telemetry
 
 import (
+	"context"
+	"slices"
+	"time"
+
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -75,4 +79,109 @@ func with(attributes ...attribute.KeyValue) metric.MeasurementOption {
 		}
 	}
 	return metric.WithAttributeSet(attribute.NewSet(set...))
+}
+
+// CallMetrics are those of whoever has calls run and waits for their results. They are safe for
+// concurrent use.
+type CallMetrics struct {
+	sent     metric.Int64Counter
+	active   metric.Int64UpDownCounter
+	duration metric.Float64Histogram
+}
+
+// NewCallMetrics makes the instruments of a caller.
+func NewCallMetrics(meter metric.Meter) *CallMetrics {
+	return &CallMetrics{
+		sent:     newCounter(meter, MetricSentMessages, "{message}", "Calls that were published, or could not be."),
+		active:   newUpDown(meter, MetricCallActive, "{call}", "Calls without a result that this process waits for."),
+		duration: newDuration(meter, MetricCallDuration, "Time from the publishing of a call to its result here."),
+	}
+}
+
+// Begun books a call that is about to be published; Ended or Left follows.
+func (m *CallMetrics) Begun(ctx context.Context, pool string) {
+	if m.active.Enabled(ctx) {
+		m.active.Add(ctx, 1, with(KeyPool.String(pool)))
+	}
+}
+
+// Sent books that a call was published. code is why it could not be, "" when it was.
+func (m *CallMetrics) Sent(ctx context.Context, pool, code string) {
+	if m.sent.Enabled(ctx) {
+		m.sent.Add(ctx, 1, with(KeyMessagingSystem.String(MessagingNATS), KeyMessagingOperation.String(SpanPublish),
+			KeyPool.String(pool), KeyErrorType.String(code)))
+	}
+}
+
+// Ended books the result of a call. code is why it is not ok, "" when it is.
+func (m *CallMetrics) Ended(ctx context.Context, pool, tool, status, code string, took time.Duration) {
+	if m.duration.Enabled(ctx) {
+		m.duration.Record(ctx, took.Seconds(),
+			with(KeyPool.String(pool), KeyGenAIToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
+	}
+	m.Left(ctx, pool)
+}
+
+// Left books a call that is not waited for any more, though it has no result.
+func (m *CallMetrics) Left(ctx context.Context, pool string) {
+	if m.active.Enabled(ctx) {
+		m.active.Add(ctx, -1, with(KeyPool.String(pool)))
+	}
+}
+
+// TurnMetrics are those of whoever runs turns. They are safe for concurrent use.
+type TurnMetrics struct{ duration metric.Float64Histogram }
+
+// NewTurnMetrics makes the instruments of a runner of turns.
+func NewTurnMetrics(meter metric.Meter) *TurnMetrics {
+	return &TurnMetrics{duration: newDuration(meter, MetricInvokeAgent, "Time that this process has run a turn to its end.")}
+}
+
+// Ended books the end of a turn. code is why its outcome is not an answer, "" when it is.
+func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, took time.Duration) {
+	if m.duration.Enabled(ctx) {
+		m.duration.Record(ctx, took.Seconds(), with(KeyGenAIRequestModel.String(model), KeyOutcome.String(outcome), KeyErrorType.String(code)))
+	}
+}
+
+// ModelMetrics are those of one model. They are safe for concurrent use.
+type ModelMetrics struct {
+	duration metric.Float64Histogram
+	tokens   metric.Int64Histogram
+	model    []attribute.KeyValue
+}
+
+// NewModelMetrics makes the instruments of a model, as it is named on the command line, of a
+// provider.
+func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
+	return &ModelMetrics{
+		duration: newDuration(meter, MetricModelDuration, "Time that a model took for a reply, with its retries."),
+		tokens: made(meter.Int64Histogram(MetricModelTokens, metric.WithUnit("{token}"), metric.WithDescription("Tokens of a reply of a model."),
+			metric.WithExplicitBucketBoundaries(tokenBuckets()...))),
+		model: []attribute.KeyValue{
+			KeyGenAIOperation.String(OperationChat), KeyGenAIProvider.String(provider), KeyGenAIRequestModel.String(model),
+		},
+	}
+}
+
+// Replied books a reply, or the err in its place. Tokens that the model has not told are 0.
+func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, input, output int64, err error) {
+	if !m.duration.Enabled(ctx) {
+		return
+	}
+	if err != nil {
+		m.duration.Record(ctx, took.Seconds(), with(append(slices.Clip(m.model), KeyErrorType.String(ErrorType(err)))...))
+		return
+	}
+	m.duration.Record(ctx, took.Seconds(), with(m.model...))
+	for kind, tokens := range map[string]int64{"input": input, "output": output} {
+		if tokens > 0 {
+			m.tokens.Record(ctx, tokens, with(append(slices.Clip(m.model), KeyGenAITokenType.String(kind))...))
+		}
+	}
+}
+
+// tokenBuckets are the bounds of tokens that the conventions want.
+func tokenBuckets() []float64 {
+	return []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864}
 }

@@ -1,7 +1,12 @@
 package telemetry
 
 import (
+	"context"
+	"errors"
+
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -40,3 +45,102 @@ const EventStarted = "toolfleet.attempt.started"
 
 // SpanExecuteTool names the execution of one call by its tool.
 func SpanExecuteTool(tool string) string { return OperationExecuteTool + " " + tool }
+
+// Attributes that every operation may have.
+const (
+	// KeyErrorType is a word of low cardinality; see [ErrorType].
+	KeyErrorType = attribute.Key("error.type")
+
+	KeyMessagingSystem      = attribute.Key("messaging.system") // always [MessagingNATS]
+	KeyMessagingDestination = attribute.Key("messaging.destination.name")
+	KeyMessagingOperation   = attribute.Key("messaging.operation.name")
+	KeyMessagingType        = attribute.Key("messaging.operation.type") // send or process
+
+	KeyExitCode = attribute.Key("process.exit.code")
+)
+
+// MessagingNATS is the value of [KeyMessagingSystem].
+const MessagingNATS = "nats"
+
+// Published are the attributes of the span of a message that goes into a stream.
+func Published(stream string) []attribute.KeyValue { return messaging(SpanPublish, "send", stream) }
+
+// Processed are those of the span of a message that is executed.
+func Processed(stream string) []attribute.KeyValue { return messaging(SpanProcess, "process", stream) }
+
+func messaging(operation, kind, stream string) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		KeyMessagingSystem.String(MessagingNATS), KeyMessagingDestination.String(stream),
+		KeyMessagingOperation.String(operation), KeyMessagingType.String(kind),
+	}
+}
+
+// Attributes of models, agents and tools: the gen_ai conventions, spelled out here
+// because the semconv package of Go no longer has them.
+const (
+	KeyGenAIOperation    = attribute.Key("gen_ai.operation.name") // invoke_agent, chat or execute_tool
+	KeyGenAIProvider     = attribute.Key("gen_ai.provider.name")
+	KeyGenAIConversation = attribute.Key("gen_ai.conversation.id") // the session id
+	KeyGenAIRequestModel = attribute.Key("gen_ai.request.model")
+	KeyGenAITokenType    = attribute.Key("gen_ai.token.type") // input or output
+	KeyGenAIToolName     = attribute.Key("gen_ai.tool.name")
+	KeyGenAIToolCallID   = attribute.Key("gen_ai.tool.call.id") // the model's own id
+)
+
+// Attributes of toolfleet. Durations are in milliseconds, as floating point numbers.
+const (
+	KeyCallID        = attribute.Key("toolfleet.call_id")
+	KeyTurn          = attribute.Key("toolfleet.turn")
+	KeyStep          = attribute.Key("toolfleet.step")
+	KeyPayload       = attribute.Key("toolfleet.payload") // the payload's kind
+	KeyLane          = attribute.Key("toolfleet.lane")
+	KeyPool          = attribute.Key("toolfleet.pool")
+	KeyWorkerID      = attribute.Key("toolfleet.worker_id")
+	KeyAttempt       = attribute.Key("toolfleet.attempt") // from 1
+	KeyStatus        = attribute.Key("toolfleet.status")  // of the result
+	KeyOutcome       = attribute.Key("toolfleet.outcome") // of a turn
+	KeyReason        = attribute.Key("toolfleet.reason")  // why a command ended
+	KeyQueueMS       = attribute.Key("toolfleet.queue_ms")
+	KeyLaneMS        = attribute.Key("toolfleet.lane_ms")
+	KeyRunMS         = attribute.Key("toolfleet.run_ms")
+	KeySandboxDriver = attribute.Key("toolfleet.sandbox.driver")
+	KeySandboxLevel  = attribute.Key("toolfleet.sandbox.level")
+)
+
+// Words of [ErrorType] for errors that bring none of their own.
+const (
+	TypeCancelled = "cancelled"
+	TypeTimeout   = "timeout"
+	TypeOther     = "_OTHER"
+)
+
+// Fail marks the span as failed, with [ErrorType] of err as its status and as [KeyErrorType]. The
+// text of err stays out of it: it may quote what a model or a tool wrote. A nil err does nothing.
+func Fail(span trace.Span, err error) {
+	if err == nil {
+		return
+	}
+	kind := ErrorType(err)
+	span.SetStatus(codes.Error, kind)
+	span.SetAttributes(KeyErrorType.String(kind))
+}
+
+// ErrorType returns the word of low cardinality that stands for err on spans and in
+// logs: what the first error in its tree with an ErrorType method says, else
+// [TypeCancelled] or [TypeTimeout] for the ends of a context, else [TypeOther].
+func ErrorType(err error) string {
+	var typed interface {
+		error
+		ErrorType() string
+	}
+	switch {
+	case errors.As(err, &typed):
+		return typed.ErrorType()
+	case errors.Is(err, context.Canceled):
+		return TypeCancelled
+	case errors.Is(err, context.DeadlineExceeded):
+		return TypeTimeout
+	default:
+		return TypeOther
+	}
+}

@@ -1,10 +1,16 @@
 package openai
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
@@ -157,4 +163,155 @@ func typeInStream(fault serverFault) string {
 	default:
 		return TypeServerError
 	}
+}
+
+// retryAfter is how long a server asks to wait: retry-after-ms in milliseconds, else
+// Retry-After in seconds or as a date. A date is read by the server's own clock when
+// it tells it, so that the clocks need not agree. It returns 0 when there is no wish.
+func retryAfter(header http.Header, now time.Time) time.Duration {
+	if d, ok := parseDelay(header.Get("Retry-After-Ms"), time.Millisecond); ok {
+		return d
+	}
+	value := header.Get("Retry-After")
+	if d, ok := parseDelay(value, time.Second); ok {
+		return d
+	}
+	at, err := http.ParseTime(value)
+	if err != nil {
+		return 0
+	}
+	if serverNow, err := http.ParseTime(header.Get("Date")); err == nil {
+		now = serverNow
+	}
+	return max(at.Sub(now), 0)
+}
+
+func parseDelay(value string, unit time.Duration) (time.Duration, bool) {
+	number, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+	if err != nil || math.IsNaN(number) || number < 0 {
+		return 0, false
+	}
+	// A float beyond an int64 has no defined conversion.
+	return time.Duration(min(number*float64(unit), float64(math.MaxInt64/2))), true
+}
+
+// rejects is what a server has rejected of requests, and is not sent again.
+type rejects struct {
+	usage     atomic.Bool // stream_options
+	maxTokens atomic.Bool // max_tokens: it wants max_completion_tokens
+	reasoning atomic.Bool // the fields of [fieldNames] in messages
+}
+
+// learn reports whether an error says that the server rejects something that is not known yet, so
+// that the same request without it may do.
+func (r *rejects) learn(err error) bool {
+	fault, ok := errors.AsType[*Error](err)
+	if !ok || fault.Type != TypeInvalidRequest {
+		return false
+	}
+	mentions := func(words ...string) bool {
+		for _, word := range words {
+			if strings.Contains(fault.Message, word) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case mentions("stream_options", "include_usage"):
+		return r.usage.CompareAndSwap(false, true)
+	case mentions("max_completion_tokens"):
+		return r.maxTokens.CompareAndSwap(false, true)
+	case mentions("reasoning_effort"): // which the user asked for
+		return false
+	case mentions("reasoning"): // of every field
+		return r.reasoning.CompareAndSwap(false, true)
+	default:
+		return false
+	}
+}
+
+// maxMessage bounds the part of a server's message that errors repeat, in bytes.
+const maxMessage = 2000
+
+// serverFault is what a server said about an error, whichever form it used.
+type serverFault struct {
+	Message string
+	Type    string
+	Code    string
+}
+
+func (f serverFault) mentions(word string) bool {
+	return strings.Contains(f.Type, word) || strings.Contains(f.Code, word)
+}
+
+type faultFields struct {
+	Object  string          `json:"object"`
+	Error   json.RawMessage `json:"error"`
+	Message json.RawMessage `json:"message"`
+	Detail  json.RawMessage `json:"detail"`
+	Type    json.RawMessage `json:"type"`
+	Code    json.RawMessage `json:"code"`
+}
+
+// parseFault reads the forms in which servers report errors: {"error": {...}}, which
+// is OpenAI's; a list of those; {"error": "text"}; {"object": "error", "message": ...};
+// and, unless it stands within a stream, {"message": ...} and {"detail": ...}. It
+// reports whether body is one.
+func parseFault(body []byte, inStream bool) (serverFault, bool) {
+	body = bytes.TrimSpace(body)
+	if bytes.HasPrefix(body, []byte("[")) {
+		var list []json.RawMessage
+		if json.Unmarshal(body, &list) != nil || len(list) == 0 {
+			return serverFault{}, false
+		}
+		return parseFault(list[0], inStream)
+	}
+	var outer faultFields
+	if json.Unmarshal(body, &outer) != nil {
+		return serverFault{}, false
+	}
+	if isSet(outer.Error) {
+		var inner faultFields
+		if json.Unmarshal(outer.Error, &inner) != nil || !isSet(inner.Message) {
+			return serverFault{Message: textOf(outer.Error), Code: textOf(outer.Code)}, true
+		}
+		return serverFault{Message: textOf(inner.Message), Type: textOf(inner.Type), Code: textOf(inner.Code)}, true
+	}
+	if inStream && outer.Object != "error" {
+		return serverFault{}, false
+	}
+	for _, message := range []json.RawMessage{outer.Message, outer.Detail} {
+		if isSet(message) {
+			return serverFault{Message: textOf(message), Type: textOf(outer.Type), Code: textOf(outer.Code)}, true
+		}
+	}
+	return serverFault{}, false
+}
+
+func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
+
+// textOf is a JSON string's text, and the JSON itself of everything else.
+func textOf(raw json.RawMessage) string {
+	if !isSet(raw) {
+		return ""
+	}
+	var s string
+	if json.Unmarshal(raw, &s) == nil {
+		return s
+	}
+	return string(raw)
+}
+
+// excerpt makes a server's text fit for one line of an error.
+func excerpt(text string) string {
+	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "\uFFFD")), " ")
+	if len(text) <= maxMessage {
+		return text
+	}
+	cut := maxMessage
+	for !utf8.RuneStart(text[cut]) {
+		cut--
+	}
+	return text[:cut] + "..."
 }

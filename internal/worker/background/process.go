@@ -2,7 +2,9 @@ package background
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"os"
 	"sync"
 	"time"
 
@@ -134,5 +136,90 @@ func (p *process) read(offset, limit int64) protocol.ProcessReadResult {
 	return protocol.ProcessReadResult{
 		ProcessStatus: p.status, Content: content, Offset: at, NextOffset: at + int64(len(content)),
 		Dropped: p.output.base,
+	}
+}
+
+// KeepBytes is how much of a process's output is kept, from its end.
+const KeepBytes = 256 << 10
+
+// ring is the end of a stream of bytes. It is not safe for concurrent use.
+type ring struct {
+	data []byte
+	base int64 // where data begins in the stream
+}
+
+func (r *ring) write(p []byte) {
+	r.data = append(r.data, p...)
+	if len(r.data) >= 2*KeepBytes { // half of the time nothing is moved
+		r.trim()
+	}
+}
+
+// trim drops all but the last KeepBytes.
+func (r *ring) trim() {
+	if drop := len(r.data) - KeepBytes; drop > 0 {
+		r.base += int64(drop)
+		r.data = append(r.data[:0], r.data[drop:]...)
+	}
+}
+
+func (r *ring) total() int64 { return r.base + int64(len(r.data)) }
+
+// read returns up to limit bytes from offset on, negative from the end, and where they begin.
+func (r *ring) read(offset, limit int64) ([]byte, int64) {
+	r.trim()
+	if offset < 0 {
+		offset += r.total()
+	}
+	offset = min(max(offset, r.base), r.total())
+	data := r.data[offset-r.base:]
+	return append([]byte(nil), data[:min(limit, int64(len(data)))]...), offset
+}
+
+// record is an ended process in the file.
+type record struct {
+	Status protocol.ProcessStatus `json:"status"`
+	Offset int64                  `json:"offset"`
+	Output []byte                 `json:"output"`
+}
+
+// load reads the file once. What cannot be read is not known any more. The caller has the lock.
+func (ps *Processes) load() {
+	if ps.loaded {
+		return
+	}
+	ps.loaded = true
+	body, err := os.ReadFile(ps.file)
+	var records []record
+	if err != nil || json.Unmarshal(body, &records) != nil {
+		return
+	}
+	for _, r := range records {
+		p := newProcess("", "", nil)
+		p.status, p.output = r.Status, ring{data: r.Output, base: r.Offset}
+		close(p.done)
+		ps.all = append(ps.all, p)
+	}
+}
+
+// save writes the file: a copy at the side and a rename, so that it is always whole. A
+// disk that is full costs the memory of what has ended. The caller has the lock.
+func (ps *Processes) save() {
+	var records []record
+	for _, p := range ps.all {
+		if p.lives() {
+			continue
+		}
+		p.mu.Lock()
+		p.output.trim()
+		records = append(records, record{Status: p.status, Offset: p.output.base, Output: p.output.data})
+		p.mu.Unlock()
+	}
+	body, err := json.Marshal(records)
+	if err != nil {
+		return
+	}
+	if os.WriteFile(ps.file+".new", body, 0o600) == nil {
+		_ = os.Rename(ps.file+".new", ps.file)
 	}
 }

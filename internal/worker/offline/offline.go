@@ -1,3 +1,15 @@
+// Package offline finds, in a shell script that is about to run where there is no
+// network, the commands that cannot work there.
+//
+// It is a courtesy to models: the sandbox is what keeps commands from the network, and
+// does so whatever a script says. A model that is told before anything runs does not
+// wait for time-outs, or take a failed download for a fault of its own. So the package
+// errs on the side of silence. It names a command when the script itself, or the
+// configuration of the git repository it is in, says that a host other than the
+// sandbox's own is to be reached, or that a package manager is to fetch something. It
+// says nothing about what it does not understand: variables, unknown programs and
+// options, programs that the script defines itself, scripts that change the PATH.
+// Words in quotes and here documents are words.
 package offline
 
 import (
@@ -143,4 +155,16 @@ func positional(args []shell.Word, valued string) []string {
 		}
 	}
 	return found
+}
+
+// Env are the variables by which package managers use what they have, and fail at once where that
+// is not enough, instead of trying for a minute to reach what cannot be reached. pip
+// says why only when it tries again.
+func Env() map[string]string {
+	return map[string]string{
+		"npm_config_fetch_retries": "0", "npm_config_prefer_offline": "true", "npm_config_audit": "false",
+		"npm_config_fund": "false", "npm_config_update_notifier": "false", "YARN_ENABLE_NETWORK": "0",
+		"PIP_RETRIES": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_OFFLINE": "1", "POETRY_REQUESTS_MAX_RETRIES": "0",
+		"CARGO_NET_OFFLINE": "true", "GOPROXY": "off", "MAVEN_ARGS": "--offline",
+	}
 }

@@ -1,13 +1,35 @@
+// Package policy decides which tool calls of a session may be made.
+//
+//	tools:    {allow: [read, write, edit, "json_*", bash], deny: [json_write]}
+//	commands: {allow: [git status, git diff, go test, ls, cat], deny: ["git push"]}
+//	paths:    {write: [src, docs], except: [bash]}
+//	max_calls: 200
+//	max_calls_of: {bash: 20}
+//	min_level: full
+//	approval: {tools: [write], commands: [git commit], timeout: 5m}
+//
+// A [Policy] is the rules as an operator writes them, YAML or JSON; [New] checks them
+// and makes a [Judge], which is pure: the same call at the same place gets the same
+// [Verdict]. So a resumed session decides as it did. What was asked of a person is not
+// pure, and is journaled by package loop.
+//
+// Rules of different sorts all have to agree. Where something cannot be known, as with a
+// variable in the place of a program's name, a rule that cares says no. docs/policy.md
+// says what each rule means, and what it cannot see.
 package policy
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
 
 // Policy is rules for the tool calls of a session. The zero value allows everything.
@@ -147,4 +169,42 @@ func anyMatches(patterns []string, text string) (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// maxFile bounds a policy file.
+const maxFile = 1 << 20
+
+// Load reads a policy file, YAML or JSON, and checks it. The error names the file and,
+// where it can, the line of every fault.
+func Load(file string) (Policy, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return Policy{}, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFile {
+		return Policy{}, fmt.Errorf("%s: must be a file of at most %d bytes", file, maxFile)
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return Policy{}, err
+	}
+	if len(bytes.TrimSpace(content)) == 0 { // half a write, perhaps: no fence where one was wanted
+		return Policy{}, fmt.Errorf("%s: is empty; the fields of a policy are %s", file, strings.Join(strict.Fields(reflect.TypeFor[Policy]()), ", "))
+	}
+	return Parse(file, content)
+}
+
+// Parse is [Load] for content at hand; file is its name in errors.
+func Parse(file string, content []byte) (Policy, error) {
+	var p Policy
+	var faults []error
+	for _, fault := range strict.Decode(content, &p) {
+		faults = append(faults, fmt.Errorf("%s:%d: %s", file, fault.Line, fault.Message))
+	}
+	if len(faults) == 0 {
+		if _, err := New(p); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", file, err))
+		}
+	}
+	return p, errors.Join(faults...)
 }

@@ -2,6 +2,8 @@ package render
 
 import (
 	"encoding/json"
+	"fmt"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
@@ -43,4 +45,59 @@ func jsonText(value json.RawMessage, r rest) string {
 		return text // null too
 	}
 	return prose.FitJSON(value, r.note(""))
+}
+
+// DialogHandle is the handle of the dialog that a call opened: short, and the same in
+// every attempt.
+func DialogHandle(opened protocol.CallID) string {
+	const length = 12
+	return "h-" + string(opened[max(0, len(opened)-length):])
+}
+
+// Dialog is the text of what a stateful tool answered, with how it can be gone on with.
+func Dialog(result *protocol.Result) string {
+	state, ok := protocol.DialogStateOf(result.Value)
+	if !ok {
+		if result.Status == protocol.StatusOutcomeUnknown {
+			return Failure(result, "") + "\n[the state behind the handle was most likely lost with the worker; if tool_continue says so too, begin anew]"
+		}
+		return JSON(result)
+	}
+	text := jsonText(state.Output, restOf(result))
+	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
+		text = shown + restOf(result).mark("")
+	}
+	mark := dialogMark(result, state)
+	switch {
+	case result.Status != protocol.StatusOK:
+		return joined(Failure(result, text), mark)
+	case text == "" && mark == "":
+		return "[done; nothing was returned]"
+	default:
+		return joined(text, mark)
+	}
+}
+
+// dialogMark says how a dialog stands; "" when there is nothing that the rest does not say.
+func dialogMark(result *protocol.Result, state protocol.DialogState) string {
+	_, opening := result.Value.(protocol.DialogOpenResult)
+	handle := DialogHandle(state.Dialog)
+	switch {
+	case state.Ending == "" && opening:
+		return fmt.Sprintf("[handle %s: go on with tool_continue; tool_end when you do not need it any more. Without a call for %s it ends by itself.]",
+			handle, state.Idle.Duration().Round(time.Second))
+	case state.Ending == "":
+		return fmt.Sprintf("[handle %s can be continued]", handle)
+	case opening, result.Error != nil && result.Error.Code == protocol.CodeStateLost:
+		return ""
+	default:
+		return fmt.Sprintf("[handle %s has ended: %s]", handle, state.Ending)
+	}
+}
+
+func joined(text, mark string) string {
+	if text == "" || mark == "" {
+		return text + mark
+	}
+	return text + "\n" + mark
 }
