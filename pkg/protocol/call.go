@@ -204,7 +204,7 @@ func (c *Call) validateResources() error {
 
 type callFields Call // without methods
 
-// wireCall is a call as it is read, and as [EncodeCall] writes it.
+// wireCall is a call in JSON.
 type wireCall struct {
 	Type    string `json:"type"`
 	Version int    `json:"version"`
@@ -222,40 +222,12 @@ func EncodeCall(c *Call) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode call %s: %w", c.ID, err)
 	}
-	o := newObject(typeCall, len(payload))
-	o.text("id", string(c.ID))
-	o.text("session_id", string(c.SessionID))
-	o.textIfAny("tool_call_id", c.ToolCallID)
-	o.textIfAny("tool", c.Tool)
-	o.integerIfAny("turn", int64(c.Turn))
-	o.integerIfAny("step", int64(c.Step))
-	o.integerIfAny("index", int64(c.Index))
-	o.text("pool", string(c.Pool))
-	o.uses("resources", c.Resources)
-	o.text("delivery", string(c.Delivery))
-	o.integerIfAny("max_attempts", int64(c.MaxAttempts))
-	o.textIfAny("min_level", c.MinLevel)
-	if len(c.Roots) > 0 {
-		o.value("roots", c.Roots)
-	}
-	o.time("issued_at", c.IssuedAt)
-	o.integerIfAny("queue_timeout_ms", int64(c.QueueTimeout))
-	o.integerIfAny("run_timeout_ms", int64(c.RunTimeout))
-	if !c.Deadline.IsZero() {
-		o.time("deadline", c.Deadline)
-	}
-	if c.Again {
-		o.value("again", c.Again)
-	}
-	return o.end("payload", payload)
+	return json.Marshal(wireCall{Type: typeCall, Version: Version, callFields: callFields(*c), Payload: payload})
 }
 
 // DecodeCall reads and validates a body. Errors wrap [ErrInvalidCall]. A call
 // whose ids could be read is returned beside the error, so that it can be answered.
 func DecodeCall(body []byte) (*Call, error) {
-	if c := readCall(body); c != nil {
-		return c, c.Validate()
-	}
 	var wire wireCall
 	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidCall, err)
@@ -270,37 +242,4 @@ func DecodeCall(body []byte) (*Call, error) {
 	}
 	c.Payload = payload
 	return &c, c.Validate()
-}
-
-// readCall is the usual way to read a call; nil when there is more to it.
-func readCall(body []byte) *Call {
-	h, raw := newHead(body, typeCall, "payload")
-	c := Call{
-		ID:           CallID(h.text("id")),
-		SessionID:    SessionID(h.text("session_id")),
-		ToolCallID:   h.text("tool_call_id"),
-		Tool:         h.text("tool"),
-		Turn:         h.int("turn"),
-		Step:         h.int("step"),
-		Index:        h.int("index"),
-		Pool:         Pool(h.text("pool")),
-		Resources:    h.uses("resources"),
-		Delivery:     Delivery(h.text("delivery")),
-		MaxAttempts:  h.int("max_attempts"),
-		MinLevel:     h.text("min_level"),
-		IssuedAt:     h.time("issued_at"),
-		QueueTimeout: Millis(h.integer("queue_timeout_ms")),
-		RunTimeout:   Millis(h.integer("run_timeout_ms")),
-		Deadline:     h.time("deadline"),
-		Again:        h.flag("again"),
-	}
-	if !h.done() {
-		return nil
-	}
-	payload, err := decodePayload(raw)
-	if _, unknown := payload.(UnknownPayload); unknown || err != nil {
-		return nil
-	}
-	c.Payload = payload
-	return &c
 }

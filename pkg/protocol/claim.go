@@ -1,7 +1,6 @@
 package protocol
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -41,22 +40,6 @@ type Heartbeat struct {
 // ErrInvalidClaim is wrapped by every error of [DecodeClaim] and [DecodeHeartbeat].
 var ErrInvalidClaim = errors.New("invalid claim")
 
-type claimFields Claim // without methods
-
-type wireClaim struct {
-	Type    string `json:"type"`
-	Version int    `json:"version"`
-	claimFields
-}
-
-type wireHeartbeat struct {
-	Type    string `json:"type"`
-	Version int    `json:"version"`
-	heartbeatFields
-}
-
-type heartbeatFields Heartbeat // without methods
-
 const (
 	typeClaim     = "claim"
 	typeHeartbeat = "heartbeat"
@@ -64,37 +47,31 @@ const (
 
 // EncodeClaim returns the JSON body of a claim.
 func EncodeClaim(c *Claim) ([]byte, error) {
-	return json.Marshal(wireClaim{Type: typeClaim, Version: Version, claimFields: claimFields(*c)})
+	return encode(typeClaim, c)
 }
 
 // DecodeClaim reads what [EncodeClaim] wrote. Errors wrap [ErrInvalidClaim].
 func DecodeClaim(body []byte) (*Claim, error) {
-	var wire wireClaim
-	if err := unmarshal(body, &wire); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidClaim, err)
+	c, err := decode[Claim](body, typeClaim, ErrInvalidClaim)
+	if err != nil {
+		return nil, err
 	}
-	if wire.Type != typeClaim {
-		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidClaim, wire.Type, typeClaim)
-	}
-	c := Claim(wire.claimFields)
 	return &c, nil
 }
 
 // EncodeHeartbeat returns the JSON body of a heartbeat.
 func EncodeHeartbeat(h *Heartbeat) ([]byte, error) {
-	return json.Marshal(wireHeartbeat{Type: typeHeartbeat, Version: Version, heartbeatFields: heartbeatFields(*h)})
+	return encode(typeHeartbeat, h)
 }
 
 // DecodeHeartbeat reads what [EncodeHeartbeat] wrote. Errors wrap [ErrInvalidClaim].
 func DecodeHeartbeat(body []byte) (*Heartbeat, error) {
-	var wire wireHeartbeat
-	if err := unmarshal(body, &wire); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidClaim, err)
+	h, err := decode[Heartbeat](body, typeHeartbeat, ErrInvalidClaim)
+	if err == nil && h.LeaseMS <= 0 {
+		err = fmt.Errorf("%w: a lease of %d ms, want more than 0", ErrInvalidClaim, h.LeaseMS)
 	}
-	if wire.Type != typeHeartbeat || wire.LeaseMS <= 0 {
-		return nil, fmt.Errorf("%w: type %q with a lease of %d ms, want %q and more than 0",
-			ErrInvalidClaim, wire.Type, wire.LeaseMS, typeHeartbeat)
+	if err != nil {
+		return nil, err
 	}
-	h := Heartbeat(wire.heartbeatFields)
 	return &h, nil
 }

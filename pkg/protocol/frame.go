@@ -1,7 +1,6 @@
 package protocol
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -32,32 +31,20 @@ type Frame struct {
 // ErrInvalidFrame is wrapped by every error of [DecodeFrame].
 var ErrInvalidFrame = errors.New("invalid frame")
 
-type frameFields Frame // without methods
-
-type wireFrame struct {
-	Type    string `json:"type"`
-	Version int    `json:"version"`
-	frameFields
-}
-
 const typeFrame = "frame"
 
 // EncodeFrame returns the JSON body of a frame.
 func EncodeFrame(f *Frame) ([]byte, error) {
-	return json.Marshal(wireFrame{Type: typeFrame, Version: Version, frameFields: frameFields(*f)})
+	return encode(typeFrame, f)
 }
 
 // DecodeFrame reads what [EncodeFrame] wrote. A kind that it does not know is
 // fine: whoever looks at frames skips those. Errors wrap [ErrInvalidFrame].
 func DecodeFrame(body []byte) (*Frame, error) {
-	var wire wireFrame
-	if err := unmarshal(body, &wire); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
+	f, err := decode[Frame](body, typeFrame, ErrInvalidFrame)
+	if err != nil {
+		return nil, err
 	}
-	if wire.Type != typeFrame {
-		return nil, fmt.Errorf("%w: type %q, want %q", ErrInvalidFrame, wire.Type, typeFrame)
-	}
-	f := Frame(wire.frameFields)
 	if _, err := ParseCallID(string(f.CallID)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
 	}

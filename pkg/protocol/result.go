@@ -147,7 +147,7 @@ var ErrInvalidResult = errors.New("invalid result")
 
 type resultFields Result // without methods
 
-// wireResult is a result as it is read, and as [EncodeResult] writes it.
+// wireResult is a result in JSON.
 type wireResult struct {
 	Type    string `json:"type"`
 	Version int    `json:"version"`
@@ -167,31 +167,11 @@ func EncodeResult(r *Result) ([]byte, error) {
 			return nil, fmt.Errorf("encode result of %s: %w", r.CallID, err)
 		}
 	}
-	o := newObject(typeResult, len(value))
-	o.text("call_id", string(r.CallID))
-	o.text("session_id", string(r.SessionID))
-	o.text("status", string(r.Status))
-	if r.Error != nil {
-		o.value("error", r.Error)
-	}
-	o.textIfAny("worker_id", string(r.WorkerID))
-	o.integerIfAny("attempt", int64(r.Attempt))
-	o.textIfAny("level", r.Level)
-	o.number("queue_ms", r.QueueMS)
-	o.number("lane_ms", r.LaneMS)
-	o.number("run_ms", r.RunMS)
-	o.time("finished_at", r.FinishedAt)
-	if r.Kept != nil {
-		o.value("kept", r.Kept)
-	}
-	return o.end("value", value)
+	return json.Marshal(wireResult{Type: typeResult, Version: Version, resultFields: resultFields(*r), Value: value})
 }
 
 // DecodeResult reads what [EncodeResult] wrote. Errors wrap [ErrInvalidResult].
 func DecodeResult(body []byte) (*Result, error) {
-	if r := readResult(body); r != nil {
-		return r, r.validate()
-	}
 	var wire wireResult
 	if err := unmarshal(body, &wire); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
@@ -208,35 +188,6 @@ func DecodeResult(body []byte) (*Result, error) {
 		r.Value = value
 	}
 	return &r, r.validate()
-}
-
-// readResult is the usual way to read a result; nil when there is more to it.
-func readResult(body []byte) *Result {
-	h, raw := newHead(body, typeResult, "value")
-	r := Result{
-		CallID:     CallID(h.text("call_id")),
-		SessionID:  SessionID(h.text("session_id")),
-		Status:     Status(h.text("status")),
-		WorkerID:   WorkerID(h.text("worker_id")),
-		Attempt:    h.int("attempt"),
-		Level:      h.text("level"),
-		QueueMS:    h.number("queue_ms"),
-		LaneMS:     h.number("lane_ms"),
-		RunMS:      h.number("run_ms"),
-		FinishedAt: h.time("finished_at"),
-	}
-	if !h.done() {
-		return nil
-	}
-	if raw == nil {
-		return &r
-	}
-	value, err := decodeValue(raw)
-	if _, unknown := value.(UnknownValue); unknown || err != nil {
-		return nil
-	}
-	r.Value = value
-	return &r
 }
 
 func (r *Result) validate() error {

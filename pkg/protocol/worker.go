@@ -1,7 +1,6 @@
 package protocol
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -39,30 +38,21 @@ type WorkerInfo struct {
 // ErrInvalidWorkerInfo is wrapped by every error of [DecodeWorkerInfo].
 var ErrInvalidWorkerInfo = errors.New("invalid worker info")
 
-type workerInfoFields WorkerInfo // without methods
-
-type wireWorkerInfo struct {
-	Type    string `json:"type"`
-	Version int    `json:"version"`
-	workerInfoFields
-}
-
 const typeWorkerInfo = "worker_info"
 
 // EncodeWorkerInfo returns the JSON body of what a worker says about itself.
 func EncodeWorkerInfo(w *WorkerInfo) ([]byte, error) {
-	return json.Marshal(wireWorkerInfo{Type: typeWorkerInfo, Version: Version, workerInfoFields: workerInfoFields(*w)})
+	return encode(typeWorkerInfo, w)
 }
 
 // DecodeWorkerInfo reads what [EncodeWorkerInfo] wrote. Errors wrap [ErrInvalidWorkerInfo].
 func DecodeWorkerInfo(body []byte) (*WorkerInfo, error) {
-	var wire wireWorkerInfo
-	if err := unmarshal(body, &wire); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidWorkerInfo, err)
+	w, err := decode[WorkerInfo](body, typeWorkerInfo, ErrInvalidWorkerInfo)
+	if err == nil && w.WorkerID == "" {
+		err = fmt.Errorf("%w: worker_id: missing", ErrInvalidWorkerInfo)
 	}
-	if wire.Type != typeWorkerInfo || wire.WorkerID == "" {
-		return nil, fmt.Errorf("%w: type %q of worker %q, want %q", ErrInvalidWorkerInfo, wire.Type, wire.WorkerID, typeWorkerInfo)
+	if err != nil {
+		return nil, err
 	}
-	w := WorkerInfo(wire.workerInfoFields)
 	return &w, nil
 }
