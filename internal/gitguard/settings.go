@@ -76,7 +76,7 @@ func harmlessURL(text string) bool {
 		return err == nil && u.Host != "" && !strings.HasPrefix(u.Host, "-") && slices.Contains([]string{"https", "http", "ssh", "git"}, u.Scheme) &&
 			(u.User == nil || !strings.HasPrefix(u.User.Username(), "-"))
 	}
-	return shortURL.MatchString(text) && !strings.Contains(text, "::")
+	return shortURL.MatchString(text)
 }
 
 // driver is the driver of attributes that a setting gives a program, such as filter=lfs.
