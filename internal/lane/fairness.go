@@ -94,8 +94,8 @@ func (l *held) returnSlots() {
 	l.freeSlots()
 }
 
-// makesWay reports whether a busy lane leaves its free slots to others, because it had its share and
-// others wait. It is handed over, so that it goes to the end of the line, if nothing of it runs and
+// makesWay reports whether a busy lane leaves its free slots to others, because it had its share
+// and others wait. It is handed over, so that it goes to the end of the line, if nothing of it runs and
 // it need not be held. Else it starts nothing for a moment.
 func (l *held) makesWay() bool {
 	now := time.Now()
@@ -132,7 +132,7 @@ func (l *held) othersWait() bool {
 		return true
 	}
 	// Those that were delivered and are not held here may be handed back, or be held by others.
-	waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0)) //nolint:gosec // never negative
+	waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0))
 	return consumer.NumWaiting == 0 && waiting > 0
 }
 

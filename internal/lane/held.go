@@ -162,10 +162,11 @@ func (l *held) work() (time.Duration, error) {
 		return 0, err
 	}
 	l.start()
+	stopping := l.starting.Err() != nil
 	switch {
 	case l.seat.used > 0 || l.seat.wanting || l.schedule.Len() > 0 && l.seat.givesWay(time.Now()):
 		return l.waitBusy(), nil
-	case l.starting.Err() != nil:
+	case stopping:
 	case l.schedule.Len() == 0:
 		return l.waitIdle(), nil
 	case l.paused.Load():

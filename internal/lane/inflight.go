@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// makeUpAfter is when a ready message that was thought to be needless is published after all, if
-	// the call has no result by then.
+	// makeUpAfter is when a ready message that was thought to be needless is published after all,
+	// if the call has no result by then.
 	makeUpAfter = 50 * time.Millisecond
 	// holdTime is how long a holder keeps a lane that is used again and again, after its last call.
 	holdTime = 25 * time.Millisecond
@@ -125,8 +125,8 @@ func (p *inFlight) accepted(call *protocol.Call, seq uint64) (found bool) {
 	return own.stays(time.Now())
 }
 
-// later has the ready message of a call made up for, unless all calls of the lane have their results
-// before. One ready message is that of all calls which were accepted before it, so a lane has one
+// later has the ready message of a call made up for, unless all calls of the lane have their
+// results before. One ready message is that of all calls which were accepted before it, so a lane has one
 // timer, however many calls wait in it. While calls of the lane end, its holder is at work and will
 // look into the mailbox again: then it waits on.
 func (p *inFlight) later(call *protocol.Call) {

@@ -98,7 +98,7 @@ func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, body []byt
 		h.slots.release()
 		return
 	}
-	h.enter(&readyMessage{
+	h.enter(&readyMessage{ //nolint:contextcheck // the lane has its own
 		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: Named(found.Header), hash: hash,
 	})
 }
