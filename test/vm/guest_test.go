@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// guest is the first process of a virtual machine: it runs the steps of a plan, tells how they ended
-// on the console, and turns the machine off.
+// guest is the first process of a virtual machine: it runs the steps of a plan, tells how they
+// ended on the console, and turns the machine off.
 func guest() {
 	if err := runPlan(); err != nil {
 		fmt.Println("guest:", err)

@@ -22,7 +22,7 @@ import (
 )
 
 // given is what `make vm VM="-machine=plain -v"` says.
-var given = struct { //nolint:gochecknoglobals // flags
+var given = struct {
 	vm, emulate, verbose      *bool
 	dir, kernel, machine, run *string
 }{
