@@ -36,8 +36,9 @@ func documented(t *testing.T) map[string]map[string]bool {
 		}
 		events[row[1]] = fields
 	}
-	for field := range events["tool_result"] {
-		events["job_ended"][field] = events["job_ended"][field] // which has the same
+	for field := range events["tool_result"] { // which job_ended has as well
+		required := events["job_ended"][field]
+		events["job_ended"][field] = required
 	}
 	require.Len(t, events, 10)
 	return events

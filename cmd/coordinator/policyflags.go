@@ -51,8 +51,8 @@ func flagNames(faults string) string {
 		"tools.allow", "--allow-tool", "tools.deny", "--deny-tool", "approval.tools", "--ask-for", "\n", "; ").Replace(faults)
 }
 
-// leastElsewhere is the least level of sandboxes in a fleet, where no rule names one: its workers are
-// not known. The one inside a process was chosen with it.
+// leastElsewhere is the least level of sandboxes in a fleet, where no rule names one: its workers
+// are not known. The one inside a process was chosen with it.
 const leastElsewhere = "paths"
 
 // least is the least level of a session's sandbox where no rule names one.

@@ -41,11 +41,11 @@ const (
 )
 
 // state are the files beside the workspace that belong to it.
-var state = []string{shellName, seenName, processesName}
+func state() []string { return []string{shellName, seenName, processesName} }
 
 // outside reports whether a path of a sandbox's directory is in no checkpoint.
 func outside(name string, _ bool) bool {
-	return !strings.Contains(name, "/") && name != workspaceDir && !slices.Contains(state, name)
+	return !strings.Contains(name, "/") && name != workspaceDir && !slices.Contains(state(), name)
 }
 
 // checkpoints are those of a box, while its lane is held under one claim. It is safe for concurrent
@@ -189,7 +189,7 @@ func (c *checkpoints) save(ctx context.Context, calls []*waiting, settled []prot
 		return err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	options := &snapshot.SaveOptions{Skip: outside, Only: slices.Clone(state)}
+	options := &snapshot.SaveOptions{Skip: outside, Only: state()}
 	results := make([]*protocol.Result, 0, len(calls))
 	for _, w := range calls {
 		results = append(results, w.result)

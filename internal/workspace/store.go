@@ -178,14 +178,14 @@ func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (
 		}
 		at = m.seq + 1
 	}
-	if err := tree.Validate(limits); err != nil {
+	if err := tree.Validate(limits()); err != nil {
 		return nil, 0, 0, fmt.Errorf("lane %s: %w: %w", lane, ErrInvalid, err)
 	}
 	return tree, since, size, nil
 }
 
-// Bounds of a workspace.
-var limits = snapshot.Limits{MaxEntries: 1_000_000, MaxBytes: 64 << 30}
+// limits are the bounds of a workspace.
+func limits() snapshot.Limits { return snapshot.Limits{MaxEntries: 1_000_000, MaxBytes: 64 << 30} }
 
 // maxBase bounds a whole tree, encoded; maxResult a result that is covered.
 const (

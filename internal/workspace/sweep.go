@@ -23,7 +23,7 @@ const SweepEvery = time.Hour
 
 // KeepSwept sweeps now and then until ctx ends; failed has what goes wrong.
 func (s *Store) KeepSwept(ctx context.Context, failed func(error)) {
-	for pause.For(ctx, SweepEvery/2+rand.N(SweepEvery)) {
+	for pause.For(ctx, SweepEvery/2+rand.N(SweepEvery)) { //nolint:gosec // spreads them, no secret
 		if _, err := s.Sweep(ctx, SweepAge); err != nil && ctx.Err() == nil {
 			failed(err)
 		}

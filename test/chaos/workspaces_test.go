@@ -203,7 +203,7 @@ func (b *builder) do(ctx context.Context, payload protocol.Payload) (protocol.Va
 		return nil, err
 	}
 	if r.Error != nil || r.Status != protocol.StatusOK {
-		return nil, fmt.Errorf("%v: %s: %v", payload, r.Status, r.Error)
+		return nil, fmt.Errorf("%v: %s: %w", payload, r.Status, r.Error)
 	}
 	return r.Value, nil
 }

@@ -80,12 +80,10 @@ func (b *bundle) read(file *os.File, from int64) ([]byte, error) {
 	return b.buf[:n], err
 }
 
-var zeros = make([]byte, MaxPart)
-
 // add returns the part that a content is: a hole, one that is kept already, or a new one.
 func (b *bundle) add(content []byte) (Part, error) {
 	size := int64(len(content))
-	if bytes.Equal(content, zeros[:size]) {
+	if len(bytes.TrimLeft(content, "\x00")) == 0 {
 		return Part{Size: size}, nil
 	}
 	digest := sha256.Sum256(content)
@@ -160,8 +158,8 @@ func (b *bundle) finish(d *Delta, failed bool) error {
 
 // What compresses and decompresses bodies; both can be used by many at once.
 var (
-	encoder, _ = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))
-	decoder, _ = zstd.NewReader(nil, zstd.WithDecoderMaxMemory(2*MaxPart), zstd.WithDecoderConcurrency(0))
+	encoder, _ = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))                             //nolint:gochecknoglobals // its tables are large
+	decoder, _ = zstd.NewReader(nil, zstd.WithDecoderMaxMemory(2*MaxPart), zstd.WithDecoderConcurrency(0)) //nolint:gochecknoglobals // its tables are large
 )
 
 func compress(raw []byte) []byte { return encoder.EncodeAll(raw, nil) }
@@ -209,7 +207,7 @@ func StoreBytes(ctx context.Context, bodies Bodies, content []byte) ([]Part, []s
 	node := Node{Type: sandbox.TypeFile}
 	var err error
 	for rest := content; len(rest) > 0 && err == nil; {
-		part := Part{}
+		var part Part
 		if part, err = b.add(rest[:min(MaxPart, len(rest))]); err == nil {
 			node.Parts = append(node.Parts, part)
 			rest = rest[part.Size:]

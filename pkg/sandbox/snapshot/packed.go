@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// Packed is [Pack] for whoever reads an archive: use reads it while it is made. The error joins that
-// of packing and that of use.
+// Packed is [Pack] for whoever reads an archive: use reads it while it is made. The error joins
+// that of packing and that of use.
 func Packed(ctx context.Context, root *os.Root, use func(io.Reader) error) (manifest Manifest, stats Stats, err error) {
 	reader, writer := io.Pipe()
 	packed := make(chan error, 1)

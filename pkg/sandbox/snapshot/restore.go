@@ -31,9 +31,10 @@ type RestoreStats struct {
 // names are left alone; nil skips nothing. Nobody else may write to root meanwhile.
 //
 // Files and links belong to the owner of root when this process runs as root. Every content is
-// checked against its sum, and nothing outside of root is touched, whatever the tree says; it should
-// have passed [Tree.Validate]. After an error root is between what it was and the tree; another
-// Restore goes on from there. The error wraps [ErrCorrupt] when a body is not what the tree says.
+// checked against its sum, and nothing outside of root is touched, whatever the tree says; it
+// should have passed [Tree.Validate]. After an error root is between what it was and the tree;
+// another Restore goes on from there. The error wraps [ErrCorrupt] when a body is not what the tree
+// says.
 func Restore(ctx context.Context, root *os.Root, tree Tree, index Index, bodies Bodies, skip func(path string, isDir bool) bool) (RestoreStats, error) {
 	if skip == nil {
 		skip = func(string, bool) bool { return false }
