@@ -14,7 +14,7 @@ import (
 )
 
 // engine is a way to have the calls of a resource run in order, one by one: it makes calls and has
-// workers execute them. The tests have others, to compare lanes with. It is safe for concurrent use.
+// workers execute them. The tests have others, to compare with. It is safe for concurrent use.
 type engine interface {
 	// call makes one call and waits for its result; it reports whether that is a good one.
 	call(ctx context.Context, call *protocol.Call) bool
