@@ -34,7 +34,8 @@ func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(wa
 	return d.one(ctx, call, d.options.CancelWait, nil, tell)
 }
 
-// one is [Dispatcher.Told] with a time to wait for results after a cancel; state and tell may be nil.
+// one is [Dispatcher.Told] with a time to wait for results after a cancel; state and tell may be
+// nil.
 func (d *Dispatcher) one(
 	ctx context.Context, call *protocol.Call, cancelWait time.Duration, state *atomic.Value, tell func(string),
 ) (*protocol.Result, error) {

@@ -123,7 +123,7 @@ func Lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) stri
 		}
 	}
 	if len(workers) == 0 {
-		return fmt.Sprintf("pool %s has no worker", pool)
+		return fmt.Sprintf("pool %s has no worker that answers", pool)
 	}
 	var missing, offered []string
 	for what, by := range map[string][]string{handler: handling, level: isolating} {
