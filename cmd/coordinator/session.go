@@ -40,7 +40,8 @@ type sessionCommand struct {
 		ID string `arg:"" help:"Id of the session."`
 	} `cmd:"" help:"End a session's turns that run or wait, with the calls that run for them."`
 	Attach struct {
-		ID string `arg:"" help:"Id of the session."`
+		ID    string `arg:"" help:"Id of the session."`
+		Plain bool   `help:"Show progress in words and every line once, as for a screen reader."`
 	} `cmd:"" help:"Follow the turn that a serving coordinator runs, as submit does; leaving it stops nothing."`
 	Rm sessionRemove `cmd:"" help:"Remove a session: journal, workspace, results and kept outputs. Done again it completes what was cut short."`
 }

@@ -35,14 +35,14 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer f.Close()
-	show, err := newView(p, &viewFlags{JSON: c.JSON, fleet: true})
+	show, err := newView(p, &viewFlags{JSON: c.JSON, Plain: c.Attach.Plain, fleet: true})
 	if err != nil {
 		return err
 	}
 	defer show.screen.Close()
 	answers := newAnswers(p, f, show)
 	defer answers.close()
-	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.ask(ctx, e) }, seen: map[string]bool{}}
+	a := &attached{fleet: f, desk: desk, show: show.observe, output: show.frame, asked: func(e loop.Event) { answers.ask(ctx, e) }, seen: map[string]bool{}}
 	result, err := a.follow(ctx)
 	if ctx.Err() != nil {
 		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "left; the turn goes on (session cancel ends it)"}
@@ -59,10 +59,11 @@ const lookAgain = time.Second
 // attached shows the last turn of a session: each event once, live or from the journal, whichever
 // has it first.
 type attached struct {
-	fleet *fleet.Fleet
-	desk  sessionDesk
-	show  func(loop.Event)
-	asked func(loop.Event)
+	fleet  *fleet.Fleet
+	desk   sessionDesk
+	show   func(loop.Event)
+	output func(*protocol.Frame)
+	asked  func(loop.Event)
 
 	mu     sync.Mutex // live events come from another goroutine
 	turn   int        // 0 until it is known
@@ -74,6 +75,7 @@ type attached struct {
 func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
 	watch, err := lane.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		var e loop.Event
+		a.output(f)
 		if f.Kind == protocol.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
 			a.live(e)
 		}

@@ -115,6 +115,9 @@ func (v *View) Output(id protocol.CallID, piece []byte) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if c := v.open(id); c != nil {
+		if c.running.IsZero() { // its start was told before anybody watched
+			c.running = v.now()
+		}
 		c.output.add(string(piece))
 	}
 }
