@@ -39,7 +39,7 @@ func (s *seat) givesWay(now time.Time) bool { return now.Before(s.share) }
 // start starts what may run, as far as there are slots.
 func (l *held) start() {
 	l.refuse()
-	if l.starting.Err() == nil && !l.paused.Load() && !l.makesWay() {
+	if !l.isStopping() && !l.paused.Load() && !l.makesWay() {
 		for _, e := range l.schedule.Startable() {
 			if !l.takes(e) {
 				if l.isOver(e) {
@@ -95,8 +95,8 @@ func (l *held) returnSlots() {
 }
 
 // makesWay reports whether a busy lane leaves its free slots to others, because it had its share
-// and others wait. It is handed over, so that it goes to the end of the line, if nothing of it runs and
-// it need not be held. Else it starts nothing for a moment.
+// and others wait. It is handed over, so that it goes to the end of the line, if nothing of it runs
+// and it need not be held. Else it starts nothing for a moment.
 func (l *held) makesWay() bool {
 	now := time.Now()
 	if l.seat.givesWay(now) {

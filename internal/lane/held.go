@@ -162,11 +162,10 @@ func (l *held) work() (time.Duration, error) {
 		return 0, err
 	}
 	l.start()
-	stopping := l.starting.Err() != nil
 	switch {
 	case l.seat.used > 0 || l.seat.wanting || l.schedule.Len() > 0 && l.seat.givesWay(time.Now()):
 		return l.waitBusy(), nil
-	case stopping:
+	case l.isStopping():
 	case l.schedule.Len() == 0:
 		return l.waitIdle(), nil
 	case l.paused.Load():
@@ -174,6 +173,9 @@ func (l *held) work() (time.Duration, error) {
 	}
 	return nothingToDo, nil
 }
+
+// isStopping reports whether no call may start any more.
+func (l *held) isStopping() bool { return l.starting.Err() != nil }
 
 // isIdle reports whether nothing of the lane waits or runs, as far as is known.
 func (l *held) isIdle() bool {

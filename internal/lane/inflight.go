@@ -126,9 +126,9 @@ func (p *inFlight) accepted(call *protocol.Call, seq uint64) (found bool) {
 }
 
 // later has the ready message of a call made up for, unless all calls of the lane have their
-// results before. One ready message is that of all calls which were accepted before it, so a lane has one
-// timer, however many calls wait in it. While calls of the lane end, its holder is at work and will
-// look into the mailbox again: then it waits on.
+// results before. One ready message is that of all calls which were accepted before it, so a lane
+// has one timer, however many calls wait in it. While calls of the lane end, its holder is at work
+// and will look into the mailbox again: then it waits on.
 func (p *inFlight) later(call *protocol.Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

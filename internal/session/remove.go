@@ -40,7 +40,8 @@ type Options struct {
 	Pool protocol.Pool
 	// Force removes a busy session too: its calls are cancelled, and its turn ends.
 	Force bool
-	// Used says that the session has a workspace, or had one a moment ago, as far as the caller knows.
+	// Used says that the session has a workspace, or had one a moment ago, as far as the caller
+	// knows.
 	Used bool
 }
 

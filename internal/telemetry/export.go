@@ -13,7 +13,6 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/exporters/stdout/stdoutmetric"
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
-	"go.opentelemetry.io/otel/sdk/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -99,7 +98,7 @@ var _ otel.ErrorHandler = (*exportErrors)(nil)
 // before there is anything to export, as on a busy machine with a short interval: the next one has
 // it.
 func (e *exportErrors) Handle(err error) {
-	if errors.Is(err, context.Canceled) || errors.Is(err, metric.ErrReaderNotRegistered) {
+	if errors.Is(err, context.Canceled) || errors.Is(err, sdkmetric.ErrReaderNotRegistered) {
 		return
 	}
 	e.mu.Lock()

@@ -108,7 +108,7 @@ func Setup(ctx context.Context, service, version string, options *Options) (shut
 	}
 	otel.SetErrorHandler(&exportErrors{logger: opts.Logger, now: time.Now})
 	otel.SetLogger(logr.FromSlogHandler(opts.Logger.Handler()))
-	return together(installTraces(exporter, described, batching(opts.Getenv)...), installMetrics(reader, described)), nil
+	return together(installTraces(exporter, described, batching(opts.Getenv)...), installMetrics(reader, described)), nil //nolint:contextcheck // exporting goes on when ctx is over
 }
 
 // exportDelay is how long a span that has ended waits for others, when the call that it is part of

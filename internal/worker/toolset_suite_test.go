@@ -45,8 +45,8 @@ func runToolsets(t *testing.T, execute executor) {
 	})
 }
 
-// runLargeToolsets tests the toolsets with files, values and directories that are as large as anything can
-// be. It takes most of a minute of a processor.
+// runLargeToolsets tests the toolsets with files, values and directories that are as large as
+// anything can be. It takes most of a minute of a processor.
 func runLargeToolsets(t *testing.T, execute executor) {
 	t.Helper()
 	runAll(t, execute, map[string]func(*testing.T, executor){

@@ -83,8 +83,8 @@ type Options struct {
 	CacheBytes int64
 	// Durability says what of workspaces outlives the worker; "" means [DurabilityLocal].
 	Durability Durability
-	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot run
-	// are refused instead of left for others.
+	// Alone says that nobody else will ever take calls of the pool: those that this worker cannot
+	// run are refused instead of left for others.
 	Alone bool
 	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
 	Handlers Handlers

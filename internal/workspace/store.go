@@ -9,7 +9,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-
 	"time"
 
 	"github.com/nats-io/nats.go"

@@ -98,7 +98,8 @@ type Noop struct {
 type Stored struct {
 	Blob  string `json:"blob"`
 	Bytes int64  `json:"bytes"`
-	// Of is, of a payload, its kind, or that of the handler which it opens; "" when it is not known.
+	// Of is, of a payload, its kind, or that of the handler which it opens; "" when it is not
+	// known.
 	Of Kind `json:"of,omitempty"`
 }
 

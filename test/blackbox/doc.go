@@ -1,5 +1,6 @@
 // Package blackbox holds the laws of docs/guarantees.md against a fleet of real binaries that are
-// killed, and shares no code with them: it is written from docs/wire.md, and imports the NATS client only.
+// killed, and shares no code with them: it is written from docs/wire.md, and imports the NATS
+// client only.
 //
 // It starts a coordinator, whose server the fleet uses, and workers; puts calls by the wire, whose
 // commands append to a file of their workspace when they begin and end; and kills workers and the

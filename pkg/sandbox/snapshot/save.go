@@ -32,7 +32,8 @@ type SaveOptions struct {
 //
 // Holes of files are not read where the system tells them, and not stored. Hard links become files
 // of their own; FIFOs, sockets and devices are left out; modes lose all but the permission bits.
-// What is written to meanwhile is what was read: a mixture maybe, which the next Save finds changed.
+// What is written to meanwhile is what was read: a mixture maybe, which the next Save finds
+// changed.
 //
 // After an error nothing is to be applied, and bodies that were stored are garbage. It wraps
 // [ErrLimit] when root is too large, fs.ErrPermission when something cannot be read.

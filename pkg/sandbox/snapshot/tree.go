@@ -119,7 +119,8 @@ func (t Tree) Apply(d *Delta, body string) {
 	}
 }
 
-// With returns the tree that a delta makes of t, which stays as it is. The delta must carry nothing.
+// With returns the tree that a delta makes of t, which stays as it is. The delta must carry
+// nothing.
 func (t Tree) With(d *Delta) Tree {
 	next := maps.Clone(t)
 	next.Apply(d, "")

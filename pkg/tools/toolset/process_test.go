@@ -61,7 +61,8 @@ func TestText_BackgroundProcesses(t *testing.T) {
 			"100%\n>\n[p-1 running; bytes 4-6 of 6; read on with offset=6]",
 		},
 		"dropped": {
-			"process", protocol.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
+			"process",
+			protocol.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
 			"end\n[3 bytes before this are dropped, nothing has them: have a command write to a file what is needed whole]\n[p-1 running; bytes 3-6 of 6; read on with offset=6]",
 		},
 		"nothing new":  {"process", protocol.ProcessReadResult{ProcessStatus: living, Offset: 6, NextOffset: 6}, "[p-1 running; nothing new after byte 6 of 6]"},
