@@ -141,22 +141,23 @@ func (p *inFlight) later(call *protocol.Call) {
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(makeUpAfter, func() {
-		if p.missing(own, timer) && p.makeUp(call) {
+		if p.missing(own, &timer) && p.makeUp(call) {
 			p.doubt(poolLaneOf(call))
 		}
 	})
 	own.makeUp = timer
 }
 
-// missing reports whether a lane may need its ready message after all, which is then published.
-func (p *inFlight) missing(own *ownLane, timer *time.Timer) bool {
+// missing reports whether a lane may need its ready message after all, which is then published. The
+// timer is known once the lock is held.
+func (p *inFlight) missing(own *ownLane, timer **time.Timer) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if own.makeUp != timer {
+	if own.makeUp != *timer {
 		return false
 	}
 	if quiet := time.Since(own.lastEnd); quiet < makeUpAfter {
-		timer.Reset(makeUpAfter - quiet)
+		(*timer).Reset(makeUpAfter - quiet)
 		return false
 	}
 	own.makeUp = nil
