@@ -72,6 +72,9 @@ type waiting struct {
 	done   chan error
 }
 
+// checkpoints reports whether workspaces are kept with the fleet.
+func (s *sandboxes) checkpoints() bool { return s.options.Durability == DurabilityCheckpoint }
+
 // take takes the workspace of a lane and makes its directory what it has to be.
 func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64) (*checkpoints, error) {
 	taken, err := s.workspaces.Take(ctx, l.Hash(), s.options.ID, epoch)
@@ -94,10 +97,8 @@ func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64) (*c
 				"the workspace of %s is in another data directory (%s), of a worker with --durability local", l, place)
 		}
 	}
-	if body, err := os.ReadFile(filepath.Join(c.home, indexName)); err == nil {
-		if json.Unmarshal(body, &c.index) != nil || c.index == nil {
-			c.index = snapshot.Index{} // what is not known is read
-		}
+	if left := readLeft(filepath.Join(c.home, indexName)); left.Files != nil {
+		c.index = left.Files
 	}
 	if err := c.restore(ctx); err != nil {
 		return nil, err
@@ -127,11 +128,30 @@ func (c *checkpoints) restore(ctx context.Context) (err error) {
 	return err
 }
 
+// leftBehind is what is known of a workspace that stays on this disk.
+type leftBehind struct {
+	Files snapshot.Index `json:"files"`
+	Bytes int64          `json:"bytes"` // of all files
+}
+
+// readLeft reads it; what is not known of files has them read.
+func readLeft(path string) (left leftBehind) {
+	body, err := os.ReadFile(path)
+	if err != nil || json.Unmarshal(body, &left) != nil {
+		return leftBehind{}
+	}
+	return left
+}
+
 // close writes down what is known of the files, for a holder that comes back here.
 func (c *checkpoints) close() error {
 	c.saving.Lock()
 	defer c.saving.Unlock()
-	body, err := json.Marshal(c.index)
+	left := leftBehind{Files: c.index}
+	for _, node := range c.taken.Tree() {
+		left.Bytes += node.Size
+	}
+	body, err := json.Marshal(left)
 	if err != nil {
 		return err
 	}

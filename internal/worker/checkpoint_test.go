@@ -18,6 +18,23 @@ func (r *rig) apart() worker.Options {
 	return o
 }
 
+// A worker that keeps workspaces itself does not begin anew what the fleet has.
+func TestCheckpoint_IsNotBegunAnewByAWorkerWithout(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, stop := r.work(r.apart())
+	requireOK(t, r.do("s-1", bash("echo one > f")))
+	stop()
+	_, stop = r.work(r.options())
+	for range 2 {
+		requireFault(t, r.do("s-1", bash("cat f")), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+	}
+	requireOK(t, r.do("s-2", bash("echo new")))
+	stop()
+	r.work(r.apart())
+	requireOK(t, r.do("s-1", bash("cat f")))
+}
+
 // What nobody works in is removed from the disk when it is too much, and comes back from the fleet.
 func TestCheckpoint_CopiesAreBounded(t *testing.T) {
 	t.Parallel()

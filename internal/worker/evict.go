@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // DefaultCacheBytes is how much of workspaces that nobody works in a worker keeps on its disk.
@@ -39,7 +37,7 @@ type cached struct {
 // keepSmall removes copies of workspaces that have not been used for the longest time while they
 // are larger than the bound together, until ctx ends.
 func (s *sandboxes) keepSmall(ctx context.Context) {
-	if s.workspaces == nil {
+	if !s.checkpoints() {
 		return
 	}
 	lock := flock.New(filepath.Join(s.options.Data, "lock"))
@@ -106,14 +104,7 @@ func (s *sandboxes) copies() ([]cached, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := cached{name: entry.Name(), used: info.ModTime()}
-		var index snapshot.Index
-		if body, err := os.ReadFile(path); err == nil && json.Unmarshal(body, &index) == nil {
-			for _, known := range index {
-				c.bytes += known.Size
-			}
-		}
-		copies = append(copies, c)
+		copies = append(copies, cached{name: entry.Name(), used: info.ModTime(), bytes: readLeft(path).Bytes})
 	}
 	return copies, nil
 }

@@ -43,7 +43,7 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 	key := string(l.Hash())
 	_, err := s.places.Create(ctx, key, []byte(s.dataID))
 	if err == nil {
-		return nil
+		return s.isNew(ctx, l, key)
 	}
 	if !errors.Is(err, jetstream.ErrKeyExists) {
 		return fmt.Errorf("record the place of %s: %w", l, err)
@@ -61,6 +61,22 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the workspace of %s: %v", l, err)
 	}
 	return nil
+}
+
+// isNew refuses a workspace of which nothing is here, and which the fleet has.
+func (s *sandboxes) isNew(ctx context.Context, l protocol.Lane, key string) error {
+	if s.workspaces == nil {
+		return nil
+	}
+	there, err := s.workspaces.Has(ctx, l.Hash())
+	if err == nil && !there {
+		return nil
+	}
+	if forgot := s.places.Purge(ctx, key); err != nil || forgot != nil {
+		return fmt.Errorf("look for checkpoints of %s: %w", l, errors.Join(err, forgot))
+	}
+	return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+		"the workspace of %s is kept with the fleet, and this worker has --durability local; start it without", l)
 }
 
 // remove closes the sandbox of a lane and removes its directory, unless that is in another data

@@ -28,7 +28,7 @@ import (
 type sandboxes struct {
 	options    Options
 	places     jetstream.KeyValue
-	workspaces *workspace.Store // nil when workspaces are kept in the data directory only
+	workspaces *workspace.Store // those that the fleet has; nil in tests without
 	dataID     string
 	network    sandbox.Network // set before the first one is opened
 
@@ -103,7 +103,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leas
 		return nil, err
 	}
 	_, inPlace := s.inPlace(l)
-	if s.workspaces != nil && !inPlace && sandboxOf(l) != "" && (b.checkpoints == nil || b.checkpoints.epoch != epoch) {
+	if s.checkpoints() && !inPlace && sandboxOf(l) != "" && (b.checkpoints == nil || b.checkpoints.epoch != epoch) {
 		var err error
 		if b.checkpoints, err = s.take(ctx, l, epoch); err != nil {
 			return nil, untaken(l, err)
@@ -214,7 +214,7 @@ func (s *sandboxes) directories(ctx context.Context, l protocol.Lane) (workspace
 		return dir, scratch, nil
 	}
 	workspace = filepath.Join(home, workspaceDir)
-	if !ephemeral && s.workspaces == nil {
+	if !ephemeral && !s.checkpoints() {
 		if err := s.claimPlace(ctx, l, workspace); err != nil {
 			return "", "", err
 		}

@@ -197,10 +197,8 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if w.sandboxes, err = newSandboxes(o, places); err != nil {
 		return nil, err
 	}
-	if o.Durability == DurabilityCheckpoint {
-		if w.sandboxes.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
-			return nil, fmt.Errorf("worker: %w", err)
-		}
+	if w.sandboxes.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
+		return nil, fmt.Errorf("worker: %w", err)
 	}
 	if w.sandboxes.network, err = o.network(nc); err != nil {
 		return nil, err
