@@ -185,10 +185,10 @@ func TestSimulation_LawsHold(t *testing.T) {
 func TestSimulation_FindsEachGuardThatIsMissing(t *testing.T) {
 	t.Parallel()
 	for guard, first := range map[string]uint64{
-		"the condition of a claim": 4, "waiting for a lease": 1, "the condition of expiry": 13600,
-		"the lease's end": 4, "the end of a life": 4305, "the look at the ready message": 2417, "interrupted claims": 1,
-		"the look for a result": 1, "start marks": 2, "the last look": 13, "the caretaker": 616,
-		"the claim until the last look": 288, "the floor": 510, "a look for each time that a call is read": 1,
+		"the condition of a claim": 4, "waiting for a lease": 1, "the condition of expiry": 13996,
+		"the lease's end": 4, "the end of a life": 7183, "the look at the ready message": 3059, "interrupted claims": 1,
+		"the look for a result": 1, "start marks": 2, "the last look": 137, "the caretaker": 640,
+		"the claim until the last look": 288, "the floor": 1939, "a look for each time that a call is read": 1,
 	} {
 		t.Run(guard, func(t *testing.T) {
 			t.Parallel()
