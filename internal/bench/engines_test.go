@@ -12,7 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// As docs/benchmarks.md compares them: -v shows the figures, -args -calls=100000 makes enough calls.
+// As docs/benchmarks.md compares them: -v shows the figures, -args -calls=100000 makes enough
+// calls.
 var calls = flag.Int("calls", 1000, "calls of each engine")
 
 func TestRun_EveryEngineKeepsOrder(t *testing.T) {

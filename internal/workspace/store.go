@@ -253,8 +253,9 @@ func (s *Store) Put(ctx context.Context, name string, body []byte) error {
 	return err
 }
 
-// append stores a checkpoint behind the last one that its writer has seen, and returns its sequence.
-// It goes on until that is known, or ctx ends: an answer that was lost is settled by a look.
+// append stores a checkpoint behind the last one that its writer has seen, and returns its
+// sequence. It goes on until that is known, or ctx ends: an answer that was lost is settled by a
+// look.
 func (s *Store) append(ctx context.Context, lane protocol.LaneHash, expected uint64, c *checkpoint, bodies []string) (uint64, error) {
 	c.Type, c.Version = typeCheckpoint, version
 	body, err := json.Marshal(c)

@@ -88,8 +88,8 @@ func (w *Workspace) append(ctx context.Context, c *checkpoint, bodies []string) 
 	return err
 }
 
-// Tree is what the workspace has, as of the last commit. It is not to be changed, and not to be read
-// while a commit is under way.
+// Tree is what the workspace has, as of the last commit. It is not to be changed, and not to be
+// read while a commit is under way.
 func (w *Workspace) Tree() snapshot.Tree { return w.tree }
 
 // Result is the result of a call that a commit covers, and that may not be stored yet; nil when
