@@ -72,6 +72,7 @@ func startWith(t *testing.T, driver, level string, uid int, flags ...string) *ab
 	args := []string{
 		"--nats", b.server.URL(), "--creds", creds, "--data", filepath.Join(dir, "data"), "--sandbox", driver, "--slots", "8",
 		"--limit-processes", "700", "--limit-memory", "512M", "--limit-file-size", "64M", "--limit-output", "64K",
+		"--durability", "local", // a tree too deep for any path is taken back otherwise, with its call
 	}
 	args = append(args, flags...)
 	if uid != os.Geteuid() {

@@ -1,6 +1,6 @@
 package snapshot
 
-// budget is what is left of the limits of one archive.
+// budget is what is left of the limits of one archive or tree; nil is without limits.
 type budget struct {
 	limits  Limits
 	entries int
@@ -10,6 +10,9 @@ type budget struct {
 
 // entry takes an entry with its name and target from the budget.
 func (b *budget) entry(name, target string) error {
+	if b == nil {
+		return nil
+	}
 	b.entries++
 	b.names += len(name) + len(target)
 	switch {
@@ -26,6 +29,9 @@ func (b *budget) entry(name, target string) error {
 
 // content takes the size of a file from the budget.
 func (b *budget) content(name string, size int64) error {
+	if b == nil {
+		return nil
+	}
 	if size > b.limits.MaxBytes-b.bytes {
 		return limitf(name, "the files have more than %d bytes together", b.limits.MaxBytes)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"math"
 	"os"
 	"path"
 	"slices"
@@ -66,8 +65,7 @@ func (r *restorer) restore(ctx context.Context) (err error) {
 	if r.owner, err = findOwner(r.root); err != nil {
 		return err
 	}
-	unbound := Limits{MaxEntries: math.MaxInt, MaxBytes: math.MaxInt64}
-	found, err := compare(ctx, r.root, r.tree, r.index, nil, r.skip, unbound, nil)
+	found, err := compare(ctx, r.root, r.tree, r.index, nil, r.skip, nil, nil)
 	if err != nil {
 		return err
 	}

@@ -46,17 +46,20 @@ func Save(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bod
 		opts.Skip = func(string, bool) bool { return false }
 	}
 	limits := (&Options{Limits: opts.Limits}).withDefaults().Limits
-	delta, err := compare(ctx, root, last, index, bodies, opts.Skip, limits, opts.Only)
+	delta, err := compare(ctx, root, last, index, bodies, opts.Skip, &limits, opts.Only)
 	if err != nil {
 		return nil, fmt.Errorf("save %s: %w", root.Name(), err)
 	}
 	return delta, nil
 }
 
-func compare(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bodies, skip func(string, bool) bool, limits Limits, only []string) (*Delta, error) {
+func compare(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bodies, skip func(string, bool) bool, limits *Limits, only []string) (*Delta, error) {
 	s := &saver{
 		root: root, last: last, index: index, skip: skip, bundle: newBundle(ctx, bodies),
-		budget: budget{limits: limits}, delta: &Delta{Set: Tree{}}, found: map[string]bool{}, gone: map[string]bool{},
+		delta: &Delta{Set: Tree{}}, found: map[string]bool{}, gone: map[string]bool{},
+	}
+	if limits != nil {
+		s.budget = &budget{limits: *limits}
 	}
 	err := s.save(ctx, only)
 	s.delta.Removed = s.removed()
@@ -70,7 +73,7 @@ type saver struct {
 	index  Index
 	skip   func(string, bool) bool
 	bundle *bundle
-	budget budget
+	budget *budget // nil when root is only compared: then nothing is bound, and what last does not have is not looked into
 	delta  *Delta
 	found  map[string]bool // paths that are there
 	gone   map[string]bool // paths of last that are not, or are something else
@@ -213,6 +216,9 @@ func (s *saver) entry(ctx context.Context, dir *os.Root, base, name string, info
 		return s.file(ctx, dir, base, name, info)
 	case fs.ModeDir:
 		s.directory(name, info)
+		if s.budget == nil && s.last[name].Type != sandbox.TypeDir {
+			return nil
+		}
 		if err := s.budget.entry(name, ""); err != nil {
 			return err
 		}
@@ -254,6 +260,10 @@ func (s *saver) set(name string, node Node) {
 
 // file saves a regular file.
 func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info fs.FileInfo) error {
+	if s.budget == nil && s.last[name].Type != sandbox.TypeFile {
+		s.set(name, Node{Type: sandbox.TypeFile})
+		return nil
+	}
 	if err := s.budget.entry(name, ""); err != nil {
 		return err
 	}

@@ -317,6 +317,31 @@ func scramble(t *testing.T, random *rand.Rand, dir string) {
 	}
 }
 
+// What is deeper than a path can say cannot be saved, and is removed all the same.
+func TestRestore_OfATreeThatIsTooDeep(t *testing.T) {
+	t.Parallel()
+	bodies := newMemory()
+	k := newKept(t, bodies)
+	k.write("f", "kept")
+	k.save()
+	root, err := k.root.OpenRoot(".")
+	require.NoError(t, err)
+	for range 3000 {
+		require.NoError(t, root.Mkdir("d", 0o755))
+		below, err := root.OpenRoot("d")
+		require.NoError(t, err)
+		require.NoError(t, root.Close())
+		root = below
+	}
+	require.NoError(t, root.Close())
+	_, err = snapshot.Save(t.Context(), k.root, k.tree, k.index, bodies, nil)
+	require.ErrorIs(t, err, snapshot.ErrLimit)
+	_, err = snapshot.Restore(t.Context(), k.root, k.tree, k.index, bodies, nil)
+	require.NoError(t, err)
+	require.NoDirExists(t, filepath.Join(k.dir, "d"))
+	require.FileExists(t, filepath.Join(k.dir, "f"))
+}
+
 func TestRestore_RefusesWhatDoesNotMatch(t *testing.T) {
 	t.Parallel()
 	k := newKept(t, newMemory())
