@@ -47,10 +47,10 @@ func NeedOf(c *protocol.Call) Need {
 	return n
 }
 
-// takes reports whether a call is run here: one that cannot be read is answered by anybody, and a
-// lane that has to be kept here is not handed back.
+// takes reports whether a call is run here: one that cannot be read, or must not be started again,
+// is answered by anybody, and a lane that has to be kept here is not handed back.
 func (l *held) takes(e *core.Entry) bool {
-	if e.Fault != nil {
+	if _, answer := e.NextStart(); e.Fault != nil || answer != nil {
 		return true
 	}
 	return l.holder.options.Takes(NeedOf(e.Call)) || l.holder.options.Keeps(l.lane)
