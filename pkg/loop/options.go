@@ -53,8 +53,8 @@ type Options struct {
 	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge]
 	// bind the turns that begin under it until their ends; see [Terms].
 	Policy Policy
-	// MinLevel is the least sandbox level of a worker that runs calls in a sandbox for which neither
-	// their tool nor the policy names one: none, paths, full or kernel; "" is any.
+	// MinLevel is the least sandbox level of a worker that runs calls in a sandbox for which
+	// neither their tool nor the policy names one: none, paths, full or kernel; "" is any.
 	MinLevel string
 	// Approve asks a person about a call for which the policy demands it, until ctx ends;
 	// with nil such calls are refused, as they are after an error. Of one turn one call is

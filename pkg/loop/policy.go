@@ -77,8 +77,8 @@ type verdict struct {
 	note     string // of whoever approved it
 }
 
-// bind puts into a call what the policy demands of its worker; where neither it nor the tool names a
-// level of the sandbox, that is least.
+// bind puts into a call what the policy demands of its worker; where neither it nor the tool names
+// a level of the sandbox, that is least.
 func (v verdict) bind(call *protocol.Call, least string) {
 	call.MinLevel, call.Roots = tools.HigherLevel(call.MinLevel, v.minLevel), v.roots
 	if call.MinLevel == "" && protocol.Sandboxed(call.Payload) {

@@ -263,15 +263,15 @@ type Event struct {
 	Input string `json:"input,omitempty"`
 	Terms *Terms `json:"terms,omitempty"`
 	// TraceID is, of turn_started, turn_ended and session_ended, the trace of the turn in hex, and
-	// SpanID, of turn_started, the span of the turn in it; "" when no trace is exported. A turn that
-	// is resumed goes on in its trace.
+	// SpanID, of turn_started, the span of the turn in it; "" when no trace is exported. A turn
+	// that is resumed goes on in its trace.
 	TraceID string `json:"trace_id,omitempty"`
 	SpanID  string `json:"span_id,omitempty"`
 
-	// Of model_reply, text_delta, reasoning_delta, turn_ended and session_ended; of tool_queued what
-	// the workers lack that the call needs, "" when that is nothing. Of turn_ended, and
-	// the Arguments of tool_call, it is missing where the journal takes no more at once; the reply
-	// has both.
+	// Of model_reply, text_delta, reasoning_delta, turn_ended and session_ended; of tool_queued
+	// what the workers lack that the call needs, "" when that is nothing. Of turn_ended, and the
+	// Arguments of tool_call, it is missing where the journal takes no more at once; the reply has
+	// both.
 	Text      string     `json:"text,omitempty"`
 	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
 
