@@ -25,8 +25,8 @@ func refund(t *testing.T, uses ...protocol.Use) *protocol.Call {
 	return call
 }
 
-// A worker that lacks what a call needs leaves it as it is; whoever has it runs it when it joins, as
-// the first attempt, also a call that must not start twice.
+// A worker that lacks what a call needs leaves it as it is; whoever has it runs it when it joins,
+// as the first attempt, also a call that must not start twice.
 func TestOffer_WaitsForWhoeverCanRunIt(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -29,8 +29,8 @@ type Options struct {
 	// Keeps, if set, names lanes that are held on however long they are idle, because
 	// something lives there that must not end with the lane. It is asked often.
 	Keeps func(protocol.Lane) bool
-	// Takes, if set, reports whether this worker can run a call; others are left in their lanes, for
-	// a worker that can. It is asked often.
+	// Takes, if set, reports whether this worker can run a call; others are left in their lanes,
+	// for a worker that can. It is asked often.
 	Takes func(Need) bool
 	// Settled, if set, is told of each call whose result this holder has stored; SettledBefore of
 	// each whose result was there when its turn came, as a holder leaves it that is lost before its

@@ -167,8 +167,8 @@ func DeleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, n
 	return group.Wait()
 }
 
-// DeleteTheseObjects is [DeleteObjects] for objects as they were when they were listed: one that was
-// stored again since stays.
+// DeleteTheseObjects is [DeleteObjects] for objects as they were when they were listed: one that
+// was stored again since stays.
 func DeleteTheseObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos ...*jetstream.ObjectInfo) error {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if err != nil {

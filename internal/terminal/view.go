@@ -36,7 +36,8 @@ type Options struct {
 	Plain bool
 	// Workers says, when Live, which worker ran a call.
 	Workers bool
-	// Copied says that a turn changes a copy: what it changed is shown once [View.CameBack] says so.
+	// Copied says that a turn changes a copy: what it changed is shown once [View.CameBack] says
+	// so.
 	Copied bool
 	// Cost is what tokens cost, in dollars; nil when that is not known.
 	Cost func(protocol.Usage) float64

@@ -158,8 +158,8 @@ func (c *checkpoints) close() error {
 	return writeAside(filepath.Join(c.home, indexName), body)
 }
 
-// result is the stored result of a call that had its effects before its worker was lost; nil when it
-// is to run.
+// result is the stored result of a call that had its effects before its worker was lost; nil when
+// it is to run.
 func (c *checkpoints) result(ctx context.Context, call protocol.CallID) (*protocol.Result, error) {
 	c.saving.Lock()
 	defer c.saving.Unlock()

@@ -89,8 +89,8 @@ func dataID(path string) (string, error) {
 	return strings.TrimSpace(string(content)), err
 }
 
-// get returns the sandbox of a lane that is surely held, by a claim with this epoch, until leaseEnd,
-// opening it when it is not open. Expected failures are a *protocol.Error.
+// get returns the sandbox of a lane that is surely held, by a claim with this epoch, until
+// leaseEnd, opening it when it is not open. Expected failures are a *protocol.Error.
 func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (sandbox.Sandbox, error) {
 	b := s.box(l)
 	b.leaseEnd.Store(&leaseEnd)

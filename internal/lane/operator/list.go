@@ -123,8 +123,8 @@ type sighting struct {
 	claim *store.StoredClaim      // nil when nobody holds the lane
 }
 
-// survey lists the lanes of a pool that have anything, by their subjects alone; pool may be "*", and
-// lane too. complete is false when there were too many subjects to read them all.
+// survey lists the lanes of a pool that have anything, by their subjects alone; pool may be "*",
+// and lane too. complete is false when there were too many subjects to read them all.
 func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (found []*sighting, complete bool, err error) {
 	fleet := o.store.Fleet
 	mailboxes := fleet.MailboxFilter(pool, lane)

@@ -88,8 +88,8 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	return view, nil
 }
 
-// readCalls reads the mailbox, with the call of the ready message at its place, and the marks of the
-// calls, which may be behind what is read.
+// readCalls reads the mailbox, with the call of the ready message at its place, and the marks of
+// the calls, which may be behind what is read.
 func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit int, at time.Time) error {
 	inline, left := s.ready, s.calls
 	if inline != nil && len(inline.Data) == 0 {

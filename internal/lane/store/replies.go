@@ -41,8 +41,8 @@ func newReplies(nc *nats.Conn) *Replies {
 	return &Replies{nc: nc, open: map[uint64]question{}, swept: time.Now()}
 }
 
-// ask sends a message, and has its answers told from a goroutine that must not be blocked, and never
-// when they are lost.
+// ask sends a message, and has its answers told from a goroutine that must not be blocked, and
+// never when they are lost.
 func (r *Replies) ask(msg *nats.Msg, q question) (id uint64, err error) {
 	r.mu.Lock()
 	if err := r.listen(); err != nil {
