@@ -30,7 +30,7 @@ type Checkpoint struct {
 // that only took it.
 func (s *Store) History(ctx context.Context, lane protocol.LaneHash) ([]Checkpoint, error) {
 	var history []Checkpoint
-	err := s.each(ctx, lane, func(m *message) (bool, error) {
+	err := s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if len(m.Calls) > 0 {
 			history = append(history, Checkpoint{Calls: m.Calls, Time: m.at, Set: len(m.Delta.Set), Removed: len(m.Delta.Removed)})
 		}
@@ -43,7 +43,7 @@ func (s *Store) History(ctx context.Context, lane protocol.LaneHash) ([]Checkpoi
 // is the last one that covers any. The error wraps [ErrNone] when there is none.
 func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (before, after snapshot.Tree, err error) {
 	var at *message
-	err = s.each(ctx, lane, func(m *message) (bool, error) {
+	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if call == "" && len(m.Calls) > 0 || slices.Contains(m.Calls, call) {
 			at = m
 		}
@@ -56,31 +56,12 @@ func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protoco
 		return nil, nil, fmt.Errorf("call %q changed nothing, or is not one of this workspace: %w", call, ErrNone)
 	}
 	tree := snapshot.Tree{}
-	err = s.each(ctx, lane, func(m *message) (bool, error) {
+	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if m.seq == at.seq {
 			before = maps.Clone(tree)
 		}
-		if len(m.Base) > 0 {
-			tree, err = s.base(ctx, m)
-		} else {
-			tree.Apply(&m.Delta, inlineOf(m.seq))
-		}
+		tree, err = s.step(ctx, tree, m)
 		return m.seq != at.seq, err
 	})
 	return before, tree, err
-}
-
-// each goes through the checkpoints of a lane, the oldest first, until do returns false.
-func (s *Store) each(ctx context.Context, lane protocol.LaneHash, do func(*message) (bool, error)) error {
-	for from := uint64(1); ; {
-		m, err := s.next(ctx, lane, from)
-		if err != nil || m == nil {
-			return err
-		}
-		goesOn, err := do(m)
-		if err != nil || !goesOn {
-			return err
-		}
-		from = m.seq + 1
-	}
 }

@@ -149,38 +149,55 @@ func (s *Store) read(ctx context.Context, get func(context.Context) (*jetstream.
 // between it and its base.
 func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (tree snapshot.Tree, since int, size int, err error) {
 	tree = snapshot.Tree{}
-	at := to.From
+	from, reached := to.From, uint64(0)
 	if len(to.Base) > 0 {
-		at = to.seq
+		from = to.seq
 	}
-	for {
-		m := to
-		if at != to.seq {
-			if m, err = s.next(ctx, lane, max(at, 1)); err != nil {
-				return nil, 0, 0, err
-			}
+	err = s.each(ctx, lane, from, func(m *message) (bool, error) {
+		if m.seq > to.seq {
+			return false, nil
 		}
-		if m == nil || m.seq > to.seq {
-			return nil, 0, 0, fmt.Errorf("checkpoint %d of lane %s: %w: it is not there any more", at, lane, ErrInvalid)
-		}
+		since, size, reached = since+1, size+m.size, m.seq
 		if len(m.Base) > 0 {
-			if tree, err = s.base(ctx, m); err != nil {
-				return nil, 0, 0, err
-			}
 			since, size = 0, 0
-		} else {
-			tree.Apply(&m.Delta, inlineOf(m.seq))
-			since, size = since+1, size+m.size
 		}
-		if m.seq == to.seq {
-			break
-		}
-		at = m.seq + 1
+		tree, err = s.step(ctx, tree, m)
+		return m.seq < to.seq, err
+	})
+	if err == nil && reached != to.seq {
+		err = fmt.Errorf("checkpoint %d of lane %s: %w: it is not there any more", to.seq, lane, ErrInvalid)
+	}
+	if err != nil {
+		return nil, 0, 0, err
 	}
 	if err := tree.Validate(limits()); err != nil {
 		return nil, 0, 0, fmt.Errorf("lane %s: %w: %w", lane, ErrInvalid, err)
 	}
 	return tree, since, size, nil
+}
+
+// step returns what a checkpoint makes of the tree before it.
+func (s *Store) step(ctx context.Context, tree snapshot.Tree, m *message) (snapshot.Tree, error) {
+	if len(m.Base) > 0 {
+		return s.base(ctx, m)
+	}
+	tree.Apply(&m.Delta, inlineOf(m.seq))
+	return tree, nil
+}
+
+// each goes through the checkpoints of a lane at or behind a sequence until do returns false.
+func (s *Store) each(ctx context.Context, lane protocol.LaneHash, from uint64, do func(*message) (bool, error)) error {
+	for {
+		m, err := s.next(ctx, lane, max(from, 1))
+		if err != nil || m == nil {
+			return err
+		}
+		goesOn, err := do(m)
+		if err != nil || !goesOn {
+			return err
+		}
+		from = m.seq + 1
+	}
 }
 
 // limits are the bounds of a workspace.
@@ -253,15 +270,10 @@ func (s *Store) Put(ctx context.Context, name string, body []byte) error {
 	return err
 }
 
-// append stores a checkpoint behind the last one that its writer has seen, and returns its
-// sequence. It goes on until that is known, or ctx ends: an answer that was lost is settled by a
-// look.
-func (s *Store) append(ctx context.Context, lane protocol.LaneHash, expected uint64, c *checkpoint, bodies []string) (uint64, error) {
-	c.Type, c.Version = typeCheckpoint, version
-	body, err := json.Marshal(c)
-	if err != nil {
-		return 0, err
-	}
+// append stores the body of a checkpoint behind the last one that its writer has seen, and returns
+// its sequence. It goes on until that is known, or ctx ends: an answer that was lost is settled by
+// a look for the token.
+func (s *Store) append(ctx context.Context, lane protocol.LaneHash, expected uint64, token string, body []byte, bodies []string) (uint64, error) {
 	msg := &nats.Msg{Subject: s.fleet.WorkspaceSubject(lane), Data: body, Header: nats.Header{}}
 	if len(bodies) > 0 {
 		msg.Header.Set(headerBodies, strings.Join(bodies, ","))
@@ -274,7 +286,7 @@ func (s *Store) append(ctx context.Context, lane protocol.LaneHash, expected uin
 			return seq, nil
 		case answered && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
 			last, err := s.last(ctx, lane)
-			if err == nil && last != nil && last.Token == c.Token {
+			if err == nil && last != nil && last.Token == token {
 				return last.seq, nil // an answer was lost
 			}
 			if err == nil {

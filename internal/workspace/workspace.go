@@ -18,7 +18,7 @@ import (
 const (
 	maxSince = 128
 	maxSize  = 1 << 20
-	maxDelta = 256 << 10 // of one checkpoint
+	maxDelta = 256 << 10 // of one checkpoint, with the results that it covers
 	maxCover = 32 << 10  // a result that is larger goes into bodies
 )
 
@@ -75,17 +75,32 @@ func (s *Store) take(ctx context.Context, lane protocol.LaneHash, worker protoco
 			w.from = last.seq
 		}
 	}
-	w.since++
-	return w, w.append(ctx, &checkpoint{Results: w.open}, nil)
+	c := &checkpoint{Results: w.open}
+	body, err := w.encode(c)
+	if err != nil {
+		return nil, err
+	}
+	return w, w.append(ctx, c, body, nil)
 }
 
-func (w *Workspace) append(ctx context.Context, c *checkpoint, bodies []string) error {
-	c.Epoch, c.Worker, c.Token, c.From = w.epoch, w.worker, uuid.NewString(), w.from
-	seq, err := w.store.append(ctx, w.lane, w.last, c, bodies)
-	if err == nil {
-		w.last = seq
+// encode signs a checkpoint and returns its body.
+func (w *Workspace) encode(c *checkpoint) ([]byte, error) {
+	c.Type, c.Version, c.Epoch, c.Worker, c.Token, c.From = typeCheckpoint, version, w.epoch, w.worker, uuid.NewString(), w.from
+	return json.Marshal(c)
+}
+
+// append stores a checkpoint behind the last one, and books it.
+func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodies []string) error {
+	seq, err := w.store.append(ctx, w.lane, w.last, c.Token, body, bodies)
+	if err != nil {
+		return err
 	}
-	return err
+	w.last = seq
+	w.since, w.size = w.since+1, w.size+len(body)
+	if len(c.Base) > 0 {
+		w.from, w.since, w.size = seq, 0, 0
+	}
+	return nil
 }
 
 // Tree is what the workspace has, as of the last commit. It is not to be changed, and not to be
@@ -129,29 +144,25 @@ func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results .
 		bodies = append(bodies, stored...)
 		c.Calls, c.Results = append(c.Calls, r.CallID), append(c.Results, covers)
 	}
-	size, err := encodedSize(delta)
+	body, err := w.encode(c)
 	if err != nil {
 		return err
 	}
-	next := w.tree
-	whole := w.since >= maxSince || w.size+size > maxSize || size > maxDelta
-	if whole {
+	if w.since >= maxSince || w.size+len(body) > maxSize || len(body) > maxDelta {
 		stored, err := w.rebase(ctx, c, delta)
 		if err != nil {
 			return err
 		}
 		bodies = append(bodies, stored...)
+		if body, err = w.encode(c); err != nil {
+			return err
+		}
 	}
-	if err := w.append(ctx, c, bodies); err != nil {
+	if err := w.append(ctx, c, body, bodies); err != nil {
 		return fmt.Errorf("commit workspace: %w", err)
 	}
-	next.Apply(delta, inlineOf(w.last))
+	w.tree.Apply(delta, inlineOf(w.last))
 	w.open = c.Results
-	if whole {
-		w.from, w.since, w.size = w.last, 0, 0
-	} else {
-		w.since, w.size = w.since+1, w.size+size
-	}
 	return nil
 }
 
@@ -163,11 +174,6 @@ func (w *Workspace) cover(ctx context.Context, r *protocol.Result) (covered, []s
 	}
 	parts, stored, err := snapshot.StoreBytes(ctx, w.store, body)
 	return covered{Call: r.CallID, Parts: parts}, stored, err
-}
-
-func encodedSize(delta *snapshot.Delta) (int, error) {
-	body, err := json.Marshal(delta)
-	return len(body), err
 }
 
 // rebase has a checkpoint name the whole tree. What the delta carries goes into a body, as its
