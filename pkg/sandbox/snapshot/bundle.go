@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"strings"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
@@ -86,8 +85,7 @@ func (b *bundle) add(content []byte) (Part, error) {
 	if len(bytes.TrimLeft(content, "\x00")) == 0 {
 		return Part{Size: size}, nil
 	}
-	digest := sha256.Sum256(content)
-	sum := base64.RawURLEncoding.EncodeToString(digest[:])
+	sum := sumOf(content)
 	if p, is := b.known[sum]; is && p.Size == size {
 		return p, nil
 	}
@@ -98,7 +96,7 @@ func (b *bundle) add(content []byte) (Part, error) {
 	}
 	p := Part{Size: size, Sum: sum, Body: numbered + strconv.Itoa(len(b.names)), At: int64(len(b.raw))}
 	b.raw = append(b.raw, content...)
-	b.sums.Write(digest[:])
+	b.sums.WriteString(sum)
 	b.kept += size
 	b.known[sum] = p
 	return p, nil
@@ -109,9 +107,7 @@ const numbered = "#"
 
 // flush stores what was collected.
 func (b *bundle) flush() error {
-	raw := b.raw
-	digest := sha256.Sum256(b.sums.Bytes())
-	name := base64.RawURLEncoding.EncodeToString(digest[:])
+	raw, name := b.raw, sumOf(b.sums.Bytes())
 	b.names = append(b.names, name)
 	b.raw = nil
 	b.sums.Reset()
@@ -136,17 +132,15 @@ func (b *bundle) finish(d *Delta, failed bool) error {
 	if err := b.group.Wait(); err != nil || failed {
 		return err
 	}
-	for _, node := range d.Set {
-		for i := range node.Parts {
-			if number, is := strings.CutPrefix(node.Parts[i].Body, numbered); is {
-				n, err := strconv.Atoi(number)
-				if err != nil {
-					return err
-				}
-				node.Parts[i].Body = b.names[n]
-			}
-		}
+	stored := make(map[string]string, len(b.names))
+	for n, name := range b.names {
+		stored[numbered+strconv.Itoa(n)] = name
 	}
+	d.Set.eachPart(func(p *Part) {
+		if name, is := stored[p.Body]; is {
+			p.Body = name
+		}
+	})
 	for _, name := range b.names {
 		if name != inline {
 			d.Stored = append(d.Stored, name)
@@ -173,31 +167,37 @@ func decompress(body []byte) ([]byte, error) {
 	return raw, nil
 }
 
+// fetch returns the content of a body.
+func fetch(ctx context.Context, bodies Bodies, name string) ([]byte, error) {
+	packed, err := bodies.Get(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("body %s: %w", name, err)
+	}
+	raw, err := decompress(packed)
+	if err != nil {
+		return nil, fmt.Errorf("body %s: %w", name, err)
+	}
+	return raw, nil
+}
+
+// sumOf is the SHA-256 of a content, in base64.
+func sumOf(content []byte) string {
+	digest := sha256.Sum256(content)
+	return base64.RawURLEncoding.EncodeToString(digest[:])
+}
+
 // Outline stores what a delta carries as a body.
 func (d *Delta) Outline(ctx context.Context, bodies Bodies) error {
 	if len(d.Inline) == 0 {
 		return nil
 	}
-	digest := sha256.Sum256(d.Inline)
-	name := base64.RawURLEncoding.EncodeToString(digest[:])
+	name := sumOf(d.Inline)
 	if err := bodies.Put(ctx, name, d.Inline); err != nil {
 		return err
 	}
-	d.eachPart(func(p *Part) {
-		if p.Body == "" && p.Sum != "" {
-			p.Body = name
-		}
-	})
+	d.Set.nameInline(name)
 	d.Inline, d.Stored = nil, append(d.Stored, name)
 	return nil
-}
-
-func (d *Delta) eachPart(do func(*Part)) {
-	for _, node := range d.Set {
-		for i := range node.Parts {
-			do(&node.Parts[i])
-		}
-	}
 }
 
 // StoreBytes keeps a content in bodies of its own, and returns its parts and the names of the
@@ -234,13 +234,9 @@ func LoadBytes(ctx context.Context, bodies Bodies, parts []Part, limit int64) ([
 			content = append(content, make([]byte, p.Size)...)
 			continue
 		}
-		packed, err := bodies.Get(ctx, p.Body)
+		raw, err := fetch(ctx, bodies, p.Body)
 		if err != nil {
-			return nil, fmt.Errorf("body %s: %w", p.Body, err)
-		}
-		raw, err := decompress(packed)
-		if err != nil {
-			return nil, fmt.Errorf("body %s: %w", p.Body, err)
+			return nil, err
 		}
 		part, err := p.of(raw)
 		if err != nil {
@@ -257,8 +253,7 @@ func (p Part) of(raw []byte) ([]byte, error) {
 		return nil, corruptf("", "body %s has %d bytes, not those at %d", p.Body, len(raw), p.At)
 	}
 	content := raw[p.At : p.At+p.Size]
-	digest := sha256.Sum256(content)
-	if base64.RawURLEncoding.EncodeToString(digest[:]) != p.Sum {
+	if sumOf(content) != p.Sum {
 		return nil, corruptf("", "body %s does not match its sum", p.Body)
 	}
 	return content, nil

@@ -251,13 +251,9 @@ func (r *restorer) create(dir *os.Root, name string, mode fs.FileMode, fill func
 
 // body fetches a body and writes the pieces that it has.
 func (r *restorer) body(ctx context.Context, name string, pieces []piece) (err error) {
-	packed, err := r.bodies.Get(ctx, name)
+	raw, err := fetch(ctx, r.bodies, name)
 	if err != nil {
-		return fmt.Errorf("body %s: %w", name, err)
-	}
-	raw, err := decompress(packed)
-	if err != nil {
-		return fmt.Errorf("body %s: %w", name, err)
+		return err
 	}
 	var open openDir
 	defer func() { err = errors.Join(err, open.close()) }()

@@ -90,7 +90,9 @@ func (s *saver) save(ctx context.Context, only []string) error {
 		if err := s.inside(ctx, s.root, ".", ".", info); err != nil {
 			return err
 		}
-		s.lost(func(string) bool { return true })
+		for name := range s.last {
+			s.lost(name)
+		}
 		return nil
 	}
 	for _, name := range only {
@@ -102,8 +104,7 @@ func (s *saver) save(ctx context.Context, only []string) error {
 		if linked { // what changed may be anywhere
 			return s.save(ctx, nil)
 		}
-		below := name + "/"
-		s.lost(func(p string) bool { return p == name || strings.HasPrefix(p, below) })
+		s.lostFrom(name)
 	}
 	return nil
 }
@@ -120,7 +121,7 @@ func (s *saver) chain(ctx context.Context, name string) (linked bool, err error)
 		info, err := s.root.Lstat(at)
 		switch {
 		case err != nil && gone(err):
-			s.lost(func(p string) bool { return p == at })
+			s.lostFrom(at)
 			return false, nil
 		case err != nil:
 			return false, err
@@ -136,13 +137,28 @@ func (s *saver) chain(ctx context.Context, name string) (linked bool, err error)
 	return false, nil
 }
 
-// lost notes what is not there any more, of the paths that were looked for.
-func (s *saver) lost(looked func(string) bool) {
-	for name := range s.last {
-		if !s.found[name] && looked(name) {
-			s.gone[name] = true
-			delete(s.index, name)
+// lostFrom notes what is not there any more of a path and of what was below it.
+func (s *saver) lostFrom(name string) {
+	before, was := s.last[name]
+	if !was {
+		return
+	}
+	s.lost(name)
+	if before.Type != sandbox.TypeDir {
+		return
+	}
+	for below := range s.last {
+		if strings.HasPrefix(below, name+"/") {
+			s.lost(below)
 		}
+	}
+}
+
+// lost notes that a path of last is not there any more, unless it was found.
+func (s *saver) lost(name string) {
+	if !s.found[name] {
+		s.gone[name] = true
+		delete(s.index, name)
 	}
 }
 

@@ -109,13 +109,24 @@ func (t Tree) Apply(d *Delta, body string) {
 	if len(below) > 0 {
 		maps.DeleteFunc(t, func(path string, _ Node) bool { return isBelow(path, below) })
 	}
-	for name, node := range d.Set {
-		for i := range node.Parts {
-			if p := &node.Parts[i]; p.Body == "" && p.Sum != "" {
-				p.Body = body
-			}
+	d.Set.nameInline(body)
+	maps.Copy(t, d.Set)
+}
+
+// nameInline has the parts that name no body name this one.
+func (t Tree) nameInline(body string) {
+	t.eachPart(func(p *Part) {
+		if p.Body == "" && p.Sum != "" {
+			p.Body = body
 		}
-		t[name] = node
+	})
+}
+
+func (t Tree) eachPart(do func(*Part)) {
+	for _, node := range t {
+		for i := range node.Parts {
+			do(&node.Parts[i])
+		}
 	}
 }
 
@@ -140,13 +151,11 @@ func isBelow(name string, dirs map[string]bool) bool {
 // Bodies are the names of all bodies that a tree needs, sorted.
 func (t Tree) Bodies() []string {
 	names := map[string]bool{}
-	for _, node := range t {
-		for _, p := range node.Parts {
-			if p.Sum != "" {
-				names[p.Body] = true
-			}
+	t.eachPart(func(p *Part) {
+		if p.Sum != "" {
+			names[p.Body] = true
 		}
-	}
+	})
 	return slices.Sorted(maps.Keys(names))
 }
 
