@@ -5,6 +5,7 @@ package chaos
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -55,6 +56,9 @@ func play(name string) int {
 	err := json.Unmarshal([]byte(os.Getenv(configVariable)), roles[name])
 	if err == nil {
 		err = roles[name].run(ctx)
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return 0 // it was stopped before it had begun
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, name+":", err)

@@ -39,7 +39,11 @@ func busy(ctx context.Context, t *testing.T, s *Sandbox) <-chan sandbox.Result {
 		}
 		done <- result
 	}()
-	<-up
+	select {
+	case <-up:
+	case result := <-done:
+		require.Fail(t, "the command has ended before it wrote", "%+v", result)
+	}
 	return done
 }
 
