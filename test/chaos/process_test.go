@@ -8,13 +8,13 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
 // patience bounds every wait for something that must come.
@@ -107,27 +107,7 @@ func (p *process) ended() bool {
 // freeze is SIGSTOP; it returns when every thread of the process stands still.
 func (p *process) freeze() {
 	p.t.Helper()
-	require.NoError(p.t, p.cmd.Process.Signal(syscall.SIGSTOP))
-	require.Eventually(p.t, p.still, patience, time.Millisecond, "it does not stop")
-}
-
-// still reports whether all threads are stopped.
-func (p *process) still() bool {
-	dir := "/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/task"
-	threads, err := os.ReadDir(dir)
-	if err != nil {
-		return false
-	}
-	for _, thread := range threads {
-		stat, err := os.ReadFile(dir + "/" + thread.Name() + "/stat")
-		if err != nil {
-			continue // it has just ended
-		}
-		if _, state, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(state, "T") {
-			return false
-		}
-	}
-	return true
+	sandboxtest.Freeze(p.t, p.cmd.Process)
 }
 
 // thaw is SIGCONT.

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -115,9 +114,9 @@ func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
 		m := machines[disk]
 		switch fault := []string{"kill", "stop", "drain", "lose disk"}[r.random.IntN(4)]; fault {
 		case "stop":
-			require.NoError(t, m.cmd.Process.Signal(syscall.SIGSTOP))
+			m.freeze()
 			pause.For(t.Context(), r.setup.lease+500*time.Millisecond)
-			require.NoError(t, m.cmd.Process.Signal(syscall.SIGCONT))
+			m.thaw()
 			r.counts[fault]++
 		case "drain":
 			m.stop()

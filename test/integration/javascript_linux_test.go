@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
 // TestJavaScript_StandsStill is a worker that is stopped in the middle of a call: another one takes
@@ -22,7 +23,7 @@ func TestJavaScript_StandsStill(t *testing.T) {
 	call := note(t, "red", "hello", time.Second)
 	require.NoError(t, publisher.Put(t.Context(), []lane.Outgoing{{Call: call}})[0])
 	js.awaitClaim(t, call)
-	first.signal(t, syscall.SIGSTOP)
+	sandboxtest.Freeze(t, first.cmd.Process)
 	second := js.worker(t)
 	result := awaitResults(t, publisher, call)[0]
 	require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
 // appends writes the time into files for a minute, in two processes: the second one has no parent,
@@ -69,7 +70,7 @@ func TestLease_NothingRunsBeyondIt(t *testing.T) { //nolint:paralleltest // besi
 		name, level string
 		uid         int
 	}{{"ns", "full", os.Geteuid()}, {"landlock", "paths", 65534}, {"process", "none", 65534}} {
-		for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		for name, stops := range map[string]bool{"killed": false, "stopped": true} {
 			t.Run(driver.name+" "+name, func(t *testing.T) {
 				uid := driver.uid
 				if os.Geteuid() != 0 {
@@ -77,13 +78,17 @@ func TestLease_NothingRunsBeyondIt(t *testing.T) { //nolint:paralleltest // besi
 				}
 				a := startWith(t, driver.name, driver.level, uid, "--lease", lease.String())
 				logs := a.appending(t)
-				a.signal(t, sig)
+				if stops {
+					sandboxtest.Freeze(t, a.cmd.Process)
+				} else {
+					a.signal(t, syscall.SIGKILL)
+				}
 				ended := time.Now()
 				waitUntil(t, func() bool { return time.Since(ended) > 3*lease/2 })
 				for _, log := range logs {
 					require.Less(t, lastTime(t, log).Sub(ended), lease, "%s: the next holder may have the lane by then", filepath.Base(log))
 				}
-				if sig == syscall.SIGSTOP {
+				if stops {
 					a.signal(t, syscall.SIGCONT)
 					a.kill(t)
 				}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
 // calling is a call that is under way.
@@ -93,7 +94,7 @@ func TestAbuse_StoppedWorker(t *testing.T) { //nolint:paralleltest // beside one
 		const wall = 3 * time.Second // it must not be over before the worker stands still
 		slow := a.begin(t, "slow", `: >slow.begun; exec -a `+late+` sleep 1000`, wall)
 		a.awaitFile(t, "slow.begun")
-		a.signal(t, syscall.SIGSTOP)
+		sandboxtest.Freeze(t, a.cmd.Process)
 		stopped := time.Now()
 		for _, name := range []string{"works", "hungry", "loud", "leaves"} {
 			begun := a.find(name + ".begun")
@@ -138,7 +139,7 @@ func TestAbuse_StoppedForTooLong(t *testing.T) { //nolint:paralleltest // beside
 		call := a.begin(t, "lost", `[ ! -e begun ] || exit 0; : >begun; (trap "" TERM HUP; setsid bash -c 'trap "" TERM HUP; while :; do exec -a `+mark+` sleep 1000; done' &) ; exec -a `+mark+` sleep 1000`, 2*time.Minute)
 		a.awaitFile(t, "begun")
 		waitUntil(t, func() bool { return running(t, mark) == 2 })
-		a.signal(t, syscall.SIGSTOP)
+		sandboxtest.Freeze(t, a.cmd.Process)
 		stopped := time.Now()
 		waitUntil(t, func() bool { return running(t, mark) == 0 })
 		t.Logf("everything was gone %s after the worker was stopped", time.Since(stopped))

@@ -5,7 +5,6 @@ package ns
 import (
 	"context"
 	"os"
-	"syscall"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
 func openLost(t *testing.T) *Sandbox {
@@ -78,7 +78,7 @@ func TestLost_FirstProcessDoesNotAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := busy(ctx, t, s)
-	require.NoError(t, s.current.process.Signal(syscall.SIGSTOP))
+	sandboxtest.Freeze(t, s.current.process)
 	start := time.Now()
 	cancel()
 	require.Equal(t, sandbox.ReasonCancelled, (<-done).Reason)
@@ -94,7 +94,7 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done, first := busy(ctx, t, s), s.current
-	require.NoError(t, first.process.Signal(syscall.SIGSTOP))
+	sandboxtest.Freeze(t, first.process)
 	start := time.Now()
 	time.AfterFunc(500*time.Millisecond, cancel) // it is being sent by then; if not, the end is the same
 	_, err := first.ask(t.Context(), func(id uint64) error {
@@ -112,7 +112,7 @@ func TestLost_FirstProcessReadsNothingOfAFile(t *testing.T) {
 	s := openLost(t)
 	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
-	require.NoError(t, s.current.process.Signal(syscall.SIGSTOP))
+	sandboxtest.Freeze(t, s.current.process)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // it is sent by then
 	defer cancel()
 	_, err = s.FS().Write(ctx, sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)})
