@@ -194,7 +194,7 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 		return nil
 	}
 	judged := bound.judge(policy.Call{Tool: j.tool, Plan: plan}, "") // it was let through; what binds it on its worker does so still
-	verdict{minLevel: judged.MinLevel, roots: judged.Roots}.bind(&call, t.opts.MinLevel)
+	binding(judged).bind(&call, t.opts.MinLevel)
 	return t.follow(ctx, call, tool)
 }
 

@@ -74,15 +74,24 @@ type verdict struct {
 	decision *Event          // to be journaled; nil when it is, or when nothing was decided
 	minLevel string
 	roots    []protocol.Roots
+	once     bool   // the call must not start twice
 	note     string // of whoever approved it
 }
 
-// bind puts into a call what the policy demands of its worker; where neither it nor the tool names
-// a level of the sandbox, that is least.
+// binding is what a policy demands of a call that may be made.
+func binding(v policy.Verdict) verdict {
+	return verdict{minLevel: v.MinLevel, roots: v.Roots, once: v.AtMostOnce}
+}
+
+// bind puts into a call what the policy demands; where neither it nor the tool names a level of the
+// sandbox, that is least.
 func (v verdict) bind(call *protocol.Call, least string) {
 	call.MinLevel, call.Roots = tools.HigherLevel(call.MinLevel, v.minLevel), v.roots
 	if call.MinLevel == "" && protocol.Sandboxed(call.Payload) {
 		call.MinLevel = least
+	}
+	if v.once {
+		call.Delivery = protocol.AtMostOnce
 	}
 }
 
@@ -118,7 +127,7 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
 	call := &turn.last().calls[index]
 	judged := t.judge(asked, about)
-	v := verdict{minLevel: judged.MinLevel, roots: judged.Roots}
+	v := binding(judged)
 	switch {
 	case call.decision != nil && call.decision.status != DecisionApproved:
 		v.denied = policyDenied(call.decision.reason)
@@ -159,7 +168,7 @@ func policyDenied(reason string) *protocol.Error {
 
 // approval asks a person and journals the answer at once.
 func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
-	v := verdict{minLevel: judged.MinLevel, roots: judged.Roots}
+	v := binding(judged)
 	p := t.pending(turn, index)
 	if t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)

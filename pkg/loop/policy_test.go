@@ -47,6 +47,20 @@ func decisions(r *rig) []string {
 	return out
 }
 
+func TestPolicy_AtMostOnceIsTheDeliveryOfTheCall(t *testing.T) {
+	t.Parallel()
+	for rules, want := range map[string]protocol.Delivery{
+		"at_most_once: {tools: [work]}":  protocol.AtMostOnce,
+		"at_most_once: {tools: [other]}": protocol.Rollback,
+	} {
+		r := newRig(asks("a", "work"), says("done"))
+		r.opts.Policy = newJudge(t, rules)
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		require.Equal(t, want, r.fleet.runs[0].Delivery, rules)
+	}
+}
+
 func TestPolicy_DenialsAreResultsAndInTheAuditLog(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "inline", "nosuch", "greedy"), says("done"))

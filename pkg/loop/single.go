@@ -113,7 +113,7 @@ func (s *Single) judge(
 		return v, nil
 	}
 	judged := judgedBy(o.Policy, policy.Call{Tool: tool, Plan: s.plan, Used: map[string]int{}})
-	v = verdict{minLevel: judged.MinLevel, roots: judged.Roots}
+	v = binding(judged)
 	given := answer{status: DecisionDenied, reason: judged.Reason}
 	switch judged.Decision {
 	case policy.Denied:

@@ -12,8 +12,8 @@ import (
 const MaxText = prose.MaxText
 
 // Text returns what the model reads of a result: what the tool's Render makes of
-// it, or [RenderJSON] when there is none, it panics, or t is nil. It is valid UTF-8 of at most
-// [MaxText] characters.
+// it, or [RenderJSON] when there is none, it panics, or t is nil; of a call that was started again
+// it says so. It is valid UTF-8 of at most [MaxText] characters.
 func (t *Tool) Text(result *protocol.Result) string {
 	if result == nil {
 		result = &protocol.Result{
@@ -21,7 +21,7 @@ func (t *Tool) Text(result *protocol.Result) string {
 			Error:  protocol.Errorf(protocol.CodeInternal, "The fleet kept no result of this call."),
 		}
 	}
-	text := prose.Valid(t.render(result))
+	text := render.Again(result, prose.Valid(t.render(result)))
 	return Shown(text, result.CallID, result.Kept)
 }
 

@@ -1,11 +1,13 @@
 package tools_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
@@ -15,4 +17,33 @@ func TestWithNote_TakesNothingFromTheText(t *testing.T) {
 	text := strings.Repeat("é", tools.MaxText)
 	require.Equal(t, text, tools.WithNote(text, ""))
 	require.Equal(t, text+"\n[the call was approved by a person, who said: only once]", tools.WithNote(text, "only once"))
+}
+
+// A call that was started again says so, and JSON is still what it was, and one entry more.
+func TestText_StartedAgain(t *testing.T) {
+	t.Parallel()
+	const line = "attempt 2: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once"
+	command := tools.Remote{}.CommandTool(
+		tools.Definition{Name: "t", Description: "t", Schema: json.RawMessage(`{"type":"object"}`)}, tools.Command{Argv: []string{"t"}})
+	for output, want := range map[string]string{
+		`{"a": [1]}`:  `{"a": [1],"[started again]":"` + line + `"}`,
+		`{}`:          `{"[started again]":"` + line + `"}`,
+		` [[]] `:      `[[],"[` + line + `]"]`,
+		`[]`:          `["[` + line + `]"]`,
+		`3`:           `3`,
+		`"two words"`: "two words\n[" + line + "]",
+	} {
+		r := protocol.Result{Status: protocol.StatusOK, Attempt: 2, Value: protocol.ToolRunResult{Output: json.RawMessage(output)}}
+		require.Equal(t, want, command.Text(&r), output)
+		r.Attempt = 1
+		require.NotContains(t, command.Text(&r), "attempt", output)
+	}
+	failed := protocol.Result{Attempt: 2, Status: protocol.StatusFailed, Error: protocol.Errorf(protocol.CodeToolFailed, "no")}
+	require.Regexp(t, `^\[failed: tool_failed\]\n(?s:.*)\n\[attempt 2: .*\]$`, command.Text(&failed))
+	for code, status := range map[protocol.Code]protocol.Status{
+		protocol.CodeAttemptsExhausted: protocol.StatusFailed, protocol.CodeOutcomeUnknown: protocol.StatusOutcomeUnknown,
+	} {
+		lost := protocol.Result{Attempt: 2, Status: status, Error: protocol.Errorf(code, "lost")}
+		require.NotContains(t, command.Text(&lost), "attempt 2", "it says what became of it")
+	}
 }

@@ -59,6 +59,24 @@ func assigning(script *shell.Script, env map[string]string) *shell.Script {
 	return script
 }
 
+// mayRun returns the first command of a payload that matches a pattern, or may match one; command is
+// "" when it cannot be known what runs.
+func mayRun(patterns []string, payload protocol.Payload) (pattern, command string, may bool) {
+	if len(patterns) == 0 {
+		return "", "", false
+	}
+	script, judged, err := scriptOf(payload)
+	if err != nil || !judged {
+		return "", "", err != nil || runsCode(payload)
+	}
+	for i := range script.Commands {
+		if pattern, may := mayMatch(patterns, &script.Commands[i]); may {
+			return pattern, script.Commands[i].String(), true
+		}
+	}
+	return "", "", false
+}
+
 // runsCode reports whether a payload is a program of the model's.
 func runsCode(payload protocol.Payload) bool {
 	_, is := payload.(protocol.CodeRun)
@@ -135,8 +153,10 @@ func mayMatch(patterns []string, command *shell.Command) (string, bool) {
 		words, may := strings.Fields(pattern), true
 		for i, word := range words {
 			if i >= len(command.Words) {
-				may = false
-				break
+				if may = word == "*"; !may { // at the end it stands for no word, too
+					break
+				}
+				continue
 			}
 			is := command.Words[i]
 			text := is.Text

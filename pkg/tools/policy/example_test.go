@@ -55,5 +55,5 @@ func ExampleParse() {
 	fmt.Println(err)
 	// Output:
 	// rules.yaml:1: `many` is not what belongs here: it must be a whole number
-	// rules.yaml:2: there is no field "tool"; the fields are tools, commands, paths, max_calls, max_calls_of, min_level, approval
+	// rules.yaml:2: there is no field "tool"; the fields are tools, commands, paths, max_calls, max_calls_of, min_level, approval, at_most_once
 }

@@ -36,6 +36,8 @@ type Verdict struct {
 	// Roots bind the call on the worker, for the call's Roots: the rules about paths,
 	// which see here what is written, hold there for what that leads to.
 	Roots []protocol.Roots
+	// AtMostOnce says that the call must not start a second time.
+	AtMostOnce bool
 }
 
 // Call is a tool call that waits for a verdict.
@@ -99,6 +101,7 @@ func (v Verdict) And(other Verdict) Verdict {
 		final = other
 	}
 	final.MinLevel, final.Roots = tools.HigherLevel(v.MinLevel, other.MinLevel), slices.Concat(v.Roots, other.Roots)
+	final.AtMostOnce = v.AtMostOnce || other.AtMostOnce
 	return final
 }
 
@@ -122,7 +125,7 @@ func (c *compiled) judge(call Call) Verdict {
 			break
 		}
 	}
-	verdict.MinLevel = c.MinLevel
+	verdict.MinLevel, verdict.AtMostOnce = c.MinLevel, c.once(call)
 	if c.bindsPaths(call.Tool) {
 		verdict.Roots = []protocol.Roots{{Read: c.paths.read, Write: c.paths.write}}
 	}
@@ -200,22 +203,19 @@ func (c *compiled) approval(call Call) *Verdict {
 	if pattern, is := anyMatches(c.Approval.Tools, call.Tool); is {
 		return ask("approval.tools", fmt.Sprintf("calls of %s need approval", pattern))
 	}
-	if len(c.Approval.Commands) == 0 {
-		return nil
-	}
-	script, judged, err := scriptOf(call.Plan.Payload)
-	if err != nil || !judged && runsCode(call.Plan.Payload) {
+	if pattern, command, may := mayRun(c.Approval.Commands, call.Plan.Payload); may && command == "" {
 		return ask("approval.commands", "what it runs cannot be known")
-	}
-	if !judged {
-		return nil
-	}
-	for i := range script.Commands {
-		if pattern, may := mayMatch(c.Approval.Commands, &script.Commands[i]); may {
-			return ask("approval.commands", fmt.Sprintf("%q needs approval (%s)", script.Commands[i].String(), pattern))
-		}
+	} else if may {
+		return ask("approval.commands", fmt.Sprintf("%q needs approval (%s)", command, pattern))
 	}
 	return nil
+}
+
+// once reports whether a call must not start a second time.
+func (c *compiled) once(call Call) bool {
+	_, is := anyMatches(c.AtMostOnce.Tools, call.Tool)
+	_, _, may := mayRun(c.AtMostOnce.Commands, call.Plan.Payload)
+	return is || may
 }
 
 // bindsPaths reports whether the rule about paths is for a tool.

@@ -7,6 +7,7 @@
 //	max_calls_of: {bash: 20}
 //	min_level: full
 //	approval: {tools: [write], commands: [git commit], timeout: 5m}
+//	at_most_once: {commands: [git push, kubectl]}
 //
 // A [Policy] is the rules as an operator writes them, YAML or JSON; [New] checks them
 // and makes a [Judge], which is pure: the same call at the same place gets the same
@@ -51,6 +52,16 @@ type Policy struct {
 	MinLevel string `json:"min_level,omitempty" yaml:"min_level"`
 	// Approval says which calls a person is asked about.
 	Approval Approval `json:"approval,omitzero" yaml:"approval"`
+	// AtMostOnce are the calls that never start a second time, whatever their tool says.
+	AtMostOnce AtMostOnce `json:"at_most_once,omitzero" yaml:"at_most_once"`
+}
+
+// AtMostOnce are calls whose effects reach outside of the workspace, where nothing can take them
+// back: when their worker is lost, their outcome is unknown, and they do not run again.
+type AtMostOnce struct {
+	Tools []string `json:"tools,omitempty" yaml:"tools"`
+	// Commands are programs with first words of theirs. A command that may be one of them is one.
+	Commands []string `json:"commands,omitempty" yaml:"commands"`
 }
 
 // Names are patterns of what is allowed and denied. Deny wins.
@@ -101,7 +112,8 @@ func (d *Duration) UnmarshalText(text []byte) error {
 // Zero reports whether the policy allows everything.
 func (p Policy) Zero() bool {
 	return len(p.Tools.Allow)+len(p.Tools.Deny)+len(p.Commands.Allow)+len(p.Commands.Deny)+
-		len(p.Paths.Read)+len(p.Paths.Write)+len(p.MaxCallsOf)+len(p.Approval.Tools)+len(p.Approval.Commands) == 0 &&
+		len(p.Paths.Read)+len(p.Paths.Write)+len(p.MaxCallsOf)+len(p.Approval.Tools)+len(p.Approval.Commands)+
+		len(p.AtMostOnce.Tools)+len(p.AtMostOnce.Commands) == 0 &&
 		p.MaxCalls == 0 && p.MinLevel == ""
 }
 
@@ -122,6 +134,8 @@ func (p Policy) validate() error {
 	names("paths.except", p.Paths.Except)
 	names("approval.tools", p.Approval.Tools)
 	names("approval.commands", p.Approval.Commands)
+	names("at_most_once.tools", p.AtMostOnce.Tools)
+	names("at_most_once.commands", p.AtMostOnce.Commands)
 	if p.MaxCalls < 0 {
 		faults = append(faults, fmt.Errorf("max_calls %d: must not be negative", p.MaxCalls))
 	}

@@ -157,13 +157,41 @@ func TestJudge_ReasonsSayWhatIsAllowed(t *testing.T) {
 		judge(t, "paths: {read: [src], write: [src/b, out]}", "read", `{"path":"a"}`, nil).Reason)
 }
 
+// What cannot be known may reach outside of the workspace.
+func TestJudge_AtMostOnce(t *testing.T) {
+	t.Parallel()
+	const rules = "at_most_once: {tools: ['pay*', write], commands: ['git push *', kubectl]}"
+	for command, once := range map[string]bool{
+		"git push":                          true,
+		"make && git push -f origin | cat":  true,
+		"/usr/bin/kubectl get pods":         true,
+		"sh -c 'kubectl delete pod a'":      true,
+		"git $x":                            true,
+		"$(":                                true,
+		"git pull; echo git push":           false,
+		"kubectlx":                          false,
+		"git pushx":                         false,
+		"grep -r 'kubectl' . && git status": false,
+	} {
+		v := judge(t, rules, "bash", sh(command), nil)
+		require.Equal(t, once, v.AtMostOnce, command)
+		require.Equal(t, policy.Allowed, v.Decision, command)
+	}
+	require.True(t, judge(t, rules, "run_code", `{"code":"1"}`, nil).AtMostOnce)
+	require.True(t, judge(t, rules, "write", `{"path":"a","content":""}`, nil).AtMostOnce)
+	require.False(t, judge(t, rules, "read", `{"path":"a"}`, nil).AtMostOnce)
+	require.False(t, judge(t, "{}", "bash", sh("git push"), nil).AtMostOnce)
+	_, err := policy.Parse("p.yaml", []byte("at_most_once: {commands: ['']}"))
+	require.ErrorContains(t, err, "at_most_once.commands[0]: is empty")
+}
+
 func TestJudge_PoliciesAllHaveToAgree(t *testing.T) {
 	t.Parallel()
 	minute, hour := policy.Duration(time.Minute), policy.Duration(time.Hour)
 	j, err := policy.New(
 		policy.Policy{MinLevel: "full", Approval: policy.Approval{Tools: []string{"read"}, Timeout: hour}},
 		policy.Policy{MinLevel: "paths", Tools: policy.Names{Deny: []string{"bash"}}, Approval: policy.Approval{Tools: []string{"read", "write"}, Timeout: minute}},
-		policy.Policy{},
+		policy.Policy{AtMostOnce: policy.AtMostOnce{Tools: []string{"read"}}},
 	)
 	require.NoError(t, err)
 	require.Equal(t, policy.Denied, j.Judge(policy.Call{Tool: "bash"}).Decision)
@@ -171,6 +199,7 @@ func TestJudge_PoliciesAllHaveToAgree(t *testing.T) {
 	require.Equal(t, policy.Ask, v.Decision)
 	require.Equal(t, time.Minute, v.Timeout, "the shorter one")
 	require.Equal(t, "full", v.MinLevel, "the higher one")
+	require.True(t, v.AtMostOnce, "one is enough")
 	v = j.Judge(policy.Call{Tool: "glob"})
 	require.Equal(t, policy.Verdict{Decision: policy.Allowed, MinLevel: "full"}, v)
 }
@@ -229,6 +258,7 @@ max_calls: 7
 max_calls_of: {g: 8}
 min_level: full
 approval: {tools: [h], commands: [i j], timeout: 90s}
+at_most_once: {tools: [k], commands: [l m]}
 `), 0o600))
 	p, err := policy.Load(file)
 	require.NoError(t, err)
