@@ -7,23 +7,20 @@ import (
 )
 
 // Before a call starts its result is looked for, so that the same call, sent again after its
-// result, does not run again. On a server of its own that is done for all calls in hand together
-// when the first of them starts. It may be done early: a result that was stored before the call
-// was accepted is found by whoever looks after it has read the call. From then on only the holder
-// stores one, when it has run the call.
-//
-// The exception are calls that a holder before this one may have started. What that sent last may
-// still arrive, so their results are looked for at the last moment.
+// result, does not run again. Where results can be asked for together, that is done for all calls
+// in hand when the first of them starts. It may be done early: a result that was stored before the
+// call was accepted is found by whoever has read the call, and from then on only the holder stores
+// one. The results of calls that a lost holder may have started are looked for at the last moment:
+// what that sent last may still arrive.
 
 // ahead is the lookups of results of calls in hand that have not started. One goroutine uses it.
 type ahead struct {
-	store  *store.Store
-	asked  map[protocol.CallID]*store.Lookup
-	direct bool // the server is on its own
+	store *store.Store
+	asked map[protocol.CallID]*store.Lookup
 }
 
 func newAhead(s *store.Store) ahead {
-	return ahead{store: s, asked: map[protocol.CallID]*store.Lookup{}, direct: !s.Clustered()}
+	return ahead{store: s, asked: map[protocol.CallID]*store.Lookup{}}
 }
 
 // of returns the lookup of a call that starts, and asks for others together with it. It is nil when
@@ -56,7 +53,7 @@ func (a *ahead) ask(calls ...*protocol.Call) {
 
 // serves reports whether the result of a call may be looked for before its turn comes.
 func (a *ahead) serves(e *core.Entry) bool {
-	return a.direct && !e.MayHaveResult() && !e.MayHaveRun() && e.Call.Delivery != protocol.AtMostOnce
+	return !e.MayHaveResult() && !e.MayHaveRun() && e.Call.Delivery != protocol.AtMostOnce
 }
 
 // drop forgets a call that is not in hand any more.

@@ -96,7 +96,7 @@ func (l *held) isSettled(e *core.Entry, asked *store.Lookup) (bool, error) {
 	if err != nil || known {
 		return known, err
 	}
-	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce || l.mail.snapshot.mayBeOld(e) {
+	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce || l.mail.snapshot.MayBeOld(e.Seq) {
 		err = l.holder.store.SurelyNoResult(l.ctx, e.Call)
 	}
 	return false, err

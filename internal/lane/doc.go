@@ -107,7 +107,7 @@
 //	lanes that nobody looks after              caretaker, review, overdue
 //	a lane while it is held: one select loop   held, fairness, attempt, ahead, leave, garbage
 //	calls that other workers have to run       offer
-//	what waits in it, in order                 feed, mailbox, snapshot
+//	what waits in it, in order                 feed, mailbox
 //	operators, cancels, pauses                 answer, marks; package operator
-//	streams and their operations               package store
+//	streams and their operations               package store; what answers are worth: consistency
 package lane

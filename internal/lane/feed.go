@@ -9,7 +9,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -48,7 +47,7 @@ func (l *held) openReady() {
 }
 
 // feed reads the mailbox into the schedule until it is empty or the window is full. The first time
-// it also makes sure that the ready message is there; the error wraps [errNotReady] when it is not.
+// it also makes sure that the ready message is there; else the error wraps [store.ErrNotReady].
 func (l *held) feed() error {
 	if l.garbage.isMuch() {
 		if err := l.sweep(); err != nil {
@@ -85,45 +84,25 @@ func (l *held) isFull() bool {
 	return l.schedule.Len() >= window || l.schedule.Bytes() >= windowBytes
 }
 
-// errNotReady says that the ready message is gone: whoever held the lane before has removed it, and
-// this delivery was an old one.
-var errNotReady = errors.New("the ready message is gone")
-
 // open finds out, once, what was there at the claim: whether the ready message is there, and what
-// is in the mailbox.
+// is in the mailbox. The result of the ready message's call is looked for meanwhile.
 func (l *held) open() error {
 	if l.mail.opened {
 		return nil
 	}
-	open := l.openAlone
-	if l.holder.store.Clustered() {
-		open = l.openClustered
-	}
-	err := open()
-	l.mail.opened = err == nil
-	return err
-}
-
-// openAlone makes sure, on a server of its own, that the ready message is there, and reads the
-// mailbox with the same question. The result of the ready message's call is looked for meanwhile.
-func (l *held) openAlone() error {
-	s, pool := l.holder.store, l.holder.options.Pool
 	if l.inline != nil && !l.claim.Interrupted && l.ahead.serves(l.inline) {
 		l.ahead.ask(l.inline.Call)
 	}
-	ready, entries, err := s.ReadLane(l.ctx, pool, l.hash)
-	many := errors.Is(err, store.ErrNotAtOnce)
-	if many {
-		ready, err = s.Next(l.ctx, s.Fleet.ReadySubject(pool, l.hash), 0)
-	}
+	found, err := l.holder.store.OpenLane(l.ctx, l.holder.options.Pool, l.hash, l.ready.seq, l.claim.epoch)
 	if err != nil {
 		return err
 	}
-	if ready == nil || ready.Sequence != l.ready.seq {
-		return errNotReady
+	l.mail.opened, l.mail.snapshot = true, found.Snapshot
+	if found.Read {
+		l.mail.give(found.Entries)
 	}
-	if !many {
-		l.mail.give(entries)
+	if found.Floor > 0 {
+		l.discard("", found.Floor)
 	}
 	return nil
 }

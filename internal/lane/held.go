@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -103,7 +104,7 @@ func (l *held) serve() (left bool) {
 	for l.ctx.Err() == nil {
 		wait, err := l.work()
 		switch {
-		case errors.Is(err, errNotReady):
+		case errors.Is(err, store.ErrNotReady):
 			l.letGo(false, nil)
 			return true
 		case err != nil:
@@ -263,9 +264,9 @@ func (l *held) idleFor() time.Duration {
 
 // lookPeriod is how often each held lane looks into its mailbox without a hint.
 func (h *Holder) lookPeriod() time.Duration {
-	share := looksTold
-	if h.store.Clustered() {
-		share = looksHinted
+	share := looksHinted
+	if h.store.Consistency().TellsAll() {
+		share = looksTold
 	}
 	return min(max(time.Duration(h.Held())*share, lookPeriod), lookPeriodMax)
 }

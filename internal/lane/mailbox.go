@@ -31,9 +31,9 @@ type mailbox struct {
 	hash  protocol.LaneHash
 	wake  chan struct{}
 
-	opened   bool      // the ready message was there after the claim
-	snapshot *snapshot // in a cluster, until all that was there at the claim is read
-	caughtUp bool      // what is read from now on came after the claim
+	opened   bool            // the ready message was there after the claim
+	snapshot *store.Snapshot // of what is believed; nil when all that was there at the claim is read
+	caughtUp bool            // what is read from now on came after the claim
 
 	cursor uint64     // the next sequence to read; what is before it was read, and never comes again
 	sure   []*message // what is to be read next, in order
@@ -132,11 +132,15 @@ func (m *mailbox) next(ctx context.Context) (*message, error) {
 			return nil, err
 		}
 		if len(m.sure) == 0 {
-			return nil, m.checkSnapshot(ctx)
+			err := m.snapshot.Check(ctx)
+			if errors.Is(err, store.ErrBehind) {
+				m.refresh()
+			}
+			return nil, err
 		}
 		first := m.sure[0]
 		m.sure, m.cursor = m.sure[1:], first.Sequence+1
-		if m.snapshot.lists(first) {
+		if m.snapshot.Lists(first) {
 			return first, nil
 		}
 	}
@@ -144,9 +148,9 @@ func (m *mailbox) next(ctx context.Context) (*message, error) {
 
 // fill sees to it that something is there to be read, if there is anything.
 func (m *mailbox) fill(ctx context.Context) error {
-	if s := m.snapshot; s != nil && s.whole && len(s.unread) == 0 {
+	if s := m.snapshot; s.IsRead() {
 		// All that was there is read, and what came since need not be known for what may start now.
-		m.cursor, m.ended, m.snapshot = max(m.cursor, s.last+1), !m.listens(), nil
+		m.cursor, m.ended, m.snapshot = max(m.cursor, s.Last+1), !m.listens(), nil
 	}
 	if len(m.sure) > 0 || m.empty && !m.takeTold() {
 		return nil
@@ -158,27 +162,6 @@ func (m *mailbox) fill(ctx context.Context) error {
 	}
 	if len(m.sure) == 0 {
 		m.empty, m.ended = true, false
-	}
-	return nil
-}
-
-// checkSnapshot makes sure, when the mailbox seems to be read to its end, that what is in the
-// snapshot and was not found was removed meanwhile. The error wraps [store.ErrBehind] when it is
-// still there: then the server that was asked before is behind.
-func (m *mailbox) checkSnapshot(ctx context.Context) error {
-	if m.snapshot == nil || !m.snapshot.whole {
-		return nil
-	}
-	now, err := m.store.List(ctx, m.filter(), m.snapshot.last)
-	if err != nil {
-		return err
-	}
-	for subject := range m.snapshot.unread {
-		if _, there := now.Subjects[subject]; there || !now.Whole {
-			m.refresh()
-			return store.ErrBehind
-		}
-		delete(m.snapshot.unread, subject)
 	}
 	return nil
 }
@@ -254,7 +237,7 @@ func (m *mailbox) takeTold() (ask bool) {
 		return true
 	}
 	news := slices.DeleteFunc(m.told, func(msg *message) bool { return msg.Sequence < m.cursor })
-	if ask = m.store.Clustered() && len(news) > 0; !ask {
+	if ask = !m.store.Consistency().TellsAll() && len(news) > 0; !ask {
 		m.sure, news = append(m.sure, news...), nil
 	}
 	m.told, m.toldBytes = news, 0

@@ -164,7 +164,7 @@ func TestCluster_WhatIsToldOfTheTimeBeforeTheClaimIsOld(t *testing.T) {
 		}
 		return seq
 	}
-	m.snapshot = &snapshot{last: put("a"), whole: true}
+	m.snapshot = &store.Snapshot{Listing: &store.Listing{Last: put("a"), Whole: true}}
 	none, err := m.next(t.Context())
 	require.NoError(t, err)
 	require.Nil(t, none)

@@ -68,7 +68,7 @@ func (l *held) readMarks() error {
 
 func (l *held) readBeyond() error {
 	s, pool := l.holder.store, l.holder.options.Pool
-	if l.isFull() && (s.Clustered() || !l.mail.knowsCancels()) {
+	if l.isFull() && (!s.Consistency().TellsAll() || !l.mail.knowsCancels()) {
 		l.mail.hearAnew()
 		_, err := s.EachSubject(l.ctx, s.Fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, func(subject string) {
 			l.cancelCall(s.Fleet.ParseMailboxSubject(subject).CallID)

@@ -78,7 +78,7 @@ func (s *streams) book(stream string, made time.Time, err error) {
 	}
 	s.gone = nil
 	for _, stream := range slices.Sorted(maps.Keys(s.missed)) {
-		if s.missed[stream] > 1 || s.missed[stream] == 1 && !s.store.Clustered() { // one of several servers may not know it yet
+		if s.store.Consistency().IsGone(s.missed[stream]) {
 			s.gone = errors.Join(s.gone, fmt.Errorf("%w: %s: %s", ErrNoStream, stream, streamsRemedy))
 		}
 	}

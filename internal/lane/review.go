@@ -28,7 +28,7 @@ func (r *review) round(ctx context.Context, c *caretaker) error {
 	if n := c.store.NC.Stats().Reconnects + 1; n != r.seen {
 		r.seen, r.left, r.at = n, reviews, time.Now().Add(2*lease) // what is on its way has come by then
 	}
-	if r.left == 0 || time.Now().Before(r.at) || c.store.Clustered() {
+	if r.left == 0 || time.Now().Before(r.at) || !c.store.Consistency().BringsBack() {
 		return nil
 	}
 	consumer, err := c.store.Consumer(ctx, c.pool)

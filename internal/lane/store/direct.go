@@ -28,7 +28,7 @@ type reader struct {
 }
 
 // readsDirect reports whether the stream may be read by direct gets.
-func (r *reader) readsDirect() bool { return r.direct.Load() && !r.store.Clustered() }
+func (r *reader) readsDirect() bool { return r.direct.Load() && isSingle(r.store.NC) }
 
 // next returns the first message at or after seq that matches filter; nil when there is none.
 func (r *reader) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {

@@ -116,7 +116,7 @@ func (r *Replies) answer(msg *nats.Msg) {
 	q, known := r.open[id]
 	if known && (q.last == nil || q.last(msg)) {
 		delete(r.open, id)
-		if r.nc.ConnectedClusterName() == "" { // of several servers two may answer, if both take themselves for the leader
+		if isSingle(r.nc) { // of several servers two may answer, if both take themselves for the leader
 			r.free = append(r.free, id)
 		}
 	}

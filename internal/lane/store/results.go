@@ -140,27 +140,3 @@ func (s *Store) HasResult(ctx context.Context, call *protocol.Call, asked *Looku
 	}
 	return slices.ContainsFunc(found, func(msg *jetstream.RawStreamMsg) bool { return msg.Subject == subject }), nil
 }
-
-// SurelyNoResult makes sure, in a cluster, that a call of which no result was found has none. It
-// fails when there is one all the same.
-func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
-	if !s.Clustered() {
-		return nil
-	}
-	_, answer, err := s.Publish(ctx, &nats.Msg{
-		Subject: s.Fleet.NoResultSubject(c.SessionID, c.ID, Token()),
-		Header: nats.Header{
-			jetstream.ExpectedLastSubjSeqHeader:     []string{"0"},
-			jetstream.ExpectedLastSubjSeqSubjHeader: []string{s.Fleet.ResultSubject(c.SessionID, c.ID)},
-		},
-	})
-	switch {
-	case err != nil:
-		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, err)
-	case answer == Full:
-		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, ErrFull)
-	case answer == Occupied:
-		return fmt.Errorf("call %s has a result after all: %w", c.ID, ErrBehind)
-	}
-	return nil
-}

@@ -117,10 +117,6 @@ func (s *Store) WasMade(ctx context.Context, stream string) (time.Time, error) {
 	return answer.Created, nil
 }
 
-// Clustered reports whether the server is one of several, between which messages
-// of core NATS may get lost.
-func (s *Store) Clustered() bool { return s.NC.ConnectedClusterName() != "" }
-
 // Answer says what the stream answered to a publish.
 type Answer uint8
 
@@ -179,23 +175,13 @@ func readAck(body []byte) (uint64, Answer, error) {
 var ErrUnderWay = errors.New("another message on the subject is under way, and may never be stored")
 
 // PublishOnce is [Store.Publish] for a message of which a refusal has to mean that one is stored on
-// its subject. In a cluster the leader refuses also because of what it has not agreed on with the
-// others: an attempt of which no answer came, for example, that is lost when they choose another
-// leader. So whoever is refused looks, and has to try again when there is nothing. The sequence is
-// that of what is stored, also by somebody else.
+// its subject; else the error is [ErrUnderWay], and whoever is refused has to try again.
 func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (uint64, Answer, error) {
 	seq, answer, err := s.Publish(ctx, msg)
-	if err != nil || answer != Occupied || !s.Clustered() {
-		return seq, answer, err
+	if err == nil && answer == Occupied {
+		seq, err = s.Consistency().occupant(ctx, stream, msg.Subject)
 	}
-	there, err := s.readLeader(ctx, stream, msg.Subject, 0)
-	switch {
-	case err != nil:
-		return 0, answer, err
-	case there == nil:
-		return 0, answer, ErrUnderWay
-	}
-	return there.Sequence, answer, nil
+	return seq, answer, err
 }
 
 // MakeReady makes a lane ready, and reports whether the ready message was missing: being refused

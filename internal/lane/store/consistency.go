@@ -1,0 +1,231 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Consistency is what the answers of the servers are worth, and what it takes to believe them. It is
+// the only place that knows whether there is one server or a cluster.
+type Consistency interface {
+	// TellsAll reports whether republished messages come completely and in order.
+	TellsAll() bool
+	// BringsBack reports whether a server that was killed may bring back what was removed.
+	BringsBack() bool
+	// IsGone reports whether a stream is gone that was missed so many times in a row.
+	IsGone(misses int) bool
+
+	// open reads what a lane has behind its claim.
+	open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, epoch uint64) (*Opening, error)
+	// occupant is the sequence of the message because of which another one was refused; 0 when it
+	// does not matter.
+	occupant(ctx context.Context, stream, subject string) (uint64, error)
+	// noResult makes sure that a call without a result that was found has none.
+	noResult(ctx context.Context, c *protocol.Call) error
+}
+
+// Consistency is that of the server to which the connection leads now.
+func (s *Store) Consistency() Consistency {
+	if isSingle(s.NC) {
+		return single{s}
+	}
+	return clustered{s}
+}
+
+func isSingle(nc *nats.Conn) bool { return nc.ConnectedClusterName() == "" }
+
+// ErrNotReady says that a lane's ready message is gone: whoever held the lane before has removed it,
+// and the delivery was an old one.
+var ErrNotReady = errors.New("the ready message is gone")
+
+// Opening is what a lane has behind its claim.
+type Opening struct {
+	// Entries is the mailbox, if Read says so.
+	Entries []*jetstream.RawStreamMsg
+	Read    bool
+	// Snapshot says which entries to believe; nil is all of them.
+	Snapshot *Snapshot
+	// Floor is the mark that was stored for it, which nobody needs any more; 0 is none.
+	Floor uint64
+}
+
+// OpenLane reads what a lane has behind its claim. The error wraps [ErrNotReady] when the ready
+// message with that sequence is gone.
+func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, epoch uint64) (*Opening, error) {
+	return s.Consistency().open(ctx, pool, lane, ready, epoch)
+}
+
+// SurelyNoResult makes sure that a call of which no result was found has none. It fails when there
+// is one all the same.
+func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
+	return s.Consistency().noResult(ctx, c)
+}
+
+// single is a server on its own: every answer has all that is stored.
+type single struct{ *Store }
+
+func (single) TellsAll() bool         { return true }
+func (single) BringsBack() bool       { return true }
+func (single) IsGone(misses int) bool { return misses > 0 }
+
+func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, _ uint64) (*Opening, error) {
+	there, entries, err := s.ReadLane(ctx, pool, lane)
+	many := errors.Is(err, ErrNotAtOnce)
+	if many {
+		there, err = s.Next(ctx, s.Fleet.ReadySubject(pool, lane), 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if there == nil || there.Sequence != ready {
+		return nil, ErrNotReady
+	}
+	return &Opening{Entries: entries, Read: !many}, nil
+}
+
+func (single) occupant(context.Context, string, string) (uint64, error) { return 0, nil }
+func (single) noResult(context.Context, *protocol.Call) error           { return nil }
+
+// clustered is one of several servers, or a leaf node: core NATS may lose messages in between, a
+// server may not know yet what others have answered, and a leader that was cut off goes on answering
+// for a moment. docs/decisions/reads-and-removals.md says what is done about it, and why.
+type clustered struct{ *Store }
+
+func (clustered) TellsAll() bool         { return false }
+func (clustered) BringsBack() bool       { return false }
+func (clustered) IsGone(misses int) bool { return misses > 1 } // one may not know a stream yet
+
+// open stores a mark behind the claim, the floor, and takes a [Snapshot] that knows it. A full
+// stream has to empty, so it is served without: then a cancel may be missed for a moment, but
+// nothing is run twice.
+func (s clustered) open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, epoch uint64) (*Opening, error) {
+	msg := nats.NewMsg(s.Fleet.FloorSubject(pool, lane, epoch))
+	floor, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg) // refused: by an earlier try, whose answer was lost
+	if err != nil {
+		return nil, fmt.Errorf("mark behind the claim: %w", err)
+	}
+	if answer == Full {
+		floor = 0
+	}
+	filter := s.Fleet.MailboxFilter(pool, lane)
+	list, err := s.List(ctx, filter, max(floor, ready))
+	if err != nil {
+		return nil, err
+	}
+	for subject := range list.Subjects {
+		if s.Fleet.ParseMailboxSubject(subject).Kind == protocol.EntryFloor { // this one, or an earlier holder's
+			delete(list.Subjects, subject)
+		}
+	}
+	if err := s.confirmReady(ctx, s.Fleet.ReadySubject(pool, lane), ready, floor); err != nil {
+		return nil, err
+	}
+	return &Opening{Snapshot: &Snapshot{store: s.Store, filter: filter, Listing: list}, Floor: floor}, nil
+}
+
+// confirmReady makes sure that the ready message is there, by an answer that knows the floor.
+func (s clustered) confirmReady(ctx context.Context, subject string, ready, floor uint64) error {
+	there, err := s.Next(ctx, subject, 0)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ready message: %w", err)
+	case there != nil && there.Sequence == ready:
+		return nil
+	case there != nil && there.Sequence > ready:
+		return ErrNotReady
+	}
+	list, err := s.List(ctx, subject, max(floor, ready)) // whoever answered may not have it yet
+	switch {
+	case err != nil:
+		return fmt.Errorf("ready message: %w", err)
+	case len(list.Subjects) == 0:
+		return ErrNotReady
+	}
+	return fmt.Errorf("ready message: %w", ErrBehind)
+}
+
+// occupant looks for what is stored: the leader refuses also because of a write that it has not
+// agreed on with the others, which is lost when they choose another leader.
+func (s clustered) occupant(ctx context.Context, stream, subject string) (uint64, error) {
+	there, err := s.readLeader(ctx, stream, subject, 0)
+	if err == nil && there == nil {
+		err = ErrUnderWay
+	}
+	if err != nil {
+		return 0, err
+	}
+	return there.Sequence, nil
+}
+
+// noResult stores a note among the results on the condition that there is none: only the leader
+// that the others follow can.
+func (s clustered) noResult(ctx context.Context, c *protocol.Call) error {
+	_, answer, err := s.Publish(ctx, &nats.Msg{
+		Subject: s.Fleet.NoResultSubject(c.SessionID, c.ID, Token()),
+		Header: nats.Header{
+			jetstream.ExpectedLastSubjSeqHeader:     []string{"0"},
+			jetstream.ExpectedLastSubjSeqSubjHeader: []string{s.Fleet.ResultSubject(c.SessionID, c.ID)},
+		},
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, err)
+	case answer == Full:
+		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, ErrFull)
+	case answer == Occupied:
+		return fmt.Errorf("call %s has a result after all: %w", c.ID, ErrBehind)
+	}
+	return nil
+}
+
+// Snapshot is what surely was in the mailbox of a lane at its claim, and was not read yet: a list
+// (STREAM.INFO) that knows the floor has everything that was accepted, and nothing that was removed,
+// before the claim. The methods can be called on nil, which believes everything.
+type Snapshot struct {
+	*Listing // of what was not read yet
+
+	store  *Store
+	filter string
+}
+
+// MayBeOld reports whether an entry may be one that was settled and removed before the claim.
+func (s *Snapshot) MayBeOld(seq uint64) bool { return s != nil && !s.Whole && seq <= s.Last }
+
+// Lists books that a message was read, and reports whether it was there. One that was not is old.
+func (s *Snapshot) Lists(msg *jetstream.RawStreamMsg) bool {
+	if s == nil {
+		return true
+	}
+	_, there := s.Subjects[msg.Subject]
+	delete(s.Subjects, msg.Subject)
+	return there || !s.Whole || msg.Sequence > s.Last
+}
+
+// IsRead reports whether all that was there at the claim was read.
+func (s *Snapshot) IsRead() bool { return s != nil && s.Whole && len(s.Subjects) == 0 }
+
+// Check makes sure, when the mailbox seems to be read to its end, that what was not found was
+// removed meanwhile. The error wraps [ErrBehind] when it is still there: then the server that was
+// asked before is behind.
+func (s *Snapshot) Check(ctx context.Context) error {
+	if s == nil || !s.Whole {
+		return nil
+	}
+	now, err := s.store.List(ctx, s.filter, s.Last)
+	if err != nil {
+		return err
+	}
+	for subject := range s.Subjects {
+		if _, there := now.Subjects[subject]; there || !now.Whole {
+			return ErrBehind
+		}
+		delete(s.Subjects, subject)
+	}
+	return nil
+}
