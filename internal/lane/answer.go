@@ -101,7 +101,7 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 	if msg.Reply != "" {
 		h.respond(msg, []*held{l})
 	}
-	l.asked.Store(true)
+	l.marks.asked.Store(true)
 	l.mail.nudge()
 }
 
@@ -137,12 +137,12 @@ func (h *Holder) send(question *nats.Msg, a *Answer) {
 func (l *held) tells() HeldLane {
 	now := time.Now()
 	tells := HeldLane{
-		Lane: l.lane, Epoch: l.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
-		Paused: l.paused.Load(), Running: []RunningCall{},
+		Lane: l.lane, Epoch: l.claim.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
+		Paused: l.marks.paused.Load(), Running: []RunningCall{},
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, run := range l.runs {
+	l.running.mu.Lock()
+	defer l.running.mu.Unlock()
+	for _, run := range l.running.calls {
 		tells.Running = append(tells.Running, RunningCall{
 			CallID: run.call.ID, SessionID: run.call.SessionID, Tool: run.call.Tool,
 			Attempt: run.attempt, RunningMS: now.Sub(run.since).Milliseconds(),

@@ -104,8 +104,8 @@ func (l *held) isSettled(e *core.Entry, asked *store.Lookup) (bool, error) {
 
 // refusal returns the result of a call that is not to be started at all.
 func (l *held) refusal(e *core.Entry) *protocol.Result {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.running.mu.Lock()
+	defer l.running.mu.Unlock()
 	return e.Refuse(l.holder.clock.Age(e.Accepted))
 }
 
@@ -139,7 +139,7 @@ func (l *held) countStart(e *core.Entry) (*protocol.Result, error) {
 func (l *held) mark(e *core.Entry, n int) (bool, error) {
 	o := l.holder.options
 	msg := nats.NewMsg(o.Fleet.StartSubject(o.Pool, l.hash, e.Call.ID, n))
-	msg.Data = fmt.Appendf(nil, "%s %d", o.Worker, l.claim.epoch)
+	msg.Data = fmt.Appendf(nil, "%s %d", o.Worker, l.claim.epoch.Load())
 	seq, answer, err := l.holder.store.Publish(l.ctx, msg)
 	switch {
 	case err != nil: // it may be stored all the same
@@ -175,7 +175,7 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 	run := &Run{
 		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq,
 		Queued: age, InLane: min(age, now.Sub(l.since)),
-		Fence: l.claim.epoch, LeaseEnd: l.life.leaseEnd, Abandon: func() { l.abort(ErrDraining) },
+		Fence: l.claim.epoch.Load(), LeaseEnd: l.life.leaseEnd, Abandon: func() { l.cancel(ErrDraining) },
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, e.Call.RunFor(), ErrRunTimeout)
 	defer cancel()
@@ -186,17 +186,17 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	l.mu.Lock()
+	l.running.mu.Lock()
 	e.Stop = stop
 	if e.Cancelled { // between the last check and now
 		stop(ErrCancelled)
 	}
-	l.runs = append(l.runs, ongoing{call: run.Call, attempt: run.Attempt, since: now})
-	l.mu.Unlock()
+	l.running.calls = append(l.running.calls, ongoing{call: run.Call, attempt: run.Attempt, since: now})
+	l.running.mu.Unlock()
 	defer func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.runs = slices.DeleteFunc(l.runs, func(o ongoing) bool { return o.call == run.Call })
+		l.running.mu.Lock()
+		defer l.running.mu.Unlock()
+		l.running.calls = slices.DeleteFunc(l.running.calls, func(o ongoing) bool { return o.call == run.Call })
 	}()
 
 	if !l.alive() { // this process may have slept since the lane was last known to be ours

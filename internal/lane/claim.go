@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,6 +29,8 @@ type readyMessage struct {
 	stored     time.Time // by the server's clock
 	lane       protocol.Lane
 	hash       protocol.LaneHash
+
+	call *core.Entry // the call that it is, until that is in the schedule of its lane
 }
 
 // readReady reads a ready message.
@@ -60,7 +63,7 @@ func Named(header nats.Header) (lane protocol.Lane) {
 type claim struct {
 	protocol.Claim
 
-	epoch uint64 // 0 while it is not known to be stored
+	epoch atomic.Uint64 // 0 while it is not known to be stored
 }
 
 // newClaim is a claim of this life by a ready message.
@@ -88,7 +91,7 @@ func (h *Holder) take(ctx context.Context, c *claim) error {
 		}
 		epoch, answer, err := h.store.PutClaim(ctx, h.options.Pool, &c.Claim, expect)
 		if err == nil && answer == store.Accepted {
-			c.epoch = epoch
+			c.epoch.Store(epoch)
 			return nil
 		}
 		if err == nil && answer == store.Full {
@@ -105,7 +108,7 @@ func (h *Holder) take(ctx context.Context, c *claim) error {
 			c.Interrupted, expect = false, 0
 			continue
 		case found.Token == c.Token:
-			c.epoch = found.Epoch
+			c.epoch.Store(found.Epoch)
 			return nil
 		}
 		if err := h.judge(c, found); err != nil {

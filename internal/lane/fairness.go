@@ -39,7 +39,7 @@ func (s *seat) givesWay(now time.Time) bool { return now.Before(s.share) }
 // start starts what may run, as far as there are slots.
 func (l *held) start() {
 	l.refuse()
-	if !l.isStopping() && !l.paused.Load() && !l.makesWay() {
+	if !l.isStopping() && !l.marks.paused.Load() && !l.makesWay() {
 		for _, e := range l.schedule.Startable() {
 			if !l.takes(e) {
 				if l.isOver(e) {
@@ -59,7 +59,7 @@ func (l *held) start() {
 			e.Running = true
 			l.seat.free--
 			l.seat.used++
-			go func() { l.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
+			go func() { l.running.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
 		}
 	}
 	if l.lacks != nil { // what has been started ends first
@@ -137,7 +137,7 @@ func (l *held) othersWait() bool {
 }
 
 // Calls that wait are answered when their time is over, whatever they wait for: a call before them,
-// or a slot. l.due is when the first of those in hand may have to be; it may be too early, never
+// or a slot. l.marks.due is when the first of those in hand may have to be; it may be too early, never
 // too late.
 
 // expects books that a call waits, which may have to be answered before it starts.
@@ -147,21 +147,21 @@ func (l *held) expects(e *core.Entry) {
 		return
 	}
 	at := time.Now().Add(after - l.holder.clock.Age(e.Accepted))
-	if l.due.IsZero() || at.Before(l.due) {
-		l.due = at
+	if l.marks.due.IsZero() || at.Before(l.marks.due) {
+		l.marks.due = at
 	}
 }
 
 // expectAnew finds out who is the next to be answered. A call whose time is over, and of which it
 // is not known yet whether it was started, is looked at again in a moment.
 func (l *held) expectAnew() {
-	l.due = time.Time{}
+	l.marks.due = time.Time{}
 	for _, e := range l.schedule.Entries() {
 		if !e.Running {
 			l.expects(e)
 		}
 	}
-	if now := time.Now(); !l.due.IsZero() && !now.Before(l.due) {
-		l.due = now.Add(faultPause)
+	if now := time.Now(); !l.marks.due.IsZero() && !now.Before(l.marks.due) {
+		l.marks.due = now.Add(faultPause)
 	}
 }

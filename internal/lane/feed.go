@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -43,7 +44,12 @@ func (l *held) openReady() {
 		return
 	}
 	e.Seq, e.Accepted, e.Inline = l.ready.seq, l.ready.stored, true
-	l.inline, l.pinned = e, true
+	l.ready.call = e
+}
+
+// pinned reports whether the ready message has to stay, because its own call is not settled.
+func (l *held) pinned() bool {
+	return l.ready.call != nil || slices.ContainsFunc(l.schedule.Entries(), func(e *core.Entry) bool { return e.Inline })
 }
 
 // feed reads the mailbox into the schedule until it is empty or the window is full. The first time
@@ -54,7 +60,7 @@ func (l *held) feed() error {
 			return err
 		}
 	}
-	if l.asked.Load() || time.Since(l.mail.looked) >= lookPeriod { // something may not have been told
+	if l.marks.asked.Load() || time.Since(l.mail.looked) >= lookPeriod { // something may not have been told
 		l.mail.refresh()
 	}
 	if err := l.open(); err != nil {
@@ -65,9 +71,9 @@ func (l *held) feed() error {
 		if err != nil {
 			return err
 		}
-		if inline := l.inline; inline != nil && (msg == nil || msg.Sequence > l.ready.seq) {
-			l.inline = nil
-			l.pinned = l.admit(inline) // else it is enqueued twice, and the copy in the mailbox is the call
+		if inline := l.ready.call; inline != nil && (msg == nil || msg.Sequence > l.ready.seq) {
+			l.ready.call = nil
+			l.admit(inline) // else it is enqueued twice, and the copy in the mailbox is the call
 		}
 		if msg == nil {
 			clear(l.marks.early) // what they are about is over
@@ -90,10 +96,10 @@ func (l *held) open() error {
 	if l.mail.opened {
 		return nil
 	}
-	if l.inline != nil && !l.claim.Interrupted && l.ahead.serves(l.inline) {
-		l.ahead.ask(l.inline.Call)
+	if l.ready.call != nil && !l.claim.Interrupted && l.ahead.serves(l.ready.call) {
+		l.ahead.ask(l.ready.call.Call)
 	}
-	found, err := l.holder.store.OpenLane(l.ctx, l.holder.options.Pool, l.hash, l.ready.seq, l.claim.epoch)
+	found, err := l.holder.store.OpenLane(l.ctx, l.holder.options.Pool, l.hash, l.ready.seq, l.claim.epoch.Load())
 	if err != nil {
 		return err
 	}
@@ -136,7 +142,7 @@ func (l *held) accept(msg *message) {
 	case protocol.EntryFloor: // an earlier holder's, or one's own
 		l.discard("", msg.Sequence)
 	case protocol.EntryPause: // it stays where it is
-		l.paused.Store(true)
+		l.marks.paused.Store(true)
 	case protocol.EntryUnknown:
 		l.discardUnread(msg, errUnknownEntry)
 	}

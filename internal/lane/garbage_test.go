@@ -19,8 +19,8 @@ func newLaneOf(t *testing.T, s *store.Store) *held {
 	t.Helper()
 	const name = protocol.Lane("account/a")
 	l := &held{
-		holder: &Holder{store: s, options: Options{}.withDefaults()}, lane: name, hash: name.Hash(), ctx: t.Context(),
-		schedule: core.NewSchedule(), claim: &claim{}, ready: &readyMessage{}, garbage: newGarbage(),
+		holder: &Holder{store: s, options: Options{}.withDefaults()}, tenure: &tenure{lane: name, hash: name.Hash(), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
+		schedule: core.NewSchedule(), garbage: newGarbage(),
 		mail: newMailbox(s, protocol.DefaultPool, name.Hash()),
 	}
 	t.Cleanup(l.mail.close)

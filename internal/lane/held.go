@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
@@ -22,40 +21,26 @@ const (
 // held is a lane while this process holds it. One goroutine (serve) owns it; calls run in
 // goroutines of their own and report to it.
 type held struct {
-	holder *Holder
-	life   *life
-	lane   protocol.Lane
-	hash   protocol.LaneHash
-	ready  *readyMessage
-	claim  *claim
-	since  time.Time // when it was claimed
+	*tenure
 
-	ctx      context.Context //nolint:containedctx // the lifetime of the claim is the lane's own
-	cancel   context.CancelCauseFunc
-	starting context.Context //nolint:containedctx // ends when no call may start any more
-	stop     context.CancelFunc
-
-	// Owned by serve.
-	schedule *core.Schedule
-	inline   *core.Entry // the ready message's own call, until it is in the schedule
-	pinned   bool        // that call is not settled, so the ready message has to stay
-	mail     *mailbox
+	holder   *Holder
+	running  running
 	marks    marks
+	schedule *core.Schedule
+	mail     *mailbox
 	ahead    ahead
 	seat     seat
 	garbage  garbage
-	served   int       // calls settled since the lane was last idle for long
-	due      time.Time // when a call that waits may have to be answered; zero when none does
-	lacks    *Need     // what a call needs that this worker has not; nil when it has all
-	idle     time.Time // when the lane had nothing to do; zero while it has
-	finished chan finished
+	use      use
+	lacks    *Need // what a call needs that this worker has not; nil when it has all
+}
 
-	epoch  atomic.Uint64 // of the claim; 0 while there is none
-	paused atomic.Bool   // as the mark was read last; serve writes it
-	asked  atomic.Bool   // somebody has asked about the lane since the marks were read
+// running is the calls of a lane that are executed. Any goroutine may look at it.
+type running struct {
+	finished chan finished // one message for each call whose goroutine ends
 
-	mu   sync.Mutex // guards Cancelled and Stop of entries
-	runs []ongoing  // what is being executed; guarded by mu
+	mu    sync.Mutex // guards Cancelled and Stop of entries, too
+	calls []ongoing
 }
 
 // finished reports the end of a call's goroutine, which brings its slot back.
@@ -71,25 +56,21 @@ type ongoing struct {
 	since   time.Time
 }
 
-// newHeld is a lane that is about to be claimed by a ready message, with a slot.
-func newHeld(h *Holder, life *life, ready *readyMessage) *held {
-	l := &held{
-		holder: h, life: life, lane: ready.lane, hash: ready.hash, ready: ready,
-		claim: h.newClaim(life, ready), since: time.Now(),
-		schedule: core.NewSchedule(), seat: newSeat(), garbage: newGarbage(), ahead: newAhead(h.store),
-		mail:     newMailbox(h.store, h.options.Pool, ready.hash),
-		finished: make(chan finished),
-	}
-	l.ctx, l.cancel = context.WithCancelCause(life.ctx)
-	l.starting, l.stop = context.WithCancel(l.ctx)
-	return l
+// use is how much a lane is used.
+type use struct {
+	served int       // calls settled since the lane was last idle for long
+	idle   time.Time // when the lane had nothing to do; zero while it has
 }
 
-// abort ends the lane at once, from any goroutine: what runs is killed.
-func (l *held) abort(cause error) { l.cancel(cause) }
-
-// drain lets what runs finish and starts nothing more, from any goroutine.
-func (l *held) drain() { l.stop() }
+// newHeld is a lane that is about to be claimed by a ready message, with a slot.
+func newHeld(h *Holder, life *life, ready *readyMessage) *held {
+	return &held{
+		tenure: newTenure(life, ready, h.newClaim(life, ready)), holder: h,
+		schedule: core.NewSchedule(), seat: newSeat(), garbage: newGarbage(), ahead: newAhead(h.store),
+		mail:    newMailbox(h.store, h.options.Pool, ready.hash),
+		running: running{finished: make(chan finished)},
+	}
+}
 
 // serve holds the lane until it is idle, handed back or lost. It reports whether it let the lane
 // go.
@@ -119,7 +100,7 @@ func (l *held) serve() (left bool) {
 		}
 		timer.Reset(wait)
 		select {
-		case f := <-l.finished:
+		case f := <-l.running.finished:
 			l.finish(f)
 		case granted := <-l.seat.granted:
 			l.seat.take(granted)
@@ -141,7 +122,7 @@ func (l *held) serve() (left bool) {
 // second case it may start elsewhere at once, as a further attempt.
 func (l *held) lose() (left bool) {
 	for l.seat.used > 0 {
-		l.finish(<-l.finished)
+		l.finish(<-l.running.finished)
 	}
 	if !errors.Is(context.Cause(l.ctx), ErrDraining) || !l.life.trusted(time.Now()) {
 		return false
@@ -156,7 +137,7 @@ const nothingToDo = time.Duration(-1)
 
 // work does what there is to do, and tells how long it may take until there is more.
 func (l *held) work() (time.Duration, error) {
-	if l.served > 0 && l.isIdle() && !l.mail.listens() && l.idleFor() == 0 {
+	if l.use.served > 0 && l.isIdle() && !l.mail.listens() && l.idleFor() == 0 {
 		return nothingToDo, nil // a look follows that finds what came meanwhile
 	}
 	if err := l.feed(); err != nil {
@@ -169,18 +150,15 @@ func (l *held) work() (time.Duration, error) {
 	case l.isStopping():
 	case l.schedule.Len() == 0:
 		return l.waitIdle(), nil
-	case l.paused.Load():
+	case l.marks.paused.Load():
 		return l.waitBusy(), nil
 	}
 	return nothingToDo, nil
 }
 
-// isStopping reports whether no call may start any more.
-func (l *held) isStopping() bool { return l.starting.Err() != nil }
-
 // isIdle reports whether nothing of the lane waits or runs, as far as is known.
 func (l *held) isIdle() bool {
-	return l.seat.used == 0 && !l.seat.wanting && l.schedule.Len() == 0 && l.inline == nil && l.mail.caughtUp
+	return l.seat.used == 0 && !l.seat.wanting && l.schedule.Len() == 0 && l.ready.call == nil && l.mail.caughtUp
 }
 
 const (
@@ -205,14 +183,14 @@ const (
 
 // waitBusy is how long a lane with calls may wait for one of them to end, or for others to come.
 func (l *held) waitBusy() time.Duration {
-	l.idle = time.Time{}
+	l.use.idle = time.Time{}
 	wait := l.holder.lookPeriod()
 	switch {
 	case l.mail.listens():
-	case l.served >= listensAfter:
+	case l.use.served >= listensAfter:
 		l.mail.listen()
 		return 0 // what was stored before has to be read
-	case l.served == 0 && l.schedule.Len() == 1:
+	case l.use.served == 0 && l.schedule.Len() == 1:
 		wait = firstHintAfter
 	default:
 		wait = hintAfter
@@ -220,8 +198,8 @@ func (l *held) waitBusy() time.Duration {
 	if way := time.Until(l.seat.share); way > 0 {
 		wait = min(wait, way)
 	}
-	if !l.due.IsZero() {
-		wait = min(wait, time.Until(l.due))
+	if !l.marks.due.IsZero() {
+		wait = min(wait, time.Until(l.marks.due))
 	}
 	return max(wait, 0)
 }
@@ -238,10 +216,10 @@ func (l *held) waitIdle() time.Duration {
 			return 0 // entries may have come before
 		}
 		return faultPause
-	case l.idle.IsZero():
-		l.idle = time.Now()
+	case l.use.idle.IsZero():
+		l.use.idle = time.Now()
 	}
-	if keep -= time.Since(l.idle); keep <= 0 {
+	if keep -= time.Since(l.use.idle); keep <= 0 {
 		return nothingToDo
 	}
 	return min(keep, l.holder.lookPeriod())
@@ -252,11 +230,11 @@ func (l *held) idleFor() time.Duration {
 	o := &l.holder.options
 	switch {
 	case o.Keeps(l.lane):
-		l.idle = time.Time{} // asked again
+		l.use.idle = time.Time{} // asked again
 		return 2 * lookPeriodMax
 	case o.Linger > 0 && o.Lingers(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
 		return o.Linger
-	case l.served > 1:
+	case l.use.served > 1:
 		return holdTime
 	}
 	return 0
@@ -286,7 +264,7 @@ func (l *held) finish(f finished) {
 func (l *held) finishOthers() {
 	for {
 		select {
-		case f := <-l.finished:
+		case f := <-l.running.finished:
 			l.finish(f)
 		default:
 			return
@@ -296,23 +274,12 @@ func (l *held) finishOthers() {
 
 // book takes a settled call out of what is in hand.
 func (l *held) book(e *core.Entry) {
-	l.served++
+	l.use.served++
 	l.schedule.Finish(e)
 	l.discardCall(e)
 	l.ahead.drop(e)
-	if e.Inline {
-		l.pinned = false
-	}
 }
 
 func (l *held) warn(msg string, err error) {
 	l.holder.options.Logger.WarnContext(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err)) //nolint:sloglint // messages are constants of the callers
-}
-
-// alive reports whether the lane is still surely ours; when it is not, it is given up.
-func (l *held) alive() bool {
-	if l.ctx.Err() == nil && !l.life.trusted(time.Now()) {
-		l.abort(ErrLost)
-	}
-	return l.ctx.Err() == nil
 }

@@ -196,8 +196,8 @@ func (h *Holder) drain(drain context.Context) {
 	h.draining = true // what is still on its way is given back
 	h.mu.Unlock()
 	h.puller.close()
-	h.each(func(l *held) { l.drain() })
-	late := context.AfterFunc(drain, func() { h.each(func(l *held) { l.abort(ErrDraining) }) })
+	h.each(func(l *held) { l.stop() })
+	late := context.AfterFunc(drain, func() { h.each(func(l *held) { l.cancel(ErrDraining) }) })
 	h.group.Wait()
 	late()
 }
@@ -265,7 +265,7 @@ func (h *Holder) enter(ready *readyMessage) {
 	if !h.draining && before == nil {
 		l := newHeld(h, h.life, ready)
 		if time.Since(h.recent[l.hash]) < frequent {
-			l.served = 1 // it is used again and again
+			l.use.served = 1 // it is used again and again
 		}
 		h.held[l.hash] = l
 		h.group.Add(1)
@@ -305,7 +305,6 @@ func (h *Holder) hold(l *held) {
 		h.decline(l.ready, cmp.Or(err, ErrLost))
 		return
 	}
-	l.epoch.Store(l.claim.epoch)
 	untold := h.tellLoss(l)
 	defer untold()
 	if !l.serve() {

@@ -3,7 +3,6 @@ package lane
 import (
 	"context"
 	"slices"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
@@ -21,7 +20,7 @@ func (l *held) leave() bool {
 	case l.lacks != nil:
 		l.letGo(false, l.offer)
 		return true
-	case l.pinned || l.unresolved():
+	case l.pinned() || l.unresolved():
 		l.letGo(false, l.redeliver)
 		return true
 	}
@@ -52,7 +51,7 @@ func (l *held) release() bool {
 		}
 	}
 	if l.tries("last look into the mailbox failed", l.lookLast) {
-		s.DropClaim(l.claim.epoch)
+		s.DropClaim(l.claim.epoch.Load())
 		s.Settle(l.ready.ack)
 	}
 	return true
@@ -84,19 +83,6 @@ func (l *held) tries(trouble string, do func() error) bool {
 	return false
 }
 
-// isFresh waits until the lease is trusted for long enough that a removal surely arrives before its
-// end, even if it is late by one more margin: servers take it from a former holder, too. It reports
-// false when the lane is lost.
-func (l *held) isFresh() bool {
-	for l.alive() {
-		if l.life.isFresh(time.Now()) {
-			return true
-		}
-		pause.For(l.ctx, faultPause)
-	}
-	return false
-}
-
 // redeliver has the pool's consumer give the ready message to somebody.
 func (l *held) redeliver(ctx context.Context) error {
 	return l.holder.store.Redeliver(ctx, l.holder.options.Pool, l.ready.seq)
@@ -113,11 +99,11 @@ func (l *held) letGo(killed bool, deliver func(context.Context) error) {
 	_ = s.RedeliverAfter(ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq) // should this worker be lost before it has the lane delivered
 	steps := []func(context.Context) error{func(ctx context.Context) error {
 		if !killed && !l.unresolved() {
-			return s.RemoveClaim(ctx, l.claim.epoch)
+			return s.RemoveClaim(ctx, l.claim.epoch.Load())
 		}
 		left := l.claim.Claim
 		left.Life, left.Interrupted = "", true
-		_, _, err := s.PutClaim(ctx, l.holder.options.Pool, &left, l.claim.epoch)
+		_, _, err := s.PutClaim(ctx, l.holder.options.Pool, &left, l.claim.epoch.Load())
 		return err // refused: an earlier try, whose answer was lost
 	}}
 	if deliver != nil {

@@ -101,7 +101,7 @@ func TestWaitBusy_ABusyLaneListens(t *testing.T) {
 	t.Parallel()
 	l := newLaneOf(t, openStore(t))
 	require.Equal(t, hintAfter, l.waitBusy())
-	l.served = listensAfter
+	l.use.served = listensAfter
 	require.Zero(t, l.waitBusy(), "the mailbox is read first")
 	require.True(t, l.mail.listens())
 	require.Equal(t, lookPeriod, l.waitBusy())

@@ -3,6 +3,7 @@ package lane
 import (
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
@@ -14,10 +15,14 @@ import (
 // are still answered, and the ready message stays where it is. A lane in which nothing waits is let
 // go; the mark alone does not make it ready.
 
-// marks is what a lane knows of requests to cancel and pauses.
+// marks is what a lane knows of pauses, and of calls that end without being started. One goroutine
+// owns it, but for what is atomic.
 type marks struct {
-	read     time.Time // when those beyond the window were read last
-	refusing bool      // a call was cancelled since cancelled calls were answered last
+	paused   atomic.Bool // as the mark was read last
+	asked    atomic.Bool // somebody has asked about the lane since the marks were read
+	read     time.Time   // when those beyond the window were read last
+	due      time.Time   // when a call that waits may have to be answered; zero when none does
+	refusing bool        // a call was cancelled since cancelled calls were answered last
 	// early are calls that were cancelled before they were read: the marks stand behind them, maybe
 	// beyond the window.
 	early map[protocol.CallID]struct{}
@@ -40,8 +45,8 @@ func (l *held) cancelCall(id protocol.CallID) {
 		l.marks.early[id] = struct{}{}
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.running.mu.Lock()
+	defer l.running.mu.Unlock()
 	e.Cancelled = true
 	l.marks.refusing = true
 	if e.Stop != nil {
@@ -54,12 +59,12 @@ func (l *held) cancelCall(id protocol.CallID) {
 // the window or gone.
 func (l *held) readMarks() error {
 	beyond := l.isFull() && (time.Since(l.marks.read) >= lookPeriod || !l.mail.knowsCancels())
-	if asked := l.asked.Swap(false); !asked && !beyond && !l.paused.Load() {
+	if asked := l.marks.asked.Swap(false); !asked && !beyond && !l.marks.paused.Load() {
 		return nil
 	}
 	err := l.readBeyond()
 	if err != nil {
-		l.asked.Store(true)
+		l.marks.asked.Store(true)
 		return err
 	}
 	l.marks.read = time.Now()
@@ -80,7 +85,7 @@ func (l *held) readBeyond() error {
 	}
 	mark, err := s.Next(l.ctx, s.Fleet.PauseSubject(pool, l.hash), 0)
 	if err == nil {
-		l.paused.Store(mark != nil)
+		l.marks.paused.Store(mark != nil)
 	}
 	return err
 }
@@ -88,8 +93,8 @@ func (l *held) readBeyond() error {
 // refuse answers the calls that will not be started in any case, wherever they stand: what has no
 // effect need not wait for its turn.
 func (l *held) refuse() {
-	isDue := !l.due.IsZero() && !time.Now().Before(l.due)
-	if !l.marks.refusing && !l.paused.Load() && !isDue {
+	isDue := !l.marks.due.IsZero() && !time.Now().Before(l.marks.due)
+	if !l.marks.refusing && !l.marks.paused.Load() && !isDue {
 		return
 	}
 	l.marks.refusing = false

@@ -117,13 +117,13 @@ func (o *overdue) answer(ctx context.Context, lane protocol.Lane) (again time.Ti
 		l.marks.refusing = true
 		l.refuse()
 		l.tries(sweepTrouble, l.sweep)
-		if l.schedule.Len() > 0 || l.pinned || !l.leave() {
+		if l.schedule.Len() > 0 || l.pinned() || !l.leave() {
 			l.letGo(false, l.redeliver) // where it was in the line
 		}
 		switch {
-		case l.due.After(again):
-			again = l.due
-		case l.due.IsZero() && l.mail.caughtUp:
+		case l.marks.due.After(again):
+			again = l.marks.due
+		case l.marks.due.IsZero() && l.mail.caughtUp:
 			again = time.Time{}
 		}
 	})
@@ -154,7 +154,7 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 		return
 	}
 	_, _ = h.visit(ctx, lane, func(l *held) { //nolint:contextcheck // the lane has its own; it is tried again
-		inline := l.pinned
+		inline := l.pinned()
 		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(protocol.HeaderCall))); inline && e != nil {
 			known, err := l.isSettled(e, nil)
 			inline = err != nil || !known

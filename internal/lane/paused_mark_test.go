@@ -27,23 +27,23 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	require.NoError(t, err)
 
 	require.NoError(t, l.readMarks())
-	require.False(t, l.paused.Load(), "nothing says that it is worth a read")
-	l.asked.Store(true)
+	require.False(t, l.marks.paused.Load(), "nothing says that it is worth a read")
+	l.marks.asked.Store(true)
 	require.NoError(t, l.readMarks())
-	require.True(t, l.paused.Load())
+	require.True(t, l.marks.paused.Load())
 
-	l.paused.Store(false)
+	l.marks.paused.Store(false)
 	l.marks.read, l.mail.listed = time.Now(), true
 	l.fill()
 	require.NoError(t, l.readMarks())
-	require.False(t, l.paused.Load(), "it was read a moment ago")
+	require.False(t, l.marks.paused.Load(), "it was read a moment ago")
 	l.marks.read = time.Now().Add(-lookPeriod)
 	require.NoError(t, l.readMarks())
-	require.True(t, l.paused.Load())
+	require.True(t, l.marks.paused.Load())
 
 	require.NoError(t, s.Remove(t.Context(), mark))
 	require.NoError(t, l.readMarks())
-	require.False(t, l.paused.Load(), "a paused lane reads it every time")
+	require.False(t, l.marks.paused.Load(), "a paused lane reads it every time")
 }
 
 // A request to cancel that was stored beyond what the holder has in hand, and before it listened,
