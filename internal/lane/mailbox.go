@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
@@ -19,17 +17,9 @@ type message = jetstream.RawStreamMsg
 
 // mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all
 // that is there at once, and the leader of several, which knows every acknowledged message, for one
-// message after the other. While it listens, the server also tells it each message once that is
-// stored, so that it need not ask in vain. A server on its own tells all of them in order, and then
-// they are taken as they come; in a cluster some may get lost or come late, and what is told only
-// says when to ask.
-//
-// One goroutine uses it; what it is told comes from another.
+// message after the other. While its ear listens it need not ask in vain. One goroutine uses it.
 type mailbox struct {
-	store *store.Store
-	pool  protocol.Pool
-	hash  protocol.LaneHash
-	wake  chan struct{}
+	ear
 
 	opened   bool            // the ready message was there after the claim
 	snapshot *store.Snapshot // of what is believed; nil when all that was there at the claim is read
@@ -41,85 +31,19 @@ type mailbox struct {
 	empty  bool       // all was read, and whatever comes is told
 	singly int        // how many messages are to be read one by one
 	looked time.Time  // when the stream was last asked
-
-	subscription *nats.Subscription
-	reconnects   uint64 // of the connection, when listening began
-	listed       bool   // the requests to cancel that are older than the subscription were listed
-
-	mu        sync.Mutex
-	told      []*message // stored messages, in order on a server of its own, bounded by maxTold and windowBytes
-	toldBytes int
-	lost      bool              // some that were told had no room, or cannot be read
-	cancels   []protocol.CallID // calls that somebody asks to cancel
 }
-
-// maxTold bounds the messages that wait to be taken; what is more is read from the stream.
-const maxTold = 4 * window
 
 func newMailbox(s *store.Store, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
-	return &mailbox{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}
+	return &mailbox{ear: ear{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}}
 }
-
-// listens reports whether the server tells what is stored.
-func (m *mailbox) listens() bool { return m.subscription != nil }
 
 // listen has the server tell what is stored from now on, and reports whether it does. It does
 // nothing the second time.
 func (m *mailbox) listen() bool {
-	if m.listens() {
-		return true
+	if !m.listens() && m.begin() {
+		m.refresh() // what came before was not told
 	}
-	m.reconnects = m.store.NC.Stats().Reconnects
-	subscription, err := m.store.NC.Subscribe(m.store.Fleet.StoredFilter(m.pool, m.hash), m.tell)
-	if err != nil {
-		return false // no connection: there is nothing to hear
-	}
-	m.subscription, m.listed = subscription, false
-	m.refresh() // what came before was not told
-	return true
-}
-
-// close stops listening.
-func (m *mailbox) close() {
-	if m.listens() {
-		_ = m.subscription.Unsubscribe() // fails only when the connection is closed
-		m.subscription = nil
-	}
-}
-
-// tell takes a message that was stored.
-func (m *mailbox) tell(msg *nats.Msg) {
-	copied, err := store.FromCopy(msg)
-	m.mu.Lock()
-	switch {
-	case err != nil, m.lost, len(m.told) >= maxTold, m.toldBytes > windowBytes:
-		m.lost, m.told, m.toldBytes = true, nil, 0 // the stream has them
-	default:
-		m.told = append(m.told, copied)
-		m.toldBytes += len(copied.Data)
-	}
-	if entry := m.store.Fleet.ParseMailboxSubject(msg.Subject); entry.Kind == protocol.EntryCancel {
-		m.cancels = append(m.cancels, entry.CallID)
-	}
-	m.mu.Unlock()
-	m.nudge()
-}
-
-// nudge says, from any goroutine, that there may be something to be read.
-func (m *mailbox) nudge() {
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
-}
-
-// takeCancels returns the calls that somebody has asked to cancel since the last time.
-func (m *mailbox) takeCancels() []protocol.CallID {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	cancels := m.cancels
-	m.cancels = nil
-	return cancels
+	return m.listens()
 }
 
 // refresh makes the next read ask the stream, whatever was told.
@@ -214,64 +138,21 @@ func (m *mailbox) askOne(ctx context.Context) error {
 	return nil
 }
 
-// forgetLost begins anew with what is republished when some of it had no room: the stream is about
-// to be asked, which has all that was stored until now.
-func (m *mailbox) forgetLost() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.lost {
-		m.lost, m.told, m.toldBytes = false, nil, 0
-	}
-}
-
 // takeTold takes what was told and not read, and reports whether the stream may have more.
 func (m *mailbox) takeTold() (ask bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case !m.hears():
-		m.stopHearing()
-		return true
-	case m.lost:
+	if !m.hearsAll() {
 		m.refresh()
 		return true
 	}
-	news := slices.DeleteFunc(m.told, func(msg *message) bool { return msg.Sequence < m.cursor })
-	if ask = !m.store.Consistency().TellsAll() && len(news) > 0; !ask {
-		m.sure, news = append(m.sure, news...), nil
-	}
-	m.told, m.toldBytes = news, 0
-	for _, msg := range news {
-		m.toldBytes += len(msg.Data)
-	}
+	news, ask := m.take(m.cursor)
+	m.sure = append(m.sure, news...)
 	return ask
-}
-
-// hears reports whether everything that is stored is told.
-func (m *mailbox) hears() bool {
-	if !m.listens() || m.store.NC.Stats().Reconnects != m.reconnects {
-		return false
-	}
-	dropped, err := m.subscription.Dropped()
-	return err == nil && dropped == 0
-}
-
-// knowsCancels reports whether no request to cancel can be stored of which nothing is known.
-func (m *mailbox) knowsCancels() bool { return m.listed && m.hears() }
-
-// stopHearing forgets what was told; the lock is held. The next read asks the stream.
-func (m *mailbox) stopHearing() {
-	m.told, m.toldBytes, m.lost = nil, 0, false
-	m.close()
-	m.refresh()
 }
 
 // hearAnew has everything told that is stored from now on.
 func (m *mailbox) hearAnew() {
 	if m.listens() && !m.hears() {
-		m.mu.Lock()
-		m.stopHearing()
-		m.mu.Unlock()
+		m.forget()
 	}
 	m.listen()
 }
