@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -15,25 +16,32 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A publisher that is lost between appending a call and publishing the ready message, or that left
-// it out because it counted on the lane's holder, leaves a mailbox to which nobody comes. So the
-// workers of a pool see to it that each entry is followed by one attempt to publish the ready
-// message of its lane. One is enough for ever: if it is refused, the lane is ready or held, and
-// whoever lets go of it looks into the mailbox after the ready message is removed.
+// caretaker looks after the lanes of a pool that nobody holds. Every worker has one.
 //
-// A durable consumer, which all workers of a pool share, tells each entry once. About once a second
-// a worker takes what is new. What is settled by then is deleted, and never told; so this costs
-// nothing but for what waits longer. The worker acknowledges an entry when it has made the attempt.
-// Should it be lost before, another worker is told the entry.
-
-// caretaker makes lanes ready in which something waits and whose ready message may be missing.
+// Entries: a publisher that is lost between appending a call and publishing the ready message, or
+// that left it out because it counted on the lane's holder, leaves a mailbox to which nobody comes.
+// A durable consumer, which all workers of a pool share, tells each entry once, and the worker that
+// is told makes one attempt to publish the ready message. One is enough for ever: if it is refused,
+// the lane is ready or held, and whoever lets go of it looks into the mailbox after the ready
+// message is removed. What is settled is deleted and never told; so this costs nothing but for what
+// waits longer.
+//
+// Ready messages: a server on its own that is killed may bring back one that was removed, and a
+// claim. Nobody is given a ready message that the consumer has settled, and it refuses all others.
+// So each worker looks after all of them after it has connected, twice: the first time has owners
+// remove the claims that they do not hold.
+//
+// Calls that are due, or cancelled, while all slots of all workers are taken: see due.go.
 type caretaker struct {
 	holder   *Holder
-	store    *store.Store
-	pool     protocol.Pool
-	logger   *slog.Logger
-	consumer jetstream.Consumer // told what waits; opened when it is needed
-	review   review
+	consumer jetstream.Consumer // tells entries; opened when it is needed
+
+	connections uint64 // for which ready messages were looked at
+	reviews     int    // of them that are left
+	nextReview  time.Time
+
+	cursor uint64 // what is before was read in search of calls that are due
+	due    map[protocol.LaneHash]dueLane
 }
 
 const (
@@ -43,24 +51,38 @@ const (
 	careBatch = 256
 	// careAtOnce is how many lanes are made ready at the same time.
 	careAtOnce = 16
+	// reviews is how often ready messages are looked at after each connection.
+	reviews = 2
 )
 
 // run looks after the pool's lanes until ctx ends.
 func (c *caretaker) run(ctx context.Context) {
-	for ok := true; ok; ok = pause.For(ctx, carePeriod) {
-		if err := errors.Join(c.review.round(ctx, c), c.round(ctx)); err != nil {
-			c.logger.DebugContext(ctx, "waiting lanes are not looked after", slog.Any("error", err)) // until the next round
-			c.consumer = nil                                                                         // somebody may have deleted it
+	every := func(period time.Duration, do func(context.Context) error) func() {
+		return func() {
+			for ok := true; ok; ok = pause.For(ctx, period) {
+				if err := do(ctx); err != nil { // until the next round
+					c.holder.options.Logger.DebugContext(ctx, "waiting lanes are not looked after", slog.Any("error", err))
+				}
+			}
 		}
 	}
+	var both sync.WaitGroup
+	both.Go(every(carePeriod, func(ctx context.Context) error { return errors.Join(c.review(ctx), c.entries(ctx)) }))
+	both.Go(every(duePeriod, c.answerDue))
+	both.Wait()
 }
 
-// round takes batches until nothing more is there.
-func (c *caretaker) round(ctx context.Context) (err error) {
+// entries looks after new entries until no more are there.
+func (c *caretaker) entries(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			c.consumer = nil // somebody may have deleted it
+		}
+	}()
 	if c.consumer == nil {
 		opening, cancel := context.WithTimeout(ctx, store.OpTimeout)
 		defer cancel()
-		if c.consumer, err = natsio.EnsureCare(opening, c.store.JS, c.store.Fleet, c.pool); err != nil {
+		if c.consumer, err = natsio.EnsureCare(opening, c.holder.store.JS, c.holder.options.Fleet, c.holder.options.Pool); err != nil {
 			return err
 		}
 	}
@@ -81,7 +103,7 @@ func (c *caretaker) round(ctx context.Context) (err error) {
 }
 
 // lookAfter makes the lanes of some entries ready, each once, and acknowledges the entries of those
-// for which that went well.
+// for which that went well; the others are told again.
 func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) error {
 	byLane := map[protocol.Lane][]jetstream.Msg{}
 	for _, entry := range entries {
@@ -94,9 +116,9 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 		group.Go(func() error {
 			if lane != "" {
 				if err := c.makeReady(ctx, lane); errors.Is(err, errOnItsWay) {
-					return nil // the entries are told again
+					return nil
 				} else if err != nil {
-					return err // and so they are
+					return err
 				}
 			}
 			for _, entry := range entries {
@@ -108,24 +130,80 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 	return group.Wait()
 }
 
+// laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for
+// what no worker can read.
+func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
+	fleet := c.holder.options.Fleet
+	what := fleet.ParseMailboxSubject(entry.Subject())
+	if what.Kind != protocol.EntryCall && what.Kind != protocol.EntryCancel {
+		return ""
+	}
+	lane = Named(entry.Headers())
+	if lane.Hash() != fleet.LaneOfSubject(entry.Subject()) {
+		c.holder.options.Logger.Error("mailbox entry is malformed: nobody takes its lane for it",
+			slog.String("subject", entry.Subject()), slog.String("header", protocol.HeaderLane))
+		return ""
+	}
+	return lane
+}
+
 // makeReady publishes the ready message of a lane, or looks after the one that is there.
 func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
-	made, err := c.store.SurelyReady(ctx, c.pool, lane)
+	s, pool := c.holder.store, c.holder.options.Pool
+	made, err := s.SurelyReady(ctx, pool, lane)
 	if made || err != nil {
 		return err
 	}
-	ready, err := c.store.Next(ctx, c.store.Fleet.ReadySubject(c.pool, lane.Hash()), 0)
+	ready, err := s.Ready(ctx, pool, lane.Hash())
 	if err != nil || ready == nil {
 		return err // it was there, so its holder looks into the mailbox
 	}
 	return c.inspect(ctx, lane, ready, nil)
 }
 
+// review looks at the ready messages of the pool that were delivered, when it is time to.
+func (c *caretaker) review(ctx context.Context) error {
+	s, o, lease := c.holder.store, &c.holder.options, c.holder.lease
+	if n := s.NC.Stats().Reconnects + 1; n != c.connections {
+		c.connections, c.reviews, c.nextReview = n, reviews, time.Now().Add(2*lease) // what is on its way has come by then
+	}
+	if c.reviews == 0 || time.Now().Before(c.nextReview) || !s.Consistency().BringsBack() {
+		return nil
+	}
+	consumer, err := s.Consumer(ctx, o.Pool)
+	if err != nil || consumer == nil {
+		return err
+	}
+	for seq := uint64(0); ; {
+		ready, err := s.Next(ctx, o.Fleet.ReadyFilter(o.Pool), seq)
+		if err != nil {
+			return err
+		}
+		if ready == nil || ready.Sequence > consumer.Delivered.Stream {
+			break
+		}
+		seq = ready.Sequence + 1
+		if lane := Named(ready.Header); lane.Hash() == o.Fleet.LaneOfSubject(ready.Subject) {
+			if err := c.inspect(ctx, lane, ready, consumer); err != nil && !errors.Is(err, errOnItsWay) {
+				return err
+			}
+		}
+	}
+	c.reviews--
+	c.nextReview = time.Now().Add(lease)
+	return nil
+}
+
+// errOnItsWay says that a lane is looked at again in a while: its ready message was delivered, and
+// it is not claimed yet.
+var errOnItsWay = errors.New("the ready message is on its way to a worker")
+
 // inspect looks after a ready message that is there. One that was delivered, while nobody holds the
 // lane, may never be delivered again: then it is replaced, and looked at once more. consumer is the
 // pool's, of a review, which believes no claim; else nil.
 func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *message, consumer *jetstream.ConsumerInfo) error {
-	claim, err := c.store.Claim(ctx, c.pool, lane.Hash())
+	s, pool := c.holder.store, c.holder.options.Pool
+	claim, err := s.Claim(ctx, pool, lane.Hash())
 	if err != nil {
 		return err
 	}
@@ -135,11 +213,11 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 		}
 		// The ready message is about to be removed, or was brought back, maybe with the claim:
 		// whose it is looks whether it holds the lane, and removes the claim if not.
-		_ = c.store.NC.Publish(c.store.Fleet.AskSubject(c.pool, lane.Hash()), nil)
+		_ = s.NC.Publish(s.Fleet.AskSubject(pool, lane.Hash()), nil)
 		return errOnItsWay
 	}
 	if consumer == nil {
-		consumer, err = c.store.Consumer(ctx, c.pool)
+		consumer, err = s.Consumer(ctx, pool)
 	}
 	if err != nil || consumer == nil || consumer.Delivered.Stream < ready.Sequence {
 		return err
@@ -148,24 +226,4 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 		c.holder.replaceReady(ctx, lane)
 	}
 	return errOnItsWay
-}
-
-// errOnItsWay says that a lane is looked at again in a while: its ready message was delivered, and
-// it is not claimed yet.
-var errOnItsWay = errors.New("the ready message is on its way to a worker")
-
-// laneOf is the lane that an entry may need to be ready; "" for marks of those who hold it, and for
-// what no worker can read.
-func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
-	what := c.store.Fleet.ParseMailboxSubject(entry.Subject())
-	if what.Kind != protocol.EntryCall && what.Kind != protocol.EntryCancel {
-		return ""
-	}
-	lane = Named(entry.Headers())
-	if lane.Hash() != c.store.Fleet.LaneOfSubject(entry.Subject()) {
-		c.logger.Error("mailbox entry is malformed: nobody takes its lane for it",
-			slog.String("subject", entry.Subject()), slog.String("header", protocol.HeaderLane))
-		return ""
-	}
-	return lane
 }

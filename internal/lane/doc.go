@@ -103,11 +103,11 @@
 //	what is decided, without input or output   package core, and the simulation of it
 //	calls are put, results heard               publisher, inflight, missing; results
 //	the holder: one loop that pulls            holder, pull, slots; options, executor
-//	who holds what                             claim, life, peers
-//	lanes that nobody looks after              caretaker, review, overdue
-//	a lane while it is held: one select loop   held, fairness, attempt, ahead, leave, garbage
+//	who holds what                             claim, tenure, life, peers
+//	lanes that nobody holds                    caretaker, due, visit
+//	a lane while it is held: one select loop   held, fairness, attempt, ahead, marks, leave, garbage
 //	calls that other workers have to run       offer
-//	what waits in it, in order                 feed, mailbox
-//	operators, cancels, pauses                 answer, marks; package operator
+//	what waits in it, in order                 feed, mailbox, ear
+//	operators, cancels, pauses                 answer; package operator
 //	streams and their operations               package store; what answers are worth: consistency
 package lane

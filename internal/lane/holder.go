@@ -67,7 +67,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.peers.replace = h.replaceReady
-	h.care = &caretaker{holder: h, store: s, pool: o.Pool, logger: o.Logger, consumer: care}
+	h.care = &caretaker{holder: h, consumer: care, due: map[protocol.LaneHash]dueLane{}}
 	h.slots = newSlots(o.Slots, h.room)
 	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.deliver, h.room, h.pullFault)
 	return h, nil
@@ -125,7 +125,6 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	group.Go(func() error { return h.peers.run(beside) })
 	group.Go(func() error { h.keepInformed(beside); return nil })
 	group.Go(func() error { h.care.run(ctx); return nil })
-	group.Go(func() error { h.answerOverdue(ctx); return nil })
 	for ctx.Err() == nil {
 		h.live(ctx, drain)
 	}

@@ -111,7 +111,7 @@ func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Ti
 // isStored reports whether a call is its lane's ready message, or in the mailbox.
 func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, error) {
 	fleet, hash := p.store.Fleet, call.Lane().Hash()
-	ready, err := p.store.Next(ctx, fleet.ReadySubject(call.Pool, hash), 0)
+	ready, err := p.store.Ready(ctx, call.Pool, hash)
 	if err != nil || ready != nil && ready.Header.Get(protocol.HeaderCall) == string(call.ID) {
 		return true, err
 	}

@@ -90,15 +90,13 @@ func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, body []byt
 	}
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()
-	found, err := h.store.Next(ctx, h.options.Fleet.ReadySubject(h.options.Pool, hash), 0)
+	ready, err := h.storedReady(ctx, hash)
 	h.mu.Lock()
 	living := h.life != nil
 	h.mu.Unlock()
-	if err != nil || found == nil || !living || Named(found.Header).Hash() != hash {
+	if err != nil || ready == nil || !living {
 		h.slots.release()
 		return
 	}
-	h.enter(&readyMessage{ //nolint:contextcheck // the lane has its own
-		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: Named(found.Header), hash: hash,
-	})
+	h.enter(ready) //nolint:contextcheck // the lane has its own
 }

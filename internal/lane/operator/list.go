@@ -222,7 +222,7 @@ func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
 	if s.claim != nil {
 		s.lane = s.claim.Lane
 	}
-	if s.ready, err = o.readyMessage(ctx, s.pool, s.hash); err != nil {
+	if s.ready, err = o.store.Ready(ctx, s.pool, s.hash); err != nil {
 		return err
 	}
 	if s.ready != nil {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
@@ -165,14 +164,9 @@ func (o *Operator) poke(pool protocol.Pool, lane protocol.Lane) {
 	_ = o.store.NC.Publish(o.store.Fleet.AskSubject(pool, lane.Hash()), nil)
 }
 
-// readyMessage returns a lane's ready message; nil when there is none.
-func (o *Operator) readyMessage(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (*jetstream.RawStreamMsg, error) {
-	return o.store.Next(ctx, o.store.Fleet.ReadySubject(pool, lane), 0)
-}
-
 // require checks that a lane has something.
 func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
-	msg, err := o.readyMessage(ctx, pool, lane.Hash())
+	msg, err := o.store.Ready(ctx, pool, lane.Hash())
 	if err == nil && msg == nil {
 		msg, err = o.store.Next(ctx, o.store.Fleet.MailboxFilter(pool, lane.Hash()), 0)
 	}

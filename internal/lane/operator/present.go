@@ -37,7 +37,7 @@ func (o *Operator) Present(ctx context.Context, session protocol.SessionID, call
 	group.SetLimit(lookers)
 	for i, subject := range ready {
 		group.Go(func() error {
-			msg, err := o.readyMessage(each, protocol.Pool(strings.Split(subject, ".")[2]), fleet.LaneOfSubject(subject))
+			msg, err := o.store.Ready(each, protocol.Pool(strings.Split(subject, ".")[2]), fleet.LaneOfSubject(subject))
 			if err == nil && msg != nil && msg.Header.Get(protocol.HeaderSession) == string(session) {
 				inline[i] = protocol.CallID(msg.Header.Get(protocol.HeaderCall))
 			}

@@ -78,7 +78,7 @@ func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.Lane
 	there, entries, err := s.ReadLane(ctx, pool, lane)
 	many := errors.Is(err, ErrNotAtOnce)
 	if many {
-		there, err = s.Next(ctx, s.Fleet.ReadySubject(pool, lane), 0)
+		there, err = s.Ready(ctx, pool, lane)
 	}
 	if err != nil {
 		return nil, err

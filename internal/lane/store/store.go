@@ -239,6 +239,11 @@ func (s *Store) Next(ctx context.Context, filter string, seq uint64) (*jetstream
 	return s.calls.next(ctx, filter, seq)
 }
 
+// Ready returns the ready message of a lane; nil when there is none.
+func (s *Store) Ready(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (*jetstream.RawStreamMsg, error) {
+	return s.Next(ctx, s.Fleet.ReadySubject(pool, lane), 0)
+}
+
 // readLeader reads from any stream. It asks the stream's leader, so it sees every acknowledged
 // message.
 func (s *Store) readLeader(ctx context.Context, stream, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
