@@ -56,5 +56,4 @@ func (a *ahead) serves(e *core.Entry) bool {
 	return !e.MayHaveResult() && !e.MayHaveRun() && e.Call.Delivery != protocol.AtMostOnce
 }
 
-// drop forgets a call that is not in hand any more.
 func (a *ahead) drop(e *core.Entry) { delete(a.asked, e.Call.ID) }

@@ -70,7 +70,6 @@ func (h *Holder) answerQuestions() (stop func(), err error) {
 	}, nil
 }
 
-// lanes returns the lanes that are held now.
 func (h *Holder) lanes() []*held {
 	var lanes []*held
 	h.each(func(l *held) {
@@ -105,7 +104,6 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 	l.mail.nudge()
 }
 
-// respond tells of lanes, in as many messages as it takes.
 func (h *Holder) respond(question *nats.Msg, lanes []*held) {
 	a := Answer{Type: TypeAnswer, Version: protocol.Version, WorkerID: h.options.Worker, Lanes: []HeldLane{}}
 	size := 0
@@ -122,7 +120,6 @@ func (h *Holder) respond(question *nats.Msg, lanes []*held) {
 	}
 }
 
-// send sends an answer; one that gets lost is as good as none.
 func (h *Holder) send(question *nats.Msg, a *Answer) {
 	body, err := json.Marshal(a)
 	if err == nil {

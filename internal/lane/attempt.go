@@ -102,7 +102,6 @@ func (l *held) isSettled(e *core.Entry, asked *store.Lookup) (bool, error) {
 	return false, err
 }
 
-// refusal returns the result of a call that is not to be started at all.
 func (l *held) refusal(e *core.Entry) *protocol.Result {
 	l.running.mu.Lock()
 	defer l.running.mu.Unlock()
@@ -230,14 +229,12 @@ func (l *held) settle(e *core.Entry, r *protocol.Result) bool {
 	return true
 }
 
-// wasSettled notes that the result of a call was stored already when its turn came.
 func (l *held) wasSettled(e *core.Entry) {
 	e.SettledBefore = true
 	l.holder.options.SettledBefore(l.ctx, e.Call)
 	l.dropPayload(e)
 }
 
-// dropPayload deletes the body that a settled call has in the object store.
 func (l *held) dropPayload(e *core.Entry) {
 	if stored, packed := e.Call.Payload.(protocol.Stored); packed {
 		l.holder.store.Blobs.Remove(l.ctx, stored)

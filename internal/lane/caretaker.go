@@ -55,7 +55,6 @@ const (
 	reviews = 2
 )
 
-// run looks after the pool's lanes until ctx ends.
 func (c *caretaker) run(ctx context.Context) {
 	every := func(period time.Duration, do func(context.Context) error) func() {
 		return func() {
@@ -72,7 +71,6 @@ func (c *caretaker) run(ctx context.Context) {
 	both.Wait()
 }
 
-// entries looks after new entries until no more are there.
 func (c *caretaker) entries(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
@@ -161,7 +159,6 @@ func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 	return c.inspect(ctx, lane, ready, nil)
 }
 
-// review looks at the ready messages of the pool that were delivered, when it is time to.
 func (c *caretaker) review(ctx context.Context) error {
 	s, o, lease := c.holder.store, &c.holder.options, c.holder.lease
 	if n := s.NC.Stats().Reconnects + 1; n != c.connections {

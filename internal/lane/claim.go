@@ -33,7 +33,6 @@ type readyMessage struct {
 	call *core.Entry // the call that it is, until that is in the schedule of its lane
 }
 
-// readReady reads a ready message.
 func readReady(msg *nats.Msg) (*readyMessage, error) {
 	meta, err := msg.Metadata()
 	if err != nil {
@@ -66,7 +65,6 @@ type claim struct {
 	epoch atomic.Uint64 // 0 while it is not known to be stored
 }
 
-// newClaim is a claim of this life by a ready message.
 func (h *Holder) newClaim(l *life, r *readyMessage) *claim {
 	return &claim{Claim: protocol.Claim{
 		Lane: r.lane, WorkerID: h.options.Worker, Life: l.id, Token: uuid.NewString(), Ready: r.seq,
@@ -136,7 +134,6 @@ func (h *Holder) judge(c *claim, found *store.StoredClaim) error {
 	return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errHeld)
 }
 
-// decline gives a ready message back that was not claimed.
 func (h *Holder) decline(r *readyMessage, why error) {
 	switch {
 	case errors.Is(why, errHeld): // it is the holder's

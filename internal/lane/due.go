@@ -55,7 +55,6 @@ func (c *caretaker) answerDue(ctx context.Context) error {
 	return nil
 }
 
-// readDue remembers the lanes of messages of the pool that were not read before.
 func (c *caretaker) readDue(ctx context.Context) error {
 	filter := c.holder.options.Fleet.PoolFilter(c.holder.options.Pool)
 	for n := 0; n < dueReads && len(c.due) < maxDue; n++ {
@@ -113,7 +112,6 @@ func (c *caretaker) answerLane(ctx context.Context, lane protocol.Lane) (again t
 	return again, err
 }
 
-// isEmpty reports whether nothing waits in a lane any more.
 func (c *caretaker) isEmpty(ctx context.Context, lane protocol.Lane) bool {
 	s, pool := c.holder.store, c.holder.options.Pool
 	ready, err := s.Ready(ctx, pool, lane.Hash())

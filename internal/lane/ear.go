@@ -33,7 +33,6 @@ type ear struct {
 // maxTold bounds the messages that wait to be taken; what is more is read from the stream.
 const maxTold = 4 * window
 
-// listens reports whether the server tells what is stored.
 func (e *ear) listens() bool { return e.subscription != nil }
 
 // begin begins to listen, and reports whether it does: not without a connection.
@@ -46,7 +45,6 @@ func (e *ear) begin() bool {
 	return err == nil
 }
 
-// close stops listening.
 func (e *ear) close() {
 	if e.listens() {
 		_ = e.subscription.Unsubscribe() // fails only when the connection is closed
@@ -54,7 +52,6 @@ func (e *ear) close() {
 	}
 }
 
-// tell takes a message that was stored.
 func (e *ear) tell(msg *nats.Msg) {
 	copied, err := store.FromCopy(msg)
 	e.mu.Lock()
@@ -80,7 +77,6 @@ func (e *ear) nudge() {
 	}
 }
 
-// takeCancels returns the calls that somebody has asked to cancel since the last time.
 func (e *ear) takeCancels() []protocol.CallID {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +134,6 @@ func (e *ear) forgetLost() {
 	}
 }
 
-// forget stops listening, and forgets what was told.
 func (e *ear) forget() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

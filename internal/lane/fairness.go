@@ -22,10 +22,8 @@ type seat struct {
 	share   time.Time // when the lane's share of the slots began; before it, they are left to others
 }
 
-// newSeat is that of a lane that is claimed with one slot.
 func newSeat() seat { return seat{free: 1, share: time.Now(), granted: make(chan bool, 1)} }
 
-// take ends standing in line.
 func (s *seat) take(granted bool) {
 	s.wanting = false
 	if granted {
@@ -33,7 +31,6 @@ func (s *seat) take(granted bool) {
 	}
 }
 
-// givesWay reports whether free slots are left to others for a moment.
 func (s *seat) givesWay(now time.Time) bool { return now.Before(s.share) }
 
 // start starts what may run, as far as there are slots.
@@ -68,7 +65,6 @@ func (l *held) start() {
 	l.freeSlots()
 }
 
-// freeSlots gives back the slots that no call uses.
 func (l *held) freeSlots() {
 	for ; l.seat.free > 0; l.seat.free-- {
 		l.holder.slots.release()
@@ -85,7 +81,6 @@ func (l *held) wantSlot() {
 	go func() { l.seat.granted <- l.holder.slots.acquire(l.starting) == nil }()
 }
 
-// returnSlots gives back what slots the lane has or is about to get.
 func (l *held) returnSlots() {
 	l.stop()
 	if l.seat.wanting {

@@ -33,7 +33,6 @@ func (l *held) entry(header nats.Header, body []byte) (*core.Entry, error) {
 	return &core.Entry{Call: call, Header: header, Fault: err}, nil
 }
 
-// openReady reads the call that the ready message may be.
 func (l *held) openReady() {
 	if len(l.ready.body) == 0 {
 		return
@@ -85,7 +84,6 @@ func (l *held) feed() error {
 	return l.readMarks()
 }
 
-// isFull reports whether the lane has as many calls in hand as it may.
 func (l *held) isFull() bool {
 	return l.schedule.Len() >= window || l.schedule.Bytes() >= windowBytes
 }
@@ -148,7 +146,6 @@ func (l *held) accept(msg *message) {
 	}
 }
 
-// discardUnread removes a message that can neither be run nor answered.
 func (l *held) discardUnread(msg *message, why error) {
 	l.holder.options.Logger.ErrorContext(l.ctx, "mailbox entry removed",
 		slog.String("lane", string(l.lane)), slog.String("subject", msg.Subject), slog.Any("error", why))

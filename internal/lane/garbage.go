@@ -31,13 +31,11 @@ const maxThrown = 1024
 
 func (g *garbage) isMuch() bool { return len(g.thrown) >= maxThrown }
 
-// discard removes a message that nobody needs any more.
 func (l *held) discard(call protocol.CallID, seq uint64) {
 	l.holder.store.ThrowAway(seq)
 	l.garbage.thrown[seq] = call
 }
 
-// discardCall removes what a settled call leaves behind.
 func (l *held) discardCall(e *core.Entry) {
 	id := e.Call.ID
 	for _, seq := range slices.Concat(e.OwnMarks, l.garbage.marks[id]) {

@@ -62,7 +62,6 @@ type use struct {
 	idle   time.Time // when the lane had nothing to do; zero while it has
 }
 
-// newHeld is a lane that is about to be claimed by a ready message, with a slot.
 func newHeld(h *Holder, life *life, ready *readyMessage) *held {
 	return &held{
 		tenure: newTenure(life, ready, h.newClaim(life, ready)), holder: h,
@@ -156,7 +155,6 @@ func (l *held) work() (time.Duration, error) {
 	return nothingToDo, nil
 }
 
-// isIdle reports whether nothing of the lane waits or runs, as far as is known.
 func (l *held) isIdle() bool {
 	return l.seat.used == 0 && !l.seat.wanting && l.schedule.Len() == 0 && l.ready.call == nil && l.mail.caughtUp
 }
@@ -225,7 +223,6 @@ func (l *held) waitIdle() time.Duration {
 	return min(keep, l.holder.lookPeriod())
 }
 
-// idleFor is how long the lane is kept when it is idle.
 func (l *held) idleFor() time.Duration {
 	o := &l.holder.options
 	switch {
@@ -249,7 +246,6 @@ func (h *Holder) lookPeriod() time.Duration {
 	return min(max(time.Duration(h.Held())*share, lookPeriod), lookPeriodMax)
 }
 
-// finish books the end of a call.
 func (l *held) finish(f finished) {
 	l.seat.used--
 	l.seat.free++
@@ -260,7 +256,6 @@ func (l *held) finish(f finished) {
 	l.book(f.entry)
 }
 
-// finishOthers books whatever else has ended meanwhile.
 func (l *held) finishOthers() {
 	for {
 		select {
@@ -272,7 +267,6 @@ func (l *held) finishOthers() {
 	}
 }
 
-// book takes a settled call out of what is in hand.
 func (l *held) book(e *core.Entry) {
 	l.use.served++
 	l.schedule.Finish(e)

@@ -94,7 +94,6 @@ func (h *Holder) Load() (lanes, used, slots int) {
 	return h.Held(), h.options.Slots - h.slots.available(), h.options.Slots
 }
 
-// room wakes the pull loop.
 func (h *Holder) room() {
 	select {
 	case h.wake <- struct{}{}:
@@ -173,10 +172,8 @@ func (h *Holder) endure(ctx context.Context, l *life) {
 	}
 }
 
-// leavePause is the pause between two looks whether what was killed has ended.
 const leavePause = 10 * time.Millisecond
 
-// holds reports whether a lane of a life is held.
 func (h *Holder) holds(life *life) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -234,7 +231,6 @@ func (h *Holder) pull(ctx context.Context) {
 	}
 }
 
-// deliver takes a ready message from the pool's consumer.
 func (h *Holder) deliver(msg *nats.Msg) {
 	ready, err := readReady(msg)
 	if err != nil {
@@ -358,7 +354,6 @@ func (h *Holder) tellLoss(l *held) (stop func()) {
 	}
 }
 
-// each calls f for every held lane.
 func (h *Holder) each(f func(*held)) {
 	h.mu.Lock()
 	lanes := make([]*held, 0, len(h.held))

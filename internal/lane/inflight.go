@@ -90,7 +90,6 @@ func (o *ownLane) stays(now time.Time) bool {
 	return o.ended > 1 && now.Sub(o.lastEnd) < heldFor && now.After(o.distrust)
 }
 
-// sweep forgets the idle lanes when there are too many.
 func (p *inFlight) sweep() {
 	if p.idle < maxIdle {
 		return
@@ -164,7 +163,6 @@ func (p *inFlight) missing(own *ownLane, timer **time.Timer) bool {
 	return true
 }
 
-// doubt stops counting on the holder of a lane for a while.
 func (p *inFlight) doubt(lane poolLane) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,7 +171,6 @@ func (p *inFlight) doubt(lane poolLane) {
 	}
 }
 
-// finished books the end of a call.
 func (p *inFlight) finished(lane poolLane, id protocol.CallID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -83,7 +83,6 @@ func (l *held) tries(trouble string, do func() error) bool {
 	return false
 }
 
-// redeliver has the pool's consumer give the ready message to somebody.
 func (l *held) redeliver(ctx context.Context) error {
 	return l.holder.store.Redeliver(ctx, l.holder.options.Pool, l.ready.seq)
 }

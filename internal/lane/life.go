@@ -52,7 +52,6 @@ func newLife(ctx context.Context, lease time.Duration) *life {
 	return l
 }
 
-// isLost reports whether the life ended because its lease did.
 func (l *life) isLost() bool { return errors.Is(context.Cause(l.ctx), ErrLost) }
 
 // trusted reports whether nobody else can hold what was claimed in this life. Once it is not, the
@@ -92,7 +91,6 @@ func (l *life) check() {
 	l.limit.Reset(l.lease.End().Sub(now))
 }
 
-// keep renews the heartbeat until the life ends.
 func (h *Holder) keep(l *life) {
 	ticker := time.NewTicker(l.lease.Period())
 	defer ticker.Stop()
@@ -153,7 +151,6 @@ func (h *Holder) resync(ctx context.Context, l *life) {
 	l.seq = max(l.seq, record.Seq) // when it was sent is not known, so it renews nothing
 }
 
-// heartbeat is the record of a life.
 func (h *Holder) heartbeat(beat uint64, expired bool) *protocol.Heartbeat {
 	return &protocol.Heartbeat{
 		WorkerID: h.options.Worker, LeaseMS: h.lease.Milliseconds(), Beat: beat,

@@ -90,7 +90,6 @@ func (m *mailbox) fill(ctx context.Context) error {
 	return nil
 }
 
-// give hands the mailbox what was there a moment ago.
 func (m *mailbox) give(found []*message) {
 	m.sure = append(m.sure, found...)
 	m.ended = !m.listens() // else what came meanwhile is not told any more
@@ -124,7 +123,6 @@ func (m *mailbox) ask(ctx context.Context) error {
 	return nil
 }
 
-// askOne asks the stream for the next message.
 func (m *mailbox) askOne(ctx context.Context) error {
 	msg, err := m.store.Next(ctx, m.filter(), m.cursor)
 	if err != nil {

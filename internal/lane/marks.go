@@ -28,14 +28,12 @@ type marks struct {
 	early map[protocol.CallID]struct{}
 }
 
-// cancelTold acts on requests to cancel before their turn in the mailbox comes.
 func (l *held) cancelTold() {
 	for _, id := range l.mail.takeCancels() {
 		l.cancelCall(id)
 	}
 }
 
-// cancelCall cancels a call, if it is in hand or will be.
 func (l *held) cancelCall(id protocol.CallID) {
 	e := l.schedule.Find(id)
 	if e == nil {

@@ -64,7 +64,6 @@ func (s *streams) look(ctx context.Context) error {
 	return s.gone
 }
 
-// book notes what the server says of a stream.
 func (s *streams) book(stream string, made time.Time, err error) {
 	switch {
 	case errors.Is(err, store.ErrNoStream):
@@ -108,7 +107,6 @@ func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Ti
 	return err == nil && r == nil
 }
 
-// isStored reports whether a call is its lane's ready message, or in the mailbox.
 func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, error) {
 	fleet, hash := p.store.Fleet, call.Lane().Hash()
 	ready, err := p.store.Ready(ctx, call.Pool, hash)

@@ -70,7 +70,6 @@ func (l *held) isOver(e *core.Entry) bool {
 	return false
 }
 
-// offer leaves the lane to a worker that has what it needs.
 func (l *held) offer(ctx context.Context) error {
 	s := l.holder.store
 	body, err := json.Marshal(l.lacks)

@@ -45,7 +45,6 @@ func newPeers(s *store.Store, pool protocol.Pool, lease time.Duration, origin st
 	return &peers{store: s, pool: pool, lease: lease, origin: origin, lives: map[protocol.LifeID]*peer{}}
 }
 
-// run watches until ctx ends.
 func (p *peers) run(ctx context.Context) error {
 	subscription, err := p.store.NC.Subscribe(p.store.Fleet.BeatFilter(p.pool), p.hear)
 	if err != nil {
@@ -81,7 +80,6 @@ func (p *peers) hear(msg *nats.Msg) {
 	}
 }
 
-// see books a heartbeat.
 func (p *peers) see(beat *store.StoredHeartbeat) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +148,6 @@ func (p *peers) isPredecessor(one *peer) bool {
 		originPlace(one.beat.Origin) == originPlace(p.origin)
 }
 
-// originPlace is the place of an origin, which is PLACE#INSTANCE.
 func originPlace(origin string) string {
 	place, _, _ := strings.Cut(origin, "#")
 	return place
@@ -196,7 +193,6 @@ func (p *peers) rescue(ctx context.Context, life protocol.LifeID) {
 	p.forget(ctx, life)
 }
 
-// claimsOf returns the claims of a life.
 func (p *peers) claimsOf(ctx context.Context, life protocol.LifeID) (claims []*store.StoredClaim, err error) {
 	err = p.store.EachClaim(ctx, p.pool, func(c *store.StoredClaim) {
 		if c.Life == life {

@@ -90,7 +90,6 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 // Finished tells that a call which was put has its result, or is given up.
 func (p *Publisher) Finished(call *protocol.Call) { p.inFlight.finished(poolLaneOf(call), call.ID) }
 
-// putLane enqueues the calls of one lane in their order.
 func (p *Publisher) putLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
 	ids := make([]protocol.CallID, len(indexes))
 	for n, i := range indexes {
@@ -114,7 +113,6 @@ func (p *Publisher) putLane(ctx context.Context, lane poolLane, calls []Outgoing
 	}
 }
 
-// lacksRoom reports whether the stream was full a moment ago.
 func (p *Publisher) lacksRoom() bool {
 	return time.Since(time.Unix(0, p.noRoom.Load())) < fullFor
 }
@@ -163,7 +161,6 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 	return call, msg, nil
 }
 
-// headers is how many a call has of its own.
 const headers = 3
 
 // storePayload puts a call's payload into the object store, and returns the call
@@ -260,7 +257,6 @@ func fullOf(call *protocol.Call, again bool) error {
 	return fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
 }
 
-// appendOne tries until the server has answered or the context ends.
 func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, store.Answer, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		seq, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)

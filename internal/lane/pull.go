@@ -36,7 +36,6 @@ type puller struct {
 	body         []byte // of a pull request
 }
 
-// pullRequest is a request that the server has not answered yet.
 type pullRequest struct {
 	reply string
 	sent  time.Time
@@ -106,7 +105,6 @@ func (p *puller) stop() {
 	p.subscription, p.inbox, p.requests = nil, "", nil
 }
 
-// answer books an answer and passes on what it brought.
 func (p *puller) answer(inbox string, msg *nats.Msg) {
 	status := msg.Header.Get("Status")
 	p.mu.Lock()

@@ -60,7 +60,6 @@ func (s *slots) acquire(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// release gives a slot back.
 func (s *slots) release() {
 	s.mu.Lock()
 	if first := s.waiting.Front(); first != nil {
@@ -74,7 +73,6 @@ func (s *slots) release() {
 	s.changed()
 }
 
-// inLine is how many wait for a slot.
 func (s *slots) inLine() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

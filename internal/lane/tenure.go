@@ -31,7 +31,6 @@ func newTenure(life *life, ready *readyMessage, claim *claim) *tenure {
 	return t
 }
 
-// isStopping reports whether no call may start any more.
 func (t *tenure) isStopping() bool { return t.starting.Err() != nil }
 
 // alive reports whether the lane is still surely ours; when it is not, it is given up.

@@ -20,7 +20,6 @@ type troubles struct {
 	told map[string]time.Time // by message, which are constants
 }
 
-// tell logs that an attempt has failed, unless the same was logged a moment ago.
 func (t *troubles) tell(ctx context.Context, msg string, attrs ...slog.Attr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -34,7 +33,6 @@ func (t *troubles) tell(ctx context.Context, msg string, attrs ...slog.Attr) {
 	t.logger.LogAttrs(ctx, slog.LevelWarn, msg, attrs...) //nolint:sloglint // messages are constants of the callers
 }
 
-// complain tells of an attempt of the lane that has failed.
 func (l *held) complain(msg string, err error) {
 	l.holder.troubles.tell(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err))
 }

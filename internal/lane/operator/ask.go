@@ -22,7 +22,6 @@ const (
 	askLanes = 1 << 17
 )
 
-// holding is a held lane as its holder described it.
 type holding struct {
 	lane.HeldLane
 

@@ -154,7 +154,6 @@ func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane protocol
 	return slices.Collect(maps.Values(lanes)), complete, nil
 }
 
-// count books one subject of the lane.
 func (s *sighting) count(fleet protocol.Fleet, subject string) {
 	if subject == fleet.ReadySubject(s.pool, s.hash) {
 		s.isReady = true
@@ -214,7 +213,6 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 	return lanes, nil
 }
 
-// read reads the claim, the ready message and the first call of a lane.
 func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
 	if s.claim, err = o.store.Claim(ctx, s.pool, s.hash); err != nil {
 		return err
@@ -237,7 +235,6 @@ func (o *Operator) read(ctx context.Context, s *sighting) (err error) {
 	})
 }
 
-// each tells the messages of a mailbox in order, for as long as do says so.
 func (o *Operator) each(ctx context.Context, s *sighting, from uint64, do func(*jetstream.RawStreamMsg) (more bool, err error)) error {
 	for {
 		msg, err := o.store.Next(ctx, o.store.Fleet.MailboxFilter(s.pool, s.hash), from)
@@ -251,7 +248,6 @@ func (o *Operator) each(ctx context.Context, s *sighting, from uint64, do func(*
 	}
 }
 
-// readableLane reads the lane's name from a message; "" when it does not have it.
 func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
 	if name := lane.Named(header); name.Hash() == hash {
 		return name
@@ -259,7 +255,6 @@ func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
 	return ""
 }
 
-// status puts together what the streams and the holder tell.
 func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (Status, error) {
 	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, State: s.state(holder), Running: []lane.RunningCall{}}
 	if holder != nil {

@@ -152,7 +152,6 @@ func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.L
 	return holder.Running, nil
 }
 
-// cancel stores the request to cancel a call and tells the holder.
 func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
 	err := o.store.Cancel(ctx, pool, lane, id)
 	o.poke(pool, lane)
@@ -164,7 +163,6 @@ func (o *Operator) poke(pool protocol.Pool, lane protocol.Lane) {
 	_ = o.store.NC.Publish(o.store.Fleet.AskSubject(pool, lane.Hash()), nil)
 }
 
-// require checks that a lane has something.
 func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
 	msg, err := o.store.Ready(ctx, pool, lane.Hash())
 	if err == nil && msg == nil {
@@ -179,7 +177,6 @@ func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protoco
 	return nil
 }
 
-// named bounds the names that an error lists.
 const named = 5
 
 // noLane makes the error about a lane that has nothing in its pool: it names the pools in which it
@@ -205,7 +202,6 @@ func (o *Operator) noLane(ctx context.Context, pool protocol.Pool, lane protocol
 	return fmt.Errorf("%w: %s has nothing in pool %s; there are %s", ErrNoLane, lane, pool, andMore(names, list.LeftOut))
 }
 
-// andMore lists names, and says how many there are besides.
 func andMore(names []string, more int) string {
 	if over := len(names) - named; over > 0 {
 		names, more = names[:named], more+over
@@ -217,7 +213,6 @@ func andMore(names []string, more int) string {
 	return text
 }
 
-// requireCall checks that a lane has an unfinished call.
 func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
 	view, err := o.Show(ctx, pool, lane, 0)
 	if err != nil {

@@ -124,7 +124,6 @@ func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit
 	return err
 }
 
-// readMark adds what a mark says of a call that is shown.
 func (o *Operator) readMark(ctx context.Context, s *sighting, view *View, mark protocol.MailboxEntry) error {
 	i := slices.IndexFunc(view.Calls, func(c CallStatus) bool { return c.CallID == mark.CallID })
 	if i < 0 {
@@ -169,7 +168,6 @@ func (o *Operator) callStatus(ctx context.Context, msg *jetstream.RawStreamMsg, 
 	return status, nil
 }
 
-// unfinished reports whether a call has no result.
 func (o *Operator) unfinished(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
 	if session == "" || id == "" {
 		return true, nil

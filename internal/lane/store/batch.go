@@ -85,7 +85,6 @@ type batcher struct {
 	underWay *batch // nil when none is
 }
 
-// batch is one request.
 type batch struct {
 	lookups []*Lookup
 	answers []*nats.Msg
@@ -131,7 +130,6 @@ func (b *batcher) send() {
 	}
 }
 
-// request is the body of the question.
 func (b *batch) request() []byte {
 	body := []byte(`{"multi_last":[`)
 	for _, l := range b.lookups {
@@ -142,7 +140,6 @@ func (b *batch) request() []byte {
 	return fmt.Appendf(body[:len(body)-1], `],"max_bytes":%d}`, pageBytes)
 }
 
-// answered takes one of the answers to a request.
 func (b *batcher) answered(to *batch, answer *nats.Msg) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -27,7 +27,6 @@ type reader struct {
 	batcher batcher
 }
 
-// readsDirect reports whether the stream may be read by direct gets.
 func (r *reader) readsDirect() bool { return r.direct.Load() && isSingle(r.store.NC) }
 
 // next returns the first message at or after seq that matches filter; nil when there is none.
@@ -111,7 +110,6 @@ func (r *reader) page(
 // pageSize is how many messages [reader.each] reads at once.
 const pageSize = 256
 
-// each tells all messages that match filter.
 func (r *reader) each(ctx context.Context, filter string, tell func(*jetstream.RawStreamMsg)) error {
 	for seq := uint64(0); ; {
 		page, left, err := r.page(ctx, filter, seq, pageSize)
@@ -141,7 +139,6 @@ const (
 	statusNotFound = "404"
 )
 
-// endsBatch reports whether an answer is the last one of several.
 func endsBatch(answer *nats.Msg) bool { return answer.Header.Get(headerStatus) != "" }
 
 // readBatch reads the answers to a direct get of several messages. Each names the one before it, so
@@ -176,7 +173,6 @@ func readBatch(answers []*nats.Msg) (found []*jetstream.RawStreamMsg, left int, 
 
 var errGap = errors.New("an answer got lost")
 
-// refusal is the error that the server answered with.
 func refusal(answer *nats.Msg) error {
 	return fmt.Errorf("%w: %s %s", errRefused, answer.Header.Get(headerStatus), answer.Header.Get("Description"))
 }

@@ -83,7 +83,6 @@ func (s *Store) list(ctx context.Context, limit time.Duration, filter string, sk
 	return found, nil
 }
 
-// readListing reads the answer to STREAM.INFO with a filter.
 func readListing(body []byte) (*Listing, error) {
 	var answer struct {
 		Error *jetstream.APIError `json:"error"`

@@ -77,7 +77,6 @@ func (r *Replies) take() uint64 {
 // errClosed says that nothing can be asked any more.
 var errClosed = fmt.Errorf("replies: %w", nats.ErrConnectionClosed)
 
-// listen subscribes when the first question is asked.
 func (r *Replies) listen() error {
 	if r.closed {
 		return errClosed
@@ -94,7 +93,6 @@ func (r *Replies) listen() error {
 	return nil
 }
 
-// sweep forgets what was asked long ago.
 func (r *Replies) sweep(now time.Time) {
 	if now.Sub(r.swept) < unanswered {
 		return

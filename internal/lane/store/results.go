@@ -33,7 +33,6 @@ func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
 	return nil
 }
 
-// messageOverhead is room for the subject and the headers of a message.
 const messageOverhead = 16 << 10
 
 // maxMessage is how many bytes of the message of an error a result has that no message of NATS

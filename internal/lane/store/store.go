@@ -313,7 +313,6 @@ func HeaderSafe(s string) string {
 	return safe
 }
 
-// space is one as JSON may escape it.
 const space = `\u0020`
 
 // Retryable reports whether an error leaves open what happened; an answer of the server does not.
