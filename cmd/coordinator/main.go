@@ -23,6 +23,7 @@ type grammar struct {
 	Call    callCommand    `cmd:"" help:"Call one tool without a model and print its result as JSON."`
 	Serve   serveCommand   `cmd:"" help:"Run sessions for others until stopped."`
 	Submit  submitCommand  `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
+	Mcp     mcpCommand     `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
 	Approve approveCommand `cmd:"" help:"Answer the question whether a tool call may be made."`
 	Tools   toolsCommand   `cmd:"" help:"Print the tool schemas as the model gets them."`
 	Bench   benchCommand   `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
@@ -62,7 +63,7 @@ func run(p cli.Program) int {
 	var g grammar
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
-			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve,
+			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
 			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench,
 		}
 		maps.Copy(commands, g.Lane.commands())

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
@@ -19,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 
 type serveCommand struct {
@@ -28,12 +30,15 @@ type serveCommand struct {
 	MaxSteps  int           `default:"64" help:"How often a model is asked in a turn at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens of a turn at most; 0 is no bound."`
 	Lease     time.Duration `default:"0s" help:"Length of leases on sessions of a new fleet; 0 takes what the fleet has, or 10s."`
+	Mcp       string        `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
+	Toolset   []string      `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
 	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
 
 	fleetFlags
 	replyFlags
 	folderFlag
 	policyFlags
+	httpFlags
 }
 
 func (c *serveCommand) run(ctx context.Context, p program) error {
@@ -54,6 +59,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	policies, err := c.policies()
+	if err != nil {
+		return err
+	}
+	clients, err := c.clients("--mcp", c.Mcp)
 	if err != nil {
 		return err
 	}
@@ -92,11 +101,16 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	var sweeper sync.WaitGroup
-	defer sweeper.Wait()
+	var beside sync.WaitGroup
+	defer beside.Wait()
 	sweeping, rest := context.WithCancel(ctx)
 	defer rest()
-	sweeper.Go(func() {
+	if c.Mcp != "" {
+		if err := c.serveClients(sweeping, p, fl, folder, clients, logger, &beside); err != nil {
+			return err
+		}
+	}
+	beside.Go(func() {
 		workspaces.KeepSwept(sweeping, func(err error) {
 			logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
 		})
@@ -104,6 +118,34 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)
+}
+
+// serveClients serves agents that bring their own model, until ctx ends.
+func (c *serveCommand) serveClients(
+	ctx context.Context, p program, fl *fleet.Fleet, folder *manifest.Folder, clients mcpserver.HTTPOptions, logger *slog.Logger, beside *sync.WaitGroup,
+) error {
+	table, err := openTools(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
+	if err != nil {
+		return err
+	}
+	judge, err := c.judge()
+	if err != nil {
+		return err
+	}
+	server := mcpserver.New(mcpserver.Options{
+		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Tools: table, Policy: judge, MinLevel: leastElsewhere,
+		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger,
+	})
+	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)
+	if err != nil {
+		return err
+	}
+	beside.Go(func() {
+		if err := serve(); err != nil {
+			logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
+		}
+	})
+	return nil
 }
 
 // openModels returns the models of the flags by name, and the name of the first.

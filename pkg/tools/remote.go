@@ -62,7 +62,7 @@ func (r Remote) Tool(definition Definition) Tool {
 // planned makes the tool that plans what r says, with a payload made of the arguments.
 func (r Remote) planned(definition Definition, payload func(json.RawMessage) (protocol.Payload, error)) Tool {
 	templates, err := compileResources(r.Resources)
-	tool := Tool{Definition: definition, fault: errors.Join(r.validate(), err)}
+	tool := Tool{Definition: definition, Effect: r.effect(), fault: errors.Join(r.validate(), err)}
 	if err == nil && json.Valid(definition.Schema) {
 		tool.fault = errors.Join(tool.fault, checkTemplates(templates, definition.Schema))
 	}
@@ -82,6 +82,14 @@ func (r Remote) planned(definition Definition, payload func(json.RawMessage) (pr
 		}, nil
 	}
 	return tool
+}
+
+// effect is what its resources and delivery say.
+func (r Remote) effect() Effect {
+	exclusive := slices.ContainsFunc(r.Resources, func(u Resource) bool { return u.Access != protocol.Shared })
+	return Effect{
+		ReadOnly: len(r.Resources) > 0 && !exclusive, Idempotent: r.Delivery == protocol.Idempotent, Open: true, Loop: r.Background,
+	}
 }
 
 // validate returns every fault of r but those of its kind and resources.

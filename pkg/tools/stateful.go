@@ -81,7 +81,7 @@ func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool 
 	}
 	tool.input, err = inputSchema(input)
 	tool.fault = errors.Join(tool.fault, err)
-	tool.Render = render.Dialog
+	tool.Render, tool.Effect.Loop = render.Dialog, true
 	var compact bytes.Buffer
 	if json.Compact(&compact, input) == nil {
 		tool.Description += fmt.Sprintf("\nIt keeps its state: the answer names a handle. Go on with %s, whose input must be of this schema: %s", ContinueTool, compact.String())
@@ -156,6 +156,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 func dialogTools() []Tool {
 	return []Tool{
 		{
+			Effect: Effect{Loop: true},
 			Definition: Definition{
 				Name: ContinueTool,
 				Description: "Go on with a tool that keeps its state: give it the next input, and get its next answer. " +
@@ -173,6 +174,7 @@ func dialogTools() []Tool {
 			Rules: continueRules,
 		},
 		{
+			Effect: Effect{Loop: true},
 			Definition: Definition{
 				Name:        EndTool,
 				Description: "End a tool that keeps its state, when you do not need it any more. Its handle cannot be used again.",

@@ -48,6 +48,8 @@ type Tool struct {
 	Help string
 	// Hint is a sentence or two for the system prompt of sessions that have the tool.
 	Hint string
+	// Effect is what calls may do, as a hint for others.
+	Effect Effect
 
 	input *argument.Schema // of tool_continue for this tool; nil unless it is stateful
 	fault error            // of whoever made the tool, for NewTable to report

@@ -20,6 +20,7 @@ type readArguments struct {
 
 func read() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("read",
 			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
 				"At most about 12,000 characters come back at once: read on with the offset that is named. "+
@@ -55,6 +56,7 @@ type listArguments struct {
 
 func list() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("list",
 			"List a directory, not what is below its subdirectories. Returns one name a line, hidden ones too: "+
 				"directories with a slash at the end, files with their size. At most 500 names; the total is told.",
@@ -82,6 +84,7 @@ type existsArguments struct {
 
 func exists() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("exists",
 			"Ask whether there is something at a path. Returns yes or no, and with yes whether it is a file (and its size), a directory or a symlink.",
 			`{

@@ -25,6 +25,7 @@ func OpenRath() []tools.Tool {
 
 func runShellCommand() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{Open: true},
 		Definition: definition("run_shell_command",
 			"Run one shell command in the workspace. Returns what it wrote and its exit code unless that is 0. "+
 				"A command has one line of at most 2,048 characters.",
@@ -62,6 +63,7 @@ func shellCommandRules(arguments map[string]any) (faults []string) {
 
 func readWorkspaceFile() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("read_workspace_file",
 			"Read a file of the workspace. Returns its text as it is, or with encoding null the base64 of its bytes. "+
 				"What is too long is cut, and the end says so.",
@@ -102,6 +104,7 @@ func readPlan(scope tools.Scope, raw string, payload protocol.FilesRead) (tools.
 
 func writeWorkspaceFile() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{Idempotent: true},
 		Definition: definition("write_workspace_file",
 			"Write text to a file of the workspace: make it, with its directories, or replace all of its content.",
 			writeSchema),

@@ -25,6 +25,7 @@ func Smithers() []tools.Tool {
 
 func smithersRead() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("read",
 			"Read a text file of at most 200,000 bytes. Returns its text as it is; what is too long to be shown is cut, and the end says so.",
 			fileSchema),
@@ -44,6 +45,7 @@ func smithersRead() tools.Tool {
 
 func smithersWrite() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{Idempotent: true},
 		Definition: definition("write",
 			"Write a file of at most 200,000 bytes: make it, with its directories, or replace all of its content.", writeSchema),
 		Plan: tools.PlanOf(func(scope tools.Scope, args writeArguments) (tools.Plan, *protocol.Error) {
@@ -100,6 +102,7 @@ func smithersEdit() tools.Tool {
 
 func smithersGrep() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("grep",
 			"Find the lines that match a regular expression, in one file or in all files below a directory that no .gitignore excludes. "+
 				"Returns path:line:text, sorted.",
@@ -131,6 +134,7 @@ type smithersCommand struct {
 
 func smithersBash() tools.Tool {
 	return tools.Tool{
+		Effect: tools.Effect{Open: true},
 		Definition: definition("bash",
 			"Run a program with arguments, without a shell: no pipes, wildcards or variables, unless cmd is sh and args are -c and a command line. "+
 				"Returns what it wrote and its exit code unless that is 0. It is killed after 60 seconds.",

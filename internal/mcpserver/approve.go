@@ -1,0 +1,74 @@
+package mcpserver
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// errAsked ends the planning of a call about which the client's person is to be asked first. The
+// client makes the same request again with the answer (multi round-trip requests, SEP-2322); for
+// older clients the SDK does so itself.
+var errAsked = errors.New("the client asks")
+
+// questionID is the name of the one question about a call.
+const questionID = "approval"
+
+// question is the question whether a call may be made.
+type question struct {
+	state  string            // what the client carries: the question is about this call and no other
+	can    bool              // whether the client can ask
+	answer *mcp.ElicitResult // nil before it was asked
+	other  loop.ApproveFunc
+	wait   func() // lets later calls go on, before a person is waited for
+	asked  *loop.ApprovalRequest
+}
+
+func (s *Server) question(request *mcp.CallToolRequest, session protocol.SessionID, arguments string, wait func()) *question {
+	mac := hmac.New(sha256.New, s.key)
+	_ = json.NewEncoder(mac).Encode([]string{string(session), request.Params.Name, arguments}) // it never fails
+	q := &question{state: hex.EncodeToString(mac.Sum(nil)), other: s.options.Approve, wait: wait}
+	capabilities := request.ClientCapabilities()
+	q.can = capabilities != nil && capabilities.Elicitation != nil
+	if hmac.Equal([]byte(q.state), []byte(request.Params.RequestState)) {
+		q.answer, _ = request.Params.InputResponses[questionID].(*mcp.ElicitResult)
+	}
+	return q
+}
+
+// approve is a [loop.ApproveFunc].
+func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+	switch {
+	case q.answer != nil:
+		note, _ := q.answer.Content["note"].(string)
+		return loop.Approval{Granted: q.answer.Action == "accept", By: "the client's user", Note: note}, nil
+	case q.can:
+		q.asked = &request
+		return loop.Approval{}, errAsked
+	case q.other != nil:
+		q.wait()
+		return q.other(ctx, request)
+	}
+	return loop.Approval{}, errors.New("the client cannot ask a person")
+}
+
+// open reports whether the client is to ask.
+func (q *question) open() bool { return q.asked != nil }
+
+// put is the question as an answer to a request.
+func (q *question) put() *mcp.CallToolResult {
+	return &mcp.CallToolResult{RequestState: q.state, InputRequests: mcp.InputRequestMap{questionID: &mcp.ElicitParams{
+		Mode:            "form",
+		Message:         fmt.Sprintf("%s\n\n%s %s\n\nMay this call be made?", q.asked.Reason, q.asked.Tool, q.asked.Arguments),
+		RequestedSchema: json.RawMessage(`{"type": "object", "properties": {"note": {"type": "string", "title": "Note", "description": "A word to the model."}}}`),
+	}}}
+}

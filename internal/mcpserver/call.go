@@ -1,0 +1,109 @@
+package mcpserver
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// structured is the typed result of a call, for programs.
+type structured struct {
+	Status    protocol.Status    `json:"status"`
+	Error     *protocol.Error    `json:"error,omitempty"`
+	CallID    protocol.CallID    `json:"call_id,omitempty"`
+	SessionID protocol.SessionID `json:"session_id"`
+	WorkerID  protocol.WorkerID  `json:"worker_id,omitempty"`
+	Attempt   int                `json:"attempt,omitempty"`
+	Level     string             `json:"level,omitempty"`
+	QueueMS   float64            `json:"queue_ms"`
+	RunMS     float64            `json:"run_ms"`
+	Value     json.RawMessage    `json:"value,omitempty"`
+}
+
+// call answers tools/call. The order of calls is that in which they are sent to the fleet: each is
+// let go on to that when those before it have been.
+func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	turn := s.order.of(request.Params.Meta)
+	defer turn.sent()
+	session := s.session(request)
+	arguments := string(request.Params.Arguments)
+	if arguments == "" {
+		arguments = "{}"
+	}
+	ask := s.question(request, session, arguments, turn.sent)
+	if err := turn.wait(ctx); err != nil {
+		return nil, err
+	}
+	single := loop.PlanSingle(ctx, s.options.Tools, session, request.Params.Name, arguments, &loop.SingleOptions{
+		Guard: s.options.Guard, Policy: s.options.Policy, MinLevel: s.options.MinLevel, Approve: ask.approve,
+		Keeper: s.options.Dispatcher, Logger: s.options.Logger,
+	})
+	if ask.open() {
+		return ask.put(), nil
+	}
+	if single.Call == nil {
+		return answer(session, single.Outcome)
+	}
+	result, err := s.follow(ctx, request, single.Call, turn.sent)
+	if err != nil {
+		return nil, err
+	}
+	return answer(session, single.Finish(ctx, result))
+}
+
+// follow dispatches a call and tells of its progress until its result is there.
+func (s *Server) follow(ctx context.Context, request *mcp.CallToolRequest, call *protocol.Call, sent func()) (*protocol.Result, error) {
+	p, err := s.progress(ctx, request, call)
+	if err != nil {
+		return nil, err
+	}
+	defer p.stop()
+	var result *protocol.Result
+	err = s.options.Dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u loop.Update) {
+		sent()
+		if u.Result != nil {
+			result = u.Result
+			return
+		}
+		p.state(&u)
+	})
+	if err != nil {
+		s.options.Logger.WarnContext(ctx, "call is not followed", slog.String("call", string(call.ID)), slog.Any("error", err))
+		return nil, err
+	}
+	return result, nil
+}
+
+// answer is what a client gets of an outcome: the text that a model reads, an image, a link to all
+// of a result that was cut, and the typed result.
+func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResult, error) {
+	typed := structured{Status: o.Status, Error: o.Error, SessionID: session}
+	answer := &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: o.Text}}, IsError: o.Status != protocol.StatusOK}
+	if r := o.Result; r != nil {
+		typed.CallID, typed.WorkerID, typed.Attempt, typed.Level = r.CallID, r.WorkerID, r.Attempt, r.Level
+		typed.QueueMS, typed.RunMS = r.QueueMS, r.RunMS
+		mediaType, data, image := tools.Image(r)
+		if image {
+			answer.Content = append(answer.Content, &mcp.ImageContent{MIMEType: mediaType, Data: data})
+		}
+		if r.Kept != nil {
+			answer.Content = append(answer.Content, &mcp.ResourceLink{
+				URI: resultURI(r.CallID), Name: "result " + string(r.CallID), MIMEType: "text/plain", Description: "All of this result.",
+			})
+		}
+		if r.Value != nil && !image { // which is there already
+			var err error
+			if typed.Value, err = protocol.EncodeValue(r.Value); err != nil {
+				return nil, err
+			}
+		}
+	}
+	answer.StructuredContent = typed
+	return answer, nil
+}

@@ -1,0 +1,156 @@
+package mcpserver
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/auth"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/modelcontextprotocol/go-sdk/oauthex"
+)
+
+// MaxBody bounds the body of a request over HTTP, in bytes.
+const MaxBody = 8 << 20
+
+// idleSession is how long a session of the protocol is kept of which nothing is heard; its sandbox
+// stays.
+const idleSession = time.Hour
+
+// The roles of tokens.
+const (
+	RoleRead = "read" // tools that change nothing, and resources
+	RoleUse  = "use"  // every tool
+)
+
+// Token lets a client in.
+type Token struct {
+	Name string // of whoever has it; clients of one name share their keys
+	Role string
+	hash [sha256.Size]byte
+}
+
+// ErrTokens is wrapped by every error of [ReadTokens].
+var ErrTokens = errors.New("invalid tokens")
+
+// minToken is the least length of a token, in bytes.
+const minToken = 16
+
+// ReadTokens reads tokens, one a line: a name, a role ([RoleRead] or [RoleUse]) and the token,
+// between spaces. Empty lines and those that begin with # are skipped. The error has every fault,
+// and no token.
+func ReadTokens(r io.Reader) ([]Token, error) {
+	var tokens []Token
+	var faults []error
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		fields := strings.Fields(lines.Text())
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		fault := func(format string, args ...any) {
+			faults = append(faults, fmt.Errorf("%w: line %d: "+format, append([]any{ErrTokens, n}, args...)...))
+		}
+		switch {
+		case len(fields) != 3:
+			fault("must have a name, a role and a token, but has %d words", len(fields))
+		case fields[1] != RoleRead && fields[1] != RoleUse:
+			fault("role %q: must be %s or %s", fields[1], RoleRead, RoleUse)
+		case len(fields[2]) < minToken:
+			fault("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
+		default:
+			tokens = append(tokens, Token{Name: fields[0], Role: fields[1], hash: sha256.Sum256([]byte(fields[2]))})
+		}
+	}
+	if err := lines.Err(); err != nil {
+		faults = append(faults, fmt.Errorf("%w: %w", ErrTokens, err))
+	}
+	if len(tokens) == 0 && len(faults) == 0 {
+		faults = append(faults, fmt.Errorf("%w: there is none", ErrTokens))
+	}
+	return tokens, errors.Join(faults...)
+}
+
+// HTTPOptions are about clients over HTTP.
+type HTTPOptions struct {
+	// Tokens let clients in; without any, whoever reaches the address is in.
+	Tokens []Token
+	// Resource is the URL of this server as clients know it, and AuthorizationServers who gives out
+	// tokens for it: metadata for clients (RFC 9728), served when both are set.
+	Resource             string
+	AuthorizationServers []string
+}
+
+// Handler serves clients over streamable HTTP at /mcp and /mcp/KEY: protocol versions with sessions
+// and without, on one address. Requests of web pages from elsewhere are refused, and so are those
+// to a loopback address under another name.
+func (s *Server) Handler(o HTTPOptions) http.Handler {
+	reading := New(s.reading())
+	served := mcp.NewStreamableHTTPHandler(func(r *http.Request) *mcp.Server {
+		if info := auth.TokenInfoFromContext(r.Context()); info != nil && !slices.Contains(info.Scopes, RoleUse) {
+			return reading.server
+		}
+		return s.server
+	}, &mcp.StreamableHTTPOptions{
+		EventStore: mcp.NewMemoryEventStore(nil), SessionTimeout: idleSession, MaxRequestBodyBytes: MaxBody,
+		PropagateRequestCancellation: true, Logger: s.options.Logger,
+	})
+	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Set(keyHeader, r.PathValue("key"))
+		served.ServeHTTP(w, r)
+	})
+	const metadataPath = "/.well-known/oauth-protected-resource"
+	mux := http.NewServeMux()
+	bearer := auth.RequireBearerTokenOptions{}
+	if o.Resource != "" && len(o.AuthorizationServers) > 0 {
+		bearer.ResourceMetadataURL = strings.TrimSuffix(o.Resource, "/mcp") + metadataPath
+		metadata := auth.ProtectedResourceMetadataHandler(&oauthex.ProtectedResourceMetadata{
+			Resource: o.Resource, AuthorizationServers: o.AuthorizationServers, ScopesSupported: []string{RoleRead, RoleUse},
+			BearerMethodsSupported: []string{"header"}, ResourceName: "toolfleet",
+		})
+		mux.Handle(metadataPath, metadata)
+		mux.Handle(metadataPath+"/mcp", metadata)
+	}
+	if len(o.Tokens) > 0 {
+		handler = auth.RequireBearerToken(verifier(o.Tokens), &bearer)(handler)
+	}
+	handler = http.NewCrossOriginProtection().Handler(handler)
+	mux.Handle("/mcp", handler)
+	mux.Handle("/mcp/{key}", handler)
+	return mux
+}
+
+// reading are the options of a server whose tools change nothing.
+func (s *Server) reading() Options {
+	o := s.options
+	var names []string
+	for _, name := range o.Tools.Names() {
+		if tool, _ := o.Tools.Lookup(name); tool != nil && tool.Effect.ReadOnly {
+			names = append(names, name)
+		}
+	}
+	o.Tools = o.Tools.Only(names)
+	return o
+}
+
+// verifier knows tokens by their digests: how long a look takes says nothing about them.
+func verifier(tokens []Token) auth.TokenVerifier {
+	known := map[[sha256.Size]byte]Token{}
+	for _, token := range tokens {
+		known[token.hash] = token
+	}
+	return func(_ context.Context, given string, _ *http.Request) (*auth.TokenInfo, error) {
+		token, ok := known[sha256.Sum256([]byte(given))]
+		if !ok {
+			return nil, auth.ErrInvalidToken
+		}
+		return &auth.TokenInfo{UserID: token.Name, Scopes: []string{token.Role}, Expiration: time.Now().Add(time.Hour)}, nil
+	}
+}

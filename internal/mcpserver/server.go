@@ -1,0 +1,86 @@
+package mcpserver
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// Dispatcher carries calls to workers; package dispatch has one.
+type Dispatcher interface {
+	loop.Dispatcher
+	loop.Keeper
+}
+
+// Options of a [Server]; nil and zero are the documented default.
+type Options struct {
+	// Version is that of this program, for clients.
+	Version string
+	// Fleet is its name, and NC the connection by which live output and approvals come. Required.
+	Fleet protocol.Fleet
+	NC    *nats.Conn
+	// Dispatcher is required.
+	Dispatcher Dispatcher
+	// Tools are what clients may call. Required.
+	Tools *tools.Table
+	// Session is the sandbox of every client; "" gives each client its own, see [Server.session].
+	Session protocol.SessionID
+	// Instructions tell models what the tools are about; "" says nothing.
+	Instructions string
+	// Guard, Policy and MinLevel are those of [loop.SingleOptions].
+	Guard    protocol.Guard
+	Policy   loop.Policy
+	MinLevel string
+	// Approve asks a person when a client cannot; nil refuses such calls.
+	Approve loop.ApproveFunc
+	// Logger gets troubles at warn; nil discards them.
+	Logger *slog.Logger
+}
+
+// Server answers clients. It is safe for concurrent use.
+type Server struct {
+	options Options
+	server  *mcp.Server
+	key     []byte // signs questions that clients carry
+	order   *order
+}
+
+// beat is the time between two words about a call that says nothing itself: clients give up on
+// requests of which nothing is heard.
+const beat = 5 * time.Second
+
+// New returns a server.
+func New(o Options) *Server {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{options: o, key: make([]byte, 32), order: newOrder()}
+	_, _ = rand.Read(s.key) // it never fails
+	s.server = mcp.NewServer(
+		&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version},
+		&mcp.ServerOptions{
+			Instructions: o.Instructions, Logger: o.Logger, Capabilities: &mcp.ServerCapabilities{},
+			GetSessionID: func() string { return string(protocol.NewSessionID()) },
+		})
+	for _, definition := range o.Tools.DefinitionsFor("") {
+		if tool, _ := o.Tools.Lookup(definition.Name); tool != nil && callable(tool) {
+			s.server.AddTool(described(tool), s.call)
+		}
+	}
+	s.addResources()
+	return s
+}
+
+// Run serves one client on a transport until it goes, or ctx ends. What it asks for one after
+// another without waiting is sent to the fleet in that order.
+func (s *Server) Run(ctx context.Context, t mcp.Transport) error {
+	return s.server.Run(ctx, &orderedTransport{Transport: t, order: s.order})
+}

@@ -1,0 +1,454 @@
+package mcpserver_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+func TestMain(m *testing.M) {
+	natsiotest.Overlap()
+	goleak.VerifyTestMain(m)
+}
+
+// open returns a server whose fleet has a worker, and the directory of its workspaces. Each change
+// is made of its options.
+func open(t *testing.T, changes ...func(*mcpserver.Options)) (*mcpserver.Server, string) {
+	t.Helper()
+	logger := slog.New(slog.DiscardHandler)
+	fl, err := fleet.Connect(t.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: t.TempDir(), Client: "test", Logger: logger})
+	require.NoError(t, err)
+	t.Cleanup(fl.Close)
+	workspace, driver := t.TempDir(), process.New(nil)
+	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
+		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
+		Env: map[string]string{"PATH": os.Getenv("PATH")},
+		Workspace: func(sandbox string) (string, bool) {
+			dir := filepath.Join(workspace, sandbox)
+			return dir, os.MkdirAll(dir, 0o755) == nil
+		},
+	}))
+	set, err := toolset.Named(toolset.CoreName, toolset.JobsName)
+	require.NoError(t, err)
+	table, err := tools.NewTable(set...)
+	require.NoError(t, err)
+	o := mcpserver.Options{Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Tools: table, Logger: logger}
+	for _, change := range changes {
+		change(&o)
+	}
+	return mcpserver.New(o), workspace
+}
+
+// shared is one sandbox for every client.
+func shared(o *mcpserver.Options) { o.Session = "shared" }
+
+// run serves a transport until the test ends.
+func run(t *testing.T, s *mcpserver.Server, transport mcp.Transport) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Run(ctx, transport) // it ends with its client, or with ctx
+	}()
+	t.Cleanup(func() { stop(); <-done })
+}
+
+// connect connects a client by a pipe.
+func connect(t *testing.T, s *mcpserver.Server, o *mcp.ClientOptions) *mcp.ClientSession {
+	t.Helper()
+	ours, theirs := mcp.NewInMemoryTransports()
+	run(t, s, theirs)
+	return client(t, ours, o)
+}
+
+func client(t *testing.T, transport mcp.Transport, o *mcp.ClientOptions) *mcp.ClientSession {
+	t.Helper()
+	session, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, o).Connect(t.Context(), transport, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = session.Close() }) // the test may have closed it
+	return session
+}
+
+func call(t *testing.T, c *mcp.ClientSession, tool string, arguments any) *mcp.CallToolResult {
+	t.Helper()
+	result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: tool, Arguments: arguments})
+	require.NoError(t, err)
+	return result
+}
+
+func bash(t *testing.T, c *mcp.ClientSession, command string) *mcp.CallToolResult {
+	t.Helper()
+	return call(t, c, "bash", map[string]any{"command": command})
+}
+
+// as is a value of a type that it must have.
+func as[T any](t *testing.T, value any) T {
+	t.Helper()
+	typed, ok := value.(T)
+	require.True(t, ok, "%T", value)
+	return typed
+}
+
+func text(t *testing.T, r *mcp.CallToolResult) string {
+	t.Helper()
+	return as[*mcp.TextContent](t, r.Content[0]).Text
+}
+
+func field(t *testing.T, r *mcp.CallToolResult, name string) any {
+	t.Helper()
+	return as[map[string]any](t, r.StructuredContent)[name]
+}
+
+func TestTools_AreDescribed(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	listed, err := connect(t, s, nil).ListTools(t.Context(), nil)
+	require.NoError(t, err)
+	byName := map[string]*mcp.Tool{}
+	for _, tool := range listed.Tools {
+		byName[tool.Name] = tool
+	}
+	require.Len(t, byName, len(toolset.Core()), "tools of a loop are left out")
+	require.True(t, byName["read"].Annotations.ReadOnlyHint)
+	require.True(t, byName["read"].Annotations.IdempotentHint)
+	require.False(t, *byName["read"].Annotations.OpenWorldHint)
+	require.False(t, byName["bash"].Annotations.ReadOnlyHint)
+	require.True(t, *byName["bash"].Annotations.DestructiveHint)
+	require.True(t, *byName["bash"].Annotations.OpenWorldHint)
+	require.True(t, byName["write"].Annotations.IdempotentHint)
+	require.Equal(t, "Json read", byName["json_read"].Title)
+	require.Contains(t, as[map[string]any](t, byName["bash"].InputSchema)["properties"], "command")
+	require.Contains(t, as[map[string]any](t, byName["bash"].OutputSchema)["properties"], "status")
+}
+
+func TestCall_AnswersTextAndTypes(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	c := connect(t, s, nil)
+	result := bash(t, c, "echo hello; exit 3")
+	require.False(t, result.IsError, "a command that exits 3 has run")
+	require.Equal(t, "hello\n[exit code 3]", text(t, result))
+	require.Equal(t, "ok", field(t, result, "status"))
+	require.InDelta(t, 3, as[map[string]any](t, field(t, result, "value"))["exit_code"], 0)
+
+	result = call(t, c, "read", map[string]any{"path": "none"})
+	require.True(t, result.IsError)
+	require.Equal(t, "not_found", as[map[string]any](t, field(t, result, "error"))["code"])
+
+	result = call(t, c, "read", map[string]any{"file": 1})
+	require.True(t, result.IsError, "a model can mend it")
+	require.Contains(t, text(t, result), "path")
+	require.Equal(t, "rejected", field(t, result, "status"))
+
+	_, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "rm"})
+	require.ErrorContains(t, err, "rm")
+
+	png := "\x89PNG\r\n\x1a\n" + strings.Repeat("\x00", 100)
+	require.Equal(t, "ok", field(t, bash(t, c, `printf '\211PNG\r\n\032\n' >a.png; head -c 100 /dev/zero >>a.png`), "status"))
+	result = call(t, c, "read", map[string]any{"path": "a.png"})
+	require.Len(t, result.Content, 2)
+	image := as[*mcp.ImageContent](t, result.Content[1])
+	require.Equal(t, "image/png", image.MIMEType)
+	require.Equal(t, png, string(image.Data))
+}
+
+// TestCall_KeepsTheOrderOfItsStream writes many calls at once, without a wait for any answer.
+func TestCall_KeepsTheOrderOfItsStream(t *testing.T) {
+	t.Parallel()
+	s, workspace := open(t, shared)
+	ours, theirs := mcp.NewInMemoryTransports()
+	run(t, s, theirs)
+	raw, err := ours.Connect(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = raw.Close() }) // the server may have
+	const calls = 100
+	requests := []*jsonrpc.Request{request(t, 0, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}`)}
+	for i := 1; i <= calls; i++ {
+		requests = append(requests, request(t, i, "tools/call", fmt.Sprintf(`{"name":"bash","arguments":{"command":"echo %d >>log"}}`, i)))
+	}
+	go func() {
+		for _, r := range requests {
+			_ = raw.Write(t.Context(), r) // what is lost has no answer
+		}
+	}()
+	for range calls + 1 {
+		message, err := raw.Read(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, as[*jsonrpc.Response](t, message).Error)
+	}
+	log, err := os.ReadFile(filepath.Join(workspace, "shared", "log"))
+	require.NoError(t, err)
+	for i, line := range strings.Fields(string(log)) {
+		require.Equal(t, strconv.Itoa(i+1), line, "%s", log)
+	}
+	require.Len(t, strings.Fields(string(log)), calls)
+}
+
+func request(t *testing.T, id int, method, params string) *jsonrpc.Request {
+	t.Helper()
+	message, err := jsonrpc.DecodeMessage([]byte(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`, id, method, params)))
+	require.NoError(t, err)
+	return as[*jsonrpc.Request](t, message)
+}
+
+// TestCall_NoUpdateIsLost has two clients change one file of one workspace.
+func TestCall_NoUpdateIsLost(t *testing.T) {
+	t.Parallel()
+	s, workspace := open(t, shared)
+	const each = 50
+	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "shared"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(workspace, "shared", "n"), []byte("end\n"), 0o644))
+	done := make(chan error, 2)
+	for k := range 2 {
+		c := connect(t, s, nil)
+		go func() {
+			for i := range each {
+				result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "edit", Arguments: map[string]any{
+					"path": "n", "old": "end\n", "new": fmt.Sprintf("%d.%d\nend\n", k, i),
+				}})
+				if err == nil && result.IsError {
+					err = fmt.Errorf("edit: %v", result.StructuredContent) //nolint:err113 // for the test alone
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	require.NoError(t, <-done)
+	require.NoError(t, <-done)
+	content, err := os.ReadFile(filepath.Join(workspace, "shared", "n"))
+	require.NoError(t, err)
+	require.Len(t, strings.Fields(string(content)), 2*each+1)
+}
+
+func TestCall_ProgressAndCancel(t *testing.T) {
+	t.Parallel()
+	s, workspace := open(t, shared)
+	told := make(chan string, 100)
+	c := connect(t, s, &mcp.ClientOptions{ProgressNotificationHandler: func(_ context.Context, n *mcp.ProgressNotificationClientRequest) {
+		told <- n.Params.Message
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		params := &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": "sleep 1000 & echo $! >pid; echo begun; wait"}}
+		params.SetProgressToken("p")
+		_, err := c.CallTool(ctx, params)
+		ended <- err
+	}()
+	for said := range told {
+		if strings.Contains(said, "begun") {
+			break
+		}
+	}
+	cancel()
+	require.Error(t, <-ended)
+	pid, err := os.ReadFile(filepath.Join(workspace, "shared", "pid"))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		stat, err := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/stat")
+		return err != nil || strings.Contains(string(stat), ") Z")
+	}, time.Minute, 10*time.Millisecond, "its process goes on")
+}
+
+func TestResources(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	c := connect(t, s, nil)
+	templates, err := c.ListResourceTemplates(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, templates.ResourceTemplates, 2)
+	read := func(uri string) *mcp.ResourceContents {
+		t.Helper()
+		result, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+		require.NoError(t, err)
+		require.Len(t, result.Contents, 1)
+		return result.Contents[0]
+	}
+	result := bash(t, c, `mkdir "a b"; echo text >"a b/f.txt"; printf '\0\1' >bin; seq 1 200000`)
+	require.Equal(t, "text\n", read("toolfleet://workspace/a%20b/f.txt").Text)
+	require.Equal(t, []byte{0, 1}, read("toolfleet://workspace/bin").Blob)
+
+	link := as[*mcp.ResourceLink](t, result.Content[1])
+	var whole strings.Builder
+	for uri := link.URI; uri != ""; {
+		page := read(uri)
+		whole.WriteString(page.Text)
+		uri, _ = page.Meta["toolfleet/next"].(string)
+	}
+	require.Equal(t, 1288895, whole.Len(), "all of seq 1 200000")
+	require.True(t, strings.HasSuffix(whole.String(), "\n199999\n200000\n"))
+
+	for _, uri := range []string{"toolfleet://workspace/none", "toolfleet://workspace/../x", "toolfleet://result/none", "file:///etc/passwd"} {
+		_, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+		var wire *jsonrpc.Error
+		require.ErrorAs(t, err, &wire, uri)
+		require.EqualValues(t, jsonrpc.CodeInvalidParams, wire.Code, uri)
+	}
+}
+
+func TestApproval(t *testing.T) {
+	t.Parallel()
+	asks, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"bash"}}})
+	require.NoError(t, err)
+	s, _ := open(t, shared, func(o *mcpserver.Options) { o.Policy = asks })
+	var asked string
+	answers := func(action string) *mcp.ClientOptions {
+		return &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+			asked = r.Params.Message
+			return &mcp.ElicitResult{Action: action, Content: map[string]any{"note": "be quick"}}, nil
+		}}
+	}
+	result := bash(t, connect(t, s, answers("accept")), "echo done")
+	require.Equal(t, "ok", field(t, result, "status"))
+	require.Contains(t, text(t, result), "done")
+	require.Contains(t, text(t, result), "be quick")
+	require.Contains(t, asked, "echo done")
+
+	result = bash(t, connect(t, s, answers("decline")), "echo done")
+	require.Equal(t, "policy_denied", as[map[string]any](t, field(t, result, "error"))["code"])
+
+	result = bash(t, connect(t, s, nil), "echo done")
+	require.Contains(t, text(t, result), "cannot ask a person")
+
+	forged := connect(t, s, nil)
+	params := &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": "echo done"}}
+	params.InputResponses, params.RequestState = mcp.InputResponseMap{"approval": &mcp.ElicitResult{Action: "accept"}}, "forged"
+	result, err = forged.CallTool(t.Context(), params)
+	require.NoError(t, err)
+	require.True(t, result.IsError, "an answer to a question that was not put")
+}
+
+// bearer adds a token to requests.
+type bearer struct{ token string }
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	if b.token != "" {
+		r.Header.Set("Authorization", "Bearer "+b.token)
+	}
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+func overHTTP(url, token string) mcp.Transport {
+	return &mcp.StreamableClientTransport{Endpoint: url, HTTPClient: &http.Client{Transport: bearer{token}}}
+}
+
+const (
+	useToken  = "0123456789abcdef-use"
+	readToken = "0123456789abcdef-read"
+)
+
+func serveHTTP(t *testing.T, s *mcpserver.Server) string {
+	t.Helper()
+	tokens, err := mcpserver.ReadTokens(strings.NewReader("# who\nann use " + useToken + "\nbob read " + readToken + "\n"))
+	require.NoError(t, err)
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{
+		Tokens: tokens, Resource: "https://tools.example.com/mcp", AuthorizationServers: []string{"https://login.example.com"},
+	}))
+	t.Cleanup(web.Close)
+	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
+	return web.URL + "/mcp"
+}
+
+func TestHTTP_EachClientHasItsSandbox(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	url := serveHTTP(t, s)
+	one, two := client(t, overHTTP(url, useToken), nil), client(t, overHTTP(url+"/two", useToken), nil)
+	require.Equal(t, "ok", field(t, bash(t, one, "echo 1 >f"), "status"))
+	require.Contains(t, text(t, bash(t, two, "ls; echo 2 >f")), "no output")
+	again := client(t, overHTTP(url+"/two", useToken), nil)
+	require.Equal(t, "2\n", text(t, bash(t, again, "cat f")), "the key of the URL is that of the sandbox")
+}
+
+func TestHTTP_TokensAndWebPages(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	url := serveHTTP(t, s)
+	listed, err := client(t, overHTTP(url, readToken), nil).ListTools(t.Context(), nil)
+	require.NoError(t, err)
+	for _, tool := range listed.Tools {
+		require.True(t, tool.Annotations.ReadOnlyHint, tool.Name)
+	}
+	for name, c := range map[string]struct {
+		header map[string]string
+		body   string
+		status int
+	}{
+		"no token":     {status: http.StatusUnauthorized},
+		"wrong token":  {header: map[string]string{"Authorization": "Bearer " + useToken + "x"}, status: http.StatusUnauthorized},
+		"a web page":   {header: map[string]string{"Authorization": "Bearer " + useToken, "Origin": "https://evil.example.com"}, status: http.StatusForbidden},
+		"another name": {header: map[string]string{"Authorization": "Bearer " + useToken, "Host": "evil.example.com"}, status: http.StatusForbidden},
+		"a giant":      {header: map[string]string{"Authorization": "Bearer " + useToken}, body: strings.Repeat(" ", mcpserver.MaxBody+1), status: http.StatusRequestEntityTooLarge},
+		"no JSON":      {header: map[string]string{"Authorization": "Bearer " + useToken}, body: "{", status: http.StatusBadRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.body == "" {
+				c.body = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
+			}
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(c.body))
+			require.NoError(t, err)
+			request.Header.Set("Content-Type", "application/json")
+			request.Header.Set("Accept", "application/json, text/event-stream")
+			for name, value := range c.header {
+				request.Header.Set(name, value)
+			}
+			request.Host = request.Header.Get("Host")
+			response, err := http.DefaultClient.Do(request)
+			require.NoError(t, err)
+			defer response.Body.Close()
+			require.Equal(t, c.status, response.StatusCode)
+			if c.status == http.StatusUnauthorized {
+				require.Contains(t, response.Header.Get("WWW-Authenticate"), "https://tools.example.com/.well-known/oauth-protected-resource")
+			}
+		})
+	}
+	response, err := http.Get(strings.TrimSuffix(url, "/mcp") + "/.well-known/oauth-protected-resource") //nolint:noctx // it answers at once
+	require.NoError(t, err)
+	defer response.Body.Close()
+	var metadata map[string]any
+	require.NoError(t, json.NewDecoder(response.Body).Decode(&metadata))
+	require.Equal(t, []any{"https://login.example.com"}, metadata["authorization_servers"])
+}
+
+func TestReadTokens_EveryFault(t *testing.T) {
+	t.Parallel()
+	_, err := mcpserver.ReadTokens(strings.NewReader("ann use\nbob admin 0123456789abcdef\ncid read short\n"))
+	require.ErrorIs(t, err, mcpserver.ErrTokens)
+	require.ErrorContains(t, err, "line 1: must have a name, a role and a token, but has 2 words")
+	require.ErrorContains(t, err, `line 2: role "admin": must be read or use`)
+	require.ErrorContains(t, err, "line 3")
+	_, err = mcpserver.ReadTokens(strings.NewReader("\n"))
+	require.ErrorContains(t, err, "there is none")
+}

@@ -1,0 +1,91 @@
+package integration
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+)
+
+// mcpClient connects a client of the official SDK.
+func mcpClient(tb testing.TB, transport mcp.Transport) *mcp.ClientSession {
+	tb.Helper()
+	session, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(tb.Context(), transport, nil)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = session.Close() }) // the server may have ended
+	return session
+}
+
+func mcpBash(tb testing.TB, c *mcp.ClientSession, command string) string {
+	tb.Helper()
+	result, err := c.CallTool(tb.Context(), &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": command}})
+	require.NoError(tb, err)
+	require.False(tb, result.IsError, "%v", result.StructuredContent)
+	said, ok := result.Content[0].(*mcp.TextContent)
+	require.True(tb, ok)
+	return said.Text
+}
+
+// TestMcp_OnStdio is an agent that starts the coordinator as its server, in place.
+func TestMcp_OnStdio(t *testing.T) {
+	t.Parallel()
+	home, workspace := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
+	command := exec.CommandContext(context.WithoutCancel(t.Context()), coordinator, "mcp", "--workspace", workspace, "--sandbox", "process")
+	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+	dieWithTests(command)
+	c := mcpClient(t, &mcp.CommandTransport{Command: command})
+	require.Equal(t, "alpha\n", mcpBash(t, c, "cat a.txt; echo beta >b.txt"))
+	require.FileExists(t, filepath.Join(workspace, "b.txt"))
+	require.NoError(t, c.Close())
+	left, err := filepath.Glob(filepath.Join(home, "toolfleet-*"))
+	require.NoError(t, err)
+	require.Empty(t, left, "what is not kept is removed")
+}
+
+// TestMcp_OverHTTP is a client of a fleet whose coordinator is killed: another one serves it, and
+// its files are still there.
+func TestMcp_OverHTTP(t *testing.T) {
+	t.Parallel()
+	b, model := newBroker(t), script(t, say("Done."))
+	startWorkers(t, 1, b.flags)
+	serve := func() (*process, string) {
+		p := startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...)
+		return p, p.waitFor(t, `MCP is at (\S+)`)[1]
+	}
+	first, url := serve()
+	require.NotEmpty(t, mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "echo kept >f"))
+	first.kill(t)
+	_, url = serve()
+	require.Equal(t, "kept\n", mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "cat f"))
+}
+
+func TestMcp_UsageErrors(t *testing.T) {
+	t.Parallel()
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	write(t, tokens, "ann admin 0123456789abcdef\n")
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no address":        {[]string{"--listen", "7080"}, "--listen 7080: must be an address"},
+		"open to others":    {[]string{"--listen", "0.0.0.0:0"}, "give --mcp-tokens"},
+		"tokens on stdio":   {[]string{"--mcp-tokens", tokens}, "they need --listen"},
+		"a wrong role":      {[]string{"--listen", "127.0.0.1:0", "--mcp-tokens", tokens}, `role "admin": must be read or use`},
+		"half of metadata":  {[]string{"--listen", "127.0.0.1:0", "--mcp-resource", "https://x.example.com/mcp"}, "one needs the other"},
+		"an unknown set":    {[]string{"--toolset", "none"}, "unknown toolset"},
+		"no such directory": {[]string{"--workspace", "/none"}, "--workspace /none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := execute(t, coordinator, launch{args: append([]string{"mcp"}, c.args...)})
+			require.Equal(t, 2, got.code)
+			require.Contains(t, got.stderr, c.want)
+			require.Empty(t, got.stdout)
+		})
+	}
+}
