@@ -67,7 +67,7 @@ program:
 test: program bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
 	races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
-	$(TESTING) go test $(RACE) -vet=off -timeout 30m -json $(PKG) | bin/testsum # the linters vet, and see more
+	$(TESTING) go test $(RACE) -vet=off -timeout 15m -json $(PKG) | bin/testsum # the linters vet, and see more
 
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern, LIMIT=20m: as many as fit)
