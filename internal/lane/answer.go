@@ -46,12 +46,8 @@ type HeldLane struct {
 	Running []RunningCall `json:"running"`
 }
 
-const (
-	// answerBytes is when an answer about many lanes is cut into several.
-	answerBytes = 256 << 10
-	// answerLanes bounds the lanes that one worker tells of.
-	answerLanes = 16384
-)
+// answerBytes is when an answer about many lanes is cut into several.
+const answerBytes = 256 << 10
 
 // answerQuestions answers operators until stop is called.
 func (h *Holder) answerQuestions() (stop func(), err error) {
@@ -68,16 +64,6 @@ func (h *Holder) answerQuestions() (stop func(), err error) {
 		_ = all.Unsubscribe() // fails only when the connection is closed
 		_ = one.Unsubscribe()
 	}, nil
-}
-
-func (h *Holder) lanes() []*held {
-	var lanes []*held
-	h.each(func(l *held) {
-		if len(lanes) < answerLanes {
-			lanes = append(lanes, l)
-		}
-	})
-	return lanes
 }
 
 // answerOne answers a question about one lane, if it is held here. Whoever asks may

@@ -39,7 +39,8 @@ func (l *held) openReady() {
 	}
 	e, err := l.entry(l.ready.header, l.ready.body)
 	if err != nil {
-		l.warn("ready message holds a call that can neither be run nor answered", err)
+		l.holder.options.Logger.WarnContext(l.ctx, "ready message holds a call that can neither be run nor answered",
+			slog.String("lane", string(l.lane)), slog.Any("error", err))
 		return
 	}
 	e.Seq, e.Accepted, e.Inline = l.ready.seq, l.ready.stored, true

@@ -3,7 +3,6 @@ package lane
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -272,8 +271,4 @@ func (l *held) book(e *core.Entry) {
 	l.schedule.Finish(e)
 	l.discardCall(e)
 	l.ahead.drop(e)
-}
-
-func (l *held) warn(msg string, err error) {
-	l.holder.options.Logger.WarnContext(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err)) //nolint:sloglint // messages are constants of the callers
 }

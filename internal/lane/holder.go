@@ -5,8 +5,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -30,12 +31,13 @@ type Holder struct {
 	care     *caretaker
 	clock    store.Clock
 	lease    time.Duration
-	wake     chan struct{} // there may be room for another lane
 	troubles troubles
 	streams  streams
+	roster
+}
 
-	repairing atomic.Bool
-
+// roster is the lanes that a process holds. It is safe for concurrent use.
+type roster struct {
 	mu       sync.Mutex
 	life     *life // nil before the first one
 	draining bool
@@ -62,14 +64,13 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	}
 	h := &Holder{
 		options: o, store: s, executor: executor, lease: lease,
-		wake: make(chan struct{}, 1), held: map[protocol.LaneHash]*held{},
-		recent: map[protocol.LaneHash]time.Time{}, troubles: troubles{logger: o.Logger}, streams: newStreams(s),
-		peers: newPeers(s, o.Pool, lease, o.Origin),
+		roster:   roster{held: map[protocol.LaneHash]*held{}, recent: map[protocol.LaneHash]time.Time{}},
+		troubles: troubles{logger: o.Logger}, streams: newStreams(s),
+		slots: newSlots(o.Slots), peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.peers.replace = h.replaceReady
 	h.care = &caretaker{holder: h, consumer: care, due: map[protocol.LaneHash]dueLane{}}
-	h.slots = newSlots(o.Slots, h.room)
-	h.puller = newPuller(nc, o.Fleet, o.Pool, lease/3, h.deliver, h.room, h.pullFault)
+	h.puller = &puller{holder: h, expires: lease / 3}
 	return h, nil
 }
 
@@ -82,23 +83,16 @@ func (h *Holder) Result(ctx context.Context, session protocol.SessionID, call pr
 }
 
 // Held is how many lanes are held now.
-func (h *Holder) Held() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.held)
+func (r *roster) Held() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.held)
 }
 
 // Load is how busy the holder is now: how many lanes it holds, idle ones included, and how many
 // of its slots are in use, by calls and by lanes that are just taken or let go.
 func (h *Holder) Load() (lanes, used, slots int) {
 	return h.Held(), h.options.Slots - h.slots.available(), h.options.Slots
-}
-
-func (h *Holder) room() {
-	select {
-	case h.wake <- struct{}{}:
-	default:
-	}
 }
 
 // Run claims and serves lanes until ctx ends; then it drains: it claims nothing
@@ -174,15 +168,8 @@ func (h *Holder) endure(ctx context.Context, l *life) {
 
 const leavePause = 10 * time.Millisecond
 
-func (h *Holder) holds(life *life) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, l := range h.held {
-		if l.life == life {
-			return true
-		}
-	}
-	return false
+func (r *roster) holds(life *life) bool {
+	return slices.ContainsFunc(r.lanes(), func(l *held) bool { return l.life == life })
 }
 
 // drain hands back what is on its way, lets what runs end until the context does, and returns when
@@ -192,8 +179,14 @@ func (h *Holder) drain(drain context.Context) {
 	h.draining = true // what is still on its way is given back
 	h.mu.Unlock()
 	h.puller.close()
-	h.each(func(l *held) { l.stop() })
-	late := context.AfterFunc(drain, func() { h.each(func(l *held) { l.cancel(ErrDraining) }) })
+	for _, l := range h.lanes() {
+		l.stop()
+	}
+	late := context.AfterFunc(drain, func() {
+		for _, l := range h.lanes() {
+			l.cancel(ErrDraining)
+		}
+	})
 	h.group.Wait()
 	late()
 }
@@ -221,7 +214,7 @@ func (h *Holder) pull(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-h.wake:
+		case <-h.slots.wake:
 		case <-again.C:
 		case _, open := <-changed:
 			if healthy = false; !open { // the connection is closed for good
@@ -245,7 +238,7 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		h.store.Return(ready.ack)
 		return
 	}
-	h.room() // the request that it came by is used up
+	h.slots.nudge() // the request that it came by is used up
 	h.enter(ready)
 }
 
@@ -308,17 +301,17 @@ func (h *Holder) hold(l *held) {
 }
 
 // forget ends the bookkeeping of a lane: it may be claimed again here.
-func (h *Holder) forget(l *held) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.held[l.hash] != l {
+func (r *roster) forget(l *held) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.held[l.hash] != l {
 		return
 	}
-	delete(h.held, l.hash)
-	if len(h.recent) >= maxIdle {
-		clear(h.recent)
+	delete(r.held, l.hash)
+	if len(r.recent) >= maxIdle {
+		clear(r.recent)
 	}
-	h.recent[l.hash] = time.Now()
+	r.recent[l.hash] = time.Now()
 }
 
 // keepInformed finds out whether the streams are there, and measures the server's time now and
@@ -354,14 +347,9 @@ func (h *Holder) tellLoss(l *held) (stop func()) {
 	}
 }
 
-func (h *Holder) each(f func(*held)) {
-	h.mu.Lock()
-	lanes := make([]*held, 0, len(h.held))
-	for _, l := range h.held {
-		lanes = append(lanes, l)
-	}
-	h.mu.Unlock()
-	for _, l := range lanes {
-		f(l)
-	}
+// lanes returns the lanes that are held now.
+func (r *roster) lanes() []*held {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.held))
 }

@@ -98,7 +98,7 @@ func (l *held) letGo(killed bool, deliver func(context.Context) error) {
 	_ = s.RedeliverAfter(ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq) // should this worker be lost before it has the lane delivered
 	steps := []func(context.Context) error{func(ctx context.Context) error {
 		if !killed && !l.unresolved() {
-			return s.RemoveClaim(ctx, l.claim.epoch.Load())
+			return s.RemoveRecord(ctx, l.claim.epoch.Load())
 		}
 		left := l.claim.Claim
 		left.Life, left.Interrupted = "", true
@@ -113,7 +113,7 @@ func (l *held) letGo(killed bool, deliver func(context.Context) error) {
 	}
 	for _, do := range steps {
 		for err := do(ctx); err != nil; err = do(ctx) {
-			if l.warn("lane cannot be handed over", err); !pause.For(ctx, faultPause) {
+			if l.complain("lane cannot be handed over", err); !pause.For(ctx, faultPause) {
 				return
 			}
 		}

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -49,15 +50,8 @@ type Options struct {
 const maxLingering = 64
 
 func (o Options) withDefaults() Options {
-	if o.Fleet == "" {
-		o.Fleet = protocol.DefaultFleet
-	}
-	if o.Pool == "" {
-		o.Pool = protocol.DefaultPool
-	}
-	if o.Slots <= 0 {
-		o.Slots = 1
-	}
+	o.Fleet, o.Pool = cmp.Or(o.Fleet, protocol.DefaultFleet), cmp.Or(o.Pool, protocol.DefaultPool)
+	o.Slots = max(o.Slots, 1)
 	if o.Lingers == nil {
 		o.Lingers = func(protocol.Lane) bool { return true }
 	}

@@ -209,7 +209,7 @@ func (p *peers) forget(ctx context.Context, life protocol.LifeID) {
 	delete(p.lives, life)
 	p.mu.Unlock()
 	if one != nil {
-		_ = p.store.RemoveHeartbeat(ctx, one.Seq) // else whoever reads it again does so
+		_ = p.store.RemoveRecord(ctx, one.Seq) // else whoever reads it again does so
 	}
 }
 

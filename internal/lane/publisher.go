@@ -194,7 +194,7 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 		// Whether it was stored may not be known. The mailbox is safe to try: its entry says so.
 		return false, p.markAgain(call, mailbox, err)
 	case answer == store.Full:
-		return false, fullOf(call, call.Again)
+		return false, failed(call, full(call.Again), true, false)
 	}
 	if answer == store.Accepted {
 		p.inFlight.accepted(call, seq)
@@ -235,7 +235,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	case err != nil:
 		return failed(call, err, again, store.NotStored(err))
 	case answer == store.Full:
-		return fullOf(call, again)
+		return failed(call, full(again), true, false)
 	}
 	// Stored now, or it was there already: accepted.
 	// One that was published before may have run already, and nobody may be left who looks
@@ -248,13 +248,12 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	return nil
 }
 
-// fullOf is the error of a call that a full stream refuses; again says that it may have taken it
-// before.
-func fullOf(call *protocol.Call, again bool) error {
+// full is the error of a full stream; again says that it may have taken the call before.
+func full(again bool) error {
 	if again {
-		return fmt.Errorf("publish call %s: %w", call.ID, ErrFullAgain)
+		return ErrFullAgain
 	}
-	return fmt.Errorf("publish call %s: %w", call.ID, ErrFull)
+	return ErrFull
 }
 
 func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, store.Answer, error) {

@@ -9,31 +9,27 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // puller asks a pool's consumer for ready messages, exactly as many as there is
 // room for, one a request.
 type puller struct {
-	nc      *nats.Conn
-	subject string // of pull requests
-	deliver func(*nats.Msg)
-	ended   func()
-	fault   func(error)
+	holder    *Holder
+	expires   time.Duration // of a request
+	repairing atomic.Bool
 
 	mu           sync.Mutex
 	subscription *nats.Subscription
 	inbox        string // prefix of the reply subjects
 	next         uint64
 	requests     []pullRequest // oldest first
-	expires      time.Duration
-	body         []byte // of a pull request
 }
 
 type pullRequest struct {
@@ -48,18 +44,6 @@ const (
 	maxRequests = 64
 )
 
-// newPuller pulls from a pool's consumer. A ready message goes to deliver; a request that ended
-// without one is told to ended, trouble to fault. All are called from one goroutine.
-func newPuller(nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, expires time.Duration,
-	deliver func(*nats.Msg), ended func(), fault func(error),
-) *puller {
-	return &puller{
-		nc: nc, subject: "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool),
-		deliver: deliver, ended: ended, fault: fault,
-		expires: expires, body: fmt.Appendf(nil, `{"batch":1,"expires":%d}`, expires.Nanoseconds()),
-	}
-}
-
 var errNoConsumer = errors.New("the pool's consumer does not answer")
 
 // reset forgets all requests and whatever may still answer them, and starts
@@ -68,8 +52,8 @@ func (p *puller) reset() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stop()
-	inbox := p.nc.NewInbox()
-	subscription, err := p.nc.Subscribe(inbox+".*", func(msg *nats.Msg) { p.answer(inbox, msg) })
+	inbox := p.holder.store.NC.NewInbox()
+	subscription, err := p.holder.store.NC.Subscribe(inbox+".*", func(msg *nats.Msg) { p.answer(inbox, msg) })
 	if err != nil {
 		return fmt.Errorf("subscribe to pull answers: %w", err)
 	}
@@ -83,7 +67,7 @@ func (p *puller) close() {
 	p.mu.Lock()
 	subscription := p.subscription
 	p.mu.Unlock()
-	if subscription != nil && p.nc.IsConnected() {
+	if subscription != nil && p.holder.store.NC.IsConnected() {
 		drained := make(chan struct{})
 		subscription.SetClosedHandler(func(string) { close(drained) })
 		if subscription.Drain() == nil {
@@ -119,19 +103,19 @@ func (p *puller) answer(inbox string, msg *nats.Msg) {
 		}
 		p.requests = p.requests[1:]
 		p.mu.Unlock()
-		p.deliver(msg)
+		p.holder.deliver(msg)
 		return
 	}
 	p.requests = slices.DeleteFunc(p.requests, func(r pullRequest) bool { return r.reply == msg.Subject })
 	p.mu.Unlock()
 	switch description := msg.Header.Get("Description"); {
 	case status == "408" || status == "404": // expired, nothing there
-		p.ended()
+		p.holder.slots.nudge()
 	case status == "503":
-		p.fault(errNoConsumer)
+		p.holder.pullFault(errNoConsumer)
 	case strings.Contains(strings.ToLower(description), "batch completed"):
 	default:
-		p.fault(fmt.Errorf("pull request: %s %s", status, description))
+		p.holder.pullFault(fmt.Errorf("pull request: %s %s", status, description))
 	}
 }
 
@@ -153,11 +137,14 @@ func (p *puller) outstanding(now time.Time) (n int, healthy bool) {
 func (p *puller) request(n int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	fleet, pool := p.holder.options.Fleet, p.holder.options.Pool
+	subject := "$JS.API.CONSUMER.MSG.NEXT." + fleet.CallsStream() + "." + fleet.ReadyConsumer(pool)
+	body := fmt.Appendf(nil, `{"batch":1,"expires":%d}`, p.expires.Nanoseconds())
 	for range n {
 		p.next++
 		reply := p.inbox + "." + strconv.FormatUint(p.next, 36)
 		sent := time.Now()
-		if err := p.nc.PublishRequest(p.subject, reply, p.body); err != nil {
+		if err := p.holder.store.NC.PublishRequest(subject, reply, body); err != nil {
 			return fmt.Errorf("pull request: %w", err)
 		}
 		p.requests = append(p.requests, pullRequest{reply, sent})
@@ -167,10 +154,10 @@ func (p *puller) request(n int) error {
 
 // pullFault handles trouble with a pull request: the consumer may have to be made again.
 func (h *Holder) pullFault(err error) {
-	if !h.repairing.CompareAndSwap(false, true) {
+	if !h.puller.repairing.CompareAndSwap(false, true) {
 		return // one repair is enough for all requests that failed
 	}
-	defer h.repairing.Store(false)
+	defer h.puller.repairing.Store(false)
 	pool := slog.String("pool", string(h.options.Pool))
 	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()

@@ -12,11 +12,18 @@ type slots struct {
 	mu      sync.Mutex
 	free    int
 	waiting list.List // of chan struct{}
-	// changed is called, without the lock, when a slot became free for nobody in particular.
-	changed func()
+	// wake says that a slot may be free for nobody in particular.
+	wake chan struct{}
 }
 
-func newSlots(n int, changed func()) *slots { return &slots{free: n, changed: changed} }
+func newSlots(n int) *slots { return &slots{free: n, wake: make(chan struct{}, 1)} }
+
+func (s *slots) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
 
 // tryAcquire takes a slot when one is free and nobody waits for it.
 func (s *slots) tryAcquire() bool {
@@ -31,9 +38,6 @@ func (s *slots) tryAcquire() bool {
 
 // acquire waits for a slot; the error is the context's cause.
 func (s *slots) acquire(ctx context.Context) error {
-	if s.tryAcquire() {
-		return nil
-	}
 	s.mu.Lock()
 	if s.free > 0 && s.waiting.Len() == 0 {
 		s.free--
@@ -41,7 +45,7 @@ func (s *slots) acquire(ctx context.Context) error {
 		return nil
 	}
 	granted := make(chan struct{})
-	place := s.waiting.PushBack(granted)
+	inLine := s.waiting.PushBack(granted)
 	s.mu.Unlock()
 	select {
 	case <-granted:
@@ -54,7 +58,7 @@ func (s *slots) acquire(ctx context.Context) error {
 		s.mu.Unlock()
 		s.release()
 	default:
-		s.waiting.Remove(place)
+		s.waiting.Remove(inLine)
 		s.mu.Unlock()
 	}
 	return context.Cause(ctx)
@@ -70,7 +74,7 @@ func (s *slots) release() {
 	}
 	s.free++
 	s.mu.Unlock()
-	s.changed()
+	s.nudge()
 }
 
 func (s *slots) inLine() int {

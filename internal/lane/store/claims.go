@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -68,12 +69,9 @@ func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, tell func(*St
 	})
 }
 
-// RemoveClaim removes the claim with the given epoch, and returns when it is gone.
-func (s *Store) RemoveClaim(ctx context.Context, epoch uint64) error {
-	if err := s.removeFrom(ctx, s.Fleet.ClaimsStream(), epoch); err != nil {
-		return fmt.Errorf("remove claim %d: %w", epoch, err)
-	}
-	return nil
+// RemoveRecord removes the claim or heartbeat with a sequence, and returns when it is gone.
+func (s *Store) RemoveRecord(ctx context.Context, seq uint64) error {
+	return s.removeFrom(ctx, s.Fleet.ClaimsStream(), seq)
 }
 
 // DropClaim removes a claim at some time: nobody answers, and nothing happens without a connection.
@@ -130,12 +128,18 @@ func ReadHeartbeat(life protocol.LifeID, body []byte, seq uint64) (*StoredHeartb
 	return &StoredHeartbeat{Heartbeat: *beat, Life: life, Seq: seq}, nil
 }
 
-// RemoveHeartbeat removes a record with the given sequence, and returns when it is gone.
-func (s *Store) RemoveHeartbeat(ctx context.Context, seq uint64) error {
-	if err := s.removeFrom(ctx, s.Fleet.ClaimsStream(), seq); err != nil {
-		return fmt.Errorf("remove heartbeat %d: %w", seq, err)
+// Consumer is what the server says about a pool's consumer; nil when there is none.
+func (s *Store) Consumer(ctx context.Context, pool protocol.Pool) (*jetstream.ConsumerInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
+	defer cancel()
+	consumer, err := s.Calls.Consumer(ctx, s.Fleet.ReadyConsumer(pool))
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil, nil //nolint:nilnil // none is an answer
 	}
-	return nil
+	if err != nil {
+		return nil, fmt.Errorf("consumer of pool %s: %w", pool, err)
+	}
+	return consumer.CachedInfo(), nil
 }
 
 // Redeliver has the pool's consumer deliver ready messages again at once, whoever was given them

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,23 +16,22 @@ import (
 // applied. A message that is gone already is fine.
 func (s *Store) Remove(ctx context.Context, seqs ...uint64) error {
 	for _, seq := range seqs {
-		if err := s.removeOne(ctx, seq); err != nil {
-			return fmt.Errorf("remove message %d: %w", seq, err)
+		if err := s.removeFrom(ctx, s.Fleet.CallsStream(), seq); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (s *Store) removeOne(ctx context.Context, seq uint64) error {
-	return s.removeFrom(ctx, s.Fleet.CallsStream(), seq)
-}
-
 func (s *Store) removeFrom(ctx context.Context, stream string, seq uint64) error {
 	answer, err := s.Replies.Request(ctx, ShortTimeout, deletion(stream, seq))
-	if err != nil {
-		return err
+	if err == nil {
+		err = deleteFault(answer.Data)
 	}
-	return deleteFault(answer.Data)
+	if err != nil {
+		return fmt.Errorf("remove message %d of stream %s: %w", seq, stream, err)
+	}
+	return nil
 }
 
 // ThrowAway removes a message of the calls stream, at some time: nobody answers, and nothing
@@ -50,16 +48,16 @@ func deletion(stream string, seq uint64) *nats.Msg {
 
 // deleteFault reads the answer to a deletion; a message that was gone already is no fault.
 func deleteFault(body []byte) error {
-	if bytes.Contains(body, []byte(`"success":true`)) {
-		return nil
-	}
 	var answer struct {
-		Error *jetstream.APIError `json:"error"`
+		Success bool                `json:"success"`
+		Error   *jetstream.APIError `json:"error"`
 	}
 	if err := json.Unmarshal(body, &answer); err != nil {
 		return err
 	}
 	switch api := answer.Error; {
+	case answer.Success:
+		return nil
 	case api == nil:
 		return errNotDeleted
 	case api.ErrorCode == codeSeqNotFound, api.ErrorCode == jetstream.JSErrCodeMessageNotFound:

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -137,30 +136,20 @@ func (s *Store) Publish(ctx context.Context, msg *nats.Msg) (uint64, Answer, err
 	return readAck(answer.Data)
 }
 
-// readAck reads the answer to a publish. The usual one is read without a JSON
-// decoder, which would cost more than all else that the client does for it.
+// readAck reads the answer to a publish.
 func readAck(body []byte) (uint64, Answer, error) {
-	if _, rest, found := bytes.Cut(body, []byte(`"seq":`)); found && !bytes.Contains(body, []byte(`"error"`)) {
-		end := 0
-		for end < len(rest) && rest[end] >= '0' && rest[end] <= '9' {
-			end++
-		}
-		if seq, err := strconv.ParseUint(string(rest[:end]), 10, 64); err == nil && seq > 0 {
-			return seq, Accepted, nil
-		}
-	}
-	if bytes.Contains(body, []byte(`"err_code":10077,"description":"maximum messages per subject exceeded"`)) {
-		return 0, Occupied, nil // the usual refusal
-	}
 	var answer struct {
+		Seq   uint64              `json:"seq"`
 		Error *jetstream.APIError `json:"error"`
 	}
 	if err := json.Unmarshal(body, &answer); err != nil {
 		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, err)
 	}
 	switch api := answer.Error; {
-	case api == nil:
+	case api == nil && answer.Seq == 0:
 		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, jetstream.ErrInvalidJSAck)
+	case api == nil:
+		return answer.Seq, Accepted, nil
 	case api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
 		api.ErrorCode == natsio.CodeStoreFailed && strings.Contains(api.Description, "per subject"):
 		return 0, Occupied, nil
@@ -259,12 +248,8 @@ func (s *Store) readLeader(ctx context.Context, stream, filter string, seq uint6
 	return msg, nil
 }
 
-// readMessage reads the answer to STREAM.MSG.GET; nil when there is no such message,
-// which is the usual answer and read without a JSON decoder.
+// readMessage reads the answer to STREAM.MSG.GET; nil when there is no such message.
 func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
-	if !bytes.Contains(body, []byte(`"message":`)) && bytes.Contains(body, []byte(`"err_code":10037`)) {
-		return nil, nil //nolint:nilnil // nothing there is an answer
-	}
 	var answer struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message *struct {
@@ -278,13 +263,15 @@ func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
 	if err := json.Unmarshal(body, &answer); err != nil {
 		return nil, err
 	}
-	if answer.Error != nil {
-		return nil, answer.Error
-	}
-	if answer.Message == nil {
+	m := answer.Message
+	switch api := answer.Error; {
+	case api != nil && api.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	case api != nil:
+		return nil, api
+	case m == nil:
 		return nil, jetstream.ErrMsgNotFound
 	}
-	m := answer.Message
 	msg := &jetstream.RawStreamMsg{Subject: m.Subject, Sequence: m.Seq, Data: m.Data, Time: m.Time}
 	if len(m.Header) > 0 {
 		header, err := nats.DecodeHeadersMsg(m.Header)

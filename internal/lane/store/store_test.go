@@ -32,7 +32,7 @@ func TestReadAck(t *testing.T) {
 		"too many bytes":           {body: `{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"},"stream":"S","seq":0}`, answer: Full},
 		"another failure to store": {body: `{"error":{"code":503,"err_code":10077,"description":"disk is gone"},"stream":"S","seq":0}`, fault: "disk is gone"},
 		"no leader":                {body: `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`, fault: "temporarily unavailable"},
-		"sequence is no number":    {body: `{"stream":"S","seq":"x"}`, fault: "invalid"},
+		"sequence is no number":    {body: `{"stream":"S","seq":"x"}`, fault: "acknowledgement"},
 		"nothing":                  {body: ``, fault: "acknowledgement"},
 		"an empty object":          {body: `{}`, fault: jetstream.ErrInvalidJSAck.Error()},
 	}
