@@ -19,9 +19,11 @@ import (
 // attempt takes a call that may start, with a slot, to its settled end. asked is a lookup of its
 // result, or nil. It reports false when nothing was settled, because the lane is lost or stopping.
 func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
-	result, known, err := l.before(e, asked)
-	if err != nil && !l.tries("call cannot be started", func() error {
-		result, known, err = l.before(e, nil)
+	var result *protocol.Result
+	known := false
+	if !l.tries("call cannot be started", func() (err error) {
+		result, known, err = l.before(e, asked)
+		asked = nil // it serves one look
 		return err
 	}) {
 		return false

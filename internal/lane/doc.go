@@ -62,8 +62,8 @@
 // A publisher that has an earlier unfinished call in the lane publishes no ready message: the
 // holder looks into the mailbox after that call. One whose last call in a busy lane ended a moment
 // ago appends right away, because holders keep such lanes for a moment. Both may be wrong when a
-// result travels slowly, so the ready message is published after all when no result has come in 20
-// ms, or in twice the time that calls take, up to 100 ms.
+// result travels slowly, so the ready message is published after all when no result has come in 50
+// ms.
 //
 // A holder removes settled entries without asking for an answer. Before it lets the lane go, one
 // list of the mailbox tells which are left. So after a crash an entry may be settled and still be

@@ -10,9 +10,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ear is told each message of a mailbox once that is stored while it listens. Where the server tells
-// all of them in order they are taken as they come; else they only say when to ask. One goroutine
-// uses it; what it is told comes from another.
+// ear is told each message of a mailbox once that is stored while it listens. Where the server
+// tells all of them in order they are taken as they come; else they only say when to ask. One
+// goroutine uses it; what it is told comes from another.
 type ear struct {
 	store *store.Store
 	pool  protocol.Pool

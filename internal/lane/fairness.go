@@ -2,8 +2,6 @@ package lane
 
 import (
 	"time"
-
-	"github.com/toolfleet/toolfleet/internal/lane/core"
 )
 
 const (
@@ -129,34 +127,4 @@ func (l *held) othersWait() bool {
 	// Those that were delivered and are not held here may be handed back, or be held by others.
 	waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0))
 	return consumer.NumWaiting == 0 && waiting > 0
-}
-
-// Calls that wait are answered when their time is over, whatever they wait for: a call before them,
-// or a slot. l.marks.due is when the first of those in hand may have to be; it may be too early, never
-// too late.
-
-// expects books that a call waits, which may have to be answered before it starts.
-func (l *held) expects(e *core.Entry) {
-	after, bounded := e.DueAfter()
-	if !bounded {
-		return
-	}
-	at := time.Now().Add(after - l.holder.clock.Age(e.Accepted))
-	if l.marks.due.IsZero() || at.Before(l.marks.due) {
-		l.marks.due = at
-	}
-}
-
-// expectAnew finds out who is the next to be answered. A call whose time is over, and of which it
-// is not known yet whether it was started, is looked at again in a moment.
-func (l *held) expectAnew() {
-	l.marks.due = time.Time{}
-	for _, e := range l.schedule.Entries() {
-		if !e.Running {
-			l.expects(e)
-		}
-	}
-	if now := time.Now(); !l.marks.due.IsZero() && !now.Before(l.marks.due) {
-		l.marks.due = now.Add(faultPause)
-	}
 }

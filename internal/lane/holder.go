@@ -100,7 +100,7 @@ func (h *Holder) Load() (lanes, used, slots int) {
 // and returns. drain is a context that outlives ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
 	for {
-		if _, err := h.clock.Sync(ctx, h.store.Calls); err == nil { // ages of calls are measured by it
+		if err := h.clock.Sync(ctx, h.store.Calls); err == nil { // ages of calls are measured by it
 			break
 		}
 		if !pause.For(ctx, faultPause) {
@@ -323,7 +323,7 @@ func (h *Holder) keepInformed(ctx context.Context) {
 		if time.Since(synced) < clockPeriod {
 			continue
 		}
-		if _, err := h.clock.Sync(ctx, h.store.Calls); err == nil { // else the old offset is good enough
+		if err := h.clock.Sync(ctx, h.store.Calls); err == nil { // else the old offset is good enough
 			synced = time.Now()
 		}
 	}

@@ -120,7 +120,9 @@ func (h *Holder) renew(ctx context.Context, l *life) {
 	ctx, cancel := context.WithTimeout(ctx, length/6)
 	defer cancel()
 	sent := time.Now()
-	seq, answer, err := h.store.PutHeartbeat(ctx, h.options.Pool, l.id, h.heartbeat(beat, false), expect)
+	seq, answer, err := h.store.PutHeartbeat(ctx, h.options.Pool, l.id, &protocol.Heartbeat{
+		WorkerID: h.options.Worker, LeaseMS: length.Milliseconds(), Beat: beat, Origin: h.options.Origin,
+	}, expect)
 	switch {
 	case err != nil || answer == store.Full:
 		h.troubles.tell(ctx, "heartbeat cannot be renewed", slog.Any("error", err))
@@ -149,13 +151,6 @@ func (h *Holder) resync(ctx context.Context, l *life) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seq = max(l.seq, record.Seq) // when it was sent is not known, so it renews nothing
-}
-
-func (h *Holder) heartbeat(beat uint64, expired bool) *protocol.Heartbeat {
-	return &protocol.Heartbeat{
-		WorkerID: h.options.Worker, LeaseMS: h.lease.Milliseconds(), Beat: beat,
-		Origin: h.options.Origin, Expired: expired,
-	}
 }
 
 // bury ends the record of a life of this holder that is over. The record is set to expired, so that

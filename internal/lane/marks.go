@@ -129,3 +129,30 @@ func (l *held) giveRefusal(e *core.Entry, result *protocol.Result) bool {
 	}
 	return ok && l.settle(e, result)
 }
+
+// expects books that a call waits, which may have to be answered before it starts, whatever it waits
+// for. The time that it books may be too early, never too late.
+func (l *held) expects(e *core.Entry) {
+	after, bounded := e.DueAfter()
+	if !bounded {
+		return
+	}
+	at := time.Now().Add(after - l.holder.clock.Age(e.Accepted))
+	if l.marks.due.IsZero() || at.Before(l.marks.due) {
+		l.marks.due = at
+	}
+}
+
+// expectAnew finds out who is the next to be answered. A call whose time is over, and of which it
+// is not known yet whether it was started, is looked at again in a moment.
+func (l *held) expectAnew() {
+	l.marks.due = time.Time{}
+	for _, e := range l.schedule.Entries() {
+		if !e.Running {
+			l.expects(e)
+		}
+	}
+	if now := time.Now(); !l.marks.due.IsZero() && !now.Before(l.marks.due) {
+		l.marks.due = now.Add(faultPause)
+	}
+}

@@ -173,7 +173,7 @@ func (s *sighting) count(fleet protocol.Fleet, subject string) {
 // look finds out the state of lanes, and leaves out those that have nothing by now. Ages refer to
 // at.
 func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighting, at time.Time) ([]Status, error) {
-	if _, err := o.clock.Sync(ctx, o.store.Calls); err != nil {
+	if err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, err
 	}
 	group, each := errgroup.WithContext(ctx)

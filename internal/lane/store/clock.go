@@ -12,23 +12,19 @@ import (
 // the clocks of machines differ.
 type Clock struct{ offset atomic.Int64 } // server minus local, in nanoseconds
 
-// Sync measures the offset once, and returns the time that the server told; on failure the old one
-// stays.
-func (c *Clock) Sync(ctx context.Context, stream jetstream.Stream) (told time.Time, err error) {
+// Sync measures the offset once; on failure the old one stays.
+func (c *Clock) Sync(ctx context.Context, stream jetstream.Stream) error {
 	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
 	defer cancel()
 	before := time.Now()
 	info, err := stream.Info(ctx)
 	if err != nil {
-		return time.Time{}, err
+		return err
 	}
 	middle := before.Add(time.Since(before) / 2)
 	c.offset.Store(int64(info.TimeStamp.Sub(middle)))
-	return info.TimeStamp, nil
+	return nil
 }
-
-// Now is the server's time.
-func (c *Clock) Now() time.Time { return time.Now().Add(time.Duration(c.offset.Load())) }
 
 // Age is how long ago the server stored something, never negative.
 func (c *Clock) Age(stored time.Time) time.Duration { return c.AgeAt(time.Now(), stored) }

@@ -11,8 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Consistency is what the answers of the servers are worth, and what it takes to believe them. It is
-// the only place that knows whether there is one server or a cluster.
+// Consistency is what the answers of the servers are worth, and what it takes to believe them. It
+// alone knows whether there is one server or a cluster.
 type Consistency interface {
 	// TellsAll reports whether republished messages come completely and in order.
 	TellsAll() bool
@@ -40,8 +40,8 @@ func (s *Store) Consistency() Consistency {
 
 func isSingle(nc *nats.Conn) bool { return nc.ConnectedClusterName() == "" }
 
-// ErrNotReady says that a lane's ready message is gone: whoever held the lane before has removed it,
-// and the delivery was an old one.
+// ErrNotReady says that a lane's ready message is gone: whoever held the lane before has removed
+// it, and the delivery was an old one.
 var ErrNotReady = errors.New("the ready message is gone")
 
 // Opening is what a lane has behind its claim.
@@ -93,8 +93,8 @@ func (single) occupant(context.Context, string, string) (uint64, error) { return
 func (single) noResult(context.Context, *protocol.Call) error           { return nil }
 
 // clustered is one of several servers, or a leaf node: core NATS may lose messages in between, a
-// server may not know yet what others have answered, and a leader that was cut off goes on answering
-// for a moment. docs/decisions/reads-and-removals.md says what is done about it, and why.
+// server may not know yet what others have answered, and a leader that was cut off goes on
+// answering for a moment. docs/decisions/reads-and-removals.md says what is done about it, and why.
 type clustered struct{ *Store }
 
 func (clustered) TellsAll() bool         { return false }
@@ -173,11 +173,9 @@ func (s clustered) noResult(ctx context.Context, c *protocol.Call) error {
 			jetstream.ExpectedLastSubjSeqSubjHeader: []string{s.Fleet.ResultSubject(c.SessionID, c.ID)},
 		},
 	})
-	switch {
+	switch err = answer.full(err); {
 	case err != nil:
 		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, err)
-	case answer == Full:
-		return fmt.Errorf("make sure that call %s has no result: %w", c.ID, ErrFull)
 	case answer == Occupied:
 		return fmt.Errorf("call %s has a result after all: %w", c.ID, ErrBehind)
 	}
@@ -185,8 +183,8 @@ func (s clustered) noResult(ctx context.Context, c *protocol.Call) error {
 }
 
 // Snapshot is what surely was in the mailbox of a lane at its claim, and was not read yet: a list
-// (STREAM.INFO) that knows the floor has everything that was accepted, and nothing that was removed,
-// before the claim. The methods can be called on nil, which believes everything.
+// (STREAM.INFO) that knows the floor has everything that was accepted, and nothing that was
+// removed, before the claim. The methods can be called on nil, which believes everything.
 type Snapshot struct {
 	*Listing // of what was not read yet
 

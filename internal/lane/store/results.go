@@ -24,11 +24,8 @@ func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
 		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
 	}
 	_, answer, err := s.PublishOnce(ctx, s.Fleet.ResultsStream(), msg)
-	if err != nil {
+	if err = answer.full(err); err != nil {
 		return fmt.Errorf("store result of call %s: %w", r.CallID, err)
-	}
-	if answer == Full {
-		return fmt.Errorf("store result of call %s: %w", r.CallID, ErrFull)
 	}
 	return nil
 }

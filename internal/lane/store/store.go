@@ -126,6 +126,14 @@ const (
 	Full                   // the stream, the account or the server is at its limit
 )
 
+// full is [ErrFull] for an answer that says so, else err.
+func (a Answer) full(err error) error {
+	if err == nil && a == Full {
+		return ErrFull
+	}
+	return err
+}
+
 // Publish stores a message and waits for the acknowledgement. A refusal is an
 // answer, not an error.
 func (s *Store) Publish(ctx context.Context, msg *nats.Msg) (uint64, Answer, error) {
@@ -193,10 +201,7 @@ func (s *Store) makeReady(
 	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
 	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
 	_, answer, err := publish(ctx, msg)
-	if err == nil && answer == Full {
-		err = ErrFull
-	}
-	if err != nil {
+	if err = answer.full(err); err != nil {
 		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
 	}
 	return answer == Accepted, nil
@@ -207,10 +212,7 @@ func (s *Store) Mark(ctx context.Context, subject string, lane protocol.Lane) er
 	msg := nats.NewMsg(subject)
 	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
 	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
-	if err == nil && answer == Full {
-		err = ErrFull
-	}
-	return err
+	return answer.full(err)
 }
 
 // Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
