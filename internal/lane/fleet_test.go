@@ -3,7 +3,9 @@ package lane_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +23,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if settings := os.Getenv(workerVariable); settings != "" {
+		fmt.Fprintln(os.Stderr, beWorker(settings))
+		os.Exit(1)
+	}
 	natsiotest.Overlap()
 	goleak.VerifyTestMain(m)
 }
