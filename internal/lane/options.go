@@ -14,9 +14,9 @@ type Options struct {
 	Fleet  protocol.Fleet // default tf
 	Pool   protocol.Pool  // default "default"
 	Worker protocol.WorkerID
-	// Origin is PLACE#INSTANCE: a place that one process at a time can have, such as the directory
+	// Origin is NAME#INSTANCE: something that one process at a time can have, such as the directory
 	// of an embedded server, and a name of this process that no earlier one had. Earlier lives of
-	// the same place are taken over at once. Default none.
+	// the same name are taken over at once. Default none.
 	Origin string
 	// Slots is how many calls run at once; default 1.
 	Slots int

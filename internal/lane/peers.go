@@ -145,12 +145,12 @@ func (p *peers) expireDue(ctx context.Context) []protocol.LifeID {
 // had: that was there before this process began, which renews under the same origin itself.
 func (p *peers) isPredecessor(one *peer) bool {
 	return p.origin != "" && one.beat.Origin != "" && one.beat.Origin != p.origin &&
-		originPlace(one.beat.Origin) == originPlace(p.origin)
+		originName(one.beat.Origin) == originName(p.origin)
 }
 
-func originPlace(origin string) string {
-	place, _, _ := strings.Cut(origin, "#")
-	return place
+func originName(origin string) string {
+	name, _, _ := strings.Cut(origin, "#")
+	return name
 }
 
 // expire sets a heartbeat to expired, if it still is the record that was seen.
