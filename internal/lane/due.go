@@ -16,7 +16,7 @@ import (
 const (
 	// duePeriod is how often a worker without a free slot looks for calls whose time is over.
 	duePeriod = 250 * time.Millisecond
-	// dueAgain is when a lane is looked at again that could not be claimed, or still has such calls.
+	// dueAgain is when a lane is looked at again that could not be claimed, or still has some.
 	dueAgain = time.Second
 	// maxDue bounds the lanes that are remembered; what is more is read later.
 	maxDue = 8192

@@ -200,7 +200,7 @@ func (h *Holder) pull(ctx context.Context) {
 	healthy := false
 	for ctx.Err() == nil {
 		if !healthy {
-			healthy = h.puller.reset() == nil
+			healthy = h.puller.reset() == nil //nolint:contextcheck // what it is told outlives the loop
 		}
 		if healthy {
 			var n int

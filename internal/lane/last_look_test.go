@@ -22,7 +22,7 @@ import (
 const (
 	// workerVariable makes a process of this test binary a worker: its server and its credentials.
 	workerVariable = "LANE_TEST_WORKER"
-	// releasing is asked by that worker before it lets a lane go, which it does when it is answered.
+	// releasing is asked by that worker before it lets a lane go; it waits for the answer.
 	releasing = "test.releasing"
 )
 
@@ -71,9 +71,9 @@ func newWorker(t *testing.T, address, creds string) (*os.Process, <-chan struct{
 }
 
 // A worker is killed between its last look into a mailbox, which finds a call, and what follows: it
-// neither makes the lane ready nor removes its claim. The caretakers have looked after the call while
-// the old ready message was there, and do not come again. The lane is served all the same, because
-// the claim is there.
+// neither makes the lane ready nor removes its claim. The caretakers have looked after the call
+// while the old ready message was there, and do not come again. The lane is served all the same,
+// because the claim is there.
 func TestRelease_AWorkerKilledAfterItsLastLookLeavesNoEntry(t *testing.T) {
 	t.Parallel()
 	nf := natsiotest.Listening(t, natsio.Topology{})

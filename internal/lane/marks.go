@@ -130,8 +130,8 @@ func (l *held) giveRefusal(e *core.Entry, result *protocol.Result) bool {
 	return ok && l.settle(e, result)
 }
 
-// expects books that a call waits, which may have to be answered before it starts, whatever it waits
-// for. The time that it books may be too early, never too late.
+// expects books that a call waits, which may have to be answered before it starts. The time that
+// it books may be too early, never too late.
 func (l *held) expects(e *core.Entry) {
 	after, bounded := e.DueAfter()
 	if !bounded {

@@ -7,7 +7,7 @@ import (
 )
 
 // visit claims a lane without a slot, reads what waits in it, and has do let it go. It reports
-// false when the lane is not ready or cannot be claimed: whoever holds it does it, if somebody does.
+// false when the lane is not ready or cannot be claimed: then it is its holder's, if it has one.
 func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) (bool, error) {
 	ready, err := h.storedReady(ctx, lane.Hash())
 	if err != nil || ready == nil {
