@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -54,6 +55,7 @@ type Server struct {
 	lock   *flock.Flock
 	token  string
 	file   string
+	tidy   func() // ends what gives memory back
 }
 
 // Start starts a server and returns when it is ready. Another process that uses the
@@ -69,6 +71,10 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := s.start(ctx, o); err != nil {
 		return nil, errors.Join(err, s.lock.Unlock())
 	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var tidier sync.WaitGroup
+	tidier.Go(func() { keepTidy(ctx) })
+	s.tidy = func() { cancel(); tidier.Wait() }
 	return s, nil
 }
 
@@ -213,6 +219,7 @@ func (l listener) Dial(network, _ string) (net.Conn, error) {
 func (s *Server) Close() {
 	s.server.Shutdown()
 	s.server.WaitForShutdown()
+	s.tidy()
 	_ = s.lock.Unlock() // released with the process anyway
 }
 

@@ -29,6 +29,10 @@ func TestMain(m *testing.M) {
 		hold(dir)
 		return
 	}
+	if dir := os.Getenv(passData); dir != "" {
+		pass(dir)
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
