@@ -24,7 +24,7 @@ import (
 type mcpCommand struct {
 	Workspace string   `placeholder:"DIR" help:"Directory to work on, for every client. Without --nats it is used in place; with --nats a copy is worked on and what changed comes back at the end."`
 	WholeHome bool     `help:"Allow --workspace to be the root directory or the home directory."`
-	Session   string   `placeholder:"ID" help:"Session whose sandbox every client uses, and that is kept. Default: with --workspace or on stdio a new one, else one of each client."`
+	Session   string   `placeholder:"ID" help:"Session whose sandbox every client uses. Default: with --workspace or on stdio a new one, else one of each client."`
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
 	Listen    string   `placeholder:"ADDR" help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080. Default: one client on stdin and stdout."`
 
@@ -127,7 +127,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	data, cleanup, err := c.dataDir(session, c.Session != "")
+	data, cleanup, err := c.dataDir(session, true)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	options.NC, options.Dispatcher = fl.NC, fl.Dispatcher
+	options.NC, options.Dispatcher, options.Journal = fl.NC, fl.Dispatcher, fl.Journal
 	if c.Nats != "" {
 		options.Approve = announced(show.warn, approval.Waiter(fl.NC, fl.Name))
 	}

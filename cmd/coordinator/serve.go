@@ -133,7 +133,7 @@ func (c *serveCommand) serveClients(
 		return err
 	}
 	server := mcpserver.New(mcpserver.Options{
-		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Tools: table, Policy: judge, MinLevel: leastElsewhere,
+		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Policy: judge, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)

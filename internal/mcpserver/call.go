@@ -47,14 +47,30 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	if ask.open() {
 		return ask.put(), nil
 	}
-	if single.Call == nil {
-		return answer(session, single.Outcome)
+	outcome := single.Outcome
+	if single.Call != nil {
+		result, err := s.follow(ctx, request, single.Call, turn.sent)
+		if err != nil {
+			return nil, err
+		}
+		outcome = single.Finish(ctx, result)
 	}
-	result, err := s.follow(ctx, request, single.Call, turn.sent)
-	if err != nil {
-		return nil, err
+	s.journal(ctx, request, session, arguments, &outcome)
+	return answer(session, outcome)
+}
+
+// journal keeps a call for whoever looks at the session.
+func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, session protocol.SessionID, arguments string, o *loop.SingleOutcome) {
+	if s.log.Journal == nil {
+		return
 	}
-	return answer(session, single.Finish(ctx, result))
+	client := "an agent"
+	if info := request.ClientInfo(); info != nil && info.Name != "" {
+		client = info.Name
+	}
+	if err := s.log.Append(context.WithoutCancel(ctx), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
+		s.options.Logger.WarnContext(ctx, "call is not journaled", slog.String("session", string(session)), slog.Any("error", err))
+	}
 }
 
 // follow dispatches a call and tells of its progress until its result is there.

@@ -29,6 +29,8 @@ type Options struct {
 	NC    *nats.Conn
 	// Dispatcher is required.
 	Dispatcher Dispatcher
+	// Journal gets the calls, as turns of their sessions; nil journals none.
+	Journal loop.Journal
 	// Tools are what clients may call. Required.
 	Tools *tools.Table
 	// Session is the sandbox of every client; "" gives each client its own, see [Server.session].
@@ -51,6 +53,7 @@ type Server struct {
 	server  *mcp.Server
 	key     []byte // signs questions that clients carry
 	order   *order
+	log     loop.SingleLog
 }
 
 // beat is the time between two words about a call that says nothing itself: clients give up on
@@ -62,7 +65,7 @@ func New(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{options: o, key: make([]byte, 32), order: newOrder()}
+	s := &Server{options: o, key: make([]byte, 32), order: newOrder(), log: loop.SingleLog{Journal: o.Journal}}
 	_, _ = rand.Read(s.key) // it never fails
 	s.server = mcp.NewServer(
 		&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version},

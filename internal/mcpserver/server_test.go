@@ -23,6 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
@@ -57,7 +58,7 @@ func open(t *testing.T, changes ...func(*mcpserver.Options)) (*mcpserver.Server,
 	require.NoError(t, err)
 	table, err := tools.NewTable(set...)
 	require.NoError(t, err)
-	o := mcpserver.Options{Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Tools: table, Logger: logger}
+	o := mcpserver.Options{Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger}
 	for _, change := range changes {
 		change(&o)
 	}
@@ -215,6 +216,30 @@ func request(t *testing.T, id int, method, params string) *jsonrpc.Request {
 	message, err := jsonrpc.DecodeMessage([]byte(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`, id, method, params)))
 	require.NoError(t, err)
 	return as[*jsonrpc.Request](t, message)
+}
+
+// TestCall_IsJournaled: whoever looks at the session of a client sees its calls, of all coordinators.
+func TestCall_IsJournaled(t *testing.T) {
+	t.Parallel()
+	var first mcpserver.Options
+	s, _ := open(t, shared, func(o *mcpserver.Options) { first = *o })
+	second := mcpserver.New(first)
+	one, two := connect(t, s, nil), connect(t, second, nil)
+	for range 3 {
+		require.Equal(t, "1\n", text(t, bash(t, one, "echo 1")))
+		require.Equal(t, "2\n", text(t, bash(t, two, "echo 2")))
+	}
+	history, err := first.Journal.Load(t.Context(), "shared")
+	require.NoError(t, err)
+	var said []string
+	for _, e := range history.Events {
+		if e.Type == loop.EventToolResult {
+			require.Equal(t, "bash", e.Name)
+			said = append(said, e.Content)
+			require.Equal(t, len(said), e.Turn)
+		}
+	}
+	require.Equal(t, []string{"1\n", "2\n", "1\n", "2\n", "1\n", "2\n"}, said)
 }
 
 // TestCall_NoUpdateIsLost has two clients change one file of one workspace.

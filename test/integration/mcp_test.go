@@ -42,9 +42,8 @@ func TestMcp_OnStdio(t *testing.T) {
 	require.Equal(t, "alpha\n", mcpBash(t, c, "cat a.txt; echo beta >b.txt"))
 	require.FileExists(t, filepath.Join(workspace, "b.txt"))
 	require.NoError(t, c.Close())
-	left, err := filepath.Glob(filepath.Join(home, "toolfleet-*"))
-	require.NoError(t, err)
-	require.Empty(t, left, "what is not kept is removed")
+	log := execute(t, coordinator, launch{args: []string{"session", "ls"}, env: []string{"HOME=" + home}})
+	require.Regexp(t, `answered .* 1 +1 +1 `, log.stdout, "what an agent does is kept as a session")
 }
 
 // TestMcp_OverHTTP is a client of a fleet whose coordinator is killed: another one serves it, and
