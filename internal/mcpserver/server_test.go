@@ -218,7 +218,7 @@ func request(t *testing.T, id int, method, params string) *jsonrpc.Request {
 	return as[*jsonrpc.Request](t, message)
 }
 
-// TestCall_IsJournaled: whoever looks at the session of a client sees its calls, of all coordinators.
+// TestCall_IsJournaled: the session of a client has its calls, by whichever coordinator.
 func TestCall_IsJournaled(t *testing.T) {
 	t.Parallel()
 	var first mcpserver.Options
