@@ -29,7 +29,7 @@ type grammar struct {
 	Bench   benchCommand   `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
 	Workers workersCommand `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
 	Lane    laneCommand    `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, wake, skip, kill."`
-	Session sessionCommand `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, pull, attach, cancel, rm."`
+	Session sessionCommand `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
 	Doctor  doctorCommand  `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
 	Ping    pingCommand    `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }

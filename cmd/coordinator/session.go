@@ -17,7 +17,7 @@ type sessionCommand struct {
 	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
 	cli.Login
 	Fleet   string        `default:"tf" help:"Name of the fleet."`
-	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm and pull."`
+	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
 	JSON    bool          `name:"json" help:"Print JSON."`
 	Timeout time.Duration `default:"60s" help:"How long it may take; attach has no bound."`
 
@@ -33,10 +33,12 @@ type sessionCommand struct {
 	Export struct {
 		ID string `arg:"" help:"Id of the session."`
 	} `cmd:"" help:"Print a session's journal, each event as a line of JSON."`
-	Files  sessionFiles `cmd:"" help:"List the files of a session's workspace, or print one, also as it was after a call. No worker is asked."`
-	Diff   sessionDiff  `cmd:"" help:"List the calls that changed a session's workspace, or show what one changed. No worker is asked."`
-	Pull   sessionPull  `cmd:"" help:"Bring a session's workspace, or what changed of it, into a directory."`
-	Cancel struct {
+	Files   sessionFiles   `cmd:"" help:"List the files of a session's workspace, or print one, also as it was after a call. No worker is asked."`
+	Diff    sessionDiff    `cmd:"" help:"List the calls that changed a session's workspace, or show what one changed. No worker is asked."`
+	Pull    sessionPull    `cmd:"" help:"Bring a session's workspace, or what changed of it, into a directory, also as it was after a call."`
+	Restore sessionRestore `cmd:"" help:"Make a session's workspace what it was after a call. What came later stays in its history."`
+	Fork    sessionFork    `cmd:"" help:"Begin a session with the workspace and the conversation that another one had after a call, and print its id. No content is copied."`
+	Cancel  struct {
 		ID string `arg:"" help:"Id of the session."`
 	} `cmd:"" help:"End a session's turns that run or wait, with the calls that run for them."`
 	Attach struct {
@@ -79,6 +81,8 @@ func (c *sessionCommand) commands() map[string]command {
 		"session files <id>":  sessionVerb{c, &c.Files.ID, c.files}, "session files <id> <path>": sessionVerb{c, &c.Files.ID, c.files},
 		"session diff <id>": sessionVerb{c, &c.Diff.ID, c.diff}, "session diff <id> <call>": sessionVerb{c, &c.Diff.ID, c.diff},
 		"session pull <id> <dir>": sessionVerb{c, &c.Pull.ID, c.pull},
+		"session restore <id>":    sessionVerb{c, &c.Restore.ID, c.restore},
+		"session fork <id>":       sessionVerb{c, &c.Fork.ID, c.fork},
 	}
 }
 

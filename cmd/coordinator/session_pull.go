@@ -8,16 +8,20 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 type sessionPull struct {
 	ID  string `arg:"" help:"Id of the session."`
 	Dir string `arg:"" help:"Directory that gets the workspace; it is made if it is missing. One that has something gets what the session changed, and keeps what was changed on both sides."`
+	At  string `placeholder:"CALL" help:"As it was after a call; without it as it is now. With workers that keep checkpoints no worker is asked."`
 }
 
 // pulled is what a pull prints with --json.
@@ -76,6 +80,13 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 		}
 		protect = places.Protect
 	}
+	at, err := parseAt(c.Pull.At)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Nats == "" && at != "" {
+		return nil, nil, cli.Usagef("--at needs --nats: workspaces of sessions that ran without a fleet have no checkpoints")
+	}
 	if c.Nats == "" {
 		local, err := c.local(p, desk)
 		if err != nil {
@@ -88,20 +99,34 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return nil, nil, err
 	}
-	there, err := session.HasWorkspace(ctx, f, desk.id)
 	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, warn: func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) }}
-	switch {
-	case err != nil:
-	case !there:
-		err = fmt.Errorf("session %s has no workspace in fleet %s", desk.id, desk.fleet)
-	case !empty:
+	if fetch, err = c.whence(ctx, desk, w, at); err == nil && !empty {
 		w.base, err = w.loadBase(ctx)
 	}
 	if err != nil {
 		f.Close()
 		return nil, nil, err
 	}
-	return w.fetch, f.Close, nil
+	return fetch, f.Close, nil
+}
+
+// whence says who has the workspace: the fleet, or a worker on its disk.
+func (c *sessionCommand) whence(ctx context.Context, desk sessionDesk, w *remoteWorkspace, at protocol.CallID) (func(context.Context) (snapshot.Changes, error), error) {
+	store, err := workspace.Open(ctx, w.fleet.NC, desk.fleet)
+	if err != nil {
+		return nil, err
+	}
+	kept, err := checkpointOf(ctx, store, desk, at)
+	if err == nil {
+		return func(ctx context.Context) (snapshot.Changes, error) { return kept.into(ctx, w) }, nil
+	}
+	if at != "" || !errors.Is(err, workspace.ErrNone) {
+		return nil, err
+	}
+	if there, err := session.HasWorkspace(ctx, w.fleet, desk.id); err != nil || !there {
+		return nil, errors.Join(err, fmt.Errorf("session %s has no workspace in fleet %s", desk.id, desk.fleet))
+	}
+	return w.fetch, nil
 }
 
 // isEmpty reports whether a directory has nothing in it, or is not there.

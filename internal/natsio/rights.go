@@ -76,6 +76,13 @@ func SessionRights(fleet protocol.Fleet) Rights {
 	}}
 }
 
+// WorkspaceRights are those of whoever begins workspaces.
+func WorkspaceRights(fleet protocol.Fleet) Rights {
+	return Rights{Publish: []string{
+		fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), chunkSubject(fleet.BodiesBucket(), probed),
+	}}
+}
+
 // WorkersRights are those of whoever asks which workers a pool has.
 func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Publish: []string{fleet.WhoSubject(pool)}}

@@ -74,7 +74,7 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 		return Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 	}
 	if !o.Force {
-		if err := r.refuseBusy(ctx); err != nil {
+		if err := r.refuseBusy(ctx, "or force the removal, which cancels what runs"); err != nil {
 			return Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 		}
 	}
@@ -123,8 +123,9 @@ func (r *remover) places() []place {
 	}
 }
 
-// refuseBusy returns an error that says what the session does.
-func (r *remover) refuseBusy(ctx context.Context) error {
+// refuseBusy returns an error that says what the session does, and what can be done instead of
+// waiting.
+func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	var reasons []string
 	history, err := r.fleet.Journal.Load(ctx, r.id)
 	if errors.Is(err, loop.ErrJournalInvalid) {
@@ -151,7 +152,7 @@ func (r *remover) refuseBusy(ctx context.Context) error {
 	if len(reasons) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s; wait for its end, or force the removal, which cancels what runs", ErrBusy, strings.Join(reasons, ", "))
+	return fmt.Errorf("%w: %s; wait for its end, %s", ErrBusy, strings.Join(reasons, ", "), instead)
 }
 
 // busy counts the unfinished calls of a lane, for a moment: one whose result is known already
@@ -224,21 +225,28 @@ func (r *remover) workspace(ctx context.Context) error {
 	if there, err := HasWorkspace(ctx, r.fleet, r.id); !r.options.Used && (err != nil || !there) {
 		return err
 	}
-	key := protocol.SandboxKey(string(r.id))
-	call := protocol.Call{
-		ID: protocol.RandomCallID(), SessionID: r.id, Tool: string(protocol.KindWorkspaceRemove), Pool: r.options.Pool,
-		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}},
-		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: protocol.WorkspaceRemove{},
-	}
-	result, err := r.fleet.Dispatcher.One(ctx, &call)
-	if err != nil {
-		return fmt.Errorf("workspace: %w", err)
-	}
-	if result.Error != nil {
-		return fmt.Errorf("workspace: %w (is a worker of pool %s running, with the data directory that has it?)", result.Error, r.options.Pool)
+	if _, err := r.call(ctx, protocol.WorkspaceRemove{}); err != nil {
+		return fmt.Errorf("%w (is a worker of pool %s running, with the data directory that has it?)", err, r.options.Pool)
 	}
 	r.removed.Workspace = true
 	return nil
+}
+
+// call has a worker do something with the whole workspace.
+func (r *remover) call(ctx context.Context, payload protocol.Payload) (protocol.Value, error) {
+	call := protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: r.id, Tool: string(payload.Kind()), Pool: r.options.Pool,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(r.id)), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: payload,
+	}
+	result, err := r.fleet.Dispatcher.One(ctx, &call)
+	if err == nil && result.Error != nil {
+		err = result.Error
+	}
+	if err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	return result.Value, nil
 }
 
 // HasWorkspace reports whether a session has a workspace in the fleet.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -58,6 +59,7 @@ type checkpoints struct {
 	saving sync.Mutex // held by who uses what follows
 	taken  *workspace.Workspace
 	index  snapshot.Index
+	back   *snapshot.Delta // what leads back to an earlier checkpoint, until that is committed
 
 	mu      sync.Mutex
 	queue   []*waiting
@@ -111,7 +113,10 @@ func untaken(l protocol.Lane, err error) error {
 	if fault, ok := errors.AsType[*protocol.Error](err); ok {
 		return fault
 	}
-	if errors.Is(err, workspace.ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt) || errors.Is(err, snapshot.ErrUnsafe) || errors.Is(err, snapshot.ErrLimit) {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the disk of this worker has no room for the workspace of %s: %v", l, err)
+	}
+	if errors.Is(err, workspace.ErrMissing) || errors.Is(err, workspace.ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt) || errors.Is(err, snapshot.ErrUnsafe) || errors.Is(err, snapshot.ErrLimit) {
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the checkpoint of %s cannot be restored: %v", l, err)
 	}
 	return fmt.Errorf("workspace of %s: %w", l, err)
@@ -126,6 +131,32 @@ func (c *checkpoints) restore(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, root.Close()) }()
 	_, err = snapshot.Restore(ctx, root, c.taken.Tree(), c.index, c.store, outside)
 	return err
+}
+
+// goBack makes the directory what it was after an earlier call, for the next commit to keep.
+func (c *checkpoints) goBack(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (stats snapshot.RestoreStats, err error) {
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	tree, err := c.store.At(ctx, lane, call)
+	if err != nil {
+		return stats, err
+	}
+	for _, name := range []string{seenName, processesName} { // they are about now
+		delete(tree, name)
+		if node, is := c.taken.Tree()[name]; is {
+			tree[name] = node
+		}
+	}
+	skip := func(name string, isDir bool) bool {
+		return outside(name, isDir) || name == seenName || name == processesName
+	}
+	root, err := os.OpenRoot(c.home)
+	if err != nil {
+		return stats, err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	c.back = c.taken.Tree().To(tree)
+	return snapshot.Restore(ctx, root, tree, c.index, c.store, skip)
 }
 
 // leftBehind is what is known of a workspace that stays on this disk.
@@ -219,7 +250,10 @@ func (c *checkpoints) save(ctx context.Context, calls []*waiting, settled []prot
 		}
 		options.Only = append(options.Only, w.only...)
 	}
-	delta, err := snapshot.Save(ctx, root, c.taken.Tree(), c.index, c.store, options)
+	delta := c.back
+	if c.back = nil; delta == nil {
+		delta, err = snapshot.Save(ctx, root, c.taken.Tree(), c.index, c.store, options)
+	}
 	if err != nil || delta.Empty() { // what changed nothing may run again
 		return err
 	}
@@ -285,6 +319,7 @@ func (w *Worker) undo(ctx context.Context, l protocol.Lane, c *checkpoints, caus
 		c.saving.Unlock()
 	}
 	if err != nil {
+		w.sandboxes.retake(l)
 		return fmt.Errorf("undo what could not be kept: %w", errors.Join(cause, err))
 	}
 	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the call ran, but what it changed could not be kept with the fleet, and was taken back: %v", cause)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -81,4 +82,87 @@ func TestCheckpoint_AnotherMachineGoesOn(t *testing.T) {
 	r.work(second) // which has an older one
 	ran = value[protocol.CommandRunResult](t, r.do("s-1", bash(`cat written`)))
 	require.Equal(t, "by a tool\ntwo\nthree\n", string(ran.Stdout))
+}
+
+// A workspace goes back to an earlier call, and forward again: nothing of its history is lost.
+func TestWorkspaceRestore_GoesBackAndForth(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, stop := r.work(r.apart())
+	calls := make([]protocol.Call, 3)
+	for i, command := range []string{
+		`mkdir d && export AT=first && cd d && echo one > f && head -c 200000 /dev/urandom > large && sha256sum large > sum && cd ..`,
+		`rm d/large d/f && export AT=second && echo two > d/f2`, `rm -r d && echo file > d`,
+	} {
+		calls[i] = newCall("s-1", bash(command))
+		requireOK(t, r.dispatch(t.Context(), calls[i]))
+	}
+	look := func(command string) string {
+		t.Helper()
+		result := r.do("s-1", protocol.CommandRun{Command: command}) // a shell of this driver remembers the worker's own path
+		requireOK(t, result)
+		return string(value[protocol.CommandRunResult](t, result).Stdout)
+	}
+	before := len(objects(t, r))
+	for range 2 {
+		requireOK(t, r.do("s-1", protocol.WorkspaceRestore{At: calls[0].ID}))
+		require.Equal(t, "one\nlarge: OK\n", look(`cd d && cat f && sha256sum -c sum`))
+		shell := value[protocol.CommandRunResult](t, r.do("s-1", bash(`echo $AT`)))
+		require.Equal(t, "first\n", string(shell.Stdout))
+		stop()
+		_, stop = r.work(r.apart()) // it is a checkpoint as any other
+		require.Equal(t, "f\nlarge\nsum\n", look(`ls d`))
+		requireOK(t, r.do("s-1", protocol.WorkspaceRestore{At: calls[2].ID}))
+		require.Equal(t, "file\n", look(`cat d`))
+	}
+	require.Len(t, objects(t, r), before, "no content is stored again")
+	requireFault(t, r.do("s-1", protocol.WorkspaceRestore{At: "other"}), protocol.StatusFailed, protocol.CodeNotFound)
+	require.Equal(t, "file\n", look(`cat d`))
+}
+
+// objects are the names of the bodies of the fleet.
+func objects(t *testing.T, r *rig) (names []string) {
+	t.Helper()
+	infos, err := natsio.ListObjects(t.Context(), r.JS, r.Name.BodiesBucket(), func(string) bool { return true })
+	require.NoError(t, err)
+	for _, info := range infos {
+		names = append(names, info.Name)
+	}
+	return names
+}
+
+// What cannot be restored is told, and the last checkpoint is what the next call works in.
+func TestWorkspaceRestore_ThatFailsChangesNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.apart()
+	r.work(o)
+	first := newCall("s-1", bash(`head -c 200000 /dev/urandom > large; echo one > f`))
+	requireOK(t, r.dispatch(t.Context(), first))
+	stored := objects(t, r)
+	requireOK(t, r.do("s-1", bash(`rm large; echo two > f`)))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, r.Name.BodiesBucket(), stored...))
+	result := r.do("s-1", protocol.WorkspaceRestore{At: first.ID})
+	requireFault(t, result, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+	require.Contains(t, result.Error.Message, "missing in the store of bodies")
+	r.requireContent("s-1", "f", "two\n")
+
+	requireFault(t, r.do("s-2", protocol.WorkspaceRestore{At: "c"}), protocol.StatusFailed, protocol.CodeNotFound)
+}
+
+// A workspace whose contents are not in the fleet any more is a fault of the call, not a call that
+// waits for ever.
+func TestCheckpoint_ContentsThatAreMissing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, stop := r.work(r.apart())
+	requireOK(t, r.do("s-1", bash(`head -c 200000 /dev/urandom > large`)))
+	stop()
+	require.NoError(t, natsio.DeleteObjects(t.Context(), r.JS, r.Name.BodiesBucket(), objects(t, r)...))
+	r.work(r.apart())
+	for range 2 {
+		result := r.do("s-1", bash(`ls`))
+		requireFault(t, result, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+		require.Contains(t, result.Error.Message, "missing in the store of bodies")
+	}
 }

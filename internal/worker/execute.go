@@ -171,6 +171,8 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 		return w.workspaceImport(ctx, run.Call.Lane(), payload)
 	case protocol.WorkspaceExport:
 		return w.workspaceExport(ctx, run.Call.Lane(), payload)
+	case protocol.WorkspaceRestore:
+		return w.workspaceRestore(ctx, run.Call.Lane(), payload)
 	default:
 		ops := fileOps{sandbox: s, session: run.Call.SessionID, seen: w.sandboxes.box(run.Call.Lane()).seen, ripgrep: w.languages.ripgrep, roots: run.Call.Roots}
 		if value, known, err := ops.run(ctx, payload); known {

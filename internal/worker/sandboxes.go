@@ -277,6 +277,15 @@ func (s *sandboxes) kill(l protocol.Lane) error {
 	return b.close()
 }
 
+// retake has the next call of a lane take its workspace anew, as the fleet has it, because the
+// directory is not what it has to be.
+func (s *sandboxes) retake(l protocol.Lane) {
+	b := s.box(l)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.checkpoints = nil
+}
+
 func (b *box) close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

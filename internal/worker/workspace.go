@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	fleetspace "github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -105,6 +106,28 @@ func (w *Worker) workspaceRemove(ctx context.Context, l protocol.Lane) (protocol
 		return nil, err
 	}
 	return protocol.WorkspaceRemoveResult{}, nil
+}
+
+// workspaceRestore makes a workspace what it was after an earlier call. When that fails, the next
+// call finds it as it was before.
+func (w *Worker) workspaceRestore(ctx context.Context, l protocol.Lane, p protocol.WorkspaceRestore) (protocol.Value, error) {
+	c := w.sandboxes.checkpointsOf(l)
+	if c == nil {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+			"the workspace of %s is kept on this worker's disk alone, or used in place: it has no checkpoints to go back to", l)
+	}
+	if err := w.sandboxes.kill(l); err != nil {
+		return nil, fmt.Errorf("close the sandbox: %w", err)
+	}
+	stats, err := c.goBack(ctx, l.Hash(), p.At)
+	if err == nil {
+		return protocol.WorkspaceRestoreResult{Written: stats.Written, Removed: stats.Removed}, nil
+	}
+	w.sandboxes.retake(l)
+	if errors.Is(err, fleetspace.ErrNone) {
+		return nil, protocol.Errorf(protocol.CodeNotFound, "%v", err)
+	}
+	return nil, untaken(l, err)
 }
 
 // ephemeral makes the directories of a sandbox for a lane that is none's: of a tool

@@ -42,18 +42,9 @@ func (s *Store) History(ctx context.Context, lane protocol.LaneHash) ([]Checkpoi
 // Change returns what a lane's workspace had before and after the checkpoint that covers a call; ""
 // is the last one that covers any. The error wraps [ErrNone] when there is none.
 func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (before, after snapshot.Tree, err error) {
-	var at *message
-	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
-		if call == "" && len(m.Calls) > 0 || slices.Contains(m.Calls, call) {
-			at = m
-		}
-		return call == "" || at == nil, nil
-	})
+	at, err := s.find(ctx, lane, call)
 	if err != nil {
 		return nil, nil, err
-	}
-	if at == nil {
-		return nil, nil, fmt.Errorf("call %q changed nothing, or is not one of this workspace: %w", call, ErrNone)
 	}
 	tree := snapshot.Tree{}
 	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
@@ -64,4 +55,30 @@ func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protoco
 		return m.seq != at.seq, err
 	})
 	return before, tree, err
+}
+
+// At returns what a lane's workspace had after the checkpoint that covers a call; "" is the last
+// one that covers any. The error wraps [ErrNone] when there is none, [ErrInvalid] when it cannot be
+// a workspace.
+func (s *Store) At(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (snapshot.Tree, error) {
+	at, err := s.find(ctx, lane, call)
+	if err != nil {
+		return nil, err
+	}
+	tree, _, _, err := s.fold(ctx, lane, at)
+	return tree, err
+}
+
+// find returns the checkpoint that covers a call; "" is the last one that covers any.
+func (s *Store) find(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (at *message, err error) {
+	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
+		if call == "" && len(m.Calls) > 0 || slices.Contains(m.Calls, call) {
+			at = m
+		}
+		return call == "" || at == nil, nil
+	})
+	if err == nil && at == nil {
+		err = fmt.Errorf("call %q changed nothing, or is not one of this workspace: %w", call, ErrNone)
+	}
+	return at, err
 }

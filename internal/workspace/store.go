@@ -28,6 +28,8 @@ var (
 	ErrFull = errors.New("the fleet has no room for the workspace")
 	// ErrInvalid says that a journal has what no worker writes.
 	ErrInvalid = errors.New("the journal of the workspace is not valid")
+	// ErrMissing says that contents of a workspace are not in the store of bodies.
+	ErrMissing = errors.New("contents of the workspace are missing in the store of bodies")
 )
 
 const (
@@ -225,6 +227,8 @@ func (s *Store) base(ctx context.Context, m *message) (snapshot.Tree, error) {
 // inline begins the names of bodies that checkpoints carry: their sequence follows.
 const inline = "@"
 
+func isInline(body string) bool { return strings.HasPrefix(body, inline) }
+
 func inlineOf(seq uint64) string { return inline + strconv.FormatUint(seq, 10) }
 
 // Get implements [snapshot.Bodies].
@@ -237,6 +241,9 @@ func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
 			return nil, fmt.Errorf("body %q: %w", name, ErrInvalid)
 		}
 		msg, err := s.stream.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, fmt.Errorf("checkpoint %d: %w", seq, ErrMissing)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read checkpoint %d: %w", seq, err)
 		}
@@ -247,6 +254,9 @@ func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
 		return m.Delta.Inline, nil
 	}
 	object, err := natsio.GetObject(ctx, s.bodies, name)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return nil, fmt.Errorf("body %s: %w", name, ErrMissing)
+	}
 	if err != nil {
 		return nil, err
 	}

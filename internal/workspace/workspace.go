@@ -46,7 +46,8 @@ func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, worker protoco
 		switch {
 		case err == nil:
 			return w, nil
-		case errors.Is(err, errTooLate), errors.Is(err, ErrInvalid), errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, ErrFull):
+		case errors.Is(err, errTooLate), errors.Is(err, ErrInvalid), errors.Is(err, ErrMissing), errors.Is(err, ErrFull),
+			errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, snapshot.ErrLimit):
 			return nil, fmt.Errorf("take workspace: %w", err)
 		}
 		if !pause.For(ctx, retryWait) {
@@ -192,10 +193,5 @@ func (w *Workspace) rebase(ctx context.Context, c *checkpoint, delta *snapshot.D
 		return nil, err
 	}
 	c.Delta = snapshot.Delta{}
-	for _, name := range tree.Bodies() {
-		if name[:1] != inline {
-			stored = append(stored, name)
-		}
-	}
-	return stored, nil
+	return append(stored, slices.DeleteFunc(tree.Bodies(), isInline)...), nil
 }

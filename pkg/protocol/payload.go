@@ -13,23 +13,24 @@ type Kind string
 
 // Every kind that this version knows.
 const (
-	KindCommandRun      Kind = "command_run"
-	KindCodeRun         Kind = "code_run"
-	KindProcessList     Kind = "process_list"
-	KindProcessRead     Kind = "process_read"
-	KindProcessSend     Kind = "process_send"
-	KindProcessKill     Kind = "process_kill"
-	KindResultRead      Kind = "result_read"
-	KindToolRun         Kind = "tool_run"
-	KindDialogOpen      Kind = "dialog_open"
-	KindDialogContinue  Kind = "dialog_continue"
-	KindDialogEnd       Kind = "dialog_end"
-	KindWorkspaceImport Kind = "workspace_import"
-	KindWorkspaceExport Kind = "workspace_export"
-	KindWorkspaceRemove Kind = "workspace_remove"
-	KindTurnRun         Kind = "turn_run"
-	KindNoop            Kind = "noop"
-	KindStored          Kind = "stored"
+	KindCommandRun       Kind = "command_run"
+	KindCodeRun          Kind = "code_run"
+	KindProcessList      Kind = "process_list"
+	KindProcessRead      Kind = "process_read"
+	KindProcessSend      Kind = "process_send"
+	KindProcessKill      Kind = "process_kill"
+	KindResultRead       Kind = "result_read"
+	KindToolRun          Kind = "tool_run"
+	KindDialogOpen       Kind = "dialog_open"
+	KindDialogContinue   Kind = "dialog_continue"
+	KindDialogEnd        Kind = "dialog_end"
+	KindWorkspaceImport  Kind = "workspace_import"
+	KindWorkspaceExport  Kind = "workspace_export"
+	KindWorkspaceRemove  Kind = "workspace_remove"
+	KindWorkspaceRestore Kind = "workspace_restore"
+	KindTurnRun          Kind = "turn_run"
+	KindNoop             Kind = "noop"
+	KindStored           Kind = "stored"
 )
 
 // Payload is what a worker executes. Paths in payloads are slash-separated and
@@ -55,6 +56,13 @@ type WorkspaceExport struct {
 // WorkspaceRemove removes a sandbox's workspace, with all that workers keep beside it. A
 // directory that is a workspace in place stays. Done twice it does nothing.
 type WorkspaceRemove struct{}
+
+// WorkspaceRestore makes a sandbox's workspace, and what its shell remembers, what they were after
+// an earlier call. Processes that live in the sandbox are killed.
+type WorkspaceRestore struct {
+	// At is the call, which changed something.
+	At CallID `json:"at"`
+}
 
 // TurnRun runs one turn of a session on a coordinator.
 type TurnRun struct {
@@ -118,6 +126,9 @@ func (WorkspaceExport) Kind() Kind { return KindWorkspaceExport }
 
 // Kind implements [Payload].
 func (WorkspaceRemove) Kind() Kind { return KindWorkspaceRemove }
+
+// Kind implements [Payload].
+func (WorkspaceRestore) Kind() Kind { return KindWorkspaceRestore }
 
 // Kind implements [Payload].
 func (TurnRun) Kind() Kind { return KindTurnRun }
@@ -200,6 +211,8 @@ func decodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[WorkspaceExport](kind, raw)
 	case KindWorkspaceRemove:
 		return decodeAs[WorkspaceRemove](kind, raw)
+	case KindWorkspaceRestore:
+		return decodeAs[WorkspaceRestore](kind, raw)
 	case KindTurnRun:
 		return decodeAs[TurnRun](kind, raw)
 	case KindNoop:

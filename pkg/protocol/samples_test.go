@@ -104,10 +104,12 @@ func commandSamples() map[string]any {
 
 func fleetSamples() map[string]any {
 	return map[string]any{
-		"payload/workspace_import": protocol.WorkspaceImport{Blob: "ws-1"},
-		"payload/workspace_export": protocol.WorkspaceExport{Blob: "ws-2"},
-		"payload/workspace_remove": protocol.WorkspaceRemove{},
-		"value/workspace_remove":   protocol.WorkspaceRemoveResult{},
+		"payload/workspace_import":  protocol.WorkspaceImport{Blob: "ws-1"},
+		"payload/workspace_export":  protocol.WorkspaceExport{Blob: "ws-2"},
+		"payload/workspace_restore": protocol.WorkspaceRestore{At: "c-1"},
+		"value/workspace_restore":   protocol.WorkspaceRestoreResult{Written: 3, Removed: 1},
+		"payload/workspace_remove":  protocol.WorkspaceRemove{},
+		"value/workspace_remove":    protocol.WorkspaceRemoveResult{},
 		"payload/turn_run": protocol.TurnRun{
 			Prompt: "Fix the test.", Model: "openai:gpt", Toolsets: []string{"core"}, MaxSteps: 64, MaxTokens: 1 << 40,
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},

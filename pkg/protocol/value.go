@@ -28,6 +28,13 @@ type WorkspaceExportResult struct {
 // WorkspaceRemoveResult answers [WorkspaceRemove].
 type WorkspaceRemoveResult struct{}
 
+// WorkspaceRestoreResult answers [WorkspaceRestore].
+type WorkspaceRestoreResult struct {
+	// Written and Removed are how many files were made anew, and how many paths were removed.
+	Written int `json:"written"`
+	Removed int `json:"removed"`
+}
+
 // Usage counts what a model was asked and answered.
 type Usage struct {
 	InputTokens  int64 `json:"input_tokens"`
@@ -68,6 +75,9 @@ func (WorkspaceExportResult) ValueKind() Kind { return KindWorkspaceExport }
 
 // ValueKind implements [Value].
 func (WorkspaceRemoveResult) ValueKind() Kind { return KindWorkspaceRemove }
+
+// ValueKind implements [Value].
+func (WorkspaceRestoreResult) ValueKind() Kind { return KindWorkspaceRestore }
 
 // ValueKind implements [Value].
 func (TurnRunResult) ValueKind() Kind { return KindTurnRun }
@@ -137,6 +147,8 @@ func decodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[WorkspaceExportResult](kind, raw)
 	case KindWorkspaceRemove:
 		return decodeValueAs[WorkspaceRemoveResult](kind, raw)
+	case KindWorkspaceRestore:
+		return decodeValueAs[WorkspaceRestoreResult](kind, raw)
 	case KindTurnRun:
 		return decodeValueAs[TurnRunResult](kind, raw)
 	case KindNoop:

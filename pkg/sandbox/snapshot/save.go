@@ -62,7 +62,7 @@ func compare(ctx context.Context, root *os.Root, last Tree, index Index, bodies 
 		s.budget = &budget{limits: *limits}
 	}
 	err := s.save(ctx, only)
-	s.delta.Removed = s.removed()
+	s.delta.Removed = topmost(s.gone)
 	return s.delta, errors.Join(err, s.bundle.finish(s.delta, err != nil))
 }
 
@@ -160,17 +160,6 @@ func (s *saver) lost(name string) {
 		s.gone[name] = true
 		delete(s.index, name)
 	}
-}
-
-// removed are the paths that are gone, without those below others.
-func (s *saver) removed() (names []string) {
-	for name := range s.gone {
-		if !isBelow(name, s.gone) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // inside saves what is in a directory of above.

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -122,6 +123,11 @@ func (t Tree) nameInline(body string) {
 	})
 }
 
+// Rename has the parts name bodies otherwise, where names has another name for theirs.
+func (t Tree) Rename(names map[string]string) {
+	t.eachPart(func(p *Part) { p.Body = cmp.Or(names[p.Body], p.Body) })
+}
+
 func (t Tree) eachPart(do func(*Part)) {
 	for _, node := range t {
 		for i := range node.Parts {
@@ -136,6 +142,34 @@ func (t Tree) With(d *Delta) Tree {
 	next := maps.Clone(t)
 	next.Apply(d, "")
 	return next
+}
+
+// To returns what changes t into another tree, whose bodies are kept.
+func (t Tree) To(next Tree) *Delta {
+	d, gone := &Delta{Set: Tree{}}, map[string]bool{}
+	for name, before := range t {
+		if next[name].Type != before.Type {
+			gone[name] = true
+		}
+	}
+	for name, node := range next {
+		if !t[name].Same(node) {
+			d.Set[name] = node
+		}
+	}
+	d.Removed = topmost(gone)
+	return d
+}
+
+// topmost are the paths that are below no other of them, sorted.
+func topmost(paths map[string]bool) (names []string) {
+	for name := range paths {
+		if !isBelow(name, paths) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // isBelow reports whether a path is in one of the directories, or in one that is.

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+type sessionRestore struct {
+	ID string `arg:"" help:"Id of the session, in which nothing runs."`
+	At string `required:"" placeholder:"CALL" help:"The call whose state comes back; session diff ID lists those that changed something."`
+}
+
+type sessionFork struct {
+	ID string `arg:"" help:"Id of the session."`
+	At string `placeholder:"CALL" help:"Call up to which the new session is the same; without it as it is now."`
+}
+
+// parseAt reads the id of a call; "" is none.
+func parseAt(at string) (protocol.CallID, error) {
+	if at == "" {
+		return "", nil
+	}
+	call, err := protocol.ParseCallID(at)
+	if err != nil {
+		return "", cli.Usagef("--at: %v", err)
+	}
+	return call, nil
+}
+
+// restore makes a session's workspace what it was.
+func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDesk) error {
+	at, err := parseAt(c.Restore.At)
+	if err != nil {
+		return err
+	}
+	if c.Nats == "" {
+		return cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet have no checkpoints")
+	}
+	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.CallRights(desk.fleet, desk.pool))
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	restored, err := session.Restore(ctx, fl, desk.id, desk.pool, at)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(p, restored)
+	}
+	_, err = fmt.Fprintf(p.Stdout, "the workspace of session %s is as it was after call %s: %s written, %d removed\n",
+		desk.id, at, terminal.Plural(restored.Written, "file"), restored.Removed)
+	return err
+}
+
+// forked is what a fork prints with --json.
+type forked struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	Turns     int                `json:"turns"`
+}
+
+// fork begins a session with the workspace and the conversation of another one.
+func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) error {
+	at, err := parseAt(c.Fork.At)
+	if err != nil {
+		return err
+	}
+	if c.Nats == "" {
+		return cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet have no checkpoints")
+	}
+	fl, err := c.connect(ctx, p, natsio.SessionRights(desk.fleet), natsio.WorkspaceRights(desk.fleet))
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	store, err := workspace.Open(ctx, fl.NC, desk.fleet)
+	if err != nil {
+		return err
+	}
+	made := forked{SessionID: protocol.NewSessionID()}
+	to := sessionDesk{id: made.SessionID}.lane()
+	if err := store.Fork(ctx, desk.lane(), at, to, func(path string) bool { return path != "processes.json" }); err != nil {
+		return fmt.Errorf("session %s: %w", desk.id, err)
+	}
+	if made.Turns, err = session.Fork(ctx, fl.Journal, desk.id, at, made.SessionID); err != nil {
+		return errors.Join(err, store.Remove(context.WithoutCancel(ctx), to))
+	}
+	if c.JSON {
+		return printJSON(p, made)
+	}
+	if made.Turns == 0 {
+		_, _ = fmt.Fprintln(p.Stderr, "coordinator: the workspace alone is forked: the call is none of the session's conversation")
+	}
+	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
+	return err
+}
+
+// checkpoint is a workspace at a checkpoint, as a source to pull from.
+type checkpoint struct {
+	store *workspace.Store
+	tree  snapshot.Tree // of the workspace alone
+}
+
+// checkpointOf is that after a call, "" the last one.
+func checkpointOf(ctx context.Context, store *workspace.Store, desk sessionDesk, at protocol.CallID) (*checkpoint, error) {
+	tree, err := store.At(ctx, desk.lane(), at)
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", desk.id, err)
+	}
+	files := snapshot.Tree{}
+	for name, node := range tree {
+		if below, is := strings.CutPrefix(name, underWorkspace); is {
+			files[below] = node
+		}
+	}
+	return &checkpoint{store, files}, nil
+}
+
+// into brings it into the directory of a remote workspace; no worker is asked.
+func (c *checkpoint) into(ctx context.Context, w *remoteWorkspace) (changes snapshot.Changes, err error) {
+	reader, writer := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := snapshot.PackTree(ctx, c.tree, c.store, writer)
+		packed <- errors.Join(err, writer.CloseWithError(err))
+	}()
+	changes, err = syncInto(ctx, w.dir, w.base, reader, w.protect)
+	reader.CloseWithError(err)
+	if err = errors.Join(<-packed, err); err != nil {
+		return changes, err
+	}
+	w.base = changes.Archive
+	return changes, w.keepBase(ctx)
+}

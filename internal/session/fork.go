@@ -1,0 +1,103 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Fork begins the conversation of a session, which has none, with that of another one up to the
+// result of a call; "" is all of it. A turn that is open there is interrupted. It returns how many
+// turns these are: 0 when the call is none of the conversation, and then nothing was written.
+// Outputs that are kept beside the conversation, as they were too long for it, are not carried
+// along.
+func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at protocol.CallID, to protocol.SessionID) (turns int, err error) {
+	history, err := journal.Load(ctx, from)
+	if err != nil {
+		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	}
+	events := until(history.Events, at)
+	for i := range events {
+		events[i].SessionID = to
+		if events[i].Type == loop.EventTurnStarted {
+			turns++
+		}
+	}
+	if turns == 0 {
+		return 0, nil
+	}
+	if _, err := journal.Append(ctx, to, 0, events...); err != nil {
+		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	}
+	return turns, nil
+}
+
+// until are the events up to the result of a call, with those that end what is open there.
+func until(events []loop.Event, at protocol.CallID) []loop.Event {
+	if at != "" {
+		last := slices.IndexFunc(events, func(e loop.Event) bool {
+			return e.CallID == at && e.Job == "" && e.Type == loop.EventToolResult || e.CallID == at && e.Type == loop.EventJobEnded
+		})
+		events = events[:last+1]
+	}
+	var left leftOpen
+	for i := range events {
+		left.see(&events[i])
+	}
+	end := len(events)
+	if left.turn == nil && len(left.jobs) > 0 { // which end in a turn: the last one
+		for end--; events[end].Type != loop.EventTurnEnded; end-- {
+		}
+	}
+	return slices.Concat(events[:end], left.ends(), events[end:])
+}
+
+// leftOpen is what has not ended where events were cut off.
+type leftOpen struct {
+	turn  *loop.Event  // its beginning; nil when none is open
+	calls []loop.Event // of its last step, as results that they do not have
+	jobs  []loop.Event // the results that began them
+}
+
+func (l *leftOpen) see(e *loop.Event) {
+	switch e.Type {
+	case loop.EventTurnStarted:
+		l.turn = e
+	case loop.EventModelReply:
+		for i, c := range e.ToolCalls {
+			l.calls = append(l.calls, loop.Event{Type: loop.EventToolResult, Turn: e.Turn, Step: e.Step, Index: i, Name: c.Name, ToolCallID: c.ID})
+		}
+	case loop.EventToolResult:
+		l.calls = slices.DeleteFunc(l.calls, func(c loop.Event) bool { return c.Index == e.Index })
+		if e.Job != "" {
+			job := *e
+			job.Type, job.Handle, job.Image = loop.EventJobEnded, "", nil
+			l.jobs = append(l.jobs, job)
+		}
+	case loop.EventJobEnded:
+		l.jobs = slices.DeleteFunc(l.jobs, func(j loop.Event) bool { return j.CallID == e.CallID })
+	case loop.EventTurnEnded:
+		l.turn = nil
+	default:
+	}
+}
+
+// ends are the events that end it.
+func (l *leftOpen) ends() []loop.Event {
+	events := slices.Concat(l.calls, l.jobs)
+	for i := range events {
+		events[i].Status = string(protocol.StatusCancelled)
+		events[i].Content = "The session was forked before this call ended: it is none of this session."
+	}
+	if l.turn != nil {
+		events = append(events, loop.Event{Type: loop.EventTurnEnded, Turn: l.turn.Turn, Status: string(loop.OutcomeInterrupted)})
+	}
+	for i := range events {
+		events[i].Time = time.Now().UTC()
+	}
+	return events
+}

@@ -1,0 +1,84 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/journal"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// conversation is one of two turns; the first has two steps, of which the first has two calls, and a
+// job that never ends.
+func conversation() []loop.Event {
+	return []loop.Event{
+		{Type: loop.EventSessionStarted, Model: "m"},
+		{Type: loop.EventTurnStarted, Turn: 1, Input: "first"},
+		{Type: loop.EventModelReply, Turn: 1, Step: 1, ToolCalls: []loop.ToolCall{{ID: "a", Name: "x"}, {ID: "b", Name: "y"}}},
+		{Type: loop.EventToolResult, Turn: 1, Step: 1, Index: 1, ToolCallID: "b", CallID: "call-b", Job: "job-1", Status: "ok", Content: "begun"},
+		{Type: loop.EventToolResult, Turn: 1, Step: 1, Index: 0, ToolCallID: "a", CallID: "call-a", Status: "ok", Content: "done"},
+		{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "that is it"},
+		{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"},
+		{Type: loop.EventTurnStarted, Turn: 2, Input: "second"},
+		{Type: loop.EventModelReply, Turn: 2, Step: 1, ToolCalls: []loop.ToolCall{{ID: "c", Name: "x"}, {ID: "d", Name: "x"}}},
+		{Type: loop.EventToolResult, Turn: 2, Step: 1, Index: 0, ToolCallID: "c", CallID: "call-c", Status: "ok", Content: "done"},
+	}
+}
+
+// A session goes on wherever it was cut off.
+func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j, err := journal.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	_, err = j.Append(t.Context(), "from", 0, conversation()...)
+	require.NoError(t, err)
+	ended := conversation()[:7]
+	_, err = j.Append(t.Context(), "ended", 0, ended...)
+	require.NoError(t, err)
+	for i, test := range []struct {
+		from  protocol.SessionID
+		at    protocol.CallID
+		turns int
+	}{{"from", "call-a", 1}, {"from", "call-c", 2}, {"from", "", 2}, {"ended", "", 1}, {"ended", "call-a", 1}} {
+		to := protocol.SessionID(fmt.Sprint("to-", i))
+		turns, err := Fork(t.Context(), j, test.from, test.at, to)
+		require.NoError(t, err)
+		require.Equal(t, test.turns, turns, test.at)
+		table, err := tools.NewTable()
+		require.NoError(t, err)
+		runner, err := loop.New(answers{}, nobody{}, j, table, &loop.Options{ModelName: "m"})
+		require.NoError(t, err)
+		result, err := runner.Run(t.Context(), to, loop.Input{Text: "go on"})
+		require.NoError(t, err, test)
+		require.Equal(t, turns+1, result.Turn)
+		require.Equal(t, "answer", result.Text)
+		history, err := j.Load(t.Context(), to)
+		require.NoError(t, err)
+		for _, e := range history.Events {
+			require.Equal(t, to, e.SessionID)
+		}
+	}
+	turns, err := Fork(t.Context(), j, "from", "other", "none")
+	require.NoError(t, err)
+	require.Zero(t, turns)
+	_, err = Fork(t.Context(), j, "from", "", "to-1")
+	require.ErrorIs(t, err, loop.ErrJournalConflict)
+}
+
+// answers is a model that has one answer.
+type answers struct{}
+
+func (answers) Reply(context.Context, loop.Request, func(loop.Delta)) (loop.Reply, error) {
+	return loop.Reply{Text: "answer"}, nil
+}
+
+// nobody dispatches nothing.
+type nobody struct{ loop.Dispatcher }

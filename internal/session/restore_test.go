@@ -1,0 +1,33 @@
+package session
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A session does not go back while it works, and says so.
+func TestRestore_IsRefusedWhileATurnIsOpen(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	journaled(t, r.Fleet, "open", time.Now(), loop.OutcomeAnswered, "")
+	_, err := Restore(t.Context(), r.Fleet, "open", "", "c-1")
+	require.ErrorIs(t, err, ErrBusy)
+	require.ErrorContains(t, err, "turn 2 is open")
+	require.ErrorContains(t, err, "session cancel")
+
+	journaled(t, r.Fleet, "ended", time.Now(), loop.OutcomeAnswered)
+	_, err = Restore(t.Context(), r.Fleet, "ended", "", "c-1")
+	require.ErrorContains(t, err, "has no checkpoints to go back to", "its worker keeps none")
+	require.Equal(t, protocol.CodeWorkspaceUnavailable, codeOf(err))
+}
+
+func codeOf(err error) protocol.Code {
+	fault, _ := errors.AsType[*protocol.Error](err)
+	return fault.Code
+}

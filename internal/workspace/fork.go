@@ -1,0 +1,90 @@
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/google/uuid"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// ErrExists says that a lane has a workspace already, so that none can begin there.
+var ErrExists = errors.New("there is a workspace already")
+
+// Fork begins the workspace of a lane with the paths that another one had after a call, or after
+// the last one that changed anything when call is "". Both need the same bodies; none is copied. No
+// worker may have the lane yet. The error wraps [ErrNone] when there is no such checkpoint, or none
+// any more; [ErrExists] when to has a workspace, which stays as it is.
+func (s *Store) Fork(ctx context.Context, from protocol.LaneHash, call protocol.CallID, to protocol.LaneHash, has func(path string) bool) error {
+	at, err := s.find(ctx, from, call)
+	if err != nil {
+		return err
+	}
+	tree, _, _, err := s.fold(ctx, from, at)
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(tree, func(path string, _ snapshot.Node) bool { return !has(path) })
+	if err := s.outline(ctx, tree); err != nil {
+		return err
+	}
+	if err := s.Begin(ctx, to, tree, at.Calls...); err != nil {
+		return err
+	}
+	// The bodies of a workspace that is removed meanwhile may be garbage by now. As long as it is
+	// there, each sweep finds them needed: by it, or by the new one, which is behind it.
+	if still, err := s.next(ctx, from, at.seq); err != nil || still == nil || still.seq != at.seq {
+		gone := fmt.Errorf("the workspace was removed meanwhile: %w", ErrNone)
+		return errors.Join(gone, err, s.Remove(context.WithoutCancel(ctx), to))
+	}
+	return nil
+}
+
+// outline stores what checkpoints carry of a tree as bodies, which outlive them.
+func (s *Store) outline(ctx context.Context, tree snapshot.Tree) error {
+	names := map[string]string{}
+	for _, name := range tree.Bodies() {
+		if !isInline(name) {
+			continue
+		}
+		body, err := s.Get(ctx, name)
+		if err != nil {
+			return err
+		}
+		carried := &snapshot.Delta{Inline: body}
+		if err := carried.Outline(ctx, s); err != nil {
+			return err
+		}
+		names[name] = carried.Stored[0]
+	}
+	tree.Rename(names)
+	return nil
+}
+
+// Begin begins the workspace of a lane with a tree, whose bodies are stored, as if calls had made
+// it. The error wraps [ErrExists] when the lane has a workspace.
+func (s *Store) Begin(ctx context.Context, lane protocol.LaneHash, tree snapshot.Tree, calls ...protocol.CallID) error {
+	body, err := json.Marshal(tree)
+	if err != nil {
+		return err
+	}
+	c := checkpoint{Type: typeCheckpoint, Version: version, Token: uuid.NewString(), Calls: calls}
+	base, stored, err := snapshot.StoreBytes(ctx, s, body)
+	if err != nil {
+		return fmt.Errorf("begin workspace: %w", err)
+	}
+	c.Base = base
+	if body, err = json.Marshal(c); err != nil {
+		return err
+	}
+	_, err = s.append(ctx, lane, 0, c.Token, body, append(stored, tree.Bodies()...))
+	if errors.Is(err, ErrLost) {
+		return ErrExists
+	}
+	return err
+}

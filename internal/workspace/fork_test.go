@@ -1,0 +1,139 @@
+package workspace_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+const fork = protocol.LaneHash("FORK")
+
+func all(string) bool { return true }
+
+// forked is the content of the files of a lane's workspace, restored.
+func forked(t *testing.T, store *workspace.Store, lane protocol.LaneHash, call protocol.CallID) map[string]string {
+	t.Helper()
+	tree, err := store.At(t.Context(), lane, call)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	_, err = snapshot.Restore(t.Context(), root, tree, snapshot.Index{}, store, nil)
+	require.NoError(t, err)
+	require.NoError(t, root.Close())
+	files := map[string]string{}
+	for name := range tree {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		files[name] = string(content)
+	}
+	return files
+}
+
+// A fork outlives what it was made of, and its garbage is not removed before both are gone.
+func TestFork_SharesBodiesThatStay(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	large := string(random(300_000))
+	w := take(t, store, 1)
+	w.append("large", large)
+	w.append("small", "one\n")
+	require.NoError(t, w.commit("c1"))
+	w.append("small", "two\n")
+	require.NoError(t, w.commit("c2"))
+	w.append("small", "three\n")
+	require.NoError(t, w.commit("c3"))
+
+	require.ErrorIs(t, store.Fork(t.Context(), lane, "other", fork, all), workspace.ErrNone)
+	require.NoError(t, store.Fork(t.Context(), lane, "c2", fork, all))
+	require.ErrorIs(t, store.Fork(t.Context(), lane, "c2", fork, all), workspace.ErrExists)
+	require.NoError(t, store.Remove(t.Context(), lane))
+	_, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	want := map[string]string{"large": large, "small": "one\ntwo\n"}
+	require.Equal(t, want, forked(t, store, fork, ""))
+	require.Equal(t, want, forked(t, store, fork, "c2"), "the call is where the fork begins")
+
+	taken, err := store.Take(t.Context(), fork, "w", 1)
+	require.NoError(t, err)
+	require.Len(t, taken.Tree(), 2)
+	require.NoError(t, taken.Commit(t.Context(), &snapshot.Delta{Removed: snapshot.Names{"large"}}, result("c4")))
+	require.NoError(t, store.Remove(t.Context(), fork))
+	removed, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.NotZero(t, removed)
+	removed, err = store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Zero(t, removed)
+}
+
+// Many workspaces of one need no more bodies than that one.
+func TestFork_ManyOfOneAddNoBodies(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	w.append("large", string(random(300_000)))
+	w.append("small", "one\n")
+	require.NoError(t, w.commit("c1"))
+	lanes := []protocol.LaneHash{lane}
+	for i := range 200 {
+		to := protocol.LaneHash("F" + strconv.Itoa(i))
+		require.NoError(t, store.Fork(t.Context(), lane, "", to, all))
+		lanes = append(lanes, to)
+	}
+	for _, l := range lanes {
+		require.NoError(t, store.Remove(t.Context(), l))
+	}
+	removed, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, 2, removed, "the contents, and the list of the files")
+}
+
+// Paths that are not wanted are left out.
+func TestFork_OfSomePaths(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	w.append("a", "one\n")
+	w.append("b", "two\n")
+	require.NoError(t, w.commit("c1"))
+	require.NoError(t, store.Fork(t.Context(), lane, "", fork, func(path string) bool { return path == "b" }))
+	require.Equal(t, map[string]string{"b": "two\n"}, forked(t, store, fork, ""))
+}
+
+// A tree is packed as it is restored.
+func TestPackTree_IsWhatWasSaved(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	large := random(9 << 20)
+	copy(large[2<<20:], make([]byte, 5<<20)) // a hole
+	require.NoError(t, os.WriteFile(filepath.Join(w.dir, "large"), large, 0o600))
+	require.NoError(t, os.MkdirAll(filepath.Join(w.dir, "d/e"), 0o700))
+	require.NoError(t, os.Symlink("../large", filepath.Join(w.dir, "d/l")))
+	w.append("d/small", "one\n")
+	require.NoError(t, w.commit("c1"))
+	tree, err := store.At(t.Context(), lane, "")
+	require.NoError(t, err)
+	var archive bytes.Buffer
+	require.NoError(t, snapshot.PackTree(t.Context(), tree, store, &archive))
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	_, err = snapshot.Unpack(t.Context(), root, &archive, nil)
+	require.NoError(t, err)
+	want, _, err := snapshot.Pack(t.Context(), w.root, &archive, nil)
+	require.NoError(t, err)
+	got, _, err := snapshot.Pack(t.Context(), root, &archive, nil)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
