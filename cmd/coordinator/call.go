@@ -28,6 +28,7 @@ type callCommand struct {
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the call, its wait included; 0 is no bound."`
 
+	templateFlag
 	guardFlag
 	cli.Protect
 	folderFlag
@@ -68,7 +69,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if c.Timeout < 0 {
 		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
 	}
-	if err := c.checkHost(c.Nats != ""); err != nil {
+	if err := errors.Join(c.checkHost(c.Nats != ""), c.templateFlag.check(c.Nats, c.Workspace)); err != nil {
 		return err
 	}
 	folder, err := c.openFolder()
@@ -187,7 +188,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	var remote *remoteWorkspace
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, call.SessionID, workspace)
-	} else if workspace != "" {
+	} else if err = c.begin(ctx, fl, call.SessionID); err == nil && workspace != "" {
 		remote, err = c.importWorkspace(ctx, fl, call.SessionID, workspace, protect, show.warn)
 	}
 	if err != nil {

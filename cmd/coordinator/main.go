@@ -18,20 +18,21 @@ var version = "development"
 type grammar struct {
 	cli.Common
 
-	Run     runCommand     `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
-	Chat    chatCommand    `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
-	Call    callCommand    `cmd:"" help:"Call one tool without a model and print its result as JSON."`
-	Serve   serveCommand   `cmd:"" help:"Run sessions for others until stopped."`
-	Submit  submitCommand  `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
-	Mcp     mcpCommand     `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
-	Approve approveCommand `cmd:"" help:"Answer the question whether a tool call may be made."`
-	Tools   toolsCommand   `cmd:"" help:"Print the tool schemas as the model gets them."`
-	Bench   benchCommand   `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
-	Workers workersCommand `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
-	Lane    laneCommand    `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, wake, skip, kill."`
-	Session sessionCommand `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
-	Doctor  doctorCommand  `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
-	Ping    pingCommand    `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
+	Run      runCommand      `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
+	Chat     chatCommand     `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
+	Call     callCommand     `cmd:"" help:"Call one tool without a model and print its result as JSON."`
+	Serve    serveCommand    `cmd:"" help:"Run sessions for others until stopped."`
+	Submit   submitCommand   `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
+	Mcp      mcpCommand      `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
+	Approve  approveCommand  `cmd:"" help:"Answer the question whether a tool call may be made."`
+	Tools    toolsCommand    `cmd:"" help:"Print the tool schemas as the model gets them."`
+	Bench    benchCommand    `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
+	Workers  workersCommand  `cmd:"" help:"Print the workers of a fleet that answer, and what they can do."`
+	Lane     laneCommand     `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, wake, skip, kill."`
+	Session  sessionCommand  `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
+	Template templateCommand `cmd:"" help:"What the workspaces of new sessions begin with: create, ls, rm."`
+	Doctor   doctorCommand   `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
+	Ping     pingCommand     `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
 
 func main() {
@@ -68,6 +69,7 @@ func run(p cli.Program) int {
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())
+		maps.Copy(commands, g.Template.commands())
 		return commands[selected].run(context.Background(), program{Program: p, common: g.Common})
 	})
 }

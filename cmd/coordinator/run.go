@@ -30,6 +30,7 @@ type turnFlags struct {
 	MaxTokens int64         `default:"0" help:"Input and output tokens at most; 0 is no bound."`
 	Timeout   time.Duration `default:"0s" help:"Longest time of the session, as in 90s or 10m; 0 is no bound."`
 
+	templateFlag
 	viewFlags
 	guardFlag
 	replyFlags
@@ -126,6 +127,9 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	if turn.checked, err = c.check(); err != nil {
 		return turn, err
 	}
+	if err := c.templateFlag.check(c.Nats, c.Workspace); err != nil {
+		return turn, err
+	}
 	if turn.project, err = c.project(turn.workspace, warn); err != nil {
 		return turn, err
 	}
@@ -220,7 +224,7 @@ func (c *runCommand) with(
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, turn.session, turn.workspace)
 		aborts <- fl.Abort
-	} else if turn.workspace != "" {
+	} else if err = c.begin(ctx, fl, turn.session); err == nil && turn.workspace != "" {
 		remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, show.warn)
 	}
 	if err != nil {

@@ -38,6 +38,9 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := c.templateFlag.check(c.Nats, c.Workspace); err != nil {
+		return err
+	}
 	if _, err := openTools(c.Toolset, nil, nil); err != nil {
 		return err
 	}
@@ -68,6 +71,9 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	defer fl.Close()
 	project, err := c.project(turn.workspace, show.warn)
 	if err != nil {
+		return err
+	}
+	if err := c.begin(ctx, fl, turn.session); err != nil {
 		return err
 	}
 	git := watchGit(ctx, turn.workspace, show.warn)

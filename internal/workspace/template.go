@@ -1,0 +1,127 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// Dir is where the files of a workspace are in its trees; what is beside it belongs to its shell
+// and its tools.
+const Dir = "workspace"
+
+// isFile reports whether a path of a tree is one of the workspace itself.
+func isFile(path string) bool { return path == Dir || strings.HasPrefix(path, Dir+"/") }
+
+// Template is a workspace that others begin with.
+type Template struct {
+	Name  string    `json:"name"`
+	Files int       `json:"files"`
+	Bytes int64     `json:"bytes"`
+	Time  time.Time `json:"time"`
+}
+
+var templateName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+
+// CheckTemplate returns an error for what is no name of a template.
+func CheckTemplate(name string) error {
+	if !templateName.MatchString(name) {
+		return fmt.Errorf("%.100q: a template's name is 1 to 63 lower case letters, digits, - and _, and begins with a letter or digit", name)
+	}
+	return nil
+}
+
+// templates begins what stands for a template in the place of a lane: no hash of a lane has a dash.
+const templates = "template-"
+
+func templateLane(name string) protocol.LaneHash { return protocol.LaneHash(templates + name) }
+
+// TemplateOf makes a template of the workspace that a lane has. The errors are those of
+// [Store.Fork].
+func (s *Store) TemplateOf(ctx context.Context, name string, lane protocol.LaneHash) error {
+	return s.Fork(ctx, lane, "", templateLane(name), isFile)
+}
+
+// TemplateFrom makes a template of a directory. The error wraps [ErrExists] when there is one of
+// that name.
+func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root) error {
+	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.SaveOptions{Limits: limits()})
+	if err == nil {
+		err = delta.Outline(ctx, s)
+	}
+	if err != nil {
+		return err
+	}
+	tree := snapshot.Tree{Dir: {Type: sandbox.TypeDir, Mode: 0o700}}
+	for path, node := range delta.Set {
+		tree[Dir+"/"+path] = node
+	}
+	return s.Begin(ctx, templateLane(name), tree, templateCall)
+}
+
+// templateCall stands for the calls that made a directory.
+const templateCall = "template"
+
+// FromTemplate begins the workspace of a lane with a template. The errors are those of
+// [Store.Fork].
+func (s *Store) FromTemplate(ctx context.Context, name string, lane protocol.LaneHash) error {
+	return s.Fork(ctx, templateLane(name), "", lane, isFile)
+}
+
+// RemoveTemplate removes a template. Workspaces that began with it stay. The error wraps [ErrNone]
+// when there is none.
+func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
+	there, err := s.Has(ctx, templateLane(name))
+	if err == nil && !there {
+		err = ErrNone
+	}
+	if err != nil {
+		return err
+	}
+	return s.Remove(ctx, templateLane(name))
+}
+
+// Templates returns all templates, by name.
+func (s *Store) Templates(ctx context.Context) ([]Template, error) {
+	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(s.fleet.WorkspaceSubject("*")))
+	if err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	list := []Template{}
+	for _, subject := range slices.Sorted(maps.Keys(info.State.Subjects)) {
+		name, is := strings.CutPrefix(subject, s.fleet.WorkspaceSubject(templates))
+		if !is {
+			continue
+		}
+		last, err := s.last(ctx, templateLane(name))
+		if err != nil {
+			return nil, err
+		}
+		if last == nil { // it was removed meanwhile
+			continue
+		}
+		tree, _, _, err := s.fold(ctx, templateLane(name), last)
+		if err != nil {
+			return nil, err
+		}
+		t := Template{Name: name, Time: last.at}
+		for _, node := range tree {
+			if node.Type == sandbox.TypeFile {
+				t.Files, t.Bytes = t.Files+1, t.Bytes+node.Size
+			}
+		}
+		list = append(list, t)
+	}
+	return list, nil
+}
