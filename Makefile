@@ -109,6 +109,10 @@ cross: bin/typecheck ## Check that everything, tests too, is valid Go on macOS a
 compose-check: ## Check deploy/compose without an engine
 	go -C deploy/compose/check test -count=1 ./... # what it checks lies outside its module, where no cache looks
 
+.PHONY: compose-podman
+compose-podman: build ## Prove by podman-compose what deploy/compose promises (BASE=image, CLUSTER=1: three NATS servers)
+	deploy/compose/podman.sh
+
 .PHONY: ci
 ci: ## Run all that a change must pass
 	.ci/run

@@ -76,6 +76,7 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 		"few open files":         {files: map[string]string{"proc/sys/fs/file-max": "800000\n"}, check: "open files", state: Limited, found: "is 800000", advice: "sysctl -w fs.file-max"},
 		"many open files":        {files: map[string]string{"proc/sys/fs/file-max": "9223372036854775807\n"}, check: "open files", state: OK, noAdvice: true},
 		"container":              {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
+		"container of podman":    {change: func(h *host) { h.engine = true }, check: "container", state: Limited, advice: "systempaths=unconfined"},
 		"container that lets us": {files: map[string]string{".dockerenv": ""}, proven: sandbox.LevelFull, check: "container", state: OK, noAdvice: true},
 		"another system":         {change: func(h *host) { h.system = "darwin" }, check: "system", state: Missing, found: "darwin", advice: "virtual machine"},
 	}
@@ -190,4 +191,14 @@ func TestRun_LooksForToolchains(t *testing.T) {
 	found := Report{Level: "paths", Driver: "landlock"}.toolchains()
 	require.Len(t, found.Toolchains, 1)
 	require.Equal(t, filepath.Join(home, "tool"), found.Toolchains[0].Root)
+}
+
+// TestAdvice_IsAboutTheLevel: what would only make limits harder is left out.
+func TestAdvice_IsAboutTheLevel(t *testing.T) {
+	t.Parallel()
+	h := host{system: "linux", engine: true, files: files(map[string]string{"proc/sys/user/max_user_namespaces": "0", "proc/sys/fs/file-max": "1"})}
+	text := strings.Join(h.advice(), "\n")
+	require.Contains(t, text, "user namespaces: user.max_user_namespaces is 0; allow them")
+	require.Contains(t, text, "container: this is one; containers forbid")
+	require.NotContains(t, text, "open files")
 }

@@ -18,6 +18,7 @@ import (
 type host struct {
 	system   string // GOOS
 	root     bool   // this process is root
+	engine   bool   // its environment is one of containers
 	files    fs.FS  // of the host, without the first slash
 	landlock int    // ABI; 0 is none
 	groups   func() (dir string, err error)
@@ -27,6 +28,7 @@ type host struct {
 func thisHost(data string) host {
 	return host{
 		system: runtime.GOOS, root: os.Geteuid() == 0, files: os.DirFS("/"),
+		engine:   os.Getenv("container") != "" || os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 		landlock: landlockABI(), groups: driver.Groups,
 		quotas: func() (string, error) { return driver.Quotas(data) },
 	}
@@ -45,6 +47,22 @@ func (h host) checks(proven sandbox.Level) []Check {
 		{Name: "kernel", State: OK, Found: h.read("proc/sys/kernel/osrelease")},
 		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.openFiles(), h.container(full),
 	}
+}
+
+// Advice says what to set for sandboxes of level full where those of this process reach less.
+func Advice() []string { return thisHost("").advice() }
+
+func (h host) advice() []string {
+	if h.system != "linux" {
+		return nil
+	}
+	var lines []string
+	for _, c := range []Check{h.namespaces(false), h.bubblewrap(false), h.seccomp(), h.container(false)} {
+		if c.State != OK {
+			lines = append(lines, c.Name+": "+c.Found+"; "+c.Advice)
+		}
+	}
+	return lines
 }
 
 // read returns a file without the white space around; "" when it cannot be read.
@@ -167,14 +185,15 @@ func unusable(name string, err error, so string) Check {
 
 func (h host) container(full bool) Check {
 	c := Check{Name: "container", State: OK, Found: "none"}
-	if !h.exists(".dockerenv") && !h.exists("run/.containerenv") && !h.exists("var/run/secrets/kubernetes.io") {
+	if !h.engine && !h.exists(".dockerenv") && !h.exists("run/.containerenv") && !h.exists("var/run/secrets/kubernetes.io") {
 		return c
 	}
 	c.Found = "this is one"
 	if !full {
 		c.State = Limited
-		c.Advice = "the default filter of containers forbids namespaces: allow clone, unshare, mount and pivot_root in its seccomp profile " +
-			"(docker: --security-opt seccomp=FILE --security-opt apparmor=unconfined; Kubernetes: a seccompProfile), or run the worker outside"
+		c.Advice = "containers forbid what sandboxes are made with: give it the profile deploy/seccomp.json, all of /proc, and no AppArmor profile " +
+			"(docker, podman: --security-opt seccomp=FILE --security-opt systempaths=unconfined --security-opt apparmor=unconfined; " +
+			"Kubernetes: seccompProfile, hostUsers: false with procMount: Unmasked, appArmorProfile), or run the worker outside"
 	}
 	return c
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 )
 
@@ -36,9 +37,10 @@ type flags struct {
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
 	Slots int    `default:"4" help:"How many calls run at once."`
 
-	Sandbox string            `placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker takes calls of its handlers only). Default: auto; none for a program with handlers of its own."`
-	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
-	Data    string            `placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
+	Sandbox  string            `placeholder:"DRIVER" help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker takes calls of its handlers only). Default: auto; none for a program with handlers of its own."`
+	MinLevel string            `default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" help:"Least level that sandboxes must prove here: none, paths, full or kernel. A worker whose sandboxes prove less does not start, and says what to set."`
+	Env      map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
+	Data     string            `placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 
 	DataCache  cli.Size `default:"20G" placeholder:"SIZE" help:"How much of workspaces that nobody works in stays in --data for when they come back; they are with the fleet, too. 0 is nothing."`
 	Durability string   `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
@@ -248,13 +250,31 @@ func (f *flags) openDriver(ctx context.Context, o *worker.Options) (err error) {
 		return cli.Usagef("--data: %v", err)
 	}
 	o.Driver, o.Caps, err = worker.OpenDriver(ctx, f.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
-	if errors.Is(err, sandbox.ErrLevel) || errors.Is(err, worker.ErrNothingToRun) {
+	least, _ := sandbox.ParseLevel(f.MinLevel) // its tag has the names
+	switch {
+	case errors.Is(err, worker.ErrNothingToRun):
 		return cli.Usagef("--sandbox %s: %v", f.Sandbox, err)
-	}
-	if err != nil {
+	case errors.Is(err, sandbox.ErrLevel):
+		return cli.Usagef("--sandbox %s: %v%s", f.Sandbox, err, advice())
+	case err != nil:
 		return err
+	case o.Caps.Level < least:
+		return cli.Usagef("--min-level %s: driver %s proves level %s here%s", least, o.Caps.Driver, o.Caps.Level, why(o.Caps))
 	}
 	return errors.Join(cli.Enforced(o.Allow, o.Caps), cli.Protects(o.Protect, o.Caps))
+}
+
+// why says what keeps sandboxes from more than they have proven.
+func why(caps sandbox.Caps) string {
+	if caps.Driver == process.Name || caps.Driver == worker.NoSandboxes {
+		return "; let --sandbox auto choose a driver that isolates"
+	}
+	return strings.Join(append([]string{""}, caps.Warnings...), "\n  ") + advice()
+}
+
+// advice is what to set on this host, or around this container, a line each.
+func advice() string {
+	return strings.Join(append([]string{""}, doctor.Advice()...), "\n  -> ")
 }
 
 // join connects to the fleet, and makes its streams where they are missing.

@@ -15,7 +15,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-const composeFile = "../compose.yaml"
+const (
+	composeFile = "../compose.yaml"
+	clusterFile = "../compose.cluster.yaml"
+)
 
 // needed is what .env must have, by what is not there by default.
 func needed() map[string]string {
@@ -32,7 +35,11 @@ func environ(more ...string) []string {
 
 // load reads the compose file as `docker compose config` does, with nothing but env around it.
 func load(ctx context.Context, env ...string) (*types.Project, error) {
-	options, err := cli.NewProjectOptions([]string{composeFile}, cli.WithEnv(env), cli.WithResolvedPaths(true))
+	return loadFiles(ctx, []string{composeFile}, env...)
+}
+
+func loadFiles(ctx context.Context, files []string, env ...string) (*types.Project, error) {
+	options, err := cli.NewProjectOptions(files, cli.WithEnv(env), cli.WithResolvedPaths(true))
 	if err != nil {
 		return nil, err
 	}
@@ -131,11 +138,25 @@ func TestCompose_WorkersScale(t *testing.T) {
 	worker := project(t).Services["worker"]
 	require.Empty(t, worker.ContainerName)
 	require.Empty(t, worker.Ports)
-	require.Nil(t, worker.Scale)
 	require.Empty(t, worker.Hostname)
-	require.Len(t, worker.Volumes, 1)
-	require.Equal(t, "/data", worker.Volumes[0].Target)
+	require.Equal(t, 2, worker.GetScale())
+	require.Empty(t, worker.Volumes, "each worker has a volume of its own: the image's")
 	require.Equal(t, "/data", *worker.Environment["TOOLFLEET_DATA"])
+	require.Contains(t, stages(t)["worker"].instructions, "VOLUME /data")
+}
+
+// TestCompose_WorkersIsolate: with the filter that lets them make sandboxes, which is the only thing
+// that is theirs alone, and not without sandboxes of level full.
+func TestCompose_WorkersIsolate(t *testing.T) {
+	t.Parallel()
+	services := project(t).Services
+	for _, name := range []string{"coordinator", "worker"} {
+		require.Equal(t, "full", *services[name].Environment["TOOLFLEET_MIN_LEVEL"], name)
+	}
+	worker := services["worker"]
+	require.NotContains(t, worker.Environment, "TOOLFLEET_SANDBOX", "the best that isolates is the default")
+	require.ElementsMatch(t, []string{"no-new-privileges:true", "seccomp=../seccomp.json", "systempaths=unconfined", "apparmor=unconfined"}, worker.SecurityOpt)
+	require.Greater(t, worker.PidsLimit, int64(4*1024+300), "a worker that gets no thread ends")
 }
 
 // TestCompose_ToolsHaveNoWayOut: the only network of workers is internal.

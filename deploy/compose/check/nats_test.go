@@ -47,14 +47,8 @@ func TestNATS_ConfigurationWorks(t *testing.T) {
 	require.Equal(t, 8222, options.HTTPPort)
 	require.Equal(t, 4222, options.Port)
 
-	options.Host, options.Port, options.HTTPPort = "127.0.0.1", server.RANDOM_PORT, 0
-	options.StoreDir, options.NoSigs, options.NoLog = t.TempDir(), true, true
-	broker, err := server.NewServer(options)
-	require.NoError(t, err)
-	broker.Start()
-	t.Cleanup(func() { broker.Shutdown(); broker.WaitForShutdown() })
-	require.True(t, broker.ReadyForConnections(10*time.Second))
-
+	broker := start(t, options)
+	require.True(t, broker.ReadyForConnections(time.Minute))
 	_, err = nats.Connect(broker.ClientURL())
 	require.ErrorIs(t, err, nats.ErrAuthorization, "nobody gets in without a password")
 	_, err = nats.Connect(broker.ClientURL(), nats.UserInfo("fleet", "tf-fedcba9876543210"))
