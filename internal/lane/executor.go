@@ -32,7 +32,7 @@ type Executor interface {
 	// [ErrRunTimeout] or [ErrDeadline]. Calls that do not conflict run concurrently.
 	Execute(ctx context.Context, run *Run) protocol.Result
 	// Release tells that the lane is not held any more. Nothing of it runs. Whatever
-	// was kept for it must be gone when Release returns.
+	// was kept for it must do nothing, and be nobody's, when Release returns.
 	Release(lane protocol.Lane)
 }
 

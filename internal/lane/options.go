@@ -24,7 +24,7 @@ type Options struct {
 	// until it is delivered again; it must match an existing pool. 0 takes what the pool has.
 	AckWait time.Duration
 	// Linger is how long an idle lane is kept; default 0. Only lanes for which Lingers (if set)
-	// reports true are kept, and at most 64 more than Slots in all.
+	// reports true are kept, and at most 1,024 more than Slots in all.
 	Linger  time.Duration
 	Lingers func(protocol.Lane) bool
 	// Keeps, if set, names lanes that are held on however long they are idle, because
@@ -47,7 +47,7 @@ type Options struct {
 }
 
 // maxLingering bounds the lanes that are kept for Linger, beside as many as there are slots.
-const maxLingering = 64
+const maxLingering = 1024
 
 func (o Options) withDefaults() Options {
 	o.Fleet, o.Pool = cmp.Or(o.Fleet, protocol.DefaultFleet), cmp.Or(o.Pool, protocol.DefaultPool)

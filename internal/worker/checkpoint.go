@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path"
 	"path/filepath"
@@ -60,6 +61,7 @@ type checkpoints struct {
 	taken  *workspace.Workspace
 	index  snapshot.Index
 	back   *snapshot.Delta // what leads back to an earlier checkpoint, until that is committed
+	noted  bool            // the index is on the disk
 
 	mu      sync.Mutex
 	queue   []*waiting
@@ -174,10 +176,36 @@ func readLeft(path string) (left leftBehind) {
 	return left
 }
 
-// close writes down what is known of the files, for a holder that comes back here.
-func (c *checkpoints) close() error {
+// again takes the workspace under a later claim. It reports false when it may not be what it was.
+func (c *checkpoints) again(ctx context.Context, epoch uint64) bool {
 	c.saving.Lock()
 	defer c.saving.Unlock()
+	c.mu.Lock()
+	settled := c.settled
+	c.settled = nil
+	c.mu.Unlock()
+	for _, call := range settled {
+		c.taken.Settled(call)
+	}
+	if c.taken.Again(ctx, epoch) != nil { // it is taken anew, and what is wrong is told then
+		return false
+	}
+	c.epoch = epoch
+	return true
+}
+
+// close writes down what is known of the files, for a holder that comes back here. It does nothing
+// without checkpoints.
+func (c *checkpoints) close() error {
+	if c == nil {
+		return nil
+	}
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	path := filepath.Join(c.home, indexName)
+	if c.noted {
+		return os.Chtimes(path, time.Time{}, time.Now()) // it was used
+	}
 	left := leftBehind{Files: c.index}
 	for _, node := range c.taken.Tree() {
 		left.Bytes += node.Size
@@ -186,7 +214,9 @@ func (c *checkpoints) close() error {
 	if err != nil {
 		return err
 	}
-	return writeAside(filepath.Join(c.home, indexName), body)
+	err = writeAside(path, body)
+	c.noted = err == nil
+	return err
 }
 
 // result is the stored result of a call that had its effects before its worker was lost; nil when
@@ -250,6 +280,7 @@ func (c *checkpoints) save(ctx context.Context, calls []*waiting, settled []prot
 		}
 		options.Only = append(options.Only, w.only...)
 	}
+	c.noted = false
 	delta := c.back
 	if c.back = nil; delta == nil {
 		delta, err = snapshot.Save(ctx, root, c.taken.Tree(), c.index, c.store, options)
@@ -297,16 +328,24 @@ func (w *Worker) commit(run *lane.Run, t *tenure, r *protocol.Result) {
 	t.look()
 	lost := r.Error != nil && r.Error.Code == protocol.CodeSandboxLost && run.Call.Delivery != protocol.AtMostOnce
 	if t.ctx.Err() != nil || lost { // it was killed, and runs again in the workspace as it was
-		run.Abandon()
+		w.abandon(run)
 		return
 	}
 	err := c.commit(t.ctx, only, r)
 	switch {
 	case err == nil:
 	case errors.Is(err, workspace.ErrLost) || t.ctx.Err() != nil:
-		run.Abandon()
+		w.abandon(run)
 	default:
 		*r = w.failed(t.ctx, run.Call, nil, w.undo(t.ctx, run.Call.Lane(), c, err))
+	}
+}
+
+// abandon gives up a call whose changes were not kept, and with it the sandbox in which they are.
+func (w *Worker) abandon(run *lane.Run) {
+	run.Abandon()
+	if err := w.sandboxes.kill(run.Call.Lane()); err != nil { // what is left dies with the release
+		w.options.Logger.Warn("sandbox of a lane that is given up cannot be closed", slog.String("lane", string(run.Call.Lane())), slog.Any("error", err))
 	}
 }
 
@@ -371,9 +410,7 @@ func (t *tenure) look() {
 
 // checkpointsOf are those of the sandbox of a lane; nil when it has none.
 func (s *sandboxes) checkpointsOf(l protocol.Lane) *checkpoints {
-	s.mu.Lock()
-	b := s.open[l]
-	s.mu.Unlock()
+	b := s.opened(l)
 	if b == nil {
 		return nil
 	}

@@ -3,7 +3,7 @@
 //
 //	lane.Holder ──Execute──► Worker ──► sandbox of the lane ──► Exec / FS
 //	     │                      │            (opened at the first call)
-//	     └─────Release────────► └──► sandbox closed, the workspace stays
+//	     └─────Release────────► └──► sandbox idle or closed, the workspace stays
 //
 // A worker has no state but workspaces. Those live under its data directory and
 // outlive it: another worker with the same directory (a restart, a neighbour on

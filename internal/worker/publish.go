@@ -83,9 +83,7 @@ func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
 
 // dial connects to a server in a sandbox, if that is open.
 func (s *sandboxes) dial(ctx context.Context, p Published) (net.Conn, error) {
-	s.mu.Lock()
-	b := s.open[protocol.Lane("sandbox/"+p.Sandbox)]
-	s.mu.Unlock()
+	b := s.opened(protocol.Lane("sandbox/" + p.Sandbox))
 	if b == nil { // nothing runs there
 		return nil, sandbox.ErrClosed
 	}

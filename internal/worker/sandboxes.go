@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
@@ -32,18 +34,23 @@ type sandboxes struct {
 	dataID     string
 	network    sandbox.Network // set before the first one is opened
 
+	instance string // of this process, for workspaces that are kept here only
+
 	mu       sync.Mutex
 	open     map[protocol.Lane]*box
 	protect  map[string]gitguard.Places // by directories that are used in place: what is protected by default
 	settings map[protocol.Lane]*gitguard.Copies
 }
 
-// box is the sandbox of a lane; its lock is held while it opens.
+// box is the sandbox of a lane; its lock is held while it opens or closes.
 type box struct {
 	leaseEnd atomic.Pointer[func() time.Time] // of the lane, as its last holder here knows it
+	held     bool                             // the lane is, and it is used; guarded by the lock of all
+	idle     time.Time                        // since when it is not; zero when it is, or about to be closed
 
 	mu          sync.Mutex
 	sandbox     sandbox.Sandbox
+	epoch       uint64 // of the claim under which it was used last
 	workspace   string
 	scratch     string
 	seen        *seen
@@ -56,7 +63,7 @@ type box struct {
 
 // newSandboxes prepares the data directory.
 func newSandboxes(o Options, places jetstream.KeyValue) (*sandboxes, error) {
-	s := &sandboxes{options: o, places: places, open: map[protocol.Lane]*box{}, protect: map[string]gitguard.Places{}, settings: map[protocol.Lane]*gitguard.Copies{}}
+	s := &sandboxes{options: o, places: places, instance: uuid.NewString(), open: map[protocol.Lane]*box{}, protect: map[string]gitguard.Places{}, settings: map[protocol.Lane]*gitguard.Copies{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -92,15 +99,15 @@ func dataID(path string) (string, error) {
 // get returns the sandbox of a lane that is surely held, by a claim with this epoch, until
 // leaseEnd, opening it when it is not open. Expected failures are a *protocol.Error.
 func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (sandbox.Sandbox, error) {
-	b := s.box(l)
+	b := s.hold(l)
 	b.leaseEnd.Store(&leaseEnd)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if err := s.reuse(ctx, l, b, epoch); err != nil {
+		return nil, err
+	}
 	if b.sandbox != nil {
 		return b.sandbox, b.copySettings(ctx)
-	}
-	if err := ctx.Err(); err != nil { // a lane that was lost meanwhile stays quiet
-		return nil, err
 	}
 	_, inPlace := s.inPlace(l)
 	if s.checkpoints() && !inPlace && sandboxOf(l) != "" && (b.checkpoints == nil || b.checkpoints.epoch != epoch) {
@@ -128,7 +135,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leas
 	if err := b.copySettings(ctx); err != nil {
 		return nil, err
 	}
-	opened, err := s.options.Driver.Open(ctx, sandbox.Spec{
+	opened, err := s.start(ctx, sandbox.Spec{
 		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.options.Env,
 		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect.Protect, Missing: protect.Missing, Copies: copies,
 		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
@@ -137,8 +144,8 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leas
 		err = errors.Join(err, b.closeLocked())
 		return nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
-	b.sandbox, b.workspace, b.scratch = opened, workspace, scratch
-	return opened, nil
+	b.sandbox, b.epoch, b.workspace, b.scratch = opened, epoch, workspace, scratch
+	return opened, s.sign(l, b)
 }
 
 // workspace is the workspace directory of a lane; get must have been called.
@@ -165,6 +172,10 @@ func (s *sandboxes) staging(l protocol.Lane) (string, error) {
 func (s *sandboxes) box(l protocol.Lane) *box {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.boxLocked(l)
+}
+
+func (s *sandboxes) boxLocked(l protocol.Lane) *box {
 	b := s.open[l]
 	if b == nil {
 		b = &box{
@@ -248,6 +259,13 @@ func directoryName(l protocol.Lane) string {
 	return "lane." + string(l.Hash())
 }
 
+// opened is the box of a lane; nil when it has none.
+func (s *sandboxes) opened(l protocol.Lane) *box {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open[l]
+}
+
 // close closes the sandbox of a lane, if there is one.
 func (s *sandboxes) close(l protocol.Lane) error {
 	s.mu.Lock()
@@ -257,24 +275,20 @@ func (s *sandboxes) close(l protocol.Lane) error {
 	if b == nil {
 		return nil
 	}
-	err := b.close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.checkpoints != nil {
-		err = errors.Join(err, b.checkpoints.close())
-	}
-	return err
+	return errors.Join(b.closeLocked(), b.checkpoints.close())
 }
 
 // kill closes a sandbox at once, with everything that runs in it; the box stays, for the next get.
 func (s *sandboxes) kill(l protocol.Lane) error {
-	s.mu.Lock()
-	b := s.open[l]
-	s.mu.Unlock()
+	b := s.opened(l)
 	if b == nil {
 		return nil
 	}
-	return b.close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.closeLocked()
 }
 
 // retake has the next call of a lane take its workspace anew, as the fleet has it, because the
@@ -284,12 +298,6 @@ func (s *sandboxes) retake(l protocol.Lane) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.checkpoints = nil
-}
-
-func (b *box) close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.closeLocked()
 }
 
 func (b *box) closeLocked() error {
@@ -310,17 +318,8 @@ func (b *box) closeLocked() error {
 
 // busy reports whether background processes live in the sandbox of a lane.
 func (s *sandboxes) busy(l protocol.Lane) bool {
-	s.mu.Lock()
-	b := s.open[l]
-	s.mu.Unlock()
+	b := s.opened(l)
 	return b != nil && b.processes.Living() > 0
-}
-
-// warm reports whether a lane has a sandbox of a session that is worth to be kept.
-func (s *sandboxes) warm(l protocol.Lane) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return sandboxOf(l) != "" && s.open[l] != nil
 }
 
 // replace puts another directory in the place of an empty workspace. The sandbox is closed for it
@@ -342,12 +341,12 @@ func (s *sandboxes) replace(ctx context.Context, l protocol.Lane, dir string) er
 
 func (s *sandboxes) closeAll() {
 	s.mu.Lock()
-	lanes := make([]protocol.Lane, 0, len(s.open))
-	for l := range s.open {
-		lanes = append(lanes, l)
-	}
+	lanes := slices.Collect(maps.Keys(s.open))
 	s.mu.Unlock()
+	var group errgroup.Group
+	group.SetLimit(closers)
 	for _, l := range lanes {
-		_ = s.close(l) // the process ends; its children with it
+		group.Go(func() error { return s.close(l) })
 	}
+	_ = group.Wait() // the process ends; its children with it
 }

@@ -44,6 +44,13 @@ type seenLine struct {
 
 func newSeen(path string) *seen { return &seen{path: path} }
 
+// reload has the file read again: another worker may have written it.
+func (s *seen) reload() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loaded, s.lines = false, 0
+}
+
 // note remembers that a guarded session has seen a file with this digest; "" is that there is none.
 func (s *seen) note(guard protocol.Guard, session protocol.SessionID, path, sha256 string) {
 	if guard == protocol.GuardNone {

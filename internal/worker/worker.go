@@ -34,7 +34,7 @@ const flushTimeout = 2 * time.Second
 // MaxSlots bounds the calls that a worker runs at once, wherever a user sets that.
 const MaxSlots = 4096
 
-// DefaultLinger is how long the sandbox of an idle lane stays open.
+// DefaultLinger is how long an idle lane is held.
 const DefaultLinger = 5 * time.Second
 
 // DefaultBackground is the longest life of a background process.
@@ -88,9 +88,13 @@ type Options struct {
 	Alone bool
 	// Handlers execute payloads of kinds of the user's own; see [protocol.ParseUserKind].
 	Handlers Handlers
-	// Linger is how long the sandbox of an idle lane stays open; 0 means [DefaultLinger], negative
-	// not at all.
+	// Linger is how long an idle lane is held; 0 means [DefaultLinger], negative not at all, and
+	// then its sandbox is closed with it.
 	Linger time.Duration
+	// WarmBytes is the memory for open sandboxes in which no call runs, [WarmSandbox] each, beside as
+	// many as there are Slots. Beyond it those are closed that have not been used for the longest
+	// time. 0 means an eighth of the memory that this process may use, negative none.
+	WarmBytes int64
 	// Background is the longest life of a background process, which keeps its sandbox
 	// open; 0 means [DefaultBackground].
 	Background time.Duration
@@ -126,6 +130,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.CacheBytes == 0 {
 		o.CacheBytes = DefaultCacheBytes
+	}
+	if o.WarmBytes == 0 {
+		o.WarmBytes = DefaultWarmBytes()
 	}
 	if o.Background <= 0 {
 		o.Background = DefaultBackground
@@ -211,7 +218,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w.holder, err = lane.NewHolder(ctx, nc, w, lane.Options{
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
-		Linger: max(o.Linger, 0), Lingers: w.sandboxes.warm,
+		Linger: max(o.Linger, 0), Lingers: w.sandboxes.lingers,
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
 		Takes:   w.takes,
 		Settled: w.settled, Lost: w.lost,
@@ -266,7 +273,7 @@ func (w *Worker) lost(ctx context.Context, l protocol.Lane) {
 // Release implements [lane.Executor].
 func (w *Worker) Release(l protocol.Lane) {
 	w.dialogs.Release(l)
-	if err := w.sandboxes.close(l); err != nil {
+	if err := w.sandboxes.release(l); err != nil {
 		w.options.Logger.Warn("sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
 	}
 }

@@ -169,12 +169,13 @@ func TestWorkspaceImport_OnceAndExport(t *testing.T) {
 	requireTidy(t, o.Data, copied)
 }
 
-// requireTidy checks that a sandbox's directory has a workspace and a scratch directory only.
+// requireTidy checks that a sandbox's directory has a workspace, a scratch directory and the
+// worker's signature only.
 func requireTidy(t *testing.T, data string, session protocol.SessionID) {
 	t.Helper()
 	names, err := os.ReadDir(filepath.Dir(workspaceOf(data, session)))
 	require.NoError(t, err)
-	require.Len(t, names, 2, "%v", names)
+	require.Len(t, names, 3, "%v", names)
 	names, err = os.ReadDir(filepath.Join(filepath.Dir(workspaceOf(data, session)), "scratch"))
 	require.NoError(t, err)
 	require.Len(t, names, 2, "%v", names)

@@ -42,8 +42,9 @@ type flags struct {
 	Env      map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for sandboxes; may be given several times."`
 	Data     string            `placeholder:"DIR" help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 
-	DataCache  cli.Size `default:"20G" placeholder:"SIZE" help:"How much of workspaces that nobody works in stays in --data for when they come back; they are with the fleet, too. 0 is nothing."`
-	Durability string   `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
+	DataCache  cli.Size  `default:"20G" placeholder:"SIZE" help:"How much of workspaces that nobody works in stays in --data for when they come back; they are with the fleet, too. 0 is nothing."`
+	WarmMemory *cli.Size `placeholder:"SIZE" help:"Memory for open sandboxes in which no call runs, 2M each, beside as many as there are --slots: a session that comes back to one waits for no opening. 0 is none. Default: an eighth of the memory of this machine or container."`
+	Durability string    `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
 
 	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
 
@@ -65,8 +66,11 @@ type flags struct {
 	handlers bool // the program has some
 }
 
-// AfterApply implements a hook of kong: the driver that is not named.
+// AfterApply implements a hook of kong: defaults that depend on the program and the machine.
 func (f *flags) AfterApply() error {
+	if f.WarmMemory == nil {
+		f.WarmMemory = new(cli.Size(worker.DefaultWarmBytes()))
+	}
 	switch {
 	case f.Sandbox != "":
 	case f.handlers:
@@ -116,6 +120,8 @@ func (f *flags) validate() error {
 		return cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
 	case f.Lease != 0 && f.Lease < cli.MinLease:
 		return cli.Usagef("--lease %s: must be 0 or at least %s", f.Lease, cli.MinLease)
+	case *f.WarmMemory != 0 && *f.WarmMemory < worker.WarmSandbox:
+		return cli.Usagef("--warm-memory %s: must be 0 or at least 2M, the memory of one sandbox", *f.WarmMemory)
 	case f.Drain < 0:
 		return cli.Usagef("--drain %s: must not be negative", f.Drain)
 	case f.Background <= 0:
@@ -174,7 +180,7 @@ func (f *flags) options() (worker.Options, error) {
 		return worker.Options{}, err
 	}
 	return worker.Options{
-		Fleet: fleet, Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
+		Fleet: fleet, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
 		Allow: allow, AllowPrivate: private, Protect: protect, Durability: worker.Durability(f.Durability), CacheBytes: cmp.Or(int64(f.DataCache), -1),
 	}, nil
 }

@@ -76,12 +76,19 @@ func (s *Store) take(ctx context.Context, lane protocol.LaneHash, worker protoco
 			w.from = last.seq
 		}
 	}
+	return w, w.Again(ctx, epoch)
+}
+
+// Again takes a workspace once more, under the epoch of a later claim. It is as it was, unless the
+// error wraps [ErrLost]: another worker has taken it meanwhile.
+func (w *Workspace) Again(ctx context.Context, epoch uint64) error {
+	w.epoch = epoch
 	c := &checkpoint{Results: w.open}
 	body, err := w.encode(c)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return w, w.append(ctx, c, body, nil)
+	return w.append(ctx, c, body, nil)
 }
 
 // encode signs a checkpoint and returns its body.

@@ -44,6 +44,15 @@ type Processes struct {
 // New returns the processes whose ends are remembered in file.
 func New(file string) *Processes { return &Processes{file: file} }
 
+// Reload has the file read again, unless processes live: another worker may have written it.
+func (ps *Processes) Reload() {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.living() == 0 {
+		ps.loaded, ps.all = false, nil
+	}
+}
+
 // Living is how many processes live.
 func (ps *Processes) Living() int {
 	ps.mu.Lock()

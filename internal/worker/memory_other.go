@@ -1,0 +1,6 @@
+//go:build !linux
+
+package worker
+
+// memory is how much this process may use, in bytes.
+func memory() int64 { return defaultMemory }
