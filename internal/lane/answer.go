@@ -73,11 +73,11 @@ func (h *Holder) answerOne(msg *nats.Msg) {
 	h.mu.Lock()
 	l := h.held[hash]
 	h.mu.Unlock()
-	if l == nil {
+	if l == nil || len(msg.Data) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), store.ShortTimeout) //nolint:forbidigo // a callback of NATS has no context
 		defer cancel()
 		if len(msg.Data) > 0 {
-			h.offered(ctx, hash, msg.Data)
+			h.offered(ctx, hash, msg)
 			return
 		}
 		h.disown(ctx, hash)

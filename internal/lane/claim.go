@@ -23,7 +23,8 @@ import (
 type readyMessage struct {
 	seq        uint64
 	deliveries uint64
-	ack        string // subject of acknowledgements
+	ack        string // subject of acknowledgements; "" when the consumer did not deliver it
+	asked      string // where to say that the lane is claimed; "" is nowhere
 	header     nats.Header
 	body       []byte    // of the call that it is; empty when it is none
 	stored     time.Time // by the server's clock

@@ -284,7 +284,10 @@ func (h *Holder) enter(ready *readyMessage) {
 // hold claims a lane and serves it.
 func (h *Holder) hold(l *held) {
 	defer h.forget(l)
-	err := h.take(l.ctx, l.claim)
+	err := errHeld
+	if !h.leaves(l) {
+		err = h.take(l.ctx, l.claim)
+	}
 	if err != nil || !l.alive() {
 		l.cancel(nil)
 		h.slots.release()
@@ -293,6 +296,7 @@ func (h *Holder) hold(l *held) {
 		h.decline(l.ready, cmp.Or(err, ErrLost))
 		return
 	}
+	h.tellTaken(l.ready)
 	untold := h.tellLoss(l)
 	defer untold()
 	if !l.serve() {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -27,6 +29,8 @@ type Need struct {
 	Handler bool          `json:"handler,omitempty"`
 	// Level is the least level of the sandbox; "" is any.
 	Level string `json:"level,omitempty"`
+	// Worker is the only one that is asked, and answers; "" is whoever has the rest.
+	Worker protocol.WorkerID `json:"worker,omitempty"`
 }
 
 // NeedOf returns what a call needs.
@@ -81,10 +85,16 @@ func (l *held) offer(ctx context.Context) error {
 	return err
 }
 
-// offered takes a lane that another worker cannot go on with, if there is room.
-func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, body []byte) {
+// offered takes a lane that another worker cannot go on with, or that had better be here, if there
+// is room.
+func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, msg *nats.Msg) {
 	var need Need
-	if json.Unmarshal(body, &need) != nil || !h.options.Takes(need) || !h.slots.tryAcquire() {
+	err := json.Unmarshal(msg.Data, &need)
+	if err != nil || need.Worker != "" && need.Worker != h.options.Worker || need.Worker == "" && !h.options.Takes(need) {
+		return
+	}
+	if !h.slots.tryAcquire() {
+		need.refuse(msg)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
@@ -95,7 +105,9 @@ func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, body []byt
 	h.mu.Unlock()
 	if err != nil || ready == nil || !living {
 		h.slots.release()
+		need.refuse(msg)
 		return
 	}
+	ready.asked = msg.Reply
 	h.enter(ready) //nolint:contextcheck // the lane has its own
 }

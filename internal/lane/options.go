@@ -30,6 +30,10 @@ type Options struct {
 	// Keeps, if set, names lanes that are held on however long they are idle, because
 	// something lives there that must not end with the lane. It is asked often.
 	Keeps func(protocol.Lane) bool
+	// Prefers, if set, names the worker that has what a lane needs, such as its workspace; "" is none,
+	// or this one. That one is asked to take the lane when it is given to this one, and has a moment
+	// for it. It is asked before the lane is claimed.
+	Prefers func(ctx context.Context, lane protocol.Lane) protocol.WorkerID
 	// Takes, if set, reports whether this worker can run a call; others are left in their lanes,
 	// for a worker that can. It is asked often.
 	Takes func(Need) bool
@@ -57,6 +61,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Keeps == nil {
 		o.Keeps = func(protocol.Lane) bool { return false }
+	}
+	if o.Prefers == nil {
+		o.Prefers = func(context.Context, protocol.Lane) protocol.WorkerID { return "" }
 	}
 	if o.Takes == nil {
 		o.Takes = func(Need) bool { return true }

@@ -114,6 +114,27 @@ func (p *peers) owner(life protocol.LifeID) core.Owner {
 	return core.OwnerAlive
 }
 
+// others reports whether any other worker lives, as far as is known.
+func (p *peers) others(self protocol.WorkerID) bool {
+	return p.any(func(worker protocol.WorkerID) bool { return worker != "" && worker != self })
+}
+
+// alive reports whether a worker lives, as far as is known.
+func (p *peers) alive(worker protocol.WorkerID) bool {
+	return p.any(func(other protocol.WorkerID) bool { return other == worker })
+}
+
+func (p *peers) any(is func(protocol.WorkerID) bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, one := range p.lives {
+		if !one.Expired && is(one.beat.WorkerID) {
+			return true
+		}
+	}
+	return false
+}
+
 // expireDue sets to expired what has stood still for long enough, and returns the lives whose lanes
 // nobody here looks after yet.
 func (p *peers) expireDue(ctx context.Context) []protocol.LifeID {

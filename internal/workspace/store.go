@@ -330,6 +330,15 @@ func (s *Store) Has(ctx context.Context, lane protocol.LaneHash) (bool, error) {
 	return last != nil, err
 }
 
+// LastWorker is who has written or taken a lane's workspace last; "" when nobody has.
+func (s *Store) LastWorker(ctx context.Context, lane protocol.LaneHash) (protocol.WorkerID, error) {
+	last, err := s.last(ctx, lane)
+	if err != nil || last == nil {
+		return "", err
+	}
+	return last.Worker, nil
+}
+
 // Remove forgets the workspace of a lane. Its bodies become garbage.
 func (s *Store) Remove(ctx context.Context, lane protocol.LaneHash) error {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)

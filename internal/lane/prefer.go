@@ -1,0 +1,55 @@
+package lane
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// A lane goes back to the worker that has what it needs, such as its workspace, while that has a
+// free slot. Any other one that is given the lane asks for it, and goes on itself when the lane is
+// not claimed after a moment: nobody waits for a worker that is busy or lost.
+
+// preferFor is how long a lane waits for the worker that is preferred.
+const preferFor = 75 * time.Millisecond
+
+// What a worker that is preferred answers.
+const (
+	taken   = "taken" // the lane is claimed
+	refused = "refused"
+)
+
+// leaves reports whether the worker that is preferred has claimed a lane.
+func (h *Holder) leaves(l *held) bool {
+	if l.ready.ack == "" || l.ready.deliveries > 1 || !h.peers.others(h.options.Worker) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, preferFor)
+	defer cancel()
+	preferred := h.options.Prefers(ctx, l.lane)
+	if preferred == "" || preferred == h.options.Worker || !h.peers.alive(preferred) {
+		return false
+	}
+	body, err := json.Marshal(Need{Worker: preferred})
+	if err != nil {
+		return false
+	}
+	answer, err := h.store.NC.RequestWithContext(ctx, h.store.Fleet.AskSubject(h.options.Pool, l.hash), body)
+	return err == nil && string(answer.Data) == taken
+}
+
+// tellTaken tells the worker that asked for it that a lane is claimed.
+func (h *Holder) tellTaken(r *readyMessage) {
+	if r.asked != "" {
+		_ = h.store.NC.Publish(r.asked, []byte(taken)) // else it finds the claim
+	}
+}
+
+// refuse tells the worker that asked for it that a lane is not claimed.
+func (n Need) refuse(msg *nats.Msg) {
+	if n.Worker != "" {
+		_ = msg.Respond([]byte(refused)) // else it waits for a moment
+	}
+}
