@@ -27,7 +27,7 @@ TESTING := GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG) '-toolexec=env 
 ONCE     := $(LAVISH) CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
 LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
 SYSTEMS  := darwin/arm64 windows/amd64
-MODULES  := . tools deploy/compose/check
+MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
 SEED     ?= 0
@@ -108,6 +108,10 @@ cross: bin/typecheck ## Check that everything, tests too, is valid Go on macOS a
 .PHONY: compose-check
 compose-check: ## Check deploy/compose without an engine
 	go -C deploy/compose/check test -count=1 ./... # what it checks lies outside its module, where no cache looks
+
+.PHONY: kubernetes-check
+kubernetes-check: ## Check deploy/kubernetes without a cluster
+	go -C deploy/kubernetes/check test -count=1 ./...
 
 .PHONY: compose-podman
 compose-podman: build ## Prove by podman-compose what deploy/compose promises (BASE=image, CLUSTER=1: three NATS servers)
