@@ -143,6 +143,10 @@ bench-cluster: build ## The same on three servers with three replicas on this ma
 bench-fleet: build ## Measure shell commands in sandboxes through the whole fleet, beside plain shells in the same run
 	bin/coordinator bench --exec true --lanes 32 --callers 64 --calls 10000
 
+.PHONY: bench-sessions
+bench-sessions: build ## Measure 300 sessions that take turns on one worker of 64 slots, beside 64 sessions
+	for lanes in 64 300 64 300; do bin/coordinator bench --exec true --lanes $$lanes --callers 64 --calls 6000; done
+
 .PHONY: bench-sandbox
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
 	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns
