@@ -69,7 +69,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if c.Timeout < 0 {
 		return cli.Usagef("--timeout %s: must not be negative", c.Timeout)
 	}
-	if err := errors.Join(c.checkHost(c.Nats != ""), c.templateFlag.check(c.Nats, c.Workspace)); err != nil {
+	if err := errors.Join(c.checkHost(c.Nats != ""), c.check(c.Nats, c.Workspace)); err != nil {
 		return err
 	}
 	folder, err := c.openFolder()

@@ -72,7 +72,7 @@ func (v templateVerb) run(ctx context.Context, p program) error {
 	return v.act(ctx, p, store)
 }
 
-func (c *templateCommand) create(ctx context.Context, p program, store *workspace.Store) (err error) {
+func (c *templateCommand) create(ctx context.Context, _ program, store *workspace.Store) (err error) {
 	root, err := os.OpenRoot(c.Create.From)
 	if err == nil {
 		defer func() { err = errors.Join(err, root.Close()) }()

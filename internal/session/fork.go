@@ -50,7 +50,9 @@ func until(events []loop.Event, at protocol.CallID) []loop.Event {
 	}
 	end := len(events)
 	if left.turn == nil && len(left.jobs) > 0 { // which end in a turn: the last one
-		for end--; events[end].Type != loop.EventTurnEnded; end-- {
+		end--
+		for events[end].Type != loop.EventTurnEnded {
+			end--
 		}
 	}
 	return slices.Concat(events[:end], left.ends(), events[end:])

@@ -15,8 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// conversation is one of two turns; the first has two steps, of which the first has two calls, and a
-// job that never ends.
+// conversation is one of two turns; the first has two steps, of which the first has two calls, and
+// a job that never ends.
 func conversation() []loop.Event {
 	return []loop.Event{
 		{Type: loop.EventSessionStarted, Model: "m"},

@@ -92,7 +92,7 @@ func TestWorkspaceRestore_GoesBackAndForth(t *testing.T) {
 	calls := make([]protocol.Call, 3)
 	for i, command := range []string{
 		`mkdir d && export AT=first && cd d && echo one > f && head -c 200000 /dev/urandom > large && sha256sum large > sum && cd ..`,
-		`rm d/large d/f && export AT=second && echo two > d/f2`, `rm -r d && echo file > d`,
+		`rm d/large d/f && export AT=second && echo two > d/f2`, `mv d/sum . && rm -r d && echo file > d`,
 	} {
 		calls[i] = newCall("s-1", bash(command))
 		requireOK(t, r.dispatch(t.Context(), calls[i]))

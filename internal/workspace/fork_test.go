@@ -2,15 +2,20 @@ package workspace_test
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -136,4 +141,28 @@ func TestPackTree_IsWhatWasSaved(t *testing.T) {
 	got, _, err := snapshot.Pack(t.Context(), root, &archive, nil)
 	require.NoError(t, err)
 	require.Equal(t, want, got)
+}
+
+// A base that is missing, or another, ends at once, with its name.
+func TestTake_OfABaseThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	require.NoError(t, store.Begin(t.Context(), fork, snapshot.Tree{"d": {Type: sandbox.TypeDir}}, "c"))
+	infos, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(string) bool { return true })
+	require.NoError(t, err)
+	require.Len(t, infos, 1)
+	_, err = natsio.PutObject(t.Context(), f.JS, f.Name.BodiesBucket(), infos[0].Name, bytes.NewReader([]byte("another")))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = store.Take(ctx, fork, "w", 1)
+	require.ErrorIs(t, err, snapshot.ErrCorrupt)
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, f.Name.BodiesBucket(), infos[0].Name))
+	_, err = store.Take(ctx, fork, "w", 1)
+	require.ErrorIs(t, err, workspace.ErrMissing)
+	require.NoError(t, ctx.Err(), "it is known at once")
+	_, err = store.At(t.Context(), fork, "")
+	require.ErrorIs(t, err, workspace.ErrMissing)
 }

@@ -1,0 +1,28 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// What a caller can do something about has a code of its own.
+func TestUntaken_NamesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for cause, words := range map[error]string{
+		syscall.ENOSPC: "has no room", syscall.EDQUOT: "has no room",
+		workspace.ErrMissing: "cannot be restored", snapshot.ErrCorrupt: "cannot be restored",
+	} {
+		fault, is := errors.AsType[*protocol.Error](untaken("sandbox/s", fmt.Errorf("restore: %w", cause)))
+		require.True(t, is, cause)
+		require.Equal(t, protocol.CodeWorkspaceUnavailable, fault.Code)
+		require.Contains(t, fault.Message, words)
+	}
+}
