@@ -52,6 +52,7 @@ type callOutput struct {
 	Level     string             `json:"level,omitempty"`
 	QueueMS   float64            `json:"queue_ms"`
 	RunMS     float64            `json:"run_ms"`
+	TraceID   string             `json:"trace_id,omitempty"` // when this process exports traces
 }
 
 func (c *callCommand) run(ctx context.Context, p program) error {
@@ -124,7 +125,7 @@ func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, s
 	if single.Call == nil {
 		return output, output.take(single.Outcome)
 	}
-	result, err := c.dispatch(ctx, p, *single.Call, workspace)
+	result, err := c.dispatch(ctx, p, *single.Call, workspace, output)
 	if err != nil {
 		return nil, err
 	}
@@ -147,8 +148,8 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 	return err
 }
 
-// dispatch runs a call in the fleet, or in one of its own.
-func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Call, workspace string) (_ *protocol.Result, err error) {
+// dispatch runs a call in the fleet, or in one of its own. It writes the trace into output.
+func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Call, workspace string, output *callOutput) (_ *protocol.Result, err error) {
 	logger := p.common.Logger(p.Program)
 	protect, err := c.Places()
 	if err != nil {
@@ -174,6 +175,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	defer end()
 	ctx, ended := spanOf(ctx, "call")
 	defer func() { ended(err) }()
+	output.TraceID = telemetry.TraceID(ctx)
 	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})
 	if err != nil {
 		return nil, err

@@ -5,9 +5,16 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/workercmd"
 )
 
-func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"coordinator": main}) }
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"coordinator": main, "worker": func() {
+		os.Exit(workercmd.Run(workercmd.FromProcess(version), worker.Handlers{}))
+	}})
+}
 
 // TestScripts runs the real command line, without any server; what needs processes that
 // live together is tested in test/integration.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,6 +57,9 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 // lookAgain is how often the journal is looked at for what no live event has told.
 const lookAgain = time.Second
 
+// lookTimeout bounds the look at lanes, which may not be allowed.
+const lookTimeout = 2 * time.Second
+
 // attached shows the last turn of a session: each event once, live or from the journal, whichever
 // has it first.
 type attached struct {
@@ -67,6 +71,7 @@ type attached struct {
 
 	mu     sync.Mutex // live events come from another goroutine
 	turn   int        // 0 until it is known
+	looked bool       // which calls run already
 	seen   map[string]bool
 	result *loop.TurnResult // nil until the turn has ended
 }
@@ -96,6 +101,7 @@ func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
 		if result := a.journaled(history.Events, waits); result != nil {
 			return *result, nil
 		}
+		a.running(ctx, history.Events)
 		if !pause.For(ctx, lookAgain) {
 			return loop.TurnResult{}, ctx.Err()
 		}
@@ -146,6 +152,42 @@ func (a *attached) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	return a.result
 }
 
+// running shows which calls of the turn ran before anybody listened, unless lanes cannot be looked
+// at. It looks once.
+func (a *attached) running(ctx context.Context, events []loop.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	o, err := operator.New(ctx, a.fleet.NC, a.fleet.Name)
+	if a.turn == 0 || a.looked || err != nil {
+		return
+	}
+	a.looked = true
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	for _, e := range events {
+		pool, name, _ := strings.Cut(e.Lane, "/")
+		if e.Type != loop.EventToolCall || e.Turn != a.turn || a.seen[eventKey(loop.EventToolResult, e)] || a.seen[eventKey(loop.EventToolRunning, e)] {
+			continue
+		}
+		view, err := o.Show(ctx, protocol.Pool(pool), protocol.Lane(name), 1)
+		if err != nil {
+			continue // it has ended, or may not be looked at
+		}
+		for _, r := range view.Running {
+			if r.CallID == e.CallID {
+				e.Type, e.WorkerID, e.Attempt = loop.EventToolRunning, view.Holder, r.Attempt
+				e.Time = time.Now().Add(-time.Duration(r.RunningMS) * time.Millisecond)
+				a.once(e)
+			}
+		}
+	}
+}
+
+// eventKey says which event of its turn one of type t is that tells of what e tells of.
+func eventKey(t loop.EventType, e loop.Event) string {
+	return fmt.Sprintf("%s %d.%d.%d %s", t, e.Turn, e.Step, e.Index, e.Job)
+}
+
 // live shows a live event of the turn.
 func (a *attached) live(e loop.Event) {
 	a.mu.Lock()
@@ -164,7 +206,7 @@ func (a *attached) live(e loop.Event) {
 
 // once shows an event, unless it has been shown, or is a piece of a reply that has been.
 func (a *attached) once(e loop.Event) {
-	key := func(t loop.EventType) string { return fmt.Sprintf("%s %d.%d.%d %s", t, e.Turn, e.Step, e.Index, e.Job) }
+	key := func(t loop.EventType) string { return eventKey(t, e) }
 	switch e.Type {
 	case loop.EventTextDelta, loop.EventReasoningDelta:
 		if !a.seen[key(loop.EventModelReply)] {
@@ -173,6 +215,7 @@ func (a *attached) once(e loop.Event) {
 		return
 	case loop.EventToolQueued, loop.EventToolRunning:
 		if !a.seen[key(loop.EventToolResult)] {
+			a.seen[key(e.Type)] = true
 			a.show(e)
 		}
 		return
