@@ -22,7 +22,8 @@ const (
 )
 
 // keepTidy gives memory back to the system until ctx ends. The server passes workspaces on in
-// blocks of 8 MB from pools, which two collections empty; an idle runtime collects every two minutes.
+// blocks of 8 MB from pools, which two collections empty; an idle runtime collects every two
+// minutes.
 func keepTidy(ctx context.Context) {
 	samples := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	for seen, left := uint64(0), 0; pause.For(ctx, tidyEvery); left-- {

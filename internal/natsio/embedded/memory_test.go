@@ -61,8 +61,7 @@ func pass(dir string) {
 		select {
 		case <-look.C:
 		case <-end:
-			fmt.Printf("%d MB are held, of %d at most\n", held()>>20, most>>20)
-			os.Exit(1)
+			must(fmt.Errorf("%d MB are held, of %d at most", held()>>20, most>>20))
 		}
 	}
 	fmt.Printf("%d MB at the end, %d MB at most\n", held()>>20, most>>20)
