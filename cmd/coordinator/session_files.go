@@ -55,7 +55,7 @@ func (c *sessionCommand) checkpoints(ctx context.Context, p program, desk sessio
 func (d sessionDesk) lane() protocol.LaneHash { return protocol.SandboxKey(string(d.id)).Lane().Hash() }
 
 // underWorkspace is where the files of a workspace are in its checkpoints.
-const underWorkspace = "workspace/"
+const underWorkspace = workspace.Dir + "/"
 
 // files lists the files of a workspace, or prints one.
 func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk) error {

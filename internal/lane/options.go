@@ -30,9 +30,9 @@ type Options struct {
 	// Keeps, if set, names lanes that are held on however long they are idle, because
 	// something lives there that must not end with the lane. It is asked often.
 	Keeps func(protocol.Lane) bool
-	// Prefers, if set, names the worker that has what a lane needs, such as its workspace; "" is none,
-	// or this one. That one is asked to take the lane when it is given to this one, and has a moment
-	// for it. It is asked before the lane is claimed.
+	// Prefers, if set, names the worker that has what a lane needs, such as its workspace; "" is
+	// none, or this one. When the lane is given to this one, that one is asked to take it, and has
+	// a moment for it.
 	Prefers func(ctx context.Context, lane protocol.Lane) protocol.WorkerID
 	// Takes, if set, reports whether this worker can run a call; others are left in their lanes,
 	// for a worker that can. It is asked often.

@@ -222,8 +222,10 @@ func (r *remover) cancel(ctx context.Context, p place) (cancelled []protocol.Cal
 
 // workspace has a worker remove the workspace, if there is one.
 func (r *remover) workspace(ctx context.Context) error {
-	if there, err := HasWorkspace(ctx, r.fleet, r.id); !r.options.Used && (err != nil || !there) {
-		return err
+	if !r.options.Used {
+		if there, err := HasWorkspace(ctx, r.fleet, r.id); err != nil || !there {
+			return err
+		}
 	}
 	if _, err := r.call(ctx, protocol.WorkspaceRemove{}); err != nil {
 		return fmt.Errorf("%w (is a worker of pool %s running, with the data directory that has it?)", err, r.options.Pool)

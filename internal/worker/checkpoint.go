@@ -35,7 +35,7 @@ const (
 
 // What of a sandbox's directory is in its checkpoints, relative to it.
 const (
-	workspaceDir  = "workspace"
+	workspaceDir  = workspace.Dir
 	shellName     = "shell"
 	seenName      = "seen.jsonl"
 	processesName = "processes.json"

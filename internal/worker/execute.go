@@ -32,11 +32,15 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	begun := time.Now()
 	frames := &frames{worker: w, run: run}
 	frames.send(protocol.FrameStarted, nil)
-	tenure, stop := watchLease(ctx, run)
-	defer stop()
+	var held *tenure // what a workspace that is kept here only needs not
+	if w.sandboxes.checkpoints() {
+		var stop func()
+		held, stop = watchLease(ctx, run)
+		defer stop()
+	}
 	r := w.execute(ctx, run, frames)
 	w.keep(ctx, run.Call, &r)
-	w.commit(run, tenure, &r)
+	w.commit(run, held, &r)
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
 	process.SetAttributes(telemetry.KeyStatus.String(string(r.Status)))

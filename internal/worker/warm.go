@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -136,7 +137,7 @@ func (s *sandboxes) cool(most int) (closed bool) {
 		}
 		closed = true
 		if err := s.closeIdle(l, b); err != nil {
-			s.options.Logger.Warn("idle sandbox cannot be closed", "lane", string(l), "error", err)
+			s.options.Logger.Warn("idle sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
 		}
 	}
 }

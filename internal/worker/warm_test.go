@@ -101,7 +101,7 @@ func TestWarm_SandboxOutlivesItsLane(t *testing.T) {
 			r.alone(w, "s-2", "echo two >> f")
 		}
 		require.Equal(t, "one\none\none\n", r.alone(w, "s-1", "cat f"))
-		require.EqualValues(t, before+2, watched.opened.Load())
+		require.Equal(t, before+2, watched.opened.Load())
 		stop()
 		require.Equal(t, watched.opened.Load(), watched.closed.Load())
 	})
@@ -118,14 +118,14 @@ func TestWarm_BudgetIsKept(t *testing.T) {
 	for _, session := range []protocol.SessionID{"s-1", "s-2", "s-3", "s-1", "s-4", "s-5"} {
 		r.alone(w, session, "true")
 	}
-	require.EqualValues(t, before+5, watched.opened.Load())
+	require.Equal(t, before+5, watched.opened.Load())
 	require.EqualValues(t, 3, watched.opened.Load()-watched.closed.Load())
 	for _, session := range []protocol.SessionID{"s-1", "s-4", "s-5"} {
 		r.alone(w, session, "true")
 	}
-	require.EqualValues(t, before+5, watched.opened.Load(), "one that was used lately was closed")
+	require.Equal(t, before+5, watched.opened.Load(), "one that was used lately was closed")
 	r.alone(w, "s-2", "true")
-	require.EqualValues(t, before+6, watched.opened.Load())
+	require.Equal(t, before+6, watched.opened.Load())
 }
 
 // Idle sandboxes make room for one that cannot be opened beside them.
@@ -177,7 +177,7 @@ func TestWarm_NotWithWhatAnotherWorkerHasChanged(t *testing.T) {
 		free()
 		before := watched.opened.Load()
 		require.Equal(t, "first\nsecond\ng\n", r.alone(first, "s-1", "cat f; ls -d g"))
-		require.EqualValues(t, before+1, watched.opened.Load())
+		require.Equal(t, before+1, watched.opened.Load())
 	})
 }
 

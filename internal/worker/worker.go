@@ -91,9 +91,9 @@ type Options struct {
 	// Linger is how long an idle lane is held; 0 means [DefaultLinger], negative not at all, and
 	// then its sandbox is closed with it.
 	Linger time.Duration
-	// WarmBytes is the memory for open sandboxes in which no call runs, [WarmSandbox] each, beside as
-	// many as there are Slots. Beyond it those are closed that have not been used for the longest
-	// time. 0 means an eighth of the memory that this process may use, negative none.
+	// WarmBytes is the memory for open sandboxes in which no call runs, [WarmSandbox] each, beside
+	// as many as there are Slots. Beyond it those are closed that have not been used for the
+	// longest time. 0 means [DefaultWarmBytes], negative none.
 	WarmBytes int64
 	// Background is the longest life of a background process, which keeps its sandbox
 	// open; 0 means [DefaultBackground].
