@@ -37,12 +37,17 @@ func TestTemplate_SessionsBeginWithIt(t *testing.T) {
 	require.Equal(t, 0, template("rm", "base").code)
 	for want, all := range map[int][][]string{
 		1: {
-			{"template", "rm", "base"}, {"template", "create", "second", dir}, {"template", "create", "third", "nobody"},
+			{"template", "rm", "base"},
+			{"template", "create", "second", dir},
+			{"template", "create", "third", "nobody"},
 			{"run", "--template", "base", "--model", model, "go"},
 		},
 		2: {
-			{"template", "create", "No", dir}, {"template", "create", "no", filepath.Join(dir, "f")}, {"template", "rm", "a.b"},
-			{"run", "--template", "a b", "--model", model, "go"}, {"run", "--template", "base", "--workspace", dir, "--model", model, "go"},
+			{"template", "create", "No", dir},
+			{"template", "create", "no", filepath.Join(dir, "f")},
+			{"template", "rm", "a.b"},
+			{"run", "--template", "a b", "--model", model, "go"},
+			{"run", "--template", "base", "--workspace", dir, "--model", model, "go"},
 		},
 	} {
 		for _, args := range all {
