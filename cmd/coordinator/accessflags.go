@@ -56,10 +56,17 @@ type published struct {
 	open     bool // to other machines
 }
 
-// open opens what the flags say, for sandboxes that show view and reach what is allowed.
-func (f *accessFlags) open(ctx context.Context, view hostenv.View, allow egress.Allow) (*access, error) {
-	a := &access{}
-	err := a.publish(ctx, f.Publish, view.Root && !allow.All())
+// open opens what the flags say, for sandboxes of a driver that show view and reach what is
+// allowed.
+func (f *accessFlags) open(ctx context.Context, driver string, view hostenv.View, allow egress.Allow) (*access, error) {
+	a, shared := &access{}, ""
+	switch {
+	case !view.Root:
+		shared = "driver " + driver + " has none: allowed is --sandbox ns"
+	case allow.All():
+		shared = "--allow-net all leaves none: allowed are hosts"
+	}
+	err := a.publish(ctx, f.Publish, shared)
 	if err == nil && (f.SSHAgent || len(f.GitCredentials) > 0) {
 		if a.doors, err = hostenv.OpenDoors(view); err == nil {
 			err = errors.Join(a.openAgent(ctx, f.SSHAgent, allow), a.openGit(ctx, f.GitCredentials, allow))
@@ -72,12 +79,13 @@ func (f *accessFlags) open(ctx context.Context, view hostenv.View, allow egress.
 	return a, nil
 }
 
-// publish takes the ports of the host; apart says that sandboxes have a network of their own.
-func (a *access) publish(ctx context.Context, texts []string, apart bool) error {
+// publish takes the ports of the host; shared says why sandboxes have no network of their own,
+// "" that they have.
+func (a *access) publish(ctx context.Context, texts []string, shared string) error {
 	for _, text := range texts {
 		p, err := hostenv.ParsePublication(text)
-		if err == nil && !apart {
-			err = errors.New("is for sandboxes with a network of their own: driver ns, and not --allow-net all")
+		if err == nil && shared != "" {
+			err = errors.New("is for sandboxes with a network of their own; " + shared)
 		}
 		var l net.Listener
 		if err == nil {

@@ -143,7 +143,7 @@ type embeddedWorker struct {
 // elsewhere, for whom e is nil.
 func (e *embeddedWorker) see(ctx context.Context, flags *hostFlags, workspace, data string) (err error) {
 	if e != nil {
-		e.host, err = flags.open(ctx, e.caps, e.allow, workspace, data)
+		e.host, err = flags.open(ctx, e.driver.Name(), e.caps, e.allow, workspace, data)
 	}
 	return err
 }

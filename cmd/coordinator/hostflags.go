@@ -90,7 +90,7 @@ type hostView struct {
 
 // open decides what sandboxes of a driver with these capabilities, which reach what is allowed, see
 // of the host. The directory workspace is used in place, unless it is "", and data has sessions.
-func (f *hostFlags) open(ctx context.Context, caps sandbox.Caps, allow egress.Allow, workspace, data string) (*hostView, error) {
+func (f *hostFlags) open(ctx context.Context, driver string, caps sandbox.Caps, allow egress.Allow, workspace, data string) (*hostView, error) {
 	view := hostenv.ViewOf(caps)
 	home, _ := os.UserHomeDir() // "" is none
 	state, _ := cli.StateDir("")
@@ -113,7 +113,7 @@ func (f *hostFlags) open(ctx context.Context, caps sandbox.Caps, allow egress.Al
 	if err := h.openCache(ctx, f, view, workspace); err != nil {
 		return nil, err
 	}
-	if h.access, err = f.accessFlags.open(ctx, view, allow); err != nil {
+	if h.access, err = f.accessFlags.open(ctx, driver, view, allow); err != nil {
 		return nil, errors.Join(err, h.close())
 	}
 	if doors := h.access.doors; doors != nil {
