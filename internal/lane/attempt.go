@@ -83,10 +83,14 @@ func (l *held) before(e *core.Entry, asked *store.Lookup) (result *protocol.Resu
 	if known, err = l.isSettled(e, asked); err != nil || known {
 		return nil, known, err
 	}
-	if refusal := l.refusal(e); refusal != nil {
-		return refusal, false, nil
+	if result = l.refusal(e); result == nil {
+		result, err = l.countStart(e)
 	}
-	result, err = l.countStart(e)
+	if result != nil && (e.MayHaveRun() || e.Starts > 0) {
+		if covered := l.holder.options.Covered(l.ctx, l.run(e)); covered != nil {
+			return covered, false, nil
+		}
+	}
 	return result, false, err
 }
 
@@ -165,24 +169,28 @@ func (l *held) mark(e *core.Entry, n int) (bool, error) {
 	return true, nil
 }
 
-// execute runs the call; it returns nil when nothing may be committed afterwards.
-func (l *held) execute(e *core.Entry) *protocol.Result {
-	now := time.Now()
+// run is the attempt of a call that is due.
+func (l *held) run(e *core.Entry) *Run {
 	age := l.holder.clock.Age(e.Accepted)
 	call := e.Call
 	if e.Full != nil {
 		call = e.Full
 	}
-	run := &Run{
+	return &Run{
 		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq,
-		Queued: age, InLane: min(age, now.Sub(l.since)),
+		Queued: age, InLane: min(age, time.Since(l.since)),
 		Fence: l.claim.epoch.Load(), LeaseEnd: l.life.leaseEnd, Abandon: func() { l.cancel(ErrDraining) },
 	}
+}
+
+// execute runs the call; it returns nil when nothing may be committed afterwards.
+func (l *held) execute(e *core.Entry) *protocol.Result {
+	now, run := time.Now(), l.run(e)
 	ctx, cancel := context.WithTimeoutCause(l.ctx, e.Call.RunFor(), ErrRunTimeout)
 	defer cancel()
 	if life := e.Call.LifeTime(); life > 0 {
 		var cancelLife context.CancelFunc
-		ctx, cancelLife = context.WithTimeoutCause(ctx, max(life-age, 0), ErrDeadline)
+		ctx, cancelLife = context.WithTimeoutCause(ctx, max(life-run.Queued, 0), ErrDeadline)
 		defer cancelLife()
 	}
 	ctx, stop := context.WithCancelCause(ctx)
@@ -208,7 +216,9 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 		return nil
 	}
 	result.CallID, result.SessionID = e.Call.ID, e.Call.SessionID
-	result.WorkerID, result.Attempt = l.holder.options.Worker, run.Attempt
+	if result.WorkerID == "" { // else it is of an earlier attempt
+		result.WorkerID, result.Attempt = l.holder.options.Worker, run.Attempt
+	}
 	result.QueueMS, result.LaneMS = millis(run.Queued), millis(run.InLane)
 	result.RunMS = millis(time.Since(now))
 	return &result

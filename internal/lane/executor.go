@@ -27,7 +27,8 @@ var (
 // Executor executes calls of held lanes.
 type Executor interface {
 	// Execute runs one attempt of a call and returns its terminal result; identity
-	// and times are filled in by the engine. When ctx ends it stops what runs, and
+	// and times are filled in by the engine, but for the worker and the attempt of a result that
+	// has them, as an earlier attempt has left it. When ctx ends it stops what runs, and
 	// returns what there is; context.Cause tells why: [ErrLost], [ErrCancelled],
 	// [ErrRunTimeout] or [ErrDeadline]. Calls that do not conflict run concurrently.
 	Execute(ctx context.Context, run *Run) protocol.Result

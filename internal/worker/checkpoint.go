@@ -318,12 +318,32 @@ func (w *Worker) committed(ctx context.Context, call *protocol.Call) (*protocol.
 	return c.result(ctx, call.ID)
 }
 
+// covered is [Worker.committed] of a call whose sandbox may not be open yet: of one that is not to
+// run again, or that a handler executes, which opens the sandbox itself.
+func (w *Worker) covered(ctx context.Context, run *lane.Run) *protocol.Result {
+	if w.options.Caps.Driver == NoSandboxes || sandboxOf(run.Call.Lane()) == "" || !w.sandboxes.checkpoints() {
+		return nil
+	}
+	_, err := w.sandboxes.get(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
+	var done *protocol.Result
+	if err == nil {
+		done, err = w.committed(ctx, run.Call)
+	}
+	if err != nil {
+		w.options.Logger.WarnContext(ctx, "checkpoint of a call cannot be read", slog.String("call_id", string(run.Call.ID)), slog.Any("error", err))
+	}
+	return done
+}
+
 // commit has what a call changed kept with the fleet before its result is stored.
 func (w *Worker) commit(run *lane.Run, t *tenure, r *protocol.Result) {
 	c := w.sandboxes.checkpointsOf(run.Call.Lane())
 	only, mutates := changes(run.Call)
 	if c == nil || !mutates || r.Status == protocol.StatusRejected {
 		return
+	}
+	if r.WorkerID == "" {
+		r.WorkerID, r.Attempt = w.options.ID, run.Attempt
 	}
 	t.look()
 	lost := r.Error != nil && r.Error.Code == protocol.CodeSandboxLost && run.Call.Delivery != protocol.AtMostOnce

@@ -84,6 +84,11 @@ func (w *Worker) execute(ctx context.Context, run *lane.Run, frames *frames) (r 
 		return w.failed(ctx, run.Call, value, err)
 	}
 	level = w.options.Caps.Level.String()
+	if run.Attempt > 1 {
+		if done := w.covered(ctx, run); done != nil {
+			return *done
+		}
+	}
 	if handled, ok := w.handle(ctx, run, frames); ok {
 		return handled
 	}

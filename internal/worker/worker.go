@@ -222,7 +222,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
 		Prefers: w.sandboxes.lastAt,
 		Takes:   w.takes,
-		Settled: w.settled, Lost: w.lost,
+		Settled: w.settled, Lost: w.lost, Covered: w.covered,
 		Logger: o.Logger,
 	})
 	if err != nil {
