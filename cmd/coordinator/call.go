@@ -30,6 +30,7 @@ type callCommand struct {
 
 	templateFlag
 	guardFlag
+	copyFlags
 	cli.Protect
 	folderFlag
 	policyFlags
@@ -191,7 +192,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, call.SessionID, workspace)
 	} else if err = c.begin(ctx, fl, call.SessionID); err == nil && workspace != "" {
-		remote, err = c.importWorkspace(ctx, fl, call.SessionID, workspace, protect, show.warn)
+		remote, err = c.importWorkspace(ctx, fl, call.SessionID, workspace, protect, c.copyFlags, show)
 	}
 	if err != nil {
 		return nil, err

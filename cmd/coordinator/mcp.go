@@ -30,6 +30,7 @@ type mcpCommand struct {
 
 	httpFlags
 	guardFlag
+	copyFlags
 	cli.Protect
 	folderFlag
 	policyFlags
@@ -160,7 +161,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		err = worker.start(ctx, fl, data, show.warn, session, workspace)
 	} else if workspace != "" {
 		var remote *remoteWorkspace
-		remote, err = c.importWorkspace(ctx, fl, session, workspace, protect, show.warn)
+		remote, err = c.importWorkspace(ctx, fl, session, workspace, protect, c.copyFlags, show)
 		defer func() {
 			if remote != nil {
 				err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))

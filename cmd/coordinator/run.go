@@ -35,6 +35,7 @@ type turnFlags struct {
 	guardFlag
 	replyFlags
 	instructionFlags
+	copyFlags
 	cli.Protect
 
 	talks   bool                       // the prompt is asked for
@@ -225,7 +226,7 @@ func (c *runCommand) with(
 		err = worker.start(ctx, fl, data, show.warn, turn.session, turn.workspace)
 		aborts <- fl.Abort
 	} else if err = c.begin(ctx, fl, turn.session); err == nil && turn.workspace != "" {
-		remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, show.warn)
+		remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show)
 	}
 	if err != nil {
 		return err

@@ -22,6 +22,8 @@ type sessionPull struct {
 	ID  string `arg:"" help:"Id of the session."`
 	Dir string `arg:"" help:"Directory that gets the workspace; it is made if it is missing. One that has something gets what the session changed, and keeps what was changed on both sides."`
 	At  string `placeholder:"CALL" help:"As it was after a call; without it as it is now. With workers that keep checkpoints no worker is asked."`
+
+	IncludeIgnored bool `help:"Bring also what .gitignore files of DIR exclude."`
 }
 
 // pulled is what a pull prints with --json.
@@ -99,7 +101,7 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return nil, nil, err
 	}
-	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, warn: func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) }}
+	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, copyFlags: copyFlags{IncludeIgnored: c.Pull.IncludeIgnored, everything: empty}, busy: func(string) {}, warn: func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) }}
 	if fetch, err = c.whence(ctx, desk, w, at); err == nil && !empty {
 		w.base, err = w.loadBase(ctx)
 	}
@@ -149,8 +151,8 @@ func copyInto(ctx context.Context, from, dir string, protect []string) (changes 
 		return changes, fmt.Errorf("open the workspace: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	_, _, err = snapshot.Packed(ctx, root, func(archive io.Reader) (err error) {
-		changes, err = syncInto(ctx, dir, nil, archive, protect)
+	_, _, err = snapshot.Packed(ctx, root, nil, func(archive io.Reader) (err error) {
+		changes, err = syncInto(ctx, dir, nil, archive, &snapshot.Options{Protect: protect})
 		return err
 	})
 	return changes, err

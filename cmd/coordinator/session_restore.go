@@ -135,7 +135,7 @@ func (c *checkpoint) into(ctx context.Context, w *remoteWorkspace) (changes snap
 		err := snapshot.PackTree(ctx, c.tree, c.store, writer)
 		packed <- errors.Join(err, writer.CloseWithError(err))
 	}()
-	changes, err = syncInto(ctx, w.dir, w.base, reader, w.protect)
+	changes, err = w.take(ctx, reader)
 	reader.CloseWithError(err)
 	if err = errors.Join(<-packed, err); err != nil {
 		return changes, err

@@ -79,7 +79,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	git := watchGit(ctx, turn.workspace, show.warn)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {
-		if remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, show.warn); err != nil {
+		if remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show); err != nil {
 			return err
 		}
 	}

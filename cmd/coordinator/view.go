@@ -89,6 +89,13 @@ func printAnswer(p program, r loop.TurnResult) error {
 	return nil
 }
 
+// busy shows what is done beside the turn, on a terminal; "" is nothing.
+func (v view) busy(what string) {
+	if v.live {
+		v.screen.Waits(what)
+	}
+}
+
 // output shows what running calls of a session write, as it comes.
 func (v view) output(fl *fleet.Fleet, session protocol.SessionID) (stop func(), err error) {
 	if !v.live {

@@ -33,6 +33,10 @@ type remoteWorkspace struct {
 	protect []string          // places of it that stay as they are
 	level   string            // the least of a sandbox that may have the copy
 	warn    func(string)      // of what has to wait
+	copyFlags
+
+	busy func(what string) // shows what goes on; "" is nothing
+	left string            // what was told last to be left out
 }
 
 // transferTimeout bounds the packing or unpacking of a workspace by a worker.
@@ -42,7 +46,7 @@ const transferTimeout = 10 * time.Minute
 // keeps what it has when the session worked in it before. The places of protect stay as they are in
 // the directory; nil means those that a sandbox that uses it in place protects.
 func (f *policyFlags) importWorkspace(
-	ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, dir string, protect []string, warn func(string),
+	ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, dir string, protect []string, copies copyFlags, show view,
 ) (_ *remoteWorkspace, err error) {
 	level, err := f.level()
 	if err != nil {
@@ -55,7 +59,11 @@ func (f *policyFlags) importWorkspace(
 		}
 		protect = places.Protect
 	}
-	w := &remoteWorkspace{fleet: fl, session: session, pool: protocol.DefaultPool, dir: dir, protect: protect, level: level, warn: warn}
+	w := &remoteWorkspace{
+		fleet: fl, session: session, pool: protocol.DefaultPool, dir: dir, protect: protect, level: level,
+		warn: show.warn, copyFlags: copies, busy: show.busy,
+	}
+	defer w.busy("")
 	blobs, err := fl.JS.ObjectStore(ctx, fl.Name.BlobsBucket())
 	if err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
@@ -65,14 +73,15 @@ func (f *policyFlags) importWorkspace(
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	name := w.blob()
-	if w.base, _, err = snapshot.Packed(ctx, root, func(archive io.Reader) error {
-		_, err := blobs.Put(ctx, jetstream.ObjectMeta{Name: name}, archive)
+	name, ignore := w.blob(), w.ignoring(ctx, root)
+	if w.base, _, err = snapshot.Packed(ctx, root, &snapshot.Options{Skip: ignore.Skip}, func(archive io.Reader) error {
+		_, err := blobs.Put(ctx, jetstream.ObjectMeta{Name: name}, w.shown("sending the workspace", archive))
 		return err
 	}); err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { _ = blobs.Delete(context.WithoutCancel(ctx), name) }() // it ages out otherwise
+	w.tellLeft("not copied", ignore)
 	value, err := w.call(ctx, protocol.WorkspaceImport{Blob: name}, protocol.Exclusive)
 	if err != nil {
 		return nil, err
@@ -121,6 +130,7 @@ func (w *remoteWorkspace) sync(ctx context.Context, show view) error {
 func (w *remoteWorkspace) fetch(ctx context.Context) (changes snapshot.Changes, err error) {
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
+	defer w.busy("")
 	name := w.blob()
 	if _, err := w.call(ctx, protocol.WorkspaceExport{Blob: name}, protocol.Shared); err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
@@ -134,7 +144,7 @@ func (w *remoteWorkspace) fetch(ctx context.Context) (changes snapshot.Changes, 
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	defer func() { err = errors.Join(err, archive.Close(), blobs.Delete(ctx, name)) }()
-	if changes, err = syncInto(ctx, w.dir, w.base, archive, w.protect); err != nil {
+	if changes, err = w.take(ctx, w.shown("bringing the workspace back", archive)); err != nil {
 		return changes, err
 	}
 	w.base = changes.Archive
@@ -142,13 +152,13 @@ func (w *remoteWorkspace) fetch(ctx context.Context) (changes snapshot.Changes, 
 }
 
 // syncInto brings what changed in an archive since base into a directory.
-func syncInto(ctx context.Context, dir string, base snapshot.Manifest, archive io.Reader, protect []string) (changes snapshot.Changes, err error) {
+func syncInto(ctx context.Context, dir string, base snapshot.Manifest, archive io.Reader, options *snapshot.Options) (changes snapshot.Changes, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	if changes, err = snapshot.Sync(ctx, root, base, archive, &snapshot.Options{Protect: protect}); err != nil {
+	if changes, err = snapshot.Sync(ctx, root, base, archive, options); err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	return changes, nil

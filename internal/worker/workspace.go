@@ -89,7 +89,7 @@ func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protoco
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	_, stats, err := snapshot.Packed(ctx, root, func(archive io.Reader) error {
+	_, stats, err := snapshot.Packed(ctx, root, nil, func(archive io.Reader) error {
 		_, err := natsio.PutObject(ctx, w.js, w.options.Fleet.BlobsBucket(), p.Blob, archive)
 		return err
 	})

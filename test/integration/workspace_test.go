@@ -102,3 +102,37 @@ func TestFleet_ConflictIsLeftAlone(t *testing.T) {
 	require.Regexp(t, `changed here and in the session, left as they are here: both\.txt; what the session has of it is in both\.txt\.toolfleet-theirs\n`, p.stderr)
 	require.Equal(t, "Changed.\n", p.stdout.String())
 }
+
+// TestFleet_WhatStaysHere: secrets and what git ignores are neither copied nor brought back, which is
+// told, unless the user asks for it. A session cannot ask for it.
+func TestFleet_WhatStaysHere(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	model := script(t,
+		say("Looking.", bash("c1", "ls -A > listed; mkdir -p out; echo theirs > out/x; echo theirs > .env; echo '!.env' > .toolfleetignore")), say("Done."))
+	workspace := t.TempDir()
+	write(t, filepath.Join(workspace, ".gitignore"), "out/\n")
+	write(t, filepath.Join(workspace, ".env"), "ours\n")
+	write(t, filepath.Join(workspace, "out", "x"), "ours\n")
+	run := func(more ...string) string {
+		args := append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), more...)
+		got := execute(t, coordinator, launch{args: append(args, "do it")})
+		require.Equal(t, 0, got.code, got)
+		return got.stderr
+	}
+	said := run()
+	require.Contains(t, said, "not copied: .env (secrets), out (.gitignore); .toolfleetignore and --include-ignored say what is\n")
+	require.Contains(t, said, "protected, left as they are here (--protect says what is): .toolfleetignore\n")
+	require.NotContains(t, said, "changed here and in the session")
+	require.Equal(t, ".gitignore\nlisted\n", content(t, filepath.Join(workspace, "listed")))
+	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, ".env")))
+	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "out", "x")))
+	require.NoFileExists(t, filepath.Join(workspace, ".toolfleetignore"))
+
+	write(t, filepath.Join(workspace, ".toolfleetignore"), "!.env\nlisted\n")
+	require.NotContains(t, run("--include-ignored"), "not copied")
+	require.Equal(t, ".gitignore\nlisted\n", content(t, filepath.Join(workspace, "listed")), "of the first session")
+	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, ".env")))
+	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, "out", "x")))
+}

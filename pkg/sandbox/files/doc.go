@@ -21,7 +21,7 @@
 // at once, one change is lost, so callers order them.
 //
 // What an edit, a patch or a JSON value makes of a file's content is pure and lives in
-// internal/change; what ignore files exclude, in internal/gitignore.
+// internal/change; what ignore files exclude, in pkg/sandbox/internal/gitignore.
 //
 // Hard links cannot be told from files. Who makes one into the workspace could read the other file
 // anyway.

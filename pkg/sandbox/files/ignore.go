@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox/files/internal/gitignore"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/gitignore"
 )
 
 // ignoreFile names the files whose rules exclude names.

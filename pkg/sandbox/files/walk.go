@@ -9,7 +9,7 @@ import (
 	"path"
 	"slices"
 
-	"github.com/toolfleet/toolfleet/pkg/sandbox/files/internal/gitignore"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/gitignore"
 )
 
 // maxDepth is how many directories deep a walk goes.

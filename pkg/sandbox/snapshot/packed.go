@@ -9,12 +9,12 @@ import (
 
 // Packed is [Pack] for whoever reads an archive: use reads it while it is made. The error joins
 // that of packing and that of use.
-func Packed(ctx context.Context, root *os.Root, use func(io.Reader) error) (manifest Manifest, stats Stats, err error) {
+func Packed(ctx context.Context, root *os.Root, options *Options, use func(io.Reader) error) (manifest Manifest, stats Stats, err error) {
 	reader, writer := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
 		var err error
-		manifest, stats, err = Pack(ctx, root, writer, nil)
+		manifest, stats, err = Pack(ctx, root, writer, options)
 		writer.CloseWithError(err)
 		packed <- err
 	}()

@@ -28,6 +28,12 @@ func (r Rules) With(dir, content string) Rules {
 // Excludes reports whether the rules exclude name, a path from the workspace: the last rule of the
 // deepest file that is about it decides.
 func (r Rules) Excludes(name string, isDir bool) bool {
+	excluded, _ := r.Judge(name, isDir)
+	return excluded
+}
+
+// Judge is [Rules.Excludes] that says, too, whether any rule is about the name.
+func (r Rules) Judge(name string, isDir bool) (excluded, known bool) {
 	for _, level := range slices.Backward(r) {
 		below := name
 		if level.dir != "." {
@@ -35,11 +41,11 @@ func (r Rules) Excludes(name string, isDir bool) bool {
 		}
 		for _, rule := range slices.Backward(level.rules) {
 			if rule.matches(below, isDir) {
-				return !rule.takesBack
+				return !rule.takesBack, true
 			}
 		}
 	}
-	return false
+	return false, false
 }
 
 // rule is one line of an ignore file, with the meaning that Git gives it. A path

@@ -1,0 +1,209 @@
+package snapshot
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/gitignore"
+)
+
+// OwnIgnoreFile names the file in the root of a directory that says, with the rules of gitignore(5),
+// what else is left out of archives, and with "!" what is not.
+const OwnIgnoreFile = ".toolfleetignore"
+
+// maxIgnoreFile bounds what is read of an ignore file.
+const maxIgnoreFile = 1 << 20
+
+// secretFiles and secretDirs hold passwords, keys and tokens more often than anything else.
+const (
+	secretFiles = `.env*
+!.env.example
+!.env.sample
+!.env.template
+!.env.dist
+*.pem
+*.key
+*.p12
+*.pfx
+*.jks
+*.keystore
+*.kdbx
+id_rsa*
+id_dsa*
+id_ecdsa*
+id_ed25519*
+!id_*.pub
+.git-credentials
+.netrc
+_netrc
+.pgpass
+.pypirc
+**/.docker/config.json
+credentials
+*credentials*.json
+*credentials*.y*ml
+service-account*.json
+secrets.y*ml
+`
+	secretDirs = `.ssh/
+.aws/
+.azure/
+.gnupg/
+.kube/
+**/.config/gcloud/
+`
+)
+
+// settingsWithTokens are files of settings that are left out when a token stands in them.
+var settingsWithTokens = []string{".npmrc", ".yarnrc.yml"}
+
+// why a path is left out.
+type why string
+
+const (
+	whyOwn     why = OwnIgnoreFile
+	whySecret  why = "secrets"
+	whyIgnored why = ".gitignore"
+)
+
+// Ignore says what of a directory is left out of archives, for [Options].Skip: secrets by their
+// names, what .gitignore files exclude, and what the directory's own [OwnIgnoreFile] says, which
+// has the last word. What git tracks is only left out by that one, because the repository has it
+// anyway; what is below .git is no file of the person's. Its methods are not safe for concurrent
+// use.
+type Ignore struct {
+	root    *os.Root
+	all     bool
+	own     gitignore.Rules
+	secrets map[bool]gitignore.Rules   // of directories, and of files
+	rules   map[string]gitignore.Rules // by directory
+	tracked map[string]bool            // and the directories that it is in
+	within  map[string]why             // directories that are left out but for what git tracks in them
+	told    map[string]bool            // paths that are left out
+	left    map[why][]string           // those that [Ignore.LeftOut] is to tell
+}
+
+// NewIgnore reads what root says. tracked are the files that git tracks in it; all is whether what
+// .gitignore files exclude takes part.
+func NewIgnore(root *os.Root, tracked []string, all bool) *Ignore {
+	i := &Ignore{
+		root: root, all: all, rules: map[string]gitignore.Rules{}, tracked: map[string]bool{}, within: map[string]why{},
+		secrets: map[bool]gitignore.Rules{true: gitignore.Rules{}.With(".", secretDirs), false: gitignore.Rules{}.With(".", secretFiles)},
+		told:    map[string]bool{}, left: map[why][]string{},
+	}
+	i.own = gitignore.Rules{}.With(".", string(i.read(OwnIgnoreFile)))
+	for _, name := range tracked {
+		for ; name != "." && name != "/" && !i.tracked[name]; name = path.Dir(name) {
+			i.tracked[name] = true
+		}
+	}
+	return i
+}
+
+// read is a file's content; nothing when there is none to read.
+func (i *Ignore) read(name string) []byte {
+	info, err := i.root.Lstat(name)
+	if err != nil || !info.Mode().IsRegular() { // a pipe would be waited for
+		return nil
+	}
+	file, err := i.root.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	content, _ := io.ReadAll(io.LimitReader(file, maxIgnoreFile)) // what can be read
+	return content
+}
+
+// Skip reports whether a path is left out. A directory is asked about before what is in it.
+func (i *Ignore) Skip(name string, isDir bool) bool {
+	cause := i.why(name, isDir)
+	if cause == "" {
+		return false
+	}
+	if cause != whyOwn && i.tracked[name] {
+		if isDir {
+			i.within[name] = cause
+		}
+		return false
+	}
+	if !i.told[name] {
+		i.told[name] = true
+		i.left[cause] = append(i.left[cause], name)
+	}
+	return true
+}
+
+// why says what leaves a path out; "" is nothing.
+func (i *Ignore) why(name string, isDir bool) why {
+	if excluded, known := i.own.Judge(name, isDir); excluded {
+		return whyOwn
+	} else if known {
+		return ""
+	}
+	if above := i.within[path.Dir(name)]; above != "" {
+		return above
+	}
+	switch {
+	case slices.Contains(strings.Split(name, "/"), ".git"):
+		return ""
+	case i.secrets[isDir].Excludes(name, isDir), !isDir && i.hasToken(name):
+		return whySecret
+	case !i.all && i.rulesIn(path.Dir(name)).Excludes(name, isDir):
+		return whyIgnored
+	}
+	return ""
+}
+
+// hasToken reports whether a file of settings has a token.
+func (i *Ignore) hasToken(name string) bool {
+	if !slices.Contains(settingsWithTokens, path.Base(name)) {
+		return false
+	}
+	content := bytes.ToLower(i.read(name))
+	return bytes.Contains(content, []byte("_auth")) || bytes.Contains(content, []byte("_password")) || bytes.Contains(content, []byte("authtoken"))
+}
+
+// rulesIn are those of the .gitignore files of a directory and of all above.
+func (i *Ignore) rulesIn(dir string) gitignore.Rules {
+	if rules, known := i.rules[dir]; known {
+		return rules
+	}
+	var rules gitignore.Rules
+	if dir != "." {
+		rules = i.rulesIn(path.Dir(dir))
+	}
+	if content := i.read(path.Join(dir, ".gitignore")); len(content) > 0 {
+		rules = rules.With(dir, string(content))
+	}
+	i.rules[dir] = rules
+	return rules
+}
+
+// maxNamed is how many paths are told by name.
+const maxNamed = 4
+
+// LeftOut says what was left out and not told before, as in ".env (secrets), a, b, c, d and 3 more
+// (.gitignore)", but for what [OwnIgnoreFile] names; "" is nothing.
+func (i *Ignore) LeftOut() string {
+	var told []string
+	for _, cause := range []why{whySecret, whyIgnored} {
+		names := i.left[cause]
+		if len(names) == 0 {
+			continue
+		}
+		slices.Sort(names)
+		text := strings.Join(names[:min(len(names), maxNamed)], ", ")
+		if more := len(names) - maxNamed; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		told = append(told, fmt.Sprintf("%s (%s)", text, cause))
+	}
+	clear(i.left)
+	return strings.Join(told, ", ")
+}
