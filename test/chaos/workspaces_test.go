@@ -4,12 +4,11 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -63,8 +62,9 @@ func (r *rig) startMachine(disk int) *member {
 }
 
 // Sessions build up files with commands and edits on workers that share no disk, while these are
-// killed, stopped for longer than a lease, drained, and lose their disks. At the end each workspace
-// has what it would have without any fault: each line once, in order.
+// killed, stopped for longer than a lease, drained, reduced to one, and lose their disks, and while
+// the server with all bodies is away. At the end each workspace is, byte for byte and mode for mode,
+// what the same steps make of one without any fault.
 func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	sessions, steps, pausing := 6, 12, 2*time.Second
@@ -84,7 +84,7 @@ func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
 	done, begin := make(chan struct{}), time.Now()
 	built := make([]*builder, sessions)
 	for i := range built {
-		built[i] = &builder{dispatcher: d, session: protocol.SessionID(fmt.Sprintf("s-%d", i)), random: rand.New(rand.NewPCG(*seed, uint64(i))), files: map[string]string{}}
+		built[i] = &builder{dispatcher: d, session: protocol.SessionID(fmt.Sprintf("s-%d", i)), random: rand.New(rand.NewPCG(*seed, uint64(i)))}
 		builders.Go(func() {
 			for n := range steps {
 				if *limit > 0 && time.Since(begin) > *limit {
@@ -95,86 +95,128 @@ func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
 				}
 				made.Add(1)
 			}
-			built[i].fault = built[i].check(t.Context())
 		})
 	}
 	go func() { builders.Wait(); close(done) }()
-	for n := 0; ; n++ {
+	for faults := true; faults; {
 		select {
 		case <-done:
-			for _, b := range built {
-				require.NoError(t, b.fault, b.session)
-			}
-			t.Logf("-seed=%d: %d calls of %d sessions on 3 disks, faults %v, 0 lost, 0 double, %s",
-				*seed, made.Load(), sessions, r.counts, time.Since(begin).Round(time.Second))
-			return
+			faults = false
 		case <-time.After(time.Duration(float64(pausing) * (0.2 + r.random.Float64()))):
-		}
-		disk := r.random.IntN(len(machines))
-		m := machines[disk]
-		switch fault := []string{"kill", "stop", "drain", "lose disk"}[r.random.IntN(4)]; fault {
-		case "stop":
-			m.freeze()
-			pause.For(t.Context(), r.setup.lease+500*time.Millisecond)
-			m.thaw()
-			r.counts[fault]++
-		case "drain":
-			m.stop()
-			machines[disk] = r.startMachine(disk)
-			r.counts[fault]++
-		case "lose disk":
-			m.kill()
-			require.NoError(t, os.RemoveAll(r.path(fmt.Sprintf("disk-%d", disk))))
-			machines[disk] = r.startMachine(disk)
-			r.counts[fault]++
-		default:
-			m.kill()
-			machines[disk] = r.startMachine(disk)
-			r.counts[fault]++
+			r.hit(machines)
 		}
 	}
+	for _, b := range built {
+		builders.Go(func() { b.fault = errors.Join(b.fault, b.compare(t.Context())) })
+	}
+	builders.Wait()
+	for _, b := range built {
+		require.NoError(t, b.fault, b.session)
+	}
+	t.Logf("-seed=%d: %d calls of %d sessions on 3 disks, faults %v, 0 lost, 0 double, %s",
+		*seed, made.Load(), sessions, r.counts, time.Since(begin).Round(time.Second))
 }
 
-// builder is a session, and what its workspace must have.
+// hit does something to the machines, or to the server.
+func (r *rig) hit(machines []*member) {
+	r.t.Helper()
+	disk := r.random.IntN(len(machines))
+	m := machines[disk]
+	fault := []string{"kill", "stop", "drain", "lose disk", "reduce to one", "server away"}[r.random.IntN(6)]
+	r.counts[fault]++
+	switch fault {
+	case "stop":
+		m.freeze()
+		pause.For(r.t.Context(), r.setup.lease+500*time.Millisecond)
+		m.thaw()
+		return
+	case "server away":
+		r.servers[0].freeze()
+		away := r.setup.lease + time.Second
+		if *calls > 0 {
+			away = 10 * time.Second
+		}
+		pause.For(r.t.Context(), away)
+		r.servers[0].thaw()
+		return
+	case "reduce to one":
+		for other := range machines {
+			if other != disk {
+				machines[other].stop()
+			}
+		}
+		pause.For(r.t.Context(), time.Second)
+		for other := range machines {
+			if other != disk {
+				machines[other] = r.startMachine(other)
+			}
+		}
+		return
+	case "drain":
+		m.stop()
+	case "lose disk":
+		m.kill()
+		require.NoError(r.t, os.RemoveAll(r.path(fmt.Sprintf("disk-%d", disk))))
+	default:
+		m.kill()
+	}
+	machines[disk] = r.startMachine(disk)
+}
+
+// builder is a session that builds up a workspace, and the calls that it has made.
 type builder struct {
 	dispatcher *dispatch.Dispatcher
 	session    protocol.SessionID
 	random     *rand.Rand
-	files      map[string]string
+	made       []protocol.Payload
 	fault      error
 }
 
 // step makes one call that changes something.
 func (b *builder) step(ctx context.Context, n int) error {
-	name, line := fmt.Sprintf("d%d/f%d", b.random.IntN(3), b.random.IntN(3)), fmt.Sprintf("%d\n", n)
-	switch b.random.IntN(4) {
-	case 0:
-		_, err := b.do(ctx, protocol.FilesWrite{Path: name, Content: []byte(line)})
-		b.files[name] = line
-		return err
-	case 1:
-		delete(b.files, name)
-		_, err := b.run(ctx, fmt.Sprintf("echo %d >> log; rm -f %s", n, name))
-		b.files["log"] += line
-		return err
-	default:
-		b.files["log"] += line
-		b.files[name] += line
-		_, err := b.run(ctx, fmt.Sprintf("mkdir -p d0 d1 d2; echo %d >> log; sleep 0.0%d; echo %d >> %s", n, b.random.IntN(10), n, name))
-		return err
+	dir := fmt.Sprintf("d%d", b.random.IntN(3))
+	name, line := fmt.Sprintf("%s/f%d", dir, b.random.IntN(3)), fmt.Sprintf("%d\n", n)
+	var payload protocol.Payload
+	command := func(format string, args ...any) {
+		payload = protocol.CommandRun{Command: fmt.Sprintf("mkdir -p d0 d1 d2; echo %d >> log; sleep 0.0%d; ", n, b.random.IntN(10)) + fmt.Sprintf(format, args...)}
 	}
+	switch b.random.IntN(8) {
+	case 0:
+		payload = protocol.FilesWrite{Path: name, Content: []byte(line)}
+	case 1:
+		command("rm -f %s", name)
+	case 2:
+		command("touch %s && chmod %s %s && chmod %s %s", name, []string{"600", "644", "755"}[b.random.IntN(3)], name, []string{"700", "755"}[b.random.IntN(2)], dir)
+	case 3:
+		command("ln -sfn ../%s %s/link", name, dir)
+	case 4: // more than a checkpoint carries
+		command("seq %d %d > %s/large && truncate -s +1M %s/large", n, n+30_000, dir, dir)
+	default:
+		command("echo %d >> %s", n, name)
+	}
+	b.made = append(b.made, payload)
+	_, err := b.do(ctx, payload)
+	return err
 }
 
-// check compares the workspace with what it must have.
-func (b *builder) check(ctx context.Context) error {
-	var want []string
-	for name, content := range b.files {
-		want = append(want, name+"\n"+content)
+// everything is a command that tells types, modes, sizes, targets of links and contents of all that is there.
+const everything = `find . -mindepth 1 -printf '%P %y %m %l\n' | LC_ALL=C sort; find . -type f -exec sha256sum {} + | LC_ALL=C sort -k 2`
+
+// compare makes the same calls in another session, which no fault hits, and compares what both have.
+func (b *builder) compare(ctx context.Context) error {
+	calm := &builder{dispatcher: b.dispatcher, session: b.session + "-calm"}
+	for _, payload := range b.made {
+		if _, err := calm.do(ctx, payload); err != nil {
+			return err
+		}
 	}
-	slices.Sort(want)
-	found, err := b.run(ctx, `find . -type f | LC_ALL=C sort | while read f; do echo "${f#./}"; cat "$f"; done`)
-	if expected := strings.Join(want, ""); err == nil && found != expected {
-		return fmt.Errorf("the workspace has\n%s\nand not\n%s", found, expected)
+	want, err := calm.run(ctx, everything)
+	if err != nil {
+		return err
+	}
+	found, err := b.run(ctx, everything)
+	if err == nil && found != want {
+		return fmt.Errorf("the workspace has\n%s\nand not\n%s", found, want)
 	}
 	return err
 }
