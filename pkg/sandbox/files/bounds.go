@@ -37,6 +37,21 @@ func (f *FS) reach(p string, as use) (string, error) {
 	return name, f.allow(name, as)
 }
 
+// operate does an operation with a path that is used so. It returns a result or an error, which is
+// a fault wherever that is to be expected.
+func operate[R any](f *FS, p string, as use, op string, do func(name string) (R, error)) (R, error) {
+	var none R
+	name, err := f.reach(p, as)
+	if err != nil {
+		return none, err
+	}
+	result, err := do(name)
+	if err != nil {
+		return none, f.fault(op, name, err)
+	}
+	return result, nil
+}
+
 // reachEntry is reach for reading what is said of a name, and not what a link there leads to.
 func (f *FS) reachEntry(p string) (string, error) {
 	name, err := clean(f.root.Name(), p)

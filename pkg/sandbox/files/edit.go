@@ -10,14 +10,14 @@ import (
 
 // Edit implements [sandbox.FS].
 func (f *FS) Edit(ctx context.Context, req sandbox.EditRequest) (sandbox.EditResult, error) {
-	name, err := f.reach(req.Path, writing)
-	if err != nil {
-		return sandbox.EditResult{}, err
-	}
-	if err := checkEdit(req); err != nil {
-		return sandbox.EditResult{}, err
-	}
+	return operate(f, req.Path, writing, "edit", func(name string) (sandbox.EditResult, error) { return f.edit(ctx, name, req) })
+}
+
+func (f *FS) edit(ctx context.Context, name string, req sandbox.EditRequest) (sandbox.EditResult, error) {
 	var result sandbox.EditResult
+	if err := checkEdit(req); err != nil {
+		return result, err
+	}
 	written, err := f.write(ctx, name, req.Expect, func(file current) (after []byte, err error) {
 		switch {
 		case !file.exists:
@@ -34,7 +34,7 @@ func (f *FS) Edit(ctx context.Context, req sandbox.EditRequest) (sandbox.EditRes
 		return after, err
 	})
 	if err != nil {
-		return sandbox.EditResult{}, f.fault("edit", name, err)
+		return result, err
 	}
 	for _, outcome := range result.Outcomes {
 		result.Replacements += outcome.Replacements

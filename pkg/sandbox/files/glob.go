@@ -16,23 +16,15 @@ import (
 
 // Glob implements [sandbox.FS].
 func (f *FS) Glob(ctx context.Context, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
-	name, err := f.reach(req.Path, reading)
-	if err != nil {
-		return sandbox.GlobResult{}, err
-	}
-	wanted, err := newGlob(req.Pattern, req.Names)
-	if err != nil {
-		return sandbox.GlobResult{}, err
-	}
-	result, err := f.glob(ctx, name, wanted, req)
-	if err != nil {
-		return sandbox.GlobResult{}, f.fault("search", name, err)
-	}
-	return result, nil
+	return operate(f, req.Path, reading, "search", func(name string) (sandbox.GlobResult, error) { return f.glob(ctx, name, req) })
 }
 
-func (f *FS) glob(ctx context.Context, name string, wanted glob, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
+func (f *FS) glob(ctx context.Context, name string, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
 	var result sandbox.GlobResult
+	wanted, err := newGlob(req.Pattern, req.Names)
+	if err != nil {
+		return result, err
+	}
 	if err := f.allow(path.Join(name, wanted.base), reading); err != nil { // the base may go through a link
 		return result, err
 	}
@@ -51,7 +43,7 @@ func (f *FS) glob(ctx context.Context, name string, wanted glob, req sandbox.Glo
 		}
 		return nil
 	}}
-	err := w.from(ctx, path.Join(name, wanted.base))
+	err = w.from(ctx, path.Join(name, wanted.base))
 	if wanted.base != "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || isFault(err, sandbox.FaultNotDirectory)) {
 		err = nil // nothing can match
 	}

@@ -13,15 +13,7 @@ import (
 
 // ReadJSON implements [sandbox.FS].
 func (f *FS) ReadJSON(ctx context.Context, req sandbox.ReadJSONRequest) (sandbox.ReadJSONResult, error) {
-	name, err := f.reach(req.Path, reading)
-	if err != nil {
-		return sandbox.ReadJSONResult{}, err
-	}
-	result, err := f.readJSON(ctx, name, req.Query)
-	if err != nil {
-		return sandbox.ReadJSONResult{}, f.fault("read", name, err)
-	}
-	return result, nil
+	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadJSONResult, error) { return f.readJSON(ctx, name, req.Query) })
 }
 
 func (f *FS) readJSON(ctx context.Context, name, query string) (sandbox.ReadJSONResult, error) {
@@ -50,10 +42,10 @@ func (f *FS) readJSON(ctx context.Context, name, query string) (sandbox.ReadJSON
 
 // WriteJSON implements [sandbox.FS].
 func (f *FS) WriteJSON(ctx context.Context, req sandbox.WriteJSONRequest) (sandbox.WriteResult, error) {
-	name, err := f.reach(req.Path, writing)
-	if err != nil {
-		return sandbox.WriteResult{}, err
-	}
+	return operate(f, req.Path, writing, "write", func(name string) (sandbox.WriteResult, error) { return f.writeJSON(ctx, name, req) })
+}
+
+func (f *FS) writeJSON(ctx context.Context, name string, req sandbox.WriteJSONRequest) (sandbox.WriteResult, error) {
 	steps, err := change.Pointer(req.Query)
 	if err != nil {
 		return sandbox.WriteResult{}, err
@@ -61,17 +53,13 @@ func (f *FS) WriteJSON(ctx context.Context, req sandbox.WriteJSONRequest) (sandb
 	if !json.Valid(req.Content) {
 		return sandbox.WriteResult{}, sandbox.Faultf(sandbox.FaultInvalidJSON, "the new content is not JSON; nothing was changed")
 	}
-	result, err := f.write(ctx, name, req.Expect, func(file current) ([]byte, error) {
+	return f.write(ctx, name, req.Expect, func(file current) ([]byte, error) {
 		after, err := replaceJSON(name, file, steps, bytes.TrimSpace(req.Content))
 		if err == nil && len(after) > sandbox.MaxFileSize {
 			err = tooLarge(name, int64(len(after)), sandbox.MaxFileSize)
 		}
 		return after, err
 	})
-	if err != nil {
-		return sandbox.WriteResult{}, f.fault("write", name, err)
-	}
-	return result, nil
 }
 
 // replaceJSON returns the document with value at a place, and nothing else changed.

@@ -18,19 +18,18 @@ const listChunk = 4096
 
 // List implements [sandbox.FS].
 func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListResult, error) {
-	name, err := f.reach(req.Path, reading)
-	if err != nil {
-		return sandbox.ListResult{}, err
-	}
+	return operate(f, req.Path, reading, "list", func(name string) (sandbox.ListResult, error) { return f.list(ctx, name) })
+}
+
+func (f *FS) list(ctx context.Context, name string) (result sandbox.ListResult, err error) {
 	dir, err := f.openDir(name)
 	if err != nil {
-		return sandbox.ListResult{}, f.fault("list", name, err)
+		return result, err
 	}
 	defer dir.Close()
-	var result sandbox.ListResult
 	for {
 		if err := ctx.Err(); err != nil {
-			return sandbox.ListResult{}, f.fault("list", name, err)
+			return result, err
 		}
 		chunk, err := dir.ReadDir(listChunk)
 		if errors.Is(err, io.EOF) {
@@ -38,7 +37,7 @@ func (f *FS) List(ctx context.Context, req sandbox.ListRequest) (sandbox.ListRes
 			return result, nil
 		}
 		if err != nil {
-			return sandbox.ListResult{}, f.fault("list", name, err)
+			return result, err
 		}
 		result.Total += len(chunk)
 		result.Entries = merge(result.Entries, chunk)

@@ -20,15 +20,7 @@ const readChunk = 128 << 10
 
 // Read implements [sandbox.FS].
 func (f *FS) Read(ctx context.Context, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
-	name, err := f.reach(req.Path, reading)
-	if err != nil {
-		return sandbox.ReadResult{}, err
-	}
-	result, err := f.read(ctx, name, req)
-	if err != nil {
-		return sandbox.ReadResult{}, f.fault("read", name, err)
-	}
-	return result, nil
+	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadResult, error) { return f.read(ctx, name, req) })
 }
 
 func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sandbox.ReadResult, error) {
@@ -65,15 +57,10 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 
 // ReadAt implements [sandbox.FS].
 func (f *FS) ReadAt(ctx context.Context, req sandbox.ReadAtRequest) (sandbox.ReadAtResult, error) {
-	name, err := f.reach(req.Path, reading)
-	if err != nil {
-		return sandbox.ReadAtResult{}, err
-	}
-	content, err := f.readAt(ctx, name, req)
-	if err != nil {
-		return sandbox.ReadAtResult{}, f.fault("read", name, err)
-	}
-	return sandbox.ReadAtResult{Content: content}, nil
+	return operate(f, req.Path, reading, "read", func(name string) (sandbox.ReadAtResult, error) {
+		content, err := f.readAt(ctx, name, req)
+		return sandbox.ReadAtResult{Content: content}, err
+	})
 }
 
 func (f *FS) readAt(ctx context.Context, name string, req sandbox.ReadAtRequest) ([]byte, error) {

@@ -18,19 +18,17 @@ const checkEvery = 4096
 
 // Search implements [sandbox.FS].
 func (f *FS) Search(ctx context.Context, req sandbox.SearchRequest) (sandbox.SearchResult, error) {
-	name, err := f.reach(req.Path, reading)
-	if err != nil {
-		return sandbox.SearchResult{}, err
-	}
-	s, err := f.newSearch(req)
-	if err != nil {
-		return sandbox.SearchResult{}, err
-	}
-	err = s.run(ctx, name, req.NoIgnore)
-	if s.result.Stopped = errors.Is(err, errStopped); err != nil && !s.result.Stopped {
-		return sandbox.SearchResult{}, f.fault("search", name, err)
-	}
-	return s.result, nil
+	return operate(f, req.Path, reading, "search", func(name string) (sandbox.SearchResult, error) {
+		s, err := f.newSearch(req)
+		if err != nil {
+			return sandbox.SearchResult{}, err
+		}
+		err = s.run(ctx, name, req.NoIgnore)
+		if s.result.Stopped = errors.Is(err, errStopped); s.result.Stopped {
+			err = nil
+		}
+		return s.result, err
+	})
 }
 
 // search is one run of Search.

@@ -11,15 +11,7 @@ const defaultDepth = 3
 
 // Tree implements [sandbox.FS].
 func (f *FS) Tree(ctx context.Context, req sandbox.TreeRequest) (sandbox.TreeResult, error) {
-	name, err := f.reach(req.Path, reading)
-	if err != nil {
-		return sandbox.TreeResult{}, err
-	}
-	result, err := f.tree(ctx, name, req)
-	if err != nil {
-		return sandbox.TreeResult{}, f.fault("list", name, err)
-	}
-	return result, nil
+	return operate(f, req.Path, reading, "list", func(name string) (sandbox.TreeResult, error) { return f.tree(ctx, name, req) })
 }
 
 func (f *FS) tree(ctx context.Context, name string, req sandbox.TreeRequest) (sandbox.TreeResult, error) {

@@ -20,19 +20,13 @@ const (
 
 // Write implements [sandbox.FS].
 func (f *FS) Write(ctx context.Context, req sandbox.WriteRequest) (sandbox.WriteResult, error) {
-	name, err := f.reach(req.Path, writing)
-	if err != nil {
-		return sandbox.WriteResult{}, err
-	}
-	if len(req.Content) > sandbox.MaxFileSize {
-		return sandbox.WriteResult{}, sandbox.Faultf(sandbox.FaultTooLarge,
-			"the content has %d bytes, at most %d can be written", len(req.Content), sandbox.MaxFileSize)
-	}
-	result, err := f.write(ctx, name, req.Expect, func(current) ([]byte, error) { return req.Content, nil })
-	if err != nil {
-		return sandbox.WriteResult{}, f.fault("write", name, err)
-	}
-	return result, nil
+	return operate(f, req.Path, writing, "write", func(name string) (sandbox.WriteResult, error) {
+		if len(req.Content) > sandbox.MaxFileSize {
+			return sandbox.WriteResult{}, sandbox.Faultf(sandbox.FaultTooLarge,
+				"the content has %d bytes, at most %d can be written", len(req.Content), sandbox.MaxFileSize)
+		}
+		return f.write(ctx, name, req.Expect, func(current) ([]byte, error) { return req.Content, nil })
+	})
 }
 
 // current is a file as it is before a change.
