@@ -7,9 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
@@ -43,37 +40,30 @@ func (s *server) start(m *wire.Message) error {
 	if err != nil {
 		return err
 	}
-	attr := &syscall.ProcAttr{
-		Dir: name, Env: request.Env,
-		Files: []uintptr{s.null.Fd(), uintptr(m.FDs[0]), uintptr(m.FDs[1])},
-		Sys:   &syscall.SysProcAttr{Setsid: true},
+	p := program{
+		path: path, argv: argv, env: request.Env, dir: dir, terminal: request.Terminal,
+		files: [3]uintptr{s.null.Fd(), uintptr(m.FDs[0]), uintptr(m.FDs[1])},
 	}
 	if len(m.FDs) > 2 {
-		attr.Files[0] = uintptr(m.FDs[2])
+		p.files[0] = uintptr(m.FDs[2])
 	}
 	var screen *terminal.Terminal
 	if request.Terminal {
 		if screen, err = openTerminal(m); err != nil {
 			return err
 		}
-		attr.Files = []uintptr{screen.Command(), screen.Command(), screen.Command()}
-		attr.Sys.Setctty = true // it is descriptor 0 of the command
-	}
-	if dir != nil {
-		attr.Dir = fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
+		p.files = [3]uintptr{screen.Command(), screen.Command(), screen.Command()}
 	}
 	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
-	fork := func() (int, error) { return syscall.ForkExec(path, argv, attr) }
+	fork := func() (int, error) { return c.fork(p) }
 	if request.ReadOnly {
 		s.once.Do(func() { s.readers, s.readersErr = newReaders(s.mounts) })
 		if s.readersErr != nil {
 			return s.readersErr
 		}
-		direct := fork
-		fork = func() (int, error) { return s.readers.fork(direct) }
+		fork = func() (int, error) { return s.readers.fork(func() (int, error) { return c.fork(p) }) }
 	}
 	err = s.commands.start(c, fork)
-	runtime.KeepAlive(dir)
 	if screen != nil {
 		screen.Started(err == nil)
 	}
@@ -127,76 +117,6 @@ type command struct {
 	killed bool          // no more time
 	over   sandbox.Reason
 	ended  *wire.Ended // how the command itself has ended
-}
-
-// during forks with the brand and the limits of the command. The soft limits are set here for
-// the moment of the fork, and inherited: they hold from the first instruction. The hard ones,
-// which this process could not take back, are set in the process that comes of it, some
-// microseconds after it has started; limitLate sees to what it has started by then.
-func (c *command) during(fork func() (int, error)) (int, error) {
-	for _, l := range c.early() {
-		restore, err := l.here()
-		if err != nil {
-			return 0, err
-		}
-		defer restore()
-	}
-	defer raiseScore()()
-	pid, err := fork()
-	if err != nil {
-		return 0, err
-	}
-	c.limit(pid)
-	return pid, nil
-}
-
-// fewFiles is how many descriptors this process never has at once.
-const fewFiles = 512
-
-// early are the limits that this process can have for the moment of a fork. It holds far less
-// memory, and no file is written meanwhile, see start.
-func (c *command) early() []resource {
-	limits := []resource{
-		{unix.RLIMIT_RTTIME, uint64(c.brand), 0},
-		{unix.RLIMIT_CPU, c.limits.CPU, 0},
-		{unix.RLIMIT_DATA, tooFast(c.limits.Memory), 0},
-		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
-	}
-	if c.limits.OpenFiles >= fewFiles {
-		limits = append(limits, resource{unix.RLIMIT_NOFILE, c.limits.OpenFiles, 0})
-	}
-	return limits
-}
-
-// tooFast is the memory of a process that grows faster than it is watched. It is so far above
-// the limit that most are killed for the limit, and do not just see an allocation fail.
-func tooFast(memory uint64) uint64 {
-	if memory == 0 {
-		return 0
-	}
-	return 2*memory + 512<<20
-}
-
-// resource is a limit of the kernel.
-type resource struct {
-	resource int
-	value    uint64 // 0 is none
-	more     uint64 // of the hard limit
-}
-
-// here sets the soft limit of this process, until restore is called.
-func (r resource) here() (restore func(), err error) {
-	if r.value == 0 {
-		return func() {}, nil
-	}
-	var was unix.Rlimit
-	if err := unix.Prlimit(0, r.resource, nil, &was); err != nil {
-		return nil, err
-	}
-	if err := unix.Prlimit(0, r.resource, &unix.Rlimit{Cur: min(r.value, was.Max), Max: was.Max}, nil); err != nil {
-		return nil, err
-	}
-	return func() { _ = unix.Prlimit(0, r.resource, &was, nil) }, nil // it was allowed before
 }
 
 // readers is a thread that may not change the workspace, nor may what it starts. It

@@ -12,16 +12,12 @@ type chore struct {
 
 // chores are those of every command, in the order of their times.
 func chores() []chore {
-	limit, yield, early := (*commands).limitLate, (*commands).yield, (*commands).yieldCrowd
+	yield, early := (*commands).yield, (*commands).yieldCrowd
 	return []chore{
-		{2 * time.Millisecond, limit},
 		{10 * time.Millisecond, early},
-		{20 * time.Millisecond, limit},
 		{25 * time.Millisecond, early},
 		{50 * time.Millisecond, early},
 		{100 * time.Millisecond, yield},
-		{200 * time.Millisecond, limit},
-		{time.Second, limit},
 		{time.Second, yield},
 	}
 }

@@ -172,9 +172,8 @@ func sendListener(conn *wire.Conn) error {
 // dropSignals has the kernel drop what commands send to this process, whatever that is, for as the
 // first one of its process namespace it gets no signal that it has no handler for. The Go runtime
 // has handlers: it ends for most signals, and for some as if they told of a fault of its own,
-// unless kill(2) has sent them; by sigqueue(3) anybody can send those. Limits of commands, which
-// are set in this process for the moment of a fork, cause none either, and the ends of children do
-// not interrupt it. A fault of its own still ends it.
+// unless kill(2) has sent them; by sigqueue(3) anybody can send those. The ends of children do not
+// interrupt it either. A fault of its own still ends it.
 func dropSignals() error {
 	var byDefault [64]byte // struct sigaction, whatever its size
 	for sig := unix.SIGHUP; sig <= unix.SIGSYS; sig++ {
@@ -268,7 +267,7 @@ func (s *server) takeFiles(m *wire.Message) {
 // grow for them. They are done here, so that whatever a path leads to is something of the sandbox.
 func (s *server) serveFiles() {
 	for call := range s.calls {
-		s.answer(call, s.operate(call.request))
+		s.answer(call, sandbox.ServeFiles(context.Background(), s.files, call.request)) //nolint:forbidigo // a worker that gives up does not read the answer
 		s.busy.Add(-1)
 	}
 }
@@ -298,16 +297,6 @@ func (s *server) handle(m *wire.Message) {
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
 	}
-}
-
-// operate does a file operation, and not while a command with a limit for files is forked if it
-// writes.
-func (s *server) operate(request *sandbox.FileRequest) *sandbox.FileReply {
-	if request.Write != nil || request.Edit != nil || request.WriteJSON != nil {
-		s.commands.writing.RLock()
-		defer s.commands.writing.RUnlock()
-	}
-	return sandbox.ServeFiles(context.Background(), s.files, request) //nolint:forbidigo // a worker that gives up does not read the answer
 }
 
 // reply answers a request. That the worker is gone is noticed by Receive.

@@ -26,10 +26,6 @@ type commands struct {
 	conn *wire.Conn
 	born chan struct{} // told that there may be children
 
-	// writing is held shared by who writes files here, while this process must not have
-	// the limits of a command.
-	writing sync.RWMutex
-
 	mu      sync.Mutex // held while processes are started and swept
 	running map[uint64]*command
 	pids    map[int]*command
@@ -44,19 +40,14 @@ func newCommands(conn *wire.Conn) *commands {
 
 // start forks a command.
 func (t *commands) start(c *command, fork func() (int, error)) error {
-	if c.limits.FileSize > 0 {
-		t.writing.Lock()
-		defer t.writing.Unlock()
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pid, err := c.during(fork)
+	pid, err := fork()
 	if err != nil {
 		return err
 	}
 	c.pid = pid
 	t.running[c.id], t.pids[pid] = c, c
-	t.limitLate(c)
 	t.mindLater(c, time.Now(), chores())
 	if c.limits.Memory > 0 || c.limits.Disk > 0 {
 		c.done = make(chan struct{})

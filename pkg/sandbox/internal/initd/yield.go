@@ -3,6 +3,11 @@
 package initd
 
 import (
+	"bytes"
+	"os"
+	"strconv"
+	"sync"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -72,4 +77,24 @@ func (t *commands) yield(c *command) {
 	for group := range groups {
 		_ = unix.Setpriority(unix.PRIO_PGRP, group, priority) // it may have ended
 	}
+}
+
+// lastPIDs is where the kernel tells the process id that was given out last.
+var lastPIDs = sync.OnceValues(func() (*os.File, error) { //nolint:gochecknoglobals // of the process
+	return os.Open("/proc/sys/kernel/ns_last_pid")
+})
+
+// lastPID is the process id that was given out last; 0 when the kernel does not tell.
+func lastPID() int {
+	file, err := lastPIDs()
+	if err != nil {
+		return 0
+	}
+	var text [16]byte
+	n, _ := file.ReadAt(text[:], 0) // it is shorter
+	pid, err := strconv.Atoi(string(bytes.TrimSpace(text[:n])))
+	if err != nil {
+		return 0
+	}
+	return pid
 }
