@@ -5,6 +5,8 @@ package confine
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -94,40 +96,48 @@ func landlock(handled Access, rules []Rule, scoped bool) error {
 	if abi == 0 {
 		return errors.New("the kernel has no Landlock")
 	}
-	handled = handled.known(abi)
-	attr := ruleset(abi, handled, scoped)
-	set, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(attr)), rulesetSize(abi), 0)
-	if errno != 0 {
-		return fmt.Errorf("landlock: create a ruleset: %w", errno)
-	}
-	defer unix.Close(int(set))
+	var there []Rule
 	for _, rule := range rules {
-		if err := allow(int(set), rule, handled); err != nil {
-			return fmt.Errorf("landlock: %s: %w", rule.Path, err)
+		info, err := os.Stat(rule.Path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
 		}
+		if err != nil {
+			return fmt.Errorf("landlock: %w", err)
+		}
+		rule.File = !info.IsDir()
+		there = append(there, rule)
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, set, 0, 0); errno != 0 {
-		return fmt.Errorf("landlock: restrict: %w", errno)
-	}
-	return nil
+	return made("Landlock", func(l *calls.List) { addLandlock(l, abi, handled, there, scoped) })
 }
 
 // AddLandlock adds to a list what [Landlock] does under a kernel with that version of it.
 // Every path has to exist then.
 func AddLandlock(l *calls.List, abi int, rules []Rule, scoped bool) {
-	handled := accessAll.known(abi)
+	addLandlock(l, abi, accessAll, rules, scoped)
+}
+
+func addLandlock(l *calls.List, abi int, handled Access, rules []Rule, scoped bool) {
+	handled = handled.known(abi)
 	set := l.Do(unix.SYS_LANDLOCK_CREATE_RULESET, unsafe.Pointer(ruleset(abi, handled, scoped)), rulesetSize(abi), 0)
 	for _, rule := range rules {
 		access := rule.Access & handled
 		if rule.File {
 			access &= accessFile
 		}
+		if access == 0 {
+			continue
+		}
 		attr := &unix.LandlockPathBeneathAttr{Allowed_access: uint64(access)}
-		l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, rule.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		l.Step("Landlock: " + rule.Path)
+		at := l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, rule.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		l.Store(&attr.Parent_fd)
 		l.Do(unix.SYS_LANDLOCK_ADD_RULE, set, unix.LANDLOCK_RULE_PATH_BENEATH, unsafe.Pointer(attr), 0)
+		l.Do(unix.SYS_CLOSE, at)
 	}
+	l.Step("Landlock")
 	l.Do(unix.SYS_LANDLOCK_RESTRICT_SELF, set, 0)
+	l.Do(unix.SYS_CLOSE, set)
 }
 
 // ruleset is the attribute of a set of rules.
@@ -150,32 +160,4 @@ func rulesetSize(abi int) uintptr {
 	default:
 		return 3 * word // and scopes
 	}
-}
-
-func allow(set int, rule Rule, handled Access) error {
-	fd, err := unix.Open(rule.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return err
-	}
-	access := rule.Access & handled
-	if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
-		access &= accessFile
-	}
-	if access == 0 {
-		return nil
-	}
-	attr := unix.LandlockPathBeneathAttr{Allowed_access: uint64(access), Parent_fd: int32(fd)} //nolint:gosec // descriptors are small
-	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set),
-		unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); errno != 0 {
-		return errno
-	}
-	return nil
 }
