@@ -18,11 +18,11 @@ func TestStreams_WhoWritesVeryMuchIsReadSlowly(t *testing.T) {
 	t.Parallel()
 	const much = 1 << 20
 	out := New(1000, nil)
-	streams, err := OpenStreams(out)
+	streams, err := OpenStreams(sandbox.Cmd{}, out)
 	require.NoError(t, err)
 	streams.pace = rate.NewLimiter(much/2, much)
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "head -c 3145728 /dev/zero; echo end")
-	cmd.Stdout, cmd.Stderr = streams.Command()
+	_, cmd.Stdout, cmd.Stderr = streams.Command()
 	start := time.Now()
 	require.NoError(t, cmd.Start())
 	streams.Run()

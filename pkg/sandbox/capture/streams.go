@@ -1,7 +1,9 @@
 package capture
 
 import (
+	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -19,38 +21,58 @@ const (
 	Rate  = 64 << 20
 )
 
-// Streams are the pipes between the output streams of one command and an [Output].
+// Streams are the pipes of one command: from its output streams to an [Output], and to its input.
+// The command gets pipes and never a file of the host.
 //
-// Where the system allows it (Linux) they keep the order of writes across both: a
+// Where the system allows it (Linux) they keep the order of writes across both outputs: a
 // pipe holds one write at a time, and the next write waits until that was read, so
 // that of two writes the one that came first is known. That costs a command some
 // microseconds for each write.
 type Streams struct {
 	out    *Output
 	pipes  *pipes
-	theirs []*os.File // the command's ends
+	theirs [3]*os.File // the command's ends; the first is nil without input
 	pace   *rate.Limiter
-	done   chan struct{}
+	copied chan struct{} // closed when there is no more output
+
+	input  []byte
+	typed  <-chan []byte // nil for input that is there
+	stdin  *os.File      // our end
+	ended  chan struct{} // closed when nobody types any more
+	writer sync.WaitGroup
 }
 
 // OpenStreams makes the pipes of a command that is not started yet. It is followed by
 // [Streams.Run] and [Streams.Finish], or by [Streams.Abandon].
-func OpenStreams(out *Output) (*Streams, error) {
-	p, stdout, stderr, err := openPipes()
-	if err != nil {
-		return nil, err
+func OpenStreams(cmd sandbox.Cmd, out *Output) (_ *Streams, err error) {
+	s := &Streams{
+		out: out, pace: rate.NewLimiter(Rate, Burst), copied: make(chan struct{}),
+		input: cmd.Stdin, typed: cmd.Typed, ended: make(chan struct{}),
 	}
-	return &Streams{out: out, pipes: p, theirs: []*os.File{stdout, stderr}, pace: rate.NewLimiter(Rate, Burst), done: make(chan struct{})}, nil
+	if len(s.input) > 0 || s.typed != nil {
+		if s.theirs[0], s.stdin, err = os.Pipe(); err != nil {
+			return nil, fmt.Errorf("open pipes: %w", err)
+		}
+	}
+	if s.pipes, s.theirs[1], s.theirs[2], err = openPipes(); err != nil {
+		s.closeTheirs()
+		_ = s.stdin.Close() // nothing was written
+		return nil, fmt.Errorf("open pipes: %w", err)
+	}
+	return s, nil
 }
 
-// Command returns the ends for the command. They stay the property of Streams.
-func (s *Streams) Command() (stdout, stderr *os.File) { return s.theirs[0], s.theirs[1] }
+// Command returns the ends for the command. They stay the property of Streams. stdin is nil for a
+// command without input, which reads from /dev/null.
+func (s *Streams) Command() (stdin, stdout, stderr *os.File) {
+	return s.theirs[0], s.theirs[1], s.theirs[2]
+}
 
-// Run starts copying, after the command was started.
+// Run moves bytes from and to the command, which was just started.
 func (s *Streams) Run() {
 	s.closeTheirs()
 	go func() {
-		defer close(s.done)
+		defer close(s.copied)
 		s.pipes.copy(func(stream sandbox.Stream, p []byte) {
 			_, _ = s.out.Writer(stream).Write(p) // it does not fail
 			if wait := s.pace.ReserveN(time.Now(), len(p)).Delay(); wait > 0 {
@@ -58,24 +80,54 @@ func (s *Streams) Run() {
 			}
 		})
 	}()
+	if s.stdin == nil {
+		return
+	}
+	s.writer.Go(func() {
+		if s.typed == nil {
+			_, _ = s.stdin.Write(s.input) // a command need not read it
+		} else {
+			s.typing()
+		}
+		_ = s.stdin.Close()
+	})
+}
+
+// typing writes what is typed until the command is gone.
+func (s *Streams) typing() {
+	for typed := s.typed; ; {
+		select {
+		case data, open := <-typed:
+			if !open {
+				typed = nil
+			}
+			_, _ = s.stdin.Write(data) // as above
+		case <-s.ended:
+			return
+		}
+	}
 }
 
 // Abandon closes everything: the command did not start.
 func (s *Streams) Abandon() {
 	s.closeTheirs()
+	_ = s.stdin.Close() // nothing was written; it may be nil
 	s.pipes.close()
 }
 
-// Finish ends the copying when the command is gone: after the end of its output, or
-// after wait when something that survived holds it open.
+// Finish ends the copying when the command is gone: input at once, output after its end,
+// or after wait when something that survived holds it open.
 func (s *Streams) Finish(wait time.Duration) {
+	close(s.ended)
+	_ = s.stdin.SetDeadline(time.Now()) // something that survived may hold the other end; it may be nil
 	s.pipes.endAt(time.Now().Add(wait))
-	<-s.done
+	<-s.copied
 	s.pipes.close()
+	s.writer.Wait()
 }
 
 func (s *Streams) closeTheirs() {
 	for _, file := range s.theirs {
-		_ = file.Close() // only the command's end matters; a second time does nothing
+		_ = file.Close() // only the command's end matters; a second time does nothing, nor does nil
 	}
 }

@@ -17,10 +17,10 @@ import (
 // run runs a shell script whose output is captured.
 func run(t *testing.T, script string, out *capture.Output, wait time.Duration) {
 	t.Helper()
-	streams, err := capture.OpenStreams(out)
+	streams, err := capture.OpenStreams(sandbox.Cmd{}, out)
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
-	cmd.Stdout, cmd.Stderr = streams.Command()
+	_, cmd.Stdout, cmd.Stderr = streams.Command()
 	require.NoError(t, cmd.Start())
 	streams.Run()
 	require.NoError(t, cmd.Wait())
@@ -57,10 +57,10 @@ func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
 	require.NoError(t, err)
 	defer reader.Close()
 	out := capture.New(0, nil)
-	streams, err := capture.OpenStreams(out)
+	streams, err := capture.OpenStreams(sandbox.Cmd{}, out)
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "echo said; cat >/dev/null 3>&1 <&4 &")
-	cmd.Stdout, cmd.Stderr = streams.Command()
+	_, cmd.Stdout, cmd.Stderr = streams.Command()
 	cmd.ExtraFiles = []*os.File{holder, reader}
 	require.NoError(t, cmd.Start())
 	streams.Run()
@@ -75,10 +75,10 @@ func TestStreams_FinishDoesNotWaitForThoseWhoKeepTheOutput(t *testing.T) {
 func TestStreams_FinishDoesNotWaitForThoseWhoWriteOn(t *testing.T) {
 	t.Parallel()
 	out := capture.New(1, nil)
-	streams, err := capture.OpenStreams(out)
+	streams, err := capture.OpenStreams(sandbox.Cmd{}, out)
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), "yes")
-	cmd.Stdout, cmd.Stderr = streams.Command()
+	_, cmd.Stdout, cmd.Stderr = streams.Command()
 	require.NoError(t, cmd.Start())
 	streams.Run()
 	start := time.Now()
@@ -93,10 +93,10 @@ func TestStreams_WhatWasWrittenIsTakenHoweverLate(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		out := capture.New(0, nil)
-		streams, err := capture.OpenStreams(out)
+		streams, err := capture.OpenStreams(sandbox.Cmd{}, out)
 		require.NoError(t, err)
 		cmd := exec.CommandContext(t.Context(), "sh", "-c", "echo said; echo too >&2")
-		cmd.Stdout, cmd.Stderr = streams.Command()
+		_, cmd.Stdout, cmd.Stderr = streams.Command()
 		require.NoError(t, cmd.Run())
 		streams.Run()
 		streams.Finish(-time.Second)
@@ -107,7 +107,7 @@ func TestStreams_WhatWasWrittenIsTakenHoweverLate(t *testing.T) {
 func TestStreams_AbandonedStreamsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	for range 2000 { // more than there may be files open
-		streams, err := capture.OpenStreams(capture.New(0, nil))
+		streams, err := capture.OpenStreams(sandbox.Cmd{Stdin: []byte("x")}, capture.New(0, nil))
 		require.NoError(t, err)
 		streams.Abandon()
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/stdio"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/wire"
 )
 
@@ -63,7 +62,7 @@ type run struct {
 	replies  <-chan *reply
 	limits   sandbox.Limits
 	out      *capture.Output
-	pipes    *stdio.Pipes
+	pipes    *capture.Streams
 	started  time.Time
 }
 
@@ -85,7 +84,7 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	}
 	defer r.disk.Leave()
 	r.out = capture.New(r.limits.Output, cmd.Live)
-	pipes, err := stdio.Open(cmd, r.out)
+	pipes, err := capture.OpenStreams(cmd, r.out)
 	if err != nil {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/start"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/stdio"
 )
 
 // Times of the supervision of a command.
@@ -68,7 +67,7 @@ type run struct {
 	tree    *tree
 	member  *member
 	out     *capture.Output
-	pipes   *stdio.Pipes
+	pipes   *capture.Streams
 	started time.Time
 	ended   chan struct{} // closed when the command has ended, with all that it started
 	wall    time.Duration // set when ended is closed
@@ -82,7 +81,7 @@ func (s *Sandbox) start(cmd sandbox.Cmd, limits sandbox.Limits, m *member) (*run
 	}
 	defer dir.Close()
 	out := capture.New(limits.Output, cmd.Live)
-	p, err := stdio.Open(cmd, out)
+	p, err := capture.OpenStreams(cmd, out)
 	if err != nil {
 		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
