@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/lines"
 )
 
 // buffer keeps the first headMax and the last tailMax bytes of a stream.
@@ -69,7 +70,7 @@ func (b *buffer) captured() sandbox.Captured {
 		out.Data = append(append(out.Data, b.head...), tail...)
 		return out
 	}
-	head := trimEnd(b.head)
+	head := b.head[:lines.Border(b.head)]
 	tail = trimStart(tail)
 	missing := b.total - int64(len(head)) - int64(len(tail))
 	out.Truncated = true
@@ -77,20 +78,6 @@ func (b *buffer) captured() sandbox.Captured {
 	out.Data = fmt.Appendf(out.Data, "\n[... %d bytes left out ...]\n", missing)
 	out.Data = append(out.Data, tail...)
 	return out
-}
-
-// trimEnd drops a character that p only starts.
-func trimEnd(p []byte) []byte {
-	for back := 1; back < utf8.UTFMax && back <= len(p); back++ {
-		start := len(p) - back
-		if utf8.RuneStart(p[start]) {
-			if !utf8.FullRune(p[start:]) {
-				return p[:start]
-			}
-			break
-		}
-	}
-	return p
 }
 
 // trimStart drops the rest of a character that started before p.

@@ -1,6 +1,7 @@
 package files
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -61,30 +62,12 @@ func (f *FS) load(ctx context.Context, name string, flag int) ([]byte, fs.FileIn
 	if info.Size() > sandbox.MaxFileSize {
 		return nil, info, tooLarge(name, info.Size(), sandbox.MaxFileSize)
 	}
-	content := make([]byte, 0, info.Size()+1)
-	content, err = readAll(content, io.LimitReader(file, sandbox.MaxFileSize+1))
-	if err != nil {
+	content := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead))
+	if _, err := content.ReadFrom(io.LimitReader(file, sandbox.MaxFileSize+1)); err != nil {
 		return nil, nil, err
 	}
-	if len(content) > sandbox.MaxFileSize {
-		return nil, info, tooLarge(name, int64(len(content)), sandbox.MaxFileSize)
+	if content.Len() > sandbox.MaxFileSize {
+		return nil, info, tooLarge(name, int64(content.Len()), sandbox.MaxFileSize)
 	}
-	return content, info, nil
-}
-
-// readAll is [io.ReadAll] into a buffer that has the right size already.
-func readAll(buf []byte, r io.Reader) ([]byte, error) {
-	for {
-		n, err := r.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if errors.Is(err, io.EOF) {
-			return buf, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
-		}
-	}
+	return content.Bytes(), info, nil
 }

@@ -157,15 +157,7 @@ func (c *textCheck) take(chunk []byte) {
 	if len(c.rest) > 0 {
 		chunk = append(c.rest, chunk...)
 	}
-	end := len(chunk)
-	for back := 1; back < utf8.UTFMax && back <= len(chunk); back++ {
-		if last := chunk[len(chunk)-back:]; utf8.RuneStart(last[0]) {
-			if !utf8.FullRune(last) {
-				end -= back
-			}
-			break
-		}
-	}
+	end := lines.Border(chunk)
 	c.bad = !utf8.Valid(chunk[:end])
 	c.rest = bytes.Clone(chunk[end:])
 }

@@ -110,7 +110,7 @@ func (s *Scan) wanted(piece []byte, ended bool) {
 		}
 	case s.r.Lines == 0: // not even one line fits
 		s.r.Content = append(s.r.Content, piece[:MaxContent-len(s.r.Content)]...)
-		s.r.Content = s.r.Content[:border(s.r.Content)]
+		s.r.Content = s.r.Content[:Border(s.r.Content)]
 		s.r.Lines, s.start, s.full, s.r.Cut, s.r.Split = 1, len(s.r.Content), true, true, true
 	default:
 		s.r.Content, s.full, s.r.Cut = s.r.Content[:s.start], true, true
@@ -146,8 +146,8 @@ func (s *Scan) Result() Result {
 	return s.r
 }
 
-// border is where a text can be cut so that no character at its end is split.
-func border(text []byte) int {
+// Border is where a text can be cut so that no character at its end is split.
+func Border(text []byte) int {
 	for back := 1; back < utf8.UTFMax && back <= len(text); back++ {
 		if start := len(text) - back; utf8.RuneStart(text[start]) {
 			if !utf8.FullRune(text[start:]) {

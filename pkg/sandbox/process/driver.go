@@ -135,36 +135,32 @@ func warnings() []string {
 func (d *Driver) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	s, err := d.open(ctx, spec)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
 	return s, nil
 }
 
 func (d *Driver) open(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+		return nil, err
 	}
 	if spec.Require > sandbox.LevelNone {
-		return nil, fmt.Errorf("open sandbox %s: %w: driver process has level %s, %s is required",
-			spec.ID, sandbox.ErrLevel, sandbox.LevelNone, spec.Require)
+		return nil, fmt.Errorf("%w: driver process has level %s, %s is required", sandbox.ErrLevel, sandbox.LevelNone, spec.Require)
 	}
-	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits)); err != nil {
-		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
-	}
-	if err := checkUnisolated(spec); err != nil {
-		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits), checkUnisolated(spec)); err != nil {
+		return nil, err
 	}
 	scratch, err := scratch.Open(spec.Scratch)
 	if err != nil {
-		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
+		return nil, err
 	}
 	workspace, err := files.Open(spec.Workspace)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open sandbox %s: %w", spec.ID, err), scratch.Close())
+		return nil, errors.Join(err, scratch.Close())
 	}
 	group, err := newGroup(spec.Limits)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open sandbox %s: %w", spec.ID, err), scratch.Close(), workspace.Close())
+		return nil, errors.Join(err, scratch.Close(), workspace.Close())
 	}
 	return newSandbox(spec, workspace, scratch, group, d), nil
 }

@@ -46,9 +46,9 @@ func ShmSize(memory int64) int64 {
 // on the host, it is one in the sandbox.
 var System = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"} //nolint:gochecknoglobals // a constant
 
-// settings are the files of /etc that programs need and that tell nothing. Certificates are
+// Settings are the files of /etc that programs need and that tell nothing. Certificates are
 // public; what names the host's users is made anew.
-var settings = []string{ //nolint:gochecknoglobals // a constant
+var Settings = []string{ //nolint:gochecknoglobals // a constant
 	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "nsswitch.conf", "services", "protocols",
 	"mime.types", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted",
 	"crypto-policies", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "java-25-openjdk", "maven/m2.conf", "maven/logging",
@@ -57,9 +57,9 @@ var settings = []string{ //nolint:gochecknoglobals // a constant
 // SettingsOf are the files of /etc of a sandbox, as the host has them.
 func SettingsOf(config wire.Config) []string {
 	if config.Network == sandbox.NetworkAll {
-		return append([]string{"hosts", "resolv.conf"}, settings...)
+		return append([]string{"hosts", "resolv.conf"}, Settings...)
 	}
-	return settings
+	return Settings
 }
 
 // Devices are the device files of a sandbox.

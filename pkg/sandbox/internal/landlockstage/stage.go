@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/guard"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 )
 
 // Arg0 is the name under which a program with this package confines itself and becomes a command.
@@ -101,12 +103,7 @@ func programs() []string {
 // settings are what programs need of /etc, and what tells nothing that the network would
 // not tell.
 func settings() []string {
-	return []string{
-		"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "nsswitch.conf", "services", "protocols",
-		"mime.types", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted",
-		"crypto-policies", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "java-25-openjdk", "maven/m2.conf", "maven/logging",
-		"passwd", "group", "hosts", "host.conf",
-	}
+	return append(slices.Clone(initd.Settings), "passwd", "group", "hosts", "host.conf")
 }
 
 // rules say what the command reaches.
@@ -122,7 +119,7 @@ func (c Config) rules() []confine.Rule {
 	if c.Network {
 		rules = append(rules, confine.Rule{Path: "/etc/resolv.conf", Access: confine.AccessRead})
 	}
-	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
+	for _, name := range initd.Devices {
 		rules = append(rules, confine.Rule{Path: "/dev/" + name, Access: confine.AccessDevices})
 	}
 	// Of other processes the kernel shows names only: what is theirs takes the right to trace them.
