@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Tracked returns the files in a directory that git tracks, as slash-separated paths relative to it,
-// also those of submodules; none where there is no repository, or no git.
+// Tracked returns the files in a directory that git tracks, as slash-separated paths relative to
+// it, also those of submodules; none where there is no repository, or no git.
 func Tracked(ctx context.Context, dir string) []string {
 	out, err := ask(ctx, dir, "ls-files", "--cached", "--recurse-submodules", "-z")
 	if err != nil {

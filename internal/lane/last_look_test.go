@@ -3,11 +3,11 @@ package lane_test
 import (
 	"bytes"
 	"context"
+	"io"
 	"net/url"
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,8 +26,13 @@ const (
 	releasing = "test.releasing"
 )
 
-// beWorker is the main function of that process. It ends when it is killed.
+// beWorker is the main function of that process. It ends when it is killed, or with the tests,
+// which hold its input open.
 func beWorker(settings string) error {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
 	address, creds, _ := strings.Cut(settings, " ")
 	ctx := context.Background()
 	nc, err := natsio.Connect(ctx, address, natsio.ConnectOptions{Name: "worker", Creds: creds})
@@ -51,7 +56,8 @@ func newWorker(t *testing.T, address, creds string) (*os.Process, <-chan struct{
 	require.NoError(t, err)
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self)
 	cmd.Env = append(os.Environ(), workerVariable+"="+address+" "+creds)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	_, err = cmd.StdinPipe()
+	require.NoError(t, err)
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	require.NoError(t, cmd.Start())

@@ -45,9 +45,9 @@ type Options struct {
 	Settled       func(ctx context.Context, call *protocol.Call, result *protocol.Result)
 	SettledBefore func(ctx context.Context, call *protocol.Call)
 	Lost          func(ctx context.Context, lane protocol.Lane)
-	// Covered, if set, returns the result of a call that had its effects before its worker was lost,
-	// and that has no stored result; nil when there is none. It is asked before such a call ends
-	// without another attempt.
+	// Covered, if set, returns the result of a call that had its effects before its worker was
+	// lost, and that has no stored result; nil when there is none. It is asked before such a call
+	// ends without another attempt.
 	Covered func(ctx context.Context, run *Run) *protocol.Result
 	// Logger gets troubles at warn, those that last once when they begin and once when they are
 	// over; nil discards.

@@ -17,9 +17,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// lose has a call accepted, and leaves what a worker leaves that was lost after a commit, and before
-// the result was stored: the mark of the start, and a checkpoint with a file and the result of
-// covered. The call then has the result that is sent.
+// lose has a call accepted, and leaves what a worker leaves that was lost after a commit, and
+// before the result was stored: the mark of the start, and a checkpoint with a file and the result
+// of covered. The call then has the result that is sent.
 func (r *rig) lose(call *protocol.Call, covered protocol.CallID) <-chan *protocol.Result {
 	r.t.Helper()
 	_, stop := r.work(r.apart()) // makes the pool

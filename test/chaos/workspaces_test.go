@@ -39,12 +39,15 @@ func (m *machineRole) run(ctx context.Context) error {
 	}
 	defer nc.Close()
 	driver := plain.New(nil)
-	w, err := worker.New(ctx, nc, worker.Options{
+	options := worker.Options{
 		ID: m.Worker, Data: m.Data, Slots: 8, Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()},
 		Durability: worker.DurabilityCheckpoint, Linger: 300 * time.Millisecond, Logger: logger,
-	})
-	if err != nil {
-		return err
+	}
+	w, err := worker.New(ctx, nc, options)
+	for ; err != nil; w, err = worker.New(ctx, nc, options) { // the server may be away
+		if !pause.For(ctx, 200*time.Millisecond) {
+			return nil
+		}
 	}
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
@@ -62,9 +65,9 @@ func (r *rig) startMachine(disk int) *member {
 }
 
 // Sessions build up files with commands and edits on workers that share no disk, while these are
-// killed, stopped for longer than a lease, drained, reduced to one, and lose their disks, and while
-// the server with all bodies is away. At the end each workspace is, byte for byte and mode for mode,
-// what the same steps make of one without any fault.
+// killed, stopped for longer than a lease, drained, reduced to one, and lose their disks, and
+// while the server with all bodies is away. At the end each workspace is, byte for byte and mode
+// for mode, what the same steps make of one without any fault.
 func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	sessions, steps, pausing := 6, 12, 2*time.Second
@@ -199,10 +202,12 @@ func (b *builder) step(ctx context.Context, n int) error {
 	return err
 }
 
-// everything is a command that tells types, modes, sizes, targets of links and contents of all that is there.
+// everything is a command that tells the types, modes, targets of links and contents of all that
+// is there.
 const everything = `find . -mindepth 1 -printf '%P %y %m %l\n' | LC_ALL=C sort; find . -type f -exec sha256sum {} + | LC_ALL=C sort -k 2`
 
-// compare makes the same calls in another session, which no fault hits, and compares what both have.
+// compare makes the same calls in another session, which no fault hits, and compares what both
+// have.
 func (b *builder) compare(ctx context.Context) error {
 	calm := &builder{dispatcher: b.dispatcher, session: b.session + "-calm"}
 	for _, payload := range b.made {

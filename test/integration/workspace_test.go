@@ -103,8 +103,8 @@ func TestFleet_ConflictIsLeftAlone(t *testing.T) {
 	require.Equal(t, "Changed.\n", p.stdout.String())
 }
 
-// TestFleet_WhatStaysHere: secrets and what git ignores are neither copied nor brought back, which is
-// told, unless the user asks for it. A session cannot ask for it.
+// TestFleet_WhatStaysHere: secrets and what git ignores are neither copied nor brought back, which
+// is told, unless the user asks for it. A session cannot ask for it.
 func TestFleet_WhatStaysHere(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)

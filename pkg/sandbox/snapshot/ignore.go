@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/gitignore"
 )
 
-// OwnIgnoreFile names the file in the root of a directory that says, with the rules of gitignore(5),
-// what else is left out of archives, and with "!" what is not.
+// OwnIgnoreFile names the file in the root of a directory that says, with the rules of
+// gitignore(5), what else is left out of archives, and with "!" what is not.
 const OwnIgnoreFile = ".toolfleetignore"
 
 // maxIgnoreFile bounds what is read of an ignore file.
@@ -21,6 +21,7 @@ const maxIgnoreFile = 1 << 20
 
 // secretFiles and secretDirs hold passwords, keys and tokens more often than anything else.
 const (
+	//nolint:gosec // names, none is a secret
 	secretFiles = `.env*
 !.env.example
 !.env.sample
@@ -50,6 +51,7 @@ credentials
 service-account*.json
 secrets.y*ml
 `
+	//nolint:gosec // the same
 	secretDirs = `.ssh/
 .aws/
 .azure/
@@ -59,8 +61,8 @@ secrets.y*ml
 `
 )
 
-// settingsWithTokens are files of settings that are left out when a token stands in them.
-var settingsWithTokens = []string{".npmrc", ".yarnrc.yml"}
+// mayHaveTokens reports whether a file of settings is left out when a token stands in it.
+func mayHaveTokens(base string) bool { return base == ".npmrc" || base == ".yarnrc.yml" }
 
 // why a path is left out.
 type why string
@@ -162,7 +164,7 @@ func (i *Ignore) why(name string, isDir bool) why {
 
 // hasToken reports whether a file of settings has a token.
 func (i *Ignore) hasToken(name string) bool {
-	if !slices.Contains(settingsWithTokens, path.Base(name)) {
+	if !mayHaveTokens(path.Base(name)) {
 		return false
 	}
 	content := bytes.ToLower(i.read(name))

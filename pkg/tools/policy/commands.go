@@ -59,8 +59,8 @@ func assigning(script *shell.Script, env map[string]string) *shell.Script {
 	return script
 }
 
-// mayRun returns the first command of a payload that matches a pattern, or may match one; command is
-// "" when it cannot be known what runs.
+// mayRun returns the first command of a payload that matches a pattern, or may match one; command
+// is "" when it cannot be known what runs.
 func mayRun(patterns []string, payload protocol.Payload) (pattern, command string, may bool) {
 	if len(patterns) == 0 {
 		return "", "", false

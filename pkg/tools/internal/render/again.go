@@ -10,9 +10,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
 
-// Again is the text of a result, with a line when the call was started more than once: the workspace
-// is as one run leaves it, the world outside of it may not be. JSON stays JSON; a number or a truth
-// value has no room for the line.
+// Again is the text of a result, with a line when the call was started more than once: the
+// workspace is as one run leaves it, the world outside of it may not be. JSON stays JSON; a number
+// or a truth value has no room for the line.
 func Again(result *protocol.Result, text string) string {
 	if result.Attempt < 2 || result.Status == protocol.StatusOutcomeUnknown || result.Error.ErrorType() == string(protocol.CodeAttemptsExhausted) {
 		return text // the failure says it
