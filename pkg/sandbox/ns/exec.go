@@ -26,8 +26,8 @@ import (
 
 // Times of the supervision of a command.
 const (
-	killWait  = time.Second            // for the first process to kill a command; then it is killed itself
-	drainWait = 250 * time.Millisecond // for the output of a command that is gone
+	killWait  = time.Second     // for the first process to kill a command; then it is killed itself
+	drainWait = 2 * time.Second // for the output of a command that is gone, on a busy machine
 )
 
 // Exec implements [sandbox.Sandbox].

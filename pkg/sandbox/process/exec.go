@@ -14,8 +14,8 @@ import (
 
 // Times of the supervision of a command.
 const (
-	killWait  = 6 * time.Second        // for killed processes to be gone; guards say before that they are not
-	drainWait = 250 * time.Millisecond // for the output of a command that is gone
+	killWait  = 6 * time.Second // for killed processes to be gone; guards say before that they are not
+	drainWait = 2 * time.Second // for the output of a command that is gone, on a busy machine
 )
 
 // Exec implements [sandbox.Sandbox].

@@ -175,8 +175,9 @@ func (g *guard) openTerminal(o Order, attr *syscall.ProcAttr) error {
 	return nil
 }
 
-// drainWait is for the worker to read what is left on the terminal of a command that has ended.
-const drainWait = 250 * time.Millisecond
+// drainWait is for the worker to read what is left on the terminal of a command that has ended:
+// longer than any busy machine takes.
+const drainWait = 2 * time.Second
 
 // drain waits for that.
 func (g *guard) drain() {
