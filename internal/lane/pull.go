@@ -40,6 +40,9 @@ type pullRequest struct {
 const (
 	// requestSlack is how long after its expiry a request may stay without an answer.
 	requestSlack = time.Second
+	// maxOnItsWay bounds the wait for what is on its way to a worker that stops. After a lease it is
+	// delivered again anyway.
+	maxOnItsWay = 30 * time.Second
 	// maxRequests bounds the requests that wait at the server.
 	maxRequests = 64
 )
@@ -73,7 +76,7 @@ func (p *puller) close() {
 		if subscription.Drain() == nil {
 			select {
 			case <-drained:
-			case <-time.After(store.OpTimeout): // the connection is lost, or its server does not answer
+			case <-time.After(min(p.holder.lease, maxOnItsWay)): // the server does not answer
 			}
 		}
 	}
