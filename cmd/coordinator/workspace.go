@@ -139,7 +139,7 @@ func (w *remoteWorkspace) fetch(ctx context.Context) (changes snapshot.Changes, 
 	if err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
-	archive, err := natsio.GetObject(ctx, blobs, name)
+	archive, err := natsio.GetObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), name)
 	if err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
@@ -202,11 +202,7 @@ func (w *remoteWorkspace) keepBase(ctx context.Context) error {
 // loadBase returns the base that is stored; nil when there is none, or not any more. Then
 // everything that differs counts as changed on both sides, and nothing is lost.
 func (w *remoteWorkspace) loadBase(ctx context.Context) (base snapshot.Manifest, err error) {
-	blobs, err := w.fleet.JS.ObjectStore(ctx, w.fleet.Name.BlobsBucket())
-	if err != nil {
-		return nil, fmt.Errorf("look for what the workspace was: %w", err)
-	}
-	object, err := natsio.GetObject(ctx, blobs, w.baseName())
+	object, err := natsio.GetObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), w.baseName())
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, nil
 	}

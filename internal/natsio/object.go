@@ -212,24 +212,6 @@ func purgeChunks(ctx context.Context, stream jetstream.Stream, info *jetstream.O
 	return nil
 }
 
-// objectPatience is how long a reader of an object waits before it looks whether it is still
-// wanted.
-const objectPatience = time.Second
-
-// GetObject opens an object as [jetstream.ObjectStore].Get does, for a reader that notices
-// that ctx was cancelled. The client's own sleeps until ctx's deadline when no more comes, as after
-// the loss of the connection, and whoever stops meanwhile would have to wait for that.
-func GetObject(ctx context.Context, store jetstream.ObjectStore, name string) (jetstream.ObjectResult, error) {
-	return store.Get(restless{ctx}, name) //nolint:contextcheck // it ends with ctx
-}
-
-// restless is a context whose deadline is always a moment away. Nothing ends then: readers
-// that wait for it look at Done, and wait again.
-type restless struct{ context.Context } //nolint:containedctx // it is one
-
-// Deadline implements [context.Context].
-func (restless) Deadline() (time.Time, bool) { return time.Now().Add(objectPatience), true }
-
 // ListObjects returns what an object store says of the objects whose names are wanted, in no order,
 // deleted ones too. That store's own List waits for ever when the last object is removed while it
 // begins.

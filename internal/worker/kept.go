@@ -74,7 +74,7 @@ func keptName(session protocol.SessionID, p protocol.ResultRead) string {
 // readKept reads what is kept of a result; nil when there is nothing.
 func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p protocol.ResultRead) (protocol.Value, error) {
 	if name := keptName(session, p); name != "" {
-		text, err := natsio.GetObject(ctx, w.kept, name)
+		text, err := natsio.GetObject(ctx, w.js, w.kept.bucket, name)
 		if err == nil {
 			defer text.Close()
 			return page(p, cmp.Or(p.Part, protocol.PartText), text, false)
@@ -83,7 +83,7 @@ func (w *Worker) readKept(ctx context.Context, session protocol.SessionID, p pro
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
 		}
 	}
-	body, err := w.kept.GetBytes(ctx, protocol.KeptValue(session, p.CallID))
+	body, err := natsio.GetObjectBytes(ctx, w.js, w.kept.bucket, protocol.KeptValue(session, p.CallID))
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}

@@ -62,7 +62,7 @@ func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protoco
 }
 
 func (w *Worker) unpack(ctx context.Context, dir, name string) (_ snapshot.Stats, err error) {
-	blob, err := natsio.GetObject(ctx, w.blobs, name)
+	blob, err := natsio.GetObject(ctx, w.js, w.options.Fleet.BlobsBucket(), name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return snapshot.Stats{}, protocol.Errorf(protocol.CodeNotFound, "archive %q is not in the fleet's object store", name)
 	}

@@ -253,7 +253,7 @@ func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
 		}
 		return m.Delta.Inline, nil
 	}
-	object, err := natsio.GetObject(ctx, s.bodies, name)
+	object, err := natsio.GetObject(ctx, s.js, s.fleet.BodiesBucket(), name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, fmt.Errorf("body %s: %w", name, ErrMissing)
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -30,9 +29,6 @@ const (
 type Blobs struct {
 	js     jetstream.JetStream
 	bucket string
-
-	mu    sync.Mutex
-	store jetstream.ObjectStore // opened when it is needed first
 }
 
 // NewBlobs is the object store of a fleet, which must exist when it is used.
@@ -42,19 +38,6 @@ func NewBlobs(nc *nats.Conn, fleet protocol.Fleet) (*Blobs, error) {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	return &Blobs{js: js, bucket: fleet.BlobsBucket()}, nil
-}
-
-func (b *Blobs) open(ctx context.Context) (jetstream.ObjectStore, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.store == nil {
-		store, err := b.js.ObjectStore(ctx, b.bucket)
-		if err != nil {
-			return nil, fmt.Errorf("open object store %s: %w", b.bucket, err)
-		}
-		b.store = store
-	}
-	return b.store, nil
 }
 
 // Put stores a body under a new name and returns what stands for it. The error wraps [ErrTooLarge],
@@ -78,18 +61,8 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.S
 func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
-	store, err := b.open(ctx)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		err = fmt.Errorf("%w: %w", jetstream.ErrObjectNotFound, err)
-	}
+	body, err := natsio.GetObjectBytes(ctx, b.js, b.bucket, stored.Blob)
 	if err != nil {
-		return nil, err
-	}
-	body, err := store.GetBytes(ctx, stored.Blob)
-	if err != nil {
-		b.mu.Lock()
-		b.store = nil // should somebody have removed the bucket, the next try finds out
-		b.mu.Unlock()
 		return nil, fmt.Errorf("get %s: %w", stored.Blob, err)
 	}
 	return body, nil
