@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -67,6 +68,7 @@ type laneVerb struct {
 
 // laneDesk is what a verb works with.
 type laneDesk struct {
+	fleet    *fleet.Fleet
 	operator *operator.Operator
 	pool     protocol.Pool
 	lane     protocol.Lane   // "" when the verb is about none
@@ -103,6 +105,7 @@ func (v laneVerb) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
+	desk.fleet = fl
 	if desk.operator, err = operator.New(ctx, fl.NC, fl.Name); err != nil {
 		return err
 	}
@@ -160,6 +163,7 @@ func (c *laneCommand) show(ctx context.Context, p program, desk laneDesk) error 
 	if view.LeftOut > 0 {
 		_, _ = fmt.Fprintf(p.Stderr, "%d more calls are not shown; --limit shows more\n", view.LeftOut)
 	}
+	lacking(ctx, desk.fleet, desk.pool, view.Calls)
 	if c.JSON {
 		return printJSON(p, view)
 	}

@@ -48,6 +48,11 @@ func printLane(w io.Writer, v *operator.View) error {
 			c.CallID, orDash(printableName(c.Tool)), c.SessionID, c.State, c.AcceptedAt.UTC().Format(time.RFC3339), age(c.AgeMS),
 			attempt(c), starts(c.Starts), resources(c))
 	}
+	for i := range v.Calls {
+		if c := &v.Calls[i]; c.WaitsFor != "" {
+			_, _ = fmt.Fprintln(table, waitsFor(c))
+		}
+	}
 	return table.Flush()
 }
 

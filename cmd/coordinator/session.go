@@ -194,14 +194,27 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	if fl != nil && info.State == session.StateOpen && natsio.CheckRights(ctx, fl.NC, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
-		if used, err := session.InUse(ctx, fl, desk.id, desk.pool); err == nil && used {
-			info.State = session.StateInUse
-		}
+		c.used(ctx, fl, desk, info)
 	}
 	if c.JSON {
 		return printJSON(p, info)
 	}
 	return printSession(p.out(), info)
+}
+
+// used adds to an open session whether something runs or waits for it, and for what.
+func (c *sessionCommand) used(ctx context.Context, fl *fleet.Fleet, desk sessionDesk, info *session.Info) {
+	turns, calls, err := session.Unfinished(ctx, fl, desk.id, desk.pool)
+	if err != nil || len(turns)+len(calls) == 0 {
+		return
+	}
+	info.State = session.StateInUse
+	lacking(ctx, fl, desk.pool, calls)
+	for i := range calls {
+		if calls[i].WaitsFor != "" {
+			info.Waits = append(info.Waits, waitsFor(&calls[i]))
+		}
+	}
 }
 
 // closeFleet closes a fleet, if there is one.

@@ -41,6 +41,9 @@ func printSession(w io.Writer, s *session.Info) error {
 	}
 	line("session", string(s.SessionID))
 	line("state", cmp.Or(string(s.State), "-"))
+	for _, wait := range s.Waits {
+		line("waits", printableName(wait))
+	}
 	if s.CreatedAt != nil {
 		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+ago(*s.CreatedAt)+" ago)")
 	}

@@ -55,6 +55,13 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		if err := printWorkers(p.out(), workers); err != nil {
 			return err
 		}
+		sentences, err := untaken(ctx, fl, pool)
+		for _, sentence := range sentences {
+			_, _ = fmt.Fprintln(p.out(), sentence) // as every command prints
+		}
+		if err != nil && !errors.Is(err, natsio.ErrRights) { // who may not look sees the workers alone
+			return err
+		}
 	}
 	if len(workers) == 0 {
 		return fmt.Errorf("no worker of pool %s in fleet %s answered within %s", pool, fl.Name, c.Wait)

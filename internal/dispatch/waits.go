@@ -57,6 +57,20 @@ func Workers(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool prot
 	}
 }
 
+// Lacking asks the workers of a pool, which takes half a second, and returns what says of a call
+// what all of them lack that it needs: "" when one of them has it. It is nil when nobody knows,
+// as of the pool of turns.
+func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool) func(lane.Need) string {
+	if pool == protocol.SessionPool {
+		return nil
+	}
+	workers, err := Workers(ctx, nc, fleet, pool, answersWait)
+	if err != nil && !errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0 {
+		return nil
+	}
+	return func(n lane.Need) string { return lacks(pool, workers, n) }
+}
+
 // wonder asks, once in a while and beside everything else, whether there are workers for the calls
 // that have waited for long.
 func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
@@ -76,18 +90,16 @@ func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
 	}
 	group.Go(func() {
 		found := map[protocol.CallID]string{}
-		said := map[protocol.Pool][]*protocol.WorkerInfo{}
+		lacking := map[protocol.Pool]func(lane.Need) string{}
 		for _, call := range calls {
-			workers, asked := said[call.Pool]
+			lacks, asked := lacking[call.Pool]
 			if !asked {
-				var err error
-				workers, err = Workers(ctx, b.dispatcher.nc, b.dispatcher.fleet, call.Pool, answersWait)
-				if err != nil && !errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0 {
-					return // nobody knows
-				}
-				said[call.Pool] = workers
+				lacks = Lacking(ctx, b.dispatcher.nc, b.dispatcher.fleet, call.Pool)
+				lacking[call.Pool] = lacks
 			}
-			found[call.ID] = Lacks(call.Pool, workers, lane.NeedOf(call))
+			if lacks != nil {
+				found[call.ID] = lacks(lane.NeedOf(call))
+			}
 		}
 		b.tell(news{waits: found})
 	})
@@ -103,8 +115,8 @@ func (b *batch) heed(waits map[protocol.CallID]string) {
 	}
 }
 
-// Lacks says what the workers of a pool lack of what a call needs; "" when one of them has it all.
-func Lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) string {
+// lacks says what the workers of a pool lack of what a call needs; "" when one of them has it all.
+func lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) string {
 	handler, level := "a sandbox", "level "+n.Level
 	if n.Handler {
 		handler = "handler " + string(n.Kind)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -43,18 +44,18 @@ func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	return nil, nil
 }
 
-// InUse reports whether something runs or waits for a session in a fleet: a turn that a coordinator
-// was asked for, or calls in its sandbox. A turn that is open beside that may have been left.
-func InUse(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (bool, error) {
+// Unfinished returns what runs or waits for a session in a fleet: turns that coordinators were
+// asked for, and calls in its sandbox. A turn that is open without any may have been left.
+func Unfinished(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (turns, calls []operator.CallStatus, err error) {
 	r, err := newRemover(ctx, f, id, Options{Pool: pool})
+	if err == nil {
+		turns, err = r.unfinished(ctx, r.places()[0])
+	}
+	if err == nil {
+		calls, err = r.unfinished(ctx, r.places()[1])
+	}
 	if err != nil {
-		return false, fmt.Errorf("session %s: %w", id, err)
+		return nil, nil, fmt.Errorf("session %s: %w", id, err)
 	}
-	for _, p := range r.places() {
-		calls, err := r.unfinished(ctx, p)
-		if err != nil || len(calls) > 0 {
-			return err == nil, err
-		}
-	}
-	return false, nil
+	return turns, calls, nil
 }

@@ -53,6 +53,8 @@ type Info struct {
 	BodyBytes    uint64 `json:"body_bytes"`
 	// DiskBytes is the size of the directory of a session on this machine.
 	DiskBytes int64 `json:"disk_bytes,omitempty"`
+	// Waits has a sentence about each call that no worker may take, of a session in use.
+	Waits []string `json:"waits,omitempty"`
 	// History has the turns; only [Reader.Show] tells them.
 	History []Turn `json:"history,omitempty"`
 }

@@ -110,7 +110,7 @@ func (v *View) callMoved(e *loop.Event) {
 
 // callWaits shows what a call waits for that no worker has.
 func (v *View) callWaits(c *call, why, label string) {
-	if c.waits = why; why != "" && v.live == nil {
+	if c.waits = why; why != "" {
 		v.heading(part{yellow, label + " waits for: " + why})
 	}
 }

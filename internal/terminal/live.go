@@ -207,7 +207,7 @@ func (v *View) callsNow(now time.Time, most int) []string {
 			mark, st = "·", dim
 			how = "waiting for a worker, " + elapsed(now.Sub(c.queued))
 			if c.waits != "" {
-				how = "waits for: " + c.waits
+				how = "no worker can run it, " + elapsed(now.Sub(c.queued))
 			}
 			if behind := v.behind(now); behind != "" {
 				how = "behind: " + behind

@@ -40,6 +40,10 @@ type CallStatus struct {
 	// Starts are the start marks that are stored. A first start has one only when the
 	// call must not start twice.
 	Starts []StartMark `json:"starts"`
+	// Needs is what a call that does not run needs of the worker that takes it.
+	Needs *lane.Need `json:"needs,omitempty"`
+	// WaitsFor is what all workers of the pool lack of that, if somebody asked them.
+	WaitsFor string `json:"waits_for,omitempty"`
 	// Fault says why the call cannot be read; then it will be rejected.
 	Fault string `json:"fault,omitempty"`
 }
@@ -164,6 +168,10 @@ func (o *Operator) callStatus(ctx context.Context, msg *jetstream.RawStreamMsg, 
 	}
 	if unfinished, err := o.unfinished(ctx, status.SessionID, status.CallID); err != nil || !unfinished {
 		return nil, err
+	}
+	if call != nil {
+		need := lane.NeedOf(call)
+		status.Needs = &need
 	}
 	return status, nil
 }

@@ -1,0 +1,40 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Whoever looks at a call that no worker may take is told what it needs and who lacks it; and at
+// any width the view says so too.
+func TestLacking_ItIsTold(t *testing.T) {
+	t.Parallel()
+	fleet := served(t, script(t, `{"tool_calls": [{"name": "bash", "arguments": {"command": "true"}}]}, {"text": "Done."}`))
+	m := inTmux(t, 40, nil, append([]string{"submit", "--min-level", "paths", "--session", "s-1", "Go."}, fleet...)...)
+	screen := m.shows("waits for: 1 worker", "no worker can run it, ")
+	require.Regexp(t, `none\s+offers\s+level\s+paths`, screen)
+
+	executable, err := os.Executable()
+	require.NoError(t, err)
+	coordinator := filepath.Join(t.TempDir(), "coordinator")
+	require.NoError(t, os.Symlink(executable, coordinator))
+	prints := func(args ...string) string {
+		out, err := exec.CommandContext(t.Context(), coordinator, append(args, fleet...)...).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return string(out)
+	}
+	sentence := `bash, call \S+, waits for: 1 worker of pool default, none offers level paths; a sandbox is offered by \S+\n`
+	require.Regexp(t, `(?m)^`+sentence, prints("lane", "show", "sandbox/s-1"))
+	require.Regexp(t, `"needs":\{"kind":"command_run","level":"paths"\},"waits_for":"1 worker`, prints("lane", "show", "--json", "sandbox/s-1"))
+	require.Regexp(t, `(?m)^session s-1: `+sentence, prints("workers"))
+	require.Regexp(t, `state +in_use\nwaits +`+sentence, prints("session", "show", "s-1"))
+	require.Regexp(t, `"waits":\["bash, call`, prints("session", "show", "--json", "s-1"))
+	m.keys("C-c")
+	m.shows("[ended: 130]")
+}
