@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"strings"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -48,6 +50,7 @@ func (w *Worker) startProcess(
 	handle := processHandle(c.ID)
 	started, err := w.sandboxes.box(c.Lane()).processes.Start(ctx, s, background.Command{
 		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: frames.sparingly(), TTY: p.TTY,
+		Written: spool.New(w.sandboxes.spools()), Keep: w.keepWritten(ctx, c),
 	}, earlyEnd)
 	if err != nil {
 		return nil, err
@@ -59,6 +62,20 @@ func (w *Worker) startProcess(
 		},
 		Process: handle, TTY: p.TTY,
 	}, ctx.Err()
+}
+
+// keepWritten returns what keeps all that a process wrote as the output of the call that started
+// it.
+func (w *Worker) keepWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
+	return func(written *spool.Spool) (protocol.CallID, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
+		defer cancel()
+		if _, err := keepOutput(written)(ctx, w.kept, c); err != nil {
+			w.options.Logger.WarnContext(ctx, "output of a process cannot be kept", slog.String("call_id", string(c.ID)), slog.Any("error", err))
+			return "", err
+		}
+		return c.ID, nil
+	}
 }
 
 // Bounds of the live output of a command, in bytes: it may write for hours.

@@ -98,6 +98,25 @@ func TestBackground_ProcessesEndWithTheirWorkerAndAreToldOfByTheNext(t *testing.
 	require.Equal(t, []string{"cancelled", "ready\n"}, []string{got.Reason, string(got.Content)})
 }
 
+// All that a process wrote is kept with the result of the call that started it, as a command's is.
+func TestBackground_AllOfTheOutputIsKept(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	call := newCall(session, protocol.CommandRun{Command: "seq 1 100000; echo end >&2", Background: true})
+	started := r.dispatch(t.Context(), call)
+	requireOK(t, started)
+	ended := value[protocol.ProcessReadResult](t, r.do(session, protocol.ProcessRead{
+		Process: value[protocol.CommandRunResult](t, started).Process, Offset: 588_899, Wait: 60_000,
+	}))
+	require.Equal(t, []any{"exited", call.ID}, []any{ended.Reason, ended.Kept})
+	all := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Limit: 2}))
+	require.Equal(t, []any{"1\n2\n", 100_001}, []any{string(all.Content), all.TotalLines})
+	stderr := value[protocol.ResultReadResult](t, r.kept(session, protocol.ResultRead{CallID: call.ID, Part: protocol.PartStderr}))
+	require.Equal(t, "end\n", string(stderr.Content))
+}
+
 func TestBackground_WhatCannotBeStartedIsAFault(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -54,6 +54,9 @@ type ProcessStatus struct {
 	Bytes int64 `json:"bytes"`
 	// TTY says that it has a terminal.
 	TTY bool `json:"tty,omitempty"`
+	// Kept is, of one that has ended, the call as whose result all that it wrote is kept, for
+	// [ResultRead]; "" when that is not more than is read at once, or could not be kept.
+	Kept CallID `json:"kept,omitempty"`
 }
 
 // ProcessListResult answers [ProcessList]; processes are sorted by start.
@@ -70,7 +73,7 @@ type ProcessReadResult struct {
 	// kept any more. NextOffset is where to read on.
 	Offset     int64 `json:"offset"`
 	NextOffset int64 `json:"next_offset"`
-	// Dropped is how many bytes from the beginning are not kept any more.
+	// Dropped is how many bytes from the beginning cannot be read here any more.
 	Dropped int64 `json:"dropped,omitempty"`
 }
 

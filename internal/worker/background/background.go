@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -80,6 +81,11 @@ type Command struct {
 	Life time.Duration
 	// TTY gives it a terminal, for [Processes.Send].
 	TTY bool
+	// Written gets all that the process writes. It is closed when the process has ended.
+	Written *spool.Spool
+	// Keep keeps all of that under an id, once the process has ended and if it is much; it is not
+	// told of a process that could not be started.
+	Keep func(*spool.Spool) (protocol.CallID, error)
 	// Live is told what the process writes, piece by piece and as it comes; it may be nil.
 	Live func(stream sandbox.Stream, data []byte)
 }
@@ -91,12 +97,14 @@ type Command struct {
 func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (protocol.ProcessReadResult, error) {
 	alive, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Life)
 	p := newProcess(c.Handle, short(c.Text), cancel)
+	p.written, p.keep = c.Written, c.Keep
 	if c.TTY {
 		p.typed, p.status.TTY = make(chan []byte), true
 		c.Typed = p.typed
 	}
 	if err := ps.add(p); err != nil {
 		cancel()
+		_ = c.Written.Close() // nobody reads it
 		return protocol.ProcessReadResult{}, err
 	}
 	go func() {

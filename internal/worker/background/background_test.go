@@ -1,7 +1,11 @@
 package background_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -13,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
@@ -57,8 +62,9 @@ func (r *rig) start(handle, script string) protocol.ProcessReadResult {
 
 func command(handle, script string) background.Command {
 	return background.Command{
-		Handle: handle, Text: script, Life: time.Minute,
-		Cmd: sandbox.Cmd{Argv: []string{"sh", "-c", script}, Limits: sandbox.Limits{Grace: 100 * time.Millisecond}},
+		Handle: handle, Text: script, Life: time.Minute, Written: spool.New(os.TempDir()),
+		Keep: func(*spool.Spool) (protocol.CallID, error) { return "", errors.New("nothing is kept here") },
+		Cmd:  sandbox.Cmd{Argv: []string{"sh", "-c", script}, Limits: sandbox.Limits{Grace: 100 * time.Millisecond}},
 	}
 }
 
@@ -167,6 +173,45 @@ func TestProcesses_OutputIsKeptFromItsEnd(t *testing.T) {
 	tail, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: -7})
 	require.NoError(t, err)
 	require.Equal(t, "200000\n", string(tail.Content))
+}
+
+// All that a living process wrote is read, whatever it wrote; when it has ended, that is kept.
+func TestProcesses_AllOfTheOutputIsReadAndKept(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := command("p-1", "seq 1 200000; echo up; until test -e go; do sleep 0.01; done")
+	var kept []byte
+	c.Keep = func(written *spool.Spool) (protocol.CallID, error) {
+		var err error
+		kept, err = io.ReadAll(written.Reader(sandbox.Stdout, sandbox.Stderr))
+		return "c-1", err
+	}
+	_, err := r.Start(t.Context(), r.box, c, time.Millisecond)
+	require.NoError(t, err)
+	living := r.until("p-1", "up\n")
+	require.Zero(t, living.Dropped)
+	var all bytes.Buffer
+	for at := int64(0); ; {
+		next, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: at, Limit: 40_000})
+		require.NoError(t, err)
+		require.Equal(t, at, next.Offset)
+		if len(next.Content) == 0 {
+			break
+		}
+		all.Write(next.Content)
+		at = next.NextOffset
+	}
+	require.EqualValues(t, living.Bytes, all.Len())
+	require.True(t, strings.HasPrefix(all.String(), "1\n2\n3\n"))
+	require.Empty(t, living.Kept)
+	result, err := r.box.Exec(t.Context(), sandbox.Cmd{Argv: []string{"touch", "go"}})
+	require.NoError(t, err)
+	require.Zero(t, result.ExitCode)
+	ended, err := r.Read(t.Context(), protocol.ProcessRead{Process: "p-1", Offset: living.Bytes, Wait: protocol.MillisOf(patience)})
+	require.NoError(t, err)
+	require.Equal(t, []any{"exited", protocol.CallID("c-1")}, []any{ended.Reason, ended.Kept})
+	require.Equal(t, living.Bytes-background.KeepBytes, ended.Dropped, "here")
+	require.Equal(t, all.Bytes(), kept)
 }
 
 func TestProcesses_AWaitEndsWithNewsOrWithTheProcess(t *testing.T) {

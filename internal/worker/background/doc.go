@@ -10,8 +10,9 @@
 // Calls that follow run beside the process: what it does to the workspace is in no
 // order with what they do.
 //
-// Of the output the last [KeepBytes] are kept, both streams in order. How a process
-// ended, and that output, is written to a file beside the workspace, so that it can
-// be read after the sandbox has been closed, by whichever worker has the directory.
-// Processes that lived when a worker was killed leave nothing.
+// What a process writes goes into a spool, both streams in order: all of it is read from there
+// while the process lives, and handed to [Command.Keep] when it ends. How it ended, and the last
+// [KeepBytes], are written to a file beside the workspace, so that they can be read after the
+// sandbox has been closed, by whichever worker has the directory. Processes that lived when a
+// worker was killed leave nothing.
 package background

@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
 // process is one background process, or what is left of it.
@@ -17,12 +20,14 @@ type process struct {
 	cancel context.CancelFunc // nil when it ended before this sandbox was opened
 	done   chan struct{}      // closed at its end
 	typed  chan []byte        // nil without a terminal
+	keep   func(*spool.Spool) (protocol.CallID, error)
 
-	mu     sync.Mutex
-	status protocol.ProcessStatus
-	output ring
-	news   chan struct{} // closed at the next output
-	err    error         // it could not be run at all
+	mu      sync.Mutex
+	status  protocol.ProcessStatus
+	output  ring
+	written *spool.Spool  // nil once it has ended
+	news    chan struct{} // closed at the next output
+	err     error         // it could not be run at all
 }
 
 // running is the reason of a process that lives.
@@ -42,24 +47,37 @@ func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, l
 	defer p.cancel()
 	cmd.Limits.Output = 1 // all that is kept is here
 	cmd.Live = func(stream sandbox.Stream, data []byte) {
-		p.write(data)
+		p.write(stream, data)
 		if live != nil {
 			live(stream, data)
 		}
 	}
 	result, err := s.Exec(ctx, cmd)
+	kept := p.kept()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	defer close(p.done)
+	p.written, p.status.Kept = nil, kept
 	p.status.Reason, p.status.ExitCode, p.status.Signal = string(result.Reason), result.ExitCode, result.Signal
 	if err != nil {
 		p.err, p.status.Reason, p.status.ExitCode = err, string(sandbox.ReasonLost), -1
 	}
 }
 
-func (p *process) write(data []byte) {
+// kept keeps what an ended process wrote, if it is more than its reader is shown at once, and
+// returns under which id; "" when it is not kept.
+func (p *process) kept() (id protocol.CallID) {
+	if total := p.written.Total(sandbox.Stdout, sandbox.Stderr); total > plain.MaxShown && p.written.Err() == nil {
+		id, _ = p.keep(p.written) // which tells of its error
+	}
+	_ = p.written.Close() // it is not read any more
+	return id
+}
+
+func (p *process) write(stream sandbox.Stream, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.written.Write(stream, data)
 	p.output.write(data)
 	p.status.Bytes = p.output.total()
 	close(p.news)
@@ -133,13 +151,37 @@ func (p *process) read(offset, limit int64) protocol.ProcessReadResult {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	content, at := p.output.read(offset, limit)
+	dropped := p.output.base
+	if p.whole() {
+		dropped = 0
+		if early := p.early(offset, min(limit, at-offset)); len(early) > 0 {
+			content, at = early, offset
+		}
+	}
 	return protocol.ProcessReadResult{
 		ProcessStatus: p.status, Content: content, Offset: at, NextOffset: at + int64(len(content)),
-		Dropped: p.output.base,
+		Dropped: dropped,
 	}
 }
 
-// KeepBytes is how much of a process's output is kept, from its end.
+// whole reports whether all that the process wrote can be read. The caller has the lock.
+func (p *process) whole() bool {
+	return p.written != nil && p.written.Err() == nil && p.written.Missing(sandbox.Stdout, sandbox.Stderr) == 0
+}
+
+// early is output that the ring does not have any more; nothing when it has, or the file fails.
+// The caller has the lock.
+func (p *process) early(offset, limit int64) []byte {
+	if offset < 0 || limit <= 0 {
+		return nil
+	}
+	all := p.written.Reader(sandbox.Stdout, sandbox.Stderr)
+	_, _ = io.CopyN(io.Discard, all, offset) // then nothing follows
+	content, _ := io.ReadAll(io.LimitReader(all, limit))
+	return content
+}
+
+// KeepBytes is how much of a process's output is in memory, from its end.
 const KeepBytes = 256 << 10
 
 // ring is the end of a stream of bytes. It is not safe for concurrent use.

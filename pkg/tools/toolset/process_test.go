@@ -26,6 +26,7 @@ func TestText_BackgroundProcesses(t *testing.T) {
 	}
 	terminal := living
 	terminal.TTY = true
+	kept := protocol.ProcessStatus{Process: "p-1", Reason: "exited", Bytes: 6, Kept: "c-1"}
 	state := func(reason, signal string, exit int) protocol.ProcessStatus {
 		return protocol.ProcessStatus{Process: "p-1", Reason: reason, Signal: signal, ExitCode: exit}
 	}
@@ -64,6 +65,11 @@ func TestText_BackgroundProcesses(t *testing.T) {
 			"process",
 			protocol.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
 			"end\n[3 bytes before this are dropped, nothing has them: have a command write to a file what is needed whole]\n[p-1 running; bytes 3-6 of 6; read on with offset=6]",
+		},
+		"kept": {
+			"process",
+			protocol.ProcessReadResult{ProcessStatus: kept, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
+			"end\n[p-1 ended with exit code 0; bytes 3-6 of 6; read on with offset=6; all of it: read with path=\"result:c-1\"]",
 		},
 		"nothing new":  {"process", protocol.ProcessReadResult{ProcessStatus: living, Offset: 6, NextOffset: 6}, "[p-1 running; nothing new after byte 6 of 6]"},
 		"killed":       {"process", protocol.ProcessKillResult{ProcessStatus: state("cancelled", "SIGKILL", -1)}, "[p-1: killed]"},

@@ -99,7 +99,10 @@ func processReadText(v protocol.ProcessReadResult) string {
 	if len(v.Content) == 0 {
 		mark = fmt.Sprintf("[%s %s; nothing new after byte %d of %d]", v.Process, stateText(v.ProcessStatus), v.NextOffset, v.Bytes)
 	}
-	if v.Dropped > 0 && v.Offset == v.Dropped {
+	switch {
+	case v.Kept != "" && len(v.Content) < int(v.Bytes):
+		mark = strings.TrimSuffix(mark, "]") + fmt.Sprintf("; all of it: read with path=%q]", Handle(v.Kept, "", 0, 0))
+	case v.Dropped > 0 && v.Offset == v.Dropped:
 		mark = fmt.Sprintf("[%s before this are dropped, nothing has them: have a command write to a file what is needed whole]\n", prose.Plural(v.Dropped, "byte")) + mark
 	}
 	if v.TTY {
