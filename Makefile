@@ -89,6 +89,10 @@ escape: ## Try to get out of every sandbox driver, and say how each probe went (
 vm: program ## Run sandbox tests in virtual machines with what this one may lack: cgroup v2, no Landlock (needs qemu and apt)
 	go test ./test/vm -run TestMachines -count=1 -timeout=6h -v -args -vm $(VM)
 
+.PHONY: interop
+interop: program ## Run the MCP conformance suites, the inspector and agents of others against the server, and print what they found
+	TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/interop -count=1 -timeout=30m -v -args -tables
+
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml (the first time builds them)
 	$(LINT) run ./...

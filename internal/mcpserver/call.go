@@ -96,14 +96,18 @@ func (s *Server) follow(ctx context.Context, request *mcp.CallToolRequest, call 
 	return result, nil
 }
 
-// answer is what a client gets of an outcome: the text that a model reads, an image, a link to all
-// of a result that was cut, and the typed result.
+// answer is what a client gets of an outcome: the text that a model reads or the content that the
+// tool itself made, an image, a link to all of a result that was cut, and the typed result.
 func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResult, error) {
 	typed := structured{Status: o.Status, Error: o.Error, SessionID: session}
 	answer := &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: o.Text}}, IsError: o.Status != protocol.StatusOK}
 	if r := o.Result; r != nil {
 		typed.CallID, typed.WorkerID, typed.Attempt, typed.Level = r.CallID, r.WorkerID, r.Attempt, r.Level
 		typed.QueueMS, typed.RunMS = r.QueueMS, r.RunMS
+		own := ownAnswer(r.Value)
+		if own != nil && o.Status == protocol.StatusOK {
+			answer.Content, answer.IsError = own.Content, own.IsError
+		}
 		mediaType, data, image := tools.Image(r)
 		if image {
 			answer.Content = append(answer.Content, &mcp.ImageContent{MIMEType: mediaType, Data: data})
@@ -113,7 +117,7 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 				URI: resultURI(r.CallID), Name: "result " + string(r.CallID), MIMEType: "text/plain", Description: "All of this result.",
 			})
 		}
-		if r.Value != nil && !image { // which is there already
+		if r.Value != nil && !image && own == nil { // which are there already
 			var err error
 			if typed.Value, err = protocol.EncodeValue(r.Value); err != nil {
 				return nil, err

@@ -19,54 +19,64 @@ const (
 	pace = 200 * time.Millisecond
 	// maxSaid is how many bytes of output one word has, the last ones.
 	maxSaid = 2000
+	// maxFrames is how many pieces of live output wait to be told; more are dropped.
+	maxFrames = 1024
 )
 
 // progress tells a client of a call, if it wants that: live output as it comes, and now and then
 // that the call is not forgotten.
 type progress struct {
-	stop func()
+	stop func() // tells what came until now, and ends
 
-	mu     sync.Mutex
-	doing  string
-	output []byte
+	call   *protocol.Call
+	frames chan *nats.Msg
+	output []byte // that was not told
+
+	mu    sync.Mutex
+	doing string
 }
 
 func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, call *protocol.Call) (*progress, error) {
-	token := request.Params.GetProgressToken()
-	if token == nil {
+	token, logs := request.Params.GetProgressToken(), s.listeners.want(request)
+	if token == nil && !logs {
 		return &progress{stop: func() {}}, nil
 	}
-	p := &progress{doing: "queued"}
-	frames, err := s.options.NC.Subscribe(s.options.Fleet.OutputFilter(call.SessionID), func(message *nats.Msg) {
-		f, err := protocol.DecodeFrame(message.Data)
-		if err == nil && f.CallID == call.ID && (f.Kind == protocol.FrameStdout || f.Kind == protocol.FrameStderr) {
-			p.wrote(f.Data)
-		}
-	})
+	p := &progress{doing: "queued", call: call, frames: make(chan *nats.Msg, maxFrames)}
+	subscription, err := s.options.NC.ChanSubscribe(s.options.Fleet.OutputFilter(call.SessionID), p.frames)
 	if err != nil {
 		return nil, fmt.Errorf("listen to output of session %s: %w", call.SessionID, err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
 	var telling sync.WaitGroup
 	telling.Go(func() {
-		p.tell(ctx, func(said string, n int) {
-			_ = request.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ // a client that has gone hears nothing
-				ProgressToken: token, Progress: float64(n), Message: said,
-			})
+		n := 0
+		p.tell(ended, func(said string, output bool) {
+			n++
+			if token != nil {
+				_ = request.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ // a client that has gone hears nothing
+					ProgressToken: token, Progress: float64(n), Message: said,
+				})
+			}
+			if logs && output {
+				log(ctx, request, said)
+			}
 		})
 	})
 	p.stop = func() {
-		_ = frames.Unsubscribe() // fails only when the connection is closed
-		cancel()
+		_ = subscription.Unsubscribe() // fails only when the connection is closed
+		close(ended)
 		telling.Wait()
 	}
 	return p, nil
 }
 
-func (p *progress) wrote(data []byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.output = append(p.output, data...)
+// hear takes a piece of live output, if it is of the call.
+func (p *progress) hear(message *nats.Msg) {
+	f, err := protocol.DecodeFrame(message.Data)
+	if err != nil || f.CallID != p.call.ID || f.Kind != protocol.FrameStdout && f.Kind != protocol.FrameStderr {
+		return
+	}
+	p.output = append(p.output, f.Data...)
 	if n := len(p.output); n > maxSaid {
 		p.output = append(p.output[:0], p.output[n-maxSaid:]...)
 	}
@@ -84,36 +94,39 @@ func (p *progress) state(u *loop.Update) {
 	}
 }
 
-// tell says what is new, until ctx ends.
-func (p *progress) tell(ctx context.Context, say func(said string, n int)) {
+// tell says what is new, until the call has ended: its output came before its result.
+func (p *progress) tell(ended <-chan struct{}, say func(said string, output bool)) {
 	ticker := time.NewTicker(pace)
 	defer ticker.Stop()
 	begun, last := time.Now(), time.Now()
-	for n := 1; ; {
+	flush := func() {
+		if len(p.output) > 0 {
+			said := strings.ToValidUTF8(string(p.output), "�")
+			p.output, last = p.output[:0], time.Now()
+			say(said, true)
+		}
+	}
+	for {
 		select {
+		case message := <-p.frames:
+			p.hear(message)
+			continue
 		case <-ticker.C:
-		case <-ctx.Done():
+		case <-ended:
+			for len(p.frames) > 0 {
+				p.hear(<-p.frames)
+			}
+			flush()
 			return
 		}
-		said := p.take()
-		if said == "" && time.Since(last) < beat {
+		flush()
+		if time.Since(last) < beat {
 			continue
 		}
-		if said == "" {
-			p.mu.Lock()
-			said = fmt.Sprintf("%s, %s", p.doing, time.Since(begun).Round(time.Second))
-			p.mu.Unlock()
-		}
-		say(said, n)
-		n, last = n+1, time.Now()
+		p.mu.Lock()
+		said := fmt.Sprintf("%s, %s", p.doing, time.Since(begun).Round(time.Second))
+		p.mu.Unlock()
+		last = time.Now()
+		say(said, false)
 	}
-}
-
-// take returns the output that was not told.
-func (p *progress) take() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	said := strings.ToValidUTF8(string(p.output), "�")
-	p.output = p.output[:0]
-	return said
 }

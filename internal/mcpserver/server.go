@@ -45,6 +45,11 @@ type Options struct {
 	Approve loop.ApproveFunc
 	// Logger gets troubles at warn; nil discards them.
 	Logger *slog.Logger
+	// Configure and Extend may add what a server of the protocol has beside the tools: to the
+	// options of the SDK's server, and to each server that was made, whose tools are answered by
+	// call. nil adds nothing.
+	Configure func(*mcp.ServerOptions)
+	Extend    func(server *mcp.Server, call mcp.ToolHandler)
 }
 
 // Server answers clients. It is safe for concurrent use.
@@ -54,6 +59,8 @@ type Server struct {
 	key     []byte // signs questions that clients carry
 	order   *order
 	log     loop.SingleLog
+
+	listeners listeners
 }
 
 // beat is the time between two words about a call that says nothing itself: clients give up on
@@ -67,18 +74,24 @@ func New(o Options) *Server {
 	}
 	s := &Server{options: o, key: make([]byte, 32), order: newOrder(), log: loop.SingleLog{Journal: o.Journal}}
 	_, _ = rand.Read(s.key) // it never fails
-	s.server = mcp.NewServer(
-		&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version},
-		&mcp.ServerOptions{
-			Instructions: o.Instructions, Logger: o.Logger, Capabilities: &mcp.ServerCapabilities{},
-			GetSessionID: func() string { return string(protocol.NewSessionID()) },
-		})
+	sdk := &mcp.ServerOptions{
+		Instructions: o.Instructions, Logger: o.Logger, Capabilities: capabilities(),
+		GetSessionID: func() string { return string(protocol.NewSessionID()) },
+	}
+	if o.Configure != nil {
+		o.Configure(sdk)
+	}
+	s.server = mcp.NewServer(&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version}, sdk)
+	s.server.AddReceivingMiddleware(s.listeners.middleware(s.server))
 	for _, definition := range o.Tools.DefinitionsFor("") {
 		if tool, _ := o.Tools.Lookup(definition.Name); tool != nil && callable(tool) {
 			s.server.AddTool(described(tool), s.call)
 		}
 	}
 	s.addResources()
+	if o.Extend != nil {
+		o.Extend(s.server, s.call)
+	}
 	return s
 }
 

@@ -48,7 +48,8 @@ func open(t *testing.T, changes ...func(*mcpserver.Options)) (*mcpserver.Server,
 	workspace, driver := t.TempDir(), process.New(nil)
 	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
 		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
-		Env: map[string]string{"PATH": os.Getenv("PATH")},
+		Env:      map[string]string{"PATH": os.Getenv("PATH")},
+		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{"echo": echo}},
 		Workspace: func(sandbox string) (string, bool) {
 			dir := filepath.Join(workspace, sandbox)
 			return dir, os.MkdirAll(dir, 0o755) == nil
@@ -476,4 +477,60 @@ func TestReadTokens_EveryFault(t *testing.T) {
 	require.ErrorContains(t, err, "line 3")
 	_, err = mcpserver.ReadTokens(strings.NewReader("\n"))
 	require.ErrorContains(t, err, "there is none")
+}
+
+// echo answers with its arguments.
+func echo(_ context.Context, _ *worker.Handling, arguments json.RawMessage) (json.RawMessage, error) {
+	return arguments, nil
+}
+
+// TestCall_AnswersWhatAToolMadeItself: a tool of the user's own that answers in the protocol's
+// words is answered with these.
+func TestCall_AnswersWhatAToolMadeItself(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared, func(o *mcpserver.Options) {
+		table, err := tools.NewTable(tools.Remote{Kind: "echo", Resources: []tools.Resource{}}.Tool(tools.Definition{
+			Name: "echo", Description: "Answers with its arguments.", Schema: json.RawMessage(`{"type": "object"}`),
+		}))
+		require.NoError(t, err)
+		o.Tools = table
+	})
+	c := connect(t, s, nil)
+	result := call(t, c, "echo", json.RawMessage(`{"content": [{"type": "audio", "data": "AAE=", "mimeType": "audio/wav"}], "isError": true}`))
+	require.Len(t, result.Content, 1)
+	require.Equal(t, []byte{0, 1}, as[*mcp.AudioContent](t, result.Content[0]).Data)
+	require.True(t, result.IsError)
+	require.Nil(t, field(t, result, "value"), "it is there already")
+	for _, other := range []string{`{"content": "text"}`, `{"content": [{"type": "none"}]}`, `{"content": []}`, `{"a": 1}`} {
+		result = call(t, c, "echo", json.RawMessage(other))
+		require.JSONEq(t, other, text(t, result))
+		require.NotNil(t, field(t, result, "value"))
+	}
+}
+
+// TestCall_LiveOutputIsLogged: a client that wants log messages gets live output as such, all of it
+// before the result.
+func TestCall_LiveOutputIsLogged(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	logged := make(chan any, 100)
+	c := connect(t, s, &mcp.ClientOptions{LoggingMessageHandler: func(_ context.Context, r *mcp.LoggingMessageRequest) { //nolint:staticcheck // older clients have it
+		logged <- r.Params.Data
+	}})
+	for level, command := range map[string]string{"": "echo unasked", "error": "echo unimportant", "info": "echo one; echo two"} {
+		params := &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": command}}
+		if level != "" {
+			params.Meta = mcp.Meta{mcp.MetaKeyLogLevel: level} //nolint:staticcheck // older clients have it
+		}
+		_, err := c.CallTool(t.Context(), params)
+		require.NoError(t, err)
+	}
+	for _, want := range []string{"one", "two"} {
+		select {
+		case said := <-logged:
+			require.Equal(t, want, said)
+		case <-time.After(time.Minute):
+			t.Fatalf("nothing was logged, but should have been: %s", want)
+		}
+	}
 }

@@ -1,0 +1,6 @@
+// Package interop tests what others made that speaks the Model Context Protocol against
+// [github.com/toolfleet/toolfleet/internal/mcpserver]: the official conformance suites, the
+// inspector, agents. The suites call tools, resources and prompts by name: the fixture has the
+// tools as tools of a fleet, so that each goes by a lane and a worker, and adds to the server only
+// what a fleet does not have.
+package interop

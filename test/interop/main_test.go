@@ -1,0 +1,46 @@
+package interop
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+)
+
+// coordinator is the binary of this run of the tests; set by TestMain.
+var coordinator string
+
+func TestMain(m *testing.M) {
+	natsiotest.Overlap()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "toolfleet-interop-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	coordinator = filepath.Join(dir, "coordinator")
+	build := exec.CommandContext(context.Background(), "go", "build", "-ldflags", "-s -w", "-o", coordinator, "./cmd/coordinator")
+	build.Dir = "../.."
+	if output, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build the coordinator: %v\n%s", err, output)
+		return 1
+	}
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
