@@ -29,13 +29,18 @@ var (
 // page names another.
 func (s *session) whole(reader, cut string) string {
 	s.t.Helper()
-	found := handle.FindStringSubmatch(cut)
+	found := handle.FindStringSubmatch(strings.ReplaceAll(cut, `\"`, `"`)) // it may be JSON
 	require.NotNil(s.t, found, "it names no handle: %s", cut[max(0, len(cut)-300):])
 	var all strings.Builder
 	path := place.ReplaceAllString(found[1], "")
 	for range 2000 {
 		page := s.ok(reader, args{"path": path})
 		require.LessOrEqual(s.t, utf8.RuneCountInString(page), tools.MaxText)
+		if strings.HasPrefix(page, `{"data":`) {
+			var value struct{ Data string }
+			require.NoError(s.t, json.Unmarshal([]byte(page), &value))
+			page = value.Data
+		}
 		at := strings.LastIndexByte(page, '\n')
 		lines, mark := page[:at], page[at+1:]
 		for i, line := range strings.Split(lines, "\n") {
@@ -96,17 +101,17 @@ func cutLists(t *testing.T, execute executor) {
 			args{"pattern": "hit", "path": "many", "limit": 7},
 			"[7 of 1200 matches; 1201 files searched; 2 left out by .gitignore; the others:", hits,
 		},
-		"openrath": {toolset.OpenRathName, "read_workspace_file", "list_workspace_files", args{"path": "many"}, "[500 of 1203 names; the others:", names},
+		"openrath": {toolset.OpenRathName, "read_workspace_file", "list_workspace_files", args{"path": "many"}, `"total":1203,"truncated":"703 more; the others:`, names},
 		"smithers": {
 			toolset.SmithersName, "read", "grep",
 			args{"pattern": "hit"},
-			"[500 of 1200 matches; 1201 files searched; 2 left out by .gitignore; the others:", hits,
+			"[700 more of 1200 lines; the others:", hits,
 		},
-		"files, names": {toolset.FilesName, "read_file", "list_files", args{"pattern": "*.txt"}, "[500 of 1200 files; 2 left out by .gitignore; the others:", paths},
+		"files, names": {toolset.FilesName, "read_file", "list_files", args{"pattern": "many/*.txt"}, "[700 more of 1200 files; the others:", paths},
 		"files, lines": {
 			toolset.FilesName, "read_file", "search_files",
 			args{"pattern": "hit", "file_pattern": "*.txt"},
-			"[500 of 1200 matches; 1200 files searched; 2 left out by .gitignore; the others:", hits,
+			"[700 more of 1200 lines; the others:", hits,
 		},
 	} {
 		in := s.with(test.set)
@@ -152,7 +157,11 @@ func cutLines(t *testing.T, execute executor) {
 	} {
 		in := s.with(set)
 		text := in.ok(reader, args{"path": "three"})
-		require.Contains(t, text, "[cut here: these are the first", set)
+		if set == toolset.OpenRathName {
+			require.Contains(t, text, `...(truncated)","truncated":"the file has 160011 bytes; read on with path=`)
+		} else {
+			require.Contains(t, text, "[cut here: these are the first", set)
+		}
 		require.Equal(t, "short\n"+strings.Repeat("é", 80_000)+"\nend", in.whole(reader, text), set)
 	}
 	text = s.ok("grep", args{"pattern": "é$"})
@@ -182,7 +191,7 @@ func cutFiles(t *testing.T, execute executor) {
 	s.sh("head -c 300000 /dev/urandom >bytes")
 	in := s.with(toolset.OpenRathName)
 	text := in.ok("read_workspace_file", args{"path": "bytes", "encoding": nil})
-	require.Contains(t, text, "[cut here: these are the first 33000 of 300000 bytes; read on with path=")
+	require.Contains(t, text, `...(truncated)","truncated":"the file has 300000 bytes; read on with path=`)
 	bytes, err := base64.StdEncoding.DecodeString(in.whole("read_workspace_file", text))
 	require.NoError(t, err)
 	require.Len(t, bytes, 300_000)
@@ -200,7 +209,7 @@ func cutValues(t *testing.T, execute executor) {
 		text := s.ok("json_read", args{"path": name})
 		require.True(t, json.Valid([]byte(text)), text[:100])
 		require.LessOrEqual(t, utf8.RuneCountInString(text), tools.MaxText)
-		require.Equal(t, document, s.whole("read", strings.ReplaceAll(text, `\"`, `"`)), name)
+		require.Equal(t, document, s.whole("read", text), name)
 	}
 	text := s.ok("bash", args{"command": "seq 0 8999 | sed 's/$/ é/'"})
 	require.Contains(t, text, "characters left out")

@@ -122,7 +122,7 @@ func (s *session) call(tool string, a args) answer {
 			return got
 		}
 	}
-	return answer{status: protocol.StatusRejected, code: refusal.Code, text: tools.RenderFailure(protocol.StatusRejected, refusal)}
+	return answer{status: protocol.StatusRejected, code: refusal.Code, text: found.Failure(protocol.StatusRejected, refusal)}
 }
 
 // ok makes a tool call that must succeed, and returns its text.

@@ -322,7 +322,8 @@ func (f *Fleet) Call(
 	}
 	result, err := f.inner.Dispatcher.Promptly(ctx, single.Call)
 	if err != nil {
-		return failedOutcome(err), err
+		outcome := failedOutcome(err)
+		return single.Failed(outcome.Status, outcome.Error), err
 	}
 	return single.Finish(ctx, result), nil
 }

@@ -83,6 +83,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 			b.events = append(b.events, *v.decision)
 		}
 		plan, at := t.plan(call), len(b.events)
+		p.tool = plan.tool
 		switch {
 		case v.denied != nil:
 			t.refuse(ctx, b, p, protocol.StatusRejected, v.denied)
@@ -90,7 +91,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 			t.refuse(ctx, b, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
 				"Not run: the turn was stopped before."))
 		default:
-			p.tool, p.plan, p.note, p.roots = plan.tool, plan.plan, v.note, v.roots
+			p.plan, p.note, p.roots = plan.plan, v.note, v.roots
 			t.planCall(ctx, b, p, plan.fault, v, call)
 		}
 		event, refused := p.as(EventToolCall), len(b.events) > at
@@ -236,7 +237,7 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 	start := time.Now()
 	text, fault := tools.RunInline(ctx, p.plan)
 	keeper, _ := t.dispatcher.(Keeper)
-	keep := keeping{keeper, t.opts.Logger, t.id}
+	keep := keeping{p.tool, keeper, t.opts.Logger, t.id}
 	status := protocol.StatusOK
 	switch {
 	case detached(ctx):
@@ -252,7 +253,7 @@ func (t *turnRun) runInline(ctx context.Context, p *pendingCall, settle func(Eve
 	}
 	failSpan(span, fault)
 	event := p.local(status, "", fault, time.Since(start))
-	event.Content = tools.WithNote(keep.failed(ctx, p.event.CallID, status, fault), p.note)
+	event.Content = p.tool.WithNote(keep.failed(ctx, p.event.CallID, status, fault), p.note)
 	settle(event)
 }
 
@@ -265,6 +266,7 @@ func (t *turnRun) unknownResults() []Event {
 			continue
 		}
 		p := t.pending(turn, i)
+		p.tool = t.plan(&call).tool
 		events = append(events, p.local(protocol.StatusOutcomeUnknown, "", protocol.Errorf(
 			protocol.CodeOutcomeUnknown, "The turn was stopped before a result came: the call may have had effects, or have them yet."), 0))
 	}

@@ -114,7 +114,7 @@ func (t *turnRun) startJobs(ctx context.Context, jobs []newJob) error {
 		event := n.pending.local(protocol.StatusOK, "", nil, 0)
 		event.Job = jobName(event.Turn, event.Step, event.Index)
 		event.Content = fmt.Sprintf("[%s runs in the background. You will be told when it has ended; go on with something else.]", event.Job)
-		event.Content = tools.WithNote(event.Content, n.pending.note)
+		event.Content = n.pending.tool.WithNote(event.Content, n.pending.note)
 		if err := t.record(ctx, event); err != nil {
 			return err
 		}

@@ -16,6 +16,7 @@ const keepTimeout = 15 * time.Second
 // keeping keeps what is cut of what inline tools return, where there is somebody to keep it;
 // else the texts do not say that it is kept.
 type keeping struct {
+	tool    *tools.Tool
 	keeper  Keeper // nil where there is nobody
 	logger  *slog.Logger
 	session protocol.SessionID
@@ -23,19 +24,23 @@ type keeping struct {
 
 // fitted is what a model is shown of a text.
 func (k keeping) fitted(ctx context.Context, call protocol.CallID, text string) string {
-	if tools.Fits(text) {
-		return tools.Shown(text, call, nil)
+	var kept *protocol.Kept
+	if !tools.Fits(text) {
+		kept = k.keep(ctx, call, text)
 	}
-	return tools.Shown(text, call, k.keep(ctx, call, text))
+	return k.tool.Returned(text, call, kept)
 }
 
 // failed is what a model is shown of a failure.
 func (k keeping) failed(ctx context.Context, call protocol.CallID, status protocol.Status, fault *protocol.Error) string {
 	if len(fault.Message) <= plain.MaxError {
-		return tools.RenderFailure(status, fault)
+		return k.tool.Failure(status, fault)
 	}
-	var none *tools.Tool // failures look alike
-	return none.Text(&protocol.Result{CallID: call, Status: status, Error: fault, Kept: k.keep(ctx, call, fault.Message)})
+	tool := k.tool
+	if tool != nil && tool.Format == nil {
+		tool = nil // failures look alike
+	}
+	return tool.Text(&protocol.Result{CallID: call, Status: status, Error: fault, Kept: k.keep(ctx, call, fault.Message)})
 }
 
 // keep returns nil when the text is not kept.

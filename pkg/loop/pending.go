@@ -14,7 +14,7 @@ import (
 // pendingCall is a tool call on its way to a result.
 type pendingCall struct {
 	event Event       // the fields that all its events share
-	tool  *tools.Tool // nil when the name is unknown
+	tool  *tools.Tool // nil, or without a name, when that is unknown
 	plan  tools.Plan  // zero when it cannot be run
 	note  string      // of whoever approved it
 	roots []protocol.Roots
@@ -43,7 +43,7 @@ func (p *pendingCall) as(kind EventType) Event {
 func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)
 	event.Status, event.Error = string(r.Status), carried(r.Error)
-	event.Content, event.Diff = tools.WithNote(p.tool.Text(r), p.note), tools.Diff(r)
+	event.Content, event.Diff = p.tool.WithNote(p.tool.Text(r), p.note), tools.Diff(r)
 	if mediaType, data, ok := tools.Image(r); ok {
 		event.Image = &Image{MediaType: mediaType, Data: data}
 	}
@@ -67,9 +67,9 @@ func (p *pendingCall) local(status protocol.Status, text string, fault *protocol
 	event := p.as(EventToolResult)
 	event.Status, event.Error, event.Content = string(status), carried(fault), text
 	if fault != nil {
-		event.Content = tools.RenderFailure(status, fault)
+		event.Content = p.tool.Failure(status, fault)
 	}
-	event.Content = tools.WithNote(event.Content, p.note)
+	event.Content = p.tool.WithNote(event.Content, p.note)
 	queued, running := 0.0, float64(ran)/float64(time.Millisecond)
 	event.QueueMS, event.RunMS = &queued, &running
 	return event
@@ -83,7 +83,7 @@ func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Contex
 		keyCallID.String(string(p.event.CallID)),
 		keyTurn.Int(p.event.Turn), keyStep.Int(p.event.Step),
 	}
-	if p.tool != nil { // a name that a model made up stays out of it
+	if p.tool != nil && p.tool.Name != "" { // a name that a model made up stays out of it
 		name = spanName(operationTool, p.tool.Name)
 		attributes = append(attributes, keyToolName.String(p.tool.Name))
 	}

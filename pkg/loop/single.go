@@ -90,19 +90,24 @@ func PlanSingle(
 		return s
 	}
 	text, failure := tools.RunInline(ctx, s.plan)
-	keep := keeping{o.Keeper, s.logger, session}
+	keep := keeping{s.tool, o.Keeper, s.logger, session}
 	if failure != nil {
 		s.refused(protocol.StatusFailed, failure)
-		s.Outcome.Text = tools.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)
+		s.Outcome.Text = s.tool.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)
 		return s
 	}
-	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: tools.WithNote(keep.fitted(ctx, call.ID, text), s.note)}
+	s.Outcome = SingleOutcome{Status: protocol.StatusOK, Text: s.tool.WithNote(keep.fitted(ctx, call.ID, text), s.note)}
 	return s
 }
 
 func (s *Single) refused(status protocol.Status, fault *protocol.Error) *Single {
-	s.Outcome = SingleOutcome{Status: status, Text: tools.RenderFailure(status, fault), Error: fault}
+	s.Outcome = s.Failed(status, fault)
 	return s
+}
+
+// Failed is the outcome of a call of which there is no result.
+func (s *Single) Failed(status protocol.Status, fault *protocol.Error) SingleOutcome {
+	return SingleOutcome{Status: status, Text: s.tool.Failure(status, fault), Error: fault}
 }
 
 // judge has the policy decide, and a person where it says so.
@@ -145,5 +150,5 @@ func (s *Single) Finish(ctx context.Context, result *protocol.Result) SingleOutc
 	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
 		s.decided(ctx, s.Call, s.Call.Tool, rule, answer{status: DecisionDenied, reason: result.Error.Message})
 	}
-	return SingleOutcome{Status: result.Status, Text: tools.WithNote(s.tool.Text(result), s.note), Error: result.Error, Result: result}
+	return SingleOutcome{Status: result.Status, Text: s.tool.WithNote(s.tool.Text(result), s.note), Error: result.Error, Result: result}
 }

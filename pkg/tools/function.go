@@ -29,7 +29,7 @@ import (
 // [NewTable].
 func New[Args, Output any](name, description string, fn func(ctx context.Context, args Args) (Output, error)) Tool {
 	schema, err := schemaOf[Args]()
-	tool := Tool{Definition: Definition{Name: name, Description: description, Schema: schema}, Effect: Effect{ReadOnly: true}, fault: err}
+	tool := Tool{Definition: Definition{Name: name, Description: description, Schema: schema}, Effect: Effect{ReadOnly: true}, fault: err, own: true}
 	if fn == nil {
 		tool.fault = errors.Join(err, errors.New("function: missing"))
 	}

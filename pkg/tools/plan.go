@@ -27,12 +27,17 @@ const MaxArgumentEcho = argument.MaxEcho
 //   - internal: the tool's Plan function returned no plan;
 //   - whatever the tool's Plan function answers, as in path_escape.
 //
-// The tool is set, a copy, whenever its name is known.
+// The tool is set, a copy, whenever its name is known; its [Tool.Text] is that of this call. Of an
+// unknown name it is nil, or has no name and nothing but the [Format] of the table.
 func (t *Table) Plan(scope Scope, name, rawArguments string) (*Tool, Plan, *protocol.Error) {
 	tool, ok := t.Lookup(name)
-	if !ok {
+	if !ok && t.format == nil {
 		return nil, Plan{}, t.unknown(name)
 	}
+	if !ok {
+		return &Tool{Format: t.format, called: name, arguments: rawArguments}, Plan{}, t.unknown(name)
+	}
+	tool.called, tool.arguments = name, rawArguments
 	schema := t.entries[name].schema
 	arguments, refusal := tool.read(schema, rawArguments)
 	if refusal != nil {

@@ -62,7 +62,7 @@ func (r Remote) Tool(definition Definition) Tool {
 // planned makes the tool that plans what r says, with a payload made of the arguments.
 func (r Remote) planned(definition Definition, payload func(json.RawMessage) (protocol.Payload, error)) Tool {
 	templates, err := compileResources(r.Resources)
-	tool := Tool{Definition: definition, Effect: r.effect(), fault: errors.Join(r.validate(), err)}
+	tool := Tool{Definition: definition, Effect: r.effect(), fault: errors.Join(r.validate(), err), own: true}
 	if err == nil && json.Valid(definition.Schema) {
 		tool.fault = errors.Join(tool.fault, checkTemplates(templates, definition.Schema))
 	}

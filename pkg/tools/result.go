@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"cmp"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -11,9 +12,9 @@ import (
 // MaxText is the most characters of one result that a model gets to read.
 const MaxText = prose.MaxText
 
-// Text returns what the model reads of a result: what the tool's Render makes of
-// it, or [RenderJSON] when there is none, it panics, or t is nil; of a call that was started again
-// it says so. It is valid UTF-8 of at most [MaxText] characters.
+// Text returns what the model reads of a result: what the tool's Format makes of it, or its
+// Render, or [RenderJSON] when there is none, it panics, or t is nil; of a call that was started
+// again it says so. It is valid UTF-8 of at most [MaxText] characters.
 func (t *Tool) Text(result *protocol.Result) string {
 	if result == nil {
 		result = &protocol.Result{
@@ -21,7 +22,10 @@ func (t *Tool) Text(result *protocol.Result) string {
 			Error:  protocol.Errorf(protocol.CodeInternal, "The fleet kept no result of this call."),
 		}
 	}
-	text := render.Again(result, prose.Valid(t.render(result)))
+	text := prose.Valid(t.render(result))
+	if t == nil || t.Format == nil {
+		text = render.Again(result, text)
+	}
 	return Shown(text, result.CallID, result.Kept)
 }
 
@@ -38,9 +42,9 @@ func Shown(text string, call protocol.CallID, kept *protocol.Kept) string {
 	return prose.Clip(text, MaxText-utf8.RuneCountInString(mark)) + mark
 }
 
-// render calls the tool's Render function, and catches its panic.
+// render calls the tool's Format or Render function, and catches its panic.
 func (t *Tool) render(result *protocol.Result) (text string) {
-	if t == nil || t.Render == nil {
+	if t == nil || t.Render == nil && t.Format == nil {
 		return render.JSON(result)
 	}
 	defer func() {
@@ -48,6 +52,9 @@ func (t *Tool) render(result *protocol.Result) (text string) {
 			text = render.JSON(result)
 		}
 	}()
+	if t.Format != nil {
+		return t.Format.Text(cmp.Or(t.called, t.Name), t.arguments, result)
+	}
 	return t.Render(result)
 }
 
@@ -59,15 +66,6 @@ func RenderJSON(result *protocol.Result) string { return render.JSON(result) }
 // [Table.Plan] or [RunInline] under the status that its result will have.
 func RenderFailure(status protocol.Status, err *protocol.Error) string {
 	return prose.Clip(prose.Valid(render.Failure(&protocol.Result{Status: status, Error: err}, "")), MaxText)
-}
-
-// WithNote is the text of a result with what a person said who approved the call behind it:
-// nothing of the text makes room for that. A note of "" adds nothing.
-func WithNote(text, note string) string {
-	if note == "" {
-		return text
-	}
-	return text + "\n[the call was approved by a person, who said: " + prose.Valid(note) + "]"
 }
 
 // Diff returns the unified diff of a write or an edit; "" for every other result.

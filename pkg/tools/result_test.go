@@ -15,8 +15,9 @@ import (
 func TestWithNote_TakesNothingFromTheText(t *testing.T) {
 	t.Parallel()
 	text := strings.Repeat("é", tools.MaxText)
-	require.Equal(t, text, tools.WithNote(text, ""))
-	require.Equal(t, text+"\n[the call was approved by a person, who said: only once]", tools.WithNote(text, "only once"))
+	var tool *tools.Tool
+	require.Equal(t, text, tool.WithNote(text, ""))
+	require.Equal(t, text+"\n[the call was approved by a person, who said: only once]", tool.WithNote(text, "only once"))
 }
 
 // A call that was started again says so, and JSON is still what it was, and one entry more.

@@ -30,6 +30,7 @@ var (
 type Table struct {
 	names   []string // sorted
 	entries map[string]*entry
+	format  *Format // that its tools share
 }
 
 // entry is a tool with what was worked out about it once.
@@ -45,13 +46,16 @@ type entry struct {
 // missing Plan. Where one of them is stateful, tool_continue and tool_end are added.
 func NewTable(tools ...Tool) (*Table, error) {
 	tools = withDialogTools(tools)
-	t := &Table{entries: make(map[string]*entry, len(tools))}
+	t := &Table{entries: make(map[string]*entry, len(tools)), format: formatOf(tools)}
 	var faults []error
 	seen := make(map[string]int, len(tools))
 	for i := range tools {
 		tool := tools[i]
 		if tool.planIn != nil {
 			tool.Plan = tool.planIn(t)
+		}
+		if tool.own && tool.input == nil && tool.Format == nil {
+			tool.Format = t.format
 		}
 		if len(tool.Native) > 0 {
 			tool.Plan, tool.Native = planNative(tool.Name), maps.Clone(tool.Native)
@@ -125,7 +129,7 @@ func (t *Table) Names() []string { return slices.Clone(t.names) }
 
 // Only returns the table without the tools that have other names.
 func (t *Table) Only(names []string) *Table {
-	only := &Table{entries: make(map[string]*entry, len(t.names))}
+	only := &Table{entries: make(map[string]*entry, len(t.names)), format: t.format}
 	for _, name := range t.names {
 		if slices.Contains(names, name) {
 			only.names, only.entries[name] = append(only.names, name), t.entries[name]

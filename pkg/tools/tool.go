@@ -43,6 +43,10 @@ type Tool struct {
 	// Render turns a result, of any status, into the text that the model reads; nil
 	// means [RenderJSON]. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
+	// Format words all results and failures in place of Render, as another system does; nil is the
+	// house's own way. A table whose tools share one has it for the user's own tools and for
+	// unknown names, too.
+	Format *Format
 
 	// Help is documentation beyond the description, for [Table.Document]: plain text or Markdown.
 	Help string
@@ -53,6 +57,10 @@ type Tool struct {
 
 	input *argument.Schema // of tool_continue for this tool; nil unless it is stateful
 	fault error            // of whoever made the tool, for NewTable to report
+	own   bool             // of the user's own, and not of a toolset
+	// called and arguments are of the call for which [Table.Plan] returned this copy, as a model
+	// wrote them.
+	called, arguments string
 	// planIn makes the Plan of a tool that is about its table; nil for all others.
 	planIn func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error)
 }

@@ -2,9 +2,11 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -44,6 +46,35 @@ func TestMcp_OnStdio(t *testing.T) {
 	require.NoError(t, c.Close())
 	log := execute(t, coordinator, launch{args: []string{"session", "ls"}, env: []string{"HOME=" + home}})
 	require.Regexp(t, `answered .* 1 +1 +1 `, log.stdout, "what an agent does is kept as a session")
+}
+
+// TestMcp_ToolsetsOfOtherSystems: an agent of another system reads what it always did.
+func TestMcp_ToolsetsOfOtherSystems(t *testing.T) {
+	t.Parallel()
+	const none, file = `{"path":"none"}`, `{"path":"a.txt"}`
+	for set, calls := range map[string][][3]string{
+		"openrath": {{"read_workspace_file", file, `{"data":"alpha\n"}`}, {"read_workspace_file", none, `{"ok":false,"error_kind":"file_not_found","message":"`}},
+		"smithers": {{"read", file, "alpha\n"}, {"read", none, "ENOENT: no such file or directory, open 'none'"}},
+		"files":    {{"read_file", file, "alpha\n"}, {"read_file", none, "Error: File not found 'none'"}},
+	} {
+		t.Run(set, func(t *testing.T) {
+			t.Parallel()
+			home, workspace := t.TempDir(), t.TempDir()
+			write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
+			command := exec.CommandContext(context.WithoutCancel(t.Context()), coordinator, "mcp", "--toolset", set, "--workspace", workspace, "--sandbox", "process")
+			command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+			dieWithTests(command)
+			c := mcpClient(t, &mcp.CommandTransport{Command: command})
+			for i, call := range calls {
+				result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: call[0], Arguments: json.RawMessage(call[1])})
+				require.NoError(t, err)
+				require.Equal(t, i > 0, result.IsError)
+				said, ok := result.Content[0].(*mcp.TextContent)
+				require.True(t, ok)
+				require.True(t, strings.HasPrefix(said.Text, call[2]), said.Text)
+			}
+		})
+	}
 }
 
 // TestMcp_OverHTTP is a client of a fleet whose coordinator is killed: another one serves it, and

@@ -8,10 +8,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/plain"
 )
 
-// Files returns the tools of the toolset "files", sorted by name: the five tools
-// that many agents have for files, with the plans and payloads of [Core].
+// Files returns the tools of the toolset "files", sorted by name: the five tools that many agents
+// have for files, with their texts and the plans and payloads of [Core].
 func Files() []tools.Tool {
-	return []tools.Tool{editFile(), listFiles(), readFile(), searchFiles(), writeFile()}
+	return worded(&tools.Format{Text: render.FileTools}, editFile(), listFiles(), readFile(), searchFiles(), writeFile())
 }
 
 func readFile() tools.Tool {
@@ -26,7 +26,6 @@ func readFile() tools.Tool {
 		) (tools.Plan, *protocol.Error) {
 			return readPlan(scope, args.Path, protocol.FilesRead{})
 		}),
-		Render: render.OrKept(render.Cut(render.Plain("find the place with search_files", "find what you need with search_files"))),
 	}
 }
 
@@ -35,15 +34,14 @@ func writeFile() tools.Tool {
 		Effect: tools.Effect{Idempotent: true},
 		Definition: definition("write_file",
 			"Write a file: make it, with its directories, or replace all of its content.", writeSchema),
-		Plan:   tools.PlanOf(planWhole),
-		Render: render.Of(render.Write),
+		Plan: tools.PlanOf(planWhole),
 	}
 }
 
 func editFile() tools.Tool {
 	return tools.Tool{
 		Definition: definition("edit_file",
-			"Replace the first occurrence of a text in a file. Returns a diff of what was changed. When it fails, the file is as it was.",
+			"Replace the first occurrence of a text in a file. When it fails, the file is as it was.",
 			`{
 				"type": "object",
 				"properties": {
@@ -67,7 +65,6 @@ func editFile() tools.Tool {
 			payload := protocol.FilesEdit{Path: path, Old: args.Search, New: args.Replace, First: true, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Exclusive, protocol.Rollback)
 		}),
-		Render: render.Cut(render.Edit),
 	}
 }
 
@@ -75,11 +72,11 @@ func listFiles() tools.Tool {
 	return tools.Tool{
 		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("list_files",
-			"List the files of the workspace that match a glob, with their directories, sorted. What .gitignore files exclude is left out.",
+			"List the files of the workspace that match a glob, one path a line, sorted.",
 			`{
 				"type": "object",
 				"properties": {
-					"pattern": {"type": "string", "minLength": 1, "default": "*", "description": "*.go matches names at every depth, src/**/*.go paths. Default: *, every file."}
+					"pattern": {"type": "string", "minLength": 1, "default": "*", "description": "*.go matches at the top, **/*.go at every depth. Default: *, the files at the top."}
 				},
 				"additionalProperties": false
 			}`),
@@ -90,10 +87,9 @@ func listFiles() tools.Tool {
 			if args.Pattern == "" {
 				args.Pattern = "*"
 			}
-			payload := protocol.FilesGlob{Pattern: args.Pattern, Names: true, Limit: plain.MaxListed}
+			payload := protocol.FilesGlob{Pattern: args.Pattern, NoIgnore: true, Limit: plain.MaxListed}
 			return filePlan(scope, "", payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.Cut(render.Glob),
 	}
 }
 
@@ -101,7 +97,7 @@ func searchFiles() tools.Tool {
 	return tools.Tool{
 		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("search_files",
-			"Find the lines of the workspace's files that match a regular expression. Returns path:line:text, sorted. "+
+			"Find the lines of the workspace's files that match a regular expression. Returns path:line: text, sorted. "+
 				"What .gitignore files exclude is left out.",
 			`{
 				"type": "object",
@@ -119,6 +115,5 @@ func searchFiles() tools.Tool {
 		) (tools.Plan, *protocol.Error) {
 			return searchPlan(scope, "", protocol.FilesSearch{Pattern: args.Pattern, Glob: args.FilePattern, Limit: plain.MaxListed})
 		}),
-		Render: render.Cut(render.Search),
 	}
 }

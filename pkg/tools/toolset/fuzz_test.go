@@ -1,6 +1,7 @@
 package toolset_test
 
 import (
+	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -113,9 +114,18 @@ func FuzzRender(f *testing.F) {
 			t.Skip()
 		}
 		for _, tool := range slices.Concat(toolset.Core(), toolset.OpenRath(), toolset.Smithers(), toolset.Files()) {
-			require.NotPanics(t, func() { tool.Render(result) }, "Text would hide a panic")
+			if tool.Format == nil {
+				require.NotPanics(t, func() { tool.Render(result) }, "Text would hide a panic")
+			} else {
+				require.NotPanics(t, func() { tool.Format.Text(tool.Name, `{"path":"a"}`, result) })
+			}
 			out := tool.Text(result)
-			require.NotEmpty(t, out)
+			switch {
+			case tool.Format == nil:
+				require.NotEmpty(t, out)
+			case tool.Format.JSON:
+				require.True(t, json.Valid([]byte(out)), out)
+			}
 			require.True(t, utf8.ValidString(out))
 			require.LessOrEqual(t, utf8.RuneCountInString(out), tools.MaxText)
 		}

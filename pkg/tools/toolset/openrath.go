@@ -15,19 +15,18 @@ import (
 // maxShellCommand is how many characters a run_shell_command may have.
 const maxShellCommand = 2048
 
-// OpenRath returns the tools of the toolset "openrath", sorted by name: the names and
-// arguments of the agents of that system, with the plans and payloads of [Core].
+// OpenRath returns the tools of the toolset "openrath", sorted by name: the names, arguments and
+// texts of that system, with the plans and payloads of [Core].
 func OpenRath() []tools.Tool {
-	return []tools.Tool{
-		listWorkspaceFiles(), readWorkspaceFile(), runWorkspaceCode(), runShellCommand(), workspacePathExists(), writeWorkspaceFile(),
-	}
+	return worded(&tools.Format{Text: render.OpenRath, JSON: true},
+		listWorkspaceFiles(), readWorkspaceFile(), runWorkspaceCode(), runShellCommand(), workspacePathExists(), writeWorkspaceFile())
 }
 
 func runShellCommand() tools.Tool {
 	return tools.Tool{
 		Effect: tools.Effect{Open: true},
 		Definition: definition("run_shell_command",
-			"Run one shell command in the workspace. Returns what it wrote and its exit code unless that is 0. "+
+			"Run one shell command in the workspace. Returns JSON: exit_code, stdout, stderr and elapsed_ms. "+
 				"A command has one line of at most 2,048 characters.",
 			`{
 				"type": "object",
@@ -43,8 +42,7 @@ func runShellCommand() tools.Tool {
 		) (tools.Plan, *protocol.Error) {
 			return commandPlan(scope, protocol.CommandRun{Command: args.Cmd}, false, BashTimeout)
 		}),
-		Rules:  shellCommandRules,
-		Render: render.Command,
+		Rules: shellCommandRules,
 	}
 }
 
@@ -65,8 +63,8 @@ func readWorkspaceFile() tools.Tool {
 	return tools.Tool{
 		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("read_workspace_file",
-			"Read a file of the workspace. Returns its text as it is, or with encoding null the base64 of its bytes. "+
-				"What is too long is cut, and the end says so.",
+			"Read a file of the workspace. Returns JSON: data has its text, or with encoding null the base64 of its bytes. "+
+				"Of more than 12,000 characters you get the first, and truncated says how to read on.",
 			`{
 				"type": "object",
 				"properties": {
@@ -83,9 +81,6 @@ func readWorkspaceFile() tools.Tool {
 		) (tools.Plan, *protocol.Error) {
 			return readPlan(scope, args.Path, protocol.FilesRead{Raw: string(args.Encoding) == "null"})
 		}),
-		Render: render.OrKept(render.Cut(render.PlainOrBase64(
-			"for the rest use run_shell_command, as in `sed -n 900,1200p FILE`",
-			"for the rest use run_shell_command, as in `cut -b 44001-88000 FILE`"))),
 	}
 }
 
@@ -106,10 +101,16 @@ func writeWorkspaceFile() tools.Tool {
 	return tools.Tool{
 		Effect: tools.Effect{Idempotent: true},
 		Definition: definition("write_workspace_file",
-			"Write text to a file of the workspace: make it, with its directories, or replace all of its content.",
+			"Write text to a file of the workspace: make it, with its directories, or replace all of its content. Returns JSON: bytes_written.",
 			writeSchema),
-		Plan:   tools.PlanOf(planWhole),
-		Render: render.Of(render.Write),
+		Plan: tools.PlanOf(planWhole),
+		Rules: func(arguments map[string]any) []string {
+			content, given := arguments["content"]
+			if _, isText := content.(string); given && !isText {
+				return []string{"content: content must be text for write_workspace_file"}
+			}
+			return nil
+		},
 	}
 }
 
@@ -141,7 +142,7 @@ func planWhole(scope tools.Scope, args writeArguments) (tools.Plan, *protocol.Er
 func listWorkspaceFiles() tools.Tool {
 	t := list()
 	t.Definition = definition("list_workspace_files",
-		"List a directory of the workspace. Returns one name a line, hidden ones too: directories with a slash at the end, files with their size.",
+		"List a directory of the workspace. Returns JSON: entries, hidden ones too, each with name, path and is_dir. At most 500; total says how many there are.",
 		`{
 			"type": "object",
 			"properties": {
@@ -155,7 +156,7 @@ func listWorkspaceFiles() tools.Tool {
 func workspacePathExists() tools.Tool {
 	t := exists()
 	t.Definition = definition("workspace_path_exists",
-		"Ask whether there is something at a path of the workspace. Returns true or false.",
+		"Ask whether there is something at a path of the workspace. Returns JSON: ok is true or false.",
 		`{
 			"type": "object",
 			"properties": {
@@ -164,13 +165,15 @@ func workspacePathExists() tools.Tool {
 			"required": ["path"],
 			"additionalProperties": false
 		}`)
-	t.Render = render.Of(func(v protocol.FilesExistsResult) string { return fmt.Sprint(v.Exists) })
 	return t
 }
 
 func runWorkspaceCode() tools.Tool {
 	t := runCode()
-	t.Definition = definition(t.Name, t.Description, `{
+	t.Definition = definition(t.Name,
+		"Run a program in the workspace directory. Returns JSON: stdout, stderr, and error unless it ended with exit code 0. "+
+			"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+
+			"A go program is a complete main package that uses the standard library only.", `{
 		"type": "object",
 		"properties": {
 			"code": {"type": "string", "minLength": 1, "description": "The whole text of the program."},

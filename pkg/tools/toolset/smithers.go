@@ -1,7 +1,9 @@
 package toolset
 
 import (
-	"time"
+	"fmt"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -12,15 +14,16 @@ import (
 
 // Limits of the toolset "smithers".
 const (
-	smithersBytes   = 200_000 // of files, contents, patches, and of output that is kept
-	smithersTimeout = 60 * time.Second
+	smithersBytes   = render.SmithersBytes
+	smithersTimeout = render.SmithersTimeout
+	maxSmithersCwd  = 1024 // characters
 )
 
-// Smithers returns the tools of the toolset "smithers", sorted by name: the names and
-// arguments of the agents of that system, with the plans and payloads of [Core]. Files,
-// contents and patches over 200,000 bytes are errors; the output of commands is cut.
+// Smithers returns the tools of the toolset "smithers", sorted by name: the names, arguments and
+// texts of that system, with the plans and payloads of [Core]. Files, contents and patches over
+// 200,000 bytes are errors; the output of commands is cut.
 func Smithers() []tools.Tool {
-	return []tools.Tool{smithersBash(), smithersEdit(), smithersGrep(), smithersRead(), smithersWrite()}
+	return worded(&tools.Format{Text: render.Smithers}, smithersBash(), smithersEdit(), smithersGrep(), smithersRead(), smithersWrite())
 }
 
 func smithersRead() tools.Tool {
@@ -37,9 +40,6 @@ func smithersRead() tools.Tool {
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: render.OrKept(render.Cut(render.Plain(
-			`for the rest use bash, as in {"cmd": "sed", "args": ["-n", "900,1200p", FILE]}`,
-			`for the rest use bash, as in {"cmd": "cut", "args": ["-b", "44001-88000", FILE]}`))),
 	}
 }
 
@@ -47,7 +47,7 @@ func smithersWrite() tools.Tool {
 	return tools.Tool{
 		Effect: tools.Effect{Idempotent: true},
 		Definition: definition("write",
-			"Write a file of at most 200,000 bytes: make it, with its directories, or replace all of its content.", writeSchema),
+			"Write a file of at most 200,000 bytes: make it, with its directories, or replace all of its content. Returns ok.", writeSchema),
 		Plan: tools.PlanOf(func(scope tools.Scope, args writeArguments) (tools.Plan, *protocol.Error) {
 			if len(args.Content) > smithersBytes {
 				return tools.Plan{}, tooLong("content", len(args.Content))
@@ -56,7 +56,6 @@ func smithersWrite() tools.Tool {
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: render.Of(render.Write),
 	}
 }
 
@@ -69,7 +68,7 @@ func smithersEdit() tools.Tool {
 	return tools.Tool{
 		Definition: definition("edit",
 			"Apply a unified diff to a file. Its context must be in the file as it is; its line numbers may be off. "+
-				"Returns a diff of what was changed. When it fails, the file is as it was.",
+				"Returns ok. When it fails, the file is as it was.",
 			`{
 				"type": "object",
 				"properties": {
@@ -96,7 +95,6 @@ func smithersEdit() tools.Tool {
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: render.Cut(render.Edit),
 	}
 }
 
@@ -105,7 +103,7 @@ func smithersGrep() tools.Tool {
 		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("grep",
 			"Find the lines that match a regular expression, in one file or in all files below a directory that no .gitignore excludes. "+
-				"Returns path:line:text, sorted.",
+				"Returns path:line:text, sorted, of one file line:text; nothing when there is no match.",
 			`{
 				"type": "object",
 				"properties": {
@@ -120,7 +118,6 @@ func smithersGrep() tools.Tool {
 			plan.Timeout = smithersTimeout
 			return plan, err
 		}),
-		Render: render.Cut(render.Search),
 	}
 }
 
@@ -137,7 +134,7 @@ func smithersBash() tools.Tool {
 		Effect: tools.Effect{Open: true},
 		Definition: definition("bash",
 			"Run a program with arguments, without a shell: no pipes, wildcards or variables, unless cmd is sh and args are -c and a command line. "+
-				"Returns what it wrote and its exit code unless that is 0. It is killed after 60 seconds.",
+				"Returns what it wrote, after TOOL_COMMAND_FAILED and the exit code unless that is 0. It is killed after 60 seconds.",
 			`{
 				"type": "object",
 				"properties": {
@@ -165,6 +162,19 @@ func smithersBash() tools.Tool {
 			}
 			return commandPlan(scope, payload, false, smithersTimeout)
 		}),
-		Render: render.Command,
+		Rules: smithersBashRules,
 	}
+}
+
+// smithersBashRules refuses what the tool of that system refuses, beyond what the schema says.
+func smithersBashRules(arguments map[string]any) (faults []string) {
+	if cmd, isText := arguments["cmd"].(string); isText && cmd != "" && strings.TrimSpace(cmd) == "" {
+		faults = append(faults, "cmd: is blank: name a program")
+	}
+	opts, _ := arguments["opts"].(map[string]any)
+	cwd, _ := opts["cwd"].(string)
+	if length := utf8.RuneCountInString(cwd); length > maxSmithersCwd {
+		faults = append(faults, fmt.Sprintf("opts.cwd: has %d characters, must have %d or fewer", length, maxSmithersCwd))
+	}
+	return faults
 }

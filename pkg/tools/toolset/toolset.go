@@ -2,8 +2,9 @@
 //
 // A tool of a set says what its arguments are and plans a payload; the texts of results
 // are in package render. Sets of other systems' tools ([OpenRath], [Smithers], [Files])
-// plan the same payloads as [Core], so agents that were written for those keep their tool
-// calls and share files and order with all others. See docs/tools.md for every argument.
+// plan the same payloads as [Core] and word what comes back as those systems do, so agents that
+// were written for those keep their tool calls and what reads the answers, and share files and
+// order with all others. See docs/tools.md for every argument and every format.
 package toolset
 
 import (
@@ -61,4 +62,12 @@ func Named(names ...string) ([]tools.Tool, error) {
 		return nil, errors.Join(faults...)
 	}
 	return all, nil
+}
+
+// worded gives tools the format of their system.
+func worded(format *tools.Format, set ...tools.Tool) []tools.Tool {
+	for i := range set {
+		set[i].Format = format
+	}
+	return set
 }

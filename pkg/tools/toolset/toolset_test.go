@@ -77,7 +77,7 @@ func TestToolsets_Plans(t *testing.T) {
 			Payload: protocol.FilesEdit{Path: "a", Old: "x", First: true}, Resources: exclusive("/a"), Delivery: protocol.Rollback, Timeout: 30 * second,
 		}},
 		"files, list": {"files", "list_files", ``, tools.Plan{
-			Payload: protocol.FilesGlob{Pattern: "*", Names: true, Limit: 500}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
+			Payload: protocol.FilesGlob{Pattern: "*", NoIgnore: true, Limit: 500}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
 		}},
 		"files, search": {"files", "search_files", `{"pattern":"x","file_pattern":"*.go"}`, tools.Plan{
 			Payload: protocol.FilesSearch{Pattern: "x", Glob: "*.go", Limit: 500}, Resources: shared(""), Delivery: protocol.Idempotent, Timeout: 30 * second,
@@ -114,6 +114,9 @@ func TestToolsets_Refusals(t *testing.T) {
 		"another encoding":         {"openrath", "read_workspace_file", map[string]any{"path": "a", "encoding": "latin-1"}, protocol.CodeInvalidArguments, "encoding"},
 		"a large content":          {"smithers", "write", map[string]any{"path": "a", "content": large}, protocol.CodeTooLarge, "200001 bytes; at most 200000"},
 		"a large patch":            {"smithers", "edit", map[string]any{"path": "a", "patch": large}, protocol.CodeTooLarge, "at most 200000"},
+		"a blank program":          {"smithers", "bash", map[string]any{"cmd": " \t"}, protocol.CodeInvalidArguments, "cmd: is blank"},
+		"a long directory":         {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"cwd": strings.Repeat("x", 1025)}}, protocol.CodeInvalidArguments, "opts.cwd: has 1025 characters"},
+		"a content that is none":   {"openrath", "write_workspace_file", map[string]any{"path": "a", "content": []int{1}}, protocol.CodeInvalidArguments, "content must be text for write_workspace_file"},
 		"too many arguments":       {"smithers", "bash", map[string]any{"cmd": "a", "args": make([]string, 129)}, protocol.CodeInvalidArguments, "has 129 items, must have 128 or fewer"},
 		"a long argument":          {"smithers", "bash", map[string]any{"cmd": "a", "args": []string{strings.Repeat("x", 8193)}}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},
 		"a long program":           {"smithers", "bash", map[string]any{"cmd": strings.Repeat("x", 8193)}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},
@@ -133,32 +136,11 @@ func TestToolsets_Refusals(t *testing.T) {
 	}
 }
 
-func TestToolsets_Texts(t *testing.T) {
+// TestToolsets_LongTexts: where a text as it is ends, and what follows it.
+func TestToolsets_LongTexts(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("0123456789\n", 10_000)
-	for name, test := range map[string]struct {
-		set, tool string
-		value     protocol.Value
-		want      string
-	}{
-		"a text as it is":    {"files", "read_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("x\r\n\ty"), Lines: 2, TotalLines: 2, Bytes: 5}, "x\r\n\ty"},
-		"an empty file":      {"smithers", "read", protocol.FilesReadResult{Path: "a"}, "[a is empty]"},
-		"no bytes":           {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Raw: true}, "[a is empty]"},
-		"bytes":              {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("\x00\xff"), Bytes: 2, Binary: true, Raw: true}, "AP8="},
-		"a text as bytes":    {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("abc"), Bytes: 3, Raw: true}, "YWJj"},
-		"a binary file":      {"openrath", "read_workspace_file", protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("\x00"), Bytes: 1, Binary: true}, "[a is a binary file of 1 byte: not shown; look into it with bash, as in `file` or `od -c`]"},
-		"something is there": {"openrath", "workspace_path_exists", protocol.FilesExistsResult{Path: "a", Exists: true, Type: protocol.TypeDir}, "true"},
-		"nothing is there":   {"openrath", "workspace_path_exists", protocol.FilesExistsResult{Path: "a"}, "false"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tool, found := setTable(t, test.set).Lookup(test.tool)
-			require.True(t, found)
-			result := ok(test.value)
-			require.Equal(t, test.want, tool.Text(&result))
-		})
-	}
-	for set, name := range map[string]string{"files": "read_file", "smithers": "read", "openrath": "read_workspace_file"} {
+	for set, name := range map[string]string{"files": "read_file", "smithers": "read"} {
 		tool, found := setTable(t, set).Lookup(name)
 		require.True(t, found)
 		result := ok(protocol.FilesReadResult{Path: "a", Content: protocol.Bytes(long), Lines: 10_000, TotalLines: 10_000, Bytes: 110_000})

@@ -3,30 +3,49 @@ package render
 import (
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
 )
 
+// againKey names what [Again] says in a JSON object.
+const againKey = "[started again]"
+
 // Again is the text of a result, with a line when the call was started more than once: the
 // workspace is as one run leaves it, the world outside of it may not be. JSON stays JSON; a number
 // or a truth value has no room for the line.
 func Again(result *protocol.Result, text string) string {
-	if result.Attempt < 2 || result.Status == protocol.StatusOutcomeUnknown || result.Error.ErrorType() == string(protocol.CodeAttemptsExhausted) {
-		return text // the failure says it
-	}
-	note := fmt.Sprintf("attempt %d: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once", result.Attempt)
-	if !isJSON(result.Value) || !json.Valid([]byte(text)) {
+	note := startedAgain(result)
+	switch {
+	case note == "":
+		return text
+	case isJSON(result.Value) && json.Valid([]byte(text)):
+		return Annotated(text, againKey, note)
+	default:
 		return prose.Ended(text) + "[" + note + "]"
 	}
+}
+
+// startedAgain says that a call was started more than once; "" when it was not, or the failure
+// says so.
+func startedAgain(result *protocol.Result) string {
+	if result.Attempt < 2 || result.Status == protocol.StatusOutcomeUnknown || result.Error.ErrorType() == string(protocol.CodeAttemptsExhausted) {
+		return ""
+	}
+	return fmt.Sprintf("attempt %d: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once", result.Attempt)
+}
+
+// Annotated is a JSON text with a note in it: a property of an object, the last item of an array.
+// Other values have no room for one.
+func Annotated(text, key, note string) string {
 	text = strings.TrimSpace(text)
+	quoted := quote(note)
 	switch text[0] {
 	case '{':
-		note = `"[started again]":` + strconv.Quote(note)
+		quoted = quote(key) + ":" + quoted
 	case '[':
-		note = strconv.Quote("[" + note + "]")
+		quoted = quote("[" + note + "]")
 	default:
 		return text
 	}
@@ -34,7 +53,16 @@ func Again(result *protocol.Result, text string) string {
 	if len(strings.TrimSpace(rest)) > 1 {
 		rest += ","
 	}
-	return rest + note + end
+	return rest + quoted + end
+}
+
+// quote is a text as a JSON string.
+func quote(text string) string {
+	quoted, err := prose.JSON(prose.Valid(text))
+	if err != nil { // no string is none
+		return `""`
+	}
+	return string(quoted)
 }
 
 // isJSON reports whether the text of a value is JSON for its reader.

@@ -35,7 +35,7 @@ func executionText(r rest, e *protocol.Execution) string {
 	text, cut := writtenText(e)
 	marks := endMarks(e)
 	if cut || e.Truncated {
-		marks = append(marks, cutMark(r, e, text))
+		marks = append(marks, "["+cutNote(r, e, text)+"]")
 	}
 	if len(marks) > 0 {
 		return prose.Ended(text) + strings.Join(marks, "\n")
@@ -65,8 +65,8 @@ func writtenText(e *protocol.Execution) (text string, cut bool) {
 	return shown, shown != text
 }
 
-// cutMark says how much there was, and how to get at it.
-func cutMark(r rest, e *protocol.Execution, shown string) string {
+// cutNote says how much there was, and how to get at it.
+func cutNote(r rest, e *protocol.Execution, shown string) string {
 	how := "no more is kept: send it to a file and read that, or filter it"
 	if r.isKept() {
 		what := "all of it"
@@ -76,7 +76,7 @@ func cutMark(r rest, e *protocol.Execution, shown string) string {
 		line, column := cutAt(e, shown)
 		how = fmt.Sprintf("%s: read it from %s on", what, r.path("", line, column))
 	}
-	return fmt.Sprintf("[output was cut: stdout had %s, stderr %s; %s]",
+	return fmt.Sprintf("output was cut: stdout had %s, stderr %s; %s",
 		size(e.StdoutBytes, e.StdoutLines), size(e.StderrBytes, e.StderrLines), how)
 }
 

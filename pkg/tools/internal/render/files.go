@@ -1,7 +1,6 @@
 package render
 
 import (
-	"encoding/base64"
 	"fmt"
 	"strconv"
 	"strings"
@@ -122,37 +121,36 @@ func shellWord(path string) string {
 	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
-// Plain makes the text of a whole file for tools that have no offset: as it is, without
+// wholeText is the text of a whole file for tools that have no offset: as it is, without
 // numbers, cut at what fits. Where no more is kept, how says how to get at the other lines, and
 // inLine at the rest of a long one.
-func Plain(how, inLine string) func(protocol.FilesReadResult, rest) string {
-	return func(v protocol.FilesReadResult, r rest) string {
-		if v.Binary {
-			return binaryText(v)
-		}
-		content := prose.Valid(string(v.Content))
-		if content == "" {
-			return noLinesText(v)
-		}
-		shown := content[:prose.Offset(content, prose.BodyLimit)]
-		if at := strings.LastIndexByte(shown, '\n'); len(shown) < len(content) && at > 0 {
-			shown = shown[:at+1]
-		}
-		if len(shown) == len(content) && !v.Truncated {
-			return content
-		}
-		lines, ended := strings.Count(shown, "\n"), strings.HasSuffix(shown, "\n")
-		column := len(shown) - strings.LastIndexByte(shown, '\n')
-		first, next := strconv.Itoa(lines), how
-		if !ended {
-			first, next = prose.Plural(utf8.RuneCountInString(shown), "character"), inLine
-		}
-		if r.isKept() {
-			next = "read on with " + r.path("", lines+1, int64(column))
-		}
-		return prose.Ended(shown) + fmt.Sprintf("[cut here: these are the first %s of %s, %s in all; %s]",
-			first, prose.Plural(max(v.TotalLines, lines), "line"), prose.Plural(v.Bytes, "byte"), next)
+func wholeText(v protocol.FilesReadResult, r rest, how, inLine string) string {
+	if v.Binary {
+		return binaryText(v)
 	}
+	content := prose.Valid(string(v.Content))
+	shown := content[:prose.Offset(content, prose.BodyLimit)]
+	if at := strings.LastIndexByte(shown, '\n'); len(shown) < len(content) && at > 0 {
+		shown = shown[:at+1]
+	}
+	if len(shown) == len(content) && !v.Truncated {
+		return content
+	}
+	line, column := endOf(shown)
+	first, next := strconv.Itoa(line-1), how
+	if column > 1 {
+		first, next = prose.Plural(utf8.RuneCountInString(shown), "character"), inLine
+	}
+	if r.isKept() {
+		next = "read on with " + r.path("", line, column)
+	}
+	return prose.Ended(shown) + fmt.Sprintf("[cut here: these are the first %s of %s, %s in all; %s]",
+		first, prose.Plural(max(v.TotalLines, line-1), "line"), prose.Plural(v.Bytes, "byte"), next)
+}
+
+// endOf is the line and the byte of it, both from 1, that follow a text.
+func endOf(shown string) (line int, column int64) {
+	return strings.Count(shown, "\n") + 1, int64(len(shown) - strings.LastIndexByte(shown, '\n'))
 }
 
 // Exists says yes or no, and what there is.
@@ -170,33 +168,4 @@ func Exists(v protocol.FilesExistsResult) string {
 	default:
 		return fmt.Sprintf("yes: %s is a special file", prose.Path(v.Path))
 	}
-}
-
-// PlainOrBase64 is [Plain], or the bytes of a file for a model that asked for them.
-func PlainOrBase64(how, inLine string) func(protocol.FilesReadResult, rest) string {
-	text := Plain(how, inLine)
-	return func(v protocol.FilesReadResult, r rest) string {
-		if v.Raw {
-			return encoded(v, r)
-		}
-		return text(v, r)
-	}
-}
-
-// encoded is the bytes of a file as base64.
-func encoded(v protocol.FilesReadResult, r rest) string {
-	if v.Bytes == 0 {
-		return noLinesText(v)
-	}
-	all := base64.StdEncoding.EncodeToString(v.Content)
-	if len(all) <= prose.BodyLimit && int64(len(v.Content)) == v.Bytes {
-		return all
-	}
-	content := v.Content[:min(len(v.Content), prose.BodyLimit/4*3)]
-	shown := base64.StdEncoding.EncodeToString(content)
-	how := "no more is kept"
-	if r.isKept() {
-		how = "read on with " + r.path("", 1, int64(len(shown))+1)
-	}
-	return shown + fmt.Sprintf("\n[cut here: these are the first %d of %s; %s]", len(content), prose.Plural(v.Bytes, "byte"), how)
 }

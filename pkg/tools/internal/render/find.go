@@ -133,6 +133,10 @@ func matches(n int) string {
 // most [plain.MaxListed].
 func fitting(list protocol.Value) (string, int) {
 	lines, _ := plain.Lines(list)
+	return fittingLines(lines)
+}
+
+func fittingLines(lines []string) (string, int) {
 	var b strings.Builder
 	used := 0
 	for i, line := range lines[:min(len(lines), plain.MaxListed)] {

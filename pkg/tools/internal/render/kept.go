@@ -78,8 +78,9 @@ func (r rest) others(shown, total int, narrower string) string {
 	}
 }
 
-// keptText is the lines of a kept result with their numbers, and where they stand in it.
-func keptText(v protocol.ResultReadResult) string {
+// keptText is the lines of a kept result with their numbers, as many as have room in so many
+// characters, and where they stand in it.
+func keptText(v protocol.ResultReadResult, room int) string {
 	what := Handle(v.CallID, v.Part, 0, 0)
 	switch {
 	case len(v.Content) == 0 && v.TotalLines == 0:
@@ -88,7 +89,7 @@ func keptText(v protocol.ResultReadResult) string {
 		return fmt.Sprintf("[there are no such lines: %s has %s]", what, prose.Plural(v.TotalLines, "line"))
 	}
 	first, column := max(v.FirstLine, 1), max(v.FirstColumn, 1)
-	body, shown, bytes := rows(string(v.Content), first)
+	body, shown, bytes := rows(string(v.Content), first, room)
 	last := first + shown - 1
 	end := column + bytes - 1 // of the first line
 	next := Handle(v.CallID, v.Part, last+1, 0)
@@ -110,11 +111,10 @@ func keptText(v protocol.ResultReadResult) string {
 	return body + mark + "]"
 }
 
-// rows returns the lines that fit, with their numbers, and how many they are: at least one, of
-// which only so many bytes are shown.
-func rows(content string, first int) (text string, count int, bytes int64) {
+// rows returns the lines that have room, with their numbers, and how many they are: at least one,
+// of which only so many bytes are shown.
+func rows(content string, first, room int) (text string, count int, bytes int64) {
 	var b strings.Builder
-	room := prose.BodyLimit
 	for line := range strings.Lines(content) {
 		line = strings.TrimSuffix(line, "\n")
 		number := fmt.Sprintf("%6d\t", first+count)
@@ -136,7 +136,7 @@ func rows(content string, first int) (text string, count int, bytes int64) {
 func OrKept(file func(*protocol.Result) string) func(*protocol.Result) string {
 	return func(result *protocol.Result) string {
 		if _, kept := result.Value.(protocol.ResultReadResult); kept {
-			return Of(keptText)(result)
+			return Of(func(v protocol.ResultReadResult) string { return keptText(v, prose.BodyLimit) })(result)
 		}
 		return file(result)
 	}

@@ -67,10 +67,7 @@ func Cut[V protocol.Value](text func(V, rest) string) func(*protocol.Result) str
 
 // Failure is the one form of everything that is not ok.
 func Failure(result *protocol.Result, partial string) string {
-	code, what := protocol.Code(result.Status), ""
-	if result.Error != nil {
-		code, what = result.Error.Code, strings.TrimSpace(result.Error.Message)
-	}
+	code, what := faultOf(result)
 	var b strings.Builder
 	fmt.Fprintf(&b, "[%s: %s]\n", result.Status, code)
 	b.WriteString(prose.Ended(prose.Head(what, prose.BodyLimit/2)))
@@ -88,6 +85,14 @@ func Failure(result *protocol.Result, partial string) string {
 	}
 	b.WriteString(mark)
 	return b.String()
+}
+
+// faultOf is why a result is not ok.
+func faultOf(result *protocol.Result) (code protocol.Code, message string) {
+	if result.Error == nil {
+		return protocol.Code(result.Status), ""
+	}
+	return result.Error.Code, strings.TrimSpace(result.Error.Message)
 }
 
 // advice tells a model what to do about a failure.

@@ -1,0 +1,69 @@
+package tools
+
+import (
+	"encoding/json"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/render"
+)
+
+// Format is how another system words what its tools return, for agents and programs that read it.
+type Format struct {
+	// Text words a result, of any status, of a call of the named tool; arguments are what a model
+	// wrote, and result is never nil. It says itself what is to be said of a call that was started
+	// again, and is at most [MaxText] characters long. It is safe for concurrent use.
+	Text func(tool, arguments string, result *protocol.Result) string
+	// JSON says that every text is JSON, and stays so: what is added is put into it.
+	JSON bool
+}
+
+// Failure is the text of a call that came to nothing: of an error of [Table.Plan] or [RunInline]
+// under the status that its result will have. A nil tool has that of [RenderFailure].
+func (t *Tool) Failure(status protocol.Status, err *protocol.Error) string {
+	if t == nil || t.Format == nil {
+		return RenderFailure(status, err)
+	}
+	return t.Text(&protocol.Result{Status: status, Error: err})
+}
+
+// Returned is what a model is shown of what [RunInline] returned for a call: [Shown], or what the
+// tool's Format makes of it, as JSON where it is.
+func (t *Tool) Returned(text string, call protocol.CallID, kept *protocol.Kept) string {
+	if t == nil || t.Format == nil {
+		return Shown(text, call, kept)
+	}
+	output := json.RawMessage(text)
+	if !json.Valid(output) {
+		output, _ = prose.JSON(text) // of a string there is no error
+	}
+	return t.Text(&protocol.Result{CallID: call, Status: protocol.StatusOK, Kept: kept, Value: protocol.ToolRunResult{Output: output}})
+}
+
+// WithNote is the text of a result with what a person said who approved the call: behind it, or in
+// it where a [Format] has JSON. Nothing of the text makes room for that. A note of "" adds nothing.
+func (t *Tool) WithNote(text, note string) string {
+	switch {
+	case note == "":
+		return text
+	case t != nil && t.Format != nil && t.Format.JSON:
+		return render.Annotated(text, "[approved]", "the call was approved by a person, who said: "+note)
+	default:
+		return text + "\n[the call was approved by a person, who said: " + prose.Valid(note) + "]"
+	}
+}
+
+// formatOf is the format that the tools which have one share; nil when there is none, or two.
+func formatOf(set []Tool) *Format {
+	var format *Format
+	for i := range set {
+		switch own := set[i].Format; {
+		case own == nil || own == format:
+		case format != nil:
+			return nil
+		default:
+			format = own
+		}
+	}
+	return format
+}

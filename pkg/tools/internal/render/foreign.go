@@ -1,0 +1,115 @@
+package render
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/internal/prose"
+	"github.com/toolfleet/toolfleet/pkg/tools/plain"
+)
+
+// The formats of other systems, one a file, share what is here: each makes all texts of a call,
+// failures too, from its name, its arguments as a model wrote them, and its result.
+
+// maxRepeated is how many characters of an argument a text repeats.
+const maxRepeated = 500
+
+// argument is a text among the arguments of a call; isText is false when it is missing or is none.
+func argument(arguments, name string) (text string, isText bool) {
+	var all map[string]any
+	if json.Unmarshal([]byte(arguments), &all) != nil {
+		return "", false
+	}
+	text, isText = all[name].(string)
+	return prose.Short(prose.Valid(text), maxRepeated), isText
+}
+
+// path is that argument of a call about a file.
+func path(arguments string) string {
+	text, _ := argument(arguments, "path")
+	return text
+}
+
+// partial is what a command wrote before it failed, as it would stand on a terminal, after a line
+// feed; "" when it wrote nothing.
+func partial(result *protocol.Result) string {
+	e := plain.Execution(result.Value)
+	if e == nil || len(e.Stdout)+len(e.Stderr)+len(e.Combined) == 0 {
+		return ""
+	}
+	return "\n" + writtenOrCut(result, e)
+}
+
+// writtenOrCut is what a command wrote, and when that is cut where the rest is.
+func writtenOrCut(result *protocol.Result, e *protocol.Execution) string {
+	all := prose.Plain(string(plain.Written(e)))
+	text := prose.Clip(all, outputLimit)
+	if text != all || e.Truncated {
+		return prose.Ended(text) + "[" + cutNote(restOf(result), e, text) + "]"
+	}
+	return text
+}
+
+// failed is a failure as text: what went wrong, and what was written until then.
+func failed(result *protocol.Result, what string) string {
+	text := prose.Head(what, prose.BodyLimit/2)
+	written := prose.Clip(partial(result), max(prose.BodyLimit-utf8.RuneCountInString(text), minClip))
+	if text != what && written == "" {
+		written = restOf(result).mark("")
+	}
+	return text + written
+}
+
+// minClip is the least that [prose.Clip] cuts to.
+const minClip = 100
+
+// lines is the lines of a list that have room, and where the others are. none stands for an empty
+// list; noun names an entry.
+func lines(all []string, total int, r rest, none, noun string) string {
+	if len(all) == 0 {
+		return none
+	}
+	body, shown := fittingLines(all)
+	if total = max(total, len(all)); shown < total {
+		body += "[" + strconv.Itoa(total-shown) + " more of " + prose.Plural(total, noun) + "; " + r.others(shown, total, "use a narrower pattern") + "]"
+	}
+	return body
+}
+
+// stopped is a line which says that a search took too long.
+func stopped(v protocol.FilesSearchResult) string {
+	if !v.Stopped {
+		return ""
+	}
+	return "\n[not all files were searched, that took too long: use a narrower pattern or path]"
+}
+
+// acting is a text with what is to be said of a call that was started again. What is about files
+// acts on the workspace alone, which is as one run leaves it, and its readers expect it as it is.
+func acting(result *protocol.Result, text string) string {
+	note := startedAgain(result)
+	if note == "" || result.Status == protocol.StatusOK && isAboutFiles(result.Value) {
+		return text
+	}
+	return prose.Ended(text) + "[" + note + "]"
+}
+
+func isAboutFiles(v protocol.Value) bool {
+	return v != nil && (v.ValueKind() == protocol.KindResultRead || strings.HasPrefix(string(v.ValueKind()), "files_"))
+}
+
+// own is the text of a tool of the user's own that succeeded, and of everything that no format
+// knows.
+func own(result *protocol.Result) string {
+	switch result.Value.(type) {
+	case protocol.ToolRunResult:
+		return ToolRun(result)
+	case protocol.UnknownValue:
+		return User(result)
+	default:
+		return JSON(result)
+	}
+}
