@@ -114,14 +114,15 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 
 // whence says who has the workspace: the fleet, or a worker on its disk.
 func (c *sessionCommand) whence(ctx context.Context, desk sessionDesk, w *remoteWorkspace, at protocol.CallID) (func(context.Context) (snapshot.Changes, error), error) {
-	store, err := workspace.Open(ctx, w.fleet.NC, desk.fleet)
-	if err != nil {
+	var err error
+	if w.store, err = workspace.Open(ctx, w.fleet.NC, desk.fleet); err != nil {
 		return nil, err
 	}
-	kept, err := checkpointOf(ctx, store, desk, at)
+	kept, err := w.store.Ref(ctx, desk.lane(), at)
 	if err == nil {
-		return func(ctx context.Context) (snapshot.Changes, error) { return kept.into(ctx, w) }, nil
+		return func(ctx context.Context) (snapshot.Changes, error) { return w.take(ctx, kept) }, nil
 	}
+	err = fmt.Errorf("session %s: %w", desk.id, err)
 	if at != "" || !errors.Is(err, workspace.ErrNone) {
 		return nil, err
 	}
@@ -151,8 +152,13 @@ func copyInto(ctx context.Context, from, dir string, protect []string) (changes 
 		return changes, fmt.Errorf("open the workspace: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
+	to, err := os.OpenRoot(dir)
+	if err != nil {
+		return changes, fmt.Errorf("open DIR: %w", err)
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
 	_, _, err = snapshot.Packed(ctx, root, nil, func(archive io.Reader) (err error) {
-		changes, err = syncInto(ctx, dir, nil, archive, &snapshot.Options{Protect: protect})
+		changes, err = snapshot.Sync(ctx, to, nil, archive, &snapshot.Options{Protect: protect})
 		return err
 	})
 	return changes, err

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -13,7 +11,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 type sessionRestore struct {
@@ -104,42 +101,4 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	}
 	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
 	return err
-}
-
-// checkpoint is a workspace at a checkpoint, as a source to pull from.
-type checkpoint struct {
-	store *workspace.Store
-	tree  snapshot.Tree // of the workspace alone
-}
-
-// checkpointOf is that after a call, "" the last one.
-func checkpointOf(ctx context.Context, store *workspace.Store, desk sessionDesk, at protocol.CallID) (*checkpoint, error) {
-	tree, err := store.At(ctx, desk.lane(), at)
-	if err != nil {
-		return nil, fmt.Errorf("session %s: %w", desk.id, err)
-	}
-	files := snapshot.Tree{}
-	for name, node := range tree {
-		if below, is := strings.CutPrefix(name, underWorkspace); is {
-			files[below] = node
-		}
-	}
-	return &checkpoint{store, files}, nil
-}
-
-// into brings it into the directory of a remote workspace; no worker is asked.
-func (c *checkpoint) into(ctx context.Context, w *remoteWorkspace) (changes snapshot.Changes, err error) {
-	reader, writer := io.Pipe()
-	packed := make(chan error, 1)
-	go func() {
-		err := snapshot.PackTree(ctx, c.tree, c.store, writer)
-		packed <- errors.Join(err, writer.CloseWithError(err))
-	}()
-	changes, err = w.take(ctx, reader)
-	reader.CloseWithError(err)
-	if err = errors.Join(<-packed, err); err != nil {
-		return changes, err
-	}
-	w.base = changes.Archive
-	return changes, w.keepBase(ctx)
 }

@@ -8,8 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
@@ -26,6 +27,7 @@ import (
 // remoteWorkspace is a local directory whose copy a session works on elsewhere.
 type remoteWorkspace struct {
 	fleet   *fleet.Fleet
+	store   *workspace.Store
 	session protocol.SessionID
 	pool    protocol.Pool
 	dir     string
@@ -64,8 +66,10 @@ func (f *policyFlags) importWorkspace(
 		warn: show.warn, copyFlags: copies, busy: show.busy,
 	}
 	defer w.busy("")
-	blobs, err := fl.JS.ObjectStore(ctx, fl.Name.BlobsBucket())
-	if err != nil {
+	if err := natsio.CheckRights(ctx, fl.NC, natsio.UploadRights(fl.Name)); err != nil {
+		return nil, fmt.Errorf("copy the workspace: %w", err)
+	}
+	if w.store, err = workspace.Open(ctx, fl.NC, fl.Name); err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	root, err := os.OpenRoot(dir)
@@ -73,28 +77,63 @@ func (f *policyFlags) importWorkspace(
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	name, ignore := w.blob(), w.ignoring(ctx, root)
-	if w.base, _, err = snapshot.Packed(ctx, root, &snapshot.Options{Skip: ignore.Skip}, func(archive io.Reader) error {
-		_, err := blobs.Put(ctx, jetstream.ObjectMeta{Name: name}, w.shown("sending the workspace", archive))
-		return err
-	}); err != nil {
-		return nil, fmt.Errorf("copy the workspace: %w", err)
+	for range uploads {
+		if err = w.upload(ctx, root); err == nil || !isCode(err, protocol.CodeNotFound) {
+			break
+		}
 	}
-	defer func() { _ = blobs.Delete(context.WithoutCancel(ctx), name) }() // it ages out otherwise
-	w.tellLeft("not copied", ignore)
-	value, err := w.call(ctx, protocol.WorkspaceImport{Blob: name}, protocol.Exclusive)
 	if err != nil {
 		return nil, err
 	}
-	if imported, is := value.(protocol.WorkspaceImportResult); is && imported.Files == 0 && len(w.base) > 0 {
-		w.base, err = w.loadBase(ctx) // the session has worked in it before, and keeps what it has
-		return w, err
-	}
-	return w, w.keepBase(ctx)
+	return w, nil
 }
 
-func (w *remoteWorkspace) blob() string {
-	return "workspace/" + string(w.session) + "/" + uuid.NewString()
+// uploads is how often a directory is uploaded that others upload at the same time.
+const uploads = 5
+
+// isCode reports whether an error is that of a call, with this code.
+func isCode(err error, code protocol.Code) bool {
+	fault, is := errors.AsType[*protocol.Error](err)
+	return is && fault.Code == code
+}
+
+// upload sends what the fleet does not have of the directory, and has a worker fill the sandbox.
+func (w *remoteWorkspace) upload(ctx context.Context, root *os.Root) error {
+	ignore := w.ignoring(ctx, root)
+	upload, err := w.store.Upload(ctx, w.name(), root, ignore.Skip, w.shown("sending the workspace"))
+	if err != nil {
+		return fmt.Errorf("copy the workspace: %w", err)
+	}
+	encoded, err := json.Marshal(upload)
+	if err != nil {
+		return fmt.Errorf("copy the workspace: %w", err)
+	}
+	blob := "workspace/" + string(w.session) + "/" + uuid.NewString()
+	if err := w.put(ctx, blob, encoded); err != nil {
+		return fmt.Errorf("copy the workspace: %w", err)
+	}
+	defer func() { // it ages out otherwise
+		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.fleet.JS, w.fleet.Name.BlobsBucket(), blob)
+	}()
+	w.tellLeft("not copied", ignore)
+	value, err := w.call(ctx, protocol.WorkspaceImport{Upload: w.name(), Blob: blob}, protocol.Exclusive)
+	if err != nil {
+		return err
+	}
+	imported, is := value.(protocol.WorkspaceImportResult)
+	if !is || imported.Checkpoint == 0 { // the session has worked in it before, and keeps what it has
+		w.base, err = w.loadBase(ctx)
+		return err
+	}
+	if w.base, err = upload.Tree.Manifest(ctx, w.store); err != nil {
+		return fmt.Errorf("remember the workspace: %w", err)
+	}
+	return w.keepBase(ctx, workspace.UploadRef(w.name(), imported.Checkpoint))
+}
+
+func (w *remoteWorkspace) put(ctx context.Context, name string, content []byte) error {
+	_, err := natsio.PutObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), name, bytes.NewReader(content))
+	return err
 }
 
 // call has a worker do something with the whole workspace.
@@ -131,37 +170,37 @@ func (w *remoteWorkspace) fetch(ctx context.Context) (changes snapshot.Changes, 
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
 	defer w.busy("")
-	name := w.blob()
-	if _, err := w.call(ctx, protocol.WorkspaceExport{Blob: name}, protocol.Shared); err != nil {
-		return changes, fmt.Errorf("bring the workspace back: %w", err)
-	}
-	blobs, err := w.fleet.JS.ObjectStore(ctx, w.fleet.Name.BlobsBucket())
+	value, err := w.call(ctx, protocol.WorkspaceExport{Upload: w.name()}, protocol.Shared)
 	if err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
-	archive, err := natsio.GetObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), name)
-	if err != nil {
-		return changes, fmt.Errorf("bring the workspace back: %w", err)
-	}
-	defer func() { err = errors.Join(err, archive.Close(), blobs.Delete(ctx, name)) }()
-	if changes, err = w.take(ctx, w.shown("bringing the workspace back", archive)); err != nil {
-		return changes, err
-	}
-	w.base = changes.Archive
-	return changes, w.keepBase(ctx)
+	exported, _ := value.(protocol.WorkspaceExportResult)
+	return w.take(ctx, workspace.UploadRef(w.name(), exported.Checkpoint))
 }
 
-// syncInto brings what changed in an archive since base into a directory.
-func syncInto(ctx context.Context, dir string, base snapshot.Manifest, archive io.Reader, options *snapshot.Options) (changes snapshot.Changes, err error) {
-	root, err := os.OpenRoot(dir)
+// take brings what a checkpoint changes into the directory, but for what is left out of its copy.
+func (w *remoteWorkspace) take(ctx context.Context, at workspace.Ref) (changes snapshot.Changes, err error) {
+	root, err := os.OpenRoot(w.dir)
 	if err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	if changes, err = snapshot.Sync(ctx, root, base, archive, options); err != nil {
+	theirs, err := w.store.Files(ctx, at)
+	if err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
-	return changes, nil
+	options := &snapshot.Options{Protect: w.protect}
+	if !w.everything {
+		ignore := w.ignoring(ctx, root)
+		// What the person keeps from a session is not for a session to say.
+		options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.protect), snapshot.OwnIgnoreFile)
+		defer func() { w.tellLeft("not brought back", ignore) }()
+	}
+	if changes, err = snapshot.SyncTree(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options); err != nil {
+		return changes, fmt.Errorf("bring the workspace back: %w", err)
+	}
+	w.base = changes.Archive
+	return changes, w.keepBase(ctx, at)
 }
 
 // tellChanges tells what was left as it is.
@@ -178,22 +217,27 @@ func tellChanges(changes snapshot.Changes, warn func(string)) {
 	}
 }
 
-// baseName names the object that says what the two had when they were last the same: of this
-// directory on this host, since another one may have something else.
-func (w *remoteWorkspace) baseName() string {
+// name is that of the directory's uploads: of this host, since another one may have something else
+// there.
+func (w *remoteWorkspace) name() string {
 	host, _ := os.Hostname() // only a name
 	sum := sha256.Sum256([]byte(host + "\x00" + w.dir))
-	return "workspace/" + string(w.session) + "/base-" + hex.EncodeToString(sum[:8])
+	return hex.EncodeToString(sum[:8])
 }
 
-// keepBase stores the base. Whoever brings changes back later, or again, then knows which side
-// changed what.
-func (w *remoteWorkspace) keepBase(ctx context.Context) error {
-	encoded, err := json.Marshal(w.base)
-	if err != nil {
-		return fmt.Errorf("remember the workspace: %w", err)
+// baseName names the object that says what the two had when they were last the same.
+func (w *remoteWorkspace) baseName() string {
+	return "workspace/" + string(w.session) + "/base-" + w.name()
+}
+
+// keepBase stores which checkpoint the base is. Whoever brings changes back later, or again, then
+// knows which side changed what.
+func (w *remoteWorkspace) keepBase(ctx context.Context, base workspace.Ref) error {
+	encoded, err := json.Marshal(base)
+	if err == nil {
+		err = w.put(ctx, w.baseName(), encoded)
 	}
-	if _, err := natsio.PutObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), w.baseName(), bytes.NewReader(encoded)); err != nil {
+	if err != nil {
 		return fmt.Errorf("remember the workspace: %w", err)
 	}
 	return nil
@@ -201,17 +245,32 @@ func (w *remoteWorkspace) keepBase(ctx context.Context) error {
 
 // loadBase returns the base that is stored; nil when there is none, or not any more. Then
 // everything that differs counts as changed on both sides, and nothing is lost.
-func (w *remoteWorkspace) loadBase(ctx context.Context) (base snapshot.Manifest, err error) {
-	object, err := natsio.GetObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), w.baseName())
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
+func (w *remoteWorkspace) loadBase(ctx context.Context) (snapshot.Manifest, error) {
+	var at workspace.Ref
+	err := w.get(ctx, w.baseName(), &at)
+	var tree snapshot.Tree
+	if err == nil {
+		tree, err = w.store.Files(ctx, at)
+	}
+	if errors.Is(err, jetstream.ErrObjectNotFound) || errors.Is(err, workspace.ErrNone) {
 		return nil, nil
+	}
+	var base snapshot.Manifest
+	if err == nil {
+		base, err = tree.Manifest(ctx, w.store)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look for what the workspace was: %w", err)
 	}
-	defer func() { err = errors.Join(err, object.Close()) }()
-	if err := json.NewDecoder(object).Decode(&base); err != nil {
-		return nil, fmt.Errorf("look for what the workspace was: %w", err)
-	}
 	return base, nil
+}
+
+// get decodes an object.
+func (w *remoteWorkspace) get(ctx context.Context, name string, into any) (err error) {
+	object, err := natsio.GetObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, object.Close()) }()
+	return json.NewDecoder(object).Decode(into)
 }

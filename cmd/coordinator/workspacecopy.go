@@ -3,12 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -32,50 +32,45 @@ func (w *remoteWorkspace) tellLeft(how string, ignore *snapshot.Ignore) {
 	}
 }
 
-// take brings what an archive changes into the directory, but for what is left out of its copy.
-func (w *remoteWorkspace) take(ctx context.Context, archive io.Reader) (snapshot.Changes, error) {
-	options := &snapshot.Options{Protect: w.protect}
-	if w.everything {
-		return syncInto(ctx, w.dir, w.base, archive, options)
-	}
-	root, err := os.OpenRoot(w.dir)
-	if err != nil {
-		return snapshot.Changes{}, fmt.Errorf("bring the workspace back: %w", err)
-	}
-	defer root.Close()
-	ignore := w.ignoring(ctx, root)
-	// What the person keeps from a session is not for a session to say.
-	options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.protect), snapshot.OwnIgnoreFile)
-	changes, err := syncInto(ctx, w.dir, w.base, archive, options)
-	w.tellLeft("not brought back", ignore)
-	return changes, err
-}
-
-// progressEvery is how often the size of what was read is shown.
+// progressEvery is how often the size of what travelled is shown.
 const progressEvery = 200 * time.Millisecond
 
-// progress is an archive whose size is shown as it is read.
+// progress is bodies whose size is shown as they travel.
 type progress struct {
-	io.Reader
+	*workspace.Store
 
-	what  string
-	show  func(string)
-	bytes int64
+	what string
+	show func(string)
+
+	mu    sync.Mutex
+	bytes int
 	next  time.Time
 }
 
-// shown shows how much of an archive is read.
-func (w *remoteWorkspace) shown(what string, archive io.Reader) io.Reader {
-	return &progress{Reader: archive, what: what, show: w.busy}
+// shown is the store, and shows how much of it travels.
+func (w *remoteWorkspace) shown(what string) *progress {
+	return &progress{Store: w.store, what: what, show: w.busy}
 }
 
-// Read implements [io.Reader].
-func (p *progress) Read(b []byte) (int, error) {
-	n, err := p.Reader.Read(b)
-	p.bytes += int64(n)
+// Put implements [snapshot.Bodies].
+func (p *progress) Put(ctx context.Context, name string, body []byte) error {
+	p.add(len(body))
+	return p.Store.Put(ctx, name, body)
+}
+
+// Get implements [snapshot.Bodies].
+func (p *progress) Get(ctx context.Context, name string) ([]byte, error) {
+	body, err := p.Store.Get(ctx, name)
+	p.add(len(body))
+	return body, err
+}
+
+func (p *progress) add(size int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes += size
 	if now := time.Now(); now.After(p.next) {
 		p.next = now.Add(progressEvery)
 		p.show(fmt.Sprintf("%s: %.1f MB", p.what, float64(p.bytes)/1e6))
 	}
-	return n, err
 }

@@ -83,6 +83,11 @@ func WorkspaceRights(fleet protocol.Fleet) Rights {
 	}}
 }
 
+// UploadRights are those of whoever sends a directory: they add contents, and write no journal.
+func UploadRights(fleet protocol.Fleet) Rights {
+	return Rights{Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), chunkSubject(fleet.BodiesBucket(), probed)}}
+}
+
 // WorkersRights are those of whoever asks which workers a pool has.
 func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Publish: []string{fleet.WhoSubject(pool)}}

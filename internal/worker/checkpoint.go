@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
@@ -159,6 +161,40 @@ func (c *checkpoints) goBack(ctx context.Context, lane protocol.LaneHash, call p
 	defer func() { err = errors.Join(err, root.Close()) }()
 	c.back = c.taken.Tree().To(tree)
 	return snapshot.Restore(ctx, root, tree, c.index, c.store, skip)
+}
+
+// begin has the next commit keep an upload with which an empty workspace was filled, without reading
+// it. It does nothing without checkpoints.
+func (c *checkpoints) begin(files snapshot.Tree, index snapshot.Index) {
+	if c == nil {
+		return
+	}
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	next := maps.Clone(c.taken.Tree())
+	maps.DeleteFunc(next, func(name string, _ snapshot.Node) bool { return strings.HasPrefix(name, workspaceDir+"/") })
+	next[workspaceDir] = snapshot.Node{Type: sandbox.TypeDir, Mode: 0o700}
+	for name, node := range files {
+		next[path.Join(workspaceDir, name)] = node
+	}
+	for name, known := range index {
+		c.index[path.Join(workspaceDir, name)] = known
+	}
+	c.back = c.taken.Tree().To(next)
+	c.back.Stored = files.Bodies()
+}
+
+// files stores what the workspace has now, with what no call is known to have changed.
+func (c *checkpoints) files(ctx context.Context) (_ snapshot.Tree, err error) {
+	c.saving.Lock()
+	defer c.saving.Unlock()
+	root, err := os.OpenRoot(c.home)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	tree, err := saved(ctx, root, c.taken.Tree(), c.index, c.store, outside)
+	return workspace.FilesOf(tree), err
 }
 
 // leftBehind is what is known of a workspace that stays on this disk.

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -142,8 +143,8 @@ func (w *Worker) refuse(c *protocol.Call) *protocol.Error {
 	if !isUnknown && !anywhere(c.Payload) && sandboxOf(c.Lane()) == "" {
 		return protocol.Errorf(protocol.CodeInvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", c.Payload.Kind(), c.Lane())
 	}
-	if blob, isArchive := blobOf(c.Payload); isArchive && blob == "" {
-		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: blob must name an archive", c.Payload.Kind())
+	if name, is := uploadOf(c.Payload); is && !workspace.IsUpload(name) {
+		return protocol.Errorf(protocol.CodeInvalidPayload, "%s: upload %.100q: must be 1 to 64 lower case letters and digits", c.Payload.Kind(), name)
 	}
 	return w.refuseCommand(c.Payload)
 }

@@ -215,9 +215,9 @@ func TestIsolated_AnImportGoesIntoAWorkspaceWithProtectedPlaces(t *testing.T) {
 	o.Protect = []string{"missing", "deep/missing", "f"}
 	r.work(o)
 	session := protocol.NewSessionID()
-	r.archive(t, "archive", map[string]string{"f": "content"})
+	in := r.upload(t, "archive", map[string]string{"f": "content"})
 	for range 2 {
-		requireOK(t, r.do(session, protocol.WorkspaceImport{Blob: "archive"}))
+		requireOK(t, r.do(session, in))
 		r.requireContent(session, "f", "content")
 	}
 	for _, name := range []string{"missing", "deep/missing", "f"} {

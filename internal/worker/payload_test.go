@@ -176,8 +176,8 @@ func TestPayloads_RefusedByThisWorker(t *testing.T) {
 		"level too high":      {level, protocol.CodeSandboxLevel, "needs sandbox level full, this worker has proven none"},
 		"level that is none":  {nonsense, protocol.CodeInvalidPayload, "steel"},
 		"no sandbox":          {account, protocol.CodeInvalidPayload, "sandbox/<id>"},
-		"import without name": {newCall(session, protocol.WorkspaceImport{}), protocol.CodeInvalidPayload, "blob"},
-		"export without name": {newCall(session, protocol.WorkspaceExport{}), protocol.CodeInvalidPayload, "blob"},
+		"import without name": {newCall(session, protocol.WorkspaceImport{}), protocol.CodeInvalidPayload, "upload"},
+		"export without name": {newCall(session, protocol.WorkspaceExport{Upload: "A.*"}), protocol.CodeInvalidPayload, "upload"},
 		"a read-only command": {newCall(session, protocol.CommandRun{Command: "true", ReadOnly: true}), protocol.CodeSandboxUnsupported, "read_only: sandbox driver process cannot"},
 		"a read-only program": {newCall(session, protocol.CodeRun{Code: "true", Language: "sh", ReadOnly: true}), protocol.CodeSandboxUnsupported, "without read_only"},
 		"limits out of bounds": {

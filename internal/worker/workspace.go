@@ -3,6 +3,7 @@ package worker
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,32 +16,36 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	fleetspace "github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// blobOf is the name of the archive that a payload is about; ok is false when it is about none.
-func blobOf(p protocol.Payload) (name string, ok bool) {
+// uploadOf is the name of the upload that a payload is about; ok is false when it is about none.
+func uploadOf(p protocol.Payload) (name string, ok bool) {
 	switch p := p.(type) {
 	case protocol.WorkspaceImport:
-		return p.Blob, true
+		return p.Upload, true
 	case protocol.WorkspaceExport:
-		return p.Blob, true
+		return p.Upload, true
 	default:
 		return "", false
 	}
 }
 
-// workspaceImport fills an empty workspace from a stored archive, all or nothing. A
-// workspace with anything in it was imported before, or used: it stays as it is.
+// workspaceImport fills an empty workspace with an upload, all or nothing. A workspace with anything
+// in it was imported before, or used: it stays as it is.
 func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
-	workspace := w.sandboxes.workspace(l)
-	used, err := w.sandboxes.used(workspace)
+	used, err := w.sandboxes.used(w.sandboxes.workspace(l))
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
 	if used {
 		return protocol.WorkspaceImportResult{}, nil
+	}
+	tree, at, err := w.receive(ctx, p)
+	if err != nil {
+		return nil, err
 	}
 	temp, err := w.sandboxes.staging(l)
 	if err != nil {
@@ -48,55 +53,113 @@ func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protoco
 	}
 	defer func() {
 		if err != nil { // after success it is the workspace
-			err = errors.Join(err, removal.Tree(temp)) // an archive may have made that hard
+			err = errors.Join(err, removal.Tree(temp)) // an upload may have made that hard
 		}
 	}()
-	stats, err := w.unpack(ctx, temp, p.Blob)
+	index, err := w.fill(ctx, temp, tree)
 	if err != nil {
-		return nil, err
+		return nil, untaken(l, err)
 	}
 	if err := w.sandboxes.replace(ctx, l, temp); err != nil {
 		return nil, fmt.Errorf("import workspace: %w", err)
 	}
-	return protocol.WorkspaceImportResult{Files: stats.Files, Bytes: stats.Bytes}, nil
+	w.sandboxes.checkpointsOf(l).begin(tree, index)
+	files, size := sizeOf(tree)
+	return protocol.WorkspaceImportResult{Files: files, Bytes: size, Checkpoint: at.Checkpoint}, nil
 }
 
-func (w *Worker) unpack(ctx context.Context, dir, name string) (_ snapshot.Stats, err error) {
-	blob, err := natsio.GetObject(ctx, w.js, w.options.Fleet.BlobsBucket(), name)
+// receive keeps an upload in its journal, and returns what it has.
+func (w *Worker) receive(ctx context.Context, p protocol.WorkspaceImport) (tree snapshot.Tree, at fleetspace.Ref, err error) {
+	blob, err := natsio.GetObject(ctx, w.js, w.options.Fleet.BlobsBucket(), p.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return snapshot.Stats{}, protocol.Errorf(protocol.CodeNotFound, "archive %q is not in the fleet's object store", name)
+		return nil, at, protocol.Errorf(protocol.CodeNotFound, "upload %q is not in the fleet's object store", p.Blob)
 	}
 	if err != nil {
-		return snapshot.Stats{}, fmt.Errorf("get archive %s: %w", name, err)
+		return nil, at, fmt.Errorf("get upload %s: %w", p.Blob, err)
 	}
 	defer func() { err = errors.Join(err, blob.Close()) }()
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return snapshot.Stats{}, fmt.Errorf("unpack archive %s: %w", name, err)
+	var upload fleetspace.Upload
+	if err := json.NewDecoder(io.LimitReader(blob, maxUpload)).Decode(&upload); err != nil {
+		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "upload %q is not one: %v", p.Blob, err)
 	}
-	defer func() { err = errors.Join(err, root.Close()) }()
-	stats, err := snapshot.Unpack(ctx, root, blob, nil)
-	if err != nil {
-		return stats, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "unpack the workspace: %v", err)
+	tree, at, err = w.sandboxes.workspaces.Receive(ctx, p.Upload, w.options.ID, &upload)
+	switch {
+	case errors.Is(err, fleetspace.ErrLost):
+		return nil, at, protocol.Errorf(protocol.CodeNotFound, "the directory was uploaded once more meanwhile: send it again: %v", err)
+	case errors.Is(err, fleetspace.ErrInvalid):
+		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "%v", err)
 	}
-	return stats, nil
+	return tree, at, err
 }
 
-// workspaceExport stores an archive of the workspace.
-func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceExport) (_ protocol.Value, err error) {
+// maxUpload bounds what says what changed in an upload.
+const maxUpload = 1 << 30
+
+// fill makes an empty directory what a tree says.
+func (w *Worker) fill(ctx context.Context, dir string, tree snapshot.Tree) (index snapshot.Index, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	index = snapshot.Index{}
+	_, err = snapshot.Restore(ctx, root, tree, index, w.sandboxes.workspaces, nil)
+	return index, err
+}
+
+// workspaceExport keeps what the workspace has in the journal of an upload.
+func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceExport) (protocol.Value, error) {
+	store := w.sandboxes.workspaces
+	files, err := w.files(ctx, l, p.Upload)
+	if err != nil {
+		return nil, fmt.Errorf("export workspace: %w", err)
+	}
+	at, err := store.Bring(ctx, p.Upload, w.options.ID, files)
+	if err != nil {
+		return nil, fmt.Errorf("export workspace: %w", err)
+	}
+	n, size := sizeOf(files)
+	return protocol.WorkspaceExportResult{Files: n, Bytes: size, Checkpoint: at.Checkpoint}, nil
+}
+
+// files stores what a workspace has. Most of it is known: of its checkpoints, or of the upload.
+func (w *Worker) files(ctx context.Context, l protocol.Lane, upload string) (_ snapshot.Tree, err error) {
+	store := w.sandboxes.workspaces
+	if c := w.sandboxes.checkpointsOf(l); c != nil {
+		return c.files(ctx)
+	}
+	last, err := store.Last(ctx, upload)
+	if err != nil {
+		return nil, err
+	}
 	root, err := os.OpenRoot(w.sandboxes.workspace(l))
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	_, stats, err := snapshot.Packed(ctx, root, nil, func(archive io.Reader) error {
-		_, err := natsio.PutObject(ctx, w.js, w.options.Fleet.BlobsBucket(), p.Blob, archive)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("store archive %s: %w", p.Blob, err)
+	return saved(ctx, root, last, snapshot.Index{}, store, nil)
+}
+
+// saved stores what a directory has, and returns it.
+func saved(ctx context.Context, root *os.Root, last snapshot.Tree, index snapshot.Index, store *fleetspace.Store, skip func(string, bool) bool) (snapshot.Tree, error) {
+	delta, err := snapshot.Save(ctx, root, last, index, store, &snapshot.SaveOptions{Skip: skip})
+	if err == nil {
+		err = delta.Outline(ctx, store)
 	}
-	return protocol.WorkspaceExportResult{Blob: p.Blob, Files: stats.Files, Bytes: stats.Bytes}, nil
+	if err != nil {
+		return nil, err
+	}
+	return last.With(delta), nil
+}
+
+// sizeOf counts the files of a tree, and their bytes.
+func sizeOf(tree snapshot.Tree) (files int, size int64) {
+	for _, node := range tree {
+		if node.Type == sandbox.TypeFile {
+			files, size = files+1, size+node.Size
+		}
+	}
+	return files, size
 }
 
 // workspaceRemove removes a sandbox with its workspace and forgets where it was.

@@ -2,8 +2,12 @@ package worker_test
 
 import (
 	"bytes"
+	"encoding/json"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
@@ -111,8 +117,8 @@ func TestWorkspace_InPlace(t *testing.T) {
 	requireFault(t, r.do(other, protocol.FilesRead{Path: "mine"}), protocol.StatusFailed, protocol.CodeNotFound)
 }
 
-// archive stores an archive of files in the fleet's object store.
-func (r *rig) archive(t *testing.T, name string, files map[string]string) {
+// upload has the fleet have what an import of an upload needs, under one name.
+func (r *rig) upload(t *testing.T, name string, files map[string]string) protocol.WorkspaceImport {
 	t.Helper()
 	dir := t.TempDir()
 	for path, content := range files {
@@ -123,10 +129,19 @@ func (r *rig) archive(t *testing.T, name string, files map[string]string) {
 	root, err := os.OpenRoot(dir)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, root.Close()) }()
-	var packed bytes.Buffer
-	_, _, err = snapshot.Pack(t.Context(), root, &packed, nil)
+	return r.uploadRoot(t, name, root)
+}
+
+func (r *rig) uploadRoot(t *testing.T, name string, root *os.Root) protocol.WorkspaceImport {
+	t.Helper()
+	store, err := workspace.Open(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
-	r.store(t, name, packed.Bytes())
+	upload, err := store.Upload(t.Context(), name, root, nil, store)
+	require.NoError(t, err)
+	encoded, err := json.Marshal(upload)
+	require.NoError(t, err)
+	r.store(t, name, encoded)
+	return protocol.WorkspaceImport{Upload: name, Blob: name}
 }
 
 func (r *rig) store(t *testing.T, name string, content []byte) {
@@ -137,36 +152,57 @@ func (r *rig) store(t *testing.T, name string, content []byte) {
 
 func TestWorkspaceImport_OnceAndExport(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	o := r.options()
-	r.work(o)
-	r.archive(t, "in", map[string]string{"a": "one", "d/b": "two!"})
+	for _, durability := range []worker.Durability{worker.DurabilityLocal, worker.DurabilityCheckpoint} {
+		t.Run(string(durability), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			o := r.options()
+			o.Durability = durability
+			r.work(o)
+			r.importAndExport(t)
+		})
+	}
+}
+
+func (r *rig) importAndExport(t *testing.T) {
+	t.Helper()
+	in := r.upload(t, "in", map[string]string{"a": "one", "d/b": "two!"})
 	session := protocol.NewSessionID()
-	got := r.do(session, protocol.WorkspaceImport{Blob: "in"})
+	got := r.do(session, in)
 	requireOK(t, got)
-	require.Equal(t, protocol.WorkspaceImportResult{Files: 2, Bytes: 7}, got.Value)
+	imported := value[protocol.WorkspaceImportResult](t, got)
+	require.Positive(t, imported.Checkpoint)
+	require.Equal(t, protocol.WorkspaceImportResult{Files: 2, Bytes: 7, Checkpoint: imported.Checkpoint}, imported)
 	r.requireContent(session, "d/b", "two!")
 
 	requireOK(t, r.do(session, protocol.FilesEdit{Path: "a", Old: "one", New: "three"}))
 	requireOK(t, r.do(session, protocol.CommandRun{Command: "rm d/b && ln -s a link"}))
-	got = r.do(session, protocol.WorkspaceImport{Blob: "in"})
+	got = r.do(session, in)
 	requireOK(t, got)
 	require.Equal(t, protocol.WorkspaceImportResult{}, got.Value, "done twice it does nothing")
 	r.requireContent(session, "a", "three")
 	require.Equal(t, protocol.FilesExistsResult{Path: "d/b"}, r.do(session, protocol.FilesExists{Path: "d/b"}).Value)
 
-	got = r.do(session, protocol.WorkspaceExport{Blob: "out"})
+	got = r.do(session, protocol.WorkspaceExport{Upload: "in"})
 	requireOK(t, got)
-	require.Equal(t, protocol.WorkspaceExportResult{Blob: "out", Files: 1, Bytes: 5}, got.Value)
-	copied := protocol.NewSessionID()
-	requireOK(t, r.do(copied, protocol.WorkspaceImport{Blob: "out"}))
-	r.requireContent(copied, "a", "three")
-	r.requireContent(copied, "link", "three")
-	list := value[protocol.FilesListResult](t, r.do(copied, protocol.FilesList{}))
-	require.Equal(t, 3, list.Total)
-	require.Equal(t, protocol.TypeSymlink, list.Entries[2].Type)
-	requireTidy(t, o.Data, session)
-	requireTidy(t, o.Data, copied)
+	exported := value[protocol.WorkspaceExportResult](t, got)
+	require.Equal(t, []any{1, int64(5)}, []any{exported.Files, exported.Bytes})
+	store, err := workspace.Open(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	files, err := store.Files(t.Context(), workspace.UploadRef("in", exported.Checkpoint))
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"a", "d", "link"}, slices.Collect(maps.Keys(files)))
+	content, err := snapshot.LoadBytes(t.Context(), store, files["a"].Parts, 100)
+	require.NoError(t, err)
+	require.Equal(t, "three", string(content))
+	before, err := store.Files(t.Context(), workspace.UploadRef("in", imported.Checkpoint))
+	require.NoError(t, err)
+	require.Contains(t, before, "d/b", "what was imported can be had still")
+
+	other := protocol.NewSessionID() // it begins with what the directory has, whatever the first one made of it
+	requireFault(t, r.do(other, in), protocol.StatusFailed, protocol.CodeNotFound)
+	requireOK(t, r.do(other, r.upload(t, "in", map[string]string{"a": "one", "d/b": "two!"})))
+	r.requireContent(other, "d/b", "two!")
 }
 
 // requireTidy checks that a sandbox's directory has a workspace, a scratch directory and the
@@ -186,28 +222,44 @@ func TestWorkspaceImport_AllOrNothing(t *testing.T) {
 	r := newRig(t)
 	o := r.options()
 	r.work(o)
-	r.archive(t, "good", map[string]string{"a": "one", "z": "last"})
-	blobs, err := r.JS.ObjectStore(t.Context(), r.Name.BlobsBucket())
+	good := r.upload(t, "good", map[string]string{"a": "one", "z": "last"})
+	random := make([]byte, 100<<10)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(random)
+	cut := r.upload(t, "cut", map[string]string{"a": "one", "z": string(random)})
+	infos, err := natsio.ListObjects(t.Context(), r.JS, r.Name.BodiesBucket(), func(string) bool { return true })
 	require.NoError(t, err)
-	good, err := blobs.GetBytes(t.Context(), "good")
-	require.NoError(t, err)
-	r.store(t, "cut", good[:len(good)-8])
-	r.store(t, "garbage", []byte("no archive"))
+	for _, info := range infos {
+		if info.Size > 90<<10 {
+			require.NoError(t, natsio.DeleteObject(t.Context(), r.JS, r.Name.BodiesBucket(), info.Name))
+		}
+	}
+	outside := r.uploadRoot(t, "outside", emptyRoot(t))
+	r.store(t, "outside", []byte(`{"delta":{"set":{"../x":{"type":"dir","mode":448}}}}`))
+	r.store(t, "garbage", []byte("no upload"))
 	session := protocol.NewSessionID()
-	for blob, code := range map[string]protocol.Code{
-		"cut": protocol.CodeWorkspaceUnavailable, "garbage": protocol.CodeWorkspaceUnavailable, "missing": protocol.CodeNotFound,
+	for want, code := range map[protocol.WorkspaceImport]protocol.Code{
+		cut: protocol.CodeWorkspaceUnavailable, outside: protocol.CodeWorkspaceUnavailable,
+		{Upload: "x", Blob: "garbage"}: protocol.CodeWorkspaceUnavailable, {Upload: "x", Blob: "missing"}: protocol.CodeNotFound,
 	} {
-		requireFault(t, r.do(session, protocol.WorkspaceImport{Blob: blob}), protocol.StatusFailed, code)
-		require.Equal(t, 0, value[protocol.FilesListResult](t, r.do(session, protocol.FilesList{})).Total, blob)
+		requireFault(t, r.do(session, want), protocol.StatusFailed, code)
+		require.Equal(t, 0, value[protocol.FilesListResult](t, r.do(session, protocol.FilesList{})).Total, want.Blob)
 		requireTidy(t, o.Data, session)
 	}
-	requireOK(t, r.do(session, protocol.WorkspaceImport{Blob: "good"}))
+	requireOK(t, r.do(session, good))
 	r.requireContent(session, "z", "last")
 
 	used := protocol.NewSessionID()
 	requireOK(t, r.do(used, protocol.FilesWrite{Path: "mine"}))
-	requireOK(t, r.do(used, protocol.WorkspaceImport{Blob: "good"}))
+	requireOK(t, r.do(used, good))
 	require.Equal(t, 1, value[protocol.FilesListResult](t, r.do(used, protocol.FilesList{})).Total, "a used workspace stays as it is")
+}
+
+func emptyRoot(t *testing.T) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	return root
 }
 
 func TestWorkspaceRemove_IsCompletedByDoingItAgain(t *testing.T) {

@@ -114,35 +114,6 @@ func TestFork_OfSomePaths(t *testing.T) {
 	require.Equal(t, map[string]string{"b": "two\n"}, forked(t, store, fork, ""))
 }
 
-// A tree is packed as it is restored.
-func TestPackTree_IsWhatWasSaved(t *testing.T) {
-	t.Parallel()
-	store := open(t)
-	w := take(t, store, 1)
-	large := random(9 << 20)
-	copy(large[2<<20:], make([]byte, 5<<20)) // a hole
-	require.NoError(t, os.WriteFile(filepath.Join(w.dir, "large"), large, 0o600))
-	require.NoError(t, os.MkdirAll(filepath.Join(w.dir, "d/e"), 0o700))
-	require.NoError(t, os.Symlink("../large", filepath.Join(w.dir, "d/l")))
-	w.append("d/small", "one\n")
-	require.NoError(t, w.commit("c1"))
-	tree, err := store.At(t.Context(), lane, "")
-	require.NoError(t, err)
-	var archive bytes.Buffer
-	require.NoError(t, snapshot.PackTree(t.Context(), tree, store, &archive))
-	dir := t.TempDir()
-	root, err := os.OpenRoot(dir)
-	require.NoError(t, err)
-	defer root.Close()
-	_, err = snapshot.Unpack(t.Context(), root, &archive, nil)
-	require.NoError(t, err)
-	want, _, err := snapshot.Pack(t.Context(), w.root, &archive, nil)
-	require.NoError(t, err)
-	got, _, err := snapshot.Pack(t.Context(), root, &archive, nil)
-	require.NoError(t, err)
-	require.Equal(t, want, got)
-}
-
 // A base that is missing, or another, ends at once, with its name.
 func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 	t.Parallel()

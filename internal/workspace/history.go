@@ -69,6 +69,15 @@ func (s *Store) At(ctx context.Context, lane protocol.LaneHash, call protocol.Ca
 	return tree, err
 }
 
+// Ref names the checkpoint that [Store.At] is about.
+func (s *Store) Ref(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (Ref, error) {
+	at, err := s.find(ctx, lane, call)
+	if err != nil {
+		return Ref{}, err
+	}
+	return Ref{lane, at.seq}, nil
+}
+
 // find returns the checkpoint that covers a call; "" is the last one that covers any.
 func (s *Store) find(ctx context.Context, lane protocol.LaneHash, call protocol.CallID) (at *message, err error) {
 	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {

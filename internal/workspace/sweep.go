@@ -34,6 +34,9 @@ func (s *Store) KeepSwept(ctx context.Context, failed func(error)) {
 // many these were. They are left by commits that never happened and by workspaces that were
 // removed. It can run beside everything, and from several processes.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (int, error) {
+	if err := s.sweepUploads(ctx, time.Now().Add(-uploadsKept)); err != nil {
+		return 0, fmt.Errorf("sweep uploads: %w", err)
+	}
 	infos, err := natsio.ListObjects(ctx, s.js, s.fleet.BodiesBucket(), func(string) bool { return true })
 	if err != nil {
 		return 0, fmt.Errorf("sweep workspaces: %w", err)

@@ -59,24 +59,32 @@ func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, worker protoco
 var errTooLate = fmt.Errorf("%w, under a later claim", ErrLost)
 
 func (s *Store) take(ctx context.Context, lane protocol.LaneHash, worker protocol.WorkerID, epoch uint64) (*Workspace, error) {
-	w := &Workspace{store: s, lane: lane, worker: worker, epoch: epoch, tree: snapshot.Tree{}}
-	last, err := s.last(ctx, lane)
+	w, err := s.load(ctx, lane)
 	if err != nil {
 		return nil, err
 	}
-	if last != nil {
-		if last.Epoch > epoch {
-			return nil, errTooLate
-		}
-		if w.tree, w.since, w.size, err = s.fold(ctx, lane, last); err != nil {
-			return nil, err
-		}
-		w.last, w.from, w.open = last.seq, last.From, last.Results
-		if len(last.Base) > 0 {
-			w.from = last.seq
-		}
+	if w.epoch > epoch {
+		return nil, errTooLate
 	}
+	w.worker = worker
 	return w, w.Again(ctx, epoch)
+}
+
+// load reads the workspace of a lane, without taking it.
+func (s *Store) load(ctx context.Context, lane protocol.LaneHash) (*Workspace, error) {
+	w := &Workspace{store: s, lane: lane, tree: snapshot.Tree{}}
+	last, err := s.last(ctx, lane)
+	if err != nil || last == nil {
+		return w, err
+	}
+	if w.tree, w.since, w.size, err = s.fold(ctx, lane, last); err != nil {
+		return nil, err
+	}
+	w.epoch, w.last, w.from, w.open = last.Epoch, last.seq, last.From, last.Results
+	if len(last.Base) > 0 {
+		w.from = last.seq
+	}
+	return w, nil
 }
 
 // Again takes a workspace once more, under the epoch of a later claim. It is as it was, unless the

@@ -40,17 +40,18 @@ type Payload interface {
 	Kind() Kind
 }
 
-// WorkspaceImport fills a sandbox's empty workspace from a stored archive (tar+zstd).
-// Done twice it does nothing.
+// WorkspaceImport fills a sandbox's empty workspace with an upload. Done twice it does nothing.
 type WorkspaceImport struct {
-	// Blob is the archive's name in the fleet's object store.
+	// Upload is the name of the upload: lower case letters and digits, at most 64.
+	Upload string `json:"upload"`
+	// Blob is the name, in the fleet's object store, of what changed since the last one of that name.
 	Blob string `json:"blob"`
 }
 
-// WorkspaceExport stores an archive (tar+zstd) of a sandbox's workspace.
+// WorkspaceExport keeps what a sandbox's workspace has as the last state of an upload.
 type WorkspaceExport struct {
-	// Blob is the name under which the archive is stored.
-	Blob string `json:"blob"`
+	// Upload is the name of the upload, as of [WorkspaceImport].
+	Upload string `json:"upload"`
 }
 
 // WorkspaceRemove removes a sandbox's workspace, with all that workers keep beside it. A

@@ -104,8 +104,8 @@ func commandSamples() map[string]any {
 
 func fleetSamples() map[string]any {
 	return map[string]any{
-		"payload/workspace_import":  protocol.WorkspaceImport{Blob: "ws-1"},
-		"payload/workspace_export":  protocol.WorkspaceExport{Blob: "ws-2"},
+		"payload/workspace_import":  protocol.WorkspaceImport{Upload: "u1", Blob: "ws-1"},
+		"payload/workspace_export":  protocol.WorkspaceExport{Upload: "u1"},
 		"payload/workspace_restore": protocol.WorkspaceRestore{At: "c-1"},
 		"value/workspace_restore":   protocol.WorkspaceRestoreResult{Written: 3, Removed: 1},
 		"payload/workspace_remove":  protocol.WorkspaceRemove{},
@@ -145,8 +145,8 @@ func fleetSamples() map[string]any {
 		"value/user": protocol.UnknownValue{
 			Name: "crm_lookup", Raw: json.RawMessage(`{"type":"crm_lookup","version":1,"output":{"balance":12}}`),
 		},
-		"value/workspace_import": protocol.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20},
-		"value/workspace_export": protocol.WorkspaceExportResult{Blob: "ws-2", Files: 10_532, Bytes: 107 << 20},
+		"value/workspace_import": protocol.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 7},
+		"value/workspace_export": protocol.WorkspaceExportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 8},
 		"value/turn_run": protocol.TurnRunResult{
 			Outcome: "answered", Text: "Done.", Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20},
 		},

@@ -16,13 +16,16 @@ type Value interface {
 type WorkspaceImportResult struct {
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
+	// Checkpoint is where the journal of the upload has it, 0 when the workspace stayed as it was.
+	Checkpoint uint64 `json:"checkpoint,omitempty"`
 }
 
 // WorkspaceExportResult answers [WorkspaceExport].
 type WorkspaceExportResult struct {
-	Blob  string `json:"blob"`
-	Files int    `json:"files"`
-	Bytes int64  `json:"bytes"`
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+	// Checkpoint is where the journal of the upload has it.
+	Checkpoint uint64 `json:"checkpoint"`
 }
 
 // WorkspaceRemoveResult answers [WorkspaceRemove].

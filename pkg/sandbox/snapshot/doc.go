@@ -11,7 +11,8 @@
 //	    missing                    same                         removed
 //	    changed, new or missing    changed                      conflict, left alone
 //
-// but for places that [Options].Protect names, which are left alone in any case.
+// but for places that [Options].Protect names, which are left alone in any case. A [Tree], whose
+// contents are in [Bodies], does for an archive: of it only what changed is fetched ([SyncTree]).
 //
 // An archive is a tar stream compressed with zstd: directories, regular files and
 // symbolic links, sorted, parents first, without owners. Other kinds of files are left

@@ -2,8 +2,6 @@ package snapshot
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -124,16 +122,16 @@ func (l *local) file(ctx context.Context, name string, info fs.FileInfo) (Entry,
 	}
 	defer file.Close()
 	entry := Entry{Type: sandbox.TypeFile, Mode: info.Mode().Perm()}
-	hash := sha256.New()
+	hash := newDigest()
 	for {
 		if err := ctx.Err(); err != nil {
 			return Entry{}, err
 		}
 		n, err := file.Read(l.buf)
-		hash.Write(l.buf[:n])
+		_, _ = hash.Write(l.buf[:n])
 		entry.Size += int64(n)
 		if errors.Is(err, io.EOF) {
-			entry.SHA256 = hex.EncodeToString(hash.Sum(nil))
+			entry.SHA256 = hash.sum()
 			return entry, nil
 		}
 		if err != nil {

@@ -3,8 +3,6 @@ package snapshot
 import (
 	"archive/tar"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"io"
 	"io/fs"
@@ -44,7 +42,7 @@ func (p *packer) file(ctx context.Context, name string, seen fs.FileInfo) error 
 	if err != nil {
 		return err
 	}
-	hash := sha256.New()
+	hash := newDigest()
 	sink := io.MultiWriter(p.out, hash)
 	if _, err = sink.Write(head); err == nil {
 		err = copyExactly(ctx, sink, file, size-int64(len(head)), p.buf)
@@ -52,7 +50,7 @@ func (p *packer) file(ctx context.Context, name string, seen fs.FileInfo) error 
 	if err != nil {
 		return err
 	}
-	p.setDigest(name, hex.EncodeToString(hash.Sum(nil)))
+	p.setDigest(name, hash.sum())
 	return p.count(file, before, size)
 }
 

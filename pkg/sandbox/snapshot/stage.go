@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,7 +11,9 @@ import (
 	"os"
 	"path"
 	"strconv"
+	"time"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
@@ -43,7 +46,7 @@ func (s *stage) add(it item, base Entry) (entry Entry, staged string, err error)
 	if err != nil {
 		return Entry{}, "", err
 	}
-	hash := sha256.New()
+	hash := newDigest()
 	err = writeNew(s.root, staged, entry.Mode, s.owner, func(w io.Writer) error {
 		content := io.MultiReader(bytes.NewReader(bytes.Clone(head)), it.body)
 		_, err := io.CopyBuffer(io.MultiWriter(w, hash), onlyReader{content}, s.buf)
@@ -52,11 +55,41 @@ func (s *stage) add(it item, base Entry) (entry Entry, staged string, err error)
 	if err != nil {
 		return Entry{}, "", err
 	}
-	entry.SHA256 = hex.EncodeToString(hash.Sum(nil))
+	entry.SHA256 = hash.sum()
 	if entry == base {
 		return entry, "", s.root.Remove(staged)
 	}
 	return entry, staged, nil
+}
+
+// fetch has what files of a tree contain that are not as in base in files.
+func (s *stage) fetch(ctx context.Context, base, theirs Manifest, tree Tree, bodies Bodies) (staged map[string]string, err error) {
+	wanted, staged := Tree{}, map[string]string{}
+	now := time.Now().UnixNano() // a make that runs here is to see that they are new
+	for name, entry := range theirs {
+		if entry.Type != sandbox.TypeFile || entry == base[name] {
+			continue
+		}
+		if staged[name], err = s.file(); err != nil {
+			return nil, err
+		}
+		node := tree[name]
+		node.ModTime = now
+		wanted[path.Base(staged[name])] = node
+	}
+	if len(wanted) == 0 {
+		return staged, nil
+	}
+	if err := s.owner.adoptName(s.root, s.dir); err != nil {
+		return nil, err
+	}
+	dir, err := s.root.OpenRoot(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	_, err = Restore(ctx, dir, wanted, Index{}, bodies, nil)
+	return staged, err
 }
 
 // file returns a path that nothing is at.

@@ -44,14 +44,36 @@ type Changes struct {
 // the temporary directory behind. Something that writes to root at the same time can
 // lose what it writes to a path in the moment in which it is changed.
 func Sync(ctx context.Context, root *os.Root, base Manifest, r io.Reader, options *Options) (Changes, error) {
-	changes, err := bring(ctx, root, base, r, options.withDefaults())
+	opts := options.withDefaults()
+	return bring(ctx, root, base, opts, func(st *stage) (Manifest, map[string]string, error) {
+		return receive(ctx, base, r, opts, st)
+	})
+}
+
+// SyncTree is [Sync] with a tree, which has passed [Tree.Validate], in the place of an archive. Of
+// contents that are as in base nothing is fetched.
+func SyncTree(ctx context.Context, root *os.Root, base Manifest, tree Tree, bodies Bodies, options *Options) (Changes, error) {
+	opts := options.withDefaults()
+	return bring(ctx, root, base, opts, func(st *stage) (Manifest, map[string]string, error) {
+		all, err := tree.Manifest(ctx, bodies)
+		if err != nil {
+			return nil, nil, err
+		}
+		theirs := withoutSkipped(all, opts.Skip)
+		staged, err := st.fetch(ctx, base, theirs, tree, bodies)
+		return theirs, staged, err
+	})
+}
+
+func bring(ctx context.Context, root *os.Root, base Manifest, opts Options, receive func(*stage) (Manifest, map[string]string, error)) (Changes, error) {
+	changes, err := bringFrom(ctx, root, base, opts, receive)
 	if err != nil {
 		return changes, fmt.Errorf("sync %s: %w", root.Name(), err)
 	}
 	return changes, nil
 }
 
-func bring(ctx context.Context, root *os.Root, base Manifest, r io.Reader, opts Options) (c Changes, err error) {
+func bringFrom(ctx context.Context, root *os.Root, base Manifest, opts Options, receive func(*stage) (Manifest, map[string]string, error)) (c Changes, err error) {
 	for name := range base {
 		if err := checkName(name); err != nil {
 			return Changes{}, fmt.Errorf("base: %w", err)
@@ -64,7 +86,7 @@ func bring(ctx context.Context, root *os.Root, base Manifest, r io.Reader, opts 
 	buf := make([]byte, copyBuffer)
 	st := &stage{root: root, owner: to, buf: buf}
 	defer st.remove(&err)
-	theirs, staged, err := receive(ctx, base, r, opts, st)
+	theirs, staged, err := receive(st)
 	if err != nil {
 		return Changes{}, err
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// threeWay syncs local with an archive of remote, base being what both were.
+// threeWay syncs local with an archive of remote, base being what both were; with a tree of it the
+// same happens.
 func threeWay(tb testing.TB, base, remote, local tree, opts *snapshot.Options) (*os.Root, snapshot.Changes) {
 	tb.Helper()
 	_, manifest, _ := pack(tb, newRoot(tb, base), opts)
@@ -20,6 +21,14 @@ func threeWay(tb testing.TB, base, remote, local tree, opts *snapshot.Options) (
 	root := newRoot(tb, local)
 	changes, err := snapshot.Sync(tb.Context(), root, manifest, bytes.NewReader(data), opts)
 	require.NoError(tb, err)
+	bodies, other := newMemory(), newRoot(tb, local)
+	_, same := saved(tb, newRoot(tb, base), bodies, opts)
+	require.Equal(tb, manifest, same)
+	theirs, _ := saved(tb, newRoot(tb, remote), bodies, opts)
+	asTree, err := snapshot.SyncTree(tb.Context(), other, same, theirs, bodies, opts)
+	require.NoError(tb, err)
+	require.Equal(tb, changes, asTree)
+	require.Equal(tb, content(tb, root), content(tb, other))
 	return root, changes
 }
 

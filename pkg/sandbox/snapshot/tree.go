@@ -128,6 +128,17 @@ func (t Tree) Rename(names map[string]string) {
 	t.eachPart(func(p *Part) { p.Body = cmp.Or(names[p.Body], p.Body) })
 }
 
+// Reuse has the parts name bodies that known needs already, where these have the same content.
+func (t Tree) Reuse(known Tree) {
+	parts := map[string]Part{}
+	known.eachPart(func(p *Part) { parts[p.Sum] = *p })
+	t.eachPart(func(p *Part) {
+		if same, is := parts[p.Sum]; is && p.Sum != "" && same.Size == p.Size {
+			*p = same
+		}
+	})
+}
+
 func (t Tree) eachPart(do func(*Part)) {
 	for _, node := range t {
 		for i := range node.Parts {

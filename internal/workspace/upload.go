@@ -1,0 +1,211 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// Ref names a checkpoint in the journal of a lane, or of an upload; the zero Ref names none.
+type Ref struct {
+	Lane       protocol.LaneHash `json:"lane"`
+	Checkpoint uint64            `json:"checkpoint"`
+}
+
+// Upload is what a directory has that is to be the workspace of a session: what changed since it was
+// uploaded last. Its contents are in bodies. Whoever sends it writes no journal; a worker does, see
+// [Store.Receive].
+type Upload struct {
+	// After is the last checkpoint of the upload's journal, 0 when there is none.
+	After uint64         `json:"after"`
+	Delta snapshot.Delta `json:"delta"`
+
+	Tree snapshot.Tree `json:"-"` // all that the directory has
+}
+
+// uploads begins what stands for an upload in the place of a lane: no hash of a lane has a dash.
+const uploads = "upload-"
+
+// uploadsKept is how long the journal of an upload stays that nobody writes, and how long older
+// checkpoints of one do.
+const uploadsKept = 30 * 24 * time.Hour
+
+var uploadName = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
+
+// IsUpload reports whether something can be the name of an upload.
+func IsUpload(name string) bool { return uploadName.MatchString(name) }
+
+// UploadRef names a checkpoint of an upload.
+func UploadRef(name string, checkpoint uint64) Ref {
+	return Ref{Lane: protocol.LaneHash(uploads + name), Checkpoint: checkpoint}
+}
+
+// Upload stores what a directory has and what the fleet does not know of the upload of that name.
+// Paths that skip names are left out. bodies is the store, or something that passes on to it.
+func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func(string, bool) bool, bodies snapshot.Bodies) (*Upload, error) {
+	known, err := s.load(ctx, UploadRef(name, 0).Lane)
+	if err != nil {
+		return nil, fmt.Errorf("upload: %w", err)
+	}
+	delta, err := snapshot.Save(ctx, dir, known.tree, snapshot.Index{}, bodies, &snapshot.SaveOptions{Limits: limits(), Skip: skip})
+	if err == nil {
+		err = delta.Outline(ctx, bodies) // sessions need it for longer than the journal is there
+	}
+	if err != nil {
+		return nil, fmt.Errorf("upload: %w", err)
+	}
+	return &Upload{After: known.last, Delta: *delta, Tree: known.tree.With(delta)}, nil
+}
+
+// Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and where
+// it is kept. The error wraps [ErrLost] when the journal has gone on, or away, since it was read, and
+// [ErrInvalid] when the upload cannot be a workspace.
+func (s *Store) Receive(ctx context.Context, name string, worker protocol.WorkerID, upload *Upload) (snapshot.Tree, Ref, error) {
+	known, err := s.load(ctx, UploadRef(name, 0).Lane)
+	if err != nil {
+		return nil, Ref{}, fmt.Errorf("upload: %w", err)
+	}
+	if known.last != upload.After {
+		return nil, Ref{}, fmt.Errorf("upload: %w: there is checkpoint %d, not %d", ErrLost, known.last, upload.After)
+	}
+	tree := known.tree.With(&upload.Delta)
+	if err := tree.Validate(limits()); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
+		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
+	}
+	known.worker = worker
+	if err := known.follow(ctx, &upload.Delta); err != nil {
+		return nil, Ref{}, fmt.Errorf("upload: %w", err)
+	}
+	return tree, UploadRef(name, known.last), nil
+}
+
+// Bring keeps what a session made of an upload in its journal, and returns where.
+func (s *Store) Bring(ctx context.Context, name string, worker protocol.WorkerID, files snapshot.Tree) (Ref, error) {
+	for {
+		known, err := s.load(ctx, UploadRef(name, 0).Lane)
+		if err == nil {
+			files.Reuse(known.tree)
+			err = s.outline(ctx, files)
+		}
+		if err == nil {
+			known.worker = worker
+			err = known.follow(ctx, known.tree.To(files))
+		}
+		switch {
+		case err == nil:
+			return UploadRef(name, known.last), nil
+		case !errors.Is(err, ErrLost): // by another upload of the directory
+			return Ref{}, fmt.Errorf("upload: %w", err)
+		}
+	}
+}
+
+// Last returns the last state of an upload; nothing when there is none.
+func (s *Store) Last(ctx context.Context, name string) (snapshot.Tree, error) {
+	known, err := s.load(ctx, UploadRef(name, 0).Lane)
+	if err != nil {
+		return nil, fmt.Errorf("upload: %w", err)
+	}
+	return known.tree, nil
+}
+
+// follow commits what changed, if anything. A journal begins even with nothing.
+func (w *Workspace) follow(ctx context.Context, delta *snapshot.Delta) error {
+	if delta.Empty() && w.last > 0 {
+		return nil
+	}
+	delta.Stored = delta.Set.Bodies()
+	return w.Commit(ctx, delta)
+}
+
+// Files returns the files of a workspace after a checkpoint. The error wraps [ErrNone] when it is
+// not there, or not any more.
+func (s *Store) Files(ctx context.Context, at Ref) (snapshot.Tree, error) {
+	m, err := s.next(ctx, at.Lane, max(at.Checkpoint, 1))
+	if err != nil {
+		return nil, err
+	}
+	if m == nil || m.seq != at.Checkpoint {
+		return nil, fmt.Errorf("checkpoint %d: %w", at.Checkpoint, ErrNone)
+	}
+	tree, _, _, err := s.fold(ctx, at.Lane, m)
+	if err != nil || strings.HasPrefix(string(at.Lane), uploads) {
+		return tree, err
+	}
+	return FilesOf(tree), nil
+}
+
+// FilesOf are the files of a workspace, by their paths in it, in a tree that has more.
+func FilesOf(tree snapshot.Tree) snapshot.Tree {
+	files := snapshot.Tree{}
+	for name, node := range tree {
+		if below, is := strings.CutPrefix(name, Dir+"/"); is {
+			files[below] = node
+		}
+	}
+	return files
+}
+
+// sweepUploads removes what is old of the journals of uploads.
+func (s *Store) sweepUploads(ctx context.Context, since time.Time) error {
+	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(s.fleet.WorkspaceSubject("*")))
+	if err != nil {
+		return err
+	}
+	for _, subject := range slices.Sorted(maps.Keys(info.State.Subjects)) {
+		if name, is := strings.CutPrefix(subject, s.fleet.WorkspaceSubject(uploads)); is {
+			if err := s.sweepUpload(ctx, UploadRef(name, 0).Lane, since); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sweepUpload removes checkpoints behind which there is an old base, and has a journal that nobody
+// has written since begin anew: whoever reads it at the same time cannot go on with what is removed.
+func (s *Store) sweepUpload(ctx context.Context, lane protocol.LaneHash, since time.Time) error {
+	last, err := s.last(ctx, lane)
+	if err != nil || last == nil {
+		return err
+	}
+	known, err := s.load(ctx, lane)
+	switch old := last.at.Before(since); {
+	case old && (err != nil || len(known.tree) == 0):
+		return s.purge(ctx, lane, last.seq+1)
+	case err != nil: // it is told who uploads
+		return nil //nolint:nilerr // others are to be swept
+	case old:
+		known.since = maxSince // for a base
+		if err := known.Commit(ctx, known.tree.To(snapshot.Tree{})); err != nil {
+			return err
+		}
+	default:
+	}
+	base, err := s.next(ctx, lane, max(known.from, 1))
+	if err != nil || base == nil || known.from == 0 || base.at.After(since) && known.last == last.seq {
+		return err
+	}
+	return s.purge(ctx, lane, known.from)
+}
+
+// purge removes the checkpoints of a lane before a sequence.
+func (s *Store) purge(ctx context.Context, lane protocol.LaneHash, before uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	if err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.fleet.WorkspaceSubject(lane)), jetstream.WithPurgeSequence(before)); err != nil {
+		return fmt.Errorf("remove checkpoints: %w", err)
+	}
+	return nil
+}

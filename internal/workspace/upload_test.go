@@ -1,0 +1,168 @@
+package workspace_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// counted is a store that counts the bytes of bodies.
+type counted struct {
+	*workspace.Store
+
+	mu   sync.Mutex
+	sent int
+	got  int
+}
+
+func (c *counted) Put(ctx context.Context, name string, body []byte) error {
+	c.mu.Lock()
+	c.sent += len(body)
+	c.mu.Unlock()
+	return c.Store.Put(ctx, name, body)
+}
+
+func (c *counted) Get(ctx context.Context, name string) ([]byte, error) {
+	body, err := c.Store.Get(ctx, name)
+	c.mu.Lock()
+	c.got += len(body)
+	c.mu.Unlock()
+	return body, err
+}
+
+func directory(t *testing.T) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	return root
+}
+
+// upload uploads a directory, by way of the wire. It returns how many bytes that are.
+func upload(t *testing.T, store *workspace.Store, root *os.Root) (snapshot.Tree, workspace.Ref, int) {
+	t.Helper()
+	bodies := &counted{Store: store}
+	up, err := store.Upload(t.Context(), "dir", root, nil, bodies)
+	require.NoError(t, err)
+	wire, err := json.Marshal(up)
+	require.NoError(t, err)
+	var received workspace.Upload
+	require.NoError(t, json.Unmarshal(wire, &received))
+	tree, at, err := store.Receive(t.Context(), "dir", "w", &received)
+	require.NoError(t, err)
+	require.Equal(t, up.Tree, tree)
+	return tree, at, bodies.sent + len(wire)
+}
+
+// TestUpload_SendsWhatIsNew, and a session's work comes back likewise.
+func TestUpload_SendsWhatIsNew(t *testing.T) {
+	t.Parallel()
+	store, root := open(t), directory(t)
+	for i := range 500 {
+		require.NoError(t, root.WriteFile(fmt.Sprint("f", i), random(20_000+i), 0o600))
+	}
+	_, first, all := upload(t, store, root)
+	require.Greater(t, all, 10_000_000)
+	_, same, none := upload(t, store, root)
+	require.Equal(t, first, same)
+	require.Less(t, none, 100)
+	require.NoError(t, root.WriteFile("f7", random(30_000), 0o600))
+	_, second, few := upload(t, store, root)
+	require.Greater(t, second.Checkpoint, first.Checkpoint)
+	require.Less(t, few, 40_000)
+
+	session := directory(t)
+	files, err := store.Files(t.Context(), second)
+	require.NoError(t, err)
+	_, err = snapshot.Restore(t.Context(), session, files, snapshot.Index{}, store, nil)
+	require.NoError(t, err)
+	require.NoError(t, session.Remove("f8"))
+	require.NoError(t, session.WriteFile("f9", random(30_000), 0o600))
+	delta, err := snapshot.Save(t.Context(), session, files, snapshot.Index{}, store, nil)
+	require.NoError(t, err)
+	require.NoError(t, delta.Outline(t.Context(), store))
+	at, err := store.Bring(t.Context(), "dir", "w", files.With(delta))
+	require.NoError(t, err)
+	base, err := files.Manifest(t.Context(), store)
+	require.NoError(t, err)
+	theirs, err := store.Files(t.Context(), at)
+	require.NoError(t, err)
+	bodies := &counted{Store: store}
+	changes, err := snapshot.SyncTree(t.Context(), root, base, theirs, bodies, nil)
+	require.NoError(t, err)
+	require.Equal(t, []any{[]string{"f9"}, []string{"f8"}}, []any{changes.Written, changes.Removed})
+	require.Less(t, bodies.got, 40_000)
+	_, _, none = upload(t, store, root)
+	require.Less(t, none, 1000, "what came back is known: only its time is another")
+}
+
+// TestReceive_RefusesWhatDoesNotFit: then the journal stays as it is.
+func TestReceive_RefusesWhatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	store, root := open(t), directory(t)
+	require.NoError(t, root.WriteFile("f", []byte("one"), 0o600))
+	tree, at, _ := upload(t, store, root)
+	for name, delta := range map[string]snapshot.Delta{
+		"path":   {Set: snapshot.Tree{"../f": {Type: sandbox.TypeDir}}},
+		"device": {Set: snapshot.Tree{"d": {Type: "device"}}},
+		"inline": {Set: snapshot.Tree{"d": {Type: sandbox.TypeFile, Size: 1, Parts: []snapshot.Part{{Size: 1, Sum: "x", Body: "@1"}}}}},
+	} {
+		_, _, err := store.Receive(t.Context(), "dir", "w", &workspace.Upload{After: at.Checkpoint, Delta: delta})
+		require.ErrorIs(t, err, workspace.ErrInvalid, name)
+	}
+	_, _, err := store.Receive(t.Context(), "dir", "w", &workspace.Upload{Delta: snapshot.Delta{Set: tree}})
+	require.ErrorIs(t, err, workspace.ErrLost)
+	last, err := store.Last(t.Context(), "dir")
+	require.NoError(t, err)
+	require.Equal(t, tree, last)
+}
+
+// TestSweep_KeepsWhatUploadsNeed, until nobody has uploaded the directory for long: then it begins
+// anew, and whoever has read the journal before has to read it again.
+func TestSweep_KeepsWhatUploadsNeed(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	root := directory(t)
+	require.NoError(t, root.WriteFile("f", random(300_000), 0o600))
+	first, _, _ := upload(t, store, root)
+	n, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.NoError(t, root.WriteFile("g", []byte("two"), 0o600))
+	up, err := store.Upload(t.Context(), "dir", root, nil, store)
+	require.NoError(t, err)
+
+	require.NoError(t, store.SweepUploads(t.Context(), time.Now().Add(time.Hour)))
+	_, _, err = store.Receive(t.Context(), "dir", "w", up)
+	require.ErrorIs(t, err, workspace.ErrLost)
+	_, err = store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	_, err = snapshot.Restore(t.Context(), directory(t), first, snapshot.Index{}, store, nil)
+	require.ErrorIs(t, err, workspace.ErrMissing)
+
+	_, at, _ := upload(t, store, root)
+	files, err := store.Files(t.Context(), at)
+	require.NoError(t, err)
+	_, err = snapshot.Restore(t.Context(), directory(t), files, snapshot.Index{}, store, nil)
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, store.SweepUploads(t.Context(), time.Now().Add(time.Hour)))
+	}
+	stream, err := f.JS.Stream(t.Context(), f.Name.WorkspacesStream())
+	require.NoError(t, err)
+	require.Zero(t, stream.CachedInfo().State.Msgs)
+}

@@ -1,0 +1,118 @@
+package snapshot
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"hash"
+	"io"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// digest finds the digest of a content that is written to it: its SHA-256, or of more than
+// [MaxPart] bytes the one of those of its runs of MaxPart bytes. So a [Tree], which has these, tells
+// it without the content.
+type digest struct {
+	run  hash.Hash // of the run that is not complete
+	size int       // of that run
+	runs []byte    // digests of those before
+}
+
+func newDigest() *digest { return &digest{run: sha256.New()} }
+
+// Write implements [io.Writer].
+func (d *digest) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		if d.size == MaxPart {
+			d.runs, d.size = d.run.Sum(d.runs), 0
+			d.run.Reset()
+		}
+		n, _ := d.run.Write(rest[:min(len(rest), MaxPart-d.size)])
+		d.size += n
+		rest = rest[n:]
+	}
+	return len(p), nil
+}
+
+// add is Write of a whole run, by its digest.
+func (d *digest) add(sum []byte) {
+	d.runs = append(d.runs, sum...)
+}
+
+// sum returns the digest of what was written, in hex.
+func (d *digest) sum() string {
+	if len(d.runs) == 0 {
+		return hex.EncodeToString(d.run.Sum(nil))
+	}
+	runs := d.runs
+	if d.size > 0 {
+		runs = d.run.Sum(runs)
+	}
+	if len(runs) == sha256.Size {
+		return hex.EncodeToString(runs)
+	}
+	all := sha256.Sum256(runs)
+	return hex.EncodeToString(all[:])
+}
+
+// Manifest says what a tree contains. Files with holes, and others whose parts are not of the usual
+// sizes, are read for it: at most [DefaultMaxBytes] of them.
+func (t Tree) Manifest(ctx context.Context, bodies Bodies) (Manifest, error) {
+	m, unusual := make(Manifest, len(t)), int64(0)
+	for name, node := range t {
+		entry := Entry{Type: node.Type, Mode: node.Mode, Size: node.Size, Target: node.Target}
+		if node.Type == sandbox.TypeFile {
+			var known bool
+			if entry.SHA256, known = node.digest(); !known {
+				if unusual += node.Size; unusual > DefaultMaxBytes || unusual < 0 {
+					return nil, limitf(name, "files with holes of more than %d bytes", int64(DefaultMaxBytes))
+				}
+				var err error
+				if entry.SHA256, err = node.contentDigest(ctx, bodies); err != nil {
+					return nil, err
+				}
+			}
+		}
+		m[name] = entry
+	}
+	return m, nil
+}
+
+// digest returns that of a file's content, unless its parts do not tell it.
+func (n Node) digest() (sum string, known bool) {
+	d := newDigest()
+	for i, p := range n.Parts {
+		part, err := base64.RawURLEncoding.DecodeString(p.Sum)
+		if err != nil || len(part) != sha256.Size || p.Size != MaxPart && i < len(n.Parts)-1 {
+			return "", false
+		}
+		d.add(part)
+	}
+	return d.sum(), true
+}
+
+// contentDigest returns it by what a file has.
+func (n Node) contentDigest(ctx context.Context, bodies Bodies) (string, error) {
+	d := newDigest()
+	for _, p := range n.Parts {
+		if p.Sum == "" {
+			if err := copyExactly(ctx, d, eof{}, p.Size, make([]byte, min(p.Size, copyBuffer))); err != nil {
+				return "", err
+			}
+			continue
+		}
+		content, err := LoadBytes(ctx, bodies, []Part{p}, MaxPart)
+		if err != nil {
+			return "", err
+		}
+		_, _ = d.Write(content)
+	}
+	return d.sum(), nil
+}
+
+// eof has nothing to read.
+type eof struct{}
+
+func (eof) Read([]byte) (int, error) { return 0, io.EOF }
