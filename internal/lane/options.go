@@ -49,8 +49,7 @@ type Options struct {
 	// lost, and that has no stored result; nil when there is none. It is asked before such a call
 	// ends without another attempt.
 	Covered func(ctx context.Context, run *Run) *protocol.Result
-	// Logger gets troubles at warn, those that last once when they begin and once when they are
-	// over; nil discards.
+	// Logger gets troubles at warn, those that last at most once a minute; nil discards.
 	Logger *slog.Logger
 }
 
