@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
@@ -126,13 +127,6 @@ func (a *access) openGit(ctx context.Context, hosts []string, allow egress.Allow
 
 // notices say what is open, before a session begins.
 func (a *access) notices() (lines []string) {
-	for _, p := range a.published {
-		line := fmt.Sprintf("%s is port %d of the sandbox, once something listens there", p.URL, p.Port)
-		if p.open {
-			line += "; other machines reach it, too"
-		}
-		lines = append(lines, line)
-	}
 	if len(a.logins) > 0 {
 		lines = append(lines, "commands log in with your SSH agent at "+strings.Join(a.logins, ", "))
 	}
@@ -142,12 +136,24 @@ func (a *access) notices() (lines []string) {
 	return lines
 }
 
-// forwards are the published ports, of the sandbox of a session.
-func (a *access) forwards(session protocol.SessionID) (all []worker.Published) {
+// forwards are the published ports, of the sandbox of a session. Of each of them tell hears when
+// something listens there first.
+func (a *access) forwards(session protocol.SessionID, tell func(string)) (all []worker.Published) {
 	for _, p := range a.published {
-		all = append(all, worker.Published{Listener: p.listener, Sandbox: string(session), Port: p.Port})
+		all = append(all, worker.Published{
+			Listener: p.listener, Sandbox: string(session), Port: p.Port, Listens: sync.OnceFunc(func() { tell(p.listens()) }),
+		})
 	}
 	return all
+}
+
+// listens says what has become reachable.
+func (p published) listens() string {
+	line := fmt.Sprintf("%s is port %d of the sandbox, where something listens now", p.URL, p.Port)
+	if p.open {
+		line += "; other machines reach it, too"
+	}
+	return line
 }
 
 // close closes everything; nobody is left who could use it.

@@ -13,16 +13,23 @@ import (
 func TestAccess_IsTold(t *testing.T) {
 	t.Parallel()
 	require.Empty(t, (&access{}).notices())
-	told := (&access{
+	a := &access{
 		published: []published{{URL: "http://127.0.0.1:8080", Port: 3000}, {URL: "http://127.0.0.1:8081", Port: 3001, open: true}},
 		logins:    []string{"github.com:22", "git.example:2222"}, git: []string{"github.com"},
-	}).notices()
+	}
+	var told []string
+	for _, p := range a.forwards("s", func(line string) { told = append(told, line) }) {
+		p.Listens()
+		p.Listens()
+	}
 	require.Equal(t, []string{
-		"http://127.0.0.1:8080 is port 3000 of the sandbox, once something listens there",
-		"http://127.0.0.1:8081 is port 3001 of the sandbox, once something listens there; other machines reach it, too",
+		"http://127.0.0.1:8080 is port 3000 of the sandbox, where something listens now",
+		"http://127.0.0.1:8081 is port 3001 of the sandbox, where something listens now; other machines reach it, too",
+	}, told)
+	require.Equal(t, []string{
 		"commands log in with your SSH agent at github.com:22, git.example:2222",
 		"commands get your git credentials for github.com",
-	}, told)
+	}, a.notices())
 }
 
 // TestAccess_URLs are what a browser takes.

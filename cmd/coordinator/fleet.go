@@ -226,7 +226,7 @@ func (e *embeddedWorker) start(
 	maps.Copy(env, e.flags.Env)
 	return f.StartWorker(ctx, worker.Options{
 		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: env, Limits: e.limits,
-		Alone: true, Mounts: e.host.mounts, Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect, Publish: e.host.access.forwards(session),
+		Alone: true, Mounts: e.host.mounts, Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect, Publish: e.host.access.forwards(session, warn),
 	})
 }
 

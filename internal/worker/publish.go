@@ -20,12 +20,15 @@ type Published struct {
 	// Sandbox is whose Port it is.
 	Sandbox string
 	Port    uint16
+	// Listens is called, once or again, when something listens there.
+	Listens func()
 }
 
 // Bounds of a published port.
 const (
 	maxPublished = 256                   // connections at once; further ones wait
 	acceptRetry  = 50 * time.Millisecond // when the system has no descriptors left
+	listenPeriod = 250 * time.Millisecond
 )
 
 // publish forwards connections into sandboxes until stop, which waits for the last one.
@@ -35,6 +38,7 @@ func (w *Worker) publish(ctx context.Context) (stop func()) {
 	for _, p := range w.options.Publish {
 		context.AfterFunc(ctx, func() { _ = p.Listener.Close() })
 		all.Go(func() { w.forward(ctx, p) })
+		all.Go(func() { w.awaitServer(ctx, p) })
 	}
 	return func() {
 		cancel()
@@ -68,9 +72,23 @@ func (w *Worker) forward(ctx context.Context, p Published) {
 	}
 }
 
+// awaitServer tells when something listens in the sandbox.
+func (w *Worker) awaitServer(ctx context.Context, p Published) {
+	for pause.For(ctx, listenPeriod) {
+		if dialer := w.sandboxes.dialer(p); dialer != nil && dialer.Listens(p.Port) {
+			p.Listens()
+			return
+		}
+	}
+}
+
 // connect connects a client with the server in the sandbox.
 func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
-	server, err := w.sandboxes.dial(ctx, p)
+	var server net.Conn
+	err := sandbox.ErrClosed
+	if dialer := w.sandboxes.dialer(p); dialer != nil {
+		server, err = dialer.Dial(ctx, p.Port)
+	}
 	if err != nil {
 		if tcp, ok := client.(*net.TCPConn); ok {
 			_ = tcp.SetLinger(0) // reset, so that clients do not take it for an empty answer
@@ -78,22 +96,26 @@ func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
 		_ = client.Close()
 		return
 	}
+	p.Listens()
 	egress.Join(ctx, client, server)
 }
 
-// dial connects to a server in a sandbox, if that is open.
-func (s *sandboxes) dial(ctx context.Context, p Published) (net.Conn, error) {
+// dialer is the sandbox of a port, if that is open; nil when nothing runs there.
+func (s *sandboxes) dialer(p Published) sandbox.Dialer {
 	b := s.opened(protocol.Lane("sandbox/" + p.Sandbox))
-	if b == nil { // nothing runs there
-		return nil, sandbox.ErrClosed
+	if b == nil {
+		return nil
 	}
 	b.mu.Lock()
-	opened := b.sandbox
-	b.mu.Unlock()
-	if dialer, ok := opened.(sandbox.Dialer); ok {
-		return dialer.Dial(ctx, p.Port)
-	}
-	return nil, sandbox.ErrClosed
+	defer b.mu.Unlock()
+	dialer, _ := b.sandbox.(sandbox.Dialer)
+	return dialer
+}
+
+// Listens implements [sandbox.Dialer].
+func (s *measuredSandbox) Listens(port uint16) bool {
+	dialer, ok := s.Sandbox.(sandbox.Dialer)
+	return ok && dialer.Listens(port)
 }
 
 // Dial implements [sandbox.Dialer].

@@ -11,4 +11,7 @@ type Dialer interface {
 	// when nothing does, with [ErrClosed] when the sandbox was closed, and with [ErrUnsupported]
 	// when the sandbox has no network of its own. The connection does not end with ctx.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
+	// Listens reports whether something listens there, without connecting; false when that is not
+	// known.
+	Listens(port uint16) bool
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,30 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 		return nil, fmt.Errorf("dial port %d of sandbox %s: %w", port, s.spec.ID, err)
 	}
 	return conn, nil
+}
+
+// Listens implements [sandbox.Dialer].
+func (s *Sandbox) Listens(port uint16) bool {
+	s.mu.Lock()
+	i, closed := s.current, s.closed
+	s.mu.Unlock()
+	if closed || i == nil || s.spec.Network.Mode == sandbox.NetworkAll {
+		return false
+	}
+	net := fmt.Sprintf("/proc/%d/net/", i.process.Pid) // a network that is the same for all of its processes
+	return listed(net+"tcp", port) || listed(net+"tcp6", port)
+}
+
+// listed reports whether a table of the kernel's has a socket that listens on a port.
+func listed(table string, port uint16) bool {
+	body, _ := os.ReadFile(table) // one that cannot be read has none
+	local := fmt.Sprintf(":%04X", port)
+	for line := range strings.Lines(string(body)) {
+		if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1], local) && f[3] == "0A" {
+			return true
+		}
+	}
+	return false
 }
 
 // dial connects a socket that the first process has made.

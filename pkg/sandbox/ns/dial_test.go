@@ -33,7 +33,9 @@ func testDial(t *testing.T) { //nolint:thelper // it is the test
 	require.ErrorIs(t, err, unix.ECONNREFUSED, "a port of the host is not one of the sandbox")
 
 	for port, address := range map[uint16]string{8001: "127.0.0.1", 8002: "0.0.0.0", 8003: "::1", 8004: "::"} {
+		require.False(t, dialer.Listens(port), address)
 		stop := listen(t, s, address, port)
+		require.True(t, dialer.Listens(port), address)
 		conn, err := dialer.Dial(t.Context(), port)
 		require.NoError(t, err, address)
 		_, err = io.WriteString(conn, "there and ")
