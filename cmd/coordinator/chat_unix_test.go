@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -64,9 +65,56 @@ func TestChat_Continue(t *testing.T) {
 	m.shows("[ended: 0]")
 	m = inTmux(t, 80, []string{state}, append([]string{"chat", "--continue"}, args...)...)
 	m.shows("/help says")
-	m.keys("hello again", "Enter")
-	m.shows("● Two.")
+	m.keys("Up")
+	m.shows("› hello") // what was said before, also in another conversation
+	m.keys(" again", "Enter")
+	m.shows("› hello again", "● Two.")
 	m.keys("/quit", "Enter")
+	m.shows("[ended: 0]")
+}
+
+// What is typed at a prompt is a text of one line or several, or a command, which says what it
+// does.
+func TestChat_WhatIsTyped(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"text": "I write.", "tool_calls": [{"name": "write", "arguments": {"path": "made.txt", "content": "new\n"}}]},
+		{"text": "First is done.", "usage": {"input_tokens": 20, "output_tokens": 1}},
+		{"text": "Second is done.", "usage": {"input_tokens": 20, "output_tokens": 1}}`)
+	m := inTmux(t, 100, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model)
+	prompted := func() { // only then it reads keys one by one, and sees what is pasted
+		require.Eventually(t, func() bool {
+			return strings.HasSuffix(strings.TrimRight(withoutPadding(m.run("capture-pane", "-p")), "\n"), "\n›")
+		}, time.Minute, 20*time.Millisecond)
+	}
+	prompted()
+	m.keys("/undo", "Enter")
+	m.shows("there is no turn to undo")
+	prompted()
+	m.keys("/diff", "Enter")
+	m.shows("nothing has changed")
+	prompted()
+	m.keys("/nope", "Enter")
+	m.shows("there is no /nope; there are /diff, /help, /quit, /session, /undo")
+	prompted()
+	m.keys("/he", "Tab", "Enter")
+	m.shows("/undo      has the files as they were before the last turn")
+	prompted()
+	m.keys(`one \`, "Enter", "two", "Enter")
+	m.shows("› one\n  two\n", "First is done.")
+	prompted()
+	m.keys("/undo", "Enter")
+	m.shows("undone: 0 files as before, 1 new file removed")
+	prompted()
+	m.run("set-buffer", "/diff\nthree")
+	m.run("paste-buffer", "-p") // what is pasted is no command
+	m.keys("Enter")
+	m.shows("› [The files are as they were before your last turn: I have undone its changes.]\n\n  /diff\n  three\n", "Second is done.")
+	prompted()
+	m.keys("/session", "Enter")
+	m.shows("2 turns, 42 tokens")
+	prompted()
+	m.keys("C-d")
 	m.shows("[ended: 0]")
 }
 
