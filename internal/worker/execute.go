@@ -169,6 +169,10 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 		return w.codeRun(ctx, s, payload, frames)
 	case protocol.ToolRun:
 		return w.toolRun(ctx, s, run.Call, payload, frames)
+	case protocol.MCPList:
+		return valued(w.sandboxes.box(run.Call.Lane()).servers.List(ctx, w.serverPlace(run, s, nil), payload.Server))
+	case protocol.MCPCall:
+		return w.mcpCall(ctx, s, run, payload, frames)
 	case protocol.ProcessList:
 		return w.processes(run).List(), nil
 	case protocol.ProcessRead:
@@ -214,6 +218,8 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 			r.Status = protocol.StatusRejected
 		case fault.Code == protocol.CodeRunTimeout:
 			r.Status = protocol.StatusTimeout
+		case fault.Code == protocol.CodeOutcomeUnknown:
+			r.Status = protocol.StatusOutcomeUnknown
 		}
 		return r
 	}

@@ -2,9 +2,11 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"strconv"
@@ -13,22 +15,24 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
 )
 
-// network is what the worker's sandboxes reach of the network.
-func (o Options) network(nc *nats.Conn) (sandbox.Network, error) {
+// network is what the worker's sandboxes reach of the network, and what makes requests for them
+// outside; nil when they reach nothing.
+func (o Options) network(nc *nats.Conn) (sandbox.Network, *http.Transport, error) {
 	switch {
 	case o.Allow.All():
-		return sandbox.Network{Mode: sandbox.NetworkAll}, nil
+		return sandbox.Network{Mode: sandbox.NetworkAll}, &http.Transport{}, nil
 	case o.Allow.Empty():
-		return sandbox.Network{Mode: sandbox.NetworkNone}, nil
+		return sandbox.Network{Mode: sandbox.NetworkNone}, nil, nil
 	}
 	servers := &servers{list: func() []string { return append(nc.Servers(), nc.DiscoveredServers()...) }, resolve: net.DefaultResolver.LookupNetIP}
 	proxy, err := egress.New(egress.Options{Allow: o.Allow, Private: o.AllowPrivate, Deny: servers.deny, Logger: o.Logger})
 	if err != nil {
-		return sandbox.Network{}, err
+		return sandbox.Network{}, nil, err
 	}
 	ended := func(ctx context.Context, err error) {
 		if err != nil {
@@ -36,10 +40,16 @@ func (o Options) network(nc *nats.Conn) (sandbox.Network, error) {
 		}
 	}
 	return sandbox.Network{
-		Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
-		Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
-		ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
-	}, nil
+			Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
+			Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
+			ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
+		}, &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := proxy.DialContext(ctx, network, address)
+			if refusal, is := errors.AsType[*egress.Refusal](err); is {
+				return nil, protocol.Errorf(protocol.CodeNetworkOff, "%v", refusal)
+			}
+			return conn, err
+		}}, nil
 }
 
 // Times of looking up the fleet's servers.

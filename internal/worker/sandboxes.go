@@ -21,6 +21,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -59,6 +60,7 @@ type box struct {
 	ephemeral   string           // what is removed when the sandbox is closed; "" for sandboxes of sessions
 	checkpoints *checkpoints     // nil when the workspace is kept in the data directory only
 	processes   *background.Processes
+	servers     *toolserver.Servers
 }
 
 // newSandboxes prepares the data directory.
@@ -181,6 +183,7 @@ func (s *sandboxes) boxLocked(l protocol.Lane) *box {
 		b = &box{
 			seen:      newSeen(filepath.Join(s.home(l), seenName)),
 			processes: background.New(filepath.Join(s.home(l), processesName)),
+			servers:   toolserver.New(s.options.Logger),
 		}
 		s.open[l] = b
 	}
@@ -303,12 +306,14 @@ func (s *sandboxes) retake(l protocol.Lane) {
 func (b *box) closeLocked() error {
 	closing, home := b.sandbox, b.ephemeral
 	b.sandbox, b.ephemeral = nil, ""
+	b.servers.End()
 	var err error
 	if closing != nil {
 		err = closing.Close()
 	}
 	if err == nil {
 		b.processes.Wait()
+		b.servers.Wait()
 	}
 	if home != "" && err == nil { // what processes are left in is not removed below them
 		err = removeUnmounted(home)
@@ -316,11 +321,13 @@ func (b *box) closeLocked() error {
 	return err
 }
 
-// busy reports whether background processes live in the sandbox of a lane.
+// busy reports whether background processes or servers live in the sandbox of a lane.
 func (s *sandboxes) busy(l protocol.Lane) bool {
 	b := s.opened(l)
-	return b != nil && b.processes.Living() > 0
+	return b != nil && b.busy()
 }
+
+func (b *box) busy() bool { return b.processes.Living() > 0 || b.servers.Living() > 0 }
 
 // replace puts another directory in the place of an empty workspace. The sandbox is closed for it
 // and opened again by the next get. Once ctx has ended the workspace may be that of another worker:

@@ -111,7 +111,7 @@ func (s *sandboxes) release(l protocol.Lane) error {
 		return nil
 	}
 	b.mu.Lock()
-	stays := b.sandbox != nil && b.processes.Living() == 0 && s.keepsWarm(l)
+	stays := b.sandbox != nil && !b.busy() && s.keepsWarm(l)
 	var err error
 	if stays {
 		err = b.checkpoints.close()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"net/netip"
 	"os"
 	"strings"
@@ -57,6 +58,9 @@ type Options struct {
 	// Env is added to the environment of sandboxes, which is otherwise PATH, LANG and TERM, and
 	// without any network what keeps package managers from trying to reach it.
 	Env map[string]string
+	// MCPEnv are the variables of this process that servers of the Model Context Protocol may be
+	// given, where their configuration names them.
+	MCPEnv []string
 	// Limits bound every command and sandbox; calls can only tighten them.
 	Limits sandbox.Limits
 	// Allow is what sandboxes reach of the network; the zero value is nothing. Hosts are reached
@@ -161,6 +165,7 @@ type Worker struct {
 	holder     *lane.Holder
 	sandboxes  *sandboxes
 	dialogs    *dialog.Set[*Handling]
+	web        *http.Transport // for sandboxes; nil when they reach nothing
 	js         jetstream.JetStream
 	blobs      jetstream.ObjectStore
 	kept       *keeper
@@ -207,7 +212,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if w.sandboxes.workspaces, err = workspace.Open(ctx, nc, o.Fleet); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	if w.sandboxes.network, err = o.network(nc); err != nil {
+	if w.sandboxes.network, w.web, err = o.network(nc); err != nil {
 		return nil, err
 	}
 	if o.Caps.Driver == NoSandboxes {
@@ -255,6 +260,9 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	evicting.Wait()
 	unpublish()
 	w.sandboxes.closeAll()
+	if w.web != nil {
+		w.web.CloseIdleConnections()
+	}
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection
 	// ends.
 	_ = natsio.Flush(ctx, w.nc, flushTimeout) // without a connection leases end by themselves

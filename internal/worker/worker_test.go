@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -27,6 +28,7 @@ import (
 const secret = "sk-not-for-sandboxes"
 
 func TestMain(m *testing.M) {
+	toolservertest.Main()
 	if err := os.Setenv("OPENAI_API_KEY", secret); err != nil {
 		fmt.Println(err)
 		os.Exit(1)

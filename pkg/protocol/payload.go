@@ -21,6 +21,8 @@ const (
 	KindProcessKill      Kind = "process_kill"
 	KindResultRead       Kind = "result_read"
 	KindToolRun          Kind = "tool_run"
+	KindMCPList          Kind = "mcp_list"
+	KindMCPCall          Kind = "mcp_call"
 	KindDialogOpen       Kind = "dialog_open"
 	KindDialogContinue   Kind = "dialog_continue"
 	KindDialogEnd        Kind = "dialog_end"
@@ -200,6 +202,10 @@ func decodePayload(raw json.RawMessage) (Payload, error) {
 		return decodeAs[ResultRead](kind, raw)
 	case KindToolRun:
 		return decodeAs[ToolRun](kind, raw)
+	case KindMCPList:
+		return decodeAs[MCPList](kind, raw)
+	case KindMCPCall:
+		return decodeAs[MCPCall](kind, raw)
 	case KindDialogOpen:
 		return decodeAs[DialogOpen](kind, raw)
 	case KindDialogContinue:

@@ -127,6 +127,22 @@ func fleetSamples() map[string]any {
 			Argv: []string{"python3", "{tools}/count.py"}, Arguments: json.RawMessage(`{"path":"a.txt"}`),
 			Env: map[string]string{"LANG": "C"}, Text: true,
 		},
+		"payload/mcp_list": protocol.MCPList{Server: protocol.MCPServer{Name: "search", URL: "https://mcp.example/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}}},
+		"payload/mcp_call": protocol.MCPCall{
+			Server: protocol.MCPServer{Name: "fs", Command: "npx", Args: []string{"-y", "server-filesystem", "."}, Env: map[string]string{"TOKEN": "${TOKEN}"}, Cwd: "src"},
+			Tool:   "read_file", Arguments: json.RawMessage(`{"path":"a.txt"}`), ReadOnly: true,
+		},
+		"value/mcp_list": protocol.MCPListResult{Tools: []protocol.MCPTool{
+			{Name: "read_file", Description: "Read.", Schema: json.RawMessage(`{"type":"object"}`), ReadOnly: true, Idempotent: true},
+			{Name: "write_file", Schema: json.RawMessage(`{"type":"object"}`)},
+		}},
+		"value/mcp_call": protocol.MCPCallResult{
+			Content: []protocol.MCPContent{
+				{Type: "text", Text: "Grüße"}, {Type: "image", Data: binary, MediaType: "image/png"},
+				{Type: "resource_link", URI: "file:///a", Name: "a", Text: "A file."},
+			},
+			Structured: json.RawMessage(`{"n":1}`), IsError: true, ToolsChanged: true, Notes: []string{"The server asked."},
+		},
 		"value/tool_run":           protocol.ToolRunResult{Output: json.RawMessage(`{"words":17}`), Execution: sampleExecution()},
 		"value/tool_run_no_output": protocol.ToolRunResult{Execution: sampleExecution()},
 		"payload/dialog_open":      protocol.DialogOpen{Tool: "repl", Arguments: json.RawMessage(`{"language":"lua"}`)},

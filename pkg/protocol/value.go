@@ -138,6 +138,10 @@ func decodeValue(raw json.RawMessage) (Value, error) {
 		return decodeValueAs[ResultReadResult](kind, raw)
 	case KindToolRun:
 		return decodeValueAs[ToolRunResult](kind, raw)
+	case KindMCPList:
+		return decodeValueAs[MCPListResult](kind, raw)
+	case KindMCPCall:
+		return decodeValueAs[MCPCallResult](kind, raw)
 	case KindDialogOpen:
 		return decodeValueAs[DialogOpenResult](kind, raw)
 	case KindDialogContinue:

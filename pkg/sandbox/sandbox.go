@@ -177,6 +177,9 @@ type Cmd struct {
 	// is not used then, and all output is of one stream, [Stdout]. A driver that has no terminals
 	// refuses with [ErrUnsupported].
 	Typed <-chan []byte
+	// Feed, when set, is what the command reads in the place of Stdin, as it comes; closing it ends
+	// the input. What is sent is taken only while the command runs.
+	Feed <-chan []byte
 	// Limits tighten [Spec].Limits and never widen them.
 	Limits Limits
 	// ReadOnly runs the command with a workspace that nothing can change through it;

@@ -37,6 +37,7 @@ type Streams struct {
 
 	input  []byte
 	typed  <-chan []byte // nil for input that is there
+	fed    bool          // the end of what is typed is that of the input
 	stdin  *os.File      // our end
 	ended  chan struct{} // closed when nobody types any more
 	writer sync.WaitGroup
@@ -48,6 +49,9 @@ func OpenStreams(cmd sandbox.Cmd, out *Output) (_ *Streams, err error) {
 	s := &Streams{
 		out: out, pace: rate.NewLimiter(Rate, Burst), copied: make(chan struct{}),
 		input: cmd.Stdin, typed: cmd.Typed, ended: make(chan struct{}),
+	}
+	if s.typed == nil && cmd.Feed != nil {
+		s.typed, s.fed = cmd.Feed, true
 	}
 	if len(s.input) > 0 || s.typed != nil {
 		if s.theirs[0], s.stdin, err = os.Pipe(); err != nil {
@@ -93,11 +97,14 @@ func (s *Streams) Run() {
 	})
 }
 
-// typing writes what is typed until the command is gone.
+// typing writes what is typed or fed until the command is gone, or no more is fed.
 func (s *Streams) typing() {
 	for typed := s.typed; ; {
 		select {
 		case data, open := <-typed:
+			if !open && s.fed {
+				return
+			}
 			if !open {
 				typed = nil
 			}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -24,6 +25,7 @@ func testExec(t *testing.T, s suite) {
 		"a signal":                              execSignal,
 		"input is what was given, then its end": execInput,
 		"no input is an empty input":            execNoInput,
+		"input is fed while it runs":            execFed,
 		"a command need not read its input":     execUnreadInput,
 		"the environment is complete and clean": execEnv,
 		"home and temporary files are scratch":  execHome,
@@ -183,4 +185,34 @@ func execConcurrent(t *testing.T, b *box) {
 	for i, output := range outputs {
 		require.Equal(t, string(rune('a'+i))+"\n", output)
 	}
+}
+
+// execFed talks to a command while it runs, until it has no more input.
+func execFed(t *testing.T, b *box) {
+	feed, said, ended := make(chan []byte), make(chan string, 3), make(chan sandbox.Result, 1)
+	cmd := shell(`while read line; do echo "got $line"; done; echo end`)
+	cmd.Feed, cmd.Limits.Wall = feed, patience
+	cmd.Live = func(_ sandbox.Stream, data []byte) { said <- string(data) }
+	go func() {
+		result, err := b.Exec(t.Context(), cmd)
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- result
+	}()
+	for _, line := range []string{"one", "two"} {
+		select {
+		case feed <- []byte(line + "\n"):
+		case <-time.After(patience):
+			require.Fail(t, "the command takes no input")
+		}
+		select {
+		case text := <-said:
+			require.Equal(t, "got "+line+"\n", text)
+		case result := <-ended:
+			require.Fail(t, "the command has ended", "%v", result)
+		}
+	}
+	close(feed)
+	require.Equal(t, "got one\ngot two\nend\n", string((<-ended).Stdout.Data))
 }

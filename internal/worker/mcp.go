@@ -1,0 +1,49 @@
+package worker
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// guestWorkspace is where sandboxes with a root of their own have the workspace.
+const guestWorkspace = "/workspace"
+
+// mcpCall calls a tool of a server that lives in the sandbox.
+func (w *Worker) mcpCall(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.MCPCall, frames *frames) (protocol.Value, error) {
+	value, err := w.sandboxes.box(run.Call.Lane()).servers.Call(ctx, w.serverPlace(run, s, frames), p, run.Call.Delivery == protocol.Idempotent)
+	if value == nil {
+		return nil, err
+	}
+	return *value, err
+}
+
+// serverPlace is where servers of a call's sandbox run; without frames nothing is shown.
+func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) toolserver.Place {
+	place := toolserver.Place{Sandbox: s, Root: guestWorkspace, HTTP: w.web, Variable: w.serverVariable}
+	if w.options.Caps.Level < sandbox.LevelFull {
+		place.Root = w.sandboxes.workspace(run.Call.Lane())
+	}
+	if frames != nil {
+		show := frames.sparingly()
+		place.Show = func(text string) { show(sandbox.Stdout, []byte(text)) }
+	}
+	return place
+}
+
+// serverVariable is a variable of this process that servers may be given.
+func (w *Worker) serverVariable(name string) (string, error) {
+	if !slices.Contains(w.options.MCPEnv, name) {
+		return "", protocol.Errorf(protocol.CodeInvalidPayload, "${%s} is not allowed on worker %s: start it with --mcp-env %s", name, w.ID(), name)
+	}
+	value, found := os.LookupEnv(name)
+	if !found {
+		return "", protocol.Errorf(protocol.CodeInvalidPayload, "${%s} is not set in the environment of worker %s", name, w.ID())
+	}
+	return value, nil
+}

@@ -1,0 +1,238 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// mcpCall is a call of a tool of the test server.
+func mcpCall(tool, file string) protocol.MCPCall {
+	arguments, _ := json.Marshal(toolservertest.Arguments{File: file})
+	return protocol.MCPCall{Server: toolservertest.Program("test"), Tool: tool, Arguments: arguments}
+}
+
+// said is the first text of what a tool returned.
+func said(t *testing.T, r *protocol.Result) string {
+	t.Helper()
+	requireOK(t, r)
+	v := value[protocol.MCPCallResult](t, r)
+	require.NotEmpty(t, v.Content)
+	return v.Content[0].Text
+}
+
+func TestMCP_AServerIsAProcessOfItsSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	a, b := protocol.NewSessionID(), protocol.NewSessionID()
+	list := r.do(a, protocol.MCPList{Server: toolservertest.Program("test")})
+	requireOK(t, list)
+	tools := map[string]protocol.MCPTool{}
+	for _, tool := range value[protocol.MCPListResult](t, list).Tools {
+		tools[tool.Name] = tool
+	}
+	require.True(t, tools["pid"].ReadOnly)
+	require.False(t, tools["count"].ReadOnly)
+	require.True(t, tools["grow"].Idempotent)
+	require.Contains(t, string(tools["count"].Schema), `"file"`)
+
+	process := said(t, r.do(a, mcpCall("pid", "")))
+	require.Equal(t, process, said(t, r.do(a, mcpCall("pid", ""))))
+	require.NotEqual(t, process, said(t, r.do(b, mcpCall("pid", ""))))
+	require.Equal(t, "1 calls, 0 overlap", said(t, r.do(a, mcpCall("count", ""))))
+	require.Equal(t, "2 calls, 0 overlap", said(t, r.do(a, mcpCall("count", ""))))
+	require.Equal(t, "1 calls, 0 overlap", said(t, r.do(b, mcpCall("count", ""))))
+}
+
+func TestMCP_WhatAToolReturnsIsTyped(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	stateless := mcpCall("count", "")
+	stateless.Server = toolservertest.Stateless("stateless")
+	require.Equal(t, "1 calls, 0 overlap", said(t, r.do(session, stateless)))
+	require.Equal(t, "2 calls, 0 overlap", said(t, r.do(session, stateless)))
+	v := value[protocol.MCPCallResult](t, r.do(session, mcpCall("parts", "")))
+	require.Equal(t, []protocol.MCPContent{
+		{Type: "text", Text: "a text"},
+		{Type: "image", Data: protocol.Bytes("\x89PNG"), MediaType: "image/png"},
+		{Type: "audio", Data: protocol.Bytes{1, 2}, MediaType: "audio/wav"},
+		{Type: "resource_link", URI: "file:///a.txt", Name: "a.txt", Text: "A file."},
+		{Type: "resource", URI: "test://b", Text: "inside", MediaType: "text/plain"},
+	}, v.Content)
+	require.JSONEq(t, `{"n":1}`, string(v.Structured))
+
+	failed := r.do(session, mcpCall("fail", ""))
+	requireFault(t, failed, protocol.StatusFailed, protocol.CodeToolFailed)
+	require.Equal(t, "no such account", failed.Error.Message)
+	require.True(t, value[protocol.MCPCallResult](t, failed).IsError)
+	requireFault(t, r.do(session, mcpCall("no-such-tool", "")), protocol.StatusFailed, protocol.CodeToolFailed)
+	require.Equal(t, "3 calls, 0 overlap", func() string {
+		r.do(session, mcpCall("count", ""))
+		r.do(session, mcpCall("count", ""))
+		return said(t, r.do(session, mcpCall("count", "")))
+	}(), "failures end no server")
+}
+
+func TestMCP_WhatAServerMayAskFor(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	require.Equal(t, "file://"+workspaceOf(o.Data, session), said(t, r.do(session, mcpCall("roots", ""))))
+	require.Contains(t, said(t, r.do(session, mcpCall("samples", ""))), "sampling")
+	asked := r.do(session, mcpCall("asks", ""))
+	require.Equal(t, "decline", said(t, asked))
+	require.Equal(t, []string{"the server asked for input (Your name?); it was declined, because nobody can be asked during a call"},
+		value[protocol.MCPCallResult](t, asked).Notes)
+
+	require.False(t, value[protocol.MCPCallResult](t, r.do(session, mcpCall("count", ""))).ToolsChanged)
+	require.Equal(t, "grown", said(t, r.do(session, mcpCall("grow", ""))))
+	require.Eventually(t, func() bool {
+		return value[protocol.MCPCallResult](t, r.do(session, mcpCall("count", ""))).ToolsChanged
+	}, patience, time.Millisecond, "the server has told that it has another tool")
+	list := value[protocol.MCPListResult](t, r.do(session, protocol.MCPList{Server: toolservertest.Program("test")}))
+	require.True(t, slices.ContainsFunc(list.Tools, func(tool protocol.MCPTool) bool { return tool.Name == "grown" }))
+	require.False(t, value[protocol.MCPCallResult](t, r.do(session, mcpCall("count", ""))).ToolsChanged)
+}
+
+func TestMCP_AServerThatDiesInACall(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	file := filepath.Join(workspaceOf(o.Data, session), "died")
+	require.Equal(t, "1 calls, 0 overlap", said(t, r.do(session, mcpCall("count", ""))))
+
+	call := newCall(session, mcpCall("die", file))
+	call.Delivery = protocol.AtMostOnce
+	result := r.dispatch(t.Context(), call)
+	requireFault(t, result, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+	require.Contains(t, result.Error.Message, "it exited with code 7: the end is near")
+	require.FileExists(t, file)
+	require.Equal(t, "1 calls, 0 overlap", said(t, r.do(session, mcpCall("count", ""))), "a fresh process")
+
+	twice := r.do(session, mcpCall("die", file))
+	requireFault(t, twice, protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+	require.Equal(t, "1 calls, 0 overlap", said(t, r.do(session, mcpCall("count", ""))))
+}
+
+func TestMCP_AStoppedCallIsToldAndEndsItsServer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	process := said(t, r.do(session, mcpCall("pid", "")))
+	file := filepath.Join(workspaceOf(o.Data, session), "waits")
+	stopped := func(readOnly bool) {
+		t.Helper()
+		require.NoError(t, os.RemoveAll(file))
+		payload := mcpCall("wait", file)
+		payload.ReadOnly = readOnly
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			defer cancel()
+			for ctx.Err() == nil {
+				if content, err := os.ReadFile(file); err == nil && string(content) == "begun" {
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		requireFault(t, r.dispatch(ctx, newCall(session, payload)), protocol.StatusCancelled, protocol.CodeCancelled)
+		require.Eventually(t, func() bool {
+			content, err := os.ReadFile(file)
+			return err == nil && string(content) == "cancelled"
+		}, patience, time.Millisecond, "the server was told")
+	}
+	stopped(true)
+	require.Equal(t, process, said(t, r.do(session, mcpCall("pid", ""))), "a call that only reads leaves its server alone")
+	stopped(false)
+	require.NotEqual(t, process, said(t, r.do(session, mcpCall("pid", ""))))
+}
+
+func TestMCP_ProgressIsSeenLive(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	r.work(o)
+	session := protocol.NewSessionID()
+	file := filepath.Join(workspaceOf(o.Data, session), "waits")
+	call := newCall(session, mcpCall("wait", file))
+	seen := make(chan string, 16)
+	watching, err := r.NC.Subscribe(r.Name.OutputSubject(session, call.ID), func(m *nats.Msg) {
+		if frame, err := protocol.DecodeFrame(m.Data); err == nil && frame.Kind == protocol.FrameStdout {
+			seen <- string(frame.Data)
+		}
+	})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, watching.Unsubscribe()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	shown := make(chan string, 1)
+	go func() {
+		defer cancel()
+		select {
+		case text := <-seen:
+			shown <- text
+		case <-ctx.Done():
+			shown <- "nothing"
+		}
+	}()
+	r.dispatch(ctx, call)
+	require.Equal(t, "[progress 1/3 waiting]\n", <-shown)
+}
+
+func TestMCP_VariablesOfTheWorker(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.MCPEnv = []string{"PATH", "TOOLFLEET_NOT_SET"}
+	r.work(o)
+	ask := func(text string) *protocol.Result {
+		payload := mcpCall("env", "GIVEN")
+		payload.Server.Env["GIVEN"] = text
+		return r.do(protocol.NewSessionID(), payload)
+	}
+	require.Equal(t, "a "+os.Getenv("PATH")+" b", said(t, ask("a ${PATH} b")))
+	require.Equal(t, "other", said(t, ask("${TOOLFLEET_NOT_SET:-other}")))
+	refused := ask("${OPENAI_API_KEY}")
+	requireFault(t, refused, protocol.StatusRejected, protocol.CodeInvalidPayload)
+	require.Contains(t, refused.Error.Message, "env GIVEN")
+	require.Contains(t, refused.Error.Message, "--mcp-env OPENAI_API_KEY")
+	unset := ask("${TOOLFLEET_NOT_SET}")
+	requireFault(t, unset, protocol.StatusRejected, protocol.CodeInvalidPayload)
+	require.Contains(t, unset.Error.Message, "not set in the environment")
+}
+
+func TestMCP_WhatCannotBeStarted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	start := func(server protocol.MCPServer) *protocol.Result {
+		return r.do(session, protocol.MCPList{Server: server})
+	}
+	missing := start(protocol.MCPServer{Name: "missing", Command: "no-such-program"})
+	requireFault(t, missing, protocol.StatusFailed, protocol.CodeCommandNotFound)
+	broken := start(protocol.MCPServer{Name: "broken", Command: "sh", Args: []string{"-c", "echo no licence >&2; exit 4"}})
+	requireFault(t, broken, protocol.StatusFailed, protocol.CodeToolFailed)
+	require.Contains(t, broken.Error.Message, "MCP server broken could not be started: it exited with code 4: no licence")
+	remote := start(protocol.MCPServer{Name: "remote", URL: "http://127.0.0.1:1/mcp"})
+	requireFault(t, remote, protocol.StatusRejected, protocol.CodeNetworkOff)
+}

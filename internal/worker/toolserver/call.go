@@ -1,0 +1,179 @@
+package toolserver
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// call calls a tool once.
+func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (*protocol.MCPCallResult, error) {
+	token := strconv.FormatInt(l.tokens.Add(1), 10)
+	l.mu.Lock()
+	l.shown[token] = show
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.shown, token)
+	}()
+	params := &mcp.CallToolParams{Name: p.Tool, Arguments: p.Arguments}
+	params.SetProgressToken(token)
+	result, err := l.session.CallTool(ctx, params)
+	if err != nil {
+		return nil, err
+	}
+	value := &protocol.MCPCallResult{
+		Content: []protocol.MCPContent{}, IsError: result.IsError, ToolsChanged: l.changed.Load(), Notes: show.taken(),
+	}
+	for _, part := range result.Content {
+		value.Content = append(value.Content, contentOf(part))
+	}
+	if result.StructuredContent != nil {
+		if value.Structured, err = json.Marshal(result.StructuredContent); err != nil {
+			return nil, protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: structuredContent: %v", l.name, err)
+		}
+	}
+	return value, nil
+}
+
+// toolOf is a tool as it travels.
+func toolOf(t *mcp.Tool) protocol.MCPTool {
+	tool := protocol.MCPTool{Name: t.Name, Description: cmp.Or(t.Description, t.Title)}
+	if t.Annotations != nil {
+		tool.ReadOnly, tool.Idempotent = t.Annotations.ReadOnlyHint, t.Annotations.IdempotentHint
+	}
+	tool.Schema, _ = json.Marshal(t.InputSchema) // it was JSON
+	return tool
+}
+
+// contentOf is a part of a result as it travels.
+func contentOf(part mcp.Content) protocol.MCPContent {
+	switch part := part.(type) {
+	case *mcp.TextContent:
+		return protocol.MCPContent{Type: "text", Text: part.Text}
+	case *mcp.ImageContent:
+		return protocol.MCPContent{Type: "image", Data: part.Data, MediaType: part.MIMEType}
+	case *mcp.AudioContent:
+		return protocol.MCPContent{Type: "audio", Data: part.Data, MediaType: part.MIMEType}
+	case *mcp.ResourceLink:
+		return protocol.MCPContent{
+			Type: "resource_link", URI: part.URI, Name: cmp.Or(part.Title, part.Name), Text: part.Description, MediaType: part.MIMEType,
+		}
+	case *mcp.EmbeddedResource:
+		if part.Resource == nil {
+			return protocol.MCPContent{Type: "resource"}
+		}
+		return protocol.MCPContent{
+			Type: "resource", URI: part.Resource.URI, Text: part.Resource.Text, Data: part.Resource.Blob, MediaType: part.Resource.MIMEType,
+		}
+	default:
+		return protocol.MCPContent{Type: "text", Text: fmt.Sprintf("[content that is not known: %T]", part)}
+	}
+}
+
+// failureOf is what a tool said of its failure.
+func failureOf(value *protocol.MCPCallResult) string {
+	for _, part := range value.Content {
+		if line, _, _ := strings.Cut(strings.TrimSpace(part.Text), "\n"); line != "" {
+			const most = 500
+			return string([]rune(line)[:min(most, len([]rune(line)))])
+		}
+	}
+	return "the tool failed, and did not say why"
+}
+
+// shown is what happens while a call runs, for whoever watches it.
+type shown struct {
+	mu    sync.Mutex
+	to    func(string) // nil after the call
+	notes []string
+}
+
+func newShown(to func(string)) *shown {
+	if to == nil {
+		to = func(string) {}
+	}
+	return &shown{to: to}
+}
+
+func (s *shown) show(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.to != nil {
+		s.to(text)
+	}
+}
+
+func (s *shown) note(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notes = append(s.notes, text)
+}
+
+func (s *shown) taken() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.notes
+}
+
+func (s *shown) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.to = nil
+}
+
+// each does something for every call that runs.
+func (l *live) each(do func(*shown)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, one := range l.shown {
+		do(one)
+	}
+}
+
+// progressed shows the progress of a call.
+func (l *live) progressed(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+	l.mu.Lock()
+	one := l.shown[fmt.Sprint(r.Params.ProgressToken)]
+	l.mu.Unlock()
+	if one == nil {
+		return
+	}
+	text := strconv.FormatFloat(r.Params.Progress, 'g', -1, 64)
+	if r.Params.Total > 0 {
+		text += "/" + strconv.FormatFloat(r.Params.Total, 'g', -1, 64)
+	}
+	if r.Params.Message != "" {
+		text += " " + r.Params.Message
+	}
+	one.show("[progress " + text + "]\n")
+}
+
+// logged shows what the server logs.
+func (l *live) logged(_ context.Context, r *mcp.LoggingMessageRequest) {
+	text, isText := r.Params.Data.(string)
+	if !isText {
+		encoded, _ := json.Marshal(r.Params.Data) // it was JSON
+		text = string(encoded)
+	}
+	l.each(func(one *shown) { one.show(fmt.Sprintf("[%s] %s\n", r.Params.Level, text)) })
+}
+
+// elicited declines what the server wants to know of a person, and says so.
+func (l *live) elicited(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+	note := fmt.Sprintf("the server asked for input (%s); it was declined, because nobody can be asked during a call", r.Params.Message)
+	l.each(func(one *shown) {
+		one.note(note)
+		one.show("[" + note + "]\n")
+	})
+	return &mcp.ElicitResult{Action: "decline"}, nil
+}

@@ -1,0 +1,15 @@
+// Package toolserver keeps servers of the Model Context Protocol alive between the calls of their
+// tools.
+//
+//	mcp_call ──► Servers.Call ──► does it live? ── no ──► program: sandbox.Exec, fed and read
+//	                                   │                   URL: streamable HTTP, from the worker
+//	   result ◄── content, structured ◄┴─ tools/call ──► progress ──► live output
+//
+// A server lives in one sandbox, with its state, until it has had no call for a while, its sandbox
+// is closed, or it ends by itself; while one lives the worker keeps the lane, as for background
+// processes. One that has died is started again by the next call, later and later if it goes on
+// dying. What calls may overlap is the matter of their resource keys, not of this package.
+//
+// A call that is stopped is told to the server, which is ended after a moment unless the tool only
+// reads: nobody knows whether it listens, and what goes on would change things behind its result.
+package toolserver

@@ -1,0 +1,341 @@
+package toolserver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// live is a server that was started.
+type live struct {
+	name    string
+	session *mcp.ClientSession // nil until it has greeted
+	cancel  context.CancelFunc // ends it
+	done    chan struct{}      // closed when nothing of it runs any more
+	changed atomic.Bool        // it has other tools than it told of
+	tokens  atomic.Int64       // of progress
+
+	mu    sync.Mutex
+	said  tail   // on standard error, and what is no message
+	how   string // it ended
+	fault error  // why it could not be run at all
+	shown map[string]*shown
+}
+
+func (l *live) lives() bool {
+	select {
+	case <-l.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// stop ends it after a grace, and returns when nothing of it runs.
+func (l *live) stop(grace time.Duration) {
+	if grace > 0 {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-l.done:
+		case <-timer.C:
+		}
+	}
+	l.cancel()
+	<-l.done
+}
+
+// last says how it ended, or else what was wrong with it.
+func (l *live) last(err error) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := l.how
+	if text == "" {
+		text = err.Error()
+	}
+	if said := l.said.text(); said != "" {
+		text += ": " + said
+	}
+	return text
+}
+
+// connect starts the server and greets it.
+func (s *Servers) connect(ctx context.Context, at Place, one *server) (*live, error) {
+	spec, err := resolved(one.spec, at.Variable)
+	if err != nil {
+		return nil, err
+	}
+	alive, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	l := &live{name: spec.Name, cancel: cancel, done: make(chan struct{}), shown: map[string]*shown{}}
+	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
+	client := l.client(at, spec)
+	var transport mcp.Transport
+	if spec.URL != "" {
+		if at.HTTP == nil {
+			cancel()
+			endRequests()
+			return nil, protocol.Errorf(protocol.CodeNetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
+		}
+		transport = remote(requests, at, spec)
+	} else {
+		transport = s.program(alive, l, at, spec)
+	}
+	greeting, stop := context.WithTimeout(ctx, startTimeout)
+	defer stop()
+	session, err := client.Connect(greeting, transport, nil)
+	if err == nil {
+		l.session = session
+		if spec.URL != "" {
+			s.follow(alive, l, endRequests)
+			return l, nil
+		}
+		endRequests()
+		s.join(func() {
+			<-l.done
+			_ = session.Close() // nobody is there any more
+		})
+		return l, nil
+	}
+	cancel()
+	endRequests()
+	if spec.URL == "" {
+		<-l.done
+	}
+	return nil, l.notStarted(ctx, err)
+}
+
+// notStarted is why it could not be started.
+func (l *live) notStarted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if l.fault != nil {
+		if _, ok := errors.AsType[*sandbox.Fault](l.fault); ok || errors.Is(l.fault, sandbox.ErrClosed) {
+			return l.fault
+		}
+		err = l.fault
+	}
+	if fault, ok := errors.AsType[*protocol.Error](err); ok {
+		return fault
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("it did not answer within %s", startTimeout)
+	}
+	return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s could not be started: %s", l.name, l.last(err))
+}
+
+// client is what talks to it.
+func (l *live) client(at Place, spec protocol.MCPServer) *mcp.Client {
+	capabilities := &mcp.ClientCapabilities{}
+	if spec.URL == "" {
+		capabilities.RootsV2 = &mcp.RootCapabilities{}
+	}
+	client := mcp.NewClient(&mcp.Implementation{Name: "toolfleet", Version: "1"}, &mcp.ClientOptions{
+		Capabilities: capabilities, ElicitationHandler: l.elicited,
+		ToolListChangedHandler:      func(context.Context, *mcp.ToolListChangedRequest) { l.changed.Store(true) },
+		ProgressNotificationHandler: l.progressed, LoggingMessageHandler: l.logged,
+	})
+	if spec.URL == "" {
+		client.AddRoots(&mcp.Root{URI: "file://" + at.Root, Name: "workspace"})
+	}
+	return client
+}
+
+// program is the transport of a server that is a program of the sandbox.
+func (s *Servers) program(alive context.Context, l *live, at Place, spec protocol.MCPServer) mcp.Transport {
+	output, written := io.Pipe()
+	input := &feeder{feed: make(chan []byte), closed: make(chan struct{}), gone: l.done}
+	messages := &messages{to: written, rest: l.say}
+	cmd := sandbox.Cmd{
+		Argv: append([]string{spec.Command}, spec.Args...), Dir: spec.Cwd, Env: spec.Env, Feed: input.feed,
+		Limits: sandbox.Limits{Output: protocol.MinOutput, Grace: stopGrace},
+		Live: func(stream sandbox.Stream, data []byte) {
+			if stream == sandbox.Stdout {
+				messages.write(data)
+			} else {
+				l.say(data)
+			}
+		},
+	}
+	s.join(func() {
+		defer l.cancel()
+		result, err := at.Sandbox.Exec(alive, cmd)
+		l.mu.Lock()
+		l.how, l.fault = ending(result), err
+		l.mu.Unlock()
+		close(l.done)
+		_ = written.Close() // which ends the session
+	})
+	return &mcp.IOTransport{Reader: output, Writer: input}
+}
+
+// join runs what [Servers.Wait] waits for.
+func (s *Servers) join(run func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.group.Go(run)
+}
+
+// ending says how a program ended.
+func ending(r sandbox.Result) string {
+	switch {
+	case r.Reason == sandbox.ReasonExited:
+		return fmt.Sprintf("it exited with code %d", r.ExitCode)
+	case r.Reason == sandbox.ReasonSignaled:
+		return "it was killed by " + r.Signal
+	default:
+		return "it was ended: " + string(r.Reason)
+	}
+}
+
+// say keeps the end of what it says that is no message.
+func (l *live) say(data []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.said.write(data)
+}
+
+// feeder is the input of a program.
+type feeder struct {
+	feed   chan []byte
+	closed chan struct{} // nothing more is written
+	gone   chan struct{} // the program is
+	once   sync.Once
+	mu     sync.Mutex // held while something is written
+}
+
+// Write implements [io.Writer].
+func (f *feeder) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case <-f.closed:
+		return 0, io.ErrClosedPipe
+	default:
+	}
+	select {
+	case f.feed <- bytes.Clone(p):
+		return len(p), nil
+	case <-f.closed:
+	case <-f.gone:
+	}
+	return 0, io.ErrClosedPipe
+}
+
+// Close implements [io.Closer].
+func (f *feeder) Close() error {
+	f.once.Do(func() {
+		close(f.closed)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		close(f.feed)
+	})
+	return nil
+}
+
+// messages passes on the lines of a program that can be messages: some write other things to
+// standard output, too.
+type messages struct {
+	to   io.Writer
+	rest func([]byte)
+	line []byte
+}
+
+func (m *messages) write(data []byte) {
+	m.line = append(m.line, data...)
+	for {
+		end := bytes.IndexByte(m.line, '\n')
+		if end < 0 {
+			break
+		}
+		line := m.line[:end+1]
+		if m.line = m.line[end+1:]; bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("{")) {
+			_, _ = m.to.Write(line) // fails when nobody reads any more
+		} else {
+			m.rest(line)
+		}
+	}
+	if len(m.line) > mcp.DefaultMaxLineLength { // the reader refuses it
+		_, _ = m.to.Write(m.line)
+		m.line = nil
+	}
+}
+
+// tail is the end of a text.
+type tail struct{ data []byte }
+
+// maxSaid is how much of what a server says goes into an error, in bytes.
+const maxSaid = 2000
+
+func (t *tail) write(data []byte) {
+	t.data = append(t.data, data...)
+	if len(t.data) > 2*maxSaid {
+		t.data = append(t.data[:0], t.data[len(t.data)-maxSaid:]...)
+	}
+}
+
+func (t *tail) text() string {
+	data := t.data[max(0, len(t.data)-maxSaid):]
+	return strings.TrimSpace(strings.ToValidUTF8(string(data), "\uFFFD"))
+}
+
+// resolved puts variables of the worker in their places.
+func resolved(spec protocol.MCPServer, variable func(string) (string, error)) (protocol.MCPServer, error) {
+	var faults []error
+	fill := func(field, text string) string {
+		filled, err := expand(text, variable)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", field, err))
+		}
+		return filled
+	}
+	env, headers := maps.Clone(spec.Env), maps.Clone(spec.Headers)
+	for name, text := range env {
+		env[name] = fill("env "+name, text)
+	}
+	for name, text := range headers {
+		headers[name] = fill("headers "+name, text)
+	}
+	spec.Env, spec.Headers, spec.URL = env, headers, fill("url", spec.URL)
+	if len(faults) > 0 {
+		return spec, protocol.Errorf(protocol.CodeInvalidPayload, "MCP server %s: %v", spec.Name, errors.Join(faults...))
+	}
+	return spec, nil
+}
+
+// expand replaces "${NAME}" and "${NAME:-default}".
+func expand(text string, variable func(string) (string, error)) (string, error) {
+	var out strings.Builder
+	for {
+		before, rest, found := strings.Cut(text, "${")
+		out.WriteString(before)
+		if !found {
+			return out.String(), nil
+		}
+		name, after, closed := strings.Cut(rest, "}")
+		if !closed {
+			return "", errors.New(`"${" without "}"`)
+		}
+		name, fallback, hasDefault := strings.Cut(name, ":-")
+		value, err := variable(name)
+		if err != nil && !hasDefault {
+			return "", err
+		} else if err != nil || value == "" && hasDefault {
+			value = fallback
+		}
+		out.WriteString(value)
+		text = after
+	}
+}

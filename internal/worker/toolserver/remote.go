@@ -1,0 +1,76 @@
+package toolserver
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// remote is the transport of a server that has a URL; its requests end with alive.
+func remote(alive context.Context, at Place, spec protocol.MCPServer) mcp.Transport {
+	return &mcp.StreamableClientTransport{Endpoint: spec.URL, HTTPClient: &http.Client{
+		Transport: &tripper{alive: alive, base: at.HTTP, headers: spec.Headers},
+		CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse // another host must not get the headers
+		},
+	}}
+}
+
+// follow waits for the end of a connection, and lets the server know.
+func (s *Servers) follow(alive context.Context, l *live, endRequests context.CancelFunc) {
+	s.join(func() {
+		_ = l.session.Wait() // how it ended is told by the call
+		l.cancel()
+	})
+	s.join(func() {
+		<-alive.Done()
+		late := time.AfterFunc(stopGrace, endRequests)
+		defer late.Stop()
+		defer endRequests()
+		_ = l.session.Close() // a server that does not hear it forgets the session some day
+		close(l.done)
+	})
+}
+
+// tripper adds the headers of a server, and ends requests with its connection.
+type tripper struct {
+	alive   context.Context //nolint:containedctx // the life of the connection is no request's
+	base    http.RoundTripper
+	headers map[string]string
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *tripper) RoundTrip(request *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(request.Context())
+	stop := context.AfterFunc(t.alive, cancel)
+	request = request.Clone(ctx)
+	for name, value := range t.headers {
+		request.Header.Set(name, value)
+	}
+	response, err := t.base.RoundTrip(request)
+	if err != nil {
+		stop()
+		cancel()
+		return nil, err
+	}
+	response.Body = &body{ReadCloser: response.Body, end: func() { stop(); cancel() }}
+	return response, nil
+}
+
+// body ends what a response has kept.
+type body struct {
+	io.ReadCloser
+
+	end func()
+}
+
+// Close implements [io.Closer].
+func (b *body) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
+}

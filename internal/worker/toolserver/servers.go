@@ -1,0 +1,283 @@
+package toolserver
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// Bounds of [Servers].
+const (
+	// MaxServers is how many servers may live in a sandbox.
+	MaxServers = 32
+	// maxTools is how many tools of a server are told of.
+	maxTools = 1000
+	// startTimeout bounds the start of a server: some install themselves first.
+	startTimeout = 2 * time.Minute
+	// Idle is how long a server lives without a call.
+	Idle = 10 * time.Minute
+	// stopGrace is how long a server has to stop by itself when a call was stopped.
+	stopGrace = 500 * time.Millisecond
+	// Times between starts of a server that dies again and again.
+	firstDelay, maxDelay = time.Second, time.Minute
+)
+
+// Place is where servers run, and what they reach.
+type Place struct {
+	// Sandbox is open while calls run.
+	Sandbox sandbox.Sandbox
+	// Root is the workspace as programs in the sandbox know it.
+	Root string
+	// HTTP reaches servers that have a URL; nil refuses them.
+	HTTP *http.Transport
+	// Variable is a variable of the worker's environment, for "${NAME}". The error says why it
+	// may not be used.
+	Variable func(name string) (string, error)
+	// Show gets what happens while a call runs: progress, and what the server logs. Calls do not
+	// overlap, and none comes after the call has returned; nil shows nothing.
+	Show func(text string)
+}
+
+// Servers are the servers of one sandbox. It is safe for concurrent use.
+type Servers struct {
+	logger *slog.Logger
+	group  sync.WaitGroup
+
+	mu  sync.Mutex
+	all map[string]*server // by name
+}
+
+// New returns none yet.
+func New(logger *slog.Logger) *Servers {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	return &Servers{logger: logger, all: map[string]*server{}}
+}
+
+// server is one that lives, or has.
+type server struct {
+	spec protocol.MCPServer
+
+	starting sync.Mutex // held while it is started
+
+	mu     sync.Mutex
+	live   *live // nil before the first start
+	calls  int   // that run
+	idle   *time.Timer
+	delays *backoff.ExponentialBackOff
+	notYet time.Time // when it may be started again
+}
+
+// Living is how many servers live, or are being started.
+func (s *Servers) Living() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, one := range s.all {
+		one.mu.Lock()
+		if one.calls > 0 || one.live != nil && one.live.lives() {
+			n++
+		}
+		one.mu.Unlock()
+	}
+	return n
+}
+
+// End ends all servers; later calls start them anew.
+func (s *Servers) End() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.all {
+		one.end()
+	}
+}
+
+// Wait returns when nothing of them runs any more.
+func (s *Servers) Wait() { s.group.Wait() }
+
+// List returns the tools of a server. The error is a *[protocol.Error] or a *[sandbox.Fault] when
+// the server is to blame.
+func (s *Servers) List(ctx context.Context, at Place, spec protocol.MCPServer) (list protocol.MCPListResult, err error) {
+	list.Tools = []protocol.MCPTool{}
+	err = s.with(ctx, at, spec, manner{again: true, harmless: true}, func(l *live) error {
+		list.Tools = list.Tools[:0]
+		l.changed.Store(false)
+		if l.session.InitializeResult().Capabilities.Tools == nil {
+			return nil
+		}
+		for tool, err := range l.session.Tools(ctx, nil) {
+			if err != nil {
+				return err
+			}
+			if len(list.Tools) == maxTools {
+				return protocol.Errorf(protocol.CodeTooLarge, "MCP server %s has more than %d tools", spec.Name, maxTools)
+			}
+			list.Tools = append(list.Tools, toolOf(tool))
+		}
+		return nil
+	})
+	return list, err
+}
+
+// Call calls a tool. again says that a call during which the server dies may be made again. A value
+// beside an error is what the tool said of its failure. Errors are as those of [Servers.List], with
+// outcome_unknown for a server that died.
+func (s *Servers) Call(ctx context.Context, at Place, p protocol.MCPCall, again bool) (value *protocol.MCPCallResult, err error) {
+	err = s.with(ctx, at, p.Server, manner{again: again, harmless: p.ReadOnly}, func(l *live) error {
+		show := newShown(at.Show)
+		defer show.end()
+		value, err = l.call(ctx, p, show)
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case value.IsError:
+		return value, protocol.Errorf(protocol.CodeToolFailed, "%s", failureOf(value))
+	}
+	return value, nil
+}
+
+// manner is what may be done about a request that did not come to its end.
+type manner struct {
+	again    bool // it may be made again
+	harmless bool // it may go on when nobody waits for it
+}
+
+// with has a server that lives do something, and sees what became of it.
+func (s *Servers) with(ctx context.Context, at Place, spec protocol.MCPServer, how manner, do func(*live) error) error {
+	one, err := s.find(spec)
+	if err != nil {
+		return err
+	}
+	one.use(1)
+	defer one.use(-1)
+	for attempt := 1; ; attempt++ {
+		l, err := s.start(ctx, at, one)
+		if err != nil {
+			return err
+		}
+		err = do(l)
+		_, isAnswer := errors.AsType[*jsonrpc.Error](err)
+		fault, isFault := errors.AsType[*protocol.Error](err)
+		switch {
+		case err == nil:
+			one.well()
+			return nil
+		case isFault:
+			return fault
+		case ctx.Err() != nil:
+			if !how.harmless {
+				l.stop(stopGrace)
+			}
+			return ctx.Err()
+		case isAnswer && l.lives():
+			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: %v", spec.Name, err)
+		}
+		l.stop(0)
+		forgotten := errors.Is(err, mcp.ErrSessionMissing) // so the request was not looked at
+		if attempt > 1 || !how.again && !forgotten {
+			return protocol.Errorf(protocol.CodeOutcomeUnknown,
+				"MCP server %s ended while the call ran (%s); the next call starts it anew, without what it knew", spec.Name, l.last(err))
+		}
+	}
+}
+
+// find is the server of a name, which a different spec ends.
+func (s *Servers) find(spec protocol.MCPServer) (*server, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.all[spec.Name]
+	if one != nil && reflect.DeepEqual(one.spec, spec) {
+		return one, nil
+	}
+	if one != nil {
+		one.end()
+	} else if len(s.all) >= MaxServers {
+		return nil, protocol.Errorf(protocol.CodeLimitReached, "%d MCP servers were started in this sandbox, and that is the limit", MaxServers)
+	}
+	delays := backoff.NewExponentialBackOff()
+	delays.InitialInterval, delays.MaxInterval = firstDelay, maxDelay
+	one = &server{spec: spec, delays: delays}
+	one.idle = time.AfterFunc(Idle, one.tired)
+	s.all[spec.Name] = one
+	return one, nil
+}
+
+// start returns the server as it lives, and starts it if need be, but not too soon after it died.
+func (s *Servers) start(ctx context.Context, at Place, one *server) (*live, error) {
+	one.starting.Lock()
+	defer one.starting.Unlock()
+	one.mu.Lock()
+	l, wait := one.live, time.Until(one.notYet)
+	one.mu.Unlock()
+	if l != nil && l.lives() {
+		return l, nil
+	}
+	if wait > 0 && !pause.For(ctx, wait) || ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	l, err := s.connect(ctx, at, one)
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	one.live = l
+	one.notYet = time.Now().Add(one.delays.NextBackOff()) // until it has answered
+	if err == nil {
+		return l, nil
+	}
+	s.logger.WarnContext(ctx, "MCP server cannot be started", slog.String("server", one.spec.Name), slog.Any("error", err))
+	return nil, err
+}
+
+// use counts the calls of a server: it is idle without any.
+func (one *server) use(calls int) {
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if one.calls += calls; one.calls == 0 {
+		one.idle.Reset(Idle)
+	}
+}
+
+// well forgets how often the server has died.
+func (one *server) well() {
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	one.delays.Reset()
+	one.notYet = time.Time{}
+}
+
+// tired ends a server without calls.
+func (one *server) tired() {
+	one.mu.Lock()
+	l := one.live
+	if one.calls > 0 {
+		l = nil
+	}
+	one.mu.Unlock()
+	if l != nil {
+		l.cancel()
+	}
+}
+
+// end ends the server, without waiting.
+func (one *server) end() {
+	one.idle.Stop()
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if one.live != nil {
+		one.live.cancel()
+	}
+}

@@ -1,0 +1,85 @@
+package protocol
+
+import "encoding/json"
+
+// MCPServer is a server of the Model Context Protocol: a program that runs in the session's
+// sandbox and is talked to through its standard input and output, or a URL (streamable HTTP).
+// "${NAME}" in the values of Env and Headers, and in URL, stands for a variable of the worker's own
+// environment, which its operator must allow; it never travels.
+type MCPServer struct {
+	Name    string            `json:"name"`
+	Command string            `json:"command,omitempty"`
+	Args    []string          `json:"args,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	Cwd     string            `json:"cwd,omitempty"` // a directory of the workspace
+	URL     string            `json:"url,omitempty"`
+	Headers map[string]string `json:"headers,omitempty"`
+}
+
+// MCPList asks a server which tools it has, and starts it if need be.
+type MCPList struct {
+	Server MCPServer `json:"server"`
+}
+
+// MCPCall calls a tool of a server, which lives in the session's sandbox from call to call.
+type MCPCall struct {
+	Server MCPServer `json:"server"`
+	Tool   string    `json:"tool"`
+	// Arguments is a JSON object.
+	Arguments json.RawMessage `json:"arguments"`
+	// ReadOnly says that the tool changes nothing: a call that was stopped leaves nothing behind
+	// that has to be ended with the server.
+	ReadOnly bool `json:"read_only,omitempty"`
+}
+
+// MCPListResult answers [MCPList].
+type MCPListResult struct {
+	Tools []MCPTool `json:"tools"`
+}
+
+// MCPTool is a tool as a server describes it.
+type MCPTool struct {
+	Name        string          `json:"name"`
+	Description string          `json:"description,omitempty"`
+	Schema      json.RawMessage `json:"input_schema"`
+	// ReadOnly and Idempotent are hints of the server.
+	ReadOnly   bool `json:"read_only,omitempty"`
+	Idempotent bool `json:"idempotent,omitempty"`
+}
+
+// MCPCallResult answers [MCPCall].
+type MCPCallResult struct {
+	Content []MCPContent `json:"content"`
+	// Structured is the result as JSON, of tools that have one.
+	Structured json.RawMessage `json:"structured,omitempty"`
+	// IsError says that the tool told of a failure of its own.
+	IsError bool `json:"is_error,omitempty"`
+	// ToolsChanged says that the server has other tools since it was asked for them.
+	ToolsChanged bool `json:"tools_changed,omitempty"`
+	// Notes are what the worker has to say about it, a sentence each.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// MCPContent is a part of what a tool of a server returned. Type is text, image, audio, resource
+// (an embedded one) or resource_link.
+type MCPContent struct {
+	Type string `json:"type"`
+	Text string `json:"text,omitempty"`
+	// Data is an image, a sound or a resource that is no text.
+	Data      Bytes  `json:"data,omitempty"`
+	MediaType string `json:"media_type,omitempty"`
+	URI       string `json:"uri,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+// Kind implements [Payload].
+func (MCPList) Kind() Kind { return KindMCPList }
+
+// Kind implements [Payload].
+func (MCPCall) Kind() Kind { return KindMCPCall }
+
+// ValueKind implements [Value].
+func (MCPListResult) ValueKind() Kind { return KindMCPList }
+
+// ValueKind implements [Value].
+func (MCPCallResult) ValueKind() Kind { return KindMCPCall }
