@@ -78,7 +78,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	table, err := openTools(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
+	box, err := c.toolbox(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 		}
 		arguments = string(content)
 	}
-	output, err := c.call(ctx, p, table, session, workspace, arguments)
+	output, err := c.call(ctx, p, box, session, workspace, arguments)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (c *callCommand) run(ctx context.Context, p program) error {
 }
 
 // call plans the tool call and runs it, inline or in the fleet.
-func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, session protocol.SessionID, workspace, arguments string) (*callOutput, error) {
+func (c *callCommand) call(ctx context.Context, p program, box toolbox, session protocol.SessionID, workspace, arguments string) (*callOutput, error) {
 	judge, err := c.judge()
 	if err != nil {
 		return nil, err
@@ -121,14 +121,30 @@ func (c *callCommand) call(ctx context.Context, p program, table *tools.Table, s
 	if q := newPrompt(p, show.screen, c.inPlace(workspace)); q != nil && judge != nil {
 		options.Approve = q.approve
 	}
-	single := loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)
 	output := &callOutput{SessionID: session, Name: c.Tool}
-	if single.Call == nil {
+	box, ofServer := box.of(c.Tool)
+	var single *loop.Single
+	plan := func(ctx context.Context, table *tools.Table) *protocol.Call {
+		single = loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)
+		return single.Call
+	}
+	if !ofServer && plan(ctx, box.table) == nil {
 		return output, output.take(single.Outcome)
 	}
-	result, err := c.dispatch(ctx, p, *single.Call, workspace, output)
+	result, err := c.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, warn func(string)) (*protocol.Call, error) {
+		if !ofServer {
+			return single.Call, nil
+		}
+		if err := box.ask(ctx, fl, session, warn); err != nil {
+			return nil, err
+		}
+		return plan(ctx, box.table), nil
+	}, workspace, output)
 	if err != nil {
 		return nil, err
+	}
+	if result == nil {
+		return output, output.take(single.Outcome)
 	}
 	return output, output.take(single.Finish(ctx, result))
 }
@@ -149,8 +165,12 @@ func (o *callOutput) take(outcome loop.SingleOutcome) error {
 	return err
 }
 
-// dispatch runs a call in the fleet, or in one of its own. It writes the trace into output.
-func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Call, workspace string, output *callOutput) (_ *protocol.Result, err error) {
+// dispatch runs a call in the fleet, or in one of its own; without a call the result is nil. It
+// writes the trace into output.
+func (c *callCommand) dispatch(
+	ctx context.Context, p program, session protocol.SessionID,
+	planned func(context.Context, *fleet.Fleet, func(string)) (*protocol.Call, error), workspace string, output *callOutput,
+) (_ *protocol.Result, err error) {
 	logger := p.common.Logger(p.Program)
 	protect, err := c.Places()
 	if err != nil {
@@ -160,7 +180,7 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	if err != nil {
 		return nil, err
 	}
-	data, cleanup, err := c.dataDir(call.SessionID, c.Session != "")
+	data, cleanup, err := c.dataDir(session, c.Session != "")
 	if err != nil {
 		return nil, err
 	}
@@ -190,9 +210,9 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 	git := watchGit(ctx, workspace, show.warn)
 	var remote *remoteWorkspace
 	if worker != nil {
-		err = worker.start(ctx, fl, data, show.warn, call.SessionID, workspace)
-	} else if err = c.begin(ctx, fl, call.SessionID); err == nil && workspace != "" {
-		remote, err = c.importWorkspace(ctx, fl, call.SessionID, workspace, protect, c.copyFlags, show)
+		err = worker.start(ctx, fl, data, show.warn, session, workspace)
+	} else if err = c.begin(ctx, fl, session); err == nil && workspace != "" {
+		remote, err = c.importWorkspace(ctx, fl, session, workspace, protect, c.copyFlags, show)
 	}
 	if err != nil {
 		return nil, err
@@ -202,14 +222,24 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 		var cancel context.CancelFunc
 		running, cancel = context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
-		call.Deadline = call.IssuedAt.Add(c.Timeout)
 	}
-	result, err := fl.Dispatcher.Told(running, &call, func(waits string) { show.warn(c.Tool + " waits for: " + waits) })
+	var result *protocol.Result
+	call, err := planned(running, fl, show.warn)
+	if call != nil {
+		if c.Timeout > 0 {
+			call.Deadline = call.IssuedAt.Add(c.Timeout)
+		}
+		result, err = fl.Dispatcher.Told(running, call, func(waits string) { show.warn(c.Tool + " waits for: " + waits) })
+	}
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
 	}
-	if c.Nats != "" && c.Session == "" && err == nil {
-		c.tidy(context.WithoutCancel(ctx), fl, &call, show.warn)
+	if c.Nats != "" && c.Session == "" && err == nil && (call == nil || call.Lane() == protocol.SandboxKey(string(session)).Lane()) {
+		pool := protocol.DefaultPool
+		if call != nil {
+			pool = call.Pool
+		}
+		c.tidy(context.WithoutCancel(ctx), fl, session, pool, show.warn)
 	}
 	fl.Close() // with everything of the session that still runs
 	git.tell(git.findings(ctx))
@@ -220,13 +250,10 @@ func (c *callCommand) dispatch(ctx context.Context, p program, call protocol.Cal
 const tidyTimeout = 30 * time.Second
 
 // tidy removes the workspace of a session that had this one call, and that nothing lists.
-func (c *callCommand) tidy(ctx context.Context, fl *fleet.Fleet, call *protocol.Call, warn func(string)) {
-	if call.Lane() != protocol.SandboxKey(string(call.SessionID)).Lane() {
-		return
-	}
+func (c *callCommand) tidy(ctx context.Context, fl *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, warn func(string)) {
 	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
 	defer cancel()
-	if _, err := session.Remove(ctx, fl, call.SessionID, session.Options{Pool: call.Pool, Force: true, Used: true}); err != nil {
-		warn(fmt.Sprintf("what the call left is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(c.Nats), call.SessionID))
+	if _, err := session.Remove(ctx, fl, id, session.Options{Pool: pool, Force: true, Used: true}); err != nil {
+		warn(fmt.Sprintf("what the call left is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(c.Nats), id))
 	}
 }

@@ -39,6 +39,7 @@ type fleetFlags struct {
 type workerFlags struct {
 	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
+	McpEnv  []string          `placeholder:"NAME" help:"Variables of this process that MCP servers of --mcp-config may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
 	Limits  cli.Limits        `embed:"" prefix:"limit-"`
 
@@ -225,7 +226,7 @@ func (e *embeddedWorker) start(
 	env := maps.Clone(e.host.env)
 	maps.Copy(env, e.flags.Env)
 	return f.StartWorker(ctx, worker.Options{
-		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: env, Limits: e.limits,
+		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: env, MCPEnv: e.flags.McpEnv, Limits: e.limits,
 		Alone: true, Mounts: e.host.mounts, Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect, Publish: e.host.access.forwards(session, warn),
 	})
 }

@@ -116,7 +116,8 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	if options.Tools, err = openTools(c.Toolset, folder, warn); err != nil {
+	box, err := c.toolbox(c.Toolset, folder, warn)
+	if err != nil {
 		return err
 	}
 	if options.Policy, err = c.judge(); err != nil {
@@ -171,6 +172,10 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := box.ask(ctx, fl, session, show.warn); err != nil {
+		return err
+	}
+	options.Tools = box.table
 	options.NC, options.Dispatcher, options.Journal = fl.NC, fl.Dispatcher, fl.Journal
 	if c.Nats != "" {
 		options.Approve = announced(show.warn, approval.Waiter(fl.NC, fl.Name))

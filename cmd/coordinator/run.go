@@ -16,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // turnFlags describe a turn; run and submit have them both.
@@ -113,7 +112,7 @@ func (f *turnFlags) check() (c checked, err error) {
 type prepared struct {
 	checked
 
-	table     *tools.Table
+	tools     toolbox
 	judge     loop.Policy // nil allows everything
 	model     loop.Model
 	modelName string
@@ -138,7 +137,7 @@ func (c *runCommand) prepare(p program, logger *slog.Logger, warn func(string)) 
 	if err != nil {
 		return turn, err
 	}
-	if turn.table, err = openTools(c.Toolset, folder, warn); err != nil {
+	if turn.tools, err = c.toolbox(c.Toolset, folder, warn); err != nil {
 		return turn, err
 	}
 	if turn.judge, err = c.judge(); err != nil {
@@ -231,12 +230,15 @@ func (c *runCommand) with(
 	if err != nil {
 		return err
 	}
+	if err := turn.tools.ask(ctx, fl, turn.session, show.warn); err != nil {
+		return err
+	}
 	silence, err := show.output(fl, turn.session)
 	if err != nil {
 		return err
 	}
 	defer silence()
-	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.table, &loop.Options{
+	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
 		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, MinLevel: c.least(), Approve: c.approver(p, fl, show, turn.workspace), Observe: noticeWaiting(show, c.Nats), Tracer: telemetry.Tracer(), Logger: logger,
 	})

@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
@@ -15,21 +18,31 @@ type toolsCommand struct {
 
 	Toolset []string `default:"core" help:"Toolsets to print, separated by commas."`
 	Doc     string   `placeholder:"NAME" help:"Print the full documentation of one tool instead."`
+
+	// Those of --mcp-config run in a fleet to be asked.
+	fleetFlags
+	workerFlags
+	hostFlags
 }
 
-func (c *toolsCommand) run(_ context.Context, p program) error {
+func (c *toolsCommand) run(ctx context.Context, p program) error {
 	folder, err := c.openFolder()
 	if err != nil {
 		return err
 	}
 	broken := 0
-	table, err := openTools(c.Toolset, folder, func(message string) {
+	warn := func(message string) {
 		broken++
 		_, _ = fmt.Fprintln(p.err(), message)
-	})
+	}
+	box, err := c.toolbox(c.Toolset, folder, warn)
+	if err == nil && len(box.servers) > 0 {
+		err = c.ask(ctx, p, &box, warn)
+	}
 	if err != nil {
 		return err
 	}
+	table := box.table
 	if c.Doc != "" {
 		text, found := table.Document(c.Doc)
 		if !found {
@@ -49,4 +62,16 @@ func (c *toolsCommand) run(_ context.Context, p program) error {
 		return &cli.ExitError{Code: cli.ExitFailed}
 	}
 	return nil
+}
+
+// ask asks the servers of a toolbox for their tools, in a session of which nothing is kept.
+func (c *toolsCommand) ask(ctx context.Context, p program, box *toolbox, warn func(string)) error {
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	call := callCommand{Tool: "tools", folderFlag: c.folderFlag, fleetFlags: c.fleetFlags, workerFlags: c.workerFlags, hostFlags: c.hostFlags}
+	session := protocol.NewSessionID()
+	_, err := call.dispatch(ctx, p, session, func(ctx context.Context, fl *fleet.Fleet, _ func(string)) (*protocol.Call, error) {
+		return nil, box.ask(ctx, fl, session, warn)
+	}, "", &callOutput{})
+	return err
 }

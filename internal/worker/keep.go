@@ -141,6 +141,8 @@ func long(v protocol.Value) bool {
 		size = max(size, len(v.Output))
 	case protocol.UnknownValue:
 		size = len(v.Raw)
+	case protocol.MCPCallResult:
+		size = len(plain.MCP(v))
 	case protocol.CommandRunResult, protocol.CodeRunResult:
 	default:
 		if state, ok := protocol.DialogStateOf(v); ok {

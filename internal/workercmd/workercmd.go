@@ -46,6 +46,8 @@ type flags struct {
 	WarmMemory *cli.Size `placeholder:"SIZE" help:"Memory for open sandboxes in which no call runs, 2M each, beside as many as there are --slots: a session that comes back to one waits for no opening. 0 is none. Default: an eighth of the memory of this machine or container."`
 	Durability string    `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
 
+	McpEnv []string `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
+
 	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
 
 	SandboxCheck bool `help:"Try the sandboxes of this host, say which level is proven and what to do about what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
@@ -180,7 +182,7 @@ func (f *flags) options() (worker.Options, error) {
 		return worker.Options{}, err
 	}
 	return worker.Options{
-		Fleet: fleet, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
+		Fleet: fleet, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, MCPEnv: f.McpEnv, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
 		Allow: allow, AllowPrivate: private, Protect: protect, Durability: worker.Durability(f.Durability), CacheBytes: cmp.Or(int64(f.DataCache), -1),
 	}, nil
 }

@@ -88,11 +88,18 @@ func Diff(result *protocol.Result) string {
 // MaxImageBytes is the largest image that a model is shown.
 const MaxImageBytes = render.MaxImageBytes
 
-// Image returns the image that a result is, and its media type, as in "image/png"; ok is
-// false for every other result, and for images that are too large to be shown.
+// Image returns the image that a result is, or the first that it has, and its media type, as in
+// "image/png"; ok is false for every other result, and for images that are too large to be shown.
 func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 	if result == nil {
 		return "", nil, false
+	}
+	if called, isCall := result.Value.(protocol.MCPCallResult); isCall {
+		for _, part := range called.Content {
+			if part.Type == "image" && len(part.Data) > 0 && len(part.Data) <= MaxImageBytes {
+				return part.MediaType, part.Data, true
+			}
+		}
 	}
 	read, isRead := result.Value.(protocol.FilesReadResult)
 	if !isRead || read.Image == "" || read.Truncated || len(read.Content) > MaxImageBytes {

@@ -65,6 +65,8 @@ func Text(v protocol.Value) ([]byte, error) {
 			return Written(&v.Execution), nil
 		}
 		return []byte(Output(v.Output)), nil
+	case protocol.MCPCallResult:
+		return []byte(MCP(v)), nil
 	case protocol.UnknownValue:
 		if output, err := v.Output(); err == nil && output != nil {
 			return []byte(Output(output)), nil

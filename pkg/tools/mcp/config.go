@@ -1,0 +1,176 @@
+// Package mcp makes tools of the servers of the Model Context Protocol that a file names, in the
+// format that agents share:
+//
+//	{"mcpServers": {"fs": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "."]}}}
+//
+// [Parse] reads it, a call with [Server.List] asks a server for its tools, in the sandbox where it
+// will live, and [Server.Tools] makes tools of the answer: named server__tool, checked one by one,
+// each with the resources and the delivery that the file gives it, or else the server's hints.
+package mcp
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// MaxBytes bounds a file.
+const MaxBytes = 1 << 20
+
+// Server is a server, and how its tools are used.
+type Server struct {
+	protocol.MCPServer
+	Settings
+}
+
+// Settings are how the tools of a server are used. In a file they are the property "toolfleet" of a
+// server, which other agents pass over.
+type Settings struct {
+	// Workspace says whether the tools touch the workspace. Default: those of programs do, and are
+	// ordered with files and commands; those of URLs do not, and run beside them.
+	Workspace *bool `json:"workspace,omitempty"`
+	// Tools are settings of single tools, by the server's names.
+	Tools map[string]Rule `json:"tools,omitempty"`
+	// Timeout bounds a call, as in "90s"; "" is the default of calls.
+	Timeout string `json:"timeout,omitempty"`
+	// Pool and MinLevel are those of [tools.Remote].
+	Pool     protocol.Pool `json:"pool,omitempty"`
+	MinLevel string        `json:"min_level,omitempty"`
+}
+
+// Rule is how one tool is used.
+type Rule struct {
+	// Resources are keys in the session's sandbox; nil means what the server's hints say.
+	Resources []tools.Resource `json:"resources,omitempty"`
+	// Delivery is that of [tools.Remote]; "" means what the server's hints say.
+	Delivery protocol.Delivery `json:"delivery,omitempty"`
+	// Timeout is that of [Settings], for this tool.
+	Timeout string `json:"timeout,omitempty"`
+}
+
+// entry is a server in a file. What other agents have there beside it is passed over.
+type entry struct {
+	Type     string            `json:"type"`
+	Command  string            `json:"command"`
+	Args     []string          `json:"args"`
+	Env      map[string]string `json:"env"`
+	Cwd      string            `json:"cwd"`
+	URL      string            `json:"url"`
+	Headers  map[string]string `json:"headers"`
+	Disabled bool              `json:"disabled"`
+	Settings json.RawMessage   `json:"toolfleet"`
+}
+
+// Parse reads a file. It returns the servers by name, without those that are disabled, and
+// everything that is wrong.
+func Parse(content []byte) ([]Server, []error) {
+	var file struct {
+		Servers map[string]json.RawMessage `json:"mcpServers"`
+	}
+	if len(content) > MaxBytes {
+		return nil, []error{fmt.Errorf("has %d bytes, at most %d are allowed", len(content), MaxBytes)}
+	}
+	if err := json.Unmarshal(content, &file); err != nil {
+		return nil, []error{fmt.Errorf(`must be JSON as {"mcpServers": {NAME: {"command": ...}}}: %w`, err)}
+	}
+	if file.Servers == nil {
+		return nil, []error{errors.New(`"mcpServers": missing`)}
+	}
+	var servers []Server
+	var faults []error
+	for _, name := range slices.Sorted(maps.Keys(file.Servers)) {
+		server, disabled, wrong := parseServer(name, file.Servers[name])
+		for _, err := range wrong {
+			faults = append(faults, fmt.Errorf("server %q: %w", name, err))
+		}
+		if len(wrong) == 0 && !disabled {
+			servers = append(servers, server)
+		}
+	}
+	return servers, faults
+}
+
+func parseServer(name string, content json.RawMessage) (s Server, disabled bool, faults []error) {
+	var e entry
+	if err := json.Unmarshal(content, &e); err != nil {
+		return s, false, []error{err}
+	}
+	if e.Settings != nil {
+		decoder := json.NewDecoder(bytes.NewReader(e.Settings))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&s.Settings); err != nil {
+			faults = append(faults, fmt.Errorf("toolfleet: %w", err))
+		}
+	}
+	switch e.Type {
+	case "", "stdio", "http", "streamable-http", "streamableHttp":
+	default:
+		faults = append(faults, fmt.Errorf("type %q: must be stdio or http", e.Type))
+	}
+	s.MCPServer = protocol.MCPServer{Name: name, Command: e.Command, Args: e.Args, Env: e.Env, Cwd: e.Cwd, URL: e.URL, Headers: e.Headers}
+	return s, e.Disabled, append(faults, s.faults()...)
+}
+
+var (
+	goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
+	badRunes = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+)
+
+// faults is everything that is wrong with a server.
+func (s *Server) faults() (faults []error) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if !goodName.MatchString(s.Name) || strings.Contains(s.Name, separator) {
+		fault("name: must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without %q", separator)
+	}
+	if (s.Command == "") == (s.URL == "") {
+		fault("exactly one of command (a program) and url must be given")
+	}
+	if s.URL != "" && !strings.HasPrefix(s.URL, "https://") && !strings.HasPrefix(s.URL, "http://") && !strings.HasPrefix(s.URL, "${") {
+		fault("url %q: must begin with http:// or https://", s.URL)
+	}
+	if s.URL != "" && len(s.Args)+len(s.Env)+len(s.Cwd) > 0 {
+		fault("args, env and cwd are of programs, not of a url")
+	}
+	if s.URL == "" && len(s.Headers) > 0 {
+		fault("headers are of a url, not of a program")
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(s.Env[name], "\x00") {
+			fault("env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name)
+		}
+	}
+	if err := checkTimeout(s.Timeout); err != nil {
+		fault("%w", err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
+		rule := s.Settings.Tools[name]
+		if err := checkTimeout(rule.Timeout); err != nil {
+			fault("tool %s: %w", name, err)
+		}
+		for _, resource := range rule.Resources {
+			if !strings.HasPrefix(resource.Key+"/", sandboxKey+"/") {
+				fault("tool %s: resource %q: a server lives in the sandbox of its session: the key must begin with %s", name, resource.Key, sandboxKey)
+			}
+		}
+	}
+	return faults
+}
+
+func checkTimeout(text string) error {
+	if text == "" {
+		return nil
+	}
+	if parsed, err := time.ParseDuration(text); err != nil || parsed <= 0 {
+		return fmt.Errorf("timeout %q: must be a time such as 90s or 2m", text)
+	}
+	return nil
+}

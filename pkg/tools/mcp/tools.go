@@ -1,0 +1,113 @@
+package mcp
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+const (
+	// separator is between the names of server and tool.
+	separator = "__"
+	// sandboxKey is the session's sandbox, in a template of a resource.
+	sandboxKey = "sandbox/{$sandbox}"
+	// listTimeout bounds the call that asks a server, which may have to install itself.
+	listTimeout = 3 * time.Minute
+)
+
+// Prefix is what the names of the server's tools begin with.
+func (s *Server) Prefix() string { return s.Name + separator }
+
+// List is the call that asks the server for its tools, in the sandbox of a session.
+func (s *Server) List(session protocol.SessionID) protocol.Call {
+	key := protocol.SandboxKey(string(session)) + protocol.ResourceKey("/"+s.key())
+	return protocol.Call{
+		ID: protocol.RandomCallID(), SessionID: session, Tool: s.Prefix(), Pool: cmp.Or(s.Pool, protocol.DefaultPool),
+		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}}, Delivery: protocol.Idempotent, MinLevel: s.MinLevel,
+		IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(listTimeout), Payload: protocol.MCPList{Server: s.MCPServer},
+	}
+}
+
+// key is the part of the server's own resource behind the sandbox.
+func (s *Server) key() string { return "mcp:" + s.Name }
+
+// Tools makes tools of those that the server has. What cannot be a tool is left out, and told.
+func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, faults []error) {
+	fault := func(name string, err error) {
+		faults = append(faults, fmt.Errorf("MCP server %s: tool %s: %w", s.Name, name, err))
+	}
+	origin := map[string]string{}
+	for i := range list {
+		tool := s.tool(&list[i])
+		if other, taken := origin[tool.Name]; taken {
+			fault(list[i].Name, fmt.Errorf("has the name %s, as %s has: one of them is left out", tool.Name, other))
+			continue
+		}
+		if _, err := tools.NewTable(tool); err != nil {
+			fault(list[i].Name, fmt.Errorf("is left out: %w", err))
+			continue
+		}
+		origin[tool.Name] = list[i].Name
+		made = append(made, tool)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
+		if !slices.ContainsFunc(list, func(t protocol.MCPTool) bool { return t.Name == name }) {
+			fault(name, fmt.Errorf("there are settings for it, but the server has no such tool"))
+		}
+	}
+	return made, faults
+}
+
+// tool is a tool of the server.
+func (s *Server) tool(t *protocol.MCPTool) tools.Tool {
+	rule := s.Settings.Tools[t.Name]
+	timeout, _ := time.ParseDuration(cmp.Or(rule.Timeout, s.Timeout)) // it was checked
+	remote := tools.Remote{
+		Resources: rule.Resources, Delivery: cmp.Or(rule.Delivery, s.delivery(t)), Timeout: timeout, Pool: s.Pool, MinLevel: s.MinLevel,
+	}
+	if remote.Resources == nil {
+		remote.Resources = []tools.Resource{s.resource(t)}
+	}
+	return remote.MCPTool(tools.Definition{
+		Name:        s.Prefix() + badRunes.ReplaceAllString(t.Name, "_"),
+		Description: cmp.Or(t.Description, fmt.Sprintf("%s of MCP server %s.", t.Name, s.Name)), Schema: t.Schema,
+	}, s.MCPServer, t.Name, t.ReadOnly)
+}
+
+// workspace reports whether the tools touch the workspace.
+func (s *Server) workspace() bool {
+	if s.Workspace != nil {
+		return *s.Workspace
+	}
+	return s.URL == ""
+}
+
+// resource is what a call touches: the workspace, as a command does, or else only the server, so
+// that it runs beside files, commands and other servers, but never beside another call of its own.
+func (s *Server) resource(t *protocol.MCPTool) tools.Resource {
+	r := tools.Resource{Key: sandboxKey, Access: protocol.Exclusive}
+	if !s.workspace() {
+		r.Key += "/" + s.key()
+	}
+	if t.ReadOnly {
+		r.Access = protocol.Shared
+	}
+	return r
+}
+
+// delivery is what may happen after a lost worker.
+func (s *Server) delivery(t *protocol.MCPTool) protocol.Delivery {
+	switch {
+	case t.ReadOnly, t.Idempotent && !s.workspace():
+		return protocol.Idempotent
+	case t.Idempotent:
+		return protocol.Rollback
+	default:
+		return protocol.AtMostOnce
+	}
+}
