@@ -7,13 +7,14 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/internal/workercmd"
 )
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"coordinator": main, "worker": func() {
 		os.Exit(workercmd.Run(workercmd.FromProcess(version), worker.Handlers{}))
-	}})
+	}, "mcptest": toolservertest.Serve})
 }
 
 // TestScripts runs the real command line, without any server; what needs processes that

@@ -54,6 +54,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	servers, err := c.configured()
+	if err != nil {
+		return err
+	}
 	settings, err := c.settings()
 	if err != nil {
 		return err
@@ -92,6 +96,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Policies: policies, MinLevel: leastElsewhere,
+		More:    toolbox{servers: servers}.more(fl, logger),
 		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {

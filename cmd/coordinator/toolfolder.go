@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,6 +113,17 @@ func (b *toolbox) ask(ctx context.Context, fl *fleet.Fleet, session protocol.Ses
 	}
 	b.table, err = tools.NewTable(slices.Concat(b.own, more)...)
 	return err
+}
+
+// more returns the tools of the servers for a turn of any session.
+func (b toolbox) more(fl *fleet.Fleet, logger *slog.Logger) func(context.Context, protocol.SessionID, []tools.Tool) ([]tools.Tool, error) {
+	return func(ctx context.Context, session protocol.SessionID, own []tools.Tool) ([]tools.Tool, error) {
+		made, problems, err := mcptools.Open(ctx, fl.Dispatcher.One, session, b.servers, own)
+		for _, problem := range problems {
+			logger.WarnContext(ctx, "MCP server is not whole", slog.Any("problem", problem))
+		}
+		return made, err
+	}
 }
 
 // of returns the toolbox with only the server that a tool's name is of; ok is false when it is of

@@ -14,8 +14,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-// runner makes the runner of a turn.
-func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
+// runner makes the runner of a turn; more returns tools beside its own, and may be nil.
+func (s *Server) runner(
+	turn protocol.TurnRun, more func(own []tools.Tool) ([]tools.Tool, error), observe func(loop.Event),
+) (*loop.Runner, *protocol.Error) {
 	name := s.model(turn)
 	model, known := s.options.Models[name]
 	if !known {
@@ -34,7 +36,15 @@ func (s *Server) runner(turn protocol.TurnRun, observe func(loop.Event)) (*loop.
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
 	}
-	table, err := tools.NewTable(append(set, s.userTools(set)...)...)
+	set = append(set, s.userTools(set)...)
+	if more != nil {
+		further, err := more(set)
+		if err != nil {
+			return nil, protocol.Errorf(protocol.CodeFleetUnavailable, "MCP servers cannot be asked for their tools: %v", err)
+		}
+		set = append(set, further...)
+	}
+	table, err := tools.NewTable(set...)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
 	}

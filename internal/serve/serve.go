@@ -24,6 +24,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
@@ -72,6 +73,9 @@ type Options struct {
 	// Tools is the folder of the user's own tools, which every turn has as they are when
 	// it begins to run; nil for none.
 	Tools *manifest.Folder
+	// More returns further tools of a session's turn, beside its own: those of servers that live in
+	// the session's sandbox. nil has none.
+	More func(ctx context.Context, session protocol.SessionID, own []tools.Tool) ([]tools.Tool, error)
 	// MinLevel is that of [loop.Options].
 	MinLevel string
 	// Policies bind the tool calls of every turn, beside those that the turn brings.
@@ -163,7 +167,7 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 		}
 	}()
 	turn, _ := c.Payload.(protocol.TurnRun)
-	runner, fault := s.runner(protocol.TurnRun{Toolsets: turn.Toolsets}, nil) // the journal has what else binds it
+	runner, fault := s.runner(protocol.TurnRun{Toolsets: turn.Toolsets}, nil, nil) // the journal has what else binds it
 	if fault != nil {
 		return fault
 	}
@@ -205,7 +209,12 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.runner(turn, events.send)
+	runner, fault := s.runner(turn, func(own []tools.Tool) ([]tools.Tool, error) {
+		if s.options.More == nil {
+			return nil, nil
+		}
+		return s.options.More(ctx, run.Call.SessionID, own)
+	}, events.send)
 	if fault != nil {
 		return protocol.NewResult(run.Call, protocol.StatusRejected, fault)
 	}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 
@@ -39,11 +40,11 @@ func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) t
 // serverVariable is a variable of this process that servers may be given.
 func (w *Worker) serverVariable(name string) (string, error) {
 	if !slices.Contains(w.options.MCPEnv, name) {
-		return "", protocol.Errorf(protocol.CodeInvalidPayload, "${%s} is not allowed on worker %s: start it with --mcp-env %s", name, w.ID(), name)
+		return "", fmt.Errorf("${%s} is not allowed on worker %s: start it with --mcp-env %s", name, w.ID(), name)
 	}
 	value, found := os.LookupEnv(name)
 	if !found {
-		return "", protocol.Errorf(protocol.CodeInvalidPayload, "${%s} is not set in the environment of worker %s", name, w.ID())
+		return "", fmt.Errorf("${%s} is not set in the environment of worker %s", name, w.ID())
 	}
 	return value, nil
 }

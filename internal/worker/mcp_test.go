@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,8 +13,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
 
 // mcpCall is a call of a tool of the test server.
@@ -235,4 +239,64 @@ func TestMCP_WhatCannotBeStarted(t *testing.T) {
 	require.Contains(t, broken.Error.Message, "MCP server broken could not be started: it exited with code 4: no licence")
 	remote := start(protocol.MCPServer{Name: "remote", URL: "http://127.0.0.1:1/mcp"})
 	requireFault(t, remote, protocol.StatusRejected, protocol.CodeNetworkOff)
+}
+
+// serverTools makes a table of the tools of test servers, as a session has it.
+func serverTools(t *testing.T, r *rig, session protocol.SessionID, servers ...mcp.Server) *tools.Table {
+	t.Helper()
+	made, problems, err := mcptools.Open(t.Context(), r.dispatcher.One, session, servers, nil)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+	table, err := tools.NewTable(made...)
+	require.NoError(t, err)
+	return table
+}
+
+func planned(t *testing.T, table *tools.Table, session protocol.SessionID, tool, arguments string) protocol.Call {
+	t.Helper()
+	scope := tools.Scope{Session: session, Sandbox: string(session)}
+	_, plan, refusal := table.Plan(scope, tool, arguments)
+	require.Nil(t, refusal)
+	call, refusal := plan.Call(scope, tools.Place{}, "", tool, time.Now())
+	require.Nil(t, refusal)
+	return call
+}
+
+func TestMCP_AServerNeverHasTwoCallsAtOnceAndTwoServersRunSideBySide(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Slots = 8
+	r.work(o)
+	session := protocol.NewSessionID()
+	apart := mcp.Settings{Workspace: new(bool)}
+	table := serverTools(t, r, session,
+		mcp.Server{MCPServer: toolservertest.Program("a"), Settings: apart},
+		mcp.Server{MCPServer: toolservertest.Program("b"), Settings: apart},
+		mcp.Server{MCPServer: toolservertest.Program("c")})
+	const calls = 10
+	var all []protocol.Call
+	for range calls {
+		all = append(all, planned(t, table, session, "a__count", "{}"), planned(t, table, session, "b__count", "{}"), planned(t, table, session, "c__count", "{}"))
+	}
+	for _, result := range r.all(all) {
+		require.Contains(t, said(t, result), " 0 overlap")
+	}
+	require.Equal(t, fmt.Sprintf("%d calls, 0 overlap", calls+1), said(t, r.dispatch(t.Context(), planned(t, table, session, "a__count", "{}"))))
+
+	file := filepath.Join(workspaceOf(o.Data, session), "waits")
+	waiting := planned(t, table, session, "a__wait", fmt.Sprintf(`{"file":%q}`, file))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan *protocol.Result, 1)
+	go func() {
+		result, err := r.dispatcher.One(ctx, &waiting)
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- result
+	}()
+	awaitFile(t, file)
+	require.Contains(t, said(t, r.dispatch(t.Context(), planned(t, table, session, "b__count", "{}"))), " 0 overlap", "beside the call of another server")
+	cancel()
+	require.Equal(t, protocol.StatusCancelled, (<-ended).Status)
 }

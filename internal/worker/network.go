@@ -39,17 +39,18 @@ func (o Options) network(nc *nats.Conn) (sandbox.Network, *http.Transport, error
 			o.Logger.WarnContext(ctx, "the network of a sandbox ended", slog.Any("error", err))
 		}
 	}
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := proxy.DialContext(ctx, network, address)
+		if refusal, is := errors.AsType[*egress.Refusal](err); is {
+			return nil, protocol.Errorf(protocol.CodeNetworkOff, "%v", refusal)
+		}
+		return conn, err
+	}
 	return sandbox.Network{
-			Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
-			Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
-			ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
-		}, &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := proxy.DialContext(ctx, network, address)
-			if refusal, is := errors.AsType[*egress.Refusal](err); is {
-				return nil, protocol.Errorf(protocol.CodeNetworkOff, "%v", refusal)
-			}
-			return conn, err
-		}}, nil
+		Mode: sandbox.NetworkProxy, Addresses: o.Allow.Addresses(),
+		Serve:     func(ctx context.Context, l net.Listener) { ended(ctx, proxy.Serve(ctx, l)) },
+		ServeLink: func(ctx context.Context, l io.ReadWriteCloser) { ended(ctx, proxy.ServeLink(ctx, l)) },
+	}, &http.Transport{DialContext: dial}, nil
 }
 
 // Times of looking up the fleet's servers.

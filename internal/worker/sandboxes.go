@@ -183,7 +183,7 @@ func (s *sandboxes) boxLocked(l protocol.Lane) *box {
 		b = &box{
 			seen:      newSeen(filepath.Join(s.home(l), seenName)),
 			processes: background.New(filepath.Join(s.home(l), processesName)),
-			servers:   toolserver.New(s.options.Logger),
+			servers:   toolserver.New(),
 		}
 		s.open[l] = b
 	}

@@ -138,7 +138,8 @@ func fleetSamples() map[string]any {
 		}},
 		"value/mcp_call": protocol.MCPCallResult{
 			Content: []protocol.MCPContent{
-				{Type: "text", Text: "Grüße"}, {Type: "image", Data: binary, MediaType: "image/png"},
+				{Type: "text", Text: "Grüße"},
+				{Type: "image", Data: binary, MediaType: "image/png"},
 				{Type: "resource_link", URI: "file:///a", Name: "a", Text: "A file."},
 			},
 			Structured: json.RawMessage(`{"n":1}`), IsError: true, ToolsChanged: true, Notes: []string{"The server asked."},

@@ -140,15 +140,16 @@ func (l *live) notStarted(ctx context.Context, err error) error {
 func (l *live) client(at Place, spec protocol.MCPServer) *mcp.Client {
 	capabilities := &mcp.ClientCapabilities{}
 	if spec.URL == "" {
-		capabilities.RootsV2 = &mcp.RootCapabilities{}
+		capabilities.RootsV2 = &mcp.RootCapabilities{} //nolint:staticcheck // servers of earlier versions ask for them
 	}
 	client := mcp.NewClient(&mcp.Implementation{Name: "toolfleet", Version: "1"}, &mcp.ClientOptions{
 		Capabilities: capabilities, ElicitationHandler: l.elicited,
 		ToolListChangedHandler:      func(context.Context, *mcp.ToolListChangedRequest) { l.changed.Store(true) },
-		ProgressNotificationHandler: l.progressed, LoggingMessageHandler: l.logged,
+		ProgressNotificationHandler: l.progressed,
+		LoggingMessageHandler:       l.logged, //nolint:staticcheck // as below
 	})
 	if spec.URL == "" {
-		client.AddRoots(&mcp.Root{URI: "file://" + at.Root, Name: "workspace"})
+		client.AddRoots(&mcp.Root{URI: "file://" + at.Root, Name: "workspace"}) //nolint:staticcheck // as above
 	}
 	return client
 }
@@ -190,10 +191,10 @@ func (s *Servers) join(run func()) {
 
 // ending says how a program ended.
 func ending(r sandbox.Result) string {
-	switch {
-	case r.Reason == sandbox.ReasonExited:
+	switch r.Reason {
+	case sandbox.ReasonExited:
 		return fmt.Sprintf("it exited with code %d", r.ExitCode)
-	case r.Reason == sandbox.ReasonSignaled:
+	case sandbox.ReasonSignaled:
 		return "it was killed by " + r.Signal
 	default:
 		return "it was ended: " + string(r.Reason)

@@ -47,7 +47,7 @@ type tripper struct {
 // RoundTrip implements [http.RoundTripper].
 func (t *tripper) RoundTrip(request *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(request.Context())
-	stop := context.AfterFunc(t.alive, cancel)
+	stop := context.AfterFunc(t.alive, cancel) //nolint:contextcheck // a request ends with its connection, too
 	request = request.Clone(ctx)
 	for name, value := range t.headers {
 		request.Header.Set(name, value)

@@ -3,7 +3,6 @@ package toolserver
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 	"reflect"
 	"sync"
@@ -52,20 +51,14 @@ type Place struct {
 
 // Servers are the servers of one sandbox. It is safe for concurrent use.
 type Servers struct {
-	logger *slog.Logger
-	group  sync.WaitGroup
+	group sync.WaitGroup
 
 	mu  sync.Mutex
 	all map[string]*server // by name
 }
 
 // New returns none yet.
-func New(logger *slog.Logger) *Servers {
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
-	return &Servers{logger: logger, all: map[string]*server{}}
-}
+func New() *Servers { return &Servers{all: map[string]*server{}} }
 
 // server is one that lives, or has.
 type server struct {
@@ -235,11 +228,7 @@ func (s *Servers) start(ctx context.Context, at Place, one *server) (*live, erro
 	defer one.mu.Unlock()
 	one.live = l
 	one.notYet = time.Now().Add(one.delays.NextBackOff()) // until it has answered
-	if err == nil {
-		return l, nil
-	}
-	s.logger.WarnContext(ctx, "MCP server cannot be started", slog.String("server", one.spec.Name), slog.Any("error", err))
-	return nil, err
+	return l, err
 }
 
 // use counts the calls of a server: it is idle without any.

@@ -29,8 +29,8 @@ func (r *Refusal) Error() string {
 // ErrorType is the word for it in traces and logs.
 func (r *Refusal) ErrorType() string { return "network_refused" }
 
-// DialContext connects to "host:port" under the rules of the proxy, for requests that are made for a
-// sandbox outside of it. What must not be reached is a *[Refusal].
+// DialContext connects to "host:port" under the rules of the proxy, for requests that are made for
+// a sandbox outside of it. What must not be reached is a *[Refusal].
 func (p *Proxy) DialContext(ctx context.Context, _, address string) (net.Conn, error) {
 	target, err := ParseTarget(address, 0)
 	if err != nil {

@@ -74,7 +74,7 @@ type entry struct {
 // everything that is wrong.
 func Parse(content []byte) ([]Server, []error) {
 	var file struct {
-		Servers map[string]json.RawMessage `json:"mcpServers"`
+		Servers map[string]json.RawMessage `json:"mcpServers"` //nolint:tagliatelle // as agents have it
 	}
 	if len(content) > MaxBytes {
 		return nil, []error{fmt.Errorf("has %d bytes, at most %d are allowed", len(content), MaxBytes)}

@@ -18,8 +18,8 @@ import (
 // variable makes a test binary the server.
 const variable = "TOOLFLEET_TEST_MCP_SERVER"
 
-// withSessions is the value for a server of the protocol before 2026-07-28, as most are.
-const withSessions = "sessions"
+// stateless is the value for a server of the protocol since 2026-07-28; most are of one before.
+const stateless = "stateless"
 
 // undiscovered knows nothing of the protocol without sessions.
 func undiscovered(next mcp.MethodHandler) mcp.MethodHandler {
@@ -34,14 +34,18 @@ func undiscovered(next mcp.MethodHandler) mcp.MethodHandler {
 // Main is the server, in a process that a spec of [Program] has started; it does not return then. A
 // TestMain begins with it.
 func Main() {
-	if os.Getenv(variable) == "" {
-		return
+	if os.Getenv(variable) != "" {
+		Serve()
 	}
+}
+
+// Serve is the server on standard input and output, as a program.
+func Serve() {
 	server := New()
-	if os.Getenv(variable) == withSessions {
+	if os.Getenv(variable) != stateless {
 		server.AddReceivingMiddleware(undiscovered)
 	}
-	if err := server.Run(context.Background(), &mcp.StdioTransport{}); err != nil { //nolint:forbidigo // the root of a program
+	if err := server.Run(context.Background(), &mcp.StdioTransport{}); err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -54,13 +58,13 @@ func Program(name string) protocol.MCPServer {
 	if err != nil {
 		panic(err)
 	}
-	return protocol.MCPServer{Name: name, Command: self, Env: map[string]string{variable: withSessions}}
+	return protocol.MCPServer{Name: name, Command: self, Env: map[string]string{variable: "1"}}
 }
 
 // Stateless is [Program] of the protocol since 2026-07-28, which has no sessions.
 func Stateless(name string) protocol.MCPServer {
 	spec := Program(name)
-	spec.Env[variable] = "stateless"
+	spec.Env[variable] = stateless
 	return spec
 }
 
@@ -180,12 +184,12 @@ func asks(ctx context.Context, r *mcp.CallToolRequest, _ string) (*mcp.CallToolR
 }
 
 func samples(ctx context.Context, r *mcp.CallToolRequest, _ string) (*mcp.CallToolResult, error) {
-	_, err := r.Session.CreateMessage(ctx, &mcp.CreateMessageParams{MaxTokens: 1})
+	_, err := r.Session.CreateMessage(ctx, &mcp.CreateMessageParams{MaxTokens: 1}) //nolint:staticcheck // servers do it
 	return text(fmt.Sprint(err)), nil
 }
 
 func roots(ctx context.Context, r *mcp.CallToolRequest, _ string) (*mcp.CallToolResult, error) {
-	list, err := r.Session.ListRoots(ctx, nil)
+	list, err := r.Session.ListRoots(ctx, nil) //nolint:staticcheck // as above
 	if err != nil {
 		return nil, err
 	}
