@@ -43,6 +43,7 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, servers []
 		list, _ := answers[i].result.Value.(protocol.MCPListResult)
 		if fault := answers[i].result.Error; fault != nil {
 			problems = append(problems, fmt.Errorf("MCP server %s has no tools now: %w", servers[i].Name, fault))
+			continue
 		}
 		own, faults := servers[i].Tools(list.Tools)
 		problems = append(problems, faults...)
