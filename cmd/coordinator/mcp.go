@@ -29,6 +29,7 @@ type mcpCommand struct {
 	Listen    string   `placeholder:"ADDR" help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080. Default: one client on stdin and stdout."`
 
 	httpFlags
+	taskFlag
 	guardFlag
 	copyFlags
 	cli.Protect
@@ -45,6 +46,22 @@ type httpFlags struct {
 	McpResource string   `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
 	McpAuth     []string `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
 }
+
+// taskFlag is about calls that take long.
+type taskFlag struct {
+	McpTaskAfter time.Duration `default:"10s" help:"Time after which a call goes on as a task, for clients of the Model Context Protocol that know tasks; 0 is at once."`
+}
+
+// check refuses times that there are not.
+func (f taskFlag) badTaskAfter() error {
+	if f.McpTaskAfter < 0 {
+		return cli.Usagef("--mcp-task-after %s: must be 0 or more", f.McpTaskAfter)
+	}
+	return nil
+}
+
+// taskAfter is that of every tool.
+func (f taskFlag) taskAfter(string) time.Duration { return f.McpTaskAfter }
 
 // clients checks the flags for an address and reads the tokens.
 func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err error) {
@@ -89,7 +106,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	logger := p.common.Logger(p.Program)
 	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	web, err := c.clients("--listen", c.Listen)
-	if err != nil {
+	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
 	options := mcpserver.Options{Version: p.Version, Fleet: protocol.Fleet(c.Fleet), Guard: c.guard(), MinLevel: c.least(), Logger: logger}
@@ -177,10 +194,12 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	}
 	options.Tools = box.table
 	options.NC, options.Dispatcher, options.Journal = fl.NC, fl.Dispatcher, fl.Journal
+	options.TaskAfter, options.Lasting = c.taskAfter, c.Nats != ""
 	if c.Nats != "" {
 		options.Approve = announced(show.warn, approval.Waiter(fl.NC, fl.Name))
 	}
 	server := mcpserver.New(options)
+	defer server.Close()
 	if c.Listen != "" {
 		var serve func() error
 		if serve, err = listenHTTP(ctx, server, c.Listen, web, p); err == nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -39,6 +40,7 @@ type serveCommand struct {
 	folderFlag
 	policyFlags
 	httpFlags
+	taskFlag
 }
 
 func (c *serveCommand) run(ctx context.Context, p program) error {
@@ -67,7 +69,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	clients, err := c.clients("--mcp", c.Mcp)
-	if err != nil {
+	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
 	data := c.Data
@@ -139,13 +141,14 @@ func (c *serveCommand) serveClients(
 	}
 	server := mcpserver.New(mcpserver.Options{
 		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Policy: judge, MinLevel: leastElsewhere,
-		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger,
+		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Lasting: true,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)
 	if err != nil {
 		return err
 	}
 	beside.Go(func() {
+		defer server.Close()
 		if err := serve(); err != nil {
 			logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
 		}

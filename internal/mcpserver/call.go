@@ -3,7 +3,9 @@ package mcpserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
+	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -47,16 +49,37 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	if ask.open() {
 		return ask.put(), nil
 	}
-	outcome := single.Outcome
-	if single.Call != nil {
-		result, err := s.follow(ctx, request, single.Call, turn.sent)
+	finish := func(ctx context.Context, outcome loop.SingleOutcome) (*mcp.CallToolResult, error) {
+		s.journal(ctx, request, session, arguments, &outcome)
+		return answer(session, outcome)
+	}
+	if single.Call == nil {
+		return finish(ctx, single.Outcome)
+	}
+	p, err := s.progress(ctx, request, single.Call)
+	if err != nil {
+		return nil, err
+	}
+	defer p.stop()
+	stored, once := make(chan struct{}), sync.Once{}
+	told := func(u *loop.Update) {
+		turn.sent()
+		if u.Result == nil {
+			once.Do(func() { close(stored) })
+		}
+		p.state(u)
+	}
+	work := func(ctx context.Context) (*mcp.CallToolResult, error) {
+		result, err := s.follow(ctx, single.Call, told)
 		if err != nil {
 			return nil, err
 		}
-		outcome = single.Finish(ctx, result)
+		return finish(ctx, single.Finish(ctx, result))
 	}
-	s.journal(ctx, request, session, arguments, &outcome)
-	return answer(session, outcome)
+	if after, ok := s.taskAfter(request); ok {
+		return s.orTask(ctx, single.Call, after, stored, work)
+	}
+	return work(ctx)
 }
 
 // journal keeps a call for whoever looks at the session.
@@ -73,22 +96,18 @@ func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, sess
 	}
 }
 
-// follow dispatches a call and tells of its progress until its result is there.
-func (s *Server) follow(ctx context.Context, request *mcp.CallToolRequest, call *protocol.Call, sent func()) (*protocol.Result, error) {
-	p, err := s.progress(ctx, request, call)
-	if err != nil {
-		return nil, err
-	}
-	defer p.stop()
+// follow dispatches a call until its result is there.
+func (s *Server) follow(ctx context.Context, call *protocol.Call, told func(*loop.Update)) (*protocol.Result, error) {
 	var result *protocol.Result
-	err = s.options.Dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u loop.Update) {
-		sent()
+	err := s.options.Dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u loop.Update) {
+		told(&u)
 		if u.Result != nil {
 			result = u.Result
-			return
 		}
-		p.state(&u)
 	})
+	if errors.Is(context.Cause(ctx), loop.ErrDetached) && result == nil {
+		return nil, loop.ErrDetached
+	}
 	if err != nil {
 		s.options.Logger.WarnContext(ctx, "call is not followed", slog.String("call", string(call.ID)), slog.Any("error", err))
 		return nil, err

@@ -20,6 +20,9 @@ import (
 // MaxBody bounds the body of a request over HTTP, in bytes.
 const MaxBody = 8 << 20
 
+// firstStateless is the first version of the protocol without sessions.
+const firstStateless = "2026-07-28"
+
 // idleSession is how long a session of the protocol is kept of which nothing is heard; its sandbox
 // stays.
 const idleSession = time.Hour
@@ -93,18 +96,27 @@ type HTTPOptions struct {
 // to a loopback address under another name.
 func (s *Server) Handler(o HTTPOptions) http.Handler {
 	reading := New(s.reading())
-	served := mcp.NewStreamableHTTPHandler(func(r *http.Request) *mcp.Server {
+	reading.following = s.following
+	server := func(r *http.Request) *mcp.Server {
 		if info := auth.TokenInfoFromContext(r.Context()); info != nil && !slices.Contains(info.Scopes, RoleUse) {
 			return reading.server
 		}
 		return s.server
-	}, &mcp.StreamableHTTPOptions{
+	}
+	sessions := mcp.NewStreamableHTTPHandler(server, &mcp.StreamableHTTPOptions{
 		EventStore: mcp.NewMemoryEventStore(nil), SessionTimeout: idleSession, MaxRequestBodyBytes: MaxBody,
 		PropagateRequestCancellation: true, Logger: s.options.Logger,
 	})
+	stateless := mcp.NewStreamableHTTPHandler(server, &mcp.StreamableHTTPOptions{
+		Stateless: true, MaxRequestBodyBytes: MaxBody, PropagateRequestCancellation: true, Logger: s.options.Logger,
+	})
 	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set(keyHeader, r.PathValue("key"))
-		served.ServeHTTP(w, r)
+		if r.Header.Get("MCP-Protocol-Version") >= firstStateless {
+			stateless.ServeHTTP(w, r)
+			return
+		}
+		sessions.ServeHTTP(w, r)
 	})
 	const metadataPath = "/.well-known/oauth-protected-resource"
 	mux := http.NewServeMux()

@@ -61,5 +61,7 @@ func log(ctx context.Context, request *mcp.CallToolRequest, output string) {
 }
 
 func capabilities() *mcp.ServerCapabilities {
-	return &mcp.ServerCapabilities{Logging: &mcp.LoggingCapabilities{}}
+	c := &mcp.ServerCapabilities{Logging: &mcp.LoggingCapabilities{}}
+	c.AddExtension(tasksExtension, nil)
+	return c
 }

@@ -18,6 +18,8 @@ import (
 type Dispatcher interface {
 	loop.Dispatcher
 	loop.Keeper
+	Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error)
+	Cancel(ctx context.Context, call *protocol.Call) error
 }
 
 // Options of a [Server]; nil and zero are the documented default.
@@ -43,6 +45,11 @@ type Options struct {
 	MinLevel string
 	// Approve asks a person when a client cannot; nil refuses such calls.
 	Approve loop.ApproveFunc
+	// TaskAfter is after which time a call of a tool goes on as a task, for clients that know the
+	// extension for that; less than 0 is never. nil is [DefaultTaskAfter] for each.
+	TaskAfter func(tool string) time.Duration
+	// Lasting says that the fleet outlasts this server: see [Server.Close].
+	Lasting bool
 	// Logger gets troubles at warn; nil discards them.
 	Logger *slog.Logger
 	// Configure and Extend may add what a server of the protocol has beside the tools: to the
@@ -61,6 +68,7 @@ type Server struct {
 	log     loop.SingleLog
 
 	listeners listeners
+	following *following
 }
 
 // beat is the time between two words about a call that says nothing itself: clients give up on
@@ -72,7 +80,7 @@ func New(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{options: o, key: make([]byte, 32), order: newOrder(), log: loop.SingleLog{Journal: o.Journal}}
+	s := &Server{options: o, key: make([]byte, 32), order: newOrder(), log: loop.SingleLog{Journal: o.Journal}, following: &following{}}
 	_, _ = rand.Read(s.key) // it never fails
 	sdk := &mcp.ServerOptions{
 		Instructions: o.Instructions, Logger: o.Logger, Capabilities: capabilities(),
@@ -89,6 +97,7 @@ func New(o Options) *Server {
 		}
 	}
 	s.addResources()
+	s.addTasks()
 	if o.Extend != nil {
 		o.Extend(s.server, s.call)
 	}

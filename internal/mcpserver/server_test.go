@@ -63,7 +63,9 @@ func open(t *testing.T, changes ...func(*mcpserver.Options)) (*mcpserver.Server,
 	for _, change := range changes {
 		change(&o)
 	}
-	return mcpserver.New(o), workspace
+	s := mcpserver.New(o)
+	t.Cleanup(s.Close)
+	return s, workspace
 }
 
 // shared is one sandbox for every client.

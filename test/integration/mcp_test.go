@@ -107,6 +107,7 @@ func TestMcp_UsageErrors(t *testing.T) {
 		"tokens on stdio":   {[]string{"--mcp-tokens", tokens}, "they need --listen"},
 		"a wrong role":      {[]string{"--listen", "127.0.0.1:0", "--mcp-tokens", tokens}, `role "admin": must be read or use`},
 		"half of metadata":  {[]string{"--listen", "127.0.0.1:0", "--mcp-resource", "https://x.example.com/mcp"}, "one needs the other"},
+		"a task before":     {[]string{"--mcp-task-after=-1s"}, "--mcp-task-after -1s: must be 0 or more"},
 		"an unknown set":    {[]string{"--toolset", "none"}, "unknown toolset"},
 		"no such directory": {[]string{"--workspace", "/none"}, "--workspace /none"},
 	} {

@@ -1,0 +1,323 @@
+//nolint:tagliatelle // the names are the protocol's
+package mcpserver
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// tasksExtension is the extension by which a call goes on without its request (SEP-2663).
+const tasksExtension = "io.modelcontextprotocol/tasks"
+
+const (
+	// DefaultTaskAfter is the default of [Options].TaskAfter.
+	DefaultTaskAfter = 10 * time.Second
+	// taskTTL is how long a task can be asked for; results are kept for longer.
+	taskTTL = 24 * time.Hour
+	// taskPoll is how often clients should ask.
+	taskPoll = time.Second
+)
+
+// task names a call of the fleet. Its id is all that it takes to find the call, so nothing is
+// stored beside that: any server of the fleet knows any task, also after a crash. Who has the id of
+// a call, which is random, and the name of the token that made it, may ask.
+type task struct {
+	Call    protocol.CallID      `json:"call"`
+	Session protocol.SessionID   `json:"session"`
+	Pool    protocol.Pool        `json:"pool"`
+	Key     protocol.ResourceKey `json:"key"`
+	Tool    string               `json:"tool"`
+	Owner   string               `json:"owner,omitempty"`
+	Created time.Time            `json:"created"`
+}
+
+func (t *task) id() string {
+	encoded, _ := json.Marshal(t) // texts and a time always can be
+	return base64.RawURLEncoding.EncodeToString(encoded)
+}
+
+// call is as much of the call as a cancel needs.
+func (t *task) call() *protocol.Call {
+	return &protocol.Call{ID: t.Call, SessionID: t.Session, Pool: t.Pool, Resources: []protocol.Use{{Key: t.Key}}}
+}
+
+// errNoTask answers questions about tasks that there are not, or not any more.
+var errNoTask = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown task: it is not of this server and token, or its time has passed"}
+
+// taskOf reads the id of a task.
+func taskOf(id, owner string) (*task, error) {
+	var t task
+	raw, err := base64.RawURLEncoding.DecodeString(id)
+	if err != nil || json.Unmarshal(raw, &t) != nil || t.Owner != owner || time.Since(t.Created) > taskTTL {
+		return nil, errNoTask
+	}
+	_, badCall := protocol.ParseCallID(string(t.Call))
+	_, badSession := protocol.ParseSessionID(string(t.Session))
+	_, badPool := protocol.ParsePool(string(t.Pool))
+	_, badKey := protocol.ParseResourceKey(string(t.Key))
+	if errors.Join(badCall, badSession, badPool, badKey) != nil {
+		return nil, errNoTask
+	}
+	return &t, nil
+}
+
+// taskState is a task as clients get it; all but ResultType is empty when a request was merely
+// taken.
+type taskState struct {
+	mcp.ResultBase
+
+	ResultType     string              `json:"resultType"` // task when it was made, else complete
+	TaskID         string              `json:"taskId,omitempty"`
+	Status         string              `json:"status,omitempty"`
+	StatusMessage  string              `json:"statusMessage,omitempty"`
+	CreatedAt      string              `json:"createdAt,omitempty"`
+	LastUpdatedAt  string              `json:"lastUpdatedAt,omitempty"`
+	TTLMS          int64               `json:"ttlMs,omitempty"`
+	PollIntervalMS int64               `json:"pollIntervalMs,omitempty"`
+	Result         *mcp.CallToolResult `json:"result,omitempty"`
+	Error          *jsonrpc.Error      `json:"error,omitempty"`
+}
+
+const complete = "complete"
+
+func (t *task) state(resultType, status string, updated time.Time) *taskState {
+	return &taskState{
+		ResultType: resultType, TaskID: t.id(), Status: status,
+		CreatedAt: t.Created.Format(time.RFC3339Nano), LastUpdatedAt: updated.UTC().Format(time.RFC3339Nano),
+		TTLMS: taskTTL.Milliseconds(), PollIntervalMS: taskPoll.Milliseconds(),
+	}
+}
+
+// following are the calls that are followed here for clients that know tasks.
+type following struct {
+	mu    sync.Mutex
+	stops map[protocol.CallID]context.CancelCauseFunc
+	all   sync.WaitGroup
+}
+
+func (f *following) add(call protocol.CallID, stop context.CancelCauseFunc) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stops == nil {
+		f.stops = map[protocol.CallID]context.CancelCauseFunc{}
+	}
+	f.stops[call] = stop
+}
+
+func (f *following) remove(call protocol.CallID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.stops, call)
+}
+
+// Close lets tasks go on in a fleet that outlasts this server, and cancels them in any other. It is
+// called once no client is served any more.
+func (s *Server) Close() {
+	cause := context.Canceled
+	if s.options.Lasting {
+		cause = loop.ErrDetached
+	}
+	s.following.mu.Lock()
+	for _, stop := range s.following.stops {
+		stop(cause)
+	}
+	s.following.mu.Unlock()
+	s.following.all.Wait()
+}
+
+// taskAfter is after which time a call goes on as a task; ok is false for clients and tools that
+// have none.
+func (s *Server) taskAfter(request *mcp.CallToolRequest) (after time.Duration, ok bool) {
+	if !knowsTasks(request.ClientCapabilities()) {
+		return 0, false
+	}
+	after = DefaultTaskAfter
+	if s.options.TaskAfter != nil {
+		after = s.options.TaskAfter(request.Params.Name)
+	}
+	return after, after >= 0
+}
+
+func knowsTasks(c *mcp.ClientCapabilities) bool {
+	if c == nil {
+		return false
+	}
+	_, knows := c.Extensions[tasksExtension]
+	return knows
+}
+
+// orTask answers a call by what work returns, which follows it, or once it takes longer by a task.
+// The call is stored by then, which its client may rely on.
+func (s *Server) orTask(
+	ctx context.Context, call *protocol.Call, after time.Duration, stored <-chan struct{}, work func(context.Context) (*mcp.CallToolResult, error),
+) (*mcp.CallToolResult, error) {
+	type answered struct {
+		result *mcp.CallToolResult
+		err    error
+	}
+	done := make(chan answered, 1)
+	working, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(ctx, func() { stop(context.Cause(ctx)) }) // a client that gives up cancels a call that is no task
+	s.following.add(call.ID, stop)
+	s.following.all.Go(func() {
+		defer stop(nil)
+		defer s.following.remove(call.ID)
+		result, err := work(working)
+		done <- answered{result, err}
+	})
+	late := time.NewTimer(after)
+	defer late.Stop()
+	select {
+	case <-late.C:
+	case a := <-done:
+		return a.result, a.err
+	}
+	select {
+	case <-stored:
+	case a := <-done:
+		return a.result, a.err
+	}
+	if !unhook() { // it is being cancelled
+		a := <-done
+		return a.result, a.err
+	}
+	slot, _ := ctx.Value(taskSlot{}).(*task)
+	slot.Call, slot.Session, slot.Pool, slot.Key, slot.Tool = call.ID, call.SessionID, call.Pool, call.Resources[0].Key, call.Tool
+	slot.Created = time.Now().UTC()
+	return &mcp.CallToolResult{}, nil
+}
+
+// taskSlot is the key of the task in the context of a call, which is set once it is one.
+type taskSlot struct{}
+
+// asker is the key of who asks, in the context of a question about a task.
+type asker struct{}
+
+// tasks answers calls with tasks that became some, and lets only clients that know tasks ask for
+// them.
+func (s *Server) tasks(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, request mcp.Request) (mcp.Result, error) {
+		switch method {
+		case "tools/call":
+			t := &task{Owner: ownerOf(request)}
+			result, err := next(context.WithValue(ctx, taskSlot{}, t), method, request)
+			if err != nil || t.Call == "" {
+				return result, err
+			}
+			state := t.state("task", "working", t.Created)
+			state.StatusMessage = "The call goes on as a task: tasks/get tells its result, also after a crash of this server."
+			return state, nil
+		case "tasks/get", "tasks/update", "tasks/cancel":
+			if knows, ok := request.(interface {
+				ClientCapabilities() *mcp.ClientCapabilities
+			}); !ok || !knowsTasks(knows.ClientCapabilities()) {
+				return nil, errNeedsTasks()
+			}
+			if extra := request.GetExtra(); extra != nil {
+				params, _ := request.GetParams().(*taskParams)
+				if name := extra.Header.Get("Mcp-Name"); name != "" && params != nil && name != params.TaskID {
+					return nil, &jsonrpc.Error{Code: mcp.CodeHeaderMismatch, Message: "Mcp-Name is not the taskId of the request"}
+				}
+			}
+			return next(context.WithValue(ctx, asker{}, ownerOf(request)), method, request)
+		default:
+			return next(ctx, method, request)
+		}
+	}
+}
+
+func errNeedsTasks() error {
+	data := `{"requiredCapabilities": {"extensions": {"` + tasksExtension + `": {}}}}`
+	return &jsonrpc.Error{Code: mcp.CodeMissingRequiredClientCapabilities, Message: "the client does not know the extension " + tasksExtension, Data: json.RawMessage(data)}
+}
+
+// ownerOf is whose token a request has.
+func ownerOf(request mcp.Request) string {
+	if extra := request.GetExtra(); extra != nil && extra.TokenInfo != nil {
+		return extra.TokenInfo.UserID
+	}
+	return ""
+}
+
+// taskParams are those of every question about a task. Answers to what a task asks for are taken
+// and ignored: a call asks before it is sent, and so before it is a task.
+type taskParams struct {
+	mcp.ParamsBase
+
+	TaskID         string          `json:"taskId"`
+	InputResponses json.RawMessage `json:"inputResponses,omitempty"`
+}
+
+func (s *Server) addTasks() {
+	s.server.AddReceivingMiddleware(s.tasks)
+	for method, answer := range map[string]func(context.Context, *task) (*taskState, error){
+		"tasks/get": s.taskGet,
+		"tasks/cancel": func(ctx context.Context, t *task) (*taskState, error) {
+			return &taskState{ResultType: complete}, s.taskCancel(ctx, t)
+		},
+		"tasks/update": func(context.Context, *task) (*taskState, error) { return &taskState{ResultType: complete}, nil },
+	} {
+		handler := func(ctx context.Context, _ *mcp.ServerSession, params *taskParams) (*taskState, error) {
+			if params == nil {
+				return nil, errNoTask
+			}
+			owner, _ := ctx.Value(asker{}).(string)
+			t, err := taskOf(params.TaskID, owner)
+			if err != nil {
+				return nil, err
+			}
+			return answer(ctx, t)
+		}
+		if err := mcp.AddReceivingCustomMethod(s.server, method, handler); err != nil {
+			panic(err) // the SDK has got methods of these names
+		}
+	}
+}
+
+func (s *Server) taskCancel(ctx context.Context, t *task) error {
+	result, err := s.options.Dispatcher.Result(ctx, t.Session, t.Call)
+	if result != nil {
+		return nil
+	}
+	if err == nil {
+		err = s.options.Dispatcher.Cancel(ctx, t.call())
+	}
+	return err
+}
+
+// taskGet tells how a call stands: its result, if it is stored.
+func (s *Server) taskGet(ctx context.Context, t *task) (*taskState, error) {
+	result, err := s.options.Dispatcher.Result(ctx, t.Session, t.Call)
+	if result == nil && err != nil {
+		s.options.Logger.WarnContext(ctx, "task is not known", slog.String("call", string(t.Call)), slog.Any("error", err))
+		return nil, err
+	}
+	if result == nil {
+		return t.state(complete, "working", time.Now()), nil
+	}
+	if result.Status == protocol.StatusCancelled {
+		return t.state(complete, "cancelled", result.FinishedAt), nil
+	}
+	if result.Error != nil && (result.Error.Code == protocol.CodePanic || result.Error.Code == protocol.CodeInternal) {
+		state := t.state(complete, "failed", result.FinishedAt)
+		state.Error = &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: result.Error.Message}
+		return state, nil
+	}
+	state := t.state(complete, "completed", result.FinishedAt)
+	tool, _ := s.options.Tools.Lookup(t.Tool) // one that there is no more is shown as JSON
+	state.Result, err = answer(t.Session, loop.SingleOutcome{
+		Status: result.Status, Text: tool.Text(result), Error: result.Error, Result: result,
+	})
+	return state, err
+}
