@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"context"
 	"encoding/json"
 	"regexp"
 	"slices"
@@ -161,4 +162,34 @@ func TestFormats_AProgramThatTestsForError(t *testing.T) {
 	require.Contains(t, rest, " 20000\tlong line\n")
 	p.options = denied
 	fails("is not allowed in this session", "write_file", value{"path": "d/a", "content": ""})
+}
+
+// asker is a model that makes two calls which come to nothing, and answers with what it reads.
+type asker struct{}
+
+func (asker) Reply(_ context.Context, request loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
+	var read []string
+	for _, message := range request.Messages {
+		if message.Role == loop.RoleTool {
+			read = append(read, message.Text)
+		}
+	}
+	if len(read) > 0 {
+		return loop.Reply{Text: strings.Join(read, "\n")}, nil
+	}
+	return loop.Reply{ToolCalls: []loop.ToolCall{
+		{ID: "1", Name: "nope", Arguments: `{}`},
+		{ID: "2", Name: "write_file", Arguments: `{"path":"a","content":""}`},
+	}}, nil
+}
+
+// TestFormats_WhatASessionRefuses is worded as what a worker answers.
+func TestFormats_WhatASessionRefuses(t *testing.T) {
+	t.Parallel()
+	p := newProgram(t, "files", "write_file")
+	runner, err := p.Runner(asker{}, p.table, &loop.Options{Policy: p.options.Policy})
+	require.NoError(t, err)
+	result, err := runner.Run(t.Context(), "s", loop.Input{Text: "Try."})
+	require.NoError(t, err)
+	require.Equal(t, "Error: Unknown tool 'nope'\nError: The tool write_file is not allowed in this session.", result.Text)
 }
