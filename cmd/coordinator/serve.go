@@ -31,6 +31,7 @@ type serveCommand struct {
 	MaxSteps  int           `default:"64" help:"How often a model is asked in a turn at most."`
 	MaxTokens int64         `default:"0" help:"Input and output tokens of a turn at most; 0 is no bound."`
 	Lease     time.Duration `default:"0s" help:"Length of leases on sessions of a new fleet; 0 takes what the fleet has, or 10s."`
+	Pools     []string      `placeholder:"POOL" help:"Pools to make where they are missing, separated by commas, for workers whose NATS user may not (deploy/nats)."`
 	Mcp       string        `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
 	Toolset   []string      `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
 	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
@@ -93,6 +94,11 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
+	for _, pool := range c.Pools {
+		if err := natsio.MakePool(ctx, fl.JS, fl.Name, protocol.Pool(pool)); err != nil {
+			return err
+		}
+	}
 	host, _ := os.Hostname() // only a name
 	id := protocol.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
@@ -188,6 +194,11 @@ func (c *serveCommand) check() error {
 		return cli.Usagef("--lease %s: must be 0 or at least %s", c.Lease, cli.MinLease)
 	case c.Drain < 0:
 		return cli.Usagef("--drain %s: must not be negative", c.Drain)
+	}
+	for _, pool := range c.Pools {
+		if _, err := protocol.ParsePool(pool); err != nil {
+			return cli.Usagef("--pools: %v", err)
+		}
 	}
 	if _, _, err := embedded.ParseListen(c.Listen); c.Nats == "" && err != nil {
 		return cli.Usagef("--listen: %v", err)

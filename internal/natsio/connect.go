@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -59,10 +61,10 @@ const (
 	reconnectWait  = 250 * time.Millisecond
 )
 
-// Connect connects to url, which may name several servers separated by commas. It gives up when ctx
+// Connect connects to servers, which may be several URLs separated by commas. It gives up when ctx
 // ends; the end of ctx does nothing to a connection that was returned. The error of a first
 // connection that fails names the URL, without its secrets.
-func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, error) {
+func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn, error) {
 	logger := o.Logger
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
@@ -95,18 +97,35 @@ func Connect(ctx context.Context, url string, o ConnectOptions) (*nats.Conn, err
 		return nil, err
 	}
 	options = append(append(options, credentials...), o.TLS.options()...)
-	if url != "" || len(o.Options) == 0 { // an embedded server has none
-		if err := checkURLs(url); err != nil {
+	options = append(options, inboxOption(servers)...)
+	if servers != "" || len(o.Options) == 0 { // an embedded server has none
+		if err := checkURLs(servers); err != nil {
 			return nil, err
 		}
 	}
-	nc, err := nats.Connect(url, append(options, o.Options...)...)
+	nc, err := nats.Connect(servers, append(options, o.Options...)...)
 	if err != nil {
 		err = cmp.Or(ctx.Err(), err)
-		return nil, fmt.Errorf("connect to NATS at %s: %w%s", Redact(url), err, advice(err))
+		return nil, fmt.Errorf("connect to NATS at %s: %w%s", Redact(servers), err, advice(err))
 	}
 	return nc, nil
 }
+
+// inboxOption gives the user that a URL names inboxes of its own, _INBOX_<user>.>, so that one user
+// need not be able to read what another is answered. Others have the client's, _INBOX.>.
+func inboxOption(list string) []nats.Option {
+	first, _, _ := strings.Cut(list, ",")
+	u, err := url.Parse(strings.TrimSpace(first))
+	if err != nil || u.User == nil || !plainUser.MatchString(u.User.Username()) {
+		return nil
+	}
+	if _, secret := u.User.Password(); !secret { // a token
+		return nil
+	}
+	return []nats.Option{nats.CustomInboxPrefix("_INBOX_" + u.User.Username())}
+}
+
+var plainUser = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // advice says what to look at when a first connection fails.
 func advice(err error) string {

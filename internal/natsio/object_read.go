@@ -19,12 +19,15 @@ const (
 	// asked for: a server may be away, or one of several not know it yet.
 	readAgain    = 100 * time.Millisecond
 	readPatience = 20 * time.Second
+	// readsMeanwhile is how often an object is looked for again that one of several servers does
+	// not know.
+	readsMeanwhile = 3
 )
 
 // GetObject opens what [PutObject] or [jetstream.ObjectStore] has stored; its error wraps
 // [jetstream.ErrObjectNotFound] when there is no such object. The reader ends with ctx. It asks for
-// one part after the other: unlike the client's own, it makes no consumer, for which a worker has no
-// right. What is not as its digest says is an error at the end.
+// one part after the other: unlike the client's own, it makes no consumer, for which a worker has
+// no right. What is not as its digest says is an error at the end.
 func GetObject(ctx context.Context, js jetstream.JetStream, bucket, name string) (io.ReadCloser, error) {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -43,12 +46,17 @@ func GetObject(ctx context.Context, js jetstream.JetStream, bucket, name string)
 	return io.NopCloser(&objectReader{ctx: ctx, stream: stream, info: info, left: info.Chunks, digest: sha256.New()}), nil
 }
 
+// existing says what an object is. Of several servers the one that answers may not know it yet.
 func existing(ctx context.Context, stream jetstream.Stream, bucket, name string) (*jetstream.ObjectInfo, error) {
-	info, seq, err := lastTrace(ctx, stream, objectTrace(bucket, name))
-	if err == nil && (seq == 0 || info.Deleted) {
-		err = jetstream.ErrObjectNotFound
+	for again := 0; ; again++ {
+		info, seq, err := lastTrace(ctx, stream, objectTrace(bucket, name))
+		if err != nil || seq > 0 && !info.Deleted {
+			return info, err
+		}
+		if stream.CachedInfo().Config.Replicas <= 1 || again == readsMeanwhile || !pause.For(ctx, readAgain) {
+			return nil, jetstream.ErrObjectNotFound
+		}
 	}
-	return info, err
 }
 
 // GetObjectBytes is [GetObject] for one that fits into memory.

@@ -1,6 +1,7 @@
 package natsio
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,19 +20,38 @@ const (
 	careWait = 5 * time.Second // after which another worker looks after what a lost one was about to
 )
 
+func readyConfig(fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{
+		Durable: fleet.ReadyConsumer(pool), FilterSubject: fleet.ReadyFilter(pool),
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: cmp.Or(ackWait, DefaultAckWait),
+		MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
+	}
+}
+
+func careConfig(fleet protocol.Fleet, pool protocol.Pool) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{
+		Durable: fleet.CareConsumer(pool), FilterSubject: fleet.MailboxesFilter(pool),
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: careWait, MaxDeliver: -1, MaxAckPending: maxCared, HeadersOnly: true,
+	}
+}
+
+// MakePool makes what [EnsurePool] and [EnsureCare] check where it is missing, for workers that
+// have no right to: who may make a consumer may change it, and with it which lanes a pool gets.
+func MakePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) error {
+	for _, want := range []jetstream.ConsumerConfig{readyConfig(fleet, pool, 0), careConfig(fleet, pool)} {
+		if _, _, err := ensureConsumer(ctx, js, fleet.CallsStream(), want); err != nil {
+			return fmt.Errorf("make pool %s: %w", pool, err)
+		}
+	}
+	return nil
+}
+
 // EnsurePool makes or checks the consumer that hands out a pool's ready lanes, and returns it with
 // its lease length. An ackWait of 0 takes what exists, or [DefaultAckWait] for a new consumer;
 // another value must match. Errors about a consumer that exists wrap [ErrTopology], those about
 // what the NATS user may not do [ErrRights]. It is safe to run from many processes at once.
 func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) (jetstream.Consumer, time.Duration, error) {
-	want := jetstream.ConsumerConfig{
-		Durable: fleet.ReadyConsumer(pool), FilterSubject: fleet.ReadyFilter(pool),
-		AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait,
-		MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
-	}
-	if ackWait == 0 {
-		want.AckWait = DefaultAckWait
-	}
+	want := readyConfig(fleet, pool, ackWait)
 	if err := CheckRights(ctx, js.Conn(), poolRights(fleet, pool)); err != nil {
 		return nil, 0, fmt.Errorf("take calls of pool %s: %w", pool, err)
 	}
@@ -52,10 +72,7 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 // EnsureCare makes or checks the consumer that tells a pool's workers what waits in its mailboxes.
 // Errors are those of [EnsurePool], whose rights include all that it takes but to make it.
 func EnsureCare(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) (jetstream.Consumer, error) {
-	want := jetstream.ConsumerConfig{
-		Durable: fleet.CareConsumer(pool), FilterSubject: fleet.MailboxesFilter(pool),
-		AckPolicy: jetstream.AckExplicitPolicy, AckWait: careWait, MaxDeliver: -1, MaxAckPending: maxCared, HeadersOnly: true,
-	}
+	want := careConfig(fleet, pool)
 	consumer, differences, err := ensureConsumer(ctx, js, fleet.CallsStream(), want)
 	if err == nil && len(differences) > 0 {
 		err = differs(fleet.CallsStream(), want.Durable, differences)
@@ -69,7 +86,7 @@ func ensureConsumer(ctx context.Context, js jetstream.JetStream, stream string, 
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		create := Rights{Publish: []string{"$JS.API.CONSUMER.CREATE." + stream + "." + want.Durable + "." + want.FilterSubject}}
 		if err := CheckRights(ctx, js.Conn(), create); err != nil {
-			return nil, nil, fmt.Errorf("make consumer %s of stream %s: %w", want.Durable, stream, err)
+			return nil, nil, fmt.Errorf("make consumer %s of stream %s: %w; coordinator serve --pools makes those of a pool", want.Durable, stream, err)
 		}
 		consumer, err = js.CreateConsumer(ctx, stream, want)
 		if errors.Is(err, jetstream.ErrConsumerExists) { // somebody else was faster

@@ -1,6 +1,7 @@
 package natsio
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,8 +25,8 @@ type Rights struct{ Publish, Subscribe []string }
 const probed = "rights"
 
 // lookRights are those of whoever looks at streams.
-func lookRights(streams ...string) Rights {
-	r := Rights{Subscribe: []string{nats.InboxPrefix + probed + ".*"}}
+func lookRights(nc *nats.Conn, streams ...string) Rights {
+	r := Rights{Subscribe: []string{strings.TrimSuffix(cmp.Or(nc.Opts.InboxPrefix, nats.InboxPrefix), ".") + "." + probed + ".*"}}
 	for _, stream := range streams {
 		r.Publish = append(r.Publish, "$JS.API.STREAM.INFO."+stream)
 	}
@@ -128,6 +129,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
 			fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), // to ask about purging would purge
 			chunkSubject(fleet.BodiesBucket(), probed),
+			"$JS.API.DIRECT.GET." + ObjectStream(fleet.BlobsBucket()), "$JS.API.DIRECT.GET." + ObjectStream(fleet.KeptBucket()), "$JS.API.DIRECT.GET." + ObjectStream(fleet.BodiesBucket()),
 		},
 		Subscribe: []string{
 			fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.StoredFilter(pool, probed),
@@ -192,7 +194,8 @@ func refuses(ctx context.Context, nc *nats.Conn, tries ...try) (bool, error) {
 	if !errors.Is(last, nats.ErrPermissionViolation) {
 		return false, nil
 	}
-	return slices.ContainsFunc(tries, func(t try) bool { return strings.Contains(last.Error(), `"`+t.subject+`"`) }), nil
+	// The account may map subjects to others that end with them, as deploy/nats does.
+	return slices.ContainsFunc(tries, func(t try) bool { return strings.Contains(last.Error(), t.subject+`"`) }), nil
 }
 
 // publishNothing publishes a message that no stream takes, and that nobody answers.

@@ -137,7 +137,7 @@ func (t Topology) checkAccess(ctx context.Context, nc *nats.Conn) error {
 	if err := checkServer(nc); err != nil {
 		return err
 	}
-	return CheckRights(ctx, nc, lookRights(t.names()...))
+	return CheckRights(ctx, nc, lookRights(nc, t.names()...))
 }
 
 // warn tells of a stream with so few replicas that more may be lost than is thought.

@@ -43,11 +43,14 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// permitted starts a server with the account of deploy/nats without some of what that permits, and
+// The files of deploy/nats with accounts, for any number of servers and for one.
+const accountsFile, apartFile = "accounts.conf", "apart.conf"
+
+// permitted starts a server with a file of deploy/nats without some of what that permits, and
 // returns the URLs of its users.
-func permitted(t *testing.T, without ...string) (coordinator, worker string) {
+func permitted(t *testing.T, file string, without ...string) (coordinator, worker string) {
 	t.Helper()
-	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", "accounts.conf"))
+	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", file))
 	require.NoError(t, err)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "nats.conf")
@@ -72,14 +75,25 @@ func permitted(t *testing.T, without ...string) (coordinator, worker string) {
 // TestDeploy_PermissionsAreEnough: what deploy/nats permits is all that a fleet does.
 func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	t.Parallel()
+	for _, file := range []string{accountsFile, apartFile} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			permissionsAreEnough(t, file)
+		})
+	}
+}
+
+func permissionsAreEnough(t *testing.T, file string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // what is not permitted is not answered
 	defer cancel()
 	log := &logged{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	coordinator, workers := permitted(t)
+	coordinator, workers := permitted(t, file)
 	f, err := fleet.Connect(ctx, &fleet.Options{URL: coordinator, Logger: logger})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
+	makePool(t, coordinator)
 	defer startWorker(t, workers, logger)()
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
@@ -99,6 +113,17 @@ func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome, log)
 	require.NoError(t, f.DeleteSession(ctx, session, false), log)
 	require.NotContains(t, log.String(), "violation")
+}
+
+// makePool makes the pool of workers that may not, as coordinator serve --pools does.
+func makePool(t *testing.T, url string) {
+	t.Helper()
+	nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "serve"})
+	require.NoError(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	require.NoError(t, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
 }
 
 // startWorker runs a worker that has a connection of its own, and returns what ends it.
@@ -127,7 +152,7 @@ func startWorker(t *testing.T, url string, logger *slog.Logger) (stop func()) {
 // streams.
 func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	t.Parallel()
-	coordinator, workers := permitted(t)
+	coordinator, workers := permitted(t, accountsFile)
 	connect := func(url string) jetstream.JetStream {
 		nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
 		require.NoError(t, err)
@@ -152,10 +177,10 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 // what it lacks.
 func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {
 	t.Parallel()
-	for _, without := range []string{"tf.>", "$JS.API.>", "_INBOX.>", "$O.TF_KEPT.>"} {
+	for _, without := range []string{"tf.>", "$JS.API.>", "_INBOX_fleet.>", "$O.TF_KEPT.>"} {
 		t.Run(without, func(t *testing.T) {
 			t.Parallel()
-			coordinator, _ := permitted(t, without)
+			coordinator, _ := permitted(t, accountsFile, without)
 			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: coordinator})
 			require.ErrorIs(t, err, natsio.ErrRights)
 			require.ErrorContains(t, err, strings.TrimSuffix(without, ">"))

@@ -1,0 +1,230 @@
+package fleet_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// hostile is a fleet with two pools and a session, and somebody who has the key of a worker of the
+// first pool.
+type hostile struct {
+	t      *testing.T
+	owner  *nats.Conn
+	js     jetstream.JetStream // of the owner
+	worker *nats.Conn
+}
+
+const victim = "victim" // a session, a call and a lane of others
+
+func newHostile(t *testing.T, file string) *hostile {
+	t.Helper()
+	coordinator, workers := permitted(t, file)
+	h := &hostile{t: t, owner: dial(t, coordinator), worker: dial(t, workers)}
+	var err error
+	h.js, err = jetstream.New(h.owner, jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), h.js, natsio.Topology{}))
+	for _, pool := range []protocol.Pool{protocol.DefaultPool, "other"} {
+		require.NoError(t, natsio.MakePool(t.Context(), h.js, fleetName, pool))
+	}
+	for _, subject := range []string{
+		fleetName.EventSubject(victim), fleetName.ResultSubject(victim, victim), fleetName.ReadySubject("other", victim),
+		fleetName.CallSubject("other", victim, victim), fleetName.ReadySubject(protocol.DefaultPool, "mine"),
+	} {
+		_, err := h.js.Publish(t.Context(), subject, []byte("secret"))
+		require.NoError(t, err)
+	}
+	return h
+}
+
+const fleetName = protocol.DefaultFleet
+
+func dial(t *testing.T, url string) *nats.Conn {
+	t.Helper()
+	nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// publishes and subscribes report whether the server refuses.
+func (h *hostile) publishes(subject string) (refused bool) {
+	return h.refuses(subject, h.worker.Publish(subject, []byte(`{}`)))
+}
+
+func (h *hostile) subscribes(subject string) (refused bool) {
+	_, err := h.worker.SubscribeSync(subject)
+	return h.refuses(subject, err)
+}
+
+func (h *hostile) refuses(subject string, err error) bool {
+	h.t.Helper()
+	require.NoError(h.t, err)
+	require.NoError(h.t, h.worker.FlushTimeout(time.Minute))
+	last := h.worker.LastError()
+	return errors.Is(last, nats.ErrPermissionViolation) && strings.Contains(last.Error(), subject+`"`)
+}
+
+// answers reports whether the server answers a request of the worker with something secret.
+func (h *hostile) answers(subject, body string) bool {
+	h.t.Helper()
+	reply, err := h.worker.Request(subject, []byte(body), time.Minute)
+	require.NoError(h.t, err)
+	return len(reply.Data) > 0 && !strings.Contains(string(reply.Data), `"error"`)
+}
+
+// attempts are what somebody with a worker's key may try. The documents tell those that are refused
+// and those that are not, in these words.
+func (h *hostile) attempts() map[string][]bool {
+	each := func(does func(string) bool, subjects ...string) (all []bool) {
+		for _, subject := range subjects {
+			all = append(all, does(subject))
+		}
+		return all
+	}
+	calls, api := fleetName.CallsStream(), "$JS.API."
+	return map[string][]bool{
+		"read a journal": append(each(h.publishes, api+"STREAM.MSG.GET.TF_SESSIONS", api+"DIRECT.GET.TF_SESSIONS", api+"CONSUMER.CREATE.TF_SESSIONS.x"),
+			h.subscribes("tf.event.>"), h.subscribes("tf.>")),
+		"read inboxes of coordinators":                 each(h.subscribes, "_INBOX.>", "_INBOX_fleet.>", ">"),
+		"write a journal":                              each(h.publishes, "tf.event."+victim),
+		"hear others' output and results as they come": each(h.subscribes, "tf.output.>", "tf.done.>", "tf.result.>"),
+		"approve a call":                               each(h.publishes, "tf.approval."+victim+"."+victim),
+		"start a turn":                                 each(h.publishes, "tf.call.session.lane.call", "tf.ready.session.lane"),
+		"take or enqueue calls of another pool": append(each(h.publishes, "tf.call.other.lane.call", "tf.ready.other.lane", "tf.claim.other.lane",
+			api+"CONSUMER.MSG.NEXT."+calls+".ready_other", "$JS.ACK."+calls+".ready_other.1.1.1.1.1"), h.subscribes("tf.stored.other.>")),
+		"make, change or delete a consumer": each(h.publishes, api+"CONSUMER.CREATE."+calls+".ready_default.tf.ready.default.*", api+"CONSUMER.CREATE."+calls+".x",
+			api+"CONSUMER.DURABLE.CREATE."+calls+".ready_default", api+"CONSUMER.DELETE."+calls+".ready_default", api+"CONSUMER.PAUSE."+calls+".ready_default"),
+		"make, change, purge or delete a stream of calls, claims, results or journals": each(h.publishes, api+"STREAM.CREATE.X", api+"STREAM.UPDATE."+calls, api+"STREAM.DELETE."+calls,
+			api+"STREAM.PURGE."+calls, api+"STREAM.PURGE.TF_CLAIMS", api+"STREAM.PURGE.TF_RESULTS", api+"STREAM.PURGE.TF_SESSIONS"),
+		"delete a result or a journal's event": each(h.publishes, api+"STREAM.MSG.DELETE.TF_RESULTS", api+"STREAM.MSG.DELETE.TF_SESSIONS"),
+	}
+}
+
+// TestDeploy_AWorkersKeyIsNotTheFleets: what the documents say is refused, is.
+func TestDeploy_AWorkersKeyIsNotTheFleets(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{accountsFile, apartFile} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			h := newHostile(t, file)
+			before, told, attempts := h.state(), whoMayDoWhat(t), h.attempts()
+			for what, refused := range attempts {
+				require.NotContains(t, refused, false, what)
+				require.Equal(t, "no", told[what], what)
+			}
+			require.Equal(t, before, h.state())
+			for what, may := range told {
+				if may == "no" {
+					require.Contains(t, attempts, what, "the documents tell of it")
+				}
+			}
+		})
+	}
+}
+
+// TestDeploy_ServerAsADeputyOfAWorker: the server publishes its answers where a request says, with
+// what the worker has put there before. Only an account of their own keeps workers from that.
+func TestDeploy_ServerAsADeputyOfAWorker(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, notApart, whoMayDoWhat(t)["have the server's answers sent to a subject of the fleet"])
+	require.Equal(t, notApart, whoMayDoWhat(t)["write inboxes of coordinators"])
+	for file, may := range map[string]bool{accountsFile: true, apartFile: false} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			h := newHostile(t, file)
+			before, wait := h.state(), time.Minute
+			if !may {
+				wait = time.Second
+			}
+			for _, to := range []string{"tf.approval." + victim + "." + victim, "_INBOX_fleet." + victim, "tf.event." + victim} {
+				require.Equal(t, may, h.deputizes(to, wait), to)
+			}
+			if may { // the stream takes it when it comes to it
+				require.Eventually(t, func() bool { return !reflect.DeepEqual(before, h.state()) }, time.Minute, time.Millisecond)
+			} else {
+				require.Equal(t, before, h.state())
+			}
+		})
+	}
+}
+
+const notApart = "yes, but with `apart.conf`"
+
+// deputizes reports whether the owner hears on a subject what the worker has the server send there.
+func (h *hostile) deputizes(to string, wait time.Duration) bool {
+	h.t.Helper()
+	heard, err := h.owner.SubscribeSync(to)
+	require.NoError(h.t, err)
+	require.NoError(h.t, h.owner.FlushTimeout(time.Minute))
+	stream, err := h.js.Stream(h.t.Context(), fleetName.CallsStream())
+	require.NoError(h.t, err)
+	ready, err := stream.GetLastMsgForSubject(h.t.Context(), "tf.ready.default.mine")
+	require.NoError(h.t, err)
+	body, err := json.Marshal(map[string]any{"seq": ready.Sequence})
+	require.NoError(h.t, err)
+	get := "$JS.API.DIRECT.GET." + fleetName.CallsStream()
+	require.NoError(h.t, h.worker.PublishRequest(get, to, body))
+	require.True(h.t, h.answers(get, string(body)), "what was asked before has its answer")
+	_, err = heard.NextMsg(wait)
+	return err == nil
+}
+
+// TestDeploy_WhatAWorkersKeyMay: the documents tell it, because subjects are too coarse for less.
+func TestDeploy_WhatAWorkersKeyMay(t *testing.T) {
+	t.Parallel()
+	h := newHostile(t, accountsFile)
+	for what, does := range map[string]bool{
+		"read calls of other pools, by their sequence": h.answers("$JS.API.STREAM.MSG.GET.TF_CALLS", `{"seq":1}`),
+		"read any result": h.answers("$JS.API.STREAM.MSG.GET.TF_RESULTS", `{"seq":1}`),
+		"remove calls and claims, by their sequence":                                       h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
+		"store a result for a call that it does not hold":                                  !h.publishes("tf.result." + victim + ".other"),
+		"enqueue calls in its own pool":                                                    !h.publishes("tf.call.default.lane.call"),
+		"read, replace and remove large payloads, kept results and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) && !h.publishes("$O.TF_KEPT.C.x"),
+	} {
+		require.True(t, does, what)
+		require.Equal(t, "yes", whoMayDoWhat(t)[what], what)
+	}
+}
+
+// state is what the worker must not change.
+func (h *hostile) state() map[string]any {
+	all := map[string]any{}
+	for _, name := range []string{fleetName.CallsStream(), fleetName.ClaimsStream(), fleetName.ResultsStream(), fleetName.SessionsStream()} {
+		stream, err := h.js.Stream(h.t.Context(), name)
+		require.NoError(h.t, err)
+		all[name] = stream.CachedInfo().Config
+		all[name+" messages"] = stream.CachedInfo().State.Msgs
+		all[name+" last"] = stream.CachedInfo().State.LastSeq
+		all[name+" consumers"] = stream.CachedInfo().State.Consumers
+	}
+	return all
+}
+
+// whoMayDoWhat is the table of the documents: what somebody with a worker's key may do.
+func whoMayDoWhat(t *testing.T) map[string]string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations", "start.md"))
+	require.NoError(t, err)
+	told := map[string]string{}
+	for line := range strings.Lines(string(page)) {
+		cells := strings.Split(strings.TrimSpace(line), " | ")
+		if len(cells) == 3 && strings.HasSuffix(cells[2], " |") {
+			told[strings.TrimPrefix(cells[0], "| ")] = cells[1]
+		}
+	}
+	return told
+}
