@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -24,17 +26,19 @@ func TestLacking_ItIsTold(t *testing.T) {
 	require.NoError(t, err)
 	coordinator := filepath.Join(t.TempDir(), "coordinator")
 	require.NoError(t, os.Symlink(executable, coordinator))
-	prints := func(args ...string) string {
-		out, err := exec.CommandContext(t.Context(), coordinator, append(args, fleet...)...).CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		return string(out)
+	prints := func(pattern string, args ...string) { // once the worker answers in time
+		t.Helper()
+		require.Eventually(t, func() bool {
+			out, _ := exec.CommandContext(t.Context(), coordinator, append(args, fleet...)...).CombinedOutput()
+			return regexp.MustCompile(pattern).Match(out)
+		}, 2*time.Minute, time.Millisecond, "%s", args)
 	}
 	sentence := `bash, call \S+, waits for: 1 worker of pool default, none offers level paths; a sandbox is offered by \S+\n`
-	require.Regexp(t, `(?m)^`+sentence, prints("lane", "show", "sandbox/s-1"))
-	require.Regexp(t, `"needs":\{"kind":"command_run","level":"paths"\},"waits_for":"1 worker`, prints("lane", "show", "--json", "sandbox/s-1"))
-	require.Regexp(t, `(?m)^session s-1: `+sentence, prints("workers"))
-	require.Regexp(t, `state +in_use\nwaits +`+sentence, prints("session", "show", "s-1"))
-	require.Regexp(t, `"waits":\["bash, call`, prints("session", "show", "--json", "s-1"))
+	prints(`(?m)^`+sentence, "lane", "show", "sandbox/s-1")
+	prints(`"needs":\{"kind":"command_run","level":"paths"\},"waits_for":"1 worker`, "lane", "show", "--json", "sandbox/s-1")
+	prints(`(?m)^session s-1: `+sentence, "workers")
+	prints(`state +in_use\nwaits +`+sentence, "session", "show", "s-1")
+	prints(`"waits":\["bash, call`, "session", "show", "--json", "s-1")
 	m.keys("C-c")
 	m.shows("[ended: 130]")
 }
