@@ -1,7 +1,6 @@
 package worker_test
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,10 +44,6 @@ func newNPMServers(t *testing.T) (s npmServers, o worker.Options) {
 func (s npmServers) server(name string, args ...string) protocol.MCPServer {
 	program := filepath.Join(s.packages, "node_modules", "@modelcontextprotocol", "server-"+name, "dist", "index.js")
 	return protocol.MCPServer{Name: name, Command: s.node, Args: append([]string{program}, args...)}
-}
-
-func serverCall(server protocol.MCPServer, tool, arguments string) protocol.MCPCall {
-	return protocol.MCPCall{Server: server, Tool: tool, Arguments: json.RawMessage(arguments)}
 }
 
 func TestMCP_ServersOfOthersInASandbox(t *testing.T) {
