@@ -72,7 +72,7 @@ func startFixture(t *testing.T) (url string) {
 	table, err := tools.NewTable(list...)
 	require.NoError(t, err)
 	s := mcpserver.New(mcpserver.Options{
-		Version: "test", Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger,
+		Version: "test", Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger, TaskAfter: taskAfter,
 		Configure: fixtureOptions,
 		Extend: func(server *mcp.Server, call mcp.ToolHandler) {
 			extendFixture(server)
@@ -88,6 +88,7 @@ func startFixture(t *testing.T) (url string) {
 			}
 		},
 	})
+	t.Cleanup(s.Close)
 	return listen(t, s.Handler(mcpserver.HTTPOptions{}))
 }
 
@@ -200,6 +201,7 @@ func fixtureTools() map[string]fixtureTool {
 		"json_schema_2020_12_tool": {schema: schema2020},
 	}
 	maps.Copy(set, askingTools())
+	maps.Copy(set, taskTools())
 	return set
 }
 
