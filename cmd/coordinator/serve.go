@@ -34,6 +34,7 @@ type serveCommand struct {
 	Pools     []string      `placeholder:"POOL" help:"Pools to make where they are missing, separated by commas, for workers whose NATS user may not (deploy/nats)."`
 	Mcp       string        `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
 	Toolset   []string      `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
+	Bodies    string        `placeholder:"URL" help:"Where a new fleet keeps the contents of workspaces: s3://BUCKET/PREFIX?endpoint=URL; see worker --help. Default: its NATS servers."`
 	Drain     time.Duration `default:"10s" help:"How long running turns may go on after SIGTERM, before they are left to another coordinator."`
 
 	fleetFlags
@@ -108,6 +109,9 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
+		return err
+	}
+	if err := workspace.Bind(ctx, fl.NC, fl.Name, c.Bodies); err != nil {
 		return err
 	}
 	workspaces, err := workspace.Open(ctx, fl.NC, fl.Name)
@@ -202,6 +206,9 @@ func (c *serveCommand) check() error {
 	}
 	if _, _, err := embedded.ParseListen(c.Listen); c.Nats == "" && err != nil {
 		return cli.Usagef("--listen: %v", err)
+	}
+	if err := workspace.CheckURL(c.Bodies); err != nil {
+		return cli.Usagef("--bodies: %v", err)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
@@ -47,6 +48,7 @@ type flags struct {
 	Durability string    `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
 
 	McpEnv []string `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
+	Bodies string   `placeholder:"URL" help:"Where a new fleet keeps the contents of workspaces: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides, and others find them. Default: the fleet's NATS servers."`
 
 	Tools string `placeholder:"DIR" help:"Folder with the programs of your own tools; sandboxes can read it."`
 
@@ -131,6 +133,9 @@ func (f *flags) validate() error {
 	}
 	if err := driver.Valid(f.Sandbox); err != nil && f.Sandbox != worker.NoSandboxes {
 		return cli.Usagef("--sandbox: %v, %s", err, worker.NoSandboxes)
+	}
+	if err := workspace.CheckURL(f.Bodies); err != nil {
+		return cli.Usagef("--bodies: %v", err)
 	}
 	if err := f.Check(); err != nil {
 		return err
@@ -297,6 +302,9 @@ func (f *flags) join(ctx context.Context, o *worker.Options) (*nats.Conn, error)
 			Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size),
 			ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: o.Logger,
 		})
+	}
+	if err == nil {
+		err = workspace.Bind(ctx, nc, o.Fleet, f.Bodies)
 	}
 	if err != nil {
 		nc.Close()

@@ -1,12 +1,10 @@
 package workspace
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -44,7 +42,7 @@ type Store struct {
 	fleet  protocol.Fleet
 	js     jetstream.JetStream
 	stream jetstream.Stream
-	bodies jetstream.ObjectStore
+	bodies bodies
 }
 
 // Open opens the store of a fleet, whose streams must exist.
@@ -57,11 +55,11 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.WorkspacesStream(), err)
 	}
-	bodies, err := js.ObjectStore(ctx, fleet.BodiesBucket())
+	kept, err := openBodies(ctx, js, fleet)
 	if err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", fleet.BodiesBucket(), err)
+		return nil, fmt.Errorf("open workspaces: %w", err)
 	}
-	return &Store{fleet: fleet, js: js, stream: stream, bodies: bodies}, nil
+	return &Store{fleet: fleet, js: js, stream: stream, bodies: kept}, nil
 }
 
 // headerBodies of a checkpoint names the bodies that it is the first to need, so that those that
@@ -253,15 +251,7 @@ func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
 		}
 		return m.Delta.Inline, nil
 	}
-	object, err := natsio.GetObject(ctx, s.js, s.fleet.BodiesBucket(), name)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return nil, fmt.Errorf("body %s: %w", name, ErrMissing)
-	}
-	if err != nil {
-		return nil, err
-	}
-	body, err := io.ReadAll(io.LimitReader(object, 2*snapshot.MaxPart))
-	return body, errors.Join(err, object.Close())
+	return s.bodies.get(ctx, name)
 }
 
 // Put implements [snapshot.Bodies]. What was stored long ago is stored again, for it may be garbage
@@ -269,15 +259,7 @@ func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
 func (s *Store) Put(ctx context.Context, name string, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, bodyTimeout)
 	defer cancel()
-	info, err := s.bodies.GetInfo(ctx, name)
-	if err == nil && time.Since(info.ModTime) < refresh {
-		return nil
-	}
-	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-		return fmt.Errorf("look for body %s: %w", name, err)
-	}
-	_, err = natsio.PutObject(ctx, s.js, s.fleet.BodiesBucket(), name, bytes.NewReader(body))
-	return err
+	return s.bodies.put(ctx, name, body)
 }
 
 // append stores the body of a checkpoint behind the last one that its writer has seen, and returns

@@ -10,7 +10,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
@@ -37,24 +36,22 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (int, error) {
 	if err := s.sweepUploads(ctx, time.Now().Add(-uploadsKept)); err != nil {
 		return 0, fmt.Errorf("sweep uploads: %w", err)
 	}
-	infos, err := natsio.ListObjects(ctx, s.js, s.fleet.BodiesBucket(), func(string) bool { return true })
+	old, err := s.bodies.before(ctx, time.Now().Add(-age))
 	if err != nil {
 		return 0, fmt.Errorf("sweep workspaces: %w", err)
 	}
-	old := time.Now().Add(-age)
-	infos = slices.DeleteFunc(infos, func(i *jetstream.ObjectInfo) bool { return i.Deleted || i.ModTime.After(old) })
-	if len(infos) == 0 {
+	if len(old) == 0 {
 		return 0, nil
 	}
 	needed, err := s.needed(ctx) // after the list: what is stored from now on is too young to be in it
 	if err != nil {
 		return 0, fmt.Errorf("sweep workspaces: %w", err)
 	}
-	infos = slices.DeleteFunc(infos, func(i *jetstream.ObjectInfo) bool { return needed[i.Name] })
-	if err := natsio.DeleteTheseObjects(ctx, s.js, s.fleet.BodiesBucket(), infos...); err != nil {
+	old = slices.DeleteFunc(old, func(o stored) bool { return needed[o.name] })
+	if err := s.bodies.remove(ctx, old); err != nil {
 		return 0, fmt.Errorf("sweep workspaces: %w", err)
 	}
-	return len(infos), nil
+	return len(old), nil
 }
 
 // needed are the names of the bodies that checkpoints need.

@@ -1,0 +1,156 @@
+package workspace
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// ErrForeign says that bodies are, or would be, where those of another fleet are.
+var ErrForeign = errors.New("the place belongs to another fleet")
+
+// bodiesKey is the key, in the places of a fleet, of where its bodies are. No hash of a lane is one.
+const bodiesKey = "bodies"
+
+// record says where the bodies of a fleet are. It is in the fleet, and in the store that it names.
+type record struct {
+	Fleet protocol.Fleet `json:"fleet"`
+	ID    string         `json:"id"`
+	URL   string         `json:"url"`
+}
+
+// inServers is the URL of bodies that are in the fleet's own servers.
+const inServers = "nats:"
+
+// CheckURL returns an error for what cannot be the place of bodies; "" can.
+func CheckURL(url string) error {
+	if url == "" {
+		return nil
+	}
+	_, err := openS3(record{URL: url})
+	return err
+}
+
+// Bind decides where a fleet, whose streams must exist, keeps its bodies:
+// s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or where it does, which is its own servers when
+// nobody has decided before; that is "". From then on each process finds them there. It is an error
+// when they are elsewhere already, and when the prefix belongs to another fleet, which wraps
+// [ErrForeign].
+func Bind(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url string) error {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	have, err := bound(ctx, js, fleet)
+	if err == nil && have == (record{}) {
+		have, err = bind(ctx, js, record{Fleet: fleet, ID: uuid.NewString(), URL: cmp.Or(url, inServers)})
+	}
+	if err != nil {
+		return fmt.Errorf("bodies %s: %w", url, err)
+	}
+	if url != "" && have.URL != url {
+		return fmt.Errorf("bodies %s: those of fleet %s are in %s already", url, fleet, have.URL)
+	}
+	if have.URL == inServers {
+		return nil
+	}
+	there, err := openS3(have)
+	if err != nil {
+		return err
+	}
+	return there.claim(ctx)
+}
+
+// bind stores where bodies are to be, and returns what is stored: another process may be faster.
+func bind(ctx context.Context, js jetstream.JetStream, at record) (record, error) {
+	if at.URL != inServers {
+		if err := mayBind(ctx, js, at); err != nil {
+			return record{}, err
+		}
+	}
+	body, err := json.Marshal(at)
+	if err != nil {
+		return record{}, err
+	}
+	places, err := js.KeyValue(ctx, at.Fleet.PlacesBucket())
+	if err != nil {
+		return record{}, err
+	}
+	if _, err := places.Create(ctx, bodiesKey, body); !errors.Is(err, jetstream.ErrKeyExists) {
+		return at, err
+	}
+	for { // one of several servers may not know it yet
+		have, err := bound(ctx, js, at.Fleet)
+		if err != nil || have != (record{}) {
+			return have, err
+		}
+		if !pause.For(ctx, retryWait) {
+			return record{}, context.Cause(ctx)
+		}
+	}
+}
+
+// mayBind finds out whether neither the fleet has bodies, nor another one has the store.
+func mayBind(ctx context.Context, js jetstream.JetStream, at record) error {
+	there, err := openS3(at)
+	if err != nil {
+		return err
+	}
+	objects, err := natsio.ListObjects(ctx, js, at.Fleet.BodiesBucket(), func(string) bool { return true })
+	if err != nil {
+		return err
+	}
+	if len(objects) > 0 {
+		return fmt.Errorf("fleet %s has %d bodies in its NATS servers already: a store is for a new fleet", at.Fleet, len(objects))
+	}
+	owner, err := there.owner(ctx)
+	if err == nil && owner != (record{}) {
+		err = fmt.Errorf("%w: %q", ErrForeign, owner.Fleet)
+	}
+	return err
+}
+
+// bound is where the bodies of a fleet are; the zero record when nobody has decided it.
+func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r record, err error) {
+	places, err := js.KeyValue(ctx, fleet.PlacesBucket())
+	if err != nil {
+		return record{}, fmt.Errorf("open %s: %w", fleet.PlacesBucket(), err)
+	}
+	entry, err := places.Get(ctx, bodiesKey)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return record{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(entry.Value(), &r)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("look where the bodies are: %w", err)
+	}
+	return r, nil
+}
+
+// openBodies opens the bodies of a fleet, wherever they are.
+func openBodies(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (bodies, error) {
+	at, err := bound(ctx, js, fleet)
+	if err != nil {
+		return nil, err
+	}
+	if at != (record{}) && at.URL != inServers {
+		return openS3(at)
+	}
+	store, err := js.ObjectStore(ctx, fleet.BodiesBucket())
+	if err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", fleet.BodiesBucket(), err)
+	}
+	return natsBodies{js, store, fleet}, nil
+}

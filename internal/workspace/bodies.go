@@ -1,0 +1,90 @@
+package workspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// maxBody is more than any body has.
+const maxBody = 2 * snapshot.MaxPart
+
+// bodies is where a fleet has its bodies: in its NATS servers, or in an S3 store. It is safe for
+// concurrent use. What is stored under a name again is another one of that name, so that removing
+// an old one never removes what was stored meanwhile.
+type bodies interface {
+	// get returns a body; the error wraps ErrMissing when there is none.
+	get(ctx context.Context, name string) ([]byte, error)
+	// put stores a body, unless one of that name is young.
+	put(ctx context.Context, name string, body []byte) error
+	// before returns those that were stored before a time.
+	before(ctx context.Context, at time.Time) ([]stored, error)
+	// remove removes some of them.
+	remove(ctx context.Context, old []stored) error
+}
+
+// stored is a body as it was listed.
+type stored struct {
+	name string
+	key  string                // in an S3 store
+	info *jetstream.ObjectInfo // in an object store
+}
+
+// natsBodies are those in the object store of a fleet.
+type natsBodies struct {
+	js    jetstream.JetStream
+	store jetstream.ObjectStore
+	fleet protocol.Fleet
+}
+
+func (b natsBodies) get(ctx context.Context, name string) ([]byte, error) {
+	object, err := natsio.GetObject(ctx, b.js, b.fleet.BodiesBucket(), name)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return nil, fmt.Errorf("body %s: %w", name, ErrMissing)
+	}
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(io.LimitReader(object, maxBody))
+	return body, errors.Join(err, object.Close())
+}
+
+func (b natsBodies) put(ctx context.Context, name string, body []byte) error {
+	info, err := b.store.GetInfo(ctx, name)
+	if err == nil && time.Since(info.ModTime) < refresh {
+		return nil
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+		return fmt.Errorf("look for body %s: %w", name, err)
+	}
+	_, err = natsio.PutObject(ctx, b.js, b.fleet.BodiesBucket(), name, bytes.NewReader(body))
+	return err
+}
+
+func (b natsBodies) before(ctx context.Context, at time.Time) (old []stored, err error) {
+	infos, err := natsio.ListObjects(ctx, b.js, b.fleet.BodiesBucket(), func(string) bool { return true })
+	for _, info := range infos {
+		if !info.Deleted && !info.ModTime.After(at) {
+			old = append(old, stored{name: info.Name, info: info})
+		}
+	}
+	return old, err
+}
+
+func (b natsBodies) remove(ctx context.Context, old []stored) error {
+	infos := make([]*jetstream.ObjectInfo, 0, len(old))
+	for _, o := range old {
+		infos = append(infos, o.info)
+	}
+	return natsio.DeleteTheseObjects(ctx, b.js, b.fleet.BodiesBucket(), slices.Clip(infos)...)
+}

@@ -1,0 +1,140 @@
+package workspace_test
+
+import (
+	"context"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// s3 is an S3 server with a bucket, until the test ends.
+func s3(t *testing.T) (url string, backend *s3mem.Backend) {
+	t.Helper()
+	backend = s3mem.New()
+	require.NoError(t, backend.CreateBucket("bucket"))
+	server := httptest.NewServer(gofakes3.New(backend).Server())
+	t.Cleanup(server.Close)
+	return "s3://bucket/some/prefix?endpoint=" + server.URL + "&region=us-east-1", backend
+}
+
+// TestS3_HasTheBodiesOfAFleet, and no process but the first has to be told.
+func TestS3_HasTheBodiesOfAFleet(t *testing.T) { //nolint:paralleltest // it sets the environment
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	url, backend := s3(t)
+	f := natsiotest.New(t, natsio.Topology{})
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url))
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url), "again it is the same")
+	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	w := take(t, store, 1)
+	large := string(random(9 << 20))
+	require.NoError(t, w.root.WriteFile("large", []byte(large), 0o600))
+	require.NoError(t, w.commit("c1"))
+	objects, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(string) bool { return true })
+	require.NoError(t, err)
+	require.Empty(t, objects)
+	require.Equal(t, 3, keys(t, backend))
+
+	n, err := store.Sweep(t.Context(), -time.Hour)
+	require.NoError(t, err)
+	require.Zero(t, n, "they are needed")
+	other := take(t, store, 2)
+	require.Equal(t, large, other.content("large"))
+	require.NoError(t, store.Put(t.Context(), "NAME", []byte("young")))
+	require.NoError(t, store.Put(t.Context(), "NAME", []byte("young")))
+	require.Equal(t, 4, keys(t, backend))
+	require.NoError(t, store.Remove(t.Context(), lane))
+	n, err = store.Sweep(t.Context(), -time.Hour)
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	require.Zero(t, keys(t, backend))
+	_, err = store.Get(t.Context(), "NAME")
+	require.ErrorIs(t, err, workspace.ErrMissing)
+}
+
+// keys are how many bodies a store has.
+func keys(t *testing.T, backend *s3mem.Backend) int {
+	t.Helper()
+	prefix := gofakes3.NewPrefix(new("some/prefix/bodies/"), nil)
+	list, err := backend.ListBucket("bucket", &prefix, gofakes3.ListBucketPage{})
+	require.NoError(t, err)
+	return len(list.Contents)
+}
+
+// TestS3_OnePrefixIsOfOneFleet: another fleet uses none of it, and removes nothing.
+func TestS3_OnePrefixIsOfOneFleet(t *testing.T) { //nolint:paralleltest // it sets the environment
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	url, backend := s3(t)
+	mine, other := natsiotest.New(t, natsio.Topology{}), natsiotest.New(t, natsio.Topology{})
+	require.NoError(t, workspace.Bind(t.Context(), mine.NC, mine.Name, url))
+	require.ErrorIs(t, workspace.Bind(t.Context(), other.NC, other.Name, url), workspace.ErrForeign)
+	require.ErrorContains(t, workspace.Bind(t.Context(), mine.NC, mine.Name, strings.Replace(url, "some", "any", 1)), "already")
+	store, err := workspace.Open(t.Context(), mine.NC, mine.Name)
+	require.NoError(t, err)
+	require.NoError(t, store.Put(t.Context(), "NAME", []byte("body")))
+	marker := `{"fleet":"tf","id":"another","url":"x"}`
+	_, err = backend.PutObject("bucket", "some/prefix/toolfleet-fleet.json", map[string]string{}, strings.NewReader(marker), int64(len(marker)), nil)
+	require.NoError(t, err)
+	_, err = store.Sweep(t.Context(), -time.Hour)
+	require.ErrorIs(t, err, workspace.ErrForeign)
+	require.Equal(t, 1, keys(t, backend))
+
+	store, err = workspace.Open(t.Context(), other.NC, other.Name)
+	require.NoError(t, err)
+	require.NoError(t, store.Put(t.Context(), "NAME", []byte("body")), "in its own servers")
+	require.ErrorContains(t, workspace.Bind(t.Context(), other.NC, other.Name, strings.Replace(url, "some", "any", 1)), "1 bodies")
+}
+
+// TestS3_AwayCommitsNothing: a store that cannot be reached is an error, and comes back.
+func TestS3_AwayCommitsNothing(t *testing.T) { //nolint:paralleltest // it sets the environment
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	backend := s3mem.New()
+	require.NoError(t, backend.CreateBucket("bucket"))
+	server := httptest.NewServer(gofakes3.New(backend).Server())
+	f := natsiotest.New(t, natsio.Topology{})
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, "s3://bucket?endpoint="+server.URL+"&region=us-east-1"))
+	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	w := take(t, store, 1)
+	server.Close()
+	require.NoError(t, w.root.WriteFile("large", random(1<<20), 0o600))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	_, err = snapshot.Save(ctx, w.root, w.Tree(), w.index, store, nil)
+	require.Error(t, err)
+	require.NoError(t, ctx.Err())
+	require.Empty(t, w.Tree())
+}
+
+// TestBind_SaysWhatIsWrong with a URL, before anything is asked.
+func TestBind_SaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	for url, want := range map[string]string{
+		"https://x/y":                       "must be s3://BUCKET/PREFIX",
+		"s3:///prefix":                      "must be s3://BUCKET/PREFIX",
+		"s3://key:secret@bucket":            "AWS_SECRET_ACCESS_KEY",
+		"s3://bucket/a/../b":                "must be s3://BUCKET/PREFIX",
+		"s3://bucket/a?size=3":              `unknown parameter "size"`,
+		"s3://bucket/a?endpoint=host:1":     "must be http://HOST:PORT",
+		"s3://bucket/a?endpoint=http://h/x": "must be http://HOST:PORT",
+	} {
+		require.ErrorContains(t, workspace.Bind(t.Context(), f.NC, f.Name, url), want, url)
+	}
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, ""))
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, ""))
+	require.ErrorContains(t, workspace.Bind(t.Context(), f.NC, f.Name, "s3://bucket"), "in nats: already", "workers write there")
+}
