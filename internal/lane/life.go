@@ -122,6 +122,7 @@ func (h *Holder) renew(ctx context.Context, l *life) {
 	sent := time.Now()
 	seq, answer, err := h.store.PutHeartbeat(ctx, h.options.Pool, l.id, &protocol.Heartbeat{
 		WorkerID: h.options.Worker, LeaseMS: length.Milliseconds(), Beat: beat, Origin: h.options.Origin,
+		Disk: h.options.Disk,
 	}, expect)
 	switch {
 	case err != nil || answer == store.Full:

@@ -29,8 +29,8 @@ type Need struct {
 	Handler bool          `json:"handler,omitempty"`
 	// Level is the least level of the sandbox; "" is any.
 	Level string `json:"level,omitempty"`
-	// Worker is the only one that is asked, and answers; "" is whoever has the rest.
-	Worker protocol.WorkerID `json:"worker,omitempty"`
+	// Disk is that of the only worker that is asked, and answers; "" asks whoever has the rest.
+	Disk string `json:"disk,omitempty"`
 }
 
 // NeedOf returns what a call needs.
@@ -90,7 +90,7 @@ func (l *held) offer(ctx context.Context) error {
 func (h *Holder) offered(ctx context.Context, hash protocol.LaneHash, msg *nats.Msg) {
 	var need Need
 	err := json.Unmarshal(msg.Data, &need)
-	if err != nil || need.Worker != "" && need.Worker != h.options.Worker || need.Worker == "" && !h.options.Takes(need) {
+	if err != nil || need.Disk != "" && need.Disk != h.options.Disk || need.Disk == "" && !h.options.Takes(need) {
 		return
 	}
 	if !h.slots.tryAcquire() {

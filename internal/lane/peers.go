@@ -116,19 +116,19 @@ func (p *peers) owner(life protocol.LifeID) core.Owner {
 
 // others reports whether any other worker lives, as far as is known.
 func (p *peers) others(self protocol.WorkerID) bool {
-	return p.any(func(worker protocol.WorkerID) bool { return worker != "" && worker != self })
+	return p.any(func(beat *protocol.Heartbeat) bool { return beat.WorkerID != "" && beat.WorkerID != self })
 }
 
-// alive reports whether a worker lives, as far as is known.
-func (p *peers) alive(worker protocol.WorkerID) bool {
-	return p.any(func(other protocol.WorkerID) bool { return other == worker })
+// anyHas reports whether a worker with a disk lives, as far as is known.
+func (p *peers) anyHas(disk string) bool {
+	return p.any(func(beat *protocol.Heartbeat) bool { return beat.Disk == disk })
 }
 
-func (p *peers) any(is func(protocol.WorkerID) bool) bool {
+func (p *peers) any(is func(*protocol.Heartbeat) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, one := range p.lives {
-		if !one.Expired && is(one.beat.WorkerID) {
+		if !one.Expired && is(&one.beat) {
 			return true
 		}
 	}

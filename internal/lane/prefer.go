@@ -29,10 +29,10 @@ func (h *Holder) leaves(l *held) bool {
 	ctx, cancel := context.WithTimeout(l.ctx, preferFor)
 	defer cancel()
 	preferred := h.options.Prefers(ctx, l.lane)
-	if preferred == "" || preferred == h.options.Worker || !h.peers.alive(preferred) {
+	if preferred == "" || preferred == h.options.Disk || !h.peers.anyHas(preferred) {
 		return false
 	}
-	body, err := json.Marshal(Need{Worker: preferred})
+	body, err := json.Marshal(Need{Disk: preferred})
 	if err != nil {
 		return false
 	}
@@ -49,7 +49,7 @@ func (h *Holder) tellTaken(r *readyMessage) {
 
 // refuse tells the worker that asked for it that a lane is not claimed.
 func (n Need) refuse(msg *nats.Msg) {
-	if n.Worker != "" {
+	if n.Disk != "" {
 		_ = msg.Respond([]byte(refused)) // else it waits for a moment
 	}
 }

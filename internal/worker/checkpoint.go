@@ -83,7 +83,7 @@ func (s *sandboxes) checkpoints() bool { return s.options.Durability == Durabili
 
 // take takes the workspace of a lane and makes its directory what it has to be.
 func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64) (*checkpoints, error) {
-	taken, err := s.workspaces.Take(ctx, l.Hash(), s.options.ID, epoch)
+	taken, err := s.workspaces.Take(ctx, l.Hash(), s.dataID, epoch)
 	if err != nil {
 		return nil, err
 	}

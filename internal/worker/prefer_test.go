@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -69,6 +70,31 @@ func TestPrefer_TheWorkerThatHasTheWorkspace(t *testing.T) {
 	r := newRig(t)
 	workers := r.fleetOf("first", "second")
 	r.home(workers, "s-1", "s-2", "s-3") // odd: the consumer gives to the two workers in turn
+}
+
+// So they do when that was stopped and started again, with another name.
+func TestPrefer_TheDiskThatHasTheWorkspace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	before := r.fleetOf("before")
+	const sessions = 12
+	for n := range sessions {
+		r.step(before, protocol.SessionID(fmt.Sprint("s-", n)))
+	}
+	before["before"].stop()
+	workers := r.fleetOf("other")
+	o, _ := r.fleeting(worker.DurabilityCheckpoint)
+	o.ID, o.Slots, o.Data = "again", 1, before["before"].data
+	w, stop := r.work(o)
+	workers["again"] = one{w, o.Data, stop}
+	r.home(workers, "t-1", "t-2", "t-3") // they know each other
+	back := 0
+	for n := range sessions {
+		if r.step(workers, protocol.SessionID(fmt.Sprint("s-", n))) == "again" {
+			back++
+		}
+	}
+	require.GreaterOrEqual(t, back, sessions*3/4, "a busy machine may miss some, and half come by chance")
 }
 
 // Nobody waits for it while it is busy, or when it is gone.

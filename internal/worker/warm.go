@@ -179,15 +179,15 @@ func (s *sandboxes) closeIdle(l protocol.Lane, b *box) error {
 	return err
 }
 
-// lastAt names the worker that had a lane's workspace last; "" when the sandbox is open here, or
-// nobody had it.
-func (s *sandboxes) lastAt(ctx context.Context, l protocol.Lane) protocol.WorkerID {
+// lastAt names the disk that had a lane's workspace last; "" when the sandbox is open here, or none
+// had it.
+func (s *sandboxes) lastAt(ctx context.Context, l protocol.Lane) string {
 	if !s.checkpoints() || sandboxOf(l) == "" || s.opened(l) != nil {
 		return ""
 	}
-	worker, err := s.workspaces.LastWorker(ctx, l.Hash())
+	disk, err := s.workspaces.LastDisk(ctx, l.Hash())
 	if err != nil { // found out when it is taken
 		return ""
 	}
-	return worker
+	return disk
 }

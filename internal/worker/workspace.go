@@ -82,7 +82,7 @@ func (w *Worker) receive(ctx context.Context, p protocol.WorkspaceImport) (tree 
 	if err := json.NewDecoder(io.LimitReader(blob, maxUpload)).Decode(&upload); err != nil {
 		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "upload %q is not one: %v", p.Blob, err)
 	}
-	tree, at, err = w.sandboxes.workspaces.Receive(ctx, p.Upload, w.options.ID, &upload)
+	tree, at, err = w.sandboxes.workspaces.Receive(ctx, p.Upload, w.sandboxes.dataID, &upload)
 	switch {
 	case errors.Is(err, fleetspace.ErrLost):
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "the directory was uploaded once more meanwhile: send it again: %v", err)
@@ -114,7 +114,7 @@ func (w *Worker) workspaceExport(ctx context.Context, l protocol.Lane, p protoco
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
-	at, err := store.Bring(ctx, p.Upload, w.options.ID, files)
+	at, err := store.Bring(ctx, p.Upload, w.sandboxes.dataID, files)
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}

@@ -72,9 +72,9 @@ type checkpoint struct {
 	Version int    `json:"version"`
 	// Epoch is that of the claim of the lane.
 	Epoch uint64 `json:"epoch"`
-	// Worker wrote it, and Token tells its checkpoints apart.
-	Worker protocol.WorkerID `json:"worker"`
-	Token  string            `json:"token"`
+	// Disk is that of who wrote it, and Token tells its checkpoints apart.
+	Disk  string `json:"disk"`
+	Token string `json:"token"`
 	// Calls are those that ended, and Results the results of all that the journal covers and that
 	// may not be stored yet. Both are empty when the workspace was taken.
 	Calls   []protocol.CallID `json:"calls,omitempty"`
@@ -312,13 +312,13 @@ func (s *Store) Has(ctx context.Context, lane protocol.LaneHash) (bool, error) {
 	return last != nil, err
 }
 
-// LastWorker is who has written or taken a lane's workspace last; "" when nobody has.
-func (s *Store) LastWorker(ctx context.Context, lane protocol.LaneHash) (protocol.WorkerID, error) {
+// LastDisk is where a lane's workspace was written or taken last; "" when it never was.
+func (s *Store) LastDisk(ctx context.Context, lane protocol.LaneHash) (string, error) {
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {
 		return "", err
 	}
-	return last.Worker, nil
+	return last.Disk, nil
 }
 
 // Remove forgets the workspace of a lane. Its bodies become garbage.

@@ -71,7 +71,7 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func
 // Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and where
 // it is kept. The error wraps [ErrLost] when the journal has gone on, or away, since it was read, and
 // [ErrInvalid] when the upload cannot be a workspace.
-func (s *Store) Receive(ctx context.Context, name string, worker protocol.WorkerID, upload *Upload) (snapshot.Tree, Ref, error) {
+func (s *Store) Receive(ctx context.Context, name string, disk string, upload *Upload) (snapshot.Tree, Ref, error) {
 	known, err := s.load(ctx, UploadRef(name, 0).Lane)
 	if err != nil {
 		return nil, Ref{}, fmt.Errorf("upload: %w", err)
@@ -83,7 +83,7 @@ func (s *Store) Receive(ctx context.Context, name string, worker protocol.Worker
 	if err := tree.Validate(limits()); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
 		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
 	}
-	known.worker = worker
+	known.disk = disk
 	if err := known.follow(ctx, &upload.Delta); err != nil {
 		return nil, Ref{}, fmt.Errorf("upload: %w", err)
 	}
@@ -91,7 +91,7 @@ func (s *Store) Receive(ctx context.Context, name string, worker protocol.Worker
 }
 
 // Bring keeps what a session made of an upload in its journal, and returns where.
-func (s *Store) Bring(ctx context.Context, name string, worker protocol.WorkerID, files snapshot.Tree) (Ref, error) {
+func (s *Store) Bring(ctx context.Context, name string, disk string, files snapshot.Tree) (Ref, error) {
 	for {
 		known, err := s.load(ctx, UploadRef(name, 0).Lane)
 		if err == nil {
@@ -99,7 +99,7 @@ func (s *Store) Bring(ctx context.Context, name string, worker protocol.WorkerID
 			err = s.outline(ctx, files)
 		}
 		if err == nil {
-			known.worker = worker
+			known.disk = disk
 			err = known.follow(ctx, known.tree.To(files))
 		}
 		switch {

@@ -24,10 +24,10 @@ const (
 
 // Workspace is a workspace that a worker has taken. Its methods do not overlap.
 type Workspace struct {
-	store  *Store
-	lane   protocol.LaneHash
-	worker protocol.WorkerID
-	epoch  uint64
+	store *Store
+	lane  protocol.LaneHash
+	disk  string
+	epoch uint64
 
 	last  uint64 // sequence of the last checkpoint
 	from  uint64 // of the last base
@@ -37,12 +37,12 @@ type Workspace struct {
 	open  []covered // results that may not be stored
 }
 
-// Take takes the workspace of a lane, under the epoch of its claim: nobody who had it before
-// commits any more. It tries until it is known who has it, or ctx ends. The error wraps [ErrLost]
+// Take takes the workspace of a lane to a disk, under the epoch of its claim: nobody who had it
+// before commits any more. It tries until it is known who has it, or ctx ends. The error wraps [ErrLost]
 // when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read.
-func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, worker protocol.WorkerID, epoch uint64) (*Workspace, error) {
+func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, disk string, epoch uint64) (*Workspace, error) {
 	for {
-		w, err := s.take(ctx, lane, worker, epoch)
+		w, err := s.take(ctx, lane, disk, epoch)
 		switch {
 		case err == nil:
 			return w, nil
@@ -58,7 +58,7 @@ func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, worker protoco
 
 var errTooLate = fmt.Errorf("%w, under a later claim", ErrLost)
 
-func (s *Store) take(ctx context.Context, lane protocol.LaneHash, worker protocol.WorkerID, epoch uint64) (*Workspace, error) {
+func (s *Store) take(ctx context.Context, lane protocol.LaneHash, disk string, epoch uint64) (*Workspace, error) {
 	w, err := s.load(ctx, lane)
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func (s *Store) take(ctx context.Context, lane protocol.LaneHash, worker protoco
 	if w.epoch > epoch {
 		return nil, errTooLate
 	}
-	w.worker = worker
+	w.disk = disk
 	return w, w.Again(ctx, epoch)
 }
 
@@ -101,7 +101,7 @@ func (w *Workspace) Again(ctx context.Context, epoch uint64) error {
 
 // encode signs a checkpoint and returns its body.
 func (w *Workspace) encode(c *checkpoint) ([]byte, error) {
-	c.Type, c.Version, c.Epoch, c.Worker, c.Token, c.From = typeCheckpoint, version, w.epoch, w.worker, uuid.NewString(), w.from
+	c.Type, c.Version, c.Epoch, c.Disk, c.Token, c.From = typeCheckpoint, version, w.epoch, w.disk, uuid.NewString(), w.from
 	return json.Marshal(c)
 }
 
