@@ -15,7 +15,8 @@ import (
 // subscription, and need neither a token nor a context of their own: every call asks several. It is
 // safe for concurrent use.
 type Replies struct {
-	nc *nats.Conn
+	nc   *nats.Conn
+	gone chan struct{} // closed when no answer can come any more
 
 	mu           sync.Mutex
 	subscription *nats.Subscription
@@ -38,7 +39,7 @@ type question struct {
 const unanswered = time.Minute
 
 func newReplies(nc *nats.Conn) *Replies {
-	return &Replies{nc: nc, open: map[uint64]question{}, swept: time.Now()}
+	return &Replies{nc: nc, gone: make(chan struct{}), open: map[uint64]question{}, swept: time.Now()}
 }
 
 // ask sends a message, and has its answers told from a goroutine that must not be blocked, and
@@ -89,6 +90,7 @@ func (r *Replies) listen() error {
 	if err != nil {
 		return fmt.Errorf("listen to answers: %w", err)
 	}
+	subscription.SetClosedHandler(func(string) { close(r.gone) })
 	r.subscription, r.inbox = subscription, inbox
 	return nil
 }
@@ -168,6 +170,8 @@ func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Ms
 		err = ctx.Err()
 	case <-w.limit.C:
 		err = context.DeadlineExceeded
+	case <-r.gone:
+		err = errClosed
 	}
 	w.limit.Stop()
 	r.forget(id) // an answer may be told all the same, so w is not used again
@@ -207,6 +211,8 @@ func (r *Replies) Collect(ctx context.Context, limit time.Duration, msg *nats.Ms
 			err = ctx.Err()
 		case <-timer.C:
 			err = context.DeadlineExceeded
+		case <-r.gone:
+			err = errClosed
 		}
 		r.forget(id)
 		return nil, err

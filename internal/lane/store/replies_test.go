@@ -171,3 +171,36 @@ func TestReplies_AskNothingOnceClosed(t *testing.T) {
 	require.True(t, NotStored(err), "%v", err)
 	require.Zero(t, nc.NumSubscriptions())
 }
+
+// Nobody waits for an answer on a connection that is closed.
+func TestReplies_EndWithTheConnection(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	silent, err := f.NC.SubscribeSync("silent")
+	require.NoError(t, err)
+	require.NoError(t, f.NC.Flush())
+	nc := f.Connect()
+	r := newReplies(nc)
+	ended := make(chan error, 2)
+	go func() {
+		_, err := r.Request(t.Context(), time.Hour, nats.NewMsg("silent"))
+		ended <- err
+	}()
+	go func() {
+		_, err := r.Collect(t.Context(), time.Hour, nats.NewMsg("silent"), 2, func(*nats.Msg) bool { return true })
+		ended <- err
+	}()
+	for range 2 {
+		_, err := silent.NextMsg(time.Minute)
+		require.NoError(t, err)
+	}
+	nc.Close()
+	for range 2 {
+		select {
+		case err := <-ended:
+			require.ErrorIs(t, err, nats.ErrConnectionClosed)
+		case <-time.After(time.Minute):
+			require.Fail(t, "still waiting")
+		}
+	}
+}
