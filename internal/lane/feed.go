@@ -123,6 +123,11 @@ func (l *held) accept(msg *message) {
 			return
 		}
 		e.Seq, e.Accepted = msg.Sequence, msg.Time
+		if l.garbage.settled.has(e.Call.ID) {
+			l.wasSettled(e)
+			l.discard(e.Call.ID, e.Seq)
+			return
+		}
 		if !l.admit(e) && l.schedule.Find(e.Call.ID).Seq != e.Seq { // enqueued twice; the one in hand is the call
 			l.discard(what.CallID, msg.Sequence)
 		}

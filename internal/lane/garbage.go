@@ -16,12 +16,35 @@ import (
 // garbage is the messages of a lane's mailbox that nobody needs any more, or will not need when
 // their call is settled.
 type garbage struct {
+	settled settledCalls
 	thrown map[uint64]protocol.CallID   // whose removal nobody answers; "" is of no call
 	marks  map[protocol.CallID][]uint64 // of calls in hand
 }
 
 func newGarbage() garbage {
 	return garbage{thrown: map[uint64]protocol.CallID{}, marks: map[protocol.CallID][]uint64{}}
+}
+
+// settledCalls are the calls that were settled in this hold, the last few thousand of them: one that
+// is sent again does not run again, also where an old answer hides its result.
+type settledCalls struct {
+	last, before map[protocol.CallID]struct{}
+}
+
+// maxSettled bounds each half of them.
+const maxSettled = 4096
+
+func (s *settledCalls) add(call protocol.CallID) {
+	if s.last == nil || len(s.last) >= maxSettled {
+		s.last, s.before = map[protocol.CallID]struct{}{}, s.last
+	}
+	s.last[call] = struct{}{}
+}
+
+func (s *settledCalls) has(call protocol.CallID) bool {
+	_, last := s.last[call]
+	_, before := s.before[call]
+	return last || before
 }
 
 const sweepTrouble = "what is settled cannot be removed"
@@ -42,6 +65,7 @@ func (l *held) discardCall(e *core.Entry) {
 		l.discard(id, seq)
 	}
 	delete(l.garbage.marks, id)
+	l.garbage.settled.add(id)
 	if !e.Inline {
 		l.discard(id, e.Seq)
 	}

@@ -94,3 +94,23 @@ func (f *fleet) wake(p *lane.Publisher, c *protocol.Call) {
 	f.t.Helper()
 	require.NoError(f.t, p.Wake(f.t.Context(), c))
 }
+
+// Whoever has settled a call knows it for as long as it holds the lane, also when it is told that
+// the call has no result, as by a server that was cut off.
+func TestTwice_AHolderKnowsWhatItHasSettled(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	ran, known := make(chan protocol.CallID, 9), make(chan protocol.CallID, 9)
+	f.hold(tells(ran), lane.Options{
+		SettledBefore: tellsCall(known), Keeps: func(protocol.Lane) bool { return true },
+	})
+	p, call := f.publisher(), newCall("s", exclusive("account/x"))
+	put(t, p, call)
+	require.Equal(t, call.ID, <-ran)
+	f.await(p, call)
+	results, err := f.js.Stream(t.Context(), factFleet.ResultsStream())
+	require.NoError(t, err)
+	require.NoError(t, results.Purge(t.Context()))
+	f.sendRaw(call, factFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
+	isKnown(t, known, ran)
+}

@@ -33,6 +33,7 @@ type worker struct {
 	slots int
 	peers map[string]*core.Sighting
 	saved map[string]bool // expired lives whose lanes are looked after
+	disk  map[string][]protocol.CallID
 }
 
 // simLife is a life of a worker.
@@ -46,7 +47,7 @@ type simLife struct {
 func (w *world) newWorker(name string, slots int) *worker {
 	wk := &worker{
 		m: w.newMachine(), s: w.streams, name: name, held: map[string]*simLane{}, slots: slots,
-		peers: map[string]*core.Sighting{}, saved: map[string]bool{},
+		peers: map[string]*core.Sighting{}, saved: map[string]bool{}, disk: map[string][]protocol.CallID{},
 	}
 	w.streams.watchers = append(w.streams.watchers, func(seq uint64, life string, expired bool) {
 		wk.see(life, seq, expired)
@@ -279,7 +280,9 @@ type simLane struct {
 	seqs     map[protocol.CallID]uint64
 	asked    map[protocol.CallID]bool // calls in hand whose results were looked for: whether they have one
 	garbage  []uint64
+	settled  map[protocol.CallID]bool // in this hold
 	caughtUp bool
+	work     *simWork // nil while it is not taken
 }
 
 func (l *simLane) broken(guard string) bool { return l.wk.m.w.broken == guard }
@@ -485,17 +488,23 @@ func (l *simLane) attempt(t *task, e *core.Entry) {
 				}
 			}
 		}
-		if !l.wk.trusts(l.life) {
+		if !l.takeWork(t) || !l.wk.trusts(l.life) {
 			return
 		}
-		if refused == nil && !l.run(t, c, max(e.Starts, 1)) {
+		kept := l.isKept(c)
+		if refused == nil && !kept && !l.run(t, c, max(e.Starts, 1)) {
 			return
 		}
-		if !l.settle(t, c) {
+		if !l.settle(t, c, refused == nil || kept) {
 			return
 		}
+		l.work.settled(c.id)
 	}
 	e.SettledBefore = known
+	if l.settled == nil {
+		l.settled = map[protocol.CallID]bool{}
+	}
+	l.settled[c.id] = true
 	l.schedule.Finish(e)
 	l.garbage = append(l.garbage, l.seqs[c.id])
 	if l.seqs[c.id] != l.ready.seq {
@@ -506,6 +515,9 @@ func (l *simLane) attempt(t *task, e *core.Entry) {
 func (l *simLane) isSettled(t *task, e *core.Entry) (known, ok bool) {
 	if l.broken("the look for a result") {
 		return false, true
+	}
+	if l.settled[e.Call.ID] && !l.broken("what was settled in this hold") {
+		return true, true
 	}
 	subject := "result." + string(e.Call.ID) + "."
 	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce { // by a condition, which no old answer passes
@@ -538,11 +550,7 @@ func (l *simLane) lookAhead(t *task, e *core.Entry) (known, ok bool) {
 		}
 		maps.Copy(l.asked, answer.(map[protocol.CallID]bool))
 	}
-	known = l.asked[e.Call.ID]
-	if !l.broken("a look for each time that a call is read") {
-		delete(l.asked, e.Call.ID)
-	}
-	return known, true
+	return l.asked[e.Call.ID], true
 }
 
 func (l *simLane) mark(t *task, e *core.Entry, n int) (first, ok bool) {
@@ -560,11 +568,13 @@ func (l *simLane) mark(t *task, e *core.Entry, n int) (first, ok bool) {
 	return answer.(bool), true
 }
 
-// run executes a call: it has effects until it ends or the lease does.
+// run executes a call: it has effects until it ends or the lease does. Then what it changed is
+// kept.
 func (l *simLane) run(t *task, c *simCall, number int) bool {
 	h := l.wk.m.w.history
 	a := h.begin(c, number)
 	defer h.end(a)
+	l.wk.disk[l.lane] = append(slices.Clone(l.work.calls), c.id)
 	for range l.wk.m.w.rng.IntN(4) {
 		t.sleep(l.wk.m.w.between(0, 150*time.Millisecond))
 		if !l.wk.trusts(l.life) {
@@ -572,19 +582,20 @@ func (l *simLane) run(t *task, c *simCall, number int) bool {
 		}
 		h.effect(a)
 	}
-	return true
+	return l.broken("the commit before the result") || l.commit(t, c)
 }
 
-func (l *simLane) settle(t *task, c *simCall) bool {
+func (l *simLane) settle(t *task, c *simCall, done bool) bool {
 	for l.wk.trusts(l.life) {
 		_, ok := t.ask(func() any {
 			if _, stored := l.wk.s.put("result."+string(c.id)+".", nil, 0); stored {
 				c.results++
+				c.ok = done
 			}
 			return nil
 		})
 		if ok {
-			return true
+			return !l.broken("the commit before the result") || !done || l.commit(t, c)
 		}
 	}
 	return false

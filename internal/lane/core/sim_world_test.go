@@ -195,6 +195,17 @@ func (t *task) ask(do func() any) (answer any, ok bool) {
 	return nil, false
 }
 
+// askLate is ask for what may arrive however late.
+func (t *task) askLate(do func() any) (answer any, ok bool) {
+	w := t.m.w
+	if w.calm || !w.chance(3) {
+		return t.ask(do)
+	}
+	w.after(w.between(0, 3*simLease), func() { do() })
+	t.sleep(patience)
+	return nil, false
+}
+
 // delay is how long a message is on its way: less than the margin of a lease.
 func (w *world) delay() time.Duration {
 	if !w.calm && w.chance(1) {
