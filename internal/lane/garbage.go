@@ -17,8 +17,8 @@ import (
 // their call is settled.
 type garbage struct {
 	settled settledCalls
-	thrown map[uint64]protocol.CallID   // whose removal nobody answers; "" is of no call
-	marks  map[protocol.CallID][]uint64 // of calls in hand
+	thrown  map[uint64]protocol.CallID   // whose removal nobody answers; "" is of no call
+	marks   map[protocol.CallID][]uint64 // of calls in hand
 }
 
 func newGarbage() garbage {
