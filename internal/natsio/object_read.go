@@ -21,7 +21,7 @@ const (
 	readPatience = 20 * time.Second
 	// readsMeanwhile is how often an object is looked for again that one of several servers does
 	// not know.
-	readsMeanwhile = 3
+	readsMeanwhile = 20
 )
 
 // GetObject opens what [PutObject] or [jetstream.ObjectStore] has stored; its error wraps
