@@ -25,8 +25,8 @@ func newGarbage() garbage {
 	return garbage{thrown: map[uint64]protocol.CallID{}, marks: map[protocol.CallID][]uint64{}}
 }
 
-// settledCalls are the calls that were settled in this hold, the last few thousand of them: one that
-// is sent again does not run again, also where an old answer hides its result.
+// settledCalls are the calls that were settled in this hold, the last few thousand of them: one
+// that is sent again does not run again, also where an old answer hides its result.
 type settledCalls struct {
 	last, before map[protocol.CallID]struct{}
 }

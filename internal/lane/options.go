@@ -18,8 +18,8 @@ type Options struct {
 	// of an embedded server, and a name of this process that no earlier one had. Earlier lives of
 	// the same name are taken over at once. Default none.
 	Origin string
-	// Disk names what this worker keeps when it is started again, such as its data directory; default
-	// none.
+	// Disk names what this worker keeps when it is started again, such as its data directory;
+	// default none.
 	Disk string
 	// Slots is how many calls run at once; default 1.
 	Slots int
@@ -33,9 +33,9 @@ type Options struct {
 	// Keeps, if set, names lanes that are held on however long they are idle, because
 	// something lives there that must not end with the lane. It is asked often.
 	Keeps func(protocol.Lane) bool
-	// Prefers, if set, names the disk that has what a lane needs, such as its workspace; "" is none,
-	// or this worker's. When the lane is given to this worker, the one with that disk is asked to
-	// take it, and has a moment for it.
+	// Prefers, if set, names the disk that has what a lane needs, such as its workspace; "" is
+	// none, or this worker's. When the lane is given to this worker, the one with that disk is
+	// asked to take it, and has a moment for it.
 	Prefers func(ctx context.Context, lane protocol.Lane) (disk string)
 	// Takes, if set, reports whether this worker can run a call; others are left in their lanes,
 	// for a worker that can. It is asked often.

@@ -40,8 +40,8 @@ type pullRequest struct {
 const (
 	// requestSlack is how long after its expiry a request may stay without an answer.
 	requestSlack = time.Second
-	// maxOnItsWay bounds the wait for what is on its way to a worker that stops. After a lease it is
-	// delivered again anyway.
+	// maxOnItsWay bounds the wait for what is on its way to a worker that stops. After a lease it
+	// is delivered again anyway.
 	maxOnItsWay = 30 * time.Second
 	// maxRequests bounds the requests that wait at the server.
 	maxRequests = 64

@@ -163,8 +163,8 @@ func (c *checkpoints) goBack(ctx context.Context, lane protocol.LaneHash, call p
 	return snapshot.Restore(ctx, root, tree, c.index, c.store, skip)
 }
 
-// begin has the next commit keep an upload with which an empty workspace was filled, without reading
-// it. It does nothing without checkpoints.
+// begin has the next commit keep an upload with which an empty workspace was filled, without
+// reading it. It does nothing without checkpoints.
 func (c *checkpoints) begin(files snapshot.Tree, index snapshot.Index) {
 	if c == nil {
 		return

@@ -33,8 +33,8 @@ func uploadOf(p protocol.Payload) (name string, ok bool) {
 	}
 }
 
-// workspaceImport fills an empty workspace with an upload, all or nothing. A workspace with anything
-// in it was imported before, or used: it stays as it is.
+// workspaceImport fills an empty workspace with an upload, all or nothing. A workspace with
+// anything in it was imported before, or used: it stays as it is.
 func (w *Worker) workspaceImport(ctx context.Context, l protocol.Lane, p protocol.WorkspaceImport) (_ protocol.Value, err error) {
 	used, err := w.sandboxes.used(w.sandboxes.workspace(l))
 	if err != nil {

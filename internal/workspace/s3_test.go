@@ -28,7 +28,7 @@ func s3(t *testing.T) (url string, backend *s3mem.Backend) {
 }
 
 // TestS3_HasTheBodiesOfAFleet, and no process but the first has to be told.
-func TestS3_HasTheBodiesOfAFleet(t *testing.T) { //nolint:paralleltest // it sets the environment
+func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	url, backend := s3(t)
@@ -73,7 +73,7 @@ func keys(t *testing.T, backend *s3mem.Backend) int {
 }
 
 // TestS3_OnePrefixIsOfOneFleet: another fleet uses none of it, and removes nothing.
-func TestS3_OnePrefixIsOfOneFleet(t *testing.T) { //nolint:paralleltest // it sets the environment
+func TestS3_OnePrefixIsOfOneFleet(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	url, backend := s3(t)
@@ -98,7 +98,7 @@ func TestS3_OnePrefixIsOfOneFleet(t *testing.T) { //nolint:paralleltest // it se
 }
 
 // TestS3_AwayCommitsNothing: a store that cannot be reached is an error, and comes back.
-func TestS3_AwayCommitsNothing(t *testing.T) { //nolint:paralleltest // it sets the environment
+func TestS3_AwayCommitsNothing(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	backend := s3mem.New()

@@ -23,9 +23,9 @@ type Ref struct {
 	Checkpoint uint64            `json:"checkpoint"`
 }
 
-// Upload is what a directory has that is to be the workspace of a session: what changed since it was
-// uploaded last. Its contents are in bodies. Whoever sends it writes no journal; a worker does, see
-// [Store.Receive].
+// Upload is what a directory has that is to be the workspace of a session: what changed since it
+// was uploaded last. Its contents are in bodies. Whoever sends it writes no journal; a worker does,
+// see [Store.Receive].
 type Upload struct {
 	// After is the last checkpoint of the upload's journal, 0 when there is none.
 	After uint64         `json:"after"`
@@ -68,9 +68,9 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func
 	return &Upload{After: known.last, Delta: *delta, Tree: known.tree.With(delta)}, nil
 }
 
-// Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and where
-// it is kept. The error wraps [ErrLost] when the journal has gone on, or away, since it was read, and
-// [ErrInvalid] when the upload cannot be a workspace.
+// Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and
+// where it is kept. The error wraps [ErrLost] when the journal has gone on, or away, since it was
+// read, and [ErrInvalid] when the upload cannot be a workspace.
 func (s *Store) Receive(ctx context.Context, name string, disk string, upload *Upload) (snapshot.Tree, Ref, error) {
 	known, err := s.load(ctx, UploadRef(name, 0).Lane)
 	if err != nil {
@@ -174,7 +174,8 @@ func (s *Store) sweepUploads(ctx context.Context, since time.Time) error {
 }
 
 // sweepUpload removes checkpoints behind which there is an old base, and has a journal that nobody
-// has written since begin anew: whoever reads it at the same time cannot go on with what is removed.
+// has written since begin anew: whoever reads it at the same time cannot go on with what is
+// removed.
 func (s *Store) sweepUpload(ctx context.Context, lane protocol.LaneHash, since time.Time) error {
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {

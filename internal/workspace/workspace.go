@@ -38,8 +38,8 @@ type Workspace struct {
 }
 
 // Take takes the workspace of a lane to a disk, under the epoch of its claim: nobody who had it
-// before commits any more. It tries until it is known who has it, or ctx ends. The error wraps [ErrLost]
-// when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read.
+// before commits any more. It tries until it is known who has it, or ctx ends. The error wraps
+// [ErrLost] when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read.
 func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, disk string, epoch uint64) (*Workspace, error) {
 	for {
 		w, err := s.take(ctx, lane, disk, epoch)

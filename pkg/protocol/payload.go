@@ -46,7 +46,8 @@ type Payload interface {
 type WorkspaceImport struct {
 	// Upload is the name of the upload: lower case letters and digits, at most 64.
 	Upload string `json:"upload"`
-	// Blob is the name, in the fleet's object store, of what changed since the last one of that name.
+	// Blob is the name, in the fleet's object store, of what changed since the last one of that
+	// name.
 	Blob string `json:"blob"`
 }
 

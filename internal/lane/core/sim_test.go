@@ -144,10 +144,7 @@ func (h *history) check() {
 		if len(h.faults) == 0 && c.accepted > 0 && c.results != 1 {
 			h.fault("L3 no call lost", c)
 		}
-		kept := false
-		if m := h.w.streams.messages["work."+c.lane]; m != nil {
-			kept = slices.Contains(m.body.(checkpoint).calls, c.id)
-		}
+		kept := slices.Contains(h.w.streams.keptIn(c.lane), c.id)
 		if len(h.faults) == 0 && c.results > 0 && c.ok != kept {
 			h.fault("L10 a result says what is kept", c)
 		}

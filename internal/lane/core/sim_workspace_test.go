@@ -98,6 +98,14 @@ func (l *simLane) commit(t *task, c *simCall) bool {
 	return false
 }
 
+// keptIn are the calls whose changes the workspace of a lane has.
+func (s *streams) keptIn(lane string) []protocol.CallID {
+	if m := s.messages["work."+lane]; m != nil {
+		return m.body.(checkpoint).calls
+	}
+	return nil
+}
+
 // settled books that a result is stored: the next commit need not carry it.
 func (w *simWork) settled(id protocol.CallID) {
 	w.open = slices.DeleteFunc(slices.Clone(w.open), func(other protocol.CallID) bool { return other == id })

@@ -12,8 +12,8 @@ import (
 )
 
 // digest finds the digest of a content that is written to it: its SHA-256, or of more than
-// [MaxPart] bytes the one of those of its runs of MaxPart bytes. So a [Tree], which has these, tells
-// it without the content.
+// [MaxPart] bytes the one of those of its runs of MaxPart bytes. So a [Tree], which has these,
+// tells it without the content.
 type digest struct {
 	run  hash.Hash // of the run that is not complete
 	size int       // of that run

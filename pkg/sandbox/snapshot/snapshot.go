@@ -33,8 +33,8 @@ type Entry struct {
 	Mode fs.FileMode `json:"mode,omitempty"`
 	// Size is in bytes; 0 when it is not a file.
 	Size int64 `json:"size,omitempty"`
-	// SHA256 of the content, in hex; of more than [MaxPart] bytes that of the digests of each MaxPart.
-	// Empty when it is not a file.
+	// SHA256 of the content, in hex; of more than [MaxPart] bytes that of the digests of each
+	// MaxPart. Empty when it is not a file.
 	SHA256 string `json:"sha256,omitempty"`
 	// Target is what a symbolic link says, as it stands there.
 	Target string `json:"target,omitempty"`
