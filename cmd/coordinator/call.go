@@ -249,11 +249,11 @@ func (c *callCommand) dispatch(
 // tidyTimeout bounds the removal of what a call leaves.
 const tidyTimeout = 30 * time.Second
 
-// tidy removes the workspace of a session that had this one call, and that nothing lists.
-func (c *callCommand) tidy(ctx context.Context, fl *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, warn func(string)) {
+// tidy removes the workspace of a session that had only such calls, and that nothing lists.
+func (f *fleetFlags) tidy(ctx context.Context, fl *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, warn func(string)) {
 	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
 	defer cancel()
 	if _, err := session.Remove(ctx, fl, id, session.Options{Pool: pool, Force: true, Used: true}); err != nil {
-		warn(fmt.Sprintf("what the call left is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(c.Nats), id))
+		warn(fmt.Sprintf("what the call left is not removed: %v (coordinator session rm --nats %s %s)", err, natsio.Redact(f.Nats), id))
 	}
 }

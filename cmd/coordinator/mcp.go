@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -192,6 +193,9 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err := box.ask(ctx, fl, session, show.warn); err != nil {
 		return err
 	}
+	if len(box.servers) > 0 && options.Session == "" && c.Nats != "" {
+		c.tidy(ctx, fl, session, protocol.DefaultPool, warn)
+	}
 	options.Tools = box.table
 	options.NC, options.Dispatcher, options.Journal = fl.NC, fl.Dispatcher, fl.Journal
 	options.TaskAfter, options.Lasting = c.taskAfter, c.Nats != ""
@@ -200,6 +204,11 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	}
 	server := mcpserver.New(options)
 	defer server.Close()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	following, rest := context.WithCancel(ctx)
+	defer rest()
+	beside.Go(func() { box.follow(following, server, warn) })
 	if c.Listen != "" {
 		var serve func() error
 		if serve, err = listenHTTP(ctx, server, c.Listen, web, p); err == nil {

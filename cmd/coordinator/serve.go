@@ -141,7 +141,8 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 func (c *serveCommand) serveClients(
 	ctx context.Context, p program, fl *fleet.Fleet, folder *manifest.Folder, clients mcpserver.HTTPOptions, logger *slog.Logger, beside *sync.WaitGroup,
 ) error {
-	table, err := openTools(c.Toolset, folder, func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) })
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
+	box, err := c.toolbox(c.Toolset, folder, warn)
 	if err != nil {
 		return err
 	}
@@ -150,13 +151,24 @@ func (c *serveCommand) serveClients(
 		return err
 	}
 	server := mcpserver.New(mcpserver.Options{
-		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Policy: judge, MinLevel: leastElsewhere,
+		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Lasting: true,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)
 	if err != nil {
 		return err
 	}
+	beside.Go(func() {
+		session := protocol.NewSessionID() // to ask servers for their tools
+		if err := box.ask(ctx, fl, session, warn); err != nil && ctx.Err() == nil {
+			warn(fmt.Sprintf("clients get no tools of --mcp-config: %v", err))
+		}
+		if len(box.servers) > 0 {
+			c.tidy(context.WithoutCancel(ctx), fl, session, protocol.DefaultPool, warn)
+		}
+		server.SetTools(box.table)
+		box.follow(ctx, server, warn)
+	})
 	beside.Go(func() {
 		defer server.Close()
 		if err := serve(); err != nil {

@@ -3,15 +3,19 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
@@ -45,11 +49,14 @@ func (f folderFlag) dir() (string, error) {
 	return filepath.Abs(f.Tools)
 }
 
-// toolbox is a table of tools, and the servers that have more of them.
+// toolbox is a table of tools, and where more of them come from.
 type toolbox struct {
-	own     []tools.Tool // without those of servers
-	table   *tools.Table
+	sets    []tools.Tool     // of toolsets
+	folder  *manifest.Folder // nil without one
+	own     []tools.Tool     // of both
 	servers []mcp.Server
+	served  []tools.Tool // of servers that were asked
+	table   *tools.Table // of all
 }
 
 // openTools makes a table of some toolsets and of a folder, which may be nil. Manifests
@@ -61,22 +68,57 @@ func openTools(toolsets []string, folder *manifest.Folder, warn func(string)) (*
 
 // toolbox is openTools with the servers of the flags.
 func (f folderFlag) toolbox(toolsets []string, folder *manifest.Folder, warn func(string)) (box toolbox, err error) {
-	if box.own, err = toolset.Named(toolsets...); err != nil {
+	box.folder = folder
+	if box.sets, err = toolset.Named(toolsets...); err != nil {
 		return box, cli.Usagef("--toolset: %v", err)
 	}
-	if box.table, err = tools.NewTable(box.own...); err != nil {
+	if _, err = tools.NewTable(box.sets...); err != nil {
 		return box, cli.Usagef("--toolset %s: %v", strings.Join(toolsets, ","), err)
 	}
-	if box.servers, err = f.configured(); err != nil || folder == nil {
+	if box.servers, err = f.configured(); err != nil {
 		return box, err
 	}
-	loaded := folder.Load(toolNames(box.own)...)
-	for _, problem := range loaded.Problems {
-		warn(problem.Error())
+	return box, box.load(func(set manifest.Set) {
+		for _, problem := range set.Problems {
+			warn(problem.Error())
+		}
+	})
+}
+
+// load makes the table of what the folder has now, which told gets.
+func (b *toolbox) load(told func(manifest.Set)) (err error) {
+	b.own = slices.Clone(b.sets)
+	if b.folder != nil {
+		set := b.folder.Load(toolNames(b.sets)...)
+		told(set)
+		b.own = append(b.own, set.Tools...)
 	}
-	box.own = append(box.own, loaded.Tools...)
-	box.table, err = tools.NewTable(box.own...)
-	return box, err
+	names := toolNames(b.own)
+	served := slices.DeleteFunc(slices.Clone(b.served), func(tool tools.Tool) bool { return slices.Contains(names, tool.Name) })
+	b.table, err = tools.NewTable(slices.Concat(b.own, served)...)
+	return err
+}
+
+// folderPeriod is how often a folder is looked at for clients that are told of changes.
+const folderPeriod = 2 * time.Second
+
+// follow has the clients of a server get the tools of the folder as it changes, until ctx ends. The
+// toolbox is its own meanwhile.
+func (b *toolbox) follow(ctx context.Context, server *mcpserver.Server, warn func(string)) {
+	for b.folder != nil && pause.For(ctx, folderPeriod) {
+		err := b.load(func(set manifest.Set) {
+			for _, problem := range set.Problems {
+				if set.News {
+					warn(problem.Error())
+				}
+			}
+		})
+		if err != nil {
+			warn(fmt.Sprintf("the tools of %s are as they were: %v", b.folder.Dir(), err))
+			continue
+		}
+		server.SetTools(b.table)
+	}
 }
 
 // configured are the servers of --mcp-config.
@@ -104,14 +146,15 @@ func (b *toolbox) ask(ctx context.Context, fl *fleet.Fleet, session protocol.Ses
 	do := func(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
 		return fl.Dispatcher.Told(ctx, call, func(waits string) { warn(call.Tool + " waits for: " + waits) })
 	}
-	more, problems, err := mcptools.Open(ctx, do, session, b.servers, b.own)
+	served, problems, err := mcptools.Open(ctx, do, session, b.servers, b.own)
 	if err != nil {
 		return err
 	}
 	for _, problem := range problems {
 		warn(problem.Error())
 	}
-	b.table, err = tools.NewTable(slices.Concat(b.own, more)...)
+	b.served = served
+	b.table, err = tools.NewTable(slices.Concat(b.own, served)...)
 	return err
 }
 

@@ -42,7 +42,7 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	if err := turn.wait(ctx); err != nil {
 		return nil, err
 	}
-	single := loop.PlanSingle(ctx, s.options.Tools, session, request.Params.Name, arguments, &loop.SingleOptions{
+	single := loop.PlanSingle(ctx, s.offer.tools.Load(), session, request.Params.Name, arguments, &loop.SingleOptions{
 		Guard: s.options.Guard, Policy: s.options.Policy, MinLevel: s.options.MinLevel, Approve: ask.approve,
 		Keeper: s.options.Dispatcher, Logger: s.options.Logger,
 	})

@@ -95,8 +95,7 @@ type HTTPOptions struct {
 // and without, on one address. Requests of web pages from elsewhere are refused, and so are those
 // to a loopback address under another name.
 func (s *Server) Handler(o HTTPOptions) http.Handler {
-	reading := New(s.reading())
-	reading.following = s.following
+	reading := s.readingServer()
 	server := func(r *http.Request) *mcp.Server {
 		if info := auth.TokenInfoFromContext(r.Context()); info != nil && !slices.Contains(info.Scopes, RoleUse) {
 			return reading.server
@@ -137,19 +136,6 @@ func (s *Server) Handler(o HTTPOptions) http.Handler {
 	mux.Handle("/mcp", handler)
 	mux.Handle("/mcp/{key}", handler)
 	return mux
-}
-
-// reading are the options of a server whose tools change nothing.
-func (s *Server) reading() Options {
-	o := s.options
-	var names []string
-	for _, name := range o.Tools.Names() {
-		if tool, _ := o.Tools.Lookup(name); tool != nil && tool.Effect.ReadOnly {
-			names = append(names, name)
-		}
-	}
-	o.Tools = o.Tools.Only(names)
-	return o
 }
 
 // verifier knows tokens by their digests: how long a look takes says nothing about them.

@@ -33,7 +33,7 @@ type Options struct {
 	Dispatcher Dispatcher
 	// Journal gets the calls, as turns of their sessions; nil journals none.
 	Journal loop.Journal
-	// Tools are what clients may call. Required.
+	// Tools are what clients may call, until [Server.SetTools] says otherwise. Required.
 	Tools *tools.Table
 	// Session is the sandbox of every client; "" gives each client its own, see [Server.session].
 	Session protocol.SessionID
@@ -67,6 +67,7 @@ type Server struct {
 	order   *order
 	log     loop.SingleLog
 
+	offer     offer
 	listeners listeners
 	following *following
 }
@@ -91,11 +92,7 @@ func New(o Options) *Server {
 	}
 	s.server = mcp.NewServer(&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version}, sdk)
 	s.server.AddReceivingMiddleware(s.listeners.middleware(s.server))
-	for _, definition := range o.Tools.DefinitionsFor("") {
-		if tool, _ := o.Tools.Lookup(definition.Name); tool != nil && callable(tool) {
-			s.server.AddTool(described(tool), s.call)
-		}
-	}
+	s.SetTools(o.Tools)
 	s.addResources()
 	s.addTasks()
 	if o.Extend != nil {

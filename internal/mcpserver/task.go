@@ -315,7 +315,7 @@ func (s *Server) taskGet(ctx context.Context, t *task) (*taskState, error) {
 		return state, nil
 	}
 	state := t.state(complete, "completed", result.FinishedAt)
-	tool, _ := s.options.Tools.Lookup(t.Tool) // one that there is no more is shown as JSON
+	tool, _ := s.offer.tools.Load().Lookup(t.Tool) // one that there is no more is shown as JSON
 	state.Result, err = answer(t.Session, loop.SingleOutcome{
 		Status: result.Status, Text: tool.Text(result), Error: result.Error, Result: result,
 	})

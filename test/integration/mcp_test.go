@@ -6,8 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
@@ -46,6 +48,39 @@ func TestMcp_OnStdio(t *testing.T) {
 	require.NoError(t, c.Close())
 	log := execute(t, coordinator, launch{args: []string{"session", "ls"}, env: []string{"HOME=" + home}})
 	require.Regexp(t, `answered .* 1 +1 +1 `, log.stdout, "what an agent does is kept as a session")
+}
+
+// TestMcp_ToolsComeAndGo: clients are told when the folder of tools changes.
+func TestMcp_ToolsComeAndGo(t *testing.T) {
+	t.Parallel()
+	home, folder := t.TempDir(), t.TempDir()
+	command := exec.CommandContext(context.WithoutCancel(t.Context()), coordinator, "mcp", "--tools", folder, "--sandbox", "process")
+	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+	dieWithTests(command)
+	changed := make(chan struct{}, 9)
+	c, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, &mcp.ClientOptions{
+		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { changed <- struct{}{} },
+	}).Connect(t.Context(), &mcp.CommandTransport{Command: command}, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() }) // the server may have ended
+	manifest, err := os.ReadFile("../../examples/tools/digest.yaml")
+	require.NoError(t, err)
+	has := func(is bool) {
+		t.Helper()
+		select {
+		case <-changed:
+		case <-time.After(time.Minute):
+			require.Fail(t, "no word of a change")
+		}
+		listed, err := c.ListTools(t.Context(), nil)
+		require.NoError(t, err)
+		require.Equal(t, is, slices.ContainsFunc(listed.Tools, func(tool *mcp.Tool) bool { return tool.Name == "digest" }))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "new"), manifest, 0o600))
+	require.NoError(t, os.Rename(filepath.Join(folder, "new"), filepath.Join(folder, "digest.yaml")))
+	has(true)
+	require.NoError(t, os.Remove(filepath.Join(folder, "digest.yaml")))
+	has(false)
 }
 
 // TestMcp_ToolsetsOfOtherSystems: an agent of another system reads what it always did.
