@@ -419,6 +419,30 @@ func TestHTTP_EachClientHasItsSandbox(t *testing.T) {
 	require.Equal(t, "2\n", text(t, bash(t, again, "cat f")), "the key of the URL is that of the sandbox")
 }
 
+// Whoever may read only never gets a tool that changes something, also not later.
+func TestHTTP_ReadersGetHarmlessToolsOnly(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	url := serveHTTP(t, s)
+	names := func(token string) (names []string) {
+		listed, err := client(t, overHTTP(url, token), nil).ListTools(t.Context(), nil)
+		require.NoError(t, err)
+		for _, tool := range listed.Tools {
+			names = append(names, tool.Name)
+		}
+		return names
+	}
+	require.Contains(t, names(readToken), "grep")
+	require.NotContains(t, names(readToken), "bash")
+	set, err := toolset.Named(toolset.CoreName)
+	require.NoError(t, err)
+	table, err := tools.NewTable(set...)
+	require.NoError(t, err)
+	s.SetTools(table.Only([]string{"read", "bash"}))
+	require.Equal(t, []string{"read"}, names(readToken))
+	require.Equal(t, []string{"bash", "read"}, names(useToken))
+}
+
 func TestHTTP_TokensAndWebPages(t *testing.T) {
 	t.Parallel()
 	s, _ := open(t)
