@@ -206,7 +206,8 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 	}
 	if claim != nil && claim.Life != "" {
 		if claim.Ready == ready.Sequence && consumer == nil {
-			return nil // its holder looks after it, or whoever finds that expired
+			c.holder.peers.owner(claim.Life) // one without a record is noticed by this
+			return nil                       // its holder looks after it, or whoever finds that expired
 		}
 		// The ready message is about to be removed, or was brought back, maybe with the claim:
 		// whose it is looks whether it holds the lane, and removes the claim if not.

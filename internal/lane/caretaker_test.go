@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -115,4 +116,24 @@ func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	}
 	f.requireQuiet()
 	h.stop()
+}
+
+// A claim may be stored so late that the record of its life is gone, while the ready message is
+// parked: a call that comes then is looked after all the same.
+func TestCaretaker_AClaimWithoutItsLifeIsNoticed(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.ensurePool(briefLease)
+	p, first, second := f.publisher(), newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	put(t, p, first)
+	ready, life := f.takeAndDie()
+	require.NoError(t, ready.NakWithDelay(time.Hour))
+	claims, err := f.js.Stream(t.Context(), factFleet.ClaimsStream())
+	require.NoError(t, err)
+	require.NoError(t, claims.Purge(t.Context(), jetstream.WithPurgeSubject(factFleet.HeartbeatSubject(protocol.DefaultPool, life))))
+	f.abandon(second)
+	f.hold(succeeds, lane.Options{})
+	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
+	require.Equal(t, protocol.StatusOK, f.await(p, second).Status)
+	f.requireQuiet()
 }

@@ -202,8 +202,9 @@ func (f *fleet) requireQuiet() {
 		"calls stream keeps messages, or the consumer keeps deliveries")
 }
 
-// takeAndDie is a worker that claims the lane that is ready, and is lost.
-func (f *fleet) takeAndDie() {
+// takeAndDie is a worker that claims the lane that is ready, and is lost. It returns the ready
+// message and its life.
+func (f *fleet) takeAndDie() (jetstream.Msg, protocol.LifeID) {
 	f.t.Helper()
 	fleet, pool := protocol.DefaultFleet, protocol.DefaultPool
 	consumer, err := f.js.Consumer(f.t.Context(), fleet.CallsStream(), fleet.ReadyConsumer(pool))
@@ -226,6 +227,7 @@ func (f *fleet) takeAndDie() {
 	require.NoError(f.t, err)
 	_, err = f.js.Publish(f.t.Context(), fleet.ClaimSubject(pool, claim.Lane.Hash()), body)
 	require.NoError(f.t, err)
+	return msg, life
 }
 
 // storeResult stores the result of a call, as that worker may have done.
