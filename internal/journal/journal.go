@@ -51,11 +51,11 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
-	stream, err := js.Stream(ctx, fleet.SessionsStream())
+	stream, err := natsio.Open(ctx, js.Stream, fleet.SessionsStream())
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
 	}
-	kept, err := js.ObjectStore(ctx, fleet.KeptBucket())
+	kept, err := natsio.Open(ctx, js.ObjectStore, fleet.KeptBucket())
 	if err != nil {
 		return nil, fmt.Errorf("open object store %s: %w", fleet.KeptBucket(), err)
 	}

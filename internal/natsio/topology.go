@@ -117,7 +117,7 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	if err := t.bound(ctx, js, ObjectStream(t.Fleet.BlobsBucket()), t.ResultAge, 0); err != nil {
 		return err
 	}
-	if _, err := js.KeyValue(ctx, t.Fleet.PlacesBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
+	if _, err := Open(ctx, js.KeyValue, t.Fleet.PlacesBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err := CheckRights(ctx, js.Conn(), makeRights("KV_"+t.Fleet.PlacesBucket())); err != nil {
 			return fmt.Errorf("make bucket %s: %w", t.Fleet.PlacesBucket(), err)
 		}
@@ -218,7 +218,7 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		return err
 	}
 	for _, want := range t.streams() {
-		stream, err := js.Stream(ctx, want.Name)
+		stream, err := Open(ctx, js.Stream, want.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			err = ErrNoFleet
 		}
@@ -234,7 +234,7 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 
 // ensureObjects makes an object store that is missing.
 func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.ObjectStoreConfig) error {
-	_, err := js.ObjectStore(ctx, want.Bucket)
+	_, err := Open(ctx, js.ObjectStore, want.Bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err != nil {
 			return fmt.Errorf("open object store %s: %w", want.Bucket, err)
@@ -308,7 +308,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 
 // ensureStream returns a stream that is as it must be, and whether it was made.
 func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (_ jetstream.Stream, made bool, err error) {
-	stream, err := js.Stream(ctx, want.Name)
+	stream, err := Open(ctx, js.Stream, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if err := CheckRights(ctx, js.Conn(), makeRights(want.Name)); err != nil {
 			return nil, false, fmt.Errorf("make stream %s: %w", want.Name, err)

@@ -188,15 +188,15 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	blobs, err := js.ObjectStore(ctx, o.Fleet.BlobsBucket())
+	blobs, err := natsio.Open(ctx, js.ObjectStore, o.Fleet.BlobsBucket())
 	if err != nil {
 		return nil, fmt.Errorf("worker: object store %s: %w", o.Fleet.BlobsBucket(), err)
 	}
-	kept, err := js.ObjectStore(ctx, o.Fleet.KeptBucket())
+	kept, err := natsio.Open(ctx, js.ObjectStore, o.Fleet.KeptBucket())
 	if err != nil {
 		return nil, fmt.Errorf("worker: object store %s: %w", o.Fleet.KeptBucket(), err)
 	}
-	places, err := js.KeyValue(ctx, o.Fleet.PlacesBucket())
+	places, err := natsio.Open(ctx, js.KeyValue, o.Fleet.PlacesBucket())
 	if err != nil {
 		return nil, fmt.Errorf("worker: bucket %s: %w", o.Fleet.PlacesBucket(), err)
 	}

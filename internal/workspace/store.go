@@ -51,7 +51,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
 	}
-	stream, err := js.Stream(ctx, fleet.WorkspacesStream())
+	stream, err := natsio.Open(ctx, js.Stream, fleet.WorkspacesStream())
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", fleet.WorkspacesStream(), err)
 	}
