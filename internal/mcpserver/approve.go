@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -33,16 +34,24 @@ type question struct {
 	asked  *loop.ApprovalRequest
 }
 
-func (s *Server) question(request *mcp.CallToolRequest, session protocol.SessionID, arguments string, wait func()) *question {
+// errState refuses an answer to a question that this server did not put about this call.
+var errState = &jsonrpc.Error{
+	Code: jsonrpc.CodeInvalidParams, Message: "requestState: is of another call or server; make the call without it, to be asked again",
+}
+
+func (s *Server) question(request *mcp.CallToolRequest, session protocol.SessionID, arguments string, wait func()) (*question, error) {
 	mac := hmac.New(sha256.New, s.key)
 	_ = json.NewEncoder(mac).Encode([]string{string(session), request.Params.Name, arguments}) // it never fails
 	q := &question{state: hex.EncodeToString(mac.Sum(nil)), other: s.options.Approve, wait: wait}
 	capabilities := request.ClientCapabilities()
 	q.can = capabilities != nil && capabilities.Elicitation != nil
-	if hmac.Equal([]byte(q.state), []byte(request.Params.RequestState)) {
+	switch given := request.Params.RequestState; {
+	case hmac.Equal([]byte(q.state), []byte(given)):
 		q.answer, _ = request.Params.InputResponses[questionID].(*mcp.ElicitResult)
+	case given != "":
+		return nil, errState
 	}
-	return q
+	return q, nil
 }
 
 // approve is a [loop.ApproveFunc].

@@ -38,8 +38,11 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	if arguments == "" {
 		arguments = "{}"
 	}
-	ask := s.question(request, session, arguments, turn.sent)
-	if err := turn.wait(ctx); err != nil {
+	ask, err := s.question(request, session, arguments, turn.sent)
+	if err == nil {
+		err = turn.wait(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
 	single := loop.PlanSingle(ctx, s.offer.tools.Load(), session, request.Params.Name, arguments, &loop.SingleOptions{

@@ -371,9 +371,11 @@ func TestApproval(t *testing.T) {
 	forged := connect(t, s, nil)
 	params := &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": "echo done"}}
 	params.InputResponses, params.RequestState = mcp.InputResponseMap{"approval": &mcp.ElicitResult{Action: "accept"}}, "forged"
-	result, err = forged.CallTool(t.Context(), params)
-	require.NoError(t, err)
-	require.True(t, result.IsError, "an answer to a question that was not put")
+	_, err = forged.CallTool(t.Context(), params)
+	var wire *jsonrpc.Error
+	require.ErrorAs(t, err, &wire, "an answer to a question that was not put")
+	require.EqualValues(t, jsonrpc.CodeInvalidParams, wire.Code)
+	require.Contains(t, wire.Message, "requestState")
 }
 
 // bearer adds a token to requests.

@@ -40,6 +40,7 @@ func extendFixture(server *mcp.Server) {
 			}}}, nil
 		})
 	extendPrompts(server, pixel)
+	extendRounds(server)
 }
 
 func extendPrompts(server *mcp.Server, pixel []byte) {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 // fixtureKind is the kind of payload of every tool of the fixture.
@@ -50,7 +52,11 @@ func startFixture(t *testing.T) (url string) {
 	require.NoError(t, err)
 	t.Cleanup(fl.Close)
 	driver := process.New(nil)
-	set := fixtureTools()
+	set, change := fixtureTools(), func() {}
+	set["test_trigger_tool_change"] = fixtureTool{before: func(*mcp.Server, *mcp.CallToolRequest) (*mcp.CallToolResult, any, error) {
+		change()
+		return nil, nil, nil
+	}}
 	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
 		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
 		Env: map[string]string{"PATH": os.Getenv("PATH")},
@@ -63,16 +69,11 @@ func startFixture(t *testing.T) (url string) {
 			},
 		}},
 	}))
-	var list []tools.Tool
-	for _, name := range slices.Sorted(maps.Keys(set)) {
-		list = append(list, tools.Remote{Kind: fixtureKind, Resources: []tools.Resource{}}.Tool(tools.Definition{
-			Name: name, Description: described, Schema: fixtureSchema(set[name].schema),
-		}))
-	}
-	table, err := tools.NewTable(list...)
+	table, more := fixtureTable(t, set), fixtureTable(t, set, "transient")
+	asks, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"test_input_required_result_tampered_state"}}})
 	require.NoError(t, err)
 	s := mcpserver.New(mcpserver.Options{
-		Version: "test", Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger, TaskAfter: taskAfter,
+		Version: "test", Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Policy: asks, Logger: logger, TaskAfter: taskAfter,
 		Configure: fixtureOptions,
 		Extend: func(server *mcp.Server, call mcp.ToolHandler) {
 			extendFixture(server)
@@ -89,7 +90,22 @@ func startFixture(t *testing.T) (url string) {
 		},
 	})
 	t.Cleanup(s.Close)
+	change = sync.OnceFunc(func() { s.SetTools(more) })
 	return listen(t, s.Handler(mcpserver.HTTPOptions{}))
+}
+
+// fixtureTable has the tools of a set, and more that only have a name.
+func fixtureTable(t *testing.T, set map[string]fixtureTool, more ...string) *tools.Table {
+	t.Helper()
+	var list []tools.Tool
+	for _, name := range append(slices.Sorted(maps.Keys(set)), more...) {
+		list = append(list, tools.Remote{Kind: fixtureKind, Resources: []tools.Resource{}}.Tool(tools.Definition{
+			Name: name, Description: described, Schema: fixtureSchema(set[name].schema),
+		}))
+	}
+	table, err := tools.NewTable(list...)
+	require.NoError(t, err)
+	return table
 }
 
 // listen serves HTTP on loopback until the test ends.
@@ -201,6 +217,7 @@ func fixtureTools() map[string]fixtureTool {
 		"json_schema_2020_12_tool": {schema: schema2020},
 	}
 	maps.Copy(set, askingTools())
+	maps.Copy(set, roundTools())
 	maps.Copy(set, taskTools())
 	return set
 }
