@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
@@ -46,7 +47,8 @@ func TestRun_LawsHold(t *testing.T) {
 	}
 	if s.bin == "" {
 		s.bin = t.TempDir()
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", s.bin+"/", "../../cmd/coordinator", "../../cmd/worker")
+		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", s.bin+"/", "../../cmd/coordinator", "../../cmd/worker")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build has it, so that nothing is compiled twice
 		said, err := build.CombinedOutput()
 		require.NoError(t, err, "%s", said)
 	}

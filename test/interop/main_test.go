@@ -29,8 +29,9 @@ func run(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	coordinator = filepath.Join(dir, "coordinator")
-	build := exec.CommandContext(context.Background(), "go", "build", "-ldflags", "-s -w", "-o", coordinator, "./cmd/coordinator")
+	build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", coordinator, "./cmd/coordinator")
 	build.Dir = "../.."
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build has it, so that nothing is compiled twice
 	if output, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the coordinator: %v\n%s", err, output)
 		return 1
