@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -22,8 +20,10 @@ import (
 // not in it.
 type workspaceCopy struct {
 	dir      string
-	archive  string // its file
+	bodies   snapshot.Directory // its contents
+	tree     snapshot.Tree
 	manifest snapshot.Manifest
+	index    snapshot.Index
 	protect  []string
 	fault    error
 }
@@ -34,16 +34,11 @@ const (
 	maxCopyEntries = 50_000
 )
 
-func copyOptions(protect []string) *snapshot.Options {
-	return &snapshot.Options{
-		Limits: snapshot.Limits{MaxBytes: maxCopyBytes, MaxEntries: maxCopyEntries}, Protect: protect,
-		Skip: func(path string, _ bool) bool { return path == ".git" },
-	}
-}
+func isGit(path string, _ bool) bool { return path == ".git" }
 
 // copyWorkspace copies a directory.
 func copyWorkspace(ctx context.Context, dir string, inPlace bool, protect []string) *workspaceCopy {
-	c := &workspaceCopy{dir: dir, protect: protect}
+	c := &workspaceCopy{dir: dir, protect: protect, tree: snapshot.Tree{}, index: snapshot.Index{}}
 	switch {
 	case dir == "":
 		c.fault = errors.New("not possible without --workspace")
@@ -57,32 +52,41 @@ func copyWorkspace(ctx context.Context, dir string, inPlace bool, protect []stri
 	return c
 }
 
-func (c *workspaceCopy) take(ctx context.Context) (err error) {
-	file, err := os.CreateTemp("", "toolfleet-copy-")
+func (c *workspaceCopy) take(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "toolfleet-copy-")
 	if err != nil {
 		return err
 	}
-	c.archive = file.Name()
-	defer func() { err = errors.Join(err, file.Close()) }()
-	c.manifest, err = c.pack(ctx, file)
+	c.bodies = snapshot.Directory(dir)
+	c.tree, c.manifest, err = c.now(ctx)
 	return err
 }
 
-// pack writes what the directory is now.
-func (c *workspaceCopy) pack(ctx context.Context, w io.Writer) (_ snapshot.Manifest, err error) {
+// now is what the directory is now. Contents that are new are added to those of the copy.
+func (c *workspaceCopy) now(ctx context.Context) (_ snapshot.Tree, _ snapshot.Manifest, err error) {
 	root, err := os.OpenRoot(c.dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	manifest, _, err := snapshot.Pack(ctx, root, w, copyOptions(nil))
-	return manifest, err
+	delta, err := snapshot.Save(ctx, root, c.tree, c.index, c.bodies, &snapshot.SaveOptions{
+		Limits: snapshot.Limits{MaxBytes: maxCopyBytes, MaxEntries: maxCopyEntries}, Skip: isGit,
+	})
+	if err == nil {
+		err = delta.Outline(ctx, c.bodies)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	tree := c.tree.With(delta)
+	manifest, err := tree.Manifest(ctx, c.bodies)
+	return tree, manifest, err
 }
 
 // remove removes the copy; nil has none.
 func (c *workspaceCopy) remove() {
-	if c != nil && c.archive != "" {
-		_ = os.Remove(c.archive) // the system cleans its temporary files
+	if c != nil && c.bodies != "" {
+		_ = os.RemoveAll(string(c.bodies)) // the system cleans its temporary files
 	}
 }
 
@@ -91,37 +95,25 @@ func (c *workspaceCopy) restore(ctx context.Context) (changes snapshot.Changes, 
 	if c.fault != nil {
 		return changes, c.fault
 	}
-	now, err := c.pack(ctx, io.Discard)
-	if err != nil {
-		return changes, err
-	}
-	archive, err := os.Open(c.archive)
+	_, now, err := c.now(ctx)
 	if err != nil {
 		return changes, err
 	}
 	root, err := os.OpenRoot(c.dir)
 	if err != nil {
-		return changes, errors.Join(err, archive.Close())
+		return changes, err
 	}
-	defer func() { err = errors.Join(err, archive.Close(), root.Close()) }()
-	return snapshot.Sync(ctx, root, now, archive, copyOptions(c.protect))
+	defer func() { err = errors.Join(err, root.Close()) }()
+	return snapshot.Sync(ctx, root, now, c.tree, c.bodies, &snapshot.Options{Protect: c.protect, Skip: isGit})
 }
 
 // diff is what has changed since, as a unified diff.
-func (c *workspaceCopy) diff(ctx context.Context) (_ string, err error) {
+func (c *workspaceCopy) diff(ctx context.Context) (string, error) {
 	if c.fault != nil {
 		return "", c.fault
 	}
-	now, err := c.pack(ctx, io.Discard)
+	tree, now, err := c.now(ctx)
 	if err != nil {
-		return "", err
-	}
-	before, err := os.MkdirTemp("", "toolfleet-diff-")
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(before)) }()
-	if err := c.unpack(ctx, before); err != nil {
 		return "", err
 	}
 	paths := map[string]bool{}
@@ -134,57 +126,33 @@ func (c *workspaceCopy) diff(ctx context.Context) (_ string, err error) {
 	}
 	var text strings.Builder
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
-		text.WriteString(fileDiff(path, side{before, c.manifest[path]}, side{c.dir, now[path]}))
+		text.WriteString(c.fileDiff(ctx, path, c.tree[path], tree[path]))
 	}
 	return text.String(), nil
 }
 
-func (c *workspaceCopy) unpack(ctx context.Context, dir string) (err error) {
-	archive, err := os.Open(c.archive)
-	if err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return errors.Join(err, archive.Close())
-	}
-	defer func() { err = errors.Join(err, archive.Close(), root.Close()) }()
-	_, err = snapshot.Unpack(ctx, root, archive, copyOptions(nil))
-	return err
-}
-
-// side is a path in one of two directories; its entry is zero when it is not there.
-type side struct {
-	dir   string
-	entry snapshot.Entry
-}
-
-// read returns the name for a diff, and the text; ok is false for what has none.
-func (s side) read(prefix, path string) (name, text string, ok bool) {
-	switch s.entry.Type {
+// read returns the name for a diff of what was at a path, and the text; ok is false for what has
+// none. The zero node is nothing.
+func (c *workspaceCopy) read(ctx context.Context, node snapshot.Node, prefix, path string) (name, text string, ok bool) {
+	switch node.Type {
 	case "":
 		return os.DevNull, "", true
 	case sandbox.TypeSymlink:
-		return prefix + path, s.entry.Target, true
+		return prefix + path, node.Target, true
 	case sandbox.TypeFile:
 	default:
 		return "", "", false
 	}
-	root, err := os.OpenRoot(s.dir)
-	if err != nil || s.entry.Size > maxShownFile {
-		return prefix + path, "", false
-	}
-	defer func() { _ = root.Close() }() // nothing was written
-	content, err := root.ReadFile(filepath.FromSlash(path))
+	content, err := snapshot.LoadBytes(ctx, c.bodies, node.Parts, maxShownFile)
 	return prefix + path, string(content), err == nil && utf8.Valid(content)
 }
 
-func fileDiff(path string, before, after side) string {
-	if before.entry.Type == sandbox.TypeDir || after.entry.Type == sandbox.TypeDir {
+func (c *workspaceCopy) fileDiff(ctx context.Context, path string, before, after snapshot.Node) string {
+	if before.Type == sandbox.TypeDir || after.Type == sandbox.TypeDir {
 		return "" // its files tell
 	}
-	from, old, ok := before.read("a/", path)
-	to, text, ok2 := after.read("b/", path)
+	from, old, ok := c.read(ctx, before, "a/", path)
+	to, text, ok2 := c.read(ctx, after, "b/", path)
 	if !ok || !ok2 {
 		return "Binary or large file " + path + " differs\n"
 	}

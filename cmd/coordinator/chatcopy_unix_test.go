@@ -73,9 +73,9 @@ Mode of mode differs
 		require.NoError(t, err)
 		require.Equal(t, want, string(content), name)
 	}
-	archive := c.archive
+	bodies := string(c.bodies)
 	c.remove()
-	require.NoFileExists(t, archive)
+	require.NoDirExists(t, bodies)
 	for reason, c := range map[string]*workspaceCopy{"--workspace": copyWorkspace(t.Context(), "", true, nil), "--nats": copyWorkspace(t.Context(), dir, false, nil)} {
 		_, err := c.restore(t.Context())
 		require.ErrorContains(t, err, "not possible with")

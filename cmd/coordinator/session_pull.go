@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -157,9 +156,18 @@ func copyInto(ctx context.Context, from, dir string, protect []string) (changes 
 		return changes, fmt.Errorf("open DIR: %w", err)
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
-	_, _, err = snapshot.Packed(ctx, root, nil, func(archive io.Reader) (err error) {
-		changes, err = snapshot.Sync(ctx, to, nil, archive, &snapshot.Options{Protect: protect})
-		return err
-	})
-	return changes, err
+	bodies, err := os.MkdirTemp(dir, ".toolfleet-*.tmp")
+	if err != nil {
+		return changes, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(bodies)) }()
+	kept := snapshot.Directory(bodies)
+	delta, err := snapshot.Save(ctx, root, snapshot.Tree{}, snapshot.Index{}, kept, nil)
+	if err == nil {
+		err = delta.Outline(ctx, kept)
+	}
+	if err != nil {
+		return changes, err
+	}
+	return snapshot.Sync(ctx, to, nil, delta.Set, kept, &snapshot.Options{Protect: protect})
 }

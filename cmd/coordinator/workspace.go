@@ -196,10 +196,10 @@ func (w *remoteWorkspace) take(ctx context.Context, at workspace.Ref) (changes s
 		options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.protect), snapshot.OwnIgnoreFile)
 		defer func() { w.tellLeft("not brought back", ignore) }()
 	}
-	if changes, err = snapshot.SyncTree(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options); err != nil {
+	if changes, err = snapshot.Sync(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options); err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
-	w.base = changes.Archive
+	w.base = changes.Base
 	return changes, w.keepBase(ctx, at)
 }
 

@@ -100,7 +100,7 @@ func TestUpload_SendsWhatIsNew(t *testing.T) {
 	theirs, err := store.Files(t.Context(), at)
 	require.NoError(t, err)
 	bodies := &counted{Store: store}
-	changes, err := snapshot.SyncTree(t.Context(), root, base, theirs, bodies, nil)
+	changes, err := snapshot.Sync(t.Context(), root, base, theirs, bodies, nil)
 	require.NoError(t, err)
 	require.Equal(t, []any{[]string{"f9"}, []string{"f8"}}, []any{changes.Written, changes.Removed})
 	require.Less(t, bodies.got, 40_000)

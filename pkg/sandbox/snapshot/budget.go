@@ -1,6 +1,6 @@
 package snapshot
 
-// budget is what is left of the limits of one archive or tree; nil is without limits.
+// budget is what is left of the limits of one tree; nil is without limits.
 type budget struct {
 	limits  Limits
 	entries int

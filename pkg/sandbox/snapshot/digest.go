@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"hash"
-	"io"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -98,8 +97,13 @@ func (n Node) contentDigest(ctx context.Context, bodies Bodies) (string, error) 
 	d := newDigest()
 	for _, p := range n.Parts {
 		if p.Sum == "" {
-			if err := copyExactly(ctx, d, eof{}, p.Size, make([]byte, min(p.Size, copyBuffer))); err != nil {
-				return "", err
+			zeros := make([]byte, min(p.Size, copyBuffer))
+			for rest := p.Size; rest > 0; rest -= int64(len(zeros)) {
+				if err := ctx.Err(); err != nil {
+					return "", err
+				}
+				zeros = zeros[:min(rest, copyBuffer)]
+				_, _ = d.Write(zeros)
 			}
 			continue
 		}
@@ -111,8 +115,3 @@ func (n Node) contentDigest(ctx context.Context, bodies Bodies) (string, error) 
 	}
 	return d.sum(), nil
 }
-
-// eof has nothing to read.
-type eof struct{}
-
-func (eof) Read([]byte) (int, error) { return 0, io.EOF }

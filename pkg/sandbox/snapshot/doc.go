@@ -1,29 +1,27 @@
-// Package snapshot turns a workspace into an archive and back, and brings the changes
-// of an archive into a directory that may have changed too.
+// Package snapshot keeps what a workspace contains, and brings the changes of one into a directory
+// that may have changed too.
 //
-//	directory ──Pack──► archive + Manifest      what was there
-//	archive ──Unpack──► directory               the same bytes, modes and links
-//	archive ──Sync────► directory, with the Manifest of its last Pack:
+//	directory ──Save────► Tree + Bodies      what is there; contents that are known are not stored
+//	Tree ──────Restore──► directory          the same bytes, modes and links
+//	Tree ──────Sync─────► directory, with the Manifest of the last Sync of the two:
 //
-//	    archive against manifest   directory against manifest   then
+//	    tree against manifest      directory against manifest   then
 //	    same                       anything                     left alone
 //	    changed or new             same                         written
 //	    missing                    same                         removed
 //	    changed, new or missing    changed                      conflict, left alone
 //
-// but for places that [Options].Protect names, which are left alone in any case. A [Tree], whose
-// contents are in [Bodies], does for an archive: of it only what changed is fetched ([SyncTree]).
+// but for places that [Options].Protect names, which are left alone in any case. What is as in the
+// manifest is not fetched.
 //
-// An archive is a tar stream compressed with zstd: directories, regular files and
-// symbolic links, sorted, parents first, without owners. Other kinds of files are left
-// out; hard links become files of their own. Names and link targets are bytes, not text.
+// A tree has directories, regular files and symbolic links. Other kinds of files are left out; hard
+// links become files of their own. Names and link targets are bytes, not text. Contents are in
+// [Bodies], compressed with zstd.
 //
-// Every path is resolved by an [os.Root], so whatever an archive says and whoever changes
-// the directory at the same time, nothing outside of it is read or written. An archive is
-// hostile until it is read to its end: what it may contain is a short list, what it may
-// cost is bounded by [Limits], and a truncated or damaged one is an error.
+// Every path is resolved by an [os.Root], so whatever a tree says and whoever changes the directory
+// at the same time, nothing outside of it is read or written. A tree of others is hostile until
+// [Tree.Validate] accepts it, and each content is checked against its sum.
 //
-// Memory grows with the number and length of names, never with contents. Packing a
-// directory in which something runs gives a well-formed archive of what was read;
-// [Stats].Changed tells that it should be taken again when consistency matters.
+// Memory grows with the number and length of names, never with contents. Saving a directory in
+// which something runs keeps what was read; the next [Save] finds what changed meanwhile.
 package snapshot

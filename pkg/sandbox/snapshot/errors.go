@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// What can be wrong with an archive or a directory. They come wrapped in an [*Error].
+// What can be wrong with a tree or a directory. They come wrapped in an [*Error].
 var (
-	// ErrUnsafe says that an archive has an entry that no honest packer makes.
+	// ErrUnsafe says that a tree has an entry that no honest [Save] makes.
 	ErrUnsafe = errors.New("unsafe entry")
 	// ErrLimit says that a limit was exceeded; see [Limits].
 	ErrLimit = errors.New("limit exceeded")
-	// ErrCorrupt says that an archive is damaged, cut off, or no archive.
-	ErrCorrupt = errors.New("corrupt archive")
+	// ErrCorrupt says that a content is damaged, cut off, or another.
+	ErrCorrupt = errors.New("corrupt content")
 )
 
 // Error says what is wrong with an entry.
@@ -36,7 +36,7 @@ func (e *Error) Error() string {
 // Unwrap returns the kind.
 func (e *Error) Unwrap() error { return e.Kind }
 
-// ErrorType returns unsafe_entry, limit_exceeded or corrupt_archive.
+// ErrorType returns unsafe_entry, limit_exceeded or corrupt_content.
 func (e *Error) ErrorType() string {
 	switch {
 	case errors.Is(e.Kind, ErrUnsafe):
@@ -44,7 +44,7 @@ func (e *Error) ErrorType() string {
 	case errors.Is(e.Kind, ErrLimit):
 		return "limit_exceeded"
 	default:
-		return "corrupt_archive"
+		return "corrupt_content"
 	}
 }
 

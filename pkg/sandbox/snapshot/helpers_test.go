@@ -1,74 +1,60 @@
 package snapshot_test
 
 import (
-	"archive/tar"
-	"bytes"
-	gocontext "context"
 	"maps"
+	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
-)
 
-func context(tb testing.TB) gocontext.Context { tb.Helper(); return tb.Context() }
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// tarball is the bytes of a tar stream with these entries; a file's Size is set when it
-// is 0.
-func tarball(tb testing.TB, entries ...entry) []byte {
+// large is more than what is copied at a time, and does not compress.
+func large() []byte {
+	data := make([]byte, 3<<20)
+	source := rand.NewChaCha8([32]byte{1})
+	_, _ = source.Read(data) // it cannot fail
+	return data
+}
+
+// copied is what a directory has: a tree in bodies of its own, and its manifest.
+type copied struct {
+	tree     snapshot.Tree
+	manifest snapshot.Manifest
+	bodies   *memory
+	stats    snapshot.SaveStats
+}
+
+func saved(tb testing.TB, root *os.Root, options *snapshot.SaveOptions) copied {
 	tb.Helper()
-	var buf bytes.Buffer
-	tw := tar.NewWriter(&buf)
-	for _, e := range entries {
-		if e.Size == 0 {
-			e.Size = int64(len(e.body))
-		}
-		if e.Mode == 0 {
-			e.Mode = 0o755
-		}
-		require.NoError(tb, tw.WriteHeader(&e.Header))
-		_, err := tw.Write([]byte(e.body))
-		require.NoError(tb, err)
-	}
-	require.NoError(tb, tw.Close())
-	return buf.Bytes()
+	c := copied{tree: snapshot.Tree{}, bodies: newMemory()}
+	delta, err := snapshot.Save(tb.Context(), root, c.tree, snapshot.Index{}, c.bodies, options)
+	require.NoError(tb, err)
+	require.NoError(tb, delta.Outline(tb.Context(), c.bodies))
+	c.tree.Apply(delta, "")
+	c.stats = delta.Stats
+	c.manifest, err = c.tree.Manifest(tb.Context(), c.bodies)
+	require.NoError(tb, err)
+	return c
 }
 
-type entry struct {
-	tar.Header
-
-	body string
-}
-
-func file(name, body string) entry {
-	return entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: name}, body: body}
-}
-
-func dir(name string) entry {
-	return entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: name + "/"}}
-}
-
-func link(name, target string) entry {
-	return entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}}
-}
-
-func compress(tb testing.TB, plain []byte) []byte {
+// to brings the changes since base into a directory.
+func (c copied) to(tb testing.TB, root *os.Root, base snapshot.Manifest, options *snapshot.Options) (snapshot.Changes, error) {
 	tb.Helper()
-	zw, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
-	require.NoError(tb, err)
-	defer func() { require.NoError(tb, zw.Close()) }()
-	return zw.EncodeAll(plain, nil)
+	require.NoError(tb, c.tree.Validate(snapshot.Limits{}))
+	return snapshot.Sync(tb.Context(), root, base, c.tree, c.bodies, options)
 }
 
-func decompress(tb testing.TB, packed []byte) []byte {
+// restored is a directory that is made anew.
+func (c copied) restored(tb testing.TB) *os.Root {
 	tb.Helper()
-	zr, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
+	root := newRoot(tb, nil)
+	_, err := snapshot.Restore(tb.Context(), root, c.tree, snapshot.Index{}, c.bodies, nil)
 	require.NoError(tb, err)
-	defer zr.Close()
-	plain, err := zr.DecodeAll(packed, nil)
-	require.NoError(tb, err)
-	return plain
+	return root
 }

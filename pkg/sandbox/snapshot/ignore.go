@@ -13,7 +13,7 @@ import (
 )
 
 // OwnIgnoreFile names the file in the root of a directory that says, with the rules of
-// gitignore(5), what else is left out of archives, and with "!" what is not.
+// gitignore(5), what else is left out of copies, and with "!" what is not.
 const OwnIgnoreFile = ".toolfleetignore"
 
 // maxIgnoreFile bounds what is read of an ignore file.
@@ -73,7 +73,7 @@ const (
 	whyIgnored why = ".gitignore"
 )
 
-// Ignore says what of a directory is left out of archives, for [Options].Skip: secrets by their
+// Ignore says what of a directory is left out of copies, for [Options].Skip: secrets by their
 // names, what .gitignore files exclude, and what the directory's own [OwnIgnoreFile] says, which
 // has the last word. What git tracks is only left out by that one, because the repository has it
 // anyway; what is below .git is no file of the person's. Its methods are not safe for concurrent

@@ -1,7 +1,6 @@
 package snapshot_test
 
 import (
-	"bytes"
 	"os"
 	"path"
 	"slices"
@@ -70,7 +69,7 @@ func inTemp(tb testing.TB, t *rapid.T, n int, f func(roots []*os.Root)) {
 	f(roots)
 }
 
-func TestLaw_PackUnpackPackIsTheSame(t *testing.T) {
+func TestLaw_SaveRestoreSaveIsTheSame(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		want := drawTree(rt, nil)
@@ -84,13 +83,11 @@ func TestLaw_PackUnpackPackIsTheSame(t *testing.T) {
 		}
 		inTemp(t, rt, 2, func(roots []*os.Root) {
 			build(t, roots[0], want)
-			data, manifest, stats := pack(t, roots[0], nil)
-			got, err := snapshot.Unpack(t.Context(), roots[1], bytes.NewReader(data), nil)
+			c := saved(t, roots[0], nil)
+			_, err := snapshot.Restore(t.Context(), roots[1], c.tree, snapshot.Index{}, c.bodies, nil)
 			require.NoError(rt, err)
-			require.Equal(rt, stats, got)
-			_, again, _ := pack(t, roots[1], nil)
-			require.Equal(rt, manifest, again)
-			require.Len(rt, manifest, len(want))
+			require.Equal(rt, c.manifest, saved(t, roots[1], nil).manifest)
+			require.Len(rt, c.manifest, len(want))
 			if os.Geteuid() == 0 {
 				require.Equal(rt, want.filled(), content(t, roots[1]))
 			}
@@ -107,17 +104,16 @@ func TestLaw_SyncIsAThreeWayMerge(t *testing.T) {
 			for i, want := range []tree{base, remote, local} {
 				build(t, roots[i], want)
 			}
-			_, manifest, _ := pack(t, roots[0], nil)
-			data, packed, _ := pack(t, roots[1], nil)
-			changes, err := snapshot.Sync(t.Context(), roots[2], manifest, bytes.NewReader(data), nil)
+			manifest, theirs := saved(t, roots[0], nil).manifest, saved(t, roots[1], nil)
+			changes, err := theirs.to(t, roots[2], manifest, nil)
 			require.NoError(rt, err)
-			require.Equal(rt, packed, changes.Archive, "the base of the next one")
+			require.Equal(rt, theirs.manifest, changes.Base, "of the next one")
 			result := content(t, roots[2])
 			checkMerge(rt, merged{base.filled(), remote.filled(), local.filled(), result, changes})
 
-			again, err := snapshot.Sync(t.Context(), roots[2], manifest, bytes.NewReader(data), nil)
+			again, err := theirs.to(t, roots[2], manifest, nil)
 			require.NoError(rt, err)
-			require.Equal(rt, snapshot.Changes{Conflicts: changes.Conflicts, Theirs: changes.Theirs, Archive: changes.Archive}, again)
+			require.Equal(rt, snapshot.Changes{Conflicts: changes.Conflicts, Theirs: changes.Theirs, Base: changes.Base}, again)
 			require.Equal(rt, result, content(t, roots[2]))
 		})
 	})
@@ -145,7 +141,7 @@ func checkMerge(t require.TestingT, m merged) {
 		require.Equal(t, m.remote, m.result)
 	}
 	if equalTrees(m.remote, m.base) {
-		require.Equal(t, snapshot.Changes{Archive: m.changes.Archive}, m.changes)
+		require.Equal(t, snapshot.Changes{Base: m.changes.Base}, m.changes)
 		require.Equal(t, m.local, m.result)
 	}
 }

@@ -16,6 +16,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
+// attempts is how often a path is looked at that changes between look and read.
+const attempts = 10
+
+// copyBuffer is how much is read at a time.
+const copyBuffer = 256 << 10
+
 // local is what is in a directory now. Directories of ours that their mode keeps from
 // being used are opened up on the way, until relock.
 type local struct {

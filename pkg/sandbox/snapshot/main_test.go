@@ -1,7 +1,6 @@
 package snapshot_test
 
 import (
-	"bytes"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,8 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-
-	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -136,12 +133,4 @@ func (t tree) filled() tree {
 		out[name] = n
 	}
 	return out
-}
-
-func pack(tb testing.TB, root *os.Root, opts *snapshot.Options) ([]byte, snapshot.Manifest, snapshot.Stats) {
-	tb.Helper()
-	var buf bytes.Buffer
-	m, stats, err := snapshot.Pack(context(tb), root, &buf, opts)
-	require.NoError(tb, err)
-	return buf.Bytes(), m, stats
 }

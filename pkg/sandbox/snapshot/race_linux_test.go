@@ -1,7 +1,6 @@
 package snapshot_test
 
 import (
-	"bytes"
 	gocontext "context"
 	"os"
 	"path/filepath"
@@ -15,10 +14,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// While a tree is packed, directories and files in it are exchanged with links to the outside and
-// with FIFOs: nothing of the outside comes into the archive, no mode there is changed, and nothing
+// While a tree is saved, directories and files in it are exchanged with links to the outside and
+// with FIFOs: nothing of the outside comes into the bodies, no mode there is changed, and nothing
 // waits.
-func TestPack_NothingOfTheOutsideWhileTreesAreExchanged(t *testing.T) {
+func TestSave_NothingOfTheOutsideWhileTreesAreExchanged(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
 	for _, deep := range []string{"a/b/c", "x"} {
@@ -32,7 +31,7 @@ func TestPack_NothingOfTheOutsideWhileTreesAreExchanged(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(outside, name), []byte("secret"), 0o600))
 	}
 	for _, locked := range []string{filepath.Join(dir, "a/b/locked"), filepath.Join(outside, "b/locked"), filepath.Join(outside, "b/c")} {
-		require.NoError(t, os.Chmod(locked, 0)) // what is packed is unlocked for the moment
+		require.NoError(t, os.Chmod(locked, 0)) // what is saved is unlocked for the moment
 	}
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(outside, "b/c"), 0o755) })
 	for name, target := range map[string]string{"out": outside, "out-b": filepath.Join(outside, "b"), "out-file": filepath.Join(outside, "file")} {
@@ -60,19 +59,28 @@ func TestPack_NothingOfTheOutsideWhileTreesAreExchanged(t *testing.T) {
 	}
 	end := func() { cancel(); wg.Wait() }
 	defer end()
-	packed, refused, start := 0, 0, time.Now()
-	for time.Since(start) < time.Second || packed == 0 && time.Since(start) < time.Minute {
-		var archive bytes.Buffer
-		if _, _, err := snapshot.Pack(t.Context(), root, &archive, nil); err != nil {
+	whole, refused, start := 0, 0, time.Now()
+	for time.Since(start) < time.Second || whole == 0 && time.Since(start) < time.Minute {
+		next, bodies := snapshot.Tree{}, newMemory()
+		delta, err := snapshot.Save(t.Context(), root, next, snapshot.Index{}, bodies, nil)
+		if err != nil {
 			refused++ // it changes all the time
 			continue
 		}
-		packed++
-		require.NotContains(t, string(decompress(t, archive.Bytes())), "secret")
+		require.NoError(t, delta.Outline(t.Context(), bodies))
+		next.Apply(delta, "")
+		for name, node := range next {
+			content, err := snapshot.LoadBytes(t.Context(), bodies, node.Parts, 1<<20)
+			require.NoError(t, err)
+			require.NotContains(t, string(content), "secret", name)
+		}
+		if len(next) > 0 {
+			whole++
+		}
 	}
 	end()
-	t.Logf("%d archives, %d given up", packed, refused)
-	require.Positive(t, packed)
+	t.Logf("%d trees, %d given up", whole, refused)
+	require.Positive(t, whole)
 	for _, name := range []string{"b/locked", "b/c"} {
 		info, err := os.Lstat(filepath.Join(outside, name))
 		require.NoError(t, err)

@@ -35,9 +35,7 @@ type RestoreStats struct {
 // another Restore goes on from there. The error wraps [ErrCorrupt] when a body is not what the tree
 // says.
 func Restore(ctx context.Context, root *os.Root, tree Tree, index Index, bodies Bodies, skip func(path string, isDir bool) bool) (RestoreStats, error) {
-	if skip == nil {
-		skip = func(string, bool) bool { return false }
-	}
+	skip = skipping(skip)
 	r := &restorer{root: root, tree: tree, skip: skip, index: index, bodies: bodies, modes: map[string]fs.FileMode{}}
 	err := r.restore(ctx)
 	if err != nil {

@@ -42,11 +42,8 @@ func Save(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bod
 	if options != nil {
 		opts = *options
 	}
-	if opts.Skip == nil {
-		opts.Skip = func(string, bool) bool { return false }
-	}
-	limits := (&Options{Limits: opts.Limits}).withDefaults().Limits
-	delta, err := compare(ctx, root, last, index, bodies, opts.Skip, &limits, opts.Only)
+	limits := opts.Limits.withDefaults()
+	delta, err := compare(ctx, root, last, index, bodies, skipping(opts.Skip), &limits, opts.Only)
 	if err != nil {
 		return nil, fmt.Errorf("save %s: %w", root.Name(), err)
 	}
@@ -230,10 +227,10 @@ func (s *saver) entry(ctx context.Context, dir *os.Root, base, name string, info
 		return s.inside(ctx, dir, base, name, info)
 	case fs.ModeSymlink:
 		target, err := dir.Readlink(base)
-		if err != nil && gone(err) {
-			return nil
-		}
 		if err != nil {
+			if now, lerr := dir.Lstat(base); gone(err) || lerr == nil && now.Mode().Type() != fs.ModeSymlink {
+				return nil // it has changed meanwhile: the next one finds what it is
+			}
 			return err
 		}
 		s.set(name, Node{Type: sandbox.TypeSymlink, Target: filepath.ToSlash(target)})

@@ -17,7 +17,7 @@ const (
 const (
 	// MaxPath is the longest path and the longest target of a symbolic link.
 	MaxPath = 4096
-	// MaxNames is the most that the paths and targets of one archive add up to.
+	// MaxNames is the most that the paths and targets of one tree add up to.
 	MaxNames = 64 << 20
 )
 
@@ -40,19 +40,7 @@ type Entry struct {
 	Target string `json:"target,omitempty"`
 }
 
-// Stats counts what was packed or unpacked.
-type Stats struct {
-	// Files is the number of regular files.
-	Files int
-	// Bytes is the size of their contents.
-	Bytes int64
-	// LeftOut is how many FIFOs, sockets and devices were not packed.
-	LeftOut int
-	// Changed is how many files were written to while they were packed.
-	Changed int
-}
-
-// Limits bound an archive, when it is made and when it is read.
+// Limits bound a tree.
 type Limits struct {
 	// MaxEntries is the most files, directories and links; 0 and less means
 	// [DefaultMaxEntries].
@@ -62,16 +50,14 @@ type Limits struct {
 	MaxBytes int64
 }
 
-// Options of [Pack], [Unpack] and [Sync]; nil means the defaults.
+// Options of [Sync]; nil means the defaults.
 type Options struct {
-	// Limits bound the archive.
-	Limits Limits
-	// Skip names paths that do not take part: they are not packed, not unpacked, and
-	// neither written nor removed. A directory is skipped with all that is below it.
+	// Skip names paths that do not take part: they are neither written nor removed. A directory is
+	// skipped with all that is below it.
 	Skip func(path string, isDir bool) bool
-	// Protect are places that [Sync] leaves as they are, whatever the archive has there, with all
+	// Protect are places that [Sync] leaves as they are, whatever the tree has there, with all
 	// that is below them: paths in the form of [sandbox.CleanProtected]. What a file system may
-	// take for the same name, such as .GIT for .git, counts too. Pack and Unpack do not look at it.
+	// take for the same name, such as .GIT for .git, counts too.
 	Protect []string
 }
 
@@ -81,10 +67,22 @@ func (o *Options) withDefaults() Options {
 	if o != nil {
 		opts = *o
 	}
-	opts.Limits.MaxEntries = cmp.Or(max(opts.Limits.MaxEntries, 0), DefaultMaxEntries)
-	opts.Limits.MaxBytes = cmp.Or(max(opts.Limits.MaxBytes, 0), DefaultMaxBytes)
-	if opts.Skip == nil {
-		opts.Skip = func(string, bool) bool { return false }
-	}
+	opts.Skip = skipping(opts.Skip)
 	return opts
+}
+
+// skipping is a function that names paths that do not take part; nil names none.
+func skipping(skip func(string, bool) bool) func(string, bool) bool {
+	if skip == nil {
+		return func(string, bool) bool { return false }
+	}
+	return skip
+}
+
+// withDefaults returns a copy that has every field set.
+func (l Limits) withDefaults() Limits {
+	return Limits{
+		MaxEntries: cmp.Or(max(l.MaxEntries, 0), DefaultMaxEntries),
+		MaxBytes:   cmp.Or(max(l.MaxBytes, 0), DefaultMaxBytes),
+	}
 }

@@ -1,13 +1,9 @@
 package snapshot
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"io"
 	"os"
 	"path"
 	"strconv"
@@ -17,49 +13,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
 )
 
-// stage keeps contents of an archive in files, in a directory below the root so that
-// they can be renamed into place. It makes the directory when it needs it.
+// stage keeps contents of a tree in files, in a directory below the root so that they can be
+// renamed into place. It makes the directory when it needs it.
 type stage struct {
 	root  *os.Root
 	owner owner
 	dir   string
 	files int
-	buf   []byte
-}
-
-// add reads the content of a file. It returns the entry with its digest, and the path
-// of a file that has content and mode; "" when the entry equals base.
-func (s *stage) add(it item, base Entry) (entry Entry, staged string, err error) {
-	head, whole, err := readHead(it.body, s.buf)
-	if err != nil {
-		return Entry{}, "", err
-	}
-	entry = it.entry
-	if whole {
-		sum := sha256.Sum256(head)
-		entry.SHA256 = hex.EncodeToString(sum[:])
-		if entry == base {
-			return entry, "", nil
-		}
-	}
-	staged, err = s.file()
-	if err != nil {
-		return Entry{}, "", err
-	}
-	hash := newDigest()
-	err = writeNew(s.root, staged, entry.Mode, s.owner, func(w io.Writer) error {
-		content := io.MultiReader(bytes.NewReader(bytes.Clone(head)), it.body)
-		_, err := io.CopyBuffer(io.MultiWriter(w, hash), onlyReader{content}, s.buf)
-		return err
-	})
-	if err != nil {
-		return Entry{}, "", err
-	}
-	entry.SHA256 = hash.sum()
-	if entry == base {
-		return entry, "", s.root.Remove(staged)
-	}
-	return entry, staged, nil
 }
 
 // fetch has what files of a tree contain that are not as in base in files.

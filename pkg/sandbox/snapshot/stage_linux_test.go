@@ -1,9 +1,9 @@
 package snapshot_test
 
 import (
-	"bytes"
-	"io"
+	"context"
 	"os"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,16 +12,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// hooked calls a function with each part of an archive that is read.
+// hooked calls a function before each body that is fetched.
 type hooked struct {
-	io.Reader
+	snapshot.Bodies
 
 	before func()
 }
 
-func (h hooked) Read(p []byte) (int, error) {
+func (h hooked) Get(ctx context.Context, name string) ([]byte, error) {
 	h.before()
-	return h.Reader.Read(p[:min(len(p), 1<<10)])
+	return h.Bodies.Get(ctx, name)
 }
 
 // TestSync_WhatIsStagedGoesWhateverWasPutBesideIt: a command that runs meanwhile makes a tree in
@@ -32,11 +32,13 @@ func TestSync_WhatIsStagedGoesWhateverWasPutBesideIt(t *testing.T) { //nolint:pa
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 300, Max: was.Max}))
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) }()
 	base, theirs := tree{"f": {body: "1"}}, tree{"f": {body: string(large())}, "g": {body: string(large())}}
-	_, manifest, _ := pack(t, newRoot(t, base), nil)
-	data, _, _ := pack(t, newRoot(t, theirs), nil)
+	manifest, next := saved(t, newRoot(t, base), nil).manifest, saved(t, newRoot(t, theirs), nil)
 	root := newRoot(t, base)
+	var mu sync.Mutex // bodies are fetched side by side
 	met := false
-	_, err := snapshot.Sync(t.Context(), root, manifest, hooked{bytes.NewReader(data), func() {
+	_, err := snapshot.Sync(t.Context(), root, manifest, next.tree, hooked{next.bodies, func() {
+		mu.Lock()
+		defer mu.Unlock()
 		names, err := os.ReadDir(root.Name())
 		require.NoError(t, err)
 		for _, name := range names {

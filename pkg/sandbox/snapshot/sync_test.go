@@ -1,8 +1,9 @@
 package snapshot_test
 
 import (
-	"bytes"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,23 +13,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// threeWay syncs local with an archive of remote, base being what both were; with a tree of it the
-// same happens.
+// threeWay syncs local with remote, base being what both were.
 func threeWay(tb testing.TB, base, remote, local tree, opts *snapshot.Options) (*os.Root, snapshot.Changes) {
 	tb.Helper()
-	_, manifest, _ := pack(tb, newRoot(tb, base), opts)
-	data, _, _ := pack(tb, newRoot(tb, remote), opts)
+	manifest := saved(tb, newRoot(tb, base), nil).manifest
 	root := newRoot(tb, local)
-	changes, err := snapshot.Sync(tb.Context(), root, manifest, bytes.NewReader(data), opts)
+	changes, err := saved(tb, newRoot(tb, remote), nil).to(tb, root, manifest, opts)
 	require.NoError(tb, err)
-	bodies, other := newMemory(), newRoot(tb, local)
-	_, same := saved(tb, newRoot(tb, base), bodies, opts)
-	require.Equal(tb, manifest, same)
-	theirs, _ := saved(tb, newRoot(tb, remote), bodies, opts)
-	asTree, err := snapshot.SyncTree(tb.Context(), other, same, theirs, bodies, opts)
-	require.NoError(tb, err)
-	require.Equal(tb, changes, asTree)
-	require.Equal(tb, content(tb, root), content(tb, other))
 	return root, changes
 }
 
@@ -188,7 +179,7 @@ func TestSync_Table(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			root, changes := threeWay(t, c.base, c.remote, c.local, nil)
-			changes.Archive = nil // TestLaw_SyncIsAThreeWayMerge looks at it
+			changes.Base = nil // TestLaw_SyncIsAThreeWayMerge looks at it
 			require.Equal(t, c.changes, changes)
 			require.Equal(t, c.want.filled(), content(t, root))
 		})
@@ -200,16 +191,15 @@ func TestSync_SkippedIsNeitherWrittenNorRemoved(t *testing.T) {
 	base := tree{"d": {dir: true}, "d/f": {body: "1"}, "f": {body: "1"}}
 	remote := tree{"d": {dir: true}, "d/f": {body: "2"}, "f": {body: "2"}}
 	opts := &snapshot.Options{Skip: func(p string, _ bool) bool { return p == "d" }}
-	_, manifest, _ := pack(t, newRoot(t, base), nil)
+	manifest := saved(t, newRoot(t, base), nil).manifest
 	for name, from := range map[string]tree{"changed": remote, "missing": {"f": {body: "2"}}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			data, _, _ := pack(t, newRoot(t, from), nil)
 			root := newRoot(t, base)
-			changes, err := snapshot.Sync(t.Context(), root, manifest, bytes.NewReader(data), opts)
+			changes, err := saved(t, newRoot(t, from), nil).to(t, root, manifest, opts)
 			require.NoError(t, err)
 			require.Equal(t, []string{"f"}, changes.Written)
-			require.NotContains(t, changes.Archive, "d/f")
+			require.NotContains(t, changes.Base, "d/f")
 			require.Equal(t, "1", content(t, root)["d/f"].body)
 		})
 	}
@@ -217,22 +207,21 @@ func TestSync_SkippedIsNeitherWrittenNorRemoved(t *testing.T) {
 
 func TestSync_RefusesABaseThatLeadsOutside(t *testing.T) {
 	t.Parallel()
-	a := newArena(t)
+	top := newRoot(t, tree{"canary": {body: "alive"}, "root": {dir: true}})
 	base := snapshot.Manifest{"../canary": {Type: sandbox.TypeFile, Mode: 0o644, Size: 5}}
-	_, err := snapshot.Sync(t.Context(), a.root, base, bytes.NewReader(compress(t, tarball(t))), nil)
+	_, err := saved(t, newRoot(t, nil), nil).to(t, openRoot(t, filepath.Join(top.Name(), "root")), base, nil)
 	require.ErrorIs(t, err, snapshot.ErrUnsafe)
-	a.unharmed(t)
+	require.Equal(t, "alive", content(t, top)["canary"].body)
 }
 
 func TestSync_ReplacesAFileInOneStep(t *testing.T) {
 	t.Parallel()
 	root := newRoot(t, tree{"f": {body: "old"}})
-	_, base, _ := pack(t, root, nil)
-	data, _, _ := pack(t, newRoot(t, tree{"f": {body: "new"}}), nil)
+	base := saved(t, root, nil).manifest
 	reader, err := root.Open("f")
 	require.NoError(t, err)
 	defer reader.Close()
-	_, err = snapshot.Sync(t.Context(), root, base, bytes.NewReader(data), nil)
+	_, err = saved(t, newRoot(t, tree{"f": {body: "new"}}), nil).to(t, root, base, nil)
 	require.NoError(t, err)
 	got := make([]byte, 3)
 	_, err = reader.Read(got)
@@ -246,16 +235,59 @@ func TestSync_TimesAreNotBelieved(t *testing.T) {
 	t.Parallel()
 	before := tree{"f": {body: "old"}}
 	remote, local := newRoot(t, before), newRoot(t, before)
-	_, base, _ := pack(t, remote, nil)
+	base := saved(t, remote, nil).manifest
 	was, err := remote.Stat("f")
 	require.NoError(t, err)
 	require.NoError(t, remote.WriteFile("f", []byte("new"), 0o600))
 	require.NoError(t, remote.Chtimes("f", was.ModTime(), was.ModTime()))
-	data, _, _ := pack(t, remote, nil)
-	changes, err := snapshot.Sync(t.Context(), local, base, bytes.NewReader(data), nil)
+	changes, err := saved(t, remote, nil).to(t, local, base, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"f"}, changes.Written)
 	content, err := local.ReadFile("f")
 	require.NoError(t, err)
 	require.Equal(t, "new", string(content))
+}
+
+// TestSync_FetchesWhatChanged, and knows files with holes, and of several parts, again.
+func TestSync_FetchesWhatChanged(t *testing.T) {
+	t.Parallel()
+	from, to := newRoot(t, nil), newRoot(t, nil)
+	large := make([]byte, 9<<20)
+	fill := rand.NewChaCha8([32]byte{1})
+	_, _ = fill.Read(large)
+	for _, root := range []*os.Root{from, to} {
+		require.NoError(t, root.WriteFile("large", large, 0o600))
+		require.NoError(t, root.WriteFile("other", large[:5<<20], 0o600))
+		sparse, err := root.Create("sparse")
+		require.NoError(t, err)
+		_, err = sparse.WriteAt([]byte("data"), 6<<20+4096)
+		require.NoError(t, err)
+		require.NoError(t, sparse.Truncate(11<<20))
+		require.NoError(t, sparse.Close())
+	}
+	base := saved(t, from, nil).manifest
+	require.NoError(t, from.WriteFile("other", []byte("new"), 0o600))
+	next := saved(t, from, nil)
+	next.bodies.got = 0
+	changes, err := next.to(t, to, base, nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{"other"}, changes.Written)
+	require.LessOrEqual(t, next.bodies.got, 2, "that of the file, and what the sparse one has")
+	content, err := to.ReadFile("other")
+	require.NoError(t, err)
+	require.Equal(t, "new", string(content))
+	changes, err = next.to(t, to, changes.Base, nil)
+	require.NoError(t, err)
+	require.Empty(t, changes.Written)
+}
+
+// TestSync_ContentsAreMissing: then nothing changes.
+func TestSync_ContentsAreMissing(t *testing.T) {
+	t.Parallel()
+	next := saved(t, newRoot(t, tree{"a": {body: "1"}, "b": {body: "2"}}), nil)
+	clear(next.bodies.bodies)
+	to := newRoot(t, tree{"a": {body: "0"}})
+	_, err := next.to(t, to, saved(t, to, nil).manifest, nil)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.Equal(t, tree{"a": {body: "0"}}.filled(), content(t, to))
 }

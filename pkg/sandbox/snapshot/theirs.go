@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// theirsSuffix marks the archive's content of a file in conflict.
+	// theirsSuffix marks the tree's content of a file in conflict.
 	theirsSuffix = ".toolfleet-theirs"
 	// maxTheirs is how many different ones are kept of one file.
 	maxTheirs = 1000
@@ -23,7 +23,7 @@ func (m *merge) conflict(name string) {
 	m.changes.Conflicts = append(m.changes.Conflicts, name)
 }
 
-// keepTheirs puts a file of the archive that is in conflict beside its place. One
+// keepTheirs puts a file of the tree that is in conflict beside its place. One
 // that is there already with the same content will do.
 func (m *merge) keepTheirs(ctx context.Context, name string) error {
 	want := m.theirs[name]

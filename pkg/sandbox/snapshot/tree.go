@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -204,11 +206,11 @@ func (t Tree) Bodies() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Validate reports what no honest [Save] writes: paths and links that are not possible, types
+// Validate reports what no honest [Save] writes: paths and links that are not possible, types and modes
 // that are not known, parts that do not make up their file, and more than limits allow. The
 // error is an [*Error].
 func (t Tree) Validate(limits Limits) error {
-	b := budget{limits: (&Options{Limits: limits}).withDefaults().Limits}
+	b := budget{limits: limits.withDefaults()}
 	for name, node := range t {
 		if err := errors.Join(checkName(name), b.entry(name, node.Target), node.validate(name)); err != nil {
 			return err
@@ -224,6 +226,9 @@ func (t Tree) Validate(limits Limits) error {
 }
 
 func (n Node) validate(name string) error {
+	if n.Mode != n.Mode.Perm() {
+		return unsafef(name, "mode %v has more than permissions", n.Mode)
+	}
 	switch n.Type {
 	case sandbox.TypeDir:
 		return nil
@@ -264,4 +269,17 @@ type Bodies interface {
 	Put(ctx context.Context, name string, body []byte) error
 	// Get returns a body.
 	Get(ctx context.Context, name string) ([]byte, error)
+}
+
+// Directory is a directory of this machine as [Bodies], of trees that were saved there.
+type Directory string
+
+// Put implements [Bodies].
+func (d Directory) Put(_ context.Context, name string, body []byte) error {
+	return os.WriteFile(filepath.Join(string(d), name), body, 0o600)
+}
+
+// Get implements [Bodies].
+func (d Directory) Get(_ context.Context, name string) ([]byte, error) {
+	return os.ReadFile(filepath.Join(string(d), name))
 }

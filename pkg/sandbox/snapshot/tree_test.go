@@ -376,6 +376,8 @@ func TestTree_RefusesWhatNoSaveWrites(t *testing.T) {
 		"parts that are too much": {"x": {Type: sandbox.TypeFile, Size: 3, Parts: []snapshot.Part{{Size: 1 << 62}, {Size: 1 << 62}}}},
 		"a negative part":         {"x": {Type: sandbox.TypeFile, Parts: []snapshot.Part{{Size: -1}, {Size: 1}}}},
 		"a link to nothing":       {"x": {Type: sandbox.TypeSymlink}},
+		"a set-user-ID bit":       {"x": {Type: sandbox.TypeFile, Mode: fs.ModeSetuid | 0o755}},
+		"a sticky directory":      {"x": {Type: sandbox.TypeDir, Mode: fs.ModeSticky | 0o755}},
 		"too many":                many,
 	} {
 		require.Error(t, tree.Validate(snapshot.Limits{MaxEntries: 10}), what)

@@ -3,7 +3,6 @@
 package snapshot_test
 
 import (
-	"bytes"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -22,7 +21,7 @@ func makeFIFO(tb testing.TB, path string) {
 	require.NoError(tb, syscall.Mkfifo(path, 0o644))
 }
 
-func TestUnpack_AsRootGivesFilesAway(t *testing.T) {
+func TestRestore_AsRootGivesFilesAway(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Log("unsupported: only root gives files away")
@@ -31,11 +30,10 @@ func TestUnpack_AsRootGivesFilesAway(t *testing.T) {
 	root := newRoot(t, tree{"old": {body: "x"}})
 	require.NoError(t, os.Lchown(root.Name(), 4242, 4243))
 	want := tree{"f": {body: "x"}, "d": {dir: true}, "d/l": {link: "/etc/passwd"}}
-	data, _, _ := pack(t, newRoot(t, want), nil)
-	_, err := snapshot.Unpack(t.Context(), root, bytes.NewReader(data), nil)
+	c := saved(t, newRoot(t, want), nil)
+	_, err := snapshot.Restore(t.Context(), root, c.tree, snapshot.Index{}, c.bodies, func(name string, _ bool) bool { return name == "old" })
 	require.NoError(t, err)
-	data, _, _ = pack(t, newRoot(t, tree{"e": {dir: true}, "e/f": {body: "y"}, "e/l": {link: "f"}, "f": {body: "z"}}), nil)
-	changes, err := snapshot.Sync(t.Context(), root, nil, bytes.NewReader(data), nil)
+	changes, err := saved(t, newRoot(t, tree{"e": {dir: true}, "e/f": {body: "y"}, "e/l": {link: "f"}, "f": {body: "z"}}), nil).to(t, root, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"f.toolfleet-theirs"}, changes.Theirs)
 	for _, name := range []string{"f", "d", "d/l", "e", "e/f", "e/l", "f.toolfleet-theirs"} {
@@ -66,23 +64,22 @@ func TestAsNobody(t *testing.T) {
 		require.NoError(t, os.Chmod(d, 0o755))
 	}
 	require.NoError(t, os.Chown(temp, 65534, 65534))
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.run", "^TestPack_|^TestLocked_|^TestSync_Table")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.run", "^TestSave_|^TestLocked_|^TestSync_Table")
 	cmd.Dir = temp
 	cmd.Env = []string{"TMPDIR=" + temp}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS: TestLocked_PackLeavesModes")
+	require.Contains(t, string(out), "--- PASS: TestLocked_SaveLeavesModes")
 }
 
-func TestLocked_PackLeavesModes(t *testing.T) {
+func TestLocked_SaveLeavesModes(t *testing.T) {
 	t.Parallel()
 	root := newRoot(t, tree{"d": {dir: true, noMode: true}, "d/f": {body: "x", noMode: true}})
-	_, manifest, _ := pack(t, root, nil)
+	manifest := saved(t, root, nil).manifest
 	require.Len(t, manifest, 2)
 	require.Equal(t, int64(1), manifest["d/f"].Size)
-	_, again, _ := pack(t, root, nil)
-	require.Equal(t, manifest, again)
+	require.Equal(t, manifest, saved(t, root, nil).manifest)
 	info, err := root.Lstat("d")
 	require.NoError(t, err)
 	require.Equal(t, fs.ModeDir, info.Mode())
@@ -99,14 +96,11 @@ func TestLocked_SyncChangesWhatIsInside(t *testing.T) {
 		"d/e": {dir: true, mode: 0o500}, "d/e/g": {body: "new"},
 	}
 	root := newRoot(t, before)
-	other := newRoot(t, after)
-	_, base, _ := pack(t, root, nil)
-	data, want, _ := pack(t, other, nil)
-	changes, err := snapshot.Sync(t.Context(), root, base, bytes.NewReader(data), nil)
+	base, want := saved(t, root, nil).manifest, saved(t, newRoot(t, after), nil)
+	changes, err := want.to(t, root, base, nil)
 	require.NoError(t, err)
 	require.Equal(t, snapshot.Changes{
-		Written: []string{"d/e/g", "d/f"}, Removed: []string{"d/e/f", "d/gone"}, Archive: want,
+		Written: []string{"d/e/g", "d/f"}, Removed: []string{"d/e/f", "d/gone"}, Base: want.manifest,
 	}, changes)
-	_, got, _ := pack(t, root, nil)
-	require.Equal(t, want, got)
+	require.Equal(t, want.manifest, saved(t, root, nil).manifest)
 }
