@@ -71,8 +71,11 @@ func (h *Holder) answerQuestions() (stop func(), err error) {
 func (h *Holder) answerOne(msg *nats.Msg) {
 	hash := protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
 	h.mu.Lock()
-	l := h.held[hash]
+	l, life := h.held[hash], h.life
 	h.mu.Unlock()
+	if asked := msg.Header.Get(protocol.HeaderLife); asked != "" && (life == nil || asked != string(life.id)) {
+		return
+	}
 	if l == nil || len(msg.Data) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), store.ShortTimeout) //nolint:forbidigo // a callback of NATS has no context
 		defer cancel()

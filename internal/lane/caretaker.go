@@ -7,9 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -51,6 +53,8 @@ const (
 	careBatch = 256
 	// careAtOnce is how many lanes are made ready at the same time.
 	careAtOnce = 16
+	// heldWait is how long a holder may take to say that it holds a lane.
+	heldWait = 250 * time.Millisecond
 	// reviews is how often ready messages are looked at after each connection.
 	reviews = 2
 )
@@ -205,9 +209,8 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 		return err
 	}
 	if claim != nil && claim.Life != "" {
-		if claim.Ready == ready.Sequence && consumer == nil {
-			c.holder.peers.owner(claim.Life) // one without a record is noticed by this
-			return nil                       // its holder looks after it, or whoever finds that expired
+		if claim.Ready == ready.Sequence && consumer == nil && c.isHeld(ctx, claim) {
+			return nil // its holder looks after it, or whoever finds that expired
 		}
 		// The ready message is about to be removed, or was brought back, maybe with the claim:
 		// whose it is looks whether it holds the lane, and removes the claim if not.
@@ -224,4 +227,17 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 		c.holder.replaceReady(ctx, lane)
 	}
 	return errOnItsWay
+}
+
+// isHeld reports whether the life that a claim names says that it holds the lane, or is expired:
+// then others take the lane over. One that lives and does not hold it lets go of the claim.
+func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
+	s, pool := c.holder.store, c.holder.options.Pool
+	if c.holder.peers.owner(claim.Life) == core.OwnerExpired { // one without a record is noticed by this
+		return true
+	}
+	question := nats.NewMsg(s.Fleet.AskSubject(pool, claim.Lane.Hash()))
+	question.Header.Set(protocol.HeaderLife, string(claim.Life))
+	_, err := s.Replies.Request(ctx, heldWait, question)
+	return err == nil
 }

@@ -118,6 +118,55 @@ func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	h.stop()
 }
 
+// The removal of a claim may get lost while the ready message is parked: a call that comes then has
+// its worker, which lives, let go of the claim.
+func TestCaretaker_AClaimThatItsWorkerDoesNotHold(t *testing.T) {
+	t.Parallel()
+	for name, interrupted := range map[string]bool{"removed": false, "interrupted": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			consumer := f.pool(time.Hour) // nothing else comes to it so soon
+			p, first, second := f.publisher(), newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+			put(t, p, first)
+			ready := f.take(consumer)
+			require.NoError(t, ready.NakWithDelay(time.Hour))
+			meta, err := ready.Metadata()
+			require.NoError(t, err)
+			attempts := make(chan int, 2)
+			f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+				attempts <- run.Attempt
+				return succeed(run)
+			}), lane.Options{})
+			f.storeClaim(first.Lane(), protocol.Claim{Life: f.aLife(), Ready: meta.Sequence.Stream, Interrupted: interrupted})
+			f.abandon(second)
+			require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
+			require.Equal(t, protocol.StatusOK, f.await(p, second).Status)
+			if interrupted {
+				require.Equal(t, 2, <-attempts, "the claim said that it may have been started")
+			}
+			f.requireQuiet()
+		})
+	}
+}
+
+// A holder that was lost may leave the mark behind its claim. It is removed, also where nothing
+// else waits: the last look before a release finds it, and has the lane delivered again.
+func TestCaretaker_AMarkOfALostHolderIsRemoved(t *testing.T) {
+	t.Parallel()
+	f, _ := newClusterFleet(t)
+	f.ensurePool(0)
+	l := newCall("s", exclusive("account/a")).Lane()
+	for _, subject := range []string{factFleet.FloorSubject(protocol.DefaultPool, l.Hash(), 1), readyOf(l)} {
+		msg := nats.NewMsg(subject)
+		msg.Header.Set(protocol.HeaderLane, string(l))
+		_, err := f.js.PublishMsg(t.Context(), msg)
+		require.NoError(t, err)
+	}
+	f.hold(succeeds, lane.Options{})
+	f.requireQuiet()
+}
+
 // A claim may be stored so late that the record of its life is gone, while the ready message is
 // parked: a call that comes then is looked after all the same.
 func TestCaretaker_AClaimWithoutItsLifeIsNoticed(t *testing.T) {

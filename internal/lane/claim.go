@@ -178,8 +178,8 @@ func (h *Holder) disownAfter(l *held, why error) {
 	h.disown(ctx, l.hash)
 }
 
-// disown removes a claim of this life on a lane that is not held here: its removal was lost, or a
-// server brought it back.
+// disown lets go of a claim of this life on a lane that is not held here: its removal was lost, or
+// a server brought it back. The ready message may be parked, so it is delivered again.
 func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
 	found, err := h.store.Claim(ctx, h.options.Pool, hash)
 	if err != nil || found == nil {
@@ -189,13 +189,7 @@ func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
 	ours := h.life != nil && found.Life == h.life.id && h.held[hash] == nil &&
 		h.life.trusted(time.Now()) // what a lost life has claimed may have been started, and is taken over
 	h.mu.Unlock()
-	switch {
-	case !ours:
-	case found.Interrupted: // the next holder has to know
-		left := found.Claim
-		left.Life = ""
-		_, _, _ = h.store.PutClaim(ctx, h.options.Pool, &left, found.Epoch) // else somebody asks again
-	default:
-		h.store.DropClaim(found.Epoch)
+	if ours && h.store.EndClaim(ctx, h.options.Pool, found.Claim, found.Epoch) == nil { // else somebody asks again
+		_ = h.store.Redeliver(ctx, h.options.Pool, found.Ready)
 	}
 }

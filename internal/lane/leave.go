@@ -3,9 +3,9 @@ package lane
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
@@ -89,33 +89,28 @@ func (l *held) redeliver(ctx context.Context) error {
 
 // letGo removes the claim and then has the lane delivered to somebody, if deliver is not nil. Where
 // calls may have been started that have no result, as those that were killed, the claim stays
-// without an owner and says so. What fails is tried again for a moment: then the claim ends with
-// this life.
+// without an owner and says so. What fails is tried again until this life ends, and the claim with
+// it.
 func (l *held) letGo(killed bool, deliver func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.OpTimeout)
-	defer cancel()
 	s := l.holder.store
-	_ = s.RedeliverAfter(ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq) // should this worker be lost before it has the lane delivered
-	steps := []func(context.Context) error{func(ctx context.Context) error {
-		if !killed && !l.unresolved() {
-			return s.RemoveRecord(ctx, l.claim.epoch.Load())
-		}
-		left := l.claim.Claim
-		left.Life, left.Interrupted = "", true
-		_, _, err := s.PutClaim(ctx, l.holder.options.Pool, &left, l.claim.epoch.Load())
-		return err // refused: an earlier try, whose answer was lost
-	}}
-	if deliver != nil {
-		steps = append(steps, func(ctx context.Context) error {
-			l.holder.forget(l) // it may be delivered here
-			return deliver(ctx)
-		})
-	}
-	for _, do := range steps {
-		for err := do(ctx); err != nil; err = do(ctx) {
-			if l.complain("lane cannot be handed over", err); !pause.For(ctx, faultPause) {
-				return
+	tries := func(do func(context.Context) error) bool {
+		for l.life.trusted(time.Now()) && !s.NC.IsClosed() {
+			err := do(l.life.ctx)
+			if err == nil {
+				return true
 			}
+			l.complain("lane cannot be handed over", err)
+			pause.For(l.life.ctx, faultPause)
 		}
+		return false
+	}
+	_ = s.RedeliverAfter(l.life.ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq) // should this worker be lost before it has the lane delivered
+	left := l.claim.Claim
+	left.Interrupted = killed || l.unresolved()
+	if tries(func(ctx context.Context) error {
+		return s.EndClaim(ctx, l.holder.options.Pool, left, l.claim.epoch.Load())
+	}) && deliver != nil {
+		l.holder.forget(l) // it may be delivered here
+		tries(deliver)
 	}
 }

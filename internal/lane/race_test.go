@@ -143,8 +143,7 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	require.Eventually(t, func() bool { return len(beats.lives(t, "a")) > 1 }, patience, 5*time.Millisecond, "A begins no new life")
 	require.Empty(t, ranAtA, "A runs a call of the lane while B runs another one")
 	close(finishSecond)
-	require.Equal(t, third.ID, <-ranAtB)
-	f.await(p, third)
+	f.await(p, third) // B may have handed the lane over, because the other call waits for its slot
 	stop()
 	require.NoError(t, <-done)
 }

@@ -29,7 +29,7 @@ func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) 
 	}
 	l.openReady()
 	if err := l.feed(); err != nil {
-		l.letGo(false, l.redeliver) //nolint:contextcheck // the lane has its own
+		l.letGo(false, l.redeliver)
 		return false, err
 	}
 	do(l)
@@ -72,7 +72,7 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	if err != nil || consumer == nil {
 		return
 	}
-	_, _ = h.visit(ctx, lane, func(l *held) { //nolint:contextcheck // the lane has its own; it is tried again
+	_, _ = h.visit(ctx, lane, func(l *held) { // the lane has its own context; it is tried again
 		inline := l.pinned()
 		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(protocol.HeaderCall))); inline && e != nil {
 			known, err := l.isSettled(e, nil)

@@ -321,4 +321,6 @@ const (
 	HeaderCall = "Tf-Call"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
+	// HeaderLife names the only life that a question about a lane is for.
+	HeaderLife = "Tf-Life"
 )

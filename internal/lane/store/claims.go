@@ -74,6 +74,24 @@ func (s *Store) RemoveRecord(ctx context.Context, seq uint64) error {
 	return s.removeFrom(ctx, s.Fleet.ClaimsStream(), seq)
 }
 
+// EndClaim removes a claim of one's own, and returns when it is gone. One by which calls were
+// interrupted stays, without an owner: the next holder has to know.
+func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim protocol.Claim, epoch uint64) error {
+	if !claim.Interrupted {
+		return s.RemoveRecord(ctx, epoch)
+	}
+	claim.Life = ""
+	_, answer, err := s.PutClaim(ctx, pool, &claim, epoch)
+	if answer != Occupied {
+		return answer.full(err)
+	}
+	found, err := s.Claim(ctx, pool, claim.Lane.Hash())
+	if err == nil && found != nil && found.Epoch == epoch {
+		err = ErrUnderWay
+	}
+	return err // else an earlier try is stored, whose answer was lost
+}
+
 // DropClaim removes a claim at some time: nobody answers, and nothing happens without a connection.
 func (s *Store) DropClaim(epoch uint64) { _ = s.NC.PublishMsg(deletion(s.Fleet.ClaimsStream(), epoch)) }
 

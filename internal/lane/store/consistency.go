@@ -118,11 +118,7 @@ func (s clustered) open(ctx context.Context, pool protocol.Pool, lane protocol.L
 	if err != nil {
 		return nil, err
 	}
-	for subject := range list.Subjects {
-		if s.Fleet.ParseMailboxSubject(subject).Kind == protocol.EntryFloor { // this one, or an earlier holder's
-			delete(list.Subjects, subject)
-		}
-	}
+	delete(list.Subjects, msg.Subject) // that of an earlier holder is read, and removed
 	if err := s.confirmReady(ctx, s.Fleet.ReadySubject(pool, lane), ready, floor); err != nil {
 		return nil, err
 	}
