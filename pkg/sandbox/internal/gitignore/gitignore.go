@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"mvdan.cc/sh/v3/pattern"
 )
 
 // Rules are those of a directory's ignore file and of its parents', from the workspace down. The
@@ -90,11 +92,10 @@ func parseRule(line string) (r rule, ok bool) {
 		r.suffix = line[1:]
 		return r, true
 	}
-	expression, ok := globExpression(line)
-	if !ok {
+	expression, err := pattern.Regexp(line, pattern.Filenames|pattern.EntireString|pattern.GlobLeadingDot)
+	if err != nil {
 		return r, false
 	}
-	var err error
 	r.pattern, err = regexp.Compile(expression)
 	return r, err == nil
 }
@@ -125,100 +126,4 @@ func (r *rule) matches(name string, isDir bool) bool {
 	default:
 		return name == r.literal || r.literal == "" // "*"
 	}
-}
-
-// globExpression is a regular expression that matches what a rule's pattern does. ok
-// is false when the pattern is malformed, and so matches nothing.
-func globExpression(glob string) (_ string, ok bool) {
-	var b strings.Builder
-	b.WriteString(`(?s)\A`)
-	for i := 0; i < len(glob); {
-		switch c := glob[i]; c {
-		case '*':
-			n := len(glob[i:]) - len(strings.TrimLeft(glob[i:], "*"))
-			text, used := starsExpression(glob, i, n)
-			b.WriteString(text)
-			i += used
-		case '?':
-			b.WriteString(`[^/]`)
-			i++
-		case '[':
-			class, used, ok := classExpression(glob[i:])
-			if !ok {
-				return "", false
-			}
-			b.WriteString(class)
-			i += used
-		case '\\':
-			if i+1 == len(glob) {
-				return "", false
-			}
-			b.WriteString(regexp.QuoteMeta(glob[i+1 : i+2]))
-			i += 2
-		default:
-			b.WriteString(regexp.QuoteMeta(glob[i : i+1]))
-			i++
-		}
-	}
-	b.WriteString(`\z`)
-	return b.String(), true
-}
-
-// starsExpression is what n stars at an offset mean, and how much of the pattern that
-// is: any directories when they are two and alone between slashes, else any text of one name.
-func starsExpression(glob string, at, n int) (expression string, used int) {
-	atStart := at == 0 || glob[at-1] == '/'
-	rest := glob[at+n:]
-	switch {
-	case n < 2 || !atStart || rest != "" && rest[0] != '/':
-		return `[^/]*`, n
-	case rest == "":
-		return `.*`, n
-	default:
-		return `(?:.*/)?`, n + 1
-	}
-}
-
-// classExpression is the bracket expression at the start of a pattern, and its length.
-// None matches a slash.
-func classExpression(glob string) (expression string, used int, ok bool) {
-	var b strings.Builder
-	i := 1
-	b.WriteByte('[')
-	if i < len(glob) && (glob[i] == '!' || glob[i] == '^') {
-		b.WriteString("^/")
-		i++
-	}
-	for first := true; ; first = false {
-		switch {
-		case i >= len(glob):
-			return "", 0, false
-		case glob[i] == ']' && !first:
-			b.WriteByte(']')
-			return b.String(), i + 1, true
-		case strings.HasPrefix(glob[i:], "[:"):
-			end := strings.Index(glob[i:], ":]")
-			if end < 0 {
-				return "", 0, false
-			}
-			b.WriteString(glob[i : i+end+2])
-			i += end + 2
-		case glob[i] == '-' && !first && i+1 < len(glob) && glob[i+1] != ']':
-			b.WriteByte('-')
-			i++
-		case glob[i] == '\\' && i+1 < len(glob):
-			b.WriteString(classLiteral(glob[i+1]))
-			i += 2
-		default:
-			b.WriteString(classLiteral(glob[i]))
-			i++
-		}
-	}
-}
-
-func classLiteral(c byte) string {
-	if strings.IndexByte(`\]^-[`, c) >= 0 {
-		return `\` + string(c)
-	}
-	return string([]byte{c})
 }
