@@ -20,7 +20,7 @@ import (
 //
 //	needs PROGRAM...   the test is skipped where one is missing
 //	net SET...         sandboxes reach the hosts of these sets; skipped where there is no network
-//	slow               half of the ways are enough
+//	only WAY           is enough: it takes long
 //	flag FLAG...       flags of run in place, and of the worker
 //	outside COMMAND    a shell runs it in the workspace before the session, as a person does
 //	$ COMMAND          the model calls bash
@@ -35,7 +35,7 @@ import (
 // A % in the arguments of a tool is the name of the background process that was started last.
 type project struct {
 	needs, net, flags, outside, found, after, here []string
-	slow                                           bool
+	only                                           string // "in place", as an ordinary user, or "over a fleet", as root
 	calls                                          []call
 	files                                          []txtar.File
 }
@@ -62,8 +62,8 @@ func readProject(t *testing.T, path string) project {
 			p.needs = append(p.needs, strings.Fields(rest)...)
 		case "net":
 			p.net = append(p.net, strings.Fields(rest)...)
-		case "slow":
-			p.slow = true
+		case "only":
+			p.only = rest
 		case "found":
 			p.found = append(p.found, rest)
 		case "flag":

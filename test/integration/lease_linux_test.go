@@ -65,13 +65,15 @@ func (a *abused) appending(t *testing.T) []string {
 
 // TestLease_NothingRunsBeyondIt: what runs for a worker ends before the lease does, though the
 // worker was killed or stopped.
-func TestLease_NothingRunsBeyondIt(t *testing.T) { //nolint:paralleltest // beside one that measures
-	for _, driver := range []struct { //nolint:paralleltest // as above
+func TestLease_NothingRunsBeyondIt(t *testing.T) {
+	t.Parallel()
+	for _, driver := range []struct {
 		name, level string
 		uid         int
 	}{{"ns", "full", os.Geteuid()}, {"landlock", "paths", 65534}, {"process", "none", 65534}} {
 		for name, stops := range map[string]bool{"killed": false, "stopped": true} {
 			t.Run(driver.name+" "+name, func(t *testing.T) {
+				t.Parallel()
 				uid := driver.uid
 				if os.Geteuid() != 0 {
 					uid = os.Geteuid()

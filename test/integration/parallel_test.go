@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRun_ManyFileCallsInOneStep: 64 parallel calls on files return in under 2 s in total.
+// TestRun_ManyFileCallsInOneStep: 64 parallel calls on files return in under 2 s in total,
+// without the race detector.
 func TestRun_ManyFileCallsInOneStep(t *testing.T) { //nolint:paralleltest // it measures
 	const calls = 64
 	var writes, reads []object
@@ -35,7 +36,7 @@ func TestRun_ManyFileCallsInOneStep(t *testing.T) { //nolint:paralleltest // it 
 		wrote, read := between(t, list, 1), between(t, list, 2)
 		t.Logf("%d calls in one step, from the first tool_call to the last tool_result: writes %s, reads %s",
 			calls, wrote.Round(time.Millisecond), read.Round(time.Millisecond))
-		if max(wrote, read) < 2*time.Second*slowness {
+		if raceEnabled || max(wrote, read) < 2*time.Second {
 			return
 		}
 	}

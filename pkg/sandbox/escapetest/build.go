@@ -3,9 +3,12 @@
 package escapetest
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,7 +20,23 @@ const probePackage = "github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/prob
 // programVariable names a probe that was built before, for machines without Go.
 const programVariable = "TOOLFLEET_ESCAPE_PROGRAM"
 
-// build builds the probe into dir, as a static program.
+// built is the probe, a static program, which is built once for all tests of a binary.
+var built = sync.OnceValues(func() ([]byte, error) { //nolint:gochecknoglobals // a constant of the tree
+	dir, err := os.MkdirTemp("", "toolfleet-probe-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // the system cleans its temporary files
+	path := filepath.Join(dir, "probe")
+	cmd := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, probePackage)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("go build: %w: %s", err, out)
+	}
+	return os.ReadFile(path)
+})
+
+// build puts the probe into dir.
 func build(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "probe")
@@ -25,10 +44,9 @@ func build(t *testing.T, dir string) string {
 		install(t, built, path)
 		return path
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, probePackage)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "go build: %s", out)
+	program, err := built()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, program, 0o755))
 	require.NoError(t, os.Chmod(path, 0o755))
 	return path
 }

@@ -113,7 +113,7 @@ func TestLost_FirstProcessReadsNothingOfAFile(t *testing.T) {
 	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "file", Content: []byte("kept")})
 	require.NoError(t, err)
 	sandboxtest.Freeze(t, s.current.process)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // it is sent by then
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // it is sent by then
 	defer cancel()
 	_, err = s.FS().Write(ctx, sandbox.WriteRequest{Path: "big", Content: make([]byte, 8<<20)})
 	require.ErrorIs(t, err, errLost)

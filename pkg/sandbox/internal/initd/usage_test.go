@@ -79,7 +79,7 @@ func TestTreeUsage_OfADeepTreeIsSeenAndTakesNoTime(t *testing.T) {
 	got := treeUsage(dir, walk.MaxLevels)
 	took := time.Since(start)
 	require.GreaterOrEqual(t, got, before+8<<10+4<<10)
-	require.Less(t, took, 10*time.Second)
+	require.Less(t, took, time.Minute)
 	t.Logf("3,000 levels in %s", took)
 }
 
