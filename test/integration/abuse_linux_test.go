@@ -232,9 +232,9 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 	a := startAbused(t, uid)
 	var alone time.Duration // 99 of 100 calls where nothing is abused
 	all := abuses()
-	for _, name := range slices.SortedFunc(maps.Keys(all), nothingFirst) {
+	for _, name := range slices.SortedFunc(maps.Keys(all), nothingFirst) { //nolint:paralleltest // as above
 		abuse := all[name]
-		t.Run(name, func(t *testing.T) { //nolint:paralleltest // as above
+		t.Run(name, func(t *testing.T) {
 			for again := range tries {
 				box := fmt.Sprintf("abuse-%s-%d", strings.ReplaceAll(name, " ", "-"), again)
 				times := a.abuse(t, box, abuse)

@@ -21,7 +21,7 @@ const probePackage = "github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/prob
 const programVariable = "TOOLFLEET_ESCAPE_PROGRAM"
 
 // built is the probe, a static program, which is built once for all tests of a binary.
-var built = sync.OnceValues(func() ([]byte, error) { //nolint:gochecknoglobals // a constant of the tree
+var built = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "toolfleet-probe-")
 	if err != nil {
 		return nil, err

@@ -28,18 +28,18 @@ type Changes struct {
 	Base Manifest
 }
 
-// Sync brings into root what changed in tree, which has passed [Tree.Validate], since base, which is
-// what root contained when the two were last the same; nil is nothing. The table in the package
-// comment says what happens to a path. Nothing is lost: of a file in conflict, the
-// tree's content is put beside it as NAME.toolfleet-theirs, with a number when that
-// exists and is another; when there is no directory for it, into the nearest one above,
-// with "-" for "/". A directory that goes but still holds something stays.
+// Sync brings into root what changed in tree, which has passed [Tree.Validate], since base, which
+// is what root contained when the two were last the same; nil is nothing. The table in the package
+// comment says what happens to a path. Nothing is lost: of a file in conflict, the tree's content
+// is put beside it as NAME.toolfleet-theirs, with a number when that exists and is another; when
+// there is no directory for it, into the nearest one above, with "-" for "/". A directory that goes
+// but still holds something stays.
 //
 // All contents are fetched before anything changes, so one that is missing or damaged changes
-// nothing; until then they take space in a directory .toolfleet-*.tmp below root. Each file changes by rename. After another error, or a
-// crash, part of the changes are made: the same Sync again makes the rest; a crash leaves
-// the temporary directory behind. Something that writes to root at the same time can
-// lose what it writes to a path in the moment in which it is changed.
+// nothing; until then they take space in a directory .toolfleet-*.tmp below root. Each file changes
+// by rename. After another error, or a crash, part of the changes are made: the same Sync again
+// makes the rest; a crash leaves the temporary directory behind. Something that writes to root at
+// the same time can lose what it writes to a path in the moment in which it is changed.
 func Sync(ctx context.Context, root *os.Root, base Manifest, tree Tree, bodies Bodies, options *Options) (Changes, error) {
 	changes, err := bring(ctx, root, base, tree, bodies, options.withDefaults())
 	if err != nil {

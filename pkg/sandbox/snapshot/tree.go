@@ -206,8 +206,8 @@ func (t Tree) Bodies() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Validate reports what no honest [Save] writes: paths and links that are not possible, types and modes
-// that are not known, parts that do not make up their file, and more than limits allow. The
+// Validate reports what no honest [Save] writes: paths and links that are not possible, types and
+// modes that are not known, parts that do not make up their file, and more than limits allow. The
 // error is an [*Error].
 func (t Tree) Validate(limits Limits) error {
 	b := budget{limits: limits.withDefaults()}
