@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -12,8 +11,6 @@ import (
 	"os"
 	"sync"
 	"time"
-
-	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -51,6 +48,7 @@ type httpFlags struct {
 // taskFlag is about calls that take long.
 type taskFlag struct {
 	McpTaskAfter time.Duration `default:"10s" help:"Time after which a call goes on as a task, for clients of the Model Context Protocol that know tasks; 0 is at once."`
+	McpPatience  time.Duration `default:"50s" help:"Time after which a call goes on and its answer says where its result will be, for clients of the Model Context Protocol that know no tasks and want no progress; 0 is never."`
 }
 
 // check refuses times that there are not.
@@ -58,7 +56,18 @@ func (f taskFlag) badTaskAfter() error {
 	if f.McpTaskAfter < 0 {
 		return cli.Usagef("--mcp-task-after %s: must be 0 or more", f.McpTaskAfter)
 	}
+	if f.McpPatience < 0 {
+		return cli.Usagef("--mcp-patience %s: must be 0 or more", f.McpPatience)
+	}
 	return nil
+}
+
+// patience is that of clients who know no tasks.
+func (f taskFlag) patience() time.Duration {
+	if f.McpPatience == 0 {
+		return -1
+	}
+	return f.McpPatience
 }
 
 // taskAfter is that of every tool.
@@ -198,7 +207,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	}
 	options.Tools = box.table
 	options.NC, options.Dispatcher, options.Journal = fl.NC, fl.Dispatcher, fl.Journal
-	options.TaskAfter, options.Lasting = c.taskAfter, c.Nats != ""
+	options.TaskAfter, options.Patience, options.Lasting = c.taskAfter, c.patience(), c.Nats != ""
 	if c.Nats != "" {
 		options.Approve = announced(show.warn, approval.Waiter(fl.NC, fl.Name))
 	}
@@ -215,7 +224,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 			err = serve()
 		}
 	} else {
-		err = server.Run(ctx, &mcp.IOTransport{Reader: io.NopCloser(p.Stdin), Writer: unclosed{p.Stdout}})
+		err = server.Run(ctx, mcpserver.Stdio(p.Stdin, p.Stdout))
 	}
 	if ctx.Err() != nil {
 		err = nil // it was asked to end
@@ -223,12 +232,6 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	git.tell(git.findings(context.WithoutCancel(ctx)))
 	return err
 }
-
-// unclosed is a writer that stays open.
-type unclosed struct{ io.Writer }
-
-// Close implements [io.Closer].
-func (unclosed) Close() error { return nil }
 
 const (
 	// lastAnswers is how long answers to clients may take when the server is to end.

@@ -152,7 +152,7 @@ func (c *serveCommand) serveClients(
 	}
 	server := mcpserver.New(mcpserver.Options{
 		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
-		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Lasting: true,
+		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)
 	if err != nil {

@@ -59,6 +59,15 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	if single.Call == nil {
 		return finish(ctx, single.Outcome)
 	}
+	if read, ok := single.Call.Payload.(protocol.ResultRead); ok {
+		turn.sent() // it may take long
+		switch instead, err := s.await(ctx, session, &read); {
+		case err != nil:
+			return nil, err
+		case instead != nil:
+			return answer(session, *instead)
+		}
+	}
 	p, err := s.progress(ctx, request, single.Call)
 	if err != nil {
 		return nil, err
@@ -79,8 +88,8 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 		}
 		return finish(ctx, single.Finish(ctx, result))
 	}
-	if after, ok := s.taskAfter(request); ok {
-		return s.orTask(ctx, single.Call, after, stored, work)
+	if after, tell := s.leave(request); after >= 0 {
+		return s.orLater(ctx, single.Call, after, tell, stored, work)
 	}
 	return work(ctx)
 }
@@ -122,7 +131,7 @@ func (s *Server) follow(ctx context.Context, call *protocol.Call, told func(*loo
 // tool itself made, an image, a link to all of a result that was cut, and the typed result.
 func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResult, error) {
 	typed := structured{Status: o.Status, Error: o.Error, SessionID: session}
-	answer := &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: o.Text}}, IsError: o.Status != protocol.StatusOK}
+	answer := &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: o.Text}}, IsError: o.Status != protocol.StatusOK && o.Status != statusWorking}
 	if r := o.Result; r != nil {
 		typed.CallID, typed.WorkerID, typed.Attempt, typed.Level = r.CallID, r.WorkerID, r.Attempt, r.Level
 		typed.QueueMS, typed.RunMS = r.QueueMS, r.RunMS
@@ -135,9 +144,7 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 			answer.Content = append(answer.Content, &mcp.ImageContent{MIMEType: mediaType, Data: data})
 		}
 		if r.Kept != nil {
-			answer.Content = append(answer.Content, &mcp.ResourceLink{
-				URI: resultURI(r.CallID), Name: "result " + string(r.CallID), MIMEType: "text/plain", Description: "All of this result.",
-			})
+			answer.Content = append(answer.Content, resultLink(r.CallID))
 		}
 		if r.Value != nil && !image && own == nil { // which are there already
 			var err error

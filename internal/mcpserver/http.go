@@ -117,6 +117,7 @@ func (s *Server) Handler(o HTTPOptions) http.Handler {
 		}
 		sessions.ServeHTTP(w, r)
 	})
+	handler = wellFormed(handler)
 	const metadataPath = "/.well-known/oauth-protected-resource"
 	mux := http.NewServeMux()
 	bearer := auth.RequireBearerTokenOptions{}

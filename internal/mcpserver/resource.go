@@ -28,6 +28,10 @@ const (
 
 func resultURI(call protocol.CallID) string { return resultPrefix + url.PathEscape(string(call)) }
 
+func resultLink(call protocol.CallID) *mcp.ResourceLink {
+	return &mcp.ResourceLink{URI: resultURI(call), Name: "result " + string(call), MIMEType: "text/plain", Description: "All of the result."}
+}
+
 func (s *Server) addResources() {
 	s.server.AddResourceTemplate(&mcp.ResourceTemplate{
 		URITemplate: fileTemplate, Name: "workspace file", Title: "Workspace file", Description: "A file of the workspace, by its path there.",
@@ -107,10 +111,14 @@ func (s *Server) readResult(ctx context.Context, request *mcp.ReadResourceReques
 	if err != nil || offset < 0 {
 		return nil, mcp.ResourceNotFoundError(request.Params.URI)
 	}
-	result, err := s.ask(ctx, request, tools.Plan{
-		Payload:   protocol.ResultRead{CallID: id, Part: uri.Query().Get("part"), Offset: offset},
-		Resources: []protocol.Use{}, Delivery: protocol.Idempotent,
-	})
+	payload := protocol.ResultRead{CallID: id, Part: uri.Query().Get("part"), Offset: offset}
+	switch instead, err := s.await(ctx, s.session(request), &payload); {
+	case err != nil:
+		return nil, err
+	case instead != nil && instead.Result == nil:
+		return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: request.Params.URI, MIMEType: "text/plain", Text: instead.Text}}}, nil
+	}
+	result, err := s.ask(ctx, request, tools.Plan{Payload: payload, Resources: []protocol.Use{}, Delivery: protocol.Idempotent})
 	if err != nil {
 		return nil, err
 	}

@@ -48,6 +48,10 @@ type Options struct {
 	// TaskAfter is after which time a call of a tool goes on as a task, for clients that know the
 	// extension for that; less than 0 is never. nil is [DefaultTaskAfter] for each.
 	TaskAfter func(tool string) time.Duration
+	// Patience is how long a call is waited for whose client knows no tasks and wants no progress.
+	// Then it goes on, and its answer says where its result will be. 0 is [DefaultPatience], less
+	// is without end.
+	Patience time.Duration
 	// Lasting says that the fleet outlasts this server: see [Server.Close].
 	Lasting bool
 	// Logger gets troubles at warn; nil discards them.

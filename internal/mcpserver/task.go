@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -99,56 +98,6 @@ func (t *task) state(resultType, status string, updated time.Time) *taskState {
 	}
 }
 
-// following are the calls that are followed here for clients that know tasks.
-type following struct {
-	mu    sync.Mutex
-	stops map[protocol.CallID]context.CancelCauseFunc
-	all   sync.WaitGroup
-}
-
-func (f *following) add(call protocol.CallID, stop context.CancelCauseFunc) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.stops == nil {
-		f.stops = map[protocol.CallID]context.CancelCauseFunc{}
-	}
-	f.stops[call] = stop
-}
-
-func (f *following) remove(call protocol.CallID) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.stops, call)
-}
-
-// Close lets tasks go on in a fleet that outlasts this server, and cancels them in any other. It is
-// called once no client is served any more.
-func (s *Server) Close() {
-	cause := context.Canceled
-	if s.options.Lasting {
-		cause = loop.ErrDetached
-	}
-	s.following.mu.Lock()
-	for _, stop := range s.following.stops {
-		stop(cause)
-	}
-	s.following.mu.Unlock()
-	s.following.all.Wait()
-}
-
-// taskAfter is after which time a call goes on as a task; ok is false for clients and tools that
-// have none.
-func (s *Server) taskAfter(request *mcp.CallToolRequest) (after time.Duration, ok bool) {
-	if !knowsTasks(request.ClientCapabilities()) {
-		return 0, false
-	}
-	after = DefaultTaskAfter
-	if s.options.TaskAfter != nil {
-		after = s.options.TaskAfter(request.Params.Name)
-	}
-	return after, after >= 0
-}
-
 func knowsTasks(c *mcp.ClientCapabilities) bool {
 	if c == nil {
 		return false
@@ -157,45 +106,12 @@ func knowsTasks(c *mcp.ClientCapabilities) bool {
 	return knows
 }
 
-// orTask answers a call by what work returns, which follows it, or once it takes longer by a task.
-// The call is stored by then, which its client may rely on.
-func (s *Server) orTask(
-	ctx context.Context, call *protocol.Call, after time.Duration, stored <-chan struct{}, work func(context.Context) (*mcp.CallToolResult, error),
-) (*mcp.CallToolResult, error) {
-	type answered struct {
-		result *mcp.CallToolResult
-		err    error
-	}
-	done := make(chan answered, 1)
-	working, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	unhook := context.AfterFunc(ctx, func() { stop(context.Cause(ctx)) }) // a client that gives up cancels a call that is no task
-	s.following.add(call.ID, stop)
-	s.following.all.Go(func() {
-		defer stop(nil)
-		defer s.following.remove(call.ID)
-		result, err := work(working)
-		done <- answered{result, err}
-	})
-	late := time.NewTimer(after)
-	defer late.Stop()
-	select {
-	case <-late.C:
-	case a := <-done:
-		return a.result, a.err
-	}
-	select {
-	case <-stored:
-	case a := <-done:
-		return a.result, a.err
-	}
-	if !unhook() { // it is being cancelled
-		a := <-done
-		return a.result, a.err
-	}
+// becomeTask has [Server.tasks] answer a call with a task.
+func becomeTask(ctx context.Context, call *protocol.Call) *mcp.CallToolResult {
 	slot, _ := ctx.Value(taskSlot{}).(*task)
 	slot.Call, slot.Session, slot.Pool, slot.Key, slot.Tool = call.ID, call.SessionID, call.Pool, call.Resources[0].Key, call.Tool
 	slot.Created = time.Now().UTC()
-	return &mcp.CallToolResult{}, nil
+	return &mcp.CallToolResult{}
 }
 
 // taskSlot is the key of the task in the context of a call, which is set once it is one.

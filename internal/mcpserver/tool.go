@@ -30,7 +30,7 @@ func described(tool *tools.Tool) *mcp.Tool {
 const outputSchema = `{
 	"type": "object",
 	"properties": {
-		"status": {"type": "string", "enum": ["ok", "failed", "timeout", "cancelled", "rejected", "outcome_unknown"], "description": "How the call ended."},
+		"status": {"type": "string", "enum": ["ok", "failed", "timeout", "cancelled", "rejected", "outcome_unknown", "working"], "description": "How the call ended; working when it goes on."},
 		"error": {"type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}, "required": ["code", "message"], "description": "Why it is not ok."},
 		"call_id": {"type": "string", "description": "The call in the fleet; toolfleet://result/ID is its whole result."},
 		"session_id": {"type": "string", "description": "Whose sandbox it used."},

@@ -29,6 +29,9 @@ func (t *Tool) Text(result *protocol.Result) string {
 	return Shown(text, result.CallID, result.Kept)
 }
 
+// Handle is the path by which tools that read files read the result of a call.
+func Handle(call protocol.CallID) string { return render.HandlePrefix + string(call) }
+
 // Fits reports whether a model is shown all of a text.
 func Fits(text string) bool { return len(text) <= MaxText || utf8.RuneCountInString(text) <= MaxText }
 

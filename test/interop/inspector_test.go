@@ -16,12 +16,21 @@ import (
 
 const inspector = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 
-// serve starts a coordinator that serves the protocol over HTTP until the test ends.
+// serve starts a coordinator that serves the protocol over HTTP until the test ends, with a fleet
+// of its own.
 func serve(t *testing.T, args ...string) (url string) {
+	t.Helper()
+	url, _ = start(t, append([]string{"--sandbox", "process"}, args...)...)
+	return url
+}
+
+// start starts a coordinator that serves the protocol over HTTP until the test ends, or kill ends
+// it at once.
+func start(t *testing.T, args ...string) (url string, kill func()) {
 	t.Helper()
 	home := t.TempDir()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	cmd := exec.CommandContext(ctx, coordinator, append([]string{"mcp", "--listen", "127.0.0.1:0", "--sandbox", "process"}, args...)...)
+	cmd := exec.CommandContext(ctx, coordinator, append([]string{"mcp", "--listen", "127.0.0.1:0"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	cmd.Env = environment(home)
@@ -46,7 +55,7 @@ func serve(t *testing.T, args ...string) (url string) {
 	case <-time.After(patience):
 		t.Fatal("the coordinator does not listen")
 	}
-	return url
+	return url, func() { _ = cmd.Process.Kill(); <-ended }
 }
 
 var address = regexp.MustCompile(`MCP is at (\S+)`)

@@ -1,0 +1,217 @@
+package mcpserver_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/mcpserver"
+)
+
+// said is a message of a server.
+type said struct {
+	ID     json.RawMessage
+	Error  struct{ Code int }
+	Result struct {
+		ProtocolVersion string
+		Content         []struct{ Text string }
+	}
+}
+
+const hello = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+
+// bad are messages that are refused, and by which code.
+func bad() map[string]int {
+	return map[string]int{
+		`{"jsonrpc":"2.0","id":1,`: -32700,
+		`nonsense`:                 -32700,
+		`5`:                        -32600,
+		`[]`:                       -32600,
+		`[1]`:                      -32600,
+		`{"id":1,"method":"ping"}`: -32600,
+		`{"jsonrpc":"1.0","id":1,"method":"ping"}`:  -32600,
+		`{"jsonrpc":"2.0","id":{},"method":"ping"}`: -32600,
+	}
+}
+
+// TestStdio_AnswersWhatIsNoMessage and reads on after it.
+func TestStdio_AnswersWhatIsNoMessage(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	messages := bad()
+	messages[`{"jsonrpc":"2.0","id":1,"method":"`+strings.Repeat("x", mcpserver.MaxBody)+`"}`] = -32600
+	messages[`{"jsonrpc":"2.0","id":1,"method":"no/such"}`] = -32601
+	messages[`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[1]}`] = -32602
+	for message, code := range messages {
+		t.Run(message[:min(len(message), 60)], func(t *testing.T) {
+			t.Parallel()
+			in, toServer := io.Pipe()
+			fromServer, out := io.Pipe()
+			run(t, s, mcpserver.Stdio(in, out))
+			t.Cleanup(func() { _, _ = toServer.Close(), fromServer.Close() })
+			late := time.AfterFunc(time.Minute, func() { _ = fromServer.CloseWithError(context.DeadlineExceeded) })
+			t.Cleanup(func() { late.Stop() })
+			lines := bufio.NewReader(fromServer)
+			asks := func(message string) (got said) {
+				t.Helper()
+				go func() { _, _ = io.WriteString(toServer, message+"\n") }() // what is lost has no answer
+				line, err := lines.ReadString('\n')
+				require.NoError(t, err)
+				require.NoError(t, json.Unmarshal([]byte(line), &got), line)
+				return got
+			}
+			require.Equal(t, "2025-11-25", asks(fmt.Sprintf(hello, "1999-01-01")).Result.ProtocolVersion, "which the client may refuse")
+			require.Equal(t, code, asks(message).Error.Code)
+			require.Zero(t, asks("\n"+`{"jsonrpc":"2.0","id":9,"method":"ping"}`).Error.Code, "nothing after it is lost")
+		})
+	}
+}
+
+// posting is a client that speaks HTTP by hand.
+type posting struct {
+	t            *testing.T
+	url, session string
+	version      string
+}
+
+// posted is what it gets.
+type posted struct {
+	status int
+	header http.Header
+	body   io.ReadCloser
+}
+
+func (p posting) do(method, body string, header map[string]string) posted {
+	p.t.Helper()
+	request, err := http.NewRequestWithContext(p.t.Context(), method, p.url, strings.NewReader(body))
+	require.NoError(p.t, err)
+	all := map[string]string{
+		"Authorization": "Bearer " + useToken, "Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+		"Mcp-Session-Id": p.session, "MCP-Protocol-Version": p.version,
+	}
+	maps.Copy(all, header)
+	for name, value := range all {
+		if value != "" {
+			request.Header.Set(name, value)
+		}
+	}
+	response, err := (&http.Client{Timeout: time.Minute}).Do(request) // of streams, too
+	require.NoError(p.t, err)
+	p.t.Cleanup(func() { _ = response.Body.Close() })
+	return posted{response.StatusCode, response.Header, response.Body}
+}
+
+// begin starts a session of the protocol, which ends with the test.
+func (p posting) begin() posting {
+	p.t.Helper()
+	response := p.do(http.MethodPost, fmt.Sprintf(hello, p.version), nil)
+	require.Equal(p.t, http.StatusOK, response.status)
+	p.session = response.header.Get("Mcp-Session-Id")
+	p.t.Cleanup(func() {
+		request, _ := http.NewRequestWithContext(context.WithoutCancel(p.t.Context()), http.MethodDelete, p.url, nil)
+		for name, value := range map[string]string{"Authorization": "Bearer " + useToken, "Mcp-Session-Id": p.session, "MCP-Protocol-Version": p.version} {
+			request.Header.Set(name, value)
+		}
+		if response, err := http.DefaultClient.Do(request); err == nil {
+			_ = response.Body.Close()
+		}
+	})
+	require.Equal(p.t, http.StatusAccepted, p.do(http.MethodPost, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, nil).status)
+	return p
+}
+
+// event reads the next event of a stream that has data, and its id.
+func event(t *testing.T, lines *bufio.Reader, empty bool) (id string, got said) {
+	t.Helper()
+	for {
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		name, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ": ")
+		switch {
+		case name == "id":
+			id = value
+		case name == "" && empty && id != "":
+			return id, got
+		case name == "data" && value != "":
+			require.NoError(t, json.Unmarshal([]byte(value), &got), value)
+			return id, got
+		}
+	}
+}
+
+func TestHTTP_BadMessages(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	url := serveHTTP(t, s)
+	sessions := posting{t: t, url: url, version: "2025-11-25"}.begin()
+	newest := posting{t: t, url: url, version: "2026-07-28"}
+	refused := func(p posting, body string, status, code int) {
+		t.Helper()
+		response := p.do(http.MethodPost, body, map[string]string{"Mcp-Method": "tools/list"})
+		require.Equal(t, status, response.status, body)
+		if code == 0 { // the words are the SDK's
+			return
+		}
+		var got said
+		require.NoError(t, json.NewDecoder(response.body).Decode(&got), body)
+		require.Equal(t, code, got.Error.Code, body)
+	}
+	for message, code := range bad() {
+		refused(sessions, message, http.StatusBadRequest, code)
+		refused(newest, message, http.StatusBadRequest, code)
+	}
+	giant := strings.Repeat(" ", mcpserver.MaxBody+1)
+	refused(sessions, giant, http.StatusRequestEntityTooLarge, -32600)
+	refused(newest, giant, http.StatusRequestEntityTooLarge, -32600)
+
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":%q,` +
+		`"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`
+	unknown := strings.ReplaceAll(list, "tools/list", "no/such")
+	refused(sessions, fmt.Sprintf(unknown, "2025-11-25"), http.StatusBadRequest, 0)
+	response := newest.do(http.MethodPost, fmt.Sprintf(unknown, "2026-07-28"), map[string]string{"Mcp-Method": "no/such"})
+	require.Equal(t, http.StatusNotFound, response.status)
+	refused(newest, `[{"jsonrpc":"2.0","id":1,"method":"tools/list"}]`, http.StatusBadRequest, 0)
+	refused(sessions, `[{"jsonrpc":"2.0","id":1,"method":"tools/list"}]`, http.StatusBadRequest, 0)
+	refused(posting{t: t, url: url, version: "2030-01-01"}, fmt.Sprintf(list, "2030-01-01"), http.StatusBadRequest, -32022)
+	refused(posting{t: t, url: url, version: "1999-01-01"}, fmt.Sprintf(list, "1999-01-01"), http.StatusBadRequest, 0)
+	refused(newest, fmt.Sprintf(list, "2025-11-25"), http.StatusBadRequest, -32020)
+	sessions.session = "none"
+	refused(sessions, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, http.StatusNotFound, 0)
+}
+
+// TestHTTP_ALostStreamGoesOn: a client that lost the stream of its call finds the result by the id
+// of the last event that it got.
+func TestHTTP_ALostStreamGoesOn(t *testing.T) {
+	t.Parallel()
+	s, workspace := open(t, shared)
+	c := posting{t: t, url: serveHTTP(t, s), version: "2025-11-25"}.begin()
+	lost := c.do(http.MethodPost, `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"bash","arguments":{
+		"command":"touch begun; until [ -e go ]; do sleep 0.05; done; echo done"}}}`, nil)
+	last, _ := event(t, bufio.NewReader(lost.body), true)
+	require.NoError(t, lost.body.Close())
+	require.NoError(t, os.MkdirAll(filepath.Join(workspace, "shared"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(workspace, "shared", "go"), nil, 0o600))
+	var again posted
+	require.Eventually(t, func() bool { // once the server has seen that the stream is lost
+		again = c.do(http.MethodGet, "", map[string]string{"Last-Event-ID": last, "Content-Type": ""})
+		return again.status != http.StatusConflict
+	}, time.Minute, 10*time.Millisecond)
+	require.Equal(t, http.StatusOK, again.status)
+	_, got := event(t, bufio.NewReader(again.body), false)
+	require.Equal(t, "7", string(got.ID))
+	require.Equal(t, "done\n", got.Result.Content[0].Text)
+
+	refused := c.do(http.MethodGet, "", map[string]string{"Last-Event-ID": "none", "Content-Type": ""})
+	require.Equal(t, http.StatusBadRequest, refused.status)
+}

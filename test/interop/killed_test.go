@@ -1,0 +1,149 @@
+package interop
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
+)
+
+// startFleet starts a server and a worker until the test ends, and returns the flags of
+// coordinators for them and the directory of a session's files.
+func startFleet(t *testing.T, session string) (flags []string, files string) {
+	t.Helper()
+	fl, err := fleet.Connect(t.Context(), fleet.Options{
+		Name: protocol.DefaultFleet, Data: t.TempDir(), Listen: "127.0.0.1:0", Client: "test", Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	t.Cleanup(fl.Close)
+	driver, dir := process.New(nil), t.TempDir()
+	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
+		Slots: 4, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},
+		Workspace: func(sandbox string) (string, bool) {
+			dir := filepath.Join(dir, sandbox)
+			return dir, os.MkdirAll(dir, 0o755) == nil
+		},
+	}))
+	return []string{"--nats", fl.Server.URL(), "--creds", fl.Server.CredentialFile(), "--session", session}, filepath.Join(dir, session)
+}
+
+// stateless asks by a protocol version that the SDK's client has no tasks in.
+func stateless(t *testing.T, url, method, name string, params map[string]any, answer any) {
+	t.Helper()
+	params["_meta"] = map[string]any{
+		"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": map[string]any{"name": "test", "version": "1"},
+		"io.modelcontextprotocol/clientCapabilities": map[string]any{"extensions": map[string]any{"io.modelcontextprotocol/tasks": map[string]any{}}},
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+	require.NoError(t, err)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, bytes.NewReader(body))
+	require.NoError(t, err)
+	for header, value := range map[string]string{
+		"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2026-07-28",
+		"Mcp-Method": method, "Mcp-Name": name,
+	} {
+		request.Header.Set(header, value)
+	}
+	response, err := (&http.Client{Timeout: patience}).Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	said, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	if at := bytes.LastIndex(said, []byte("data: ")); at >= 0 {
+		said = said[at+len("data: "):]
+	}
+	require.NoError(t, json.Unmarshal(said, answer), "%s", said)
+}
+
+const waits = "touch begun; until [ -e go ]; do sleep 0.05; done; echo done"
+
+// begun waits until a command has, and then lets it go on by what it returns.
+func begun(t *testing.T, files string) (goOn func()) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(files, "begun"))
+		return err == nil
+	}, patience, 10*time.Millisecond)
+	return func() { require.NoError(t, os.WriteFile(filepath.Join(files, "go"), nil, 0o600)) }
+}
+
+// TestKilled_ATaskIsFound: any coordinator tells the result of a task whose coordinator was killed.
+func TestKilled_ATaskIsFound(t *testing.T) {
+	t.Parallel()
+	flags, files := startFleet(t, "task")
+	url, kill := start(t, append(flags, "--mcp-task-after", "0s")...)
+	var made struct {
+		Result struct{ ResultType, TaskID string }
+	}
+	stateless(t, url, "tools/call", "bash", map[string]any{"name": "bash", "arguments": map[string]any{"command": waits}}, &made)
+	require.Equal(t, "task", made.Result.ResultType)
+	goOn := begun(t, files)
+	kill()
+	url, _ = start(t, flags...)
+	var got struct {
+		Result struct {
+			Status string
+			Result struct{ Content []struct{ Text string } }
+		}
+	}
+	get := func() string {
+		stateless(t, url, "tasks/get", made.Result.TaskID, map[string]any{"taskId": made.Result.TaskID}, &got)
+		return got.Result.Status
+	}
+	require.Equal(t, "working", get())
+	goOn()
+	require.Eventually(t, func() bool { return get() != "working" }, patience, 10*time.Millisecond)
+	require.Equal(t, "completed", got.Result.Status)
+	require.Equal(t, "done\n", got.Result.Result.Content[0].Text)
+}
+
+// connect connects the SDK's client until the test ends, or its server does.
+func connect(t *testing.T, url string) *mcp.ClientSession {
+	t.Helper()
+	c := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil)
+	session, err := c.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: url, MaxRetries: -1}, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = session.Close() }) // its server may have gone
+	return session
+}
+
+// TestKilled_WhatGoesOnIsRead also by clients that know no tasks.
+func TestKilled_WhatGoesOnIsRead(t *testing.T) {
+	t.Parallel()
+	flags, files := startFleet(t, "later")
+	url, kill := start(t, append(flags, "--mcp-patience", "1ms")...)
+	result, err := connect(t, url).CallTool(t.Context(), &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": waits}})
+	require.NoError(t, err)
+	typed, _ := result.StructuredContent.(map[string]any)
+	require.Equal(t, "working", typed["status"])
+	path := fmt.Sprintf("result:%v", typed["call_id"])
+	goOn := begun(t, files)
+	kill()
+	goOn()
+	url, _ = start(t, flags...)
+	c := connect(t, url)
+	require.Eventually(t, func() bool {
+		result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "read", Arguments: map[string]any{"path": path}})
+		if err != nil || result.IsError { // it goes on
+			return false
+		}
+		text, _ := result.Content[0].(*mcp.TextContent)
+		return strings.Contains(text.Text, "done")
+	}, patience, 100*time.Millisecond)
+}
