@@ -91,7 +91,7 @@ func (c *caretaker) remember(msg *message) {
 
 // answerLane answers what is due in a lane, and returns when to look again; zero is never.
 func (c *caretaker) answerLane(ctx context.Context, lane protocol.Lane) (again time.Time, err error) {
-	again = time.Now().Add(dueAgain)                          // should whoever holds the lane lose it
+	again = time.Now().Add(dueAgain) // should whoever holds the lane lose it
 	visited, err := c.holder.visit(ctx, lane, func(l *held) {
 		l.marks.refusing = true
 		l.refuse()

@@ -29,7 +29,7 @@ type mailbox struct {
 	sure   []*message // what is to be read next, in order
 	ended  bool       // there was nothing behind them when the stream was asked
 	empty  bool       // all was read, and whatever comes is told
-	singly int        // how many messages are to be read one by one
+	singly bool       // too much is there to be read at once
 	looked time.Time  // when the stream was last asked
 }
 
@@ -95,41 +95,27 @@ func (m *mailbox) give(found []*message) {
 	m.ended = !m.listens() // else what came meanwhile is not told any more
 }
 
-// pagesPay is how many messages may be behind a page for it to cost less than to read each: the
-// server counts 100,000 in some 30 ms, and reads one in a tenth of a millisecond.
-const pagesPay = 20_000
-
-// ask asks the stream for what is next: for a page, if it can be had at once. To tell how many are
-// behind a page the server counts them, so where very many wait they are read one by one until
-// as many are read as there were: that costs the same however many there are.
+// ask asks the stream for what is next: for all that is there, if that can be had at once, else for
+// one message after the other until there is none.
 func (m *mailbox) ask(ctx context.Context) error {
 	m.forgetLost()
 	m.looked = time.Now()
-	if m.singly > 0 {
-		m.singly--
-		return m.askOne(ctx)
+	if !m.singly {
+		found, err := m.store.ReadAll(ctx, m.filter())
+		if err == nil {
+			m.ended = true
+			m.sure = slices.DeleteFunc(found, func(msg *message) bool { return msg.Sequence < m.cursor })
+		}
+		if m.singly = errors.Is(err, store.ErrNotAtOnce); !m.singly {
+			return err
+		}
 	}
-	found, left, err := m.store.Page(ctx, m.filter(), m.cursor, window)
-	if errors.Is(err, store.ErrNotAtOnce) {
-		return m.askOne(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	m.sure = append(m.sure, found...)
-	if m.ended = left == 0; left > pagesPay {
-		m.singly = left
-	}
-	return nil
-}
-
-func (m *mailbox) askOne(ctx context.Context) error {
 	msg, err := m.store.Next(ctx, m.filter(), m.cursor)
 	if err != nil {
 		return err
 	}
 	if m.ended = msg == nil; m.ended {
-		m.singly = 0
+		m.singly = false
 		return nil
 	}
 	m.sure = append(m.sure, msg)

@@ -79,7 +79,7 @@ func (f Fleet) ClaimSubject(pool Pool, lane LaneHash) Subject {
 }
 
 // ClaimsFilter matches the claims of a pool.
-func (f Fleet) ClaimsFilter(pool Pool) Subject { return f.ClaimSubject(pool, "*") }
+func (f Fleet) ClaimsFilter(pool Pool) Subject { return f.ClaimSubject(pool, ">") }
 
 // HeartbeatSubject is the record of a worker's life; it is renewed for as long as that lasts.
 func (f Fleet) HeartbeatSubject(pool Pool, life LifeID) Subject {
@@ -87,7 +87,7 @@ func (f Fleet) HeartbeatSubject(pool Pool, life LifeID) Subject {
 }
 
 // HeartbeatsFilter matches the heartbeats of a pool.
-func (f Fleet) HeartbeatsFilter(pool Pool) Subject { return f.HeartbeatSubject(pool, "*") }
+func (f Fleet) HeartbeatsFilter(pool Pool) Subject { return f.HeartbeatSubject(pool, ">") }
 
 // BeatFilter matches the heartbeats of a pool as the server republishes them.
 func (f Fleet) BeatFilter(pool Pool) Subject { return string(f) + ".beat." + string(pool) + ".*" }

@@ -137,7 +137,7 @@ func (b *batch) request() []byte {
 			body = append(append(append(body, '"'), filter...), '"', ',')
 		}
 	}
-	return fmt.Appendf(body[:len(body)-1], `],"max_bytes":%d}`, pageBytes)
+	return fmt.Appendf(body[:len(body)-1], `],"max_bytes":%d}`, maxBytes)
 }
 
 func (b *batcher) answered(to *batch, answer *nats.Msg) {

@@ -101,7 +101,7 @@ func TestLookup_NotAtOnce(t *testing.T) {
 	t.Run("too large", func(t *testing.T) {
 		t.Parallel()
 		s := open(t, natsio.Topology{})
-		filter, _ := mailbox(t, s, 4, make([]byte, pageBytes/2))
+		filter, _ := mailbox(t, s, 4, make([]byte, maxBytes/2))
 		_, err := s.ReadAll(t.Context(), filter)
 		require.ErrorIs(t, err, ErrNotAtOnce)
 	})

@@ -69,66 +69,28 @@ func (r *reader) directGet(request []byte) *nats.Msg {
 	return &nats.Msg{Subject: "$JS.API.DIRECT.GET." + r.stream, Data: request}
 }
 
-// pageBytes is how much a page has, short of its last message.
-const pageBytes = 1 << 20
+// maxBytes is how much is read at once, short of the last message.
+const maxBytes = 1 << 20
 
 // ErrNotAtOnce says that messages have to be read by [Store.Next], one after the other: the stream
 // is not one that can be asked for more.
 var ErrNotAtOnce = errors.New("they cannot be read at once")
 
-// Page returns the next messages of the calls stream at or after seq that match filter, in the
-// order of their sequences, most at most, and how many are left behind them. The server counts
-// these, which takes some 30 ms for 100,000. The error wraps [ErrNotAtOnce] when only [Store.Next]
-// can do it.
-func (s *Store) Page(
-	ctx context.Context, filter string, seq uint64, most int,
-) (found []*jetstream.RawStreamMsg, left int, err error) {
-	return s.calls.page(ctx, filter, seq, most)
-}
-
-func (r *reader) page(
-	ctx context.Context, filter string, seq uint64, most int,
-) (found []*jetstream.RawStreamMsg, left int, err error) {
-	if !r.readsDirect() {
-		return nil, 0, ErrNotAtOnce
-	}
-	request := fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q,"batch":%d,"max_bytes":%d}`,
-		max(seq, 1), filter, most, pageBytes)
-	answers, err := r.store.Replies.Collect(ctx, ShortTimeout, r.directGet(request), most+1, endsBatch)
-	if errors.Is(err, nats.ErrNoResponders) || err == nil && r.foreign(answers[0]) {
-		return nil, 0, ErrNotAtOnce
-	}
-	if err == nil {
-		found, left, err = readBatch(answers)
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("read page of %s from %d: %w", filter, seq, err)
-	}
-	return found, left, nil
-}
-
-// pageSize is how many messages [reader.each] reads at once.
-const pageSize = 256
-
 func (r *reader) each(ctx context.Context, filter string, tell func(*jetstream.RawStreamMsg)) error {
+	found, err := r.lookup(filter).Wait(ctx)
+	for _, msg := range found {
+		tell(msg)
+	}
+	if !errors.Is(err, ErrNotAtOnce) {
+		return err
+	}
 	for seq := uint64(0); ; {
-		page, left, err := r.page(ctx, filter, seq, pageSize)
-		if errors.Is(err, ErrNotAtOnce) {
-			var msg *jetstream.RawStreamMsg
-			if msg, err = r.next(ctx, filter, seq); msg != nil {
-				page, left = []*jetstream.RawStreamMsg{msg}, 1 // maybe
-			}
-		}
-		if err != nil {
+		msg, err := r.next(ctx, filter, seq)
+		if err != nil || msg == nil {
 			return err
 		}
-		for _, msg := range page {
-			tell(msg)
-			seq = msg.Sequence + 1
-		}
-		if left == 0 {
-			return nil
-		}
+		tell(msg)
+		seq = msg.Sequence + 1
 	}
 }
 

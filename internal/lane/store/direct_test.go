@@ -1,8 +1,6 @@
 package store
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -56,77 +54,49 @@ func sequences(found []*jetstream.RawStreamMsg) (seqs []uint64) {
 	return seqs
 }
 
-// readAll reads until there is an answer: on a busy machine one may come too late.
-func readPage(t *testing.T, s *Store, filter string, from uint64, most int) ([]*jetstream.RawStreamMsg, int) {
-	t.Helper()
-	for {
-		found, left, err := s.Page(t.Context(), filter, from, most)
-		if errors.Is(err, context.DeadlineExceeded) {
-			continue
-		}
-		require.NoError(t, err)
-		return found, left
-	}
-}
-
-func TestStore_Page(t *testing.T) {
+// What is read in any way is the same.
+func TestStore_CopiesAreWhatTheLeaderHas(t *testing.T) {
 	t.Parallel()
 	s := open(t, natsio.Topology{})
 	filter, seqs := mailbox(t, s, 9, []byte("body"))
-	for name, test := range map[string]struct {
-		from uint64
-		most int
-		want []uint64
-		left int
-	}{
-		"all":              {0, 256, seqs, 0},
-		"as many":          {0, 9, seqs, 0},
-		"fewer":            {0, 4, seqs[:4], 5},
-		"from one":         {seqs[3], 256, seqs[3:], 0},
-		"from between two": {seqs[3] + 1, 2, seqs[4:6], 3},
-		"behind them":      {seqs[8] + 1, 256, nil, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			found, left := readPage(t, s, filter, test.from, test.most)
-			require.Equal(t, test.want, sequences(found))
-			require.Equal(t, test.left, left)
-			for _, msg := range found {
-				leaders, err := s.readLeader(t.Context(), s.Fleet.CallsStream(), filter, msg.Sequence)
-				require.NoError(t, err)
-				next, err := s.Next(t.Context(), filter, msg.Sequence)
-				require.NoError(t, err)
-				for _, copied := range []*jetstream.RawStreamMsg{msg, next} {
-					require.Equal(t, leaders.Header.Get(protocol.HeaderLane), copied.Header.Get(protocol.HeaderLane))
-					copied.Header = leaders.Header // beside what the server adds
-					require.Equal(t, leaders, copied)
-				}
-			}
-		})
-	}
-	found, left := readPage(t, s, s.Fleet.MailboxFilter(protocol.DefaultPool, "nobody"), 0, 256)
-	require.Empty(t, found)
-	require.Zero(t, left)
-}
-
-func TestStore_PagesOfLargeBodies(t *testing.T) {
-	t.Parallel()
-	s := open(t, natsio.Topology{})
-	filter, seqs := mailbox(t, s, 5, make([]byte, pageBytes/2))
-	var read []uint64
-	for parts := 1; ; parts++ {
-		found, left := readPage(t, s, filter, uint64(len(read))*2, 256)
-		require.NotEmpty(t, found)
-		read = append(read, sequences(found)...)
-		if left == 0 {
-			require.Greater(t, parts, 1)
-			break
+	found, err := s.ReadAll(t.Context(), filter)
+	require.NoError(t, err)
+	require.Equal(t, seqs, sequences(found))
+	for _, msg := range found {
+		leaders, err := s.readLeader(t.Context(), s.Fleet.CallsStream(), filter, msg.Sequence)
+		require.NoError(t, err)
+		next, err := s.Next(t.Context(), filter, msg.Sequence)
+		require.NoError(t, err)
+		for _, copied := range []*jetstream.RawStreamMsg{msg, next} {
+			require.Equal(t, leaders.Header.Get(protocol.HeaderLane), copied.Header.Get(protocol.HeaderLane))
+			copied.Header = leaders.Header // beside what the server adds
+			require.Equal(t, leaders, copied)
 		}
 	}
-	require.Equal(t, seqs, read)
 }
 
-func TestStore_PageNotAtOnce(t *testing.T) {
+// However many there are, each is told once, in order.
+func TestStore_EachOfManyClaims(t *testing.T) {
+	t.Parallel()
+	for name, n := range map[string]int{"at once": 9, "one by one": 1025} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, natsio.Topology{})
+			var want, told []uint64
+			for i := range n {
+				claim := protocol.Claim{Lane: protocol.Lane(fmt.Sprintf("account/%d", i)), WorkerID: "w", Life: "l", Token: "t"}
+				epoch, answer, err := s.PutClaim(t.Context(), protocol.DefaultPool, &claim, 0)
+				require.NoError(t, err)
+				require.Equal(t, Accepted, answer)
+				want = append(want, epoch)
+			}
+			require.NoError(t, s.EachClaim(t.Context(), protocol.DefaultPool, func(c *StoredClaim) { told = append(told, c.Epoch) }))
+			require.Equal(t, want, told)
+		})
+	}
+}
+
+func TestStore_NotAtOnce(t *testing.T) {
 	t.Parallel()
 	s := open(t, natsio.Topology{})
 	filter, _ := mailbox(t, s, 3, nil)
@@ -137,7 +107,7 @@ func TestStore_PageNotAtOnce(t *testing.T) {
 	older, err := Open(t.Context(), s.NC, s.Fleet)
 	require.NoError(t, err)
 	t.Cleanup(older.Replies.Close)
-	_, _, err = older.Page(t.Context(), filter, 0, 256)
+	_, err = older.ReadAll(t.Context(), filter)
 	require.ErrorIs(t, err, ErrNotAtOnce, "a stream that was made without direct gets")
 	first, err := older.Next(t.Context(), filter, 0)
 	require.NoError(t, err)
@@ -200,7 +170,7 @@ func TestStore_AMirrorIsNotAsked(t *testing.T) {
 		require.Equal(t, seqs[0], msg.Sequence)
 		return !s.calls.readsDirect()
 	}, time.Minute, time.Millisecond)
-	_, _, err = s.Page(t.Context(), filter, 0, 256)
+	_, err = s.ReadAll(t.Context(), filter)
 	require.ErrorIs(t, err, ErrNotAtOnce)
 }
 
@@ -216,6 +186,6 @@ func TestStore_DirectGetsThatAreForbiddenMeanwhile(t *testing.T) {
 	msg, err := s.Next(t.Context(), filter, 0)
 	require.NoError(t, err)
 	require.Equal(t, seqs[0], msg.Sequence)
-	_, _, err = s.Page(t.Context(), filter, 0, 9)
+	_, err = s.ReadAll(t.Context(), filter)
 	require.ErrorIs(t, err, ErrNotAtOnce)
 }

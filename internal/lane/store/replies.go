@@ -178,47 +178,6 @@ func (r *Replies) Request(ctx context.Context, limit time.Duration, msg *nats.Ms
 	return nil, err
 }
 
-// Collect is [Replies.Request] for a question with several answers, most at most. last tells which
-// one is the last.
-func (r *Replies) Collect(ctx context.Context, limit time.Duration, msg *nats.Msg, most int, last func(*nats.Msg) bool) ([]*nats.Msg, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	answered := make(chan *nats.Msg, most)
-	id, err := r.ask(msg, question{last: last, answered: func(answer *nats.Msg) {
-		select {
-		case answered <- answer:
-		default: // more than were asked for
-		}
-	}})
-	if err != nil {
-		return nil, err
-	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	var answers []*nats.Msg
-	for {
-		select {
-		case answer := <-answered:
-			if NobodyAnswers(answer) {
-				return nil, nats.ErrNoResponders
-			}
-			if answers = append(answers, answer); last(answer) {
-				return answers, nil
-			}
-			continue
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-timer.C:
-			err = context.DeadlineExceeded
-		case <-r.gone:
-			err = errClosed
-		}
-		r.forget(id)
-		return nil, err
-	}
-}
-
 // NobodyAnswers reports whether a message is the server's word that nobody listens.
 func NobodyAnswers(answer *nats.Msg) bool {
 	return len(answer.Data) == 0 && answer.Header.Get("Status") == "503"
