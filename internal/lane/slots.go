@@ -1,22 +1,26 @@
 package lane
 
 import (
-	"container/list"
 	"context"
-	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // slots bounds how many calls of a holder run at once. Waiters are served in
 // the order of their arrival. It is safe for concurrent use.
 type slots struct {
-	mu      sync.Mutex
-	free    int
-	waiting list.List // of chan struct{}
+	semaphore *semaphore.Weighted
+	size      int
+	used      atomic.Int64
+	waiting   atomic.Int64
 	// wake says that a slot may be free for nobody in particular.
 	wake chan struct{}
 }
 
-func newSlots(n int) *slots { return &slots{free: n, wake: make(chan struct{}, 1)} }
+func newSlots(n int) *slots {
+	return &slots{semaphore: semaphore.NewWeighted(int64(n)), size: n, wake: make(chan struct{}, 1)}
+}
 
 func (s *slots) nudge() {
 	select {
@@ -27,65 +31,41 @@ func (s *slots) nudge() {
 
 // tryAcquire takes a slot when one is free and nobody waits for it.
 func (s *slots) tryAcquire() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.free == 0 || s.waiting.Len() > 0 {
+	if !s.semaphore.TryAcquire(1) {
 		return false
 	}
-	s.free--
+	s.used.Add(1)
 	return true
 }
 
-// acquire waits for a slot; the error is the context's cause.
+// acquire waits for a slot until the context ends.
 func (s *slots) acquire(ctx context.Context) error {
-	s.mu.Lock()
-	if s.free > 0 && s.waiting.Len() == 0 {
-		s.free--
-		s.mu.Unlock()
-		return nil
+	s.waiting.Add(1)
+	err := s.semaphore.Acquire(ctx, 1)
+	if err == nil {
+		s.used.Add(1)
 	}
-	granted := make(chan struct{})
-	inLine := s.waiting.PushBack(granted)
-	s.mu.Unlock()
-	select {
-	case <-granted:
-		return nil
-	case <-ctx.Done():
+	s.waiting.Add(-1)
+	if s.available() > 0 { // it seemed to be for those who wait
+		s.nudge()
 	}
-	s.mu.Lock()
-	select {
-	case <-granted: // both at once: give it back
-		s.mu.Unlock()
-		s.release()
-	default:
-		s.waiting.Remove(inLine)
-		s.mu.Unlock()
-	}
-	return context.Cause(ctx)
+	return err
 }
 
 func (s *slots) release() {
-	s.mu.Lock()
-	if first := s.waiting.Front(); first != nil {
-		s.waiting.Remove(first)
-		close(first.Value.(chan struct{})) //nolint:errcheck,forcetypeassert // nothing else is put in
-		s.mu.Unlock()
-		return
+	s.used.Add(-1)
+	s.semaphore.Release(1)
+	if s.inLine() == 0 {
+		s.nudge()
 	}
-	s.free++
-	s.mu.Unlock()
-	s.nudge()
 }
 
-func (s *slots) inLine() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.waiting.Len()
-}
+func (s *slots) inLine() int { return int(s.waiting.Load()) }
 
-// available is how many slots nobody uses or waits for.
+// available is how many slots nobody uses or waits for, give or take those that are just granted.
 func (s *slots) available() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.free
+	if s.inLine() > 0 {
+		return 0
+	}
+	return max(s.size-int(s.used.Load()), 0)
 }
