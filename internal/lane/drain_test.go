@@ -20,7 +20,7 @@ func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 	f.ensurePool(time.Hour)
 	p := f.publisher()
 	var calls []*protocol.Call
-	for round := range 20 {
+	for round := range 8 {
 		begun := make(chan struct{}, 1)
 		h := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 			select {

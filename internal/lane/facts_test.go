@@ -288,8 +288,8 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 func TestFact_OnThreeServers(t *testing.T) {
 	t.Parallel()
 	f, _ := newClusterFleet(t)
-	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) })   //nolint:paralleltest // on the same cluster
-	t.Run("NoWakeUpIsLostByARelease", func(t *testing.T) { noWakeUpIsLost(t, f) }) //nolint:paralleltest // on the same cluster
+	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) })       //nolint:paralleltest // on the same cluster
+	t.Run("NoWakeUpIsLostByARelease", func(t *testing.T) { noWakeUpIsLost(t, f, 60) }) //nolint:paralleltest // on the same cluster
 }
 
 // Guard: a deletion is answered when it is applied, so that whoever publishes afterwards is
@@ -299,7 +299,7 @@ func deletionIsRemoval(t *testing.T, f *fleet) {
 	s, err := f.js.Stream(t.Context(), factFleet.CallsStream())
 	require.NoError(t, err)
 	subject := factFleet.ReadySubject("deleted", protocol.Lane("account/a").Hash())
-	for range 300 {
+	for range 100 {
 		ack, err := f.js.Publish(t.Context(), subject, nil)
 		require.NoError(t, err)
 		require.NoError(t, s.DeleteMsg(t.Context(), ack.Sequence))
@@ -310,14 +310,14 @@ func deletionIsRemoval(t *testing.T, f *fleet) {
 // was refused is found.
 func TestFact_NoWakeUpIsLostByARelease(t *testing.T) {
 	t.Parallel()
-	noWakeUpIsLost(t, newFleet(t))
+	noWakeUpIsLost(t, newFleet(t), 300)
 }
 
 // noWakeUpIsLost appends calls around the very moment in which their lanes are released, and kicks
 // nothing.
-func noWakeUpIsLost(t *testing.T, f *fleet) {
+func noWakeUpIsLost(t *testing.T, f *fleet, lanes int) {
 	t.Helper()
-	const lanes, steps, step = 300, 20, 150 * time.Microsecond
+	const steps, step = 20, 150 * time.Microsecond
 	var leaving sync.Map // protocol.Lane -> func()
 	h := f.hold(witness{
 		run: func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) },

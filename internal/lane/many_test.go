@@ -47,12 +47,14 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	require.Eventually(t, func() bool { return started.Load() == lanes }, patience, 5*time.Millisecond)
 	stepAside(t, lease/2) // what a claim costs is over
 	least := math.Inf(1)
-	for range 3 { // what else a busy machine makes of it does not come every time
+	for range 3 {
 		before, begun := nc.Stats(), time.Now()
 		stepAside(t, lease/2)
 		after := nc.Stats()
 		messages := after.InMsgs + after.OutMsgs - before.InMsgs - before.OutMsgs
-		least = min(least, float64(messages)/time.Since(begun).Seconds())
+		if least = min(least, float64(messages)/time.Since(begun).Seconds()); least < 20 {
+			break // what else a busy machine makes of it does not come every time
+		}
 	}
 	require.EqualValues(t, lanes, started.Load(), "all of them are held all the time")
 	t.Logf("%.1f messages a second", least)

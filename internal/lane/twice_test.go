@@ -20,12 +20,13 @@ func TestTwice_ACallWithAResultDoesNotRunAgain(t *testing.T) {
 		"one server":    newFleet,
 		"three servers": func(t *testing.T) *fleet { t.Helper(); f, _ := newClusterFleet(t); return f }, //nolint:nlreturn // one line
 	} {
-		for _, delivery := range []protocol.Delivery{protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback} {
-			t.Run(name+", "+string(delivery), func(t *testing.T) {
-				t.Parallel()
-				sendsTwice(t, newFleet(t), delivery)
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			for _, delivery := range []protocol.Delivery{protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback} {
+				t.Run(string(delivery), func(t *testing.T) { sendsTwice(t, f, delivery) })
+			}
+		})
 	}
 }
 
@@ -35,7 +36,7 @@ func sendsTwice(t *testing.T, f *fleet, delivery protocol.Delivery) {
 	calls := newCalls(3, exclusive("account/x"))
 	ran := make(chan protocol.CallID, 99)
 	known := make(chan protocol.CallID, 99)
-	f.hold(tells(ran), lane.Options{SettledBefore: tellsCall(known)})
+	defer f.hold(tells(ran), lane.Options{SettledBefore: tellsCall(known)}).stop()
 	for _, call := range calls {
 		call.Delivery = delivery
 		put(t, p, call)
