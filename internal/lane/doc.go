@@ -94,7 +94,7 @@
 //	lanes that nobody holds                    caretaker, due, visit
 //	a lane while it is held: one select loop   held, fairness, attempt, ahead, marks, leave, garbage
 //	calls that other workers have to run       offer
-//	what waits in it, in order                 feed, mailbox, ear
+//	what waits in it, in order                 feed, mailbox, listener
 //	operators, cancels, pauses                 answer; package operator
 //	streams and their operations               package store; what answers are worth: consistency
 package lane

@@ -60,7 +60,7 @@ func (l *held) feed() error {
 			return err
 		}
 	}
-	if l.marks.asked.Load() || time.Since(l.mail.looked) >= lookPeriod { // something may not have been told
+	if l.marks.asked.Load() || time.Since(l.mail.looked) >= lookPeriod { // a copy may have got lost
 		l.mail.refresh()
 	}
 	if err := l.open(); err != nil {

@@ -103,8 +103,8 @@ func (l *held) serve() (left bool) {
 		case granted := <-l.seat.granted:
 			l.seat.take(granted)
 		case <-l.mail.wake:
-			l.cancelTold()
-		case <-timer.C: // something may not have been told
+			l.cancelRequested()
+		case <-timer.C: // a copy may have got lost
 			l.mail.listen()
 			l.mail.refresh()
 		case <-stopping:
@@ -169,11 +169,11 @@ const (
 	listensAfter = 8
 	// lookPeriod is how often a held lane looks into its mailbox without a hint, at most: where
 	// many lanes are held, they look less often, so that all together make no more than about a
-	// hundred looks a second; or ten, on a server that tells everything.
-	lookPeriod    = time.Second
-	lookPeriodMax = 30 * time.Second
-	looksTold     = 100 * time.Millisecond
-	looksHinted   = 10 * time.Millisecond
+	// hundred looks a second; or ten, on a server that republishes everything to it.
+	lookPeriod       = time.Second
+	lookPeriodMax    = 30 * time.Second
+	looksRepublished = 100 * time.Millisecond
+	looksHinted      = 10 * time.Millisecond
 	// faultPause is the pause after an operation of the server failed.
 	faultPause = 100 * time.Millisecond
 )
@@ -240,7 +240,7 @@ func (l *held) idleFor() time.Duration {
 func (h *Holder) lookPeriod() time.Duration {
 	share := looksHinted
 	if h.store.Consistency().TellsAll() {
-		share = looksTold
+		share = looksRepublished
 	}
 	return min(max(time.Duration(h.Held())*share, lookPeriod), lookPeriodMax)
 }

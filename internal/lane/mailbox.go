@@ -17,9 +17,9 @@ type message = jetstream.RawStreamMsg
 
 // mailbox reads the mailbox of a held lane in stream order. It asks a server on its own for all
 // that is there at once, and the leader of several, which knows every acknowledged message, for one
-// message after the other. While its ear listens it need not ask in vain. One goroutine uses it.
+// message after the other. While it listens it need not ask in vain. One goroutine uses it.
 type mailbox struct {
-	ear
+	listener
 
 	opened   bool            // the ready message was there after the claim
 	snapshot *store.Snapshot // of what is believed; nil when all that was there at the claim is read
@@ -28,25 +28,25 @@ type mailbox struct {
 	cursor uint64     // the next sequence to read; what is before it was read, and never comes again
 	sure   []*message // what is to be read next, in order
 	ended  bool       // there was nothing behind them when the stream was asked
-	empty  bool       // all was read, and whatever comes is told
+	empty  bool       // all was read, and whatever comes is republished
 	singly bool       // too much is there to be read at once
 	looked time.Time  // when the stream was last asked
 }
 
 func newMailbox(s *store.Store, pool protocol.Pool, hash protocol.LaneHash) *mailbox {
-	return &mailbox{ear: ear{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}}
+	return &mailbox{listener: listener{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}}
 }
 
 // listen has the server tell what is stored from now on, and reports whether it does. It does
 // nothing the second time.
 func (m *mailbox) listen() bool {
 	if !m.listens() && m.begin() {
-		m.refresh() // what came before was not told
+		m.refresh() // what came before was not republished
 	}
 	return m.listens()
 }
 
-// refresh makes the next read ask the stream, whatever was told.
+// refresh makes the next read ask the stream, whatever was republished.
 func (m *mailbox) refresh() { m.empty, m.ended = false, false }
 
 // next returns the next message; nil when there is none.
@@ -76,7 +76,7 @@ func (m *mailbox) fill(ctx context.Context) error {
 		// All that was there is read, and what came since need not be known for what may start now.
 		m.cursor, m.ended, m.snapshot = max(m.cursor, s.Last+1), !m.listens(), nil
 	}
-	if len(m.sure) > 0 || m.empty && !m.takeTold() {
+	if len(m.sure) > 0 || m.empty && !m.takeCopies() {
 		return nil
 	}
 	if len(m.sure) == 0 && !m.ended {
@@ -92,7 +92,7 @@ func (m *mailbox) fill(ctx context.Context) error {
 
 func (m *mailbox) give(found []*message) {
 	m.sure = append(m.sure, found...)
-	m.ended = !m.listens() // else what came meanwhile is not told any more
+	m.ended = !m.listens() // else what came meanwhile is not republished any more
 }
 
 // ask asks the stream for what is next: for all that is there, if that can be had at once, else for
@@ -122,9 +122,9 @@ func (m *mailbox) ask(ctx context.Context) error {
 	return nil
 }
 
-// takeTold takes what was told and not read, and reports whether the stream may have more.
-func (m *mailbox) takeTold() (ask bool) {
-	if !m.hearsAll() {
+// takeCopies takes what was republished and not read, and reports whether the stream may have more.
+func (m *mailbox) takeCopies() (ask bool) {
+	if !m.hasAll() {
 		m.refresh()
 		return true
 	}
@@ -133,9 +133,9 @@ func (m *mailbox) takeTold() (ask bool) {
 	return ask
 }
 
-// hearAnew has everything told that is stored from now on.
-func (m *mailbox) hearAnew() {
-	if m.listens() && !m.hears() {
+// listenAnew has everything republished that is stored from now on.
+func (m *mailbox) listenAnew() {
+	if m.listens() && !m.missesNone() {
 		m.forget()
 	}
 	m.listen()

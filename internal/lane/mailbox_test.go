@@ -87,7 +87,7 @@ func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	put("a", "b")
 	take() // and reads b
 	put("between")
-	m.hearAnew()
+	m.listenAnew()
 	require.NoError(t, s.NC.Flush())
 	put("told")
 	for range 4 {

@@ -28,7 +28,7 @@ type marks struct {
 	early map[protocol.CallID]struct{}
 }
 
-func (l *held) cancelTold() {
+func (l *held) cancelRequested() {
 	for _, id := range l.mail.takeCancels() {
 		l.cancelCall(id)
 	}
@@ -72,7 +72,7 @@ func (l *held) readMarks() error {
 func (l *held) readBeyond() error {
 	s, pool := l.holder.store, l.holder.options.Pool
 	if l.isFull() && (!s.Consistency().TellsAll() || !l.mail.knowsCancels()) {
-		l.mail.hearAnew()
+		l.mail.listenAnew()
 		_, err := s.EachSubject(l.ctx, s.Fleet.CancelSubject(pool, l.hash, "*"), math.MaxInt, func(subject string) {
 			l.cancelCall(s.Fleet.ParseMailboxSubject(subject).CallID)
 		})
