@@ -114,7 +114,7 @@ func (l *held) refusal(e *core.Entry) *protocol.Result {
 	return e.Refuse(l.holder.clock.Age(e.Accepted))
 }
 
-// countStart books a start of the call. It returns a result when the call must
+// countStart notes a start of the call. It returns a result when the call must
 // not be started again.
 func (l *held) countStart(e *core.Entry) (*protocol.Result, error) {
 	for {

@@ -68,7 +68,7 @@ func (c *caretaker) readDue(ctx context.Context) error {
 	return nil
 }
 
-// remember books when a call has to be answered that a message is, or is about.
+// remember notes when a call has to be answered that a message is, or is about.
 func (c *caretaker) remember(msg *message) {
 	lane := Named(msg.Header)
 	at := time.Now()

@@ -206,7 +206,7 @@ func TestFact_OrderOutlivesALostWorker(t *testing.T) {
 	require.Zero(t, overlaps.Load())
 }
 
-// Guard: a removed message is acknowledged too, or the consumer's books might grow by one a
+// Guard: a removed message is acknowledged too, or what the consumer remembers might grow by one a
 // release.
 func TestFact_NothingStaysPendingAfterReleases(t *testing.T) {
 	t.Parallel()
@@ -313,7 +313,7 @@ func TestFact_NoWakeUpIsLostByARelease(t *testing.T) {
 	noWakeUpIsLost(t, newFleet(t), 300)
 }
 
-// noWakeUpIsLost appends calls around the very moment in which their lanes are released, and kicks
+// noWakeUpIsLost appends calls around the very moment in which their lanes are released, and wakes
 // nothing.
 func noWakeUpIsLost(t *testing.T, f *fleet, lanes int) {
 	t.Helper()

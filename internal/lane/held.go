@@ -252,7 +252,7 @@ func (l *held) finish(f finished) {
 		f.entry.Running = false
 		return
 	}
-	l.book(f.entry)
+	l.conclude(f.entry)
 }
 
 func (l *held) finishOthers() {
@@ -266,7 +266,7 @@ func (l *held) finishOthers() {
 	}
 }
 
-func (l *held) book(e *core.Entry) {
+func (l *held) conclude(e *core.Entry) {
 	l.use.served++
 	l.schedule.Finish(e)
 	l.discardCall(e)

@@ -57,7 +57,7 @@ func newInFlight(makeUp func(*protocol.Call) bool) *inFlight {
 	return &inFlight{makeUp: makeUp, lanes: map[poolLane]*ownLane{}}
 }
 
-// begin books calls of one lane that are about to be put. busy says that an
+// begin notes calls of one lane that are about to be put. busy says that an
 // earlier one has no result yet; held, that the lane's holder is likely to be still there.
 func (p *inFlight) begin(lane poolLane, ids []protocol.CallID) (busy, held bool) {
 	p.mu.Lock()
@@ -102,7 +102,7 @@ func (p *inFlight) sweep() {
 	p.idle = 0
 }
 
-// accepted books the sequence of a call. It reports whether a call of this publisher that was
+// accepted notes the sequence of a call. It reports whether a call of this publisher that was
 // accepted before it has no result yet, or had one until a moment ago: its holder will look into
 // the mailbox after that call, and find this one too. A call accepted later must not count, or two
 // of them could rely on each other.

@@ -112,7 +112,7 @@ func (l *held) refuse() {
 		if !l.giveRefusal(e, result) {
 			return // the lane is lost
 		}
-		l.book(e)
+		l.conclude(e)
 	}
 }
 
@@ -130,8 +130,8 @@ func (l *held) giveRefusal(e *core.Entry, result *protocol.Result) bool {
 	return ok && l.settle(e, result)
 }
 
-// expects books that a call waits, which may have to be answered before it starts. The time that
-// it books may be too early, never too late.
+// expects notes that a call waits, which may have to be answered before it starts. The time that
+// it notes may be too early, never too late.
 func (l *held) expects(e *core.Entry) {
 	after, bounded := e.DueAfter()
 	if !bounded {

@@ -59,12 +59,12 @@ func (s *streams) look(ctx context.Context) error {
 		s.mu.Unlock() // whoever looks meanwhile is told what was known before
 		made, err := s.store.WasMade(ctx, stream)
 		s.mu.Lock()
-		s.book(stream, made, err)
+		s.note(stream, made, err)
 	}
 	return s.gone
 }
 
-func (s *streams) book(stream string, made time.Time, err error) {
+func (s *streams) note(stream string, made time.Time, err error) {
 	switch {
 	case errors.Is(err, store.ErrNoStream):
 		s.missed[stream]++

@@ -60,13 +60,13 @@ func (l *held) takes(e *core.Entry) bool {
 	return l.holder.options.Takes(NeedOf(e.Call)) || l.holder.options.Keeps(l.lane)
 }
 
-// isOver books a call that is not taken and has its result: as its holder left it, such as the one
+// isOver notes a call that is not taken and has its result: as its holder left it, such as the one
 // that is the ready message. Of any other it notes what this worker lacks.
 func (l *held) isOver(e *core.Entry) bool {
 	known, err := l.isSettled(e, nil)
 	if err == nil && known {
 		l.wasSettled(e)
-		l.book(e)
+		l.conclude(e)
 		return true
 	}
 	need := NeedOf(e.Call)

@@ -18,7 +18,7 @@ type Lease struct {
 // and for clocks that run differently.
 func (l *Lease) Margin() time.Duration { return l.Length / 5 }
 
-// Renew books that a heartbeat was acknowledged that was sent at the given time.
+// Renew notes that a heartbeat was acknowledged that was sent at the given time.
 func (l *Lease) Renew(sent time.Time) {
 	if sent.After(l.renewed) {
 		l.renewed = sent
@@ -49,7 +49,7 @@ type Sighting struct {
 	Expired bool
 }
 
-// See books what the record says at now. Sequences only grow, so an older one is an old answer.
+// See notes what the record says at now. Sequences only grow, so an older one is an old answer.
 func (s *Sighting) See(seq uint64, lease time.Duration, expired bool, now time.Time) {
 	if seq <= s.Seq && !s.Since.IsZero() {
 		return

@@ -106,7 +106,7 @@ func (s *streams) keptIn(lane string) []protocol.CallID {
 	return nil
 }
 
-// settled books that a result is stored: the next commit need not carry it.
+// settled notes that a result is stored: the next commit need not carry it.
 func (w *simWork) settled(id protocol.CallID) {
 	w.open = slices.DeleteFunc(slices.Clone(w.open), func(other protocol.CallID) bool { return other == id })
 }

@@ -191,7 +191,7 @@ type Snapshot struct {
 // MayBeOld reports whether an entry may be one that was settled and removed before the claim.
 func (s *Snapshot) MayBeOld(seq uint64) bool { return s != nil && !s.Whole && seq <= s.Last }
 
-// Lists books that a message was read, and reports whether it was there. One that was not is old.
+// Lists notes that a message was read, and reports whether it was there. One that was not is old.
 func (s *Snapshot) Lists(msg *jetstream.RawStreamMsg) bool {
 	if s == nil {
 		return true
