@@ -111,11 +111,11 @@ cross: bin/typecheck ## Check that everything, tests too, is valid Go on macOS a
 
 .PHONY: compose-check
 compose-check: ## Check deploy/compose without an engine
-	go -C deploy/compose/check test -count=1 ./... # what it checks lies outside its module, where no cache looks
+	$(ONCE) go -C deploy/compose/check test -count=1 ./... # what it checks lies outside its module, where no cache looks
 
 .PHONY: kubernetes-check
 kubernetes-check: ## Check deploy/kubernetes without a cluster
-	go -C deploy/kubernetes/check test -count=1 ./...
+	$(ONCE) go -C deploy/kubernetes/check test -count=1 ./...
 
 .PHONY: compose-podman
 compose-podman: build ## Prove by podman-compose what deploy/compose promises (BASE=image, CLUSTER=1: three NATS servers)

@@ -83,14 +83,14 @@ func TestCut_ResultsAreKeptUntilTheirSessionIsRemoved(t *testing.T) {
 		names = append(names, fmt.Sprintf("many/f%04d", i))
 		hits = append(hits, fmt.Sprintf("many/f%04d:1:hit", i))
 	}
-	for i := range 60_000 {
+	for i := range 20_000 {
 		numbers = append(numbers, fmt.Sprint(i+1))
 	}
-	wide := strings.Repeat("x", 300_000)
+	wide := strings.Repeat("x", 150_000)
 	workers := startWorkers(t, 1, append([]string{"--data", data}, b.flags...))
 	model := script(t,
-		say("Making.", bash("c0", "mkdir many; cd many; for i in $(seq -w 0 1199); do echo hit >f$i; done; head -c 300000 /dev/zero | tr '\\0' x >../wide; echo \"[$(seq -s, 1 60000)]\" >../a.json")),
-		say("Reading.", bash("bash", "seq 60000"), use("glob", "glob", object{"pattern": "many/*"}), use("grep", "grep", object{"pattern": "hit", "path": "many"}),
+		say("Making.", bash("c0", "mkdir many; cd many; for i in $(seq -w 0 1199); do echo hit >f$i; done; head -c 150000 /dev/zero | tr '\\0' x >../wide; echo \"[$(seq -s, 1 20000)]\" >../a.json")),
+		say("Reading.", bash("bash", "seq 20000"), use("glob", "glob", object{"pattern": "many/*"}), use("grep", "grep", object{"pattern": "hit", "path": "many"}),
 			use("list", "list", object{"path": "many"}), use("tree", "tree", object{"path": "many"}), use("read", "read", object{"path": "wide"}),
 			use("json", "json_read", object{"path": "a.json"}), use("own", "long", object{})),
 		say("Done."))
