@@ -30,9 +30,9 @@ const nobody = 65534
 // armTimeout bounds an arm, of which the longest take a minute on a machine that is not busy.
 const armTimeout = 20 * time.Minute
 
-// InArms runs a test as root, if that is asked for and root has started it, and as an
-// ordinary user: each in a process of its own, with mounts, processes, IPC and a host name
-// of its own when root has started it. It has to be called by a test function itself.
+// InArms runs a test as root, if that is asked for and root has started it, and beside that as an
+// ordinary user: each in a process of its own, with mounts, processes, IPC and a host name of its
+// own when root has started it. It has to be called by a test function itself.
 func InArms(t *testing.T, root bool, test func(t *testing.T)) {
 	t.Helper()
 	if os.Getenv(armVariable) != "" {
@@ -48,21 +48,25 @@ func InArms(t *testing.T, root bool, test func(t *testing.T)) {
 	require.NoError(t, err)
 	install(t, self, a.program)
 	asRoot := os.Geteuid() == 0
-	t.Run("root", func(t *testing.T) {
-		switch {
-		case !root:
-			t.Skip("without isolation nothing runs as root")
-		case !asRoot:
-			t.Skip("UNSUPPORTED: only root can run the arm as root")
-		}
-		a.run(t, 0)
-	})
-	t.Run("user", func(t *testing.T) {
-		uid := os.Geteuid()
-		if asRoot {
-			uid = nobody
-		}
-		a.run(t, uid)
+	t.Run("as", func(t *testing.T) { // it ends when both have
+		t.Run("root", func(t *testing.T) {
+			t.Parallel()
+			switch {
+			case !root:
+				t.Skip("without isolation nothing runs as root")
+			case !asRoot:
+				t.Skip("UNSUPPORTED: only root can run the arm as root")
+			}
+			a.run(t, 0)
+		})
+		t.Run("user", func(t *testing.T) {
+			t.Parallel()
+			uid := os.Geteuid()
+			if asRoot {
+				uid = nobody
+			}
+			a.run(t, uid)
+		})
 	})
 }
 
