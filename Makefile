@@ -155,6 +155,10 @@ bench-sessions: build ## Measure 300 sessions that take turns on one worker of 6
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
 	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns
 
+.PHONY: bench-mcp
+bench-mcp: program ## Measure calls by the Model Context Protocol beside those of coordinator call in the same run
+	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench BenchmarkCall -benchtime 5000x ./internal/mcpserver
+
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each
 	go list $(PKG) | while read -r pkg; do \

@@ -39,15 +39,15 @@ func TestMain(m *testing.M) {
 
 // open returns a server whose fleet has a worker, and the directory of its workspaces. Each change
 // is made of its options.
-func open(t testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server, string) {
-	t.Helper()
+func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server, string) {
+	tb.Helper()
 	logger := slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(t.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: t.TempDir(), Client: "test", Logger: logger})
-	require.NoError(t, err)
-	t.Cleanup(fl.Close)
-	workspace, driver := t.TempDir(), process.New(nil)
-	require.NoError(t, fl.StartWorker(t.Context(), worker.Options{
-		Slots: 16, Data: t.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
+	fl, err := fleet.Connect(tb.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: tb.TempDir(), Client: "test", Logger: logger})
+	require.NoError(tb, err)
+	tb.Cleanup(fl.Close)
+	workspace, driver := tb.TempDir(), process.New(nil)
+	require.NoError(tb, fl.StartWorker(tb.Context(), worker.Options{
+		Slots: 16, Data: tb.TempDir(), Driver: driver, Caps: sandbox.Caps{Driver: driver.Name()}, Alone: true,
 		Env:      map[string]string{"PATH": os.Getenv("PATH")},
 		Handlers: worker.Handlers{Calls: map[protocol.Kind]worker.Handler{"echo": echo}},
 		Workspace: func(sandbox string) (string, bool) {
@@ -56,15 +56,15 @@ func open(t testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server,
 		},
 	}))
 	set, err := toolset.Named(toolset.CoreName, toolset.JobsName)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	table, err := tools.NewTable(set...)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	o := mcpserver.Options{Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Logger: logger}
 	for _, change := range changes {
 		change(&o)
 	}
 	s := mcpserver.New(o)
-	t.Cleanup(s.Close)
+	tb.Cleanup(s.Close)
 	return s, workspace
 }
 
@@ -72,34 +72,34 @@ func open(t testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server,
 func shared(o *mcpserver.Options) { o.Session = "shared" }
 
 // run serves a transport until the test ends.
-func run(t testing.TB, s *mcpserver.Server, transport mcp.Transport) {
-	t.Helper()
-	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+func run(tb testing.TB, s *mcpserver.Server, transport mcp.Transport) {
+	tb.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = s.Run(ctx, transport) // it ends with its client, or with ctx
 	}()
-	t.Cleanup(func() { stop(); <-done })
+	tb.Cleanup(func() { stop(); <-done })
 }
 
 // connect connects a client by a pipe.
-func connect(t testing.TB, s *mcpserver.Server, o *mcp.ClientOptions) *mcp.ClientSession {
-	t.Helper()
+func connect(tb testing.TB, s *mcpserver.Server, o *mcp.ClientOptions) *mcp.ClientSession {
+	tb.Helper()
 	ours, theirs := mcp.NewInMemoryTransports()
-	run(t, s, theirs)
-	return client(t, ours, o)
+	run(tb, s, theirs)
+	return client(tb, ours, o)
 }
 
-func client(t testing.TB, transport mcp.Transport, o *mcp.ClientOptions) *mcp.ClientSession {
-	t.Helper()
-	session, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, o).Connect(t.Context(), transport, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = session.Close() }) // the test may have closed it
+func client(tb testing.TB, transport mcp.Transport, o *mcp.ClientOptions) *mcp.ClientSession {
+	tb.Helper()
+	session, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, o).Connect(tb.Context(), transport, nil)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = session.Close() }) // the test may have closed it
 	return session
 }
 
-func call(t testing.TB, c *mcp.ClientSession, tool string, arguments any) *mcp.CallToolResult {
+func call(t *testing.T, c *mcp.ClientSession, tool string, arguments any) *mcp.CallToolResult {
 	t.Helper()
 	result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: tool, Arguments: arguments})
 	require.NoError(t, err)
@@ -112,7 +112,7 @@ func bash(t *testing.T, c *mcp.ClientSession, command string) *mcp.CallToolResul
 }
 
 // as is a value of a type that it must have.
-func as[T any](t testing.TB, value any) T {
+func as[T any](t *testing.T, value any) T {
 	t.Helper()
 	typed, ok := value.(T)
 	require.True(t, ok, "%T", value)
@@ -403,6 +403,8 @@ func TestHTTP_ReadersGetHarmlessToolsOnly(t *testing.T) {
 	}
 	require.Contains(t, names(readToken), "grep")
 	require.NotContains(t, names(readToken), "bash")
+	_, err := client(t, overHTTP(url, readToken), nil).CallTool(t.Context(), &mcp.CallToolParams{Name: "bash"})
+	require.ErrorContains(t, err, "bash", "also who knows its name does not get it")
 	set, err := toolset.Named(toolset.CoreName)
 	require.NoError(t, err)
 	table, err := tools.NewTable(set...)
@@ -483,13 +485,7 @@ func echo(_ context.Context, _ *worker.Handling, arguments json.RawMessage) (jso
 // words is answered with these.
 func TestCall_AnswersWhatAToolMadeItself(t *testing.T) {
 	t.Parallel()
-	s, _ := open(t, shared, func(o *mcpserver.Options) {
-		table, err := tools.NewTable(tools.Remote{Kind: "echo", Resources: []tools.Resource{}}.Tool(tools.Definition{
-			Name: "echo", Description: "Answers with its arguments.", Schema: json.RawMessage(`{"type": "object"}`),
-		}))
-		require.NoError(t, err)
-		o.Tools = table
-	})
+	s, _ := open(t, shared, offerEcho(t))
 	c := connect(t, s, nil)
 	result := call(t, c, "echo", json.RawMessage(`{"content": [{"type": "audio", "data": "AAE=", "mimeType": "audio/wav"}], "isError": true}`))
 	require.Len(t, result.Content, 1)
