@@ -164,6 +164,7 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 		}
 	}()
 	result, err = v.session.turn(ctx, text)
+	v.session.git.tellNew(ctx)
 	v.turns, v.usage = v.turns+1, v.usage.Add(result.Usage)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil

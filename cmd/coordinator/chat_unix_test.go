@@ -118,6 +118,24 @@ func TestChat_WhatIsTyped(t *testing.T) {
 	m.shows("[ended: 0]")
 }
 
+// What a turn has left for git to run is told when it ends, once, and again when the conversation
+// does: a person may use git between two turns.
+func TestChat_TellsWhatGitWouldRunAfterEachTurn(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"tool_calls": [{"name": "bash", "arguments": {"command": "git init -q . && git config core.fsmonitor ./watch"}}]},
+		{"text": "First is done."}, {"text": "Second is done."}`)
+	m := inTmux(t, 100, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model)
+	const told = "\n  .git/config: core.fsmonitor = ./watch\n"
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("First is done.", told+"›")
+	m.keys("two", "Enter")
+	m.shows("Second is done.")
+	m.keys("/quit", "Enter")
+	require.Equal(t, 2, strings.Count(m.shows("[ended: 0]"), told))
+}
+
 // A prompt comes from a pipe, too.
 func TestRun_PromptFromStdin(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ type gitWatch struct {
 	dir   string
 	watch *gitguard.Watch // nil without a directory, or git
 	warn  func(string)
+	told  []gitguard.Finding // after the last turn of a conversation
 }
 
 // watchGit looks at a directory before anything of a session can change it; "" is none.
@@ -31,7 +33,7 @@ func watchGit(ctx context.Context, dir string, warn func(string)) *gitWatch {
 	return w
 }
 
-// findings are what git would run only since then. Nothing of the session may run any more.
+// findings are what git would run only since then. What of the session still runs may add to them.
 func (w *gitWatch) findings(ctx context.Context) []gitguard.Finding {
 	found, err := w.watch.Findings(context.WithoutCancel(ctx))
 	if err != nil {
@@ -60,6 +62,15 @@ func (w *gitWatch) tell(found []gitguard.Finding) {
 		lines = append(lines, fmt.Sprintf("and %d more", rest))
 	}
 	w.warn("before you use git or an editor in " + w.dir + ", look at what the session has left for git to run:\n" + strings.Join(lines, "\n"))
+}
+
+// tellNew says what was found, when a turn has ended and that has changed: the person's git may run
+// before the conversation ends.
+func (w *gitWatch) tellNew(ctx context.Context) {
+	if found := w.findings(ctx); !slices.Equal(found, w.told) {
+		w.told = found
+		w.tell(found)
+	}
 }
 
 // gitFindings is the event of --json.

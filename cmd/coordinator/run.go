@@ -245,7 +245,7 @@ func (c *runCommand) with(
 	if err != nil {
 		return err
 	}
-	s := &started{prepared: turn, runner: runner, show: show, remote: remote, fleet: fl}
+	s := &started{prepared: turn, runner: runner, show: show, remote: remote, fleet: fl, git: git}
 	result, runErr := talk(ctx, s)
 	fl.Close() // with everything of the session that still runs
 	return finish(ctx, show, turn.session, result, runErr, git)
@@ -259,6 +259,7 @@ type started struct {
 	show   view
 	remote *remoteWorkspace // nil when the workspace is used in place
 	fleet  *fleet.Fleet
+	git    *gitWatch
 }
 
 // turn runs a turn, and brings back what it changed.
