@@ -93,6 +93,11 @@ vm: program ## Run sandbox tests in virtual machines with what this one may lack
 interop: program ## Run the MCP conformance suites, the inspector and agents of others against the server, and print what they found
 	TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/interop -count=1 -timeout=30m -v -args -tables
 
+.PHONY: s3
+s3: ## Hold the tests of contents in S3 against a server of others, versitygw
+	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && GOBIN=$$dir GOFLAGS= CGO_ENABLED=0 go install -trimpath github.com/versity/versitygw/cmd/versitygw@v1.8.0 && \
+	TOOLFLEET_S3_SERVER=$$dir/versitygw go test ./internal/workspace -run 'TestS3|TestMove' -count=1 -timeout=10m -v
+
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml (the first time builds them)
 	$(LINT) run ./...
@@ -148,8 +153,13 @@ bench-fleet: build ## Measure shell commands in sandboxes through the whole flee
 	bin/coordinator bench --exec true --lanes 32 --callers 64 --calls 10000
 
 .PHONY: bench-sessions
-bench-sessions: build ## Measure 300 sessions that take turns on one worker of 64 slots, beside 64 sessions
+bench-sessions: build ## Measure 300 sessions that take turns on one worker of 64 slots, and 5,000 that make a call a minute, beside 64
 	for lanes in 64 300 64 300; do bin/coordinator bench --exec true --lanes $$lanes --callers 64 --calls 6000; done
+	for lanes in 64 5000; do bin/coordinator bench --lanes $$lanes --rate 84 --calls 5000; done
+
+.PHONY: bench-workspace
+bench-workspace: program ## Measure workspaces that move, 10,000 files of 100 MB, beside tar, zstd, git and cp in the same run
+	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench Workspace -benchtime 5x -timeout 30m ./internal/bench
 
 .PHONY: bench-sandbox
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run

@@ -30,6 +30,7 @@ type benchCommand struct {
 	Lanes      int           `default:"64" help:"How many lanes the callers use."`
 	Callers    int           `default:"256" help:"How many callers there are; each has one call under way."`
 	Calls      int           `default:"100000" help:"How many calls are made in all."`
+	Rate       int           `default:"0" help:"How many calls are begun a second at most; 0 is as many as go."`
 	Work       time.Duration `default:"0s" help:"How long each call runs, as in 5ms."`
 	SlowLane   time.Duration `default:"0s" help:"Keep one more lane busy with calls that run so long."`
 	Workers    int           `default:"1" help:"How many workers serve."`
@@ -54,7 +55,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		return cli.Usagef("--fleet: %v", err)
 	}
 	o := bench.Options{
-		Fleet: fleet, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Work: c.Work, SlowLane: c.SlowLane,
+		Fleet: fleet, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Rate: c.Rate, Work: c.Work, SlowLane: c.SlowLane,
 		Workers: c.Workers, Slots: c.Slots, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
 		Logger: p.common.Logger(p.Program),
 	}

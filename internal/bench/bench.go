@@ -20,6 +20,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -34,6 +35,8 @@ type Options struct {
 	Callers int
 	// Calls is how many calls are made in all.
 	Calls int
+	// Rate is how many calls are begun a second at most; 0 is as many as go.
+	Rate int
 	// Work is how long each call runs.
 	Work time.Duration
 	// SlowLane, when positive, keeps one more lane busy with calls that run so long.
@@ -69,6 +72,7 @@ func (o *Options) Validate() error {
 	bound("lanes", o.Lanes, 1, 10_000_000)
 	bound("callers", o.Callers, 1, 100_000)
 	bound("calls", o.Calls, 1, 1_000_000_000)
+	bound("rate", o.Rate, 0, 1_000_000_000)
 	bound("workers", o.Workers, 1, 1000)
 	bound("slots", o.Slots, 1, 100_000)
 	bound("payload", o.Payload, 0, 4<<20)
@@ -198,6 +202,7 @@ type load struct {
 	options   Options
 	engine    engine
 	next      atomic.Int64
+	begun     time.Time
 	faults    atomic.Int64
 	slow      atomic.Int64
 	latencies [][]time.Duration
@@ -213,13 +218,13 @@ func (l *load) run(ctx context.Context, r *Report) {
 		}
 	}
 	cpu := cpuTime()
-	start := time.Now()
+	l.begun = time.Now()
 	var callers sync.WaitGroup
 	for i := range l.options.Callers {
 		callers.Go(func() { l.caller(ctx, i) })
 	}
 	callers.Wait()
-	elapsed := time.Since(start)
+	elapsed := time.Since(l.begun)
 	cpu = cpuTime() - cpu
 	stopSlow()
 	slow.Wait()
@@ -245,7 +250,7 @@ func (l *load) caller(ctx context.Context, index int) {
 	payload := l.options.body()
 	for ctx.Err() == nil {
 		n := l.next.Add(1)
-		if n > int64(l.options.Calls) {
+		if n > int64(l.options.Calls) || !l.due(ctx, n) {
 			return
 		}
 		start := time.Now()
@@ -255,6 +260,15 @@ func (l *load) caller(ctx context.Context, index int) {
 		}
 		l.latencies[index] = append(l.latencies[index], time.Since(start))
 	}
+}
+
+// due waits until it is time for a call; it reports false when ctx ends before.
+func (l *load) due(ctx context.Context, n int64) bool {
+	if l.options.Rate == 0 {
+		return true
+	}
+	at := time.Duration(float64(n) / float64(l.options.Rate) * float64(time.Second))
+	return pause.For(ctx, at-time.Since(l.begun))
 }
 
 func (l *load) slowCaller(ctx context.Context) {

@@ -78,3 +78,18 @@ func TestWitness_CountsOverlapAndDisorder(t *testing.T) {
 	w.Execute(t.Context(), run(9))
 	require.EqualValues(t, 2, w.violations.Load(), "overlap")
 }
+
+// TestRun_SessionsCostTheirCallsOnly: each of 1,000 sessions makes a call now and then; between two
+// it costs nothing.
+func TestRun_SessionsCostTheirCallsOnly(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	o.Lanes, o.Callers, o.Calls, o.Rate, o.Workers, o.Slots, o.Baseline = 1000, 8, 1500, 300, 1, 64, 0
+	r, err := Run(t.Context(), o)
+	require.NoError(t, err)
+	require.Zero(t, r.Errors)
+	require.Zero(t, r.Violations)
+	require.GreaterOrEqual(t, r.Seconds, 5.0, "as --rate says")
+	perSecond := 20 * r.Seconds / float64(o.Calls) // what a worker says however much it has
+	require.Less(t, r.Messages, 9+perSecond, "messages a call")
+}

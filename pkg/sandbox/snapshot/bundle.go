@@ -109,7 +109,7 @@ const numbered = "#"
 func (b *bundle) flush() error {
 	raw, name := b.raw, sumOf(b.sums.Bytes())
 	b.names = append(b.names, name)
-	b.raw = nil
+	b.raw = make([]byte, 0, len(raw)) // the next one is as large
 	b.sums.Reset()
 	if b.bodies != nil {
 		b.group.Go(func() error { return b.bodies.Put(b.ctx, name, compress(raw)) })
