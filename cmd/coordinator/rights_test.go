@@ -40,6 +40,7 @@ func TestCommands_TellOfMissingRights(t *testing.T) {
 		{[]string{"session", "ls"}, "publish on $JS.API.STREAM.MSG.GET.TF_SESSIONS"},
 		{[]string{"session", "show", "s"}, "publish on $JS.API.CONSUMER.CREATE.OBJ_TF_KEPT.rights"},
 		{[]string{"session", "rm", "s"}, "publish on tf.call.default.rights.rights"},
+		{[]string{"session", "rm", "s"}, "publish on $JS.API.STREAM.PURGE.TF_SESSIONS"},
 		{[]string{"workers"}, "publish on tf.who.default"},
 		{[]string{"approve", "s", "c"}, "publish on tf.approval.rights.rights"},
 		{[]string{"submit", "go"}, "publish on tf.call.session.rights.rights"},

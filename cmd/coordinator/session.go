@@ -257,7 +257,7 @@ func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDes
 		}
 		return local.Remove(ctx, desk.id, c.Rm.Force)
 	}
-	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool))
+	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool), natsio.RemoveRights(desk.fleet))
 	if err != nil {
 		return session.Removed{}, err
 	}

@@ -108,6 +108,17 @@ func JournalRights(fleet protocol.Fleet) Rights {
 	return r
 }
 
+// RemoveRights are those of whoever removes sessions.
+func RemoveRights(fleet protocol.Fleet) (r Rights) {
+	for _, stream := range []string{fleet.SessionsStream(), fleet.ResultsStream(), ObjectStream(fleet.KeptBucket()), ObjectStream(fleet.BlobsBucket())} {
+		r.Publish = append(r.Publish, purge+stream)
+	}
+	return r
+}
+
+// purge begins the subject of a request that removes messages of a stream.
+const purge = "$JS.API.STREAM.PURGE."
+
 // poolRights are those of whoever takes the calls of a pool.
 func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls, consumer, care := fleet.CallsStream(), fleet.ReadyConsumer(pool), fleet.CareConsumer(pool)
@@ -127,8 +138,9 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			fleet.ClaimSubject(pool, probed), fleet.HeartbeatSubject(pool, probed), fleet.AskSubject(pool, probed),
 			"$JS.API.DIRECT.GET." + claims, "$JS.API.STREAM.MSG.GET." + claims, "$JS.API.STREAM.MSG.DELETE." + claims,
 			"$KV." + fleet.PlacesBucket() + "." + probed, chunkSubject(fleet.BlobsBucket(), probed), chunkSubject(fleet.KeptBucket(), probed),
-			fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), // to ask about purging would purge
+			fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(),
 			chunkSubject(fleet.BodiesBucket(), probed),
+			purge + fleet.WorkspacesStream(), purge + ObjectStream(fleet.BlobsBucket()), purge + ObjectStream(fleet.KeptBucket()), purge + ObjectStream(fleet.BodiesBucket()),
 			"$JS.API.DIRECT.GET." + ObjectStream(fleet.BlobsBucket()), "$JS.API.DIRECT.GET." + ObjectStream(fleet.KeptBucket()), "$JS.API.DIRECT.GET." + ObjectStream(fleet.BodiesBucket()),
 		},
 		Subscribe: []string{
@@ -198,9 +210,14 @@ func refuses(ctx context.Context, nc *nats.Conn, tries ...try) (bool, error) {
 	return slices.ContainsFunc(tries, func(t try) bool { return strings.Contains(last.Error(), t.subject+`"`) }), nil
 }
 
-// publishNothing publishes a message that no stream takes, and that nobody answers.
+// publishNothing publishes a message that no stream takes, and that nobody answers. A request to
+// purge is one for a subject that no stream has.
 func publishNothing(nc *nats.Conn, subject string) error {
-	return nc.PublishMsg(&nats.Msg{Subject: subject, Header: nats.Header{jetstream.ExpectedStreamHeader: []string{probed}}})
+	msg := &nats.Msg{Subject: subject, Header: nats.Header{jetstream.ExpectedStreamHeader: []string{probed}}}
+	if strings.HasPrefix(subject, purge) {
+		msg.Data = []byte(`{"filter":"` + probed + `"}`)
+	}
+	return nc.PublishMsg(msg)
 }
 
 func subscribeNothing(nc *nats.Conn, subject string) error {

@@ -10,8 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
-// TestCheckRights_HasNoEffect: the first message of each stream is one that was published
-// afterwards.
+// TestCheckRights_HasNoEffect: each stream has what was published before and afterwards.
 func TestCheckRights_HasNoEffect(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) jetstream.JetStream{
@@ -24,20 +23,27 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 			require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
 			pool, _, err := natsio.EnsurePool(t.Context(), js, tf, "default", 0)
 			require.NoError(t, err)
+			for _, subject := range []string{tf.EventSubject("kept"), tf.ResultSubject("kept", "call"), "$O.TF_KEPT.C.kept", "$O.TF_BLOBS.C.kept"} {
+				_, err := js.Publish(t.Context(), subject, nil)
+				require.NoError(t, err, subject)
+			}
 			require.NoError(t, natsio.CheckRights(t.Context(), js.Conn(), natsio.CallRights(tf, "default"), natsio.SessionRights(tf),
-				natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.JournalRights(tf), natsio.WorkersRights(tf, "default"), natsio.ApprovalRights(tf)))
+				natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.JournalRights(tf), natsio.WorkersRights(tf, "default"), natsio.ApprovalRights(tf), natsio.RemoveRights(tf)))
 			for _, name := range []string{tf.SessionsStream(), natsio.ObjectStream(tf.KeptBucket()), natsio.ObjectStream(tf.BlobsBucket())} {
 				stream, err := js.Stream(t.Context(), name)
 				require.NoError(t, err)
 				require.Zero(t, stream.CachedInfo().State.Consumers, name)
 			}
-			for _, subject := range []string{
-				tf.ReadySubject("default", "lane"), tf.ResultSubject("session", "call"), tf.EventSubject("session"),
-				"$KV.TF_PLACES.key", "$O.TF_BLOBS.C.chunk", "$O.TF_KEPT.C.chunk",
+			for subject, messages := range map[string]uint64{
+				tf.ReadySubject("default", "lane"): 1, tf.ResultSubject("session", "call"): 2, tf.EventSubject("session"): 2,
+				"$KV.TF_PLACES.key": 1, "$O.TF_BLOBS.C.chunk": 2, "$O.TF_KEPT.C.chunk": 2,
 			} {
 				ack, err := js.Publish(t.Context(), subject, nil)
 				require.NoError(t, err, subject)
-				require.EqualValues(t, 1, ack.Sequence, subject)
+				require.Equal(t, messages, ack.Sequence, subject)
+				stream, err := js.Stream(t.Context(), ack.Stream)
+				require.NoError(t, err)
+				require.Equal(t, messages, stream.CachedInfo().State.Msgs, "what was there is there: %s", subject)
 			}
 			batch, err := pool.Fetch(1)
 			require.NoError(t, err)
