@@ -81,13 +81,16 @@ type conversation struct {
 	command    *chatCommand
 	session    *started
 	editor     *editor
-	begin      *workspaceCopy // what the workspace was
-	before     *workspaceCopy // what it was before the last turn; nil when that was undone
-	undone     bool           // which the model has not been told
+	begin      *workspaceCopy   // what the workspace was
+	before     []*workspaceCopy // what it was before each of the last turns that were not undone, at most maxUndone
+	undone     int              // turns, which the model has not been told
 	turns      int
 	usage      protocol.Usage
 	interrupts chan os.Signal
 }
+
+// maxUndone is how many turns can be undone, one after the other.
+const maxUndone = 10
 
 func newConversation(c *chatCommand, p program, s *started) *conversation {
 	if c.asks == nil {
@@ -104,7 +107,11 @@ func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error
 	v.command.remember(v.session.session)
 	v.say("/help says what else can be done here; Ctrl-C stops a turn, and twice at the prompt ends.")
 	v.begin = v.copied(ctx)
-	defer func() { v.begin.remove(); v.before.remove() }()
+	defer func() {
+		for _, c := range append(v.before, v.begin) {
+			c.remove()
+		}
+	}()
 	signal.Notify(v.interrupts, os.Interrupt)
 	defer signal.Stop(v.interrupts)
 	for text := v.command.Prompt; ; text = "" {
@@ -140,11 +147,14 @@ func (v *conversation) say(format string, args ...any) { v.session.show.screen.N
 
 // turn runs a turn, which Ctrl-C stops.
 func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnResult, err error) {
-	v.before.remove()
-	v.before = v.copied(ctx)
-	if v.undone {
-		text = "[The files are as they were before your last turn: I have undone its changes.]\n\n" + text
-		v.undone = false
+	v.before = append(v.before, v.copied(ctx))
+	if len(v.before) > maxUndone {
+		v.before[0].remove()
+		v.before = v.before[1:]
+	}
+	if v.undone > 0 {
+		text = told(v.undone) + "\n\n" + text
+		v.undone = 0
 	}
 	select {
 	case <-v.interrupts: // was for what has ended
@@ -172,6 +182,14 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	return result, err
 }
 
+// told tells the model that turns were undone.
+func told(turns int) string {
+	if turns == 1 {
+		return "[The files are as they were before your last turn: I have undone its changes.]"
+	}
+	return fmt.Sprintf("[The files are as they were before your last %d turns: I have undone their changes.]", turns)
+}
+
 // commands are what is not said to the model.
 func commands() []string { return []string{"/diff", "/help", "/quit", "/session", "/undo"} }
 
@@ -181,7 +199,7 @@ func (v *conversation) obey(ctx context.Context, command string) {
 		v.say("%s", `@path      a file of the workspace; Tab completes it, and commands too
 \          at the end of a line goes on with another one; pasted lines stay together
 /diff      what has changed in the workspace since this conversation began here
-/undo      has the files as they were before the last turn
+/undo      has the files as they were before the last turn; again, before the one before it
 /session   which session this is, and how to go on with it
 /quit      ends, as do Ctrl-D, and Ctrl-C twice`)
 	case "/session":
@@ -209,17 +227,18 @@ func (v *conversation) diff(ctx context.Context) {
 }
 
 func (v *conversation) undo(ctx context.Context) {
-	if v.before == nil {
+	last := len(v.before) - 1
+	if last < 0 {
 		v.say("there is no turn to undo")
 		return
 	}
-	changes, err := v.before.restore(ctx)
+	changes, err := v.before[last].restore(ctx)
 	if err != nil {
 		v.say("%v", err)
 		return
 	}
-	v.before.remove()
-	v.before, v.undone = nil, true
+	v.before[last].remove()
+	v.before, v.undone = v.before[:last], v.undone+1
 	v.say("undone: %s, %s; what commands did elsewhere, and git's commits, stay",
 		terminal.Plural(len(changes.Written), "file")+" as before", terminal.Plural(len(changes.Removed), "new file")+" removed")
 	if left := slices.Concat(changes.Conflicts, changes.Protected); len(left) > 0 {

@@ -49,6 +49,44 @@ func TestChat_TurnsOfOneSession(t *testing.T) {
 	m.shows("[ended: 0]")
 }
 
+// Each /undo takes back one turn more, and the model is told how many.
+func TestChat_UndoesTurnAfterTurn(t *testing.T) {
+	t.Parallel()
+	model := script(t, `
+		{"tool_calls": [{"name": "write", "arguments": {"path": "one.txt", "content": "1\n"}}]}, {"text": "First is done."},
+		{"tool_calls": [{"name": "write", "arguments": {"path": "one.txt", "content": "2\n"}}, {"name": "write", "arguments": {"path": "two.txt", "content": "2\n"}}]}, {"text": "Second is done."},
+		{"tool_calls": [{"name": "write", "arguments": {"path": "three.txt", "content": "3\n"}}]}, {"text": "Third is done."}`)
+	m := inTmux(t, 80, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model)
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("First is done.", "answered")
+	m.keys("two", "Enter")
+	m.shows("Second is done.", "two.txt  +1 −0  new")
+	m.keys("/undo", "Enter")
+	m.shows("undone: 1 file as before, 1 new file removed")
+	require.Equal(t, "1\n", contentOf(t, filepath.Join(m.dir, "one.txt")))
+	require.NoFileExists(t, filepath.Join(m.dir, "two.txt"))
+	m.keys("/undo", "Enter")
+	m.shows("undone: 0 files as before, 1 new file removed")
+	require.NoFileExists(t, filepath.Join(m.dir, "one.txt"))
+	m.keys("/undo", "Enter")
+	m.shows("there is no turn to undo")
+	m.keys("three", "Enter")
+	m.shows("before your last 2 turns: I have undone", "Third is done.", "three.txt  +1 −0  new")
+	m.keys("/undo", "Enter")
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(m.dir, "three.txt"))
+		return os.IsNotExist(err)
+	}, time.Minute, 10*time.Millisecond)
+}
+
+func contentOf(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(content)
+}
+
 // --continue goes on with the session that a directory had last.
 func TestChat_Continue(t *testing.T) {
 	t.Parallel()

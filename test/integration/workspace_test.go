@@ -136,3 +136,27 @@ func TestFleet_WhatStaysHere(t *testing.T) {
 	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, ".env")))
 	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, "out", "x")))
 }
+
+// TestFleet_WhatDidNotComeBackIsNotShown: the only worker that had the copy is lost with its disk,
+// so nothing here has changed, and the end of the turn does not say that it has.
+func TestFleet_WhatDidNotComeBackIsNotShown(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	model := script(t,
+		say("Changing.", use("c1", "write", object{"path": "a.txt", "content": "theirs\n"})),
+		say("Slow.", bash("c2", hold.pass())),
+		say("Done."))
+	b := newBroker(t)
+	local := append([]string{"--durability", "local"}, b.flags...)
+	workers := startWorkers(t, 1, local)
+	workspace := t.TempDir()
+	write(t, filepath.Join(workspace, "a.txt"), "ours\n")
+	p := start(t, coordinator, launch{args: append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), "do it")})
+	id := p.waitFor(t, `\[2\.1 bash\] +. running on (\S+)`)[1]
+	workers[id].kill(t)
+	startWorkers(t, 1, local)
+	require.Equal(t, 1, p.wait(t), p)
+	require.Contains(t, p.stderr.String(), "bring the workspace back: ")
+	require.NotRegexp(t, `(?m)^ *changed `, p.stderr)
+	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "a.txt")))
+}
