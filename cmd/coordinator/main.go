@@ -31,6 +31,7 @@ type grammar struct {
 	Lane     laneCommand     `cmd:"" help:"Look at lanes and interfere: ls, show, pause, resume, wake, skip, kill."`
 	Session  sessionCommand  `cmd:"" help:"Look at sessions and have something done with them: ls, show, log, export, files, diff, pull, restore, fork, attach, cancel, rm."`
 	Template templateCommand `cmd:"" help:"What the workspaces of new sessions begin with: create, ls, rm."`
+	Bodies   bodiesCommand   `cmd:"" help:"Where the contents of workspaces are: move."`
 	Doctor   doctorCommand   `cmd:"" help:"Try the sandboxes of this host, and say what to do about what is missing."`
 	Ping     pingCommand     `cmd:"" help:"Check that the fleet can be reached and its streams are right."`
 }
@@ -65,7 +66,7 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
-			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench,
+			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "bodies move <to>": &g.Bodies,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())

@@ -79,12 +79,12 @@ func TestWitness_CountsOverlapAndDisorder(t *testing.T) {
 	require.EqualValues(t, 2, w.violations.Load(), "overlap")
 }
 
-// TestRun_SessionsCostTheirCallsOnly: each of 1,000 sessions makes a call now and then; between two
+// TestRun_SessionsCostTheirCallsOnly: each of 500 sessions makes a call now and then; between two
 // it costs nothing.
 func TestRun_SessionsCostTheirCallsOnly(t *testing.T) {
 	t.Parallel()
 	o := options(t)
-	o.Lanes, o.Callers, o.Calls, o.Rate, o.Workers, o.Slots, o.Baseline = 1000, 8, 1500, 300, 1, 64, 0
+	o.Lanes, o.Callers, o.Calls, o.Rate, o.Workers, o.Slots, o.Baseline = 500, 8, 750, 150, 1, 64, 0
 	r, err := Run(t.Context(), o)
 	require.NoError(t, err)
 	require.Zero(t, r.Errors)

@@ -103,6 +103,7 @@ func (s *benchStore) forget(b *testing.B) {
 }
 
 func benchCheckpoint(b *testing.B, dir string) {
+	b.Helper()
 	s := newBenchStore(b)
 	archive := filepath.Join(b.TempDir(), "archive")
 	compare(b, func() time.Duration {
@@ -114,6 +115,7 @@ func benchCheckpoint(b *testing.B, dir string) {
 }
 
 func benchChanges(b *testing.B, dir string) {
+	b.Helper()
 	s := newBenchStore(b)
 	mine, repository := filepath.Join(b.TempDir(), "mine"), filepath.Join(b.TempDir(), "git")
 	for _, to := range []string{mine, repository} {
@@ -140,6 +142,7 @@ func benchChanges(b *testing.B, dir string) {
 }
 
 func benchRestore(b *testing.B, dir string) {
+	b.Helper()
 	s := newBenchStore(b)
 	w := s.take(b)
 	s.commit(b, w, dir, snapshot.Index{})
@@ -156,6 +159,7 @@ func benchRestore(b *testing.B, dir string) {
 
 // benchReturn restores a workspace on a disk that has it as it was before 17 files changed.
 func benchReturn(b *testing.B, dir string) {
+	b.Helper()
 	s := newBenchStore(b)
 	to, copied := filepath.Join(b.TempDir(), "left"), filepath.Join(b.TempDir(), "copied")
 	command(b, dir, "cp", "-r", ".", to)

@@ -2,13 +2,10 @@ package workspace_test
 
 import (
 	"context"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/johannesboyne/gofakes3"
-	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -17,21 +14,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// s3 is an S3 server with a bucket, until the test ends.
-func s3(t *testing.T) (url string, backend *s3mem.Backend) {
-	t.Helper()
-	backend = s3mem.New()
-	require.NoError(t, backend.CreateBucket("bucket"))
-	server := httptest.NewServer(gofakes3.New(backend).Server())
-	t.Cleanup(server.Close)
-	return "s3://bucket/some/prefix?endpoint=" + server.URL + "&region=us-east-1", backend
-}
-
 // TestS3_HasTheBodiesOfAFleet, and no process but the first has to be told.
 func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	url, backend := s3(t)
+	url, store3 := s3(t)
 	f := natsiotest.New(t, natsio.Topology{})
 	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url))
 	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url), "again it is the same")
@@ -44,7 +31,7 @@ func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	objects, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(string) bool { return true })
 	require.NoError(t, err)
 	require.Empty(t, objects)
-	require.Equal(t, 3, keys(t, backend))
+	require.Equal(t, 3, store3.keys(t))
 
 	n, err := store.Sweep(t.Context(), -time.Hour)
 	require.NoError(t, err)
@@ -53,30 +40,21 @@ func TestS3_HasTheBodiesOfAFleet(t *testing.T) {
 	require.Equal(t, large, other.content("large"))
 	require.NoError(t, store.Put(t.Context(), "NAME", []byte("young")))
 	require.NoError(t, store.Put(t.Context(), "NAME", []byte("young")))
-	require.Equal(t, 4, keys(t, backend))
+	require.Equal(t, 4, store3.keys(t))
 	require.NoError(t, store.Remove(t.Context(), lane))
 	n, err = store.Sweep(t.Context(), -time.Hour)
 	require.NoError(t, err)
 	require.Equal(t, 4, n)
-	require.Zero(t, keys(t, backend))
+	require.Zero(t, store3.keys(t))
 	_, err = store.Get(t.Context(), "NAME")
 	require.ErrorIs(t, err, workspace.ErrMissing)
-}
-
-// keys are how many bodies a store has.
-func keys(t *testing.T, backend *s3mem.Backend) int {
-	t.Helper()
-	prefix := gofakes3.NewPrefix(new("some/prefix/bodies/"), nil)
-	list, err := backend.ListBucket("bucket", &prefix, gofakes3.ListBucketPage{})
-	require.NoError(t, err)
-	return len(list.Contents)
 }
 
 // TestS3_OnePrefixIsOfOneFleet: another fleet uses none of it, and removes nothing.
 func TestS3_OnePrefixIsOfOneFleet(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	url, backend := s3(t)
+	url, store3 := s3(t)
 	mine, other := natsiotest.New(t, natsio.Topology{}), natsiotest.New(t, natsio.Topology{})
 	require.NoError(t, workspace.Bind(t.Context(), mine.NC, mine.Name, url))
 	require.ErrorIs(t, workspace.Bind(t.Context(), other.NC, other.Name, url), workspace.ErrForeign)
@@ -84,12 +62,10 @@ func TestS3_OnePrefixIsOfOneFleet(t *testing.T) {
 	store, err := workspace.Open(t.Context(), mine.NC, mine.Name)
 	require.NoError(t, err)
 	require.NoError(t, store.Put(t.Context(), "NAME", []byte("body")))
-	marker := `{"fleet":"tf","id":"another","url":"x"}`
-	_, err = backend.PutObject("bucket", "some/prefix/toolfleet-fleet.json", map[string]string{}, strings.NewReader(marker), int64(len(marker)), nil)
-	require.NoError(t, err)
+	store3.put(t, "some/prefix/toolfleet-fleet.json", `{"fleet":"tf","id":"another","url":"x"}`)
 	_, err = store.Sweep(t.Context(), -time.Hour)
 	require.ErrorIs(t, err, workspace.ErrForeign)
-	require.Equal(t, 1, keys(t, backend))
+	require.Equal(t, 1, store3.keys(t))
 
 	store, err = workspace.Open(t.Context(), other.NC, other.Name)
 	require.NoError(t, err)
@@ -101,15 +77,13 @@ func TestS3_OnePrefixIsOfOneFleet(t *testing.T) {
 func TestS3_AwayCommitsNothing(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	backend := s3mem.New()
-	require.NoError(t, backend.CreateBucket("bucket"))
-	server := httptest.NewServer(gofakes3.New(backend).Server())
+	url, store3 := s3(t)
 	f := natsiotest.New(t, natsio.Topology{})
-	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, "s3://bucket?endpoint="+server.URL+"&region=us-east-1"))
+	require.NoError(t, workspace.Bind(t.Context(), f.NC, f.Name, url))
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
 	w := take(t, store, 1)
-	server.Close()
+	store3.stop()
 	require.NoError(t, w.root.WriteFile("large", random(1<<20), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
