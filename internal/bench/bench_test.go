@@ -79,7 +79,6 @@ func TestWitness_CountsOverlapAndDisorder(t *testing.T) {
 	require.EqualValues(t, 2, w.violations.Load(), "overlap")
 }
 
-// TestRun_SessionsCostTheirCallsOnly: each of 500 sessions makes a call now and then; between two
 // it costs nothing.
 func TestRun_SessionsCostTheirCallsOnly(t *testing.T) {
 	t.Parallel()
@@ -92,4 +91,15 @@ func TestRun_SessionsCostTheirCallsOnly(t *testing.T) {
 	require.GreaterOrEqual(t, r.Seconds, 5.0, "as --rate says")
 	perSecond := 20 * r.Seconds / float64(o.Calls) // what a worker says however much it has
 	require.Less(t, r.Messages, 9+perSecond, "messages a call")
+}
+
+// TestRun_KeepsToItsRate: calls begin no sooner than the rate says.
+func TestRun_KeepsToItsRate(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	o.Calls, o.Rate, o.SlowLane, o.Baseline = 50, 100, 0, 0
+	r, err := Run(t.Context(), o)
+	require.NoError(t, err)
+	require.Zero(t, r.Errors)
+	require.GreaterOrEqual(t, r.Seconds, 0.5)
 }
