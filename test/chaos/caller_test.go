@@ -43,14 +43,14 @@ type callerRole struct {
 }
 
 func (c *callerRole) run(ctx context.Context) error {
-	if err := c.remember(); err != nil {
-		return err
-	}
 	var err error
 	if c.journal, err = openJournal(c.Log); err != nil {
 		return err
 	}
 	defer func() { _ = c.journal.file.Close() }()
+	if err := c.remember(); err != nil {
+		return err
+	}
 	c.nc, err = dial(ctx, c.URL, natsio.ConnectOptions{Name: "caller", Creds: c.Creds})
 	if err != nil {
 		return err
@@ -77,9 +77,6 @@ func (c *callerRole) run(ctx context.Context) error {
 func (c *callerRole) remember() error {
 	c.put, c.told = map[protocol.CallID]bool{}, map[protocol.CallID]bool{}
 	log, err := os.Open(c.Log)
-	if os.IsNotExist(err) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}

@@ -3,11 +3,16 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
+	"path/filepath"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -23,14 +28,23 @@ const (
 )
 
 // journal is where a process writes down what it does. A record is one write, so
-// none is lost or torn when the process is killed. It is safe for concurrent use.
+// only the last one can be torn when the process is killed. It is safe for concurrent use.
 type journal struct {
 	file   *os.File
 	worker protocol.WorkerID // whose it is, if it is a worker's
 }
 
+// openJournal goes on with a journal, without the record that an earlier life was killed in: the
+// kernel ends a write at a page's end for SIGKILL.
 func openJournal(path string) (*journal, error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	written, err := io.ReadAll(file)
+	if err == nil {
+		err = file.Truncate(int64(bytes.LastIndexByte(written, '\n') + 1))
+	}
 	return &journal{file: file}, err
 }
 
@@ -78,4 +92,20 @@ func now() Time {
 		panic(err)
 	}
 	return Time(t.Nano())
+}
+
+func TestJournal_ARecordThatWasTornIsLeftOut(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	require.NoError(t, os.WriteFile(path, []byte(`{"kind":"trouble"}`+"\n"+`{"kind":"acc`), 0o600))
+	j, err := openJournal(path)
+	require.NoError(t, err)
+	j.trouble("later")
+	require.NoError(t, j.file.Close())
+	log, err := os.Open(path)
+	require.NoError(t, err)
+	defer func() { _ = log.Close() }()
+	h := newHistory()
+	require.NoError(t, h.Read(log))
+	require.Equal(t, []string{"", "later"}, h.Troubles)
 }
