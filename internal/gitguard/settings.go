@@ -9,31 +9,59 @@ import (
 
 // harmlessSections have settings that name no program, server or file to run, whatever they are.
 var harmlessSections = []string{ //nolint:gochecknoglobals // a constant
-	"advice", "apply", "author", "blame", "branch", "clean", "color", "column", "commit", "committer", "extensions", "fetch", "fsck",
-	"gc", "index", "init", "log", "maintenance", "pack", "pull", "push", "rebase", "receive", "rerere", "status", "stash", "tag",
-	"transfer", "user", "versionsort", "worktree",
+	"advice", "apply", "author", "blame", "color", "column", "committer", "fsck", "index", "receive", "rerere", "stash", "status", "tag", "user",
+	"versionsort", "worktree",
 }
 
 // harmlessNames are settings without a subsection, and harmlessOf those with one, by their section.
+// What is not among them though it looks as if it belonged there: formats and options that can
+// carry a command (rebase.instructionFormat, branch.*.mergeOptions), places that git writes to or
+// copies from (core.worktree, gc.repackFilterTo, init.templateDir), servers (fetch.bundleURI).
 var harmlessNames = map[string][]string{ //nolint:gochecknoglobals // a constant
+	"branch": {"autosetupmerge", "autosetuprebase", "sort"},
+	"clean":  {"requireforce"},
+	"commit": {"cleanup", "gpgsign", "status", "verbose"},
 	"core": {
 		"abbrev", "autocrlf", "bare", "checkstat", "commentchar", "compression", "eol", "filemode", "hidedotfiles", "ignorecase",
-		"ignorestat", "logallrefupdates", "longpaths", "precomposeunicode", "preloadindex", "protecthfs", "protectntfs", "quotepath",
+		"ignorestat", "logallrefupdates", "longpaths", "precomposeunicode", "preloadindex", "quotepath",
 		"repositoryformatversion", "safecrlf", "sharedrepository", "sparsecheckout", "sparsecheckoutcone", "splitindex", "symlinks",
-		"trustctime", "untrackedcache", "whitespace", "worktree",
+		"trustctime", "untrackedcache", "whitespace",
 	},
-	"diff":      {"algorithm", "colormoved", "context", "ignoresubmodules", "indentheuristic", "mnemonicprefix", "noprefix", "renamelimit", "renames", "submodule", "wserrorhighlight"},
-	"feature":   {"experimental", "manyfiles"},
-	"lfs":       {"repositoryformatversion"},
-	"merge":     {"autostash", "conflictstyle", "directoryrenames", "ff", "log", "renamelimit", "renames", "stat"},
+	"diff":       {"algorithm", "colormoved", "context", "ignoresubmodules", "indentheuristic", "mnemonicprefix", "noprefix", "renamelimit", "renames", "submodule", "wserrorhighlight"},
+	"extensions": {"compatobjectformat", "noop", "objectformat", "partialclone", "preciousobjects", "refstorage", "relativeworktrees", "worktreeconfig"},
+	"feature":    {"experimental", "manyfiles"},
+	"fetch":      {"all", "fsckobjects", "negotiationalgorithm", "output", "parallel", "prune", "prunetags", "recursesubmodules", "showforcedupdates", "unpacklimit", "writecommitgraph"},
+	"gc": {
+		"aggressivedepth", "aggressivewindow", "auto", "autodetach", "autopacklimit", "bigpackthreshold", "cruftpacks", "logexpiry", "maxcruftsize",
+		"packrefs", "pruneexpire", "reflogexpire", "reflogexpireunreachable", "rerereresolved", "rerereunresolved", "worktreepruneexpire", "writecommitgraph",
+	},
+	"init":        {"defaultbranch", "defaultobjectformat", "defaultrefformat"},
+	"lfs":         {"repositoryformatversion"},
+	"log":         {"abbrevcommit", "date", "decorate", "diffmerges", "follow", "initialdecorationset", "showroot", "showsignature"},
+	"maintenance": {"auto", "autodetach", "strategy"},
+	"merge":       {"autostash", "conflictstyle", "directoryrenames", "ff", "log", "renamelimit", "renames", "stat"},
+	"pack": {
+		"allowpackreuse", "compression", "depth", "deltacachelimit", "deltacachesize", "indexversion", "packsizelimit", "readreverseindex", "threads",
+		"usebitmaps", "usepathwalk", "usesparse", "window", "windowmemory", "writebitmaphashcache", "writebitmaplookuptable", "writereverseindex",
+	},
+	"pull":      {"autostash", "ff", "rebase"},
+	"push":      {"autosetupremote", "default", "followtags", "gpgsign", "negotiate", "recursesubmodules", "usebitmaps", "useforceifincludes"},
+	"rebase":    {"abbreviatecommands", "autosquash", "autostash", "backend", "forkpoint", "maxlabellength", "missingcommitscheck", "rebasemerges", "reschedulefailedexec", "stat", "updaterefs"},
 	"submodule": {"active", "fetchjobs", "propagatebranches", "recurse"},
+	"transfer":  {"advertisesid", "credentialsinurl", "fsckobjects", "hiderefs", "unpacklimit"},
 }
 
 var harmlessOf = map[string][]string{ //nolint:gochecknoglobals // a constant
-	"lfs":       {"access"},
-	"remote":    {"fetch", "mirror", "partialclonefilter", "promisor", "prune", "prunetags", "push", "pushurl", "skipdefaultupdate", "skipfetchall", "tagopt", "url"},
-	"submodule": {"active", "branch", "fetchrecursesubmodules", "ignore", "shallow", "update", "url"},
+	"branch":      {"description", "merge", "pushremote", "rebase", "remote"},
+	"gc":          {"reflogexpire", "reflogexpireunreachable"},
+	"lfs":         {"access"},
+	"maintenance": {"enabled", "schedule"},
+	"remote":      {"fetch", "mirror", "partialclonefilter", "promisor", "prune", "prunetags", "push", "pushurl", "skipdefaultupdate", "skipfetchall", "tagopt", "url"},
+	"submodule":   {"active", "branch", "fetchrecursesubmodules", "ignore", "shallow", "update", "url"},
 }
+
+// storages are forms of settings that git takes for a place when they are others.
+var storages = regexp.MustCompile(`^[a-z0-9]*$`)
 
 // split takes the key of a setting apart.
 func split(key string) (section, subsection, name string) {
@@ -56,6 +84,10 @@ func harmless(key, value string) bool {
 		return true
 	case name == "url" || name == "pushurl":
 		return (section == "remote" || section == "submodule") && harmlessURL(value)
+	case section == "branch" && (name == "remote" || name == "pushremote"), key == "extensions.partialclone":
+		return remoteName.MatchString(value) || harmlessURL(value) // a path, too, may stand for a remote
+	case key == "extensions.refstorage":
+		return storages.MatchString(value)
 	case section == "submodule" && name == "update":
 		return !strings.HasPrefix(strings.TrimSpace(value), "!")
 	case subsection == "":

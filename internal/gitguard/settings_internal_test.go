@@ -19,6 +19,16 @@ func TestHarmless_WhatRunsOrReachesThisHostIsNot(t *testing.T) {
 	}
 	require.True(t, harmless("submodule.x.update", "rebase"))
 	require.False(t, harmless("submodule.x.update", " !evil"))
+	require.True(t, harmless("branch.x.remote", "up") && harmless("branch.x.pushremote", ".") && harmless("branch.x.remote", "https://example.com/x"))
+	require.False(t, harmless("branch.x.remote", "./evil") || harmless("branch.x.pushremote", "/evil") || harmless("extensions.partialclone", "ext::evil"))
+	require.True(t, harmless("extensions.refstorage", "reftable") && harmless("gc.auto", "0") && harmless("gc.refs/heads/x.reflogexpire", "now") && harmless("init.defaultbranch", "x"))
+	for key, value := range map[string]string{
+		"gc.recentobjectshook": "evil", "gc.repackfilterto": "/home", "core.worktree": "/home", "core.protecthfs": "false", "core.protectntfs": "false",
+		"extensions.refstorage": "files:///home/x", "rebase.instructionformat": "%s%nexec evil", "branch.x.mergeoptions": "-s evil", "pull.twohead": "evil",
+		"init.templatedir": "evil", "fetch.bundleuri": "evil", "hook.x.command": "evil", "commit.template": "/home/x", "push.pushoption": "x", "submodule.x.gitdir": "evil",
+	} {
+		require.False(t, harmless(key, value), key)
+	}
 	require.False(t, harmless("core.pager", "x") || harmless("http.x.proxy", "y") || harmless("unheard.of", ""))
 }
 

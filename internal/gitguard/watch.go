@@ -117,7 +117,7 @@ func (s *survey) repository(ctx context.Context, r *repository) error {
 			hooks = absolute(r.dir, set.value)
 		}
 		_, here := s.inside(set.origin)
-		if (set.own || here) && !harmless(set.key, set.value) {
+		if (set.own || here) && !harmless(set.key, set.value) && (set.key != "core.worktree" || !s.mayWrite(ctx, r, set.value)) {
 			s.add(set.origin, fmt.Sprintf("%s = %s", set.key, printable(set.value)), "")
 		}
 		for _, program := range s.programs(r, set) {
@@ -143,6 +143,32 @@ func (s *survey) programs(r *repository, set setting) (files []string) {
 		}
 	}
 	return files
+}
+
+// mayWrite reports whether a repository may have its files in a place, as those of submodules are
+// told where: in the directory, where commands can write, too, and not where git finds hooks.
+func (s *survey) mayWrite(ctx context.Context, r *repository, place string) bool {
+	out, err := ask(ctx, r.dir, r.args("rev-parse", "--absolute-git-dir")...)
+	if err != nil {
+		return false
+	}
+	at := followed(absolute(strings.TrimSuffix(string(out), "\n"), place))
+	below := func(dir string) bool {
+		name, err := filepath.Rel(dir, at)
+		return err == nil && filepath.IsLocal(name)
+	}
+	return below(s.dir) && !slices.ContainsFunc(s.gitDirs, below)
+}
+
+// followed is a path without symbolic links, as far as it exists.
+func followed(path string) string {
+	if there, err := filepath.EvalSymlinks(path); err == nil || path == filepath.Dir(path) {
+		return cmp.Or(there, path)
+	}
+	if _, err := os.Lstat(path); err == nil { // a link to what is not there
+		return ""
+	}
+	return filepath.Join(followed(filepath.Dir(path)), filepath.Base(path))
 }
 
 // hooks collects the programs of a directory of hooks.

@@ -79,7 +79,12 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 			"cp -r .git evil; git config -f evil/config core.fsmonitor '" + ran + ";true'; echo ../../../evil > .git/worktrees/other/commondir", "git -C ../other status", "",
 			[]string{"evil/config: core.fsmonitor"},
 		},
-		"a linked hook": {commit, "printf '#!/bin/sh\n" + ran + "\n' > x; chmod +x x; ln -s ../../x .git/hooks/pre-commit", "git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"}},
+		"files outside":                       {"true", "git init -q sub; cd sub; echo x > ran; git add ran; git commit -q -m x; git config core.worktree ../../..", "git -C sub reset -q --hard", "", []string{"sub/.git/config: core.worktree = ../../.."}},
+		"files outside by a link":             {"true", "git init -q sub; cd sub; echo x > ran; git add ran; git commit -q -m x; ln -s ../.. up; git config core.worktree ../up", "git -C sub reset -q --hard", "", []string{"sub/.git/config: core.worktree = ../up"}},
+		"files among hooks":                   {commit, "git init -q sub; cd sub; printf '#!/bin/sh\n" + ran + "\n' > pre-commit; chmod +x pre-commit; git add .; git commit -q -m x; git config core.worktree ../../.git/hooks", "git -C sub reset -q --hard; git commit -q --allow-empty -m x", "", []string{"sub/.git/config: core.worktree = ../../.git/hooks"}},
+		"a command among the commits rebased": {commit + "git branch old; git commit -q --allow-empty -m y; git branch top; git switch -q old; echo b > b.txt; git add b.txt; git commit -q -m b; git tag b", "git config rebase.instructionFormat '%s%nexec " + ran + "'", "git switch -q -C work b; git rebase -q top", "", []string{".git/config: rebase.instructionformat = \"%s%nexec"}},
+		"the hook of recent objects":          {commit, "git config gc.recentObjectsHook '" + ran + "'", "case $(git version) in *' 2.'[123]?.*|*' 2.4'[01].*) " + ran + ";; *) git hash-object -w --stdin </dev/null; git prune --expire=1.hour.ago;; esac", "", []string{".git/config: gc.recentobjectshook"}},
+		"a linked hook":                       {commit, "printf '#!/bin/sh\n" + ran + "\n' > x; chmod +x x; ln -s ../../x .git/hooks/pre-commit", "git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -115,6 +120,8 @@ func TestFindings_WhatIsOrdinaryIsNot(t *testing.T) {
 		"a remote":          {commit, "git remote add o https://example.com/x.git; git config branch.main.remote o; git config branch.main.merge refs/heads/main; git remote add p git@example.com:x/y.git"},
 		"a new repository":  {"true", commit + "git config user.name x"},
 		"clone":             {commit, "git init -q lib; git -C lib remote add origin https://example.com/lib"},
+		"a submodule":       {commit + "git init -q ../lib; git -C ../lib commit -q --allow-empty -m l", "git -c protocol.file.allow=always submodule --quiet add https://example.com/lib lib || true; git clone -q ../lib lib; git -C lib remote set-url origin https://example.com/lib; git submodule --quiet add https://example.com/lib lib; git submodule --quiet absorbgitdirs 2>&1; git -C lib config core.worktree"},
+		"its own directory": {"true", commit + "git config core.worktree \"$PWD\"; git config extensions.preciousObjects false"},
 		"a worktree":        {commit, "git worktree add -q wt 2>&1; git -C wt commit -q --allow-empty -m w"},
 		"attributes":        {commit, "echo '*.txt text diff=java' > .gitattributes"},
 		"what was there":    {commit + "git config core.fsmonitor true; git config alias.x '!true'; printf '#!/bin/sh\n' > .git/hooks/post-commit; chmod +x .git/hooks/post-commit", "echo b > a.txt"},
