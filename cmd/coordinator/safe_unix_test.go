@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 const (
 	clipboard = "\x1b]52;c;cm0gLXJmIH4=\x07" // writes the clipboard
 	shown     = "␛]52;c;cm0gLXJmIH4=␇"
+	csi       = "\u009b" // begins what acts on a terminal, and JSON may have it as it is
 )
 
 // The answer goes to standard output, which is a terminal also where progress is not wanted.
@@ -55,6 +57,69 @@ func TestWorkers_NamesDoNothingToATerminal(t *testing.T) {
 	require.NotContains(t, out.String(), "\x1b")
 	require.NotContains(t, out.String(), "\x07")
 	require.Equal(t, 2, bytes.Count(out.Bytes(), []byte("\n")), "no row of its own making:\n%s", out.String())
+}
+
+// What a session has written, and what it calls its files, is shown by every verb that prints it; a
+// pipe gets it as it is.
+func TestSession_FilesDoNothingToATerminal(t *testing.T) {
+	t.Parallel()
+	const name = csi + `evil\u001b]52;c;cm0gLXJmIH4=\u0007`
+	writes := `{"name": "write", "arguments": {"path": "` + name + `", "content": "` + name + `\n"}}`
+	fleet := served(t, script(t, `{"text": "`+name+`", "tool_calls": [`+writes+`]}, {"text": "Done."}`))
+	cmd := coordinator(t, append([]string{"submit", "--json", "--min-level", "none", "--session", "s-1", "go"}, fleet...)...)
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s", out)
+	session := func(verb string, args ...string) []string {
+		return append(append([]string{"session", verb}, fleet...), args...)
+	}
+	out, err = coordinator(t, session("diff", "--json", "s-1")...).Output()
+	require.NoError(t, err)
+	var calls []struct{ Calls []string }
+	require.NoError(t, json.Unmarshal(out, &calls))
+
+	const named, escaped = csi + "evil" + clipboard, `evil\u001b]52;c;cm0gLXJmIH4=\u0007`
+	for verb, c := range map[string]struct {
+		args           []string
+		screen, inPipe string
+	}{
+		"files":       {session("files", "s-1", named), "evil" + shown, named},
+		"files all":   {session("files", "s-1"), "evil" + shown, "evil" + shown},
+		"diff":        {session("diff", "s-1", calls[0].Calls[0]), "evil" + shown + "\r\n", "+++ b/" + named + "\n"},
+		"diff --json": {session("diff", "--json", "s-1", calls[0].Calls[0]), escaped, escaped},
+		"log":         {session("log", "s-1"), "evil" + shown, "evil" + shown},
+		"log --json":  {session("log", "--json", "s-1"), escaped, escaped},
+		"export":      {session("export", "s-1"), escaped, escaped},
+		"pull":        {session("pull", "s-1", conflicting(t, named)), "evil" + shown, "0 removed"}, // it is there by then
+	} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			screen, slave, err := pty.Open()
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, screen.Close()) })
+			cmd := coordinator(t, c.args...)
+			cmd.Stdout, cmd.Stderr = slave, slave
+			require.NoError(t, cmd.Run())
+			_, err = slave.WriteString("END")
+			require.NoError(t, err)
+			got := readUntil(t, screen, "END")
+			require.NotContains(t, got, clipboard)
+			require.NotContains(t, got, "\x07")
+			require.NotContains(t, got, csi)
+			require.Contains(t, got, c.screen)
+
+			piped, err := coordinator(t, c.args...).CombinedOutput()
+			require.NoError(t, err)
+			require.Contains(t, string(piped), c.inPipe)
+		})
+	}
+}
+
+// conflicting is a directory with another file of that name.
+func conflicting(t *testing.T, name string) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("mine\n"), 0o600))
+	return dir
 }
 
 // coordinator is this program as the coordinator.

@@ -116,7 +116,7 @@ func printFile(ctx context.Context, p program, store *workspace.Store, tree snap
 	if err != nil {
 		return fmt.Errorf("PATH %q: %w", name, err)
 	}
-	_, err = p.Stdout.Write(content)
+	_, err = p.out().Write(content)
 	return err
 }
 
@@ -141,7 +141,7 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 	if c.JSON {
 		return printJSON(p, map[string]string{"call": c.Diff.Call, "diff": text})
 	}
-	_, err = io.WriteString(p.Stdout, text)
+	_, err = io.WriteString(p.out(), text)
 	return err
 }
 

@@ -47,7 +47,7 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 	if err != nil {
 		return err
 	}
-	printed := newJSONEvents(p.Stdout)
+	printed := newJSONEvents(terminal.JSONWriter(p.Stdout))
 	observe := printed.observe
 	if !c.JSON {
 		observe = terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)}).Observe
@@ -64,7 +64,7 @@ func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return err
 	}
-	encoder := json.NewEncoder(p.Stdout)
+	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
 	encoder.SetEscapeHTML(false)
 	for _, e := range history.Events {
 		if err := encoder.Encode(e); err != nil {

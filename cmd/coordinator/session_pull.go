@@ -49,7 +49,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	if err := os.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // as mkdir does; the umask says who else may read it
 		return fmt.Errorf("DIR: %w", err)
 	}
-	warn := func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) }
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	git := watchGit(ctx, dir, warn)
 	changes, err := fetch(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		})
 	}
 	tellChanges(changes, warn)
-	_, err = fmt.Fprintf(p.Stdout, "%s: %s written, %d removed\n", dir, terminal.Plural(len(changes.Written), "path"), len(changes.Removed))
+	_, err = fmt.Fprintf(p.out(), "%s: %s written, %d removed\n", dir, terminal.Plural(len(changes.Written), "path"), len(changes.Removed))
 	return err
 }
 
@@ -100,7 +100,7 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return nil, nil, err
 	}
-	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, copyFlags: copyFlags{IncludeIgnored: c.Pull.IncludeIgnored, everything: empty}, busy: func(string) {}, warn: func(message string) { _, _ = fmt.Fprintln(p.Stderr, "coordinator: "+message) }}
+	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, copyFlags: copyFlags{IncludeIgnored: c.Pull.IncludeIgnored, everything: empty}, busy: func(string) {}, warn: func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }}
 	if fetch, err = c.whence(ctx, desk, w, at); err == nil && !empty {
 		w.base, err = w.loadBase(ctx)
 	}
