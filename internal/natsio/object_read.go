@@ -109,7 +109,7 @@ func (r *objectReader) next() error {
 			r.digest.Write(msg.Data)
 			return nil
 		}
-		if r.ctx.Err() == nil && (lasting(err) || time.Since(began) > readPatience) {
+		if r.ctx.Err() == nil && (r.lasting(err) || time.Since(began) > readPatience) {
 			return err
 		}
 		if !pause.For(r.ctx, readAgain) {
@@ -119,7 +119,10 @@ func (r *objectReader) next() error {
 }
 
 // lasting reports whether an error will be the same when it is tried again.
-func lasting(err error) bool {
+func (r *objectReader) lasting(err error) bool {
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return r.stream.CachedInfo().Config.Replicas <= 1
+	}
 	_, answered := errors.AsType[*jetstream.APIError](err)
-	return answered && !errors.Is(err, jetstream.ErrMsgNotFound)
+	return answered
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -58,6 +58,7 @@ type checkpoints struct {
 	store *workspace.Store
 	home  string
 	epoch uint64
+	undos *atomic.Int64 // of the box
 
 	saving sync.Mutex // held by who uses what follows
 	taken  *workspace.Workspace
@@ -74,6 +75,7 @@ type checkpoints struct {
 // waiting is a call that ended and waits for its commit.
 type waiting struct {
 	only   []string // what it may have changed; nil is everything
+	undos  int64    // of the box, when it began
 	result *protocol.Result
 	done   chan error
 }
@@ -82,12 +84,12 @@ type waiting struct {
 func (s *sandboxes) checkpoints() bool { return s.options.Durability == DurabilityCheckpoint }
 
 // take takes the workspace of a lane and makes its directory what it has to be.
-func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64) (*checkpoints, error) {
+func (s *sandboxes) take(ctx context.Context, l protocol.Lane, epoch uint64, undos *atomic.Int64) (*checkpoints, error) {
 	taken, err := s.workspaces.Take(ctx, l.Hash(), s.dataID, epoch)
 	if err != nil {
 		return nil, err
 	}
-	c := &checkpoints{store: s.workspaces, home: s.home(l), epoch: epoch, taken: taken, index: snapshot.Index{}}
+	c := &checkpoints{store: s.workspaces, home: s.home(l), epoch: epoch, undos: undos, taken: taken, index: snapshot.Index{}}
 	if err := os.MkdirAll(c.home, 0o700); err != nil {
 		return nil, err
 	}
@@ -120,10 +122,7 @@ func untaken(l protocol.Lane, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the disk of this worker has no room for the workspace of %s: %v", l, err)
 	}
-	if errors.Is(err, workspace.ErrMissing) || errors.Is(err, workspace.ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt) || errors.Is(err, snapshot.ErrUnsafe) || errors.Is(err, snapshot.ErrLimit) {
-		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the checkpoint of %s cannot be restored: %v", l, err)
-	}
-	return fmt.Errorf("workspace of %s: %w", l, err)
+	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the checkpoint of %s cannot be restored: %v", l, err)
 }
 
 // restore makes the directory what it was after the last commit.
@@ -263,9 +262,13 @@ func (c *checkpoints) result(ctx context.Context, call protocol.CallID) (*protoc
 	return c.taken.Result(ctx, call)
 }
 
-// commit stores what a call has changed, together with other calls that end meanwhile.
-func (c *checkpoints) commit(ctx context.Context, only []string, r *protocol.Result) error {
-	w := &waiting{only: only, result: r, done: make(chan error, 1)}
+// errUndone says that what a call changed was taken back together with what another could not keep.
+var errUndone = errors.New("what it changed was taken back")
+
+// commit stores what a call has changed that began after so many undos, together with other calls
+// that end meanwhile.
+func (c *checkpoints) commit(ctx context.Context, only []string, undos int64, r *protocol.Result) error {
+	w := &waiting{only: only, undos: undos, result: r, done: make(chan error, 1)}
 	c.mu.Lock()
 	c.queue = append(c.queue, w)
 	leads := !c.busy
@@ -288,16 +291,24 @@ func (c *checkpoints) lead(ctx context.Context) {
 		if len(calls) == 0 {
 			return
 		}
+		c.saving.Lock()
+		calls = slices.DeleteFunc(calls, func(w *waiting) bool {
+			undone := w.undos != c.undos.Load()
+			if undone {
+				w.done <- errUndone
+			}
+			return undone
+		})
 		err := c.save(ctx, calls, settled)
+		c.saving.Unlock()
 		for _, w := range calls {
 			w.done <- err
 		}
 	}
 }
 
+// save stores what calls have changed. The lock saving is held.
 func (c *checkpoints) save(ctx context.Context, calls []*waiting, settled []protocol.CallID) (err error) {
-	c.saving.Lock()
-	defer c.saving.Unlock()
 	for _, call := range settled {
 		c.taken.Settled(call)
 	}
@@ -375,7 +386,13 @@ func (w *Worker) covered(ctx context.Context, run *lane.Run) *protocol.Result {
 func (w *Worker) commit(run *lane.Run, t *tenure, r *protocol.Result) {
 	c := w.sandboxes.checkpointsOf(run.Call.Lane())
 	only, mutates := changes(run.Call)
-	if c == nil || !mutates || r.Status == protocol.StatusRejected {
+	if !mutates || r.Status == protocol.StatusRejected {
+		return
+	}
+	if c == nil {
+		if t != nil && t.undos != w.sandboxes.undos(run.Call.Lane()) {
+			w.abandon(run)
+		}
 		return
 	}
 	if r.WorkerID == "" {
@@ -387,10 +404,10 @@ func (w *Worker) commit(run *lane.Run, t *tenure, r *protocol.Result) {
 		w.abandon(run)
 		return
 	}
-	err := c.commit(t.ctx, only, r)
+	err := c.commit(t.ctx, only, t.undos, r)
 	switch {
 	case err == nil:
-	case errors.Is(err, workspace.ErrLost) || t.ctx.Err() != nil:
+	case errors.Is(err, workspace.ErrLost) || errors.Is(err, errUndone) || t.ctx.Err() != nil:
 		w.abandon(run)
 	default:
 		*r = w.failed(t.ctx, run.Call, nil, w.undo(t.ctx, run.Call.Lane(), c, err))
@@ -408,14 +425,16 @@ func (w *Worker) abandon(run *lane.Run) {
 // undo takes back what a call changed that cannot be kept, and says so.
 func (w *Worker) undo(ctx context.Context, l protocol.Lane, c *checkpoints, cause error) error {
 	err := w.sandboxes.kill(l)
+	c.saving.Lock()
+	c.undos.Add(1) // for calls that end beside it
 	if err == nil {
-		c.saving.Lock()
 		err = c.restore(ctx)
-		c.saving.Unlock()
 	}
+	c.saving.Unlock()
 	if err != nil {
 		w.sandboxes.retake(l)
-		return fmt.Errorf("undo what could not be kept: %w", errors.Join(cause, err))
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+			"the call ran, but what it changed could not be kept with the fleet, and is taken back before the next one: %v", errors.Join(cause, err))
 	}
 	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the call ran, but what it changed could not be kept with the fleet, and was taken back: %v", cause)
 }
@@ -425,6 +444,7 @@ type tenure struct {
 	ctx    context.Context //nolint:containedctx // ends with it; that a call is cancelled or out of time does not end it
 	cancel context.CancelCauseFunc
 	run    *lane.Run
+	undos  int64 // of the box, when it began
 
 	mu    sync.Mutex
 	timer *time.Timer
@@ -473,6 +493,14 @@ func (s *sandboxes) checkpointsOf(l protocol.Lane) *checkpoints {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.checkpoints
+}
+
+// undos is how often what calls of a lane had changed was taken back.
+func (s *sandboxes) undos(l protocol.Lane) int64 {
+	if b := s.opened(l); b != nil {
+		return b.undos.Load()
+	}
+	return 0
 }
 
 // settledCall tells the checkpoints of a lane that the result of a call is stored.

@@ -38,6 +38,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		var stop func()
 		held, stop = watchLease(ctx, run)
 		defer stop()
+		held.undos = w.sandboxes.undos(run.Call.Lane())
 	}
 	r := w.execute(ctx, run, frames)
 	w.keep(ctx, run.Call, &r)

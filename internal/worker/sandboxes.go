@@ -48,6 +48,7 @@ type box struct {
 	leaseEnd atomic.Pointer[func() time.Time] // of the lane, as its last holder here knows it
 	held     bool                             // the lane is, and it is used; guarded by the lock of all
 	idle     time.Time                        // since when it is not; zero when it is, or about to be closed
+	undos    atomic.Int64                     // how often what calls had changed was taken back
 
 	mu          sync.Mutex
 	sandbox     sandbox.Sandbox
@@ -114,7 +115,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leas
 	_, inPlace := s.inPlace(l)
 	if s.checkpoints() && !inPlace && sandboxOf(l) != "" && (b.checkpoints == nil || b.checkpoints.epoch != epoch) {
 		var err error
-		if b.checkpoints, err = s.take(ctx, l, epoch); err != nil {
+		if b.checkpoints, err = s.take(ctx, l, epoch, &b.undos); err != nil {
 			return nil, untaken(l, err)
 		}
 	}

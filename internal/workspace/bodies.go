@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/minio/minio-go/v7"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -48,10 +52,22 @@ type natsBodies struct {
 }
 
 func (b natsBodies) get(ctx context.Context, name string) ([]byte, error) {
-	object, err := natsio.GetObject(ctx, b.js, b.fleet.BodiesBucket(), name)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return nil, fmt.Errorf("body %s: %w", name, ErrMissing)
+	for again := true; ; again = false { // it may be stored once more while it is read
+		body, err := b.read(ctx, name)
+		switch lost := errors.Is(err, jetstream.ErrMsgNotFound); {
+		case lost && again:
+		case lost, errors.Is(err, jetstream.ErrObjectNotFound):
+			return nil, fmt.Errorf("body %s: %w: %w", name, ErrMissing, err)
+		case errors.Is(err, jetstream.ErrDigestMismatch):
+			return nil, fmt.Errorf("body %s: %w: %w", name, snapshot.ErrCorrupt, err)
+		default:
+			return body, err
+		}
 	}
+}
+
+func (b natsBodies) read(ctx context.Context, name string) ([]byte, error) {
+	object, err := natsio.GetObject(ctx, b.js, b.fleet.BodiesBucket(), name)
 	if err != nil {
 		return nil, err
 	}
@@ -87,4 +103,27 @@ func (b natsBodies) remove(ctx context.Context, old []stored) error {
 		infos = append(infos, o.info)
 	}
 	return natsio.DeleteTheseObjects(ctx, b.js, b.fleet.BodiesBucket(), slices.Clip(infos)...)
+}
+
+// lasts reports whether an error of a store will be the same when it is asked again.
+func lasts(err error) bool {
+	if errors.Is(err, ErrMissing) || errors.Is(err, ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt) ||
+		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, jetstream.ErrBucketNotFound) {
+		return true
+	}
+	if api, is := errors.AsType[*jetstream.APIError](err); is {
+		return api.Code != http.StatusServiceUnavailable || natsio.NoRoom(api)
+	}
+	response, is := errors.AsType[minio.ErrorResponse](err)
+	return is && (isFull(err) || response.StatusCode >= 400 && response.StatusCode < 500 &&
+		response.StatusCode != http.StatusRequestTimeout && response.StatusCode != http.StatusTooManyRequests)
+}
+
+// isFull reports whether a store has no room.
+func isFull(err error) bool {
+	if api, is := errors.AsType[*jetstream.APIError](err); is {
+		return natsio.NoRoom(api)
+	}
+	response, is := errors.AsType[minio.ErrorResponse](err)
+	return is && (response.StatusCode == http.StatusInsufficientStorage || strings.Contains(response.Code, "QuotaExceeded"))
 }

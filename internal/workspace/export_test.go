@@ -9,3 +9,6 @@ import (
 func (s *Store) SweepUploads(ctx context.Context, since time.Time) error {
 	return s.sweepUploads(ctx, since)
 }
+
+// Waits sets how long a store of bodies is waited for that is away.
+func (s *Store) Waits(d time.Duration) { s.waits = d }

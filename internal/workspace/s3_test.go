@@ -1,7 +1,11 @@
 package workspace_test
 
 import (
-	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -73,7 +77,8 @@ func TestS3_OnePrefixIsOfOneFleet(t *testing.T) {
 	require.ErrorContains(t, workspace.Bind(t.Context(), other.NC, other.Name, strings.Replace(url, "some", "any", 1)), "1 bodies")
 }
 
-// TestS3_AwayCommitsNothing: a store that cannot be reached is an error, and comes back.
+// TestS3_AwayCommitsNothing: a store that cannot be reached is waited for, for as long as a body
+// may take, and goes on when it is back.
 func TestS3_AwayCommitsNothing(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -83,14 +88,57 @@ func TestS3_AwayCommitsNothing(t *testing.T) {
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
 	w := take(t, store, 1)
+	large := random(1 << 20)
+	require.NoError(t, w.root.WriteFile("large", large, 0o600))
 	store3.stop()
-	require.NoError(t, w.root.WriteFile("large", random(1<<20), 0o600))
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	_, err = snapshot.Save(ctx, w.root, w.Tree(), w.index, store, nil)
-	require.Error(t, err)
-	require.NoError(t, ctx.Err())
+	store.Waits(500 * time.Millisecond)
+	_, err = snapshot.Save(t.Context(), w.root, w.Tree(), w.index, store, nil)
+	require.ErrorIs(t, err, workspace.ErrAway)
 	require.Empty(t, w.Tree())
+
+	store.Waits(time.Minute)
+	saved := make(chan error, 1)
+	go func() {
+		delta, err := snapshot.Save(t.Context(), w.root, w.Tree(), w.index, store, nil)
+		if err == nil {
+			err = w.Commit(t.Context(), delta, result("c1"))
+		}
+		saved <- err
+	}()
+	store3.start()
+	require.NoError(t, <-saved)
+	require.Equal(t, string(large), take(t, store, 2).content("large"))
+
+	store3.stop()
+	store.Waits(500 * time.Millisecond)
+	_, err = snapshot.LoadBytes(t.Context(), store, w.Tree()["large"].Parts, 2<<20)
+	require.ErrorIs(t, err, workspace.ErrAway)
+}
+
+// TestS3_RefusesForGood: what will not be otherwise is not waited for.
+func TestS3_RefusesForGood(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	for code, status := range map[string]int{"AccessDenied": http.StatusForbidden, "NoSuchBucket": http.StatusNotFound, "XMinioStorageFull": http.StatusInsufficientStorage} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)
+		}))
+		f := natsiotest.New(t, natsio.Topology{})
+		bound, err := json.Marshal(map[string]string{"fleet": string(f.Name), "id": "1", "url": "s3://bucket?region=us-east-1&endpoint=" + server.URL})
+		require.NoError(t, err)
+		places, err := f.JS.KeyValue(t.Context(), f.Name.PlacesBucket())
+		require.NoError(t, err)
+		_, err = places.Put(t.Context(), "bodies", bound)
+		require.NoError(t, err)
+		store, err := workspace.Open(t.Context(), f.NC, f.Name)
+		require.NoError(t, err)
+		err = store.Put(t.Context(), "NAME", []byte("body"))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, workspace.ErrAway)
+		require.Equal(t, status == http.StatusInsufficientStorage, errors.Is(err, workspace.ErrFull))
+		server.Close()
+	}
 }
 
 // TestBind_SaysWhatIsWrong with a URL, before anything is asked.

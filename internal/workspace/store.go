@@ -28,11 +28,15 @@ var (
 	ErrInvalid = errors.New("the journal of the workspace is not valid")
 	// ErrMissing says that contents of a workspace are not in the store of bodies.
 	ErrMissing = errors.New("contents of the workspace are missing in the store of bodies")
+	// ErrAway says that the store of bodies was asked for as long as a body may take, and gave no
+	// answer.
+	ErrAway = errors.New("the store of bodies is away")
 )
 
 const (
 	opTimeout   = 5 * time.Second // of one request
-	bodyTimeout = 2 * time.Minute // of one body
+	bodyTimeout = 2 * time.Minute // of one body, with all tries
+	firstTry    = 2 * time.Second // of them
 	retryWait   = 100 * time.Millisecond
 	refresh     = 30 * time.Minute // a body that is older is stored again, lest it is removed as garbage meanwhile
 )
@@ -43,6 +47,7 @@ type Store struct {
 	js     jetstream.JetStream
 	stream jetstream.Stream
 	bodies bodies
+	waits  time.Duration // for a store of bodies that is away
 }
 
 // Open opens the store of a fleet, whose streams must exist.
@@ -59,7 +64,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
 	}
-	return &Store{fleet: fleet, js: js, stream: stream, bodies: kept}, nil
+	return &Store{fleet: fleet, js: js, stream: stream, bodies: kept, waits: bodyTimeout}, nil
 }
 
 // headerBodies of a checkpoint names the bodies that it is the first to need, so that those that
@@ -229,37 +234,68 @@ func isInline(body string) bool { return strings.HasPrefix(body, inline) }
 
 func inlineOf(seq uint64) string { return inline + strconv.FormatUint(seq, 10) }
 
-// Get implements [snapshot.Bodies].
-func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, bodyTimeout)
-	defer cancel()
-	if number, is := strings.CutPrefix(name, inline); is {
-		seq, err := strconv.ParseUint(number, 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("body %q: %w", name, ErrInvalid)
-		}
-		msg, err := s.stream.GetMsg(ctx, seq)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return nil, fmt.Errorf("checkpoint %d: %w", seq, ErrMissing)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read checkpoint %d: %w", seq, err)
-		}
-		m, err := decode(msg)
-		if err != nil {
-			return nil, err
-		}
-		return m.Delta.Inline, nil
+// Get implements [snapshot.Bodies]. The error wraps [ErrMissing] when there is no such body, and
+// [ErrAway] when the store does not answer.
+func (s *Store) Get(ctx context.Context, name string) (body []byte, err error) {
+	number, is := strings.CutPrefix(name, inline)
+	seq, wrong := strconv.ParseUint(number, 10, 64)
+	if is && wrong != nil {
+		return nil, fmt.Errorf("body %q: %w", name, ErrInvalid)
 	}
-	return s.bodies.get(ctx, name)
+	err = s.persist(ctx, func(ctx context.Context) error {
+		if is {
+			body, err = s.carried(ctx, seq)
+		} else {
+			body, err = s.bodies.get(ctx, name)
+		}
+		return err
+	})
+	return body, err
+}
+
+// carried is the body that a checkpoint carries.
+func (s *Store) carried(ctx context.Context, seq uint64) ([]byte, error) {
+	msg, err := s.stream.GetMsg(ctx, seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, fmt.Errorf("checkpoint %d: %w", seq, ErrMissing)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint %d: %w", seq, err)
+	}
+	m, err := decode(msg)
+	if err != nil {
+		return nil, err
+	}
+	return m.Delta.Inline, nil
 }
 
 // Put implements [snapshot.Bodies]. What was stored long ago is stored again, for it may be garbage
-// that is about to be removed.
+// that is about to be removed. The error wraps [ErrFull] when there is no room, and [ErrAway] when
+// the store does not answer.
 func (s *Store) Put(ctx context.Context, name string, body []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, bodyTimeout)
+	err := s.persist(ctx, func(ctx context.Context) error { return s.bodies.put(ctx, name, body) })
+	if isFull(err) {
+		return fmt.Errorf("%w: %w", ErrFull, err)
+	}
+	return err
+}
+
+// persist does something with a body until it is done, will never be, or has been tried for long
+// enough. An answer that is lost is not waited for: each try has twice the time of the one before.
+func (s *Store) persist(ctx context.Context, do func(context.Context) error) error {
+	within, cancel := context.WithTimeout(ctx, s.waits)
 	defer cancel()
-	return s.bodies.put(ctx, name, body)
+	for patience := firstTry; ; patience *= 2 {
+		try, end := context.WithTimeout(within, patience)
+		err := do(try)
+		end()
+		if err == nil || ctx.Err() != nil || lasts(err) {
+			return err
+		}
+		if !pause.For(within, retryWait) {
+			return fmt.Errorf("%w: %w", ErrAway, err)
+		}
+	}
 }
 
 // append stores the body of a checkpoint behind the last one that its writer has seen, and returns

@@ -39,7 +39,8 @@ type Workspace struct {
 
 // Take takes the workspace of a lane to a disk, under the epoch of its claim: nobody who had it
 // before commits any more. It tries until it is known who has it, or ctx ends. The error wraps
-// [ErrLost] when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read.
+// [ErrLost] when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read,
+// [ErrAway] when the store of its bodies does not answer.
 func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, disk string, epoch uint64) (*Workspace, error) {
 	for {
 		w, err := s.take(ctx, lane, disk, epoch)
@@ -47,7 +48,7 @@ func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, disk string, e
 		case err == nil:
 			return w, nil
 		case errors.Is(err, errTooLate), errors.Is(err, ErrInvalid), errors.Is(err, ErrMissing), errors.Is(err, ErrFull),
-			errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, snapshot.ErrLimit):
+			errors.Is(err, ErrAway), errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, snapshot.ErrLimit):
 			return nil, fmt.Errorf("take workspace: %w", err)
 		}
 		if !pause.For(ctx, retryWait) {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -172,6 +173,34 @@ func TestSweep_RemovesWhatNobodyNeeds(t *testing.T) {
 	n, err = store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
+}
+
+// TestGet_NamesWhatIsWrong with a body in the servers of the fleet, and does not wait.
+func TestGet_NamesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(f.Name.BodiesBucket()))
+	require.NoError(t, err)
+	for name, change := range map[string]struct {
+		chunk string
+		want  error
+	}{"lost": {"", workspace.ErrMissing}, "other": {"damaged", snapshot.ErrCorrupt}} {
+		require.NoError(t, store.Put(t.Context(), name, []byte("content")))
+		kept, err := natsio.ListObjects(t.Context(), f.JS, f.Name.BodiesBucket(), func(found string) bool { return found == name })
+		require.NoError(t, err)
+		chunks := "$O." + f.Name.BodiesBucket() + ".C." + kept[0].NUID
+		require.NoError(t, objects.Purge(t.Context(), jetstream.WithPurgeSubject(chunks)))
+		if change.chunk != "" {
+			_, err = f.JS.Publish(t.Context(), chunks, []byte(change.chunk))
+			require.NoError(t, err)
+		}
+		_, err = store.Get(t.Context(), name)
+		require.ErrorIs(t, err, change.want)
+	}
+	_, err = store.Get(t.Context(), "none")
+	require.ErrorIs(t, err, workspace.ErrMissing)
 }
 
 func random(n int) []byte {
