@@ -16,8 +16,8 @@ import (
 // entry decodes a call. One that cannot be decoded but can be answered is an entry with a fault.
 func (l *held) entry(header nats.Header, body []byte) (*core.Entry, error) {
 	call, err := protocol.DecodeCall(body)
-	if err == nil && call.Lane() != l.lane {
-		err = fmt.Errorf("%w: it is of lane %s", protocol.ErrInvalidCall, call.Lane())
+	if err == nil && (call.Lane() != l.lane || call.Pool != l.holder.options.Pool) {
+		err = fmt.Errorf("%w: it is of lane %s in pool %s", protocol.ErrInvalidCall, call.Lane(), call.Pool)
 	}
 	if err == nil {
 		e := &core.Entry{Call: call, Header: header, Size: len(body)}

@@ -2,8 +2,8 @@ package lane
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -121,6 +121,9 @@ func (r *Results) forget(session protocol.SessionID, state *sessionWatch) {
 func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) error {
 	done, err := r.nc.Subscribe(r.fleet.DoneFilter(session), func(msg *nats.Msg) {
 		result, err := protocol.DecodeResult(msg.Data)
+		if err == nil && msg.Subject != r.fleet.DoneSubject(result.SessionID, result.CallID) {
+			err = fmt.Errorf("%w: it is of call %s", protocol.ErrInvalidResult, result.CallID)
+		}
 		if err == nil {
 			err = r.value(result)
 		}
@@ -133,24 +136,43 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 	if err != nil {
 		return fmt.Errorf("listen to results of session %s: %w", session, err)
 	}
-	output, err := r.nc.Subscribe(r.fleet.OutputFilter(session), func(msg *nats.Msg) {
-		frame, err := protocol.DecodeFrame(msg.Data)
-		if err != nil || !strings.HasSuffix(msg.Subject, "."+string(frame.CallID)) {
-			r.fault(fmt.Errorf("%s: malformed frame: %w", msg.Subject, err))
-			return
-		}
-		r.each(session, func(w *Watch) {
-			if w.frame != nil {
-				w.frame(frame)
+	state.subscriptions = []*nats.Subscription{done}
+	for _, subject := range []protocol.Subject{r.fleet.OutputFilter(session), r.fleet.LiveFilter(session)} {
+		frames, err := r.nc.Subscribe(subject, func(msg *nats.Msg) { r.frame(session, msg) })
+		if err != nil {
+			for _, begun := range state.subscriptions {
+				_ = begun.Unsubscribe() // fails only when the connection is closed
 			}
-		})
-	})
-	if err != nil {
-		_ = done.Unsubscribe() // fails only when the connection is closed
-		return fmt.Errorf("listen to output of session %s: %w", session, err)
+			return fmt.Errorf("listen to output of session %s: %w", session, err)
+		}
+		state.subscriptions = append(state.subscriptions, frames)
 	}
-	state.subscriptions = []*nats.Subscription{done, output}
 	return nil
+}
+
+var errMalformedFrame = errors.New("malformed frame")
+
+// frame passes a frame on, if it is of the call that its subject names. Workers may publish output
+// of any session, so events of a turn, which may ask a person something, come on their own subject.
+func (r *Results) frame(session protocol.SessionID, msg *nats.Msg) {
+	frame, err := protocol.DecodeFrame(msg.Data)
+	switch {
+	case err != nil:
+	case msg.Subject == r.fleet.LiveSubject(session, frame.CallID):
+	case msg.Subject != r.fleet.OutputSubject(session, frame.CallID):
+		err = fmt.Errorf("%w: it is of call %s", errMalformedFrame, frame.CallID)
+	case frame.Kind == protocol.FrameEvent:
+		err = fmt.Errorf("%w: events of turns do not come as output", errMalformedFrame)
+	}
+	if err != nil {
+		r.fault(fmt.Errorf("%s: %w", msg.Subject, err))
+		return
+	}
+	r.each(session, func(w *Watch) {
+		if w.frame != nil {
+			w.frame(frame)
+		}
+	})
 }
 
 // value puts a large value back into its result. It may take a moment, in which only

@@ -47,7 +47,7 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
 			"$JS.API.STREAM.MSG.GET." + fleet.ResultsStream(), chunkSubject(fleet.BlobsBucket(), probed),
 		},
-		Subscribe: []string{fleet.DoneFilter(probed), fleet.OutputFilter(probed)},
+		Subscribe: []string{fleet.DoneFilter(probed), fleet.OutputFilter(probed), fleet.LiveFilter(probed)},
 	}
 }
 

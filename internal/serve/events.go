@@ -44,5 +44,5 @@ func (e *events) frame(kind protocol.FrameKind, data []byte) {
 		panic(fmt.Sprintf("encode frame: %v", err))
 	}
 	// Lossy by contract; the journal has what counts.
-	_ = e.server.nc.Publish(e.server.options.Fleet.OutputSubject(e.run.Call.SessionID, e.run.Call.ID), body)
+	_ = e.server.nc.Publish(e.server.options.Fleet.LiveSubject(e.run.Call.SessionID, e.run.Call.ID), body)
 }

@@ -192,6 +192,15 @@ func (f Fleet) OutputSubject(session SessionID, call CallID) Subject {
 	return string(f) + ".output." + string(session) + "." + string(call)
 }
 
+// LiveSubject carries live frames of a running turn, like [Fleet.OutputSubject]: apart, because a
+// turn's events may ask a person something, and no worker may publish here.
+func (f Fleet) LiveSubject(session SessionID, turn CallID) Subject {
+	return string(f) + ".live." + string(session) + "." + string(turn)
+}
+
+// LiveFilter matches the live frames of the turns of a session.
+func (f Fleet) LiveFilter(session SessionID) Subject { return f.LiveSubject(session, "*") }
+
 // ApprovalSubject is where the answer to the question about a call goes.
 func (f Fleet) ApprovalSubject(session SessionID, call CallID) Subject {
 	return string(f) + ".approval." + string(session) + "." + string(call)

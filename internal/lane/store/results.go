@@ -105,6 +105,9 @@ func (s *Store) Result(ctx context.Context, session protocol.SessionID, call pro
 	if err != nil {
 		return nil, err
 	}
+	if r.SessionID != session || r.CallID != call {
+		return nil, fmt.Errorf("%w: what is stored for call %s is of call %s", protocol.ErrInvalidResult, call, r.CallID)
+	}
 	return r, s.Blobs.Value(ctx, r)
 }
 

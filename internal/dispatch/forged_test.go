@@ -1,0 +1,86 @@
+package dispatch_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Whoever may store results of one call must not end another one by what stands in a result.
+func TestDispatch_AResultThatNamesAnotherCallIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	worker, calls := r.Connect(), newCalls(1)
+	forged := protocol.NewResult(&calls[0], protocol.StatusOK, nil)
+	forged.Value, forged.WorkerID = protocol.NoopResult{}, "forger"
+	body, err := protocol.EncodeResult(&forged)
+	require.NoError(t, err)
+	release := make(chan struct{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		<-release
+		return succeed(run)
+	})
+	o := &told{t: t}
+	require.NoError(t, r.dispatcher.Dispatch(t.Context(), calls, func(u loop.Update) {
+		o.observe(u)
+		if u.State != loop.StateQueued {
+			return
+		}
+		// Its subject is of another call of the session, so it is not refused; what follows it is heard later.
+		require.NoError(t, worker.Publish(r.Name.ResultSubject(calls[0].SessionID, "junk"), body))
+		require.NoError(t, worker.Publish(r.Name.DoneSubject(calls[0].SessionID, "junk"), body))
+		require.NoError(t, worker.Flush())
+		close(release)
+	}))
+	require.EqualValues(t, "w", requireDone(t, o, calls[0], protocol.StatusOK, "").WorkerID)
+}
+
+// What is stored in the place of a call's result and is that of another call is no result.
+func TestDispatch_AStoredResultOfAnotherCallIsUnknown(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(2)
+	other := protocol.NewResult(&calls[1], protocol.StatusOK, nil)
+	other.Value = protocol.NoopResult{}
+	body, err := protocol.EncodeResult(&other)
+	require.NoError(t, err)
+	_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[0].SessionID, calls[0].ID), body)
+	require.NoError(t, err)
+	o, err := r.dispatch(t.Context(), calls[:1])
+	require.NoError(t, err)
+	requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+}
+
+// Events of a turn may ask a person whether a call may be made. Workers may publish output of any
+// session, so no event is taken from there.
+func TestResults_EventsOfATurnAreNotTakenFromOutput(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	faults := make(chan error, 8)
+	results := lane.NewResults(r.NC, r.Name, func(err error) { faults <- err })
+	session := protocol.NewSessionID()
+	turn := protocol.NewCallID(session, 1, 0, 0)
+	frames := make(chan *protocol.Frame, 8)
+	watch, err := results.Watch(t.Context(), session, func(*protocol.Result) {}, func(f *protocol.Frame) { frames <- f })
+	require.NoError(t, err)
+	defer watch.Stop()
+	question, err := json.Marshal(loop.Event{Type: loop.EventApprovalAsked})
+	require.NoError(t, err)
+	body, err := protocol.EncodeFrame(&protocol.Frame{CallID: turn, Seq: 1, Kind: protocol.FrameEvent, WorkerID: "w", Attempt: 1, Data: question})
+	require.NoError(t, err)
+	worker := r.Connect()
+	require.NoError(t, worker.Publish(r.Name.OutputSubject(session, turn), body))
+	require.ErrorContains(t, <-faults, "events of turns do not come as output")
+	require.NoError(t, worker.Publish(r.Name.LiveSubject(session, "another"), body))
+	require.ErrorContains(t, <-faults, "it is of call")
+	require.NoError(t, worker.Publish(r.Name.LiveSubject(session, turn), body))
+	require.Equal(t, protocol.FrameEvent, (<-frames).Kind)
+	require.Empty(t, frames)
+}
