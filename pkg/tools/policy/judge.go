@@ -126,7 +126,7 @@ func (c *compiled) judge(call Call) Verdict {
 		}
 	}
 	verdict.MinLevel, verdict.AtMostOnce = c.MinLevel, c.once(call)
-	if c.bindsPaths(call.Tool) {
+	if c.bindsPaths(call) {
 		verdict.Roots = []protocol.Roots{{Read: c.paths.read, Write: c.paths.write}}
 	}
 	return verdict
@@ -137,10 +137,10 @@ func deny(rule, format string, args ...any) *Verdict {
 }
 
 func (c *compiled) tools(call Call) *Verdict {
-	if _, denied := anyMatches(c.Tools.Deny, call.Tool); denied {
+	if _, denied := anyIsOf(c.Tools.Deny, call); denied {
 		return deny("tools.deny", "The tool %s is not allowed in this session.", call.Tool)
 	}
-	if _, allowed := anyMatches(c.Tools.Allow, call.Tool); len(c.Tools.Allow) > 0 && !allowed {
+	if _, allowed := anyIsOf(c.Tools.Allow, call); len(c.Tools.Allow) > 0 && !allowed {
 		return deny("tools.allow", "The tool %s is not allowed in this session; allowed are: %s.", call.Tool, strings.Join(c.Tools.Allow, ", "))
 	}
 	return nil
@@ -200,7 +200,7 @@ func (c *compiled) approval(call Call) *Verdict {
 		}
 		return &Verdict{Decision: Ask, Rule: rule, Reason: reason, Timeout: timeout}
 	}
-	if pattern, is := anyMatches(c.Approval.Tools, call.Tool); is {
+	if pattern, is := anyIsOf(c.Approval.Tools, call); is {
 		return ask("approval.tools", fmt.Sprintf("calls of %s need approval", pattern))
 	}
 	if pattern, command, may := mayRun(c.Approval.Commands, call.Plan.Payload); may && command == "" {
@@ -213,20 +213,20 @@ func (c *compiled) approval(call Call) *Verdict {
 
 // once reports whether a call must not start a second time.
 func (c *compiled) once(call Call) bool {
-	_, is := anyMatches(c.AtMostOnce.Tools, call.Tool)
+	_, is := anyIsOf(c.AtMostOnce.Tools, call)
 	_, _, may := mayRun(c.AtMostOnce.Commands, call.Plan.Payload)
 	return is || may
 }
 
-// bindsPaths reports whether the rule about paths is for a tool.
-func (c *compiled) bindsPaths(tool string) bool {
-	_, excepted := anyMatches(c.Paths.Except, tool)
+// bindsPaths reports whether the rule about paths is for a call.
+func (c *compiled) bindsPaths(call Call) bool {
+	_, excepted := anyIsOf(c.Paths.Except, call)
 	return c.paths.binds && !excepted
 }
 
 // where judges by the resources of the call in its sandbox.
 func (c *compiled) where(call Call) *Verdict {
-	if !c.bindsPaths(call.Tool) || call.Plan.Payload == nil {
+	if !c.bindsPaths(call) || call.Plan.Payload == nil {
 		return nil
 	}
 	if call.Plan.Resources == nil {

@@ -35,8 +35,8 @@ import (
 
 // Policy is rules for the tool calls of a session. The zero value allows everything.
 type Policy struct {
-	// Tools are the names that may and may not be called; '*' stands for any letters.
-	// With an empty Allow everything may that Deny does not name.
+	// Tools are the names, or classes (see [Classes]), that may and may not be called; '*' stands
+	// for any letters. With an empty Allow everything may that Deny does not name.
 	Tools Names `json:"tools,omitzero" yaml:"tools"`
 	// Commands are the programs that shell commands may and may not start.
 	Commands Names `json:"commands,omitzero" yaml:"commands"`
@@ -127,14 +127,20 @@ func (p Policy) validate() error {
 			}
 		}
 	}
-	names("tools.allow", p.Tools.Allow)
-	names("tools.deny", p.Tools.Deny)
+	ofTools := func(field string, patterns []string) {
+		names(field, patterns)
+		for _, pattern := range patterns {
+			faults = append(faults, checkClass(field, pattern)) // nil is left out
+		}
+	}
+	ofTools("tools.allow", p.Tools.Allow)
+	ofTools("tools.deny", p.Tools.Deny)
 	names("commands.allow", p.Commands.Allow)
 	names("commands.deny", p.Commands.Deny)
-	names("paths.except", p.Paths.Except)
-	names("approval.tools", p.Approval.Tools)
+	ofTools("paths.except", p.Paths.Except)
+	ofTools("approval.tools", p.Approval.Tools)
 	names("approval.commands", p.Approval.Commands)
-	names("at_most_once.tools", p.AtMostOnce.Tools)
+	ofTools("at_most_once.tools", p.AtMostOnce.Tools)
 	names("at_most_once.commands", p.AtMostOnce.Commands)
 	if p.MaxCalls < 0 {
 		faults = append(faults, fmt.Errorf("max_calls %d: must not be negative", p.MaxCalls))
@@ -142,6 +148,9 @@ func (p Policy) validate() error {
 	for name, most := range p.MaxCallsOf {
 		if most < 0 {
 			faults = append(faults, fmt.Errorf("max_calls_of.%s %d: must not be negative", name, most))
+		}
+		if strings.HasPrefix(name, "@") {
+			faults = append(faults, fmt.Errorf("max_calls_of.%s: must be names of tools, not a class", name))
 		}
 	}
 	if p.MinLevel != "" && !slices.Contains(tools.Levels(), p.MinLevel) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -61,6 +62,13 @@ func TestJudge(t *testing.T) {
 		{"not in the list", "tools: {allow: [read, gl*]}", "bash", sh("ls"), policy.Denied, "tools.allow"},
 		{"in the list", "tools: {allow: [read, gl*]}", "read", `{"path":"a"}`, policy.Allowed, ""},
 		{"deny wins", "tools: {allow: [read], deny: [r*]}", "read", `{"path":"a"}`, policy.Denied, "tools.deny"},
+
+		{"a class", "tools: {deny: ['@execute']}", "run_code", `{"code":"1"}`, policy.Denied, "tools.deny"},
+		{"typing is in it", "tools: {deny: ['@execute']}", "process", types("ls"), policy.Denied, "tools.deny"},
+		{"looking is not", "tools: {deny: ['@execute', '@write']}", "process", `{"action":"list"}`, policy.Allowed, ""},
+		{"an allowed class", "tools: {allow: ['@read']}", "grep", `{"pattern":"x"}`, policy.Allowed, ""},
+		{"beside it", "tools: {allow: ['@read']}", "write", `{"path":"a","content":""}`, policy.Denied, "tools.allow"},
+		{"a class that is asked about", "approval: {tools: ['@write']}", "edit", `{"path":"a","old":"x","new":"y"}`, policy.Ask, "approval.tools"},
 
 		{"an allowed command", gitOnly, "bash", sh("git status -s"), policy.Allowed, ""},
 		{"several", gitOnly, "bash", sh("cd src && go test ./... | cat"), policy.Allowed, ""},
@@ -224,6 +232,8 @@ func TestParse_FaultsHaveTheirLine(t *testing.T) {
 		"approval: {timeout: 5}":          `must be a time such as`,
 		"max_calls: -1":                   "p: max_calls -1: must not be negative",
 		"max_calls_of: {bash: -1}":        "max_calls_of.bash -1",
+		"max_calls_of: {'@read': 1}":      "max_calls_of.@read: must be names of tools, not a class",
+		"tools: {deny: ['@run']}":         `tools.deny "@run": classes of tools are @execute, @write, @read`,
 		"min_level: some":                 `min_level "some": must be one of none, paths, full, kernel`,
 		"paths: {write: [../x, /etc, a]}": `paths.write[0] "../x": must be a path in the workspace`,
 		"tools: {deny: [' ']}":            "tools.deny[0]: is empty",
@@ -276,4 +286,31 @@ at_most_once: {tools: [k], commands: [l m]}
 	require.ErrorContains(t, err, "must be a file")
 	_, err = policy.Load(file + ".none")
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// A class that lacks a payload would leave open what a rule about it denies: the golden payloads of
+// the wire are all there are, and each has a class or is named here.
+func TestClasses_HaveEveryPayload(t *testing.T) {
+	t.Parallel()
+	none := []protocol.Kind{
+		protocol.KindToolRun, protocol.KindMCPList, protocol.KindMCPCall, protocol.KindDialogOpen, protocol.KindDialogContinue,
+		protocol.KindDialogEnd, protocol.KindWorkspaceImport, protocol.KindWorkspaceExport, protocol.KindWorkspaceRemove,
+		protocol.KindWorkspaceRestore, protocol.KindTurnRun, protocol.KindNoop, protocol.KindStored,
+	}
+	files, err := filepath.Glob("../../protocol/testdata/v1/payload/*.json")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		require.NoError(t, err)
+		payload, err := protocol.DecodePayload(raw)
+		require.NoError(t, err)
+		if _, own := payload.(protocol.UnknownPayload); own || slices.Contains(none, payload.Kind()) {
+			continue
+		}
+		j, err := policy.New(policy.Policy{Tools: policy.Names{Deny: policy.Classes()}})
+		require.NoError(t, err)
+		verdict := j.Judge(policy.Call{Tool: "any", Plan: tools.Plan{Payload: payload}})
+		require.Equal(t, policy.Denied, verdict.Decision, file)
+	}
 }

@@ -1,0 +1,52 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A class stands, in a rule, for all tools whose calls do the same: a rule about it holds for tools
+// of every toolset. Calls of the user's own tools, of handlers and of MCP servers have none.
+const (
+	ClassExecute = "@execute" // programs of the model's: run, typed at, ended
+	ClassWrite   = "@write"   // files changed by the tool itself
+	ClassRead    = "@read"    // files, processes and results looked at
+)
+
+// Classes returns every class.
+func Classes() []string { return []string{ClassExecute, ClassWrite, ClassRead} }
+
+// classOf returns the class of a payload; "" when it has none.
+func classOf(payload protocol.Payload) string {
+	switch payload.(type) {
+	case protocol.CommandRun, protocol.CodeRun, protocol.ProcessSend, protocol.ProcessKill:
+		return ClassExecute
+	case protocol.FilesWrite, protocol.FilesEdit, protocol.FilesJSONWrite:
+		return ClassWrite
+	case protocol.FilesRead, protocol.FilesJSONRead, protocol.FilesExists, protocol.FilesList, protocol.FilesTree,
+		protocol.FilesGlob, protocol.FilesSearch, protocol.ProcessList, protocol.ProcessRead, protocol.ResultRead:
+		return ClassRead
+	default:
+		return ""
+	}
+}
+
+// anyIsOf reports whether a pattern names the tool of a call, or its class.
+func anyIsOf(patterns []string, call Call) (string, bool) {
+	class := classOf(call.Plan.Payload)
+	if class != "" && slices.Contains(patterns, class) {
+		return class, true
+	}
+	return anyMatches(patterns, call.Tool)
+}
+
+// checkClass is about a pattern that begins as a class does, and is none.
+func checkClass(field, pattern string) error {
+	if !strings.HasPrefix(pattern, "@") || slices.Contains(Classes(), pattern) {
+		return nil
+	}
+	return fmt.Errorf("%s %q: classes of tools are %s", field, pattern, strings.Join(Classes(), ", "))
+}
