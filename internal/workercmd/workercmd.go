@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/doctor"
+	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -230,6 +232,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers worker.Handler
 	if err := f.openDriver(ctx, &o); err != nil {
 		return err
 	}
+	o.Env = withPath(o.Env, os.Getenv("PATH"), o.Caps)
 	for _, warning := range append(cli.Warnings(o.Limits, o.Caps), cli.FewFiles(o.Slots)...) {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
@@ -275,6 +278,20 @@ func (f *flags) openDriver(ctx context.Context, o *worker.Options) (err error) {
 		return cli.Usagef("--min-level %s: driver %s proves level %s here%s", least, o.Caps.Driver, o.Caps.Level, why(o.Caps))
 	}
 	return errors.Join(cli.Enforced(o.Allow, o.Caps), cli.Protects(o.Protect, o.Caps))
+}
+
+// withPath adds to variables of sandboxes the PATH: what of the worker's own exists in them. The
+// rest would tell commands how the host is set up.
+func withPath(env map[string]string, path string, caps sandbox.Caps) map[string]string {
+	if _, given := env["PATH"]; given {
+		return env
+	}
+	env = maps.Clone(env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	env["PATH"] = hostenv.Find(hostenv.Host{Path: path, Env: os.Getenv, View: hostenv.ViewOf(caps)}, []string{}).Path
+	return env
 }
 
 // why says what keeps sandboxes from more than they have proven.
