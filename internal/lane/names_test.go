@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -48,4 +49,27 @@ func TestLane_MayHaveAnyName(t *testing.T) {
 		require.Equal(t, protocol.StatusOK, f.await(p, call).Status, "%q", call.Lane())
 	}
 	f.requireQuiet()
+}
+
+// Who may publish in one pool must not have its workers run what is meant for another one.
+func TestLane_ACallOfAnotherPoolIsNotRun(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	call := newCall("s", exclusive("account/x"))
+	call.Pool = "other"
+	body, err := protocol.EncodeCall(call)
+	require.NoError(t, err)
+	msg := nats.NewMsg(protocol.DefaultFleet.ReadySubject(protocol.DefaultPool, call.Lane().Hash()))
+	msg.Header.Set(protocol.HeaderLane, string(call.Lane()))
+	msg.Header.Set(protocol.HeaderCall, string(call.ID))
+	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
+	msg.Data = body
+	require.NoError(t, f.nc.PublishMsg(msg))
+	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		t.Errorf("call of pool %s runs", run.Call.Pool)
+		return succeed(run)
+	}), lane.Options{})
+	result := f.await(f.publisher(), call)
+	require.Equal(t, protocol.StatusRejected, result.Status)
+	require.Contains(t, result.Error.Message, "in pool other")
 }

@@ -99,11 +99,13 @@ func (h *hostile) attempts() map[string][]bool {
 	return map[string][]bool{
 		"read a journal": append(each(h.publishes, api+"STREAM.MSG.GET.TF_SESSIONS", api+"DIRECT.GET.TF_SESSIONS", api+"CONSUMER.CREATE.TF_SESSIONS.x"),
 			h.subscribes("tf.event.>"), h.subscribes("tf.>")),
-		"read inboxes of coordinators":                 each(h.subscribes, "_INBOX.>", "_INBOX_fleet.>", ">"),
-		"write a journal":                              each(h.publishes, "tf.event."+victim),
-		"hear others' output and results as they come": each(h.subscribes, "tf.output.>", "tf.done.>", "tf.result.>"),
-		"approve a call":                               each(h.publishes, "tf.approval."+victim+"."+victim),
-		"start a turn":                                 each(h.publishes, "tf.call.session.lane.call", "tf.ready.session.lane"),
+		"read inboxes of coordinators":                                 each(h.subscribes, "_INBOX.>", "_INBOX_fleet.>", ">"),
+		"write a journal":                                              each(h.publishes, "tf.event."+victim),
+		"hear others' output and results as they come":                 each(h.subscribes, "tf.output.>", "tf.done.>", "tf.result.>"),
+		"approve a call":                                               each(h.publishes, "tf.approval."+victim+"."+victim),
+		"have a person asked something in a session's name":            each(h.publishes, "tf.live."+victim+"."+victim),
+		"end a call by a result that names it and is stored elsewhere": {true}, // internal/dispatch tries it
+		"start a turn":                                                 each(h.publishes, "tf.call.session.lane.call", "tf.ready.session.lane"),
 		"take or enqueue calls of another pool": append(each(h.publishes, "tf.call.other.lane.call", "tf.ready.other.lane", "tf.claim.other.lane",
 			api+"CONSUMER.MSG.NEXT."+calls+".ready_other", "$JS.ACK."+calls+".ready_other.1.1.1.1.1"), h.subscribes("tf.stored.other.>")),
 		"make, change or delete a consumer": each(h.publishes, api+"CONSUMER.CREATE."+calls+".ready_default.tf.ready.default.*", api+"CONSUMER.CREATE."+calls+".x",

@@ -42,6 +42,8 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"my-fleet.event.s":                      f.EventSubject("s"),
 		"my-fleet.output.s.c-1":                 f.OutputSubject("s", "c-1"),
 		"my-fleet.output.s.*":                   f.OutputFilter("s"),
+		"my-fleet.live.s.c-1":                   f.LiveSubject("s", "c-1"),
+		"my-fleet.live.s.*":                     f.LiveFilter("s"),
 		"MY-FLEET_CALLS":                        f.CallsStream(),
 		"MY-FLEET_RESULTS":                      f.ResultsStream(),
 		"MY-FLEET_SESSIONS":                     f.SessionsStream(),
