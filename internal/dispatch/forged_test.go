@@ -33,7 +33,7 @@ func TestDispatch_AResultThatNamesAnotherCallIsNotBelieved(t *testing.T) {
 		if u.State != loop.StateQueued {
 			return
 		}
-		// Its subject is of another call of the session, so it is not refused; what follows it is heard later.
+		// It is stored as the result of another call of the session, so it is not refused.
 		require.NoError(t, worker.Publish(r.Name.ResultSubject(calls[0].SessionID, "junk"), body))
 		require.NoError(t, worker.Publish(r.Name.DoneSubject(calls[0].SessionID, "junk"), body))
 		require.NoError(t, worker.Flush())
