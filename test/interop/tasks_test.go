@@ -3,7 +3,7 @@ package interop
 import (
 	"context"
 	"encoding/json"
-	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -70,23 +70,17 @@ var failures = map[string]string{
 	"tasks-mrtr-input": "a call asks its client before it is sent, by the request that makes it, and so before it is a task",
 }
 
-// scenario is the line of a suite about a scenario that failed.
-var scenario = regexp.MustCompile(`(?m)^✗ ([a-z0-9-]+):`)
-
 // TestConformance_2026_07_28 runs every scenario of the official suite for the protocol without
 // sessions, with those of extensions and those that the suite itself does not count yet.
 func TestConformance_2026_07_28(t *testing.T) {
 	t.Parallel()
-	if !*tables {
-		t.Skip("the suite is an alpha version: make interop runs it")
-	}
 	// Its exit code is about what it counts, which is less.
-	output, _ := node(t, "@modelcontextprotocol/conformance-next/dist/index.js", "server", "--url", startFixture(t), "--requirements", "2026-07-28")
-	table(t, "conformance 0.2.0-alpha.12", output)
-	require.Regexp(t, summary, output)
-	failed := map[string]string{}
-	for _, found := range scenario.FindAllStringSubmatch(output, -1) {
-		failed[found[1]] = failures[found[1]]
+	output, _ := node(t, nextSuite, "server", "--url", startFixture(t), "--requirements", "2026-07-28")
+	passed, failed := scenarios(t, "conformance 0.2.0-alpha.12, server", output)
+	require.Len(t, slices.Concat(passed, failed), 50, output)
+	reasons := map[string]string{}
+	for _, name := range failed {
+		reasons[name] = failures[name]
 	}
-	require.Equal(t, failures, failed, output)
+	require.Equal(t, failures, reasons, output)
 }
