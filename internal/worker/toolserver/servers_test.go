@@ -1,0 +1,118 @@
+package toolserver_test
+
+import (
+	"context"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// dying is a sandbox whose program dies at each start of the first ones, and is a server after
+// that.
+type dying struct {
+	sandbox.Sandbox
+
+	dies   int
+	starts []time.Time
+}
+
+// Exec implements [sandbox.Sandbox].
+func (d *dying) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	if d.starts = append(d.starts, time.Now()); len(d.starts) <= d.dies {
+		return sandbox.Result{Reason: sandbox.ReasonExited, ExitCode: 1}, nil
+	}
+	input, fed := io.Pipe()
+	go func() {
+		defer fed.Close()
+		for {
+			select {
+			case data, more := <-cmd.Feed:
+				if !more {
+					return
+				}
+				_, _ = fed.Write(data) // fails when the server has ended
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	_ = toolservertest.New().Run(ctx, &mcp.IOTransport{Reader: input, Writer: live(cmd.Live)}) // it is ended
+	return sandbox.Result{Reason: sandbox.ReasonCancelled}, nil
+}
+
+// live is the standard output of a program.
+type live func(sandbox.Stream, []byte)
+
+// Write implements [io.Writer].
+func (l live) Write(p []byte) (int, error) {
+	l(sandbox.Stdout, p)
+	return len(p), nil
+}
+
+// Close implements [io.Closer].
+func (live) Close() error { return nil }
+
+// A server that dies again and again is started later and later, and once it has answered at once
+// again.
+func TestServers_StartsAfterDeaths(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const dies = 12
+		servers, box := toolserver.New(), &dying{dies: dies}
+		t.Cleanup(func() { servers.End(); servers.Wait() })
+		list := func() error {
+			list, err := servers.List(t.Context(), toolserver.Place{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
+			require.Equal(t, err == nil, len(list.Tools) > 0)
+			return err
+		}
+		for range dies {
+			require.ErrorContains(t, list(), "it exited with code 1")
+		}
+		require.NoError(t, list())
+		servers.End()
+		servers.Wait()
+		require.NoError(t, list())
+		require.Len(t, box.starts, dies+2)
+		delay := func(start int) time.Duration { return box.starts[start].Sub(box.starts[start-1]) }
+		require.GreaterOrEqual(t, delay(1), 500*time.Millisecond)
+		require.LessOrEqual(t, delay(1), 1500*time.Millisecond)
+		require.GreaterOrEqual(t, delay(2), 750*time.Millisecond)
+		for start := dies - 1; start <= dies; start++ {
+			require.GreaterOrEqual(t, delay(start), 30*time.Second)
+			require.LessOrEqual(t, delay(start), 90*time.Second)
+		}
+		require.Zero(t, delay(dies+1))
+	})
+}
+
+// A call that ends while its server waits for its next start is not kept.
+func TestServers_NobodyWaitsForAStart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		servers, box := toolserver.New(), &dying{dies: 100}
+		t.Cleanup(func() { servers.End(); servers.Wait() })
+		list := func(ctx context.Context) error {
+			_, err := servers.List(ctx, toolserver.Place{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
+			return err
+		}
+		require.ErrorContains(t, list(t.Context()), "it exited with code 1")
+		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		begun := time.Now()
+		require.ErrorIs(t, list(soon), context.DeadlineExceeded)
+		require.Equal(t, time.Millisecond, time.Since(begun))
+		require.Len(t, box.starts, 1)
+	})
+}

@@ -1,0 +1,144 @@
+package mcp_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// parse reads a file with one server, s.
+func parse(t *testing.T, server string) mcp.Server {
+	t.Helper()
+	servers, faults := mcp.Parse([]byte(`{"mcpServers": {"s": ` + server + `}}`))
+	require.Empty(t, faults)
+	require.Len(t, servers, 1)
+	return servers[0]
+}
+
+// plan is what a call of a server's tool x becomes.
+func plan(t *testing.T, server mcp.Server, tool protocol.MCPTool, arguments string) (tools.Plan, *protocol.Error) {
+	t.Helper()
+	tool.Name = "x"
+	if tool.Schema == nil {
+		tool.Schema = json.RawMessage(`{"type": "object"}`)
+	}
+	made, faults := server.Tools([]protocol.MCPTool{tool})
+	require.Empty(t, faults)
+	table, err := tools.NewTable(made...)
+	require.NoError(t, err)
+	_, plan, refusal := table.Plan(tools.Scope{Session: "a", Sandbox: "a"}, "s__x", arguments)
+	return plan, refusal
+}
+
+// What may happen after a lost worker, and what a call keeps others from, is what the file says,
+// or else the server's hints.
+func TestTools_DeliveryAndResources(t *testing.T) {
+	t.Parallel()
+	const (
+		program = `{"command": "p"}`
+		apart   = `{"command": "p", "toolfleet": {"workspace": false}}`
+		remote  = `{"url": "https://example.com"}`
+		near    = `{"url": "https://example.com", "toolfleet": {"workspace": true}}`
+	)
+	reads, repeats, both := protocol.MCPTool{ReadOnly: true}, protocol.MCPTool{Idempotent: true}, protocol.MCPTool{ReadOnly: true, Idempotent: true}
+	whole := func(access protocol.Access) []protocol.Use { return []protocol.Use{{Key: "sandbox/a", Access: access}} }
+	own := func(access protocol.Access) []protocol.Use {
+		return []protocol.Use{{Key: "sandbox/a/mcp:s", Access: access}}
+	}
+	for name, c := range map[string]struct {
+		server   string
+		tool     protocol.MCPTool
+		delivery protocol.Delivery
+		uses     []protocol.Use
+	}{
+		"program, no hint":           {program, protocol.MCPTool{}, protocol.AtMostOnce, whole(protocol.Exclusive)},
+		"program that reads":         {program, reads, protocol.Idempotent, whole(protocol.Shared)},
+		"program, repeatable":        {program, repeats, protocol.Rollback, whole(protocol.Exclusive)},
+		"program, both":              {program, both, protocol.Idempotent, whole(protocol.Shared)},
+		"no workspace, no hint":      {apart, protocol.MCPTool{}, protocol.AtMostOnce, own(protocol.Exclusive)},
+		"no workspace, reads":        {apart, reads, protocol.Idempotent, own(protocol.Shared)},
+		"no workspace, repeatable":   {apart, repeats, protocol.Idempotent, own(protocol.Exclusive)},
+		"url, no hint":               {remote, protocol.MCPTool{}, protocol.AtMostOnce, own(protocol.Exclusive)},
+		"url that reads":             {remote, reads, protocol.Idempotent, own(protocol.Shared)},
+		"url with workspace, repeat": {near, repeats, protocol.Rollback, whole(protocol.Exclusive)},
+		"delivery of the file": {
+			`{"command": "p", "toolfleet": {"tools": {"x": {"delivery": "at_most_once"}}}}`, reads, protocol.AtMostOnce, whole(protocol.Shared),
+		},
+		"nothing is touched": {
+			`{"command": "p", "toolfleet": {"tools": {"x": {"resources": []}}}}`, protocol.MCPTool{}, protocol.AtMostOnce, []protocol.Use{},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plan, refusal := plan(t, parse(t, c.server), c.tool, `{}`)
+			require.Nil(t, refusal)
+			require.Equal(t, c.delivery, plan.Delivery)
+			require.Equal(t, c.uses, plan.Resources)
+		})
+	}
+}
+
+// A key with an argument is that of the file or directory that the call names.
+func TestTools_PathOfAnArgument(t *testing.T) {
+	t.Parallel()
+	server := parse(t, `{"command": "p", "toolfleet": {"tools": {"x": {"resources": [{"key": "sandbox/{$sandbox}/{path...}", "access": "shared"}]}}}}`)
+	tool := protocol.MCPTool{Schema: json.RawMessage(`{"type": "object", "properties": {"path": {"type": "string"}}}`)}
+	for arguments, key := range map[string]protocol.ResourceKey{
+		`{"path": "a.txt"}`:          "sandbox/a/a.txt",
+		`{"path": "./d//e/../f"}`:    "sandbox/a/d/f",
+		`{"path": "."}`:              "sandbox/a",
+		`{}`:                         "sandbox/a",
+		`{"path": "/workspace/d/f"}`: "sandbox/a/d/f",
+	} {
+		plan, refusal := plan(t, server, tool, arguments)
+		require.Nil(t, refusal, arguments)
+		require.Equal(t, []protocol.Use{{Key: key, Access: protocol.Shared}}, plan.Resources, arguments)
+	}
+	_, refusal := plan(t, server, tool, `{"path": "../b"}`)
+	require.Equal(t, protocol.CodePathEscape, refusal.Code)
+}
+
+// What cannot be a tool is told, and takes nothing with it.
+func TestTools_WhatIsLeftOut(t *testing.T) {
+	t.Parallel()
+	good := json.RawMessage(`{"type": "object"}`)
+	server := parse(t, `{"command": "p", "toolfleet": {"tools": {"gone": {}, "key": {"resources": [{"key": "sandbox/{$sandbox}/{file...}"}]}}}}`)
+	made, faults := server.Tools([]protocol.MCPTool{
+		{Name: "a.b", Schema: good},
+		{Name: "a b", Schema: good},
+		{Name: "a_b", Schema: good},
+		{Name: "kind", Schema: json.RawMessage(`{"type": "thing"}`)},
+		{Name: "list", Schema: json.RawMessage(`{"type": "array"}`)},
+		{Name: "key", Schema: good},
+		{Name: strings.Repeat("long", 20), Schema: good},
+		{Name: "none", Schema: nil},
+		{Name: "last", Schema: good, Description: "Is the last one."},
+	})
+	names := make([]string, len(made))
+	for i := range made {
+		names[i] = made[i].Name
+	}
+	require.Equal(t, []string{"s__a_b", "s__last"}, names)
+	require.Equal(t, "a.b of MCP server s.", made[0].Description)
+	require.Equal(t, "Is the last one.", made[1].Description)
+	told := make([]string, len(faults))
+	for i := range faults {
+		told[i] = faults[i].Error()
+	}
+	text := strings.Join(told, "\n")
+	require.Contains(t, text, "MCP server s: tool a b: has the name s__a_b, as a.b has: one of them is left out")
+	require.Contains(t, text, "MCP server s: tool a_b: has the name s__a_b, as a.b has: one of them is left out")
+	for _, name := range []string{"kind", "list", "key", strings.Repeat("long", 20), "none"} {
+		require.Contains(t, text, "MCP server s: tool "+name+": is left out: ")
+	}
+	require.Contains(t, text, "MCP server s: tool gone: there are settings for it, but the server has no such tool")
+}
