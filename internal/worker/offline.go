@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
@@ -22,16 +23,18 @@ func (w *Worker) networkOff(ctx context.Context, s sandbox.Sandbox, p protocol.P
 	case mode == sandbox.NetworkProxy:
 		reach = w.options.Allow.Names
 	}
+	n := offline.Network{Reach: reach, Cache: slices.ContainsFunc(w.options.Mounts, func(m sandbox.Mount) bool { return m.Cache })}
 	found := ""
 	switch p := p.(type) {
 	case protocol.CommandRun:
-		remotes := gitRemotes(ctx, s.FS(), p.Cwd)
-		if found = offline.Script(p.Command, remotes, reach); p.Command == "" {
-			found = offline.Argv(p.Argv, remotes, reach)
+		n.Remote = gitRemotes(ctx, s.FS(), p.Cwd)
+		if found = n.Script(p.Command); p.Command == "" {
+			found = n.Argv(p.Argv)
 		}
 	case protocol.CodeRun:
+		n.Remote = gitRemotes(ctx, s.FS(), p.Cwd)
 		if p.Language == "sh" {
-			found = offline.Script(p.Code, gitRemotes(ctx, s.FS(), p.Cwd), reach)
+			found = n.Script(p.Code)
 		}
 	}
 	switch {

@@ -27,17 +27,26 @@ type RemoteFunc func(dir, remote string) (url string, ok bool)
 // the sandbox's own; with one, package managers are believed to find what they need.
 type ReachFunc func(host string) bool
 
+// Network is what commands have of one.
+type Network struct {
+	Remote RemoteFunc // may be nil
+	Reach  ReachFunc  // may be nil
+	// Cache says that what package managers fetched before may still be there, which may be enough
+	// for those that ask nobody then.
+	Cache bool
+}
+
 // Script returns the first command of a script that needs what cannot be reached of the
-// network, as it would be typed; "" when none is known to. remote and reach may be nil.
-func Script(script string, remote RemoteFunc, reach ReachFunc) string {
-	if reach != nil && mayGoOn(script) {
+// network, as it would be typed; "" when none is known to.
+func (n Network) Script(script string) string {
+	if n.Reach != nil && mayGoOn(script) {
 		return ""
 	}
 	parsed, err := shell.Parse(script)
 	if err != nil {
 		return ""
 	}
-	return first(parsed, script, remote, reach)
+	return n.first(parsed, script)
 }
 
 // mayGoOn reports whether a script seems to be ready for a command that fails.
@@ -46,31 +55,31 @@ func mayGoOn(script string) bool {
 }
 
 // Argv is Script for a program that is started without a shell.
-func Argv(argv []string, remote RemoteFunc, reach ReachFunc) string {
+func (n Network) Argv(argv []string) string {
 	parsed, err := shell.Argv(argv)
 	if err != nil {
 		return ""
 	}
-	return first(parsed, "", remote, reach)
+	return n.first(parsed, "")
 }
 
 // maxShown is where a command is cut, in bytes.
 const maxShown = 200
 
-func first(script *shell.Script, text string, remote RemoteFunc, reach ReachFunc) string {
+func (n Network) first(script *shell.Script, text string) string {
 	if slices.Contains(script.Assigned, "PATH") {
 		return "" // its programs may be any
 	}
 	moves := slices.ContainsFunc(script.Commands, func(c shell.Command) bool { return c.Program() == "cd" || c.Program() == "pushd" })
-	if moves || remote == nil {
-		remote = func(string, string) (string, bool) { return "", false }
+	if moves || n.Remote == nil {
+		n.Remote = func(string, string) (string, bool) { return "", false }
 	}
 	for i := range script.Commands {
 		c := &script.Commands[i]
 		if c.Wraps || !installed(c.Words[0]) || defines(text, c.Program()) || slices.Contains(c.Assigned, "PATH") {
 			continue
 		}
-		if needs(c, remote, reach) {
+		if n.lacks(c) {
 			shown := c.String()
 			if len(shown) > maxShown {
 				shown = strings.ToValidUTF8(shown[:maxShown], "") + "…"
@@ -104,15 +113,15 @@ func defines(text, name string) bool {
 		strings.Contains(text, "function "+name) || strings.Contains(text, "alias "+name+"=")
 }
 
-// needs reports whether a command is known to need the network.
-func needs(c *shell.Command, remote RemoteFunc, reach ReachFunc) bool {
+// lacks reports whether a command is known to need what is not there.
+func (n Network) lacks(c *shell.Command) bool {
 	args := c.Words[1:]
 	for _, arg := range args {
 		switch arg.Text {
 		case "--help", "-h", "--version", "-V", "version", "help", "--offline":
 			return false
 		case "--connect-to", "--resolve", "-x", "--proxy", "-J":
-			if reach != nil {
+			if n.Reach != nil {
 				return false // the host that is named is not the one that is asked
 			}
 		}
@@ -126,11 +135,12 @@ func needs(c *shell.Command, remote RemoteFunc, reach ReachFunc) bool {
 	}
 	switch {
 	case program == "git":
-		return gitNeeds(reach, args, remote)
+		return gitNeeds(n.Reach, args, n.Remote)
 	case clients[program] != nil:
-		return clients[program](reach, args)
+		return clients[program](n.Reach, args)
 	default:
-		return reach == nil && installs(program, args, c.Assigned)
+		cached := n.Cache && managers[program].cache
+		return n.Reach == nil && !cached && installs(program, args, c.Assigned)
 	}
 }
 

@@ -72,7 +72,7 @@ func TestScript_NamesWhatNeedsTheNetwork(t *testing.T) {
 		"uv pip install x":                                     "uv pip install x",
 		"curl https://example.com/" + strings.Repeat("é", 200): "curl https://example.com/" + strings.Repeat("é", 87) + "…",
 	} {
-		require.Equal(t, want, offline.Script(script, remotes, nil), script)
+		require.Equal(t, want, offline.Network{Remote: remotes}.Script(script), script)
 	}
 }
 
@@ -106,9 +106,9 @@ func TestScript_SaysNothingAboutTheRest(t *testing.T) {
 		// nonsense
 		"if", "'", "curl https://example.com '", "\x00", "((",
 	} {
-		require.Empty(t, offline.Script(script, remotes, nil), script)
+		require.Empty(t, offline.Network{Remote: remotes}.Script(script), script)
 	}
-	require.Empty(t, offline.Script("git push", nil, nil))
+	require.Empty(t, offline.Network{}.Script("git push"))
 }
 
 // reach is a list with one host and one suffix.
@@ -126,9 +126,9 @@ func TestScript_NamesHostsThatAreNotListed(t *testing.T) {
 		"curl http://10.0.0.1/":                                 "curl http://10.0.0.1/",
 		"dig other.com":                                         "dig other.com",
 	} {
-		require.Equal(t, want, offline.Script(script, remotes, reach), script)
+		require.Equal(t, want, offline.Network{Remote: remotes, Reach: reach}.Script(script), script)
 	}
-	require.Equal(t, "curl https://other.com", offline.Argv([]string{"curl", "https://other.com"}, nil, reach))
+	require.Equal(t, "curl https://other.com", offline.Network{Reach: reach}.Argv([]string{"curl", "https://other.com"}))
 }
 
 func TestScript_BlocksNothingThatMayWork(t *testing.T) {
@@ -145,16 +145,29 @@ func TestScript_BlocksNothingThatMayWork(t *testing.T) {
 		"curl --connect-to other.com:443:allowed.org:443 https://other.com", "curl --resolve other.com:443:1.2.3.4 https://other.com",
 		"curl -x http://allowed.org:3128 https://other.com", "curl https://$HOST/", "echo curl https://other.com",
 	} {
-		require.Empty(t, offline.Script(script, remotes, reach), script)
+		require.Empty(t, offline.Network{Remote: remotes, Reach: reach}.Script(script), script)
+	}
+}
+
+// TestScript_ACacheMayBeEnough for package managers that use what they have.
+func TestScript_ACacheMayBeEnough(t *testing.T) {
+	t.Parallel()
+	cached := offline.Network{Remote: remotes, Cache: true}
+	for _, script := range []string{"npm ci", "go mod download", "cargo fetch", "uv sync"} {
+		require.Empty(t, cached.Script(script), script)
+		require.NotEmpty(t, offline.Network{}.Script(script), script)
+	}
+	for _, script := range []string{"pip install x", "pnpm install", "apt-get update", "git push", "curl https://example.com"} {
+		require.NotEmpty(t, cached.Script(script), script)
 	}
 }
 
 func TestArgv(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "curl https://example.com", offline.Argv([]string{"curl", "https://example.com"}, nil, nil))
-	require.Empty(t, offline.Argv([]string{"echo", "curl https://example.com"}, nil, nil))
-	require.Empty(t, offline.Argv(nil, nil, nil))
-	require.NotEmpty(t, offline.Argv([]string{"bash", "-c", "pip install x"}, nil, nil))
+	require.Equal(t, "curl https://example.com", offline.Network{}.Argv([]string{"curl", "https://example.com"}))
+	require.Empty(t, offline.Network{}.Argv([]string{"echo", "curl https://example.com"}))
+	require.Empty(t, offline.Network{}.Argv(nil))
+	require.NotEmpty(t, offline.Network{}.Argv([]string{"bash", "-c", "pip install x"}))
 }
 
 // FuzzScript checks that nothing makes it panic, and that what is quoted is never a command.
@@ -162,17 +175,18 @@ func FuzzScript(f *testing.F) {
 	for _, script := range []string{"curl https://example.com", "git push origin", "pip install 'x'", "a $(npm ci) <<EOF\nEOF", "-c \\", "curl -"} {
 		f.Add(script)
 	}
+	off, listed := offline.Network{Remote: remotes}, offline.Network{Remote: remotes, Reach: reach}
 	f.Fuzz(func(t *testing.T, script string) {
-		offline.Script(script, remotes, nil)
-		if offline.Script(script, remotes, nil) == "" {
-			require.Empty(t, offline.Script(script, remotes, reach), "what may work without a network may work with one")
+		off.Script(script)
+		if off.Script(script) == "" {
+			require.Empty(t, listed.Script(script), "what may work without a network may work with one")
 		}
-		offline.Argv(strings.Fields(script), remotes, nil)
+		off.Argv(strings.Fields(script))
 		quoted, err := syntax.Quote(script, syntax.LangBash)
 		if err != nil {
 			return
 		}
-		require.Empty(t, offline.Script("echo "+quoted, remotes, nil))
-		require.Empty(t, offline.Script("# "+strings.ReplaceAll(script, "\n", " "), remotes, nil))
+		require.Empty(t, off.Script("echo "+quoted))
+		require.Empty(t, off.Script("# "+strings.ReplaceAll(script, "\n", " ")))
 	})
 }

@@ -13,6 +13,7 @@ type manager struct {
 	bare  bool     // without a verb, too
 	local []string // options that mean that nothing is fetched
 	free  []string // environment variables that may mean that
+	cache bool     // what it fetched before is enough, and it asks nobody then
 	// named says that the verb fetches nothing unless there is an argument.
 	named bool
 }
@@ -24,8 +25,10 @@ func packageManagers() map[string]manager {
 	pip := manager{verbs: verbs("install, download, wheel"), local: []string{"--no-index"}, free: []string{"PIP_NO_INDEX", "PIP_INDEX_URL"}, named: true}
 	npm := manager{
 		verbs: verbs("install, i, ci, add, update, upgrade, publish, audit, outdated, view, search"), local: []string{"--prefer-offline"},
-		free: []string{"NPM_CONFIG_REGISTRY", "npm_config_registry"},
+		free: []string{"NPM_CONFIG_REGISTRY", "npm_config_registry"}, cache: true,
 	}
+	pnpm := npm
+	pnpm.cache = false // it has a place of its own
 	deb := manager{verbs: verbs("install, update, upgrade, dist-upgrade, full-upgrade, build-dep, source, download"), local: []string{"--no-download"}}
 	rpm := manager{verbs: verbs("install, update, upgrade, groupinstall, makecache, refresh, in"), local: []string{"--cacheonly", "-C"}}
 	conda := manager{verbs: verbs("install, create, update, search")}
@@ -34,20 +37,20 @@ func packageManagers() map[string]manager {
 		"pip": pip, "pip3": pip, "pipx": {verbs: verbs("install, upgrade, run"), named: true},
 		"uv": {
 			verbs: verbs("pip install, pip sync, add, sync, lock, tool install, python install"),
-			local: []string{"--no-index", "--find-links"}, free: []string{"UV_OFFLINE"},
+			local: []string{"--no-index", "--find-links"}, free: []string{"UV_OFFLINE"}, cache: true,
 		},
 		"poetry": {verbs: verbs("install, add, update, lock, publish")}, "pdm": {verbs: verbs("install, add, update, lock, sync")},
 		"conda": conda, "mamba": conda,
-		"npm": npm, "pnpm": npm, "bun": {verbs: verbs("install, i, add, update, upgrade")},
+		"npm": npm, "pnpm": pnpm, "bun": {verbs: verbs("install, i, add, update, upgrade")},
 		"yarn":    {verbs: verbs("install, add, upgrade, up"), bare: true},
 		"apt-get": deb, "apt": deb, "aptitude": deb,
 		"apk": {verbs: verbs("add, update, upgrade, fetch"), local: []string{"--no-network"}},
 		"dnf": rpm, "yum": rpm, "microdnf": rpm, "zypper": rpm,
 		"brew": {verbs: verbs("install, update, upgrade, tap, fetch")}, "snap": {verbs: verbs("install, refresh")},
 		"flatpak": {verbs: verbs("install, update")},
-		"cargo":   {verbs: verbs("install, add, fetch, update, publish, search"), local: []string{"--path", "--frozen"}, free: []string{"CARGO_NET_OFFLINE"}},
+		"cargo":   {verbs: verbs("install, add, fetch, update, publish, search"), local: []string{"--path", "--frozen"}, free: []string{"CARGO_NET_OFFLINE"}, cache: true},
 		"rustup":  {verbs: verbs("update, install, toolchain install, component add, target add")},
-		"go":      {verbs: verbs("get, mod download"), free: []string{"GOPROXY", "GOFLAGS"}},
+		"go":      {verbs: verbs("get, mod download"), free: []string{"GOPROXY", "GOFLAGS"}, cache: true},
 		"gem":     {verbs: verbs("install, update, fetch"), local: []string{"--local", "-l"}, named: true},
 		"bundle":  {verbs: verbs("install, update"), local: []string{"--local"}}, "composer": {verbs: verbs("install, require, update, create-project")},
 		"dotnet": {verbs: verbs("restore, add package, tool install")}, "docker": images, "podman": images,
