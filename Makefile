@@ -85,6 +85,10 @@ simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 
 escape: ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user)
 	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./pkg/sandbox/escapetest ./pkg/sandbox/ns ./pkg/sandbox/landlock
 
+.PHONY: firsthour
+firsthour: ## Work on every project as people have them, in place and over a fleet, as root and as an ordinary user
+	TOOLFLEET_INTEGRATION=required TOOLFLEET_FIRSTHOUR=all go test ./test/firsthour -count=1 -timeout=1h -v
+
 .PHONY: vm
 vm: program ## Run sandbox tests in virtual machines with what this one may lack: cgroup v2, no Landlock (needs qemu and apt)
 	go test ./test/vm -run TestMachines -count=1 -timeout=6h -v -args -vm $(VM)
@@ -164,6 +168,10 @@ bench-workspace: program ## Measure workspaces that move, 10,000 files of 100 MB
 .PHONY: bench-sandbox
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
 	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench . -benchtime 3s ./pkg/sandbox/ns
+
+.PHONY: bench-cache
+bench-cache: program ## Measure the first go test of a session beside the next one: at most 1.2 times as long
+	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench BenchmarkCache -benchtime 9x ./test/firsthour
 
 .PHONY: bench-mcp
 bench-mcp: program ## Measure calls by the Model Context Protocol beside those of coordinator call in the same run

@@ -1,10 +1,11 @@
 // Package firsthour works on projects as people have them, with the programs that people have: Go
-// modules and Node projects with dependencies from their registries, a Python project and its REPL,
-// a C project with make, a server for development, a repository with hooks and a submodule. Each
-// project is a file in testdata: what a model calls, what it must read, and the project's files.
+// modules, Node and Python projects with dependencies, a REPL, a C project with make, a server for
+// development, a repository with hooks and a submodule. Each project is a file in testdata: what a
+// model calls, what it must read, and the project's files.
 //
 //	project ──► scripted model ──► coordinator run, in place  ──► what the model read: checked
 //	                          └──► serve, worker, submit ─────┘
 //
 // Everything runs in level full, as the user of the tests, and as an ordinary one if that is root.
+// Slow projects go one of these ways only; make firsthour has each go all.
 package firsthour

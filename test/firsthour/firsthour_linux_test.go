@@ -22,11 +22,11 @@ func TestProjects(t *testing.T) {
 			t.Parallel()
 			p := readProject(t, path)
 			p.available(t)
-			p.flags = append(p.flags, reach(t, p.net)...)
+			p.flags = slices.Concat(p.flags, reach(t, p.net), serveIndex(t, p.index))
 			for _, where := range []string{"in place", "over a fleet"} {
 				asUsers(t, where, func(t *testing.T, uid int) {
 					t.Helper()
-					if p.only != "" && (where != p.only || os.Geteuid() == 0 && (where == "in place") == (uid == 0)) {
+					if p.only != "" && os.Getenv("TOOLFLEET_FIRSTHOUR") != "all" && (where != p.only || os.Geteuid() == 0 && (where == "in place") == (uid == 0)) {
 						t.Skip("one way is enough for a slow project")
 					}
 					worked(t, p, newPerson(t, uid), where == "in place")
@@ -54,11 +54,7 @@ func asUsers(t *testing.T, where string, test func(t *testing.T, uid int)) {
 // worked lays the project out, has the model work on it, and checks what came of it.
 func worked(t *testing.T, p project, who person, here bool) {
 	t.Helper()
-	for _, f := range p.files {
-		path := filepath.Join(who.workspace, f.Name)
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, f.Data, 0o644))
-	}
+	p.layOut(t, who)
 	model := p.model(t, filepath.Dir(who.home))
 	who.own(t)
 	for _, line := range p.outside {

@@ -56,23 +56,23 @@ type person struct {
 }
 
 // newPerson gives a user of the host a directory of their own.
-func newPerson(t *testing.T, uid int) person {
-	t.Helper()
+func newPerson(tb testing.TB, uid int) person {
+	tb.Helper()
 	dir, err := os.MkdirTemp("/tmp", "toolfleet-person-") //nolint:usetesting // where an ordinary user may go
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "rm", "-rf", dir).Run() })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = exec.CommandContext(context.Background(), "rm", "-rf", dir).Run() })
 	who := person{uid: uid, home: filepath.Join(dir, "home"), workspace: filepath.Join(dir, "home", "project"), path: os.Getenv("PATH")}
 	if uid != os.Geteuid() { // what root has of its own is not for others
 		who.path = "/usr/local/go/bin:/usr/local/bin:/usr/bin:/bin"
 	}
-	require.NoError(t, os.MkdirAll(who.workspace, 0o755))
+	require.NoError(tb, os.MkdirAll(who.workspace, 0o755))
 	return who
 }
 
 // own hands everything in the person's directory over to them.
-func (who person) own(t *testing.T) {
-	t.Helper()
-	require.NoError(t, filepath.WalkDir(filepath.Dir(who.home), func(path string, _ os.DirEntry, err error) error {
+func (who person) own(tb testing.TB) {
+	tb.Helper()
+	require.NoError(tb, filepath.WalkDir(filepath.Dir(who.home), func(path string, _ os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -81,9 +81,9 @@ func (who person) own(t *testing.T) {
 }
 
 // command is a program that the person starts in the workspace.
-func (who person) command(t *testing.T, name string, args ...string) *exec.Cmd {
-	t.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)
+func (who person) command(tb testing.TB, name string, args ...string) *exec.Cmd {
+	tb.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(tb.Context()), name, args...)
 	cmd.Dir = who.workspace
 	cmd.Env = []string{"PATH=" + who.path, "HOME=" + who.home, "USER=someone", "TERM=dumb", "LANG=C.UTF-8"}
 	cmd.Env = append(cmd.Env, who.env...)
@@ -103,13 +103,13 @@ func (who person) shell(t *testing.T, line string) {
 }
 
 // coordinator runs it to its end and returns what it wrote.
-func (who person) coordinator(t *testing.T, args ...string) (stdout, stderr string) {
-	t.Helper()
+func (who person) coordinator(tb testing.TB, args ...string) (stdout, stderr string) {
+	tb.Helper()
 	var out, said bytes.Buffer
-	cmd := who.command(t, filepath.Join(binaries, "coordinator"), args...)
+	cmd := who.command(tb, filepath.Join(binaries, "coordinator"), args...)
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := cmd.Run()
-	require.NoError(t, err, "coordinator %s\n%s\n%s", strings.Join(args, " "), out.String(), said.String())
+	require.NoError(tb, err, "coordinator %s\n%s\n%s", strings.Join(args, " "), out.String(), said.String())
 	return out.String(), said.String()
 }
 

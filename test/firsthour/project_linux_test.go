@@ -20,7 +20,8 @@ import (
 //
 //	needs PROGRAM...   the test is skipped where one is missing
 //	net SET...         sandboxes reach the hosts of these sets; skipped where there is no network
-//	only WAY           is enough: it takes long
+//	index PACKAGE...   pip finds these packages in an index of the test's own
+//	only WAY           is enough, but for TOOLFLEET_FIRSTHOUR=all: it takes long
 //	flag FLAG...       flags of run in place, and of the worker
 //	outside COMMAND    a shell runs it in the workspace before the session, as a person does
 //	$ COMMAND          the model calls bash
@@ -34,10 +35,10 @@ import (
 //
 // A % in the arguments of a tool is the name of the background process that was started last.
 type project struct {
-	needs, net, flags, outside, found, after, here []string
-	only                                           string // "in place", as an ordinary user, or "over a fleet", as root
-	calls                                          []call
-	files                                          []txtar.File
+	needs, net, index, flags, outside, found, after, here []string
+	only                                                  string // "in place", as an ordinary user, or "over a fleet", as root
+	calls                                                 []call
+	files                                                 []txtar.File
 }
 
 type call struct {
@@ -62,6 +63,8 @@ func readProject(t *testing.T, path string) project {
 			p.needs = append(p.needs, strings.Fields(rest)...)
 		case "net":
 			p.net = append(p.net, strings.Fields(rest)...)
+		case "index":
+			p.index = append(p.index, strings.Fields(rest)...)
 		case "only":
 			p.only = rest
 		case "found":
@@ -94,6 +97,16 @@ func readProject(t *testing.T, path string) project {
 	return p
 }
 
+// layOut writes the project's files into the person's workspace.
+func (p project) layOut(t *testing.T, who person) {
+	t.Helper()
+	for _, f := range p.files {
+		path := filepath.Join(who.workspace, f.Name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, f.Data, 0o644))
+	}
+}
+
 // process is the name of the background process that was started last.
 func (p project) process() string {
 	for i, c := range slices.Backward(p.calls) {
@@ -106,24 +119,24 @@ func (p project) process() string {
 }
 
 // available skips the test where a program is missing that the project needs.
-func (p project) available(t *testing.T) {
-	t.Helper()
+func (p project) available(tb testing.TB) {
+	tb.Helper()
 	for _, program := range p.needs {
 		if _, err := exec.LookPath(program); err == nil {
 			continue
 		}
-		skip(t, program+" is not installed")
+		skip(tb, program+" is not installed")
 	}
 }
 
 // skip says loudly what this machine lacks.
-func skip(t *testing.T, reason string) {
-	t.Helper()
+func skip(tb testing.TB, reason string) {
+	tb.Helper()
 	if os.Getenv("TOOLFLEET_INTEGRATION") == "required" {
-		t.Fatalf("TOOLFLEET_INTEGRATION=required, but %s", reason)
+		tb.Fatalf("TOOLFLEET_INTEGRATION=required, but %s", reason)
 	}
-	_, _ = fmt.Fprintf(os.Stderr, "\n*** %s SKIPPED: %s ***\n\n", t.Name(), reason)
-	t.Skip(reason)
+	_, _ = fmt.Fprintf(os.Stderr, "\n*** %s SKIPPED: %s ***\n\n", tb.Name(), reason)
+	tb.Skip(reason)
 }
 
 // model is the script of a model that makes the calls, one after the other.
