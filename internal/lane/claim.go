@@ -77,6 +77,8 @@ var (
 	errHeld = errors.New("another worker holds the lane")
 	// errLeaving says that another worker is just letting go of the lane.
 	errLeaving = errors.New("another worker is letting go of the lane")
+	// errElsewhere says that another worker alone can run the lane's calls.
+	errElsewhere = errors.New("another worker has what the lane needs")
 )
 
 // take stores a claim. It replaces one whose owner is expired, and otherwise returns an error that
@@ -143,6 +145,8 @@ func (h *Holder) decline(r *readyMessage, why error) {
 	case errors.Is(why, errLeaving):
 		h.store.Park(r.ack, min(leavingFirst<<min(r.deliveries, 10), leavingLast))
 		h.askToLeave(r)
+	case errors.Is(why, errElsewhere):
+		h.store.Park(r.ack, offerPeriod)
 	case errors.Is(why, ErrDraining):
 		h.store.Return(r.ack)
 	default:
@@ -170,7 +174,7 @@ func (h *Holder) askToLeave(r *readyMessage) {
 // disownAfter disowns the claim of a lane that could not be claimed, and is not held any more, if
 // it may be stored all the same.
 func (h *Holder) disownAfter(l *held, why error) {
-	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errLeaving) {
+	if why == nil || errors.Is(why, errHeld) || errors.Is(why, errLeaving) || errors.Is(why, errElsewhere) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), store.ShortTimeout)

@@ -284,8 +284,13 @@ func (h *Holder) enter(ready *readyMessage) {
 // hold claims a lane and serves it.
 func (h *Holder) hold(l *held) {
 	defer h.forget(l)
-	err := errHeld
-	if !h.leaves(l) {
+	var err error
+	switch {
+	case h.bound(l):
+		err = errElsewhere
+	case h.leaves(l):
+		err = errHeld
+	default:
 		err = h.take(l.ctx, l.claim)
 	}
 	if err != nil || !l.alive() {

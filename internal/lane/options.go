@@ -37,6 +37,9 @@ type Options struct {
 	// none, or this worker's. When the lane is given to this worker, the one with that disk is
 	// asked to take it, and has a moment for it.
 	Prefers func(ctx context.Context, lane protocol.Lane) (disk string)
+	// Binds, if set, names the disk without which no call of a lane can be run; "" is none. While a
+	// worker with that disk lives, no other one takes the lane.
+	Binds func(ctx context.Context, lane protocol.Lane) (disk string)
 	// Takes, if set, reports whether this worker can run a call; others are left in their lanes,
 	// for a worker that can. It is asked often.
 	Takes func(Need) bool
@@ -70,6 +73,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Prefers == nil {
 		o.Prefers = func(context.Context, protocol.Lane) string { return "" }
+	}
+	if o.Binds == nil {
+		o.Binds = func(context.Context, protocol.Lane) string { return "" }
 	}
 	if o.Takes == nil {
 		o.Takes = func(Need) bool { return true }

@@ -124,6 +124,11 @@ func (p *peers) anyHas(disk string) bool {
 	return p.any(func(beat *protocol.Heartbeat) bool { return beat.Disk == disk })
 }
 
+// surelyHas reports whether a worker with a disk lives, or may.
+func (p *peers) surelyHas(ctx context.Context, disk string) bool {
+	return p.anyHas(disk) || p.store.EachHeartbeat(ctx, p.pool, p.see) != nil || p.anyHas(disk)
+}
+
 func (p *peers) any(is func(*protocol.Heartbeat) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,6 +21,21 @@ const (
 	refused = "refused"
 )
 
+// bound reports whether a lane is left to the only worker that can run its calls, which lives. It is
+// asked for nothing but to take the lane when it has a slot, and so again whenever the lane is
+// delivered.
+func (h *Holder) bound(l *held) bool {
+	disk := h.options.Binds(l.ctx, l.lane)
+	if disk == "" || disk == h.options.Disk || !h.peers.surelyHas(l.ctx, disk) {
+		return false
+	}
+	body, err := json.Marshal(Need{Disk: disk})
+	if err == nil {
+		_ = h.store.NC.Publish(h.store.Fleet.AskSubject(h.options.Pool, l.hash), body) // without a connection it is delivered later
+	}
+	return true
+}
+
 // leaves reports whether the worker that is preferred has claimed a lane.
 func (h *Holder) leaves(l *held) bool {
 	if l.ready.ack == "" || l.ready.deliveries > 1 || !h.peers.others(h.options.Worker) {

@@ -31,8 +31,12 @@ const (
 	// DurabilityCheckpoint keeps workspaces with the fleet: the result of a call that may have
 	// changed something is stored after what it changed. Any worker goes on.
 	DurabilityCheckpoint Durability = "checkpoint"
-	// DurabilityLocal keeps workspaces in the data directory, for the workers that share it.
+	// DurabilityLocal keeps workspaces in the data directory, for the workers that share it. Calls
+	// of a session wait for one of those.
 	DurabilityLocal Durability = "local"
+	// DurabilityNone keeps workspaces in the data directory, and the fleet does not know where: a
+	// worker with another one begins an empty one.
+	DurabilityNone Durability = "none"
 )
 
 // What of a sandbox's directory is in its checkpoints, relative to it.

@@ -26,12 +26,18 @@ func TestCheckpoint_IsNotBegunAnewByAWorkerWithout(t *testing.T) {
 	_, stop := r.work(r.apart())
 	requireOK(t, r.do("s-1", bash("echo one > f")))
 	stop()
-	_, stop = r.work(r.options())
-	for range 2 {
-		requireFault(t, r.do("s-1", bash("cat f")), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+	for _, d := range []worker.Durability{worker.DurabilityLocal, worker.DurabilityNone} {
+		o := r.options()
+		o.Durability = d
+		_, stop = r.work(o)
+		for range 2 {
+			result := r.do("s-1", bash("cat f"))
+			requireFault(t, result, protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+			require.Contains(t, result.Error.Message, d)
+		}
+		requireOK(t, r.do(protocol.NewSessionID(), bash("echo new")))
+		stop()
 	}
-	requireOK(t, r.do("s-2", bash("echo new")))
-	stop()
 	r.work(r.apart())
 	requireOK(t, r.do("s-1", bash("cat f")))
 }

@@ -9,7 +9,9 @@
 // outlive it: another worker with the same directory (a restart, a neighbour on
 // the machine, a shared volume) goes on where it stopped. Which directory has a
 // sandbox's workspace is recorded in the fleet. A worker with another directory
-// answers "workspace_unavailable" instead of starting over in an empty one.
+// leaves its calls to one that has it, or answers "workspace_unavailable" when none
+// lives, instead of starting over in an empty one. With [DurabilityCheckpoint] the
+// fleet itself has the workspaces, and any worker goes on.
 //
 // What a tool does wrong is a result. A panic while a payload is executed is one
 // too: it is recovered here and nowhere else.

@@ -41,21 +41,29 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
 	defer cancel()
 	key := string(l.Hash())
-	_, err := s.places.Create(ctx, key, []byte(s.dataID))
-	if err == nil {
-		return s.isNew(ctx, l, key)
+	claims := s.options.Durability != DurabilityNone
+	if claims {
+		_, err := s.places.Create(ctx, key, []byte(s.dataID))
+		if err == nil {
+			return s.isNew(ctx, l, key)
+		}
+		if !errors.Is(err, jetstream.ErrKeyExists) {
+			return fmt.Errorf("record the place of %s: %w", l, err)
+		}
+	} else if err := s.isNew(ctx, l, key); err != nil {
+		return err
 	}
-	if !errors.Is(err, jetstream.ErrKeyExists) {
-		return fmt.Errorf("record the place of %s: %w", l, err)
+	place, err := s.placeOf(ctx, key)
+	if err == nil && claims && place == "" {
+		err = jetstream.ErrKeyNotFound // it was removed meanwhile
 	}
-	place, err := s.places.Get(ctx, key)
 	if err != nil {
 		return fmt.Errorf("read the place of %s: %w", l, err)
 	}
-	if string(place.Value()) != s.dataID {
+	if place != s.dataID && place != "" {
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
-			"the workspace of %s is in another data directory (%s) than this worker's (%s); let the workers of a pool share one --data directory",
-			l, place.Value(), s.dataID)
+			"the workspace of %s is in another data directory (%s) than this worker's (%s), and no worker with that one is there; start one with that --data",
+			l, place, s.dataID)
 	}
 	if _, err := os.Stat(workspace); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the workspace of %s: %v", l, err)
@@ -72,11 +80,16 @@ func (s *sandboxes) isNew(ctx context.Context, l protocol.Lane, key string) erro
 	if err == nil && !there {
 		return nil
 	}
-	if forgot := s.places.Purge(ctx, key); err != nil || forgot != nil {
-		return fmt.Errorf("look for checkpoints of %s: %w", l, errors.Join(err, forgot))
+	if s.options.Durability != DurabilityNone {
+		if forgot := s.places.Purge(ctx, key); err != nil || forgot != nil {
+			err = errors.Join(err, forgot)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("look for checkpoints of %s: %w", l, err)
 	}
 	return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
-		"the workspace of %s is kept with the fleet, and this worker has --durability local; start it without", l)
+		"the workspace of %s is kept with the fleet, and this worker has --durability %s; start it without", l, s.options.Durability)
 }
 
 // remove closes the sandbox of a lane and removes its directory, unless that is in another data

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -177,6 +178,20 @@ func (s *sandboxes) closeIdle(l protocol.Lane, b *box) error {
 		delete(s.open, l)
 	}
 	return err
+}
+
+// onlyAt names the disk that alone has a lane's workspace; "" when the sandbox is open here, none
+// has it, or the fleet.
+func (s *sandboxes) onlyAt(ctx context.Context, l protocol.Lane) string {
+	if _, inPlace := s.inPlace(l); inPlace || s.options.Durability != DurabilityLocal || sandboxOf(l) == "" || s.opened(l) != nil {
+		return ""
+	}
+	for {
+		place, err := s.placeOf(ctx, string(l.Hash()))
+		if err == nil || !pause.For(ctx, placePause) {
+			return place
+		}
+	}
 }
 
 // lastAt names the disk that had a lane's workspace last; "" when the sandbox is open here, or none

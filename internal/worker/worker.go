@@ -132,6 +132,7 @@ func (o Options) withDefaults() Options {
 	if o.Linger == 0 {
 		o.Linger = DefaultLinger
 	}
+	o.Durability = cmp.Or(o.Durability, DurabilityLocal)
 	if o.CacheBytes == 0 {
 		o.CacheBytes = DefaultCacheBytes
 	}
@@ -225,7 +226,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		Fleet: o.Fleet, Pool: o.Pool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
 		Linger: max(o.Linger, 0), Lingers: w.sandboxes.lingers,
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
-		Prefers: w.sandboxes.lastAt, Disk: w.sandboxes.dataID,
+		Prefers: w.sandboxes.lastAt, Binds: w.sandboxes.onlyAt, Disk: w.sandboxes.dataID,
 		Takes:   w.takes,
 		Settled: w.settled, Lost: w.lost, Covered: w.covered,
 		Logger: o.Logger,

@@ -92,6 +92,75 @@ func TestWorkspace_IsUnavailableInAnotherDataDirectory(t *testing.T) {
 	r.requireContent(session, "a", "here")
 }
 
+// left listens; await returns when calls of a session have been left to another worker once more.
+func (r *rig) left(session protocol.SessionID) (await func()) {
+	r.t.Helper()
+	asked, err := r.NC.SubscribeSync(r.Name.AskSubject(protocol.DefaultPool, protocol.SandboxKey(string(session)).Lane().Hash()))
+	require.NoError(r.t, err)
+	require.NoError(r.t, r.NC.Flush())
+	return func() {
+		r.t.Helper()
+		_, err := asked.NextMsg(patience)
+		require.NoError(r.t, err, "the call is not left to the worker that has the workspace")
+	}
+}
+
+// With a data directory each, the calls of a session wait for the worker that has its workspace,
+// however busy that is.
+func TestWorkspace_IsWaitedForWhileItsWorkerIsBusy(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o, _ := r.fleeting(worker.DurabilityLocal)
+	o.Slots, o.ID = 1, "first"
+	first, stop := r.work(o)
+	r.alone(first, "s-1", "echo one > f")
+	free := r.occupy(o.Data)
+	other, _ := r.fleeting(worker.DurabilityLocal)
+	other.ID = "second"
+	second, _ := r.work(other)
+	awaitLeft := r.left("s-1")
+	done := make(chan string, 1)
+	go func() {
+		call := newCall("s-1", protocol.CommandRun{Command: "echo two >> f; cat f"})
+		got := r.all([]protocol.Call{call})[call.ID]
+		ran, _ := got.Value.(protocol.CommandRunResult)
+		done <- string(got.WorkerID) + ": " + string(ran.Stdout)
+	}()
+	awaitLeft()
+	awaitLeft() // again, after a while
+	r.alone(second, "s-2", "true")
+	free()
+	require.Equal(t, "first: one\ntwo\n", <-done)
+	stop()
+	requireFault(t, r.do("s-1", protocol.FilesRead{Path: "f"}), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+}
+
+// With no durability each worker has workspaces of its own.
+func TestWorkspace_IsBegunAnewWithoutDurability(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Durability = worker.DurabilityNone
+	_, stop := r.work(o)
+	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "f", Content: []byte("first")}))
+	stop()
+	other := r.options()
+	other.Durability = worker.DurabilityNone
+	_, stop = r.work(other)
+	requireFault(t, r.do("s-1", protocol.FilesRead{Path: "f"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireOK(t, r.do("s-1", protocol.FilesWrite{Path: "g", Content: []byte("second")}))
+	stop()
+	_, stop = r.work(o)
+	r.requireContent("s-1", "f", "first")
+	stop()
+	_, stop = r.work(r.options())
+	requireOK(t, r.do("s-2", protocol.FilesWrite{Path: "f"}))
+	stop()
+	_, stop = r.work(other)
+	requireFault(t, r.do("s-2", protocol.FilesRead{Path: "f"}), protocol.StatusFailed, protocol.CodeWorkspaceUnavailable)
+	stop()
+}
+
 func TestWorkspace_InPlace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -47,7 +47,7 @@ type flags struct {
 
 	DataCache  cli.Size  `default:"20G" placeholder:"SIZE" help:"How much of workspaces that nobody works in stays in --data for when they come back; they are with the fleet, too. 0 is nothing."`
 	WarmMemory *cli.Size `placeholder:"SIZE" help:"Memory for open sandboxes in which no call runs, 2M each, beside as many as there are --slots: a session that comes back to one waits for no opening. 0 is none. Default: an eighth of the memory of this machine or container."`
-	Durability string    `default:"checkpoint" enum:"checkpoint,local" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on) or local (they are in --data only, for the workers that share it)."`
+	Durability string    `default:"checkpoint" enum:"checkpoint,local,none" placeholder:"KIND" help:"What of workspaces outlives this worker: checkpoint (they are kept with the fleet, and any worker goes on), local (they are in --data only, and calls wait for a worker that has it) or none (they are in --data only, and a worker without it begins with an empty one)."`
 
 	McpEnv []string `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Bodies string   `placeholder:"URL" help:"Where a new fleet keeps the contents of workspaces: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides, and others find them. Default: the fleet's NATS servers."`
