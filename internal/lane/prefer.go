@@ -21,9 +21,8 @@ const (
 	refused = "refused"
 )
 
-// bound reports whether a lane is left to the only worker that can run its calls, which lives. It is
-// asked for nothing but to take the lane when it has a slot, and so again whenever the lane is
-// delivered.
+// bound reports whether a lane is left to the only worker that can run its calls, which lives. That
+// one takes the lane if it has a slot, and is asked again whenever the lane is delivered.
 func (h *Holder) bound(l *held) bool {
 	disk := h.options.Binds(l.ctx, l.lane)
 	if disk == "" || disk == h.options.Disk || !h.peers.surelyHas(l.ctx, disk) {

@@ -66,13 +66,13 @@ func (b *bundle) remember(node Node) {
 	}
 }
 
-// read returns the content of a file from an offset to the next multiple of [MaxPart]; nothing at
-// its end. It is valid until the next call.
-func (b *bundle) read(file *os.File, from int64) ([]byte, error) {
+// read returns the content of a file from an offset to the next multiple of [MaxPart], or to end;
+// nothing at either end. It is valid until the next call.
+func (b *bundle) read(file *os.File, from, end int64) ([]byte, error) {
 	if b.buf == nil {
 		b.buf = make([]byte, MaxPart)
 	}
-	n, err := file.ReadAt(b.buf[:MaxPart-from%MaxPart], from)
+	n, err := file.ReadAt(b.buf[:min(MaxPart-from%MaxPart, max(end-from, 0))], from)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}

@@ -1,6 +1,8 @@
 package snapshot_test
 
 import (
+	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -25,6 +27,50 @@ func saveWhile(t *testing.T, want tree, at string, change func(root *os.Root)) (
 	}})
 	require.True(t, done)
 	return content(t, c.restored(t)), content(t, saved(t, root, nil).restored(t))
+}
+
+// growing is a context in which something grows whenever somebody looks whether it has ended.
+type growing struct {
+	context.Context //nolint:containedctx // it is one
+
+	grow func()
+}
+
+func (g growing) Err() error {
+	g.grow()
+	return g.Context.Err()
+}
+
+// TestSave_AFileThatGrowsFasterThanItIsRead is saved with the size that it had; the next save has
+// the rest.
+func TestSave_AFileThatGrowsFasterThanItIsRead(t *testing.T) {
+	t.Parallel()
+	for name, begins := range map[string]int64{"content": 0, "hole": 1 << 20} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root := newRoot(t, nil)
+			file, err := root.OpenFile("f", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			require.NoError(t, err)
+			defer file.Close()
+			require.NoError(t, file.Truncate(begins))
+			chunk, size := bytes.Repeat([]byte("x"), 1<<20), begins
+			grow := func() {
+				_, err := file.Write(chunk)
+				require.NoError(t, err)
+				size += int64(len(chunk))
+			}
+			grow()
+			last, bodies, index := snapshot.Tree{}, newMemory(), snapshot.Index{}
+			limits := &snapshot.SaveOptions{Limits: snapshot.Limits{MaxBytes: 64 << 20}}
+			delta, err := snapshot.Save(growing{t.Context(), grow}, root, last, index, bodies, limits)
+			require.NoError(t, err)
+			require.Less(t, delta.Set["f"].Size, size)
+			last.Apply(delta, "")
+			delta, err = snapshot.Save(t.Context(), root, last, index, bodies, limits)
+			require.NoError(t, err)
+			require.Equal(t, size, delta.Set["f"].Size)
+		})
+	}
 }
 
 // TestSave_WhatChangesBetweenLookAndRead is left out, or what it is now; the next save has it.

@@ -32,8 +32,8 @@ type SaveOptions struct {
 //
 // Holes of files are not read where the system tells them, and not stored. Hard links become files
 // of their own; FIFOs, sockets and devices are left out; modes lose all but the permission bits.
-// What is written to meanwhile is what was read: a mixture maybe, which the next Save finds
-// changed.
+// What is written to meanwhile is what was read, up to the size that it had: a mixture maybe, which
+// the next Save finds changed.
 //
 // After an error nothing is to be applied, and bodies that were stored are garbage. It wraps
 // [ErrLimit] when root is too large, fs.ErrPermission when something cannot be read.
@@ -299,7 +299,8 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 	return nil
 }
 
-// read reads the content of a file, part by part.
+// read reads the content of a file, part by part, up to the size that info tells: a file may grow
+// faster than it is read.
 func (s *saver) read(ctx context.Context, name string, file *os.File, info fs.FileInfo) (Node, error) {
 	node := Node{Type: sandbox.TypeFile, Mode: info.Mode().Perm(), ModTime: info.ModTime().UnixNano()}
 	s.bundle.know(s.last, name, s.all)
@@ -309,9 +310,9 @@ func (s *saver) read(ctx context.Context, name string, file *os.File, info fs.Fi
 			return Node{}, err
 		}
 		if sparse {
-			node.hole(holeAt(file, node.Size))
+			node.hole(min(holeAt(file, node.Size), info.Size()-node.Size))
 		}
-		content, err := s.bundle.read(file, node.Size)
+		content, err := s.bundle.read(file, node.Size, info.Size())
 		if err != nil {
 			return Node{}, fmt.Errorf("%q: %w", name, err)
 		}
