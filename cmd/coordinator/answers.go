@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
@@ -11,61 +13,150 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// answers asks the person at this terminal what a coordinator elsewhere wants to know,
-// and sends the answers. Without a terminal it says how to answer.
+// answers asks the person at this terminal what a coordinator elsewhere, or a call that runs, wants
+// to know, and sends the answers. Without a terminal it says how to answer.
 type answers struct {
 	fleet  *fleet.Fleet
 	prompt *prompt
+	alone  bool // nobody else can answer, so that without a terminal all is declined
 	say    func(string)
 
 	mu      sync.Mutex // events come from another goroutine, and may come behind the end
 	closed  bool
-	cancel  context.CancelFunc // of the question that is put
+	open    map[protocol.CallID]context.CancelFunc // of questions that are put
 	running sync.WaitGroup
 }
 
 func newAnswers(p program, fl *fleet.Fleet, show view) *answers {
-	return &answers{fleet: fl, prompt: newPrompt(p, show.screen, ""), say: show.warn, cancel: func() {}}
+	return answersOf(newPrompt(p, show.screen, ""), fl, show)
 }
 
-// ask puts the question of an event. A turn asks one question at a time, so one that is
-// still put was answered elsewhere, or is asked again. After close it asks nothing.
-func (a *answers) ask(ctx context.Context, e loop.Event) {
+func answersOf(prompt *prompt, fl *fleet.Fleet, show view) *answers {
+	return &answers{fleet: fl, prompt: prompt, say: show.warn, open: map[protocol.CallID]context.CancelFunc{}}
+}
+
+// observe asks what an event asks, and takes back what an event answers.
+func (a *answers) observe(ctx context.Context, e loop.Event) {
+	switch e.Type {
+	case loop.EventApprovalAsked:
+		a.approval(ctx, e)
+	case loop.EventQuestionAsked:
+		pool, _, _ := strings.Cut(e.Lane, "/")
+		a.question(ctx, e.Name, approval.Asked{Pool: protocol.Pool(pool), Session: e.SessionID, Call: e.CallID}, e.Question)
+	case loop.EventToolResult:
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.takeBack(e.CallID)
+	default:
+	}
+}
+
+// approval puts the question of an event whether a call may be made. A turn asks one at a time, so
+// one that is still put was answered elsewhere, or is asked again.
+func (a *answers) approval(ctx context.Context, e loop.Event) {
 	request := loop.ApprovalRequest{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed {
-		return
-	}
-	if a.prompt == nil {
+	if a.prompt == nil && !a.closed {
 		a.say(waits(request))
 		return
 	}
-	a.takeBack()
-	ctx, a.cancel = context.WithCancel(ctx)
-	a.running.Go(func() {
+	for call := range a.open {
+		a.takeBack(call)
+	}
+	a.put(ctx, request.CallID, func(ctx context.Context) error {
 		answer, err := a.prompt.approve(ctx, request)
 		if err != nil {
-			return // nobody waits for it any more, or nobody can answer
+			return nil //nolint:nilerr // nobody waits for it any more, or nobody can answer
 		}
-		err = approval.Answer(ctx, a.fleet.NC, a.fleet.Name, request.SessionID, request.CallID,
+		return approval.Answer(ctx, a.fleet.NC, a.fleet.Name, request.SessionID, request.CallID,
 			protocol.Approval{Granted: answer.Granted, By: answer.By, Note: answer.Note})
-		if err != nil {
+	})
+}
+
+// question puts what a call asks while it runs, until the call ends.
+func (a *answers) question(ctx context.Context, tool string, call approval.Asked, question *protocol.Question) {
+	if question == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.prompt == nil && a.alone {
+		a.put(ctx, call.Call, func(ctx context.Context) error {
+			return a.reply(ctx, call, protocol.Answer{Question: question.ID, Action: protocol.ActionDecline})
+		})
+		return
+	}
+	if err := approval.TakeOn(a.fleet.NC, a.fleet.Name, call, question.ID); err != nil {
+		a.say(err.Error())
+		return
+	}
+	if a.prompt == nil {
+		a.say(asks(tool, call, question))
+		return
+	}
+	a.put(ctx, call.Call, func(ctx context.Context) error {
+		for {
+			answer, err := a.prompt.fill(ctx, tool, question)
+			if ctx.Err() != nil {
+				return nil //nolint:nilerr // nobody waits for it any more
+			}
+			if err != nil {
+				answer = protocol.Answer{Question: question.ID, Action: protocol.ActionCancel}
+			}
+			if err = a.reply(ctx, call, answer); !errors.Is(err, approval.ErrRefused) {
+				return err
+			}
+			a.say(err.Error())
+		}
+	})
+}
+
+func (a *answers) reply(ctx context.Context, call approval.Asked, answer protocol.Answer) error {
+	return approval.Reply(ctx, a.fleet.NC, a.fleet.Name, call, answer)
+}
+
+// asks tells that a call waits for what a person says.
+func asks(tool string, call approval.Asked, question *protocol.Question) string {
+	pool := ""
+	if call.Pool != protocol.DefaultPool {
+		pool = " --pool " + string(call.Pool)
+	}
+	return fmt.Sprintf("%s asks: %s; answer with: coordinator approve [--deny | --content JSON] --nats URL%s %s %s, of the schema %s",
+		tool, shortened(question.Message), pool, call.Session, call.Call, question.Schema)
+}
+
+// put has a question answered beside everything else. The lock is held. After close it puts none.
+func (a *answers) put(ctx context.Context, call protocol.CallID, answer func(context.Context) error) {
+	if a.closed {
+		return
+	}
+	a.takeBack(call)
+	ctx, cancel := context.WithCancel(ctx)
+	a.open[call] = cancel
+	a.running.Go(func() {
+		defer cancel()
+		if err := answer(ctx); err != nil && ctx.Err() == nil {
 			a.say(fmt.Sprintf("the answer did not arrive: %v", err))
 		}
 	})
 }
 
-// close takes back a question that is put; none is put any more.
+// takeBack ends the question about a call, if one is put. The lock is held.
+func (a *answers) takeBack(call protocol.CallID) {
+	if cancel := a.open[call]; cancel != nil {
+		cancel()
+		delete(a.open, call)
+	}
+}
+
+// close takes back what is put; nothing is put any more.
 func (a *answers) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.closed = true
-	a.takeBack()
-}
-
-// takeBack ends the question that is put, if there is one. The lock is held.
-func (a *answers) takeBack() {
-	a.cancel()
+	for call := range a.open {
+		a.takeBack(call)
+	}
 	a.running.Wait()
 }

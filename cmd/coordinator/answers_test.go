@@ -12,11 +12,11 @@ import (
 func TestAnswers_NothingIsAskedAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	asked := 0
-	a := &answers{say: func(string) { asked++ }, cancel: func() {}}
+	a := &answers{say: func(string) { asked++ }}
 	question := loop.Event{Type: loop.EventApprovalAsked, Name: "bash", Text: "look"}
-	a.ask(t.Context(), question)
+	a.observe(t.Context(), question)
 	require.Equal(t, 1, asked)
 	a.close()
-	a.ask(t.Context(), question)
+	a.observe(t.Context(), question)
 	require.Equal(t, 1, asked)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -37,6 +38,8 @@ type callCommand struct {
 	fleetFlags
 	workerFlags
 	hostFlags
+
+	asks *prompt // the person at this terminal; nil until somebody may be asked
 }
 
 // callOutput is the JSON object that a call prints.
@@ -118,11 +121,14 @@ func (c *callCommand) call(ctx context.Context, p program, box toolbox, session 
 	if err != nil {
 		return nil, err
 	}
-	if q := newPrompt(p, show.screen, c.inPlace(workspace)); q != nil && judge != nil {
-		options.Approve = q.approve
-	}
 	output := &callOutput{SessionID: session, Name: c.Tool}
 	box, ofServer := box.of(c.Tool)
+	if judge != nil || ofServer {
+		c.asks = newPrompt(p, show.screen, c.inPlace(workspace))
+	}
+	if c.asks != nil && judge != nil {
+		options.Approve = c.asks.approve
+	}
 	var single *loop.Single
 	plan := func(ctx context.Context, table *tools.Table) *protocol.Call {
 		single = loop.PlanSingle(ctx, table, session, c.Tool, arguments, options)
@@ -229,7 +235,15 @@ func (c *callCommand) dispatch(
 		if c.Timeout > 0 {
 			call.Deadline = call.IssuedAt.Add(c.Timeout)
 		}
-		result, err = fl.Dispatcher.Told(running, call, func(waits string) { show.warn(c.Tool + " waits for: " + waits) })
+		answers := answersOf(c.asks, fl, show)
+		answers.alone = c.Nats == ""
+		result, err = fl.Dispatcher.Observed(running, call, func(u loop.Update) {
+			if u.Waits != "" {
+				show.warn(c.Tool + " waits for: " + u.Waits)
+			}
+			answers.question(running, c.Tool, approval.Asked{Pool: call.Pool, Session: session, Call: call.ID}, u.Question)
+		})
+		answers.close()
 	}
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))

@@ -210,6 +210,9 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	options.TaskAfter, options.Patience, options.Lasting = c.taskAfter, c.patience(), c.Nats != ""
 	if c.Nats != "" {
 		options.Approve = announced(show.warn, approval.Waiter(fl.NC, fl.Name))
+		options.Ask = func(call *protocol.Call, q *protocol.Question) {
+			show.warn(asks(call.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, q))
+		}
 	}
 	server := mcpserver.New(options)
 	defer server.Close()

@@ -14,12 +14,13 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
-// prompt asks on a terminal. Its questions must not overlap.
+// prompt asks on a terminal, one question at a time.
 type prompt struct {
 	screen    *terminal.View
 	keys      *keyboard
 	workspace string          // whose files are looked at; "" for none
 	always    map[string]bool // what need not be asked again
+	asking    chan struct{}   // has room for who asks
 }
 
 // newPrompt returns nil when standard input is no terminal.
@@ -28,7 +29,31 @@ func newPrompt(p program, screen *terminal.View, workspace string) *prompt {
 	if !isFile || !terminal.IsTerminal(file) {
 		return nil
 	}
-	return &prompt{screen: screen, keys: newKeyboard(file), workspace: workspace, always: map[string]bool{}}
+	return &prompt{screen: screen, keys: newKeyboard(file), workspace: workspace, always: map[string]bool{}, asking: make(chan struct{}, 1)}
+}
+
+// ask puts a question and waits for a line that was typed after it, behind questions that are put.
+func (q *prompt) ask(ctx context.Context, question terminal.Question) (string, error) {
+	q.keys.drop()
+	asked := time.Now()
+	answered := q.screen.Ask(question)
+	line, err := q.keys.line(ctx, asked)
+	answered()
+	if ctx.Err() != nil {
+		q.screen.Notice("No answer is needed any more.")
+		return "", context.Cause(ctx)
+	}
+	return line, err
+}
+
+// begin waits until no other question is put.
+func (q *prompt) begin(ctx context.Context) (end func(), err error) {
+	select {
+	case q.asking <- struct{}{}:
+		return func() { <-q.asking }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 var errNoInput = errors.New("the standard input has ended")
@@ -41,18 +66,15 @@ func (q *prompt) approve(ctx context.Context, request loop.ApprovalRequest) (loo
 		q.screen.Notice("allowed as before: %s", says)
 		return loop.Approval{Granted: true, By: userName()}, nil
 	}
-	q.keys.drop()
-	asked := time.Now()
-	answered := q.screen.Ask(terminal.Question{
+	end, err := q.begin(ctx)
+	if err != nil {
+		return loop.Approval{}, err
+	}
+	defer end()
+	line, err := q.ask(ctx, terminal.Question{
 		Reason: request.Reason, Tool: request.Tool, Arguments: request.Arguments, Old: q.old(),
 		Answers: "Allow it? y: yes. a: always in this session, " + says + ". \"y: ...\" adds something; anything else is no, and is told to the model:",
 	})
-	line, err := q.keys.line(ctx, asked)
-	answered()
-	if ctx.Err() != nil {
-		q.screen.Notice("No answer is needed any more.")
-		return loop.Approval{}, context.Cause(ctx)
-	}
 	if err != nil {
 		return loop.Approval{}, err
 	}

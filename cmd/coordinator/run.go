@@ -238,9 +238,23 @@ func (c *runCommand) with(
 		return err
 	}
 	defer silence()
+	observe := noticeWaiting(show, c.Nats)
+	approve := c.approver(p, fl, show, turn)
+	if len(turn.tools.servers) > 0 { // which may ask
+		answers := answersOf(c.asks, fl, show)
+		answers.alone = c.Nats == ""
+		defer answers.close()
+		waiting := observe
+		observe = func(e loop.Event) {
+			waiting(e)
+			if e.Type != loop.EventApprovalAsked { // which approve answers
+				answers.observe(ctx, e)
+			}
+		}
+	}
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, MinLevel: c.least(), Approve: c.approver(p, fl, show, turn.workspace), Observe: noticeWaiting(show, c.Nats), Tracer: telemetry.Tracer(), Logger: logger,
+		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, MinLevel: c.least(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -277,14 +291,14 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 
 // approver is who is asked about calls: the person at this terminal, or whoever
 // watches the fleet.
-func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, workspace string) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-	if len(c.AskFor) == 0 && c.Policy == "" {
+func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
+	if turn.judge == nil && len(turn.tools.servers) == 0 {
 		return nil // nothing will be asked, so nothing is read from the terminal
 	}
-	if c.asks = newPrompt(p, show.screen, c.inPlace(workspace)); c.asks != nil {
+	if c.asks = newPrompt(p, show.screen, c.inPlace(turn.workspace)); c.asks != nil {
 		return c.asks.approve
 	}
-	if c.Nats == "" {
+	if c.Nats == "" || turn.judge == nil {
 		return nil
 	}
 	return announced(show.warn, approval.Waiter(fl.NC, fl.Name))

@@ -43,7 +43,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	defer show.screen.Close()
 	answers := newAnswers(p, f, show)
 	defer answers.close()
-	a := &attached{fleet: f, desk: desk, show: show.observe, output: show.frame, asked: func(e loop.Event) { answers.ask(ctx, e) }, seen: map[string]bool{}}
+	a := &attached{fleet: f, desk: desk, show: show.observe, output: show.frame, asked: func(e loop.Event) { answers.observe(ctx, e) }, seen: map[string]bool{}}
 	result, err := a.follow(ctx)
 	if ctx.Err() != nil {
 		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "left; the turn goes on (session cancel ends it)"}
@@ -198,9 +198,7 @@ func (a *attached) live(e loop.Event) {
 	if e.Turn != a.turn || a.turn == 0 {
 		return
 	}
-	if e.Type == loop.EventApprovalAsked {
-		a.asked(e)
-	}
+	a.asked(e)
 	a.once(e)
 }
 

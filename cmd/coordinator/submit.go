@@ -126,9 +126,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		if f.Kind != protocol.FrameEvent || json.Unmarshal(f.Data, &e) != nil {
 			return
 		}
-		if e.Type == loop.EventApprovalAsked {
-			answers.ask(ctx, e)
-		}
+		answers.observe(ctx, e)
 		if !c.JSON { // which prints what is journaled
 			live.observe(e)
 		}

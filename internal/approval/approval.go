@@ -1,10 +1,14 @@
 // Package approval carries the question whether a tool call may be made to a person
-// elsewhere, and the answer back.
+// elsewhere, and the answer back; and answers to what calls ask while they run.
 //
 //	coordinator of the turn                         whoever watches (submit, approve, an API)
 //	  event approval_asked, live ───────────────────► shows it
 //	  waits on tf.approval.<session>.<call> ◄─request── answers
 //	  confirms ──────────────────────────────reply───► knows that it was taken
+//
+//	worker of the call ── tf.question.<pool>.<session>.<call> ──► coordinator ── event question_asked ──► shows it
+//	  waits on tf.answer.<pool>.<session>.<call> ◄─"wait"────────────────────────────────────────────── asks a person
+//	  confirms                                   ◄─request───────────────────────────────────────────── answers
 //
 // Nothing is stored on the way: a question lives as long as its coordinator waits, and
 // the decision is journaled there. One that waits anew after a crash asks again.
@@ -24,6 +28,10 @@ import (
 
 // ErrNotAsked says that nobody waits for an answer about that call.
 var ErrNotAsked = errors.New("nobody waits for an answer about this call: it was answered, ran out of time, or has other ids")
+
+// ErrRefused is wrapped by errors about an answer that makes no sense where it is waited for, or
+// does not fit what is asked: the question stays.
+var ErrRefused = errors.New("the answer does not count")
 
 // patience is how long an answer tries to reach a question that may just be put.
 const patience = 2 * time.Second
@@ -55,7 +63,7 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 	}
 }
 
-func taken() []byte { return []byte("taken") }
+func taken() []byte { return []byte(protocol.AnswerTaken) }
 
 // Answer answers the question about a call and returns when the coordinator has taken
 // the answer. The error is [ErrNotAsked] when no coordinator waits for one.
@@ -64,19 +72,32 @@ func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pr
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
+	return deliver(ctx, nc, letter{fleet.ApprovalSubject(session, call), body})
+}
+
+// letter is an answer, and where it is waited for.
+type letter struct {
+	subject protocol.Subject
+	body    []byte
+}
+
+// deliver has one of some answers taken: whichever is waited for.
+func deliver(ctx context.Context, nc *nats.Conn, letters ...letter) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	retry := time.NewTicker(patience / 20)
 	defer retry.Stop()
 	for {
-		reply, err := nc.RequestWithContext(ctx, fleet.ApprovalSubject(session, call), body)
-		switch {
-		case err == nil && string(reply.Data) == string(taken()):
-			return nil
-		case err == nil:
-			return fmt.Errorf("answer: %s", reply.Data)
-		case !errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil:
-			return fmt.Errorf("answer: %w", err)
+		for _, l := range letters {
+			reply, err := nc.RequestWithContext(ctx, l.subject, l.body)
+			switch {
+			case err == nil && string(reply.Data) == string(taken()):
+				return nil
+			case err == nil:
+				return fmt.Errorf("%w: %s", ErrRefused, reply.Data)
+			case !errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil:
+				return fmt.Errorf("answer: %w", err)
+			}
 		}
 		select {
 		case <-retry.C:

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
@@ -43,11 +44,18 @@ type followed struct {
 	waits         string // what its workers lack, as it was told last
 }
 
-// news is a result, a frame, or what calls wait for; exactly one is set.
+// news is a result, a frame, a question of a call, or what calls wait for; exactly one is set.
 type news struct {
 	result *protocol.Result
 	frame  *protocol.Frame
+	asked  *asked
 	waits  map[protocol.CallID]string
+}
+
+// asked is what a call wants to know of a person.
+type asked struct {
+	call     protocol.CallID
+	question protocol.Question
 }
 
 // result takes a result from NATS. When the channel is full it is dropped, to be
@@ -62,6 +70,33 @@ func (b *batch) frame(f *protocol.Frame) {
 	if f.Kind == protocol.FrameStarted && b.mine(f.CallID) {
 		b.tell(news{frame: f})
 	}
+}
+
+// hear listens to what calls of MCP servers ask, which others never do.
+func (b *batch) hear(calls []protocol.Call) (stop func(), err error) {
+	var all []*nats.Subscription
+	stop = func() {
+		for _, subscription := range all {
+			_ = subscription.Unsubscribe() // fails only when the connection is closed
+		}
+	}
+	for i := range calls {
+		c := &calls[i]
+		if c.Payload.Kind() != protocol.KindMCPCall {
+			continue
+		}
+		subscription, err := b.dispatcher.nc.Subscribe(b.dispatcher.fleet.QuestionSubject(c.Pool, c.SessionID, c.ID), func(message *nats.Msg) {
+			if question, err := protocol.DecodeQuestion(message.Data); err == nil { // else the worker declines it
+				b.tell(news{asked: &asked{c.ID, question}})
+			}
+		})
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		all = append(all, subscription)
+	}
+	return stop, nil
 }
 
 func (b *batch) tell(n news) {
@@ -144,6 +179,12 @@ func (b *batch) wait(ctx context.Context) bool {
 func (b *batch) handle(ctx context.Context, n news) {
 	if n.result != nil {
 		b.done(ctx, n.result)
+		return
+	}
+	if n.asked != nil {
+		if f := b.open[n.asked.call]; f != nil {
+			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, Question: &n.asked.question})
+		}
 		return
 	}
 	if n.frame == nil {

@@ -165,9 +165,15 @@ func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how ho
 		listen = context.WithoutCancel(ctx)
 	}
 	watch, err := d.results.Watch(listen, calls[0].SessionID, b.result, b.frame)
+	if err == nil {
+		defer watch.Stop()
+		var deaf func()
+		if deaf, err = b.hear(calls); err == nil {
+			defer deaf()
+		}
+	}
 	switch {
 	case err == nil:
-		defer watch.Stop()
 	case again:
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	case ctx.Err() == nil:

@@ -31,21 +31,30 @@ func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Re
 
 // Told is [Dispatcher.One], and tells what the call waits for when no worker can run it.
 func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(waits string)) (*protocol.Result, error) {
-	return d.one(ctx, call, d.options.CancelWait, nil, tell)
+	return d.Observed(ctx, call, func(u loop.Update) {
+		if u.Waits != "" {
+			tell(u.Waits)
+		}
+	})
 }
 
-// one is [Dispatcher.Told] with a time to wait for results after a cancel; state and tell may be
-// nil.
+// Observed is [Dispatcher.One], and tells every change of the call.
+func (d *Dispatcher) Observed(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
+	return d.one(ctx, call, d.options.CancelWait, nil, observe)
+}
+
+// one is [Dispatcher.Observed] with a time to wait for results after a cancel; state and observe
+// may be nil.
 func (d *Dispatcher) one(
-	ctx context.Context, call *protocol.Call, cancelWait time.Duration, state *atomic.Value, tell func(string),
+	ctx context.Context, call *protocol.Call, cancelWait time.Duration, state *atomic.Value, observe func(loop.Update),
 ) (*protocol.Result, error) {
 	var result *protocol.Result
 	err := d.dispatch(ctx, []protocol.Call{*call}, how{cancelWait: cancelWait, alone: true}, func(u loop.Update) {
 		if result = u.Result; state != nil {
 			state.Store(u.State)
 		}
-		if u.Waits != "" && tell != nil {
-			tell(u.Waits)
+		if observe != nil {
+			observe(u)
 		}
 	})
 	if err != nil {

@@ -82,7 +82,15 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 		p.state(u)
 	}
 	work := func(ctx context.Context) (*mcp.CallToolResult, error) {
-		result, err := s.follow(ctx, single.Call, told)
+		var asks sync.WaitGroup
+		asking, stop := context.WithCancel(ctx)
+		result, err := s.follow(ctx, single.Call, func(u *loop.Update) {
+			if told(u); u.Question != nil {
+				asks.Go(func() { s.elicit(asking, request, single.Call, u.Question) })
+			}
+		})
+		stop() // what is asked needs no answer any more
+		asks.Wait()
 		if err != nil {
 			return nil, err
 		}

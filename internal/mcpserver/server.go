@@ -45,6 +45,9 @@ type Options struct {
 	MinLevel string
 	// Approve asks a person when a client cannot; nil refuses such calls.
 	Approve loop.ApproveFunc
+	// Ask tells somebody else what a call asks while it runs when a client cannot ask; nil declines
+	// it.
+	Ask func(call *protocol.Call, q *protocol.Question)
 	// TaskAfter is after which time a call of a tool goes on as a task, for clients that know the
 	// extension for that; less than 0 is never. nil is [DefaultTaskAfter] for each.
 	TaskAfter func(tool string) time.Duration

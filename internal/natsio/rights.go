@@ -94,9 +94,10 @@ func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{Publish: []string{fleet.WhoSubject(pool)}}
 }
 
-// ApprovalRights are those of whoever answers whether calls may be made.
-func ApprovalRights(fleet protocol.Fleet) Rights {
-	return Rights{Publish: []string{fleet.ApprovalSubject(probed, probed)}}
+// ApprovalRights are those of whoever answers whether calls may be made, and what calls of a pool
+// ask.
+func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	return Rights{Publish: []string{fleet.ApprovalSubject(probed, probed), fleet.AnswerSubject(pool, probed, probed)}}
 }
 
 // JournalRights are those of whoever looks at sessions.
@@ -126,7 +127,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	return Rights{
 		Publish: []string{
 			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
-			fleet.ResultSubject(probed, probed), fleet.OutputSubject(probed, probed),
+			fleet.ResultSubject(probed, probed), fleet.OutputSubject(probed, probed), fleet.QuestionSubject(pool, probed, probed),
 			"$JS.ACK." + calls + "." + consumer + "." + probed,
 			"$JS.API.CONSUMER.INFO." + calls + "." + consumer,
 			"$JS.API.CONSUMER.MSG.NEXT." + calls + "." + consumer, // without a reply subject it takes nothing
@@ -145,7 +146,7 @@ func poolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 		},
 		Subscribe: []string{
 			fleet.WhoSubject(pool), fleet.AskAllSubject(pool), fleet.AskFilter(pool), fleet.StoredFilter(pool, probed),
-			fleet.BeatFilter(pool),
+			fleet.BeatFilter(pool), fleet.AnswerSubject(pool, probed, probed),
 		},
 	}
 }

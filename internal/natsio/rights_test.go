@@ -28,7 +28,7 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 				require.NoError(t, err, subject)
 			}
 			require.NoError(t, natsio.CheckRights(t.Context(), js.Conn(), natsio.CallRights(tf, "default"), natsio.SessionRights(tf),
-				natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.JournalRights(tf), natsio.WorkersRights(tf, "default"), natsio.ApprovalRights(tf), natsio.RemoveRights(tf)))
+				natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.JournalRights(tf), natsio.WorkersRights(tf, "default"), natsio.ApprovalRights(tf, "default"), natsio.RemoveRights(tf)))
 			for _, name := range []string{tf.SessionsStream(), natsio.ObjectStream(tf.KeptBucket()), natsio.ObjectStream(tf.BlobsBucket())} {
 				stream, err := js.Stream(t.Context(), name)
 				require.NoError(t, err)

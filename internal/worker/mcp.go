@@ -24,7 +24,8 @@ func (w *Worker) mcpCall(ctx context.Context, s sandbox.Sandbox, run *lane.Run, 
 	return *value, err
 }
 
-// serverPlace is where servers of a call's sandbox run; without frames nothing is shown.
+// serverPlace is where servers of a call's sandbox run; without frames nothing is shown,
+// and nobody asked.
 func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) toolserver.Place {
 	place := toolserver.Place{Sandbox: s, Root: guestWorkspace, HTTP: w.web, Variable: w.serverVariable}
 	if w.options.Caps.Level < sandbox.LevelFull {
@@ -33,6 +34,9 @@ func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) t
 	if frames != nil {
 		show := frames.sparingly()
 		place.Show = func(text string) { show(sandbox.Stdout, []byte(text)) }
+		place.Ask = func(ctx context.Context, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
+			return w.ask(ctx, run.Call, q, fits)
+		}
 	}
 	return place
 }

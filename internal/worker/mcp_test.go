@@ -3,18 +3,22 @@ package worker_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
@@ -100,7 +104,7 @@ func TestMCP_WhatAServerMayAskFor(t *testing.T) {
 	require.Contains(t, said(t, r.do(session, mcpCall("samples", ""))), "sampling")
 	asked := r.do(session, mcpCall("asks", ""))
 	require.Equal(t, "decline", said(t, asked))
-	require.Equal(t, []string{"the server asked for input (Your name?); it was declined, because nobody can be asked during a call"},
+	require.Equal(t, []string{"the server asked for input (Your name?); it was declined, because nobody who follows the call can be asked"},
 		value[protocol.MCPCallResult](t, asked).Notes)
 
 	require.False(t, value[protocol.MCPCallResult](t, r.do(session, mcpCall("count", ""))).ToolsChanged)
@@ -111,6 +115,100 @@ func TestMCP_WhatAServerMayAskFor(t *testing.T) {
 	list := value[protocol.MCPListResult](t, r.do(session, protocol.MCPList{Server: toolservertest.Program("test")}))
 	require.True(t, slices.ContainsFunc(list.Tools, func(tool protocol.MCPTool) bool { return tool.Name == "grown" }))
 	require.False(t, value[protocol.MCPCallResult](t, r.do(session, mcpCall("count", ""))).ToolsChanged)
+}
+
+// asking runs a call, and has its questions answered.
+func (r *rig) asking(ctx context.Context, call protocol.Call, answer func(approval.Asked, protocol.Question)) *protocol.Result {
+	r.t.Helper()
+	var group sync.WaitGroup
+	defer group.Wait()
+	result, err := r.dispatcher.Observed(ctx, &call, func(u loop.Update) {
+		if u.Question != nil {
+			group.Go(func() { answer(approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, *u.Question) })
+		}
+	})
+	require.NoError(r.t, err)
+	return result
+}
+
+const formDefaults = `{"age":30,"name":"Ann","score":9.5,"status":"active","sure":true}`
+
+func TestMCP_APersonAnswersWhatAServerAsks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	ask := func(tool string, answers ...protocol.Answer) *protocol.Result {
+		return r.asking(t.Context(), newCall(session, mcpCall(tool, "")), func(asked approval.Asked, q protocol.Question) {
+			for i, answer := range answers {
+				err := approval.Reply(t.Context(), r.NC, r.Name, asked, answer)
+				if i < len(answers)-1 && !errors.Is(err, approval.ErrRefused) || i == len(answers)-1 && err != nil {
+					t.Errorf("answer %d about %s: %v", i, q.Message, err)
+				}
+			}
+		})
+	}
+	accept := func(content string) protocol.Answer {
+		return protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(content)}
+	}
+	require.Equal(t, "accept "+formDefaults, said(t, ask("form", accept(""))))
+	answered := ask("form", accept(`{"age":"old"}`), accept(`[]`), protocol.Answer{Question: "another", Action: protocol.ActionAccept},
+		accept(`{"status":"lost"}`), accept(`{"name":"Bob","sure":false}`))
+	require.Equal(t, `accept {"age":30,"name":"Bob","score":9.5,"status":"active","sure":false}`, said(t, answered))
+	require.Empty(t, value[protocol.MCPCallResult](t, answered).Notes)
+	require.Equal(t, "decline null", said(t, ask("form", protocol.Answer{Action: protocol.ActionDecline})))
+	require.Equal(t, "cancel", said(t, ask("asks", protocol.Answer{Action: protocol.ActionCancel})))
+
+	call := newCall(session, mcpCall("asks", ""))
+	call.RunTimeout = protocol.MillisOf(time.Second)
+	late := r.asking(t.Context(), call, func(asked approval.Asked, q protocol.Question) {
+		if err := approval.TakeOn(r.NC, r.Name, asked, q.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	require.Equal(t, "decline", said(t, late), "in time for the call")
+	require.Contains(t, value[protocol.MCPCallResult](t, late).Notes[0], "nobody answered in time")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stopped := r.asking(ctx, newCall(session, mcpCall("asks", "")), func(asked approval.Asked, q protocol.Question) {
+		if err := approval.TakeOn(r.NC, r.Name, asked, q.ID); err != nil {
+			t.Error(err)
+		}
+		cancel()
+	})
+	require.Equal(t, protocol.StatusCancelled, stopped.Status)
+}
+
+// A server does not say for which of its calls it asks.
+func TestMCP_NobodyIsAskedWhenTwoCallsRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Slots = 2
+	r.work(o)
+	session := protocol.NewSessionID()
+	file := filepath.Join(workspaceOf(o.Data, session), "waits")
+	beside := func(tool, file string) protocol.Call {
+		call := newCall(session, mcpCall(tool, file))
+		call.Resources[0].Access = protocol.Shared
+		return call
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		call := beside("wait", file)
+		if _, err := r.dispatcher.One(ctx, &call); err != nil {
+			t.Error(err)
+		}
+	}()
+	awaitFile(t, file)
+	result := r.asking(t.Context(), beside("asks", ""), func(approval.Asked, protocol.Question) { t.Error("somebody was asked") })
+	require.Equal(t, "decline", said(t, result))
+	require.Contains(t, value[protocol.MCPCallResult](t, result).Notes[0], "2 of its calls run")
+	cancel()
+	<-ended
 }
 
 func TestMCP_AServerThatDiesInACall(t *testing.T) {

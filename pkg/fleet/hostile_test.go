@@ -105,7 +105,10 @@ func (h *hostile) attempts() map[string][]bool {
 		"approve a call":                                               each(h.publishes, "tf.approval."+victim+"."+victim),
 		"have a person asked something in a session's name":            each(h.publishes, "tf.live."+victim+"."+victim),
 		"end a call by a result that names it and is stored elsewhere": {true}, // internal/dispatch tries it
-		"start a turn":                                                 each(h.publishes, "tf.call.session.lane.call", "tf.ready.session.lane"),
+		"answer what a call asks of a person":                          each(h.publishes, "tf.answer.default."+victim+"."+victim),
+		"ask a person in the name of another pool's call": append(each(h.publishes, "tf.question.other."+victim+"."+victim),
+			h.subscribes("tf.answer.other.>")),
+		"start a turn": each(h.publishes, "tf.call.session.lane.call", "tf.ready.session.lane"),
 		"take or enqueue calls of another pool": append(each(h.publishes, "tf.call.other.lane.call", "tf.ready.other.lane", "tf.claim.other.lane",
 			api+"CONSUMER.MSG.NEXT."+calls+".ready_other", "$JS.ACK."+calls+".ready_other.1.1.1.1.1"), h.subscribes("tf.stored.other.>")),
 		"make, change or delete a consumer": each(h.publishes, api+"CONSUMER.CREATE."+calls+".ready_default.tf.ready.default.*", api+"CONSUMER.CREATE."+calls+".x",
@@ -194,6 +197,7 @@ func TestDeploy_WhatAWorkersKeyMay(t *testing.T) {
 		"read any result": h.answers("$JS.API.STREAM.MSG.GET.TF_RESULTS", `{"seq":1}`),
 		"remove calls and claims, by their sequence":                                       h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
 		"store a result for a call that it does not hold":                                  !h.publishes("tf.result." + victim + ".other"),
+		"ask a person in the name of a call of its own pool":                               !h.publishes("tf.question.default." + victim + "." + victim),
 		"enqueue calls in its own pool":                                                    !h.publishes("tf.call.default.lane.call"),
 		"read, replace and remove large payloads, kept results and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) && !h.publishes("$O.TF_KEPT.C.x"),
 	} {

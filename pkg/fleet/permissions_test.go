@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
@@ -113,6 +114,31 @@ func permissionsAreEnough(t *testing.T, file string) {
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome, log)
 	require.NoError(t, f.DeleteSession(ctx, session, false), log)
 	require.NotContains(t, log.String(), "violation")
+}
+
+// TestDeploy_QuestionsAndAnswers: what a call asks reaches whoever follows it, and the answer the
+// worker, who confirms it.
+func TestDeploy_QuestionsAndAnswers(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{accountsFile, apartFile} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			h := newHostile(t, file)
+			asked, err := h.owner.SubscribeSync(fleetName.QuestionSubject(protocol.DefaultPool, "s", "c"))
+			require.NoError(t, err)
+			require.NoError(t, h.owner.FlushTimeout(time.Minute))
+			answer := fleetName.AnswerSubject(protocol.DefaultPool, "s", "c")
+			_, err = h.worker.Subscribe(answer, func(m *nats.Msg) { _ = m.Respond([]byte(protocol.AnswerTaken)) })
+			require.NoError(t, err)
+			require.NoError(t, h.worker.Publish(asked.Subject, []byte("who is it?")))
+			question, err := asked.NextMsg(time.Minute)
+			require.NoError(t, err)
+			require.Equal(t, "who is it?", string(question.Data))
+			reply, err := h.owner.Request(answer, []byte("me"), time.Minute)
+			require.NoError(t, err)
+			require.Equal(t, protocol.AnswerTaken, string(reply.Data))
+		})
+	}
 }
 
 // makePool makes the pool of workers that may not, as coordinator serve --pools does.

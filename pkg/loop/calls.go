@@ -215,6 +215,12 @@ func (t *turnRun) update(ctx context.Context, b *batch, u Update, settle func(Ev
 		event.Text = u.Waits
 		t.tell(event)
 	case StateRunning:
+		if u.Question != nil {
+			event := p.as(EventQuestionAsked)
+			event.Question, event.Lane = u.Question, p.lane
+			t.tell(event)
+			return
+		}
 		event := p.as(EventToolRunning)
 		event.WorkerID, event.Attempt = u.WorkerID, u.Attempt
 		t.tell(event)

@@ -178,6 +178,9 @@ type Update struct {
 	// Waits is, of a call that is queued for long, what the workers lack that it needs; "" when one
 	// of them has it. It may be told again when that changes.
 	Waits string
+	// Question is, of a call that is running, what it wants to know of a person. It is told to
+	// observers ([EventQuestionAsked]), who may answer; nobody else does.
+	Question *protocol.Question
 	// Result is set for, and only for, done.
 	Result *protocol.Result
 }
@@ -241,6 +244,7 @@ const (
 	EventToolRunning    EventType = "tool_running"    // live: a worker started it
 
 	EventApprovalAsked EventType = "approval_asked" // live: a person is asked about the call
+	EventQuestionAsked EventType = "question_asked" // live: the call asks a person while it runs
 )
 
 // Event is one entry of a session's journal, or one live piece of news. Which
@@ -282,7 +286,8 @@ type Event struct {
 	// Of model_reply (its own), turn_ended and session_ended (sums).
 	Usage *protocol.Usage `json:"usage,omitempty"`
 
-	// Of tool_call, tool_queued, tool_running and tool_result, approval_asked and policy_decision.
+	// Of tool_call, tool_queued, tool_running and tool_result, approval_asked, question_asked and
+	// policy_decision.
 	CallID     protocol.CallID `json:"call_id,omitempty"`
 	ToolCallID string          `json:"tool_call_id,omitempty"`
 	Index      int             `json:"index,omitempty"`
@@ -295,10 +300,12 @@ type Event struct {
 	// Told says, of job_ended, that the model got the result by a tool call.
 	Told bool `json:"told,omitempty"`
 
-	// About is, of tool_call, the stateful tool that the call goes on with, and Lane where the call
-	// is sent, POOL/LANE; "" for one that runs in the coordinator.
+	// About is, of tool_call, the stateful tool that the call goes on with, and Lane, also of
+	// question_asked, where the call is sent, POOL/LANE; "" for one that runs in the coordinator.
 	About string `json:"about,omitempty"`
 	Lane  string `json:"lane,omitempty"`
+	// Question is, of question_asked, what the call wants to know.
+	Question *protocol.Question `json:"question,omitempty"`
 	// Handle is, of tool_result, what the call opened or went on with, and Ending why that
 	// cannot be continued any more (a [protocol.DialogEnding]); "" while it can.
 	Handle string `json:"handle,omitempty"`

@@ -71,6 +71,20 @@ var codecs = map[string]codec{
 		},
 		decode: func(body []byte) (any, error) { return protocol.DecodeFrame(body) },
 	},
+	"question": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodeQuestion(as[protocol.Question](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodeQuestion(body) },
+	},
+	"answer": {
+		encode: func(t *testing.T, sample any) []byte {
+			t.Helper()
+			return must(protocol.EncodeAnswer(as[protocol.Answer](t, sample)))(t)
+		},
+		decode: func(body []byte) (any, error) { return protocol.DecodeAnswer(body) },
+	},
 }
 
 func must[T any](v T, err error) func(*testing.T) T {

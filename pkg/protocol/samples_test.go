@@ -23,7 +23,7 @@ func sampleTime() time.Time { return time.Date(2026, 3, 14, 15, 9, 26, 535_897_0
 func samples() map[string]any {
 	all := map[string]any{}
 	for _, group := range []map[string]any{
-		commandSamples(), filePayloadSamples(), fileValueSamples(), fleetSamples(), envelopeSamples(), frameSamples(), workerSamples(),
+		commandSamples(), filePayloadSamples(), fileValueSamples(), fleetSamples(), envelopeSamples(), frameSamples(), questionSamples(), workerSamples(),
 	} {
 		maps.Copy(all, group)
 	}
@@ -233,6 +233,17 @@ func frameSamples() map[string]any {
 		"frame/stdout":  frame(protocol.FrameStdout, 2, protocol.Bytes("ok  \tpkg\n")),
 		"frame/stderr":  frame(protocol.FrameStderr, 3, binary),
 		"frame/event":   &protocol.Frame{CallID: "c-1", Seq: 4, Kind: protocol.FrameEvent, Data: protocol.Bytes(`{"type":"text_delta"}`)},
+	}
+}
+
+func questionSamples() map[string]any {
+	return map[string]any{
+		"question/full": protocol.Question{
+			ID: "1", Message: "Your name?", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string","default":"ada"}}}`),
+		},
+		"question/minimal": protocol.Question{ID: "2", Message: "Go on?"},
+		"answer/full":      protocol.Answer{Question: "1", Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"bob"}`), By: "ann"},
+		"answer/minimal":   protocol.Answer{Action: protocol.ActionDecline},
 	}
 }
 

@@ -206,6 +206,18 @@ func (f Fleet) ApprovalSubject(session SessionID, call CallID) Subject {
 	return string(f) + ".approval." + string(session) + "." + string(call)
 }
 
+// QuestionSubject is where a running call asks a person, on core NATS, and whoever follows the call
+// listens. Only workers of its pool ask there.
+func (f Fleet) QuestionSubject(pool Pool, session SessionID, call CallID) Subject {
+	return string(f) + ".question." + string(pool) + "." + string(session) + "." + string(call)
+}
+
+// AnswerSubject is where the answer to what a running call asks goes. Only workers of its pool hear
+// it.
+func (f Fleet) AnswerSubject(pool Pool, session SessionID, call CallID) Subject {
+	return string(f) + ".answer." + string(pool) + "." + string(session) + "." + string(call)
+}
+
 // OutputFilter matches the live frames of a session.
 func (f Fleet) OutputFilter(session SessionID) Subject { return f.OutputSubject(session, "*") }
 

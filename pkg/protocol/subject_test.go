@@ -41,6 +41,8 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"my-fleet.done.s.*":                     f.DoneFilter("s"),
 		"my-fleet.event.s":                      f.EventSubject("s"),
 		"my-fleet.output.s.c-1":                 f.OutputSubject("s", "c-1"),
+		"my-fleet.question.gpu.s.c-1":           f.QuestionSubject("gpu", "s", "c-1"),
+		"my-fleet.answer.gpu.s.c-1":             f.AnswerSubject("gpu", "s", "c-1"),
 		"my-fleet.output.s.*":                   f.OutputFilter("s"),
 		"my-fleet.live.s.c-1":                   f.LiveSubject("s", "c-1"),
 		"my-fleet.live.s.*":                     f.LiveFilter("s"),

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 )
 
 // module is the root of the source tree.
@@ -20,6 +21,7 @@ const module = "../.."
 var coordinator, worker, refunds string
 
 func TestMain(m *testing.M) {
+	toolservertest.Main()
 	natsiotest.Overlap()
 	os.Exit(run(m))
 }

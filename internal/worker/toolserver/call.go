@@ -93,16 +93,21 @@ func failureOf(value *protocol.MCPCallResult) string {
 
 // shown is what happens while a call runs, for whoever watches it.
 type shown struct {
+	call   context.Context //nolint:containedctx // that of the call, for what its server asks
+	ask    AskFunc         // nil asks nobody
+	asking sync.Mutex      // held while somebody is asked
+
 	mu    sync.Mutex
 	to    func(string) // nil after the call
 	notes []string
 }
 
-func newShown(to func(string)) *shown {
-	if to == nil {
-		to = func(string) {}
+func newShown(ctx context.Context, at Place) *shown {
+	s := &shown{call: ctx, ask: at.Ask, to: at.Show}
+	if s.to == nil {
+		s.to = func(string) {}
 	}
-	return &shown{to: to}
+	return s
 }
 
 func (s *shown) show(text string) {
@@ -166,14 +171,4 @@ func (l *live) logged(_ context.Context, r *mcp.LoggingMessageRequest) {
 		text = string(encoded)
 	}
 	l.each(func(one *shown) { one.show(fmt.Sprintf("[%s] %s\n", r.Params.Level, text)) })
-}
-
-// elicited declines what the server wants to know of a person, and says so.
-func (l *live) elicited(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
-	note := fmt.Sprintf("the server asked for input (%s); it was declined, because nobody can be asked during a call", r.Params.Message)
-	l.each(func(one *shown) {
-		one.note(note)
-		one.show("[" + note + "]\n")
-	})
-	return &mcp.ElicitResult{Action: "decline"}, nil
 }

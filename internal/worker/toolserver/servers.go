@@ -47,7 +47,13 @@ type Place struct {
 	// Show gets what happens while a call runs: progress, and what the server logs. Calls do not
 	// overlap, and none comes after the call has returned; nil shows nothing.
 	Show func(text string)
+	// Ask puts a question of a call that runs to a person, and returns an answer that fits, which
+	// may complete it. It ends with ctx; the error says why nobody answered. nil asks nobody.
+	Ask AskFunc
 }
+
+// AskFunc is [Place].Ask.
+type AskFunc = func(ctx context.Context, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error)
 
 // Servers are the servers of one sandbox. It is safe for concurrent use.
 type Servers struct {
@@ -130,7 +136,7 @@ func (s *Servers) List(ctx context.Context, at Place, spec protocol.MCPServer) (
 // outcome_unknown for a server that died.
 func (s *Servers) Call(ctx context.Context, at Place, p protocol.MCPCall, again bool) (value *protocol.MCPCallResult, err error) {
 	err = s.with(ctx, at, p.Server, manner{again: again, harmless: p.ReadOnly}, func(l *live) error {
-		show := newShown(at.Show)
+		show := newShown(ctx, at)
 		defer show.end()
 		value, err = l.call(ctx, p, show)
 		return err

@@ -4,6 +4,7 @@ package toolservertest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -99,6 +100,7 @@ func New() *mcp.Server {
 	add("wait", "Writes a file, and waits until it is cancelled.", nil, wait)
 	add("parts", "Returns every kind of content.", reads, parts)
 	add("asks", "Asks a person.", nil, asks)
+	add("form", "Asks a person, and tells the answer.", reads, form)
 	add("samples", "Asks the model.", nil, samples)
 	add("roots", "Tells the roots.", reads, roots)
 	add("grow", "Adds a tool.", &mcp.ToolAnnotations{IdempotentHint: true}, s.grow)
@@ -181,6 +183,18 @@ func asks(ctx context.Context, r *mcp.CallToolRequest, _ string) (*mcp.CallToolR
 		return nil, err
 	}
 	return text(answer.Action), nil
+}
+
+// form asks for a field of each kind, and all have defaults.
+func form(ctx context.Context, r *mcp.CallToolRequest, _ string) (*mcp.CallToolResult, error) {
+	answer, err := r.Session.Elicit(ctx, &mcp.ElicitParams{Message: "Who are you?", RequestedSchema: json.RawMessage(`{"type": "object", "properties": {
+		"name": {"type": "string", "default": "Ann"}, "age": {"type": "integer", "default": 30}, "score": {"type": "number", "default": 9.5},
+		"status": {"type": "string", "enum": ["active", "gone"], "default": "active"}, "sure": {"type": "boolean", "default": true}}}`)})
+	if err != nil {
+		return nil, err
+	}
+	content, err := json.Marshal(answer.Content)
+	return text(answer.Action + " " + string(content)), err
 }
 
 func samples(ctx context.Context, r *mcp.CallToolRequest, _ string) (*mcp.CallToolResult, error) {

@@ -1,0 +1,57 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What an MCP server asks in the middle of a call is a form at the terminal: each field until it
+// fits, an empty line for its default.
+func TestForm_OnATerminal(t *testing.T) {
+	t.Parallel()
+	config := filepath.Join(t.TempDir(), "mcp.json")
+	require.NoError(t, os.WriteFile(config, []byte(`{"mcpServers": {"test": {"command": "mcptest"}}}`), 0o600))
+	fields := []struct{ shows, types string }{
+		{"Who are you?", "y\n"},
+		{"a whole number; nothing is 30:", "old\n"},
+		{"age: must be a number", ""},
+		{"a whole number; nothing is 30:", "41\n"},
+		{`a text; nothing is "Ann":`, "Bob\n"},
+		{"a number; nothing is 9.5:", "\n"},
+		{`one of active, gone; nothing is "active":`, "lost\n"},
+		{"status: ", ""},
+		{`one of active, gone; nothing is "active":`, "gone\n"},
+		{"y or n; nothing is true:", "n\n"},
+	}
+	for name, test := range map[string]struct {
+		answers bool
+		says    string
+	}{
+		"yes": {true, `accept {"age":41,"name":"Bob","score":9.5,"status":"gone","sure":false}`},
+		"no":  {false, "decline null"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := open(t, "", "call", "--mcp-config", config, "test__form")
+			seen := map[string]int{}
+			for _, field := range fields {
+				if !test.answers {
+					c.shows(question, 1)
+					c.typeIn("n\n")
+					break
+				}
+				seen[field.shows]++
+				c.shows(field.shows, seen[field.shows])
+				c.typeIn(field.types)
+			}
+			code, output := c.ends()
+			require.Equal(t, 0, code, c.screen.String())
+			require.Equal(t, test.says, output.Content)
+		})
+	}
+}

@@ -1,0 +1,65 @@
+package approval
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Asked is a call that asks a person while it runs.
+type Asked struct {
+	Pool    protocol.Pool
+	Session protocol.SessionID
+	Call    protocol.CallID
+}
+
+func (a Asked) letter(fleet protocol.Fleet, answer protocol.Answer) (letter, error) {
+	body, err := protocol.EncodeAnswer(answer)
+	if err != nil {
+		return letter{}, fmt.Errorf("answer: %w", err)
+	}
+	return letter{fleet.AnswerSubject(a.Pool, a.Session, a.Call), body}, nil
+}
+
+// TakeOn lets a call know that somebody is being asked, so that it waits for the answer.
+func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error {
+	l, err := a.letter(fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
+	if err != nil {
+		return err
+	}
+	if err := nc.Publish(l.subject, l.body); err != nil {
+		return fmt.Errorf("take on a question: %w", err)
+	}
+	return nil
+}
+
+// Reply answers what a call asks, and returns when its worker has taken the answer. The error is
+// [ErrNotAsked] when nothing is asked, and wraps [ErrRefused] when the answer does not fit.
+func Reply(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, answer protocol.Answer) error {
+	l, err := a.letter(fleet, answer)
+	if err != nil {
+		return err
+	}
+	return deliver(ctx, nc, l)
+}
+
+// Say says yes or no to whatever is asked about a call: whether it may be made, or what it wants to
+// know, of which yes is everything that has a default. Errors are as those of [Answer] and [Reply].
+func Say(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
+	body, err := protocol.EncodeApproval(said)
+	if err != nil {
+		return fmt.Errorf("answer: %w", err)
+	}
+	answer := protocol.Answer{Action: protocol.ActionDecline, By: said.By}
+	if said.Granted {
+		answer.Action = protocol.ActionAccept
+	}
+	l, err := a.letter(fleet, answer)
+	if err != nil {
+		return err
+	}
+	return deliver(ctx, nc, letter{fleet.ApprovalSubject(a.Session, a.Call), body}, l)
+}

@@ -1,0 +1,73 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// errNobody is why a question is declined that nobody takes on.
+var errNobody = errors.New("nobody who follows the call can be asked")
+
+// askPart is the part of a call's remaining time that a question may take. The rest is for what
+// becomes of the answer.
+const askPart = 2
+
+// ask puts a question of a running call to whoever follows it, and waits for an answer that fits.
+// One that does not is refused with that error, and the question stays. The error says why there is
+// none.
+func (w *Worker) ask(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
+	body, err := protocol.EncodeQuestion(q)
+	if err != nil {
+		return protocol.Answer{}, err
+	}
+	if len(body) > protocol.MaxQuestion {
+		return protocol.Answer{}, fmt.Errorf("the question has %d bytes, at most %d are put to a person", len(body), protocol.MaxQuestion)
+	}
+	if deadline, bounded := ctx.Deadline(); bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/askPart)
+		defer cancel()
+	}
+	answers := make(chan *nats.Msg, 8)
+	subscription, err := w.nc.ChanSubscribe(w.options.Fleet.AnswerSubject(call.Pool, call.SessionID, call.ID), answers)
+	if err != nil {
+		return protocol.Answer{}, err
+	}
+	defer func() { _ = subscription.Unsubscribe() }() // the connection may be gone
+	if err := w.nc.Publish(w.options.Fleet.QuestionSubject(call.Pool, call.SessionID, call.ID), body); err != nil {
+		return protocol.Answer{}, err
+	}
+	unheard := time.NewTimer(protocol.AskWait)
+	defer unheard.Stop()
+	for {
+		select {
+		case message := <-answers:
+			unheard.Stop()
+			answer, err := protocol.DecodeAnswer(message.Data)
+			switch {
+			case err == nil && answer.Question != "" && answer.Question != q.ID:
+				err = errors.New("it is about another question, which is not put any more")
+			case err == nil && answer.Action == protocol.ActionAccept:
+				err = fits(&answer)
+			}
+			if err != nil {
+				_ = message.Respond([]byte(err.Error())) // whoever answered wrongly has gone or reads it
+				continue
+			}
+			_ = message.Respond([]byte(protocol.AnswerTaken)) // the answer counts in any case
+			if answer.Action != protocol.ActionWait {
+				return answer, nil
+			}
+		case <-unheard.C:
+			return protocol.Answer{}, errNobody
+		case <-ctx.Done():
+			return protocol.Answer{}, errors.New("nobody answered in time")
+		}
+	}
+}

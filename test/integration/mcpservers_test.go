@@ -1,0 +1,96 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
+)
+
+// mcpServers is a file of MCP servers, all of them the test server.
+func mcpServers(tb testing.TB, names ...string) string {
+	tb.Helper()
+	servers := object{}
+	for _, name := range names {
+		spec := toolservertest.Program(name)
+		servers[name] = object{"command": spec.Command, "env": spec.Env}
+	}
+	body, err := json.Marshal(object{"mcpServers": servers})
+	require.NoError(tb, err)
+	file := filepath.Join(tb.TempDir(), "mcp.json")
+	write(tb, file, string(body))
+	return file
+}
+
+// mcpOf is a client of coordinator mcp on stdio.
+func mcpOf(tb testing.TB, o *mcp.ClientOptions, version string, args ...string) *mcp.ClientSession {
+	tb.Helper()
+	home := tb.TempDir()
+	command := exec.CommandContext(context.WithoutCancel(tb.Context()), coordinator, append([]string{"mcp", "--sandbox", "process"}, args...)...)
+	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+	dieWithTests(command)
+	c, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, o).Connect(tb.Context(), &mcp.CommandTransport{Command: command},
+		&mcp.ClientSessionOptions{ProtocolVersion: version})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = c.Close() }) // the server may have ended
+	return c
+}
+
+func mcpSaid(tb testing.TB, c *mcp.ClientSession, tool string) string {
+	tb.Helper()
+	result, err := c.CallTool(tb.Context(), &mcp.CallToolParams{Name: tool, Arguments: map[string]any{}})
+	require.NoError(tb, err)
+	said, ok := result.Content[0].(*mcp.TextContent)
+	require.True(tb, ok)
+	return said.Text
+}
+
+const formDefaults = `{"age":30,"name":"Ann","score":9.5,"status":"active","sure":true}`
+
+// TestMcp_AServerAsksTheClientsPerson: what an MCP server asks in the middle of a call, the person
+// in front of the client answers, where the protocol lets a client be asked then.
+func TestMcp_AServerAsksTheClientsPerson(t *testing.T) {
+	t.Parallel()
+	config := mcpServers(t, "test")
+	answers := &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+		if r.Params.Message != "test__form asks: Who are you?" {
+			t.Errorf("asked was %q", r.Params.Message)
+		}
+		return &mcp.ElicitResult{Action: "accept", Content: map[string]any{}}, nil
+	}}
+	require.Equal(t, "accept "+formDefaults, mcpSaid(t, mcpOf(t, answers, "2025-11-25", "--mcp-config", config), "test__form"))
+	require.Contains(t, mcpSaid(t, mcpOf(t, answers, "2026-07-28", "--mcp-config", config), "test__form"), "decline null")
+}
+
+// TestMcpServers_AnsweredFromElsewhere: a turn of a served session has a call that asks, and
+// another process answers.
+func TestMcpServers_AnsweredFromElsewhere(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	model := script(t, say("Who is it?", use("c1", "test__form", object{})), say("And?", use("c2", "test__asks", object{})), say("Done."))
+	startServe(t, model, append([]string{"--mcp-config", mcpServers(t, "test")}, b.flags...)...)
+	startWorkers(t, 1, b.flags)
+	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "go"}, b.flags...)})
+	answer := func(question string, extra ...string) finished {
+		asked := submitted.waitFor(t, question+`; answer with: coordinator approve \[--deny \| --content JSON\] --nats URL (\S+) (\S+), of the schema {"`)
+		return execute(t, coordinator, launch{args: append(append([]string{"approve", asked[1], asked[2]}, b.flags...), extra...)})
+	}
+	got := answer(`test__form asks: Who are you\?`, "--content", `{"age":"old"}`)
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stderr, "the content does not fit what is asked")
+	got = answer(`test__form asks: Who are you\?`, "--content", `{"name":"Bob"}`)
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Equal(t, "answered\n", got.stdout)
+	require.Equal(t, "denied\n", answer(`test__asks asks: Your name\?`, "--deny").stdout)
+	require.Equal(t, 0, submitted.wait(t), submitted)
+	all := results(events(t, submitted.stdout.String()))
+	require.Contains(t, all["c1"].Content, `accept {"age":30,"name":"Bob","score":9.5,"status":"active","sure":true}`)
+	require.Equal(t, "decline", all["c2"].Content)
+}
