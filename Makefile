@@ -139,7 +139,7 @@ ci: ## Run all that a change must pass
 .PHONY: bench
 bench: build ## Measure the fleet beside bare NATS in the same run (CALLS=n per line)
 	bin/coordinator bench --calls $(CALLS)
-	bin/coordinator bench --calls $(CALLS) --lanes 1 --callers 64
+	bin/coordinator bench --calls $(CALLS) --lanes 1 --callers 64 --waiting 100000
 	bin/coordinator bench --calls $(CALLS) --lanes 100000
 	bin/coordinator bench --calls 10000 --lanes 1 --callers 1
 	bin/coordinator bench --calls $(CALLS) --work 5ms

@@ -30,6 +30,7 @@ type benchCommand struct {
 	Lanes      int           `default:"64" help:"How many lanes the callers use."`
 	Callers    int           `default:"256" help:"How many callers there are; each has one call under way."`
 	Calls      int           `default:"100000" help:"How many calls are made in all."`
+	Waiting    int           `default:"0" help:"Before that, run so many calls that wait in one lane when the workers start, beside calls of another lane."`
 	Rate       int           `default:"0" help:"How many calls are begun a second at most; 0 is as many as go."`
 	Work       time.Duration `default:"0s" help:"How long each call runs, as in 5ms."`
 	SlowLane   time.Duration `default:"0s" help:"Keep one more lane busy with calls that run so long."`
@@ -55,7 +56,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		return cli.Usagef("--fleet: %v", err)
 	}
 	o := bench.Options{
-		Fleet: fleet, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Rate: c.Rate, Work: c.Work, SlowLane: c.SlowLane,
+		Fleet: fleet, Replicas: c.Replicas, Lanes: c.Lanes, Callers: c.Callers, Calls: c.Calls, Waiting: c.Waiting, Rate: c.Rate, Work: c.Work, SlowLane: c.SlowLane,
 		Workers: c.Workers, Slots: c.Slots, Payload: c.Payload, Linger: c.Linger, Baseline: c.Baseline,
 		Logger: p.common.Logger(p.Program),
 	}
@@ -159,10 +160,17 @@ calls/s    %10.0f   (%.0f us CPU of this process and %.1f messages a call)
 latency    %10.0f us p50   %.0f us p99   %.0f us max
 baseline   %10.0f JetStream publishes/s (64 publishers)   ratio %.3f
            %10.0f requests/s, core NATS                   ratio %.3f
+           %10.0f us p50 of one publish alone             ratio %.2f of p50
 errors     %10d   order or exclusivity violations %d
 `, r.Calls, r.Lanes, r.Callers, r.Workers, r.Slots, c.Work, runtime.NumCPU(),
 		r.CallsPerS, r.CPUUS, r.Messages, r.P50US, r.P99US, r.MaxUS,
-		r.Baseline.PublishPerS, r.RatioToPub, r.Baseline.RequestReplyPerS, r.RatioToReq, r.Errors, r.Violations)
+		r.Baseline.PublishPerS, r.RatioToPub, r.Baseline.RequestReplyPerS, r.RatioToReq,
+		r.Baseline.PublishP50US, r.RatioOfP50, r.Errors, r.Violations)
+	if d := r.Drain; err == nil && d != nil {
+		_, err = fmt.Fprintf(p.Stdout, `drain      %10.0f calls/s of %d that waited in one lane, ratio %.3f to publish, %.2f to calls/s
+           %10.0f us p50   %.0f us p99   %.0f us max, of %d calls of another lane meanwhile
+`, d.CallsPerS, d.Calls, d.RatioToPub, d.CallsPerS/r.CallsPerS, d.ProbeP50US, d.ProbeP99US, d.ProbeMaxUS, d.Probes)
+	}
 	if err != nil || r.Exec == nil {
 		return err
 	}

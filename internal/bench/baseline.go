@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,8 @@ type Baseline struct {
 	// PublishPerS is JetStream publishes acknowledged, [publishers] at a time, to a
 	// file stream: the ceiling of one durable write a call.
 	PublishPerS float64 `json:"jetstream_publish_per_s"`
+	// PublishP50US is how long a publish takes that is the only one under way.
+	PublishP50US float64 `json:"jetstream_publish_p50_us"`
 	// RequestReplyPerS is core NATS requests answered, as many at a time as there
 	// are callers: nothing durable, no order.
 	RequestReplyPerS float64 `json:"request_reply_per_s"`
@@ -45,13 +48,23 @@ func measureBaseline(ctx context.Context, nc *nats.Conn, o Options) (b Baseline,
 	}
 	defer func() { err = errors.Join(err, js.DeleteStream(context.WithoutCancel(ctx), subject)) }()
 	body := make([]byte, 512+o.Payload) // about what a call has
-	b.PublishPerS, err = rate(ctx, publishers, o.Baseline, func(i int) error {
+	publish := func(i int) error {
 		_, err := js.Publish(ctx, fmt.Sprintf("%s.%d", subject, i), body)
 		return err
-	})
-	if err != nil {
+	}
+	if b.PublishPerS, err = rate(ctx, publishers, o.Baseline, publish); err != nil {
 		return b, fmt.Errorf("baseline publish: %w", err)
 	}
+	var took []time.Duration
+	if _, err = rate(ctx, 1, o.Baseline, func(i int) error {
+		start := time.Now()
+		defer func() { took = append(took, time.Since(start)) }()
+		return publish(i)
+	}); err != nil {
+		return b, fmt.Errorf("baseline publish: %w", err)
+	}
+	slices.Sort(took)
+	b.PublishP50US = micros(took[len(took)/2])
 	other, err := o.Connect("bench responder")
 	if err != nil {
 		return b, err

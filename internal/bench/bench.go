@@ -35,6 +35,9 @@ type Options struct {
 	Callers int
 	// Calls is how many calls are made in all.
 	Calls int
+	// Waiting is how many calls wait in one more lane when the workers start. They are run before
+	// the callers begin, beside calls of another lane.
+	Waiting int
 	// Rate is how many calls are begun a second at most; 0 is as many as go.
 	Rate int
 	// Work is how long each call runs.
@@ -72,6 +75,7 @@ func (o *Options) Validate() error {
 	bound("lanes", o.Lanes, 1, 10_000_000)
 	bound("callers", o.Callers, 1, 100_000)
 	bound("calls", o.Calls, 1, 1_000_000_000)
+	bound("waiting", o.Waiting, 0, 10_000_000)
 	bound("rate", o.Rate, 0, 1_000_000_000)
 	bound("workers", o.Workers, 1, 1000)
 	bound("slots", o.Slots, 1, 100_000)
@@ -80,6 +84,9 @@ func (o *Options) Validate() error {
 	notNegative("slow-lane", o.SlowLane)
 	notNegative("linger", o.Linger)
 	notNegative("baseline", o.Baseline)
+	if o.Waiting > 0 && o.Exec.Command != "" {
+		faults = append(faults, fmt.Errorf("--waiting %d: not with --exec", o.Waiting))
+	}
 	if err := o.Exec.validate(o.Work, o.SlowLane, o.Payload); err != nil {
 		faults = append(faults, err)
 	}
@@ -99,9 +106,11 @@ type Report struct {
 	Errors      int64    `json:"errors"`
 	Violations  int64    `json:"violations"`
 	SlowCalls   int64    `json:"slow_calls,omitempty"`
+	Drain       *Drain   `json:"drain,omitempty"`
 	Baseline    Baseline `json:"baseline"`
 	RatioToPub  float64  `json:"ratio_to_publish"`
 	RatioToReq  float64  `json:"ratio_to_request_reply"`
+	RatioOfP50  float64  `json:"p50_ratio_to_publish"`
 	Lanes       int      `json:"lanes"`
 	Callers     int      `json:"callers"`
 	Workers     int      `json:"workers"`
@@ -161,7 +170,12 @@ func run(ctx context.Context, o Options, start startFunc) (*Report, error) {
 			return nil, err
 		}
 	}
-	witness := newWitness(o.Work, o.SlowLane)
+	witness := newWitness(o)
+	if o.Waiting > 0 {
+		if err := fill(ctx, nc, o); err != nil {
+			return nil, err
+		}
+	}
 	e, err := start(ctx, nc, o, witness)
 	if err != nil {
 		return nil, err
@@ -174,6 +188,9 @@ func run(ctx context.Context, o Options, start startFunc) (*Report, error) {
 			return nil, err
 		}
 	}
+	if o.Waiting > 0 {
+		report.Drain = load.drain(ctx, witness)
+	}
 	connections := append(e.connections(), nc)
 	sent := sentBy(connections)
 	load.run(ctx, report)
@@ -182,6 +199,10 @@ func run(ctx context.Context, o Options, start startFunc) (*Report, error) {
 	if report.Baseline.PublishPerS > 0 {
 		report.RatioToPub = report.CallsPerS / report.Baseline.PublishPerS
 		report.RatioToReq = report.CallsPerS / report.Baseline.RequestReplyPerS
+		if report.Drain != nil {
+			report.Drain.RatioToPub = report.Drain.CallsPerS / report.Baseline.PublishPerS
+		}
+		report.RatioOfP50 = report.P50US / report.Baseline.PublishP50US
 	}
 	if report.Exec != nil && report.Exec.PlainPerS > 0 {
 		report.RatioToPlain = report.CallsPerS / report.Exec.PlainPerS
@@ -298,13 +319,17 @@ func (o *Options) body() protocol.Payload {
 
 // call makes one call; it reports whether that went well.
 func (l *load) call(ctx context.Context, session protocol.SessionID, key string, payload protocol.Payload) bool {
-	call := protocol.Call{
+	call := newCall(session, key, payload)
+	if l.options.Exec.Command != "" {
+		call.Tool, call.Delivery = "bash", protocol.Rollback // as that tool's
+	}
+	return l.engine.call(ctx, call)
+}
+
+func newCall(session protocol.SessionID, key string, payload protocol.Payload) *protocol.Call {
+	return &protocol.Call{
 		ID: protocol.RandomCallID(), SessionID: session, Tool: "noop", Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: protocol.ResourceKey(key), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}
-	if l.options.Exec.Command != "" {
-		call.Tool, call.Delivery = "bash", protocol.Rollback // as that tool's
-	}
-	return l.engine.call(ctx, &call)
 }

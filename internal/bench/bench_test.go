@@ -63,7 +63,7 @@ func TestRun_NamesEveryBadOption(t *testing.T) {
 // A measurement that cannot find a violation would be worth nothing.
 func TestWitness_CountsOverlapAndDisorder(t *testing.T) {
 	t.Parallel()
-	w := newWitness(0, 0)
+	w := newWitness(Options{})
 	run := func(seq uint64) *lane.Run {
 		return &lane.Run{Sequence: seq, Call: &protocol.Call{Resources: []protocol.Use{{Key: "bench/1", Access: protocol.Exclusive}}}}
 	}

@@ -55,7 +55,7 @@ func TestConsumers_AKeyWithoutConsumerIsTriedAgain(t *testing.T) {
 	nc, err := o.Connect("test")
 	require.NoError(t, err)
 	defer nc.Close()
-	started, err := startConsumers(t.Context(), nc, o, newWitness(0, 0))
+	started, err := startConsumers(t.Context(), nc, o, newWitness(Options{}))
 	require.NoError(t, err)
 	defer started.stop(t.Context())
 	k, ok := started.(*keyed)

@@ -10,8 +10,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// slowKey is the lane that is kept busy with slow calls.
-const slowKey = "bench/slow"
+// Lanes beside those of the callers.
+const (
+	slowKey  = "bench/slow"  // is kept busy with slow calls
+	deepKey  = "bench/deep"  // has many calls waiting when the workers start
+	probeKey = "bench/probe" // has one call at a time while these are run
+)
 
 // witness executes the calls of a measurement and counts violations: two calls of
 // a lane at once, or a call that was accepted before one which has run.
@@ -19,6 +23,9 @@ type witness struct {
 	work, slow time.Duration
 	violations atomic.Int64
 	lanes      sync.Map // protocol.Lane -> *laneState
+
+	waiting atomic.Int64  // calls of the deep lane that have not run
+	drained chan struct{} // closed when all have
 }
 
 // laneState is what the witness has seen of a lane. It grows with the lanes: the price of checking.
@@ -27,7 +34,11 @@ type laneState struct {
 	last    atomic.Uint64
 }
 
-func newWitness(work, slow time.Duration) *witness { return &witness{work: work, slow: slow} }
+func newWitness(o Options) *witness {
+	w := &witness{work: o.Work, slow: o.SlowLane, drained: make(chan struct{})}
+	w.waiting.Store(int64(o.Waiting))
+	return w
+}
 
 // Execute implements lane.Executor.
 func (w *witness) Execute(ctx context.Context, run *lane.Run) protocol.Result {
@@ -56,6 +67,9 @@ func (w *witness) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 		}
 	}
 	state.running.Add(-1)
+	if key == deepKey && w.waiting.Add(-1) == 0 {
+		close(w.drained)
+	}
 	if status, fault, interrupted := lane.Interrupted(ctx); interrupted {
 		return protocol.NewResult(run.Call, status, fault)
 	}
