@@ -14,7 +14,7 @@ import (
 )
 
 // Drain is how fast the calls ran that waited in one lane when the workers started, and how long
-// calls of another lane took meanwhile, made one after the other.
+// calls of another lane took meanwhile, made one after the other with a pause between.
 type Drain struct {
 	Calls      int     `json:"calls"`
 	CallsPerS  float64 `json:"calls_per_s"`
@@ -24,6 +24,9 @@ type Drain struct {
 	ProbeP99US float64 `json:"probe_p99_us"`
 	ProbeMaxUS float64 `json:"probe_max_us"`
 }
+
+// probePause keeps the probes from being a load of their own.
+const probePause = 10 * time.Millisecond
 
 // fill puts the calls that wait, as many publishers do.
 func fill(ctx context.Context, nc *nats.Conn, o Options) error {
@@ -62,7 +65,8 @@ func (l *load) drain(ctx context.Context, w *witness) *Drain {
 		select {
 		case <-w.drained:
 			open = false
-		default:
+		case <-time.After(probePause):
+		case <-ctx.Done():
 		}
 	}
 	slices.Sort(took)

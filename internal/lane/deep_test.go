@@ -95,11 +95,15 @@ func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 			f.ensurePool(0)
 			first, calls := newCall("s", exclusive("account/deep")), newCalls(waiting, exclusive("account/deep"))
 			filter := protocol.DefaultFleet.MailboxFilter(protocol.DefaultPool, first.Lane().Hash())
-			var through atomic.Int32
+			var through, listed atomic.Int32
 			heard, err := f.connect().Subscribe("$JS.API.>", func(msg *nats.Msg) {
-				all := bytes.Contains(msg.Data, []byte(`"batch"`)) || bytes.Contains(msg.Data, []byte("subjects_filter"))
+				all := bytes.Contains(msg.Data, []byte(`"batch"`)) || bytes.Contains(msg.Data, []byte("multi_last")) ||
+					bytes.Contains(msg.Data, []byte("subjects_filter"))
 				if all && bytes.Contains(msg.Data, []byte(filter[:len(filter)-1])) {
 					through.Add(1)
+				}
+				if bytes.Contains(msg.Data, []byte(filter)) && bytes.Contains(msg.Data, []byte("subjects_filter")) {
+					listed.Add(1)
 				}
 			})
 			require.NoError(t, err)
@@ -131,6 +135,7 @@ func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 				require.Equal(t, call.ID, <-ran)
 			}
 			require.Less(t, int(through.Load()), waiting/50)
+			require.Zero(t, listed.Load(), "what is settled is swept without")
 		})
 	}
 }

@@ -102,7 +102,7 @@ func (l *held) open() error {
 	if err != nil {
 		return err
 	}
-	l.mail.opened, l.mail.snapshot = true, found.Snapshot
+	l.mail.opened, l.mail.snapshot, l.mail.singly = true, found.Snapshot, !found.Read
 	if found.Read {
 		l.mail.give(found.Entries)
 	}

@@ -1,7 +1,6 @@
 package lane
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
@@ -9,9 +8,8 @@ import (
 )
 
 // Nobody answers the removal of what is settled: that would cost the server more than the removal.
-// So one may get lost. Before the lane is let go, one list of the mailbox tells which are left, and
-// these are removed for sure: on several servers whoever claims the lane next believes what is
-// there.
+// So one may get lost. Before the lane is let go it is found out which are left, and these are
+// removed for sure: on several servers whoever claims the lane next believes what is there.
 
 // garbage is the messages of a lane's mailbox that nobody needs any more, or will not need when
 // their call is settled.
@@ -77,16 +75,11 @@ func (l *held) sweep() error {
 		return nil
 	}
 	s := l.holder.store
-	list, err := s.List(l.ctx, l.mail.filter(), max(l.ready.seq, l.mail.cursor, 1)-1)
+	left, err := s.Left(l.ctx, l.mail.filter(), max(l.ready.seq, l.mail.cursor, 1)-1, l.garbage.thrown)
 	if err != nil {
 		return err
 	}
-	there := map[protocol.CallID]bool{}
-	for subject := range list.Subjects {
-		there[s.Fleet.ParseMailboxSubject(subject).CallID] = true
-	}
-	maps.DeleteFunc(l.garbage.thrown, func(_ uint64, call protocol.CallID) bool { return list.Whole && !there[call] })
-	if err := s.Remove(l.ctx, slices.Sorted(maps.Keys(l.garbage.thrown))...); err != nil {
+	if err := s.Remove(l.ctx, left...); err != nil {
 		return err
 	}
 	clear(l.garbage.thrown)

@@ -138,6 +138,9 @@ func (l *held) work() (time.Duration, error) {
 	if l.use.served > 0 && l.isIdle() && !l.mail.listens() && l.idleFor() == 0 {
 		return nothingToDo, nil // a look follows that finds what came meanwhile
 	}
+	if l.cancelRequested(); l.mail.isDeep() && !l.marks.asked.Load() {
+		l.start() // reading goes on beside it
+	}
 	if err := l.feed(); err != nil {
 		return 0, err
 	}

@@ -46,6 +46,9 @@ func (m *mailbox) listen() bool {
 	return m.listens()
 }
 
+// isDeep reports whether so much waits that it is read singly, while requests to cancel are heard.
+func (m *mailbox) isDeep() bool { return m.singly && m.knowsCancels() }
+
 // refresh makes the next read ask the stream, whatever was republished.
 func (m *mailbox) refresh() { m.empty, m.ended = false, false }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -26,6 +28,8 @@ type Consistency interface {
 	// occupant is the sequence of the message because of which another one was refused; 0 when it
 	// does not matter.
 	occupant(ctx context.Context, stream, subject string) (uint64, error)
+	// left is which messages of a mailbox are there that were thrown away, of a call or of none.
+	left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
 	// noResult makes sure that a call without a result that was found has none.
 	noResult(ctx context.Context, c *protocol.Call) error
 }
@@ -61,6 +65,12 @@ func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane protocol.
 	return s.Consistency().open(ctx, pool, lane, ready, epoch)
 }
 
+// Left returns which messages of a mailbox are still there that were thrown away, each of a call or
+// of none. Whoever answers knows the message with sequence floor.
+func (s *Store) Left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
+	return s.Consistency().left(ctx, filter, floor, thrown)
+}
+
 // SurelyNoResult makes sure that a call of which no result was found has none. It fails when there
 // is one all the same.
 func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
@@ -87,6 +97,29 @@ func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.Lane
 		return nil, ErrNotReady
 	}
 	return &Opening{Entries: entries, Read: !many}, nil
+}
+
+// left has the last one removed behind all others, and reads on from the first. So it costs no more
+// where much waits: a list has all of that.
+func (s single) left(ctx context.Context, filter string, _ uint64, thrown map[uint64]protocol.CallID) (there []uint64, err error) {
+	seqs := slices.Sorted(maps.Keys(thrown))
+	last := len(seqs) - 1
+	if err := s.Remove(ctx, seqs[last]); err != nil {
+		return nil, err
+	}
+	for seqs = seqs[:last]; len(seqs) > 0; {
+		msg, err := s.Next(ctx, filter, seqs[0])
+		if err != nil || msg == nil {
+			return there, err
+		}
+		at, found := slices.BinarySearch(seqs, msg.Sequence)
+		if found {
+			there = append(there, msg.Sequence)
+			at++
+		}
+		seqs = seqs[at:]
+	}
+	return there, nil
 }
 
 func (single) occupant(context.Context, string, string) (uint64, error) { return 0, nil }
@@ -157,6 +190,20 @@ func (s clustered) occupant(ctx context.Context, stream, subject string) (uint64
 		return 0, err
 	}
 	return there.Sequence, nil
+}
+
+// left lists the mailbox, as a server has it that knows the floor.
+func (s clustered) left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
+	list, err := s.List(ctx, filter, floor)
+	if err != nil {
+		return nil, err
+	}
+	calls := map[protocol.CallID]bool{}
+	for subject := range list.Subjects {
+		calls[s.Fleet.ParseMailboxSubject(subject).CallID] = true
+	}
+	maps.DeleteFunc(thrown, func(_ uint64, call protocol.CallID) bool { return list.Whole && !calls[call] })
+	return slices.Sorted(maps.Keys(thrown)), nil
 }
 
 // noResult stores a note among the results on the condition that there is none: only the leader

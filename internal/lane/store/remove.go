@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -63,7 +64,8 @@ func deleteFault(body []byte) error {
 	case api.ErrorCode == codeSeqNotFound, api.ErrorCode == jetstream.JSErrCodeMessageNotFound:
 		return nil
 	case api.ErrorCode == codeDeleteFailed &&
-		(strings.Contains(api.Description, "no message found") || strings.Contains(api.Description, "deleted message")):
+		slices.ContainsFunc([]string{"no message found", "deleted message", "EOF"}, // the last: it is behind the stream's end
+			func(why string) bool { return strings.Contains(api.Description, why) }):
 		return nil
 	default:
 		return api
