@@ -1,4 +1,5 @@
-// Package docs_test checks the documents: each link between them leads somewhere.
+// Package docs_test checks the documents: each link between them leads somewhere, and each page
+// says first what it is for.
 package docs_test
 
 import (
@@ -86,4 +87,29 @@ func hasAnchor(text []byte, anchor string) bool {
 		}
 	}
 	return false
+}
+
+// TestDocs_SayFirstWhatTheyAreFor: the README is read in three minutes, and each page begins with
+// what a reader can do after it.
+func TestDocs_SayFirstWhatTheyAreFor(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(strings.Fields(string(readme))), 700, "words of README.md")
+	pages := 0
+	require.NoError(t, filepath.WalkDir("../../docs", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && entry.Name() == "decisions":
+			return filepath.SkipDir
+		case filepath.Ext(path) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		require.Regexp(t, `\A# .+\n\nAfter this page `, string(text), path)
+		pages++
+		return err
+	}))
+	require.Greater(t, pages, 10)
 }
