@@ -36,6 +36,27 @@ func malformed(body []byte) *jsonrpc.Error {
 	return nil
 }
 
+// unanswerable is what keeps the SDK from answering a batch of a stream, and all that comes after
+// it: it waits for an answer to each request, by its id.
+func unanswerable(line []byte) *jsonrpc.Error {
+	var batch []struct {
+		ID     json.RawMessage
+		Method string
+	}
+	if bytes.TrimSpace(line)[0] == '[' {
+		_ = json.Unmarshal(line, &batch) // it is an array of messages
+	}
+	seen := map[string]bool{}
+	for _, message := range batch {
+		id := string(message.ID)
+		if message.Method != "" && (id == "" || id == "null" || seen[id]) {
+			return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "in a batch each message must be a request with an id of its own"}
+		}
+		seen[id] = true
+	}
+	return nil
+}
+
 // refusal answers a message of which not even the id can be relied on.
 func refusal(fault *jsonrpc.Error) []byte {
 	body, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": nil, "error": fault}) // it has nothing that JSON has not
@@ -107,7 +128,9 @@ func (l *lineReader) Read(p []byte) (int, error) {
 		}
 		var fault *jsonrpc.Error
 		if l.rest, fault, l.err = l.line(); fault == nil && len(bytes.TrimSpace(l.rest)) > 0 {
-			fault = malformed(l.rest)
+			if fault = malformed(l.rest); fault == nil {
+				fault = unanswerable(l.rest)
+			}
 		}
 		if fault != nil {
 			l.rest = nil

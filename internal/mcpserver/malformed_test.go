@@ -78,6 +78,48 @@ func TestStdio_AnswersWhatIsNoMessage(t *testing.T) {
 	}
 }
 
+// TestStdio_Batches: versions that have batches get all answers at once, and one that could not be
+// answered is refused and takes nothing with it.
+func TestStdio_Batches(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	in, toServer := io.Pipe()
+	fromServer, out := io.Pipe()
+	run(t, s, mcpserver.Stdio(in, out))
+	t.Cleanup(func() { _, _ = toServer.Close(), fromServer.Close() })
+	late := time.AfterFunc(time.Minute, func() { _ = fromServer.CloseWithError(context.DeadlineExceeded) })
+	t.Cleanup(func() { late.Stop() })
+	lines := bufio.NewReader(fromServer)
+	asks := func(message string, answer any) {
+		t.Helper()
+		go func() { _, _ = io.WriteString(toServer, message+"\n") }() // what is lost has no answer
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal([]byte(line), answer), line)
+	}
+	var got said
+	asks(fmt.Sprintf(hello, "2025-03-26"), &got)
+	require.Equal(t, "2025-03-26", got.Result.ProtocolVersion)
+	const begin = `{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"bash","arguments":{"command":"echo %d >>f; cat f"}}}`
+	var all []said
+	asks(fmt.Sprintf("["+begin+","+begin+"]", 1, 1, 2, 2), &all)
+	require.Len(t, all, 2)
+	require.Equal(t, "1\n", all[0].Result.Content[0].Text)
+	require.Equal(t, "1\n2\n", all[1].Result.Content[0].Text, "they keep their order")
+	for _, batch := range []string{
+		`[{"jsonrpc":"2.0","id":3,"method":"ping"},{"jsonrpc":"2.0","id":3,"method":"ping"}]`,
+		`[{"jsonrpc":"2.0","method":"notifications/initialized"},{"jsonrpc":"2.0","id":3,"method":"ping"}]`,
+		`[{"jsonrpc":"2.0","id":null,"method":"ping"}]`,
+	} {
+		got = said{}
+		asks(batch, &got)
+		require.Equal(t, -32600, got.Error.Code, batch)
+	}
+	got = said{}
+	asks(`{"jsonrpc":"2.0","id":3,"method":"ping"}`, &got)
+	require.Equal(t, "3", string(got.ID), "nothing after it is lost")
+}
+
 // posting is a client that speaks HTTP by hand.
 type posting struct {
 	t            *testing.T

@@ -57,11 +57,11 @@ func (s *Server) readingServer() *Server {
 	return s.offer.reading
 }
 
-// harmless are the tools that change nothing.
+// harmless are the tools that change nothing, by more than the word of a server of others.
 func harmless(table *tools.Table) *tools.Table {
 	var names []string
 	for _, name := range table.Names() {
-		if tool, _ := table.Lookup(name); tool != nil && tool.Effect.ReadOnly {
+		if tool, _ := table.Lookup(name); tool != nil && tool.Effect.ReadOnly && !tool.Effect.Hinted {
 			names = append(names, name)
 		}
 	}

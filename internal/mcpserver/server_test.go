@@ -28,6 +28,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	toolsmcp "github.com/toolfleet/toolfleet/pkg/tools/mcp"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
@@ -412,6 +413,19 @@ func TestHTTP_ReadersGetHarmlessToolsOnly(t *testing.T) {
 	s.SetTools(table.Only([]string{"read", "bash"}))
 	require.Equal(t, []string{"read"}, names(readToken))
 	require.Equal(t, []string{"bash", "read"}, names(useToken))
+
+	servers, faults := toolsmcp.Parse([]byte(`{"mcpServers": {"s": {"command": "p", "toolfleet": {"tools": {
+		"checked": {"resources": [{"key": "sandbox/{$sandbox}", "access": "shared"}]}
+	}}}}}`))
+	require.Empty(t, faults)
+	schema := json.RawMessage(`{"type": "object"}`)
+	made, faults := servers[0].Tools([]protocol.MCPTool{{Name: "claims", Schema: schema, ReadOnly: true}, {Name: "checked", Schema: schema}})
+	require.Empty(t, faults)
+	table, err = tools.NewTable(made...)
+	require.NoError(t, err)
+	s.SetTools(table)
+	require.Equal(t, []string{"s__checked"}, names(readToken), "what a server says of its tools is no reason to trust it")
+	require.Equal(t, []string{"s__checked", "s__claims"}, names(useToken))
 }
 
 func TestHTTP_TokensAndWebPages(t *testing.T) {

@@ -5,6 +5,8 @@ package tools
 type Effect struct {
 	// ReadOnly says that nothing changes.
 	ReadOnly bool
+	// Hinted says that ReadOnly is the word of an MCP server, which nobody here has checked.
+	Hinted bool
 	// Idempotent says that a second call with the same arguments changes nothing more.
 	Idempotent bool
 	// Open says that calls may reach beyond the workspace: other systems, the network.

@@ -73,10 +73,12 @@ func (s *Server) tool(t *protocol.MCPTool) tools.Tool {
 	if remote.Resources == nil {
 		remote.Resources = []tools.Resource{s.resource(t)}
 	}
-	return remote.MCPTool(tools.Definition{
+	made := remote.MCPTool(tools.Definition{
 		Name:        s.Prefix() + badRunes.ReplaceAllString(t.Name, "_"),
 		Description: cmp.Or(t.Description, fmt.Sprintf("%s of MCP server %s.", t.Name, s.Name)), Schema: t.Schema,
 	}, s.MCPServer, t.Name, t.ReadOnly)
+	made.Effect.Hinted = rule.Resources == nil
+	return made
 }
 
 // workspace reports whether the tools touch the workspace.
