@@ -28,9 +28,15 @@ func serve(t *testing.T, args ...string) (url string) {
 // it at once.
 func start(t *testing.T, args ...string) (url string, kill func()) {
 	t.Helper()
+	return startCommand(t, "MCP", append([]string{"mcp", "--listen", "127.0.0.1:0"}, args...)...)
+}
+
+// startCommand starts a coordinator that says where something is.
+func startCommand(t *testing.T, what string, args ...string) (url string, kill func()) {
+	t.Helper()
 	home := t.TempDir()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	cmd := exec.CommandContext(ctx, coordinator, append([]string{"mcp", "--listen", "127.0.0.1:0"}, args...)...)
+	cmd := exec.CommandContext(ctx, coordinator, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	cmd.Env = environment(home)
@@ -41,8 +47,8 @@ func start(t *testing.T, args ...string) (url string, kill func()) {
 	go func() {
 		defer close(ended)
 		for lines := bufio.NewScanner(said); lines.Scan(); {
-			if at := address.FindStringSubmatch(lines.Text()); at != nil {
-				ready <- at[1] // it is said once
+			if at := address.FindStringSubmatch(lines.Text()); at != nil && at[1] == what {
+				ready <- at[2] // it is said once
 			}
 		}
 		_ = cmd.Wait() // it was asked to end
@@ -53,12 +59,12 @@ func start(t *testing.T, args ...string) (url string, kill func()) {
 	case <-ended:
 		t.Fatal("the coordinator ended")
 	case <-time.After(patience):
-		t.Fatal("the coordinator does not listen")
+		t.Fatal("the coordinator does not say where its " + what + " is")
 	}
 	return url, func() { _ = cmd.Process.Kill(); <-ended }
 }
 
-var address = regexp.MustCompile(`MCP is at (\S+)`)
+var address = regexp.MustCompile(`(MCP|NATS) is at ([^\s;]+)`)
 
 func environment(home string) []string {
 	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home, "TOOLFLEET_MIN_LEVEL=none"}

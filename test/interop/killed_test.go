@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -27,9 +29,16 @@ import (
 // coordinators for them and the directory of a session's files.
 func startFleet(t *testing.T, session string) (flags []string, files string) {
 	t.Helper()
-	fl, err := fleet.Connect(t.Context(), fleet.Options{
-		Name: protocol.DefaultFleet, Data: t.TempDir(), Listen: "127.0.0.1:0", Client: "test", Logger: slog.New(slog.DiscardHandler),
-	})
+	fl, files := startWorker(t, session, fleet.Options{Data: t.TempDir(), Listen: "127.0.0.1:0"})
+	return []string{"--nats", fl.Server.URL(), "--creds", fl.Server.CredentialFile(), "--session", session}, files
+}
+
+// startWorker starts a worker until the test ends, and returns its fleet and the directory of a
+// session's files.
+func startWorker(t *testing.T, session string, o fleet.Options) (fl *fleet.Fleet, files string) {
+	t.Helper()
+	o.Name, o.Client, o.Logger = protocol.DefaultFleet, "test", slog.New(slog.DiscardHandler)
+	fl, err := fleet.Connect(t.Context(), o)
 	require.NoError(t, err)
 	t.Cleanup(fl.Close)
 	driver, dir := process.New(nil), t.TempDir()
@@ -40,7 +49,7 @@ func startFleet(t *testing.T, session string) (flags []string, files string) {
 			return dir, os.MkdirAll(dir, 0o755) == nil
 		},
 	}))
-	return []string{"--nats", fl.Server.URL(), "--creds", fl.Server.CredentialFile(), "--session", session}, filepath.Join(dir, session)
+	return fl, filepath.Join(dir, session)
 }
 
 // stateless asks by a protocol version that the SDK's client has no tasks in.
@@ -83,34 +92,86 @@ func begun(t *testing.T, files string) (goOn func()) {
 	return func() { require.NoError(t, os.WriteFile(filepath.Join(files, "go"), nil, 0o600)) }
 }
 
-// TestKilled_ATaskIsFound: any coordinator tells the result of a task whose coordinator was killed.
-func TestKilled_ATaskIsFound(t *testing.T) {
-	t.Parallel()
-	flags, files := startFleet(t, "task")
-	url, kill := start(t, append(flags, "--mcp-task-after", "0s")...)
+// begin makes a task that waits, and returns its id and what lets it go on.
+func begin(t *testing.T, url, files string) (id string, goOn func()) {
+	t.Helper()
 	var made struct {
 		Result struct{ ResultType, TaskID string }
 	}
 	stateless(t, url, "tools/call", "bash", map[string]any{"name": "bash", "arguments": map[string]any{"command": waits}}, &made)
 	require.Equal(t, "task", made.Result.ResultType)
-	goOn := begun(t, files)
-	kill()
-	url, _ = start(t, flags...)
+	return made.Result.TaskID, begun(t, files)
+}
+
+// found is how a task stands, and what its tool said.
+func found(t *testing.T, url, id string) (status, text string) {
+	t.Helper()
 	var got struct {
 		Result struct {
 			Status string
 			Result struct{ Content []struct{ Text string } }
 		}
 	}
-	get := func() string {
-		stateless(t, url, "tasks/get", made.Result.TaskID, map[string]any{"taskId": made.Result.TaskID}, &got)
-		return got.Result.Status
+	stateless(t, url, "tasks/get", id, map[string]any{"taskId": id}, &got)
+	if got.Result.Result.Content != nil {
+		text = got.Result.Result.Content[0].Text
 	}
-	require.Equal(t, "working", get())
-	goOn()
-	require.Eventually(t, func() bool { return get() != "working" }, patience, 10*time.Millisecond)
-	require.Equal(t, "completed", got.Result.Status)
-	require.Equal(t, "done\n", got.Result.Result.Content[0].Text)
+	return got.Result.Status, text
+}
+
+// ends waits for the result of a task.
+func ends(t *testing.T, url, id string) {
+	t.Helper()
+	var status, text string
+	require.Eventually(t, func() bool {
+		status, text = found(t, url, id)
+		return status != "working" && status != "" // a server that is away is an error
+	}, patience, 100*time.Millisecond)
+	require.Equal(t, "completed", status)
+	require.Contains(t, text, "done\n") // of a second attempt, where the worker was killed, too
+}
+
+// TestKilled_ATaskIsFound, whatever was killed meanwhile.
+func TestKilled_ATaskIsFound(t *testing.T) {
+	t.Parallel()
+	t.Run("its coordinator: by any other", func(t *testing.T) {
+		t.Parallel()
+		flags, files := startFleet(t, "task")
+		url, kill := start(t, append(flags, "--mcp-task-after", "0s")...)
+		id, goOn := begin(t, url, files)
+		kill()
+		url, _ = start(t, flags...)
+		status, _ := found(t, url, id)
+		require.Equal(t, "working", status)
+		goOn()
+		ends(t, url, id)
+	})
+	t.Run("the server: by the same coordinator, once it is there again", func(t *testing.T) {
+		t.Parallel()
+		data, script := t.TempDir(), filepath.Join(t.TempDir(), "script.json")
+		require.NoError(t, os.WriteFile(script, []byte(`{"steps": [{"text": "Done."}]}`), 0o600))
+		server := []string{"serve", "--model", "script:" + script, "--data", data, "--listen", fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0])}
+		at, kill := startCommand(t, "NATS", server...)
+		creds := filepath.Join(data, fleet.ServerDir, embedded.TokenFile)
+		_, files := startWorker(t, "task", fleet.Options{URL: at, Creds: creds})
+		url, _ := start(t, "--nats", at, "--creds", creds, "--session", "task", "--mcp-task-after", "0s")
+		id, goOn := begin(t, url, files)
+		kill()
+		goOn()
+		startCommand(t, "NATS", server...)
+		ends(t, url, id)
+	})
+	t.Run("a fleet of its own: by the next one of its data and session", func(t *testing.T) {
+		t.Parallel()
+		files := t.TempDir()
+		flags := []string{"--sandbox", "process", "--data", t.TempDir(), "--session", "task", "--workspace", files, "--mcp-task-after", "0s"}
+		url, kill := start(t, flags...)
+		id, goOn := begin(t, url, files)
+		kill()
+		goOn()
+		url, _ = start(t, flags...)
+		ends(t, url, id)
+	})
 }
 
 // connect connects the SDK's client until the test ends, or its server does.
