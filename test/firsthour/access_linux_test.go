@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -64,8 +63,8 @@ func TestPublish_ServersOfTheSandboxAreReached(t *testing.T) {
 			p.calls[2].not = []string{"out:"}
 			model := p.model(t, filepath.Dir(who.home))
 			who.own(t)
-			run := who.start(t, "run", "--json", "--model", model, "--min-level", "full", "--workspace", who.workspace, "--publish", "0:3000", "serve it")
-			url := run.wait(t, `"published":\[\{"url":"(http://127\.0\.0\.1:\d+)","port":3000\}\]`)[1]
+			run := who.start(t, "coordinator", "run", "--json", "--model", model, "--min-level", "full", "--workspace", who.workspace, "--publish", "0:3000", "serve it")
+			url := run.wait(t, run.out, `"published":\[\{"url":"(http://127\.0\.0\.1:\d+)","port":3000\}\]`)[1]
 			said := url + " is port 3000 of the sandbox, where something listens now"
 			require.Eventually(t, func() bool { return strings.Contains(run.said.String(), said) }, patience, 50*time.Millisecond, "%s", run)
 			require.Equal(t, server.page, page(url), "as soon as it is told")
@@ -87,57 +86,6 @@ func page(url string) string {
 	defer response.Body.Close()
 	text, _ := io.ReadAll(response.Body)
 	return string(text)
-}
-
-// running is a coordinator that runs.
-type running struct {
-	out, said *log
-	ended     chan error
-}
-
-func (r running) String() string { return r.out.String() + r.said.String() }
-
-// start starts a coordinator.
-func (who person) start(t *testing.T, args ...string) running {
-	t.Helper()
-	r := running{out: &log{}, said: &log{}, ended: make(chan error, 1)}
-	cmd := who.command(t, filepath.Join(binaries, "coordinator"), args...)
-	cmd.Stdout, cmd.Stderr = r.out, r.said
-	require.NoError(t, cmd.Start())
-	go func() {
-		r.ended <- cmd.Wait()
-		close(r.ended)
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		for range r.ended {
-		}
-	})
-	return r
-}
-
-// wait waits for a line on stdout, and returns its groups.
-func (r running) wait(t *testing.T, pattern string) (match []string) {
-	t.Helper()
-	p := regexp.MustCompile(pattern)
-	require.Eventually(t, func() bool {
-		match = p.FindStringSubmatch(r.out.String())
-		return match != nil || len(r.ended) > 0
-	}, patience, 50*time.Millisecond)
-	require.NotNil(t, match, "%s", r)
-	return match
-}
-
-// end waits for a good end, and returns what was on stdout.
-func (r running) end(t *testing.T) string {
-	t.Helper()
-	select {
-	case err := <-r.ended:
-		require.NoError(t, err, "%s", r)
-	case <-time.After(patience):
-		require.FailNow(t, "it does not end", "%s", r)
-	}
-	return r.out.String()
 }
 
 // loopback is where the servers of these tests are. Sandboxes have one of their own, and reach them
@@ -177,7 +125,8 @@ func TestSSHAgent_GitOverSSH(t *testing.T) {
 		who.shell(t, "ssh-keygen -q -t ed25519 -N '' -f ~/key && ssh-keygen -q -t ed25519 -N '' -f new && echo text >message")
 		require.NoError(t, os.WriteFile(filepath.Join(who.workspace, "proxy"), []byte(byProxy), 0o755))
 		socket := filepath.Join(dir, "agent")
-		who.service(t, "SSH_AUTH_SOCK", "/usr/bin/ssh-agent", "-D", "-a", socket)
+		agent := who.start(t, "/usr/bin/ssh-agent", "-D", "-a", socket)
+		agent.wait(t, agent.out, "SSH_AUTH_SOCK")
 		who.env = append(who.env, "SSH_AUTH_SOCK="+socket)
 		who.shell(t, "ssh-add -q ~/key")
 		key, err := os.ReadFile(filepath.Join(who.home, "key.pub"))

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // probes are an address in each set of hosts that a project may name.
@@ -47,7 +49,7 @@ func reach(t *testing.T, sets []string) []string {
 		require.NoError(t, err)
 		for _, a := range addresses {
 			if a.IsLoopback() {
-				skip(t, host+" is a proxy of this host's own, which no sandbox reaches")
+				processtest.Unavailable(t, host+" is a proxy of this host's own, which no sandbox reaches")
 			}
 			private = append(private, a.Unmap().String()+"/32")
 		}
@@ -70,7 +72,7 @@ func fetch(t *testing.T, address *url.URL) {
 	require.NoError(t, err)
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		skip(t, "there is no network: "+err.Error())
+		processtest.Unavailable(t, "there is no network: "+err.Error())
 	}
 	defer response.Body.Close()
 	_, _ = io.Copy(io.Discard, response.Body)

@@ -3,18 +3,17 @@ package firsthour
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // patience bounds what would hang.
@@ -22,29 +21,12 @@ const patience = 5 * time.Minute
 
 var binaries string
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-// run builds the programs where ordinary users may start them.
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("/tmp", "toolfleet-firsthour-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	cmd := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "./cmd/coordinator", "./cmd/worker")
-	cmd.Dir = "../.."
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build has it, so that nothing is compiled twice
-	if output, err := cmd.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, output)
-		return 1
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	binaries = dir
-	return m.Run()
+// TestMain builds the programs where ordinary users may start them.
+func TestMain(m *testing.M) {
+	os.Exit(processtest.Built("/tmp", false, func(dir string) int {
+		binaries = dir
+		return m.Run()
+	}, "./cmd/coordinator", "./cmd/worker"))
 }
 
 // person is somebody with a home directory and a project.
@@ -113,58 +95,52 @@ func (who person) coordinator(tb testing.TB, args ...string) (stdout, stderr str
 	return out.String(), said.String()
 }
 
-// service starts a program and returns the groups of the line that says that it is ready.
-func (who person) service(t *testing.T, ready string, name string, args ...string) []string {
+// running is a program that runs; it is stopped when the test ends.
+type running struct {
+	out, said *processtest.Output
+	ended     chan struct{}
+	err       error // of waiting for it, once ended is closed
+}
+
+func (r *running) String() string { return r.out.String() + r.said.String() }
+
+// start starts a program; binaries has those without a directory.
+func (who person) start(t *testing.T, name string, args ...string) *running {
 	t.Helper()
-	said := &log{pattern: regexp.MustCompile(ready), found: make(chan []string, 1)}
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(binaries, name)
 	}
+	r := &running{out: &processtest.Output{}, said: &processtest.Output{}, ended: make(chan struct{})}
 	cmd := who.command(t, name, args...)
-	cmd.Stdout, cmd.Stderr = said, said
+	cmd.Stdout, cmd.Stderr = r.out, r.said
 	require.NoError(t, cmd.Start())
-	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait()
-		close(ended)
+		r.err = cmd.Wait()
+		close(r.ended)
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-		<-ended
+		<-r.ended
 	})
+	return r
+}
+
+// wait waits for a line on stdout or, said, on stderr, and returns its groups.
+func (r *running) wait(t *testing.T, from *processtest.Output, pattern string) []string {
+	t.Helper()
+	match := from.Wait(pattern, r.ended, patience)
+	require.NotNil(t, match, "%s", r)
+	return match
+}
+
+// end waits for a good end, and returns what was on stdout.
+func (r *running) end(t *testing.T) string {
+	t.Helper()
 	select {
-	case match := <-said.found:
-		return match
-	case <-ended:
+	case <-r.ended:
+		require.NoError(t, r.err, "%s", r)
 	case <-time.After(patience):
+		require.FailNow(t, "it does not end", "%s", r)
 	}
-	t.Fatalf("%s is not ready: %s", name, said.String())
-	return nil
-}
-
-// log keeps what a service writes and tells of the first match of a pattern.
-type log struct {
-	mu      sync.Mutex
-	all     bytes.Buffer
-	pattern *regexp.Regexp
-	found   chan []string
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all.Write(p)
-	if l.pattern != nil {
-		if match := l.pattern.FindStringSubmatch(l.all.String()); match != nil {
-			l.found <- match
-			l.pattern = nil
-		}
-	}
-	return len(p), nil
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.String()
+	return r.out.String()
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // A project is a file of testdata. Its comment has a line for each thing to do or to look for:
@@ -125,18 +126,8 @@ func (p project) available(tb testing.TB) {
 		if _, err := exec.LookPath(program); err == nil {
 			continue
 		}
-		skip(tb, program+" is not installed")
+		processtest.Unavailable(tb, program+" is not installed")
 	}
-}
-
-// skip says loudly what this machine lacks.
-func skip(tb testing.TB, reason string) {
-	tb.Helper()
-	if os.Getenv("TOOLFLEET_INTEGRATION") == "required" {
-		tb.Fatalf("TOOLFLEET_INTEGRATION=required, but %s", reason)
-	}
-	_, _ = fmt.Fprintf(os.Stderr, "\n*** %s SKIPPED: %s ***\n\n", tb.Name(), reason)
-	tb.Skip(reason)
 }
 
 // model is the script of a model that makes the calls, one after the other.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // callResult is what `coordinator call` prints: the contract, written down once more.
@@ -114,7 +116,7 @@ func TestCall_EveryTool(t *testing.T) {
 			t.Parallel()
 			if c.needs != "" {
 				if _, err := exec.LookPath(c.needs); err != nil {
-					unavailable(t, err.Error())
+					processtest.Unavailable(t, err.Error())
 				}
 			}
 			workspace := t.TempDir()

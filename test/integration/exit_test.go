@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 func TestRun_ExitCodes(t *testing.T) {
@@ -95,7 +97,7 @@ func TestRun_UsageErrorsRunNothing(t *testing.T) {
 func TestRun_InterruptLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		unavailable(t, "processes are found by /proc")
+		processtest.Unavailable(t, "processes are found by /proc")
 	}
 	// An argument that no other process on this machine has.
 	marker := fmt.Sprintf("8%d.%d", os.Getpid(), time.Now().UnixNano()%1e9)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/removal"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // place is a directory of a user where sandboxes can have it too: not below /tmp, which is theirs.
@@ -178,13 +180,17 @@ func TestInPlace_PackageManagersFailAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if _, err := exec.LookPath(test.program); err != nil {
-				unavailable(t, test.program+" is not installed")
+				processtest.Unavailable(t, test.program+" is not installed")
 			}
-			begun := time.Now()
-			r := here(t, home, workspace, "sh run sh -c '"+test.command+"'")
-			require.Contains(t, r.Content, "[exit code", r.Content)
-			require.Contains(t, r.Content, test.says)
-			require.Less(t, time.Since(begun), 50*time.Second, "71 s were usual")
+			took := make([]time.Duration, 0, tries)
+			for len(took) == 0 || len(took) < tries && slices.Min(took) >= 20*time.Second {
+				begun := time.Now()
+				r := here(t, home, workspace, "sh run sh -c '"+test.command+"'")
+				took = append(took, time.Since(begun))
+				require.Contains(t, r.Content, "[exit code", r.Content)
+				require.Contains(t, r.Content, test.says)
+			}
+			require.Less(t, slices.Min(took), 20*time.Second, "71 s were usual")
 		})
 	}
 }

@@ -3,16 +3,16 @@ package integration
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // patience bounds every wait for a process; it is for machines that do much else.
@@ -25,8 +25,8 @@ const tries = 3
 // process is a running command. Its methods belong to the test's goroutine.
 type process struct {
 	cmd    *exec.Cmd
-	stdout *output
-	stderr *output
+	stdout *processtest.Output
+	stderr *processtest.Output
 	exited chan struct{}
 	failed error // of waiting for it, once exited is closed
 }
@@ -50,7 +50,7 @@ func start(tb testing.TB, binary string, l launch) *process {
 		"TOOLFLEET_MIN_LEVEL=none", // most workers here isolate nothing
 	}, l.env...)
 	cmd.Stdin = strings.NewReader(l.stdin)
-	p := &process{cmd: cmd, stdout: newOutput(), stderr: newOutput(), exited: make(chan struct{})}
+	p := &process{cmd: cmd, stdout: &processtest.Output{}, stderr: &processtest.Output{}, exited: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p.stdout, p.stderr
 	cmd.WaitDelay = 30 * time.Second
 	dieWithTests(cmd)
@@ -97,25 +97,11 @@ func (p *process) wait(tb testing.TB) int {
 // waitFor waits until stderr has a match of the pattern and returns it with its groups.
 func (p *process) waitFor(tb testing.TB, pattern string) []string {
 	tb.Helper()
-	expression := regexp.MustCompile(pattern)
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	for exited := p.exited; ; {
-		match, changed := p.stderr.find(expression)
-		if match != nil {
-			return match
-		}
-		if exited == nil {
-			tb.Fatalf("ended without a line that matches %q:\n%s", pattern, p)
-		}
-		select {
-		case <-changed:
-		case <-exited:
-			exited = nil // a last look: everything is written now
-		case <-timer.C:
-			tb.Fatalf("no line that matches %q after %s:\n%s", pattern, patience, p)
-		}
+	match := p.stderr.Wait(pattern, p.exited, patience)
+	if match == nil {
+		tb.Fatalf("no line that matches %q in %s, or before it ended:\n%s", pattern, patience, p)
 	}
+	return match
 }
 
 func (p *process) signal(tb testing.TB, sig os.Signal) {
@@ -154,5 +140,3 @@ func execute(tb testing.TB, binary string, l launch) finished {
 	code := p.wait(tb)
 	return finished{code: code, stdout: p.stdout.String(), stderr: p.stderr.String()}
 }
-
-var _ io.Writer = (*output)(nil)

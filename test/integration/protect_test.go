@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // planted is what runs when git runs a program of a session: it leaves a file beside the workspace.
@@ -31,7 +33,7 @@ func git(t *testing.T, dir string, args ...string) string {
 func repository(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("git"); err != nil {
-		unavailable(t, "git is not installed")
+		processtest.Unavailable(t, "git is not installed")
 	}
 	workspace := filepath.Join(t.TempDir(), "work")
 	require.NoError(t, os.Mkdir(workspace, 0o755))
