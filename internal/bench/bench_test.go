@@ -79,7 +79,7 @@ func TestWitness_CountsOverlapAndDisorder(t *testing.T) {
 	require.EqualValues(t, 2, w.violations.Load(), "overlap")
 }
 
-// it costs nothing.
+// A session that is idle costs nothing.
 func TestRun_SessionsCostTheirCallsOnly(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -102,4 +102,22 @@ func TestRun_KeepsToItsRate(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, r.Errors)
 	require.GreaterOrEqual(t, r.Seconds, 0.5)
+}
+
+// TestRun_DrainsWhatWaits: all that waits is run before the callers begin, beside probes.
+func TestRun_DrainsWhatWaits(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	o.Waiting, o.Calls, o.SlowLane = 1500, 50, 0 // more than one answer has
+	r, err := Run(t.Context(), o)
+	require.NoError(t, err)
+	require.Zero(t, r.Errors)
+	require.Zero(t, r.Violations)
+	require.Equal(t, o.Waiting, r.Drain.Calls)
+	require.Positive(t, r.Drain.Probes)
+	require.Positive(t, r.Drain.RatioToPub)
+	require.LessOrEqual(t, r.Drain.ProbeP99US, r.Drain.ProbeMaxUS)
+	require.Positive(t, r.RatioOfP50)
+	o.Exec.Command = "true"
+	require.ErrorContains(t, o.Validate(), "--waiting 1500: not with --exec")
 }

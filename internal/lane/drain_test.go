@@ -3,6 +3,7 @@ package lane_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -47,4 +48,40 @@ func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	}
 	f.requireQuiet()
+}
+
+// What a worker has to kill when its drain is over goes on elsewhere at once, not when a lease ends.
+func TestDrain_AnotherWorkerGoesOnAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.ensurePool(time.Hour)
+	p := f.publisher()
+	took := make([]time.Duration, 9)
+	for i := range took {
+		call := newCall("s", exclusive("account/a"))
+		started, again := make(chan struct{}), make(chan time.Time, 1)
+		h, err := lane.NewHolder(t.Context(), f.connect(), executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+			close(started)
+			<-ctx.Done()
+			return interrupted(ctx, run)
+		}), lane.Options{Worker: "drains"})
+		require.NoError(t, err)
+		ctx, drain := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- h.Run(ctx, ctx) }()
+		put(t, p, call)
+		<-started
+		next := f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+			again <- time.Now()
+			return succeed(run)
+		}), lane.Options{Worker: "next"})
+		begun := time.Now()
+		drain()
+		took[i] = (<-again).Sub(begun)
+		require.Equal(t, 2, f.await(p, call).Attempt)
+		require.NoError(t, <-done)
+		next.stop()
+	}
+	slices.Sort(took)
+	t.Logf("another worker goes on %s after the drain, at most %s", took[len(took)/2], took[len(took)-1])
 }

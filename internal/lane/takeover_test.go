@@ -48,6 +48,7 @@ func TestTakeover_WithinTheLeaseAndASecond(t *testing.T) {
 	lost := time.Now()
 	f.hold(succeeds, lane.Options{Worker: "next"})
 	r := f.await(p, call)
+	t.Logf("taken over %s after the loss, with a lease of %s", time.Since(lost), lease)
 	require.Equal(t, 2, r.Attempt)
 	require.Less(t, time.Since(lost), lease+time.Second+busyMachine)
 	require.Greater(t, time.Since(lost), lease/2, "taken over while it may have gone on")
