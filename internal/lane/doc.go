@@ -65,8 +65,8 @@
 // result travels slowly, so the ready message is published after all when no result has come in 50
 // ms.
 //
-// A holder removes settled entries without asking for an answer. Before it lets the lane go, one
-// list of the mailbox tells which are left. So after a crash an entry may be settled and still be
+// A holder removes settled entries without asking for an answer. Before it lets the lane go, it
+// finds out which are left. So after a crash an entry may be settled and still be
 // there; the result of each call is looked for before it starts.
 //
 // While a lane is held, the server republishes each stored message of its mailbox to the holder. A

@@ -50,7 +50,7 @@ func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 	f.requireQuiet()
 }
 
-// What a worker has to kill when its drain is over goes on elsewhere at once, not when a lease ends.
+// What a worker kills when its drain is over goes on elsewhere at once, not when a lease ends.
 func TestDrain_AnotherWorkerGoesOnAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
