@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -40,6 +41,34 @@ func TestCheckpoint_IsNotBegunAnewByAWorkerWithout(t *testing.T) {
 	}
 	r.work(r.apart())
 	requireOK(t, r.do("s-1", bash("cat f")))
+}
+
+// A call that changes nothing has no checkpoint, also when something else has changed the files.
+func TestCheckpoint_NoneForWhatOnlyReads(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.apart()
+	r.work(o)
+	store, err := workspace.Open(t.Context(), r.NC, r.Name)
+	require.NoError(t, err)
+	covered := func() (calls []protocol.CallID) {
+		history, err := store.History(t.Context(), protocol.SandboxKey("s-1").Lane().Hash())
+		require.NoError(t, err)
+		for _, checkpoint := range history {
+			calls = append(calls, checkpoint.Calls...)
+		}
+		return calls
+	}
+	first := newCall("s-1", bash("echo one > f"))
+	requireOK(t, r.dispatch(t.Context(), first))
+	require.NoError(t, os.WriteFile(filepath.Join(workspaceOf(o.Data, "s-1"), "beside"), []byte("x"), 0o600))
+	read := newCall("s-1", protocol.FilesRead{Path: "f"})
+	read.Resources[0].Access = protocol.Shared
+	requireOK(t, r.dispatch(t.Context(), read))
+	require.Equal(t, []protocol.CallID{first.ID}, covered())
+	second := newCall("s-1", bash("true"))
+	requireOK(t, r.dispatch(t.Context(), second))
+	require.Equal(t, []protocol.CallID{first.ID, second.ID}, covered())
 }
 
 // What nobody works in is removed from the disk when it is too much, and comes back from the fleet.

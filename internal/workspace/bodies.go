@@ -49,6 +49,7 @@ type natsBodies struct {
 	js    jetstream.JetStream
 	store jetstream.ObjectStore
 	fleet protocol.Fleet
+	young time.Duration // how old a body is at most that is not stored again
 }
 
 func (b natsBodies) get(ctx context.Context, name string) ([]byte, error) {
@@ -77,7 +78,7 @@ func (b natsBodies) read(ctx context.Context, name string) ([]byte, error) {
 
 func (b natsBodies) put(ctx context.Context, name string, body []byte) error {
 	info, err := b.store.GetInfo(ctx, name)
-	if err == nil && time.Since(info.ModTime) < refresh {
+	if err == nil && time.Since(info.ModTime) < b.young {
 		return nil
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {

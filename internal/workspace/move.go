@@ -152,5 +152,5 @@ func (r record) open(ctx context.Context, js jetstream.JetStream) (bodies, error
 	if err != nil {
 		return nil, fmt.Errorf("open object store %s: %w", r.Fleet.BodiesBucket(), err)
 	}
-	return natsBodies{js, store, r.Fleet}, nil
+	return natsBodies{js, store, r.Fleet, refresh}, nil
 }

@@ -175,6 +175,43 @@ func TestSweep_RemovesWhatNobodyNeeds(t *testing.T) {
 	require.Equal(t, 1, n)
 }
 
+// TestSweep_ThatWasCutShort leaves a body that is named and not there: who needs it stores it
+// again, and the next sweep removes what is left.
+func TestSweep_ThatWasCutShort(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	store.Age()
+	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(f.Name.BodiesBucket()))
+	require.NoError(t, err)
+	large := random(300 << 10)
+	w := take(t, store, 1)
+	require.NoError(t, w.root.WriteFile("large", large, 0o600))
+	require.NoError(t, w.commit("c1"))
+	require.NoError(t, store.Remove(t.Context(), lane))
+	cut := func() {
+		require.NoError(t, objects.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+f.Name.BodiesBucket()+".C.>")))
+	}
+	cut()
+	w = take(t, store, 2)
+	require.NoError(t, w.root.WriteFile("large", large, 0o600))
+	require.NoError(t, w.commit("c2"))
+	n, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.Equal(t, string(large), take(t, store, 3).content("large"))
+
+	require.NoError(t, store.Remove(t.Context(), lane))
+	cut()
+	n, err = store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	info, err := objects.Info(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, info.State.Msgs)
+}
+
 // TestGet_NamesWhatIsWrong with a body in the servers of the fleet, and does not wait.
 func TestGet_NamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
