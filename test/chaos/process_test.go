@@ -74,11 +74,19 @@ func (p *process) kill() {
 	<-p.exited
 }
 
-// stop ends a process in order, as SIGTERM does.
+// stop ends a process in order, as SIGTERM does: one that has not begun to listen to it yet is
+// ended by it.
 func (p *process) stop() {
 	p.t.Helper()
 	require.NoError(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
-	p.wait(patience)
+	select {
+	case <-p.exited:
+		if p.cmd.ProcessState.String() != "signal: terminated" {
+			require.NoError(p.t, p.err, p.output)
+		}
+	case <-time.After(patience):
+		require.FailNow(p.t, "still running", "%s after %s", p.output, patience)
+	}
 }
 
 // wait waits until the process has ended well.

@@ -52,6 +52,7 @@ type rig struct {
 	cables       map[[2]int]*natsiotest.Cable // from one server to another
 	workers      []*member
 	caller       *member
+	bodies       *natsiotest.Cable // to the store of bodies; nil when the server has them
 	nc           *nats.Conn
 	js           jetstream.JetStream
 	begun        int // members, for their names

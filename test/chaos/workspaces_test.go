@@ -8,18 +8,24 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http/httptest"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	plain "github.com/toolfleet/toolfleet/pkg/sandbox/process"
@@ -64,22 +70,44 @@ func (r *rig) startMachine(disk int) *member {
 	return m
 }
 
-// Sessions build up files with commands and edits on workers that share no disk, while these are
-// killed, stopped for longer than a lease, drained, reduced to one, and lose their disks, and
-// while the server with all bodies is away. At the end each workspace is, byte for byte and mode
-// for mode, what the same steps make of one without any fault.
-func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
-	side(t)
-	sessions, steps, pausing := 6, 12, 2*time.Second
-	if *calls > 0 {
-		sessions = 24
-		steps = max(10, *calls/sessions)
-	}
-	r := newPlace(t, setup{})
+// keepElsewhere has the fleet keep bodies in an S3 store, at the end of a cable.
+func (r *rig) keepElsewhere() {
+	r.t.Helper()
+	backend := s3mem.New()
+	require.NoError(r.t, backend.CreateBucket("bucket"))
+	server := httptest.NewServer(gofakes3.New(backend).Server())
+	r.t.Cleanup(server.Close)
+	r.bodies = natsiotest.NewCable(r.t, server.Listener.Addr().String())
+	require.NoError(r.t, workspace.Bind(r.t.Context(), r.nc, protocol.DefaultFleet, "s3://bucket?region=us-east-1&endpoint=http://"+r.bodies.Address()))
+}
+
+// startMachines starts three workers with a disk each.
+func (r *rig) startMachines() []*member {
+	r.t.Helper()
 	machines := make([]*member, 3)
 	for disk := range machines {
 		machines[disk] = r.startMachine(disk)
 	}
+	return machines
+}
+
+// Sessions build up files with commands and edits on workers that share no disk, while these are
+// killed, stopped for longer than a lease, drained, reduced to one, and lose their disks, while the
+// server is away or killed, and while the store of bodies is away, which is another one with half
+// of all seeds. At the end each workspace is, byte for byte and mode for mode, what the same steps
+// make of one without any fault.
+func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	sessions, steps, pausing := 6, 12, 2*time.Second
+	if *calls > 0 {
+		sessions = 200
+		steps = max(10, *calls/sessions)
+	}
+	r := newPlace(t, setup{})
+	if r.random.IntN(2) == 0 {
+		r.keepElsewhere()
+	}
+	machines := r.startMachines()
 	d, err := dispatch.New(t.Context(), r.nc, protocol.DefaultFleet, &dispatch.Options{LookAfter: 200 * time.Millisecond})
 	require.NoError(t, err)
 	var builders sync.WaitGroup
@@ -125,8 +153,16 @@ func (r *rig) hit(machines []*member) {
 	r.t.Helper()
 	disk := r.random.IntN(len(machines))
 	m := machines[disk]
-	fault := []string{"kill", "stop", "drain", "lose disk", "reduce to one", "server away"}[r.random.IntN(6)]
+	faults := []string{"kill", "stop", "drain", "lose disk", "reduce to one", "server away", "server killed"}
+	if r.bodies != nil {
+		faults = append(faults, "bodies away")
+	}
+	fault := faults[r.random.IntN(len(faults))]
 	r.counts[fault]++
+	away := r.setup.lease + time.Second
+	if *calls > 0 {
+		away = 10 * time.Second
+	}
 	switch fault {
 	case "stop":
 		m.freeze()
@@ -135,12 +171,17 @@ func (r *rig) hit(machines []*member) {
 		return
 	case "server away":
 		r.servers[0].freeze()
-		away := r.setup.lease + time.Second
-		if *calls > 0 {
-			away = 10 * time.Second
-		}
 		pause.For(r.t.Context(), away)
 		r.servers[0].thaw()
+		return
+	case "server killed":
+		r.servers[0].kill()
+		r.startServer(0)
+		return
+	case "bodies away":
+		r.bodies.Sever()
+		pause.For(r.t.Context(), away)
+		r.bodies.Mend()
 		return
 	case "reduce to one":
 		for other := range machines {
@@ -172,6 +213,8 @@ type builder struct {
 	session    protocol.SessionID
 	random     *rand.Rand
 	made       []protocol.Payload
+	edited     string // what the file has that is edited
+	again      int    // calls that were started more than once
 	fault      error
 }
 
@@ -183,7 +226,13 @@ func (b *builder) step(ctx context.Context, n int) error {
 	command := func(format string, args ...any) {
 		payload = protocol.CommandRun{Command: fmt.Sprintf("mkdir -p d0 d1 d2; echo %d >> log; sleep 0.0%d; ", n, b.random.IntN(10)) + fmt.Sprintf(format, args...)}
 	}
-	switch b.random.IntN(8) {
+	switch b.random.IntN(9) {
+	case 8:
+		payload = protocol.FilesEdit{Path: "edited", Old: b.edited, New: line}
+		if b.edited == "" {
+			payload = protocol.FilesWrite{Path: "edited", Content: []byte(line)}
+		}
+		b.edited = line
 	case 0:
 		payload = protocol.FilesWrite{Path: name, Content: []byte(line)}
 	case 1:
@@ -248,8 +297,69 @@ func (b *builder) do(ctx context.Context, payload protocol.Payload) (protocol.Va
 	if err != nil {
 		return nil, err
 	}
+	if r.Attempt > 1 {
+		b.again++
+	}
 	if r.Error != nil || r.Status != protocol.StatusOK {
 		return nil, fmt.Errorf("%v: %s: %w", payload, r.Status, r.Error)
 	}
 	return r.Value, nil
+}
+
+// Commands append one line after the other while workers that share no disk are killed as fast as
+// sessions go on in between. Each line is there once.
+func TestChaos_LinesAreAppendedOnce(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	sessions, kills := 6, 10
+	if *calls > 0 {
+		sessions, kills = 24, max(10, *calls/50)
+	}
+	r := newPlace(t, setup{lease: 2 * time.Second})
+	machines := r.startMachines()
+	d, err := dispatch.New(t.Context(), r.nc, protocol.DefaultFleet, &dispatch.Options{LookAfter: 200 * time.Millisecond})
+	require.NoError(t, err)
+	var builders sync.WaitGroup
+	var made atomic.Int64
+	var enough atomic.Bool
+	begin := time.Now()
+	built := make([]*builder, sessions)
+	for i := range built {
+		b := &builder{dispatcher: d, session: protocol.SessionID(fmt.Sprintf("s-%d", i))}
+		built[i] = b
+		builders.Go(func() { b.fault = b.appendLines(t.Context(), &enough, &made) })
+	}
+	for before := int64(0); r.counts["kill"] < kills && (*limit == 0 || time.Since(begin) < *limit); before = made.Load() {
+		pause.For(t.Context(), time.Duration(float64(200*time.Millisecond)*(0.5+r.random.Float64())))
+		require.Eventually(t, func() bool { return made.Load() > before }, patience, time.Millisecond, "no session goes on")
+		disk := r.random.IntN(len(machines))
+		machines[disk].kill()
+		machines[disk] = r.startMachine(disk)
+		r.counts["kill"]++
+	}
+	enough.Store(true)
+	builders.Wait()
+	again := 0
+	for _, b := range built {
+		require.NoError(t, b.fault, b.session)
+		again += b.again
+	}
+	t.Logf("-seed=%d: %d lines of %d sessions on 3 disks, faults %v, %d calls started again, 0 lost, 0 double, %s",
+		*seed, made.Load(), sessions, r.counts, again, time.Since(begin).Round(time.Second))
+}
+
+// appendLines appends lines until there are enough, and looks whether each is there once.
+func (b *builder) appendLines(ctx context.Context, enough *atomic.Bool, made *atomic.Int64) error {
+	var want strings.Builder
+	for n := 1; !enough.Load(); n++ {
+		if _, err := b.run(ctx, fmt.Sprintf("echo %d >> log", n)); err != nil {
+			return err
+		}
+		fmt.Fprintln(&want, n)
+		made.Add(1)
+	}
+	found, err := b.run(ctx, "cat log")
+	if err == nil && found != want.String() {
+		err = fmt.Errorf("the log has\n%s\nand not\n%s", found, want.String())
+	}
+	return err
 }
