@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -78,7 +78,7 @@ type attached struct {
 
 // follow shows the turn until it has ended.
 func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
-	watch, err := lane.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *protocol.Frame) {
+	watch, err := dispatch.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		var e loop.Event
 		a.output(f)
 		if f.Kind == protocol.FrameEvent && json.Unmarshal(f.Data, &e) == nil {

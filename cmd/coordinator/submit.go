@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -116,7 +116,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 	})
 	defer waits.Stop()
 	show.screen.Waits("waiting for a coordinator")
-	watch, err := lane.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
+	watch, err := dispatch.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		if f.CallID != call.ID {
 			show.frame(f)
 			return

@@ -69,7 +69,7 @@ type Dispatcher struct {
 	nc        *nats.Conn
 	fleet     protocol.Fleet
 	publisher *lane.Publisher
-	results   *lane.Results
+	results   *Results
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
 	left      sync.WaitGroup          // calls whose callers may have stopped waiting
@@ -94,7 +94,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	logger := o.Logger
-	results := lane.NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
+	results := NewResults(nc, fleet, func(err error) { logger.WarnContext(ctx, "message not understood", slog.Any("error", err)) })
 	return &Dispatcher{
 		options: o, nc: nc, fleet: fleet, publisher: publisher, results: results, js: js, metrics: telemetry.NewCallMetrics(o.Meter),
 		publish: []trace.SpanStartOption{

@@ -27,7 +27,7 @@ func TestDispatch_SaysThatAStreamIsGone(t *testing.T) {
 				}
 			})
 			require.NoError(t, ctx.Err())
-			require.ErrorIs(t, err, lane.ErrNoStream)
+			require.ErrorIs(t, err, natsio.ErrNoStream)
 			require.ErrorContains(t, err, stream)
 		})
 	}

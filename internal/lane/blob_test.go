@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -35,7 +36,7 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 	}), lane.Options{})
 
 	told := make(chan *protocol.Result, 4)
-	watch, err := lane.NewResults(f.nc, protocol.DefaultFleet, func(err error) { t.Error(err) }).Watch(t.Context(), "s",
+	watch, err := dispatch.NewResults(f.nc, protocol.DefaultFleet, func(err error) { t.Error(err) }).Watch(t.Context(), "s",
 		func(r *protocol.Result) { told <- r }, nil)
 	require.NoError(t, err)
 	defer watch.Stop()

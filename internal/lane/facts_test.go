@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
@@ -329,7 +330,7 @@ func noWakeUpIsLost(t *testing.T, f *fleet, lanes int) {
 	}, lane.Options{Slots: 8})
 	defer h.stop()
 	results := make(chan protocol.CallID, 2*lanes)
-	watch, err := lane.NewResults(f.nc, factFleet, nil).Watch(t.Context(), "s", func(r *protocol.Result) { results <- r.CallID }, nil)
+	watch, err := dispatch.NewResults(f.nc, factFleet, nil).Watch(t.Context(), "s", func(r *protocol.Result) { results <- r.CallID }, nil)
 	require.NoError(t, err)
 	defer watch.Stop()
 	p := f.publisher()

@@ -32,7 +32,7 @@ type Holder struct {
 	clock    store.Clock
 	lease    time.Duration
 	troubles troubles
-	streams  streams
+	streams  *natsio.Streams
 	roster
 }
 
@@ -65,7 +65,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, executor Executor, o Options)
 	h := &Holder{
 		options: o, store: s, executor: executor, lease: lease,
 		roster:   roster{held: map[protocol.LaneHash]*held{}, recent: map[protocol.LaneHash]time.Time{}},
-		troubles: troubles{logger: o.Logger}, streams: newStreams(s),
+		troubles: troubles{logger: o.Logger}, streams: natsio.NewStreams(s.JS, s.Created()),
 		slots: newSlots(o.Slots), peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.peers.replace = h.replaceReady
@@ -327,7 +327,7 @@ func (r *roster) forget(l *held) {
 // then, until ctx ends.
 func (h *Holder) keepInformed(ctx context.Context) {
 	gone := false
-	for synced := time.Now(); pause.For(ctx, streamsPeriod); {
+	for synced := time.Now(); pause.For(ctx, natsio.StreamsPeriod); {
 		gone = h.tellStreams(ctx, gone)
 		if time.Since(synced) < clockPeriod {
 			continue
@@ -336,6 +336,19 @@ func (h *Holder) keepInformed(ctx context.Context) {
 			synced = time.Now()
 		}
 	}
+}
+
+// tellStreams logs when a stream is gone, and when all are there again. It takes and returns
+// whether one was, and is.
+func (h *Holder) tellStreams(ctx context.Context, before bool) bool {
+	err := h.streams.Check(ctx)
+	switch {
+	case err != nil && !before:
+		h.options.Logger.ErrorContext(ctx, "a stream of the fleet was deleted: no call runs, or ends, without it", slog.Any("error", err))
+	case err == nil && before:
+		h.options.Logger.WarnContext(ctx, "the streams of the fleet are there again")
+	}
+	return err != nil
 }
 
 const clockPeriod = 30 * time.Second

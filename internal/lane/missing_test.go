@@ -37,10 +37,10 @@ func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 					break
 				}
 			}
-			require.ErrorIs(t, p.Streams(t.Context()), lane.ErrNoStream)
+			require.ErrorIs(t, p.Streams(t.Context()), natsio.ErrNoStream)
 			if stream == protocol.DefaultFleet.CallsStream() {
 				fault := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/b"))}})[0]
-				require.ErrorIs(t, fault, lane.ErrNoStream)
+				require.ErrorIs(t, fault, natsio.ErrNoStream)
 				require.ErrorIs(t, fault, lane.ErrNotSent)
 			}
 			require.NoError(t, natsio.Ensure(t.Context(), f.js, natsio.Topology{}))

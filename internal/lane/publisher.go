@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -22,7 +23,7 @@ var (
 	// server is at its limit: nothing was enqueued.
 	ErrFull = store.ErrFull
 	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
-	ErrTooLarge = store.ErrTooLarge
+	ErrTooLarge = natsio.ErrTooLarge
 	// ErrFullAgain says that the fleet takes no more, of a call that may have been enqueued before:
 	// it may be there, or have its result.
 	ErrFullAgain = errors.New("the fleet's queue is full, and may have the call already")
@@ -36,7 +37,7 @@ type Publisher struct {
 	store    *store.Store
 	inFlight *inFlight
 	noRoom   atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
-	streams  streams
+	streams  *natsio.Streams
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
@@ -45,7 +46,7 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 	if err != nil {
 		return nil, err
 	}
-	p := &Publisher{store: s, streams: newStreams(s)}
+	p := &Publisher{store: s, streams: natsio.NewStreams(s.JS, s.Created())}
 	p.inFlight = newInFlight(func(c *protocol.Call) bool { //nolint:contextcheck // it runs long after the caller
 		ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a timer has no caller
 		defer cancel()
@@ -64,7 +65,7 @@ type Outgoing struct {
 // Put enqueues calls and returns an error for each; nil means accepted: the call will get exactly
 // one result. Calls of one lane are accepted in the order given. A payload that no message can
 // carry goes through the object store. Errors are [ErrFull], [ErrTooLarge] (over 64 MiB) and
-// [ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended; short
+// [natsio.ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended; short
 // of these Put tries for as long as the context lasts. The last one wraps [ErrNotSent] if the call
 // was surely not enqueued. Whoever has put a call tells the publisher by [Publisher.Finished] when
 // its result is known.
@@ -145,7 +146,7 @@ func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
 func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, *nats.Msg, error) {
 	call := out.Call
 	body, err := protocol.EncodeCall(call)
-	if err == nil && p.store.TooLarge(body) {
+	if err == nil && p.store.Blobs.TooLarge(body) {
 		call, body, err = p.storePayload(ctx, call)
 	}
 	if err != nil {
@@ -260,7 +261,7 @@ func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nat
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		seq, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
 		if errors.Is(err, nats.ErrNoResponders) {
-			if gone := p.streams.look(ctx); gone != nil {
+			if gone := p.streams.Check(ctx); gone != nil {
 				return seq, answer, fmt.Errorf("%w: %w", gone, err)
 			}
 		}
@@ -296,6 +297,33 @@ func (p *Publisher) Cancel(ctx context.Context, call *protocol.Call) error {
 // has a value that cannot be had.
 func (p *Publisher) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 	return p.store.Result(ctx, session, call)
+}
+
+// Streams asks whether the streams of calls and results are there, once a second at most, whoever
+// asks. The error wraps [natsio.ErrNoStream] when one is gone.
+func (p *Publisher) Streams(ctx context.Context) error { return p.streams.Check(ctx) }
+
+// Lost reports whether a call that was accepted at a time, and has no result, is gone with a stream
+// that was deleted and made again.
+func (p *Publisher) Lost(ctx context.Context, call *protocol.Call, since time.Time) bool {
+	if !since.Before(p.streams.Remade()) {
+		return false
+	}
+	if there, err := p.isStored(ctx, call); there || err != nil {
+		return false
+	}
+	r, err := p.store.Result(ctx, call.SessionID, call.ID) // the result comes before its call goes
+	return err == nil && r == nil
+}
+
+func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, error) {
+	fleet, hash := p.store.Fleet, call.Lane().Hash()
+	ready, err := p.store.Ready(ctx, call.Pool, hash)
+	if err != nil || ready != nil && ready.Header.Get(protocol.HeaderCall) == string(call.ID) {
+		return true, err
+	}
+	entry, err := p.store.Next(ctx, fleet.CallSubject(call.Pool, hash, call.ID), 0)
+	return entry != nil, err
 }
 
 const (

@@ -496,7 +496,7 @@ func (r *rig) attempt(t *testing.T, call protocol.Call, n int) <-chan struct{} {
 	t.Helper()
 	begun := make(chan struct{})
 	var once sync.Once
-	watch, err := lane.NewResults(r.NC, r.Name, nil).Watch(t.Context(), call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
+	watch, err := dispatch.NewResults(r.NC, r.Name, nil).Watch(t.Context(), call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		if f.CallID == call.ID && f.Attempt == n {
 			once.Do(func() { close(begun) })
 		}
@@ -515,7 +515,7 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	var events []loop.Event
 	var frames, started []protocol.Frame
 	ended := make(chan struct{})
-	watch, err := lane.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), call.SessionID,
+	watch, err := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), call.SessionID,
 		func(*protocol.Result) {}, func(f *protocol.Frame) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -15,7 +15,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -30,7 +29,7 @@ type heard struct {
 func (r *rig) listen(t *testing.T, session protocol.SessionID) *heard {
 	t.Helper()
 	h := &heard{}
-	watch, err := lane.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), session,
+	watch, err := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), session,
 		func(*protocol.Result) {}, func(f *protocol.Frame) {
 			h.mu.Lock()
 			defer h.mu.Unlock()

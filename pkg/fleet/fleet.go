@@ -283,7 +283,7 @@ var (
 	// ErrUnreachable says that the fleet did not answer.
 	ErrUnreachable = dispatch.ErrUnreachable
 	// ErrNoStream says that somebody deleted a stream of the fleet; it comes with [ErrUnreachable].
-	ErrNoStream = lane.ErrNoStream
+	ErrNoStream = natsio.ErrNoStream
 )
 
 // Call has one tool called, as a model would, in the sandbox of a session, and waits for its

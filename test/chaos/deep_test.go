@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -57,7 +58,7 @@ type deep struct {
 	*rig
 
 	publisher *lane.Publisher
-	results   *lane.Results
+	results   *dispatch.Results
 	journal   *journal
 	mu        sync.Mutex
 	probed    []probe
@@ -76,7 +77,7 @@ func newDeep(r *rig) *deep {
 	r.t.Cleanup(func() { _ = d.journal.file.Close() })
 	d.publisher, err = lane.NewPublisher(r.t.Context(), r.nc, protocol.DefaultFleet)
 	require.NoError(r.t, err)
-	d.results = lane.NewResults(r.nc, protocol.DefaultFleet, func(err error) { d.journal.trouble(err.Error()) })
+	d.results = dispatch.NewResults(r.nc, protocol.DefaultFleet, func(err error) { d.journal.trouble(err.Error()) })
 	return d
 }
 

@@ -20,8 +20,6 @@ type Consistency interface {
 	TellsAll() bool
 	// BringsBack reports whether a server that was killed may bring back what was removed.
 	BringsBack() bool
-	// IsGone reports whether a stream is gone that was missed so many times in a row.
-	IsGone(misses int) bool
 
 	// open reads what a lane has behind its claim.
 	open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, epoch uint64) (*Opening, error)
@@ -80,9 +78,8 @@ func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
 // single is a server on its own: every answer has all that is stored.
 type single struct{ *Store }
 
-func (single) TellsAll() bool         { return true }
-func (single) BringsBack() bool       { return true }
-func (single) IsGone(misses int) bool { return misses > 0 }
+func (single) TellsAll() bool   { return true }
+func (single) BringsBack() bool { return true }
 
 func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, _ uint64) (*Opening, error) {
 	there, entries, err := s.ReadLane(ctx, pool, lane)
@@ -130,9 +127,8 @@ func (single) noResult(context.Context, *protocol.Call) error           { return
 // answering for a moment. docs/decisions/reads-and-removals.md says what is done about it, and why.
 type clustered struct{ *Store }
 
-func (clustered) TellsAll() bool         { return false }
-func (clustered) BringsBack() bool       { return false }
-func (clustered) IsGone(misses int) bool { return misses > 1 } // one may not know a stream yet
+func (clustered) TellsAll() bool   { return false }
+func (clustered) BringsBack() bool { return false }
 
 // open stores a mark behind the claim, the floor, and takes a [Snapshot] that knows it. A full
 // stream has to empty, so it is served without: then a cancel may be missed for a moment, but

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -15,7 +14,7 @@ import (
 
 // StoreResult stores a result unless there is one already.
 func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
-	body, err := s.fit(ctx, r)
+	body, err := s.Blobs.EncodeResult(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -28,65 +27,6 @@ func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
 		return fmt.Errorf("store result of call %s: %w", r.CallID, err)
 	}
 	return nil
-}
-
-const messageOverhead = 16 << 10
-
-// maxMessage is how many bytes of the message of an error a result has that no message of NATS
-// could carry; escaped as JSON they are at most six times as many.
-const maxMessage = 64 << 10
-
-// carried is an error with a message that is not too large, head and tail of what there was.
-func carried(fault *protocol.Error) *protocol.Error {
-	if fault == nil || len(fault.Message) <= maxMessage {
-		return fault
-	}
-	head, tail := fault.Message[:maxMessage/2], fault.Message[len(fault.Message)-maxMessage/2:]
-	message := fmt.Sprintf("%s\n[... %d bytes left out ...]\n%s", head, len(fault.Message)-maxMessage, tail)
-	return &protocol.Error{Code: fault.Code, Message: strings.ToValidUTF8(message, "\uFFFD")}
-}
-
-// fit encodes a result. Of the error of one that no message can carry the middle is left out, and
-// its value is stored apart. A result must always arrive: where that is not possible, one without
-// the value says so.
-func (s *Store) fit(ctx context.Context, r *protocol.Result) ([]byte, error) {
-	body, err := protocol.EncodeResult(r)
-	small := *r
-	switch {
-	case err != nil:
-		small.Value, small.Status = nil, protocol.StatusFailed
-		small.Error = protocol.Errorf(protocol.CodeInternal, "the call ran, but its result cannot be encoded: %v", err)
-	case !s.TooLarge(body):
-		return body, nil
-	default:
-		small.Error = carried(r.Error)
-		if body, err = protocol.EncodeResult(&small); err != nil || !s.TooLarge(body) {
-			return body, err
-		}
-		raw, err := protocol.EncodeValue(r.Value)
-		if err != nil {
-			return nil, err
-		}
-		stored, err := s.Blobs.Put(ctx, "result/"+string(r.SessionID), raw)
-		switch {
-		case err == nil:
-			small.Value = stored
-		case errors.Is(err, ErrTooLarge):
-			small.Value, small.Status = nil, protocol.StatusFailed
-			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
-		case errors.Is(err, ErrFull):
-			small.Value, small.Status = nil, protocol.StatusFailed
-			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but there is no room for a result as large as its: %v", err)
-		default:
-			return nil, err
-		}
-	}
-	return protocol.EncodeResult(&small)
-}
-
-// TooLarge reports whether a body does not fit into a message.
-func (s *Store) TooLarge(body []byte) bool {
-	return int64(len(body)) > s.NC.MaxPayload()-messageOverhead
 }
 
 // Result returns the stored result of a call; nil when there is none. A result beside an error has

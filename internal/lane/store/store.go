@@ -18,14 +18,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Errors that callers branch on.
-var (
-	// ErrFull says that the fleet takes no more, because the calls stream, the account or the
-	// server is at its limit: nothing was enqueued.
-	ErrFull = errors.New("the fleet's queue is full")
-	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
-	ErrTooLarge = errors.New("too large for the fleet")
-)
+// ErrFull is [natsio.ErrFull].
+var ErrFull = natsio.ErrFull
 
 // The server's error codes that the protocol is built on.
 const (
@@ -49,7 +43,7 @@ type Store struct {
 	calls   *reader
 	claims  *reader
 	results *reader
-	Blobs   *Blobs
+	Blobs   *natsio.Blobs
 	Replies *Replies
 }
 
@@ -59,7 +53,10 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	s := &Store{Fleet: fleet, NC: nc, JS: js, Blobs: &Blobs{js: js, bucket: fleet.BlobsBucket()}, Replies: newReplies(nc)}
+	s := &Store{Fleet: fleet, NC: nc, JS: js, Replies: newReplies(nc)}
+	if s.Blobs, err = natsio.NewBlobs(nc, fleet); err != nil {
+		return nil, err
+	}
 	if s.Calls, s.calls, err = s.open(ctx, fleet.CallsStream()); err != nil {
 		return nil, err
 	}
@@ -84,36 +81,12 @@ func (s *Store) open(ctx context.Context, name string) (jetstream.Stream, *reade
 	return stream, r, nil
 }
 
-// ErrNoStream says that a stream does not exist.
-var ErrNoStream = errors.New("no such stream")
-
-// Made is when the streams of calls, claims and results were made, as it was when they were opened.
-func (s *Store) Made() map[string]time.Time {
+// Created is when the streams of calls, claims and results were made, as it was when they were
+// opened.
+func (s *Store) Created() map[string]time.Time {
 	return map[string]time.Time{
 		s.Fleet.CallsStream(): s.calls.made, s.Fleet.ClaimsStream(): s.claims.made, s.Fleet.ResultsStream(): s.results.made,
 	}
-}
-
-// WasMade asks when a stream was made. The error wraps [ErrNoStream] when the server says that
-// there is none.
-func (s *Store) WasMade(ctx context.Context, stream string) (time.Time, error) {
-	reply, err := s.Replies.Request(ctx, ShortTimeout, nats.NewMsg("$JS.API.STREAM.INFO."+stream))
-	if err != nil {
-		return time.Time{}, fmt.Errorf("ask for stream %s: %w", stream, err)
-	}
-	var answer struct {
-		Created time.Time           `json:"created"`
-		Error   *jetstream.APIError `json:"error"`
-	}
-	switch err := json.Unmarshal(reply.Data, &answer); {
-	case err != nil:
-		return time.Time{}, fmt.Errorf("ask for stream %s: %w", stream, err)
-	case answer.Error != nil && answer.Error.ErrorCode == jetstream.JSErrCodeStreamNotFound:
-		return time.Time{}, fmt.Errorf("stream %s: %w", stream, ErrNoStream)
-	case answer.Error != nil:
-		return time.Time{}, fmt.Errorf("ask for stream %s: %w", stream, answer.Error)
-	}
-	return answer.Created, nil
 }
 
 // Answer says what the stream answered to a publish.

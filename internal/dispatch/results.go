@@ -1,4 +1,4 @@
-package lane
+package dispatch
 
 import (
 	"context"
@@ -9,13 +9,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Results tells results and live frames of sessions as they come. What it tells may be
-// incomplete, because NATS may lose messages: the results stream is the truth,
-// and [Publisher.Result] asks it.
+// Results passes on results and live frames of sessions as they come. Some may be missing, because
+// NATS may lose messages: the results stream is the truth, and [lane.Publisher.Result] asks it.
 type Results struct {
 	nc    *nats.Conn
 	fleet protocol.Fleet
@@ -38,6 +37,9 @@ type sessionWatch struct {
 // session dispatches one step after the other.
 const keepIdle = 10 * time.Second
 
+// subscribeTimeout is how long the server may take to confirm the subscriptions of a session.
+const subscribeTimeout = 5 * time.Second
+
 // NewResults watches a fleet. Malformed messages go to fault, which may be nil.
 func NewResults(nc *nats.Conn, fleet protocol.Fleet, fault func(error)) *Results {
 	if fault == nil {
@@ -56,7 +58,7 @@ type Watch struct {
 }
 
 // Watch starts to listen to a session: every result stored and every frame sent after
-// Watch returned is told, unless NATS loses it. frame may be nil.
+// Watch returned is passed on, unless NATS loses it. frame may be nil.
 func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*protocol.Frame)) (*Watch, error) {
 	w := &Watch{results: r, session: session, result: result, frame: frame}
 	r.mu.Lock()
@@ -83,7 +85,7 @@ func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result 
 		return w, nil
 	}
 	defer close(state.heard)
-	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
+	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
 	if err := r.nc.FlushWithContext(ctx); err != nil {
 		w.Stop()
@@ -181,11 +183,11 @@ func (r *Results) value(result *protocol.Result) error {
 	if _, large := result.Value.(protocol.Stored); !large {
 		return nil
 	}
-	b, err := store.NewBlobs(r.nc, r.fleet)
+	b, err := natsio.NewBlobs(r.nc, r.fleet)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), store.BlobTimeout) //nolint:forbidigo // a callback of NATS has no context
+	ctx, cancel := context.WithTimeout(context.Background(), natsio.BlobTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
 	return b.Value(ctx, result)
 }

@@ -1,4 +1,4 @@
-package store_test
+package natsio_test
 
 import (
 	"bytes"
@@ -7,7 +7,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -17,7 +16,7 @@ import (
 func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	blobs, err := store.NewBlobs(f.NC, f.Name)
+	blobs, err := natsio.NewBlobs(f.NC, f.Name)
 	require.NoError(t, err)
 	body := bytes.Repeat([]byte("x"), 300<<10)
 	stored, err := blobs.Put(t.Context(), "call/s", body)
@@ -30,7 +29,7 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	stream, err = f.JS.UpdateStream(t.Context(), full)
 	require.NoError(t, err)
 	_, err = blobs.Put(t.Context(), "call/s", body)
-	require.ErrorIs(t, err, store.ErrFull)
+	require.ErrorIs(t, err, natsio.ErrFull)
 
 	blobs.Remove(t.Context(), stored)
 	info, err := stream.Info(t.Context())
@@ -47,7 +46,7 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 func TestBlobs_ABucketThatIsGone(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	blobs, err := store.NewBlobs(f.NC, f.Name)
+	blobs, err := natsio.NewBlobs(f.NC, f.Name)
 	require.NoError(t, err)
 	stored, err := blobs.Put(t.Context(), "result/s", []byte(`{}`))
 	require.NoError(t, err)

@@ -1,0 +1,168 @@
+package natsio
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// maxStored bounds a payload or value that is kept in the object store, in bytes.
+	maxStored = 64 << 20
+	// BlobTimeout bounds one transfer.
+	BlobTimeout = time.Minute
+	// removeTimeout bounds one deletion, which is several requests.
+	removeTimeout = 5 * time.Second
+	// messageOverhead is the room in a message that is left for subject and headers.
+	messageOverhead = 16 << 10
+	// maxErrorText is how many bytes of the text of an error a result has that no message could
+	// carry; escaped as JSON they are at most six times as many.
+	maxErrorText = 64 << 10
+)
+
+// Errors that callers branch on.
+var (
+	// ErrFull says that the fleet takes no more, because the stream, the account or the server is
+	// at its limit: nothing was stored.
+	ErrFull = errors.New("the fleet's queue is full")
+	// ErrTooLarge says that a payload is larger than the fleet keeps: over 64 MiB.
+	ErrTooLarge = errors.New("too large for the fleet")
+)
+
+// Blobs keeps payloads and values that no message can carry in the fleet's object
+// store; the message then carries a [protocol.Stored]. What is not deleted ages
+// out with the results. It is safe for concurrent use.
+type Blobs struct {
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	bucket string
+}
+
+// NewBlobs is the object store of a fleet, which must exist when it is used.
+func NewBlobs(nc *nats.Conn, fleet protocol.Fleet) (*Blobs, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	return &Blobs{nc: nc, js: js, bucket: fleet.BlobsBucket()}, nil
+}
+
+// Put stores a body under a new name and returns what stands for it. The error wraps [ErrTooLarge],
+// or [ErrFull] when the object store has no room for it.
+func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.Stored, error) {
+	if len(body) > maxStored {
+		return protocol.Stored{}, fmt.Errorf("%d bytes, at most %d are allowed: %w", len(body), maxStored, ErrTooLarge)
+	}
+	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
+	defer cancel()
+	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body))}
+	_, err := PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
+	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && NoRoom(refused) {
+		err = fmt.Errorf("%w: object store %s: %s", ErrFull, b.bucket, refused.Description)
+	}
+	return stored, err
+}
+
+// Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone, also with all
+// others.
+func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
+	defer cancel()
+	body, err := GetObjectBytes(ctx, b.js, b.bucket, stored.Blob)
+	if err != nil {
+		return nil, fmt.Errorf("get %s: %w", stored.Blob, err)
+	}
+	return body, nil
+}
+
+// Remove deletes a body, also where there is no room for anything more. What cannot be deleted ages
+// out.
+func (b *Blobs) Remove(ctx context.Context, stored protocol.Stored) {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	_ = DeleteObject(ctx, b.js, b.bucket, stored.Blob)
+}
+
+// Value puts the value of a result back that was too large for its message. The error wraps
+// [protocol.ErrInvalidResult] when it cannot be read.
+func (b *Blobs) Value(ctx context.Context, r *protocol.Result) error {
+	stored, ok := r.Value.(protocol.Stored)
+	if !ok {
+		return nil
+	}
+	raw, err := b.Get(ctx, stored)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		r.Value = nil // the result is older than values are kept, or somebody removed them
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if r.Value, err = protocol.DecodeValue(raw); err != nil {
+		return fmt.Errorf("%w: value: %w", protocol.ErrInvalidResult, err)
+	}
+	return nil
+}
+
+// carried is an error with a message that is not too large, head and tail of what there was.
+func carried(fault *protocol.Error) *protocol.Error {
+	if fault == nil || len(fault.Message) <= maxErrorText {
+		return fault
+	}
+	head, tail := fault.Message[:maxErrorText/2], fault.Message[len(fault.Message)-maxErrorText/2:]
+	message := fmt.Sprintf("%s\n[... %d bytes left out ...]\n%s", head, len(fault.Message)-maxErrorText, tail)
+	return &protocol.Error{Code: fault.Code, Message: strings.ToValidUTF8(message, "\uFFFD")}
+}
+
+// EncodeResult encodes a result for its message. If that cannot carry it, the middle of the error's
+// text is left out, and the value is stored apart. A result must always arrive: where that is not
+// possible, one without the value says so.
+func (b *Blobs) EncodeResult(ctx context.Context, r *protocol.Result) ([]byte, error) {
+	body, err := protocol.EncodeResult(r)
+	small := *r
+	switch {
+	case err != nil:
+		small.Value, small.Status = nil, protocol.StatusFailed
+		small.Error = protocol.Errorf(protocol.CodeInternal, "the call ran, but its result cannot be encoded: %v", err)
+	case !b.TooLarge(body):
+		return body, nil
+	default:
+		small.Error = carried(r.Error)
+		if body, err = protocol.EncodeResult(&small); err != nil || !b.TooLarge(body) {
+			return body, err
+		}
+		raw, err := protocol.EncodeValue(r.Value)
+		if err != nil {
+			return nil, err
+		}
+		stored, err := b.Put(ctx, "result/"+string(r.SessionID), raw)
+		switch {
+		case err == nil:
+			small.Value = stored
+		case errors.Is(err, ErrTooLarge):
+			small.Value, small.Status = nil, protocol.StatusFailed
+			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but its result is too large: %v; ask for less at once", err)
+		case errors.Is(err, ErrFull):
+			small.Value, small.Status = nil, protocol.StatusFailed
+			small.Error = protocol.Errorf(protocol.CodePayloadTooLarge, "the call ran, but there is no room for a result as large as its: %v", err)
+		default:
+			return nil, err
+		}
+	}
+	return protocol.EncodeResult(&small)
+}
+
+// TooLarge reports whether a body does not fit into a message.
+func (b *Blobs) TooLarge(body []byte) bool {
+	return int64(len(body)) > b.nc.MaxPayload()-messageOverhead
+}
