@@ -42,7 +42,6 @@ func fill(ctx context.Context, nc *nats.Conn, o Options) error {
 			for n := i; n < o.Waiting && faults[i] == nil; n += publishers {
 				call := newCall(session, deepKey, o.body())
 				faults[i] = publisher.Put(ctx, []lane.Outgoing{{Call: call}})[0]
-				publisher.Finished(call) // nobody here waits for it
 			}
 		})
 	}

@@ -21,7 +21,7 @@ import (
 // caretaker looks after the lanes of a pool that nobody holds. Every worker has one.
 //
 // Entries: a publisher that is lost between appending a call and publishing the ready message, or
-// that left it out because it counted on the lane's holder, leaves a mailbox to which nobody comes.
+// whose ready message gets lost, leaves a mailbox to which nobody comes.
 // A durable consumer, which all workers of a pool share, tells each entry once, and the worker that
 // is told makes one attempt to publish the ready message. One is enough for ever: if it is refused,
 // the lane is ready or held, and whoever lets go of it looks into the mailbox after the ready

@@ -59,11 +59,10 @@
 //
 // # Writes that are left out
 //
-// A publisher that has an earlier unfinished call in the lane publishes no ready message: the
-// holder looks into the mailbox after that call. One whose last call in a busy lane ended a moment
-// ago appends right away, because holders keep such lanes for a moment. Both may be wrong when a
-// result travels slowly, so the ready message is published after all when no result has come in 50
-// ms.
+// A call that finds its lane idle is the ready message itself. A publisher that has used the lane a
+// moment ago does not try that: holders keep lanes that are used again and again for a moment.
+// Nobody answers the ready message behind an append; should it get lost, the caretaker publishes
+// one.
 //
 // A holder removes settled entries without asking for an answer. Before it lets the lane go, it
 // finds out which are left. So after a crash an entry may be settled and still be
@@ -88,7 +87,7 @@
 // # Where to look
 //
 //	what is decided, without input or output   package core, and the simulation of it
-//	calls are put, results heard               publisher, inflight, missing; results
+//	calls are put                              publisher
 //	the holder: one loop that pulls            holder, pull, slots; options, executor
 //	who holds what                             claim, tenure, life, peers
 //	lanes that nobody holds                    caretaker, due, visit

@@ -172,7 +172,6 @@ func (f *fleet) await(p *lane.Publisher, c *protocol.Call) *protocol.Result {
 		return err == nil && r != nil
 	}, patience, 2*time.Millisecond, "no result for call %s", c.ID)
 	require.NoError(f.t, fault)
-	p.Finished(c)
 	return result
 }
 

@@ -234,7 +234,7 @@ func (l *held) idleFor() time.Duration {
 	case o.Linger > 0 && o.Lingers(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
 		return o.Linger
 	case l.use.served > 1:
-		return holdTime
+		return keepTime
 	}
 	return 0
 }

@@ -42,7 +42,7 @@ type roster struct {
 	life     *life // nil before the first one
 	draining bool
 	held     map[protocol.LaneHash]*held
-	recent   map[protocol.LaneHash]time.Time // when lanes were let go; bounded by maxIdle
+	recent   map[protocol.LaneHash]time.Time // when lanes were let go; bounded by maxUsed
 	group    sync.WaitGroup                  // of held lanes
 }
 
@@ -317,7 +317,7 @@ func (r *roster) forget(l *held) {
 		return
 	}
 	delete(r.held, l.hash)
-	if len(r.recent) >= maxIdle {
+	if len(r.recent) >= maxUsed {
 		clear(r.recent)
 	}
 	r.recent[l.hash] = time.Now()

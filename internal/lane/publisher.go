@@ -34,10 +34,18 @@ var (
 
 // Publisher enqueues calls. It is safe for concurrent use.
 type Publisher struct {
-	store    *store.Store
-	inFlight *inFlight
-	noRoom   atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
-	streams  *natsio.Streams
+	store   *store.Store
+	streams *natsio.Streams
+	noRoom  atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
+
+	mu   sync.Mutex
+	used map[poolLane]time.Time // when calls were put into lanes; bounded by maxUsed
+}
+
+// poolLane is a lane in one of its pools: others may hold it in another.
+type poolLane struct {
+	pool protocol.Pool
+	lane protocol.Lane
 }
 
 // NewPublisher opens the streams of a fleet, which must exist.
@@ -46,14 +54,7 @@ func NewPublisher(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Pu
 	if err != nil {
 		return nil, err
 	}
-	p := &Publisher{store: s, streams: natsio.NewStreams(s.JS, s.Created())}
-	p.inFlight = newInFlight(func(c *protocol.Call) bool { //nolint:contextcheck // it runs long after the caller
-		ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a timer has no caller
-		defer cancel()
-		made, _ := s.MakeReady(ctx, c.Pool, c.Lane()) // the caretaker comes after it
-		return made
-	})
-	return p, nil
+	return &Publisher{store: s, streams: natsio.NewStreams(s.JS, s.Created()), used: map[poolLane]time.Time{}}, nil
 }
 
 // Outgoing is a call to enqueue, with headers such as its trace context.
@@ -67,17 +68,16 @@ type Outgoing struct {
 // carry goes through the object store. Errors are [ErrFull], [ErrTooLarge] (over 64 MiB) and
 // [natsio.ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended; short
 // of these Put tries for as long as the context lasts. The last one wraps [ErrNotSent] if the call
-// was surely not enqueued. Whoever has put a call tells the publisher by [Publisher.Finished] when
-// its result is known.
+// was surely not enqueued.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps
-		p.putLane(ctx, poolLaneOf(calls[0].Call), calls, []int{0}, faults)
+		p.putLane(ctx, laneOf(calls[0].Call), calls, []int{0}, faults)
 		return faults
 	}
 	byLane := map[poolLane][]int{}
 	for i, out := range calls {
-		lane := poolLaneOf(out.Call)
+		lane := laneOf(out.Call)
 		byLane[lane] = append(byLane[lane], i)
 	}
 	var group sync.WaitGroup
@@ -88,57 +88,54 @@ func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	return faults
 }
 
-// Finished tells that a call which was put has its result, or is given up.
-func (p *Publisher) Finished(call *protocol.Call) { p.inFlight.finished(poolLaneOf(call), call.ID) }
+func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.Lane()} }
 
+// putLane enqueues calls of one lane. The first one may be the ready message itself, if the lane
+// may be idle. That saves a write; a wrong guess costs one.
 func (p *Publisher) putLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
-	ids := make([]protocol.CallID, len(indexes))
-	for n, i := range indexes {
-		ids[n] = calls[i].Call.ID
-	}
-	busy, held := p.inFlight.begin(lane, ids)
-	how := into{inline: !busy && !held, held: held}
-	if p.lacksRoom() { // what takes the last place must make its lane ready: without room, nobody else can
-		how = into{inline: true}
-	}
+	inline := !p.usesAgain(lane) || p.lacksRoom() // what takes the last place must make its lane ready: without room, nobody else can
 	for _, i := range indexes {
-		call := calls[i].Call
-		if faults[i] = p.put(ctx, calls[i], how); faults[i] != nil {
-			p.inFlight.finished(lane, call.ID)
-			if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
-				p.noRoom.Store(time.Now().UnixNano())
-			}
-			continue
+		if faults[i] = p.put(ctx, calls[i], inline); faults[i] == nil {
+			inline = false
+		} else if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
+			p.noRoom.Store(time.Now().UnixNano())
 		}
-		how.inline = false
 	}
+}
+
+// usesAgain notes that a lane is used now, and reports whether this publisher has used it within
+// keepTime: then it is likely to be held.
+func (p *Publisher) usesAgain(lane poolLane) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	last := p.used[lane]
+	if len(p.used) >= maxUsed {
+		clear(p.used)
+	}
+	p.used[lane] = now
+	return now.Sub(last) < keepTime
 }
 
 func (p *Publisher) lacksRoom() bool {
 	return time.Since(time.Unix(0, p.noRoom.Load())) < fullFor
 }
 
-// into says what is known of the lane that a call goes into.
-type into struct {
-	inline bool // it may be idle
-	held   bool // its holder is likely to be still there
-}
-
 // put enqueues one call: as the ready message itself if the lane may be and is idle, else into the
 // mailbox.
-func (p *Publisher) put(ctx context.Context, out Outgoing, how into) error {
+func (p *Publisher) put(ctx context.Context, out Outgoing, inline bool) error {
 	call, msg, err := p.message(ctx, out)
 	if err != nil {
 		return failed(out.Call, err, out.Call.Again, true)
 	}
 	size := len(msg.Data) // it grows when the call is marked as one that may be there already
-	if how.inline {
+	if inline {
 		done, err := p.putInline(ctx, call, msg)
 		if done || err != nil {
 			return err
 		}
 	}
-	return p.append(ctx, call, msg, size, how.held)
+	return p.append(ctx, call, msg, size)
 }
 
 // message encodes a call for its mailbox. The payload of one that no message can
@@ -187,7 +184,7 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
 	msg := *mailbox
 	msg.Subject = p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash())
-	seq, answer, err := p.store.Publish(ctx, &msg)
+	_, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return false, failed(call, err, call.Again, store.NotStored(err))
@@ -196,9 +193,6 @@ func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox 
 		return false, p.markAgain(call, mailbox, err)
 	case answer == store.Full:
 		return false, failed(call, full(call.Again), true, false)
-	}
-	if answer == store.Accepted {
-		p.inFlight.accepted(call, seq)
 	}
 	return answer == store.Accepted, nil
 }
@@ -228,9 +222,9 @@ func (p *Publisher) markAgain(call *protocol.Call, msg *nats.Msg, fault error) e
 	return nil
 }
 
-// append adds a call to its mailbox and sees to it that the lane is ready.
-func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, size int, held bool) error {
-	seq, answer, err := p.appendOne(ctx, call, msg)
+// append adds a call to its mailbox, and makes the lane ready.
+func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.Msg, size int) error {
+	answer, err := p.appendOne(ctx, call, msg)
 	again := call.Again || len(msg.Data) != size
 	switch {
 	case err != nil:
@@ -238,14 +232,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	case answer == store.Full:
 		return failed(call, full(again), true, false)
 	}
-	// Stored now, or it was there already: accepted.
-	// One that was published before may have run already, and nobody may be left who looks
-	// into the mailbox: what was stored the second time must be taken out again.
-	if !again && (answer == store.Accepted && p.inFlight.accepted(call, seq) || held) {
-		p.inFlight.later(call)
-		return nil
-	}
-	p.makeReady(ctx, call)
+	p.store.OfferReady(call.Pool, call.Lane()) // should that be lost, the caretaker makes the lane ready
 	return nil
 }
 
@@ -257,29 +244,19 @@ func full(again bool) error {
 	return ErrFull
 }
 
-func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (uint64, store.Answer, error) {
+func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (store.Answer, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		seq, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
+		_, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
 		if errors.Is(err, nats.ErrNoResponders) {
 			if gone := p.streams.Check(ctx); gone != nil {
-				return seq, answer, fmt.Errorf("%w: %w", gone, err)
+				return answer, fmt.Errorf("%w: %w", gone, err)
 			}
 		}
 		if err == nil || !store.Retryable(err) || !pause.For(ctx, retryWait) {
-			return seq, answer, err
+			return answer, err
 		}
 		if err := p.markAgain(call, msg, err); err != nil {
-			return 0, store.Accepted, err
-		}
-	}
-}
-
-// makeReady publishes the empty ready message behind an append. When it cannot, the caretaker does.
-func (p *Publisher) makeReady(ctx context.Context, call *protocol.Call) {
-	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		_, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
-		if err == nil || errors.Is(err, ErrFull) || !pause.For(ctx, retryWait) {
-			return
+			return store.Accepted, err
 		}
 	}
 }
@@ -328,7 +305,13 @@ func (p *Publisher) isStored(ctx context.Context, call *protocol.Call) (bool, er
 
 const (
 	// fullFor is how long a stream that had no room for a call is taken for full.
-	fullFor    = time.Second
+	fullFor = time.Second
+	// keepTime is how long a holder keeps a lane that is used again and again, after its last call.
+	keepTime = 25 * time.Millisecond
+	// frequent is the longest pause between two uses of a lane that is "used again and again".
+	frequent = 50 * time.Millisecond
+	// maxUsed bounds the lanes of which it is remembered when they were used.
+	maxUsed    = 8192
 	retryFirst = 20 * time.Millisecond
 	retryLast  = time.Second
 )

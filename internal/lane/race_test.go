@@ -216,8 +216,7 @@ func TestLane_PutTwiceByOnePublisher(t *testing.T) {
 	put(t, p, before)
 	put(t, p, twice)
 	put(t, p, twice)
-	p.Finished(before)
-	require.Eventually(t, func() bool { return len(ready.all()) > 1 }, patience, 5*time.Millisecond, "what was left out is not made up for")
+	require.Eventually(t, func() bool { return len(ready.all()) > 1 }, patience, 5*time.Millisecond, "the lane is not made ready")
 	var runs atomic.Int32
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		runs.Add(1)

@@ -175,7 +175,6 @@ func (c *callerRole) dispatch(ctx context.Context, step []*planned, open map[pro
 	cancels.Wait()
 	for _, p := range open {
 		c.journal.write(&Record{Kind: KindGaveUp, CallID: p.ID})
-		c.publisher.Finished(&p.Call)
 	}
 }
 
@@ -240,8 +239,7 @@ func (c *callerRole) done(open map[protocol.CallID]*planned, r *protocol.Result)
 		record.Code = r.Error.Code
 	}
 	c.journal.write(&record)
-	if p := open[r.CallID]; p != nil {
-		c.publisher.Finished(&p.Call)
+	if open[r.CallID] != nil {
 		delete(open, r.CallID)
 		c.made.Add(1)
 	}

@@ -191,7 +191,6 @@ func (d *deep) follow(ctx context.Context, call *protocol.Call, done <-chan *pro
 	case <-ctx.Done():
 		d.journal.trouble("no result of " + string(call.ID) + " was told")
 	}
-	d.publisher.Finished(call)
 }
 
 // away is how long after a kill something may wait for a lane of the killed worker.

@@ -168,12 +168,21 @@ func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protoc
 	})
 }
 
+// OfferReady publishes a lane's ready message, and does not wait for an answer: it may get lost.
+func (s *Store) OfferReady(pool protocol.Pool, lane protocol.Lane) {
+	_ = s.NC.PublishMsg(s.readyMessage(pool, lane))
+}
+
+func (s *Store) readyMessage(pool protocol.Pool, lane protocol.Lane) *nats.Msg {
+	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
+	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
+	return msg
+}
+
 func (s *Store) makeReady(
 	ctx context.Context, pool protocol.Pool, lane protocol.Lane, publish func(context.Context, *nats.Msg) (uint64, Answer, error),
 ) (made bool, err error) {
-	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
-	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
-	_, answer, err := publish(ctx, msg)
+	_, answer, err := publish(ctx, s.readyMessage(pool, lane))
 	if err = answer.full(err); err != nil {
 		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
 	}
