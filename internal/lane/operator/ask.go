@@ -46,8 +46,8 @@ func (h holdings) add(a *lane.Answer) {
 
 // of returns who holds the lane with the given claim; nil when nobody says so.
 func (h holdings) of(lane protocol.LaneHash, claim *store.StoredClaim) *holding {
-	if told := h[lane]; told != nil && claim != nil && told.Epoch == claim.Epoch {
-		return told
+	if found := h[lane]; found != nil && claim != nil && found.Epoch == claim.Epoch {
+		return found
 	}
 	return nil
 }

@@ -21,11 +21,11 @@ func TestHoldings_TheLaterClaimCounts(t *testing.T) {
 		epoch   uint64
 		holder  protocol.WorkerID
 	}{
-		"nobody answers":           {nil, 5, ""},
-		"one":                      {[]*lane.Answer{tells("w", 5)}, 5, "w"},
-		"a later claim":            {[]*lane.Answer{tells("old", 5), tells("new", 7)}, 7, "new"},
-		"a later claim told first": {[]*lane.Answer{tells("new", 7), tells("old", 5)}, 7, "new"},
-		"an earlier claim":         {[]*lane.Answer{tells("old", 5)}, 7, ""},
+		"nobody answers":      {nil, 5, ""},
+		"one":                 {[]*lane.Answer{tells("w", 5)}, 5, "w"},
+		"a later claim":       {[]*lane.Answer{tells("old", 5), tells("new", 7)}, 7, "new"},
+		"a later claim first": {[]*lane.Answer{tells("new", 7), tells("old", 5)}, 7, "new"},
+		"an earlier claim":    {[]*lane.Answer{tells("old", 5)}, 7, ""},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

@@ -61,7 +61,7 @@ type List struct {
 }
 
 const (
-	// DefaultLaneLimit is how many lanes [Operator.List] returns when it is not told.
+	// DefaultLaneLimit is how many lanes [Operator.List] returns by default.
 	DefaultLaneLimit = 100
 	// maxSubjects bounds the subjects that are read of each kind.
 	maxSubjects = 300_000

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -15,7 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Errors of an [Operator]; their text names what there is instead.
+// Errors of an [Operator].
 var (
 	// ErrNoLane says that a lane has nothing in its pool.
 	ErrNoLane = errors.New("no such lane")
@@ -27,7 +26,7 @@ var (
 
 // Operator looks at lanes and interferes with them. It needs no worker: what it
 // does is stored in the calls stream, and who holds a lane is asked on core NATS, so
-// that a holder which does not answer is told as such. It is safe for concurrent use.
+// that a holder which does not answer is shown as lost. It is safe for concurrent use.
 type Operator struct {
 	store *store.Store
 	clock store.Clock
@@ -118,6 +117,9 @@ func (o *Operator) Wake(ctx context.Context, pool protocol.Pool, lane protocol.L
 // it runs. It is durable; without a worker the call ends when there is one. A call that the lane
 // does not have, or that has its result, is [ErrNoCall].
 func (o *Operator) Skip(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
+	if err := o.require(ctx, pool, lane); err != nil {
+		return fmt.Errorf("skip: %w", err)
+	}
 	if err := o.requireCall(ctx, pool, lane, call); err != nil {
 		return fmt.Errorf("skip: %w", err)
 	}
@@ -136,11 +138,9 @@ func (o *Operator) Kill(ctx context.Context, pool protocol.Pool, lane protocol.L
 	}
 	holder := o.holder(ctx, pool, lane.Hash(), claim)
 	switch {
-	case holder == nil && claim != nil:
-		return nil, fmt.Errorf("kill: lane %s: %w as far as is known: its holder %s does not answer, so it was lost or is cut off; skip ends a single call",
-			lane, ErrNothingRuns, claim.WorkerID)
 	case holder == nil:
-		return nil, fmt.Errorf("kill: lane %s: %w, because nobody holds it; skip ends a call that waits", lane, ErrNothingRuns)
+		return nil, fmt.Errorf("kill: lane %s: %w as far as is known, because no worker says that it holds it; skip ends a single call",
+			lane, ErrNothingRuns)
 	case len(holder.Running) == 0:
 		return nil, fmt.Errorf("kill: lane %s: %w; worker %s holds it; skip ends a call that waits", lane, ErrNothingRuns, holder.worker)
 	}
@@ -172,67 +172,33 @@ func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protoco
 		return fmt.Errorf("lane %s: %w", lane, err)
 	}
 	if msg == nil {
-		return o.noLane(ctx, pool, lane)
+		return noLane(pool, lane)
 	}
 	return nil
 }
 
-const named = 5
-
-// noLane makes the error about a lane that has nothing in its pool: it names the pools in which it
-// has something, or lanes that do.
-func (o *Operator) noLane(ctx context.Context, pool protocol.Pool, lane protocol.Lane) error {
-	var pools []string
-	if found, _, err := o.survey(ctx, "*", lane.Hash()); err == nil {
-		for _, s := range found {
-			pools = append(pools, string(s.pool))
-		}
-	}
-	if len(pools) > 0 {
-		return fmt.Errorf("%w: %s has nothing in pool %s, but in %s", ErrNoLane, lane, pool, strings.Join(pools, ", "))
-	}
-	list, err := o.List(ctx, pool, named)
-	if err != nil || len(list.Lanes) == 0 {
-		return fmt.Errorf("%w: %s; no lane of pool %s has anything", ErrNoLane, lane, pool)
-	}
-	names := make([]string, len(list.Lanes))
-	for i, status := range list.Lanes {
-		names[i] = string(status.Lane)
-	}
-	return fmt.Errorf("%w: %s has nothing in pool %s; there are %s", ErrNoLane, lane, pool, andMore(names, list.LeftOut))
+func noLane(pool protocol.Pool, lane protocol.Lane) error {
+	return fmt.Errorf("%w: %s has nothing in pool %s; lane ls --pool POOL shows the lanes of a pool that have", ErrNoLane, lane, pool)
 }
 
-func andMore(names []string, more int) string {
-	if over := len(names) - named; over > 0 {
-		names, more = names[:named], more+over
-	}
-	text := strings.Join(names, ", ")
-	if more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
-}
-
+// requireCall makes sure that a lane has a call, in its mailbox or as its ready message, and that
+// it has no result.
 func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane protocol.Lane, id protocol.CallID) error {
-	view, err := o.Show(ctx, pool, lane, 0)
-	if err != nil {
-		return err
-	}
-	var names []string
-	for _, call := range view.Calls {
-		if call.CallID == id {
-			return nil
-		}
-		names = append(names, string(call.CallID))
-	}
-	if view.LeftOut > 0 { // it may be beyond what was read
-		msg, err := o.store.Next(ctx, o.store.Fleet.CallSubject(pool, lane.Hash(), id), 0)
-		if err != nil || msg != nil {
-			return err
+	msg, err := o.store.Next(ctx, o.store.Fleet.CallSubject(pool, lane.Hash(), id), 0)
+	if err == nil && msg == nil {
+		if msg, err = o.store.Ready(ctx, pool, lane.Hash()); msg != nil && headerCall(msg) != id {
+			msg = nil
 		}
 	}
-	if len(names) == 0 {
-		return fmt.Errorf("%w: %s; lane %s has no unfinished call", ErrNoCall, id, lane)
+	unfinished := false
+	if err == nil && msg != nil {
+		unfinished, err = o.unfinished(ctx, headerSession(msg), id)
 	}
-	return fmt.Errorf("%w: %s; lane %s has %s", ErrNoCall, id, lane, andMore(names, view.LeftOut))
+	switch {
+	case err != nil:
+		return fmt.Errorf("call %s of lane %s: %w", id, lane, err)
+	case !unfinished:
+		return fmt.Errorf("%w: lane %s of pool %s has no unfinished call %s; lane show shows those that it has", ErrNoCall, lane, pool, id)
+	}
+	return nil
 }

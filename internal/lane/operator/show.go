@@ -63,7 +63,7 @@ type View struct {
 	LeftOut int          `json:"left_out"` // calls beyond the limit, finished ones among them
 }
 
-// DefaultCallLimit is how many calls [Operator.Show] returns when it is not told.
+// DefaultCallLimit is how many calls [Operator.Show] returns by default.
 const DefaultCallLimit = 256
 
 // Show returns a lane with its first unfinished calls; a limit of 0 means [DefaultCallLimit]. A
@@ -82,7 +82,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	case err != nil:
 		return nil, fmt.Errorf("show lane %s: %w", lane, err)
 	case len(lanes) == 0:
-		return nil, fmt.Errorf("show: %w", o.noLane(ctx, pool, lane))
+		return nil, fmt.Errorf("show: %w", noLane(pool, lane))
 	}
 	view := &View{Status: lanes[0], Calls: []CallStatus{}}
 	view.Lane = lane
