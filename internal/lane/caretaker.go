@@ -238,6 +238,6 @@ func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	}
 	question := nats.NewMsg(s.Fleet.AskSubject(pool, claim.Lane.Hash()))
 	question.Header.Set(protocol.HeaderLife, string(claim.Life))
-	_, err := s.Replies.Request(ctx, heldWait, question)
+	_, err := s.Request(ctx, heldWait, question)
 	return err == nil
 }

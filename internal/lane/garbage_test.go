@@ -48,12 +48,15 @@ func TestSweep_OnlyWhatWasThrownAwayGoes(t *testing.T) {
 	}
 	left := func() (seqs []uint64) {
 		t.Helper()
-		found, err := s.ReadAll(t.Context(), l.mail.filter())
-		require.NoError(t, err)
-		for _, msg := range found {
+		for from := uint64(0); ; {
+			msg, err := s.Next(t.Context(), l.mail.filter(), from)
+			require.NoError(t, err)
+			if msg == nil {
+				return seqs
+			}
 			seqs = append(seqs, msg.Sequence)
+			from = msg.Sequence + 1
 		}
-		return seqs
 	}
 	paused := put(s.Fleet.PauseSubject(protocol.DefaultPool, l.hash))
 	settled := put(s.Fleet.CallSubject(protocol.DefaultPool, l.hash, "settled"))

@@ -107,7 +107,6 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 			return nil
 		}
 	}
-	defer h.store.Replies.Close()
 	silence, err := h.answerQuestions()
 	if err != nil {
 		return err

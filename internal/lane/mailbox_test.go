@@ -148,7 +148,6 @@ func TestCluster_WhatIsToldOfTheTimeBeforeTheClaimIsOld(t *testing.T) {
 		s = opened
 		return err == nil
 	}, time.Minute, 10*time.Millisecond, "no leader")
-	t.Cleanup(s.Replies.Close)
 	m := newMailbox(s, protocol.DefaultPool, "lane")
 	t.Cleanup(m.close)
 	require.True(t, m.listen())

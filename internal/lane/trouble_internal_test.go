@@ -23,8 +23,8 @@ func TestTroubles_EachKindIsLoggedOnceAMinute(t *testing.T) {
 		all := &troubles{logger: slog.New(slog.NewTextHandler(&log, nil))}
 		for range 90 {
 			for range 3 {
-				all.tell(t.Context(), "one", slog.String("error", "away"))
-				all.tell(t.Context(), "other")
+				all.log(t.Context(), "one", slog.String("error", "away"))
+				all.log(t.Context(), "other")
 			}
 			time.Sleep(time.Second)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -81,12 +82,15 @@ type batcher struct {
 	reader *reader
 
 	mu       sync.Mutex
+	inbox    string // of the answers; "" until something is asked
+	asked    uint64 // requests
 	waiting  []*Lookup
 	underWay *batch // nil when none is
 }
 
 type batch struct {
 	lookups []*Lookup
+	reply   string
 	answers []*nats.Msg
 	sent    time.Time
 }
@@ -118,16 +122,28 @@ func (b *batcher) send() {
 		for ; n < len(b.waiting) && filters < maxBatch; n++ {
 			filters += len(b.waiting[n].filters)
 		}
-		next := &batch{lookups: b.waiting[:n:n], sent: time.Now()}
-		b.waiting, b.underWay = b.waiting[n:], next
-		request := b.reader.directGet(next.request())
-		_, err := b.reader.store.Replies.ask(request, question{
-			last: endsBatch, answered: func(answer *nats.Msg) { b.answered(next, answer) },
-		})
-		if err != nil {
+		b.underWay = &batch{lookups: b.waiting[:n:n], sent: time.Now()}
+		b.waiting = b.waiting[n:]
+		if err := b.publish(b.underWay); err != nil {
 			b.end(nil, fmt.Errorf("%w: %w", ErrNotAtOnce, err))
 		}
 	}
+}
+
+func (b *batcher) publish(next *batch) error {
+	nc := b.reader.store.NC
+	if b.inbox == "" {
+		inbox := nc.NewInbox()
+		if _, err := nc.Subscribe(inbox+".*", b.answered); err != nil { // for as long as the connection
+			return err
+		}
+		b.inbox = inbox
+	}
+	b.asked++
+	next.reply = b.inbox + "." + strconv.FormatUint(b.asked, 36)
+	request := b.reader.directGet(next.request())
+	request.Reply = next.reply
+	return nc.PublishMsg(request)
 }
 
 func (b *batch) request() []byte {
@@ -140,10 +156,11 @@ func (b *batch) request() []byte {
 	return fmt.Appendf(body[:len(body)-1], `],"max_bytes":%d}`, maxBytes)
 }
 
-func (b *batcher) answered(to *batch, answer *nats.Msg) {
+func (b *batcher) answered(answer *nats.Msg) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.underWay != to { // it was given up
+	to := b.underWay
+	if to == nil || to.reply != answer.Subject { // it was given up
 		return
 	}
 	if to.answers = append(to.answers, answer); !endsBatch(answer) {
@@ -193,7 +210,7 @@ func (r *reader) readMultiLast(answers []*nats.Msg) ([]*jetstream.RawStreamMsg, 
 		}
 		return nil, fmt.Errorf("%w: %w", ErrNotAtOnce, refusal(last))
 	}
-	if NobodyAnswers(last) || r.foreign(answers[0]) {
+	if len(last.Data) == 0 && last.Header.Get(headerStatus) == statusNobody || r.foreign(answers[0]) {
 		return nil, ErrNotAtOnce
 	}
 	found, left, err := readBatch(answers)

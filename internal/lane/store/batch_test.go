@@ -58,7 +58,7 @@ func TestLookup_OneRequestForMany(t *testing.T) {
 	}
 	sent := requests(t, s, s.Fleet.CallsStream())
 	b := &s.calls.batcher
-	first := &batch{sent: time.Now().Add(time.Hour)} // it takes long
+	first := &batch{reply: "first", sent: time.Now().Add(time.Hour)} // it takes long
 	b.mu.Lock()
 	b.underWay = first
 	b.mu.Unlock()
@@ -67,7 +67,7 @@ func TestLookup_OneRequestForMany(t *testing.T) {
 		lookups[hash] = s.calls.lookup(s.Fleet.ReadySubject(protocol.DefaultPool, hash), s.Fleet.MailboxFilter(protocol.DefaultPool, hash))
 	}
 	require.Zero(t, sent())
-	b.answered(first, &nats.Msg{Header: nats.Header{"Status": {"404"}, "Description": {"No Results"}}})
+	b.answered(&nats.Msg{Subject: "first", Header: nats.Header{"Status": {"404"}, "Description": {"No Results"}}})
 	for hash, lookup := range lookups {
 		found, err := lookup.Wait(t.Context())
 		require.NoError(t, err)

@@ -35,7 +35,7 @@ func (r *reader) next(ctx context.Context, filter string, seq uint64) (*jetstrea
 		return r.store.readLeader(ctx, r.stream, filter, seq)
 	}
 	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
-	answer, err := r.store.Replies.Request(ctx, ShortTimeout, r.directGet(request))
+	answer, err := r.store.Request(ctx, ShortTimeout, r.directGet(request))
 	if errors.Is(err, nats.ErrNoResponders) { // the stream allows it no more
 		return r.store.readLeader(ctx, r.stream, filter, seq)
 	}
@@ -98,6 +98,7 @@ func (r *reader) each(ctx context.Context, filter string, tell func(*jetstream.R
 const (
 	headerStatus   = "Status"
 	statusEnd      = "204"
+	statusNobody   = "503"
 	statusNotFound = "404"
 )
 

@@ -43,7 +43,6 @@ func open(t *testing.T, topology natsio.Topology) *Store {
 	f := natsiotest.New(t, topology)
 	s, err := Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	t.Cleanup(s.Replies.Close)
 	return s
 }
 
@@ -75,14 +74,14 @@ func TestStore_CopiesAreWhatTheLeaderHas(t *testing.T) {
 	}
 }
 
-// However many there are, each is told once, in order.
+// However many there are, each comes once, in order.
 func TestStore_EachOfManyClaims(t *testing.T) {
 	t.Parallel()
 	for name, n := range map[string]int{"at once": 9, "one by one": 1025} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := open(t, natsio.Topology{})
-			var want, told []uint64
+			var want, got []uint64
 			for i := range n {
 				claim := protocol.Claim{Lane: protocol.Lane(fmt.Sprintf("account/%d", i)), WorkerID: "w", Life: "l", Token: "t"}
 				epoch, answer, err := s.PutClaim(t.Context(), protocol.DefaultPool, &claim, 0)
@@ -90,8 +89,8 @@ func TestStore_EachOfManyClaims(t *testing.T) {
 				require.Equal(t, Accepted, answer)
 				want = append(want, epoch)
 			}
-			require.NoError(t, s.EachClaim(t.Context(), protocol.DefaultPool, func(c *StoredClaim) { told = append(told, c.Epoch) }))
-			require.Equal(t, want, told)
+			require.NoError(t, s.EachClaim(t.Context(), protocol.DefaultPool, func(c *StoredClaim) { got = append(got, c.Epoch) }))
+			require.Equal(t, want, got)
 		})
 	}
 }
@@ -106,7 +105,6 @@ func TestStore_NotAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	older, err := Open(t.Context(), s.NC, s.Fleet)
 	require.NoError(t, err)
-	t.Cleanup(older.Replies.Close)
 	_, err = older.ReadAll(t.Context(), filter)
 	require.ErrorIs(t, err, ErrNotAtOnce, "a stream that was made without direct gets")
 	first, err := older.Next(t.Context(), filter, 0)

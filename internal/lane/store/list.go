@@ -69,7 +69,7 @@ func (s *Store) EachSubject(ctx context.Context, filter string, most int, tell f
 
 // list asks once what matches filter, but for the first subjects.
 func (s *Store) list(ctx context.Context, limit time.Duration, filter string, skip int) (*Listing, error) {
-	answer, err := s.Replies.Request(ctx, limit, &nats.Msg{
+	answer, err := s.Request(ctx, limit, &nats.Msg{
 		Subject: "$JS.API.STREAM.INFO." + s.Fleet.CallsStream(),
 		Data:    fmt.Appendf(nil, `{"subjects_filter":%q,"offset":%d}`, filter, skip),
 	})

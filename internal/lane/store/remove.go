@@ -25,7 +25,7 @@ func (s *Store) Remove(ctx context.Context, seqs ...uint64) error {
 }
 
 func (s *Store) removeFrom(ctx context.Context, stream string, seq uint64) error {
-	answer, err := s.Replies.Request(ctx, ShortTimeout, deletion(stream, seq))
+	answer, err := s.Request(ctx, ShortTimeout, deletion(stream, seq))
 	if err == nil {
 		err = deleteFault(answer.Data)
 	}

@@ -44,7 +44,6 @@ type Store struct {
 	claims  *reader
 	results *reader
 	Blobs   *natsio.Blobs
-	Replies *Replies
 }
 
 // Open opens the streams of a fleet, which must exist.
@@ -53,7 +52,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Store, err
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	s := &Store{Fleet: fleet, NC: nc, JS: js, Replies: newReplies(nc)}
+	s := &Store{Fleet: fleet, NC: nc, JS: js}
 	if s.Blobs, err = natsio.NewBlobs(nc, fleet); err != nil {
 		return nil, err
 	}
@@ -110,7 +109,7 @@ func (a Answer) full(err error) error {
 // Publish stores a message and waits for the acknowledgement. A refusal is an
 // answer, not an error.
 func (s *Store) Publish(ctx context.Context, msg *nats.Msg) (uint64, Answer, error) {
-	answer, err := s.Replies.Request(ctx, OpTimeout, msg)
+	answer, err := s.Request(ctx, OpTimeout, msg)
 	if err != nil {
 		return 0, Accepted, err
 	}
@@ -221,7 +220,7 @@ func (s *Store) Ready(ctx context.Context, pool protocol.Pool, lane protocol.Lan
 // message.
 func (s *Store) readLeader(ctx context.Context, stream, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
 	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
-	answer, err := s.Replies.Request(ctx, ShortTimeout, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: request})
+	answer, err := s.Request(ctx, ShortTimeout, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: request})
 	if err != nil {
 		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
 	}
@@ -299,24 +298,6 @@ func Token() uint64 {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	return binary.BigEndian.Uint64(random[:])
-}
-
-// unsent is the error of a request that did not leave this process.
-type unsent struct{ error }
-
-func (u unsent) Unwrap() error { return u.error }
-
-// unsentOf marks an error of the client, if it says that nothing left this process. Others are
-// about a connection that broke, maybe behind the message.
-func unsentOf(err error) error {
-	for _, before := range []error{
-		nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrConnectionDraining, nats.ErrMaxPayload,
-	} {
-		if errors.Is(err, before) {
-			return unsent{err}
-		}
-	}
-	return err
 }
 
 // NotStored reports whether the error of a publish says that the message is not stored, and never
