@@ -1,6 +1,7 @@
 package lane_test
 
 import (
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 					break
 				}
 			}
-			require.ErrorIs(t, p.Streams(t.Context()), natsio.ErrNoStream)
+			require.Eventually(t, func() bool { return errors.Is(p.Streams(t.Context()), natsio.ErrNoStream) }, patience, 100*time.Millisecond)
 			if stream == protocol.DefaultFleet.CallsStream() {
 				fault := p.Put(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/b"))}})[0]
 				require.ErrorIs(t, fault, natsio.ErrNoStream)
