@@ -11,8 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Places are what a sandbox keeps from being changed in a directory that it uses in place.
-type Places struct {
+// Protection is what a sandbox keeps from being changed in a directory that it uses in place.
+type Protection struct {
 	// Protect is [sandbox.Spec].Protect.
 	Protect []string
 	// Missing is [sandbox.Spec].Missing.
@@ -22,9 +22,9 @@ type Places struct {
 	Configs []string
 }
 
-// Only are places that somebody has named.
-func Only(names []string) Places {
-	p := Places{Protect: names, Missing: map[string]string{}}
+// Only is the protection of paths that somebody has named.
+func Only(names []string) Protection {
+	p := Protection{Protect: names, Missing: map[string]string{}}
 	for _, name := range names {
 		switch name = filepath.Clean(name); filepath.Base(name) {
 		case "commondir":
@@ -42,12 +42,12 @@ func Only(names []string) Places {
 // among it. A directory in which there is no repository, and none around it, has no places of one:
 // one can be made in it. Of more places than [sandbox.MaxProtected], those of outer repositories
 // are taken.
-func Protected(ctx context.Context, dir string) (Places, error) {
+func Protected(ctx context.Context, dir string) (Protection, error) {
 	f, err := find(ctx, dir)
 	if err != nil {
-		return Places{}, err
+		return Protection{}, err
 	}
-	p := &places{found: f, missing: map[string]string{}}
+	p := &collector{found: f, missing: map[string]string{}}
 	for _, name := range []string{".idea", ".vscode"} {
 		if exists(filepath.Join(f.dir, name)) {
 			p.add(filepath.Join(f.dir, name))
@@ -70,8 +70,8 @@ func Protected(ctx context.Context, dir string) (Places, error) {
 	return p.result()
 }
 
-// places collects places.
-type places struct {
+// collector collects what is protected.
+type collector struct {
 	*found
 
 	all     []string // the important ones first
@@ -87,7 +87,7 @@ const (
 )
 
 // gitDir adds what git reads or runs of a directory of a repository.
-func (p *places) gitDir(dir string) {
+func (p *collector) gitDir(dir string) {
 	if linked, err := os.ReadFile(filepath.Join(dir, "gitdir")); err == nil && exists(filepath.Join(dir, "commondir")) {
 		at := strings.TrimSpace(string(linked))
 		_, here := p.inside(absolute(dir, at))
@@ -110,7 +110,7 @@ const guestWorkspace = "/workspace/"
 
 // named adds what the settings of a repository name: files with more of them, programs and the
 // directory of hooks.
-func (p *places) named(ctx context.Context, r *repository) error {
+func (p *collector) named(ctx context.Context, r *repository) error {
 	settings, err := r.settings(ctx)
 	if err != nil {
 		return err
@@ -140,14 +140,14 @@ func (p *places) named(ctx context.Context, r *repository) error {
 }
 
 // add adds a place, unless it is elsewhere.
-func (p *places) add(path string) {
+func (p *collector) add(path string) {
 	if name, here := p.inside(path); here && !slices.Contains(p.all, name) {
 		p.all = append(p.all, name)
 	}
 }
 
 // addMissing adds a place in which a file with that content stands if there is none.
-func (p *places) addMissing(path, content string) {
+func (p *collector) addMissing(path, content string) {
 	p.add(path)
 	if name, here := p.inside(path); here {
 		p.missing[name] = content
@@ -156,12 +156,12 @@ func (p *places) addMissing(path, content string) {
 
 // result are the places that can be protected. A symbolic link cannot, and is found at the end of a
 // turn; but the first repository is not silently left open.
-func (p *places) result() (Places, error) {
+func (p *collector) result() (Protection, error) {
 	kept := slices.DeleteFunc(p.all, func(name string) bool {
 		return !slices.Contains([]string{".git", ".git/config", ".git/hooks"}, name) && p.linked(name)
 	})
 	clean, err := sandbox.CleanProtected(kept[:min(len(kept), sandbox.MaxProtected)])
-	result := Places{Protect: clean, Missing: map[string]string{}}
+	result := Protection{Protect: clean, Missing: map[string]string{}}
 	for _, name := range clean {
 		if content, may := p.missing[name]; may {
 			result.Missing[name] = content
@@ -174,7 +174,7 @@ func (p *places) result() (Places, error) {
 }
 
 // linked reports whether a symbolic link is on the way to a place, or in it.
-func (p *places) linked(name string) bool {
+func (p *collector) linked(name string) bool {
 	for at := name; at != "."; at = filepath.Dir(at) {
 		if info, err := os.Lstat(filepath.Join(p.dir, at)); err == nil && info.Mode()&os.ModeSymlink != 0 {
 			return true

@@ -22,7 +22,7 @@ func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	if err != nil {
 		return nil, fmt.Errorf("cancel session %s: %w", id, err)
 	}
-	cancelled, err := r.cancel(ctx, r.places()[0])
+	cancelled, err := r.cancel(ctx, r.ownLanes()[0])
 	if err != nil || len(cancelled) > 0 {
 		if err != nil {
 			err = fmt.Errorf("cancel session %s: %w", id, err)
@@ -49,10 +49,10 @@ func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 func Unfinished(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (turns, calls []operator.CallStatus, err error) {
 	r, err := newRemover(ctx, f, id, Options{Pool: pool})
 	if err == nil {
-		turns, err = r.unfinished(ctx, r.places()[0])
+		turns, err = r.unfinished(ctx, r.ownLanes()[0])
 	}
 	if err == nil {
-		calls, err = r.unfinished(ctx, r.places()[1])
+		calls, err = r.unfinished(ctx, r.ownLanes()[1])
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("session %s: %w", id, err)

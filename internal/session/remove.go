@@ -109,15 +109,15 @@ func (r *remover) steps() []func(context.Context) error {
 	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.journal, r.listed, r.results, r.bodies}
 }
 
-// place is a lane that is the session's own.
-type place struct {
+// ownLane is a lane that is the session's own.
+type ownLane struct {
 	pool protocol.Pool
 	lane protocol.Lane
 }
 
-// places are the session's own lanes: its turns, and then what they do in its sandbox.
-func (r *remover) places() []place {
-	return []place{
+// ownLanes are the session's own lanes: its turns, and then what they do in its sandbox.
+func (r *remover) ownLanes() []ownLane {
+	return []ownLane{
 		{protocol.SessionPool, serve.Key(r.id).Lane()},
 		{r.options.Pool, protocol.SandboxKey(string(r.id)).Lane()},
 	}
@@ -140,7 +140,7 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	if info.State == StateOpen {
 		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
 	}
-	for _, p := range r.places() {
+	for _, p := range r.ownLanes() {
 		calls, err := r.busy(ctx, p)
 		if err != nil {
 			return err
@@ -157,7 +157,7 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 
 // busy counts the unfinished calls of a lane, for a moment: one whose result is known already
 // may not be out of its mailbox yet.
-func (r *remover) busy(ctx context.Context, p place) (int, error) {
+func (r *remover) busy(ctx context.Context, p ownLane) (int, error) {
 	for until := time.Now().Add(moment); ; {
 		calls, err := r.unfinished(ctx, p)
 		if err != nil || len(calls) == 0 || time.Now().After(until) {
@@ -170,7 +170,7 @@ func (r *remover) busy(ctx context.Context, p place) (int, error) {
 }
 
 // unfinished returns the unfinished calls of a lane.
-func (r *remover) unfinished(ctx context.Context, p place) ([]operator.CallStatus, error) {
+func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallStatus, error) {
 	view, err := r.operator.Show(ctx, p.pool, p.lane, 0)
 	if errors.Is(err, operator.ErrNoLane) {
 		return nil, nil
@@ -189,7 +189,7 @@ func (r *remover) journal(ctx context.Context) error {
 
 // calls cancels what is unfinished and waits for its end.
 func (r *remover) calls(ctx context.Context) error {
-	for _, p := range r.places() {
+	for _, p := range r.ownLanes() {
 		if _, err := r.cancel(ctx, p); err != nil {
 			return err
 		}
@@ -198,7 +198,7 @@ func (r *remover) calls(ctx context.Context) error {
 }
 
 // cancel cancels what is unfinished of a lane, and waits for its end.
-func (r *remover) cancel(ctx context.Context, p place) (cancelled []protocol.CallID, err error) {
+func (r *remover) cancel(ctx context.Context, p ownLane) (cancelled []protocol.CallID, err error) {
 	for {
 		calls, err := r.unfinished(ctx, p)
 		if err != nil || len(calls) == 0 {
@@ -278,7 +278,7 @@ func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (b
 // released waits until no worker holds the session's lanes. As long as one does, a settled call
 // may be in its ready message: without its result it would be run again after a lost worker.
 func (r *remover) released(ctx context.Context) error {
-	for _, p := range r.places() {
+	for _, p := range r.ownLanes() {
 		for {
 			_, err := r.operator.Show(ctx, p.pool, p.lane, 1)
 			if errors.Is(err, operator.ErrNoLane) {

@@ -98,14 +98,14 @@ func NewCallMetrics(meter metric.Meter) *CallMetrics {
 	}
 }
 
-// Begun books a call that is about to be published; Ended or Left follows.
+// Begun records a call that is about to be published; Ended or Left follows.
 func (m *CallMetrics) Begun(ctx context.Context, pool string) {
 	if m.active.Enabled(ctx) {
 		m.active.Add(ctx, 1, with(KeyPool.String(pool)))
 	}
 }
 
-// Sent books that a call was published. code is why it could not be, "" when it was.
+// Sent records that a call was published. code is why it could not be, "" when it was.
 func (m *CallMetrics) Sent(ctx context.Context, pool, code string) {
 	if m.sent.Enabled(ctx) {
 		m.sent.Add(ctx, 1, with(KeyMessagingSystem.String(MessagingNATS), KeyMessagingOperation.String(SpanPublish),
@@ -113,7 +113,7 @@ func (m *CallMetrics) Sent(ctx context.Context, pool, code string) {
 	}
 }
 
-// Ended books the result of a call. code is why it is not ok, "" when it is.
+// Ended records the result of a call. code is why it is not ok, "" when it is.
 func (m *CallMetrics) Ended(ctx context.Context, pool, tool, status, code string, took time.Duration) {
 	if m.duration.Enabled(ctx) {
 		m.duration.Record(ctx, took.Seconds(),
@@ -122,7 +122,7 @@ func (m *CallMetrics) Ended(ctx context.Context, pool, tool, status, code string
 	m.Left(ctx, pool)
 }
 
-// Left books a call that is not waited for any more, though it has no result.
+// Left records a call that is not waited for any more, though it has no result.
 func (m *CallMetrics) Left(ctx context.Context, pool string) {
 	if m.active.Enabled(ctx) {
 		m.active.Add(ctx, -1, with(KeyPool.String(pool)))
@@ -137,7 +137,7 @@ func NewTurnMetrics(meter metric.Meter) *TurnMetrics {
 	return &TurnMetrics{duration: newDuration(meter, MetricInvokeAgent, "Time that this process has run a turn to its end.")}
 }
 
-// Ended books the end of a turn. code is why its outcome is not an answer, "" when it is.
+// Ended records the end of a turn. code is why its outcome is not an answer, "" when it is.
 func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, took time.Duration) {
 	if m.duration.Enabled(ctx) {
 		m.duration.Record(ctx, took.Seconds(), with(KeyGenAIRequestModel.String(model), KeyOutcome.String(outcome), KeyErrorType.String(code)))
@@ -164,7 +164,7 @@ func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
 	}
 }
 
-// Replied books a reply, or the err in its place. Tokens that the model has not told are 0.
+// Replied records a reply, or the err in its place. Tokens that the model has not told are 0.
 func (m *ModelMetrics) Replied(ctx context.Context, took time.Duration, input, output int64, err error) {
 	if !m.duration.Enabled(ctx) {
 		return

@@ -33,14 +33,14 @@ func NewWorkerMetrics(meter metric.Meter, pool, driver, level string) *WorkerMet
 	}
 }
 
-// Executed books an attempt that ended here. code is why it is not ok, "" when it is.
+// Executed records an attempt that ended here. code is why it is not ok, "" when it is.
 func (m *WorkerMetrics) Executed(ctx context.Context, tool, code string, took time.Duration) {
 	if m.executed.Enabled(ctx) {
 		m.executed.Record(ctx, took.Seconds(), with(KeyPool.String(m.pool), KeyGenAIToolName.String(tool), KeyErrorType.String(code)))
 	}
 }
 
-// Opened books a sandbox that was opened, or that could not be, for err.
+// Opened records a sandbox that was opened, or that could not be, for err.
 func (m *WorkerMetrics) Opened(ctx context.Context, took time.Duration, err error) {
 	if err != nil {
 		m.opens.Record(ctx, took.Seconds(), with(KeySandboxDriver.String(m.driver), KeySandboxLevel.String(m.level), KeyErrorType.String(ErrorType(err))))
@@ -50,10 +50,10 @@ func (m *WorkerMetrics) Opened(ctx context.Context, took time.Duration, err erro
 	m.sandboxes.Add(ctx, 1, m.ofDriver)
 }
 
-// Closed books that a sandbox was closed.
+// Closed records that a sandbox was closed.
 func (m *WorkerMetrics) Closed(ctx context.Context) { m.sandboxes.Add(ctx, -1, m.ofDriver) }
 
-// CommandEnded books why a command ended.
+// CommandEnded records why a command ended.
 func (m *WorkerMetrics) CommandEnded(ctx context.Context, reason string) {
 	if m.commands.Enabled(ctx) {
 		m.commands.Add(ctx, 1, with(KeySandboxDriver.String(m.driver), KeySandboxLevel.String(m.level), KeyReason.String(reason)))
@@ -86,7 +86,7 @@ func NewHolderMetrics(meter metric.Meter, pool string) *HolderMetrics {
 	}
 }
 
-// Started books an attempt, from 1, as it begins: queued is how long the call has waited, and
+// Started records an attempt, from 1, as it begins: queued is how long the call has waited, and
 // inLane the part of it after its lane was claimed.
 func (m *HolderMetrics) Started(ctx context.Context, tool string, attempt int, queued, inLane time.Duration) {
 	if !m.queueTime.Enabled(ctx) {
@@ -99,14 +99,14 @@ func (m *HolderMetrics) Started(ctx context.Context, tool string, attempt int, q
 	m.laneTime.Record(ctx, inLane.Seconds(), m.ofPool)
 }
 
-// Ended books a call whose result is stored. code is why it is not ok, "" when it is.
+// Ended records a call whose result is stored. code is why it is not ok, "" when it is.
 func (m *HolderMetrics) Ended(ctx context.Context, tool, status, code string) {
 	if m.ended.Enabled(ctx) {
 		m.ended.Add(ctx, 1, with(KeyPool.String(m.pool), KeyGenAIToolName.String(tool), KeyStatus.String(status), KeyErrorType.String(code)))
 	}
 }
 
-// Lost books a lane that was lost.
+// Lost records a lane that was lost.
 func (m *HolderMetrics) Lost(ctx context.Context) { m.lost.Add(ctx, 1, m.ofPool) }
 
 // Observe asks load, whenever metrics are read, how many lanes are held, and how many slots are in

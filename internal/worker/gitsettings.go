@@ -90,13 +90,13 @@ func protectedHint(places []string, r *sandbox.Result) string {
 
 // protected are the places of a lane's workspace that nothing changes. Those of a directory that is
 // used in place are looked up once: what commands make afterwards is theirs to change.
-func (s *sandboxes) protected(ctx context.Context, l protocol.Lane) (gitguard.Places, error) {
+func (s *sandboxes) protected(ctx context.Context, l protocol.Lane) (gitguard.Protection, error) {
 	if s.options.Protect != nil || !s.options.Caps.Protect {
 		return gitguard.Only(s.options.Protect), nil
 	}
 	dir, inPlace := s.inPlace(l)
 	if !inPlace {
-		return gitguard.Places{}, nil
+		return gitguard.Protection{}, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,8 +26,8 @@ func (w *Worker) mcpCall(ctx context.Context, s sandbox.Sandbox, run *lane.Run, 
 
 // serverPlace is where servers of a call's sandbox run; without frames nothing is shown,
 // and nobody asked.
-func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) toolserver.Place {
-	place := toolserver.Place{Sandbox: s, Root: guestWorkspace, HTTP: w.web, Variable: w.serverVariable}
+func (w *Worker) serverPlace(run *lane.Run, s sandbox.Sandbox, frames *frames) toolserver.Surroundings {
+	place := toolserver.Surroundings{Sandbox: s, Root: guestWorkspace, HTTP: w.web, Variable: w.serverVariable}
 	if w.options.Caps.Level < sandbox.LevelFull {
 		place.Root = w.sandboxes.workspace(run.Call.Lane())
 	}

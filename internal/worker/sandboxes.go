@@ -39,7 +39,7 @@ type sandboxes struct {
 
 	mu       sync.Mutex
 	open     map[protocol.Lane]*box
-	protect  map[string]gitguard.Places // by directories that are used in place: what is protected by default
+	protect  map[string]gitguard.Protection // by directories that are used in place: what is protected by default
 	settings map[protocol.Lane]*gitguard.Copies
 }
 
@@ -66,7 +66,7 @@ type box struct {
 
 // newSandboxes prepares the data directory.
 func newSandboxes(o Options, places jetstream.KeyValue) (*sandboxes, error) {
-	s := &sandboxes{options: o, places: places, instance: uuid.NewString(), open: map[protocol.Lane]*box{}, protect: map[string]gitguard.Places{}, settings: map[protocol.Lane]*gitguard.Copies{}}
+	s := &sandboxes{options: o, places: places, instance: uuid.NewString(), open: map[protocol.Lane]*box{}, protect: map[string]gitguard.Protection{}, settings: map[protocol.Lane]*gitguard.Copies{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}

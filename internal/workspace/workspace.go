@@ -106,7 +106,7 @@ func (w *Workspace) encode(c *checkpoint) ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// append stores a checkpoint behind the last one, and books it.
+// append stores a checkpoint behind the last one, and records it.
 func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodies []string) error {
 	seq, err := w.store.append(ctx, w.lane, w.last, c.Token, body, bodies)
 	if err != nil {

@@ -106,9 +106,9 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 	return b
 }
 
-// planCall books one planned tool call, or the fault for which it has no plan. A call that an
+// planCall records one planned tool call, or the fault for which it has no plan. A call that an
 // earlier run has sent may be in the fleet already: Again says so to whoever takes it.
-func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, booked *stepCall) {
+func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, recorded *stepCall) {
 	var call protocol.Call
 	if fault == nil && p.plan.Inline == nil && p.plan.Job == nil {
 		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
@@ -118,7 +118,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 	}
 	status := protocol.StatusRejected
 	switch {
-	case booked.sent && (fault != nil || booked.lane != "" && booked.lane != p.lane):
+	case recorded.sent && (fault != nil || recorded.lane != "" && recorded.lane != p.lane):
 		status, fault = protocol.StatusOutcomeUnknown, lost(fault)
 	case fault != nil && fault.Code == protocol.CodePanic:
 		status = protocol.StatusFailed
@@ -134,7 +134,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 		b.asking = append(b.asking, p)
 		return
 	}
-	call.Again = booked.sent
+	call.Again = recorded.sent
 	v.bind(&call, t.opts.MinLevel)
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})

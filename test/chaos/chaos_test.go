@@ -86,7 +86,7 @@ func (r *rig) someone() *member {
 	return r.workers[r.random.IntN(len(r.workers))]
 }
 
-// network books a fault of a member's network that lasts for a while.
+// network records a fault of a member's network that lasts for a while.
 func (r *rig) network(name string, m *member, d time.Duration, begin func()) {
 	from := now()
 	begin()

@@ -26,7 +26,7 @@ func newIndex() *index {
 	return &index{at: map[protocol.ResourceKey]*summary{}, below: map[protocol.ResourceKey]*summary{}}
 }
 
-// add books a value for the uses of an execution.
+// add records a value for the uses of an execution.
 func (x *index) add(s *span, value int64) {
 	for _, use := range s.call.Resources {
 		update(x.at, use.Key, use.Access, best{value, s})

@@ -82,7 +82,7 @@ func (r *rig) conclude(begin time.Time) *Report {
 	return report
 }
 
-// fault books something that was done to a worker, or to everybody.
+// fault records something that was done to a worker, or to everybody.
 func (r *rig) fault(name string, f Fault) {
 	r.faults = append(r.faults, f)
 	r.counts[name]++

@@ -261,7 +261,7 @@ func (s *Set[H]) add(d *dialog[H], live, perSession int) error {
 	return nil
 }
 
-// remove books the end of a dialog.
+// remove records the end of a dialog.
 func (s *Set[H]) remove(d *dialog[H]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

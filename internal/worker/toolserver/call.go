@@ -102,7 +102,7 @@ type shown struct {
 	notes []string
 }
 
-func newShown(ctx context.Context, at Place) *shown {
+func newShown(ctx context.Context, at Surroundings) *shown {
 	s := &shown{call: ctx, ask: at.Ask, to: at.Show}
 	if s.to == nil {
 		s.to = func(string) {}

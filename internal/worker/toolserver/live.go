@@ -72,7 +72,7 @@ func (l *live) last(err error) string {
 }
 
 // connect starts the server and greets it.
-func (s *Servers) connect(ctx context.Context, at Place, one *server) (*live, error) {
+func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*live, error) {
 	spec, err := resolved(one.spec, at.Variable)
 	if err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (l *live) notStarted(ctx context.Context, err error) error {
 }
 
 // client is what talks to it.
-func (l *live) client(at Place, spec protocol.MCPServer) *mcp.Client {
+func (l *live) client(at Surroundings, spec protocol.MCPServer) *mcp.Client {
 	capabilities := &mcp.ClientCapabilities{}
 	if spec.URL == "" {
 		capabilities.RootsV2 = &mcp.RootCapabilities{} //nolint:staticcheck // servers of earlier versions ask for them
@@ -155,7 +155,7 @@ func (l *live) client(at Place, spec protocol.MCPServer) *mcp.Client {
 }
 
 // program is the transport of a server that is a program of the sandbox.
-func (s *Servers) program(alive context.Context, l *live, at Place, spec protocol.MCPServer) mcp.Transport {
+func (s *Servers) program(alive context.Context, l *live, at Surroundings, spec protocol.MCPServer) mcp.Transport {
 	output, written := io.Pipe()
 	input := &feeder{feed: make(chan []byte), closed: make(chan struct{}), gone: l.done}
 	messages := &messages{to: written, rest: l.say}

@@ -12,7 +12,7 @@ import (
 )
 
 // remote is the transport of a server that has a URL; its requests end with alive.
-func remote(alive context.Context, at Place, spec protocol.MCPServer) mcp.Transport {
+func remote(alive context.Context, at Surroundings, spec protocol.MCPServer) mcp.Transport {
 	return &mcp.StreamableClientTransport{Endpoint: spec.URL, HTTPClient: &http.Client{
 		Transport: &tripper{alive: alive, base: at.HTTP, headers: spec.Headers},
 		CheckRedirect: func(*http.Request, []*http.Request) error {

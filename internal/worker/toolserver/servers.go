@@ -33,8 +33,8 @@ const (
 	firstDelay, maxDelay = time.Second, time.Minute
 )
 
-// Place is where servers run, and what they reach.
-type Place struct {
+// Surroundings is where servers run, and what they reach.
+type Surroundings struct {
 	// Sandbox is open while calls run.
 	Sandbox sandbox.Sandbox
 	// Root is the workspace as programs in the sandbox know it.
@@ -109,7 +109,7 @@ func (s *Servers) Wait() { s.group.Wait() }
 
 // List returns the tools of a server. The error is a *[protocol.Error] or a *[sandbox.Fault] when
 // the server is to blame.
-func (s *Servers) List(ctx context.Context, at Place, spec protocol.MCPServer) (list protocol.MCPListResult, err error) {
+func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPServer) (list protocol.MCPListResult, err error) {
 	list.Tools = []protocol.MCPTool{}
 	err = s.with(ctx, at, spec, manner{again: true, harmless: true}, func(l *live) error {
 		list.Tools = list.Tools[:0]
@@ -134,7 +134,7 @@ func (s *Servers) List(ctx context.Context, at Place, spec protocol.MCPServer) (
 // Call calls a tool. again says that a call during which the server dies may be made again. A value
 // beside an error is what the tool said of its failure. Errors are as those of [Servers.List], with
 // outcome_unknown for a server that died.
-func (s *Servers) Call(ctx context.Context, at Place, p protocol.MCPCall, again bool) (value *protocol.MCPCallResult, err error) {
+func (s *Servers) Call(ctx context.Context, at Surroundings, p protocol.MCPCall, again bool) (value *protocol.MCPCallResult, err error) {
 	err = s.with(ctx, at, p.Server, manner{again: again, harmless: p.ReadOnly}, func(l *live) error {
 		show := newShown(ctx, at)
 		defer show.end()
@@ -157,7 +157,7 @@ type manner struct {
 }
 
 // with has a server that lives do something, and sees what became of it.
-func (s *Servers) with(ctx context.Context, at Place, spec protocol.MCPServer, how manner, do func(*live) error) error {
+func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPServer, how manner, do func(*live) error) error {
 	one, err := s.find(spec)
 	if err != nil {
 		return err
@@ -217,7 +217,7 @@ func (s *Servers) find(spec protocol.MCPServer) (*server, error) {
 }
 
 // start returns the server as it lives, and starts it if need be, but not too soon after it died.
-func (s *Servers) start(ctx context.Context, at Place, one *server) (*live, error) {
+func (s *Servers) start(ctx context.Context, at Surroundings, one *server) (*live, error) {
 	one.starting.Lock()
 	defer one.starting.Unlock()
 	one.mu.Lock()

@@ -34,7 +34,7 @@ func (f *FS) glob(ctx context.Context, name string, req sandbox.GlobRequest) (sa
 		return result, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
 	}
 	room := newRoom(req.Limit)
-	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at place) error {
+	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at position) error {
 		if at.entry.IsDir() || req.Regular && !at.entry.Type().IsRegular() || !wanted.match(path.Join(wanted.base, at.below)) {
 			return nil
 		}

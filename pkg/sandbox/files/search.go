@@ -87,7 +87,7 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 		s.named = true
 		return s.file(ctx, name, path.Base(name))
 	}
-	w := walk{fs: s.fs, noIgnore: noIgnore, visit: func(ctx context.Context, at place) error {
+	w := walk{fs: s.fs, noIgnore: noIgnore, visit: func(ctx context.Context, at position) error {
 		if !at.entry.Type().IsRegular() {
 			return nil
 		}
@@ -158,7 +158,7 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 	return nil
 }
 
-// found books a matching line.
+// found records a matching line.
 func (s *search) found(name string, number int, line []byte) {
 	s.result.Total++
 	if s.room.take(len(name) + len(line)) {

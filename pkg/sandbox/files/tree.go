@@ -22,7 +22,7 @@ func (f *FS) tree(ctx context.Context, name string, req sandbox.TreeRequest) (sa
 	}
 	room := newRoom(req.Limit)
 	w := &walk{fs: f, noIgnore: req.NoIgnore}
-	w.visit = func(ctx context.Context, at place) error {
+	w.visit = func(ctx context.Context, at position) error {
 		result.Total++
 		entry := sandbox.TreeEntry{Path: at.name, Type: fileType(at.entry.Type())}
 		if room.take(len(at.name)) {

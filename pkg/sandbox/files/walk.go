@@ -24,13 +24,13 @@ type walk struct {
 	fs       *FS
 	noIgnore bool
 	// visit is told every entry but those left out, directories before what is in them.
-	visit func(ctx context.Context, at place) error
+	visit func(ctx context.Context, at position) error
 	// skipped counts the directories that could not be read, ignored the entries excluded.
 	skipped, ignored int
 }
 
-// place is where a walk stands.
-type place struct {
+// position is where a walk stands.
+type position struct {
 	name  string // relative to the workspace
 	below string // relative to the start of the walk
 	depth int    // 1 for what is in the start
@@ -45,10 +45,10 @@ func (w *walk) from(ctx context.Context, name string) error {
 	if !w.noIgnore {
 		rules = w.fs.ignoresAbove(ctx, name)
 	}
-	return w.dir(ctx, place{name: name, rules: rules})
+	return w.dir(ctx, position{name: name, rules: rules})
 }
 
-func (w *walk) dir(ctx context.Context, at place) error {
+func (w *walk) dir(ctx context.Context, at position) error {
 	entries, rules, err := w.entries(ctx, at)
 	if err != nil {
 		if at.depth == 0 || ctx.Err() != nil || errors.Is(err, os.ErrClosed) {
@@ -58,7 +58,7 @@ func (w *walk) dir(ctx context.Context, at place) error {
 		return nil
 	}
 	for _, entry := range entries {
-		inside := place{
+		inside := position{
 			name: path.Join(at.name, entry.Name()), below: path.Join(at.below, entry.Name()),
 			depth: at.depth + 1, entry: entry, rules: rules,
 		}
@@ -69,7 +69,7 @@ func (w *walk) dir(ctx context.Context, at place) error {
 	return nil
 }
 
-func (w *walk) enter(ctx context.Context, at place) error {
+func (w *walk) enter(ctx context.Context, at position) error {
 	err := w.visit(ctx, at)
 	switch {
 	case errors.Is(err, errPrune):
@@ -87,7 +87,7 @@ func (w *walk) enter(ctx context.Context, at place) error {
 // entries returns what a walk sees in a directory, and the rules that apply in it.
 // They are sorted so that walking them visits paths in order: a directory stands
 // where its path with a slash would.
-func (w *walk) entries(ctx context.Context, at place) ([]fs.DirEntry, gitignore.Rules, error) {
+func (w *walk) entries(ctx context.Context, at position) ([]fs.DirEntry, gitignore.Rules, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}

@@ -147,8 +147,8 @@ func (g *guard) left(root *os.Root, at string, info fs.FileInfo) bool {
 }
 
 // wire tells the first process which files places are.
-func (g *guard) wire(places []string) []wire.Place {
-	all := make([]wire.Place, len(places))
+func (g *guard) wire(places []string) []wire.Identity {
+	all := make([]wire.Identity, len(places))
 	for i, place := range places {
 		all[i].Path = place
 		if stat, ok := g.found[place].Sys().(*syscall.Stat_t); ok {

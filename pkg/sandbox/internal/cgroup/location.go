@@ -26,8 +26,8 @@ func refused(dir string, err error) error {
 	return &unusable.Error{What: unusable.Groups, Found: dir + " is not for this process to divide", Advice: adviceDelegate, Err: err}
 }
 
-// Place is where this process is in the hierarchy of control groups.
-type Place struct {
+// Location is where this process is in the hierarchy of control groups.
+type Location struct {
 	// Top is where the hierarchy is mounted, Own the group of this process.
 	Top, Own string
 	systemd  bool // manages the groups that it has not delegated
@@ -35,12 +35,12 @@ type Place struct {
 
 // Locate finds the hierarchy and this process in it. It changes nothing. An error is an
 // [*unusable.Error].
-func Locate() (*Place, error) {
+func Locate() (*Location, error) {
 	_, err := os.Stat("/run/systemd/system")
 	return locate("/proc/self", err == nil)
 }
 
-func locate(proc string, systemd bool) (*Place, error) {
+func locate(proc string, systemd bool) (*Location, error) {
 	mounts, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, &unusable.Error{What: unusable.Groups, Found: "there is no /proc", Err: err}
@@ -58,7 +58,7 @@ func locate(proc string, systemd bool) (*Place, error) {
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") {
 		return nil, &unusable.Error{What: unusable.Groups, Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
 	}
-	p := &Place{Top: top, Own: filepath.Join(top, below), systemd: systemd}
+	p := &Location{Top: top, Own: filepath.Join(top, below), systemd: systemd}
 	return p, p.check()
 }
 
@@ -86,7 +86,7 @@ func ownGroup(cgroup string) (path string, found bool) {
 }
 
 // check looks for the controllers.
-func (p *Place) check() error {
+func (p *Location) check() error {
 	have, err := words(p.Own, "cgroup.controllers")
 	if err != nil {
 		return &unusable.Error{What: unusable.Groups, Found: "the group of this process cannot be read", Advice: adviceDelegate, Err: err}
@@ -108,7 +108,7 @@ func (p *Place) check() error {
 
 // candidates are the groups that may be for this process to divide, the best first: the
 // one above its own, as systemd's DelegateSubgroup= has it, and its own.
-func (p *Place) candidates() []string {
+func (p *Location) candidates() []string {
 	if p.Own == p.Top || !p.delegated(filepath.Dir(p.Own)) {
 		return []string{p.Own}
 	}
@@ -116,7 +116,7 @@ func (p *Place) candidates() []string {
 }
 
 // delegated reports whether a group was handed over by the system.
-func (p *Place) delegated(dir string) bool {
+func (p *Location) delegated(dir string) bool {
 	if !p.systemd || p.isNamespace(dir) {
 		return true
 	}
@@ -130,7 +130,7 @@ func (p *Place) delegated(dir string) bool {
 }
 
 // isNamespace reports whether a group is all that this process's container has.
-func (p *Place) isNamespace(dir string) bool {
+func (p *Location) isNamespace(dir string) bool {
 	return dir == p.Top && !isRoot(dir)
 }
 
@@ -142,7 +142,7 @@ func isRoot(dir string) bool {
 
 // enable hands the controllers to what is below a group, after the processes in it have
 // moved out of the way.
-func (p *Place) enable(dir string) error {
+func (p *Location) enable(dir string) error {
 	if !p.delegated(dir) {
 		return &unusable.Error{What: unusable.Groups, Found: dir + " was not delegated", Advice: adviceDelegate}
 	}
@@ -167,7 +167,7 @@ func (p *Place) enable(dir string) error {
 
 // moveAway moves this process into a group below its own; in a container everybody, for there
 // the group is theirs together.
-func (p *Place) moveAway() error {
+func (p *Location) moveAway() error {
 	leaf := filepath.Join(p.Own, workerName)
 	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as all groups
 		return err

@@ -94,7 +94,7 @@ func TestCandidates_AreDelegated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := host(t, test.files)
-			p := &Place{Top: filepath.Join(dir, "top"), Own: filepath.Join(dir, test.own), systemd: test.systemd}
+			p := &Location{Top: filepath.Join(dir, "top"), Own: filepath.Join(dir, test.own), systemd: test.systemd}
 			var want []string
 			for _, c := range test.candidates {
 				want = append(want, filepath.Join(dir, c))

@@ -45,7 +45,7 @@ var Find = sync.OnceValues(func() (*Tree, error) { //nolint:gochecknoglobals // 
 })
 
 // open takes the first of the groups that can be used.
-func (p *Place) open() (*Tree, error) {
+func (p *Location) open() (*Tree, error) {
 	var errs []error
 	for _, dir := range p.candidates() {
 		err := p.enable(dir)

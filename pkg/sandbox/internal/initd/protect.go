@@ -90,7 +90,7 @@ func testProtected(config wire.Config, all []mount) error {
 		if err := unix.Lstat(at, &stat); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
 		}
-		if found := (wire.Place{Path: place.Path, Dev: stat.Dev, Ino: stat.Ino}); found != place {
+		if found := (wire.Identity{Path: place.Path, Dev: stat.Dev, Ino: stat.Ino}); found != place {
 			return fmt.Errorf("%s is not what the workspace has there: %+v instead of %+v", at, found, place)
 		}
 	}

@@ -38,8 +38,8 @@ const (
 	KindSocket                  // Socket; answered by a descriptor, or an Answer of nothing
 )
 
-// Place is something in a workspace, and which file or directory that is.
-type Place struct {
+// Identity is something in a workspace, and which file or directory that is.
+type Identity struct {
 	Path     string // relative to the workspace
 	Link     string // what a symbolic link that stands there leads to; "" when there is none
 	Dev, Ino uint64
@@ -133,8 +133,8 @@ type Config struct {
 	Mounts    []sandbox.Mount
 	// Protected are places of the workspace that are read-only, and Pinned the directories that
 	// they are in, outer ones first, which stay where they are. All of them exist.
-	Protected []Place
-	Pinned    []Place
+	Protected []Identity
+	Pinned    []Identity
 	// Bwrap has bubblewrap make the namespaces and the mounts.
 	Bwrap bool
 	// Privileged says that the worker is root: directories and mounts are opened with its rights.
