@@ -150,7 +150,7 @@ func (h *Holder) decline(r *readyMessage, why error) {
 	case errors.Is(why, ErrDraining):
 		h.store.Return(r.ack)
 	default:
-		h.troubles.tell(context.Background(), "lane cannot be claimed", //nolint:forbidigo // for the log alone
+		h.troubles.log(context.Background(), "lane cannot be claimed", //nolint:forbidigo // for the log alone
 			slog.String("lane", string(r.lane)), slog.Any("error", why))
 		h.store.Park(r.ack, faultPause)
 	}

@@ -126,7 +126,7 @@ func (h *Holder) renew(ctx context.Context, l *life) {
 	}, expect)
 	switch {
 	case err != nil || answer == store.Full:
-		h.troubles.tell(ctx, "heartbeat cannot be renewed", slog.Any("error", err))
+		h.troubles.log(ctx, "heartbeat cannot be renewed", slog.Any("error", err))
 	case answer == store.Occupied:
 		h.resync(ctx, l)
 	default:

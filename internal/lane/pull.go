@@ -164,8 +164,8 @@ func (h *Holder) pullFault(err error) {
 	pool := slog.String("pool", string(h.options.Pool))
 	ctx, cancel := context.WithTimeout(context.Background(), store.OpTimeout) //nolint:forbidigo // a callback of NATS has no context
 	defer cancel()
-	h.troubles.tell(ctx, "pull request failed", pool, slog.Any("error", err))
+	h.troubles.log(ctx, "pull request failed", pool, slog.Any("error", err))
 	if _, _, err := natsio.EnsurePool(ctx, h.store.JS, h.options.Fleet, h.options.Pool, h.lease); err != nil {
-		h.troubles.tell(ctx, "consumer cannot be checked", pool, slog.Any("error", err))
+		h.troubles.log(ctx, "consumer cannot be checked", pool, slog.Any("error", err))
 	}
 }

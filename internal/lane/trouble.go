@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// tellEvery is the least time between two lines about one kind of trouble.
-const tellEvery = time.Minute
+// logEvery is the least time between two lines about one kind of trouble.
+const logEvery = time.Minute
 
 // troubles logs what is tried again until it succeeds, as while the server is away: each kind once
 // a minute at most, however many lanes and calls have it. The zero value with a logger is ready,
@@ -17,22 +17,22 @@ type troubles struct {
 	logger *slog.Logger
 
 	mu   sync.Mutex
-	told map[string]time.Time // by message, which are constants
+	last map[string]time.Time // when each message was logged; messages are constants
 }
 
-func (t *troubles) tell(ctx context.Context, msg string, attrs ...slog.Attr) {
+func (t *troubles) log(ctx context.Context, msg string, attrs ...slog.Attr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if last, known := t.told[msg]; known && time.Since(last) < tellEvery {
+	if last, known := t.last[msg]; known && time.Since(last) < logEvery {
 		return
 	}
-	if t.told == nil {
-		t.told = map[string]time.Time{}
+	if t.last == nil {
+		t.last = map[string]time.Time{}
 	}
-	t.told[msg] = time.Now()
+	t.last[msg] = time.Now()
 	t.logger.LogAttrs(ctx, slog.LevelWarn, msg, attrs...) //nolint:sloglint // messages are constants of the callers
 }
 
 func (l *held) complain(msg string, err error) {
-	l.holder.troubles.tell(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err))
+	l.holder.troubles.log(l.ctx, msg, slog.String("lane", string(l.lane)), slog.Any("error", err))
 }

@@ -182,7 +182,7 @@ type abuse struct {
 	check  func(t *testing.T, e protocol.Execution)
 }
 
-// ample is a time in which anything ends that ends by itself. A crowd has the lowest priority:
+// ample is a time in which anything ends that ends by itself. A command of many processes has the lowest priority:
 // where others want the processor, it takes long to come together.
 const ample = 2 * time.Minute
 

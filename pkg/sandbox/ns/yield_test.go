@@ -38,15 +38,15 @@ func requireShort(t *testing.T, s sandbox.Sandbox) (priority int) {
 	return none - raw
 }
 
-// TestPriority_CrowdsMakeWayCompletely: a command that is very many processes has the lowest
+// TestPriority_ManyProcessesMakeWayCompletely: a command that is very many processes has the lowest
 // priority, and none that comes after it.
-func TestPriority_CrowdsMakeWayCompletely(t *testing.T) {
+func TestPriority_ManyProcessesMakeWayCompletely(t *testing.T) {
 	t.Parallel()
 	s := limited(t, sandbox.Limits{})
 	requireShort(t, s)
 	const script = `for i in $(seq 100); do sleep 60 & done; for i in $(seq 30); do [ $(nice) = 19 ] && break; sleep 0.1; done; nice`
 	require.Eventually(t, func() bool { return slices.Equal([]int{19}, numbers(t, run(t, s, script))) }, time.Minute, time.Millisecond,
-		"nobody looks any more at one that becomes a crowd so late as on a very busy machine")
+		"nobody looks any more at one that becomes many processes so late as on a very busy machine")
 	requireShort(t, s)
 }
 

@@ -54,7 +54,7 @@ func (s *server) start(m *wire.Message) error {
 		}
 		p.files = [3]uintptr{screen.Command(), screen.Command(), screen.Command()}
 	}
-	c := &command{id: m.ID, brand: newBrand(), limits: request.Limits}
+	c := &command{id: m.ID, tag: newTag(), limits: request.Limits}
 	fork := func() (int, error) { return c.fork(p) }
 	if request.ReadOnly {
 		s.once.Do(func() { s.readers, s.readersErr = newReaders(s.mounts) })
@@ -99,17 +99,17 @@ func (s *server) directory(p string) (*os.File, string, error) {
 	return dir, dir.Name(), nil
 }
 
-// brand marks the processes of a command where they do not look: it is their soft limit of
+// tag marks the processes of a command where they do not look: it is their soft limit of
 // real-time processor time, in microseconds, which limits nothing here.
-type brand uint64
+type tag uint64
 
-func newBrand() brand { return brand(1<<62 | rand.Uint64()>>2) } //nolint:gosec // unique, not secret
+func newTag() tag { return tag(1<<62 | rand.Uint64()>>2) } //nolint:gosec // unique, not secret
 
 // command is a command that runs.
 type command struct {
 	id     uint64
 	pid    int
-	brand  brand
+	tag    tag
 	limits wire.Limits
 
 	done   chan struct{} // closed at the end of a command that is watched

@@ -48,13 +48,13 @@ func (c *command) fork(p program) (int, error) {
 	return pid, err
 }
 
-// limit adds what limits the process that makes the calls, and brands it.
+// limit adds what limits the process that makes the calls, and tags it.
 func (c *command) limit(l *calls.List) error {
 	for _, limit := range []struct {
 		resource    int
 		value, more uint64 // 0 is none; more of the hard limit
 	}{
-		{unix.RLIMIT_RTTIME, uint64(c.brand), 0},
+		{unix.RLIMIT_RTTIME, uint64(c.tag), 0},
 		{unix.RLIMIT_CPU, c.limits.CPU, 1}, // SIGXCPU first, then SIGKILL
 		{unix.RLIMIT_DATA, tooFast(c.limits.Memory), 0},
 		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},

@@ -67,7 +67,7 @@ func serve(conn *wire.Conn) error {
 	stocked := make(chan struct{})
 	go func() {
 		defer close(stocked)
-		stockThreads() // they have what their makers have
+		startThreads() // they have what their makers have
 	}()
 	config, err := receiveConfig(conn)
 	if err != nil {
@@ -190,10 +190,10 @@ func dropSignals() error {
 	return nil
 }
 
-// stockThreads has the runtime make its threads now, which it keeps. When it returns, none is still
+// startThreads has the runtime make its threads now, which it keeps. When it returns, none is still
 // being made: stopping the world waits for every processor of the runtime that has been promised to
 // a new thread. To ask for all stacks, and have no room for any, does that and no more.
-func stockThreads() {
+func startThreads() {
 	var all, held sync.WaitGroup
 	release := make(chan struct{})
 	for range threadsAtOnce {

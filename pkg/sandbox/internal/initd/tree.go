@@ -20,7 +20,7 @@ import (
 //
 // The end of a command is the end of its tree. When no other command runs, that is every
 // process but this one: one system call kills them, and nobody can escape it. Beside
-// others, its processes are those of its brand; one that hides from that lives until
+// others, its processes are those of its tag; one that hides from that lives until
 // no command runs.
 type commands struct {
 	conn *wire.Conn
@@ -48,7 +48,7 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	}
 	c.pid = pid
 	t.running[c.id], t.pids[pid] = c, c
-	t.mindLater(c, time.Now(), chores())
+	t.reniceLater(c, time.Now(), reniceSteps())
 	if c.limits.Memory > 0 || c.limits.Disk > 0 {
 		c.done = make(chan struct{})
 		go t.watch(c)
@@ -229,10 +229,10 @@ func (t *commands) send(c *command, sig syscall.Signal) {
 	}
 }
 
-// members are the processes that have c's brand, or nobody's.
+// members are the processes that have c's tag, or nobody's.
 func (t *commands) members(c *command) []int { return t.allMembers(c)[c] }
 
-// allMembers are the processes of each command that runs, by their brands; those with nobody's
+// allMembers are the processes of each command that runs, by their tags; those with nobody's
 // are counted as c's.
 func (t *commands) allMembers(c *command) map[*command][]int {
 	entries, err := os.ReadDir("/proc")
@@ -247,17 +247,17 @@ func (t *commands) allMembers(c *command) map[*command][]int {
 		}
 		var limit unix.Rlimit
 		if unix.Prlimit(pid, unix.RLIMIT_RTTIME, nil, &limit) == nil {
-			owner := t.owner(brand(limit.Cur), c)
+			owner := t.owner(tag(limit.Cur), c)
 			members[owner] = append(members[owner], pid)
 		}
 	}
 	return members
 }
 
-// owner is the command of a brand; c when it is none that runs.
-func (t *commands) owner(b brand, c *command) *command {
+// owner is the command of a tag; c when it is none that runs.
+func (t *commands) owner(b tag, c *command) *command {
 	for _, other := range t.running {
-		if other.brand == b {
+		if other.tag == b {
 			return other
 		}
 	}

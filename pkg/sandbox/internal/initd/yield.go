@@ -19,11 +19,11 @@ import (
 // niceness is how much it makes way: a third of the weight of others.
 const niceness = 5
 
-// A crowd of processes makes way completely, and before its time: each of them has a fiftieth of
+// A command that is many processes makes way completely, and early: each of them has a fiftieth of
 // the weight of others, so that all together they have that of a few. Otherwise this process, too,
 // would have to wait for all of them.
 const (
-	crowd  = 64
+	many   = 64
 	lowest = 19
 )
 
@@ -37,35 +37,35 @@ func lower() int {
 	return zero - raw + niceness
 }
 
-// crowded reports whether nearly all of the last processes that were started in the sandbox are
+// hasMany reports whether nearly all of the last processes that were started in the sandbox are
 // there still, and are many. It takes no longer when they are very many.
-func crowded(c *command) bool {
+func hasMany(c *command) bool {
 	last, there := lastPID(), 0
-	if last-c.pid < crowd {
+	if last-c.pid < many {
 		return false
 	}
-	for pid := last; pid > last-crowd; pid-- {
+	for pid := last; pid > last-many; pid-- {
 		if unix.Kill(pid, 0) == nil {
 			there++
 		}
 	}
-	return there >= crowd*3/4
+	return there >= many*3/4
 }
 
-// yieldCrowd lowers the priority of a command that has become a crowd so soon, of its process group
+// yieldMany lowers the priority of a command that has become many processes so soon, of its process group
 // at least.
-func (t *commands) yieldCrowd(c *command) {
-	if crowded(c) {
+func (t *commands) yieldMany(c *command) {
+	if hasMany(c) {
 		_ = unix.Setpriority(unix.PRIO_PGRP, c.pid, lowest) // it may have ended
 	}
 }
 
 // yield lowers the priority of everything of the command, a process group at a time: that reaches
 // every thread of it at once. It is done again for what has been started meanwhile in sessions of
-// its own, see chores; children in its own inherit it.
+// its own, see reniceSteps; children in its own inherit it.
 func (t *commands) yield(c *command) {
 	priority := lower()
-	if crowded(c) {
+	if hasMany(c) {
 		priority = lowest
 	}
 	groups := map[int]bool{c.pid: true}
