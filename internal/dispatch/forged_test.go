@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -64,7 +65,7 @@ func TestResults_EventsOfATurnAreNotTakenFromOutput(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	faults := make(chan error, 8)
-	results := lane.NewResults(r.NC, r.Name, func(err error) { faults <- err })
+	results := dispatch.NewResults(r.NC, r.Name, func(err error) { faults <- err })
 	session := protocol.NewSessionID()
 	turn := protocol.NewCallID(session, 1, 0, 0)
 	frames := make(chan *protocol.Frame, 8)

@@ -73,7 +73,7 @@ func TestServers_StartsAfterDeaths(t *testing.T) {
 		servers, box := toolserver.New(), &dying{dies: dies}
 		t.Cleanup(func() { servers.End(); servers.Wait() })
 		list := func() error {
-			list, err := servers.List(t.Context(), toolserver.Place{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
+			list, err := servers.List(t.Context(), toolserver.Surroundings{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
 			require.Equal(t, err == nil, len(list.Tools) > 0)
 			return err
 		}
@@ -104,7 +104,7 @@ func TestServers_NobodyWaitsForAStart(t *testing.T) {
 		servers, box := toolserver.New(), &dying{dies: 100}
 		t.Cleanup(func() { servers.End(); servers.Wait() })
 		list := func(ctx context.Context) error {
-			_, err := servers.List(ctx, toolserver.Place{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
+			_, err := servers.List(ctx, toolserver.Surroundings{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
 			return err
 		}
 		require.ErrorContains(t, list(t.Context()), "it exited with code 1")
