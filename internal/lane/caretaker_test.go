@@ -118,7 +118,7 @@ func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	h.stop()
 }
 
-// The removal of a claim may get lost while the ready message is parked: a call that comes then has
+// The removal of a claim may get lost while the consumer waits with the ready message: a call that comes then has
 // its worker, which lives, let go of the claim.
 func TestCaretaker_AClaimThatItsWorkerDoesNotHold(t *testing.T) {
 	t.Parallel()
@@ -168,7 +168,7 @@ func TestCaretaker_AMarkOfALostHolderIsRemoved(t *testing.T) {
 }
 
 // A claim may be stored so late that the record of its life is gone, while the ready message is
-// parked: a call that comes then is looked after all the same.
+// not delivered for long: a call that comes then is looked after all the same.
 func TestCaretaker_AClaimWithoutItsLifeIsNoticed(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -140,19 +140,19 @@ func (h *Holder) judge(c *claim, found *store.StoredClaim) error {
 func (h *Holder) decline(r *readyMessage, why error) {
 	switch {
 	case errors.Is(why, errHeld): // it is the holder's
-		h.store.Park(r.ack, h.lease)
+		h.store.Nack(r.ack, h.lease)
 		h.askToLeave(r)
 	case errors.Is(why, errLeaving):
-		h.store.Park(r.ack, min(leavingFirst<<min(r.deliveries, 10), leavingLast))
+		h.store.Nack(r.ack, min(leavingFirst<<min(r.deliveries, 10), leavingLast))
 		h.askToLeave(r)
 	case errors.Is(why, errElsewhere):
-		h.store.Park(r.ack, offerPeriod)
+		h.store.Nack(r.ack, offerPeriod)
 	case errors.Is(why, ErrDraining):
-		h.store.Return(r.ack)
+		h.store.Nack(r.ack, 0)
 	default:
 		h.troubles.log(context.Background(), "lane cannot be claimed", //nolint:forbidigo // for the log alone
 			slog.String("lane", string(r.lane)), slog.Any("error", why))
-		h.store.Park(r.ack, faultPause)
+		h.store.Nack(r.ack, faultPause)
 	}
 }
 
@@ -183,7 +183,7 @@ func (h *Holder) disownAfter(l *held, why error) {
 }
 
 // disown lets go of a claim of this life on a lane that is not held here: its removal was lost, or
-// a server brought it back. The ready message may be parked, so it is delivered again.
+// a server brought it back. The consumer may wait with the ready message, so it is delivered again.
 func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
 	found, err := h.store.Claim(ctx, h.options.Pool, hash)
 	if err != nil || found == nil {

@@ -73,22 +73,3 @@ func Interrupted(ctx context.Context) (status protocol.Status, fault *protocol.E
 		return protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled while it ran; it was killed"), true
 	}
 }
-
-// Outlasted is [Interrupted] for a call that nothing killed: it went on, and came to its end by
-// itself.
-func Outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
-	status, fault, ok = Interrupted(ctx)
-	if !ok {
-		return status, fault, ok
-	}
-	const kept = "it was not killed and came to its end, so its effects stay; what it returned is its value"
-	switch fault.Code {
-	case protocol.CodeRunTimeout:
-		fault.Message = "the call took longer than its time; " + kept
-	case protocol.CodeDeadline:
-		fault.Message = "the deadline of the call passed while it ran; " + kept
-	default:
-		fault.Message = "the call was cancelled while it ran; " + kept
-	}
-	return status, fault, ok
-}

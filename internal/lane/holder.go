@@ -234,16 +234,16 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		return
 	}
 	if !h.slots.tryAcquire() {
-		h.store.Return(ready.ack)
+		h.store.Nack(ready.ack, 0)
 		return
 	}
 	h.slots.nudge() // the request that it came by is used up
 	h.enter(ready)
 }
 
-// parkLeases is for how many leases the consumer does not deliver the ready message of a held lane
+// nackLeases is for how many leases the consumer does not deliver the ready message of a held lane
 // once more; that costs a look at the claim.
-const parkLeases = 60
+const nackLeases = 60
 
 // enter begins to hold a lane, with a slot, unless it is held here.
 func (h *Holder) enter(ready *readyMessage) {
@@ -266,7 +266,7 @@ func (h *Holder) enter(ready *readyMessage) {
 	draining := h.draining
 	visited := !draining && before.claim.Ready == 0
 	if !draining && !visited && before.ready.seq == ready.seq {
-		h.store.Park(ready.ack, parkLeases*h.lease) // under the lock: whoever lets go of the lane has it delivered after that
+		h.store.Nack(ready.ack, nackLeases*h.lease) // under the lock: whoever lets go of the lane has it delivered after that
 	}
 	h.mu.Unlock()
 	h.slots.release()

@@ -104,7 +104,7 @@ func (w *Worker) returned(ctx context.Context, c *protocol.Call, value protocol.
 	if err != nil {
 		return r
 	}
-	if status, fault, late := lane.Outlasted(ctx); late {
+	if status, fault, late := outlasted(ctx); late {
 		r.Status, r.Error = status, fault
 	}
 	return r
@@ -135,4 +135,22 @@ func toolFault(err error) error {
 		return err
 	}
 	return protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
+}
+
+// outlasted is [lane.Interrupted] for a call that nothing killed: it went on, and came to its end by
+// itself.
+func outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
+	if status, fault, ok = lane.Interrupted(ctx); !ok {
+		return "", nil, false
+	}
+	const kept = "it was not killed and came to its end, so its effects stay; what it returned is its value"
+	switch fault.Code {
+	case protocol.CodeRunTimeout:
+		fault.Message = "the call took longer than its time; " + kept
+	case protocol.CodeDeadline:
+		fault.Message = "the deadline of the call passed while it ran; " + kept
+	default:
+		fault.Message = "the call was cancelled while it ran; " + kept
+	}
+	return status, fault, ok
 }

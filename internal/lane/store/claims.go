@@ -175,27 +175,21 @@ func (s *Store) RedeliverAfter(ctx context.Context, pool protocol.Pool, wait tim
 	for _, seq := range seqs { // the server looks for the message by its own sequence, and whether the delivery is possible
 		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool),
 			seq, consumer.Delivered.Consumer, time.Now().UnixNano())
-		body := []byte("-NAK")
-		if wait > 0 {
-			body = later(wait)
-		}
-		if err := s.NC.Publish(ack, body); err != nil {
+		if err := s.NC.Publish(ack, nack(wait)); err != nil {
 			return fmt.Errorf("deliver ready message %d again: %w", seq, err)
 		}
 	}
 	return nil
 }
 
-// Return has the pool's consumer deliver a ready message to somebody else. ack is the subject of
-// its acknowledgements. Nobody answers, and nothing happens without a connection.
-func (s *Store) Return(ack string) { _ = s.NC.Publish(ack, []byte("-NAK")) }
+// Nack has the pool's consumer deliver a ready message again after a while, 0 is at once. ack is
+// the subject of its acknowledgements. Nobody answers, and nothing happens without a connection.
+func (s *Store) Nack(ack string, wait time.Duration) { _ = s.NC.Publish(ack, nack(wait)) }
 
-// Park has the pool's consumer wait before it delivers a ready message again.
-func (s *Store) Park(ack string, wait time.Duration) {
-	_ = s.NC.Publish(ack, later(wait))
-}
-
-func later(wait time.Duration) []byte {
+func nack(wait time.Duration) []byte {
+	if wait == 0 {
+		return []byte("-NAK")
+	}
 	return fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds())
 }
 

@@ -18,6 +18,8 @@ import (
 type Consistency interface {
 	// TellsAll reports whether republished messages come completely and in order.
 	TellsAll() bool
+	// ReadsDirect reports whether whoever answers a direct get knows everything.
+	ReadsDirect() bool
 	// BringsBack reports whether a server that was killed may bring back what was removed.
 	BringsBack() bool
 
@@ -34,13 +36,11 @@ type Consistency interface {
 
 // Consistency is that of the server to which the connection leads now.
 func (s *Store) Consistency() Consistency {
-	if isSingle(s.NC) {
+	if s.NC.ConnectedClusterName() == "" {
 		return single{s}
 	}
 	return clustered{s}
 }
-
-func isSingle(nc *nats.Conn) bool { return nc.ConnectedClusterName() == "" }
 
 // ErrNotReady says that a lane's ready message is gone: whoever held the lane before has removed
 // it, and the delivery was an old one.
@@ -78,8 +78,9 @@ func (s *Store) SurelyNoResult(ctx context.Context, c *protocol.Call) error {
 // single is a server on its own: every answer has all that is stored.
 type single struct{ *Store }
 
-func (single) TellsAll() bool   { return true }
-func (single) BringsBack() bool { return true }
+func (single) TellsAll() bool    { return true }
+func (single) ReadsDirect() bool { return true }
+func (single) BringsBack() bool  { return true }
 
 func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, ready, _ uint64) (*Opening, error) {
 	there, entries, err := s.ReadLane(ctx, pool, lane)
@@ -127,8 +128,9 @@ func (single) noResult(context.Context, *protocol.Call) error           { return
 // answering for a moment. docs/decisions/reads-and-removals.md says what is done about it, and why.
 type clustered struct{ *Store }
 
-func (clustered) TellsAll() bool   { return false }
-func (clustered) BringsBack() bool { return false }
+func (clustered) TellsAll() bool    { return false }
+func (clustered) ReadsDirect() bool { return false }
+func (clustered) BringsBack() bool  { return false }
 
 // open stores a mark behind the claim, the floor, and takes a [Snapshot] that knows it. A full
 // stream has to empty, so it is served without: then a cancel may be missed for a moment, but

@@ -27,7 +27,7 @@ type reader struct {
 	batcher batcher
 }
 
-func (r *reader) readsDirect() bool { return r.direct.Load() && isSingle(r.store.NC) }
+func (r *reader) readsDirect() bool { return r.direct.Load() && r.store.Consistency().ReadsDirect() }
 
 // next returns the first message at or after seq that matches filter; nil when there is none.
 func (r *reader) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
