@@ -140,7 +140,7 @@ func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	if what.Kind != protocol.EntryCall && what.Kind != protocol.EntryCancel {
 		return ""
 	}
-	lane = Named(entry.Headers())
+	lane = protocol.LaneOfHeader(entry.Headers().Get(protocol.HeaderLane))
 	if lane.Hash() != fleet.LaneOfSubject(entry.Subject()) {
 		c.holder.options.Logger.Error("mailbox entry is malformed: nobody takes its lane for it",
 			slog.String("subject", entry.Subject()), slog.String("header", protocol.HeaderLane))
@@ -152,7 +152,7 @@ func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 // makeReady publishes the ready message of a lane, or looks after the one that is there.
 func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
 	s, pool := c.holder.store, c.holder.options.Pool
-	made, err := s.SurelyReady(ctx, pool, lane)
+	made, err := s.MakeReady(ctx, pool, lane)
 	if made || err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func (c *caretaker) review(ctx context.Context) error {
 			break
 		}
 		seq = ready.Sequence + 1
-		if lane := Named(ready.Header); lane.Hash() == o.Fleet.LaneOfSubject(ready.Subject) {
+		if lane := protocol.LaneOfHeader(ready.Header.Get(protocol.HeaderLane)); lane.Hash() == o.Fleet.LaneOfSubject(ready.Subject) {
 			if err := c.inspect(ctx, lane, ready, consumer); err != nil && !errors.Is(err, errOnItsWay) {
 				return err
 			}

@@ -2,7 +2,6 @@ package lane
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,19 +43,11 @@ func readReady(msg *nats.Msg) (*readyMessage, error) {
 		header: msg.Header, body: msg.Data, stored: meta.Timestamp,
 		hash: protocol.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]),
 	}
-	if r.lane = Named(msg.Header); r.lane.Hash() != r.hash {
+	if r.lane = protocol.LaneOfHeader(msg.Header.Get(protocol.HeaderLane)); r.lane.Hash() != r.hash {
 		return nil, fmt.Errorf("header %s %q does not match the subject",
 			protocol.HeaderLane, msg.Header.Get(protocol.HeaderLane))
 	}
 	return r, nil
-}
-
-// Named is the lane that a message names; "" when it names none.
-func Named(header nats.Header) (lane protocol.Lane) {
-	if json.Unmarshal([]byte(`"`+header.Get(protocol.HeaderLane)+`"`), &lane) != nil {
-		return ""
-	}
-	return lane
 }
 
 // claim is what is stored of a lane's holder.

@@ -70,7 +70,7 @@ func (c *caretaker) readDue(ctx context.Context) error {
 
 // remember notes when a call has to be answered that a message is, or is about.
 func (c *caretaker) remember(msg *message) {
-	lane := Named(msg.Header)
+	lane := protocol.LaneOfHeader(msg.Header.Get(protocol.HeaderLane))
 	at := time.Now()
 	if c.holder.options.Fleet.ParseMailboxSubject(msg.Subject).Kind != protocol.EntryCancel {
 		call, err := protocol.DecodeCall(msg.Data)

@@ -3,12 +3,17 @@ package lane
 import (
 	"context"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Wake makes the lane of a call ready, as a publisher does behind each append.
+// Wake publishes the ready message of a call's lane, as a publisher does behind each append, and
+// waits until it is stored or refused.
 func (p *Publisher) Wake(ctx context.Context, call *protocol.Call) error {
-	_, err := p.store.MakeReady(ctx, call.Pool, call.Lane())
+	msg := nats.NewMsg(p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash()))
+	msg.Header.Set(protocol.HeaderLane, call.Lane().HeaderText())
+	_, _, err := p.store.Publish(ctx, msg)
 	return err
 }
 

@@ -152,7 +152,7 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 	lane := call.Lane()
 	msg := &nats.Msg{Subject: p.store.Fleet.CallSubject(call.Pool, lane.Hash(), call.ID), Header: make(nats.Header, len(out.Header)+headers)}
 	maps.Copy(msg.Header, out.Header)
-	msg.Header.Set(protocol.HeaderLane, store.HeaderSafe(string(lane)))
+	msg.Header.Set(protocol.HeaderLane, lane.HeaderText())
 	msg.Header.Set(protocol.HeaderCall, string(call.ID))
 	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
 	msg.Data = body
@@ -232,7 +232,7 @@ func (p *Publisher) append(ctx context.Context, call *protocol.Call, msg *nats.M
 	case answer == store.Full:
 		return failed(call, full(again), true, false)
 	}
-	p.store.OfferReady(call.Pool, call.Lane()) // should that be lost, the caretaker makes the lane ready
+	p.store.OfferReady(call.Pool, call.Lane())
 	return nil
 }
 

@@ -55,11 +55,15 @@ func (h *Holder) beginVisit(ready *readyMessage) *held {
 // there is none that names the lane.
 func (h *Holder) storedReady(ctx context.Context, hash protocol.LaneHash) (*readyMessage, error) {
 	found, err := h.store.Ready(ctx, h.options.Pool, hash)
-	if err != nil || found == nil || Named(found.Header).Hash() != hash {
+	if err != nil || found == nil {
 		return nil, err
 	}
+	lane := protocol.LaneOfHeader(found.Header.Get(protocol.HeaderLane))
+	if lane.Hash() != hash {
+		return nil, nil //nolint:nilnil // none that names the lane is an answer
+	}
 	return &readyMessage{
-		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: Named(found.Header), hash: hash,
+		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: lane, hash: hash,
 	}, nil
 }
 

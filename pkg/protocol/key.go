@@ -3,6 +3,7 @@ package protocol
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -161,4 +162,31 @@ var laneAlphabet = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPa
 func (l Lane) Hash() LaneHash {
 	sum := sha256.Sum256([]byte(l))
 	return LaneHash(laneAlphabet.EncodeToString(sum[:16]))
+}
+
+// HeaderText is the lane as [HeaderLane] has it: what a header cannot carry is escaped as in a JSON
+// string, and so is a space at its beginning or end, which NATS would take away.
+func (l Lane) HeaderText() string {
+	quoted, err := json.Marshal(string(l))
+	if err != nil {
+		return ""
+	}
+	text := string(quoted[1 : len(quoted)-1])
+	if rest, found := strings.CutPrefix(text, " "); found {
+		text = escapedSpace + rest
+	}
+	if rest, found := strings.CutSuffix(text, " "); found {
+		text = rest + escapedSpace
+	}
+	return text
+}
+
+const escapedSpace = `\u0020`
+
+// LaneOfHeader is the lane with a [Lane.HeaderText]; "" when there is none.
+func LaneOfHeader(text string) (lane Lane) {
+	if json.Unmarshal([]byte(`"`+text+`"`), &lane) != nil {
+		return ""
+	}
+	return lane
 }

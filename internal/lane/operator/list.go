@@ -249,7 +249,7 @@ func (o *Operator) each(ctx context.Context, s *sighting, from uint64, do func(*
 }
 
 func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
-	if name := lane.Named(header); name.Hash() == hash {
+	if name := protocol.LaneOfHeader(header.Get(protocol.HeaderLane)); name.Hash() == hash {
 		return name
 	}
 	return ""

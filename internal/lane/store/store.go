@@ -154,45 +154,30 @@ func (s *Store) PublishOnce(ctx context.Context, stream string, msg *nats.Msg) (
 }
 
 // MakeReady makes a lane ready, and reports whether the ready message was missing: being refused
-// means that the lane is ready or held.
+// means that one is stored, so the lane is ready or held.
 func (s *Store) MakeReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
-	return s.makeReady(ctx, pool, lane, s.Publish)
-}
-
-// SurelyReady is [Store.MakeReady] for whoever does not come back: being refused means that a ready
-// message is stored.
-func (s *Store) SurelyReady(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
-	return s.makeReady(ctx, pool, lane, func(ctx context.Context, msg *nats.Msg) (uint64, Answer, error) {
-		return s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
-	})
-}
-
-// OfferReady publishes a lane's ready message, and does not wait for an answer: it may get lost.
-func (s *Store) OfferReady(pool protocol.Pool, lane protocol.Lane) {
-	_ = s.NC.PublishMsg(s.readyMessage(pool, lane))
-}
-
-func (s *Store) readyMessage(pool protocol.Pool, lane protocol.Lane) *nats.Msg {
-	msg := nats.NewMsg(s.Fleet.ReadySubject(pool, lane.Hash()))
-	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
-	return msg
-}
-
-func (s *Store) makeReady(
-	ctx context.Context, pool protocol.Pool, lane protocol.Lane, publish func(context.Context, *nats.Msg) (uint64, Answer, error),
-) (made bool, err error) {
-	_, answer, err := publish(ctx, s.readyMessage(pool, lane))
+	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), s.emptyMessage(s.Fleet.ReadySubject(pool, lane.Hash()), lane))
 	if err = answer.full(err); err != nil {
 		return false, fmt.Errorf("publish ready message of lane %s: %w", lane, err)
 	}
 	return answer == Accepted, nil
 }
 
+// OfferReady publishes the ready message of a lane behind an entry of its mailbox, and does not
+// wait for an answer. Should it get lost, the caretaker makes the lane ready.
+func (s *Store) OfferReady(pool protocol.Pool, lane protocol.Lane) {
+	_ = s.NC.PublishMsg(s.emptyMessage(s.Fleet.ReadySubject(pool, lane.Hash()), lane))
+}
+
+func (s *Store) emptyMessage(subject string, lane protocol.Lane) *nats.Msg {
+	msg := nats.NewMsg(subject)
+	msg.Header.Set(protocol.HeaderLane, lane.HeaderText())
+	return msg
+}
+
 // Mark stores a message without a body in a lane's mailbox, once.
 func (s *Store) Mark(ctx context.Context, subject string, lane protocol.Lane) error {
-	msg := nats.NewMsg(subject)
-	msg.Header.Set(protocol.HeaderLane, HeaderSafe(string(lane)))
-	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), msg)
+	_, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), s.emptyMessage(subject, lane))
 	return answer.full(err)
 }
 
@@ -201,8 +186,8 @@ func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.La
 	if err := s.Mark(ctx, s.Fleet.CancelSubject(pool, lane.Hash(), call), lane); err != nil {
 		return fmt.Errorf("cancel call %s: %w", call, err)
 	}
-	_, err := s.MakeReady(ctx, pool, lane)
-	return err
+	s.OfferReady(pool, lane)
+	return nil
 }
 
 // Next returns the first message of the calls stream at or after seq that matches filter; nil
@@ -265,25 +250,6 @@ func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
 	}
 	return msg, nil
 }
-
-// HeaderSafe makes a readable name fit for a header: what it cannot carry is escaped as in a JSON
-// string, and so is a space at its beginning or end, which NATS would take away.
-func HeaderSafe(s string) string {
-	quoted, err := json.Marshal(s)
-	if err != nil {
-		return ""
-	}
-	safe := string(quoted[1 : len(quoted)-1])
-	if rest, found := strings.CutPrefix(safe, " "); found {
-		safe = space + rest
-	}
-	if rest, found := strings.CutSuffix(safe, " "); found {
-		safe = rest + space
-	}
-	return safe
-}
-
-const space = `\u0020`
 
 // Retryable reports whether an error leaves open what happened; an answer of the server does not.
 func Retryable(err error) bool {
