@@ -118,8 +118,8 @@ func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	h.stop()
 }
 
-// The removal of a claim may get lost while the consumer waits with the ready message: a call that comes then has
-// its worker, which lives, let go of the claim.
+// The removal of a claim may get lost while the consumer waits with the ready message: a call that
+// comes then has its worker, which lives, let go of the claim.
 func TestCaretaker_AClaimThatItsWorkerDoesNotHold(t *testing.T) {
 	t.Parallel()
 	for name, interrupted := range map[string]bool{"removed": false, "interrupted": true} {

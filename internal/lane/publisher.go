@@ -66,9 +66,9 @@ type Outgoing struct {
 // Put enqueues calls and returns an error for each; nil means accepted: the call will get exactly
 // one result. Calls of one lane are accepted in the order given. A payload that no message can
 // carry goes through the object store. Errors are [ErrFull], [ErrTooLarge] (over 64 MiB) and
-// [natsio.ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended; short
-// of these Put tries for as long as the context lasts. The last one wraps [ErrNotSent] if the call
-// was surely not enqueued.
+// [natsio.ErrNoStream], which are final, [ErrFullAgain], or what went wrong when the context ended;
+// short of these Put tries for as long as the context lasts. The last one wraps [ErrNotSent] if the
+// call was surely not enqueued.
 func (p *Publisher) Put(ctx context.Context, calls []Outgoing) []error {
 	faults := make([]error, len(calls))
 	if len(calls) == 1 { // as it is for most steps

@@ -137,8 +137,8 @@ func toolFault(err error) error {
 	return protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
 }
 
-// outlasted is [lane.Interrupted] for a call that nothing killed: it went on, and came to its end by
-// itself.
+// outlasted is [lane.Interrupted] for a call that nothing killed: it went on, and came to its end
+// by itself.
 func outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
 	if status, fault, ok = lane.Interrupted(ctx); !ok {
 		return "", nil, false

@@ -182,8 +182,8 @@ type abuse struct {
 	check  func(t *testing.T, e protocol.Execution)
 }
 
-// ample is a time in which anything ends that ends by itself. A command of many processes has the lowest priority:
-// where others want the processor, it takes long to come together.
+// ample is a time in which anything ends that ends by itself. Many processes have the lowest
+// priority: where others want the processor, it takes long to come together.
 const ample = 2 * time.Minute
 
 func abuses() map[string]abuse {

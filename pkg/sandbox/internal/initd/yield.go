@@ -52,8 +52,8 @@ func hasMany(c *command) bool {
 	return there >= many*3/4
 }
 
-// yieldMany lowers the priority of a command that has become many processes so soon, of its process group
-// at least.
+// yieldMany lowers the priority of a command that has become many processes so soon, of its process
+// group at least.
 func (t *commands) yieldMany(c *command) {
 	if hasMany(c) {
 		_ = unix.Setpriority(unix.PRIO_PGRP, c.pid, lowest) // it may have ended
