@@ -139,6 +139,10 @@ func advice(err error) string {
 		return " (are the credentials right? --creds names a file; a user and password stand in the URL)"
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return " (the server speaks no TLS: nats:// without --tls-...)"
+	case strings.Contains(text, "expired certificate"): // as the other side words it
+		return " (the certificate of --tls-cert has expired, or is not valid yet: renew it, and look at the clocks)"
+	case strings.Contains(text, "has expired or is not yet valid"):
+		return " (the server's certificate has expired, or is not valid yet: renew it there, and look at the clocks)"
 	case strings.Contains(text, "x509:"), strings.Contains(text, "tls:"), strings.Contains(text, "tls error:"):
 		return " (--tls-ca names the authorities that are trusted, --tls-cert and --tls-key what this process shows)"
 	}
