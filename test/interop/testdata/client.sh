@@ -1,5 +1,6 @@
 #!/bin/sh
-# Is the client of a conformance suite: a coordinator ($COORDINATOR) with the suite's server ($1) as a server of tools.
+# Is the client of a conformance suite: a coordinator ($COORDINATOR) with the suite's server ($1) as a server of tools,
+# with somebody ($PERSON) in front of it who can be asked.
 set -eu
 HOME=$(mktemp -d)
 export HOME TMPDIR="$HOME" TOOLFLEET_MIN_LEVEL=none
@@ -13,7 +14,7 @@ fleet() {
 case $MCP_CONFORMANCE_SCENARIO in
   initialize) fleet tools ;;
   tools_call) fleet call suite__add_numbers '{"a": 5, "b": 3}' ;;
-  elicitation-*) fleet call suite__test_client_elicitation_defaults ;;
+  elicitation-*) TOOLFLEET_TEST_PERSON=1 "$PERSON" "$COORDINATOR" "$HOME/mcp.json" suite__test_client_elicitation_defaults ;;
   sse-retry) fleet call suite__test_reconnection ;;
   *) fleet call suite__test-tool ;;
 esac
