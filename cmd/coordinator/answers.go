@@ -27,8 +27,12 @@ type answers struct {
 	running sync.WaitGroup
 }
 
-func newAnswers(p program, fl *fleet.Fleet, show view) *answers {
-	return answersOf(newPrompt(p, show.screen, ""), fl, show)
+func newAnswers(p program, fl *fleet.Fleet, session protocol.SessionID, show view) *answers {
+	a := answersOf(newPrompt(p, show.screen, ""), fl, show)
+	if a.prompt != nil {
+		a.prompt.old = kept(fl, session)
+	}
+	return a
 }
 
 func answersOf(prompt *prompt, fl *fleet.Fleet, show view) *answers {

@@ -7,20 +7,26 @@ import (
 	"errors"
 	"os"
 	"os/user"
+	"path"
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 // prompt asks on a terminal, one question at a time.
 type prompt struct {
-	screen    *terminal.View
-	keys      *keyboard
-	workspace string          // whose files are looked at; "" for none
-	always    map[string]bool // what need not be asked again
-	asking    chan struct{}   // has room for who asks
+	screen *terminal.View
+	keys   *keyboard
+	old    func(ctx context.Context) func(path string) ([]byte, bool) // what files of the workspace have; nil for what nobody knows
+	always map[string]bool                                            // what need not be asked again
+	asking chan struct{}                                              // has room for who asks
 }
 
 // newPrompt returns nil when standard input is no terminal.
@@ -29,7 +35,7 @@ func newPrompt(p program, screen *terminal.View, workspace string) *prompt {
 	if !isFile || !terminal.IsTerminal(file) {
 		return nil
 	}
-	return &prompt{screen: screen, keys: newKeyboard(file), workspace: workspace, always: map[string]bool{}, asking: make(chan struct{}, 1)}
+	return &prompt{screen: screen, keys: newKeyboard(file), old: filesOf(workspace), always: map[string]bool{}, asking: make(chan struct{}, 1)}
 }
 
 // ask puts a question and waits for a line that was typed after it, behind questions that are put.
@@ -72,7 +78,7 @@ func (q *prompt) approve(ctx context.Context, request loop.ApprovalRequest) (loo
 	}
 	defer end()
 	line, err := q.ask(ctx, terminal.Question{
-		Reason: request.Reason, Tool: request.Tool, Arguments: request.Arguments, Old: q.old(),
+		Reason: request.Reason, Tool: request.Tool, Arguments: request.Arguments, Old: q.old(ctx),
 		Answers: "Allow it? y: yes. a: always in this session, " + says + ". \"y: ...\" adds something; anything else is no, and is told to the model:",
 	})
 	if err != nil {
@@ -85,22 +91,49 @@ func (q *prompt) approve(ctx context.Context, request loop.ApprovalRequest) (loo
 	return answer, nil
 }
 
-// old returns what looks at the files of the workspace; nil without one.
-func (q *prompt) old() func(string) ([]byte, bool) {
-	if q.workspace == "" {
-		return nil
+// filesOf looks at the files of a directory; "" is none.
+func filesOf(workspace string) func(context.Context) func(string) ([]byte, bool) {
+	return func(context.Context) func(string) ([]byte, bool) {
+		if workspace == "" {
+			return nil
+		}
+		return func(path string) ([]byte, bool) { return textIn(workspace, path) }
 	}
-	return func(path string) ([]byte, bool) {
-		root, err := os.OpenRoot(q.workspace)
+}
+
+func textIn(workspace, path string) ([]byte, bool) {
+	root, err := os.OpenRoot(workspace)
+	if err != nil {
+		return nil, false
+	}
+	defer func() { _ = root.Close() }() // nothing was written
+	if info, err := root.Stat(path); err != nil || !info.Mode().IsRegular() || info.Size() > maxShownFile {
+		return nil, false
+	}
+	content, err := root.ReadFile(path)
+	return content, err == nil && !bytes.ContainsRune(content, 0)
+}
+
+// kept looks at the files of a session's workspace that the fleet keeps: what it was before the
+// call. Workers that keep none, or rights that do not reach, tell nothing.
+func kept(fl *fleet.Fleet, session protocol.SessionID) func(context.Context) func(string) ([]byte, bool) {
+	return func(ctx context.Context) func(string) ([]byte, bool) {
+		store, err := workspace.Open(ctx, fl.NC, fl.Name)
 		if err != nil {
-			return nil, false
+			return nil
 		}
-		defer func() { _ = root.Close() }() // nothing was written
-		if info, err := root.Stat(path); err != nil || !info.Mode().IsRegular() || info.Size() > maxShownFile {
-			return nil, false
+		_, tree, err := store.Change(ctx, sessionDesk{id: session}.lane(), "")
+		if err != nil {
+			return nil
 		}
-		content, err := root.ReadFile(path)
-		return content, err == nil && !bytes.ContainsRune(content, 0)
+		return func(name string) ([]byte, bool) {
+			node := tree[underWorkspace+path.Clean(name)]
+			if node.Type != sandbox.TypeFile {
+				return nil, false
+			}
+			content, err := snapshot.LoadBytes(ctx, store, node.Parts, maxShownFile)
+			return content, err == nil && !bytes.ContainsRune(content, 0)
+		}
 	}
 }
 

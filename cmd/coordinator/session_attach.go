@@ -41,7 +41,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer show.screen.Close()
-	answers := newAnswers(p, f, show)
+	answers := newAnswers(p, f, desk.id, show)
 	defer answers.close()
 	a := &attached{fleet: f, desk: desk, show: show.observe, output: show.frame, asked: func(e loop.Event) { answers.observe(ctx, e) }, seen: map[string]bool{}}
 	result, err := a.follow(ctx)

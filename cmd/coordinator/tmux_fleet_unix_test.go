@@ -136,3 +136,18 @@ func TestScreen_AttachIsLeft(t *testing.T) {
 	require.Contains(t, screen, "exit code 3")
 	require.Contains(t, screen, "● Done\n\n  It is fine.\n")
 }
+
+// Whoever is asked about a file that is elsewhere sees what would change of it.
+func TestScreen_SubmitAsksAboutWhatChanges(t *testing.T) {
+	t.Parallel()
+	writes := func(content string) string {
+		return `{"name": "write", "arguments": {"path": "a.txt", "content": "` + content + `"}}`
+	}
+	fleet := served(t, script(t, `{"text": "First.", "tool_calls": [`+writes(`one\n`)+`]}, {"text": "Then.", "tool_calls": [`+writes(`two\n`)+`]}, {"text": "Done."}`))
+	m := inTmux(t, 80, nil, append([]string{"submit", "--min-level", "none", "--session", "s-1", "--ask-for", "write", "Go."}, fleet...)...)
+	m.shows("│ all that it will have:", "│ one", question)
+	m.keys("y", "Enter")
+	m.shows("│ --- a/a.txt", "│ -one", "│ +two", question)
+	m.keys("y", "Enter")
+	m.shows("answered", "[ended: 0]")
+}

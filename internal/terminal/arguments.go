@@ -2,9 +2,11 @@ package terminal
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
+	"unicode"
 )
 
 // arguments are those of a tool call.
@@ -27,10 +29,16 @@ func summary(tool, written string) string {
 	return compact.String()
 }
 
+// sameAs are tools of other tool sets, by what they are like.
+var sameAs = map[string]string{ //nolint:gochecknoglobals // a constant
+	"edit_file": "edit", "read_file": "read", "read_workspace_file": "read", "run_shell_command": "bash",
+	"workspace_path_exists": "exists", "write_file": "write", "write_workspace_file": "write",
+}
+
 func (a arguments) summary(tool string) (string, bool) {
-	switch tool {
+	switch cmp.Or(sameAs[tool], tool) {
 	case "bash":
-		command, ok := a.text("command")
+		command, ok := a.command()
 		return firstLine(command) + a.part(" (in %s)", "cwd"), ok
 	case "run_code":
 		code, ok := a.text("code")
@@ -43,6 +51,13 @@ func (a arguments) summary(tool string) (string, bool) {
 		path, ok := a.text("path")
 		content, _ := a.text("content")
 		return fmt.Sprintf("%s (%s)", path, Plural(len(lines(content)), "line")), ok
+	case "multi_edit":
+		path, ok := a.text("path")
+		edits, all := a.edits()
+		return fmt.Sprintf("%s (%s)", path, Plural(len(edits), "edit")), ok && all
+	case "json_write":
+		path, ok := a.text("path")
+		return path + a.part(" at %s", "query"), ok
 	case "edit", "exists":
 		return a.text("path")
 	case "list":
@@ -62,6 +77,41 @@ func (a arguments) text(name string) (string, bool) {
 		return "", false
 	}
 	return *s, true
+}
+
+// command is a command line, or a program with its arguments as a command line.
+func (a arguments) command() (string, bool) {
+	if command, ok := a.text("command"); ok {
+		return command, true
+	}
+	command, ok := a.text("cmd")
+	var args []string
+	if _, more := a["args"]; !more {
+		return command, ok
+	}
+	if json.Unmarshal(a["args"], &args) != nil {
+		return "", false
+	}
+	words := []string{quoted(command)}
+	for _, arg := range args {
+		words = append(words, quoted(arg))
+	}
+	return strings.Join(words, " "), ok
+}
+
+// quoted is a word as a person writes it for a shell.
+func quoted(word string) string {
+	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
+		return !strings.ContainsRune("%+,-./:=@_", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// edits are those of an argument that has several.
+func (a arguments) edits() (edits []arguments, ok bool) {
+	return edits, json.Unmarshal(a["edits"], &edits) == nil
 }
 
 // part formats an argument that says something; "" when it does not.

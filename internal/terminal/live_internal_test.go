@@ -192,21 +192,37 @@ func TestLive_NothingIsWrittenBelowAQuestion(t *testing.T) {
 func TestAsk_AsAPersonReadsIt(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ tool, arguments, want string }{
-		"a command":   {"bash", `{"command":"cd a &&\n\trm -rf x","cwd":"sub"}`, "  │ cd a &&\n  │     rm -rf x\n  │ {\"cwd\":\"sub\"}\n"},
-		"a new file":  {"write", `{"path":"b","content":"x\n"}`, "  │ b\n  │ +x\n"},
-		"an edit":     {"edit", `{"path":"b","old":"x\ny","new":"z"}`, "  │ b\n  │ -x\n  │ -y\n  │ +z\n"},
-		"a patch":     {"edit", `{"path":"b","patch":"@@ -1 +1 @@\n-x\n+y\n"}`, "  │ b\n  │ @@ -1 +1 @@\n  │ -x\n  │ +y\n"},
-		"any tool":    {"weather", `{"city":"Ulm"}`, "  │ {\n  │   \"city\": \"Ulm\"\n  │ }\n"},
-		"no JSON":     {"bash", "rm \x1b[8m", "  │ rm ␛[8m\n"},
-		"hidden text": {"bash", `{"command":"true \u001b[8m; rm"}`, "  │ true ␛[8m; rm\n"},
+		"a command":  {"bash", `{"command":"cd a &&\n\trm -rf x","cwd":"sub"}`, "  │ cd a &&\n  │     rm -rf x\n  │ {\"cwd\":\"sub\"}\n"},
+		"a new file": {"write", `{"path":"b","content":"x\n"}`, "  │ b\n  │ +x\n"},
+		"a file":     {"write", `{"path":"old","content":"x\n"}`, "  │ old\n  │ --- a/old\n  │ +++ b/old\n  │ @@ -1 +1 @@\n  │ -was\n  │ +x\n"},
+		"edits": {
+			"multi_edit", `{"path":"b","edits":[{"old":"x\ny","new":"z"},{"old":"a","new":"","replace_all":true}],"best_effort":true}`,
+			"  │ b\n  │ 1 of 2\n  │ -x\n  │ -y\n  │ +z\n  │ 2 of 2\n  │ -a\n  │ {\"replace_all\":true}\n  │ {\"best_effort\":true}\n",
+		},
+		"edits that are none": {"multi_edit", `{"path":"b","edits":[7]}`, "  │ {\n  │   \"path\": \"b\",\n  │   \"edits\": [\n  │     7\n  │   ]\n  │ }\n"},
+		"a document":          {"json_write", `{"path":"b","content":"{\"a\":1}"}`, "  │ b\n  │ +{\n  │ +  \"a\": 1\n  │ +}\n"},
+		"a place in one":      {"json_write", `{"path":"b","query":"/a/-","content":"[x"}`, "  │ b at /a/-\n  │ +\"[x\"\n"},
+		"a program":           {"bash", `{"cmd":"rm","args":["-rf","a b","it's"],"opts":{"cwd":"sub"}}`, "  │ rm -rf 'a b' 'it'\\''s'\n  │ {\"opts\":{\"cwd\":\"sub\"}}\n"},
+		"another's command":   {"run_shell_command", `{"cmd":"rm -rf x"}`, "  │ rm -rf x\n"},
+		"another's edit":      {"edit_file", `{"path":"b","search":"x","replace":"y"}`, "  │ b\n  │ -x\n  │ +y\n"},
+		"another's file":      {"write_file", `{"path":"b","content":"x\n"}`, "  │ b\n  │ +x\n"},
+		"an edit":             {"edit", `{"path":"b","old":"x\ny","new":"z"}`, "  │ b\n  │ -x\n  │ -y\n  │ +z\n"},
+		"a patch":             {"edit", `{"path":"b","patch":"@@ -1 +1 @@\n-x\n+y\n"}`, "  │ b\n  │ @@ -1 +1 @@\n  │ -x\n  │ +y\n"},
+		"any tool":            {"weather", `{"city":"Ulm"}`, "  │ {\n  │   \"city\": \"Ulm\"\n  │ }\n"},
+		"no JSON":             {"bash", "rm \x1b[8m", "  │ rm ␛[8m\n"},
+		"hidden text":         {"bash", `{"command":"true \u001b[8m; rm"}`, "  │ true ␛[8m; rm\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			New(&out, nil).Ask(Question{Reason: "why", Tool: c.tool, Arguments: c.arguments, Answers: "?"})
+			old := func(path string) ([]byte, bool) { return []byte("was\n"), path == "old" }
+			New(&out, nil).Ask(Question{Reason: "why", Tool: c.tool, Arguments: c.arguments, Answers: "?", Old: old})
 			require.Equal(t, "? why: "+c.tool+"\n"+c.want+"  ?\n", out.String())
 		})
 	}
+	var out strings.Builder
+	New(&out, nil).Ask(Question{Reason: "why", Tool: "write", Arguments: `{"path":"b","content":"x\n"}`, Answers: "?"})
+	require.Equal(t, "? why: write\n  │ b\n  │ all that it will have:\n  │ x\n  ?\n", out.String(), "not as if it were new: nobody knows")
 }
 
 func TestMarkdown(t *testing.T) {

@@ -2,7 +2,10 @@ package terminal
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -74,26 +77,8 @@ func (v *View) asked(q Question) []part {
 	if json.Unmarshal([]byte(q.Arguments), &args) != nil || args == nil {
 		return inStyle(plain, q.Arguments)
 	}
-	path, _ := args.text("path")
-	switch q.Tool {
-	case "bash", "run_code":
-		for _, name := range []string{"command", "code"} {
-			if text, ok := args.text(name); ok {
-				return append(inStyle(bold, text), rest(args, name)...)
-			}
-		}
-	case "write":
-		if content, ok := args.text("content"); ok {
-			return append(inStyle(bold, path), q.change(path, content)...)
-		}
-	case "edit":
-		if patch, ok := args.text("patch"); ok {
-			return append(inStyle(bold, path), diffParts(patch)...)
-		}
-		if old, ok := args.text("old"); ok {
-			replacement, _ := args.text("new")
-			return append(inStyle(bold, path), between(old, replacement)...)
-		}
+	if parts, ok := q.asPerson(args); ok {
+		return parts
 	}
 	var pretty bytes.Buffer
 	if json.Indent(&pretty, []byte(q.Arguments), "", "  ") != nil {
@@ -102,14 +87,84 @@ func (v *View) asked(q Question) []part {
 	return inStyle(plain, pretty.String())
 }
 
+// asPerson is what a call of a known tool would do, as a person reads it.
+func (q *Question) asPerson(args arguments) (parts []part, ok bool) {
+	path, _ := args.text("path")
+	switch cmp.Or(sameAs[q.Tool], q.Tool) {
+	case "bash":
+		text, ok := args.command()
+		return append(inStyle(bold, text), rest(args, "command", "cmd", "args")...), ok
+	case "run_code":
+		text, ok := args.text("code")
+		return append(inStyle(bold, text), rest(args, "code")...), ok
+	case "write":
+		content, ok := args.text("content")
+		return append(inStyle(bold, path), q.change(path, content)...), ok
+	case "edit":
+		parts, ok := edit(args)
+		return slices.Concat(inStyle(bold, path), parts, rest(args, "path", "patch", "old", "new", "search", "replace")), ok
+	case "multi_edit":
+		edits, ok := args.edits()
+		parts = inStyle(bold, path)
+		for i, e := range edits {
+			one, whole := edit(e)
+			ok = ok && whole
+			parts = slices.Concat(parts, inStyle(dim, fmt.Sprintf("%d of %d", i+1, len(edits))), one, rest(e, "old", "new"))
+		}
+		return append(parts, rest(args, "path", "edits")...), ok
+	case "json_write":
+		return q.jsonWrite(path, args)
+	default:
+		return nil, false
+	}
+}
+
+// edit is one replacement or patch.
+func edit(args arguments) (parts []part, ok bool) {
+	if patch, ok := args.text("patch"); ok {
+		return diffParts(patch), true
+	}
+	for old, replacement := range map[string]string{"old": "new", "search": "replace"} {
+		if text, is := args.text(old); is {
+			by, _ := args.text(replacement)
+			return between(text, by), true
+		}
+	}
+	return nil, false
+}
+
+// jsonWrite is a document, or a place of one.
+func (q *Question) jsonWrite(path string, args arguments) (parts []part, ok bool) {
+	content := []byte(args["content"])
+	if text, is := args.text("content"); is && strings.ContainsAny(firstOf(text), "{[") && json.Valid([]byte(text)) {
+		content = []byte(text) // it is taken as that
+	}
+	var pretty bytes.Buffer
+	if json.Indent(&pretty, content, "", "  ") != nil {
+		return nil, false
+	}
+	query, _ := args.text("query")
+	if query == "" {
+		return append(inStyle(bold, path), q.change(path, pretty.String()+"\n")...), true
+	}
+	return append(inStyle(bold, path+" at "+query), signed(green, "+", pretty.String())...), true
+}
+
+// firstOf is the first character of a text that is no space.
+func firstOf(text string) string {
+	text = strings.TrimSpace(text)
+	return text[:min(1, len(text))]
+}
+
 // change is what a file becomes.
 func (q *Question) change(path, content string) []part {
-	if q.Old != nil {
-		if old, ok := q.Old(path); ok {
-			text, err := udiff.ToUnified("a/"+path, "b/"+path, string(old), udiff.Lines(string(old), content), udiff.DefaultContextLines)
-			if err == nil {
-				return diffParts(text)
-			}
+	if q.Old == nil {
+		return append(inStyle(dim, "all that it will have:"), inStyle(plain, content)...)
+	}
+	if old, ok := q.Old(path); ok {
+		text, err := udiff.ToUnified("a/"+path, "b/"+path, string(old), udiff.Lines(string(old), content), udiff.DefaultContextLines)
+		if err == nil {
+			return diffParts(text)
 		}
 	}
 	return signed(green, "+", content)
@@ -139,9 +194,11 @@ func diffParts(diff string) []part {
 	return all
 }
 
-// rest is the arguments beside the one that was shown.
-func rest(args arguments, shown string) []part {
-	delete(args, shown)
+// rest is the arguments beside those that were shown.
+func rest(args arguments, shown ...string) []part {
+	for _, name := range shown {
+		delete(args, name)
+	}
 	if len(args) == 0 {
 		return nil
 	}
