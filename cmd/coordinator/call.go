@@ -121,6 +121,9 @@ func (c *callCommand) call(ctx context.Context, p program, box toolbox, session 
 	if err != nil {
 		return nil, err
 	}
+	if c.Nats != "" {
+		options.Author = author(ctx, workspace)
+	}
 	output := &callOutput{SessionID: session, Name: c.Tool}
 	box, ofServer := box.of(c.Tool)
 	if judge != nil || ofServer {

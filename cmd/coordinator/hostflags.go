@@ -108,7 +108,7 @@ func (f *hostFlags) open(ctx context.Context, driver string, caps sandbox.Caps, 
 	}, only)
 	h := &hostView{found: found, asked: asked, mounts: slices.Concat(found.Mounts(), asked), env: found.Environ()}
 	if workspace != "" {
-		maps.Copy(h.env, hostenv.Identity(ctx, workspace))
+		maps.Copy(h.env, author(ctx, workspace).Env())
 	}
 	if err := h.openCache(ctx, f, view, workspace); err != nil {
 		return nil, err

@@ -252,9 +252,13 @@ func (c *runCommand) with(
 			}
 		}
 	}
+	var commits protocol.Author // of a worker's own process the variables say it
+	if worker == nil {
+		commits = author(ctx, turn.workspace)
+	}
 	runner, err := loop.New(turn.model, fl.Dispatcher, fl.Journal, turn.tools.table, &loop.Options{
 		ModelName: turn.modelName, Workspace: turn.workspace, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout,
-		System: turn.system, Project: turn.project, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, MinLevel: c.least(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: logger,
+		System: turn.system, Project: turn.project, Author: commits, Settings: turn.settings, Guard: c.guard(), Policy: turn.judge, MinLevel: c.least(), Approve: approve, Observe: observe, Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -296,6 +300,9 @@ func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepar
 		return nil // nothing will be asked, so nothing is read from the terminal
 	}
 	if c.asks = newPrompt(p, show.screen, c.inPlace(turn.workspace)); c.asks != nil {
+		if c.Nats != "" {
+			c.asks.old = kept(fl, turn.session)
+		}
 		return c.asks.approve
 	}
 	if c.Nats == "" || turn.judge == nil {

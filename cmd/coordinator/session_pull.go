@@ -74,12 +74,13 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 		return nil, nil, err
 	}
 	protect := []string{}
+	var settings *gitSettings
 	if !empty {
 		places, err := gitguard.Protected(ctx, dir)
 		if err != nil {
 			return nil, nil, err
 		}
-		protect = places.Protect
+		protect, settings = places.Protect, newGitSettings(dir, places.Configs)
 	}
 	at, err := parseAt(c.Pull.At)
 	if err != nil {
@@ -100,7 +101,7 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return nil, nil, err
 	}
-	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, copyFlags: copyFlags{IncludeIgnored: c.Pull.IncludeIgnored, everything: empty}, busy: func(string) {}, warn: func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }}
+	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, git: settings, copyFlags: copyFlags{IncludeIgnored: c.Pull.IncludeIgnored, everything: empty}, busy: func(string) {}, warn: func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }}
 	if fetch, err = c.whence(ctx, desk, w, at); err == nil && !empty {
 		w.base, err = w.loadBase(ctx)
 	}

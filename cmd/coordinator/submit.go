@@ -83,12 +83,13 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 			return err
 		}
 	}
+	call := c.call(turn, policies, project, author(ctx, turn.workspace))
 	if c.Detach {
-		return c.leave(ctx, p, fl, c.call(turn, policies, project), turn.workspace)
+		return c.leave(ctx, p, fl, call, turn.workspace)
 	}
-	answers := newAnswers(p, fl, show)
+	answers := newAnswers(p, fl, turn.session, show)
 	defer answers.close()
-	result, err := c.follow(ctx, fl, c.call(turn, policies, project), show, answers)
+	result, err := c.follow(ctx, fl, call, show, answers)
 	if remote != nil {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
 	}
@@ -96,12 +97,12 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 }
 
 // call asks for the turn.
-func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile) protocol.Call {
+func (c *submitCommand) call(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) protocol.Call {
 	return serve.NewCall(turn.session, protocol.TurnRun{
 		Prompt: c.Prompt, Model: c.Model, Toolsets: c.Toolset, MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens,
 		Policies: policies, Guard: c.guard(),
 		Temperature: turn.settings.Temperature, Reasoning: turn.settings.Effort, MaxOutput: turn.settings.MaxOutput,
-		System: turn.system, Project: project,
+		System: turn.system, Project: project, Author: who,
 	}, c.Timeout)
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -33,12 +34,19 @@ type remoteWorkspace struct {
 	dir     string
 	base    snapshot.Manifest // what the two had when they were last the same; nil when nobody knows
 	protect []string          // places of it that stay as they are
+	git     *gitSettings      // of which what is harmless comes back; nil is none
 	level   string            // the least of a sandbox that may have the copy
 	warn    func(string)      // of what has to wait
 	copyFlags
 
 	busy func(what string) // shows what goes on; "" is nothing
 	left string            // what was told last to be left out
+}
+
+// author is who commits in a directory; "" is the current one.
+func author(ctx context.Context, dir string) protocol.Author {
+	name, email := hostenv.Identity(ctx, dir)
+	return protocol.Author{Name: name, Email: email}
 }
 
 // transferTimeout bounds the packing or unpacking of a workspace by a worker.
@@ -54,15 +62,16 @@ func (f *policyFlags) importWorkspace(
 	if err != nil {
 		return nil, err
 	}
+	var settings *gitSettings
 	if protect == nil {
 		places, err := gitguard.Protected(ctx, dir)
 		if err != nil {
 			return nil, fmt.Errorf("copy the workspace: %w", err)
 		}
-		protect = places.Protect
+		protect, settings = places.Protect, newGitSettings(dir, places.Configs)
 	}
 	w := &remoteWorkspace{
-		fleet: fl, session: session, pool: protocol.DefaultPool, dir: dir, protect: protect, level: level,
+		fleet: fl, session: session, pool: protocol.DefaultPool, dir: dir, protect: protect, git: settings, level: level,
 		warn: show.warn, copyFlags: copies, busy: show.busy,
 	}
 	defer w.busy("")
@@ -128,6 +137,7 @@ func (w *remoteWorkspace) upload(ctx context.Context, root *os.Root) error {
 	if w.base, err = upload.Tree.Manifest(ctx, w.store); err != nil {
 		return fmt.Errorf("remember the workspace: %w", err)
 	}
+	w.git.begin(upload.Tree)
 	return w.keepBase(ctx, workspace.UploadRef(w.name(), imported.Checkpoint))
 }
 
@@ -200,6 +210,7 @@ func (w *remoteWorkspace) take(ctx context.Context, at workspace.Ref) (changes s
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	w.base = changes.Base
+	w.git.bring(ctx, w.store, theirs, &changes, w.warn)
 	return changes, w.keepBase(ctx, at)
 }
 
@@ -257,6 +268,7 @@ func (w *remoteWorkspace) loadBase(ctx context.Context) (snapshot.Manifest, erro
 	}
 	var base snapshot.Manifest
 	if err == nil {
+		w.git.begin(tree)
 		base, err = tree.Manifest(ctx, w.store)
 	}
 	if err != nil {

@@ -148,6 +148,33 @@ func (c *Copies) Take(ctx context.Context) (kept []string, err error) {
 	return kept, err
 }
 
+// Bring takes over what is harmless of what was set elsewhere, in a copy that was something and is
+// something else by now, and returns the keys of the rest.
+func (c *Copies) Bring(ctx context.Context, place string, was, is []byte) (kept []string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f, known := c.files[place]
+	if !known || bytes.Equal(was, is) {
+		return nil, nil
+	}
+	root, err := os.OpenRoot(c.dir)
+	if err != nil {
+		return nil, fmt.Errorf("take settings over: %w", err)
+	}
+	defer root.Close()
+	if f.real, err = readSettings(root, place); err == nil {
+		f.copy, f.theirs = was, nil
+		kept, err = c.take(ctx, f, is)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("take settings over into %s: %w", place, err)
+	}
+	for i, key := range kept {
+		kept[i] = printable(key)
+	}
+	return kept, nil
+}
+
 // take compares a copy with what it was.
 func (c *Copies) take(ctx context.Context, f *copied, now []byte) (kept []string, err error) {
 	was, err := list(ctx, f.copy)

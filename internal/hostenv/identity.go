@@ -2,7 +2,6 @@ package hostenv
 
 import (
 	"context"
-	"maps"
 	"os/exec"
 	"strings"
 	"time"
@@ -15,21 +14,12 @@ const (
 	maxIdentity  = 256
 )
 
-// Identity are the variables by which git in a sandbox knows who commits: the user's name and
-// address, as git has them in a directory, and nothing else of its settings. There are none where
-// git has none, or is none.
-func Identity(ctx context.Context, dir string) map[string]string {
+// Identity is who commits: the user's name and address, as git has them in a directory, and nothing
+// else of its settings. They are "" where git has none, or is none.
+func Identity(ctx context.Context, dir string) (name, email string) {
 	ctx, cancel := context.WithTimeout(ctx, identityTime)
 	defer cancel()
-	env := map[string]string{}
-	for key, what := range map[string]string{"user.name": "NAME", "user.email": "EMAIL"} {
-		value := gitConfig(ctx, dir, key)
-		if value == "" {
-			continue
-		}
-		maps.Copy(env, map[string]string{"GIT_AUTHOR_" + what: value, "GIT_COMMITTER_" + what: value})
-	}
-	return env
+	return gitConfig(ctx, dir, "user.name"), gitConfig(ctx, dir, "user.email")
 }
 
 // gitConfig is a value of git's settings that is fit for a commit; "" when there is none.

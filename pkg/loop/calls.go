@@ -136,6 +136,7 @@ func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault 
 	}
 	call.Again = recorded.sent
 	v.bind(&call, t.opts.MinLevel)
+	call.Payload = t.opts.Author.In(call.Payload)
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
 		return

@@ -195,6 +195,7 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	}
 	judged := bound.judge(policy.Call{Tool: j.tool, Plan: plan}, "") // it was let through; what binds it on its worker does so still
 	binding(judged).bind(&call, t.opts.MinLevel)
+	call.Payload = t.opts.Author.In(call.Payload)
 	return t.follow(ctx, call, tool)
 }
 

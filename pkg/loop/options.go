@@ -34,6 +34,9 @@ type Options struct {
 	// session, named after it.
 	Sandbox string
 
+	// Author is who commits in commands of the session; the zero one is who their workers say.
+	Author protocol.Author
+
 	// Guard is what a session must know of a file before its tools may change it; ""
 	// lets them change what it never saw.
 	Guard protocol.Guard
@@ -105,7 +108,7 @@ func (o *Options) validate() error {
 	if o.MinLevel != "" && !slices.Contains(tools.Levels(), o.MinLevel) {
 		faults = append(faults, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(tools.Levels(), ", ")))
 	}
-	faults = append(faults, o.Settings.Validate())
+	faults = append(faults, o.Settings.Validate(), o.Author.Validate())
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
 		faults = append(faults, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
 	}

@@ -20,6 +20,8 @@ type SingleOptions struct {
 	Policy Policy
 	// MinLevel is that of [Options].
 	MinLevel string
+	// Author is that of [Options].
+	Author protocol.Author
 	// Approve asks a person about a call that needs it; nil refuses such calls.
 	Approve ApproveFunc
 	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps
@@ -86,6 +88,7 @@ func PlanSingle(
 		return s.refused(protocol.StatusRejected, fault)
 	case s.plan.Inline == nil:
 		v.bind(&call, o.MinLevel)
+		call.Payload = o.Author.In(call.Payload)
 		s.Call = &call
 		return s
 	}

@@ -89,6 +89,8 @@ type TurnRun struct {
 	// as in the session's turn before, and an empty Project is none.
 	System  string            `json:"system,omitempty"`
 	Project []InstructionFile `json:"project,omitzero"`
+	// Author is who commits in the turn's commands.
+	Author Author `json:"author,omitzero"`
 }
 
 // InstructionFile is a file with instructions for agents, such as AGENTS.md.

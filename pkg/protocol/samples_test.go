@@ -115,6 +115,7 @@ func fleetSamples() map[string]any {
 			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			Temperature: new(float64), Reasoning: "low", MaxOutput: 4096,
 			System: "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
+			Author: protocol.Author{Name: "Ada Lovelace", Email: "ada@example.com"},
 		},
 		"payload/turn_run_prompt": protocol.TurnRun{Prompt: "Hello"},
 		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},

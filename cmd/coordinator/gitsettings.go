@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"slices"
+
+	"github.com/toolfleet/toolfleet/internal/gitguard"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// gitSettings are the settings of repositories in a directory whose copy a session works on: what
+// is harmless of what it sets there comes back.
+type gitSettings struct {
+	copies *gitguard.Copies
+	places []string
+	was    map[string]snapshot.Node // in the copy when the two were last the same, by places
+}
+
+// newGitSettings are those in places of a directory.
+func newGitSettings(dir string, places []string) *gitSettings {
+	return &gitSettings{copies: gitguard.NewCopies(dir, "", places), places: places, was: map[string]snapshot.Node{}}
+}
+
+// begin remembers what the copy has.
+func (g *gitSettings) begin(tree snapshot.Tree) {
+	if g == nil {
+		return
+	}
+	for _, place := range g.places {
+		g.was[place] = tree[place]
+	}
+}
+
+// bring takes over what the copy's tree has set since, and names the rest among what is protected.
+func (g *gitSettings) bring(ctx context.Context, bodies snapshot.Bodies, tree snapshot.Tree, changes *snapshot.Changes, warn func(string)) {
+	if g == nil {
+		return
+	}
+	for _, place := range g.places {
+		was, is := g.was[place], tree[place]
+		if was.Type != sandbox.TypeFile || is.Type != sandbox.TypeFile || was.Same(is) {
+			continue
+		}
+		kept, err := g.of(ctx, bodies, place, was, is)
+		if err != nil {
+			warn(err.Error())
+			continue
+		}
+		g.was[place] = is
+		changes.Protected = slices.DeleteFunc(changes.Protected, func(name string) bool { return name == place })
+		for _, key := range kept {
+			changes.Protected = append(changes.Protected, place+": "+key)
+		}
+	}
+	slices.Sort(changes.Protected)
+}
+
+// maxGitSettings bounds a file of settings.
+const maxGitSettings = 1 << 20
+
+func (g *gitSettings) of(ctx context.Context, bodies snapshot.Bodies, place string, was, is snapshot.Node) ([]string, error) {
+	old, err := snapshot.LoadBytes(ctx, bodies, was.Parts, maxGitSettings)
+	if err != nil {
+		return nil, err
+	}
+	now, err := snapshot.LoadBytes(ctx, bodies, is.Parts, maxGitSettings)
+	if err != nil {
+		return nil, err
+	}
+	return g.copies.Bring(ctx, place, old, now)
+}
