@@ -214,13 +214,15 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 			show.warn(asks(call.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, q))
 		}
 	}
+	changed := make(changes, 1)
+	options.ToolsChanged = changed.tell
 	server := mcpserver.New(options)
 	defer server.Close()
 	var beside sync.WaitGroup
 	defer beside.Wait()
 	following, rest := context.WithCancel(ctx)
 	defer rest()
-	beside.Go(func() { box.follow(following, server, warn) })
+	beside.Go(func() { box.follow(following, server, fl, changed, warn) })
 	if c.Listen != "" {
 		var serve func() error
 		if serve, err = listenHTTP(ctx, server, c.Listen, web, p); err == nil {

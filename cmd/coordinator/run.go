@@ -278,11 +278,18 @@ type started struct {
 	remote *remoteWorkspace // nil when the workspace is used in place
 	fleet  *fleet.Fleet
 	git    *gitWatch
+	turns  int
 }
 
 // turn runs a turn, and brings back what it changed.
 func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error) {
 	begun := time.Now()
+	if s.turns++; s.turns > 1 && len(s.tools.servers) > 0 { // which may have other tools by now
+		if err := s.tools.ask(ctx, s.fleet, s.session, s.show.warn); err != nil {
+			s.show.warn(fmt.Sprintf("the tools are as they were: %v", err))
+		}
+		s.runner = s.runner.With(s.tools.table)
+	}
 	result, err := s.runner.Run(ctx, s.session, loop.Input{Text: text})
 	if err == nil { // else it is open, and may go on
 		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.modelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))

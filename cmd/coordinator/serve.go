@@ -150,9 +150,10 @@ func (c *serveCommand) serveClients(
 	if err != nil {
 		return err
 	}
+	changed := make(changes, 1)
 	server := mcpserver.New(mcpserver.Options{
 		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
-		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true,
+		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true, ToolsChanged: changed.tell,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)
 	if err != nil {
@@ -167,7 +168,7 @@ func (c *serveCommand) serveClients(
 			c.tidy(context.WithoutCancel(ctx), fl, session, protocol.DefaultPool, warn)
 		}
 		server.SetTools(box.table)
-		box.follow(ctx, server, warn)
+		box.follow(ctx, server, fl, changed, warn)
 	})
 	beside.Go(func() {
 		defer server.Close()

@@ -15,7 +15,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
@@ -102,22 +101,47 @@ func (b *toolbox) load(told func(manifest.Set)) (err error) {
 // folderPeriod is how often a folder is looked at for clients that are told of changes.
 const folderPeriod = 2 * time.Second
 
-// follow has the clients of a server get the tools of the folder as it changes, until ctx ends. The
-// toolbox is its own meanwhile.
-func (b *toolbox) follow(ctx context.Context, server *mcpserver.Server, warn func(string)) {
-	for b.folder != nil && pause.For(ctx, folderPeriod) {
-		err := b.load(func(set manifest.Set) {
-			for _, problem := range set.Problems {
-				if set.News {
-					warn(problem.Error())
+// changes are sessions in which a server has other tools than it was asked for; one is enough at a
+// time.
+type changes chan protocol.SessionID
+
+func (c changes) tell(session protocol.SessionID) {
+	select {
+	case c <- session:
+	default:
+	}
+}
+
+// follow has the clients of a server get the tools of the folder, and of MCP servers, as they
+// change, until ctx ends. The toolbox is its own meanwhile.
+func (b *toolbox) follow(ctx context.Context, server *mcpserver.Server, fl *fleet.Fleet, changed changes, warn func(string)) {
+	var look <-chan time.Time
+	if b.folder != nil {
+		ticker := time.NewTicker(folderPeriod)
+		defer ticker.Stop()
+		look = ticker.C
+	}
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case session := <-changed:
+			err = b.ask(ctx, fl, session, warn)
+		case <-look:
+			err = b.load(func(set manifest.Set) {
+				for _, problem := range set.Problems {
+					if set.News {
+						warn(problem.Error())
+					}
 				}
-			}
-		})
-		if err != nil {
-			warn(fmt.Sprintf("the tools of %s are as they were: %v", b.folder.Dir(), err))
-			continue
+			})
 		}
-		server.SetTools(b.table)
+		if err == nil {
+			server.SetTools(b.table)
+		} else if ctx.Err() == nil {
+			warn(fmt.Sprintf("the tools are as they were: %v", err))
+		}
 	}
 }
 

@@ -54,6 +54,11 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	}
 	finish := func(ctx context.Context, outcome loop.SingleOutcome) (*mcp.CallToolResult, error) {
 		s.journal(ctx, request, session, arguments, &outcome)
+		if r := outcome.Result; r != nil && s.options.ToolsChanged != nil {
+			if called, is := r.Value.(protocol.MCPCallResult); is && called.ToolsChanged {
+				s.options.ToolsChanged(session)
+			}
+		}
 		return answer(session, outcome)
 	}
 	if single.Call == nil {
@@ -147,8 +152,15 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 		if own != nil && o.Status == protocol.StatusOK {
 			answer.Content, answer.IsError = own.Content, own.IsError
 		}
+		value := r.Value
+		called, isServers := value.(protocol.MCPCallResult)
 		mediaType, data, image := tools.Image(r)
-		if image {
+		switch {
+		case isServers:
+			answer.Content = blocks(o.Text, called)
+			called.Content, image = []protocol.MCPContent{}, false
+			value = called
+		case image:
 			answer.Content = append(answer.Content, &mcp.ImageContent{MIMEType: mediaType, Data: data})
 		}
 		if r.Kept != nil {
@@ -156,7 +168,7 @@ func answer(session protocol.SessionID, o loop.SingleOutcome) (*mcp.CallToolResu
 		}
 		if r.Value != nil && !image && own == nil { // which are there already
 			var err error
-			if typed.Value, err = protocol.EncodeValue(r.Value); err != nil {
+			if typed.Value, err = protocol.EncodeValue(value); err != nil {
 				return nil, err
 			}
 		}

@@ -48,6 +48,9 @@ type Options struct {
 	// Ask tells somebody else what a call asks while it runs when a client cannot ask; nil declines
 	// it.
 	Ask func(call *protocol.Call, q *protocol.Question)
+	// ToolsChanged is told when a server whose tool was called in a session has other tools than it
+	// was asked for. It must not block; nil is told nothing.
+	ToolsChanged func(session protocol.SessionID)
 	// TaskAfter is after which time a call of a tool goes on as a task, for clients that know the
 	// extension for that; less than 0 is never. nil is [DefaultTaskAfter] for each.
 	TaskAfter func(tool string) time.Duration

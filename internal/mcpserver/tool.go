@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"cmp"
 	"encoding/json"
 	"strings"
 
@@ -15,10 +16,10 @@ func callable(tool *tools.Tool) bool { return !tool.Effect.Loop }
 // described is a tool as clients get it.
 func described(tool *tools.Tool) *mcp.Tool {
 	title := strings.ReplaceAll(tool.Name, "_", " ")
-	title = strings.ToUpper(title[:1]) + title[1:]
-	destructive, open := !tool.Effect.ReadOnly, tool.Effect.Open
+	title = cmp.Or(tool.Title, strings.ToUpper(title[:1])+title[1:])
+	destructive, open := !tool.Effect.ReadOnly && !tool.Effect.Additive, tool.Effect.Open
 	return &mcp.Tool{
-		Name: tool.Name, Title: title, Description: tool.Description, InputSchema: tool.Schema, OutputSchema: json.RawMessage(outputSchema),
+		Name: tool.Name, Title: title, Description: tool.Description, InputSchema: tool.Schema, OutputSchema: outputSchema(tool),
 		Annotations: &mcp.ToolAnnotations{
 			Title: title, ReadOnlyHint: tool.Effect.ReadOnly, DestructiveHint: &destructive,
 			IdempotentHint: tool.Effect.ReadOnly || tool.Effect.Idempotent, OpenWorldHint: &open,
@@ -26,8 +27,13 @@ func described(tool *tools.Tool) *mcp.Tool {
 	}
 }
 
-// outputSchema is that of [structured].
-const outputSchema = `{
+// outputSchema is that of [structured], with the value that the tool returns.
+func outputSchema(tool *tools.Tool) json.RawMessage {
+	return json.RawMessage(strings.Replace(structuredSchema, `"VALUE"`, string(valueSchema(tool)), 1))
+}
+
+// structuredSchema is that of [structured].
+const structuredSchema = `{
 	"type": "object",
 	"properties": {
 		"status": {"type": "string", "enum": ["ok", "failed", "timeout", "cancelled", "rejected", "outcome_unknown", "working"], "description": "How the call ended; working when it goes on."},
@@ -39,7 +45,7 @@ const outputSchema = `{
 		"level": {"type": "string", "description": "The isolation that was proven where it ran: none, paths, full or kernel."},
 		"queue_ms": {"type": "number"},
 		"run_ms": {"type": "number"},
-		"value": {"description": "What the tool returned, typed; see docs/wire.md."}
+		"value": "VALUE"
 	},
 	"required": ["status", "session_id"]
 }`

@@ -44,6 +44,13 @@ func New(model Model, dispatcher Dispatcher, journal Journal, table *tools.Table
 	return &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}, nil
 }
 
+// With returns this Runner with other tools. Turns that run keep theirs.
+func (r *Runner) With(table *tools.Table) *Runner {
+	other := *r
+	other.table = table
+	return &other
+}
+
 // Input starts a turn.
 type Input struct {
 	// Text is what the user says.

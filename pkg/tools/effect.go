@@ -9,6 +9,8 @@ type Effect struct {
 	Hinted bool
 	// Idempotent says that a second call with the same arguments changes nothing more.
 	Idempotent bool
+	// Additive says that what changes is only added to: nothing is replaced or removed.
+	Additive bool
 	// Open says that calls may reach beyond the workspace: other systems, the network.
 	Open bool
 	// Loop says that calls are answered by a session's loop, as those about its jobs are.

@@ -14,6 +14,6 @@ func (r Remote) MCPTool(definition Definition, server protocol.MCPServer, name s
 	tool := r.planned(definition, func(arguments json.RawMessage) (protocol.Payload, error) {
 		return protocol.MCPCall{Server: server, Tool: name, Arguments: arguments, ReadOnly: readOnly}, nil
 	})
-	tool.Render = render.MCP
+	tool.Render, tool.Returns = render.MCP, []protocol.Value{protocol.MCPCallResult{}}
 	return tool
 }

@@ -54,6 +54,13 @@ type Tool struct {
 	Hint string
 	// Effect is what calls may do, as a hint for others.
 	Effect Effect
+	// Title is a name for people; "" is one made of the name.
+	Title string
+	// Returns has a value of each type that results may have, whatever is in it; nil says nothing
+	// about that. Structured is the JSON Schema of what a tool of an MCP server returns beside its
+	// content; nil is any.
+	Returns    []protocol.Value
+	Structured json.RawMessage
 
 	input *argument.Schema // of tool_continue for this tool; nil unless it is stateful
 	fault error            // of whoever made the tool, for NewTable to report

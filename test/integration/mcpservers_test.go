@@ -3,10 +3,14 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
@@ -93,4 +97,104 @@ func TestMcpServers_AnsweredFromElsewhere(t *testing.T) {
 	all := results(events(t, submitted.stdout.String()))
 	require.Contains(t, all["c1"].Content, `accept {"age":30,"name":"Bob","score":9.5,"status":"active","sure":true}`)
 	require.Equal(t, "decline", all["c2"].Content)
+}
+
+// TestMcp_ServersToolsComeAndGo: a client is told when an MCP server has another tool, which it can
+// call then.
+func TestMcp_ServersToolsComeAndGo(t *testing.T) {
+	t.Parallel()
+	changed := make(chan struct{}, 9)
+	c := mcpOf(t, &mcp.ClientOptions{
+		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { changed <- struct{}{} },
+	}, "", "--mcp-config", mcpServers(t, "test"))
+	has := func() bool {
+		listed, err := c.ListTools(t.Context(), nil)
+		require.NoError(t, err)
+		return slices.ContainsFunc(listed.Tools, func(tool *mcp.Tool) bool { return tool.Name == "test__grown" })
+	}
+	require.False(t, has())
+	require.Equal(t, "grown", mcpSaid(t, c, "test__grow"))
+	mcpSaid(t, c, "test__count") // whose result says so, if that of the other one was too early
+	select {
+	case <-changed:
+	case <-time.After(patience):
+		require.Fail(t, "no word of a change")
+	}
+	require.True(t, has())
+	require.Equal(t, "new", mcpSaid(t, c, "test__grown"))
+}
+
+// TestMcp_WhatServersReturn: a client has each part of what a tool of an MCP server returns, and
+// what the server says of the tool.
+func TestMcp_WhatServersReturn(t *testing.T) {
+	t.Parallel()
+	c := mcpOf(t, nil, "", "--mcp-config", mcpServers(t, "test"))
+	listed, err := c.ListTools(t.Context(), nil)
+	require.NoError(t, err)
+	byName := map[string]*mcp.Tool{}
+	for _, tool := range listed.Tools {
+		byName[tool.Name] = tool
+	}
+	parts, grow := byName["test__parts"], byName["test__grow"]
+	require.Equal(t, "All parts", parts.Title)
+	require.False(t, *parts.Annotations.OpenWorldHint)
+	require.True(t, *grow.Annotations.OpenWorldHint)
+	require.False(t, *grow.Annotations.DestructiveHint)
+	require.True(t, grow.Annotations.IdempotentHint)
+	require.True(t, *byName["test__count"].Annotations.DestructiveHint)
+	schema, err := json.Marshal(parts.OutputSchema)
+	require.NoError(t, err)
+	require.Contains(t, string(schema), `"structured":{"properties":{"n":{"type":"integer"}},"type":"object"}`)
+
+	result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "test__parts", Arguments: map[string]any{}})
+	require.NoError(t, err)
+	content, err := json.Marshal(result.Content)
+	require.NoError(t, err)
+	require.JSONEq(t, `[
+		{"type": "text", "text": "a text"}, {"type": "image", "data": "iVBORw==", "mimeType": "image/png"},
+		{"type": "audio", "data": "AQI=", "mimeType": "audio/wav"},
+		{"type": "resource_link", "uri": "file:///a.txt", "name": "a.txt", "description": "A file."},
+		{"type": "resource", "resource": {"uri": "test://b", "text": "inside", "mimeType": "text/plain"}}
+	]`, string(content))
+	typed, err := json.Marshal(result.StructuredContent)
+	require.NoError(t, err)
+	require.Contains(t, string(typed), `"structured":{"n":1}`)
+	require.NotContains(t, string(typed), "iVBORw==", "it is there already")
+}
+
+// TestMcp_ManyClientsAtOnce: each of 64 clients has its own sandbox and its own answers.
+func TestMcp_ManyClientsAtOnce(t *testing.T) {
+	t.Parallel()
+	b, model := newBroker(t), script(t, say("Done."))
+	startWorkers(t, 1, append(b.flags, "--lease", "1m")) // of a machine that does much else
+	url := startServe(t, model, append(b.flags, "--mcp", "127.0.0.1:0")...).waitFor(t, `MCP is at (\S+)`)[1]
+	const clients, calls = 64, 3
+	var group sync.WaitGroup
+	for i := range clients {
+		group.Go(func() {
+			c, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &mcp.StreamableClientTransport{
+				Endpoint: fmt.Sprintf("%s/%d", url, i), DisableStandaloneSSE: true,
+			}, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = c.Close() }() // nothing more is asked
+			want := ""
+			for n := range calls {
+				want += fmt.Sprintf("%d.%d\n", i, n)
+				result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{
+					"command": fmt.Sprintf("echo %d.%d >>log; cat log", i, n),
+				}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if said, ok := result.Content[0].(*mcp.TextContent); !ok || said.Text != want {
+					t.Errorf("client %d, call %d: %v", i, n, result.Content[0])
+				}
+			}
+		})
+	}
+	group.Wait()
 }

@@ -47,11 +47,17 @@ func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (*prot
 
 // toolOf is a tool as it travels.
 func toolOf(t *mcp.Tool) protocol.MCPTool {
-	tool := protocol.MCPTool{Name: t.Name, Description: cmp.Or(t.Description, t.Title)}
-	if t.Annotations != nil {
-		tool.ReadOnly, tool.Idempotent = t.Annotations.ReadOnlyHint, t.Annotations.IdempotentHint
+	tool := protocol.MCPTool{Name: t.Name, Description: cmp.Or(t.Description, t.Title), Title: t.Title}
+	if a := t.Annotations; a != nil {
+		tool.Title = cmp.Or(t.Title, a.Title)
+		tool.ReadOnly, tool.Idempotent = a.ReadOnlyHint, a.IdempotentHint
+		tool.Additive = a.DestructiveHint != nil && !*a.DestructiveHint
+		tool.Closed = a.OpenWorldHint != nil && !*a.OpenWorldHint
 	}
 	tool.Schema, _ = json.Marshal(t.InputSchema) // it was JSON
+	if t.OutputSchema != nil {
+		tool.Output, _ = json.Marshal(t.OutputSchema) // likewise
+	}
 	return tool
 }
 

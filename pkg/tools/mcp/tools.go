@@ -73,12 +73,15 @@ func (s *Server) tool(t *protocol.MCPTool) tools.Tool {
 	if remote.Resources == nil {
 		remote.Resources = []tools.Resource{s.resource(t)}
 	}
-	made := remote.MCPTool(tools.Definition{
+	tool := remote.MCPTool(tools.Definition{
 		Name:        s.Prefix() + badRunes.ReplaceAllString(t.Name, "_"),
 		Description: cmp.Or(t.Description, fmt.Sprintf("%s of MCP server %s.", t.Name, s.Name)), Schema: t.Schema,
 	}, s.MCPServer, t.Name, t.ReadOnly)
-	made.Effect.Hinted = rule.Resources == nil
-	return made
+	tool.Title, tool.Structured = t.Title, t.Output
+	tool.Effect.Idempotent = tool.Effect.Idempotent || t.Idempotent
+	tool.Effect.Additive, tool.Effect.Open = t.Additive, !t.Closed
+	tool.Effect.Hinted = rule.Resources == nil
+	return tool
 }
 
 // workspace reports whether the tools touch the workspace.

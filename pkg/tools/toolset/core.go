@@ -43,10 +43,26 @@ const (
 // declared idempotent. An edit that is done again does not find its text, nor a write
 // what it expects, and a command may do anything: they are rolled back.
 func Core() []tools.Tool {
-	return []tools.Tool{
+	set := []tools.Tool{
 		bash(), edit(), exists(), glob(), grep(), jsonRead(), jsonWrite(), list(), multiEdit(),
 		processTool(), read(), runCode(), tree(), write(),
 	}
+	for i := range set {
+		set[i].Returns = returns(set[i].Name)
+	}
+	return set
+}
+
+// returns has what a tool of [Core] returns.
+func returns(tool string) []protocol.Value {
+	return map[string][]protocol.Value{
+		"bash": {protocol.CommandRunResult{}}, "edit": {protocol.FilesEditResult{}}, "exists": {protocol.FilesExistsResult{}},
+		"glob": {protocol.FilesGlobResult{}}, "grep": {protocol.FilesSearchResult{}}, "json_read": {protocol.FilesJSONReadResult{}},
+		"json_write": {protocol.FilesJSONWriteResult{}}, "list": {protocol.FilesListResult{}}, "multi_edit": {protocol.FilesEditResult{}},
+		"process": {protocol.ProcessListResult{}, protocol.ProcessReadResult{}, protocol.ProcessSendResult{}, protocol.ProcessKillResult{}},
+		"read":    {protocol.FilesReadResult{}, protocol.ResultReadResult{}}, "run_code": {protocol.CodeRunResult{}},
+		"tree": {protocol.FilesTreeResult{}}, "write": {protocol.FilesWriteResult{}},
+	}[tool]
 }
 
 // CoreShell returns the tools of [Core] with a bash whose current directory and exported

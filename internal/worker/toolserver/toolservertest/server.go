@@ -98,12 +98,17 @@ func New() *mcp.Server {
 	})
 	add("die", "Writes a file and dies.", nil, die)
 	add("wait", "Writes a file, and waits until it is cancelled.", nil, wait)
-	add("parts", "Returns every kind of content.", reads, parts)
+	no := false
+	server.AddTool(&mcp.Tool{
+		Name: "parts", Title: "All parts", Description: "Returns every kind of content.",
+		InputSchema: json.RawMessage(`{"type": "object"}`), OutputSchema: json.RawMessage(`{"type": "object", "properties": {"n": {"type": "integer"}}}`),
+		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, OpenWorldHint: &no},
+	}, parts)
 	add("asks", "Asks a person.", nil, asks)
 	add("form", "Asks a person, and tells the answer.", reads, form)
 	add("samples", "Asks the model.", nil, samples)
 	add("roots", "Tells the roots.", reads, roots)
-	add("grow", "Adds a tool.", &mcp.ToolAnnotations{IdempotentHint: true}, s.grow)
+	add("grow", "Adds a tool.", &mcp.ToolAnnotations{IdempotentHint: true, DestructiveHint: &no}, s.grow)
 	return server
 }
 
@@ -162,7 +167,7 @@ func wait(ctx context.Context, r *mcp.CallToolRequest, file string) (*mcp.CallTo
 	return nil, errors.Join(ctx.Err(), os.WriteFile(file, []byte("cancelled"), 0o600))
 }
 
-func parts(context.Context, *mcp.CallToolRequest, string) (*mcp.CallToolResult, error) {
+func parts(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	return &mcp.CallToolResult{
 		Content: []mcp.Content{
 			&mcp.TextContent{Text: "a text"},
