@@ -151,6 +151,9 @@ func (s clustered) open(ctx context.Context, pool protocol.Pool, lane protocol.L
 	}
 	delete(list.Subjects, msg.Subject) // that of an earlier holder is read, and removed
 	if err := s.confirmReady(ctx, s.Fleet.ReadySubject(pool, lane), ready, floor); err != nil {
+		if errors.Is(err, ErrNotReady) && floor > 0 { // nobody may come to this lane again
+			err = errors.Join(err, s.Remove(ctx, floor))
+		}
 		return nil, err
 	}
 	return &Opening{Snapshot: &Snapshot{store: s.Store, filter: filter, Listing: list}, Floor: floor}, nil
