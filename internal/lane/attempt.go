@@ -2,6 +2,7 @@ package lane
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,10 +21,9 @@ import (
 // result, or nil. It reports false when nothing was settled, because the lane is lost or stopping.
 func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
 	var result *protocol.Result
-	known := false
+	known, start := false, starter{l, asked}
 	if !l.tries("call cannot be started", func() (err error) {
-		result, known, err = l.before(e, asked)
-		asked = nil // it serves one look
+		result, known, err = e.Begin(&start)
 		return err
 	}) {
 		return false
@@ -31,6 +31,9 @@ func (l *held) attempt(e *core.Entry, asked *store.Lookup) bool {
 	if known { // its result is stored already
 		l.wasSettled(e)
 		return true
+	}
+	if result != nil && (e.MayHaveRun() || e.Starts > 0) {
+		result = cmp.Or(l.holder.options.Covered(l.ctx, l.run(e)), result)
 	}
 	if result == nil {
 		e.Unsettled.Store(true)
@@ -62,7 +65,7 @@ func (l *held) unpack(e *core.Entry) (result *protocol.Result) {
 			reject("the payload of the call is not in the fleet's object store any more; it was not run")
 			return nil
 		case err != nil:
-			if result = l.refusal(e); result != nil { // it may be long until the payload can be read
+			if result = l.Refusal(e); result != nil { // it may be long until the payload can be read
 				return nil
 			}
 			return err
@@ -77,96 +80,60 @@ func (l *held) unpack(e *core.Entry) (result *protocol.Result) {
 	return result
 }
 
-// before decides whether a call is to be executed: it returns a result instead
-// when there is one to give, or known when a result is stored already.
-func (l *held) before(e *core.Entry, asked *store.Lookup) (result *protocol.Result, known bool, err error) {
-	if known, err = l.isSettled(e, asked); err != nil || known {
-		return nil, known, err
-	}
-	if result = l.refusal(e); result == nil {
-		result, err = l.countStart(e)
-	}
-	if result != nil && (e.MayHaveRun() || e.Starts > 0) {
-		if covered := l.holder.options.Covered(l.ctx, l.run(e)); covered != nil {
-			return covered, false, nil
-		}
-	}
-	return result, false, err
+// starter is a lane that starts a call, with a look for its result that is under way, or nil.
+type starter struct {
+	*held
+
+	asked *store.Lookup
 }
 
-// isSettled reports whether a call has its result already: whoever sends it once more, however
-// late, does not have it run again. In a cluster an answer can be old, so where something says that
-// there may be a result, it is made sure that there is none.
-func (l *held) isSettled(e *core.Entry, asked *store.Lookup) (bool, error) {
-	known, err := l.holder.store.HasResult(l.ctx, e.Call, asked)
-	if err != nil || known {
-		return known, err
-	}
-	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce || l.mail.snapshot.MayBeOld(e.Seq) {
-		err = l.holder.store.SurelyNoResult(l.ctx, e.Call)
-	}
-	return false, err
+// HasResult implements [core.Starter].
+func (s *starter) HasResult(e *core.Entry) (bool, error) {
+	asked := s.asked
+	s.asked = nil // it serves one look
+	return s.holder.store.HasResult(s.ctx, e.Call, asked)
 }
 
-func (l *held) refusal(e *core.Entry) *protocol.Result {
+// ProveNoResult implements [core.Starter].
+func (l *held) ProveNoResult(e *core.Entry) error {
+	return l.holder.store.SurelyNoResult(l.ctx, e.Call)
+}
+
+// Refusal implements [core.Starter].
+func (l *held) Refusal(e *core.Entry) *protocol.Result {
 	l.running.mu.Lock()
 	defer l.running.mu.Unlock()
 	return e.Refuse(l.holder.clock.Age(e.Accepted))
 }
 
-// countStart notes a start of the call. It returns a result when the call must
-// not be started again.
-func (l *held) countStart(e *core.Entry) (*protocol.Result, error) {
-	for {
-		n, result := e.NextStart()
-		if n == 0 {
-			return result, nil
-		}
-		stored, err := l.mark(e, n)
-		switch {
-		case errors.Is(err, ErrFull) && e.Call.Delivery == protocol.AtMostOnce:
-			// Waiting for room would keep a slot that makes room.
-			r := protocol.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,
-				"the fleet has no room to note the start of the call; it was not run, try again later"))
-			return &r, nil
-		case errors.Is(err, ErrFull): // the start is counted here only
-			e.Starts = n
-			return nil, nil //nolint:nilnil // it starts
-		case err != nil || stored:
-			return nil, err
-		case e.Call.Delivery == protocol.AtMostOnce:
-			return e.OutcomeUnknown(), nil
-		}
-	}
-}
+func (l *held) isSettled(e *core.Entry) (bool, error) { return e.IsSettled(&starter{held: l}) }
 
-// mark stores the n-th start mark of a call; it reports false when another holder stored it before.
-func (l *held) mark(e *core.Entry, n int) (bool, error) {
+// Mark implements [core.Starter].
+func (l *held) Mark(e *core.Entry, n int) (core.Marking, error) {
 	o := l.holder.options
 	msg := nats.NewMsg(o.Fleet.StartSubject(o.Pool, l.hash, e.Call.ID, n))
 	msg.Data = fmt.Appendf(nil, "%s %d", o.Worker, l.claim.epoch.Load())
 	seq, answer, err := l.holder.store.Publish(l.ctx, msg)
-	switch {
-	case err != nil: // it may be stored all the same
-		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.Call.ID, err)
-	case answer == store.Full:
-		return false, fmt.Errorf("mark start %d of call %s: %w", n, e.Call.ID, ErrFull)
-	case answer == store.Occupied:
-		found, err := l.holder.store.Next(l.ctx, msg.Subject, 0)
-		if err != nil {
-			return false, fmt.Errorf("read start mark %d of call %s: %w", n, e.Call.ID, err)
-		}
-		if found == nil {
-			return false, fmt.Errorf("mark start %d of call %s: %w", n, e.Call.ID, store.ErrUnderWay)
-		}
-		if e.Starts = n; !bytes.Equal(found.Data, msg.Data) {
-			return false, nil
-		}
-		seq = found.Sequence // an attempt whose answer was lost
+	if err == nil && answer == store.Full {
+		return core.MarkNoRoom, nil
 	}
-	e.Starts = n
+	if err == nil && answer == store.Occupied {
+		var found *message
+		switch found, err = l.holder.store.Next(l.ctx, msg.Subject, 0); {
+		case err != nil:
+		case found == nil:
+			err = store.ErrUnderWay
+		case !bytes.Equal(found.Data, msg.Data):
+			return core.MarkOfOther, nil
+		default: // an earlier try, whose answer was lost
+			seq = found.Sequence
+		}
+	}
+	if err != nil {
+		return core.MarkStored, fmt.Errorf("mark start %d of call %s: %w", n, e.Call.ID, err)
+	}
 	e.OwnMarks = append(e.OwnMarks, seq)
-	return true, nil
+	return core.MarkStored, nil
 }
 
 // run is the attempt of a call that is due.

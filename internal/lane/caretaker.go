@@ -11,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -233,7 +232,7 @@ func (c *caretaker) inspect(ctx context.Context, lane protocol.Lane, ready *mess
 // then others take the lane over. One that lives and does not hold it lets go of the claim.
 func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	s, pool := c.holder.store, c.holder.options.Pool
-	if c.holder.peers.owner(claim.Life) == core.OwnerExpired { // one without a record is noticed by this
+	if c.holder.peers.isExpired(claim.Life) { // one without a record is noticed by this
 		return true
 	}
 	question := nats.NewMsg(s.Fleet.AskSubject(pool, claim.Lane.Hash()))

@@ -73,59 +73,41 @@ var (
 )
 
 // take stores a claim. It replaces one whose owner is expired, and otherwise returns an error that
-// wraps [errHeld] or [errLeaving]. One without an answer is stored once at most, and found by its
-// token the next time.
+// wraps [errHeld] or [errLeaving].
 func (h *Holder) take(ctx context.Context, c *claim) error {
-	expect := uint64(0)
+	claiming := core.Claiming{Claim: &c.Claim}
 	for tried := false; ; tried = true {
 		if tried && !pause.For(ctx, store.BehindPause) {
 			return context.Cause(ctx)
 		}
-		epoch, answer, err := h.store.PutClaim(ctx, h.options.Pool, &c.Claim, expect)
-		if err == nil && answer == store.Accepted {
+		epoch, answer, err := h.store.PutClaim(ctx, h.options.Pool, &c.Claim, claiming.Expect)
+		switch {
+		case err == nil && answer == store.Accepted:
 			c.epoch.Store(epoch)
 			return nil
-		}
-		if err == nil && answer == store.Full {
+		case err == nil && answer == store.Full:
 			return fmt.Errorf("claim: %w", ErrFull)
-		}
-		if err != nil && !store.Retryable(err) {
+		case err != nil && !store.Retryable(err):
 			return fmt.Errorf("claim: %w", err)
 		}
 		found, readErr := h.store.Claim(ctx, h.options.Pool, c.Lane.Hash())
-		switch {
-		case readErr != nil:
+		if readErr != nil {
 			return fmt.Errorf("claim: %w", errors.Join(err, readErr))
-		case found == nil:
-			c.Interrupted, expect = false, 0
-			continue
-		case found.Token == c.Token:
+		}
+		if found == nil {
+			found = &store.StoredClaim{}
+		}
+		switch claiming.Found(&found.Claim, found.Epoch, h.peers.isExpired) {
+		case core.StepPut:
+		case core.StepHold:
 			c.epoch.Store(found.Epoch)
 			return nil
+		case core.StepWait:
+			return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errLeaving)
+		case core.StepLeave:
+			return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errHeld)
 		}
-		if err := h.judge(c, found); err != nil {
-			return err
-		}
-		expect = found.Epoch
 	}
-}
-
-// judge decides about a claim that was found in the place of another one; no error says that it may
-// be replaced.
-func (h *Holder) judge(c *claim, found *store.StoredClaim) error {
-	refusal := core.Refusal{Owner: h.peers.owner(found.Life), Ready: found.Ready}
-	if found.Life == c.Life {
-		refusal.Owner = core.OwnerSelf // the holder takes a lane once at a time, so nobody here holds it
-	}
-	switch core.Refused(refusal, c.Ready) {
-	case core.StepReplace:
-		c.Interrupted = found.Interrupted || refusal.Interrupts()
-		return nil
-	case core.StepWait:
-		return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errLeaving)
-	case core.StepLeave:
-	}
-	return fmt.Errorf("lane %s, epoch %d: %w", c.Lane, found.Epoch, errHeld)
 }
 
 func (h *Holder) decline(r *readyMessage, why error) {

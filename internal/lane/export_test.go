@@ -17,6 +17,11 @@ func (p *Publisher) Wake(ctx context.Context, call *protocol.Call) error {
 	return err
 }
 
+// MakesReady is Wake that reports whether the ready message was missing.
+func (p *Publisher) MakesReady(ctx context.Context, call *protocol.Call) (missing bool, err error) {
+	return p.store.MakeReady(ctx, call.Pool, call.Lane())
+}
+
 // Drains reports whether the holder drains, and starts nothing more in any lane.
 func (h *Holder) Drains() bool {
 	h.mu.Lock()

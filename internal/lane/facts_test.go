@@ -1,18 +1,24 @@
 package lane_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"net/url"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -288,9 +294,10 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 // Facts about three replicas, one after the other on one cluster.
 func TestFact_OnThreeServers(t *testing.T) {
 	t.Parallel()
-	f, _ := newClusterFleet(t)
-	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) })       //nolint:paralleltest // on the same cluster
-	t.Run("NoWakeUpIsLostByARelease", func(t *testing.T) { noWakeUpIsLost(t, f, 60) }) //nolint:paralleltest // on the same cluster
+	f, c := newClusterFleet(t)
+	server, _, _ := strings.Cut(strings.TrimPrefix(c.URL(), "nats://"), ",")
+	t.Run("ADeletionIsARemoval", func(t *testing.T) { deletionIsRemoval(t, f) })               //nolint:paralleltest // on the same cluster
+	t.Run("NoWakeUpIsLostByARelease", func(t *testing.T) { noWakeUpIsLost(t, f, server, "") }) //nolint:paralleltest // on the same cluster
 }
 
 // Guard: a deletion is answered when it is applied, so that whoever publishes afterwards is
@@ -311,67 +318,72 @@ func deletionIsRemoval(t *testing.T, f *fleet) {
 // was refused is found.
 func TestFact_NoWakeUpIsLostByARelease(t *testing.T) {
 	t.Parallel()
-	noWakeUpIsLost(t, newFleet(t), 300)
+	nf := natsiotest.Listening(t, natsio.Topology{})
+	server, err := url.Parse(nf.Server.URL())
+	require.NoError(t, err)
+	noWakeUpIsLost(t, around(t, nf), server.Host, nf.Server.CredentialFile())
 }
 
-// noWakeUpIsLost appends calls around the very moment in which their lanes are released, and wakes
-// nothing.
-func noWakeUpIsLost(t *testing.T, f *fleet, lanes int) {
+// noWakeUpIsLost appends a call in each moment of a release, and makes the lane ready behind it, as
+// a publisher does, once.
+func noWakeUpIsLost(t *testing.T, f *fleet, server, creds string) {
 	t.Helper()
-	const steps, step = 20, 150 * time.Microsecond
-	var leaving sync.Map // protocol.Lane -> func()
-	h := f.hold(witness{
-		run: func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) },
-		release: func(l protocol.Lane) {
-			if leave, first := leaving.LoadAndDelete(l); first {
-				leave.(func())() //nolint:errcheck,forcetypeassert // nothing else is put in
-			}
-		},
-	}, lane.Options{Slots: 8})
-	defer h.stop()
-	results := make(chan protocol.CallID, 2*lanes)
-	watch, err := dispatch.NewResults(f.nc, factFleet, nil).Watch(t.Context(), "s", func(r *protocol.Result) { results <- r.CallID }, nil)
-	require.NoError(t, err)
-	defer watch.Stop()
-	p := f.publisher()
-	waiting := map[protocol.CallID]string{}
-	var appends sync.WaitGroup
-	for i := range lanes {
-		early := time.Duration(i%steps) * step
-		late := max(0, early-steps/2*step)
-		early = max(0, steps/2*step-early)
-		first, second := newCall("s", exclusive(fmt.Sprintf("account/%d", i))), newCall("s", exclusive(fmt.Sprintf("account/%d", i)))
-		waiting[second.ID] = fmt.Sprintf("%s before and %s after the release began", early, late)
-		released := make(chan struct{})
-		leaving.Store(first.Lane(), func() {
-			close(released)
-			stepAside(t, early)
-		})
-		put(t, p, first)
-		appends.Go(func() {
-			<-released
-			stepAside(t, late)
-			raw(t, f, factFleet.CallSubject(second.Pool, second.Lane().Hash(), second.ID), second)
-			if err := p.Wake(t.Context(), second); err != nil { // as a publisher does behind each append, once
-				t.Error(err)
-			}
-		})
+	cable := natsiotest.NewCable(t, server)
+	worker := *f
+	worker.dial = func() *nats.Conn {
+		nc, err := natsio.Connect(t.Context(), "nats://"+cable.Address(), natsio.ConnectOptions{Name: "worker", Creds: creds})
+		require.NoError(t, err)
+		return nc
 	}
-	appends.Wait()
-	quiet := time.NewTimer(patience)
-	defer quiet.Stop()
-	for len(waiting) > 0 {
-		select {
-		case id := <-results:
-			delete(waiting, id)
-			quiet.Reset(patience)
-		case <-quiet.C:
-			for id := range waiting { // a result may have been stored and not been told
-				if r, err := p.Result(t.Context(), "s", id); err == nil && r != nil {
-					delete(waiting, id)
-				}
-			}
-			require.Empty(t, waiting, "calls in mailboxes that nobody looks into")
+	goOn := make(chan struct{})
+	worker.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Tool == "waits" {
+			<-goOn
 		}
+		return succeed(run)
+	}), lane.Options{})
+	s, err := store.Open(t.Context(), f.nc, factFleet)
+	require.NoError(t, err)
+	says := func(words ...string) func([]byte) bool {
+		return func(said []byte) bool {
+			return !slices.ContainsFunc(words, func(word string) bool { return !bytes.Contains(said, []byte(word)) })
+		}
+	}
+	p := f.publisher()
+	for moment, refused := range map[string]bool{"before the removal": true, "before the look": false, "after the look": false} {
+		l := protocol.ResourceKey("account/" + strings.ReplaceAll(moment, " ", "-"))
+		first, second := newCall("s", exclusive(string(l))), newCall("s", exclusive(string(l)))
+		mailbox := factFleet.MailboxFilter(first.Pool, first.Lane().Hash())
+		made := make(chan bool, 1)
+		appends := func() {
+			raw(t, f, factFleet.CallSubject(second.Pool, second.Lane().Hash(), second.ID), second)
+			missing, err := p.MakesReady(t.Context(), second)
+			assert.NoError(t, err)
+			made <- missing
+		}
+		first.Tool = "waits"
+		put(t, p, first)
+		ready, err := s.Ready(t.Context(), first.Pool, first.Lane().Hash())
+		require.NoError(t, err)
+		cable.Before(says("$JS.API.STREAM.MSG.DELETE."+factFleet.CallsStream()+" ", fmt.Sprintf(`"seq":%d}`, ready.Sequence)), func() {
+			switch moment {
+			case "before the removal":
+				appends()
+			case "before the look":
+				cable.Before(says("$JS.API.", factFleet.CallsStream(), mailbox), appends)
+			default:
+				cable.Before(says("$JS.API.STREAM.MSG.DELETE."+factFleet.ClaimsStream()+" "), appends)
+			}
+		})
+		goOn <- struct{}{}
+		f.await(p, first)
+		select {
+		case missing := <-made:
+			require.Equal(t, refused, !missing, "%s: the ready message", moment)
+		case <-time.After(patience):
+			require.Fail(t, "the lane is not let go", moment)
+		}
+		require.Equal(t, protocol.StatusOK, f.await(p, second).Status, moment)
+		f.requireQuiet()
 	}
 }

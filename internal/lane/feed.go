@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -49,7 +48,7 @@ func (l *held) openReady() {
 
 // pinned reports whether the ready message has to stay, because its own call is not settled.
 func (l *held) pinned() bool {
-	return l.ready.call != nil || slices.ContainsFunc(l.schedule.Entries(), func(e *core.Entry) bool { return e.Inline })
+	return l.ready.call != nil || l.schedule.Pinned()
 }
 
 // feed reads the mailbox into the schedule until it is empty or the window is full. The first time
@@ -170,6 +169,7 @@ func (l *held) admit(e *core.Entry) bool {
 		l.cancelCall(e.Call.ID)
 	}
 	e.MayHaveStarted = !l.mail.caughtUp && l.claim.Interrupted
+	e.MayBeOld = l.mail.snapshot.MayBeOld(e.Seq)
 	l.expects(e)
 	return true
 }

@@ -2,7 +2,6 @@ package lane
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
@@ -30,41 +29,58 @@ func (l *held) leave() bool {
 // unresolved reports whether entries wait that a holder before this one, which was lost, may have
 // started: only the claim says so to the next holder.
 func (l *held) unresolved() bool {
-	return l.claim.Interrupted && (!l.mail.caughtUp ||
-		slices.ContainsFunc(l.schedule.Entries(), func(e *core.Entry) bool { return e.MayHaveStarted }))
+	return l.schedule.Unresolved(l.claim.Interrupted, l.mail.caughtUp)
 }
 
-// release removes the ready message, looks once more, and then removes the claim; the package
-// comment says why no wake-up is lost. Should this worker be lost in between, the claim is left,
-// and whoever expires this life makes the lane ready.
+// release lets the lane go in which nothing waits, or which goes to the end of the line. It reports
+// false when the lane is lost before it begins.
 func (l *held) release() bool {
-	s := l.holder.store
 	if !l.isFresh() { // removing what does not matter any more took its time; this removal matters
 		return false
 	}
-	// From the first try on, the ready message may be gone, and a new one with a call of its own be
-	// there.
-	for err := s.Remove(l.ctx, l.ready.seq); err != nil; err = s.Remove(l.ctx, l.ready.seq) {
-		l.complain("ready message cannot be removed", err)
-		if pause.For(l.ctx, faultPause); !l.isFresh() {
-			return true
-		}
-	}
-	if l.tries("last look into the mailbox failed", l.lookLast) {
-		s.DropClaim(l.claim.epoch.Load())
-		s.Settle(l.ready.ack)
-	}
+	core.Release(leaver{l})
 	return true
 }
 
-// lookLast makes the lane ready again if anything is in the mailbox.
-func (l *held) lookLast() error {
-	found, err := l.mail.look(l.ctx)
-	if err != nil || !found {
-		return err
+// leaver is a lane that is let go.
+type leaver struct{ *held }
+
+// RemoveReady implements [core.Leaver]. From the first try on, the ready message may be gone, and a
+// new one with a call of its own be there.
+func (l leaver) RemoveReady() bool {
+	for {
+		err := l.holder.store.Remove(l.ctx, l.ready.seq)
+		if err == nil {
+			return true
+		}
+		l.complain("ready message cannot be removed", err)
+		if pause.For(l.ctx, faultPause); !l.isFresh() {
+			return false
+		}
 	}
-	_, err = l.holder.store.MakeReady(l.ctx, l.holder.options.Pool, l.lane)
-	return err
+}
+
+// Look implements [core.Leaver].
+func (l leaver) Look() (found, ok bool) {
+	ok = l.tries("last look into the mailbox failed", func() (err error) {
+		found, err = l.mail.look(l.ctx)
+		return err
+	})
+	return found, ok
+}
+
+// MakeReady implements [core.Leaver].
+func (l leaver) MakeReady() bool {
+	return l.tries("lane cannot be made ready", func() error {
+		_, err := l.holder.store.MakeReady(l.ctx, l.holder.options.Pool, l.lane)
+		return err
+	})
+}
+
+// RemoveClaim implements [core.Leaver].
+func (l leaver) RemoveClaim() {
+	l.holder.store.DropClaim(l.claim.epoch.Load())
+	l.holder.store.Settle(l.ready.ack)
 }
 
 // tries does something until it succeeds. It reports false when the lane is lost before.

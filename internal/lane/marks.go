@@ -98,14 +98,10 @@ func (l *held) refuse() {
 	l.marks.refusing = false
 	defer l.expectAnew()
 	for _, e := range slices.Clone(l.schedule.Entries()) {
-		if e.Running {
+		if !l.schedule.MayRefuse(e) {
 			continue
 		}
-		e.MayHaveStarted = e.MayHaveStarted && !l.schedule.CannotHaveStarted(e)
-		if e.MayHaveStarted && e.Blocked() { // whether it was started shows when its turn comes
-			continue
-		}
-		result := l.refusal(e)
+		result := l.Refusal(e)
 		if result == nil {
 			continue
 		}
@@ -120,7 +116,7 @@ func (l *held) refuse() {
 func (l *held) giveRefusal(e *core.Entry, result *protocol.Result) bool {
 	known := false
 	ok := l.tries("result cannot be looked up", func() (err error) {
-		known, err = l.isSettled(e, nil)
+		known, err = l.isSettled(e)
 		return err
 	})
 	if ok && known {

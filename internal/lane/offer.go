@@ -63,7 +63,7 @@ func (l *held) takes(e *core.Entry) bool {
 // isOver notes a call that is not taken and has its result: as its holder left it, such as the one
 // that is the ready message. Of any other it notes what this worker lacks.
 func (l *held) isOver(e *core.Entry) bool {
-	known, err := l.isSettled(e, nil)
+	known, err := l.isSettled(e)
 	if err == nil && known {
 		l.wasSettled(e)
 		l.conclude(e)

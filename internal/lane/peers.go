@@ -94,12 +94,9 @@ func (p *peers) see(beat *store.StoredHeartbeat) {
 	one.See(beat.Seq, beat.Lease(), beat.Expired, time.Now())
 }
 
-// owner judges whoever a claim names. A life without a record is taken for one whose record stands
-// still since it was missed first.
-func (p *peers) owner(life protocol.LifeID) core.Owner {
-	if life == "" {
-		return core.OwnerNone
-	}
+// isExpired reports whether a life is set to expired. One without a record is taken for one whose
+// record stands still since it was missed first.
+func (p *peers) isExpired(life protocol.LifeID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	one := p.lives[life]
@@ -108,10 +105,7 @@ func (p *peers) owner(life protocol.LifeID) core.Owner {
 		one.See(0, p.lease, false, time.Now())
 		p.lives[life] = one
 	}
-	if one.Expired {
-		return core.OwnerExpired
-	}
-	return core.OwnerAlive
+	return one.Expired
 }
 
 // others reports whether any other worker lives, as far as is known.

@@ -79,7 +79,7 @@ func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
 	_, _ = h.visit(ctx, lane, func(l *held) { // the lane has its own context; it is tried again
 		inline := l.pinned()
 		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(protocol.HeaderCall))); inline && e != nil {
-			known, err := l.isSettled(e, nil)
+			known, err := l.isSettled(e)
 			inline = err != nil || !known
 		}
 		if l.ready.seq > consumer.Delivered.Stream || inline || !l.isFresh() ||

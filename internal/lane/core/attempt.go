@@ -6,6 +6,81 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// Starter is the holder of a lane with a call that may start. What fails is tried again from the
+// beginning.
+type Starter interface {
+	// HasResult looks for the result of the call.
+	HasResult(e *Entry) (bool, error)
+	// ProveNoResult makes sure that the call has no result, as none was found. It fails when there
+	// is one all the same.
+	ProveNoResult(e *Entry) error
+	// Refusal is [Entry.Refuse] at its age.
+	Refusal(e *Entry) *protocol.Result
+	// Mark stores the n-th start mark of the call, once.
+	Mark(e *Entry, n int) (Marking, error)
+}
+
+// Marking is what became of a start mark.
+type Marking uint8
+
+// Every such.
+const (
+	MarkStored  Marking = iota
+	MarkOfOther         // another holder has started the call
+	MarkNoRoom          // the stream is full
+)
+
+// IsSettled reports whether a call has its result already: whoever sends it once more, however
+// late, does not have it run again. In a cluster an answer can be old, so where something says that
+// there may be a result, it is made sure that there is none.
+func (e *Entry) IsSettled(s Starter) (bool, error) {
+	known, err := s.HasResult(e)
+	if err != nil || known {
+		return known, err
+	}
+	if e.MayHaveResult() || e.Call.Delivery == protocol.AtMostOnce {
+		err = s.ProveNoResult(e)
+	}
+	return false, err
+}
+
+// Begin decides whether a call is executed, and counts its start. It returns a result when there is
+// one to give instead, or settled when one is stored already.
+func (e *Entry) Begin(s Starter) (result *protocol.Result, settled bool, err error) {
+	if settled, err = e.IsSettled(s); err != nil || settled {
+		return nil, settled, err
+	}
+	if result = s.Refusal(e); result == nil {
+		result, err = e.countStart(s)
+	}
+	return result, false, err
+}
+
+// countStart notes a start of the call. It returns a result when the call must not be started
+// again.
+func (e *Entry) countStart(s Starter) (*protocol.Result, error) {
+	for {
+		n, result := e.NextStart()
+		if n == 0 {
+			return result, nil
+		}
+		marking, err := s.Mark(e, n)
+		switch {
+		case err != nil:
+			return nil, err // it may be stored all the same
+		case marking == MarkNoRoom && e.Call.Delivery == protocol.AtMostOnce:
+			// Waiting for room would keep a slot that makes room.
+			r := protocol.NewResult(e.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeFleetFull,
+				"the fleet has no room to note the start of the call; it was not run, try again later"))
+			return &r, nil
+		}
+		e.Starts = n // without room it is counted here only
+		if marking != MarkOfOther {
+			return nil, nil //nolint:nilnil // it starts
+		}
+	}
+}
+
 // Refuse returns the result of a call that is not to be started at all, of the given age since it
 // was accepted; nil when nothing speaks against starting it. A call that somebody else may have
 // started is not told to have had no effect. One whose time is over says so also when it is
@@ -43,7 +118,7 @@ func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 func (e *Entry) NextStart() (mark int, result *protocol.Result) {
 	if e.Call.Delivery == protocol.AtMostOnce {
 		if e.Marked || e.Starts > 0 {
-			return 0, e.OutcomeUnknown()
+			return 0, e.outcomeUnknown()
 		}
 		return 1, nil
 	}
@@ -60,9 +135,9 @@ func (e *Entry) NextStart() (mark int, result *protocol.Result) {
 	return next, nil
 }
 
-// OutcomeUnknown is the result of a call that must not start twice and was started by somebody
+// outcomeUnknown is the result of a call that must not start twice and was started by somebody
 // else.
-func (e *Entry) OutcomeUnknown() *protocol.Result {
+func (e *Entry) outcomeUnknown() *protocol.Result {
 	r := protocol.NewResult(e.Call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"the worker that ran the call was lost; it may or may not have had its effects, and is not run again"))
 	r.Attempt = 1

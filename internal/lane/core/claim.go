@@ -1,50 +1,49 @@
 package core
 
-// Owner is what is known of whoever a claim names.
-type Owner uint8
+import "github.com/toolfleet/toolfleet/pkg/protocol"
 
-// Every owner.
-const (
-	OwnerAlive   Owner = iota // its heartbeat is renewed, or has not stood still for long enough
-	OwnerExpired              // its heartbeat is set to expired, which is final
-	OwnerNone                 // the claim waits for its next holder
-	OwnerSelf                 // this life, which does not hold the lane
-)
+// Claiming is a claim on its way. It is stored on the condition that the lane's record has the
+// sequence Expect; 0 is none. Whoever is refused, or hears no answer, reads the record and asks
+// [Claiming.Found]. So each claim is stored once at most.
+type Claiming struct {
+	*protocol.Claim
 
-// Refusal is a claim that was found when another one was refused.
-type Refusal struct {
-	Owner Owner
-	// Ready is the sequence of the ready message by which the lane was claimed.
-	Ready uint64
+	Expect uint64
 }
 
-// Step is what to do about a claim that was refused.
+// Step is what follows from the claim that was found where another one was to be stored.
 type Step uint8
 
 // Every step.
 const (
-	// StepReplace replaces the claim on the condition that it is still the one that was found.
-	StepReplace Step = iota
+	// StepPut stores the claim on its new condition.
+	StepPut Step = iota
+	// StepHold holds the lane: the claim is stored by an earlier try, whose answer was lost.
+	StepHold
 	// StepLeave leaves the ready message to the holder, who knows it.
 	StepLeave
 	// StepWait tries again in a moment: the holder is letting go of the lane.
 	StepWait
 )
 
-// Refused decides what whoever was given the ready message with sequence ready does about the claim
-// that it found. A holder claims by one ready message and removes that before its claim. So one
-// that is newer than the claim's comes from after that removal, and the claim goes in a moment.
-func Refused(found Refusal, ready uint64) Step {
+// Found decides about the claim that is stored with a sequence; the zero claim is none. isExpired
+// tells whether the heartbeat of a life is set to expired, which is final.
+//
+// A holder claims by one ready message and removes that before its claim. So a newer one comes from
+// after that removal, and the claim goes in a moment.
+func (c *Claiming) Found(other *protocol.Claim, seq uint64, isExpired func(protocol.LifeID) bool) Step {
+	if seq > 0 && other.Token == c.Token {
+		c.Interrupted = other.Interrupted // as it was when it was stored
+		return StepHold
+	}
+	free := other.Life == "" || other.Life == c.Life // this life holds no lane that it claims, and has started nothing
+	expired := !free && isExpired(other.Life)
 	switch {
-	case found.Owner != OwnerAlive:
-		return StepReplace
-	case ready > found.Ready:
+	case free || expired:
+		c.Interrupted, c.Expect = other.Interrupted || expired, seq
+		return StepPut
+	case c.Ready > other.Ready:
 		return StepWait
 	}
 	return StepLeave
 }
-
-// Interrupts reports whether calls of the lane may have been started, and not settled, by the owner
-// of a claim that is replaced. A life that does not hold the lane has started nothing by its claim,
-// and a claim without an owner says so itself.
-func (r Refusal) Interrupts() bool { return r.Owner == OwnerExpired }

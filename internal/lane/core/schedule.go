@@ -10,6 +10,9 @@ import (
 
 // Entry is one call of a held lane, from when it is read until it is settled.
 type Entry struct {
+	Past
+	Turn
+
 	Seq      uint64 // stream sequence: the order of the lane
 	Call     *protocol.Call
 	Full     *protocol.Call // the call with a payload that its message could not carry; nil for others
@@ -19,26 +22,34 @@ type Entry struct {
 	Size     int       // bytes of the body
 	Inline   bool      // the ready message itself: there is no mailbox entry
 
+	blockers int // earlier unfinished entries that it conflicts with
+}
+
+// Past is what is known of what happened to a call before its turn.
+type Past struct {
 	// MayHaveStarted says that a worker that was lost may have started the call: it was there at
 	// the claim, and nothing without a result was before it.
 	MayHaveStarted bool
+	MayBeOld       bool     // it may have been settled and removed before the claim
 	SettledBefore  bool     // its result was stored already when its turn came
 	Starts         int      // start marks that are known
 	Marked         bool     // somebody else started it, or may have, as it says itself
 	OwnMarks       []uint64 // start marks that this holder stored
-	Cancelled      bool     // somebody asked to cancel it
-	Running        bool
-	Stop           func(error)
+}
+
+// Turn is what happens to a call here.
+type Turn struct {
+	Running   bool
+	Stop      func(error)
+	Cancelled bool // somebody asked to cancel it
 	// Unsettled says, once the call has started, that it surely had no result then. The goroutine
 	// that runs the call sets it.
 	Unsettled atomic.Bool
-
-	blockers int // earlier unfinished entries that it conflicts with
 }
 
 // MayHaveResult reports whether something says that the call may be settled although it is there:
-// its holder was lost before it was removed, or it was put before.
-func (e *Entry) MayHaveResult() bool { return e.MayHaveStarted || e.Call.Again }
+// its holder was lost before it was removed, the answer may be an old one, or it was put before.
+func (e *Entry) MayHaveResult() bool { return e.MayHaveStarted || e.MayBeOld || e.Call.Again }
 
 // MayHaveRun reports whether somebody else may have started the call.
 func (e *Entry) MayHaveRun() bool { return e.MayHaveStarted || e.Marked }
@@ -103,12 +114,20 @@ func (s *Schedule) Finish(e *Entry) {
 	s.bytes -= e.Size
 }
 
-// Blocked reports whether an entry waits for another one.
-func (e *Entry) Blocked() bool { return e.blockers > 0 }
+// MayRefuse reports whether a call that waits may be answered wherever it stands, because it is not
+// to be started: not while it may have been started by somebody else, which shows when its turn
+// comes, unless a call before it shows that nobody can have.
+func (s *Schedule) MayRefuse(e *Entry) bool {
+	if e.Running {
+		return false
+	}
+	e.MayHaveStarted = e.MayHaveStarted && !s.cannotHaveStarted(e)
+	return !e.MayHaveStarted || e.blockers == 0
+}
 
-// CannotHaveStarted reports whether a call before this one, which it conflicts with, had no result
+// cannotHaveStarted reports whether a call before this one, which it conflicts with, had no result
 // when it was started here: then nobody can have started this one.
-func (s *Schedule) CannotHaveStarted(e *Entry) bool {
+func (s *Schedule) cannotHaveStarted(e *Entry) bool {
 	for _, earlier := range s.entries {
 		if earlier == e {
 			return false
@@ -119,6 +138,8 @@ func (s *Schedule) CannotHaveStarted(e *Entry) bool {
 	}
 	return false
 }
+
+func (s *Schedule) any(is func(*Entry) bool) bool { return slices.ContainsFunc(s.entries, is) }
 
 // Find returns the entry of a call in hand; nil when there is none.
 func (s *Schedule) Find(id protocol.CallID) *Entry { return s.byID[id] }

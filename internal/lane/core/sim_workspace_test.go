@@ -3,6 +3,7 @@ package core_test
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -26,17 +27,19 @@ type simWork struct {
 	open  []protocol.CallID
 }
 
+func (l *simLane) workSubject() subject { return subject{cell{work, l.lane}, ""} }
+
 // takeWork takes the lane's workspace, unless it has it.
 func (l *simLane) takeWork(t *task) bool {
-	for l.work == nil && l.wk.trusts(l.life) {
-		answer, ok := t.ask(func() any { found, _ := l.wk.s.read("work." + l.lane); return found })
+	for l.work == nil && l.alive() {
+		found, ok := t.get(l.workSubject())
 		if !ok {
 			continue
 		}
 		var last checkpoint
 		seq := uint64(0)
-		for _, m := range answer.([]*message) {
-			last, seq = m.body.(checkpoint), m.seq
+		if found != nil {
+			last, seq = found.body.(checkpoint), found.seq
 		}
 		if l.broken("the restore") {
 			last.calls = l.wk.disk[l.lane]
@@ -47,27 +50,30 @@ func (l *simLane) takeWork(t *task) bool {
 }
 
 // putWork stores a checkpoint in the place of the one with a sequence, and reports whether it did.
-// What has no answer is looked up.
+// What has no answer, or is refused, is looked up; it may arrive however late.
 func (l *simLane) putWork(t *task, expect uint64, calls, open []protocol.CallID) bool {
-	w, s, subject := l.wk.m.w, l.wk.s, "work."+l.lane
+	w := l.wk.m.w
 	w.order++
 	c := checkpoint{token: fmt.Sprint(l.life.id, w.order), calls: calls, open: open}
-	for l.wk.trusts(l.life) {
-		answer, ok := t.askLate(func() any {
-			if m := s.messages[subject]; l.broken("the condition of a commit") && m != nil {
-				expect = m.seq
+	for l.alive() {
+		late := time.Duration(0)
+		if w.mishap(3) {
+			late = w.between(0, 3*simLease)
+		}
+		if l.broken("the condition of a commit") {
+			expect = whatever
+		}
+		answer, ok := t.putLate(late, l.workSubject(), c, expect)
+		if ok && answer.refused {
+			var found *message
+			if found, ok = t.get(l.workSubject()); ok && found != nil && found.body.(checkpoint).token == c.token {
+				answer.seq = found.seq // an earlier try
+			} else if ok && (found == nil || found.seq <= expect && expect != whatever) {
+				continue // of the past, or because of what is under way
 			}
-			if seq, stored := s.put(subject, c, expect); stored {
-				w.history.commit(l.lane, calls)
-				return seq
-			}
-			if m := s.messages[subject]; m != nil && m.body.(checkpoint).token == c.token { // an earlier try
-				return m.seq
-			}
-			return uint64(0)
-		})
-		if ok && answer.(uint64) > 0 {
-			l.work = &simWork{seq: answer.(uint64), calls: calls, open: open}
+		}
+		if ok && answer.seq > 0 {
+			l.work = &simWork{seq: answer.seq, calls: calls, open: open}
 			l.wk.disk[l.lane] = calls
 			return true
 		}
@@ -79,8 +85,8 @@ func (l *simLane) putWork(t *task, expect uint64, calls, open []protocol.CallID)
 }
 
 // isKept reports whether the workspace has what a call changed, which had no result then.
-func (l *simLane) isKept(c *simCall) bool {
-	kept := slices.Contains(l.work.open, c.id) && !l.broken("the result in a commit")
+func (l *simLane) isKept(id protocol.CallID) bool {
+	kept := slices.Contains(l.work.open, id) && !l.broken("the result in a commit")
 	if kept {
 		l.wk.m.w.history.stats["kept"]++
 	}
@@ -89,8 +95,8 @@ func (l *simLane) isKept(c *simCall) bool {
 
 // commit keeps what a call has changed. When that is refused another worker has the workspace, and
 // this life is over.
-func (l *simLane) commit(t *task, c *simCall) bool {
-	with := func(calls []protocol.CallID) []protocol.CallID { return append(slices.Clone(calls), c.id) }
+func (l *simLane) commit(t *task, id protocol.CallID) bool {
+	with := func(calls []protocol.CallID) []protocol.CallID { return append(slices.Clone(calls), id) }
 	if l.work != nil && l.putWork(t, l.work.seq, with(l.work.calls), with(l.work.open)) {
 		return true
 	}
@@ -100,8 +106,8 @@ func (l *simLane) commit(t *task, c *simCall) bool {
 
 // keptIn are the calls whose changes the workspace of a lane has.
 func (s *streams) keptIn(lane string) []protocol.CallID {
-	if m := s.messages["work."+lane]; m != nil {
-		return m.body.(checkpoint).calls
+	if m := s.cells[cell{work, lane}]; len(m) > 0 {
+		return m[0].body.(checkpoint).calls
 	}
 	return nil
 }
@@ -109,22 +115,4 @@ func (s *streams) keptIn(lane string) []protocol.CallID {
 // settled notes that a result is stored: the next commit need not carry it.
 func (w *simWork) settled(id protocol.CallID) {
 	w.open = slices.DeleteFunc(slices.Clone(w.open), func(other protocol.CallID) bool { return other == id })
-}
-
-// commit holds a checkpoint against the laws when it is stored.
-func (h *history) commit(lane string, calls []protocol.CallID) {
-	h.stats["commits"]++
-	accepted := uint64(0)
-	for _, id := range calls {
-		c := h.calls[id]
-		if c.accepted <= accepted {
-			h.fault("L10 changed once, in order", c)
-		}
-		accepted = c.accepted
-	}
-	for _, c := range h.calls {
-		if c.lane == lane && c.ok && !slices.Contains(calls, c.id) {
-			h.fault("L10 a change is kept", c)
-		}
-	}
 }

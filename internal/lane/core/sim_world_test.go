@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"container/heap"
+	"iter"
 	"math/rand/v2"
 	"time"
 )
@@ -17,12 +18,14 @@ type world struct {
 	steps  int
 	calm   bool // nothing goes wrong any more
 
-	streams *streams
-	history *history
-	broken  string // the guard that is taken out; "" is none
-	cluster bool   // readers may be answered from the past
-	yields  bool   // lanes with calls that wait go to the end of the line
-	crash   func(*worker)
+	streams  *streams
+	history  *history
+	machines []*machine
+	workers  []*worker
+	broken   string // the guard that is taken out; "" is none
+	cluster  bool   // several servers: see streams
+	yields   bool   // lanes with calls that wait go to the end of the line
+	crash    func(*worker)
 }
 
 // event is something that happens at a time.
@@ -62,7 +65,11 @@ func (w *world) runUntil(end time.Duration, done func() bool) {
 	}
 }
 
+// chance is whether something happens that goes wrong in so many of a hundred times.
 func (w *world) chance(percent float64) bool { return w.rng.Float64()*100 < percent }
+
+// mishap is chance as long as anything goes wrong at all.
+func (w *world) mishap(percent float64) bool { return !w.calm && w.chance(percent) }
 
 func (w *world) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(w.rng.Int64N(int64(most-least)+1))
@@ -74,12 +81,15 @@ type machine struct {
 	w     *world
 	dead  bool
 	until time.Duration // it stands still until then
+	cut   time.Duration // it reaches only the server that the others have left, until then
 	rate  float64       // of its clock
 	tasks []*task
 }
 
 func (w *world) newMachine() *machine {
-	return &machine{w: w, rate: 0.995 + 0.01*w.rng.Float64()}
+	m := &machine{w: w, rate: 0.995 + 0.01*w.rng.Float64()}
+	w.machines = append(w.machines, m)
+	return m
 }
 
 // clock is the machine's own time.
@@ -91,79 +101,61 @@ func (m *machine) clock() time.Time {
 func (m *machine) kill() {
 	m.dead = true
 	for _, t := range m.tasks {
-		if !t.ended && !t.runs {
-			t.step(nil)
-		}
+		t.stop()
 	}
+	m.tasks = nil
 }
 
-// task is one thing that a machine does. Tasks hand the processor to each other: one runs at a
-// time.
+// task is one thing that a machine does, as a coroutine: one runs at a time.
 type task struct {
-	m       *machine
-	resume  chan any
-	yielded chan struct{}
-	ended   bool
-	runs    bool
-	waits   int // counts what it has waited for
+	m     *machine
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+	with  any // what it was woken with
+	waits int // counts what it has waited for
+	ended bool
 }
 
 type killed struct{}
 
 // start begins a task.
 func (m *machine) start(do func(t *task)) {
-	t := &task{m: m, resume: make(chan any), yielded: make(chan struct{})}
-	m.tasks = append(m.tasks, t)
-	go func() {
+	t := &task{m: m}
+	t.next, t.stop = iter.Pull(func(yield func(struct{}) bool) {
 		defer func() {
-			if r := recover(); r != nil {
-				if _, ok := r.(killed); !ok {
-					panic(r)
-				}
-			}
 			t.ended = true
-			t.yielded <- struct{}{}
+			if r := recover(); r != nil && r != (killed{}) {
+				panic(r)
+			}
 		}()
-		if <-t.resume; m.dead {
-			panic(killed{})
-		}
+		t.yield = yield
 		do(t)
-	}()
-	m.w.after(0, func() { t.step(nil) })
-}
-
-// step lets a task go on.
-func (t *task) step(with any) {
-	if t.ended {
-		return
-	}
-	t.runs = true
-	t.resume <- with
-	<-t.yielded
-	t.runs = false
+	})
+	m.tasks = append(m.tasks, t)
+	m.w.after(0, func() { t.next() })
 }
 
 // wait hands the processor on until somebody wakes the task with what is returned.
 func (t *task) wait() any {
 	t.waits++
-	t.yielded <- struct{}{}
-	with := <-t.resume
-	if t.m.dead {
+	if !t.yield(struct{}{}) {
 		panic(killed{})
 	}
-	return with
+	return t.with
 }
 
 // wake lets a task that waits go on, unless it has gone on already.
 func (t *task) wake(waits int, with any) {
-	if t.waits != waits || t.ended {
+	if t.waits != waits || t.ended || t.m.dead {
 		return
 	}
-	if left := t.m.until - t.m.w.now; left > 0 && !t.m.dead {
+	if left := t.m.until - t.m.w.now; left > 0 {
 		t.m.w.after(left, func() { t.wake(waits, with) })
 		return
 	}
-	t.step(with)
+	t.with = with
+	t.next()
 }
 
 func (t *task) sleep(d time.Duration) {
@@ -175,40 +167,30 @@ func (t *task) sleep(d time.Duration) {
 // patience is how long a task waits for an answer.
 const patience = 300 * time.Millisecond
 
-// ask has the server do something and returns its answer; ok is false when none came: then it may
-// have been done or not, or be done later.
-func (t *task) ask(do func() any) (answer any, ok bool) {
+// reply is an answer of the servers.
+type reply[A any] struct{ answer A }
+
+// request sends something to the servers and waits for the first answer. ok is false when none
+// came: it may have been done or not, or be done later.
+func request[A any](t *task, late time.Duration, do func(answer func(A))) (answer A, ok bool) {
 	w, waits := t.m.w, t.waits+1
-	type reply struct{ answer any }
-	if w.calm || !w.chance(2) {
-		w.after(w.delay(), func() {
-			answer := do()
-			if w.calm || !w.chance(2) {
-				w.after(w.delay(), func() { t.wake(waits, reply{answer}) })
-			}
+	if !w.mishap(2) {
+		w.after(w.delay()+late, func() {
+			do(func(answer A) {
+				if !w.mishap(2) {
+					w.after(w.delay(), func() { t.wake(waits, reply[A]{answer}) })
+				}
+			})
 		})
 	}
 	w.after(patience, func() { t.wake(waits, nil) })
-	if r, ok := t.wait().(reply); ok {
-		return r.answer, true
-	}
-	return nil, false
-}
-
-// askLate is ask for what may arrive however late.
-func (t *task) askLate(do func() any) (answer any, ok bool) {
-	w := t.m.w
-	if w.calm || !w.chance(3) {
-		return t.ask(do)
-	}
-	w.after(w.between(0, 3*simLease), func() { do() })
-	t.sleep(patience)
-	return nil, false
+	r, ok := t.wait().(reply[A])
+	return r.answer, ok
 }
 
 // delay is how long a message is on its way: less than the margin of a lease.
 func (w *world) delay() time.Duration {
-	if !w.calm && w.chance(1) {
+	if w.mishap(1) {
 		return w.between(20*time.Millisecond, 120*time.Millisecond)
 	}
 	return w.between(0, 5*time.Millisecond)

@@ -1,0 +1,185 @@
+package core_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// history is what really happened, and the laws held against it.
+type history struct {
+	w       *world
+	calls   map[protocol.CallID]*simCall
+	byLane  map[string][]*simCall
+	running map[string]*attempt      // by lane
+	paused  map[string]time.Duration // since when a lane is surely paused
+	faults  []string
+	// stats tells what the run went through, so that a test can see that it was not idle.
+	stats map[string]int
+}
+
+func newHistory(w *world) *history {
+	return &history{
+		w: w, calls: map[protocol.CallID]*simCall{}, byLane: map[string][]*simCall{}, running: map[string]*attempt{},
+		paused: map[string]time.Duration{}, stats: map[string]int{},
+	}
+}
+
+// simCall is a call as it really is.
+type simCall struct {
+	id        protocol.CallID
+	lane      string
+	once      bool
+	deadline  time.Duration // from when it is accepted; 0 is none
+	patience  time.Duration // queue timeout; 0 is none
+	accepted  uint64        // sequence
+	since     time.Duration // when
+	cancelled time.Duration // when the request to cancel it was acknowledged; 0 is never
+	starts    int
+	uncounted bool // a start could not be counted, as the stream was full
+	results   int
+	outcome   outcome // as the result says
+}
+
+// outcome is what the result of a call says.
+type outcome uint8
+
+const (
+	ran outcome = iota
+	notRun
+	unknown
+)
+
+// attempt is one execution.
+type attempt struct {
+	call *simCall
+	over bool
+}
+
+func (h *history) add(c *simCall) {
+	h.calls[c.id] = c
+	h.byLane[c.lane] = append(h.byLane[c.lane], c)
+}
+
+func (h *history) fault(law string, c *simCall) {
+	h.faults = append(h.faults, fmt.Sprintf("%s: %s in %s at %s", law, c.id, c.lane, h.w.now))
+}
+
+// stored notes a message.
+func (h *history) stored(m *message) {
+	switch b := m.body.(type) {
+	case callBody:
+		if b.call.accepted == 0 {
+			b.call.accepted, b.call.since = m.seq, h.w.now
+		}
+	case resultBody:
+		c := b.call
+		c.results++
+		c.outcome = b.outcome
+		h.stats[[]string{"ran", "not run", "unknown"}[b.outcome]]++
+		if c.results > 1 {
+			h.fault("L3 one result", c)
+		}
+		if b.outcome == notRun && c.starts > 0 {
+			h.fault("L3 what was started is not told to have had no effect", c)
+		}
+	case checkpoint:
+		h.commit(m.of, b.calls)
+	}
+}
+
+// begin is the first effect of an attempt, with the number that it is told, under a claim that was
+// stored at a time.
+func (h *history) begin(c *simCall, number int, claimed time.Duration) *attempt {
+	c.starts++
+	switch {
+	case number < c.starts && c.results == 0 && !c.uncounted:
+		h.fault("starts are counted", c)
+	case c.once && c.starts > 1:
+		h.fault("L8 at most once", c)
+	case c.results > 0:
+		h.fault("L8 ran after its result", c)
+	case c.cancelled > 0 && c.cancelled < claimed:
+		h.fault("a call that was cancelled before the claim does not start", c)
+	case h.paused[c.lane] > 0 && h.paused[c.lane] < claimed:
+		h.fault("nothing starts in a lane that was paused before the claim", c)
+	}
+	h.stats["starts"]++
+	for _, other := range h.byLane[c.lane] {
+		if other.accepted > 0 && other.accepted < c.accepted && other.results == 0 {
+			h.fault("L2 order", c)
+		}
+	}
+	if before := h.running[c.lane]; before != nil {
+		before.over = true // it must have no effect from now on
+	}
+	a := &attempt{call: c}
+	h.running[c.lane] = a
+	return a
+}
+
+// effect is a further one.
+func (h *history) effect(a *attempt) {
+	if a.over {
+		h.fault("L1 exclusive", a.call)
+	}
+}
+
+func (h *history) end(a *attempt) {
+	if h.running[a.call.lane] == a {
+		delete(h.running, a.call.lane)
+	}
+}
+
+// commit holds a checkpoint of a workspace against the laws.
+func (h *history) commit(lane string, calls []protocol.CallID) {
+	h.stats["commits"]++
+	accepted := uint64(0)
+	for _, id := range calls {
+		c := h.calls[id]
+		if c.accepted <= accepted {
+			h.fault("L10 changed once, in order", c)
+		}
+		accepted = c.accepted
+	}
+	for _, c := range h.byLane[lane] {
+		if c.results > 0 && c.outcome == ran && !slices.Contains(calls, c.id) {
+			h.fault("L10 a change is kept", c)
+		}
+	}
+}
+
+func (h *history) isDone() bool {
+	for _, c := range h.calls {
+		if c.accepted > 0 && c.results == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// check holds at the end what must hold then.
+func (h *history) check() {
+	for _, id := range sortedKeys(h.calls) {
+		c := h.calls[id]
+		if len(h.faults) > 0 {
+			return
+		}
+		if c.accepted > 0 && c.results != 1 {
+			h.fault("L3 no call lost", c)
+		}
+		kept := slices.Contains(h.w.streams.keptIn(c.lane), c.id)
+		if c.results > 0 && (c.outcome == ran && !kept || c.outcome == notRun && kept) {
+			h.fault("L10 a result says what is kept", c)
+		}
+	}
+}
+
+// law is the name of the law of a fault.
+func law(fault string) string {
+	name, _, _ := strings.Cut(fault, ": ")
+	return name
+}
