@@ -129,7 +129,8 @@ func TestConnect_TLS(t *testing.T) {
 	}
 }
 
-// Certificates are renewed without a restart: the server's by its reload, the process's by its file.
+// Certificates are renewed without a restart: the server's by its reload, the process's by its
+// file.
 func TestConnect_RenewedCertificates(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
@@ -147,7 +148,9 @@ func TestConnect_RenewedCertificates(t *testing.T) {
 	nc, err := natsio.Connect(t.Context(), "nats://"+s.Addr().String(), natsio.ConnectOptions{Name: "test", TLS: shown})
 	require.NoError(t, err)
 	defer nc.Close()
-	require.NoError(t, s.ReloadOptions(secureOptions(t, ca, renewed, s.Addr().(*net.TCPAddr).Port)))
+	address, is := s.Addr().(*net.TCPAddr)
+	require.True(t, is)
+	require.NoError(t, s.ReloadOptions(secureOptions(t, ca, renewed, address.Port)))
 	require.NoError(t, nc.FlushTimeout(time.Minute), "connections that are there stay")
 	show(renewed)
 	require.NoError(t, nc.ForceReconnect())
