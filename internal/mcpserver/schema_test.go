@@ -32,12 +32,26 @@ func TestTools_ReturnWhatTheySay(t *testing.T) {
 	}
 	called := map[string]bool{}
 	for _, one := range []struct{ tool, arguments string }{
-		{"write", `{"path": "a.txt", "content": "one\ntwo\n"}`}, {"read", `{"path": "a.txt"}`}, {"edit", `{"path": "a.txt", "old": "one", "new": "three"}`},
-		{"multi_edit", `{"path": "a.txt", "edits": [{"old": "two", "new": "four"}]}`}, {"exists", `{"path": "a.txt"}`}, {"exists", `{"path": "none"}`},
-		{"list", `{}`}, {"tree", `{}`}, {"glob", `{"pattern": "*"}`}, {"grep", `{"pattern": "four"}`}, {"grep", `{"pattern": "nothing"}`},
-		{"json_write", `{"path": "a.json", "content": {"a": 1}}`}, {"json_read", `{"path": "a.json"}`},
-		{"bash", `{"command": "echo out; echo err >&2; exit 3"}`}, {"bash", `{"command": "printf '\\377'"}`}, {"bash", `{"command": "sleep 60", "background": true}`},
-		{"bash", `{"command": "seq 1 60000"}`}, {"run_code", `{"language": "sh", "code": "echo hello"}`}, {"process", `{"action": "list"}`}, {"read", `{"path": "none"}`},
+		{"write", `{"path": "a.txt", "content": "one\ntwo\n"}`},
+		{"read", `{"path": "a.txt"}`},
+		{"edit", `{"path": "a.txt", "old": "one", "new": "three"}`},
+		{"multi_edit", `{"path": "a.txt", "edits": [{"old": "two", "new": "four"}]}`},
+		{"exists", `{"path": "a.txt"}`},
+		{"exists", `{"path": "none"}`},
+		{"list", `{}`},
+		{"tree", `{}`},
+		{"glob", `{"pattern": "*"}`},
+		{"grep", `{"pattern": "four"}`},
+		{"grep", `{"pattern": "nothing"}`},
+		{"json_write", `{"path": "a.json", "content": {"a": 1}}`},
+		{"json_read", `{"path": "a.json"}`},
+		{"bash", `{"command": "echo out; echo err >&2; exit 3"}`},
+		{"bash", `{"command": "printf '\\377'"}`},
+		{"bash", `{"command": "sleep 60", "background": true}`},
+		{"bash", `{"command": "seq 1 60000"}`},
+		{"run_code", `{"language": "sh", "code": "echo hello"}`},
+		{"process", `{"action": "list"}`},
+		{"read", `{"path": "none"}`},
 	} {
 		result := call(t, c, one.tool, json.RawMessage(one.arguments))
 		require.NoError(t, schemas[one.tool].Validate(result.StructuredContent), "%s %s: %v", one.tool, one.arguments, result.StructuredContent)

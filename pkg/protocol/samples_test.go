@@ -134,8 +134,10 @@ func fleetSamples() map[string]any {
 			Tool:   "read_file", Arguments: json.RawMessage(`{"path":"a.txt"}`), ReadOnly: true,
 		},
 		"value/mcp_list": protocol.MCPListResult{Tools: []protocol.MCPTool{
-			{Name: "read_file", Description: "Read.", Schema: json.RawMessage(`{"type":"object"}`), Title: "Read a file",
-				Output: json.RawMessage(`{"type":"object"}`), ReadOnly: true, Idempotent: true, Additive: true, Closed: true},
+			{
+				Name: "read_file", Description: "Read.", Schema: json.RawMessage(`{"type":"object"}`), Title: "Read a file",
+				Output: json.RawMessage(`{"type":"object"}`), ReadOnly: true, Idempotent: true, Additive: true, Closed: true,
+			},
 			{Name: "write_file", Schema: json.RawMessage(`{"type":"object"}`)},
 		}},
 		"value/mcp_call": protocol.MCPCallResult{

@@ -77,4 +77,3 @@ func (l *line) replace(what *regexp.Regexp, with string) {
 		l.text, l.styles = append(out.text, l.text[at:]...), append(out.styles, l.styles[at:]...)
 	}
 }
-
