@@ -116,9 +116,11 @@ func (c *caretaker) lookAfter(ctx context.Context, entries []jetstream.Msg) erro
 	for lane, entries := range byLane {
 		group.Go(func() error {
 			if lane != "" {
-				if err := c.makeReady(ctx, lane); errors.Is(err, errOnItsWay) {
+				err := c.makeReady(ctx, lane, lastOf(entries))
+				if errors.Is(err, errOnItsWay) || errors.Is(err, store.ErrBehind) {
 					return nil
-				} else if err != nil {
+				}
+				if err != nil {
 					return err
 				}
 			}
@@ -148,14 +150,25 @@ func (c *caretaker) laneOf(entry jetstream.Msg) (lane protocol.Lane) {
 	return lane
 }
 
-// makeReady publishes the ready message of a lane, or looks after the one that is there.
-func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane) error {
+// lastOf is the last sequence of some entries.
+func lastOf(entries []jetstream.Msg) (seq uint64) {
+	for _, entry := range entries {
+		if meta, err := entry.Metadata(); err == nil {
+			seq = max(seq, meta.Sequence.Stream)
+		}
+	}
+	return seq
+}
+
+// makeReady publishes the ready message of a lane with an entry, or looks after the one that was
+// there when the entry was stored.
+func (c *caretaker) makeReady(ctx context.Context, lane protocol.Lane, entry uint64) error {
 	s, pool := c.holder.store, c.holder.options.Pool
 	made, err := s.MakeReady(ctx, pool, lane)
 	if made || err != nil {
 		return err
 	}
-	ready, err := s.Ready(ctx, pool, lane.Hash())
+	ready, err := s.Refusing(ctx, pool, lane.Hash(), entry)
 	if err != nil || ready == nil {
 		return err // it was there, so its holder looks into the mailbox
 	}

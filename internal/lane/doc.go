@@ -53,6 +53,9 @@
 // was not refused, it is there. Either way the lane is ready. Only then the claim goes: a holder
 // that is lost in between leaves it, and whoever expires its life makes the lane ready.
 //
+// On several servers a leader that was cut off may still answer, without what came since. So before
+// the look a mark is stored in the mailbox, and the look counts only when it knows the mark.
+//
 // A publisher may be lost between the two. So the workers see to it that each entry is followed by
 // one attempt to publish the ready message (caretaker). One is enough for ever, by the same
 // argument. Nobody who waits for a result has to do anything.

@@ -63,7 +63,7 @@ func (l leaver) RemoveReady() bool {
 // Look implements [core.Leaver].
 func (l leaver) Look() (found, ok bool) {
 	ok = l.tries("last look into the mailbox failed", func() (err error) {
-		found, err = l.mail.look(l.ctx)
+		found, err = l.holder.store.Waits(l.ctx, l.holder.options.Pool, l.hash)
 		return err
 	})
 	return found, ok

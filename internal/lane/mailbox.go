@@ -144,22 +144,4 @@ func (m *mailbox) listenAnew() {
 	m.listen()
 }
 
-// look reports whether the stream has anything at all in the mailbox, but for the mark
-// that the lane is paused.
-func (m *mailbox) look(ctx context.Context) (bool, error) {
-	found, err := m.store.ReadAll(ctx, m.filter())
-	if errors.Is(err, store.ErrNotAtOnce) {
-		var msg *message
-		if msg, err = m.store.Next(ctx, m.filter(), 0); m.isPause(msg) {
-			msg, err = m.store.Next(ctx, m.filter(), msg.Sequence+1)
-		}
-		return msg != nil, err
-	}
-	return slices.ContainsFunc(found, func(msg *message) bool { return !m.isPause(msg) }), err
-}
-
-func (m *mailbox) isPause(msg *message) bool {
-	return msg != nil && m.store.Fleet.ParseMailboxSubject(msg.Subject).Kind == protocol.EntryPause
-}
-
 func (m *mailbox) filter() string { return m.store.Fleet.MailboxFilter(m.pool, m.hash) }

@@ -233,12 +233,7 @@ func (l *simLane) surely(t *task, of cell) (found []*message, ok bool) {
 func (l *simLane) open(t *task) (there, known bool) {
 	w := l.wk.m.w
 	for w.cluster && l.version == 0 { // the floor is stored behind the claim
-		version, ok := request(t, 0, func(answer func(int)) {
-			if l.wk.m.cut <= w.now && l.wk.s.stalled == nil {
-				l.wk.s.version++
-				answer(l.wk.s.version)
-			}
-		})
+		version, ok := t.floor(false)
 		if l.version = version; !ok && !l.alive() {
 			return false, false
 		}
@@ -645,7 +640,15 @@ func (l *leaver) Look() (found, ok bool) {
 		return false, true
 	}
 	ok = l.tries(l.t, func() bool {
-		there, _, ok := l.t.read(mailbox(l.lane))
+		version := 0
+		if l.wk.m.w.cluster && !l.broken("the floor of the last look") { // a mark that is stored behind the removal
+			var stored bool
+			if version, stored = l.t.floor(true); !stored {
+				return false
+			}
+		}
+		there, at, ok := l.t.read(mailbox(l.lane))
+		ok = ok && at >= version
 		found = slices.ContainsFunc(there, func(m *message) bool { _, is := m.body.(pauseMark); return !is })
 		return ok
 	})

@@ -128,6 +128,17 @@ func (t *task) putOnce(to subject, body any) (stored, bool) {
 	return answer, ok
 }
 
+// floor asks to store a mark, for which there may be no room: an answer that knows it knows all
+// that came before.
+func (t *task) floor(needsRoom bool) (version int, ok bool) {
+	return request(t, 0, func(answer func(int)) {
+		if s := t.m.w.streams; t.m.cut <= s.w.now && s.stalled == nil && !(needsRoom && s.full > s.w.now) {
+			s.version++
+			answer(s.version)
+		}
+	})
+}
+
 // remove asks to remove the message with a sequence.
 func (t *task) remove(of cell, seq uint64) bool {
 	_, ok := request(t, 0, func(answer func(bool)) { t.m.w.streams.remove(t.m, of, seq, func() { answer(true) }) })

@@ -280,7 +280,7 @@ func (wk *worker) takeCare(t *task) {
 			if !isCall && !isCancel || wk.s.cared[m.seq] || wk.broken("the caretaker") {
 				continue // the consumer tells each entry once, to one worker
 			}
-			if wk.lookAfter(t, m.of) && wk.m.cut <= wk.m.w.now {
+			if wk.lookAfter(t, m) && wk.m.cut <= wk.m.w.now {
 				wk.s.cared[m.seq] = true
 			}
 		}
@@ -290,9 +290,10 @@ func (wk *worker) takeCare(t *task) {
 	}
 }
 
-// lookAfter makes a lane ready, or looks after the ready message that is there. It reports whether
-// nobody has to come back to it.
-func (wk *worker) lookAfter(t *task, lane string) bool {
+// lookAfter makes the lane of an entry ready, or looks after the ready message that is there. It
+// reports whether nobody has to come back to it.
+func (wk *worker) lookAfter(t *task, entry *message) bool {
+	lane := entry.of
 	answer, ok := t.putOnce(readyOf(lane), nil)
 	if !ok || answer.full {
 		return false
@@ -300,18 +301,24 @@ func (wk *worker) lookAfter(t *task, lane string) bool {
 	if answer.seq > 0 {
 		return true
 	}
-	there, ok := t.get(readyOf(lane))
-	if !ok || there == nil {
-		return ok // it was there, so its holder looks into the mailbox
+	found, version, ok := t.read(readyOf(lane).cell)
+	switch {
+	case !ok:
+		return false
+	case wk.m.w.cluster && !wk.broken("the floor of the caretaker") && (version < entry.from || len(found) == 0):
+		return false // whoever refused may not know that it is gone
+	case len(found) == 0:
+		return true // it was there, so its holder looks into the mailbox
 	}
-	found, ok := t.get(claimOf(lane))
+	there := found[0]
+	found, _, ok = t.read(claimOf(lane).cell)
 	if !ok {
 		return false
 	}
-	if found == nil || found.body.(protocol.Claim).Life == "" {
+	if len(found) == 0 || found[0].body.(protocol.Claim).Life == "" {
 		return wk.s.pending[there.seq] == nil // else it is on its way to a worker
 	}
-	c := found.body.(protocol.Claim)
+	c := found[0].body.(protocol.Claim)
 	if c.Ready == there.seq && (wk.isExpired(c.Life) || wk.isHeld(c)) {
 		return true
 	}

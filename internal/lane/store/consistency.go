@@ -28,6 +28,12 @@ type Consistency interface {
 	// occupant is the sequence of the message because of which another one was refused; 0 when it
 	// does not matter.
 	occupant(ctx context.Context, stream, subject string) (uint64, error)
+	// waits reports whether anything is in a mailbox, but for the mark that the lane is paused.
+	// Whoever answers knows all that was stored before.
+	waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error)
+	// refusing is the ready message because of which another one was refused, as whoever answers
+	// has it who knows the message with sequence floor; nil when it is gone since.
+	refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
 	// left is which messages of a mailbox are there that were thrown away, of a call or of none.
 	left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
 	// noResult makes sure that a call without a result that was found has none.
@@ -63,6 +69,19 @@ func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane protocol.
 	return s.Consistency().open(ctx, pool, lane, ready, epoch)
 }
 
+// Waits reports whether anything is in a mailbox, but for the mark that the lane is paused. It knows
+// all that was stored before it is called.
+func (s *Store) Waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error) {
+	return s.Consistency().waits(ctx, pool, lane)
+}
+
+// Refusing returns the ready message because of which another one was refused; nil when it was
+// removed since, behind the message with sequence floor. The error wraps [ErrBehind] when that is
+// not sure.
+func (s *Store) Refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
+	return s.Consistency().refusing(ctx, pool, lane, floor)
+}
+
 // Left returns which messages of a mailbox are still there that were thrown away, each of a call or
 // of none. Whoever answers knows the message with sequence floor.
 func (s *Store) Left(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error) {
@@ -95,6 +114,27 @@ func (s single) open(ctx context.Context, pool protocol.Pool, lane protocol.Lane
 		return nil, ErrNotReady
 	}
 	return &Opening{Entries: entries, Read: !many}, nil
+}
+
+func (s single) waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error) {
+	filter := s.Fleet.MailboxFilter(pool, lane)
+	found, err := s.ReadAll(ctx, filter)
+	if errors.Is(err, ErrNotAtOnce) {
+		var msg *jetstream.RawStreamMsg
+		if msg, err = s.Next(ctx, filter, 0); msg != nil && s.isPause(msg.Subject) {
+			msg, err = s.Next(ctx, filter, msg.Sequence+1)
+		}
+		return msg != nil, err
+	}
+	return slices.ContainsFunc(found, func(msg *jetstream.RawStreamMsg) bool { return !s.isPause(msg.Subject) }), err
+}
+
+func (s *Store) isPause(subject string) bool {
+	return s.Fleet.ParseMailboxSubject(subject).Kind == protocol.EntryPause
+}
+
+func (s single) refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, _ uint64) (*jetstream.RawStreamMsg, error) {
+	return s.Ready(ctx, pool, lane)
 }
 
 // left has the last one removed behind all others, and reads on from the first. So it costs no more
@@ -178,6 +218,40 @@ func (s clustered) confirmReady(ctx context.Context, subject string, ready, floo
 		return ErrNotReady
 	}
 	return fmt.Errorf("ready message: %w", ErrBehind)
+}
+
+// waits stores a mark, and lists the mailbox as a server has it that knows the mark: a leader that
+// was cut off may not know yet what was stored before. A full stream has no room for the mark, and
+// is asked again.
+func (s clustered) waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error) {
+	filter := s.Fleet.MailboxFilter(pool, lane)
+	mark := nats.NewMsg(s.Fleet.FloorSubject(pool, lane, Token()))
+	floor, answer, err := s.PublishOnce(ctx, s.Fleet.CallsStream(), mark)
+	if err == nil && answer == Full {
+		err = ErrFull
+	}
+	if err != nil {
+		return false, fmt.Errorf("mark behind the ready message: %w", err)
+	}
+	list, err := s.List(ctx, filter, floor)
+	if err = errors.Join(err, s.Remove(ctx, floor)); err != nil {
+		return false, err
+	}
+	delete(list.Subjects, mark.Subject)
+	maps.DeleteFunc(list.Subjects, func(subject string, _ uint64) bool { return s.isPause(subject) })
+	return len(list.Subjects) > 0 || !list.Whole, nil
+}
+
+func (s clustered) refusing(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error) {
+	list, err := s.List(ctx, s.Fleet.ReadySubject(pool, lane), floor)
+	if err != nil {
+		return nil, err
+	}
+	ready, err := s.Ready(ctx, pool, lane)
+	if err == nil && (ready == nil || len(list.Subjects) == 0) { // it may be gone for longer than the floor is there
+		err = fmt.Errorf("ready message: %w", ErrBehind)
+	}
+	return ready, err
 }
 
 // occupant looks for what is stored: the leader refuses also because of a write that it has not
