@@ -132,7 +132,7 @@ func (t *task) putOnce(to subject, body any) (stored, bool) {
 // that came before.
 func (t *task) floor(needsRoom bool) (version int, ok bool) {
 	return request(t, 0, func(answer func(int)) {
-		if s := t.m.w.streams; t.m.cut <= s.w.now && s.stalled == nil && !(needsRoom && s.full > s.w.now) {
+		if s := t.m.w.streams; t.m.cut <= s.w.now && s.stalled == nil && (!needsRoom || s.full <= s.w.now) {
 			s.version++
 			answer(s.version)
 		}

@@ -69,8 +69,8 @@ func (s *Store) OpenLane(ctx context.Context, pool protocol.Pool, lane protocol.
 	return s.Consistency().open(ctx, pool, lane, ready, epoch)
 }
 
-// Waits reports whether anything is in a mailbox, but for the mark that the lane is paused. It knows
-// all that was stored before it is called.
+// Waits reports whether anything is in a mailbox, but for the mark that the lane is paused. It
+// knows all that was stored before it is called.
 func (s *Store) Waits(ctx context.Context, pool protocol.Pool, lane protocol.LaneHash) (bool, error) {
 	return s.Consistency().waits(ctx, pool, lane)
 }
