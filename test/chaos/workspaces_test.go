@@ -98,7 +98,7 @@ func (r *rig) startMachines() []*member {
 // make of one without any fault.
 func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	sessions, steps, pausing := 6, 12, 2*time.Second
+	sessions, steps, pausing := 6, 8, 2*time.Second
 	if *calls > 0 {
 		sessions = 200
 		steps = max(10, *calls/sessions)
@@ -310,7 +310,7 @@ func (b *builder) do(ctx context.Context, payload protocol.Payload) (protocol.Va
 // sessions go on in between. Each line is there once.
 func TestChaos_LinesAreAppendedOnce(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	sessions, kills := 6, 10
+	sessions, kills := 6, 3
 	if *calls > 0 {
 		sessions, kills = 24, max(10, *calls/50)
 	}
