@@ -73,6 +73,9 @@ const together = `touch "$(mktemp at.XXXX)" && until test "$(ls at.* | wc -l)" -
 // what they leave is whole.
 func TestCache_TwoSessionsFillItAtOnce(t *testing.T) {
 	t.Parallel()
+	if os.Getenv("TOOLFLEET_FIRSTHOUR") != "all" {
+		t.Skip("two cold builds of modules and packages take minutes: make firsthour runs it")
+	}
 	project{needs: []string{"go", "node", "npm"}}.available(t)
 	flags := reach(t, []string{"go", "npm"})
 	who := newPerson(t, os.Geteuid())

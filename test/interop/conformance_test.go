@@ -96,6 +96,9 @@ func TestConformance_2025_11_25(t *testing.T) {
 // by calls of a coordinator with its server among --mcp-config.
 func TestConformance_Client(t *testing.T) {
 	t.Parallel()
+	if !*tables {
+		t.Skip("it takes half a minute: make interop runs it")
+	}
 	script, err := filepath.Abs("testdata/client.sh")
 	require.NoError(t, err)
 	self, err := os.Executable()
