@@ -309,11 +309,11 @@ func (b *builder) do(ctx context.Context, payload protocol.Payload) (protocol.Va
 // Commands append one line after the other while workers that share no disk are killed as fast as
 // sessions go on in between. Each line is there once.
 func TestChaos_LinesAreAppendedOnce(t *testing.T) { //nolint:paralleltest // see side
-	side(t)
-	sessions, kills := 6, 3
-	if *calls > 0 {
-		sessions, kills = 24, max(10, *calls/50)
+	if *calls == 0 {
+		t.Skip("each kill takes a lease: make chaos runs it")
 	}
+	side(t)
+	sessions, kills := 24, max(10, *calls/50)
 	r := newPlace(t, setup{lease: 2 * time.Second})
 	machines := r.startMachines()
 	d, err := dispatch.New(t.Context(), r.nc, protocol.DefaultFleet, &dispatch.Options{LookAfter: 200 * time.Millisecond})
