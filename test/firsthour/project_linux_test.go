@@ -22,7 +22,7 @@ import (
 //	needs PROGRAM...   the test is skipped where one is missing
 //	net SET...         sandboxes reach the hosts of these sets; skipped where there is no network
 //	index PACKAGE...   pip finds these packages in an index of the test's own
-//	only WAY           is enough, but for TOOLFLEET_FIRSTHOUR=all: it takes long
+//	only WAY           is enough, or none at all, but for TOOLFLEET_FIRSTHOUR=all: it takes long
 //	flag FLAG...       flags of run in place, and of the worker
 //	outside COMMAND    a shell runs it in the workspace before the session, as a person does
 //	$ COMMAND          the model calls bash
@@ -37,7 +37,7 @@ import (
 // A % in the arguments of a tool is the name of the background process that was started last.
 type project struct {
 	needs, net, index, flags, outside, found, after, here []string
-	only                                                  string // "in place", as an ordinary user, or "over a fleet", as root
+	only                                                  string // "in place", as an ordinary user, or "over a fleet", as root; anything else is never
 	calls                                                 []call
 	files                                                 []txtar.File
 }
