@@ -5,10 +5,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,9 +42,19 @@ func inTmux(t *testing.T, columns int, env []string, args ...string) *tmux {
 	for _, arg := range args {
 		quoted = append(quoted, "'"+strings.ReplaceAll(arg, "'", `'\''`)+"'")
 	}
+	alive := filepath.Join(beside, "alive") // which all that it starts holds open
+	require.NoError(t, syscall.Mkfifo(alive, 0o600))
 	m.run("new-session", "-d", "-x", fmt.Sprint(columns), "-y", "24", "-c", m.dir,
-		strings.Join(append(env, "HOME="+t.TempDir(), strings.Join(quoted, " ")), " ")+`; echo "[ended: $?]"; cat`)
-	t.Cleanup(func() { m.run("kill-server") })
+		"exec 9<>'"+alive+"'; "+strings.Join(append(env, "HOME="+t.TempDir(), strings.Join(quoted, " ")), " ")+`; echo "[ended: $?]"; cat`)
+	t.Cleanup(func() {
+		m.run("kill-server")
+		gone, err := os.OpenFile(alive, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+		require.NoError(t, err)
+		defer gone.Close() //nolint:errcheck // it was read only
+		require.NoError(t, gone.SetReadDeadline(time.Now().Add(30*time.Second)))
+		_, err = io.Copy(io.Discard, gone)
+		require.NoError(t, err, "what ran in the terminal has not ended with it")
+	})
 	return m
 }
 

@@ -89,8 +89,7 @@ func TestRun_SessionsCostTheirCallsOnly(t *testing.T) {
 	require.Zero(t, r.Errors)
 	require.Zero(t, r.Violations)
 	require.GreaterOrEqual(t, r.Seconds, 5.0, "as --rate says")
-	perSecond := 20 * r.Seconds / float64(o.Calls) // what a worker says however much it has
-	require.Less(t, r.Messages, 9+perSecond, "messages a call")
+	require.Less(t, r.Messages, 12.0, "messages a call: 10 of its own, and what a worker says however much it has")
 }
 
 // TestRun_KeepsToItsRate: calls begin no sooner than the rate says.

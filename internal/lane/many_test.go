@@ -16,13 +16,13 @@ import (
 )
 
 // A lane that is held costs nothing: its worker's one heartbeat is renewed for all of them, so a
-// thousand lanes take fewer than twenty messages a second.
+// thousand lanes take fewer than fifty messages a second.
 func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	p := f.publisher()
 	nc := f.connect()
-	const lanes, lease = 1000, natsio.DefaultAckWait
+	const lanes, lease, most = 1000, natsio.DefaultAckWait, 50.0 // a message for each lane in a lease would be 200 and more a second
 	var started atomic.Int32
 	release := make(chan struct{})
 	h, err := lane.NewHolder(t.Context(), nc, executorFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
@@ -52,13 +52,13 @@ func TestLane_ManyHeldLanesCostLittle(t *testing.T) {
 		stepAside(t, lease/2)
 		after := nc.Stats()
 		messages := after.InMsgs + after.OutMsgs - before.InMsgs - before.OutMsgs
-		if least = min(least, float64(messages)/time.Since(begun).Seconds()); least < 20 {
+		if least = min(least, float64(messages)/time.Since(begun).Seconds()); least < most {
 			break // what else a busy machine makes of it does not come every time
 		}
 	}
 	require.EqualValues(t, lanes, started.Load(), "all of them are held all the time")
 	t.Logf("%.1f messages a second", least)
-	require.Less(t, least, 20.0)
+	require.Less(t, least, most)
 	require.Greater(t, least, 0.2, "renewed")
 	close(release)
 	for _, call := range calls {

@@ -103,7 +103,10 @@ func (v *View) callMoved(e *loop.Event) {
 			v.line(v.ink.paint(dim, label+" "+v.marks.queued+"queued"))
 		}
 	default:
-		c.running, c.output = e.Time, tail{}
+		c.running = e.Time
+		if e.Attempt > 1 { // what the first one writes may come before it is told of
+			c.output = tail{}
+		}
 		v.callRuns(e, label)
 	}
 }

@@ -109,10 +109,11 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 	see(loop.Event{Type: loop.EventToolCall, CallID: "b", Index: 1, Name: "read", Arguments: `{"path":"a.go"}`})
 	see(loop.Event{Type: loop.EventToolQueued, CallID: "a", Name: "bash"})
 	see(loop.Event{Type: loop.EventToolQueued, CallID: "b", Index: 1, Name: "read"})
+	v.Output("a", []byte("one\n")) // the worker is faster than who tells of it
 	see(loop.Event{Type: loop.EventToolRunning, CallID: "a", Name: "bash", WorkerID: "w", Attempt: 1})
 	about, behind := v.Waiting("b")
 	require.Equal(t, []string{"read a.go", "go test, 0 s"}, []string{about, behind})
-	v.Output("a", []byte("one\ntwo\n10%\r20%\r\n\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07\nlast"))
+	v.Output("a", []byte("two\n10%\r20%\r\n\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07\nlast"))
 	*now = now.Add(12 * time.Second)
 	v.Notice("again")
 	require.True(t, strings.HasSuffix(s.String(), `! again
