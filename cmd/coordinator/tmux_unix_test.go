@@ -50,7 +50,7 @@ func inTmux(t *testing.T, columns int, env []string, args ...string) *tmux {
 		m.run("kill-server")
 		gone, err := os.OpenFile(alive, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 		require.NoError(t, err)
-		defer gone.Close() //nolint:errcheck // it was read only
+		defer gone.Close()
 		require.NoError(t, gone.SetReadDeadline(time.Now().Add(30*time.Second)))
 		_, err = io.Copy(io.Discard, gone)
 		require.NoError(t, err, "what ran in the terminal has not ended with it")
