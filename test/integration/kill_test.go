@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -124,4 +125,28 @@ func TestServe_TurnGoesOnElsewhere(t *testing.T) {
 		require.Equal(t, 1, count.count(), name)
 	}
 	heir.stop(t)
+}
+
+// TestServe_StartedAgainDoesNotWaitForItself: a coordinator with the fleet's server inside that is
+// killed and started again knows that its earlier life is over, however long the leases are.
+func TestServe_StartedAgainDoesNotWaitForItself(t *testing.T) {
+	t.Parallel()
+	model, data := script(t, say("Once.", bash("c1", "echo done")), say("Answered.")), t.TempDir()
+	serve := func(listen string) (*process, []string) {
+		p := start(t, coordinator, launch{args: []string{"serve", "--listen", listen, "--data", data, "--lease", "1h", "--model", model, "--min-level", "none"}})
+		return p, strings.Fields(p.waitFor(t, `start workers with: worker (.*)\n`)[1])
+	}
+	lost, flags := serve("127.0.0.1:0")
+	b := &broker{flags: flags}
+	id := b.submit(t, "--min-level", "none", "do it")
+	watcher := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, flags...)})
+	watcher.waitFor(t, `\[1\.1 bash\] › `) // it has the turn, and nobody runs its call
+	lost.kill(t)
+	watcher.kill(t)
+
+	serve(strings.TrimPrefix(flags[1], "nats://"))
+	startWorkers(t, 1, flags)
+	ended := b.session(t, "attach", id)
+	require.Equal(t, 0, ended.code, ended.stderr)
+	require.Equal(t, "Answered.\n", ended.stdout)
 }
