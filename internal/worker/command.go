@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/capture"
 )
 
 // refuseCommand says why a command is not run here; nil for other payloads and when it is.
@@ -105,7 +106,7 @@ func (w *Worker) exec(
 		return nil, err
 	}
 	execution := w.execution(&r)
-	execution.Notes = w.sandboxes.notes(ctx, frames.run.Call.Lane(), &cmd, &r)
+	execution.Notes = append(execution.Notes, w.sandboxes.notes(ctx, frames.run.Call.Lane(), &cmd, &r)...)
 	value := valueOf(execution)
 	if execution.Truncated {
 		value = partial{Value: value, keep: keepOutput(written)}
@@ -141,6 +142,9 @@ func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
 		CPUMS:     float64(r.CPU.Microseconds()) / 1000, MaxRSSBytes: r.MaxRSS,
 		LimitKinds: w.limitKinds,
 	}
+	if note := throttledNote(r); note != "" {
+		e.Notes = []string{note}
+	}
 	if r.Limits != (sandbox.LimitKinds{}) {
 		e.LimitKinds = limitKinds(r.Limits)
 	}
@@ -149,6 +153,18 @@ func (w *Worker) execution(r *sandbox.Result) protocol.Execution {
 		e.Truncated = e.Truncated || r.Combined.Truncated
 	}
 	return e
+}
+
+// minThrottled is how long a command must have been slowed down for anybody to notice.
+const minThrottled = 100 * time.Millisecond
+
+// throttledNote says that a command was slow because it wrote too much; "" when it was not.
+func throttledNote(r *sandbox.Result) string {
+	if r.Combined.Throttled < minThrottled {
+		return ""
+	}
+	return fmt.Sprintf("This command was slowed down for %s: after %d MiB of output it is read at %d MiB a second. Write less, or to a file.",
+		r.Combined.Throttled.Round(minThrottled), capture.Burst>>20, capture.Rate>>20)
 }
 
 // endFault is the error of a command that did not end by itself; nil when it did. It names the one

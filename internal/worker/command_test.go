@@ -40,6 +40,34 @@ func (r *rig) trustingOptions() worker.Options {
 	return o
 }
 
+// throttling is a driver whose commands were slowed down for what they wrote.
+type throttling struct{ sandbox.Driver }
+
+type throttlingSandbox struct{ sandbox.Sandbox }
+
+func (d throttling) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s, err := d.Driver.Open(ctx, spec)
+	return throttlingSandbox{s}, err
+}
+
+func (s throttlingSandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	result, err := s.Sandbox.Exec(ctx, cmd)
+	result.Combined.Throttled = 2340 * time.Millisecond
+	return result, err
+}
+
+func TestCommand_WhoWasSlowedDownIsTold(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Driver = throttling{process.New(nil)}
+	r.work(o)
+	want := []string{"This command was slowed down for 2.3s: after 256 MiB of output it is read at 64 MiB a second. Write less, or to a file."}
+	ran := r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "true"})
+	requireOK(t, ran)
+	require.Equal(t, want, value[protocol.CommandRunResult](t, ran).Notes)
+}
+
 // readOnly makes a call as the tools plan one.
 func readOnly(session protocol.SessionID, command string) protocol.Call {
 	call := newCall(session, protocol.CommandRun{Command: command, ReadOnly: true})

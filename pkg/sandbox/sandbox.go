@@ -253,4 +253,7 @@ type Captured struct {
 	Lines int64
 	// Truncated says that Data is not all. [Cmd].Live gets all.
 	Truncated bool
+	// Throttled is for how long the writes waited because there was more than is read at full
+	// speed, see package capture.
+	Throttled time.Duration
 }

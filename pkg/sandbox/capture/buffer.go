@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -20,6 +21,8 @@ type buffer struct {
 	total int64
 	ends  int64 // of lines
 	open  bool  // the last line has no end
+
+	throttled time.Duration
 }
 
 func newBuffer(limit int64) buffer {
@@ -62,7 +65,7 @@ func (b *buffer) writeTail(p []byte) {
 // ends within a character.
 func (b *buffer) captured() sandbox.Captured {
 	tail := append(append(make([]byte, 0, len(b.tail)), b.tail[b.next:]...), b.tail[:b.next]...)
-	out := sandbox.Captured{Total: b.total, Lines: b.ends}
+	out := sandbox.Captured{Total: b.total, Lines: b.ends, Throttled: b.throttled}
 	if b.open {
 		out.Lines++
 	}

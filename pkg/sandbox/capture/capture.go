@@ -3,6 +3,7 @@ package capture
 import (
 	"io"
 	"sync"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -66,6 +67,16 @@ func (o *Output) combine(stream sandbox.Stream, p []byte) {
 		o.combined = &clone
 	}
 	o.combined.write(p)
+}
+
+// throttled counts how long the writer of stream waits.
+func (o *Output) throttled(stream sandbox.Stream, wait time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.buffer(stream).throttled += wait
+	if o.combined != nil {
+		o.combined.throttled += wait
+	}
 }
 
 func (o *Output) buffer(stream sandbox.Stream) *buffer {

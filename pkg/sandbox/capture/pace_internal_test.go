@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// TestStreams_WhoWritesVeryMuchIsReadSlowly, and to the end: here very much is a megabyte.
+// TestStreams_WhoWritesVeryMuchIsReadSlowly, to the end, and told: here very much is a megabyte.
 func TestStreams_WhoWritesVeryMuchIsReadSlowly(t *testing.T) {
 	t.Parallel()
 	const much = 1 << 20
@@ -21,7 +21,7 @@ func TestStreams_WhoWritesVeryMuchIsReadSlowly(t *testing.T) {
 	streams, err := OpenStreams(sandbox.Cmd{}, out)
 	require.NoError(t, err)
 	streams.pace = rate.NewLimiter(much/2, much)
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", "head -c 3145728 /dev/zero; echo end")
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "head -c 3145728 /dev/zero; echo end; echo too >&2")
 	_, cmd.Stdout, cmd.Stderr = streams.Command()
 	start := time.Now()
 	require.NoError(t, cmd.Start())
@@ -30,6 +30,9 @@ func TestStreams_WhoWritesVeryMuchIsReadSlowly(t *testing.T) {
 	streams.Finish(time.Minute)
 	require.Greater(t, time.Since(start), 3500*time.Millisecond)
 	got := out.Captured(sandbox.Stdout)
+	require.Greater(t, got.Throttled, 3*time.Second)
+	require.Less(t, got.Throttled, time.Since(start))
 	require.EqualValues(t, 3*much+4, got.Total)
 	require.Contains(t, string(got.Data), "end\n")
+	require.GreaterOrEqual(t, out.Combined().Throttled, got.Throttled+out.Captured(sandbox.Stderr).Throttled)
 }

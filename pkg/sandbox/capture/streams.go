@@ -80,6 +80,7 @@ func (s *Streams) Run() {
 		s.pipes.copy(func(stream sandbox.Stream, p []byte) {
 			_, _ = s.out.Writer(stream).Write(p) // it does not fail
 			if wait := s.pace.ReserveN(time.Now(), len(p)).Delay(); wait > 0 {
+				s.out.throttled(stream, wait)
 				<-time.After(wait) // a millisecond or so: the command waits in its write meanwhile
 			}
 		})

@@ -49,6 +49,7 @@ func TestText_Commands(t *testing.T) {
 		"both":                    {execution("a", "bad", 2), "a\n[stderr]\nbad\n[exit code 2]"},
 		"a signal":                {protocol.Execution{ExitCode: -1, Signal: "SIGSEGV", Reason: "signaled"}, "[ended by signal SIGSEGV]"},
 		"out of memory":           {protocol.Execution{ExitCode: -1, Signal: "SIGKILL", Reason: "oom"}, "[killed: it ran out of memory]\n[ended by signal SIGKILL]"},
+		"a note":                  {protocol.Execution{Reason: "exited", Notes: []string{"It was slow."}}, "[It was slow.]"},
 		"too much disk":           {protocol.Execution{Reason: "disk_limit"}, "[ended: it used up its disk]"},
 		"a lost sandbox":          {protocol.Execution{Reason: "sandbox_lost"}, "[lost: its sandbox went away]"},
 		"binary output":           {execution("a\x00b\xffc\x7f", "", 0), "a\uFFFDb\uFFFDc\uFFFD"},
