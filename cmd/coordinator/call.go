@@ -216,7 +216,7 @@ func (c *callCommand) dispatch(
 		return nil, err
 	}
 	defer show.screen.Close()
-	git := watchGit(ctx, workspace, show.warn)
+	git := watchGit(ctx, workspace, show.alert)
 	var remote *remoteWorkspace
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, session, workspace)

@@ -16,13 +16,13 @@ import (
 type gitWatch struct {
 	dir   string
 	watch *gitguard.Watch // nil without a directory, or git
-	warn  func(string)
+	alert func(string)
 	told  []gitguard.Finding // after the last turn of a conversation
 }
 
 // watchGit looks at a directory before anything of a session can change it; "" is none.
-func watchGit(ctx context.Context, dir string, warn func(string)) *gitWatch {
-	w := &gitWatch{dir: dir, warn: warn}
+func watchGit(ctx context.Context, dir string, alert func(string)) *gitWatch {
+	w := &gitWatch{dir: dir, alert: alert}
 	if dir == "" {
 		return w
 	}
@@ -43,7 +43,7 @@ func (w *gitWatch) findings(ctx context.Context) []gitguard.Finding {
 }
 
 func (w *gitWatch) cannot(err error) {
-	w.warn(fmt.Sprintf("what git would run in %s is not known, look at .git and its settings before you use git there: %v", w.dir, err))
+	w.alert(fmt.Sprintf("what git would run in %s is not known, look at .git and its settings before you use git there: %v", w.dir, err))
 }
 
 // maxTold is how many findings are told on a terminal, one a line.
@@ -61,7 +61,7 @@ func (w *gitWatch) tell(found []gitguard.Finding) {
 	if rest := len(found) - maxTold; rest > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more", rest))
 	}
-	w.warn("before you use git or an editor in " + w.dir + ", look at what the session has left for git to run:\n" + strings.Join(lines, "\n"))
+	w.alert("before you use git or an editor in " + w.dir + ", look at what the session has left for git to run:\n" + strings.Join(lines, "\n"))
 }
 
 // tellNew says what was found, when a turn has ended and that has changed: the person's git may run

@@ -184,7 +184,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer show.screen.Close()
-	git := watchGit(ctx, workspace, show.warn)
+	git := watchGit(ctx, workspace, show.alert)
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, session, workspace)
 	} else if workspace != "" {

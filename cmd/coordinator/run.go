@@ -219,7 +219,7 @@ func (c *runCommand) with(
 		return err
 	}
 	defer fl.Close()
-	git := watchGit(ctx, turn.workspace, show.warn)
+	git := watchGit(ctx, turn.workspace, show.alert)
 	var remote *remoteWorkspace
 	if worker != nil {
 		err = worker.start(ctx, fl, data, show.warn, turn.session, turn.workspace)
@@ -359,19 +359,25 @@ func finish(ctx context.Context, show view, session protocol.SessionID, r loop.T
 	defer git.tell(findings)
 	show.observe(loop.SessionEnded(session, r))
 	err = errors.Join(err, show.answer(r))
-	message := ""
+	exit := &cli.ExitError{}
 	if r.Error != nil {
-		message = r.Error.Message
+		exit.Message = r.Error.Message
 	} else if err != nil {
-		message = err.Error()
+		exit.Message = err.Error()
 	}
 	switch {
 	case r.Outcome == loop.OutcomeInterrupted:
-		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "interrupted"}
+		exit.Code, exit.Message = cli.ExitInterrupted, "interrupted"
 	case r.Outcome == loop.OutcomeLimitReached:
-		return &cli.ExitError{Code: cli.ExitLimit, Message: message}
+		exit.Code = cli.ExitLimit
 	case r.Outcome == loop.OutcomeFailed, err != nil:
-		return &cli.ExitError{Code: cli.ExitFailed, Message: message}
+		exit.Code = cli.ExitFailed
+	default:
+		return nil
 	}
-	return nil
+	if len(findings) > 0 && exit.Message != "" {
+		show.warn(exit.Message) // else it would follow them
+		exit.Message = ""
+	}
+	return exit
 }

@@ -51,7 +51,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	if err != nil {
 		return err
 	}
-	return finish(ctx, show, desk.id, result, nil, watchGit(ctx, "", show.warn))
+	return finish(ctx, show, desk.id, result, nil, watchGit(ctx, "", show.alert))
 }
 
 // lookAgain is how often the journal is looked at for what no live event has told.

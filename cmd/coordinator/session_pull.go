@@ -50,12 +50,17 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		return fmt.Errorf("DIR: %w", err)
 	}
 	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
-	git := watchGit(ctx, dir, warn)
+	show, err := newView(p, &viewFlags{})
+	if err != nil {
+		return err
+	}
+	defer show.screen.Close()
+	git := watchGit(ctx, dir, show.alert)
 	changes, err := fetch(ctx)
 	if err != nil {
 		return err
 	}
-	git.tell(git.findings(ctx))
+	defer func() { git.tell(git.findings(ctx)) }() // last
 	if c.JSON {
 		list := func(names []string) []string { return append([]string{}, names...) }
 		return printJSON(p, pulled{

@@ -76,7 +76,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := c.begin(ctx, fl, turn.session); err != nil {
 		return err
 	}
-	git := watchGit(ctx, turn.workspace, show.warn)
+	git := watchGit(ctx, turn.workspace, show.alert)
 	var remote *remoteWorkspace
 	if turn.workspace != "" {
 		if remote, err = c.importWorkspace(ctx, fl, turn.session, turn.workspace, turn.protect, c.copyFlags, show); err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -163,6 +164,39 @@ func TestScreen_Plain(t *testing.T) {
 	require.Contains(t, screen, "Model: Fine.\n")
 	require.Contains(t, screen, "[1.1 bash] exit code 3,")
 	require.False(t, strings.ContainsAny(screen, "│●›✓✗·▸⠋"), screen)
+}
+
+// What a session has left for git to run is the last thing on the screen, whatever came of it, and
+// stands out as a whole.
+func TestScreen_WhatGitWouldRunStandsOut(t *testing.T) {
+	t.Parallel()
+	model := script(t, `{"text": "I look.", "tool_calls": [{"name": "bash", "arguments": {"command": "git init -q sub && git -C sub config core.fsmonitor ./watch"}}]}, {"text": "Fine."}`)
+	for name, c := range map[string]struct {
+		env, flags []string
+		want       string // of the capture, painted
+		exit       int
+	}{
+		"in colour":    {want: painted("!", "sub/.git/config:", "core.fsmonitor")},
+		"after errors": {flags: []string{"--max-steps", "1"}, want: painted("!", "sub/.git/config:", "core.fsmonitor"), exit: 3},
+		"NO_COLOR":     {env: []string{"NO_COLOR=1"}, want: "(?m)^! before you use git .*\n(.*\n)*^  sub/.git/config: core.fsmonitor = ./watch"},
+		"--plain":      {flags: []string{"--plain"}, want: "(?m)^Warning: before you use git .*\n(.*\n)*^  sub/.git/config: core.fsmonitor = ./watch"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			args := []string{"run", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model}
+			m := inTmux(t, 80, c.env, append(append(args, c.flags...), "Look at it.")...)
+			m.shows(fmt.Sprintf("  sub/.git/config: core.fsmonitor = ./watch\n[ended: %d]", c.exit))
+			require.Regexp(t, c.want, m.run("capture-pane", "-p", "-e"))
+		})
+	}
+}
+
+// painted matches words that are bold and yellow, in this order.
+func painted(words ...string) string {
+	for i, word := range words {
+		words[i] = `\x1b\[1m\x1b\[33m` + regexp.QuoteMeta(word) + `\x1b\[0m`
+	}
+	return "(?s)" + strings.Join(words, ".*")
 }
 
 // A person who allows a tool for the session is not asked about it again.

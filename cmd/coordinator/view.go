@@ -44,12 +44,14 @@ func (f *viewFlags) cost() (func(protocol.Usage) float64, error) {
 	}, nil
 }
 
-// view is how a session is shown: observe gets its events, warn what the command has to say.
+// view is how a session is shown: observe gets its events, warn what the command has to say, alert
+// what of that nobody should overlook.
 type view struct {
 	screen  *terminal.View
 	live    bool // what runs is seen while it does
 	observe func(loop.Event)
 	warn    func(string)
+	alert   func(string)
 	found   func(protocol.SessionID, []gitguard.Finding) // the event of what git would run; shown as text elsewhere
 	answer  func(loop.TurnResult) error                  // prints it, unless it has been shown; the error is that of anything printed so far
 }
@@ -68,7 +70,8 @@ func newView(p program, f *viewFlags) (view, error) {
 		options.Live = !f.JSON && !f.Plain && p.Getenv("TERM") != "dumb"
 	}
 	progress := terminal.New(p.Stderr, options)
-	v := view{screen: progress, live: options.Live, observe: progress.Observe, warn: func(message string) { progress.Notice("%s", message) }}
+	v := view{screen: progress, live: options.Live, observe: progress.Observe, alert: progress.Alert}
+	v.warn = func(message string) { progress.Notice("%s", message) }
 	v.found = func(protocol.SessionID, []gitguard.Finding) {}
 	v.answer = func(r loop.TurnResult) error { return printAnswer(p, r) }
 	if f.JSON {

@@ -31,8 +31,8 @@ type Options struct {
 	// Live shows at the end, in lines that are written again and again, what runs at the moment,
 	// and the model's Markdown as it is meant. It needs a Size, and a Close.
 	Live bool
-	// Plain is for screen readers: words instead of marks, and every line is written once. It wins
-	// over Live.
+	// Plain is for screen readers: words instead of marks and colours, and every line is written
+	// once. It wins over Color and Live.
 	Plain bool
 	// Workers says, when Live, which worker ran a call.
 	Workers bool
@@ -81,7 +81,7 @@ func New(w io.Writer, o *Options) *View {
 	if o == nil {
 		o = &Options{}
 	}
-	v := &View{opts: *o, w: w, ink: ink(o.Color), marks: drawn(), now: o.Now}
+	v := &View{opts: *o, w: w, ink: ink(o.Color && !o.Plain), marks: drawn(), now: o.Now}
 	if v.now == nil {
 		v.now = time.Now
 	}
@@ -166,12 +166,20 @@ func (v *View) show(e *loop.Event) {
 // Notice shows a warning of the command itself. It may come at any time, also in
 // the middle of the model's text.
 func (v *View) Notice(format string, args ...any) {
+	v.say(v.ink.paint(yellow, "!")+" ", plain, fmt.Sprintf(format, args...))
+}
+
+// Alert is a Notice that nobody should overlook: all of it stands out.
+func (v *View) Alert(text string) { v.say(v.ink.paint(alert, v.marks.alert)+" ", alert, text) }
+
+func (v *View) say(first string, st style, said string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
 	v.pause()
-	text := v.flow(v.ink.paint(yellow, "!")+" ", "  ")
-	text.add(fmt.Sprintf(format, args...))
+	text := v.flow(first, "  ")
+	text.restyle(func(word string) string { return v.ink.paint(st, word) })
+	text.add(said)
 	text.end()
 	v.flush()
 }

@@ -114,6 +114,26 @@ func TestView_NoticeInTheMiddleOfText(t *testing.T) {
 	require.Equal(t, "● I am\n! no worker took [1.1 bash] for 2 s\n  is one running? ␛[31m\n   still here\n", out.String())
 }
 
+// What nobody should overlook is painted to its end, and for a screen reader begins with a word.
+func TestView_AnAlertStandsOut(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		options terminal.Options
+		want    string
+	}{
+		"in colour": {terminal.Options{Color: true}, "\x1b[1;33m!\x1b[0m \x1b[1;33mlook:\x1b[0m\n  \x1b[1;33ma\x1b[0m \x1b[1;33m␛[0m\x1b[0m\n"},
+		"without":   {terminal.Options{}, "! look:\n  a ␛[0m\n"},
+		"in words":  {terminal.Options{Plain: true, Color: true}, "Warning: look:\n  a ␛[0m\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out strings.Builder
+			terminal.New(&out, &c.options).Alert("look:\na \x1b[0m")
+			require.Equal(t, c.want, out.String())
+		})
+	}
+}
+
 func TestView_Ends(t *testing.T) {
 	t.Parallel()
 	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

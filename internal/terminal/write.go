@@ -14,6 +14,7 @@ const (
 	green  style = "32"
 	yellow style = "33"
 	cyan   style = "36"
+	alert  style = "1;33"
 )
 
 // ink is whether there are colours.
