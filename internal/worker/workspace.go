@@ -3,7 +3,6 @@ package worker
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -78,11 +77,11 @@ func (w *Worker) receive(ctx context.Context, p protocol.WorkspaceImport) (tree 
 		return nil, at, fmt.Errorf("get upload %s: %w", p.Blob, err)
 	}
 	defer func() { err = errors.Join(err, blob.Close()) }()
-	var upload fleetspace.Upload
-	if err := json.NewDecoder(io.LimitReader(blob, maxUpload)).Decode(&upload); err != nil {
-		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "upload %q is not one: %v", p.Blob, err)
+	upload, err := fleetspace.ReadUpload(io.LimitReader(blob, maxUpload))
+	if err != nil {
+		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "upload %q cannot be read: %v", p.Blob, err)
 	}
-	tree, at, err = w.sandboxes.workspaces.Receive(ctx, p.Upload, w.sandboxes.dataID, &upload)
+	tree, at, err = w.sandboxes.workspaces.Receive(ctx, p.Upload, w.sandboxes.dataID, upload)
 	switch {
 	case errors.Is(err, fleetspace.ErrLost):
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "the directory was uploaded once more meanwhile: send it again: %v", err)
@@ -142,7 +141,7 @@ func (w *Worker) files(ctx context.Context, l protocol.Lane, upload string) (_ s
 
 // saved stores what a directory has, and returns it.
 func saved(ctx context.Context, root *os.Root, last snapshot.Tree, index snapshot.Index, store *fleetspace.Store, skip func(string, bool) bool) (snapshot.Tree, error) {
-	delta, err := snapshot.Save(ctx, root, last, index, store, &snapshot.SaveOptions{Skip: skip})
+	delta, err := snapshot.Save(ctx, root, last, index, store, &snapshot.SaveOptions{Limits: fleetspace.Limits(), Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, store)
 	}

@@ -29,11 +29,11 @@ func (s *Store) Fork(ctx context.Context, from protocol.LaneHash, call protocol.
 	if err != nil {
 		return err
 	}
-	maps.DeleteFunc(tree, func(path string, _ snapshot.Node) bool { return !has(path) })
-	if err := s.outline(ctx, tree); err != nil {
+	maps.DeleteFunc(tree.Tree, func(path string, _ snapshot.Node) bool { return !has(path) })
+	if err := s.outline(ctx, tree.Tree); err != nil {
 		return err
 	}
-	if err := s.Begin(ctx, to, tree, at.Calls...); err != nil {
+	if err := s.Begin(ctx, to, tree.Tree, at.Calls...); err != nil {
 		return err
 	}
 	// The bodies of a workspace that is removed meanwhile may be garbage by now. As long as it is
@@ -67,8 +67,12 @@ func (s *Store) outline(ctx context.Context, tree snapshot.Tree) error {
 }
 
 // Begin begins the workspace of a lane with a tree, whose bodies are stored, as if calls had made
-// it. The error wraps [ErrExists] when the lane has a workspace.
+// it. The error wraps [ErrExists] when the lane has a workspace, [snapshot.ErrLimit] when the tree
+// is larger than one may be.
 func (s *Store) Begin(ctx context.Context, lane protocol.LaneHash, tree snapshot.Tree, calls ...protocol.CallID) error {
+	if err := Limits().Check(tree.Usage()); err != nil {
+		return fmt.Errorf("begin workspace: %w", err)
+	}
 	body, err := json.Marshal(tree)
 	if err != nil {
 		return err

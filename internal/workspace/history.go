@@ -46,15 +46,14 @@ func (s *Store) Change(ctx context.Context, lane protocol.LaneHash, call protoco
 	if err != nil {
 		return nil, nil, err
 	}
-	tree := snapshot.Tree{}
+	tree := bounded{Tree: snapshot.Tree{}}
 	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if m.seq == at.seq {
-			before = maps.Clone(tree)
+			before = maps.Clone(tree.Tree)
 		}
-		tree, err = s.step(ctx, tree, m)
-		return m.seq != at.seq, err
+		return m.seq != at.seq, s.step(ctx, &tree, m)
 	})
-	return before, tree, err
+	return before, tree.Tree, err
 }
 
 // At returns what a lane's workspace had after the checkpoint that covers a call; "" is the last
@@ -66,7 +65,7 @@ func (s *Store) At(ctx context.Context, lane protocol.LaneHash, call protocol.Ca
 		return nil, err
 	}
 	tree, _, _, err := s.fold(ctx, lane, at)
-	return tree, err
+	return tree.Tree, err
 }
 
 // Ref names the checkpoint that [Store.At] is about.

@@ -152,8 +152,8 @@ func (s *Store) read(ctx context.Context, get func(context.Context) (*jetstream.
 
 // fold returns the tree of a lane at a checkpoint, and how many checkpoints and bytes of them lie
 // between it and its base.
-func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (tree snapshot.Tree, since int, size int, err error) {
-	tree = snapshot.Tree{}
+func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (tree bounded, since int, size int, err error) {
+	tree = bounded{Tree: snapshot.Tree{}}
 	from, reached := to.From, uint64(0)
 	if len(to.Base) > 0 {
 		from = to.seq
@@ -166,28 +166,52 @@ func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (
 		if len(m.Base) > 0 {
 			since, size = 0, 0
 		}
-		tree, err = s.step(ctx, tree, m)
-		return m.seq < to.seq, err
+		return m.seq < to.seq, s.step(ctx, &tree, m)
 	})
 	if err == nil && reached != to.seq {
 		err = fmt.Errorf("checkpoint %d of lane %s: %w: it is not there any more", to.seq, lane, ErrInvalid)
 	}
-	if err != nil {
-		return nil, 0, 0, err
+	if err == nil {
+		if err = tree.Validate(Limits()); err != nil {
+			err = fmt.Errorf("lane %s: %w: %w", lane, ErrInvalid, err)
+		}
 	}
-	if err := tree.Validate(limits()); err != nil {
-		return nil, 0, 0, fmt.Errorf("lane %s: %w: %w", lane, ErrInvalid, err)
-	}
-	return tree, since, size, nil
+	return tree, since, size, err
 }
 
-// step returns what a checkpoint makes of the tree before it.
-func (s *Store) step(ctx context.Context, tree snapshot.Tree, m *message) (snapshot.Tree, error) {
+// step makes of a tree what a checkpoint says.
+func (s *Store) step(ctx context.Context, tree *bounded, m *message) (err error) {
 	if len(m.Base) > 0 {
-		return s.base(ctx, m)
+		tree.Tree, err = snapshot.LoadTree(ctx, s, m.Base, Limits())
+		tree.used = tree.Usage()
+	} else if err = tree.admits(&m.Delta); err == nil {
+		tree.Apply(&m.Delta, inlineOf(m.seq))
 	}
-	tree.Apply(&m.Delta, inlineOf(m.seq))
-	return tree, nil
+	if _, is := errors.AsType[*snapshot.Error](err); is {
+		err = fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint %d: %w", m.seq, err)
+	}
+	return nil
+}
+
+// bounded is a tree that has no more than [Limits].
+type bounded struct {
+	snapshot.Tree
+
+	used snapshot.Usage // at least what the tree takes
+}
+
+// admits returns an error that wraps [snapshot.ErrLimit] when a delta would make the tree too
+// large.
+func (b *bounded) admits(d *snapshot.Delta) error {
+	b.used = b.used.Plus(d.Set.Usage())
+	if Limits().Check(b.used) == nil {
+		return nil
+	}
+	b.used = b.With(d).Usage() // without what it replaces and removes
+	return Limits().Check(b.used)
 }
 
 // each goes through the checkpoints of a lane at or behind a sequence until do returns false.
@@ -205,27 +229,11 @@ func (s *Store) each(ctx context.Context, lane protocol.LaneHash, from uint64, d
 	}
 }
 
-// limits are the bounds of a workspace.
-func limits() snapshot.Limits { return snapshot.Limits{MaxEntries: 1_000_000, MaxBytes: 64 << 30} }
+// Limits are the bounds of a workspace.
+func Limits() snapshot.Limits { return snapshot.Limits{MaxEntries: 1_000_000, MaxBytes: 64 << 30} }
 
-// maxBase bounds a whole tree, encoded; maxResult a result that is covered.
-const (
-	maxBase   = 1 << 30
-	maxResult = 64 << 20
-)
-
-// base reads the tree of a checkpoint that has one.
-func (s *Store) base(ctx context.Context, m *message) (snapshot.Tree, error) {
-	body, err := snapshot.LoadBytes(ctx, s, m.Base, maxBase)
-	if err != nil {
-		return nil, fmt.Errorf("base of checkpoint %d: %w", m.seq, err)
-	}
-	tree := snapshot.Tree{}
-	if err := json.Unmarshal(body, &tree); err != nil {
-		return nil, fmt.Errorf("base of checkpoint %d: %w: %w", m.seq, ErrInvalid, err)
-	}
-	return tree, nil
-}
+// maxResult bounds a result that is covered.
+const maxResult = 64 << 20
 
 // inline begins the names of bodies that checkpoints carry: their sequence follows.
 const inline = "@"

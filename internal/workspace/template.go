@@ -56,7 +56,7 @@ func (s *Store) TemplateOf(ctx context.Context, name string, lane protocol.LaneH
 // TemplateFrom makes a template of a directory. The error wraps [ErrExists] when there is one of
 // that name.
 func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root) error {
-	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.SaveOptions{Limits: limits()})
+	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.SaveOptions{Limits: Limits()})
 	if err == nil {
 		err = delta.Outline(ctx, s)
 	}
@@ -116,7 +116,7 @@ func (s *Store) Templates(ctx context.Context) ([]Template, error) {
 			return nil, err
 		}
 		t := Template{Name: name, Time: last.at}
-		for _, node := range tree {
+		for _, node := range tree.Tree {
 			if node.Type == sandbox.TypeFile {
 				t.Files, t.Bytes = t.Files+1, t.Bytes+node.Size
 			}

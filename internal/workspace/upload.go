@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"regexp"
@@ -58,7 +59,7 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)
 	}
-	delta, err := snapshot.Save(ctx, dir, known.tree, snapshot.Index{}, bodies, &snapshot.SaveOptions{Limits: limits(), Skip: skip})
+	delta, err := snapshot.Save(ctx, dir, known.Tree(), snapshot.Index{}, bodies, &snapshot.SaveOptions{Limits: Limits(), Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, bodies) // sessions need it for longer than the journal is there
 	}
@@ -66,6 +67,23 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func
 		return nil, fmt.Errorf("upload: %w", err)
 	}
 	return &Upload{After: known.last, Delta: *delta, Tree: known.tree.With(delta)}, nil
+}
+
+// ReadUpload reads an upload as JSON. What memory that takes is bounded by [Limits]. The error
+// wraps [ErrInvalid] when it is none, or larger than a workspace may be.
+func ReadUpload(from io.Reader) (*Upload, error) {
+	u, r := &Upload{}, snapshot.NewReader(from, Limits())
+	err := r.Object(func(field string) (err error) {
+		if field == "delta" {
+			u.Delta, err = r.Delta()
+			return err
+		}
+		return r.Value(&u.After)
+	})
+	if _, is := errors.AsType[*snapshot.Error](err); is {
+		err = fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return u, err
 }
 
 // Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and
@@ -80,7 +98,7 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 		return nil, Ref{}, fmt.Errorf("upload: %w: there is checkpoint %d, not %d", ErrLost, known.last, upload.After)
 	}
 	tree := known.tree.With(&upload.Delta)
-	if err := tree.Validate(limits()); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
+	if err := tree.Validate(Limits()); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
 		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
 	}
 	known.disk = disk
@@ -95,7 +113,7 @@ func (s *Store) Bring(ctx context.Context, name string, disk string, files snaps
 	for {
 		known, err := s.load(ctx, UploadRef(name, 0).Lane)
 		if err == nil {
-			files.Reuse(known.tree)
+			files.Reuse(known.Tree())
 			err = s.outline(ctx, files)
 		}
 		if err == nil {
@@ -117,7 +135,7 @@ func (s *Store) Last(ctx context.Context, name string) (snapshot.Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)
 	}
-	return known.tree, nil
+	return known.Tree(), nil
 }
 
 // follow commits what changed, if anything. A journal begins even with nothing.
@@ -141,9 +159,9 @@ func (s *Store) Files(ctx context.Context, at Ref) (snapshot.Tree, error) {
 	}
 	tree, _, _, err := s.fold(ctx, at.Lane, m)
 	if err != nil || strings.HasPrefix(string(at.Lane), uploads) {
-		return tree, err
+		return tree.Tree, err
 	}
-	return FilesOf(tree), nil
+	return FilesOf(tree.Tree), nil
 }
 
 // FilesOf are the files of a workspace, by their paths in it, in a tree that has more.
@@ -183,7 +201,7 @@ func (s *Store) sweepUpload(ctx context.Context, lane protocol.LaneHash, since t
 	}
 	known, err := s.load(ctx, lane)
 	switch old := last.at.Before(since); {
-	case old && (err != nil || len(known.tree) == 0):
+	case old && (err != nil || len(known.Tree()) == 0):
 		return s.purge(ctx, lane, last.seq+1)
 	case err != nil: // it is told who uploads
 		return nil //nolint:nilerr // others are to be swept

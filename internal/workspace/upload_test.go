@@ -1,6 +1,7 @@
 package workspace_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -58,9 +59,9 @@ func upload(t *testing.T, store *workspace.Store, root *os.Root) (snapshot.Tree,
 	require.NoError(t, err)
 	wire, err := json.Marshal(up)
 	require.NoError(t, err)
-	var received workspace.Upload
-	require.NoError(t, json.Unmarshal(wire, &received))
-	tree, at, err := store.Receive(t.Context(), "dir", "w", &received)
+	received, err := workspace.ReadUpload(bytes.NewReader(wire))
+	require.NoError(t, err)
+	tree, at, err := store.Receive(t.Context(), "dir", "w", received)
 	require.NoError(t, err)
 	require.Equal(t, up.Tree, tree)
 	return tree, at, bodies.sent + len(wire)

@@ -33,7 +33,7 @@ type Workspace struct {
 	from  uint64 // of the last base
 	since int    // checkpoints after it
 	size  int    // their bytes
-	tree  snapshot.Tree
+	tree  bounded
 	open  []covered // results that may not be stored
 }
 
@@ -73,7 +73,7 @@ func (s *Store) take(ctx context.Context, lane protocol.LaneHash, disk string, e
 
 // load reads the workspace of a lane, without taking it.
 func (s *Store) load(ctx context.Context, lane protocol.LaneHash) (*Workspace, error) {
-	w := &Workspace{store: s, lane: lane, tree: snapshot.Tree{}}
+	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
 	last, err := s.last(ctx, lane)
 	if err != nil || last == nil {
 		return w, err
@@ -122,7 +122,7 @@ func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodi
 
 // Tree is what the workspace has, as of the last commit. It is not to be changed, and not to be
 // read while a commit is under way.
-func (w *Workspace) Tree() snapshot.Tree { return w.tree }
+func (w *Workspace) Tree() snapshot.Tree { return w.tree.Tree }
 
 // Result is the result of a call that a commit covers, and that may not be stored yet; nil when
 // there is none.
@@ -149,8 +149,12 @@ func (w *Workspace) Settled(call protocol.CallID) {
 // Commit stores what calls have changed, with their results. When it returns nil, both are safe
 // with the fleet: whoever takes the workspace next has them. It goes on until that is known, or ctx
 // ends. The error wraps [ErrLost] when the workspace was taken by another worker, [ErrFull] when
-// there is no room; then nothing was committed.
+// there is no room, [snapshot.ErrLimit] when it would be larger than one may be; then nothing was
+// committed.
 func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results ...*protocol.Result) error {
+	if err := w.tree.admits(delta); err != nil {
+		return fmt.Errorf("commit workspace: %w", err)
+	}
 	bodies := delta.Stored
 	c := &checkpoint{Results: slices.Clone(w.open), Delta: *delta}
 	for _, r := range results {

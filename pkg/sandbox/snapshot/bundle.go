@@ -162,7 +162,7 @@ func compress(raw []byte) []byte { return encoder.EncodeAll(raw, nil) }
 func decompress(body []byte) ([]byte, error) {
 	raw, err := decoder.DecodeAll(body, nil)
 	if err != nil || len(raw) > MaxPart {
-		return nil, corruptf("", "a body cannot be decompressed: %v", err)
+		return nil, corruptf("a body cannot be decompressed: %v", err)
 	}
 	return raw, nil
 }
@@ -225,36 +225,67 @@ func StoreBytes(ctx context.Context, bodies Bodies, content []byte) ([]Part, []s
 
 // LoadBytes returns a content of at most limit bytes that [StoreBytes] has kept.
 func LoadBytes(ctx context.Context, bodies Bodies, parts []Part, limit int64) ([]byte, error) {
-	var content []byte
-	for _, p := range parts {
-		if p.Size <= 0 || p.Size > limit-int64(len(content)) {
-			return nil, limitf("", "a content of more than %d bytes", limit)
+	return io.ReadAll(&content{ctx: ctx, bodies: bodies, parts: parts, left: limit})
+}
+
+// maxTree is more than the JSON of any tree of a million entries that [Tree.Validate] accepts.
+const maxTree = 1 << 30
+
+// LoadTree returns the tree that [StoreBytes] has kept as JSON, by a [Reader].
+func LoadTree(ctx context.Context, bodies Bodies, parts []Part, limits Limits) (Tree, error) {
+	return NewReader(&content{ctx: ctx, bodies: bodies, parts: parts, left: maxTree}, limits).Tree()
+}
+
+// content reads what [StoreBytes] has kept, a part at a time.
+type content struct {
+	ctx    context.Context //nolint:containedctx // of one load
+	bodies Bodies
+	parts  []Part // those that follow
+	left   int64  // bytes that may follow
+	have   []byte // what is left of the part before them
+}
+
+// Read implements [io.Reader].
+func (c *content) Read(p []byte) (int, error) {
+	for len(c.have) == 0 {
+		if len(c.parts) == 0 {
+			return 0, io.EOF
 		}
-		if p.Sum == "" {
-			content = append(content, make([]byte, p.Size)...)
-			continue
+		if err := c.next(); err != nil {
+			return 0, err
 		}
-		raw, err := fetch(ctx, bodies, p.Body)
-		if err != nil {
-			return nil, err
-		}
-		part, err := p.of(raw)
-		if err != nil {
-			return nil, err
-		}
-		content = append(content, part...)
 	}
-	return content, nil
+	n := copy(p, c.have)
+	c.have = c.have[n:]
+	return n, nil
+}
+
+func (c *content) next() error {
+	p := c.parts[0]
+	c.parts = c.parts[1:]
+	if c.left -= p.Size; p.Size <= 0 || p.Size > MaxPart || c.left < 0 {
+		return limitf("", "a content of too many bytes, or a part of %d", p.Size)
+	}
+	if p.Sum == "" {
+		c.have = make([]byte, p.Size)
+		return nil
+	}
+	raw, err := fetch(c.ctx, c.bodies, p.Body)
+	if err != nil {
+		return err
+	}
+	c.have, err = p.of(raw)
+	return err
 }
 
 // of returns the bytes of a part, out of the content of its body.
 func (p Part) of(raw []byte) ([]byte, error) {
 	if p.At < 0 || p.Size < 0 || p.At > int64(len(raw)) || p.Size > int64(len(raw))-p.At {
-		return nil, corruptf("", "body %s has %d bytes, not those at %d", p.Body, len(raw), p.At)
+		return nil, corruptf("body %s has %d bytes, not those at %d", p.Body, len(raw), p.At)
 	}
 	content := raw[p.At : p.At+p.Size]
 	if sumOf(content) != p.Sum {
-		return nil, corruptf("", "body %s does not match its sum", p.Body)
+		return nil, corruptf("body %s does not match its sum", p.Body)
 	}
 	return content, nil
 }

@@ -52,8 +52,8 @@ func unsafef(name, format string, args ...any) error {
 	return &Error{Kind: ErrUnsafe, Entry: name, Reason: fmt.Sprintf(format, args...)}
 }
 
-func corruptf(name, format string, args ...any) error {
-	return &Error{Kind: ErrCorrupt, Entry: name, Reason: fmt.Sprintf(format, args...)}
+func corruptf(format string, args ...any) error {
+	return &Error{Kind: ErrCorrupt, Reason: fmt.Sprintf(format, args...)}
 }
 
 func limitf(name, format string, args ...any) error {

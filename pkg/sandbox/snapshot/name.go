@@ -80,16 +80,21 @@ func (t *Tree) UnmarshalJSON(body []byte) error {
 	}
 	*t = make(Tree, len(text))
 	for name, node := range text {
-		name, err := fromText(name)
-		if err == nil {
-			node.Target, err = fromText(node.Target)
-		}
-		if err != nil {
+		if _, err := t.put(name, node); err != nil {
 			return err
 		}
-		(*t)[name] = node
 	}
 	return nil
+}
+
+// put adds a node whose name and target are text, and returns its name.
+func (t Tree) put(text string, node Node) (name string, err error) {
+	if name, err = fromText(text); err != nil {
+		return "", err
+	}
+	node.Target, err = fromText(node.Target)
+	t[name] = node
+	return name, err
 }
 
 // Names are paths, which are bytes.

@@ -274,7 +274,7 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 	if before, was := s.last[name]; was && before.Type == sandbox.TypeFile && s.index.knows(name, info, before) &&
 		before.Mode == info.Mode().Perm() && before.ModTime == info.ModTime().UnixNano() {
 		s.found[name] = true
-		return s.budget.content(name, before.kept())
+		return s.budget.content(name, before.Parts...)
 	}
 	file, err := openFile(dir, base, info)
 	if errors.Is(err, errChanged) {
@@ -327,11 +327,13 @@ func (s *saver) read(ctx context.Context, name string, file *os.File, info fs.Fi
 			node.hole(part.Size)
 			continue
 		}
-		if err := s.budget.content(name, part.Size); err != nil {
+		if err := s.budget.content(name, part); err != nil {
 			return Node{}, err
 		}
 		node.Size += part.Size
-		node.Parts = append(node.Parts, part)
+		if node.Parts = append(node.Parts, part); len(node.Parts) > MaxParts && s.budget != nil {
+			return Node{}, limitf(name, "it has more than %d parts: too many holes", MaxParts)
+		}
 	}
 }
 

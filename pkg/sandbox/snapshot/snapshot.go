@@ -21,6 +21,12 @@ const (
 	MaxNames = 64 << 20
 )
 
+// MaxParts is the most parts of one file: four times what 64 GiB without holes have.
+const MaxParts = 1 << 16
+
+// partsPerEntry is how many parts the files of a tree have, at most, for each entry of its limit.
+const partsPerEntry = 2
+
 // Manifest says what a directory contained: slash-separated paths relative to it, the
 // directory itself excepted. It can be kept as JSON as long as names are UTF-8.
 type Manifest map[string]Entry

@@ -3,7 +3,6 @@ package snapshot
 import (
 	"cmp"
 	"context"
-	"errors"
 	"io/fs"
 	"maps"
 	"os"
@@ -212,10 +211,7 @@ func (t Tree) Bodies() []string {
 func (t Tree) Validate(limits Limits) error {
 	b := budget{limits: limits.withDefaults()}
 	for name, node := range t {
-		if err := errors.Join(checkName(name), b.entry(name, node.Target), node.validate(name)); err != nil {
-			return err
-		}
-		if err := b.content(name, node.kept()); err != nil {
+		if err := b.node(name, node); err != nil {
 			return err
 		}
 		if above := parent(name); above != "." && t[above].Type != sandbox.TypeDir {
@@ -238,10 +234,15 @@ func (n Node) validate(name string) error {
 	default:
 		return unsafef(name, "type %q", n.Type)
 	}
+	if len(n.Parts) > MaxParts {
+		return limitf(name, "it has more than %d parts", MaxParts)
+	}
 	var size int64
-	for _, p := range n.Parts {
-		if p.Size <= 0 || p.At < 0 || p.Sum != "" && (p.Size > MaxPart || p.Body == "") {
-			return unsafef(name, "a part of %d bytes at %d of body %q", p.Size, p.At, p.Body)
+	for i, p := range n.Parts {
+		hole := p.Sum == ""
+		if p.Size <= 0 || p.At < 0 || len(p.Sum) > maxSum || len(p.Body) > maxSum ||
+			hole && i > 0 && n.Parts[i-1].Sum == "" || !hole && (p.Size > MaxPart || p.Body == "") {
+			return unsafef(name, "a part of %d bytes at %d of body %.100q", p.Size, p.At, p.Body)
 		}
 		if size += p.Size; size < 0 || size > n.Size {
 			break
@@ -253,15 +254,8 @@ func (n Node) validate(name string) error {
 	return nil
 }
 
-// kept is how many bytes of a file are kept: all but those of holes.
-func (n Node) kept() (size int64) {
-	for _, p := range n.Parts {
-		if p.Sum != "" {
-			size += p.Size
-		}
-	}
-	return size
-}
+// maxSum is more than a sum, or the name of a body, has.
+const maxSum = 64
 
 // Bodies keep the contents of trees. They are used from several goroutines at once.
 type Bodies interface {

@@ -1,0 +1,156 @@
+package snapshot
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+)
+
+// maxEntry is more than the JSON of any entry has that [Tree.Validate] accepts.
+const maxEntry = 16 << 20
+
+// Reader reads JSON that others wrote, entry by entry, and ends with the first entry that
+// [Tree.Validate] does not accept: what memory it takes is bounded by [Limits], however much there
+// is. An error of what it reads from is returned as it is, any other is an [*Error].
+type Reader struct {
+	from   allowance
+	json   *json.Decoder
+	limits Limits
+}
+
+// NewReader returns a reader of trees within limits.
+func NewReader(from io.Reader, limits Limits) *Reader {
+	r := &Reader{from: allowance{from: from}, limits: limits.withDefaults()}
+	r.json = json.NewDecoder(&r.from)
+	return r
+}
+
+// Tree reads a tree.
+func (r *Reader) Tree() (Tree, error) {
+	tree, b := Tree{}, budget{limits: r.limits}
+	err := r.Object(func(name string) error {
+		var node Node
+		if err := r.Value(&node); err != nil {
+			return err
+		}
+		name, err := tree.put(name, node)
+		if err != nil {
+			return r.fault(err)
+		}
+		return b.node(name, tree[name])
+	})
+	return tree, err
+}
+
+// Delta reads a delta.
+func (r *Reader) Delta() (d Delta, err error) {
+	err = r.Object(func(field string) (err error) {
+		switch field {
+		case "set":
+			d.Set, err = r.Tree()
+		case "removed":
+			d.Removed, err = r.names()
+		default:
+			err = r.Value(&d.Inline)
+		}
+		return err
+	})
+	return d, err
+}
+
+// names reads paths, of no more than a tree has.
+func (r *Reader) names() (names Names, err error) {
+	b := budget{limits: r.limits}
+	err = r.inside('[', ']', func() error {
+		var text string
+		if err := r.Value(&text); err != nil {
+			return err
+		}
+		name, err := fromText(text)
+		if err != nil {
+			return r.fault(err)
+		}
+		names = append(names, name)
+		return b.entry(name, "")
+	})
+	return names, err
+}
+
+// Object reads an object; field reads the value of each of its fields.
+func (r *Reader) Object(field func(name string) error) error {
+	return r.inside('{', '}', func() error {
+		token, err := r.token()
+		if err != nil {
+			return err
+		}
+		name, _ := token.(string) // only strings are names
+		return field(name)
+	})
+}
+
+// inside reads what is between two delimiters.
+func (r *Reader) inside(begin, end json.Delim, do func() error) error {
+	if err := r.delim(begin); err != nil {
+		return err
+	}
+	for r.json.More() {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return r.delim(end)
+}
+
+func (r *Reader) delim(want json.Delim) error {
+	token, err := r.token()
+	if err == nil && token != want {
+		err = corruptf("%v where %v must be", token, want)
+	}
+	return err
+}
+
+func (r *Reader) token() (json.Token, error) {
+	r.from.left = maxEntry
+	token, err := r.json.Token()
+	return token, r.fault(err)
+}
+
+// Value reads a value that is no larger than an entry.
+func (r *Reader) Value(v any) error {
+	r.from.left = maxEntry
+	return r.fault(r.json.Decode(v))
+}
+
+// fault is an error of the decoder as the reader returns it.
+func (r *Reader) fault(err error) error {
+	if err == nil || r.from.err != nil {
+		return r.from.err
+	}
+	if _, is := errors.AsType[*Error](err); is {
+		return err
+	}
+	return corruptf("no tree: %v", err)
+}
+
+// allowance is a reader of which so much may be read.
+type allowance struct {
+	from io.Reader
+	left int
+	err  error // of from, but for its end
+}
+
+// Read implements [io.Reader].
+func (a *allowance) Read(p []byte) (int, error) {
+	if a.left == 0 {
+		return 0, limitf("", "an entry takes more than %d bytes", maxEntry)
+	}
+	n, err := io.ReadFull(a.from, p[:min(len(p), a.left)]) // the decoder looks at all that it has after each read
+	a.left -= n
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = io.EOF
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		a.err = err
+	}
+	return n, err
+}
