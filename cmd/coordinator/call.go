@@ -263,6 +263,15 @@ func (c *callCommand) dispatch(
 	return result, err
 }
 
+// askAside asks the servers of a toolbox for their tools in a session of which nothing is kept.
+func (f *fleetFlags) askAside(ctx context.Context, fl *fleet.Fleet, box *toolbox, warn func(string)) error {
+	session := protocol.NewSessionID()
+	if len(box.servers) > 0 {
+		defer f.tidy(context.WithoutCancel(ctx), fl, session, protocol.DefaultPool, warn)
+	}
+	return box.ask(ctx, fl, session, warn)
+}
+
 // tidyTimeout bounds the removal of what a call leaves.
 const tidyTimeout = 30 * time.Second
 

@@ -39,7 +39,7 @@ type fleetFlags struct {
 type workerFlags struct {
 	Sandbox string            `default:"auto" placeholder:"DRIVER" help:"Sandbox driver of the embedded worker: auto (the best that isolates here), ns (namespaces), landlock (paths only) or process (no isolation)."`
 	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" help:"Environment variable for the embedded worker's sandboxes; may be given several times."`
-	McpEnv  []string          `placeholder:"NAME" help:"Variables of this process that MCP servers of --mcp-config may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
+	McpEnv  []string          `placeholder:"NAME" help:"Variables of this process that MCP servers may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Slots   int               `default:"8" help:"How many calls the embedded worker runs at once."`
 	Limits  cli.Limits        `embed:"" prefix:"limit-"`
 

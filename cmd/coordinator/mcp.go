@@ -199,11 +199,14 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := box.ask(ctx, fl, session, show.warn); err != nil {
-		return err
+	ask := func(ctx context.Context) error {
+		if options.Session == "" && c.Nats != "" {
+			return c.askAside(ctx, fl, &box, show.warn)
+		}
+		return box.ask(ctx, fl, session, show.warn)
 	}
-	if len(box.servers) > 0 && options.Session == "" && c.Nats != "" {
-		c.tidy(ctx, fl, session, protocol.DefaultPool, warn)
+	if err := ask(ctx); err != nil {
+		return err
 	}
 	options.Tools = box.table
 	options.NC, options.Dispatcher, options.Journal = fl.NC, fl.Dispatcher, fl.Journal
@@ -222,7 +225,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	defer beside.Wait()
 	following, rest := context.WithCancel(ctx)
 	defer rest()
-	beside.Go(func() { box.follow(following, server, fl, changed, warn) })
+	beside.Go(func() { box.follow(following, server, fl, changed, ask, warn) })
 	if c.Listen != "" {
 		var serve func() error
 		if serve, err = listenHTTP(ctx, server, c.Listen, web, p); err == nil {

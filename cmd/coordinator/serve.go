@@ -104,8 +104,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	id := protocol.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
 		Fleet: fl.Name, ID: id, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
-		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Policies: policies, MinLevel: leastElsewhere,
-		More:    toolbox{servers: servers}.more(fl, logger),
+		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
 	})
 	if err != nil {
@@ -159,16 +158,13 @@ func (c *serveCommand) serveClients(
 	if err != nil {
 		return err
 	}
+	ask := func(ctx context.Context) error { return c.askAside(ctx, fl, &box, warn) }
 	beside.Go(func() {
-		session := protocol.NewSessionID() // to ask servers for their tools
-		if err := box.ask(ctx, fl, session, warn); err != nil && ctx.Err() == nil {
-			warn(fmt.Sprintf("clients get no tools of --mcp-config: %v", err))
-		}
-		if len(box.servers) > 0 {
-			c.tidy(context.WithoutCancel(ctx), fl, session, protocol.DefaultPool, warn)
+		if err := ask(ctx); err != nil && ctx.Err() == nil {
+			warn(fmt.Sprintf("clients get no tools of MCP servers: %v", err))
 		}
 		server.SetTools(box.table)
-		box.follow(ctx, server, fl, changed, warn)
+		box.follow(ctx, server, fl, changed, ask, warn)
 	})
 	beside.Go(func() {
 		defer server.Close()

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -24,7 +24,7 @@ import (
 
 // folderFlag names the folder of the user's own tools.
 type folderFlag struct {
-	Tools     string `placeholder:"DIR" help:"Folder of manifests of your own tools, see docs/tools-of-your-own.md; workers need it as well."`
+	Tools     string `placeholder:"DIR" help:"Folder of manifests of your own tools and MCP servers, see docs/tools-of-your-own.md; workers need it as well."`
 	McpConfig string `placeholder:"FILE" help:"MCP servers whose tools the model has, too, as agents name them in mcp.json: they run in the session's sandbox."`
 }
 
@@ -50,12 +50,14 @@ func (f folderFlag) dir() (string, error) {
 
 // toolbox is a table of tools, and where more of them come from.
 type toolbox struct {
-	sets    []tools.Tool     // of toolsets
-	folder  *manifest.Folder // nil without one
-	own     []tools.Tool     // of both
-	servers []mcp.Server
-	served  []tools.Tool // of servers that were asked
-	table   *tools.Table // of all
+	sets       []tools.Tool     // of toolsets
+	folder     *manifest.Folder // nil without one
+	own        []tools.Tool     // of both
+	configured []mcp.Server     // of --mcp-config
+	servers    []mcp.Server     // of that and the folder
+	asked      []mcp.Server     // of which the served tools are
+	served     []tools.Tool
+	table      *tools.Table // of all
 }
 
 // openTools makes a table of some toolsets and of a folder, which may be nil. Manifests
@@ -74,7 +76,7 @@ func (f folderFlag) toolbox(toolsets []string, folder *manifest.Folder, warn fun
 	if _, err = tools.NewTable(box.sets...); err != nil {
 		return box, cli.Usagef("--toolset %s: %v", strings.Join(toolsets, ","), err)
 	}
-	if box.servers, err = f.configured(); err != nil {
+	if box.configured, err = f.configured(); err != nil {
 		return box, err
 	}
 	return box, box.load(func(set manifest.Set) {
@@ -86,11 +88,11 @@ func (f folderFlag) toolbox(toolsets []string, folder *manifest.Folder, warn fun
 
 // load makes the table of what the folder has now, which told gets.
 func (b *toolbox) load(told func(manifest.Set)) (err error) {
-	b.own = slices.Clone(b.sets)
+	b.own, b.servers = slices.Clone(b.sets), slices.Clone(b.configured)
 	if b.folder != nil {
-		set := b.folder.Load(toolNames(b.sets)...)
+		set := b.folder.Load(append(toolNames(b.sets), mcp.Prefixes(b.configured)...)...)
 		told(set)
-		b.own = append(b.own, set.Tools...)
+		b.own, b.servers = append(b.own, set.Tools...), append(b.servers, set.Servers...)
 	}
 	names := toolNames(b.own)
 	served := slices.DeleteFunc(slices.Clone(b.served), func(tool tools.Tool) bool { return slices.Contains(names, tool.Name) })
@@ -113,8 +115,11 @@ func (c changes) tell(session protocol.SessionID) {
 }
 
 // follow has the clients of a server get the tools of the folder, and of MCP servers, as they
-// change, until ctx ends. The toolbox is its own meanwhile.
-func (b *toolbox) follow(ctx context.Context, server *mcpserver.Server, fl *fleet.Fleet, changed changes, warn func(string)) {
+// change, until ctx ends. The toolbox is its own meanwhile. ask asks the servers of the folder when
+// they are others.
+func (b *toolbox) follow(
+	ctx context.Context, server *mcpserver.Server, fl *fleet.Fleet, changed changes, ask func(context.Context) error, warn func(string),
+) {
 	var look <-chan time.Time
 	if b.folder != nil {
 		ticker := time.NewTicker(folderPeriod)
@@ -136,6 +141,9 @@ func (b *toolbox) follow(ctx context.Context, server *mcpserver.Server, fl *flee
 					}
 				}
 			})
+			if err == nil && !reflect.DeepEqual(b.servers, b.asked) {
+				err = ask(ctx)
+			}
 		}
 		if err == nil {
 			server.SetTools(b.table)
@@ -164,9 +172,6 @@ func (f folderFlag) configured() ([]mcp.Server, error) {
 // ask adds the tools of the servers, which begin to run in the sandbox of a session. What cannot be
 // had is told to warn, and left out.
 func (b *toolbox) ask(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, warn func(string)) error {
-	if len(b.servers) == 0 {
-		return nil
-	}
 	do := func(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
 		return fl.Dispatcher.Told(ctx, call, func(waits string) { warn(call.Tool + " waits for: " + waits) })
 	}
@@ -177,20 +182,9 @@ func (b *toolbox) ask(ctx context.Context, fl *fleet.Fleet, session protocol.Ses
 	for _, problem := range problems {
 		warn(problem.Error())
 	}
-	b.served = served
+	b.served, b.asked = served, b.servers
 	b.table, err = tools.NewTable(slices.Concat(b.own, served)...)
 	return err
-}
-
-// more returns the tools of the servers for a turn of any session.
-func (b toolbox) more(fl *fleet.Fleet, logger *slog.Logger) func(context.Context, protocol.SessionID, []tools.Tool) ([]tools.Tool, error) {
-	return func(ctx context.Context, session protocol.SessionID, own []tools.Tool) ([]tools.Tool, error) {
-		made, problems, err := mcptools.Open(ctx, fl.Dispatcher.One, session, b.servers, own)
-		for _, problem := range problems {
-			logger.WarnContext(ctx, "MCP server is not whole", slog.Any("problem", problem))
-		}
-		return made, err
-	}
 }
 
 // of returns the toolbox with only the server that a tool's name is of; ok is false when it is of

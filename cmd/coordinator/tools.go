@@ -19,7 +19,7 @@ type toolsCommand struct {
 	Toolset []string `default:"core" help:"Toolsets to print, separated by commas."`
 	Doc     string   `placeholder:"NAME" help:"Print the full documentation of one tool instead."`
 
-	// Those of --mcp-config run in a fleet to be asked.
+	// MCP servers run in a fleet to be asked.
 	fleetFlags
 	workerFlags
 	hostFlags

@@ -2,21 +2,24 @@ package serve
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
-// runner makes the runner of a turn; more returns tools beside its own, and may be nil.
+// runner makes the runner of a turn; ask returns the tools of servers, and may be nil.
 func (s *Server) runner(
-	turn protocol.TurnRun, more func(own []tools.Tool) ([]tools.Tool, error), observe func(loop.Event),
+	turn protocol.TurnRun, ask func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error), observe func(loop.Event),
 ) (*loop.Runner, *protocol.Error) {
 	name := s.model(turn)
 	model, known := s.options.Models[name]
@@ -36,13 +39,14 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "toolsets: %v", err)
 	}
-	set = append(set, s.userTools(set)...)
-	if more != nil {
-		further, err := more(set)
+	own, servers := s.userTools(set)
+	set = append(set, own...)
+	if ask != nil {
+		served, err := ask(set, servers)
 		if err != nil {
 			return nil, protocol.Errorf(protocol.CodeFleetUnavailable, "MCP servers cannot be asked for their tools: %v", err)
 		}
-		set = append(set, further...)
+		set = append(set, served...)
 	}
 	table, err := tools.NewTable(set...)
 	if err != nil {
@@ -88,27 +92,37 @@ func (s *Server) judge(turn protocol.TurnRun) (loop.Policy, error) {
 	return policy.New(all...)
 }
 
-// userTools reads the folder of the user's own tools. What is wrong there is logged
-// once, and ends no turn.
-func (s *Server) userTools(builtIn []tools.Tool) []tools.Tool {
+// userTools reads the folder of the user's own tools, and names all servers. What is wrong there is
+// logged once, and ends no turn.
+func (s *Server) userTools(builtIn []tools.Tool) ([]tools.Tool, []mcp.Server) {
+	servers := slices.Clone(s.options.Servers)
 	if s.options.Tools == nil {
-		return nil
+		return nil, servers
 	}
-	names := make([]string, len(builtIn))
+	names := mcp.Prefixes(servers)
 	for i := range builtIn {
-		names[i] = builtIn[i].Name
+		names = append(names, builtIn[i].Name)
 	}
 	loaded := s.options.Tools.Load(names...)
-	if !loaded.News {
-		return loaded.Tools
+	if loaded.News {
+		for _, problem := range loaded.Problems {
+			s.options.Logger.Warn("tool manifest is broken", slog.String("problem", problem.Error()))
+		}
+		if len(loaded.Problems) == 0 {
+			s.options.Logger.Warn("tool manifests are in order again")
+		}
 	}
-	for _, problem := range loaded.Problems {
-		s.options.Logger.Warn("tool manifest is broken", slog.String("problem", problem.Error()))
+	return loaded.Tools, append(servers, loaded.Servers...)
+}
+
+// served are the tools of servers, which live in the session's sandbox. What is wrong with one is
+// logged.
+func (s *Server) served(ctx context.Context, session protocol.SessionID, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+	made, problems, err := mcptools.Open(ctx, s.options.Do, session, servers, own)
+	for _, problem := range problems {
+		s.options.Logger.WarnContext(ctx, "MCP server is not whole", slog.Any("problem", problem))
 	}
-	if len(loaded.Problems) == 0 {
-		s.options.Logger.Warn("tool manifests are in order again")
-	}
-	return loaded.Tools
+	return made, err
 }
 
 // lesser is the smaller of two bounds, of which 0 is none.

@@ -20,12 +20,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -70,12 +72,13 @@ type Options struct {
 	// turns that name none.
 	Models  map[string]loop.Model
 	Default string
-	// Tools is the folder of the user's own tools, which every turn has as they are when
-	// it begins to run; nil for none.
+	// Tools is the folder of the user's own tools and MCP servers, which every turn has as they are
+	// when it begins to run; nil for none.
 	Tools *manifest.Folder
-	// More returns further tools of a session's turn, beside its own: those of servers that live in
-	// the session's sandbox. nil has none.
-	More func(ctx context.Context, session protocol.SessionID, own []tools.Tool) ([]tools.Tool, error)
+	// Servers are MCP servers beside those of the folder. Do asks them for their tools, in the
+	// sandbox of the session, when a turn begins to run; required where there are servers.
+	Servers []mcp.Server
+	Do      mcptools.DoFunc
 	// MinLevel is that of [loop.Options].
 	MinLevel string
 	// Policies bind the tool calls of every turn, beside those that the turn brings.
@@ -209,11 +212,8 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.runner(turn, func(own []tools.Tool) ([]tools.Tool, error) {
-		if s.options.More == nil {
-			return nil, nil
-		}
-		return s.options.More(ctx, run.Call.SessionID, own)
+	runner, fault := s.runner(turn, func(own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+		return s.served(ctx, run.Call.SessionID, own, servers)
 	}, events.send)
 	if fault != nil {
 		return protocol.NewResult(run.Call, protocol.StatusRejected, fault)

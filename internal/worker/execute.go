@@ -171,7 +171,7 @@ func (w *Worker) inSandbox(ctx context.Context, run *lane.Run, s sandbox.Sandbox
 	case protocol.ToolRun:
 		return w.toolRun(ctx, s, run.Call, payload, frames)
 	case protocol.MCPList:
-		return valued(w.sandboxes.box(run.Call.Lane()).servers.List(ctx, w.serverPlace(run, s, nil), payload.Server))
+		return w.mcpList(ctx, s, run, payload)
 	case protocol.MCPCall:
 		return w.mcpCall(ctx, s, run, payload, frames)
 	case protocol.ProcessList:

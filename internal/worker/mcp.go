@@ -15,13 +15,37 @@ import (
 // guestWorkspace is where sandboxes with a root of their own have the workspace.
 const guestWorkspace = "/workspace"
 
+// mcpList asks a server that lives in the sandbox for its tools.
+func (w *Worker) mcpList(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.MCPList) (protocol.Value, error) {
+	spec, err := w.serverOf(p.Server)
+	if err != nil {
+		return nil, err
+	}
+	return valued(w.sandboxes.box(run.Call.Lane()).servers.List(ctx, w.serverPlace(run, s, nil), spec))
+}
+
 // mcpCall calls a tool of a server that lives in the sandbox.
-func (w *Worker) mcpCall(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.MCPCall, frames *frames) (protocol.Value, error) {
+func (w *Worker) mcpCall(ctx context.Context, s sandbox.Sandbox, run *lane.Run, p protocol.MCPCall, frames *frames) (_ protocol.Value, err error) {
+	if p.Server, err = w.serverOf(p.Server); err != nil {
+		return nil, err
+	}
 	value, err := w.sandboxes.box(run.Call.Lane()).servers.Call(ctx, w.serverPlace(run, s, frames), p, run.Call.Delivery == protocol.Idempotent)
 	if value == nil {
 		return nil, err
 	}
 	return *value, err
+}
+
+// serverOf is a server with the folder of tools in its command.
+func (w *Worker) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
+	if spec.URL != "" {
+		return spec, nil
+	}
+	argv, env, err := w.ofTools(append([]string{spec.Command}, spec.Args...), spec.Env)
+	if err == nil {
+		spec.Command, spec.Args, spec.Env = argv[0], argv[1:], env
+	}
+	return spec, err
 }
 
 // serverPlace is where servers of a call's sandbox run; without frames nothing is shown,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -28,24 +29,14 @@ const (
 
 // toolRun runs the command of a tool of the user's own.
 func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Call, p protocol.ToolRun, frames *frames) (protocol.Value, error) {
-	cmd := sandbox.Cmd{Argv: make([]string, len(p.Argv)), Env: maps.Clone(p.Env), Stdin: p.Arguments}
 	if len(p.Argv) == 0 {
 		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "tool_run: argv is empty")
 	}
-	folder := w.sandboxes.toolsPlace()
-	for i, arg := range p.Argv {
-		if strings.Contains(arg, toolsPlace) && folder == "" {
-			return nil, protocol.Errorf(protocol.CodeInvalidPayload,
-				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, w.ID())
-		}
-		cmd.Argv[i] = strings.ReplaceAll(arg, toolsPlace, folder)
+	argv, env, err := w.ofTools(p.Argv, p.Env)
+	if err != nil {
+		return nil, err
 	}
-	if folder != "" {
-		if cmd.Env == nil {
-			cmd.Env = map[string]string{}
-		}
-		cmd.Env[toolsVar] = folder
-	}
+	cmd := sandbox.Cmd{Argv: argv, Env: env, Stdin: p.Arguments}
 	r, written, err := w.spooled(ctx, s, cmd, frames)
 	if err != nil {
 		return nil, err
@@ -67,6 +58,26 @@ func (w *Worker) toolRun(ctx context.Context, s sandbox.Sandbox, c *protocol.Cal
 		return value, protocol.Errorf(protocol.CodeToolFailed, "%s", fault)
 	}
 	return value, nil
+}
+
+// ofTools is the command of a tool, or of a server of tools, with the folder of tools.
+func (w *Worker) ofTools(argv []string, env map[string]string) ([]string, map[string]string, error) {
+	folder := w.sandboxes.toolsPlace()
+	argv, env = slices.Clone(argv), maps.Clone(env)
+	for i, arg := range argv {
+		if strings.Contains(arg, toolsPlace) && folder == "" {
+			return nil, nil, protocol.Errorf(protocol.CodeInvalidPayload,
+				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, w.ID())
+		}
+		argv[i] = strings.ReplaceAll(arg, toolsPlace, folder)
+	}
+	if folder != "" {
+		if env == nil {
+			env = map[string]string{}
+		}
+		env[toolsVar] = folder
+	}
+	return argv, env, nil
 }
 
 // wholeOf is an execution with all that was written in the place of what was kept, where that is

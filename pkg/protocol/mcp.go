@@ -5,7 +5,8 @@ import "encoding/json"
 // MCPServer is a server of the Model Context Protocol: a program that runs in the session's
 // sandbox and is talked to through its standard input and output, or a URL (streamable HTTP).
 // "${NAME}" in the values of Env and Headers, and in URL, stands for a variable of the worker's own
-// environment, which its operator must allow; it never travels.
+// environment, which its operator must allow; it never travels. "{tools}" in Command and Args
+// stands for the worker's folder of tools, as in [ToolRun].
 type MCPServer struct {
 	Name    string            `json:"name"`
 	Command string            `json:"command,omitempty"`

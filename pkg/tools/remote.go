@@ -92,6 +92,13 @@ func (r Remote) effect() Effect {
 	}
 }
 
+// Validate returns every fault of r but those of its kind, and of placeholders that a tool's
+// arguments do not have.
+func (r Remote) Validate() error {
+	_, err := compileResources(r.Resources)
+	return errors.Join(r.validate(), err)
+}
+
 // validate returns every fault of r but those of its kind and resources.
 func (r Remote) validate() error {
 	var faults []error

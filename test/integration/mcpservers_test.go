@@ -33,6 +33,15 @@ func mcpServers(tb testing.TB, names ...string) string {
 	return file
 }
 
+// serverManifest writes a manifest of the test server into a folder.
+func serverManifest(tb testing.TB, dir, name string) {
+	tb.Helper()
+	spec := toolservertest.Program(name)
+	body, err := json.Marshal(object{"kind": "mcp", "name": name, "command": spec.Command, "env": spec.Env})
+	require.NoError(tb, err)
+	write(tb, filepath.Join(dir, name+".json"), string(body))
+}
+
 // mcpOf is a client of coordinator mcp on stdio.
 func mcpOf(tb testing.TB, o *mcp.ClientOptions, version string, args ...string) *mcp.ClientSession {
 	tb.Helper()
@@ -122,6 +131,63 @@ func TestMcp_ServersToolsComeAndGo(t *testing.T) {
 	}
 	require.True(t, has())
 	require.Equal(t, "new", mcpSaid(t, c, "test__grown"))
+}
+
+// TestMcp_ServersOfTheFolderComeAndGo: a client is told of the tools of a server whose manifest
+// comes into the folder, and when it leaves.
+func TestMcp_ServersOfTheFolderComeAndGo(t *testing.T) {
+	t.Parallel()
+	dir, changed := t.TempDir(), make(chan struct{}, 9)
+	c := mcpOf(t, &mcp.ClientOptions{
+		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { changed <- struct{}{} },
+	}, "", "--tools", dir)
+	has := func(want bool) {
+		t.Helper()
+		listed, err := c.ListTools(t.Context(), nil)
+		require.NoError(t, err)
+		require.Equal(t, want, slices.ContainsFunc(listed.Tools, func(tool *mcp.Tool) bool { return tool.Name == "test__count" }))
+	}
+	told := func() {
+		t.Helper()
+		select {
+		case <-changed:
+		case <-time.After(patience):
+			require.Fail(t, "no word of a change")
+		}
+	}
+	has(false)
+	serverManifest(t, dir, "test")
+	told()
+	has(true)
+	require.Equal(t, "1 calls, 0 overlap", mcpSaid(t, c, "test__count"))
+	require.NoError(t, os.Remove(filepath.Join(dir, "test.json")))
+	told()
+	has(false)
+}
+
+// TestMcpServers_OfManifests: turns of a served session have the servers of the folder as they are
+// when a turn begins, beside those of --mcp-config, whose names are taken.
+func TestMcpServers_OfManifests(t *testing.T) {
+	t.Parallel()
+	b, dir := newBroker(t), t.TempDir()
+	count := say("Counting.", use("c1", "test__count", object{}), use("c2", "other__count", object{}))
+	serverManifest(t, dir, "test")
+	serverManifest(t, dir, "other")
+	serve := startServe(t, script(t, count, say("Done.")), append([]string{"--tools", dir, "--mcp-config", mcpServers(t, "other")}, b.flags...)...)
+	startWorkers(t, 1, b.flags)
+	turn := func() map[string]event {
+		got := execute(t, coordinator, launch{args: append([]string{"submit", "--json", "go"}, b.flags...)})
+		require.Equal(t, 0, got.code, got.stderr)
+		return results(events(t, got.stdout))
+	}
+	all := turn()
+	require.Equal(t, "1 calls, 0 overlap", all["c1"].Content)
+	require.Equal(t, "1 calls, 0 overlap", all["c2"].Content)
+	serve.waitFor(t, `other.json:1: the name other is that of a server of --mcp-config`)
+	require.NoError(t, os.Remove(filepath.Join(dir, "test.json")))
+	all = turn()
+	require.Contains(t, all["c1"].Content, "unknown_tool")
+	require.Equal(t, "1 calls, 0 overlap", all["c2"].Content)
 }
 
 // TestMcp_WhatServersReturn: a client has each part of what a tool of an MCP server returns, and

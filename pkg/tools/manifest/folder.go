@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
 
 // MaxFiles bounds the manifests of a folder; more are left out, which is a [Problem].
@@ -30,15 +32,29 @@ type Folder struct {
 // file is a manifest as it was read last.
 type file struct {
 	content  []byte
-	tool     tools.Tool // of the last version without problems
-	usable   bool       // there was one
-	problems []Problem  // of the last version
+	tool     *tools.Tool // of the last version without problems, or
+	server   *mcp.Server // this; both are nil when there was none
+	problems []Problem   // of the last version
+}
+
+// name is what the file names, as it is taken: of a server the beginning of the names of its tools.
+func (m *file) name() (name, taken, what string) {
+	switch {
+	case m.tool != nil:
+		return m.tool.Name, m.tool.Name, "tool"
+	case m.server != nil:
+		return m.server.Name, m.server.Prefix(), "MCP server"
+	default:
+		return "", "", ""
+	}
 }
 
 // Set is what a folder has.
 type Set struct {
-	// Tools are in the order of their files' names.
-	Tools []tools.Tool
+	// Tools and Servers are in the order of their files' names. The tools of the servers are not
+	// among Tools: they have to be asked for.
+	Tools   []tools.Tool
+	Servers []mcp.Server
 	// Problems are what is wrong now.
 	Problems []Problem
 	// News says that the problems are not those of the last Load.
@@ -69,8 +85,9 @@ func Open(dir string) (*Folder, error) {
 // Dir is the absolute path of the folder.
 func (f *Folder) Dir() string { return f.dir }
 
-// Load reads what has changed since the last Load and returns the tools. Names that are
-// reserved, and those of two manifests, are problems: the first one keeps its name.
+// Load reads what has changed since the last Load and returns the tools and servers. Names that
+// are reserved, and those of two manifests, are problems: the first one keeps its name. The name of
+// a server is reserved by its [mcp.Server.Prefix].
 func (f *Folder) Load(reserved ...string) Set {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,6 +109,9 @@ func (f *Folder) Load(reserved ...string) Set {
 	owners := map[string]string{}
 	for _, name := range reserved {
 		owners[name] = "a built-in tool"
+		if strings.HasSuffix(name, mcp.Separator) {
+			owners[name] = "a server of --mcp-config"
+		}
 	}
 	for _, name := range names {
 		f.take(&set, name, owners)
@@ -143,9 +163,16 @@ func (m *file) read(path string) {
 		return
 	}
 	m.content = content
+	if isServer(content) {
+		var server mcp.Server
+		if server, m.problems = ParseServer(path, content); len(m.problems) == 0 {
+			m.tool, m.server = nil, &server
+		}
+		return
+	}
 	var tool tools.Tool
 	if tool, m.problems = Parse(path, content); len(m.problems) == 0 {
-		m.tool, m.usable = tool, true
+		m.tool, m.server = &tool, nil
 	}
 }
 
@@ -168,27 +195,32 @@ func readRegular(path string) ([]byte, *Problem) {
 	return content, nil
 }
 
-// take adds the tool of a file to the set, with what is wrong with it.
-func (f *Folder) take(set *Set, name string, owners map[string]string) {
-	m := f.files[name]
+// take adds the tool or server of a file to the set, with what is wrong with it.
+func (f *Folder) take(set *Set, fileName string, owners map[string]string) {
+	m := f.files[fileName]
 	set.Problems = append(set.Problems, m.problems...)
-	if len(m.problems) > 0 && m.usable {
-		set.Problems = append(set.Problems, Problem{
-			File: filepath.Join(f.dir, name), Message: fmt.Sprintf("the tool %s stays as it was before", m.tool.Name),
-		})
-	}
-	if !m.usable {
+	name, taken, what := m.name()
+	if name == "" {
 		return
 	}
-	if owner := owners[m.tool.Name]; owner != "" {
+	if len(m.problems) > 0 {
 		set.Problems = append(set.Problems, Problem{
-			File: filepath.Join(f.dir, name), Line: nameLine(m.content),
-			Message: fmt.Sprintf("the name %s is that of %s: choose another", m.tool.Name, owner),
+			File: filepath.Join(f.dir, fileName), Message: fmt.Sprintf("the %s %s stays as it was before", what, name),
+		})
+	}
+	if owner := owners[taken]; owner != "" {
+		set.Problems = append(set.Problems, Problem{
+			File: filepath.Join(f.dir, fileName), Line: nameLine(m.content),
+			Message: fmt.Sprintf("the name %s is that of %s: choose another", name, owner),
 		})
 		return
 	}
-	owners[m.tool.Name] = "the tool of " + name
-	set.Tools = append(set.Tools, m.tool)
+	owners[taken] = fmt.Sprintf("the %s of %s", what, fileName)
+	if m.server != nil {
+		set.Servers = append(set.Servers, *m.server)
+	} else {
+		set.Tools = append(set.Tools, *m.tool)
+	}
 }
 
 var nameField = regexp.MustCompile(`(?m)^[ \t{]*"?name"?[ \t]*:`)

@@ -40,6 +40,7 @@ type document struct {
 	Help        string            `yaml:"help"`
 	Hint        string            `yaml:"hint"`
 	Native      yaml.Node         `yaml:"native"`
+	Kind        string            `yaml:"kind"`
 }
 
 // commandLine is a program and its arguments; a single text is run by the shell.
@@ -78,12 +79,15 @@ func fault(node *yaml.Node, message string) error {
 }
 
 // Parse makes a tool of a manifest, or says everything that is wrong with it. file is
-// its name in the problems.
+// its name in the problems. One of kind mcp is for [ParseServer].
 func Parse(file string, content []byte) (tools.Tool, []Problem) {
 	m := &parser{file: file, lines: map[string]int{}}
-	doc, ok := m.decode(content)
-	if !ok {
+	var doc document
+	if !m.decode(content, &doc) {
 		return tools.Tool{}, m.problems
+	}
+	if doc.Kind != "" {
+		m.problem(m.lines["kind"], "kind %q: must be %s; a manifest without it is that of a tool", doc.Kind, kindMCP)
 	}
 	decoding := slices.Clone(m.problems)
 	tool := m.tool(doc)
@@ -92,9 +96,15 @@ func Parse(file string, content []byte) (tools.Tool, []Problem) {
 		_, err := tools.NewTable(tool)
 		m.table(doc.Name, err)
 	}
+	return tool, m.found(decoding)
+}
+
+// found are the problems in the order of their lines, after those of the decoding and without what
+// only follows from them.
+func (m *parser) found(decoding []Problem) []Problem {
 	m.problems = slices.DeleteFunc(m.problems, func(p Problem) bool { return follows(p, decoding) })
 	slices.SortStableFunc(m.problems, func(a, b Problem) int { return a.Line - b.Line })
-	return tool, m.problems
+	return m.problems
 }
 
 // aboutTheWhole reports whether a problem is of no field: something is missing.
@@ -120,27 +130,27 @@ func (m *parser) problem(line int, format string, args ...any) {
 	m.problems = append(m.problems, Problem{File: m.file, Line: line, Message: fmt.Sprintf(format, args...)})
 }
 
-// decode reads the YAML.
-func (m *parser) decode(content []byte) (doc document, ok bool) {
+// decode reads the YAML into a document; ok is false when nothing more can be said about it.
+func (m *parser) decode(content []byte, doc any) (ok bool) {
 	if len(content) > MaxBytes {
 		m.problem(0, "has %d bytes, at most %d are allowed", len(content), MaxBytes)
-		return doc, false
+		return false
 	}
 	var root yaml.Node
 	if err := yaml.Unmarshal(content, &root); err != nil {
-		m.yaml(strict.Faults(err, reflect.TypeFor[document]()))
-		return doc, false
+		m.yaml(strict.Faults(err, reflect.TypeOf(doc).Elem()))
+		return false
 	}
 	if root.Kind == 0 || root.Content[0].Kind != yaml.MappingNode {
-		m.problem(1, "must be a mapping with the fields %s", strings.Join(fields(), ", "))
-		return doc, false
+		m.problem(1, "must be a mapping with the fields %s", strings.Join(strict.Fields(reflect.TypeOf(doc).Elem()), ", "))
+		return false
 	}
 	m.top = root.Content[0]
 	for i := 0; i+1 < len(m.top.Content); i += 2 {
 		m.lines[m.top.Content[i].Value] = m.top.Content[i].Line
 	}
-	m.yaml(strict.Decode(content, &doc))
-	return doc, true
+	m.yaml(strict.Decode(content, doc))
+	return true
 }
 
 // yaml reports an error of the YAML library.
@@ -149,9 +159,6 @@ func (m *parser) yaml(faults []strict.Fault) {
 		m.problem(fault.Line, "%s", fault.Message)
 	}
 }
-
-// fields are the names of the fields of a manifest, in order.
-func fields() []string { return strict.Fields(reflect.TypeFor[document]()) }
 
 // tool makes the tool of a document.
 func (m *parser) tool(doc document) tools.Tool {

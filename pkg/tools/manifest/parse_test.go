@@ -1,6 +1,7 @@
 package manifest_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -256,12 +257,12 @@ pool: session
 			`f:9: parameters: at "/properties/b/type": got string, want array`,
 			`f:11: timeout "5": must be a time such as 90s or 2m`,
 			`f:12: output "x": must be json or text`,
-			`f:13: there is no field "colour"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native`,
+			`f:13: there is no field "colour"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native, kind`,
 			"f:14: `perhaps` is not what belongs here: it must be true or false",
 			`f:15: pool "session": is that of the coordinators`,
 		}},
 		"a field of another name": {"name: e\ndescription: E.\ncomand: [a]\n", []string{
-			`f:3: there is no field "comand"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native`,
+			`f:3: there is no field "comand"; the fields are name, description, parameters, command, handler, input, output, env, resources, delivery, timeout, pool, min_level, background, help, hint, native, kind`,
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -316,9 +317,14 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte(`{"name":"a","description":"b","command":"c"}`))
 	f.Add([]byte("name: a\nparameters: &a {type: object, x: *a}\n"))
+	f.Add([]byte("kind: mcp\nname: a\ncommand: a\ntools: &a {x: {resources: [{key: sandbox/x}], timeout: 1}, y/~z: *a}\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
+		server, ofServer := manifest.ParseServer("f", content)
+		if len(ofServer) == 0 {
+			require.Empty(t, server.Check())
+		}
 		tool, problems := manifest.Parse("f", content)
-		for _, p := range problems {
+		for _, p := range slices.Concat(problems, ofServer) {
 			require.NotEmpty(t, p.Message)
 			require.LessOrEqual(t, p.Line, 2+strings.Count(string(content), "\n")+strings.Count(string(content), "\r"))
 		}

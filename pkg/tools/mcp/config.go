@@ -6,6 +6,7 @@
 // [Parse] reads it, a call with [Server.List] asks a server for its tools, in the sandbox where it
 // will live, and [Server.Tools] makes tools of the answer: named server__tool, checked one by one,
 // each with the resources and the delivery that the file gives it, or else the server's hints.
+// Package manifest reads a server from a file of its own.
 package mcp
 
 import (
@@ -14,10 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -38,6 +36,8 @@ type Settings struct {
 	// Workspace says whether the tools touch the workspace. Default: those of programs do, and are
 	// ordered with files and commands; those of URLs do not, and run beside them.
 	Workspace *bool `json:"workspace,omitempty"`
+	// Only are the tools that are offered, by the server's names; nil offers all.
+	Only []string `json:"only,omitempty"`
 	// Tools are settings of single tools, by the server's names.
 	Tools map[string]Rule `json:"tools,omitempty"`
 	// Timeout bounds a call, as in "90s"; "" is the default of calls.
@@ -50,11 +50,11 @@ type Settings struct {
 // Rule is how one tool is used.
 type Rule struct {
 	// Resources are keys in the session's sandbox; nil means what the server's hints say.
-	Resources []tools.Resource `json:"resources,omitempty"`
+	Resources []tools.Resource `json:"resources,omitempty" yaml:"resources"`
 	// Delivery is that of [tools.Remote]; "" means what the server's hints say.
-	Delivery protocol.Delivery `json:"delivery,omitempty"`
+	Delivery protocol.Delivery `json:"delivery,omitempty" yaml:"delivery"`
 	// Timeout is that of [Settings], for this tool.
-	Timeout string `json:"timeout,omitempty"`
+	Timeout string `json:"timeout,omitempty" yaml:"timeout"`
 }
 
 // entry is a server in a file. What other agents have there beside it is passed over.
@@ -117,60 +117,8 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 		faults = append(faults, fmt.Errorf("type %q: must be stdio or http", e.Type))
 	}
 	s.MCPServer = protocol.MCPServer{Name: name, Command: e.Command, Args: e.Args, Env: e.Env, Cwd: e.Cwd, URL: e.URL, Headers: e.Headers}
-	return s, e.Disabled, append(faults, s.faults()...)
-}
-
-var (
-	goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
-	badRunes = regexp.MustCompile(`[^A-Za-z0-9_-]`)
-)
-
-// faults is everything that is wrong with a server.
-func (s *Server) faults() (faults []error) {
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if !goodName.MatchString(s.Name) || strings.Contains(s.Name, separator) {
-		fault("name: must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without %q", separator)
+	for _, fault := range s.Check() {
+		faults = append(faults, fault)
 	}
-	if (s.Command == "") == (s.URL == "") {
-		fault("exactly one of command (a program) and url must be given")
-	}
-	if s.URL != "" && !strings.HasPrefix(s.URL, "https://") && !strings.HasPrefix(s.URL, "http://") && !strings.HasPrefix(s.URL, "${") {
-		fault("url %q: must begin with http:// or https://", s.URL)
-	}
-	if s.URL != "" && len(s.Args)+len(s.Env)+len(s.Cwd) > 0 {
-		fault("args, env and cwd are of programs, not of a url")
-	}
-	if s.URL == "" && len(s.Headers) > 0 {
-		fault("headers are of a url, not of a program")
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
-		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(s.Env[name], "\x00") {
-			fault("env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name)
-		}
-	}
-	if err := checkTimeout(s.Timeout); err != nil {
-		fault("%w", err)
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
-		rule := s.Settings.Tools[name]
-		if err := checkTimeout(rule.Timeout); err != nil {
-			fault("tool %s: %w", name, err)
-		}
-		for _, resource := range rule.Resources {
-			if !strings.HasPrefix(resource.Key+"/", sandboxKey+"/") {
-				fault("tool %s: resource %q: a server lives in the sandbox of its session: the key must begin with %s", name, resource.Key, sandboxKey)
-			}
-		}
-	}
-	return faults
-}
-
-func checkTimeout(text string) error {
-	if text == "" {
-		return nil
-	}
-	if parsed, err := time.ParseDuration(text); err != nil || parsed <= 0 {
-		return fmt.Errorf("timeout %q: must be a time such as 90s or 2m", text)
-	}
-	return nil
+	return s, e.Disabled, faults
 }

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// separator is between the names of server and tool.
-	separator = "__"
+	// Separator is between the names of server and tool.
+	Separator = "__"
 	// sandboxKey is the session's sandbox, in a template of a resource.
 	sandboxKey = "sandbox/{$sandbox}"
 	// listTimeout bounds the call that asks a server, which may have to install itself.
@@ -21,7 +21,16 @@ const (
 )
 
 // Prefix is what the names of the server's tools begin with.
-func (s *Server) Prefix() string { return s.Name + separator }
+func (s *Server) Prefix() string { return s.Name + Separator }
+
+// Prefixes are those of some servers.
+func Prefixes(servers []Server) []string {
+	list := make([]string, len(servers))
+	for i := range servers {
+		list[i] = servers[i].Prefix()
+	}
+	return list
+}
 
 // List is the call that asks the server for its tools, in the sandbox of a session.
 func (s *Server) List(session protocol.SessionID) protocol.Call {
@@ -36,13 +45,17 @@ func (s *Server) List(session protocol.SessionID) protocol.Call {
 // key is the part of the server's own resource behind the sandbox.
 func (s *Server) key() string { return "mcp:" + s.Name }
 
-// Tools makes tools of those that the server has. What cannot be a tool is left out, and told.
+// Tools makes tools of those that the server has and that are offered. What cannot be a tool is
+// left out, and told.
 func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, faults []error) {
 	fault := func(name string, err error) {
 		faults = append(faults, fmt.Errorf("MCP server %s: tool %s: %w", s.Name, name, err))
 	}
 	origin := map[string]string{}
 	for i := range list {
+		if s.Only != nil && !slices.Contains(s.Only, list[i].Name) {
+			continue
+		}
 		tool := s.tool(&list[i])
 		if other, taken := origin[tool.Name]; taken {
 			fault(list[i].Name, fmt.Errorf("has the name %s, as %s has: one of them is left out", tool.Name, other))
@@ -55,9 +68,17 @@ func (s *Server) Tools(list []protocol.MCPTool) (made []tools.Tool, faults []err
 		origin[tool.Name] = list[i].Name
 		made = append(made, tool)
 	}
+	missing := func(name string) bool {
+		return !slices.ContainsFunc(list, func(t protocol.MCPTool) bool { return t.Name == name })
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
-		if !slices.ContainsFunc(list, func(t protocol.MCPTool) bool { return t.Name == name }) {
+		if missing(name) {
 			fault(name, fmt.Errorf("there are settings for it, but the server has no such tool"))
+		}
+	}
+	for _, name := range s.Only {
+		if missing(name) {
+			fault(name, fmt.Errorf("is named in only, but the server has no such tool"))
 		}
 	}
 	return made, faults

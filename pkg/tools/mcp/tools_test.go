@@ -142,3 +142,15 @@ func TestTools_WhatIsLeftOut(t *testing.T) {
 	}
 	require.Contains(t, text, "MCP server s: tool gone: there are settings for it, but the server has no such tool")
 }
+
+// A server's tools are those that it has, or of them only some.
+func TestTools_Only(t *testing.T) {
+	t.Parallel()
+	good := json.RawMessage(`{"type": "object"}`)
+	server := parse(t, `{"command": "p", "toolfleet": {"only": ["b", "gone"]}}`)
+	made, faults := server.Tools([]protocol.MCPTool{{Name: "a"}, {Name: "b", Schema: good}})
+	require.Len(t, made, 1)
+	require.Equal(t, "s__b", made[0].Name)
+	require.Len(t, faults, 1, "what is not offered may be broken")
+	require.EqualError(t, faults[0], "MCP server s: tool gone: is named in only, but the server has no such tool")
+}

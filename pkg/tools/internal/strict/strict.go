@@ -83,16 +83,22 @@ func Faults(err error, document reflect.Type) []Fault {
 	return faults
 }
 
-// part returns the struct in a document, or in a list in it, that has this name in Go; else the
-// document.
+// part returns the struct in a document, also in lists and mappings in it, that has this name in
+// Go; else the document.
 func part(document reflect.Type, name string) reflect.Type {
 	for field := range document.Fields() {
 		t := field.Type
-		if t.Kind() == reflect.Slice {
+		for t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
 			t = t.Elem()
 		}
-		if t.Kind() == reflect.Struct && t.String() == name {
+		if t.Kind() != reflect.Struct || t == reflect.TypeFor[yaml.Node]() {
+			continue
+		}
+		if t.String() == name {
 			return t
+		}
+		if inner := part(t, name); inner != t {
+			return inner
 		}
 	}
 	return document
@@ -115,7 +121,7 @@ func wanted(goType string) string {
 	switch {
 	case strings.HasPrefix(goType, "map[string]int"):
 		return "it must be a mapping of names to whole numbers"
-	case strings.HasPrefix(goType, "map["):
+	case strings.HasPrefix(goType, "map[") && !strings.Contains(goType, "."):
 		return "it must be a mapping of names to texts"
 	case strings.HasPrefix(goType, "[]"):
 		return "it must be a list"

@@ -1,0 +1,187 @@
+package manifest_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
+)
+
+// A manifest of kind mcp is what a file of servers is, with the same fields.
+func TestParseServer_IsAServerOfAFile(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ manifest, file string }{
+		"a program": {
+			`kind: mcp
+name: s
+command: npx
+args: [-y, "@modelcontextprotocol/server-filesystem", .]
+env: {TOKEN: "${TOKEN}", NUMBER: 7}
+cwd: sub
+workspace: false
+only: [read_file, write_file]
+tools:
+  read_file:
+    resources:
+      - key: sandbox/{$sandbox}/{path...}
+        access: shared
+    delivery: idempotent
+    timeout: 30s
+  write_file: {resources: []}
+timeout: 2m
+pool: gpu
+min_level: paths
+`,
+			`{"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "."], "env": {"TOKEN": "${TOKEN}", "NUMBER": "7"},
+				"cwd": "sub", "toolfleet": {"workspace": false, "only": ["read_file", "write_file"], "tools": {
+					"read_file": {"resources": [{"key": "sandbox/{$sandbox}/{path...}", "access": "shared"}], "delivery": "idempotent", "timeout": "30s"},
+					"write_file": {"resources": []}
+				}, "timeout": "2m", "pool": "gpu", "min_level": "paths"}}`,
+		},
+		"a URL": {
+			"kind: mcp\nname: s\nurl: https://example.com/mcp\nheaders: {Authorization: \"Bearer ${TOKEN}\"}\n",
+			`{"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}`,
+		},
+		"JSON": {`{"kind": "mcp", "name": "s", "command": "s"}`, `{"command": "s"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, problems := manifest.ParseServer("s.yaml", []byte(test.manifest))
+			require.Empty(t, problems)
+			servers, faults := mcp.Parse([]byte(`{"mcpServers": {"s": ` + test.file + `}}`))
+			require.Empty(t, faults)
+			require.Equal(t, servers[0], server)
+		})
+	}
+}
+
+// Everything that is wrong is told at once, each with the line of its place.
+func TestParseServer_EveryFaultHasTheLineOfItsPlace(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		content string
+		want    []string
+	}{
+		"what its fields say": {`kind: mcp
+name: a__b
+command: x
+url: ftp://example.com
+env:
+  GOOD: "1"
+  "A=B": "1"
+headers: {A: b}
+only: []
+tools:
+  a/b:
+    delivery: twice
+    timeout: 5
+  x:
+    resources:
+      - key: account/a
+      - key: sandbox/{$sandbox}/{path...}/x
+      - {key: "sandbox/{$sandbox}", access: reed}
+    timeout: 30h
+timeout: soon
+pool: session
+min_level: high
+`, []string{
+			`f:2: name "a__b": must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without "__"`,
+			`f:4: exactly one of command (a program) and url must be given`,
+			`f:4: url "ftp://example.com": must begin with http:// or https://`,
+			`f:4: args, env and cwd are of programs, not of a url`,
+			`f:7: env "A=B": a name must not be empty or contain "=", and nothing may contain a NUL byte`,
+			`f:9: only: must name a tool; without it all are offered`,
+			`f:12: tool a/b: delivery "twice": must be "idempotent", "at_most_once" or "rollback"`,
+			`f:13: tool a/b: timeout "5": must be a time such as 90s or 2m`,
+			`f:16: tool x: resource "account/a": a server lives in the sandbox of its session: the key must begin with sandbox/{$sandbox}`,
+			`f:17: tool x: invalid resource "sandbox/{$sandbox}/{path...}/x": {path...}: a path must be the last segment, behind the two of the lane`,
+			`f:18: tool x: invalid resource "sandbox/{$sandbox}": access "reed": must be "shared" or "exclusive"`,
+			`f:19: tool x: timeout 30h0m0s: must be 0 to 24h0m0s`,
+			`f:20: timeout "soon": must be a time such as 90s or 2m`,
+			`f:21: pool "session": is that of the coordinators`,
+			`f:22: min_level "high": must be one of none, paths, full, kernel`,
+		}},
+		"fields that are none": {`kind: mcp
+name: s
+command: [npx, -y]
+description: Does.
+tools:
+  x: {colour: red}
+  y:
+    resources: [{kay: a}]
+workspace: perhaps
+`, []string{
+			`f:3: a list is not what belongs here: it must be a text`,
+			`f:4: there is no field "description"; the fields are kind, name, command, args, env, cwd, url, headers, workspace, only, tools, timeout, pool, min_level`,
+			`f:6: there is no field "colour"; the fields are resources, delivery, timeout`,
+			`f:8: there is no field "kay"; the fields are key, access`,
+			"f:9: `perhaps` is not what belongs here: it must be true or false",
+		}},
+		"mappings that are none": {"kind: mcp\nname: s\ncommand: x\ntools: [x]\nenv: [x]\nonly:\n", []string{
+			`f:4: a list is not what belongs here: it must be a mapping of fields`,
+			`f:5: a list is not what belongs here: it must be a mapping of names to texts`,
+			`f:6: only: must name a tool; without it all are offered`,
+		}},
+		"nothing": {"kind: mcp\n", []string{
+			`f:1: name "": must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without "__"`,
+			`f:1: exactly one of command (a program) and url must be given`,
+		}},
+		"a tool":     {"name: s\ncommand: x\n", []string{`f:1: kind "": must be mcp`}},
+		"no mapping": {"- a\n", []string{`f:1: must be a mapping with the fields kind, name, command, args, env, cwd, url, headers, workspace, only, tools, timeout, pool, min_level`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, problems := manifest.ParseServer("f", []byte(test.content))
+			all := make([]string, 0, len(problems))
+			for _, p := range problems {
+				all = append(all, p.Error())
+			}
+			require.Equal(t, test.want, all)
+		})
+	}
+	_, problems := manifest.Parse("f", []byte("name: a\ndescription: A.\ncommand: [a]\nkind: tool\n"))
+	require.Len(t, problems, 1)
+	require.Equal(t, `f:4: kind "tool": must be mcp; a manifest without it is that of a tool`, problems[0].Error())
+}
+
+// A folder has servers beside tools: each name once, a broken one as it was.
+func TestFolder_Servers(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	served := func(set manifest.Set) []string {
+		out := []string{}
+		for _, server := range set.Servers {
+			out = append(out, server.Name+" "+server.Command)
+		}
+		return out
+	}
+	server := func(name, command string) string { return "kind: mcp\nname: " + name + "\ncommand: " + command + "\n" }
+	f.tool("fs") // whose name has nothing to do with those of a server's tools
+	f.write("a.yaml", server("fs", "one"))
+	f.write("b.json", `{"kind": "mcp", "name": "taken", "command": "two"}`)
+	f.write("c.yaml", server("fs", "three"))
+	set := f.Load("bash", "taken__")
+	require.Equal(t, []string{"fs"}, names(set))
+	require.Equal(t, []string{"fs one"}, served(set))
+	require.Equal(t, []string{
+		"b.json:1: the name taken is that of a server of --mcp-config: choose another",
+		"c.yaml:2: the name fs is that of the MCP server of a.yaml: choose another",
+	}, problems(set))
+
+	require.NoError(t, os.Remove(filepath.Join(f.Dir(), "c.yaml")))
+	f.write("a.yaml", server("fs", "one")+"timout: 3s\n")
+	set = f.Load()
+	require.Equal(t, []string{"fs one", "taken two"}, served(set))
+	require.Contains(t, problems(set)[0], `a.yaml:4: there is no field "timout"`)
+	require.Equal(t, "a.yaml: the MCP server fs stays as it was before", problems(set)[1])
+
+	f.write("a.yaml", "name: other\ndescription: Is a tool now.\ncommand: [\"true\"]\n")
+	set = f.Load()
+	require.Equal(t, []string{"other", "fs"}, names(set))
+	require.Equal(t, []string{"taken two"}, served(set))
+	require.Empty(t, set.Problems)
+}

@@ -1,0 +1,114 @@
+package mcp
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// Fault is what is wrong with a field of a server.
+type Fault struct { //nolint:errname // "fault" is the word for it
+	// At is the field, as a JSON pointer: its settings are beside the command.
+	At string
+	// Message says what is wrong, and what is allowed.
+	Message string
+}
+
+// Error returns the message.
+func (f Fault) Error() string { return f.Message }
+
+var (
+	goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
+	badRunes = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+)
+
+// inPointer is a JSON pointer to a property of what another one points to.
+func inPointer(pointer, name string) string {
+	return pointer + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
+}
+
+// checker collects what is wrong with a server.
+type checker struct{ faults []Fault }
+
+func (c *checker) fault(at, format string, args ...any) {
+	c.faults = append(c.faults, Fault{At: at, Message: fmt.Sprintf(format, args...)})
+}
+
+// Check returns everything that can be seen to be wrong before the server is asked.
+func (s *Server) Check() []Fault {
+	c := &checker{}
+	c.origin(s.MCPServer)
+	c.remote("/pool", "", tools.Remote{Pool: s.Pool})
+	c.remote("/min_level", "", tools.Remote{MinLevel: s.MinLevel})
+	c.timeout("", "", s.Timeout)
+	if s.Only != nil && len(s.Only) == 0 {
+		c.fault("/only", "only: must name a tool; without it all are offered")
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Settings.Tools)) {
+		c.rule(inPointer("/tools", name), "tool "+name+": ", s.Settings.Tools[name])
+	}
+	return c.faults
+}
+
+// origin checks where the server is.
+func (c *checker) origin(s protocol.MCPServer) {
+	if !goodName.MatchString(s.Name) || strings.Contains(s.Name, Separator) {
+		c.fault("/name", "name %q: must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without %q", s.Name, Separator)
+	}
+	if (s.Command == "") == (s.URL == "") {
+		c.fault("/url", "exactly one of command (a program) and url must be given")
+	}
+	if s.URL != "" && !strings.HasPrefix(s.URL, "https://") && !strings.HasPrefix(s.URL, "http://") && !strings.HasPrefix(s.URL, "${") {
+		c.fault("/url", "url %q: must begin with http:// or https://", s.URL)
+	}
+	if s.URL != "" && len(s.Args)+len(s.Env)+len(s.Cwd) > 0 {
+		c.fault("/url", "args, env and cwd are of programs, not of a url")
+	}
+	if s.URL == "" && len(s.Headers) > 0 {
+		c.fault("/headers", "headers are of a url, not of a program")
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(s.Env[name], "\x00") {
+			c.fault(inPointer("/env", name), "env %q: a name must not be empty or contain \"=\", and nothing may contain a NUL byte", name)
+		}
+	}
+}
+
+// rule checks the settings of a tool.
+func (c *checker) rule(at, of string, r Rule) {
+	c.remote(at+"/delivery", of, tools.Remote{Delivery: r.Delivery})
+	c.timeout(at, of, r.Timeout)
+	for i, resource := range r.Resources {
+		at := fmt.Sprintf("%s/resources/%d", at, i)
+		if !strings.HasPrefix(resource.Key+"/", sandboxKey+"/") {
+			c.fault(at, "%sresource %q: a server lives in the sandbox of its session: the key must begin with %s", of, resource.Key, sandboxKey)
+			continue
+		}
+		c.remote(at, of, tools.Remote{Resources: []tools.Resource{resource}})
+	}
+}
+
+// remote checks one field of how calls run.
+func (c *checker) remote(at, of string, r tools.Remote) {
+	if err := r.Validate(); err != nil {
+		c.fault(at, "%s%v", of, err)
+	}
+}
+
+func (c *checker) timeout(at, of, text string) {
+	if text == "" {
+		return
+	}
+	parsed, err := time.ParseDuration(text)
+	if err != nil || parsed <= 0 {
+		c.fault(at+"/timeout", "%stimeout %q: must be a time such as 90s or 2m", of, text)
+		return
+	}
+	c.remote(at+"/timeout", of, tools.Remote{Timeout: parsed})
+}
