@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,14 +23,21 @@ import (
 // toolsFleet is a fleet with the tools of the example folder.
 func toolsFleet(t *testing.T, driver string) (*fleet.Fleet, *tools.Table) {
 	t.Helper()
-	if _, err := exec.LookPath("python3"); err != nil {
-		t.Skip("python3 is not installed, and the tools are Python programs")
-	}
-	folder, err := manifest.Open("tools")
-	require.NoError(t, err)
+	f, folder := folderFleet(t, driver, "tools")
 	set := folder.Load(coreNames()...)
 	require.Empty(t, set.Problems)
 	table, err := tools.NewTable(append(toolset.Core(), set.Tools...)...)
+	require.NoError(t, err)
+	return f, table
+}
+
+// folderFleet is a fleet whose worker has a folder of examples.
+func folderFleet(t *testing.T, driver, name string) (*fleet.Fleet, *manifest.Folder) {
+	t.Helper()
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("python3 is not installed, and the tools are Python programs")
+	}
+	folder, err := manifest.Open(name)
 	require.NoError(t, err)
 	f, err := fleet.Connect(t.Context(), nil)
 	require.NoError(t, err)
@@ -39,7 +47,7 @@ func toolsFleet(t *testing.T, driver string) (*fleet.Fleet, *tools.Table) {
 		t.Skipf("no sandbox driver isolates here: %v", err)
 	}
 	require.NoError(t, err)
-	return f, table
+	return f, folder
 }
 
 func coreNames() []string {
@@ -86,22 +94,55 @@ func TestTools_InEverySandbox(t *testing.T) {
 	}
 }
 
-// TestTools_FilesBelongToAManifest keeps the folder free of what no tool uses.
+// TestServers_InEverySandbox: the program of a server is in the folder, and its tools are used as
+// the manifest says.
+func TestServers_InEverySandbox(t *testing.T) {
+	t.Parallel()
+	for _, driver := range []string{"process", "auto"} {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			f, folder := folderFleet(t, driver, "servers")
+			set := folder.Load()
+			require.Empty(t, set.Problems)
+			made, problems, err := f.ServerTools(t.Context(), "examples", set.Servers, nil)
+			require.NoError(t, err)
+			if driver != "process" && len(problems) == 1 && strings.Contains(problems[0].Error(), string(protocol.CodeCommandNotFound)) {
+				t.Skip("python3 is installed where sandboxes do not see it")
+			}
+			require.Empty(t, problems)
+			table, err := tools.NewTable(made...)
+			require.NoError(t, err)
+			require.Equal(t, []string{"todo__add", "todo__show"}, table.Names())
+			_, plan, refusal := table.Plan(tools.Scope{Session: "examples", Sandbox: "examples"}, "todo__add", `{"path":"a/../b.md","item":"x"}`)
+			require.Nil(t, refusal)
+			require.Equal(t, []protocol.Use{{Key: "sandbox/examples/b.md", Access: protocol.Exclusive}}, plan.Resources)
+			require.Equal(t, protocol.AtMostOnce, plan.Delivery)
+			require.Equal(t, "1 added in this session", call(t, f, table, "todo__add", `{"path":"b.md","item":"one"}`).Text)
+			require.Equal(t, "2 added in this session", call(t, f, table, "todo__add", `{"path":"b.md","item":"two"}`).Text)
+			require.Equal(t, "- [ ] one\n- [ ] two", call(t, f, table, "todo__show", `{"path":"b.md"}`).Text)
+			require.Contains(t, call(t, f, table, "todo__show", `{"path":"c.md"}`).Text, "No such file")
+		})
+	}
+}
+
+// TestTools_FilesBelongToAManifest keeps the folders free of what no tool uses.
 func TestTools_FilesBelongToAManifest(t *testing.T) {
 	t.Parallel()
-	entries, err := os.ReadDir("tools")
-	require.NoError(t, err)
-	var all []byte
-	for _, entry := range entries {
-		if filepath.Ext(entry.Name()) == ".yaml" {
-			content, err := os.ReadFile(filepath.Join("tools", entry.Name()))
-			require.NoError(t, err)
-			all = append(all, content...)
+	for _, folder := range []string{"tools", "servers"} {
+		entries, err := os.ReadDir(folder)
+		require.NoError(t, err)
+		var all []byte
+		for _, entry := range entries {
+			if filepath.Ext(entry.Name()) == ".yaml" {
+				content, err := os.ReadFile(filepath.Join(folder, entry.Name()))
+				require.NoError(t, err)
+				all = append(all, content...)
+			}
 		}
-	}
-	for _, entry := range entries {
-		if filepath.Ext(entry.Name()) != ".yaml" {
-			require.Contains(t, string(all), entry.Name())
+		for _, entry := range entries {
+			if filepath.Ext(entry.Name()) != ".yaml" {
+				require.Contains(t, string(all), entry.Name())
+			}
 		}
 	}
 }

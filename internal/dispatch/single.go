@@ -66,8 +66,9 @@ func (d *Dispatcher) one(
 // Promptly is [Dispatcher.One] for those who do not wait for what becomes of a cancel: it returns
 // within [Grace] of the end of ctx. Should the server not answer by then, the request to cancel the
 // call is still on its way, and [Dispatcher.Close] waits for it. An error that wraps
-// [lane.ErrNotSent] says that the call will not run; after any other it may.
-func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
+// [lane.ErrNotSent] says that the call will not run; after any other it may. observe is told every
+// change of the call, until it returns or a little longer, and may be nil.
+func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
 	if ctx.Err() != nil {
 		return nil, notSent(ctx, call)
 	}
@@ -78,7 +79,7 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call) (*protoc
 	var state atomic.Value
 	done := make(chan outcome, 1)
 	d.left.Go(func() {
-		result, err := d.one(ctx, call, graceWait, &state, nil)
+		result, err := d.one(ctx, call, graceWait, &state, observe)
 		done <- outcome{result, err}
 	})
 	select {

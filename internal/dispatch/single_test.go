@@ -21,12 +21,12 @@ func TestPromptly_WhatMayHaveBeenSentIsToldAsSuch(t *testing.T) {
 	d := r.newDispatcher(nc, dispatch.Options{})
 	call := newCalls(2)
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
-	_, err := d.Promptly(t.Context(), &call[0]) // so that the session is heard
+	_, err := d.Promptly(t.Context(), &call[0], nil) // so that the session is heard
 	require.NoError(t, err)
 	link.Deafen()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	_, err = d.Promptly(ctx, &call[1])
+	_, err = d.Promptly(ctx, &call[1], nil)
 	require.ErrorIs(t, err, dispatch.ErrUnreachable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, lane.ErrNotSent)

@@ -6,7 +6,8 @@
 // calls go through NATS JetStream to workers, and the session is journaled.
 //
 //	Connect ──► Fleet ──► Runner(model, table) ──► loop.Runner.Run(session, input)
-//	              │ └───► Call(table, session, tool, arguments, options): one call, no model
+//	              │ ├───► Call(table, session, tool, arguments, options): one call, no model
+//	              │ └───► Answer, Approve: what calls, and sessions, ask a person
 //	              └─────► StartWorker: a worker in this process, with handlers
 //
 // Without a URL the NATS server is inside the process too, so that one program is a
@@ -320,7 +321,7 @@ func (f *Fleet) Call(
 	if single.Call == nil {
 		return single.Outcome, nil
 	}
-	result, err := f.inner.Dispatcher.Promptly(ctx, single.Call)
+	result, err := f.inner.Dispatcher.Promptly(ctx, single.Call, single.Update)
 	if err != nil {
 		outcome := failedOutcome(err)
 		return single.Failed(outcome.Status, outcome.Error), err

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -18,7 +19,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	toolservertest.Main()
+	goleak.VerifyTestMain(m)
+}
 
 func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	t.Parallel()

@@ -24,6 +24,9 @@ type SingleOptions struct {
 	Author protocol.Author
 	// Approve asks a person about a call that needs it; nil refuses such calls.
 	Approve ApproveFunc
+	// Observe is told what the call asks a person while it runs ([EventQuestionAsked]); with nil
+	// the question is declined. Calls never overlap, and the call waits for them.
+	Observe func(Event)
 	// Keeper keeps what a tool that runs in place returned, when not all of it is shown; nil keeps
 	// nothing.
 	Keeper Keeper
@@ -43,6 +46,8 @@ type Single struct {
 	plan   tools.Plan
 	note   string // of whoever approved it
 	logger *slog.Logger
+
+	observe func(Event) // nil tells nobody
 }
 
 // SingleOutcome is what became of one tool call.
@@ -67,7 +72,7 @@ func PlanSingle(
 	if options != nil {
 		o = *options
 	}
-	s := &Single{logger: o.Logger}
+	s := &Single{logger: o.Logger, observe: o.Observe}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
@@ -106,6 +111,17 @@ func PlanSingle(
 func (s *Single) refused(status protocol.Status, fault *protocol.Error) *Single {
 	s.Outcome = s.Failed(status, fault)
 	return s
+}
+
+// Update is to be told what happens to the call while it is dispatched.
+func (s *Single) Update(u Update) {
+	if u.Question == nil || s.observe == nil {
+		return
+	}
+	s.observe(Event{
+		Type: EventQuestionAsked, SessionID: s.Call.SessionID, Time: time.Now().UTC(), CallID: s.Call.ID, Name: s.Call.Tool,
+		Lane: laneOf(s.Call), Question: u.Question,
+	})
 }
 
 // Failed is the outcome of a call of which there is no result.

@@ -1,0 +1,63 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
+)
+
+// ServerTools asks MCP servers for their tools: those of [mcp.Parse], or of a folder of manifests.
+// The servers run in the sandbox of the session, or are reached from its worker. What is wrong with
+// one, and names that taken has, are problems, and take nothing else with them. The error says that
+// the fleet failed. Ask again when a turn begins: servers may have other tools then.
+func (f *Fleet) ServerTools(
+	ctx context.Context, session protocol.SessionID, servers []mcp.Server, taken []tools.Tool,
+) (made []tools.Tool, problems []error, err error) {
+	if _, err := protocol.ParseSessionID(string(session)); err != nil {
+		return nil, nil, err
+	}
+	return mcptools.Open(ctx, f.inner.Dispatcher.One, session, servers, taken)
+}
+
+// Errors of [Fleet.Answer] and [Fleet.Approve].
+var (
+	// ErrNotAsked says that nobody waits for the answer: there is one, or the time is over.
+	ErrNotAsked = approval.ErrNotAsked
+	// ErrRefused says that the answer does not fit what is asked, and why: the question stays.
+	ErrRefused = approval.ErrRefused
+)
+
+// Answer answers what a call asks a person while it runs, as an MCP server does: an event
+// [loop.EventQuestionAsked] of [loop.Options] or [loop.SingleOptions].Observe, of which the ids and
+// the lane count. It returns when the worker has taken the answer. A call waits [protocol.AskWait];
+// who needs longer answers [protocol.ActionWait] first, and has half of the call's time then.
+// Questions that nobody answers are declined.
+func (f *Fleet) Answer(ctx context.Context, asked loop.Event, answer protocol.Answer) error {
+	pool, _, _ := strings.Cut(asked.Lane, "/")
+	if asked.Question != nil {
+		answer.Question = cmp.Or(answer.Question, asked.Question.ID)
+	}
+	return approval.Reply(ctx, f.inner.NC, f.inner.Name, approval.Asked{
+		Pool: cmp.Or(protocol.Pool(pool), protocol.DefaultPool), Session: asked.SessionID, Call: asked.CallID,
+	}, answer)
+}
+
+// AwaitApproval waits until somebody says whether a call may be made: by [Fleet.Approve] of any
+// program of the fleet, or by coordinator approve. It is for [loop.Options] and
+// [loop.SingleOptions].Approve.
+func (f *Fleet) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
+	return approval.Waiter(f.inner.NC, f.inner.Name)(ctx, request)
+}
+
+// Approve says whether a call may be made that somebody waits to hear about, as
+// [Fleet.AwaitApproval] and coordinator serve do, and returns when that has taken it.
+func (f *Fleet) Approve(ctx context.Context, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
+	return approval.Answer(ctx, f.inner.NC, f.inner.Name, session, call, answer)
+}
