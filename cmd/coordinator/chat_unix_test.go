@@ -3,12 +3,14 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -154,6 +156,36 @@ func TestChat_WhatIsTyped(t *testing.T) {
 	prompted()
 	m.keys("C-d")
 	m.shows("[ended: 0]")
+}
+
+// A terminal that becomes narrower or wider while somebody types shows the line again, once, with
+// all that was typed and the cursor where it was, and what stands above stays.
+func TestChat_ALineIsTypedOnWhenTheTerminalIsResized(t *testing.T) {
+	t.Parallel()
+	m := inTmux(t, 80, nil, "chat", "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", script(t, `{"text": "Yes."}`))
+	m.shows("/help says", "\n›")
+	screen := func(columns int, want string) {
+		if columns > 0 {
+			m.run("resize-window", "-x", fmt.Sprint(columns))
+		}
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			got := withoutPadding(strings.TrimRight(m.run("capture-pane", "-p"), "\n"))
+			require.True(c, strings.HasSuffix(got, " ends.\n"+want), "want\n%s\ngot\n%s", want, got)
+		}, time.Minute, 20*time.Millisecond)
+	}
+	a, b := strings.Repeat("a", 70), strings.Repeat("b", 20)
+	m.keys("-l", a)
+	screen(0, "› "+a)
+	screen(50, "› "+a[:48]+"\n"+a[48:])
+	m.keys("-l", b)
+	screen(0, "› "+a[:48]+"\n"+a[48:]+b)
+	m.keys("Left", "Left", "Left")
+	screen(30, "› "+a[:28]+"\n"+a[28:58]+"\n"+a[58:]+b[:18]+"\n"+b[18:])
+	m.keys("X")
+	screen(0, "› "+a[:28]+"\n"+a[28:58]+"\n"+a[58:]+b[:17]+"X\nbbb")
+	screen(120, "› "+a+b[:17]+"Xbbb")
+	m.keys("Enter")
+	m.shows("› "+a+b[:17]+"Xbbb\n", "Yes.")
 }
 
 // What a turn has left for git to run is told when it ends, once, and again when the conversation

@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -48,23 +49,11 @@ func (e *editor) text(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	input := &noted{Reader: e.keys.reader(ctx)}
-	screen := term.NewTerminal(struct {
-		io.Reader
-		io.Writer
-	}{input, e.out}, "› ")
-	if columns, rows := terminal.Size(e.keys.file); columns > 0 {
-		_ = screen.SetSize(columns, rows) // fails when the terminal is gone
-	}
-	screen.History = e.history
-	screen.AutoCompleteCallback = func(line string, pos int, key rune) (string, int, bool) {
-		if key != '\t' {
-			return "", 0, false
-		}
-		return e.complete(screen, line, pos)
-	}
+	resized, still := resizes()
+	defer still()
+	input := &noted{Reader: e.keys.reader(ctx, resized)}
+	screen := e.screen(input)
 	screen.SetBracketedPasteMode(true)
-	e.view.Through(screen)
 	defer func() {
 		e.view.Through(e.out)
 		screen.SetBracketedPasteMode(false)
@@ -74,12 +63,55 @@ func (e *editor) text(ctx context.Context) (text string, err error) {
 	return e.lines(screen, input)
 }
 
+// typeHere is before what is typed.
+const typeHere = "› "
+
+// screen is a screen for lines that is as wide as the terminal is now.
+func (e *editor) screen(input *noted) *term.Terminal {
+	screen := term.NewTerminal(struct {
+		io.Reader
+		io.Writer
+	}{input, e.out}, typeHere)
+	input.columns = 80 // as x/term has it
+	if columns, rows := terminal.Size(e.keys.file); columns > 0 {
+		input.columns = columns
+		_ = screen.SetSize(columns, rows) // fails when the terminal is gone
+	}
+	screen.History = e.history
+	screen.AutoCompleteCallback = func(line string, pos int, key rune) (string, int, bool) {
+		switch key {
+		case '\t':
+			return e.complete(screen, line, pos)
+		case lineKey:
+			return input.moved(line, pos)
+		default:
+			return "", 0, false
+		}
+	}
+	e.view.Through(screen)
+	return screen
+}
+
+// again is a screen of the size that the terminal has now, with the line that was being typed. That
+// of before is removed: terminals wrap its rows where they do not fit any more.
+func (e *editor) again(input *noted) *term.Terminal {
+	columns, _ := terminal.Size(e.keys.file)
+	before, columns := utf8.RuneCountInString(typeHere+input.line[:input.pos]), max(columns, 1)
+	up := before/input.columns*((input.columns+columns-1)/columns) + before%input.columns/columns
+	_, _ = io.WriteString(e.out, strings.Repeat("\x1b[A", up)+"\r\x1b[J") // fails when the terminal is gone
+	return e.screen(input)
+}
+
 // lines reads lines until one ends the text.
 func (e *editor) lines(screen *term.Terminal, input *noted) (string, error) {
 	var text strings.Builder
 	for {
 		line, err := screen.ReadLine()
+		line = strings.ReplaceAll(line, string(lineKey), "") // it came within what was pasted
 		switch {
+		case errors.Is(err, errResized):
+			screen = e.again(input)
+			continue
 		case errors.Is(err, term.ErrPasteIndicator):
 			text.WriteString(line + "\n")
 			continue
@@ -96,18 +128,58 @@ func (e *editor) lines(screen *term.Terminal, input *noted) (string, error) {
 	}
 }
 
-// noted notes Ctrl-C, which ends a line as Ctrl-D does.
+// lineKey is what nobody means to type. It has a screen tell the line that is being typed, or takes
+// one over.
+const lineKey = '\x00'
+
+var errResized = errors.New("the terminal has another size")
+
+// noted notes Ctrl-C, which ends a line as Ctrl-D does, and takes the line from one screen to the
+// next.
 type noted struct {
 	io.Reader
 
 	stopped bool
+	columns int // of the screen
+	line    string
+	pos     int
+	move    move
 }
+
+// move is how far a line has come on its way to the next screen.
+type move int
+
+const (
+	stays move = iota
+	left       // the screen
+	comes      // to the next one
+)
 
 // Read implements [io.Reader].
 func (n *noted) Read(p []byte) (int, error) {
-	count, err := n.Reader.Read(p)
+	if n.move == left {
+		n.move = comes
+		return 0, errResized
+	}
+	count, err := 0, errResized
+	if n.move == stays {
+		count, err = n.Reader.Read(p)
+	}
+	if errors.Is(err, errResized) {
+		return copy(p, string(lineKey)), nil
+	}
 	n.stopped = bytes.IndexByte(p[:count], 3) >= 0
 	return count, err
+}
+
+// moved keeps the line of a screen, or returns the one that is kept.
+func (n *noted) moved(line string, pos int) (string, int, bool) {
+	if n.move == comes {
+		n.move = stays
+		return n.line, n.pos, true
+	}
+	n.line, n.pos, n.move = line, pos, left
+	return "", 0, false
 }
 
 // complete completes a command, or a path after @. When there are several, it shows them.

@@ -27,8 +27,8 @@ type typed struct {
 
 func newKeyboard(file *os.File) *keyboard { return &keyboard{file: file, typed: make(chan typed)} }
 
-// next waits for the next piece.
-func (k *keyboard) next(ctx context.Context) (typed, error) {
+// next waits for the next piece, or for another size of the terminal, which is [errResized].
+func (k *keyboard) next(ctx context.Context, resized <-chan os.Signal) (typed, error) {
 	k.begin.Do(func() { go k.read() })
 	select {
 	case piece, open := <-k.typed:
@@ -39,6 +39,8 @@ func (k *keyboard) next(ctx context.Context) (typed, error) {
 			return piece, errNoInput
 		}
 		return piece, nil
+	case <-resized:
+		return typed{}, errResized
 	case <-ctx.Done():
 		return typed{}, context.Cause(ctx)
 	}
@@ -72,7 +74,7 @@ func (k *keyboard) drop() {
 func (k *keyboard) line(ctx context.Context, after time.Time) (string, error) {
 	var line []byte
 	for {
-		piece, err := k.next(ctx)
+		piece, err := k.next(ctx, nil)
 		if err != nil {
 			return "", err
 		}
@@ -86,18 +88,21 @@ func (k *keyboard) line(ctx context.Context, after time.Time) (string, error) {
 	}
 }
 
-// reader reads pieces until ctx ends.
-func (k *keyboard) reader(ctx context.Context) io.Reader { return &keyReader{k, ctx} }
+// reader reads pieces until ctx ends, and for each new size of the terminal returns [errResized].
+func (k *keyboard) reader(ctx context.Context, resized <-chan os.Signal) io.Reader {
+	return &keyReader{k, ctx, resized}
+}
 
 type keyReader struct {
-	keys *keyboard
-	ctx  context.Context //nolint:containedctx // of one line, which io.Reader cannot be given
+	keys    *keyboard
+	ctx     context.Context //nolint:containedctx // of one line, which io.Reader cannot be given
+	resized <-chan os.Signal
 }
 
 // Read implements [io.Reader].
 func (r *keyReader) Read(p []byte) (int, error) {
 	if len(r.keys.rest) == 0 {
-		piece, err := r.keys.next(r.ctx)
+		piece, err := r.keys.next(r.ctx, r.resized)
 		if err != nil {
 			return 0, err
 		}

@@ -1,11 +1,13 @@
 package terminal
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -148,6 +150,68 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 
 ✓ answered · 1 step · 2 tool calls (1 exit code not 0) · 18.0 s
 `, s.String())
+}
+
+// Lines of a log that come while the model speaks stand by themselves, whole, and nothing of what
+// it says is lost or changed: neither on a screen nor in a file.
+func TestWrite_LinesOfALogAreNotInTheModelsText(t *testing.T) {
+	t.Parallel()
+	const lines, words = 20, 100
+	for name, begin := range map[string]func(t *testing.T) (*View, fmt.Stringer){
+		"in a file": func(*testing.T) (*View, fmt.Stringer) {
+			var out strings.Builder
+			return New(&out, nil), &out
+		},
+		"in words": func(*testing.T) (*View, fmt.Stringer) {
+			s := &screen{columns: 40, rows: 24}
+			return New(s, &Options{Size: s.size, Plain: true}), s
+		},
+		"live": func(*testing.T) (*View, fmt.Stringer) {
+			s := &screen{columns: 40, rows: 24}
+			return New(s, &Options{Size: s.size, Live: true}), s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v, out := begin(t)
+			v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, Input: "go"})
+			var group sync.WaitGroup
+			half := make(chan struct{})
+			group.Go(func() {
+				for i := range lines {
+					if i == lines/2 {
+						<-half
+					}
+					_, err := fmt.Fprintf(v, "level=INFO line=%d\n", i)
+					assert.NoError(t, err)
+				}
+			})
+			var said, want []string
+			for i := range words {
+				said = append(said, fmt.Sprintf("word%d", i))
+				v.Observe(loop.Event{Type: loop.EventTextDelta, Turn: 1, Step: 1, Text: said[i] + " "})
+				if i == words/2 {
+					close(half)
+				}
+			}
+			group.Wait()
+			v.Observe(loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 1, Text: strings.Join(said, " ") + " "})
+			v.Close()
+			for i := range lines {
+				want = append(want, fmt.Sprintf("level=INFO line=%d", i))
+			}
+			var logged, spoken []string
+			for line := range strings.Lines(out.String()) {
+				if line = strings.TrimSuffix(line, "\n"); strings.Contains(line, "level") {
+					logged = append(logged, line)
+				} else {
+					spoken = append(spoken, strings.Fields(line)...)
+				}
+			}
+			require.Equal(t, want, logged)
+			require.Equal(t, said, spoken[len(spoken)-words:])
+		})
+	}
 }
 
 // A terminal that gets narrower wraps what stands there.
