@@ -1,0 +1,62 @@
+package snapshot_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
+)
+
+// TestMemory_DoesNotGrowWithFiles: a process that saves and restores a file of 512 MiB has less
+// than 192 MiB at any time.
+func TestMemory_DoesNotGrowWithFiles(t *testing.T) {
+	t.Parallel()
+	const arm, size, most = "TOOLFLEET_LARGE_FILE", 512 << 20, 192 << 20
+	if os.Getenv(arm) != "" {
+		saveAndRestore(t, size)
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.run", "^"+t.Name()+"$")
+	cmd.Env = []string{arm + "=1", "TMPDIR=" + t.TempDir()}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	_, line, found := strings.Cut(string(out), "VmHWM:")
+	require.True(t, found, "%s", out)
+	var peak int
+	_, err = fmt.Sscanf(line, "%d kB", &peak)
+	require.NoError(t, err)
+	t.Logf("%d MiB at most", peak>>10)
+	require.Less(t, peak<<10, most)
+}
+
+// saveAndRestore saves and restores a file, and prints what the process had at most.
+func saveAndRestore(t *testing.T, size int64) {
+	t.Helper()
+	root, bodies := newRoot(t, nil), snapshot.Directory(t.TempDir())
+	file, err := root.Create("large")
+	require.NoError(t, err)
+	part := bytes.Repeat([]byte("content "), snapshot.MaxPart/8)
+	for i := range size / snapshot.MaxPart {
+		_, err = file.Write(fmt.Appendf(part[:0], "%8d", i)[:snapshot.MaxPart])
+		require.NoError(t, err)
+	}
+	require.NoError(t, file.Close())
+	delta, err := snapshot.Save(t.Context(), root, snapshot.Tree{}, snapshot.Index{}, bodies, nil)
+	require.NoError(t, err)
+	require.Equal(t, size, delta.Stats.Kept)
+	to := newRoot(t, nil)
+	stats, err := snapshot.Restore(t.Context(), to, delta.Set, snapshot.Index{}, bodies, nil)
+	require.NoError(t, err)
+	require.Equal(t, size, stats.Bytes)
+	status, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	fmt.Println(string(status))
+	require.NoError(t, os.Remove(filepath.Join(to.Name(), "large")))
+}
