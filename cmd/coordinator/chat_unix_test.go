@@ -188,6 +188,24 @@ func TestChat_ALineIsTypedOnWhenTheTerminalIsResized(t *testing.T) {
 	m.shows("› "+a+b[:17]+"Xbbb\n", "Yes.")
 }
 
+// An MCP server may have other tools in the next turn; the one that runs keeps its tools.
+func TestChat_ServersToolsComeBetweenTurns(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "test.yaml"), []byte("kind: mcp\nname: test\ncommand: mcptest\n"), 0o600))
+	model := script(t, `
+		{"tool_calls": [{"name": "test__grow", "arguments": {}}]}, {"tool_calls": [{"name": "test__grown", "arguments": {}}]}, {"text": "First is done."},
+		{"tool_calls": [{"name": "test__grown", "arguments": {}}]}, {"text": "Second is done."}`)
+	m := inTmux(t, 100, nil, "chat", "--tools", folder, "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model)
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("[1.1 test__grow] ✓ ok", "[2.1 test__grown] ✗ rejected (unknown_tool)", "First is done.", "answered")
+	m.keys("two", "Enter")
+	m.shows("[1.1 test__grown] ✓ ok", "│ new\n", "Second is done.")
+	m.keys("/quit", "Enter")
+	m.shows("[ended: 0]")
+}
+
 // What a turn has left for git to run is told when it ends, once, and again when the conversation
 // does: a person may use git between two turns.
 func TestChat_TellsWhatGitWouldRunAfterEachTurn(t *testing.T) {

@@ -20,8 +20,12 @@ func TestDocs_WireNamesEveryField(t *testing.T) {
 		"Turns": {protocol.TurnRun{}, protocol.InstructionFile{}, protocol.Author{}, protocol.TurnRunResult{}},
 		"MCP servers": {
 			protocol.MCPServer{},
-			protocol.MCPList{}, protocol.MCPListResult{}, protocol.MCPTool{},
-			protocol.MCPCall{}, protocol.MCPCallResult{}, protocol.MCPContent{},
+			protocol.MCPList{},
+			protocol.MCPListResult{},
+			protocol.MCPTool{},
+			protocol.MCPCall{},
+			protocol.MCPCallResult{},
+			protocol.MCPContent{},
 		},
 	} {
 		_, after, found := strings.Cut(string(page), "\n**"+paragraph+".** ")
