@@ -83,3 +83,16 @@ func TestWorkers_AreListedWithWhatTheyCanDo(t *testing.T) {
 	require.Equal(t, 1, none.code)
 	require.Contains(t, none.stderr, "no worker of pool gpu in fleet tf answered")
 }
+
+// TestServe_SaysWhichServerTheEnvironmentNames: whoever thinks that it has its own sees that it has
+// not.
+func TestServe_SaysWhichServerTheEnvironmentNames(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	serve := start(t, coordinator, launch{
+		args: []string{"serve", "--model", script(t, say("never"))},
+		env:  []string{"TOOLFLEET_NATS=" + b.server.URL(), "TOOLFLEET_CREDS=" + b.server.CredentialFile()},
+	})
+	serve.waitFor(t, `coordinator: NATS is at `+regexp.QuoteMeta(b.server.URL())+` \(--nats, TOOLFLEET_NATS\)`)
+	serve.stop(t)
+}
