@@ -159,3 +159,37 @@ func TestOpen_OfAnEndedStartLeavesNothing(t *testing.T) {
 	require.ErrorAs(t, err, &failed)
 	require.Contains(t, failed.Step, "/no/such/directory")
 }
+
+// Whatever commands send to the first process, whoever starts beside them: it goes on. Its main
+// thread blocks signals while it starts a command, and the kernel then ends what has no handler.
+// Commands ignore none themselves.
+func TestLost_SignalsEndNothing(t *testing.T) {
+	t.Parallel()
+	s := openLost(t)
+	up, done := make(chan struct{}, 1), make(chan sandbox.Result, 1)
+	go func() {
+		result, err := s.Exec(t.Context(), sandbox.Cmd{
+			Argv: []string{"bash", "-c", "echo up; until test -e over; do for i in {1..64}; do test $i = 9 || test $i = 19 || kill -$i 1; done; done 2>&-; echo over"},
+			Live: func(_ sandbox.Stream, _ []byte) {
+				select {
+				case up <- struct{}{}:
+				default:
+				}
+			},
+		})
+		if err != nil {
+			t.Errorf("Exec: %v", err)
+		}
+		done <- result
+	}()
+	<-up
+	for range 200 {
+		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"grep", "SigIgn", "/proc/self/status"}})
+		require.NoError(t, err)
+		require.Equal(t, "SigIgn:\t0000000000000000\n", string(result.Stdout.Data), "%s", result.Reason)
+	}
+	_, err := s.FS().Write(t.Context(), sandbox.WriteRequest{Path: "over"})
+	require.NoError(t, err)
+	result := <-done
+	require.Equal(t, "up\nover\n", string(result.Stdout.Data), "%s", result.Reason)
+}

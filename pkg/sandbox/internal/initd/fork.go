@@ -41,11 +41,22 @@ func (c *command) fork(p program) (int, error) {
 	if err := c.limit(l); err != nil {
 		return 0, err
 	}
+	defaultSignals(l)
 	l.RestoreSignals()
 	l.Do(unix.SYS_EXECVE, p.path, list(p.argv...), list(p.env...))
 	pid, err := begin(l)
 	runtime.KeepAlive(p.dir)
 	return pid, err
+}
+
+// defaultSignals adds what has a process not ignore the signals that this one ignores.
+func defaultSignals(l *calls.List) {
+	byDefault := new(sigaction)
+	for sig := 1; sig <= lastSignal; sig++ {
+		if sig != int(unix.SIGKILL) && sig != int(unix.SIGSTOP) {
+			l.Do(unix.SYS_RT_SIGACTION, sig, unsafe.Pointer(byDefault), 0, 8)
+		}
+	}
 }
 
 // limit adds what limits the process that makes the calls, and tags it.

@@ -169,23 +169,52 @@ func sendListener(conn *wire.Conn) error {
 	return conn.Send(0, wire.KindListener, nil, fd)
 }
 
-// dropSignals has the kernel drop what commands send to this process, whatever that is, for as the
-// first one of its process namespace it gets no signal that it has no handler for. The Go runtime
-// has handlers: it ends for most signals, and for some as if they told of a fault of its own,
-// unless kill(2) has sent them; by sigqueue(3) anybody can send those. The ends of children do not
-// interrupt it either. A fault of its own still ends it.
+// dropSignals has the kernel drop what commands send to this process, whatever that is. The Go
+// runtime has handlers: it ends for most signals, and for some as if they told of a fault of its
+// own, unless kill(2) has sent them; by sigqueue(3) anybody can send those. Without a handler the
+// first process of a namespace gets no signal, but the kernel ends it all the same when its main
+// thread blocks that signal just then, as it does to fork; so signals are ignored. A fault of its
+// own still ends it. Commands get the defaults back, see [command.fork].
 func dropSignals() error {
-	var byDefault [64]byte // struct sigaction, whatever its size
-	for sig := unix.SIGHUP; sig <= unix.SIGSYS; sig++ {
-		switch sig {
-		case unix.SIGKILL, unix.SIGSTOP: // which have no handlers
-		case unix.SIGURG: // by which the runtime interrupts its own threads
-		default:
-			_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
-			if errno != 0 {
-				return errno
+	ignore, byDefault := sigaction{handler: 1}, sigaction{}
+	for sig := 1; sig <= lastSignal; sig++ {
+		action, before := &ignore, sigaction{}
+		switch {
+		case sig == int(unix.SIGKILL), sig == int(unix.SIGSTOP): // which have no handlers
+			continue
+		case sig == int(unix.SIGURG): // by which the runtime interrupts its own threads
+			continue
+		case sig == int(unix.SIGCHLD): // it is dropped by default, and what ignores it waits for no child
+			action = &byDefault
+		case sig > int(unix.SIGSYS):
+			if err := before.exchange(sig, nil); err != nil {
+				return err
+			}
+			if before.handler != 0 { // the runtime's, which drops them, too
+				continue
 			}
 		}
+		if err := before.exchange(sig, action); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lastSignal is the last one of the kernel.
+const lastSignal = 64
+
+// sigaction is the kernel's struct, or more than that. The handler 0 is the default, 1 ignores.
+type sigaction struct {
+	handler uintptr
+	_       [7]uint64
+}
+
+// exchange sets what deals with a signal, unless that is nil, and reads what did.
+func (before *sigaction) exchange(sig int, now *sigaction) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(now)), uintptr(unsafe.Pointer(before)), 8, 0, 0)
+	if errno != 0 {
+		return errno
 	}
 	return nil
 }
