@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/driver"
@@ -36,6 +37,7 @@ type benchCommand struct {
 	SlowLane   time.Duration `default:"0s" help:"Keep one more lane busy with calls that run so long."`
 	Workers    int           `default:"1" help:"How many workers serve."`
 	Slots      int           `default:"64" help:"How many calls each worker runs at once."`
+	Sign       bool          `help:"Have calls signed, and workers run signed ones only."`
 	Payload    int           `default:"0" help:"Bytes that each call carries."`
 	Exec       string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
 	Sandbox    string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
@@ -70,6 +72,14 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer func() { _ = removal.Tree(dir) }() // what cannot be removed is the system's to clean
+	if c.Sign {
+		if o.Signer, err = signing.Make(dir); err != nil {
+			return err
+		}
+		if o.Keys, err = signing.Open(filepath.Join(dir, signing.PublicFile)); err != nil {
+			return err
+		}
+	}
 	if c.Exec != "" {
 		if o.Exec, err = c.sandboxes(ctx, dir, o.Logger); err != nil {
 			return err

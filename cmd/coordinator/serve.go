@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -229,7 +231,8 @@ func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s (--nats, TOOLFLEET_NATS)\n", natsio.Redact(c.Nats))
 	}
 	if fl.Server != nil {
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s\n",
-			fl.Server.URL(), fl.Server.URL(), fl.Server.CredentialFile())
+		creds := fl.Server.CredentialFile()
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s --call-keys %s\n",
+			fl.Server.URL(), fl.Server.URL(), creds, filepath.Join(filepath.Dir(creds), signing.PublicFile))
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -35,6 +36,9 @@ type Options struct {
 	Callers int
 	// Calls is how many calls are made in all.
 	Calls int
+	// Signer signs the calls, and Keys are whose calls workers run; nil for all of them, unsigned.
+	Signer *signing.Signer
+	Keys   *signing.Keys
 	// Waiting is how many calls wait in one more lane when the workers start. They are run before
 	// the callers begin, beside calls of another lane.
 	Waiting int

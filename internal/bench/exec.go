@@ -53,7 +53,7 @@ func (e *Exec) validate(work, slowLane time.Duration, payload int) error {
 // one beside another.
 func startWorker(ctx context.Context, nc *nats.Conn, o Options, overlaps *atomic.Int64) (runner, error) {
 	return worker.New(ctx, nc, worker.Options{
-		Fleet: o.Fleet, ID: protocol.NewWorkerID("bench"), Slots: o.Slots, Data: o.Exec.Data,
+		Fleet: o.Fleet, ID: protocol.NewWorkerID("bench"), Keys: o.Keys, Slots: o.Slots, Data: o.Exec.Data,
 		Driver: watchedDriver{Driver: o.Exec.Driver, overlaps: overlaps}, Caps: o.Exec.Caps, Linger: o.Linger, Logger: o.Logger,
 	})
 }

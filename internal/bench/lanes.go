@@ -39,7 +39,7 @@ func startLanes(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engi
 	if err != nil {
 		return nil, err
 	}
-	dispatcher, err := dispatch.New(ctx, nc, o.Fleet, &dispatch.Options{Logger: o.Logger})
+	dispatcher, err := dispatch.New(ctx, nc, o.Fleet, &dispatch.Options{Signer: o.Signer, Logger: o.Logger})
 	if err != nil {
 		stop()
 		return nil, err
@@ -70,7 +70,7 @@ func startRunner(ctx context.Context, nc *nats.Conn, o Options, w *witness) (run
 		return startWorker(ctx, nc, o, &w.violations)
 	}
 	return lane.NewHolder(ctx, nc, w, lane.Options{
-		Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Logger: o.Logger,
+		Fleet: o.Fleet, Worker: protocol.NewWorkerID("bench"), Slots: o.Slots, Linger: o.Linger, Keys: o.Keys, Logger: o.Logger,
 	})
 }
 

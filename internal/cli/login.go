@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/signing"
 )
 
 // Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as
@@ -12,6 +13,22 @@ import (
 type Login struct {
 	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password go into the URL, best in TOOLFLEET_NATS, which others do not see."`
 	TLS   TLS    `embed:"" prefix:"tls-"`
+}
+
+// Signing is what calls are signed with, as a flag.
+type Signing struct {
+	SignKey string `placeholder:"FILE" help:"Private key (PEM, Ed25519) that calls are signed with, for workers that run signed ones only. Default: calls.key beside --creds, if it is there."`
+}
+
+// CheckKey returns the fault of the flag or its file.
+func (s *Signing) CheckKey() error {
+	if s.SignKey == "" {
+		return nil
+	}
+	if _, err := signing.Load(s.SignKey); err != nil {
+		return Usagef("--sign-key: %v", err)
+	}
+	return nil
 }
 
 // TLS is the part of [Login] for servers with certificates of an own authority.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -32,6 +33,8 @@ type Options struct {
 	Meter metric.Meter
 	// Logger gets troubles at warn; default none.
 	Logger *slog.Logger
+	// Signer signs calls; default none.
+	Signer *signing.Signer
 	// LookAfter is how long a call may be without a result before that is looked up,
 	// again and again; default 1 s.
 	LookAfter time.Duration
@@ -89,6 +92,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	if err != nil {
 		return nil, err
 	}
+	publisher.Signer = o.Signer
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)

@@ -4,6 +4,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -20,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -38,6 +40,9 @@ type Options struct {
 	Creds string
 	// TLS is for servers whose certificates the system does not know, and for those that want one.
 	TLS natsio.TLS
+	// SignKey is a file with the private key that calls are signed with, see [signing.Load]. "" is
+	// the one beside Creds, or that of an embedded server that listens, which is made, else none.
+	SignKey string
 	// Existing makes a fleet that is not there an error, which wraps [natsio.ErrNoFleet];
 	// otherwise it is made. It needs a URL.
 	Existing bool
@@ -82,6 +87,16 @@ type Fleet struct {
 	closers []func()
 }
 
+func (o *Options) signer() (*signing.Signer, error) {
+	switch file := cmp.Or(o.SignKey, signing.Beside(o.Creds)); {
+	case file != "":
+		return signing.Load(file)
+	case o.URL == "" && o.Listen != "":
+		return signing.Make(filepath.Join(o.Data, ServerDir))
+	}
+	return nil, nil //nolint:nilnil // calls are not signed
+}
+
 // Connect reaches the fleet, or starts one inside this process, and sees that its streams exist.
 func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	f := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger}
@@ -121,7 +136,11 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if err := natsio.CheckRights(ctx, f.NC, rights...); err != nil {
 		return nil, err
 	}
-	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Logger: o.Logger}); err != nil {
+	signer, err := o.signer()
+	if err != nil {
+		return nil, err
+	}
+	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Signer: signer, Logger: o.Logger}); err != nil {
 		return nil, err
 	}
 	f.closers = append(f.closers, f.Dispatcher.Close)

@@ -12,11 +12,17 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// entry decodes a call. One that cannot be decoded but can be answered is an entry with a fault.
-func (l *held) entry(header nats.Header, body []byte) (*core.Entry, error) {
+// entry decodes a call that was stored at a time. One that cannot be decoded or is nobody's that is
+// known, but can be answered, is an entry with a fault.
+func (l *held) entry(header nats.Header, body []byte, stored time.Time) (*core.Entry, error) {
 	call, err := protocol.DecodeCall(body)
 	if err == nil && (call.Lane() != l.lane || call.Pool != l.holder.options.Pool) {
 		err = fmt.Errorf("%w: it is of lane %s in pool %s", protocol.ErrInvalidCall, call.Lane(), call.Pool)
+	}
+	if keys := l.holder.options.Keys; err == nil && keys != nil {
+		if fault := keys.Check(l.holder.options.Fleet, header.Get(protocol.HeaderSigned), body, stored); fault != nil {
+			err = fault
+		}
 	}
 	if err == nil {
 		e := &core.Entry{Call: call, Header: header, Size: len(body)}
@@ -36,7 +42,7 @@ func (l *held) openReady() {
 	if len(l.ready.body) == 0 {
 		return
 	}
-	e, err := l.entry(l.ready.header, l.ready.body)
+	e, err := l.entry(l.ready.header, l.ready.body, l.ready.stored)
 	if err != nil {
 		l.holder.options.Logger.WarnContext(l.ctx, "ready message holds a call that can neither be run nor answered",
 			slog.String("lane", string(l.lane)), slog.Any("error", err))
@@ -116,7 +122,7 @@ func (l *held) accept(msg *message) {
 	what := l.holder.store.Fleet.ParseMailboxSubject(msg.Subject)
 	switch what.Kind {
 	case protocol.EntryCall:
-		e, err := l.entry(msg.Header, msg.Data)
+		e, err := l.entry(msg.Header, msg.Data, msg.Time)
 		if err != nil {
 			l.discardUnread(msg, err)
 			return

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -43,6 +44,8 @@ type Options struct {
 	// Takes, if set, reports whether this worker can run a call; others are left in their lanes,
 	// for a worker that can. It is asked often.
 	Takes func(Need) bool
+	// Keys, if set, are whose calls are run; others are rejected.
+	Keys *signing.Keys
 	// Settled, if set, is told of each call whose result this holder has stored; SettledBefore of
 	// each whose result was there when its turn came, as a holder leaves it that is lost before its
 	// Settled returns; and Lost of each lane that was lost while it was held: at once, also while

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -34,6 +35,9 @@ var (
 
 // Publisher enqueues calls. It is safe for concurrent use.
 type Publisher struct {
+	// Signer, if set, signs the calls; it is not changed while the publisher is used.
+	Signer *signing.Signer
+
 	store   *store.Store
 	streams *natsio.Streams
 	noRoom  atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
@@ -159,7 +163,14 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 	return call, msg, nil
 }
 
-const headers = 3
+const headers = 4
+
+// sign signs a call that is about to be sent.
+func (p *Publisher) sign(msg *nats.Msg) {
+	if p.Signer != nil {
+		msg.Header.Set(protocol.HeaderSigned, p.Signer.Sign(p.store.Fleet, msg.Data, time.Now()))
+	}
+}
 
 // storePayload puts a call's payload into the object store, and returns the call
 // and the body that stand for it.
@@ -182,6 +193,7 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 // putInline offers a call as the ready message itself. It reports false when the lane is ready or
 // held.
 func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
+	p.sign(mailbox)
 	msg := *mailbox
 	msg.Subject = p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash())
 	_, answer, err := p.store.Publish(ctx, &msg)
@@ -246,6 +258,7 @@ func full(again bool) error {
 
 func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (store.Answer, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
+		p.sign(msg)
 		_, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
 		if errors.Is(err, nats.ErrNoResponders) {
 			if gone := p.streams.Check(ctx); gone != nil {

@@ -3,6 +3,8 @@ package natsio
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,7 +67,7 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.S
 	}
 	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
-	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body))}
+	stored := protocol.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body)), Digest: digest(body)}
 	_, err := PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
 	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && NoRoom(refused) {
 		err = fmt.Errorf("%w: object store %s: %s", ErrFull, b.bucket, refused.Description)
@@ -73,14 +75,22 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (protocol.S
 	return stored, err
 }
 
+func digest(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:])
+}
+
 // Get returns a body; the error wraps [jetstream.ErrObjectNotFound] when it is gone, also with all
-// others.
+// others, or when it is not what was put there.
 func (b *Blobs) Get(ctx context.Context, stored protocol.Stored) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, BlobTimeout)
 	defer cancel()
 	body, err := GetObjectBytes(ctx, b.js, b.bucket, stored.Blob)
 	if err != nil {
 		return nil, fmt.Errorf("get %s: %w", stored.Blob, err)
+	}
+	if stored.Digest != "" && digest(body) != stored.Digest {
+		return nil, fmt.Errorf("get %s: %w: what is there has another digest", stored.Blob, jetstream.ErrObjectNotFound)
 	}
 	return body, nil
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
@@ -48,6 +49,8 @@ type Options struct {
 	ID    protocol.WorkerID // default host name and a random suffix
 	// Build is the version of the program, told to those who ask about the worker.
 	Build string
+	// Keys are whose calls are run; others are rejected. nil means every call that is in the fleet.
+	Keys *signing.Keys
 	// Slots is how many calls run at once; default 4.
 	Slots int
 	// Data is the directory of workspaces. Required.
@@ -227,8 +230,8 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		Linger: max(o.Linger, 0), Lingers: w.sandboxes.lingers,
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
 		Prefers: w.sandboxes.lastAt, Binds: w.sandboxes.onlyAt, Disk: w.sandboxes.dataID,
-		Takes:   w.takes,
-		Settled: w.settled, Lost: w.lost, Covered: w.covered,
+		Takes: w.takes,
+		Keys:  o.Keys, Settled: w.settled, Lost: w.lost, Covered: w.covered,
 		Logger: o.Logger,
 	})
 	if err != nil {

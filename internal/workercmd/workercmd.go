@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/doctor"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -36,6 +37,8 @@ type flags struct {
 
 	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Required."`
 	cli.Login
+	CallKeys string `placeholder:"FILE" help:"Public keys (PEM, Ed25519) of those whose calls are run; others are rejected. Read again when it changes. Default: every call is run that is in the fleet."`
+
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 	Pool  string `default:"default" help:"Pool whose calls the worker takes."`
 	Slots int    `default:"4" help:"How many calls run at once."`
@@ -188,8 +191,14 @@ func (f *flags) options() (worker.Options, error) {
 	if err != nil {
 		return worker.Options{}, err
 	}
+	var keys *signing.Keys
+	if f.CallKeys != "" {
+		if keys, err = signing.Open(f.CallKeys); err != nil {
+			return worker.Options{}, cli.Usagef("--call-keys: %v", err)
+		}
+	}
 	return worker.Options{
-		Fleet: fleet, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, MCPEnv: f.McpEnv, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
+		Fleet: fleet, Keys: keys, WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), Pool: pool, Slots: f.Slots, Data: data, Env: f.Env, MCPEnv: f.McpEnv, Limits: limits, Background: f.Background, Tools: tools, AckWait: f.Lease,
 		Allow: allow, AllowPrivate: private, Protect: protect, Durability: worker.Durability(f.Durability), CacheBytes: cmp.Or(int64(f.DataCache), -1),
 	}, nil
 }

@@ -48,6 +48,9 @@ type Options struct {
 	URL string
 	// Creds is a NATS credentials file, or a file with a token.
 	Creds string
+	// SignKey is a file with the private key (PEM, Ed25519) that calls are signed with, for workers
+	// that run signed ones only; "" is calls.key beside Creds, if it is there.
+	SignKey string
 	// TLSCA is a file of certificates (PEM) that the servers' are checked against; "" means
 	// the system's. TLSCert and TLSKey are the files of a certificate that this process shows,
 	// both or neither.
@@ -145,7 +148,7 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	f.inner, err = fleet.Connect(ctx, fleet.Options{
-		Name: name, URL: o.URL, Creds: o.Creds, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}, Client: filepath.Base(os.Args[0]),
+		Name: name, URL: o.URL, Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}, Client: filepath.Base(os.Args[0]),
 		Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes,
 		ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Logger: f.logger,
 	})

@@ -112,6 +112,8 @@ type Noop struct {
 type Stored struct {
 	Blob  string `json:"blob"`
 	Bytes int64  `json:"bytes"`
+	// Digest is the SHA-256 of the JSON, in hexadecimal digits; "" from earlier versions.
+	Digest string `json:"digest,omitempty"`
 	// Of is, of a payload, its kind, or that of the handler which it opens; "" when it is not
 	// known.
 	Of Kind `json:"of,omitempty"`

@@ -79,6 +79,7 @@ const (
 	CodeOutcomeUnknown       Code = "outcome_unknown"
 	CodeNoWorker             Code = "no_worker"
 	CodeFleetFull            Code = "fleet_full"
+	CodeNotSigned            Code = "not_signed"
 	CodeFleetUnavailable     Code = "fleet_unavailable"
 	CodeToolFailed           Code = "tool_failed"
 	CodePanic                Code = "tool_panicked"

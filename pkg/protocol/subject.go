@@ -340,6 +340,11 @@ const (
 	HeaderLane = "Tf-Lane"
 	// HeaderCall is the call id, also when the subject does not name it.
 	HeaderCall = "Tf-Call"
+	// HeaderSigned is who signed the call: the id of the key (16 hexadecimal digits), the time in
+	// milliseconds since 1970, and the Ed25519 signature in base64 (URL, without padding), with
+	// spaces between. What is signed is "toolfleet call 1", the fleet, that time, a line each, and
+	// the body.
+	HeaderSigned = "Tf-Signed"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
 	// HeaderLife names the only life that a question about a lane is for.

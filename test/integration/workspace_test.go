@@ -21,12 +21,12 @@ func TestFleet_ServesSessions(t *testing.T) {
 			bash("c4", "rm gone.txt; chmod +x run.sh")),
 		say("All changed."))
 	server := startServe(t, changes, "--listen", "127.0.0.1:0", "--data", filepath.Join(t.TempDir(), "serve"))
-	printed := server.waitFor(t, `start workers with: worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+)\n`)
-	flags := printed[1:]
+	printed := server.waitFor(t, `start workers with: worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+) (--call-keys) (\S+)\n`)
+	flags, keys := printed[1:5], printed[5:]
 	info, err := os.Stat(flags[3])
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "the credential is the owner's alone")
-	workers := startWorkers(t, 2, flags)
+	workers := startWorkers(t, 2, append(slices.Clone(flags), keys...))
 
 	t.Run("sessions", func(t *testing.T) { // the fleet stops after all of them
 		for name, args := range map[string][]string{
@@ -68,6 +68,19 @@ func TestFleet_ServesSessions(t *testing.T) {
 				}
 			})
 		}
+	})
+	t.Run("a call that nobody signed", func(t *testing.T) {
+		alone := filepath.Join(t.TempDir(), "nats.token") // without the key beside it
+		token, err := os.ReadFile(flags[3])
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(alone, token, 0o600))
+		args := []string{"call", "--nats", flags[1], "--creds", alone, "bash", `{"command": "true"}`}
+		got := execute(t, coordinator, launch{args: args})
+		require.Contains(t, got.stdout+got.stderr, "not_signed")
+		require.NotEqual(t, 0, got.code)
+		args = append(args[:1:1], append([]string{"--sign-key", filepath.Join(filepath.Dir(flags[3]), "calls.key")}, args[1:]...)...)
+		got = execute(t, coordinator, launch{args: args})
+		require.Equal(t, 0, got.code, got.stderr)
 	})
 	for _, w := range workers {
 		w.stop(t)

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -108,6 +109,9 @@ func (e *Entry) Refuse(age time.Duration) *protocol.Result {
 	case e.Cancelled:
 		return reject(protocol.StatusCancelled, protocol.CodeCancelled, "the call was cancelled before it started")
 	case e.Fault != nil:
+		if coded, ok := errors.AsType[*protocol.Error](e.Fault); ok {
+			return reject(protocol.StatusRejected, coded.Code, "%s", coded.Message)
+		}
 		return reject(protocol.StatusRejected, protocol.CodeInvalidPayload, "the worker cannot read the call: %v", e.Fault)
 	}
 	return nil

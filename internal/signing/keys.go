@@ -1,0 +1,103 @@
+package signing
+
+import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// readAgain is the least time between two looks whether the file of keys has changed.
+const readAgain = time.Second
+
+// Keys checks signatures with the public keys of a file. It is safe for concurrent use.
+type Keys struct {
+	file string
+
+	mu     sync.Mutex
+	keys   map[string]ed25519.PublicKey // by their ids
+	stamp  time.Time                    // of the file
+	looked time.Time
+}
+
+// Open reads public keys: PEM with a block for each, as "openssl pkey -pubout" writes it. Several
+// are there while keys change. The file is read again when it has changed; while it cannot be read,
+// the keys are those of before.
+func Open(file string) (*Keys, error) {
+	k := &Keys{file: file}
+	return k, k.read()
+}
+
+func (k *Keys) read() error {
+	info, err := os.Stat(k.file)
+	if err != nil {
+		return fmt.Errorf("keys of calls: %w", err)
+	}
+	blocks, err := read(k.file, publicBlock)
+	if err != nil {
+		return err
+	}
+	keys := map[string]ed25519.PublicKey{}
+	for i, block := range blocks {
+		parsed, err := x509.ParsePKIXPublicKey(block)
+		if err != nil {
+			return fmt.Errorf("%s: key %d: %w", k.file, i+1, err)
+		}
+		key, ok := parsed.(ed25519.PublicKey)
+		if !ok {
+			return fmt.Errorf("%s: key %d is of type %T: must be of Ed25519 (openssl genpkey -algorithm ed25519)", k.file, i+1, parsed)
+		}
+		keys[idOf(key)] = key
+	}
+	k.keys, k.stamp = keys, info.ModTime()
+	return nil
+}
+
+// key returns the key of an id, nil when there is none.
+func (k *Keys) key(id string) ed25519.PublicKey {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if time.Since(k.looked) >= readAgain {
+		k.looked = time.Now()
+		if info, err := os.Stat(k.file); err == nil && !info.ModTime().Equal(k.stamp) {
+			_ = k.read() // a file that is being written is there in a moment
+		}
+	}
+	return k.keys[id]
+}
+
+// Check returns nil for a call that one of the keys has signed when it was enqueued: value is its
+// [protocol.HeaderSigned], and stored the server's time. Else the error has the code
+// [protocol.CodeNotSigned].
+func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) *protocol.Error {
+	fault := func(format string, args ...any) *protocol.Error {
+		return protocol.Errorf(protocol.CodeNotSigned, format+"; it was not run", args...)
+	}
+	if value == "" {
+		return fault("the call is not signed, and the worker runs signed ones only: whoever sends it needs a key (--sign-key)")
+	}
+	id, at, sig, err := split(value)
+	if err != nil {
+		return fault("the call is not run: %v", err)
+	}
+	key := k.key(id)
+	if key == nil {
+		return fault("the call is signed with key %.16q, which is none of the worker's (--call-keys)", id)
+	}
+	if !ed25519.Verify(key, message(fleet, at, body), sig) {
+		return fault("the signature of the call is not that of its content")
+	}
+	millis, err := strconv.ParseInt(at, 10, 64)
+	if err != nil {
+		return fault("the call is not run: %v", err)
+	}
+	if apart := stored.Sub(time.UnixMilli(millis)).Abs(); apart > Window {
+		return fault("the call was signed %s from the time at which it was enqueued; at most %s are allowed: clocks differ, or it is a copy", apart.Round(time.Second), Window)
+	}
+	return nil
+}
