@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -40,6 +41,12 @@ type TLS struct {
 	CA string
 	// Cert and Key are what this process shows; both or neither.
 	Cert, Key string
+}
+
+// outdated reports whether Cert has expired, or is not valid yet.
+func (t TLS) outdated(now time.Time) bool {
+	pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+	return err == nil && pair.Leaf != nil && (now.Before(pair.Leaf.NotBefore) || now.After(pair.Leaf.NotAfter))
 }
 
 // options make every connection a TLS one as soon as a file is named.
@@ -106,7 +113,7 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 	nc, err := nats.Connect(servers, append(options, o.Options...)...)
 	if err != nil {
 		err = cmp.Or(ctx.Err(), err)
-		return nil, fmt.Errorf("connect to NATS at %s: %w%s", Redact(servers), err, advice(err))
+		return nil, fmt.Errorf("connect to NATS at %s: %w%s", Redact(servers), err, o.TLS.advice(err))
 	}
 	return nc, nil
 }
@@ -128,7 +135,7 @@ func inboxOption(list string) []nats.Option {
 var plainUser = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 // advice says what to look at when a first connection fails.
-func advice(err error) string {
+func (t TLS) advice(err error) string {
 	text := strings.ToLower(err.Error())
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
@@ -139,7 +146,7 @@ func advice(err error) string {
 		return " (are the credentials right? --creds names a file; a user and password stand in the URL)"
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return " (the server speaks no TLS: nats:// without --tls-...)"
-	case strings.Contains(text, "expired certificate"): // as the other side words it
+	case t.outdated(time.Now()): // whether or not the other side could say so
 		return " (the certificate of --tls-cert has expired, or is not valid yet: renew it, and look at the clocks)"
 	case strings.Contains(text, "has expired or is not yet valid"):
 		return " (the server's certificate has expired, or is not valid yet: renew it there, and look at the clocks)"
