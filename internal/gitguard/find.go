@@ -22,11 +22,13 @@ type repository struct {
 	gitDir string // absolute, when git has to be told; "" where it finds it by itself
 }
 
+// args are those with which git looks at a repository, also where its files are gone, as those of a
+// removed submodule: git reads nothing of it when it cannot enter its core.worktree.
 func (r *repository) args(args ...string) []string {
 	if r.gitDir == "" {
 		return args
 	}
-	return append([]string{"--git-dir=" + r.gitDir}, args...)
+	return append([]string{"--git-dir=" + r.gitDir, "--work-tree=" + r.gitDir}, args...)
 }
 
 // found is what a directory has of git.

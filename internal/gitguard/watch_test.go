@@ -42,6 +42,12 @@ func workspace(t *testing.T, script string) string {
 
 const commit = "git init -q && echo a > a.txt && git add a.txt && git commit -q -m first\n"
 
+// lib is a repository beside the workspace, and submodule has it as one.
+const (
+	lib       = "git init -q ../lib; git -C ../lib commit -q --allow-empty -m l\n"
+	submodule = commit + lib + "git -c protocol.file.allow=always submodule --quiet add \"$PWD/../lib\" lib; git commit -q -m lib\n"
+)
+
 // ran is a program that leaves a file beside the workspace.
 const ran = `touch "$RAN"`
 
@@ -70,8 +76,14 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		"a repository in the place of that around": {commit + "mkdir sub", "git init -q sub; git -C sub config core.fsmonitor '" + ran + ";true'", "git -C sub status", "sub", []string{".git/config: core.fsmonitor"}},
 		"a bare repository":                        {"mkdir sub", "git init -q --bare sub/b; git -C sub/b config alias.st '!" + ran + "'", "cd sub/b && git st", "", []string{"sub/b/config: alias.st"}},
 		"the settings of a submodule": {
-			commit + "git init -q ../lib; git -C ../lib commit -q --allow-empty -m l; git -c protocol.file.allow=always submodule --quiet add \"$PWD/../lib\" lib; git commit -q -m lib",
+			submodule,
 			"git -C lib config core.fsmonitor '" + ran + ";true'", "git status", "",
+			[]string{".git/modules/lib/config: core.fsmonitor"},
+		},
+		"the settings of a submodule that is gone": {
+			submodule,
+			"git rm -q lib; git commit -q -m gone; git config -f .git/modules/lib/config core.fsmonitor '" + ran + ";true'",
+			"mkdir -p lib; echo 'gitdir: ../.git/modules/lib' > lib/.git; git -C lib status", "",
 			[]string{".git/modules/lib/config: core.fsmonitor"},
 		},
 		"the settings of a worktree elsewhere": {
@@ -116,16 +128,18 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 func TestFindings_WhatIsOrdinaryIsNot(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ before, work string }{
-		"commits":           {commit, "echo b > b; git add b; git commit -q -m b; git stash; git switch -q -c other; git tag v1; git gc -q"},
-		"a remote":          {commit, "git remote add o https://example.com/x.git; git config branch.main.remote o; git config branch.main.merge refs/heads/main; git remote add p git@example.com:x/y.git"},
-		"a new repository":  {"true", commit + "git config user.name x"},
-		"clone":             {commit, "git init -q lib; git -C lib remote add origin https://example.com/lib"},
-		"a submodule":       {commit + "git init -q ../lib; git -C ../lib commit -q --allow-empty -m l", "git -c protocol.file.allow=always submodule --quiet add https://example.com/lib lib || true; git clone -q ../lib lib; git -C lib remote set-url origin https://example.com/lib; git submodule --quiet add https://example.com/lib lib; git submodule --quiet absorbgitdirs 2>&1; git -C lib config core.worktree"},
-		"its own directory": {"true", commit + "git config core.worktree \"$PWD\"; git config extensions.preciousObjects false"},
-		"a worktree":        {commit, "git worktree add -q wt 2>&1; git -C wt commit -q --allow-empty -m w"},
-		"attributes":        {commit, "echo '*.txt text diff=java' > .gitattributes"},
-		"what was there":    {commit + "git config core.fsmonitor true; git config alias.x '!true'; printf '#!/bin/sh\n' > .git/hooks/post-commit; chmod +x .git/hooks/post-commit", "echo b > a.txt"},
-		"hook, not allowed": {commit, "echo x > .git/hooks/pre-commit"},
+		"commits":            {commit, "echo b > b; git add b; git commit -q -m b; git stash; git switch -q -c other; git tag v1; git gc -q"},
+		"a remote":           {commit, "git remote add o https://example.com/x.git; git config branch.main.remote o; git config branch.main.merge refs/heads/main; git remote add p git@example.com:x/y.git"},
+		"a new repository":   {"true", commit + "git config user.name x"},
+		"clone":              {commit, "git init -q lib; git -C lib remote add origin https://example.com/lib"},
+		"a submodule":        {commit + lib, "git -c protocol.file.allow=always submodule --quiet add https://example.com/lib lib || true; git clone -q ../lib lib; git -C lib remote set-url origin https://example.com/lib; git submodule --quiet add https://example.com/lib lib; git submodule --quiet absorbgitdirs 2>&1; git -C lib config core.worktree"},
+		"a submodule gone":   {submodule, "git rm -q lib; git commit -q -m gone; test -e .git/modules/lib/config"},
+		"one comes and goes": {commit + lib, "git -c protocol.file.allow=always submodule --quiet add https://example.com/lib lib || true; git clone -q ../lib lib; git -C lib remote set-url origin https://example.com/lib; git submodule --quiet add https://example.com/lib lib; git submodule --quiet absorbgitdirs 2>&1; git rm -q --cached lib; rm -r lib .gitmodules; git config --remove-section submodule.lib"},
+		"its own directory":  {"true", commit + "git config core.worktree \"$PWD\"; git config extensions.preciousObjects false"},
+		"a worktree":         {commit, "git worktree add -q wt 2>&1; git -C wt commit -q --allow-empty -m w"},
+		"attributes":         {commit, "echo '*.txt text diff=java' > .gitattributes"},
+		"what was there":     {commit + "git config core.fsmonitor true; git config alias.x '!true'; printf '#!/bin/sh\n' > .git/hooks/post-commit; chmod +x .git/hooks/post-commit", "echo b > a.txt"},
+		"hook, not allowed":  {commit, "echo x > .git/hooks/pre-commit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
