@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 
 	"github.com/klauspost/compress/zstd"
@@ -69,10 +70,9 @@ func (b *bundle) remember(node Node) {
 // read returns the content of a file from an offset to the next multiple of [MaxPart], or to end;
 // nothing at either end. It is valid until the next call.
 func (b *bundle) read(file *os.File, from, end int64) ([]byte, error) {
-	if b.buf == nil {
-		b.buf = make([]byte, MaxPart)
-	}
-	n, err := file.ReadAt(b.buf[:min(MaxPart-from%MaxPart, max(end-from, 0))], from)
+	want := int(min(MaxPart-from%MaxPart, max(end-from, 0)))
+	b.buf = slices.Grow(b.buf[:0], want) // most files are small
+	n, err := file.ReadAt(b.buf[:want], from)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -34,6 +35,17 @@ func TestMemory_DoesNotGrowWithFiles(t *testing.T) {
 	require.NoError(t, err)
 	t.Logf("%d MiB at most", peak>>10)
 	require.Less(t, peak<<10, most)
+}
+
+// TestSave_OfASmallFileTakesLittle memory: each write of a tool is a save.
+func TestSave_OfASmallFileTakesLittle(t *testing.T) { //nolint:paralleltest // it counts what the process allocates
+	root, bodies := newRoot(t, tree{"f": {body: "small"}}), newMemory()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := snapshot.Save(t.Context(), root, snapshot.Tree{}, snapshot.Index{}, bodies, nil)
+	require.NoError(t, err)
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
 }
 
 // saveAndRestore saves and restores a file, and prints what the process had at most.
