@@ -206,6 +206,26 @@ func TestChat_ServersToolsComeBetweenTurns(t *testing.T) {
 	m.shows("[ended: 0]")
 }
 
+// A turn has what the folder of manifests has when it begins: a server that has come may ask.
+func TestChat_ManifestsComeBetweenTurns(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	model := script(t, `
+		{"text": "First is done."}, {"tool_calls": [{"name": "late__asks", "arguments": {}}]}, {"text": "Second is done."}`)
+	m := inTmux(t, 100, nil, "chat", "--tools", folder, "--sandbox", "process", "--workspace", ".", "--data", t.TempDir(), "--model", model)
+	m.shows("/help says", "\n›")
+	m.keys("one", "Enter")
+	m.shows("First is done.", "answered")
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "broken.yaml"), []byte("name: broken\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "late.yaml"), []byte("kind: mcp\nname: late\ncommand: mcptest\n"), 0o600))
+	m.keys("two", "Enter")
+	m.shows("broken.yaml:1: exactly one of command", "Your name?", question)
+	m.keys("n", "Enter")
+	m.shows("[1.1 late__asks] ✓ ok", "│ decline\n", "Second is done.")
+	m.keys("/quit", "Enter")
+	m.shows("[ended: 0]")
+}
+
 // What a turn has left for git to run is told when it ends, once, and again when the conversation
 // does: a person may use git between two turns.
 func TestChat_TellsWhatGitWouldRunAfterEachTurn(t *testing.T) {

@@ -240,7 +240,7 @@ func (c *runCommand) with(
 	defer silence()
 	observe := noticeWaiting(show, c.Nats)
 	approve := c.approver(p, fl, show, turn)
-	if len(turn.tools.servers) > 0 { // which may ask
+	if c.mayBeServed(turn) {
 		answers := answersOf(c.asks, fl, show)
 		answers.alone = c.Nats == ""
 		defer answers.close()
@@ -284,8 +284,12 @@ type started struct {
 // turn runs a turn, and brings back what it changed.
 func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error) {
 	begun := time.Now()
-	if s.turns++; s.turns > 1 && len(s.tools.servers) > 0 { // which may have other tools by now
-		if err := s.tools.ask(ctx, s.fleet, s.session, s.show.warn); err != nil {
+	if s.turns++; s.turns > 1 {
+		err := s.tools.load(news(s.show.warn))
+		if err == nil { // servers may have other tools by now
+			err = s.tools.ask(ctx, s.fleet, s.session, s.show.warn)
+		}
+		if err != nil {
 			s.show.warn(fmt.Sprintf("the tools are as they were: %v", err))
 		}
 		s.runner = s.runner.With(s.tools.table)
@@ -303,7 +307,7 @@ func (s *started) turn(ctx context.Context, text string) (loop.TurnResult, error
 // approver is who is asked about calls: the person at this terminal, or whoever
 // watches the fleet.
 func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
-	if turn.judge == nil && len(turn.tools.servers) == 0 {
+	if turn.judge == nil && !c.mayBeServed(turn) {
 		return nil // nothing will be asked, so nothing is read from the terminal
 	}
 	if c.asks = newPrompt(p, show.screen, c.inPlace(turn.workspace)); c.asks != nil {
@@ -316,6 +320,12 @@ func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepar
 		return nil
 	}
 	return announced(show.warn, approval.Waiter(fl.NC, fl.Name))
+}
+
+// mayBeServed reports whether there may be MCP servers, which ask: those of a folder come and go
+// between turns.
+func (c *runCommand) mayBeServed(turn prepared) bool {
+	return len(turn.tools.servers) > 0 || c.talks && turn.tools.folder != nil
 }
 
 // announced says how a question is answered from elsewhere.

@@ -100,6 +100,17 @@ func (b *toolbox) load(told func(manifest.Set)) (err error) {
 	return err
 }
 
+// news tells what is wrong with a folder, if that is new.
+func news(warn func(string)) func(manifest.Set) {
+	return func(set manifest.Set) {
+		for _, problem := range set.Problems {
+			if set.News {
+				warn(problem.Error())
+			}
+		}
+	}
+}
+
 // folderPeriod is how often a folder is looked at for clients that are told of changes.
 const folderPeriod = 2 * time.Second
 
@@ -134,13 +145,7 @@ func (b *toolbox) follow(
 		case session := <-changed:
 			err = b.ask(ctx, fl, session, warn)
 		case <-look:
-			err = b.load(func(set manifest.Set) {
-				for _, problem := range set.Problems {
-					if set.News {
-						warn(problem.Error())
-					}
-				}
-			})
+			err = b.load(news(warn))
 			if err == nil && !reflect.DeepEqual(b.servers, b.asked) {
 				err = ask(ctx)
 			}

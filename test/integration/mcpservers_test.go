@@ -173,8 +173,22 @@ func TestMcpServers_OfManifests(t *testing.T) {
 	count := say("Counting.", use("c1", "test__count", object{}), use("c2", "other__count", object{}))
 	serverManifest(t, dir, "test")
 	serverManifest(t, dir, "other")
-	serve := startServe(t, script(t, count, say("Done.")), append([]string{"--tools", dir, "--mcp-config", mcpServers(t, "other")}, b.flags...)...)
+	serve := startServe(t, script(t, count, say("Done.")), append([]string{"--mcp", "127.0.0.1:0", "--tools", dir, "--mcp-config", mcpServers(t, "other")}, b.flags...)...)
 	startWorkers(t, 1, b.flags)
+	c, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &mcp.StreamableClientTransport{
+		Endpoint: serve.waitFor(t, `MCP is at (\S+)`)[1], DisableStandaloneSSE: true,
+	}, nil)
+	require.NoError(t, err)
+	defer func() { _ = c.Close() }() // nothing more is asked
+	has := func(want bool) {         // once the coordinator has looked
+		require.Eventually(t, func() bool {
+			listed, err := c.ListTools(t.Context(), nil)
+			require.NoError(t, err)
+			return want == slices.ContainsFunc(listed.Tools, func(tool *mcp.Tool) bool { return tool.Name == "test__count" })
+		}, patience, 10*time.Millisecond)
+	}
+	has(true)
+	require.Equal(t, "1 calls, 0 overlap", mcpSaid(t, c, "test__count"))
 	turn := func() map[string]event {
 		got := execute(t, coordinator, launch{args: append([]string{"submit", "--json", "go"}, b.flags...)})
 		require.Equal(t, 0, got.code, got.stderr)
@@ -187,6 +201,7 @@ func TestMcpServers_OfManifests(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "test.json")))
 	all = turn()
 	require.Contains(t, all["c1"].Content, "unknown_tool")
+	has(false)
 	require.Equal(t, "1 calls, 0 overlap", all["c2"].Content)
 }
 
