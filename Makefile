@@ -34,6 +34,8 @@ SEED     ?= 0
 LIMIT    ?= 0
 SEEDS    ?= 100000
 FUZZTIME ?= 10s
+GIT      ?= 2.55.0
+GIT_SUM  ?= 457fdb04dc8728e007d4688695e6912e6f680727920f2a40bf11eacc17505357
 DEMO     := .toolfleet/demo
 PROMPT   ?= The tests of this project fail. Find out why, repair it, and show that they pass.
 
@@ -98,6 +100,20 @@ vm: program ## Run sandbox tests in virtual machines with what this one may lack
 .PHONY: interop
 interop: program ## Run the MCP conformance suites, the inspector and agents of others against the server, and print what they found
 	TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/interop -count=1 -timeout=30m -v -args -tables
+
+.PHONY: git
+git: program bin/git-$(GIT)/bin/git ## Hold the guard of git against git GIT, which it builds (GIT=version GIT_SUM=sha256; needs a C compiler, zlib, curl)
+	export PATH="$(CURDIR)/bin/git-$(GIT)/bin:$$PATH" TOOLFLEET_INTEGRATION=required && git --version && \
+	go test -tags=$(TAG) ./internal/gitguard -count=1 && \
+	go test -tags=$(TAG) ./internal/worker ./test/integration -run 'Protect|Isolated' -count=1
+
+# The sources are those of Debian sid, which drops a version soon after it has the next one.
+bin/git-$(GIT)/bin/git:
+	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	curl -fsSL -o "$$dir/git.tar.xz" https://deb.debian.org/debian/pool/main/g/git/git_$(GIT).orig.tar.xz && \
+	echo "$(GIT_SUM)  $$dir/git.tar.xz" | sha256sum --check --quiet && tar -xJf "$$dir/git.tar.xz" -C "$$dir" && \
+	{ make -C "$$dir/git-$(GIT)" -j2 NO_RUST=1 NO_CURL=1 NO_EXPAT=1 NO_OPENSSL=1 NO_GETTEXT=1 NO_TCLTK=1 NO_PERL=1 NO_PYTHON=1 \
+		RUNTIME_PREFIX=1 prefix="$(CURDIR)/$(@D:/bin=)" install >"$$dir/log" 2>&1 || { tail -n 20 "$$dir/log" >&2; exit 1; }; }
 
 .PHONY: s3
 s3: ## Hold the tests of contents in S3 against a server of others, versitygw
