@@ -166,10 +166,15 @@ func (p *Publisher) message(ctx context.Context, out Outgoing) (*protocol.Call, 
 const headers = 4
 
 // sign signs a call that is about to be sent.
-func (p *Publisher) sign(msg *nats.Msg) {
-	if p.Signer != nil {
-		msg.Header.Set(protocol.HeaderSigned, p.Signer.Sign(p.store.Fleet, msg.Data, time.Now()))
+func (p *Publisher) sign(msg *nats.Msg) error {
+	if p.Signer == nil {
+		return nil
 	}
+	signed, err := p.Signer.Sign(p.store.Fleet, msg.Data, time.Now())
+	if err == nil {
+		msg.Header.Set(protocol.HeaderSigned, signed)
+	}
+	return err
 }
 
 // storePayload puts a call's payload into the object store, and returns the call
@@ -193,7 +198,9 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 // putInline offers a call as the ready message itself. It reports false when the lane is ready or
 // held.
 func (p *Publisher) putInline(ctx context.Context, call *protocol.Call, mailbox *nats.Msg) (done bool, err error) {
-	p.sign(mailbox)
+	if err := p.sign(mailbox); err != nil {
+		return false, failed(call, err, call.Again, true)
+	}
 	msg := *mailbox
 	msg.Subject = p.store.Fleet.ReadySubject(call.Pool, call.Lane().Hash())
 	_, answer, err := p.store.Publish(ctx, &msg)
@@ -258,7 +265,9 @@ func full(again bool) error {
 
 func (p *Publisher) appendOne(ctx context.Context, call *protocol.Call, msg *nats.Msg) (store.Answer, error) {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
-		p.sign(msg)
+		if err := p.sign(msg); err != nil {
+			return store.Accepted, err
+		}
 		_, answer, err := p.store.PublishOnce(ctx, p.store.Fleet.CallsStream(), msg)
 		if errors.Is(err, nats.ErrNoResponders) {
 			if gone := p.streams.Check(ctx); gone != nil {

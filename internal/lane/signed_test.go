@@ -38,6 +38,11 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 	f.hold(succeeds, lane.Options{Worker: "w", Keys: keys})
 	p := f.publisher()
 
+	sign := func(s *signing.Signer, fleet protocol.Fleet, body []byte, at time.Time) string {
+		value, err := s.Sign(fleet, body, at)
+		require.NoError(t, err)
+		return value
+	}
 	send := func(call *protocol.Call, change func(*nats.Msg)) *protocol.Result {
 		body, err := protocol.EncodeCall(call)
 		require.NoError(t, err)
@@ -45,7 +50,7 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 		msg.Header.Set(protocol.HeaderLane, call.Lane().HeaderText())
 		msg.Header.Set(protocol.HeaderCall, string(call.ID))
 		msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
-		msg.Header.Set(protocol.HeaderSigned, signer.Sign(protocol.DefaultFleet, body, time.Now()))
+		msg.Header.Set(protocol.HeaderSigned, sign(signer, protocol.DefaultFleet, body, time.Now()))
 		msg.Data = body
 		change(msg)
 		_, err = f.js.PublishMsg(t.Context(), msg)
@@ -62,15 +67,24 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 		says   string
 	}{
 		"none":        {func(m *nats.Msg) { m.Header.Del(protocol.HeaderSigned) }, "is not signed"},
-		"of a worker": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, stranger.Sign("tf", m.Data, time.Now())) }, "none of the worker's"},
+		"of a worker": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, sign(stranger, "tf", m.Data, time.Now())) }, "none of the worker's"},
 		"another content": {func(m *nats.Msg) {
 			m.Data = []byte(strings.Replace(string(m.Data), `"session_id":"s"`, `"session_id":"s" `, 1))
 		}, "not that of its content"},
-		"another fleet": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, signer.Sign("other", m.Data, time.Now())) }, "not that of its content"},
+		"another fleet": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, sign(signer, "other", m.Data, time.Now())) }, "not that of its content"},
 		"of before": {func(m *nats.Msg) {
-			m.Header.Set(protocol.HeaderSigned, signer.Sign("tf", m.Data, time.Now().Add(-signing.Window-time.Minute)))
+			m.Header.Set(protocol.HeaderSigned, sign(signer, "tf", m.Data, time.Now().Add(-signing.Window-time.Minute)))
 		}, "it is a copy"},
 		"no signature": {func(m *nats.Msg) { m.Header.Set(protocol.HeaderSigned, "a b c") }, "has another form"},
+		"a signature cut short": {func(m *nats.Msg) {
+			value := m.Header.Get(protocol.HeaderSigned)
+			m.Header.Set(protocol.HeaderSigned, value[:len(value)-8])
+		}, "has another form"},
+		"another root": {func(m *nats.Msg) { // which a stranger signs in the name of the key
+			value := strings.Fields(sign(stranger, "tf", m.Data, time.Now()))
+			value[0] = strings.Fields(m.Header.Get(protocol.HeaderSigned))[0]
+			m.Header.Set(protocol.HeaderSigned, strings.Join(value, " "))
+		}, "not that of its key"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := send(newCall("s", exclusive("b/"+name)), c.change)

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/mod/sumdb/tlog"
+
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -21,9 +23,18 @@ type Keys struct {
 
 	mu     sync.Mutex
 	keys   map[string]ed25519.PublicKey // by their ids
+	roots  map[signed]bool              // that are known to be signed; bounded by maxRoots
 	stamp  time.Time                    // of the file
 	looked time.Time
 }
+
+// signed is the root of a batch, and whose key has signed it.
+type signed struct {
+	id   string
+	root tlog.Hash
+}
+
+const maxRoots = 4096
 
 // Open reads public keys: PEM with a block for each, as "openssl pkey -pubout" writes it. Several
 // are there while keys change. The file is read again when it has changed; while it cannot be read,
@@ -54,12 +65,12 @@ func (k *Keys) read() error {
 		}
 		keys[idOf(key)] = key
 	}
-	k.keys, k.stamp = keys, info.ModTime()
+	k.keys, k.stamp, k.roots = keys, info.ModTime(), map[signed]bool{}
 	return nil
 }
 
-// key returns the key of an id, nil when there is none.
-func (k *Keys) key(id string) ed25519.PublicKey {
+// key returns the key of an id, nil when there is none, and whether it is known to have signed.
+func (k *Keys) key(s signed) (key ed25519.PublicKey, known bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if time.Since(k.looked) >= readAgain {
@@ -68,7 +79,19 @@ func (k *Keys) key(id string) ed25519.PublicKey {
 			_ = k.read() // a file that is being written is there in a moment
 		}
 	}
-	return k.keys[id]
+	return k.keys[s.id], k.roots[s]
+}
+
+// remember notes that a key has signed.
+func (k *Keys) remember(s signed) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.roots) >= maxRoots {
+		clear(k.roots)
+	}
+	if k.keys[s.id] != nil { // it may have gone meanwhile
+		k.roots[s] = true
+	}
 }
 
 // Check returns nil for a call that one of the keys has signed when it was enqueued: value is its
@@ -81,20 +104,27 @@ func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored tim
 	if value == "" {
 		return fault("the call is not signed, and the worker runs signed ones only: whoever sends it needs a key (--sign-key)")
 	}
-	id, at, sig, err := split(value)
+	s, err := parse(value)
 	if err != nil {
-		return fault("the call is not run: %v", err)
+		return fault("the call cannot be checked: %v", err)
 	}
-	key := k.key(id)
+	root := signed{s.id, s.root}
+	key, known := k.key(root)
 	if key == nil {
-		return fault("the call is signed with key %.16q, which is none of the worker's (--call-keys)", id)
+		return fault("the call is signed with key %.16q, which is none of the worker's (--call-keys)", s.id)
 	}
-	if !ed25519.Verify(key, message(fleet, at, body), sig) {
+	if tlog.CheckRecord(s.proof, s.size, s.root, s.index, tlog.RecordHash(message(fleet, s.at, body))) != nil {
 		return fault("the signature of the call is not that of its content")
 	}
-	millis, err := strconv.ParseInt(at, 10, 64)
+	if !known {
+		if !ed25519.Verify(key, rooted(s.root), s.sig) {
+			return fault("the signature of the call is not that of its key")
+		}
+		k.remember(root)
+	}
+	millis, err := strconv.ParseInt(s.at, 10, 64)
 	if err != nil {
-		return fault("the call is not run: %v", err)
+		return fault("the call cannot be checked: %v", errForm)
 	}
 	if apart := stored.Sub(time.UnixMilli(millis)).Abs(); apart > Window {
 		return fault("the call was signed %s from the time at which it was enqueued; at most %s are allowed: clocks differ, or it is a copy", apart.Round(time.Second), Window)

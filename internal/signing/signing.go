@@ -3,6 +3,7 @@
 package signing
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
@@ -16,7 +17,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -35,6 +39,30 @@ const (
 type Signer struct {
 	id  string
 	key ed25519.PrivateKey
+
+	mu   sync.Mutex
+	open *batch    // that calls are added to; nil when there is none
+	next time.Time // when the next signature is made, while many are wanted
+}
+
+// batch is calls that are signed together: the leaves of a Merkle tree (RFC 6962), of which the
+// root is signed.
+type batch struct {
+	hashes []tlog.Hash // as tlog stores a tree
+	size   int64
+	root   tlog.Hash
+	sig    []byte
+	fault  error
+	done   chan struct{}
+}
+
+// ReadHashes implements [tlog.HashReader].
+func (b *batch) ReadHashes(indexes []int64) ([]tlog.Hash, error) {
+	found := make([]tlog.Hash, len(indexes))
+	for i, at := range indexes {
+		found[i] = b.hashes[at]
+	}
+	return found, nil
 }
 
 // Load reads a private key: PEM with one PKCS #8 block, as "openssl genpkey -algorithm ed25519"
@@ -66,14 +94,79 @@ func newSigner(key ed25519.PrivateKey) (*Signer, error) {
 	return &Signer{id: idOf(public), key: key}, nil
 }
 
-// Sign returns the value of [protocol.HeaderSigned] for the body of a call that is enqueued now.
-func (s *Signer) Sign(fleet protocol.Fleet, body []byte, now time.Time) string {
+const (
+	// perSignature is the time between two signatures when many are wanted, so that they cost little
+	// beside what they sign; burst of them are made without waiting.
+	perSignature = time.Millisecond
+	burst        = 16
+)
+
+// Sign returns the value of [protocol.HeaderSigned] for the body of a call that is enqueued now. It
+// may wait for a few milliseconds, so that one signature is for all calls of that time.
+func (s *Signer) Sign(fleet protocol.Fleet, body []byte, now time.Time) (string, error) {
 	at := strconv.FormatInt(now.UnixMilli(), 10)
-	return s.id + " " + at + " " + base64.RawURLEncoding.EncodeToString(ed25519.Sign(s.key, message(fleet, at, body)))
+	leaf := tlog.RecordHash(message(fleet, at, body))
+	b, index, first := s.join(leaf)
+	if first {
+		s.sign(b)
+	}
+	<-b.done
+	return s.value(b, index, at)
 }
 
-// message is what is signed: the domain, the fleet, the time and the call, which names its session,
-// resources, pool, delivery and times, and the digest of a payload that is stored apart.
+// value is what a call of a signed batch carries.
+func (s *Signer) value(b *batch, index int64, at string) (string, error) {
+	if b.fault != nil {
+		return "", fmt.Errorf("sign a call: %w", b.fault)
+	}
+	proof, err := tlog.ProveRecord(b.size, index, b)
+	if err != nil {
+		return "", fmt.Errorf("sign a call: %w", err)
+	}
+	return signature{s.id, at, b.size, index, b.root, b.sig, proof}.String(), nil
+}
+
+// join adds a call to the open batch.
+func (s *Signer) join(leaf tlog.Hash) (b *batch, index int64, first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if first = s.open == nil; first {
+		s.open = &batch{done: make(chan struct{})}
+	}
+	b = s.open
+	index = b.size
+	hashes, err := tlog.StoredHashesForRecordHash(index, leaf, b)
+	b.hashes, b.fault = append(b.hashes, hashes...), cmp.Or(b.fault, err)
+	b.size++
+	return b, index, first
+}
+
+// sign signs a batch when it is time for one more signature.
+func (s *Signer) sign(b *batch) {
+	defer close(b.done)
+	s.mu.Lock()
+	now := time.Now()
+	if early := now.Add(-burst * perSignature); s.next.Before(early) {
+		s.next = early
+	}
+	wait := s.next.Sub(now)
+	s.next = s.next.Add(perSignature)
+	s.mu.Unlock()
+	time.Sleep(wait)
+	s.mu.Lock()
+	s.open = nil // nobody joins it any more
+	s.mu.Unlock()
+	if b.fault == nil {
+		b.root, b.fault = tlog.TreeHash(b.size, b)
+		b.sig = ed25519.Sign(s.key, rooted(b.root))
+	}
+}
+
+// rooted is what a signature of a batch signs.
+func rooted(root tlog.Hash) []byte { return append([]byte("toolfleet calls 1\n"), root[:]...) }
+
+// message is a leaf of what is signed: the domain, the fleet, the time and the call, which names its
+// session, resources, pool, delivery and times, and the digest of a payload that is stored apart.
 func message(fleet protocol.Fleet, at string, body []byte) []byte {
 	head := "toolfleet call 1\n" + string(fleet) + "\n" + at + "\n"
 	return append([]byte(head), body...)
@@ -164,15 +257,48 @@ func Beside(file string) string {
 	return key
 }
 
-// split takes a header's value apart.
-func split(value string) (id, at string, sig []byte, err error) {
-	parts := strings.Split(value, " ")
-	if len(parts) != 3 {
-		return "", "", nil, errors.New("its signature has another form")
-	}
-	sig, err = base64.RawURLEncoding.DecodeString(parts[2])
-	if err != nil || len(sig) != ed25519.SignatureSize {
-		return "", "", nil, errors.New("its signature has another form")
-	}
-	return parts[0], parts[1], sig, nil
+// signature is the value of a header.
+type signature struct {
+	id, at      string
+	size, index int64 // of the batch, and of the call in it
+	root        tlog.Hash
+	sig         []byte
+	proof       tlog.RecordProof
 }
+
+func (s signature) String() string {
+	bytes := append(append([]byte{}, s.root[:]...), s.sig...)
+	for _, hash := range s.proof {
+		bytes = append(bytes, hash[:]...)
+	}
+	return strings.Join([]string{
+		s.id, s.at, strconv.FormatInt(s.size, 10), strconv.FormatInt(s.index, 10), base64.RawURLEncoding.EncodeToString(bytes),
+	}, " ")
+}
+
+// parse reads the value of a header.
+func parse(value string) (s signature, err error) {
+	parts := strings.Split(value, " ")
+	if len(parts) != 5 {
+		return s, errForm
+	}
+	s.id, s.at = parts[0], parts[1]
+	var faults [3]error
+	s.size, faults[0] = strconv.ParseInt(parts[2], 10, 64)
+	s.index, faults[1] = strconv.ParseInt(parts[3], 10, 64)
+	bytes, fault := base64.RawURLEncoding.DecodeString(parts[4])
+	faults[2] = fault
+	if errors.Join(faults[:]...) != nil || s.index < 0 || s.index >= s.size ||
+		len(bytes) < tlog.HashSize+ed25519.SignatureSize || (len(bytes)-ed25519.SignatureSize)%tlog.HashSize != 0 {
+		return s, errForm
+	}
+	s.root = tlog.Hash(bytes)
+	bytes = bytes[tlog.HashSize:]
+	s.sig, bytes = bytes[:ed25519.SignatureSize], bytes[ed25519.SignatureSize:]
+	for ; len(bytes) > 0; bytes = bytes[tlog.HashSize:] {
+		s.proof = append(s.proof, tlog.Hash(bytes))
+	}
+	return s, nil
+}
+
+var errForm = errors.New("its signature has another form")

@@ -5,9 +5,11 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,9 +54,34 @@ func TestLoad_KeysOfOpenssl(t *testing.T) {
 	keys, err := signing.Open(public)
 	require.NoError(t, err)
 	now := time.Now()
-	require.Nil(t, keys.Check("tf", signer.Sign("tf", []byte("body"), now), []byte("body"), now))
-	fault := keys.Check("tf", signer.Sign("tf", []byte("body"), now), []byte("other"), now)
-	require.Equal(t, protocol.CodeNotSigned, fault.Code)
+	value, err := signer.Sign("tf", []byte("body"), now)
+	require.NoError(t, err)
+	require.Nil(t, keys.Check("tf", value, []byte("body"), now))
+	require.Equal(t, protocol.CodeNotSigned, keys.Check("tf", value, []byte("other"), now).Code)
+}
+
+// Whoever signs at once gets a signature that counts, shared or not.
+func TestSign_ManyAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	signer, err := signing.Make(dir)
+	require.NoError(t, err)
+	keys, err := signing.Open(filepath.Join(dir, signing.PublicFile))
+	require.NoError(t, err)
+	now := time.Now()
+	var group sync.WaitGroup
+	for i := range 200 {
+		group.Go(func() {
+			value, err := signer.Sign("tf", fmt.Append(nil, i), now)
+			if err != nil {
+				t.Errorf("sign: %v", err)
+			}
+			if fault := keys.Check("tf", value, fmt.Append(nil, i), now); fault != nil {
+				t.Errorf("check: %v", fault)
+			}
+		})
+	}
+	group.Wait()
 }
 
 func TestFiles_FaultsAreTold(t *testing.T) {

@@ -340,10 +340,12 @@ const (
 	HeaderLane = "Tf-Lane"
 	// HeaderCall is the call id, also when the subject does not name it.
 	HeaderCall = "Tf-Call"
-	// HeaderSigned is who signed the call: the id of the key (16 hexadecimal digits), the time in
-	// milliseconds since 1970, and the Ed25519 signature in base64 (URL, without padding), with
-	// spaces between. What is signed is "toolfleet call 1", the fleet, that time, a line each, and
-	// the body.
+	// HeaderSigned is who signed the call, in five parts with spaces between: the id of the key (16
+	// hexadecimal digits), the time in milliseconds since 1970, how many calls were signed together
+	// and which of them this is (from 0), and, in base64 (URL, without padding), the root of their
+	// Merkle tree (RFC 6962, SHA-256), its Ed25519 signature, and the call's audit path. A leaf is
+	// "toolfleet call 1", the fleet, that time, a line each, and the body; "toolfleet calls 1", as a
+	// line, and the root are signed.
 	HeaderSigned = "Tf-Signed"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"
