@@ -3,6 +3,7 @@ package check
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -43,9 +44,13 @@ func kinds() map[string]any {
 
 // objects builds the kustomization as `kubectl apply -k` does, and reads each object as its API has
 // it, where an unknown field or a value of another type is an error.
-func objects(t *testing.T) map[string]any {
+func objects(t *testing.T, components ...string) map[string]any {
 	t.Helper()
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "..")
+	dir := ".."
+	if len(components) > 0 {
+		dir = withComponents(t, components)
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	require.NoError(t, err)
 	all := map[string]any{}
 	for _, r := range built.Resources() {
@@ -57,6 +62,22 @@ func objects(t *testing.T) map[string]any {
 		all[r.GetKind()+"/"+r.GetName()] = decode(t, content)
 	}
 	return all
+}
+
+// withComponents is a kustomization of the fleet and some of its components.
+func withComponents(t *testing.T, components []string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	here, err := filepath.Abs("..")
+	require.NoError(t, err)
+	fleet, err := filepath.Rel(dir, here)
+	require.NoError(t, err)
+	text := "resources: [" + fleet + "]\ncomponents:\n"
+	for _, name := range components {
+		text += "  - " + filepath.Join(fleet, name) + "\n"
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
+	return dir
 }
 
 func decode(t *testing.T, content []byte) any {
@@ -152,6 +173,21 @@ func TestManifests_SelectorsFindTheirPods(t *testing.T) {
 	require.Contains(t, string(accounts), "TF_CALLS.ready_default")
 }
 
+// TestComponents_S3: each pod has a place, keys of its own, and a way there.
+func TestComponents_S3(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"coordinator", "worker"} {
+		env := environment(deployment(t, name, "s3").Spec.Template.Spec.Containers[0])
+		require.Regexp(t, "^s3://", env["TOOLFLEET_BODIES"].Value)
+		require.NotEqual(t, env["AWS_ACCESS_KEY_ID"].ValueFrom.SecretKeyRef.Key, env["AWS_SECRET_ACCESS_KEY"].ValueFrom.SecretKeyRef.Key)
+		reached := false
+		for _, rule := range objects(t, "s3")["NetworkPolicy/"+name].(*networkingv1.NetworkPolicy).Spec.Egress {
+			reached = reached || rule.To[0].IPBlock != nil && rule.Ports[0].Port.IntValue() == 443
+		}
+		require.True(t, reached, name)
+	}
+}
+
 // TestSecrets_HaveTheKeysThatPodsAskFor, and each pod asks for its own alone.
 func TestSecrets_HaveTheKeysThatPodsAskFor(t *testing.T) {
 	t.Parallel()
@@ -166,7 +202,7 @@ func TestSecrets_HaveTheKeysThatPodsAskFor(t *testing.T) {
 	}
 	require.Len(t, secrets, 3)
 	for _, name := range []string{"coordinator", "worker"} {
-		for _, variable := range deployment(t, name).Spec.Template.Spec.Containers[0].Env {
+		for _, variable := range deployment(t, name, "s3").Spec.Template.Spec.Containers[0].Env {
 			if variable.ValueFrom == nil {
 				continue
 			}
@@ -181,9 +217,9 @@ func TestSecrets_HaveTheKeysThatPodsAskFor(t *testing.T) {
 	}
 }
 
-func deployment(t *testing.T, name string) *appsv1.Deployment {
+func deployment(t *testing.T, name string, components ...string) *appsv1.Deployment {
 	t.Helper()
-	d, ok := objects(t)["Deployment/"+name].(*appsv1.Deployment)
+	d, ok := objects(t, components...)["Deployment/"+name].(*appsv1.Deployment)
 	require.True(t, ok, name)
 	return d
 }
