@@ -87,6 +87,7 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 		}, "not that of its key"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := send(newCall("s", exclusive("b/"+name)), c.change)
 			require.Equal(t, protocol.StatusRejected, r.Status)
 			require.Equal(t, protocol.CodeNotSigned, r.Error.Code)

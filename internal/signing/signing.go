@@ -95,8 +95,8 @@ func newSigner(key ed25519.PrivateKey) (*Signer, error) {
 }
 
 const (
-	// perSignature is the time between two signatures when many are wanted, so that they cost little
-	// beside what they sign; burst of them are made without waiting.
+	// perSignature is the time between two signatures when many are wanted, so that they cost
+	// little beside what they sign; burst of them are made without waiting.
 	perSignature = time.Millisecond
 	burst        = 16
 )
@@ -152,7 +152,8 @@ func (s *Signer) sign(b *batch) {
 	wait := s.next.Sub(now)
 	s.next = s.next.Add(perSignature)
 	s.mu.Unlock()
-	time.Sleep(wait)
+	timer := time.NewTimer(wait)
+	<-timer.C
 	s.mu.Lock()
 	s.open = nil // nobody joins it any more
 	s.mu.Unlock()
@@ -165,8 +166,9 @@ func (s *Signer) sign(b *batch) {
 // rooted is what a signature of a batch signs.
 func rooted(root tlog.Hash) []byte { return append([]byte("toolfleet calls 1\n"), root[:]...) }
 
-// message is a leaf of what is signed: the domain, the fleet, the time and the call, which names its
-// session, resources, pool, delivery and times, and the digest of a payload that is stored apart.
+// message is a leaf of what is signed: the domain, the fleet, the time and the call, which names
+// its session, resources, pool, delivery and times, and the digest of a payload that is stored
+// apart.
 func message(fleet protocol.Fleet, at string, body []byte) []byte {
 	head := "toolfleet call 1\n" + string(fleet) + "\n" + at + "\n"
 	return append([]byte(head), body...)
@@ -180,7 +182,7 @@ func idOf(key ed25519.PublicKey) string {
 
 // read returns the blocks of a type of a PEM file.
 func read(file, kind string) ([][]byte, error) {
-	content, err := os.ReadFile(file) //nolint:gosec // the operator names it
+	content, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, errors.Unwrap(err))
 	}
