@@ -321,7 +321,7 @@ func (c *checkpoints) save(ctx context.Context, calls []*waiting, settled []prot
 		return err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	options := &snapshot.SaveOptions{Limits: workspace.Limits(), Skip: outside, Only: state()}
+	options := &snapshot.SaveOptions{Skip: outside, Only: state()}
 	results := make([]*protocol.Result, 0, len(calls))
 	for _, w := range calls {
 		results = append(results, w.result)

@@ -141,7 +141,7 @@ func (w *Worker) files(ctx context.Context, l protocol.Lane, upload string) (_ s
 
 // saved stores what a directory has, and returns it.
 func saved(ctx context.Context, root *os.Root, last snapshot.Tree, index snapshot.Index, store *fleetspace.Store, skip func(string, bool) bool) (snapshot.Tree, error) {
-	delta, err := snapshot.Save(ctx, root, last, index, store, &snapshot.SaveOptions{Limits: fleetspace.Limits(), Skip: skip})
+	delta, err := snapshot.Save(ctx, root, last, index, store, &snapshot.SaveOptions{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, store)
 	}

@@ -2,12 +2,9 @@ package workspace
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-
-	"github.com/google/uuid"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -70,25 +67,28 @@ func (s *Store) outline(ctx context.Context, tree snapshot.Tree) error {
 // it. The error wraps [ErrExists] when the lane has a workspace, [snapshot.ErrLimit] when the tree
 // is larger than one may be.
 func (s *Store) Begin(ctx context.Context, lane protocol.LaneHash, tree snapshot.Tree, calls ...protocol.CallID) error {
-	if err := Limits().Check(tree.Usage()); err != nil {
-		return fmt.Errorf("begin workspace: %w", err)
-	}
-	body, err := json.Marshal(tree)
-	if err != nil {
-		return err
-	}
-	c := checkpoint{Type: typeCheckpoint, Version: version, Token: uuid.NewString(), Calls: calls}
-	base, stored, err := snapshot.StoreBytes(ctx, s, body)
-	if err != nil {
-		return fmt.Errorf("begin workspace: %w", err)
-	}
-	c.Base = base
-	if body, err = json.Marshal(c); err != nil {
-		return err
-	}
-	_, err = s.append(ctx, lane, 0, c.Token, body, append(stored, tree.Bodies()...))
-	if errors.Is(err, ErrLost) {
+	w := &Workspace{store: s, lane: lane, tree: bounded{Tree: snapshot.Tree{}}}
+	switch err := w.begin(ctx, &checkpoint{Calls: calls}, &snapshot.Delta{Set: tree}); {
+	case errors.Is(err, ErrLost):
 		return ErrExists
+	case err != nil:
+		return fmt.Errorf("begin workspace: %w", err)
+	default:
+		return nil
 	}
-	return err
+}
+
+func (w *Workspace) begin(ctx context.Context, c *checkpoint, tree *snapshot.Delta) error {
+	if err := w.tree.admits(tree); err != nil {
+		return err
+	}
+	bodies, err := w.rebase(ctx, c, tree)
+	if err != nil {
+		return err
+	}
+	body, err := w.encode(c)
+	if err != nil {
+		return err
+	}
+	return w.append(ctx, c, body, bodies)
 }

@@ -40,7 +40,7 @@ func TestTake_OfOneEntryTooMany(t *testing.T) {
 	w := take(t, store, 1)
 	w.append("log", "one\n")
 	require.NoError(t, w.commit("c1"))
-	parts, _, err := snapshot.StoreBytes(t.Context(), store, directories(workspace.Limits().MaxEntries+1))
+	parts, _, err := snapshot.StoreBytes(t.Context(), store, directories(snapshot.DefaultMaxEntries+1))
 	require.NoError(t, err)
 	message, err := json.Marshal(map[string]any{"type": "checkpoint", "version": 1, "epoch": 2, "calls": []string{"c2"}, "base": parts, "delta": map[string]any{}})
 	require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestCommit_OfTooMuch(t *testing.T) {
 	t.Parallel()
 	store := open(t)
 	full := snapshot.Tree{}
-	for i := range workspace.Limits().MaxEntries {
+	for i := range snapshot.DefaultMaxEntries {
 		full["d"+strconv.Itoa(i)] = snapshot.Node{Type: sandbox.TypeDir}
 	}
 	w := take(t, store, 1)
@@ -88,7 +88,7 @@ func TestCommit_OfTooMuchByAndBy(t *testing.T) {
 		node := snapshot.Node{Type: sandbox.TypeFile, Size: int64(parts) * snapshot.MaxPart, Parts: slices.Repeat([]snapshot.Part{part}, parts)}
 		return &snapshot.Delta{Set: snapshot.Tree{"d": {Type: sandbox.TypeDir}, name: node}}
 	}
-	most := int(workspace.Limits().MaxBytes / snapshot.MaxPart)
+	most := snapshot.DefaultMaxBytes / snapshot.MaxPart
 	w := take(t, store, 1)
 	require.NoError(t, w.Commit(t.Context(), file("d/f", most-1), result("c1")))
 	require.NoError(t, w.Commit(t.Context(), file("d/f", most-1), result("c2")), "what is replaced counts once")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -172,7 +173,7 @@ func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (
 		err = fmt.Errorf("checkpoint %d of lane %s: %w: it is not there any more", to.seq, lane, ErrInvalid)
 	}
 	if err == nil {
-		if err = tree.Validate(Limits()); err != nil {
+		if err = tree.Validate(snapshot.Limits{}); err != nil {
 			err = fmt.Errorf("lane %s: %w: %w", lane, ErrInvalid, err)
 		}
 	}
@@ -182,7 +183,7 @@ func (s *Store) fold(ctx context.Context, lane protocol.LaneHash, to *message) (
 // step makes of a tree what a checkpoint says.
 func (s *Store) step(ctx context.Context, tree *bounded, m *message) (err error) {
 	if len(m.Base) > 0 {
-		tree.Tree, err = snapshot.LoadTree(ctx, s, m.Base, Limits())
+		tree.Tree, err = snapshot.LoadTree(ctx, s, m.Base)
 		tree.used = tree.Usage()
 	} else if err = tree.admits(&m.Delta); err == nil {
 		tree.Apply(&m.Delta, inlineOf(m.seq))
@@ -196,7 +197,7 @@ func (s *Store) step(ctx context.Context, tree *bounded, m *message) (err error)
 	return nil
 }
 
-// bounded is a tree that has no more than [Limits].
+// bounded is a tree within the default limits.
 type bounded struct {
 	snapshot.Tree
 
@@ -207,11 +208,11 @@ type bounded struct {
 // large.
 func (b *bounded) admits(d *snapshot.Delta) error {
 	b.used = b.used.Plus(d.Set.Usage())
-	if Limits().Check(b.used) == nil {
+	if b.used.Within(snapshot.Limits{}) == nil {
 		return nil
 	}
 	b.used = b.With(d).Usage() // without what it replaces and removes
-	return Limits().Check(b.used)
+	return b.used.Within(snapshot.Limits{})
 }
 
 // each goes through the checkpoints of a lane at or behind a sequence until do returns false.
@@ -228,9 +229,6 @@ func (s *Store) each(ctx context.Context, lane protocol.LaneHash, from uint64, d
 		from = m.seq + 1
 	}
 }
-
-// Limits are the bounds of a workspace.
-func Limits() snapshot.Limits { return snapshot.Limits{MaxEntries: 1_000_000, MaxBytes: 64 << 30} }
 
 // maxResult bounds a result that is covered.
 const maxResult = 64 << 20
@@ -263,16 +261,12 @@ func (s *Store) Get(ctx context.Context, name string) (body []byte, err error) {
 
 // carried is the body that a checkpoint carries.
 func (s *Store) carried(ctx context.Context, seq uint64) ([]byte, error) {
-	msg, err := s.stream.GetMsg(ctx, seq)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, fmt.Errorf("checkpoint %d: %w", seq, ErrMissing)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read checkpoint %d: %w", seq, err)
-	}
-	m, err := decode(msg)
+	m, err := s.read(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) { return s.stream.GetMsg(ctx, seq) })
 	if err != nil {
 		return nil, err
+	}
+	if m == nil {
+		return nil, fmt.Errorf("checkpoint %d: %w", seq, ErrMissing)
 	}
 	return m.Delta.Inline, nil
 }
@@ -367,10 +361,31 @@ func (s *Store) LastDisk(ctx context.Context, lane protocol.LaneHash) (string, e
 
 // Remove forgets the workspace of a lane. Its bodies become garbage.
 func (s *Store) Remove(ctx context.Context, lane protocol.LaneHash) error {
+	return s.purge(ctx, lane, 0)
+}
+
+// purge removes the checkpoints of a lane before a sequence; 0 is all.
+func (s *Store) purge(ctx context.Context, lane protocol.LaneHash, before uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()
-	if err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.fleet.WorkspaceSubject(lane))); err != nil {
+	if err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.fleet.WorkspaceSubject(lane)), jetstream.WithPurgeSequence(before)); err != nil {
 		return fmt.Errorf("remove checkpoints: %w", err)
 	}
 	return nil
+}
+
+// named are the journals of what stands in the place of lanes and begins with a prefix: what
+// follows it, sorted.
+func (s *Store) named(ctx context.Context, prefix string) (names []string, err error) {
+	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(s.fleet.WorkspaceSubject("*")))
+	if err != nil {
+		return nil, err
+	}
+	for subject := range info.State.Subjects {
+		if name, is := strings.CutPrefix(subject, s.fleet.WorkspaceSubject(protocol.LaneHash(prefix))); is {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
 }

@@ -3,14 +3,10 @@ package workspace
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -56,7 +52,7 @@ func (s *Store) TemplateOf(ctx context.Context, name string, lane protocol.LaneH
 // TemplateFrom makes a template of a directory. The error wraps [ErrExists] when there is one of
 // that name.
 func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root) error {
-	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.SaveOptions{Limits: Limits()})
+	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, nil)
 	if err == nil {
 		err = delta.Outline(ctx, s)
 	}
@@ -94,16 +90,12 @@ func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
 
 // Templates returns all templates, by name.
 func (s *Store) Templates(ctx context.Context) ([]Template, error) {
-	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(s.fleet.WorkspaceSubject("*")))
+	names, err := s.named(ctx, templates)
 	if err != nil {
 		return nil, fmt.Errorf("list templates: %w", err)
 	}
 	list := []Template{}
-	for _, subject := range slices.Sorted(maps.Keys(info.State.Subjects)) {
-		name, is := strings.CutPrefix(subject, s.fleet.WorkspaceSubject(templates))
-		if !is {
-			continue
-		}
+	for _, name := range names {
 		last, err := s.last(ctx, templateLane(name))
 		if err != nil {
 			return nil, err

@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
@@ -59,7 +56,7 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)
 	}
-	delta, err := snapshot.Save(ctx, dir, known.Tree(), snapshot.Index{}, bodies, &snapshot.SaveOptions{Limits: Limits(), Skip: skip})
+	delta, err := snapshot.Save(ctx, dir, known.Tree(), snapshot.Index{}, bodies, &snapshot.SaveOptions{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, bodies) // sessions need it for longer than the journal is there
 	}
@@ -69,10 +66,10 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func
 	return &Upload{After: known.last, Delta: *delta, Tree: known.tree.With(delta)}, nil
 }
 
-// ReadUpload reads an upload as JSON. What memory that takes is bounded by [Limits]. The error
+// ReadUpload reads an upload as JSON. What memory that takes is bounded. The error
 // wraps [ErrInvalid] when it is none, or larger than a workspace may be.
 func ReadUpload(from io.Reader) (*Upload, error) {
-	u, r := &Upload{}, snapshot.NewReader(from, Limits())
+	u, r := &Upload{}, snapshot.NewReader(from, snapshot.Limits{})
 	err := r.Object(func(field string) (err error) {
 		if field == "delta" {
 			u.Delta, err = r.Delta()
@@ -98,7 +95,7 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 		return nil, Ref{}, fmt.Errorf("upload: %w: there is checkpoint %d, not %d", ErrLost, known.last, upload.After)
 	}
 	tree := known.tree.With(&upload.Delta)
-	if err := tree.Validate(Limits()); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
+	if err := tree.Validate(snapshot.Limits{}); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
 		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
 	}
 	known.disk = disk
@@ -177,18 +174,13 @@ func FilesOf(tree snapshot.Tree) snapshot.Tree {
 
 // sweepUploads removes what is old of the journals of uploads.
 func (s *Store) sweepUploads(ctx context.Context, since time.Time) error {
-	info, err := s.stream.Info(ctx, jetstream.WithSubjectFilter(s.fleet.WorkspaceSubject("*")))
-	if err != nil {
-		return err
-	}
-	for _, subject := range slices.Sorted(maps.Keys(info.State.Subjects)) {
-		if name, is := strings.CutPrefix(subject, s.fleet.WorkspaceSubject(uploads)); is {
-			if err := s.sweepUpload(ctx, UploadRef(name, 0).Lane, since); err != nil {
-				return err
-			}
+	names, err := s.named(ctx, uploads)
+	for _, name := range names {
+		if err := s.sweepUpload(ctx, UploadRef(name, 0).Lane, since); err != nil {
+			return err
 		}
 	}
-	return nil
+	return err
 }
 
 // sweepUpload removes checkpoints behind which there is an old base, and has a journal that nobody
@@ -217,14 +209,4 @@ func (s *Store) sweepUpload(ctx context.Context, lane protocol.LaneHash, since t
 		return err
 	}
 	return s.purge(ctx, lane, known.from)
-}
-
-// purge removes the checkpoints of a lane before a sequence.
-func (s *Store) purge(ctx context.Context, lane protocol.LaneHash, before uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
-	defer cancel()
-	if err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.fleet.WorkspaceSubject(lane)), jetstream.WithPurgeSequence(before)); err != nil {
-		return fmt.Errorf("remove checkpoints: %w", err)
-	}
-	return nil
 }

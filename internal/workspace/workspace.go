@@ -48,7 +48,7 @@ func (s *Store) Take(ctx context.Context, lane protocol.LaneHash, disk string, e
 		case err == nil:
 			return w, nil
 		case errors.Is(err, errTooLate), errors.Is(err, ErrInvalid), errors.Is(err, ErrMissing), errors.Is(err, ErrFull),
-			errors.Is(err, ErrAway), errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, snapshot.ErrLimit):
+			errors.Is(err, ErrAway), errors.Is(err, snapshot.ErrCorrupt):
 			return nil, fmt.Errorf("take workspace: %w", err)
 		}
 		if !pause.For(ctx, retryWait) {

@@ -34,10 +34,10 @@ func usageOfParts(parts []Part) (u Usage) {
 	return u
 }
 
-// Check returns an error that wraps [ErrLimit] when a tree would take more than the limits allow.
-func (l Limits) Check(u Usage) error { return l.withDefaults().check("", u) }
+// Within returns an error that wraps [ErrLimit] when it is more than the limits allow.
+func (u Usage) Within(limits Limits) error { return limits.withDefaults().check("", u) }
 
-// check is Check of limits that are set; name is the path that was added last.
+// check is Within of limits that are set; name is the path that was added last.
 func (l Limits) check(name string, u Usage) error {
 	switch {
 	case u.Entries > l.MaxEntries:

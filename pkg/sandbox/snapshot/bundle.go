@@ -228,12 +228,13 @@ func LoadBytes(ctx context.Context, bodies Bodies, parts []Part, limit int64) ([
 	return io.ReadAll(&content{ctx: ctx, bodies: bodies, parts: parts, left: limit})
 }
 
-// maxTree is more than the JSON of any tree of a million entries that [Tree.Validate] accepts.
+// maxTree is more than the JSON of any tree has that is within the default limits.
 const maxTree = 1 << 30
 
-// LoadTree returns the tree that [StoreBytes] has kept as JSON, by a [Reader].
-func LoadTree(ctx context.Context, bodies Bodies, parts []Part, limits Limits) (Tree, error) {
-	return NewReader(&content{ctx: ctx, bodies: bodies, parts: parts, left: maxTree}, limits).Tree()
+// LoadTree returns the tree that [StoreBytes] has kept as JSON, by a [Reader] with the default
+// limits.
+func LoadTree(ctx context.Context, bodies Bodies, parts []Part) (Tree, error) {
+	return NewReader(&content{ctx: ctx, bodies: bodies, parts: parts, left: maxTree}, Limits{}).Tree()
 }
 
 // content reads what [StoreBytes] has kept, a part at a time.

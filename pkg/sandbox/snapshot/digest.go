@@ -56,8 +56,11 @@ func (d *digest) sum() string {
 	return hex.EncodeToString(all[:])
 }
 
+// maxUnusual is how many bytes of files with holes are read for a manifest.
+const maxUnusual = 4 << 30
+
 // Manifest says what a tree contains. Files with holes, and others whose parts are not of the usual
-// sizes, are read for it: at most [DefaultMaxBytes] of them.
+// sizes, are read for it: at most 4 GiB of them.
 func (t Tree) Manifest(ctx context.Context, bodies Bodies) (Manifest, error) {
 	m, unusual := make(Manifest, len(t)), int64(0)
 	for name, node := range t {
@@ -65,8 +68,8 @@ func (t Tree) Manifest(ctx context.Context, bodies Bodies) (Manifest, error) {
 		if node.Type == sandbox.TypeFile {
 			var known bool
 			if entry.SHA256, known = node.digest(); !known {
-				if unusual += node.Size; unusual > DefaultMaxBytes || unusual < 0 {
-					return nil, limitf(name, "files with holes of more than %d bytes", int64(DefaultMaxBytes))
+				if unusual += node.Size; unusual > maxUnusual || unusual < 0 {
+					return nil, limitf(name, "files with holes of more than %d bytes", int64(maxUnusual))
 				}
 				var err error
 				if entry.SHA256, err = node.contentDigest(ctx, bodies); err != nil {

@@ -7,10 +7,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Defaults of [Limits].
+// Defaults of [Limits], which are those of workspaces.
 const (
-	DefaultMaxEntries = 200_000
-	DefaultMaxBytes   = 4 << 30
+	DefaultMaxEntries = 1_000_000
+	DefaultMaxBytes   = 64 << 30
 )
 
 // Bounds that are not configurable, in bytes.
@@ -21,7 +21,7 @@ const (
 	MaxNames = 64 << 20
 )
 
-// MaxParts is the most parts of one file: four times what 64 GiB without holes have.
+// MaxParts is the most parts of one file: four times what [DefaultMaxBytes] without holes have.
 const MaxParts = 1 << 16
 
 // partsPerEntry is how many parts the files of a tree have, at most, for each entry of its limit.
