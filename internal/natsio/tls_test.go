@@ -1,14 +1,8 @@
 package natsio_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,61 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
-// pair is files of a certificate and its key.
-type pair struct{ cert, key string }
-
-// authority signs certificates for servers and clients on this machine.
-type authority struct {
-	pair
-
-	t        *testing.T
-	template *x509.Certificate
-	private  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{t: t, template: &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}}
-	a.pair, a.private = a.sign(a.template, nil)
-	return a
-}
-
-// leaf is a certificate that is valid until a time.
-func (a *authority) leaf(until time.Time) pair {
-	a.t.Helper()
-	p, _ := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(until.UnixNano()), Subject: pkix.Name{CommonName: "leaf"}, NotBefore: until.Add(-2 * time.Hour), NotAfter: until,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.private)
-	return p
-}
-
-// sign makes a key and its certificate; without a signer it signs itself.
-func (a *authority) sign(template *x509.Certificate, signer *ecdsa.PrivateKey) (pair, *ecdsa.PrivateKey) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(a.t, err)
-	if signer == nil {
-		signer = key
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, a.template, key.Public(), signer)
-	require.NoError(a.t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(a.t, err)
-	return pair{
-		write(a.t, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}))),
-		write(a.t, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))),
-	}, key
-}
-
 // secure starts a server that speaks nothing but TLS, and asks for certificates of an authority.
-func secure(t *testing.T, ca *authority, own pair) *server.Server {
+func secure(t *testing.T, ca *natsiotest.Authority, own natsiotest.Pair) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(secureOptions(t, ca, own, server.RANDOM_PORT))
 	require.NoError(t, err)
@@ -83,34 +27,34 @@ func secure(t *testing.T, ca *authority, own pair) *server.Server {
 	return s
 }
 
-func secureOptions(t *testing.T, ca *authority, own pair, port int) *server.Options {
+func secureOptions(t *testing.T, ca *natsiotest.Authority, own natsiotest.Pair, port int) *server.Options {
 	t.Helper()
-	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: own.cert, KeyFile: own.key, CaFile: ca.cert, Verify: true})
+	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: own.Cert, KeyFile: own.Key, CaFile: ca.Cert, Verify: true})
 	require.NoError(t, err)
 	return &server.Options{Host: "127.0.0.1", Port: port, TLSConfig: config, TLSTimeout: 5, NoSigs: true, NoLog: true}
 }
 
 func TestConnect_TLS(t *testing.T) {
 	t.Parallel()
-	ca, others := newAuthority(t), newAuthority(t)
-	valid, expired, of := time.Now().Add(time.Hour), time.Now().Add(-time.Hour), others.leaf(time.Now().Add(time.Hour))
-	ours := ca.leaf(valid)
-	over, early := ca.leaf(expired), ca.leaf(time.Now().Add(4*time.Hour))
+	ca, others := natsiotest.NewAuthority(t), natsiotest.NewAuthority(t)
+	valid, expired, of := time.Now().Add(time.Hour), time.Now().Add(-time.Hour), others.Leaf(time.Now().Add(time.Hour))
+	ours := ca.Leaf(valid)
+	over, early := ca.Leaf(expired), ca.Leaf(time.Now().Add(4*time.Hour))
 	for name, test := range map[string]struct {
-		server pair
+		server natsiotest.Pair
 		tls    natsio.TLS
 		want   string
 	}{
-		"authority and certificate":        {ours, natsio.TLS{CA: ca.cert, Cert: ours.cert, Key: ours.key}, ""},
+		"authority and certificate":        {ours, natsio.TLS{CA: ca.Cert, Cert: ours.Cert, Key: ours.Key}, ""},
 		"the system's authorities":         {ours, natsio.TLS{}, "--tls-ca names the authorities"},
-		"another authority":                {ours, natsio.TLS{CA: others.cert, Cert: ours.cert, Key: ours.key}, "--tls-ca names the authorities"},
-		"another certificate":              {ours, natsio.TLS{CA: ca.cert, Cert: of.cert, Key: of.key}, "--tls-cert and --tls-key"},
-		"no certificate":                   {ours, natsio.TLS{CA: ca.cert}, "--tls-cert and --tls-key"},
+		"another authority":                {ours, natsio.TLS{CA: others.Cert, Cert: ours.Cert, Key: ours.Key}, "--tls-ca names the authorities"},
+		"another certificate":              {ours, natsio.TLS{CA: ca.Cert, Cert: of.Cert, Key: of.Key}, "--tls-cert and --tls-key"},
+		"no certificate":                   {ours, natsio.TLS{CA: ca.Cert}, "--tls-cert and --tls-key"},
 		"no file":                          {ours, natsio.TLS{CA: "nowhere.pem"}, "open nowhere.pem: no such file"},
-		"a key that is another's":          {ours, natsio.TLS{CA: ca.cert, Cert: ours.cert, Key: of.key}, "private key does not match"},
-		"an expired certificate":           {ours, natsio.TLS{CA: ca.cert, Cert: over.cert, Key: over.key}, "the certificate of --tls-cert has expired"},
-		"the server's has expired":         {over, natsio.TLS{CA: ca.cert, Cert: ours.cert, Key: ours.key}, "the server's certificate has expired"},
-		"the server's is not valid by now": {early, natsio.TLS{CA: ca.cert, Cert: ours.cert, Key: ours.key}, "is not valid yet"},
+		"a key that is another's":          {ours, natsio.TLS{CA: ca.Cert, Cert: ours.Cert, Key: of.Key}, "private key does not match"},
+		"an expired certificate":           {ours, natsio.TLS{CA: ca.Cert, Cert: over.Cert, Key: over.Key}, "the certificate of --tls-cert has expired"},
+		"the server's has expired":         {over, natsio.TLS{CA: ca.Cert, Cert: ours.Cert, Key: ours.Key}, "the server's certificate has expired"},
+		"the server's is not valid by now": {early, natsio.TLS{CA: ca.Cert, Cert: ours.Cert, Key: ours.Key}, "is not valid yet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -133,12 +77,12 @@ func TestConnect_TLS(t *testing.T) {
 // file.
 func TestConnect_RenewedCertificates(t *testing.T) {
 	t.Parallel()
-	ca := newAuthority(t)
-	first, renewed := ca.leaf(time.Now().Add(time.Hour)), ca.leaf(time.Now().Add(90*time.Minute))
+	ca := natsiotest.NewAuthority(t)
+	first, renewed := ca.Leaf(time.Now().Add(time.Hour)), ca.Leaf(time.Now().Add(90*time.Minute))
 	s := secure(t, ca, first)
-	shown := natsio.TLS{CA: ca.cert, Cert: filepath.Join(t.TempDir(), "cert"), Key: filepath.Join(t.TempDir(), "key")}
-	show := func(p pair) {
-		for from, to := range map[string]string{p.cert: shown.Cert, p.key: shown.Key} {
+	shown := natsio.TLS{CA: ca.Cert, Cert: filepath.Join(t.TempDir(), "cert"), Key: filepath.Join(t.TempDir(), "key")}
+	show := func(p natsiotest.Pair) {
+		for from, to := range map[string]string{p.Cert: shown.Cert, p.Key: shown.Key} {
 			content, err := os.ReadFile(from)
 			require.NoError(t, err)
 			require.NoError(t, os.WriteFile(to, content, 0o600))
@@ -166,7 +110,7 @@ func TestConnect_TLSIsNotGivenUp(t *testing.T) {
 	t.Parallel()
 	server := listen(t, t.TempDir(), "127.0.0.1:0")
 	_, err := natsio.Connect(t.Context(), server.URL(), natsio.ConnectOptions{
-		Name: "test", Creds: server.CredentialFile(), TLS: natsio.TLS{CA: newAuthority(t).cert},
+		Name: "test", Creds: server.CredentialFile(), TLS: natsio.TLS{CA: natsiotest.NewAuthority(t).Cert},
 	})
 	require.ErrorContains(t, err, "the server speaks no TLS")
 }

@@ -31,15 +31,13 @@ const victim = "victim" // a session, a call and a lane of others
 
 func newHostile(t *testing.T, file string) *hostile {
 	t.Helper()
-	coordinator, workers := permitted(t, file)
-	h := &hostile{t: t, owner: dial(t, coordinator), worker: dial(t, workers)}
+	p := deployed(t, file)
+	makePool(t, p)
+	h := &hostile{t: t, owner: p.connect(t, p.coordinator, nil), worker: p.connect(t, p.worker, nil)}
 	var err error
 	h.js, err = jetstream.New(h.owner, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
-	require.NoError(t, natsio.Ensure(t.Context(), h.js, natsio.Topology{}))
-	for _, pool := range []protocol.Pool{protocol.DefaultPool, "other"} {
-		require.NoError(t, natsio.MakePool(t.Context(), h.js, fleetName, pool))
-	}
+	require.NoError(t, natsio.MakePool(t.Context(), h.js, fleetName, "other"))
 	for _, subject := range []string{
 		fleetName.EventSubject(victim), fleetName.ResultSubject(victim, victim), fleetName.ReadySubject("other", victim),
 		fleetName.CallSubject("other", victim, victim), fleetName.ReadySubject(protocol.DefaultPool, "mine"),
@@ -51,14 +49,6 @@ func newHostile(t *testing.T, file string) *hostile {
 }
 
 const fleetName = protocol.DefaultFleet
-
-func dial(t *testing.T, url string) *nats.Conn {
-	t.Helper()
-	nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
-	require.NoError(t, err)
-	t.Cleanup(nc.Close)
-	return nc
-}
 
 // publishes and subscribes report whether the server refuses.
 func (h *hostile) publishes(subject string) (refused bool) {
@@ -122,7 +112,7 @@ func (h *hostile) attempts() map[string][]bool {
 // TestDeploy_AWorkersKeyIsNotTheFleets: what the documents say is refused, is.
 func TestDeploy_AWorkersKeyIsNotTheFleets(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{accountsFile, apartFile} {
+	for _, file := range []string{accountsFile, apartFile, serverFile} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			h := newHostile(t, file)

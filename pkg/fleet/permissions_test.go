@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,9 +15,11 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -44,23 +47,62 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// The files of deploy/nats with accounts, for any number of servers and for one.
-const accountsFile, apartFile = "accounts.conf", "apart.conf"
+// The files of deploy/nats: with accounts, for any number of servers and for one, and for one of
+// three servers with TLS, which has the first of these.
+const accountsFile, apartFile, serverFile = "accounts.conf", "apart.conf", "nats.conf"
 
-// permitted starts a server with a file of deploy/nats without some of what that permits, and
-// returns the URLs of its users.
-func permitted(t *testing.T, file string, without ...string) (coordinator, worker string) {
+// place is where servers are, and who may be which user there.
+type place struct {
+	coordinator, worker string // URLs
+	ca                  string // file of the authority; "" without TLS
+	replicas            int
+}
+
+func (p place) connect(t *testing.T, url string, logger *slog.Logger) *nats.Conn {
 	t.Helper()
-	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", file))
+	nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test", TLS: natsio.TLS{CA: p.ca}, Logger: logger})
 	require.NoError(t, err)
-	dir := t.TempDir()
-	config := filepath.Join(dir, "nats.conf")
-	text := strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account))
-	for _, subject := range without {
-		require.Contains(t, text, `"`+subject+`"`)
-		text = strings.ReplaceAll(text, `"`+subject+`"`, `"elsewhere"`)
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// deployed starts what a file of deploy/nats is for.
+func deployed(t *testing.T, file string) place {
+	t.Helper()
+	if file != serverFile {
+		coordinator, worker := permitted(t, file)
+		return place{coordinator: coordinator, worker: worker, replicas: 1}
 	}
-	text = "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \"" + dir + "\" }\n" + text
+	const servers = 3
+	ca, ports := natsiotest.NewAuthority(t), natsiotest.FreePorts(t, 3*servers)
+	own := ca.Leaf(time.Now().Add(time.Hour))
+	read := func(file string) string {
+		content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", file))
+		require.NoError(t, err)
+		return string(content)
+	}
+	p := place{ca: ca.Cert, replicas: servers}
+	for i := range servers {
+		local := func(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+		routes := ports[2*servers:]
+		text := strings.NewReplacer(
+			"server_name: nats-1", fmt.Sprintf("server_name: nats-%d", i+1), "0.0.0.0:4222", local(ports[i]), "127.0.0.1:8222", local(ports[servers+i]),
+			"/var/lib/nats", t.TempDir(), "/etc/nats/server.pem", own.Cert, "/etc/nats/server-key.pem", own.Key, "/etc/nats/ca.pem", ca.Cert,
+			"0.0.0.0:6222", local(routes[i]), "nats-1:6222", local(routes[0]), "nats-2:6222", local(routes[1]), "nats-3:6222", local(routes[2]),
+			"include accounts.conf", strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(read(accountsFile)),
+		).Replace(read(serverFile))
+		serve(t, text)
+		p.coordinator += fmt.Sprintf(",tls://fleet:secret@%s", local(ports[i]))
+		p.worker += fmt.Sprintf(",tls://worker:secret@%s", local(ports[i]))
+	}
+	p.coordinator, p.worker = p.coordinator[1:], p.worker[1:]
+	return p
+}
+
+// serve starts a server with a configuration.
+func serve(t *testing.T, text string) *server.Server {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "nats.conf")
 	require.NoError(t, os.WriteFile(config, []byte(text), 0o600))
 	options, err := server.ProcessConfigFile(config)
 	require.NoError(t, err)
@@ -69,6 +111,21 @@ func permitted(t *testing.T, file string, without ...string) (coordinator, worke
 	require.NoError(t, err)
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
+
+// permitted starts a server with a file of deploy/nats without some of what that permits, and
+// returns the URLs of its users.
+func permitted(t *testing.T, file string, without ...string) (coordinator, worker string) {
+	t.Helper()
+	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", file))
+	require.NoError(t, err)
+	text := strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account))
+	for _, subject := range without {
+		require.Contains(t, text, `"`+subject+`"`)
+		text = strings.ReplaceAll(text, `"`+subject+`"`, `"elsewhere"`)
+	}
+	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\n"+text)
 	require.True(t, s.ReadyForConnections(time.Minute))
 	return "nats://fleet:secret@" + s.Addr().String(), "nats://worker:secret@" + s.Addr().String()
 }
@@ -76,26 +133,25 @@ func permitted(t *testing.T, file string, without ...string) (coordinator, worke
 // TestDeploy_PermissionsAreEnough: what deploy/nats permits is all that a fleet does.
 func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{accountsFile, apartFile} {
+	for _, file := range []string{accountsFile, apartFile, serverFile} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
-			permissionsAreEnough(t, file)
+			permissionsAreEnough(t, deployed(t, file))
 		})
 	}
 }
 
-func permissionsAreEnough(t *testing.T, file string) {
+func permissionsAreEnough(t *testing.T, p place) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // what is not permitted is not answered
 	defer cancel()
 	log := &logged{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	coordinator, workers := permitted(t, file)
-	f, err := fleet.Connect(ctx, &fleet.Options{URL: coordinator, Logger: logger})
+	makePool(t, p)
+	f, err := fleet.Connect(ctx, &fleet.Options{URL: p.coordinator, TLSCA: p.ca, Replicas: p.replicas, Logger: logger})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	makePool(t, coordinator)
-	defer startWorker(t, workers, logger)()
+	defer startWorker(t, p, logger)()
 	table, err := tools.NewTable(toolset.Core()...)
 	require.NoError(t, err)
 	session := protocol.NewSessionID()
@@ -141,25 +197,24 @@ func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 	}
 }
 
-// makePool makes the pool of workers that may not, as coordinator serve --pools does.
-func makePool(t *testing.T, url string) {
+// makePool makes a fleet and the pool of workers that may not, as coordinator serve --pools does.
+func makePool(t *testing.T, p place) {
 	t.Helper()
-	nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "serve"})
+	js, err := jetstream.New(p.connect(t, p.coordinator, nil), jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	require.NoError(t, err)
-	require.NoError(t, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // servers that have just found each other refuse it
+		require.NoError(c, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
+		require.NoError(c, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
+	}, time.Minute, 100*time.Millisecond)
 }
 
 // startWorker runs a worker that has a connection of its own, and returns what ends it.
-func startWorker(t *testing.T, url string, logger *slog.Logger) (stop func()) {
+func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 	t.Helper()
-	nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "worker", Logger: logger})
-	require.NoError(t, err)
+	nc := p.connect(t, p.worker, logger)
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
-	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
 	opened, caps, err := driver.Open(t.Context(), "process", &driver.Options{Logger: logger, Data: t.TempDir()})
 	require.NoError(t, err)
 	w, err := worker.New(t.Context(), nc, worker.Options{Driver: opened, Caps: caps, Data: t.TempDir(), Logger: logger})
