@@ -2,7 +2,6 @@ package natsio_test
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"net"
 	"os"
 	"path/filepath"
