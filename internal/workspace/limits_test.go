@@ -123,6 +123,14 @@ func TestTake_OfEndlessChanges(t *testing.T) {
 	require.ErrorContains(t, err, "checkpoint 17: ")
 }
 
+// TestReadUpload_OfLaterVersions: fields that are not known are passed over.
+func TestReadUpload_OfLaterVersions(t *testing.T) {
+	t.Parallel()
+	got, err := workspace.ReadUpload(strings.NewReader(`{"before":["x"],"after":7,"delta":{"added":{"a":1},"set":{"d":{"type":"dir","owner":1}}},"more":"text"}`))
+	require.NoError(t, err)
+	require.Equal(t, &workspace.Upload{After: 7, Delta: snapshot.Delta{Set: snapshot.Tree{"d": {Type: sandbox.TypeDir}}}}, got)
+}
+
 // TestReadUpload_OfOthers is refused by name.
 func TestReadUpload_OfOthers(t *testing.T) {
 	t.Parallel()

@@ -71,11 +71,15 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, skip func
 func ReadUpload(from io.Reader) (*Upload, error) {
 	u, r := &Upload{}, snapshot.NewReader(from, snapshot.Limits{})
 	err := r.Object(func(field string) (err error) {
-		if field == "delta" {
+		switch field {
+		case "after":
+			err = r.Value(&u.After)
+		case "delta":
 			u.Delta, err = r.Delta()
-			return err
+		default:
+			err = r.Skip()
 		}
-		return r.Value(&u.After)
+		return err
 	})
 	if _, is := errors.AsType[*snapshot.Error](err); is {
 		err = fmt.Errorf("%w: %w", ErrInvalid, err)

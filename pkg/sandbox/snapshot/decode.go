@@ -50,8 +50,10 @@ func (r *Reader) Delta() (d Delta, err error) {
 			d.Set, err = r.Tree()
 		case "removed":
 			d.Removed, err = r.names()
-		default:
+		case "inline":
 			err = r.Value(&d.Inline)
+		default:
+			err = r.Skip()
 		}
 		return err
 	})
@@ -114,6 +116,9 @@ func (r *Reader) token() (json.Token, error) {
 	token, err := r.json.Token()
 	return token, r.fault(err)
 }
+
+// Skip passes over a value that is no larger than an entry.
+func (r *Reader) Skip() error { return r.Value(new(json.RawMessage)) }
 
 // Value reads a value that is no larger than an entry.
 func (r *Reader) Value(v any) error {
