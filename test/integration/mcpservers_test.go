@@ -108,6 +108,18 @@ func TestMcpServers_AnsweredFromElsewhere(t *testing.T) {
 	require.Equal(t, "decline", all["c2"].Content)
 }
 
+// whenTold waits until something is so, of which there is at least one word.
+func whenTold(t *testing.T, changed <-chan struct{}, so func() bool) {
+	t.Helper()
+	for limit := time.After(patience); !so(); {
+		select {
+		case <-changed:
+		case <-limit:
+			require.FailNow(t, "no word of a change")
+		}
+	}
+}
+
 // TestMcp_ServersToolsComeAndGo: a client is told when an MCP server has another tool, which it can
 // call then.
 func TestMcp_ServersToolsComeAndGo(t *testing.T) {
@@ -124,12 +136,7 @@ func TestMcp_ServersToolsComeAndGo(t *testing.T) {
 	require.False(t, has())
 	require.Equal(t, "grown", mcpSaid(t, c, "test__grow"))
 	mcpSaid(t, c, "test__count") // whose result says so, if that of the other one was too early
-	select {
-	case <-changed:
-	case <-time.After(patience):
-		require.Fail(t, "no word of a change")
-	}
-	require.True(t, has())
+	whenTold(t, changed, has)
 	require.Equal(t, "new", mcpSaid(t, c, "test__grown"))
 }
 
@@ -141,28 +148,18 @@ func TestMcp_ServersOfTheFolderComeAndGo(t *testing.T) {
 	c := mcpOf(t, &mcp.ClientOptions{
 		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { changed <- struct{}{} },
 	}, "", "--tools", dir)
-	has := func(want bool) {
+	has := func() bool {
 		t.Helper()
 		listed, err := c.ListTools(t.Context(), nil)
 		require.NoError(t, err)
-		require.Equal(t, want, slices.ContainsFunc(listed.Tools, func(tool *mcp.Tool) bool { return tool.Name == "test__count" }))
+		return slices.ContainsFunc(listed.Tools, func(tool *mcp.Tool) bool { return tool.Name == "test__count" })
 	}
-	told := func() {
-		t.Helper()
-		select {
-		case <-changed:
-		case <-time.After(patience):
-			require.Fail(t, "no word of a change")
-		}
-	}
-	has(false)
+	require.False(t, has())
 	serverManifest(t, dir, "test")
-	told()
-	has(true)
+	whenTold(t, changed, has)
 	require.Equal(t, "1 calls, 0 overlap", mcpSaid(t, c, "test__count"))
 	require.NoError(t, os.Remove(filepath.Join(dir, "test.json")))
-	told()
-	has(false)
+	whenTold(t, changed, func() bool { return !has() })
 }
 
 // TestMcpServers_OfManifests: turns of a served session have the servers of the folder as they are
