@@ -344,8 +344,8 @@ const (
 	// hexadecimal digits), the time in milliseconds since 1970, how many calls were signed together
 	// and which of them this is (from 0), and, in base64 (URL, without padding), the root of their
 	// Merkle tree (RFC 6962, SHA-256), its Ed25519 signature, and the call's audit path. A leaf is
-	// "toolfleet call 1", the fleet, that time, a line each, and the body; "toolfleet calls 1", as a
-	// line, and the root are signed.
+	// "toolfleet call 1", the fleet, that time, a line each, and the body; signed are the line
+	// "toolfleet calls 1" and the root.
 	HeaderSigned = "Tf-Signed"
 	// HeaderSession is the session id of the call.
 	HeaderSession = "Tf-Session"

@@ -68,19 +68,20 @@ func TestFleet_ServesSessions(t *testing.T) {
 				}
 			})
 		}
-	})
-	t.Run("a call that nobody signed", func(t *testing.T) {
-		alone := filepath.Join(t.TempDir(), "nats.token") // without the key beside it
-		token, err := os.ReadFile(flags[3])
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(alone, token, 0o600))
-		args := []string{"call", "--nats", flags[1], "--creds", alone, "bash", `{"command": "true"}`}
-		got := execute(t, coordinator, launch{args: args})
-		require.Contains(t, got.stdout+got.stderr, "not_signed")
-		require.NotEqual(t, 0, got.code)
-		args = append(args[:1:1], append([]string{"--sign-key", filepath.Join(filepath.Dir(flags[3]), "calls.key")}, args[1:]...)...)
-		got = execute(t, coordinator, launch{args: args})
-		require.Equal(t, 0, got.code, got.stderr)
+		t.Run("a call that nobody signed", func(t *testing.T) {
+			t.Parallel()
+			alone := filepath.Join(t.TempDir(), "nats.token") // without the key beside it
+			token, err := os.ReadFile(flags[3])
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(alone, token, 0o600))
+			args := []string{"call", "--nats", flags[1], "--creds", alone, "bash", `{"command": "true"}`}
+			got := execute(t, coordinator, launch{args: args})
+			require.Contains(t, got.stdout+got.stderr, "not_signed")
+			require.NotEqual(t, 0, got.code)
+			args = append(args[:1:1], append([]string{"--sign-key", filepath.Join(filepath.Dir(flags[3]), "calls.key")}, args[1:]...)...)
+			got = execute(t, coordinator, launch{args: args})
+			require.Equal(t, 0, got.code, got.stderr)
+		})
 	})
 	for _, w := range workers {
 		w.stop(t)
