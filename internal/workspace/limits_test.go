@@ -1,9 +1,7 @@
 package workspace_test
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,21 +16,17 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
-// directories is the JSON of a tree of n directories.
-func directories(n int) []byte {
-	var text bytes.Buffer
-	for i := range n {
-		fmt.Fprintf(&text, `,"d%d":{"type":"dir"}`, i)
-	}
-	text.WriteByte('}')
-	body := text.Bytes()
-	body[0] = '{'
-	return body
+// fileOf is a file of so many parts; all that a workspace may have is mostParts.
+func fileOf(parts int) snapshot.Node {
+	part := snapshot.Part{Size: snapshot.MaxPart, Sum: "s", Body: "b"}
+	return snapshot.Node{Type: sandbox.TypeFile, Size: int64(parts) * snapshot.MaxPart, Parts: slices.Repeat([]snapshot.Part{part}, parts)}
 }
 
-// TestTake_OfOneEntryTooMany is refused by name, by whoever reads it; what was there before can
-// still be read.
-func TestTake_OfOneEntryTooMany(t *testing.T) {
+const mostParts = snapshot.DefaultMaxBytes / snapshot.MaxPart
+
+// TestTake_OfTooMuch is refused by name, by whoever reads it; what was there before can still be
+// read.
+func TestTake_OfTooMuch(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
@@ -40,7 +34,9 @@ func TestTake_OfOneEntryTooMany(t *testing.T) {
 	w := take(t, store, 1)
 	w.append("log", "one\n")
 	require.NoError(t, w.commit("c1"))
-	parts, _, err := snapshot.StoreBytes(t.Context(), store, directories(snapshot.DefaultMaxEntries+1))
+	tree, err := json.Marshal(snapshot.Tree{"f": fileOf(mostParts + 1)})
+	require.NoError(t, err)
+	parts, _, err := snapshot.StoreBytes(t.Context(), store, tree)
 	require.NoError(t, err)
 	message, err := json.Marshal(map[string]any{"type": "checkpoint", "version": 1, "epoch": 2, "calls": []string{"c2"}, "base": parts, "delta": map[string]any{}})
 	require.NoError(t, err)
@@ -50,7 +46,7 @@ func TestTake_OfOneEntryTooMany(t *testing.T) {
 	_, err = store.Take(t.Context(), lane, "w", 3)
 	require.ErrorIs(t, err, workspace.ErrInvalid)
 	require.ErrorIs(t, err, snapshot.ErrLimit)
-	require.ErrorContains(t, err, "more than 1000000 entries")
+	require.ErrorContains(t, err, "more than 68719476736 bytes together")
 	require.Equal(t, map[string]string{"log": "one\n"}, forked(t, store, lane, "c1"))
 }
 
@@ -58,10 +54,7 @@ func TestTake_OfOneEntryTooMany(t *testing.T) {
 func TestCommit_OfTooMuch(t *testing.T) {
 	t.Parallel()
 	store := open(t)
-	full := snapshot.Tree{}
-	for i := range snapshot.DefaultMaxEntries {
-		full["d"+strconv.Itoa(i)] = snapshot.Node{Type: sandbox.TypeDir}
-	}
+	full := snapshot.Tree{"f": fileOf(mostParts + 1)}
 	w := take(t, store, 1)
 	dir := func(name string) *snapshot.Delta {
 		return &snapshot.Delta{Set: snapshot.Tree{name: {Type: sandbox.TypeDir}}}
@@ -69,7 +62,6 @@ func TestCommit_OfTooMuch(t *testing.T) {
 	require.NoError(t, w.Commit(t.Context(), dir("d"), result("c1")))
 	require.ErrorIs(t, w.Commit(t.Context(), &snapshot.Delta{Set: full}, result("c2")), snapshot.ErrLimit)
 	require.NoError(t, w.Commit(t.Context(), dir("e"), result("c3")))
-	full["one more"] = snapshot.Node{Type: sandbox.TypeDir}
 	require.ErrorIs(t, store.Begin(t.Context(), fork, full), snapshot.ErrLimit)
 	has, err := store.Has(t.Context(), fork)
 	require.NoError(t, err)
@@ -84,14 +76,11 @@ func TestCommit_OfTooMuchByAndBy(t *testing.T) {
 	t.Parallel()
 	store := open(t)
 	file := func(name string, parts int) *snapshot.Delta {
-		part := snapshot.Part{Size: snapshot.MaxPart, Sum: "s", Body: "b"}
-		node := snapshot.Node{Type: sandbox.TypeFile, Size: int64(parts) * snapshot.MaxPart, Parts: slices.Repeat([]snapshot.Part{part}, parts)}
-		return &snapshot.Delta{Set: snapshot.Tree{"d": {Type: sandbox.TypeDir}, name: node}}
+		return &snapshot.Delta{Set: snapshot.Tree{"d": {Type: sandbox.TypeDir}, name: fileOf(parts)}}
 	}
-	most := snapshot.DefaultMaxBytes / snapshot.MaxPart
 	w := take(t, store, 1)
-	require.NoError(t, w.Commit(t.Context(), file("d/f", most-1), result("c1")))
-	require.NoError(t, w.Commit(t.Context(), file("d/f", most-1), result("c2")), "what is replaced counts once")
+	require.NoError(t, w.Commit(t.Context(), file("d/f", mostParts-1), result("c1")))
+	require.NoError(t, w.Commit(t.Context(), file("d/f", mostParts-1), result("c2")), "what is replaced counts once")
 	require.NoError(t, w.Commit(t.Context(), file("g", 1), result("c3")), "all that it may have")
 	require.ErrorIs(t, w.Commit(t.Context(), file("h", 1), result("c4")), snapshot.ErrLimit)
 	require.NoError(t, w.Commit(t.Context(), &snapshot.Delta{Removed: snapshot.Names{"d"}}, result("c5")))
@@ -99,7 +88,7 @@ func TestCommit_OfTooMuchByAndBy(t *testing.T) {
 	next, err := store.Take(t.Context(), lane, "w", 2)
 	require.NoError(t, err)
 	require.Len(t, next.Tree(), 3)
-	require.NoError(t, next.Commit(t.Context(), file("d/f", most-2), result("c7")))
+	require.NoError(t, next.Commit(t.Context(), file("d/f", mostParts-2), result("c7")))
 	require.ErrorIs(t, next.Commit(t.Context(), file("i", 1), result("c8")), snapshot.ErrLimit)
 }
 
@@ -110,9 +99,8 @@ func TestTake_OfEndlessChanges(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	store, err := workspace.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	part := snapshot.Part{Size: snapshot.MaxPart, Sum: "s", Body: "b"}
 	for i := range 20 { // of 4 GiB each
-		node := snapshot.Node{Type: sandbox.TypeFile, Size: 4 << 30, Parts: slices.Repeat([]snapshot.Part{part}, 1<<10)}
+		node := fileOf(mostParts / 16)
 		message, err := json.Marshal(map[string]any{"type": "checkpoint", "version": 1, "epoch": 1, "delta": snapshot.Delta{Set: snapshot.Tree{"f" + strconv.Itoa(i): node}}})
 		require.NoError(t, err)
 		_, err = f.JS.Publish(t.Context(), f.Name.WorkspaceSubject(lane), message)
