@@ -31,7 +31,7 @@ func options(t *testing.T) Options {
 	_, _, err = natsio.EnsurePool(t.Context(), js, fleet, protocol.DefaultPool, time.Minute) // a busy machine ends no lease, so nothing runs twice
 	require.NoError(t, err)
 	return Options{
-		Fleet: fleet, Lanes: 7, Callers: 20, Calls: 1000, Workers: 2, Slots: 4, Payload: 100,
+		Fleet: fleet, Lanes: 7, Callers: 20, Calls: 300, Workers: 2, Slots: 4, Payload: 100,
 		Baseline: 50 * time.Millisecond, Connect: connect, Logger: slog.New(slog.DiscardHandler),
 	}
 }

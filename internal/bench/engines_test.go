@@ -14,7 +14,7 @@ import (
 
 // As docs/benchmarks.md compares them: -v shows the figures, -args -calls=100000 makes enough
 // calls.
-var calls = flag.Int("calls", 1000, "calls of each engine")
+var calls = flag.Int("calls", 300, "calls of each engine")
 
 func TestRun_EveryEngineKeepsOrder(t *testing.T) {
 	t.Parallel()
