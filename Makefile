@@ -86,8 +86,9 @@ simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 
 	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED) -fault=$(FAULT)
 
 .PHONY: escape
-escape: ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user)
+escape: program ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user); abuse one, and time calls beside it
 	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./pkg/sandbox/escapetest ./pkg/sandbox/ns ./pkg/sandbox/landlock
+	go test -tags=$(TAG) -count=1 -v -run TestAbuse_WorkerStaysResponsive ./test/integration
 
 .PHONY: firsthour
 firsthour: ## Work on every project as people have them, in place and over a fleet, as root and as an ordinary user

@@ -88,7 +88,7 @@ func overAFleet(t *testing.T, p project, who person, model string) string {
 	t.Helper()
 	data := filepath.Join(who.home, "fleet")
 	server := who.start(t, "coordinator", "serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(data, "serve"))
-	fleet := server.wait(t, server.said, `worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+)\n`)[1:]
+	fleet := server.wait(t, server.said, `worker (--nats) (nats://127\.0\.0\.1:\d+) (--creds) (\S+) --call-keys`)[1:]
 	worker := who.start(t, "worker", slices.Concat(fleet, p.flags, []string{"--data", filepath.Join(data, "worker")})...)
 	worker.wait(t, worker.said, `takes calls of pool default`)
 	args := append([]string{"submit", "--json", "--session", session, "--min-level", "full", "--workspace", who.workspace}, fleet...)

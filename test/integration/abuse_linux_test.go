@@ -222,9 +222,12 @@ func bounded(t *testing.T, e protocol.Execution) {
 }
 
 // TestAbuse_WorkerStaysResponsive: whatever a sandbox does, calls in others are answered,
-// the result says what ended it, nothing of it survives, and it can be used again. How soon is only
-// judged without the race detector.
+// the result says what ended it, nothing of it survives, and it can be used again. How soon can only
+// be judged without the race detector.
 func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it measures
+	if raceEnabled {
+		t.Skip("its times mean nothing under the race detector: make escape runs it")
+	}
 	uid := os.Geteuid()
 	if uid == 0 {
 		uid = 65534 // nothing of what bounds the abuses needs root
@@ -241,7 +244,7 @@ func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it
 				if name == nothing {
 					alone = times.nearlyAll
 				}
-				if raceEnabled || times.took < abuse.within && times.most < answerTime && times.nearlyAll < answerTime+2*alone {
+				if times.took < abuse.within && times.most < answerTime && times.nearlyAll < answerTime+2*alone {
 					return
 				}
 			}
