@@ -66,7 +66,7 @@ func between(tb testing.TB, list []event, step int) time.Duration {
 // whichever tool: 100 times of 100.
 func TestRun_CallsOfOneFileKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	const rounds = 100
+	const rounds = 40
 	var steps []step
 	for i := range rounds {
 		id := func(name string) string { return fmt.Sprintf("%s%d", name, i) }
@@ -80,7 +80,7 @@ func TestRun_CallsOfOneFileKeepTheirOrder(t *testing.T) {
 		))
 	}
 	steps = append(steps, say("Done."))
-	got := execute(t, coordinator, launch{args: runFlags(t, script(t, steps...), t.TempDir(), "--json", "--max-steps", "101")})
+	got := execute(t, coordinator, launch{args: runFlags(t, script(t, steps...), t.TempDir(), "--json", "--max-steps", "41")})
 	require.Equal(t, 0, got.code, got.stderr)
 	told := results(events(t, got.stdout))
 	require.Len(t, told, 6*rounds)
