@@ -222,8 +222,8 @@ func bounded(t *testing.T, e protocol.Execution) {
 }
 
 // TestAbuse_WorkerStaysResponsive: whatever a sandbox does, calls in others are answered,
-// the result says what ended it, nothing of it survives, and it can be used again. How soon can only
-// be judged without the race detector.
+// the result says what ended it, nothing of it survives, and it can be used again. How soon can
+// only be judged without the race detector.
 func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it measures
 	if raceEnabled {
 		t.Skip("its times mean nothing under the race detector: make escape runs it")
