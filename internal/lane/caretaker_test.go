@@ -15,21 +15,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// abandon appends a call to its mailbox, as a publisher does that is lost before it publishes the
-// ready message.
-func (f *fleet) abandon(call *protocol.Call) {
-	f.t.Helper()
-	body, err := protocol.EncodeCall(call)
-	require.NoError(f.t, err)
-	msg := nats.NewMsg(protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
-	msg.Header.Set(protocol.HeaderLane, string(call.Lane()))
-	msg.Header.Set(protocol.HeaderCall, string(call.ID))
-	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
-	msg.Data = body
-	_, err = f.js.PublishMsg(f.t.Context(), msg)
-	require.NoError(f.t, err)
-}
-
 // Accepted calls do not need their callers: those of a lane without a ready message, and without
 // anybody who waits, are run all the same.
 func TestCaretaker_WhatACallerLeftBehindIsRun(t *testing.T) {
@@ -45,7 +30,7 @@ func TestCaretaker_WhatACallerLeftBehindIsRun(t *testing.T) {
 				before, after := make([]*protocol.Call, lanes), make([]*protocol.Call, lanes)
 				for i := range lanes {
 					before[i] = newCall("s", exclusive(fmt.Sprintf("account/%d", i)))
-					f.abandon(before[i])
+					f.enqueueWithoutReady(before[i])
 				}
 				h, p := f.hold(succeeds, lane.Options{Slots: 16}), f.publisher()
 				for _, call := range before {
@@ -54,7 +39,7 @@ func TestCaretaker_WhatACallerLeftBehindIsRun(t *testing.T) {
 				f.requireQuiet()
 				for i := range lanes {
 					after[i] = newCall("s", exclusive(fmt.Sprintf("account/%d", i)))
-					f.abandon(after[i])
+					f.enqueueWithoutReady(after[i])
 				}
 				begun := time.Now()
 				for _, call := range after {
@@ -75,7 +60,7 @@ func TestCaretaker_WhatALostWorkerLookedAfterIsRun(t *testing.T) {
 	first := f.hold(succeeds, lane.Options{}) // makes the consumer
 	first.stop()
 	call := newCall("s", exclusive("account/a"))
-	f.abandon(call)
+	f.enqueueWithoutReady(call)
 	consumer, err := f.js.Consumer(t.Context(), protocol.DefaultFleet.CallsStream(), protocol.DefaultFleet.CareConsumer(protocol.DefaultPool))
 	require.NoError(t, err)
 	_, err = consumer.Next()
@@ -108,7 +93,7 @@ func TestCaretaker_LooksAfterEachEntryOnce(t *testing.T) {
 	}, patience, 10*time.Millisecond)
 	require.NoError(t, f.js.DeleteConsumer(t.Context(), stream, name))
 	other := newCall("s", exclusive("account/b"))
-	f.abandon(other)
+	f.enqueueWithoutReady(other)
 	close(release)
 	require.Equal(t, protocol.StatusOK, f.await(p, other).Status)
 	for _, call := range calls {
@@ -139,7 +124,7 @@ func TestCaretaker_AClaimThatItsWorkerDoesNotHold(t *testing.T) {
 				return succeed(run)
 			}), lane.Options{})
 			f.storeClaim(first.Lane(), protocol.Claim{Life: f.aLife(), Ready: meta.Sequence.Stream, Interrupted: interrupted})
-			f.abandon(second)
+			f.enqueueWithoutReady(second)
 			require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
 			require.Equal(t, protocol.StatusOK, f.await(p, second).Status)
 			if interrupted {
@@ -180,7 +165,7 @@ func TestCaretaker_AClaimWithoutItsLifeIsNoticed(t *testing.T) {
 	claims, err := f.js.Stream(t.Context(), factFleet.ClaimsStream())
 	require.NoError(t, err)
 	require.NoError(t, claims.Purge(t.Context(), jetstream.WithPurgeSubject(factFleet.HeartbeatSubject(protocol.DefaultPool, life))))
-	f.abandon(second)
+	f.enqueueWithoutReady(second)
 	f.hold(succeeds, lane.Options{})
 	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
 	require.Equal(t, protocol.StatusOK, f.await(p, second).Status)

@@ -98,7 +98,7 @@ func TestRelease_AWorkerKilledAfterItsLastLookLeavesNoEntry(t *testing.T) {
 
 	question, err := asked.NextMsg(patience)
 	require.NoError(t, err, "the worker does not let the lane go")
-	f.abandon(second)
+	f.enqueueWithoutReady(second)
 	f.hold(succeeds, lane.Options{})
 	care := factFleet.CareConsumer(protocol.DefaultPool)
 	require.Eventually(t, func() bool {

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -57,13 +56,7 @@ func TestLane_ACallOfAnotherPoolIsNotRun(t *testing.T) {
 	f := newFleet(t)
 	call := newCall("s", exclusive("account/x"))
 	call.Pool = "other"
-	body, err := protocol.EncodeCall(call)
-	require.NoError(t, err)
-	msg := nats.NewMsg(protocol.DefaultFleet.ReadySubject(protocol.DefaultPool, call.Lane().Hash()))
-	msg.Header.Set(protocol.HeaderLane, string(call.Lane()))
-	msg.Header.Set(protocol.HeaderCall, string(call.ID))
-	msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
-	msg.Data = body
+	msg := messageOf(t, protocol.DefaultFleet.ReadySubject(protocol.DefaultPool, call.Lane().Hash()), call)
 	require.NoError(t, f.nc.PublishMsg(msg))
 	f.hold(executorFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		t.Errorf("call of pool %s runs", run.Call.Pool)

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -63,15 +62,7 @@ func (g *gate) requireStart(t *testing.T, id protocol.CallID) *lane.Run {
 func (f *fleet) enqueueWithoutReady(calls ...*protocol.Call) {
 	f.t.Helper()
 	for _, c := range calls {
-		body, err := protocol.EncodeCall(c)
-		require.NoError(f.t, err)
-		msg := nats.NewMsg(protocol.DefaultFleet.CallSubject(c.Pool, c.Lane().Hash(), c.ID))
-		msg.Header.Set(protocol.HeaderLane, string(c.Lane()))
-		msg.Header.Set(protocol.HeaderCall, string(c.ID))
-		msg.Header.Set(protocol.HeaderSession, string(c.SessionID))
-		msg.Data = body
-		_, err = f.js.PublishMsg(f.t.Context(), msg)
-		require.NoError(f.t, err)
+		raw(f.t, f, protocol.DefaultFleet.CallSubject(c.Pool, c.Lane().Hash(), c.ID), c)
 	}
 }
 

@@ -42,15 +42,20 @@ func stepAside(t *testing.T, d time.Duration) {
 // raw stores a call on a subject as a publisher would whose answer was lost.
 func raw(t *testing.T, f *fleet, subject string, c *protocol.Call) {
 	t.Helper()
-	msg := nats.NewMsg(subject)
+	_, err := f.js.PublishMsg(t.Context(), messageOf(t, subject, c))
+	require.NoError(t, err)
+}
+
+// messageOf is a call as a publisher sends it.
+func messageOf(t *testing.T, subject string, c *protocol.Call) *nats.Msg {
+	t.Helper()
+	body, err := protocol.EncodeCall(c)
+	require.NoError(t, err)
+	msg := &nats.Msg{Subject: subject, Header: nats.Header{}, Data: body}
 	msg.Header.Set(protocol.HeaderLane, string(c.Lane()))
 	msg.Header.Set(protocol.HeaderCall, string(c.ID))
 	msg.Header.Set(protocol.HeaderSession, string(c.SessionID))
-	body, err := protocol.EncodeCall(c)
-	require.NoError(t, err)
-	msg.Data = body
-	_, err = f.js.PublishMsg(t.Context(), msg)
-	require.NoError(t, err)
+	return msg
 }
 
 // A lane that is let go and claimed again by the same process: its release must

@@ -39,7 +39,7 @@ func TestReview_ASettledReadyMessageThatIsBack(t *testing.T) {
 			ack, err := f.js.PublishMsg(t.Context(), msg)
 			require.NoError(t, err)
 			require.NoError(t, f.take(consumer).DoubleAck(t.Context())) // settled, and still there
-			f.abandon(call)
+			f.enqueueWithoutReady(call)
 			f.lookAfterByHand()
 			f.hold(succeeds, lane.Options{AckWait: briefLease})
 			claims(f, call.Lane(), ack.Sequence)

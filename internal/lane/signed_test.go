@@ -44,16 +44,10 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 		return value
 	}
 	send := func(call *protocol.Call, change func(*nats.Msg)) *protocol.Result {
-		body, err := protocol.EncodeCall(call)
-		require.NoError(t, err)
-		msg := nats.NewMsg(protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID))
-		msg.Header.Set(protocol.HeaderLane, call.Lane().HeaderText())
-		msg.Header.Set(protocol.HeaderCall, string(call.ID))
-		msg.Header.Set(protocol.HeaderSession, string(call.SessionID))
-		msg.Header.Set(protocol.HeaderSigned, sign(signer, protocol.DefaultFleet, body, time.Now()))
-		msg.Data = body
+		msg := messageOf(t, protocol.DefaultFleet.CallSubject(call.Pool, call.Lane().Hash(), call.ID), call)
+		msg.Header.Set(protocol.HeaderSigned, sign(signer, protocol.DefaultFleet, msg.Data, time.Now()))
 		change(msg)
-		_, err = f.js.PublishMsg(t.Context(), msg)
+		_, err := f.js.PublishMsg(t.Context(), msg)
 		require.NoError(t, err)
 		put(t, p, newCall("s", exclusive(string(call.Resources[0].Key)))) // makes the lane ready
 		return f.await(p, call)
