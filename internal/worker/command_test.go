@@ -17,50 +17,50 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/process"
 )
 
-// trusting takes the driver process for one that enforces read-only commands: the
-// tests that use it are about who may run beside whom.
-type trusting struct{ sandbox.Driver }
+// altered is a driver whose commands are changed before they run, and their results afterwards.
+type altered struct {
+	sandbox.Driver
 
-type trustingSandbox struct{ sandbox.Sandbox }
+	before func(*sandbox.Cmd)
+	after  func(*sandbox.Result)
+}
 
-func (d trusting) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+type alteredSandbox struct {
+	sandbox.Sandbox
+
+	driver altered
+}
+
+func (d altered) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	s, err := d.Driver.Open(ctx, spec)
-	return trustingSandbox{s}, err
+	return alteredSandbox{s, d}, err
 }
 
-func (s trustingSandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
-	cmd.ReadOnly = false
-	return s.Sandbox.Exec(ctx, cmd)
+func (s alteredSandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	if s.driver.before != nil {
+		s.driver.before(&cmd)
+	}
+	result, err := s.Sandbox.Exec(ctx, cmd)
+	if s.driver.after != nil {
+		s.driver.after(&result)
+	}
+	return result, err
 }
 
+// trustingOptions take the driver process for one that enforces read-only commands: the tests that
+// use them are about who may run beside whom.
 func (r *rig) trustingOptions() worker.Options {
 	o := r.options()
-	o.Driver = trusting{process.New(nil)}
+	o.Driver = altered{Driver: process.New(nil), before: func(cmd *sandbox.Cmd) { cmd.ReadOnly = false }}
 	o.Caps = sandbox.Caps{Driver: "process", ReadOnly: true}
 	return o
-}
-
-// throttling is a driver whose commands were slowed down for what they wrote.
-type throttling struct{ sandbox.Driver }
-
-type throttlingSandbox struct{ sandbox.Sandbox }
-
-func (d throttling) Open(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s, err := d.Driver.Open(ctx, spec)
-	return throttlingSandbox{s}, err
-}
-
-func (s throttlingSandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
-	result, err := s.Sandbox.Exec(ctx, cmd)
-	result.Combined.Throttled = 2340 * time.Millisecond
-	return result, err
 }
 
 func TestCommand_WhoWasSlowedDownIsTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Driver = throttling{process.New(nil)}
+	o.Driver = altered{Driver: process.New(nil), after: func(r *sandbox.Result) { r.Combined.Throttled = 2340 * time.Millisecond }}
 	r.work(o)
 	want := []string{"This command was slowed down for 2.3s: after 256 MiB of output it is read at 64 MiB a second. Write less, or to a file."}
 	ran := r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "true"})
