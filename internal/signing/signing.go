@@ -83,15 +83,11 @@ func Load(file string) (*Signer, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s is a key of type %T: must be of Ed25519 (openssl genpkey -algorithm ed25519)", file, parsed)
 	}
-	return newSigner(key)
+	return newSigner(key), nil
 }
 
-func newSigner(key ed25519.PrivateKey) (*Signer, error) {
-	public, ok := key.Public().(ed25519.PublicKey)
-	if !ok {
-		return nil, errors.New("the key has no public part")
-	}
-	return &Signer{id: idOf(public), key: key}, nil
+func newSigner(key ed25519.PrivateKey) *Signer {
+	return &Signer{id: idOf(ed25519.PublicKey(key[ed25519.SeedSize:])), key: key}
 }
 
 const (
@@ -218,33 +214,23 @@ func Make(dir string) (*Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a key for calls: %w", err)
 	}
-	for _, part := range []struct {
-		file, kind string
-		marshal    func() ([]byte, error)
-	}{ // the private key last: with it both are there
-		{PublicFile, publicBlock, func() ([]byte, error) { return x509.MarshalPKIXPublicKey(public) }},
-		{PrivateFile, privateBlock, func() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(private) }},
-	} {
-		der, err := part.marshal()
-		if err == nil {
-			err = replace(filepath.Join(dir, part.file), pem.EncodeToMemory(&pem.Block{Type: part.kind, Bytes: der}))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("make a key for calls: %w", err)
-		}
+	publicDER, publicErr := x509.MarshalPKIXPublicKey(public)
+	privateDER, privateErr := x509.MarshalPKCS8PrivateKey(private)
+	err = errors.Join(publicErr, privateErr,
+		write(filepath.Join(dir, PublicFile), publicBlock, publicDER),
+		write(file+".part", privateBlock, privateDER))
+	if err == nil {
+		err = os.Rename(file+".part", file) // last: with it both are there
 	}
-	return newSigner(private)
+	if err != nil {
+		return nil, fmt.Errorf("make a key for calls: %w", err)
+	}
+	return newSigner(private), nil
 }
 
-func replace(file string, content []byte) error {
-	part := file + ".part"
-	if err := os.WriteFile(part, content, 0o600); err != nil {
-		return fmt.Errorf("write key: %w", err)
-	}
-	if err := os.Rename(part, file); err != nil {
-		return fmt.Errorf("write key: %w", err)
-	}
-	return nil
+// write writes a file of PEM with one block.
+func write(file, kind string, der []byte) error {
+	return os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
 }
 
 // Beside returns the private key's file in the directory of a file, "" when there is none.

@@ -178,7 +178,7 @@ func sendListener(conn *wire.Conn) error {
 func dropSignals() error {
 	ignore, byDefault := sigaction{handler: 1}, sigaction{}
 	for sig := 1; sig <= lastSignal; sig++ {
-		action, before := &ignore, sigaction{}
+		action := &ignore
 		switch {
 		case sig == int(unix.SIGKILL), sig == int(unix.SIGSTOP): // which have no handlers
 			continue
@@ -187,14 +187,15 @@ func dropSignals() error {
 		case sig == int(unix.SIGCHLD): // it is dropped by default, and what ignores it waits for no child
 			action = &byDefault
 		case sig > int(unix.SIGSYS):
-			if err := before.exchange(sig, nil); err != nil {
+			before, err := exchange(sig, nil)
+			if err != nil {
 				return err
 			}
 			if before.handler != 0 { // the runtime's, which drops them, too
 				continue
 			}
 		}
-		if err := before.exchange(sig, action); err != nil {
+		if _, err := exchange(sig, action); err != nil {
 			return err
 		}
 	}
@@ -210,13 +211,13 @@ type sigaction struct {
 	_       [7]uint64
 }
 
-// exchange sets what deals with a signal, unless that is nil, and reads what did.
-func (before *sigaction) exchange(sig int, now *sigaction) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(now)), uintptr(unsafe.Pointer(before)), 8, 0, 0)
+// exchange sets what deals with a signal, unless that is nil, and returns what did.
+func exchange(sig int, now *sigaction) (before sigaction, err error) {
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(now)), uintptr(unsafe.Pointer(&before)), 8, 0, 0)
 	if errno != 0 {
-		return errno
+		return before, errno
 	}
-	return nil
+	return before, nil
 }
 
 // startThreads has the runtime make its threads now, which it keeps. When it returns, none is still
