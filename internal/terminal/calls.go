@@ -84,7 +84,8 @@ func (v *View) callMoved(e *loop.Event) {
 	}
 	c := v.open(e.CallID)
 	if c == nil {
-		c = &call{id: e.CallID, name: fit(e.Name, maxName), what: fit(what, maxWhat), queued: e.Time}
+		c = v.unknown(e.CallID)
+		c.name, c.what, c.queued = fit(e.Name, maxName), fit(what, maxWhat), e.Time
 		v.calls = append(v.calls, c)
 	}
 	switch e.Type {

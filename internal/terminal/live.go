@@ -110,16 +110,31 @@ func (v *View) Waits(what string) {
 	v.flush()
 }
 
-// Output shows a piece of what a running call writes. It may come late, or not at all.
+// Output shows a piece of what a running call writes. It may come late, not at all, or before the
+// call is told of: workers say it, and coordinators the rest.
 func (v *View) Output(id protocol.CallID, piece []byte) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if c := v.open(id); c != nil {
-		if c.running.IsZero() { // its start was told before anybody watched
-			c.running = v.now()
-		}
-		c.output.add(string(piece))
+	c := v.open(id)
+	if c == nil {
+		c = v.unknown(id)
+		v.early = append(v.early[max(0, len(v.early)-maxLiveCalls+1):], c) // the oldest of many is forgotten
 	}
+	if c.running.IsZero() { // its start was told before anybody watched
+		c.running = v.now()
+	}
+	c.output.add(string(piece))
+}
+
+// unknown returns a call that was not told of, with what it has written, and forgets it.
+func (v *View) unknown(id protocol.CallID) *call {
+	i := slices.IndexFunc(v.early, func(c *call) bool { return c.id == id })
+	if i < 0 {
+		return &call{id: id}
+	}
+	c := v.early[i]
+	v.early = slices.Delete(v.early, i, i+1)
+	return c
 }
 
 // Waiting tells of a call that has not begun: what it is about, and what it is behind, "" when that

@@ -106,16 +106,17 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 	require.Equal(t, "› go\n\n! by the way\n⠋ thinking · 6 s\n", s.String())
 	see(loop.Event{Type: loop.EventTextDelta, Text: "I **test"})
 	require.Contains(t, s.String(), "● I **test\n⠋ replying")
+	v.Output("a", []byte("one\n")) // workers are faster than who tells of calls
 	see(loop.Event{Type: loop.EventModelReply, Text: "I **test** it.", Usage: &protocol.Usage{InputTokens: 1500}})
 	see(loop.Event{Type: loop.EventToolCall, CallID: "a", Name: "bash", Arguments: `{"command":"go test"}`})
 	see(loop.Event{Type: loop.EventToolCall, CallID: "b", Index: 1, Name: "read", Arguments: `{"path":"a.go"}`})
 	see(loop.Event{Type: loop.EventToolQueued, CallID: "a", Name: "bash"})
 	see(loop.Event{Type: loop.EventToolQueued, CallID: "b", Index: 1, Name: "read"})
-	v.Output("a", []byte("one\n")) // the worker is faster than who tells of it
+	v.Output("a", []byte("two\n"))
 	see(loop.Event{Type: loop.EventToolRunning, CallID: "a", Name: "bash", WorkerID: "w", Attempt: 1})
 	about, behind := v.Waiting("b")
 	require.Equal(t, []string{"read a.go", "go test, 0 s"}, []string{about, behind})
-	v.Output("a", []byte("two\n10%\r20%\r\n\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07\nlast"))
+	v.Output("a", []byte("10%\r20%\r\n\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07\nlast"))
 	*now = now.Add(12 * time.Second)
 	v.Notice("again")
 	require.True(t, strings.HasSuffix(s.String(), `! again

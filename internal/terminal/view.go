@@ -66,6 +66,7 @@ type View struct {
 	reply    reply
 	labels   labels
 	calls    []*call // that have no result, in their order
+	early    []*call // that have written something, and were not told of
 	activity activity
 	turn     tally
 	session  tally
