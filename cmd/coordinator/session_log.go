@@ -58,7 +58,7 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 	return printed.failed
 }
 
-// export prints the journal whole: each event as it is stored, one a line.
+// export prints the journal whole: each event as it is stored, one a line, without the seed.
 func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
 	history, err := c.history(ctx, p, desk)
 	if err != nil {
@@ -67,6 +67,7 @@ func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk
 	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
 	encoder.SetEscapeHTML(false)
 	for _, e := range history.Events {
+		e.Seed = ""
 		if err := encoder.Encode(e); err != nil {
 			return fmt.Errorf("print the journal: %w", err)
 		}

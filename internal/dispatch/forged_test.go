@@ -67,7 +67,7 @@ func TestResults_EventsOfATurnAreNotTakenFromOutput(t *testing.T) {
 	faults := make(chan error, 8)
 	results := dispatch.NewResults(r.NC, r.Name, func(err error) { faults <- err })
 	session := protocol.NewSessionID()
-	turn := protocol.NewCallID(session, 1, 0, 0)
+	turn := protocol.NewCallID(session, "", 1, 0, 0)
 	frames := make(chan *protocol.Frame, 8)
 	watch, err := results.Watch(t.Context(), session, func(*protocol.Result) {}, func(f *protocol.Frame) { frames <- f })
 	require.NoError(t, err)

@@ -88,7 +88,7 @@ func newCalls(n int) []protocol.Call {
 	calls := make([]protocol.Call, n)
 	for i := range calls {
 		calls[i] = protocol.Call{
-			ID: protocol.NewCallID(session, 1, 1, i), SessionID: session, Tool: "test", Turn: 1, Step: 1, Index: i, Pool: protocol.DefaultPool,
+			ID: protocol.NewCallID(session, "", 1, 1, i), SessionID: session, Tool: "test", Turn: 1, Step: 1, Index: i, Pool: protocol.DefaultPool,
 			Resources: []protocol.Use{{Key: protocol.ResourceKey(fmt.Sprintf("account/%s-%d", session, i)), Access: protocol.Exclusive}},
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.Noop{},
 		}

@@ -14,7 +14,7 @@ import (
 // result of a call; "" is all of it. A turn that is open there is interrupted. It returns how many
 // turns these are: 0 when the call is none of the conversation, and then nothing was written.
 // Outputs that are kept beside the conversation, as they were too long for it, are not carried
-// along.
+// along, and neither is the seed of the ids of its calls: the next turn begins with another.
 func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at protocol.CallID, to protocol.SessionID) (turns int, err error) {
 	history, err := journal.Load(ctx, from)
 	if err != nil {
@@ -22,7 +22,7 @@ func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at
 	}
 	events := until(history.Events, at)
 	for i := range events {
-		events[i].SessionID = to
+		events[i].SessionID, events[i].Seed = to, ""
 		if events[i].Type == loop.EventTurnStarted {
 			turns++
 		}

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,7 +21,7 @@ import (
 func conversation() []loop.Event {
 	return []loop.Event{
 		{Type: loop.EventSessionStarted, Model: "m"},
-		{Type: loop.EventTurnStarted, Turn: 1, Input: "first"},
+		{Type: loop.EventTurnStarted, Turn: 1, Input: "first", Seed: "of the origin"},
 		{Type: loop.EventModelReply, Turn: 1, Step: 1, ToolCalls: []loop.ToolCall{{ID: "a", Name: "x"}, {ID: "b", Name: "y"}}},
 		{Type: loop.EventToolResult, Turn: 1, Step: 1, Index: 1, ToolCallID: "b", CallID: "call-b", Job: "job-1", Status: "ok", Content: "begun"},
 		{Type: loop.EventToolResult, Turn: 1, Step: 1, Index: 0, ToolCallID: "a", CallID: "call-a", Status: "ok", Content: "done"},
@@ -62,8 +63,11 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 		require.Equal(t, "answer", result.Text)
 		history, err := j.Load(t.Context(), to)
 		require.NoError(t, err)
+		last := slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.Turn == turns+1 })
+		require.NotEmpty(t, history.Events[last].Seed)
 		for _, e := range history.Events {
 			require.Equal(t, to, e.SessionID)
+			require.NotEqual(t, protocol.Seed("of the origin"), e.Seed)
 		}
 	}
 	turns, err := Fork(t.Context(), j, "from", "other", "none")

@@ -95,6 +95,7 @@ func (h *hostile) attempts() map[string][]bool {
 		"approve a call":                                               each(h.publishes, "tf.approval."+victim+"."+victim),
 		"have a person asked something in a session's name":            each(h.publishes, "tf.live."+victim+"."+victim),
 		"end a call by a result that names it and is stored elsewhere": {true}, // internal/dispatch tries it
+		"store a result for a call of a session before it is sent":     {true}, // pkg/loop tries it
 		"answer what a call asks of a person":                          each(h.publishes, "tf.answer.default."+victim+"."+victim),
 		"ask a person in the name of another pool's call": append(each(h.publishes, "tf.question.other."+victim+"."+victim),
 			h.subscribes("tf.answer.other.>")),

@@ -111,8 +111,7 @@ func (t *turnRun) planCalls(ctx context.Context, verdicts map[int]verdict) *batc
 func (t *turnRun) planCall(ctx context.Context, b *batch, p *pendingCall, fault *protocol.Error, v verdict, recorded *stepCall) {
 	var call protocol.Call
 	if fault == nil && p.plan.Inline == nil && p.plan.Job == nil {
-		at := tools.Place{Turn: p.event.Turn, Step: p.event.Step, Index: p.event.Index}
-		if call, fault = p.plan.Call(t.scope(t.id), at, p.event.ToolCallID, p.event.Name, time.Now().UTC()); fault == nil {
+		if call, fault = p.plan.Call(t.scope(t.id), p.place, p.event.ToolCallID, p.event.Name, time.Now().UTC()); fault == nil {
 			p.lane = laneOf(&call)
 		}
 	}

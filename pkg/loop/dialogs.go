@@ -24,11 +24,11 @@ func (s *session) noteDialog(e *Event, call *stepCall) {
 	d := s.dialogOf(e.Handle)
 	if d == nil && e.Ending == "" {
 		s.dialogs = append(s.dialogs, &dialog{
-			handle: e.Handle, opened: tools.Opened{Tool: e.Name, Arguments: call.Arguments, Place: placeOf(e)},
+			handle: e.Handle, opened: tools.Opened{Tool: e.Name, Arguments: call.Arguments, Place: s.placeOf(e)},
 		})
 	}
 	if d != nil && d.ending == "" && e.Ending != "" {
-		d.ending, d.since = protocol.DialogEnding(e.Ending), placeOf(e)
+		d.ending, d.since = protocol.DialogEnding(e.Ending), s.placeOf(e)
 	}
 }
 
@@ -41,7 +41,9 @@ func (s *session) dialogOf(handle string) *dialog {
 	return nil
 }
 
-func placeOf(e *Event) tools.Place { return tools.Place{Turn: e.Turn, Step: e.Step, Index: e.Index} }
+// placeOf is where the call of an event stands in the session that the event is of. A fork has the
+// handles of its origin, and under its own ids nothing that goes on with them.
+func (s *session) placeOf(e *Event) tools.Place { return s.place(e.SessionID, e.Turn, e.Step, e.Index) }
 
 // describeDialog writes what a result says about a dialog into its event.
 func (e *Event) describeDialog(r *protocol.Result) {

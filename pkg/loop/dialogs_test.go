@@ -47,10 +47,8 @@ func (h talkers) answer(call *protocol.Call) (protocol.Value, *protocol.Error) {
 	}
 }
 
-// handleAt is the handle of the dialog that the call at a place of the first turn opens.
-func handleAt(session protocol.SessionID, step, index int) string {
-	return tools.DialogHandle(protocol.NewCallID(session, 1, step, index))
-}
+// handle stands in a reply of [script] for the handle of the first dialog that was opened.
+const handle = "{handle}"
 
 // say is a tool call that goes on with a handle.
 func say(id, handle, input string) loop.ToolCall {
@@ -58,7 +56,7 @@ func say(id, handle, input string) loop.ToolCall {
 }
 
 func newDialogRig(session protocol.SessionID) (*rig, talkers) {
-	handle, heard := handleAt(session, 1, 0), talkers{}
+	heard := talkers{}
 	opening := loop.ToolCall{ID: "open", Name: "repl", Arguments: `{"name":"a"}`}
 	r := newRig(
 		loop.Reply{ToolCalls: []loop.ToolCall{opening}},
@@ -79,7 +77,7 @@ func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
 	r, heard := newDialogRig("s")
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
-	opened := protocol.NewCallID("s", 1, 1, 0)
+	opened := r.callID(t, 1, 1, 0)
 	require.Equal(t, talkers{opened: "hello one two end late"}, heard)
 	require.Equal(t, []string{"ok", "ok", "ok", "rejected", "ok", "ok", "rejected"}, statuses(r))
 	require.Len(t, r.fleet.runs, 5)
@@ -97,7 +95,7 @@ func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
 	}
 	calls, results := r.watch.of(loop.EventToolCall), r.watch.of(loop.EventToolResult)
 	require.Equal(t, []string{"", "repl", "repl", ""}, []string{calls[0].About, calls[1].About, calls[2].About, calls[3].About})
-	require.Equal(t, handleAt("s", 1, 0), results[0].Handle)
+	require.Equal(t, tools.DialogHandle(opened), results[0].Handle)
 	ended := 0
 	for _, e := range results {
 		if e.Ending != "" {
@@ -131,7 +129,7 @@ func TestDialogs_CrashAtAnyAppendChangesNothing(t *testing.T) {
 			result, err := r.run(t.Context(), t, "go")
 			require.NoError(t, err)
 			journal.untilCrash = -1
-			require.Equal(t, talkers{protocol.NewCallID("s", 1, 1, 0): "hello one two end late"}, heard, "append %d, %d kept", n, kept)
+			require.Equal(t, talkers{r.callID(t, 1, 1, 0): "hello one two end late"}, heard, "append %d, %d kept", n, kept)
 			if result.Turn == 1 { // else the end of the turn was stored before the crash
 				require.Equal(t, want, settled(t, r))
 			}
@@ -174,7 +172,7 @@ func TestDialogs_NeedTheirTool(t *testing.T) {
 	t.Parallel()
 	r, _ := newDialogRig("s")
 	r.model.replies = []loop.Reply{
-		r.model.replies[0], says("first"), {ToolCalls: []loop.ToolCall{say("one", handleAt("s", 1, 0), "one")}}, says("second"),
+		r.model.replies[0], says("first"), {ToolCalls: []loop.ToolCall{say("one", handle, "one")}}, says("second"),
 	}
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
@@ -194,7 +192,7 @@ func TestDialogs_OneMessageHasEveryFaultOfAnInput(t *testing.T) {
 	t.Parallel()
 	r, heard := newDialogRig("s")
 	wrong := loop.ToolCall{
-		ID: "wrong", Name: tools.ContinueTool, Arguments: fmt.Sprintf(`{"handle":%q,"input":7,"wait":1}`, handleAt("s", 1, 0)),
+		ID: "wrong", Name: tools.ContinueTool, Arguments: fmt.Sprintf(`{"handle":%q,"input":7,"wait":1}`, handle),
 	}
 	r.model.replies = []loop.Reply{r.model.replies[0], {ToolCalls: []loop.ToolCall{wrong}}, says("done")}
 	_, err := r.run(t.Context(), t, "go")
@@ -203,5 +201,5 @@ func TestDialogs_OneMessageHasEveryFaultOfAnInput(t *testing.T) {
 	last := results[len(results)-1]
 	require.Equal(t, protocol.CodeInvalidArguments, last.Error.Code)
 	require.Contains(t, last.Content, "\n- input: must be string, not number\n- wait: there is no such property; allowed are handle, input\nExpected schema: ")
-	require.Equal(t, "hello", heard[protocol.NewCallID("s", 1, 1, 0)], "it heard nothing")
+	require.Equal(t, "hello", heard[r.callID(t, 1, 1, 0)], "it heard nothing")
 }

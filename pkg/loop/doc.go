@@ -24,10 +24,11 @@
 // processes can never both extend a session; the slower one gets [ErrJournalConflict] and leaves
 // without cancelling anything. The fleet is, for results: ids of calls derive from session, turn,
 // step and place, so a resumed turn dispatches the calls without result again under the ids that
-// they had, and the [Dispatcher] tells the results that the fleet has or will have. Plans are pure,
-// so the same tools make the same calls of them; a session should be resumed with the tools that it
-// had. A call that was sent, and that the tools of now would send elsewhere or not at all, is
-// outcome_unknown.
+// they had, and the [Dispatcher] tells the results that the fleet has or will have. They derive
+// from the seed in the journal, too, so that who stores results cannot foretell them. Plans are
+// pure, so the same tools make the same calls of them; a session should be resumed with the tools
+// that it had. A call that was sent, and that the tools of now would send elsewhere or not at all,
+// is outcome_unknown.
 //
 // # Jobs
 //

@@ -4,8 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -54,6 +57,10 @@ func (s *script) Reply(ctx context.Context, req loop.Request, delta func(loop.De
 		return loop.Reply{}, s.err
 	}
 	reply := s.replies[n]
+	reply.ToolCalls = slices.Clone(reply.ToolCalls)
+	for i := range reply.ToolCalls {
+		reply.ToolCalls[i].Arguments = strings.ReplaceAll(reply.ToolCalls[i].Arguments, handle, firstHandle(req.Messages))
+	}
 	if reply.Reasoning != nil {
 		delta(loop.Delta{Reasoning: reply.Reasoning.Text})
 	}
@@ -63,6 +70,16 @@ func (s *script) Reply(ctx context.Context, req loop.Request, delta func(loop.De
 		}
 	}
 	return reply, nil
+}
+
+// firstHandle is the first handle that a conversation names.
+func firstHandle(messages []loop.Message) string {
+	for _, message := range messages {
+		if found := regexp.MustCompile(`h-[0-9a-f]{12}`).FindString(message.Text); found != "" && message.Role == loop.RoleTool {
+			return found
+		}
+	}
+	return handle
 }
 
 // lastSeen is the conversation of the last request.
@@ -170,16 +187,16 @@ func (f *fleet) stop(call *protocol.Call) *protocol.Result {
 	return &cancelled
 }
 
-// ran is the ids of the calls that ran, sorted.
-func (f *fleet) ran() []protocol.CallID {
+// ran is the places of the calls that ran, sorted: sessions that do the same have ids of their own.
+func (f *fleet) ran() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	ids := make([]protocol.CallID, len(f.runs))
+	places := make([]string, len(f.runs))
 	for i := range f.runs {
-		ids[i] = f.runs[i].ID
+		places[i] = fmt.Sprint(f.runs[i].Turn, "/", f.runs[i].Step, "/", f.runs[i].Index)
 	}
-	slices.Sort(ids)
-	return ids
+	slices.Sort(places)
+	return places
 }
 
 // watch collects what an observer is told.
@@ -310,6 +327,43 @@ func (r *rig) events(t *testing.T) []loop.Event {
 	history, err := r.journal.Load(context.Background(), r.session)
 	require.NoError(t, err)
 	return history.Events
+}
+
+// seed is the session's; "" while it has none.
+func (r *rig) seed(t *testing.T) protocol.Seed {
+	t.Helper()
+	for _, e := range r.events(t) {
+		if e.Seed != "" {
+			return e.Seed
+		}
+	}
+	return ""
+}
+
+// callID is the id of the call at a place.
+func (r *rig) callID(t *testing.T, turn, step, index int) protocol.CallID {
+	t.Helper()
+	return protocol.NewCallID(r.session, r.seed(t), turn, step, index)
+}
+
+// placed are messages with places instead of ids.
+func (r *rig) placed(t *testing.T, messages []loop.Message) []loop.Message {
+	t.Helper()
+	var ids []string
+	for _, e := range r.events(t) {
+		if e.Type == loop.EventToolCall {
+			place := fmt.Sprint("<", e.Turn, "/", e.Step, "/", e.Index, ">")
+			ids = append(ids, string(e.CallID), place, tools.DialogHandle(e.CallID), "handle of "+place)
+		}
+	}
+	replacer, out := strings.NewReplacer(ids...), slices.Clone(messages)
+	for i := range out {
+		out[i].Text, out[i].ToolCalls = replacer.Replace(out[i].Text), slices.Clone(out[i].ToolCalls)
+		for j := range out[i].ToolCalls {
+			out[i].ToolCalls[j].Arguments = replacer.Replace(out[i].ToolCalls[j].Arguments)
+		}
+	}
+	return out
 }
 
 // requireProtocol checks what providers demand: behind a reply with tool calls

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // ErrJournalInvalid is wrapped by the error of [Runner.Run] for a journal that no
@@ -17,6 +18,7 @@ var ErrJournalInvalid = errors.New("session journal is invalid")
 // session is the fold of a session's events: all that a run knows. It changes by
 // apply only.
 type session struct {
+	seed  protocol.Seed // "" until a turn has one
 	turns []turn
 	// taken is every tool call id of the conversation.
 	taken map[string]bool
@@ -126,6 +128,9 @@ func (s *session) startTurn(e *Event) error {
 	if s.open() != nil || e.Turn != len(s.turns)+1 {
 		return fmt.Errorf("turn %d is the last, and open: %t", len(s.turns), s.open() != nil)
 	}
+	if s.seed == "" {
+		s.seed = e.Seed
+	}
 	if e.Terms != nil && e.Terms.System != "" {
 		s.system = e.Terms.System
 	}
@@ -134,6 +139,11 @@ func (s *session) startTurn(e *Event) error {
 	}
 	s.turns = append(s.turns, turn{number: e.Turn, input: Input{ID: e.CallID, Text: e.Input}, terms: e.Terms, span: spanOf(e)})
 	return nil
+}
+
+// place is the place of a tool call of a session.
+func (s *session) place(id protocol.SessionID, turn, step, index int) tools.Place {
+	return tools.Place{ID: protocol.NewCallID(id, s.seed, turn, step, index), Turn: turn, Step: step, Index: index}
 }
 
 // spanOf is the span that a turn_started names; an invalid one when it names none.

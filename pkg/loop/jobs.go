@@ -184,7 +184,7 @@ func (t *turnRun) followerOf(ctx context.Context, j *job) *follower {
 	if fault != nil || plan.Payload == nil {
 		return nil
 	}
-	call, fault := plan.Call(scope, tools.Place{Turn: j.turn, Step: j.step, Index: j.index}, j.toolCallID, j.tool, time.Now().UTC())
+	call, fault := plan.Call(scope, tools.Place{ID: j.callID, Turn: j.turn, Step: j.step, Index: j.index}, j.toolCallID, j.tool, time.Now().UTC())
 	if fault != nil || j.lane != "" && j.lane != laneOf(&call) {
 		return nil
 	}

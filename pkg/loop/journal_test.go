@@ -46,7 +46,11 @@ func TestRun_GoesOnWhereverItsJournalEnds(t *testing.T) {
 		result, err := run(r, dir)
 		require.NoError(t, err, size)
 		require.Equal(t, want, result, size)
-		require.Empty(t, r.fleet.ran(), size)
+		if r.seed(t) == clean.seed(t) {
+			require.Empty(t, r.fleet.ran(), size)
+		} else { // it ends before its first turn, so nothing was sent
+			require.Equal(t, clean.fleet.ran(), r.fleet.ran(), size)
+		}
 		if whole[max(size, 1)-1] == '\n' {
 			require.Equal(t, conversation, settled(t, r), size)
 		}

@@ -13,6 +13,7 @@ import (
 
 // pendingCall is a tool call on its way to a result.
 type pendingCall struct {
+	place tools.Place
 	event Event       // the fields that all its events share
 	tool  *tools.Tool // nil, or without a name, when that is unknown
 	plan  tools.Plan  // zero when it cannot be run
@@ -24,11 +25,9 @@ type pendingCall struct {
 
 // pending returns the tool call at index of the turn's last step.
 func (t *turnRun) pending(turn *turn, index int) *pendingCall {
-	call := turn.last().calls[index]
-	return &pendingCall{event: Event{
-		Turn: turn.number, Step: len(turn.steps), Index: index,
-		CallID:     protocol.NewCallID(t.id, turn.number, len(turn.steps), index),
-		ToolCallID: call.ID, Name: call.Name,
+	call, at := turn.last().calls[index], t.session.place(t.id, turn.number, len(turn.steps), index)
+	return &pendingCall{place: at, event: Event{
+		Turn: at.Turn, Step: at.Step, Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name,
 	}}
 }
 

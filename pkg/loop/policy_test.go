@@ -114,7 +114,7 @@ func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
 	require.Contains(t, r.model.lastSeen()[5].Text, "A person was asked about this call and said no. They said: not twice")
 	require.Len(t, asked, 2)
 	require.Equal(t, loop.ApprovalRequest{
-		SessionID: r.session, CallID: protocol.NewCallID(r.session, 1, 1, 1), Tool: "greedy", Arguments: `{"n":1}`, Reason: "calls of greedy need approval",
+		SessionID: r.session, CallID: r.watch.of(loop.EventToolCall)[1].CallID, Tool: "greedy", Arguments: `{"n":1}`, Reason: "calls of greedy need approval",
 	}, asked[0])
 	live := r.watch.of(loop.EventApprovalAsked)
 	require.Len(t, live, 2)

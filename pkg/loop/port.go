@@ -263,9 +263,11 @@ type Event struct {
 	// Instructions are the names of the files of [Options].Project.
 	Instructions []string `json:"instructions,omitempty"`
 
-	// Of turn_started; its CallID is [Input].ID.
-	Input string `json:"input,omitempty"`
-	Terms *Terms `json:"terms,omitempty"`
+	// Of turn_started; its CallID is [Input].ID. Seed is the session's, in the first turn that has
+	// one; observers are not told it.
+	Input string        `json:"input,omitempty"`
+	Seed  protocol.Seed `json:"seed,omitempty"`
+	Terms *Terms        `json:"terms,omitempty"`
 	// TraceID is, of turn_started, turn_ended and session_ended, the trace of the turn in hex, and
 	// SpanID, of turn_started, the span of the turn in it; "" when no trace is exported. A turn
 	// that is resumed goes on in its trace.

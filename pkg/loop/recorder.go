@@ -119,7 +119,9 @@ func (r *recorder) publish(ctx context.Context, events []Event) error {
 		if events[i].Type == EventToolResult {
 			r.logResult(ctx, &events[i])
 		}
-		r.observe(events[i])
+		told := events[i]
+		told.Seed = ""
+		r.observe(told)
 	}
 	return nil
 }

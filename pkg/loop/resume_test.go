@@ -54,14 +54,15 @@ func busy() []loop.Reply {
 	}
 }
 
-// settled runs a further turn and returns what the model saw in it: all that came before.
+// settled runs a further turn and returns what the model saw in it: all that came before, with
+// places instead of ids.
 func settled(t *testing.T, r *rig) []loop.Message {
 	t.Helper()
 	result, err := r.run(t.Context(), t, "check")
 	require.NoError(t, err)
 	require.Equal(t, 2, result.Turn)
 	require.Equal(t, "checked", result.Text)
-	return r.model.lastSeen()
+	return r.placed(t, r.model.lastSeen())
 }
 
 func TestRun_CrashAtAnyAppendChangesNothing(t *testing.T) {

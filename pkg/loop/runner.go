@@ -203,6 +203,9 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	started := Event{
 		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(rec.session),
 	}
+	if rec.session.seed == "" {
+		started.Seed = protocol.NewSeed()
+	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() && span.IsSampled() {
 		started.TraceID, started.SpanID = span.TraceID().String(), span.SpanID().String()
 	}

@@ -76,7 +76,7 @@ func TestRun_CallCarriesPlaceScopeAndDeadline(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, r.fleet.runs, 1)
 	call := r.fleet.runs[0]
-	require.Equal(t, protocol.NewCallID(r.session, 1, 1, 1), call.ID)
+	require.Equal(t, r.callID(t, 1, 1, 1), call.ID)
 	require.Equal(t, []int{1, 1, 1}, []int{call.Turn, call.Step, call.Index})
 	require.Equal(t, "a1", call.ToolCallID)
 	require.WithinDuration(t, time.Now().Add(time.Hour), call.Deadline, time.Minute)

@@ -19,7 +19,7 @@ func ExampleCall_Validate() {
 		return
 	}
 	call := protocol.Call{
-		ID:        protocol.NewCallID("demo", 1, 1, 0), // the same place, the same id
+		ID:        protocol.NewCallID("demo", "seed of the session", 1, 1, 0), // the same place, the same id
 		SessionID: "demo",
 		Pool:      protocol.DefaultPool,
 		Resources: []protocol.Use{{Key: "account/acme", Access: protocol.Exclusive}},

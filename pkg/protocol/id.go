@@ -1,6 +1,9 @@
 package protocol
 
 import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,20 +33,33 @@ func ParseSessionID(s string) (SessionID, error) {
 	return SessionID(s), nil
 }
 
-// CallID names one call for ever. It is a UUIDv5 of the session and the call's
-// place in it, so a resumed coordinator derives the same id and enqueueing again
-// does no harm.
+// Seed is the secret that the ids of a session's calls derive from, beside their places: whoever
+// cannot read the session's journal foretells none of them, and so stores no result before its call
+// is sent.
+type Seed string
+
+// NewSeed returns a fresh one, of 128 bits or more.
+func NewSeed() Seed { return Seed(rand.Text()) }
+
+// CallID names one call for ever. It derives from the session, its seed and the call's place, so a
+// resumed coordinator derives the same id and enqueueing again does no harm.
 type CallID string
 
-// NewCallID derives the id of the call at (turn, step, index) of a session.
-// Turn and step count from 1, index from 0.
-func NewCallID(session SessionID, turn, step, index int) CallID {
+// NewCallID derives the id of the call at (turn, step, index) of a session: a UUIDv8 of the
+// HMAC-SHA256 of session and place under the seed. Turn and step count from 1, index from 0.
+// Without a seed, as in journals that have none, it is a UUIDv5, which whoever knows the session
+// can derive.
+func NewCallID(session SessionID, seed Seed, turn, step, index int) CallID {
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/session/"+string(session)))
 	place := strconv.Itoa(turn) + "/" + strconv.Itoa(step) + "/" + strconv.Itoa(index)
-	return CallID(uuid.NewSHA1(space, []byte(place)).String())
+	if seed == "" {
+		return CallID(uuid.NewSHA1(space, []byte(place)).String())
+	}
+	return CallID(uuid.NewHash(hmac.New(sha256.New, []byte(seed)), space, []byte(place), 8).String())
 }
 
-// RandomCallID returns an id for a call that belongs to no step of a session.
+// RandomCallID returns an id, which nobody can foretell, for a call that belongs to no step of a
+// session.
 func RandomCallID() CallID { return CallID(uuid.Must(uuid.NewV7()).String()) }
 
 // ParseCallID checks s. The error wraps [ErrInvalidName].

@@ -76,16 +76,15 @@ func TestNewIDs_AreAccepted(t *testing.T) {
 // TestNewCallID_IsPinned: a coordinator of another version must derive the same id.
 func TestNewCallID_IsPinned(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, protocol.CallID("a2f6e6c0-6bb8-5946-aa7e-e26845185431"), protocol.NewCallID(sampleSession, 1, 2, 0))
-	seen := map[protocol.CallID]string{}
-	for _, session := range []protocol.SessionID{"a", "b"} {
-		for turn := 1; turn <= 12; turn++ {
-			for step := 1; step <= 12; step++ {
-				for index := range 12 {
-					id := protocol.NewCallID(session, turn, step, index)
-					require.Empty(t, seen[id])
-					seen[id] = string(session)
-				}
+	require.Equal(t, protocol.CallID("a2f6e6c0-6bb8-5946-aa7e-e26845185431"), protocol.NewCallID(sampleSession, "", 1, 2, 0))
+	require.Equal(t, protocol.CallID("84c47e83-6b15-861b-b7ac-f0559940e327"), protocol.NewCallID(sampleSession, "QX3PRZ5Y7MBD2KJ4WTFUHG6CVE", 1, 2, 0))
+	seen := map[protocol.CallID]bool{}
+	for _, seed := range []protocol.Seed{"", protocol.NewSeed(), protocol.NewSeed()} {
+		for _, session := range []protocol.SessionID{"a", "b"} {
+			for place := range 1000 {
+				id := protocol.NewCallID(session, seed, 1+place/100, 1+place/10%10, place%10)
+				require.NotContains(t, seen, id)
+				seen[id] = true
 			}
 		}
 	}

@@ -179,7 +179,7 @@ func fleetSamples() map[string]any {
 
 func sampleCall() *protocol.Call {
 	return &protocol.Call{
-		ID: protocol.NewCallID(sampleSession, 1, 2, 0), SessionID: sampleSession, ToolCallID: "toolu_01", Tool: "read",
+		ID: protocol.NewCallID(sampleSession, "", 1, 2, 0), SessionID: sampleSession, ToolCallID: "toolu_01", Tool: "read",
 		Turn: 1, Step: 2, Index: 3, Pool: protocol.DefaultPool,
 		Resources: []protocol.Use{
 			{Key: "sandbox/s1/a/b.txt", Access: protocol.Shared},

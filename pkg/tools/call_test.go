@@ -14,10 +14,10 @@ import (
 func TestCall_Defaults(t *testing.T) {
 	t.Parallel()
 	issued := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	call, err := tools.Plan{Payload: protocol.Noop{}}.Call(scope, tools.Place{Turn: 2, Step: 3, Index: 4}, "c1", "noop", issued)
+	call, err := tools.Plan{Payload: protocol.Noop{}}.Call(scope, tools.Place{ID: "id", Turn: 2, Step: 3, Index: 4}, "c1", "noop", issued)
 	require.Nil(t, err)
 	require.Equal(t, protocol.Call{
-		ID: protocol.NewCallID("session-1", 2, 3, 4), SessionID: "session-1", ToolCallID: "c1", Tool: "noop",
+		ID: "id", SessionID: "session-1", ToolCallID: "c1", Tool: "noop",
 		Turn: 2, Step: 3, Index: 4,
 		Pool: protocol.DefaultPool, Resources: use("sandbox/box", protocol.Exclusive), Delivery: protocol.Rollback,
 		IssuedAt: issued, RunTimeout: protocol.MillisOf(protocol.DefaultRunTimeout), Payload: protocol.Noop{},
@@ -52,20 +52,17 @@ func TestCall_OfNoResourceHasALaneOfItsOwn(t *testing.T) {
 	require.NotEqual(t, first.Lane(), second.Lane())
 }
 
-func TestCall_IDsDeriveFromThePlace(t *testing.T) {
+func TestCall_WithoutAnIDIsNeverTheSameCall(t *testing.T) {
 	t.Parallel()
-	id := func(session protocol.SessionID, at tools.Place) protocol.CallID {
-		call, err := tools.Plan{Payload: protocol.Noop{}}.Call(tools.Scope{Session: session, Sandbox: "box"}, at, "", "noop", time.Now())
+	id := func(at tools.Place) protocol.CallID {
+		call, err := tools.Plan{Payload: protocol.Noop{}}.Call(scope, at, "", "noop", time.Now())
 		require.Nil(t, err)
 		return call.ID
 	}
-	at := tools.Place{Turn: 1, Step: 2, Index: 3}
-	first, again := id("s", at), id("s", at)
-	require.Equal(t, first, again)
-	require.NotEqual(t, id("s", at), id("other", at))
-	require.NotEqual(t, id("s", at), id("s", tools.Place{Turn: 1, Step: 2, Index: 4}))
-	first, again = id("s", tools.Place{}), id("s", tools.Place{})
-	require.NotEqual(t, first, again, "of no step, so never the same call")
+	for _, at := range []tools.Place{{}, {Turn: 1, Step: 2, Index: 3}} {
+		first, again := id(at), id(at)
+		require.NotEqual(t, first, again)
+	}
 }
 
 func TestCall_BrokenPlansAreInternalErrors(t *testing.T) {

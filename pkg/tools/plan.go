@@ -120,14 +120,16 @@ func (p Plan) runnable() bool {
 
 // Place is where in its session a tool call stands.
 type Place struct {
+	// ID is the id of the call there; "" makes a random one.
+	ID protocol.CallID
+
 	Turn  int // from 1
 	Step  int // from 1
 	Index int // in the step, from 0
 }
 
-// Call makes the call that carries the plan to a worker. It is valid, and the
-// same plan at the same place makes the same call: its id derives from session and
-// place. Only the zero place, of a tool call that belongs to no step, gets a random id.
+// Call makes the call that carries the plan to a worker. It is valid. The zero place is that of a
+// tool call that belongs to no step.
 //
 // Defaults: the scope's whole sandbox, exclusively; delivery rollback; the default
 // pool; [protocol.DefaultRunTimeout]. Deadline, QueueTimeout and MaxAttempts
@@ -139,10 +141,7 @@ func (p Plan) Call(
 	if refusal := p.needsSession(toolName, at); refusal != nil {
 		return protocol.Call{}, refusal
 	}
-	id := protocol.NewCallID(scope.Session, at.Turn, at.Step, at.Index)
-	if at == (Place{}) {
-		id = protocol.RandomCallID()
-	}
+	id := cmp.Or(at.ID, protocol.RandomCallID())
 	resources, refusal := p.uses(scope, id)
 	if refusal != nil {
 		return protocol.Call{}, refusal

@@ -35,7 +35,7 @@ type DialogRequest struct {
 type Opened struct {
 	Tool      string
 	Arguments string // as the model wrote them
-	Place     Place
+	Place     Place  // with the call's ID
 }
 
 // DialogHandle is the handle under which a model knows the dialog that a call opened.
@@ -130,7 +130,7 @@ func (t *Table) Continue(scope Scope, opened Opened, request DialogRequest, rawA
 		return nil, Plan{}, protocol.Errorf(protocol.CodeStateLost,
 			"The tool %s of this handle is not there any more, or is another one by now. Go on without it.", opened.Tool)
 	}
-	id := protocol.NewCallID(scope.Session, opened.Place.Turn, opened.Place.Step, opened.Place.Index)
+	id := opened.Place.ID
 	if plan.Resources, refusal = plan.uses(scope, id); refusal != nil {
 		return tool, Plan{}, refusal
 	}

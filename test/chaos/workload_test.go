@@ -54,7 +54,7 @@ func (w workload) step(caller, n int) []planned {
 		if bursts {
 			out[i].queue(r, w.lane(lane))
 		}
-		out[i].ID = protocol.NewCallID(w.session(caller), 1, n+1, i)
+		out[i].ID = protocol.NewCallID(w.session(caller), "", 1, n+1, i)
 		out[i].SessionID = w.session(caller)
 	}
 	return out

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/tools/txtar"
 
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
@@ -47,7 +46,7 @@ type call struct {
 	wanted, here, not []string
 }
 
-// session is that of every project: what a call starts in the background is named after it.
+// session is that of every project.
 const session = "first"
 
 func readProject(t *testing.T, path string) project {
@@ -108,12 +107,11 @@ func (p project) layOut(t *testing.T, who person) {
 	}
 }
 
-// process is the name of the background process that was started last.
+// process stands for the name of the background process that was started last.
 func (p project) process() string {
 	for i, c := range slices.Backward(p.calls) {
 		if c.tool == "bash" && (strings.Contains(c.arguments, `"tty"`) || strings.Contains(c.arguments, `"background"`)) {
-			id := protocol.NewCallID(session, 1, i+1, 0)
-			return "p-" + string(id[len(id)-8:])
+			return fmt.Sprintf("{{c%d p-[0-9a-f]+}}", i)
 		}
 	}
 	return ""

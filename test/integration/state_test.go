@@ -2,11 +2,11 @@ package integration
 
 import (
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
@@ -24,10 +24,10 @@ func batches(t *testing.T, b *broker, n int, ledger string) (workers map[string]
 	return workers, append([]string{"--tools", folder}, b.flags...)
 }
 
-// batchHandle is the handle of the batch that the first call of a step opens.
-func batchHandle(session string, step int) string {
-	return tools.DialogHandle(protocol.NewCallID(protocol.SessionID(session), 1, step, 0))
-}
+// opened stands for the handle of the batch that a call has opened.
+func opened(call string) string { return "{{" + call + " h-[0-9a-f]+}}" }
+
+var handle = regexp.MustCompile(`h-[0-9a-f]+`)
 
 func goOn(id, handle string, input object) object {
 	return use(id, tools.ContinueTool, object{"handle": handle, "input": input})
@@ -39,12 +39,12 @@ func TestState_OutlivesItsCoordinator(t *testing.T) {
 	t.Parallel()
 	hold, b, ledger := newGate(t), newBroker(t), t.TempDir()
 	_, flags := batches(t, b, 2, ledger)
-	handle := batchHandle("batches", 1)
+	batch := opened("c1")
 	model := script(t,
 		say("Opening.", use("c1", "refund_batch", object{"account": "acme"})),
-		say("Adding.", goOn("c2", handle, object{"cents": 100}), use("c3", "refund", object{"account": "acme", "cents": 7}), goOn("c4", handle, object{"cents": 50})),
+		say("Adding.", goOn("c2", batch, object{"cents": 100}), use("c3", "refund", object{"account": "acme", "cents": 7}), goOn("c4", batch, object{"cents": 50})),
 		say("Slow.", bash("c5", hold.pass())),
-		say("Paying.", goOn("c6", handle, object{"pay": true}), goOn("c7", handle, object{"cents": 1})),
+		say("Paying.", goOn("c6", batch, object{"pay": true}), goOn("c7", batch, object{"cents": 1})),
 		say("Paid."))
 	args := append(append([]string{"--session", "batches", "--model", model}, flags...), "pay")
 	p := start(t, coordinator, launch{args: append([]string{"run"}, args...)})
@@ -55,7 +55,7 @@ func TestState_OutlivesItsCoordinator(t *testing.T) {
 	got := execute(t, coordinator, launch{args: append([]string{"run", "--json"}, args...)})
 	require.Equal(t, 0, got.code, got.stderr)
 	all := results(events(t, got.stdout))
-	require.Equal(t, "acme has got back 157 cents in all\n[handle "+handle+" has ended: done]", all["c6"].Content)
+	require.Regexp(t, `^acme has got back 157 cents in all\n\[handle h-[0-9a-f]+ has ended: done\]$`, all["c6"].Content)
 	require.Equal(t, "rejected", all["c7"].Status)
 	require.Contains(t, all["c7"].Content, "state_lost")
 }
@@ -66,30 +66,30 @@ func TestState_EndsWithItsWorker(t *testing.T) {
 	t.Parallel()
 	b, ledger := newBroker(t), t.TempDir()
 	workers, flags := batches(t, b, 2, ledger)
-	handle, second := batchHandle("lost", 1), tools.DialogHandle(protocol.NewCallID("lost", 2, 1, 1))
+	first, second := opened("c1"), opened("c4")
 	model := script(t,
 		say("Opening.", use("c1", "refund_batch", object{"account": "acme"})),
-		say("Adding.", goOn("c2", handle, object{"cents": 100})),
+		say("Adding.", goOn("c2", first, object{"cents": 100})),
 		say("Later."),
-		say("Going on.", goOn("c3", handle, object{"cents": 100}), use("c4", "refund_batch", object{"account": "acme"})),
-		say("Once more.", goOn("c5", handle, object{"pay": true}), goOn("c6", second, object{"cents": 5})),
+		say("Going on.", goOn("c3", first, object{"cents": 100}), use("c4", "refund_batch", object{"account": "acme"})),
+		say("Once more.", goOn("c5", first, object{"pay": true}), goOn("c6", second, object{"cents": 5})),
 		say("Paying.", goOn("c7", second, object{"pay": true})),
 		say("Paid."))
 	args := append([]string{"run", "--json", "--session", "lost", "--model", model}, flags...)
 	got := execute(t, coordinator, launch{args: append(args, "begin")})
 	require.Equal(t, 0, got.code, got.stderr)
-	first := results(events(t, got.stdout))
-	require.Equal(t, first["c1"].WorkerID, first["c2"].WorkerID)
-	require.Contains(t, first["c2"].Content, "1 refunds, 100 cents")
+	before := results(events(t, got.stdout))
+	require.Equal(t, before["c1"].WorkerID, before["c2"].WorkerID)
+	require.Contains(t, before["c2"].Content, "1 refunds, 100 cents")
 
-	workers[first["c1"].WorkerID].kill(t)
+	workers[before["c1"].WorkerID].kill(t)
 	got = execute(t, coordinator, launch{args: append(args, "go on")})
 	require.Equal(t, 0, got.code, got.stderr)
 	all := results(events(t, got.stdout))
 	require.Equal(t, "rejected", all["c3"].Status)
 	require.Contains(t, all["c3"].Content, "[rejected: state_lost]\nThe handle cannot be continued any more: the worker that had its state stopped, was lost, or let go of it.")
-	require.NotEqual(t, first["c1"].WorkerID, all["c3"].WorkerID)
-	require.Contains(t, all["c5"].Content, "Those that can be continued are: "+second+" (refund_batch)")
+	require.NotEqual(t, before["c1"].WorkerID, all["c3"].WorkerID)
+	require.Contains(t, all["c5"].Content, "Those that can be continued are: "+handle.FindString(all["c4"].Content)+" (refund_batch)")
 	require.Contains(t, all["c6"].Content, "1 refunds, 5 cents")
 	require.Contains(t, all["c7"].Content, "acme has got back 5 cents in all")
 }

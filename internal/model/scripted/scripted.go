@@ -1,9 +1,11 @@
 package scripted
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -69,10 +71,34 @@ func (m *Model) Reply(ctx context.Context, req loop.Request, delta func(loop.Del
 	reply := current.reply
 	reply.Model = "script"
 	reply.ToolCalls = slices.Clone(reply.ToolCalls)
+	for i := range reply.ToolCalls {
+		reply.ToolCalls[i].Arguments = filled(reply.ToolCalls[i].Arguments, req.Messages)
+	}
 	if thought := reply.Reasoning; thought != nil {
 		reply.Reasoning = &loop.Reasoning{Text: thought.Text}
 	}
 	return reply, nil
+}
+
+// reference is a part of arguments that a result stands in for.
+var reference = regexp.MustCompile(`\{\{(\S+) (.+?)\}\}`)
+
+// filled returns arguments with what references find in the conversation; one that finds nothing,
+// or is no pattern, stays as it is.
+func filled(arguments string, conversation []loop.Message) string {
+	return reference.ReplaceAllStringFunc(arguments, func(whole string) string {
+		parts := reference.FindStringSubmatch(whole)
+		pattern, err := regexp.Compile(parts[2])
+		if err != nil {
+			return whole
+		}
+		for _, message := range slices.Backward(conversation) {
+			if message.Role == loop.RoleTool && message.ToolCallID == parts[1] {
+				return cmp.Or(pattern.FindString(message.Text), whole)
+			}
+		}
+		return whole
+	})
 }
 
 // EndError says that a conversation went on behind the last step of its script.

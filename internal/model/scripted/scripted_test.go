@@ -123,6 +123,24 @@ func stream(t *testing.T, text string) []string {
 	return pieces
 }
 
+func TestReply_RefersToResults(t *testing.T) {
+	t.Parallel()
+	m := parse(t, `{"steps":[{"text":"a"},{"tool_calls":[
+		{"name":"process","arguments":{"process":"{{c1 p-[0-9a-f]+}}","text":"{{c2 p-.}} {{c1 none}} {{c1 (}} {{c1}}"}},
+		{"name":"process","arguments_raw":"{{c1 p-[0-9a-f]+}}{{c1 on}}"}]}]}`)
+	request := loop.Request{Messages: []loop.Message{
+		{Role: loop.RoleTool, ToolCallID: "c1", Text: "p-0 of another turn"},
+		{Role: loop.RoleAssistant},
+		{Role: loop.RoleTool, ToolCallID: "c1", Text: "process p-12ab goes on"},
+	}}
+	for range 2 {
+		reply, err := m.Reply(t.Context(), request, func(loop.Delta) {})
+		require.NoError(t, err)
+		require.JSONEq(t, `{"process":"p-12ab","text":"{{c2 p-.}} {{c1 none}} {{c1 (}} {{c1}}"}`, reply.ToolCalls[0].Arguments)
+		require.Equal(t, "p-12abon", reply.ToolCalls[1].Arguments)
+	}
+}
+
 func TestReply_ThinksAndIsCut(t *testing.T) {
 	t.Parallel()
 	m := parse(t, `{"steps":[{"text":"a","reasoning":"hm","finish":"length"}]}`)

@@ -84,7 +84,7 @@ func eventsComeBack(t *testing.T, j loop.Journal) {
 	}
 	second := loop.Event{
 		Type: loop.EventToolResult, SessionID: session, Time: first.Time.Add(time.Second), Turn: 1, Step: 2, Index: 1,
-		CallID: protocol.NewCallID(session, 1, 2, 1), ToolCallID: "c2", Name: "bash",
+		CallID: protocol.NewCallID(session, "", 1, 2, 1), ToolCallID: "c2", Name: "bash",
 		Status: string(protocol.StatusRejected), Content: "no", Error: protocol.Errorf(protocol.CodeInvalidArguments, "no"),
 		WorkerID: "w-1", Attempt: 2, QueueMS: &milliseconds, RunMS: &milliseconds, Diff: "-a\n+b\n",
 	}
