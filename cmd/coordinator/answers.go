@@ -91,7 +91,7 @@ func (a *answers) question(ctx context.Context, tool string, call approval.Asked
 		})
 		return
 	}
-	if err := approval.TakeOn(a.fleet.NC, a.fleet.Name, call, question.ID); err != nil {
+	if err := approval.TakeOn(a.fleet.Conn(call.Pool), a.fleet.Name, call, question.ID); err != nil {
 		a.say(err.Error())
 		return
 	}
@@ -117,7 +117,7 @@ func (a *answers) question(ctx context.Context, tool string, call approval.Asked
 }
 
 func (a *answers) reply(ctx context.Context, call approval.Asked, answer protocol.Answer) error {
-	return approval.Reply(ctx, a.fleet.NC, a.fleet.Name, call, answer)
+	return approval.Reply(ctx, a.fleet.Conn(call.Pool), a.fleet.Name, call, answer)
 }
 
 // asks tells that a call waits for what a person says.

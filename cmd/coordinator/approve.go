@@ -41,15 +41,15 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	fl, err := c.connect(ctx, "approve", p.common.Logger(p.Program), natsio.ApprovalRights(protocol.Fleet(c.Fleet), asked.Pool))
+	fl, err := c.connect(ctx, "approve", p.common.Logger(p.Program), natsio.ApprovalRights(protocol.Fleet(c.Fleet), asked.Pool)...)
 	if err != nil {
 		return err
 	}
 	defer fl.Close()
 	if content == nil {
-		err = approval.Say(ctx, fl.NC, fl.Name, asked, protocol.Approval{Granted: !c.Deny, By: userName(), Note: c.Note})
+		err = approval.Say(ctx, fl.NC, fl.Conn(asked.Pool), fl.Name, asked, protocol.Approval{Granted: !c.Deny, By: userName(), Note: c.Note})
 	} else {
-		err = approval.Reply(ctx, fl.NC, fl.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: userName()})
+		err = approval.Reply(ctx, fl.Conn(asked.Pool), fl.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: userName()})
 	}
 	if errors.Is(err, approval.ErrNotAsked) || errors.Is(err, approval.ErrRefused) {
 		return &cli.ExitError{Code: cli.ExitFailed, Message: err.Error()}

@@ -39,6 +39,7 @@ func (c *bodiesCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
+	fl = fl.At(protocol.DefaultPool)
 	ctx, stop := cli.Signals(ctx, func() {})
 	defer stop()
 	moved, err := workspace.Move(ctx, fl.NC, fl.Name, c.Move.To, func(ctx context.Context) error { return standsStill(ctx, fl) })

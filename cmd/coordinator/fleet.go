@@ -28,6 +28,7 @@ import (
 type fleetFlags struct {
 	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: a server inside this process."`
 	cli.Login
+	cli.Pools
 	cli.Signing
 	Fleet    string      `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 	Data     string      `placeholder:"DIR" help:"Directory of the embedded server and worker. Default: below ~/.local/state/toolfleet one of the session, or of serve; of a call without --session a temporary one."`
@@ -59,6 +60,7 @@ type connection struct {
 type existingFleet struct {
 	Nats string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas."`
 	cli.Login
+	cli.Pools
 	cli.Signing
 	Fleet string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
 }
@@ -73,11 +75,11 @@ func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *
 	if f.Nats == "" { // which the flag's tag takes for given
 		return nil, cli.Usagef("--nats: is empty; give the URL of the fleet's NATS server")
 	}
-	if err := errors.Join(f.Check(), f.CheckKey()); err != nil {
+	if err := errors.Join(f.Check(), f.CheckPools(f.Nats), f.CheckKey()); err != nil {
 		return nil, err
 	}
 	fl, err := fleet.Connect(ctx, fleet.Options{
-		Name: name, URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Client: "coordinator " + subcommand, Existing: true, Logger: logger,
+		Name: name, URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: "coordinator " + subcommand, Existing: true, Logger: logger,
 	})
 	if errors.Is(err, natsio.ErrNoFleet) {
 		err = fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", name, natsio.Redact(f.Nats), err)
@@ -85,7 +87,7 @@ func (f *existingFleet) connect(ctx context.Context, subcommand string, logger *
 	if err != nil {
 		return nil, err
 	}
-	if err := natsio.CheckRights(ctx, fl.NC, rights...); err != nil { // else requests would go without an answer
+	if err := fl.CheckRights(ctx, rights...); err != nil { // else requests would go without an answer
 		fl.Close()
 		return nil, err
 	}
@@ -100,7 +102,7 @@ func (f *fleetFlags) consistent() error {
 	if err := f.Keep.Validate(); err != nil {
 		return err
 	}
-	if err := errors.Join(f.Results.Validate(), f.CheckKey()); err != nil {
+	if err := errors.Join(f.Results.Validate(), f.CheckPools(f.Nats), f.CheckKey()); err != nil {
 		return err
 	}
 	if f.Nats != "" {
@@ -124,7 +126,7 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 		return nil, err
 	}
 	return fleet.Connect(ctx, fleet.Options{
-		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
+		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
 		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger,
 	})
 }

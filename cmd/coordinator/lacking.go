@@ -23,7 +23,7 @@ func lacking(ctx context.Context, fl *fleet.Fleet, pool protocol.Pool, calls []o
 	if !slices.ContainsFunc(calls, func(c operator.CallStatus) bool { return c.Needs != nil }) {
 		return
 	}
-	lacks := dispatch.Lacking(ctx, fl.NC, fl.Name, pool)
+	lacks := dispatch.Lacking(ctx, fl.Conn(pool), fl.Name, pool)
 	for i := range calls {
 		if lacks != nil && calls[i].Needs != nil {
 			calls[i].WaitsFor = lacks(*calls[i].Needs)
@@ -35,10 +35,10 @@ func lacking(ctx context.Context, fl *fleet.Fleet, pool protocol.Pool, calls []o
 // at the lanes that have waited longest. The error wraps [natsio.ErrRights] without the rights to
 // look.
 func untaken(ctx context.Context, fl *fleet.Fleet, pool protocol.Pool) ([]string, error) {
-	if err := natsio.CheckRights(ctx, fl.NC, natsio.LaneRights(fl.Name, pool)); err != nil {
+	if err := fl.CheckRights(ctx, natsio.LaneRights(fl.Name, pool)); err != nil {
 		return nil, err
 	}
-	desk, err := operator.New(ctx, fl.NC, fl.Name)
+	desk, err := operator.New(ctx, fl.Conn(pool), fl.Name)
 	if err != nil {
 		return nil, err
 	}

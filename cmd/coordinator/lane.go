@@ -106,7 +106,7 @@ func (v laneVerb) run(ctx context.Context, p program) error {
 	}
 	defer fl.Close()
 	desk.fleet = fl
-	if desk.operator, err = operator.New(ctx, fl.NC, fl.Name); err != nil {
+	if desk.operator, err = operator.New(ctx, fl.Conn(desk.pool), fl.Name); err != nil {
 		return err
 	}
 	return v.act(ctx, p, desk)

@@ -209,7 +209,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	options.Tools = box.table
-	options.NC, options.Dispatcher, options.Journal = fl.NC, fl.Dispatcher, fl.Journal
+	options.At, options.Dispatcher, options.Journal = fl.Conn, fl.Dispatcher, fl.Journal
 	options.TaskAfter, options.Patience, options.Lasting = c.taskAfter, c.patience(), c.Nats != ""
 	if c.Nats != "" {
 		options.Approve = announced(show.warn, approval.Waiter(fl.NC, fl.Name))

@@ -118,7 +118,7 @@ func textIn(workspace, path string) ([]byte, bool) {
 // call. Workers that keep none, or rights that do not reach, tell nothing.
 func kept(fl *fleet.Fleet, session protocol.SessionID) func(context.Context) func(string) ([]byte, bool) {
 	return func(ctx context.Context) func(string) ([]byte, bool) {
-		store, err := workspace.Open(ctx, fl.NC, fl.Name)
+		store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
 		if err != nil {
 			return nil
 		}

@@ -98,7 +98,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	defer fl.Close()
 	for _, pool := range c.Pools {
-		if err := natsio.MakePool(ctx, fl.JS, fl.Name, protocol.Pool(pool)); err != nil {
+		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {
 			return err
 		}
 	}
@@ -112,12 +112,20 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	if err := workspace.Bind(ctx, fl.NC, fl.Name, c.Bodies); err != nil {
-		return err
-	}
-	workspaces, err := workspace.Open(ctx, fl.NC, fl.Name)
-	if err != nil {
-		return err
+	var sweeps []func(context.Context, func(error))
+	for _, part := range fl.Parts() {
+		bodies := ""
+		if part == fl.At(protocol.DefaultPool) { // which has the sandboxes of sessions
+			bodies = c.Bodies
+		}
+		if err := workspace.Bind(ctx, part.NC, fl.Name, bodies); err != nil {
+			return err
+		}
+		workspaces, err := workspace.Open(ctx, part.NC, fl.Name)
+		if err != nil {
+			return err
+		}
+		sweeps = append(sweeps, workspaces.KeepSwept)
 	}
 	var beside sync.WaitGroup
 	defer beside.Wait()
@@ -128,11 +136,13 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	beside.Go(func() {
-		workspaces.KeepSwept(sweeping, func(err error) {
-			logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
+	for _, sweep := range sweeps {
+		beside.Go(func() {
+			sweep(sweeping, func(err error) {
+				logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
+			})
 		})
-	})
+	}
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
 	return server.Run(ctx, drain)
@@ -153,7 +163,7 @@ func (c *serveCommand) serveClients(
 	}
 	changed := make(changes, 1)
 	server := mcpserver.New(mcpserver.Options{
-		Version: p.Version, Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
+		Version: p.Version, Fleet: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: box.table, Policy: judge, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Logger: logger, TaskAfter: c.taskAfter, Patience: c.patience(), Lasting: true, ToolsChanged: changed.tell,
 	})
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, p)

@@ -16,6 +16,7 @@ import (
 type sessionCommand struct {
 	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
 	cli.Login
+	cli.Pools
 	Fleet   string        `default:"tf" help:"Name of the fleet."`
 	Pool    string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
 	JSON    bool          `name:"json" help:"Print JSON."`
@@ -137,8 +138,8 @@ func (c *sessionCommand) local(p program, desk sessionDesk) (session.Local, erro
 
 // connect reaches the fleet that the flags name.
 func (c *sessionCommand) connect(ctx context.Context, p program, rights ...natsio.Rights) (*fleet.Fleet, error) {
-	f := existingFleet{Nats: c.Nats, Login: c.Login, Fleet: c.Fleet}
-	return f.connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet)))...)
+	f := existingFleet{Nats: c.Nats, Login: c.Login, Pools: c.Pools, Fleet: c.Fleet}
+	return f.connect(ctx, "session", p.common.Logger(p.Program), append(rights, natsio.JournalRights(protocol.Fleet(c.Fleet))...)...)
 }
 
 // open returns the sessions that the flags name, and the fleet that has them, which the caller
@@ -152,7 +153,7 @@ func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return nil, nil, err
 	}
-	reader, err := session.NewReader(ctx, fl.NC, desk.fleet)
+	reader, err := session.NewReader(ctx, fl)
 	if err != nil {
 		fl.Close()
 	}
@@ -193,7 +194,7 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	if fl != nil && info.State == session.StateOpen && natsio.CheckRights(ctx, fl.NC, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
+	if fl != nil && info.State == session.StateOpen && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
 		c.used(ctx, fl, desk, info)
 	}
 	if c.JSON {
@@ -257,7 +258,7 @@ func (c *sessionCommand) removed(ctx context.Context, p program, desk sessionDes
 		}
 		return local.Remove(ctx, desk.id, c.Rm.Force)
 	}
-	fl, err := c.connect(ctx, p, natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool), natsio.RemoveRights(desk.fleet))
+	fl, err := c.connect(ctx, p, append(natsio.RemoveRights(desk.fleet), natsio.LaneRights(desk.fleet, desk.pool), natsio.LaneChangeRights(desk.fleet, desk.pool))...)
 	if err != nil {
 		return session.Removed{}, err
 	}

@@ -157,8 +157,7 @@ func (a *attached) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 func (a *attached) running(ctx context.Context, events []loop.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	o, err := operator.New(ctx, a.fleet.NC, a.fleet.Name)
-	if a.turn == 0 || a.looked || err != nil {
+	if a.turn == 0 || a.looked {
 		return
 	}
 	a.looked = true
@@ -167,6 +166,10 @@ func (a *attached) running(ctx context.Context, events []loop.Event) {
 	for _, e := range events {
 		pool, name, _ := strings.Cut(e.Lane, "/")
 		if e.Type != loop.EventToolCall || e.Turn != a.turn || a.seen[eventKey(loop.EventToolResult, e)] || a.seen[eventKey(loop.EventToolRunning, e)] {
+			continue
+		}
+		o, err := operator.New(ctx, a.fleet.Conn(protocol.Pool(pool)), a.fleet.Name)
+		if err != nil {
 			continue
 		}
 		view, err := o.Show(ctx, protocol.Pool(pool), protocol.Lane(name), 1)

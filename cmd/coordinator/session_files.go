@@ -45,7 +45,7 @@ func (c *sessionCommand) checkpoints(ctx context.Context, p program, desk sessio
 	if err != nil {
 		return nil, nil, err
 	}
-	store, err := workspace.Open(ctx, f.NC, desk.fleet)
+	store, err := workspace.Open(ctx, f.Conn(desk.pool), desk.fleet)
 	if err != nil {
 		f.Close()
 	}

@@ -120,7 +120,7 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 // whence says who has the workspace: the fleet, or a worker on its disk.
 func (c *sessionCommand) whence(ctx context.Context, desk sessionDesk, w *remoteWorkspace, at protocol.CallID) (func(context.Context) (snapshot.Changes, error), error) {
 	var err error
-	if w.store, err = workspace.Open(ctx, w.fleet.NC, desk.fleet); err != nil {
+	if w.store, err = workspace.Open(ctx, w.fleet.Conn(desk.pool), desk.fleet); err != nil {
 		return nil, err
 	}
 	kept, err := w.store.Ref(ctx, desk.lane(), at)
@@ -131,7 +131,7 @@ func (c *sessionCommand) whence(ctx context.Context, desk sessionDesk, w *remote
 	if at != "" || !errors.Is(err, workspace.ErrNone) {
 		return nil, err
 	}
-	if there, err := session.HasWorkspace(ctx, w.fleet, desk.id); err != nil || !there {
+	if there, err := session.HasWorkspace(ctx, w.fleet.At(desk.pool), desk.id); err != nil || !there {
 		return nil, errors.Join(err, fmt.Errorf("session %s has no workspace in fleet %s", desk.id, desk.fleet))
 	}
 	return w.fetch, nil

@@ -76,12 +76,12 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	if c.Nats == "" {
 		return cli.Usagef("--nats is missing: workspaces of sessions that ran without a fleet have no checkpoints")
 	}
-	fl, err := c.connect(ctx, p, natsio.SessionRights(desk.fleet), natsio.WorkspaceRights(desk.fleet))
+	fl, err := c.connect(ctx, p, append(natsio.SessionRights(desk.fleet), natsio.WorkspaceRights(desk.fleet))...)
 	if err != nil {
 		return err
 	}
 	defer fl.Close()
-	store, err := workspace.Open(ctx, fl.NC, desk.fleet)
+	store, err := workspace.Open(ctx, fl.Conn(desk.pool), desk.fleet)
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func (v templateVerb) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
-	store, err := workspace.Open(ctx, fl.NC, fl.Name)
+	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
 	if err != nil {
 		return err
 	}
@@ -143,10 +143,10 @@ func (f *templateFlag) begin(ctx context.Context, fl *fleet.Fleet, id protocol.S
 	if f.Template == "" {
 		return nil
 	}
-	if there, err := session.HasWorkspace(ctx, fl, id); err != nil || there {
+	if there, err := session.HasWorkspace(ctx, fl.At(protocol.DefaultPool), id); err != nil || there {
 		return err
 	}
-	store, err := workspace.Open(ctx, fl.NC, fl.Name)
+	store, err := workspace.Open(ctx, fl.Conn(protocol.DefaultPool), fl.Name)
 	if err == nil {
 		err = store.FromTemplate(ctx, f.Template, sessionDesk{id: id}.lane())
 	}

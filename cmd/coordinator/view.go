@@ -104,15 +104,25 @@ func (v view) output(fl *fleet.Fleet, session protocol.SessionID) (stop func(), 
 	if !v.live {
 		return func() {}, nil
 	}
-	frames, err := fl.NC.Subscribe(fl.Name.OutputFilter(session), func(message *nats.Msg) {
-		if f, err := protocol.DecodeFrame(message.Data); err == nil { // others are lost; the result has it all
-			v.frame(f)
+	var all []*nats.Subscription
+	stop = func() {
+		for _, frames := range all {
+			_ = frames.Unsubscribe() // fails only when the connection is closed
 		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listen to output of session %s: %w", session, err)
 	}
-	return func() { _ = frames.Unsubscribe() }, nil // fails only when the connection is closed
+	for _, part := range fl.Parts() {
+		frames, err := part.NC.Subscribe(fl.Name.OutputFilter(session), func(message *nats.Msg) {
+			if f, err := protocol.DecodeFrame(message.Data); err == nil { // others are lost; the result has it all
+				v.frame(f)
+			}
+		})
+		if err != nil {
+			stop()
+			return nil, fmt.Errorf("listen to output of session %s: %w", session, err)
+		}
+		all = append(all, frames)
+	}
+	return stop, nil
 }
 
 func (v view) frame(f *protocol.Frame) {

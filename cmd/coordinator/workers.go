@@ -39,7 +39,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer fl.Close()
-	workers, err := dispatch.Workers(ctx, fl.NC, fl.Name, pool, c.Wait)
+	workers, err := dispatch.Workers(ctx, fl.Conn(pool), fl.Name, pool, c.Wait)
 	if err != nil && !errors.Is(err, nats.ErrNoResponders) {
 		return err
 	}

@@ -75,10 +75,10 @@ func (f *policyFlags) importWorkspace(
 		warn: show.warn, copyFlags: copies, busy: show.busy,
 	}
 	defer w.busy("")
-	if err := natsio.CheckRights(ctx, fl.NC, natsio.UploadRights(fl.Name)); err != nil {
+	if err := fl.CheckRights(ctx, natsio.UploadRights(fl.Name)); err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
-	if w.store, err = workspace.Open(ctx, fl.NC, fl.Name); err != nil {
+	if w.store, err = workspace.Open(ctx, w.part().NC, fl.Name); err != nil {
 		return nil, fmt.Errorf("copy the workspace: %w", err)
 	}
 	root, err := os.OpenRoot(dir)
@@ -106,6 +106,9 @@ func isCode(err error, code protocol.Code) bool {
 	return is && fault.Code == code
 }
 
+// part is the part of the fleet that has the session's sandbox.
+func (w *remoteWorkspace) part() *fleet.Fleet { return w.fleet.At(w.pool) }
+
 // upload sends what the fleet does not have of the directory, and has a worker fill the sandbox.
 func (w *remoteWorkspace) upload(ctx context.Context, root *os.Root) error {
 	ignore := w.ignoring(ctx, root)
@@ -122,7 +125,7 @@ func (w *remoteWorkspace) upload(ctx context.Context, root *os.Root) error {
 		return fmt.Errorf("copy the workspace: %w", err)
 	}
 	defer func() { // it ages out otherwise
-		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.fleet.JS, w.fleet.Name.BlobsBucket(), blob)
+		_ = natsio.DeleteObject(context.WithoutCancel(ctx), w.part().JS, w.fleet.Name.BlobsBucket(), blob)
 	}()
 	w.tellLeft("not copied", ignore)
 	value, err := w.call(ctx, protocol.WorkspaceImport{Upload: w.name(), Blob: blob}, protocol.Exclusive)
@@ -142,7 +145,7 @@ func (w *remoteWorkspace) upload(ctx context.Context, root *os.Root) error {
 }
 
 func (w *remoteWorkspace) put(ctx context.Context, name string, content []byte) error {
-	_, err := natsio.PutObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), name, bytes.NewReader(content))
+	_, err := natsio.PutObject(ctx, w.part().JS, w.fleet.Name.BlobsBucket(), name, bytes.NewReader(content))
 	return err
 }
 
@@ -279,7 +282,7 @@ func (w *remoteWorkspace) loadBase(ctx context.Context) (snapshot.Manifest, erro
 
 // get decodes an object.
 func (w *remoteWorkspace) get(ctx context.Context, name string, into any) (err error) {
-	object, err := natsio.GetObject(ctx, w.fleet.JS, w.fleet.Name.BlobsBucket(), name)
+	object, err := natsio.GetObject(ctx, w.part().JS, w.fleet.Name.BlobsBucket(), name)
 	if err != nil {
 		return err
 	}

@@ -72,24 +72,25 @@ func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pr
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
-	return deliver(ctx, nc, letter{fleet.ApprovalSubject(session, call), body})
+	return deliver(ctx, letter{nc, fleet.ApprovalSubject(session, call), body})
 }
 
 // letter is an answer, and where it is waited for.
 type letter struct {
+	nc      *nats.Conn
 	subject protocol.Subject
 	body    []byte
 }
 
 // deliver has one of some answers taken: whichever is waited for.
-func deliver(ctx context.Context, nc *nats.Conn, letters ...letter) error {
+func deliver(ctx context.Context, letters ...letter) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	retry := time.NewTicker(patience / 20)
 	defer retry.Stop()
 	for {
 		for _, l := range letters {
-			reply, err := nc.RequestWithContext(ctx, l.subject, l.body)
+			reply, err := l.nc.RequestWithContext(ctx, l.subject, l.body)
 			switch {
 			case err == nil && string(reply.Data) == string(taken()):
 				return nil

@@ -16,21 +16,21 @@ type Asked struct {
 	Call    protocol.CallID
 }
 
-func (a Asked) letter(fleet protocol.Fleet, answer protocol.Answer) (letter, error) {
+func (a Asked) letter(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) (letter, error) {
 	body, err := protocol.EncodeAnswer(answer)
 	if err != nil {
 		return letter{}, fmt.Errorf("answer: %w", err)
 	}
-	return letter{fleet.AnswerSubject(a.Pool, a.Session, a.Call), body}, nil
+	return letter{nc, fleet.AnswerSubject(a.Pool, a.Session, a.Call), body}, nil
 }
 
 // TakeOn lets a call know that somebody is being asked, so that it waits for the answer.
 func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error {
-	l, err := a.letter(fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
+	l, err := a.letter(nc, fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
 	if err != nil {
 		return err
 	}
-	if err := nc.Publish(l.subject, l.body); err != nil {
+	if err := l.nc.Publish(l.subject, l.body); err != nil {
 		return fmt.Errorf("take on a question: %w", err)
 	}
 	return nil
@@ -39,16 +39,17 @@ func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error
 // Reply answers what a call asks, and returns when its worker has taken the answer. The error is
 // [ErrNotAsked] when nothing is asked, and wraps [ErrRefused] when the answer does not fit.
 func Reply(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, answer protocol.Answer) error {
-	l, err := a.letter(fleet, answer)
+	l, err := a.letter(nc, fleet, answer)
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, nc, l)
+	return deliver(ctx, l)
 }
 
 // Say says yes or no to whatever is asked about a call: whether it may be made, or what it wants to
-// know, of which yes is everything that has a default. Errors are as those of [Answer] and [Reply].
-func Say(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
+// know, of which yes is everything that has a default. Coordinators wait at home, and the call's
+// worker at running, which may be the same. Errors are as those of [Answer] and [Reply].
+func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
 	body, err := protocol.EncodeApproval(said)
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
@@ -57,9 +58,9 @@ func Say(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, said
 	if said.Granted {
 		answer.Action = protocol.ActionAccept
 	}
-	l, err := a.letter(fleet, answer)
+	l, err := a.letter(running, fleet, answer)
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, nc, letter{fleet.ApprovalSubject(a.Session, a.Call), body}, l)
+	return deliver(ctx, letter{home, fleet.ApprovalSubject(a.Session, a.Call), body}, l)
 }

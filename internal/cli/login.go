@@ -6,6 +6,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as
@@ -13,6 +14,47 @@ import (
 type Login struct {
 	Creds string `placeholder:"FILE" help:"NATS credentials file, or a file with a token. A user and password go into the URL, best in TOOLFLEET_NATS, which others do not see."`
 	TLS   TLS    `embed:"" prefix:"tls-"`
+}
+
+// Pools says where pools are that have NATS servers or an account of their own, as flags.
+type Pools struct {
+	PoolNats  map[string]string `placeholder:"POOL=URL" mapsep:";" help:"NATS server or servers of a pool whose workers have an account of their own there, so that they reach nothing else of the fleet; several pools with ; between. Default: those of --nats."`
+	PoolCreds map[string]string `placeholder:"POOL=FILE" mapsep:";" help:"Credentials of this process there, as --creds; several pools with ; between."`
+}
+
+// CheckPools returns the fault of the flags beside those of nats.
+func (p *Pools) CheckPools(nats string) error {
+	for pool := range p.PoolNats {
+		if _, err := protocol.ParsePool(pool); err != nil {
+			return Usagef("--pool-nats: %v", err)
+		}
+		switch {
+		case protocol.Pool(pool) == protocol.SessionPool:
+			return Usagef("--pool-nats %s: turns are where journals are, at --nats", pool)
+		case nats == "":
+			return Usagef("--pool-nats %s: needs --nats, where journals and turns are", pool)
+		case p.PoolNats[pool] == "":
+			return Usagef("--pool-nats %s: the URL of its servers is missing", pool)
+		}
+	}
+	for pool, file := range p.PoolCreds {
+		if p.PoolNats[pool] == "" {
+			return Usagef("--pool-creds %s: needs --pool-nats %s=URL", pool, pool)
+		}
+		if err := checkFile("--pool-creds "+pool+"=", file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Servers are the flags as [fleet.Options] take them.
+func (p *Pools) Servers() map[protocol.Pool]natsio.Server {
+	servers := map[protocol.Pool]natsio.Server{}
+	for pool, url := range p.PoolNats {
+		servers[protocol.Pool(pool)] = natsio.Server{URL: url, Creds: p.PoolCreds[pool]}
+	}
+	return servers
 }
 
 // Signing is what calls are signed with, as a flag.
@@ -50,11 +92,18 @@ func (l *Login) Check() error {
 		if f.file == "" {
 			continue
 		}
-		if info, err := os.Stat(f.file); err != nil {
-			return Usagef("%s %s: %v", f.flag, f.file, errors.Unwrap(err))
-		} else if info.IsDir() {
-			return Usagef("%s %s: is a directory, not a file", f.flag, f.file)
+		if err := checkFile(f.flag+" ", f.file); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+func checkFile(flag, file string) error {
+	if info, err := os.Stat(file); err != nil {
+		return Usagef("%s%s: %v", flag, file, errors.Unwrap(err))
+	} else if info.IsDir() {
+		return Usagef("%s%s: is a directory, not a file", flag, file)
 	}
 	return nil
 }

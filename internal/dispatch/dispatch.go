@@ -75,8 +75,9 @@ type Dispatcher struct {
 	results   *Results
 	js        jetstream.JetStream
 	metrics   *telemetry.CallMetrics
-	left      sync.WaitGroup          // calls whose callers may have stopped waiting
-	publish   []trace.SpanStartOption // of the span of a call that is published
+	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
+	left      sync.WaitGroup                // calls whose callers may have stopped waiting
+	publish   []trace.SpanStartOption       // of the span of a call that is published
 }
 
 var (
@@ -107,8 +108,9 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	}, nil
 }
 
-// Keep implements [loop.Keeper].
+// Keep implements [loop.Keeper]. What it keeps is read by workers of the default pool.
 func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
+	d = d.of(protocol.DefaultPool)
 	_, err := natsio.PutObject(ctx, d.js, d.fleet.KeptBucket(), protocol.KeptText(session, call), strings.NewReader(text))
 	return err
 }
@@ -148,7 +150,8 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 	return d.dispatch(ctx, calls, how{cancelWait: d.options.CancelWait}, observe)
 }
 
-func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how how, observe func(loop.Update)) error {
+// dispatchOwn carries calls of pools that are not left to others.
+func (d *Dispatcher) dispatchOwn(ctx context.Context, calls []protocol.Call, how how, observe func(loop.Update)) error {
 	if len(calls) == 0 {
 		return nil
 	}

@@ -46,6 +46,10 @@ type Options struct {
 	// Existing makes a fleet that is not there an error, which wraps [natsio.ErrNoFleet];
 	// otherwise it is made. It needs a URL.
 	Existing bool
+	// Pools are the servers of pools whose workers have a NATS account of their own, and in it all
+	// that they work with: streams of calls, claims and results, and the contents of workspaces.
+	// Other pools, turns and journals are at URL, which Pools need.
+	Pools map[protocol.Pool]natsio.Server
 	// Client is the name of this process, for the server's monitoring.
 	Client string
 	// Data is the directory of an embedded server, and Listen the address on which
@@ -82,6 +86,8 @@ type Fleet struct {
 	Origin string
 
 	logger *slog.Logger
+	signer *signing.Signer          // nil where calls are not signed
+	parts  map[protocol.Pool]*Fleet // see [Fleet.At]
 
 	mu      sync.Mutex // guards closers and Abort while workers are started
 	closers []func()
@@ -99,53 +105,117 @@ func (o *Options) signer() (*signing.Signer, error) {
 
 // Connect reaches the fleet, or starts one inside this process, and sees that its streams exist.
 func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
-	f := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger}
+	f := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
 	defer func() {
 		if err != nil {
 			f.Close()
 		}
 	}()
+	if err := f.connect(ctx, o); err != nil {
+		return nil, err
+	}
+	if f.Journal, err = journal.Open(ctx, f.NC, o.Name); err != nil {
+		return nil, err
+	}
+	same := map[natsio.Server]*Fleet{}
+	for pool, server := range o.Pools {
+		if same[server] == nil {
+			part := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger, signer: f.signer}
+			f.closers = append(f.closers, part.Close)
+			of := o
+			of.URL, of.Creds = server.URL, server.Creds
+			if err := part.connect(ctx, of); err != nil {
+				return nil, fmt.Errorf("servers of pool %s: %w", pool, err)
+			}
+			same[server] = part
+		}
+		f.parts[pool] = same[server]
+		f.Dispatcher.Leave(pool, same[server].Dispatcher)
+	}
+	if o.Existing {
+		return f, nil
+	}
+	return f, f.CheckRights(ctx, append(natsio.SessionRights(o.Name), natsio.CallRights(o.Name, protocol.DefaultPool))...)
+}
+
+// CheckRights is [natsio.CheckRights] where each of the rights is needed.
+func (f *Fleet) CheckRights(ctx context.Context, rights ...natsio.Rights) error {
+	for _, part := range f.Parts() {
+		var here []natsio.Rights
+		for _, r := range rights {
+			if f.At(r.Pool) == part {
+				here = append(here, r)
+			}
+		}
+		if err := natsio.CheckRights(ctx, part.NC, here...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// At is the part of the fleet that a pool is in: that of [Options].Pools, which has no Journal, or
+// the fleet itself.
+func (f *Fleet) At(pool protocol.Pool) *Fleet {
+	if part := f.parts[pool]; part != nil {
+		return part
+	}
+	return f
+}
+
+// Conn is the connection to the part that a pool is in.
+func (f *Fleet) Conn(pool protocol.Pool) *nats.Conn { return f.At(pool).NC }
+
+// Parts are all that [Fleet.At] may return, each once, the fleet itself first.
+func (f *Fleet) Parts() []*Fleet {
+	parts := []*Fleet{f}
+	for _, part := range f.parts {
+		if !slices.Contains(parts, part) {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS, Logger: o.Logger}
 	if o.URL == "" {
 		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		f.closers = append(f.closers, f.Server.Close)
 		f.Origin = "embedded#" + uuid.NewString()
 		options.Creds, options.TLS, options.Options = "", natsio.TLS{}, f.Server.Options()
 	}
 	if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
-		return nil, err
+		return err
 	}
 	f.closers = append(f.closers, f.NC.Close)
 	if f.JS, err = jetstream.New(f.NC); err != nil {
-		return nil, err
+		return err
 	}
 	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Logger: o.Logger}
-	ensure, rights := natsio.Ensure, []natsio.Rights{natsio.CallRights(o.Name, protocol.DefaultPool), natsio.SessionRights(o.Name)}
+	ensure := natsio.Ensure
 	if o.Existing {
-		ensure, rights = natsio.Check, nil
+		ensure = natsio.Check
 	}
 	if err := ensure(ctx, f.JS, topology); err != nil {
 		if f.Server != nil {
 			err = fmt.Errorf("embedded NATS in %s (--data): %w", o.Data, err)
 		}
-		return nil, err
+		return err
 	}
-	if err := natsio.CheckRights(ctx, f.NC, rights...); err != nil {
-		return nil, err
+	if f.signer == nil {
+		if f.signer, err = o.signer(); err != nil {
+			return err
+		}
 	}
-	signer, err := o.signer()
-	if err != nil {
-		return nil, err
-	}
-	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Signer: signer, Logger: o.Logger}); err != nil {
-		return nil, err
+	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: telemetry.Tracer(), Meter: telemetry.Meter(), Signer: f.signer, Logger: o.Logger}); err != nil {
+		return err
 	}
 	f.closers = append(f.closers, f.Dispatcher.Close)
-	f.Journal, err = journal.Open(ctx, f.NC, o.Name)
-	return f, err
+	return nil
 }
 
 // Close ends everything that Connect and StartWorker started, last first.
@@ -166,7 +236,7 @@ const drainTime = 5 * time.Second
 // logger and the tracer are filled in.
 func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
 	o.Fleet, o.Origin, o.Logger, o.Tracer = f.Name, f.Origin, f.logger, telemetry.Tracer()
-	w, err := worker.New(ctx, f.NC, o)
+	w, err := worker.New(ctx, f.At(cmp.Or(o.Pool, protocol.DefaultPool)).NC, o)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call 
 	capabilities := request.ClientCapabilities()
 	can := capabilities != nil && capabilities.Elicitation != nil && request.ProtocolVersion() < firstStateless
 	if can || s.options.Ask != nil {
-		warn(approval.TakeOn(s.options.NC, s.options.Fleet, asked, q.ID))
+		warn(approval.TakeOn(s.options.At(call.Pool), s.options.Fleet, asked, q.ID))
 	}
 	if !can && s.options.Ask != nil {
 		s.options.Ask(call, q)
@@ -42,5 +42,5 @@ func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call 
 			answer.Content, _ = json.Marshal(result.Content) // it was JSON
 		}
 	}
-	warn(approval.Reply(ctx, s.options.NC, s.options.Fleet, asked, answer))
+	warn(approval.Reply(ctx, s.options.At(call.Pool), s.options.Fleet, asked, answer))
 }

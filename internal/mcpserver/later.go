@@ -34,6 +34,7 @@ type following struct {
 const maxLeft = 1000
 
 type followed struct {
+	pool    protocol.Pool
 	session protocol.SessionID
 	tool    string
 	stop    context.CancelCauseFunc
@@ -47,7 +48,7 @@ func (f *following) add(call *protocol.Call, stop context.CancelCauseFunc) {
 	if f.calls == nil {
 		f.calls = map[protocol.CallID]*followed{}
 	}
-	f.calls[call.ID] = &followed{session: call.SessionID, tool: call.Tool, stop: stop, done: make(chan struct{})}
+	f.calls[call.ID] = &followed{pool: call.Pool, session: call.SessionID, tool: call.Tool, stop: stop, done: make(chan struct{})}
 }
 
 // leave notes that the client of a call was told where its result will be.
@@ -199,7 +200,7 @@ func (s *Server) await(ctx context.Context, session protocol.SessionID, read *pr
 	case <-late:
 		return &loop.SingleOutcome{Status: statusWorking, Text: "The call still goes on. " + whereLater(read.CallID)}, nil
 	}
-	result, err := s.options.Dispatcher.Result(ctx, session, read.CallID)
+	result, err := s.options.Dispatcher.Result(ctx, &protocol.Call{Pool: call.pool, SessionID: session, ID: read.CallID})
 	if err != nil || result == nil || read.Part != "" || read.Offset != 0 || read.Column != 0 {
 		return nil, err
 	}

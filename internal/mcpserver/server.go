@@ -18,7 +18,7 @@ import (
 type Dispatcher interface {
 	loop.Dispatcher
 	loop.Keeper
-	Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error)
+	Result(ctx context.Context, call *protocol.Call) (*protocol.Result, error)
 	Cancel(ctx context.Context, call *protocol.Call) error
 }
 
@@ -26,9 +26,10 @@ type Dispatcher interface {
 type Options struct {
 	// Version is that of this program, for clients.
 	Version string
-	// Fleet is its name, and NC the connection by which live output and approvals come. Required.
+	// Fleet is its name, and At the connection by which live output and questions of a pool's calls
+	// come. Required.
 	Fleet protocol.Fleet
-	NC    *nats.Conn
+	At    func(protocol.Pool) *nats.Conn
 	// Dispatcher is required.
 	Dispatcher Dispatcher
 	// Journal gets the calls, as turns of their sessions; nil journals none.

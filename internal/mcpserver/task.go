@@ -202,7 +202,7 @@ func (s *Server) addTasks() {
 }
 
 func (s *Server) taskCancel(ctx context.Context, t *task) error {
-	result, err := s.options.Dispatcher.Result(ctx, t.Session, t.Call)
+	result, err := s.options.Dispatcher.Result(ctx, t.call())
 	if result != nil {
 		return nil
 	}
@@ -214,7 +214,7 @@ func (s *Server) taskCancel(ctx context.Context, t *task) error {
 
 // taskGet tells how a call stands: its result, if it is stored.
 func (s *Server) taskGet(ctx context.Context, t *task) (*taskState, error) {
-	result, err := s.options.Dispatcher.Result(ctx, t.Session, t.Call)
+	result, err := s.options.Dispatcher.Result(ctx, t.call())
 	if result == nil && err != nil {
 		s.options.Logger.WarnContext(ctx, "task is not known", slog.String("call", string(t.Call)), slog.Any("error", err))
 		return nil, err

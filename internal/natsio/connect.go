@@ -19,6 +19,12 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// Server is a NATS server or servers, and who a process is there.
+type Server struct {
+	URL   string // several are separated by commas
+	Creds string // a credentials file, or a file with a token; "" for none
+}
+
 // ConnectOptions say how to reach a server. The zero value is usable but for Name.
 type ConnectOptions struct {
 	// Name is shown by the server's monitoring, as in "worker host-1a2b3c4d".

@@ -19,7 +19,12 @@ var ErrRights = errors.New("the NATS user has too few rights")
 
 // Rights are subjects that a process publishes on and subscribes to, one for each permission that
 // it needs.
-type Rights struct{ Publish, Subscribe []string }
+type Rights struct {
+	Publish, Subscribe []string
+	// Pool is the pool where they are needed, which may have servers or an account of its own; "" is
+	// where journals and turns are.
+	Pool protocol.Pool
+}
 
 // probed stands in subjects for the ids of sessions and calls.
 const probed = "rights"
@@ -42,6 +47,7 @@ func makeRights(stream string) Rights {
 func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := fleet.CallsStream()
 	return Rights{
+		Pool: pool,
 		Publish: []string{
 			fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed),
 			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
@@ -55,7 +61,7 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 // beside them to interfere.
 func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := fleet.CallsStream()
-	return Rights{Publish: []string{
+	return Rights{Pool: pool, Publish: []string{
 		fleet.AskAllSubject(pool), fleet.AskSubject(pool, probed), "$JS.API.CONSUMER.INFO." + calls + "." + fleet.ReadyConsumer(pool),
 		"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
 		"$JS.API.DIRECT.GET." + fleet.ClaimsStream(), "$JS.API.STREAM.MSG.GET." + fleet.ClaimsStream(),
@@ -65,56 +71,62 @@ func LaneRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 
 // LaneChangeRights is told of at [LaneRights].
 func LaneChangeRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	return Rights{Publish: []string{
+	return Rights{Pool: pool, Publish: []string{
 		fleet.ReadySubject(pool, probed), fleet.CallSubject(pool, probed, probed), "$JS.API.STREAM.MSG.DELETE." + fleet.CallsStream(),
 	}}
 }
 
 // SessionRights are those of whoever runs sessions.
-func SessionRights(fleet protocol.Fleet) Rights {
-	return Rights{Publish: []string{
-		fleet.EventSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.SessionsStream(), chunkSubject(fleet.KeptBucket(), probed),
-	}}
+func SessionRights(fleet protocol.Fleet) []Rights {
+	return []Rights{
+		{Publish: []string{fleet.EventSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.SessionsStream(), chunkSubject(fleet.KeptBucket(), probed)}},
+		{Pool: protocol.DefaultPool, Publish: []string{chunkSubject(fleet.KeptBucket(), probed)}},
+	}
 }
 
 // WorkspaceRights are those of whoever begins workspaces.
 func WorkspaceRights(fleet protocol.Fleet) Rights {
-	return Rights{Publish: []string{
+	return Rights{Pool: protocol.DefaultPool, Publish: []string{
 		fleet.WorkspaceSubject(probed), "$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), chunkSubject(fleet.BodiesBucket(), probed),
 	}}
 }
 
 // UploadRights are those of whoever sends a directory: they add contents, and write no journal.
 func UploadRights(fleet protocol.Fleet) Rights {
-	return Rights{Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), chunkSubject(fleet.BodiesBucket(), probed)}}
+	return Rights{Pool: protocol.DefaultPool, Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.WorkspacesStream(), chunkSubject(fleet.BodiesBucket(), probed)}}
 }
 
 // WorkersRights are those of whoever asks which workers a pool has.
 func WorkersRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	return Rights{Publish: []string{fleet.WhoSubject(pool)}}
+	return Rights{Pool: pool, Publish: []string{fleet.WhoSubject(pool)}}
 }
 
 // ApprovalRights are those of whoever answers whether calls may be made, and what calls of a pool
 // ask.
-func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
-	return Rights{Publish: []string{fleet.ApprovalSubject(probed, probed), fleet.AnswerSubject(pool, probed, probed)}}
+func ApprovalRights(fleet protocol.Fleet, pool protocol.Pool) []Rights {
+	return []Rights{
+		{Publish: []string{fleet.ApprovalSubject(probed, probed)}},
+		{Pool: pool, Publish: []string{fleet.AnswerSubject(pool, probed, probed)}},
+	}
 }
 
 // JournalRights are those of whoever looks at sessions.
-func JournalRights(fleet protocol.Fleet) Rights {
-	r := Rights{Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.SessionsStream()}}
-	for _, stream := range []string{fleet.SessionsStream(), ObjectStream(fleet.KeptBucket()), ObjectStream(fleet.BlobsBucket())} {
-		r.Publish = append(r.Publish, "$JS.API.CONSUMER.CREATE."+stream+"."+probed)
+func JournalRights(fleet protocol.Fleet) []Rights {
+	looks := func(stream string) string { return "$JS.API.CONSUMER.CREATE." + stream + "." + probed }
+	return []Rights{
+		{Publish: []string{"$JS.API.STREAM.MSG.GET." + fleet.SessionsStream(), looks(fleet.SessionsStream())}},
+		{Pool: protocol.DefaultPool, Publish: []string{looks(ObjectStream(fleet.KeptBucket())), looks(ObjectStream(fleet.BlobsBucket()))}},
 	}
-	return r
 }
 
 // RemoveRights are those of whoever removes sessions.
-func RemoveRights(fleet protocol.Fleet) (r Rights) {
-	for _, stream := range []string{fleet.SessionsStream(), fleet.ResultsStream(), ObjectStream(fleet.KeptBucket()), ObjectStream(fleet.BlobsBucket())} {
-		r.Publish = append(r.Publish, purge+stream)
+func RemoveRights(fleet protocol.Fleet) []Rights {
+	return []Rights{
+		{Publish: []string{purge + fleet.SessionsStream()}},
+		{Pool: protocol.DefaultPool, Publish: []string{
+			purge + fleet.ResultsStream(), purge + ObjectStream(fleet.KeptBucket()), purge + ObjectStream(fleet.BlobsBucket()),
+		}},
 	}
-	return r
 }
 
 // purge begins the subject of a request that removes messages of a stream.

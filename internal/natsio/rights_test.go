@@ -1,6 +1,7 @@
 package natsio_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -27,8 +28,11 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 				_, err := js.Publish(t.Context(), subject, nil)
 				require.NoError(t, err, subject)
 			}
-			require.NoError(t, natsio.CheckRights(t.Context(), js.Conn(), natsio.CallRights(tf, "default"), natsio.SessionRights(tf),
-				natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.JournalRights(tf), natsio.WorkersRights(tf, "default"), natsio.ApprovalRights(tf, "default"), natsio.RemoveRights(tf)))
+			require.NoError(t, natsio.CheckRights(t.Context(), js.Conn(), slices.Concat(
+				natsio.SessionRights(tf), natsio.JournalRights(tf), natsio.ApprovalRights(tf, "default"), natsio.RemoveRights(tf), []natsio.Rights{
+					natsio.CallRights(tf, "default"), natsio.LaneRights(tf, "default"), natsio.LaneChangeRights(tf, "default"), natsio.WorkersRights(tf, "default"),
+				},
+			)...))
 			for _, name := range []string{tf.SessionsStream(), natsio.ObjectStream(tf.KeptBucket()), natsio.ObjectStream(tf.BlobsBucket())} {
 				stream, err := js.Stream(t.Context(), name)
 				require.NoError(t, err)

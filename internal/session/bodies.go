@@ -17,18 +17,20 @@ type body struct {
 // bodies sums up what the object stores have of sessions.
 func (r *Reader) bodies(ctx context.Context, of map[protocol.SessionID]bool) (map[protocol.SessionID]body, error) {
 	sums := map[protocol.SessionID]body{}
-	for _, bucket := range []string{r.fleet.KeptBucket(), r.fleet.BlobsBucket()} {
-		objects, err := natsio.ListObjects(ctx, r.js, bucket, func(name string) bool { return of[sessionOf(name)] })
-		if err != nil {
-			return nil, err
-		}
-		for _, object := range objects {
-			if object.Deleted {
-				continue
+	for _, part := range r.parts {
+		for _, bucket := range []string{r.fleet.KeptBucket(), r.fleet.BlobsBucket()} {
+			objects, err := natsio.ListObjects(ctx, part.JS, bucket, func(name string) bool { return of[sessionOf(name)] })
+			if err != nil {
+				return nil, err
 			}
-			sum := sums[sessionOf(object.Name)]
-			sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
-			sums[sessionOf(object.Name)] = sum
+			for _, object := range objects {
+				if object.Deleted {
+					continue
+				}
+				sum := sums[sessionOf(object.Name)]
+				sum.objects, sum.bytes = sum.objects+1, sum.bytes+object.Size
+				sums[sessionOf(object.Name)] = sum
+			}
 		}
 	}
 	return sums, nil
@@ -47,16 +49,16 @@ func sessionOf(name string) protocol.SessionID {
 // bodies removes what is kept of the session in the object stores: all outputs; archives, and
 // values, which go with the results. A payload stays until its call is settled, in whatever lane,
 // and is removed by who settles it; that of a call whose publisher or worker was lost ages out.
-func (r *remover) bodies(ctx context.Context) error {
+func (r *remover) bodies(ctx context.Context, p *part) error {
 	all := func(string) bool { return true }
-	if err := r.objects(ctx, r.fleet.Name.KeptBucket(), all); err != nil {
+	if err := r.objects(ctx, p, r.fleet.Name.KeptBucket(), all); err != nil {
 		return err
 	}
-	left, err := r.settledCalls(ctx)
+	left, err := r.settledCalls(ctx, p)
 	if err != nil {
 		return err
 	}
-	return r.objects(ctx, r.fleet.Name.BlobsBucket(), func(name string) bool {
+	return r.objects(ctx, p, r.fleet.Name.BlobsBucket(), func(name string) bool {
 		kind, _, _ := strings.Cut(name, "/")
 		return kind != "call" && (kind != "result" || len(left.calls) == 0)
 	})
@@ -64,8 +66,8 @@ func (r *remover) bodies(ctx context.Context) error {
 
 // objects removes those of one object store, by their names, and the traces that it keeps of
 // deleted ones.
-func (r *remover) objects(ctx context.Context, bucket string, remove func(name string) bool) error {
-	objects, err := natsio.ListObjects(ctx, r.fleet.JS, bucket, func(name string) bool { return sessionOf(name) == r.id })
+func (r *remover) objects(ctx context.Context, p *part, bucket string, remove func(name string) bool) error {
+	objects, err := natsio.ListObjects(ctx, p.fleet.JS, bucket, func(name string) bool { return sessionOf(name) == r.id })
 	if err != nil {
 		return err
 	}
@@ -80,7 +82,7 @@ func (r *remover) objects(ctx context.Context, bucket string, remove func(name s
 			bodies++
 		}
 	}
-	if err := natsio.DeleteObjects(ctx, r.fleet.JS, bucket, names...); err != nil {
+	if err := natsio.DeleteObjects(ctx, p.fleet.JS, bucket, names...); err != nil {
 		return err
 	}
 	r.removed.Bodies += bodies

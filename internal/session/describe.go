@@ -145,9 +145,12 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*Info, err
 
 // sizes adds what is stored of a session beside its journal.
 func (r *Reader) sizes(ctx context.Context, info *Info, all map[protocol.SessionID]body) error {
-	var err error
-	if info.Results, err = messagesOf(ctx, r.results, r.fleet.ResultSubject(info.SessionID, "*")); err != nil {
-		return fmt.Errorf("session %s: %w", info.SessionID, err)
+	for _, results := range r.results {
+		n, err := messagesOf(ctx, results, r.fleet.ResultSubject(info.SessionID, "*"))
+		if err != nil {
+			return fmt.Errorf("session %s: %w", info.SessionID, err)
+		}
+		info.Results += n
 	}
 	kept := all[info.SessionID]
 	info.Bodies, info.BodyBytes = kept.objects, kept.bytes

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -24,24 +24,26 @@ const lookers = 32
 // Reader reads what a fleet keeps of sessions. It changes nothing and is safe for
 // concurrent use.
 type Reader struct {
-	fleet           protocol.Fleet
-	events, results jetstream.Stream
-	js              jetstream.JetStream
+	fleet   protocol.Fleet
+	events  jetstream.Stream
+	results []jetstream.Stream // of each part of the fleet
+	parts   []*fleet.Fleet
 }
 
 // NewReader opens the streams of a fleet. The error wraps [jetstream.ErrStreamNotFound]
 // when there is no such fleet.
-func NewReader(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Reader, error) {
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return nil, err
+func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
+	r := &Reader{fleet: f.Name, parts: f.Parts()}
+	var err error
+	if r.events, err = f.JS.Stream(ctx, f.Name.SessionsStream()); err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", f.Name.SessionsStream(), err)
 	}
-	r := &Reader{fleet: fleet, js: js}
-	if r.events, err = js.Stream(ctx, fleet.SessionsStream()); err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", fleet.SessionsStream(), err)
-	}
-	if r.results, err = js.Stream(ctx, fleet.ResultsStream()); err != nil {
-		return nil, fmt.Errorf("open stream %s: %w", fleet.ResultsStream(), err)
+	for _, part := range r.parts {
+		results, err := part.JS.Stream(ctx, f.Name.ResultsStream())
+		if err != nil {
+			return nil, fmt.Errorf("open stream %s: %w", f.Name.ResultsStream(), err)
+		}
+		r.results = append(r.results, results)
 	}
 	return r, nil
 }

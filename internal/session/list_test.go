@@ -40,7 +40,7 @@ func journaled(t *testing.T, f *fleet.Fleet, id protocol.SessionID, at time.Time
 
 func (r *rig) reader(t *testing.T) *Reader {
 	t.Helper()
-	reader, err := NewReader(t.Context(), r.NC, r.Name)
+	reader, err := NewReader(t.Context(), r.Fleet)
 	require.NoError(t, err)
 	return reader
 }
@@ -72,7 +72,7 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 	require.GreaterOrEqual(t, info.BodyBytes, uint64(600_000))
 	_, err = reader.Show(t.Context(), "nobody")
 	require.ErrorIs(t, err, ErrNone)
-	_, err = NewReader(t.Context(), r.NC, "other")
+	_, err = NewReader(t.Context(), &fleet.Fleet{Name: "other", JS: r.JS})
 	require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
 }
 

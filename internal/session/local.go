@@ -81,7 +81,7 @@ func (l Local) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
 		return nil, err
 	}
 	defer f.Close()
-	reader, err := NewReader(ctx, f.NC, l.Fleet)
+	reader, err := NewReader(ctx, f)
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}

@@ -88,25 +88,55 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 
 // remover removes one session.
 type remover struct {
+	fleet   *fleet.Fleet
+	parts   []*part
+	id      protocol.SessionID
+	options Options
+	removed Removed
+}
+
+// part is a part of the fleet, and what it has of the session.
+type part struct {
 	fleet    *fleet.Fleet
 	operator *operator.Operator
-	id       protocol.SessionID
-	options  Options
-	removed  Removed
 	settled  settled
 }
 
 func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (*remover, error) {
-	operator, err := operator.New(ctx, f.NC, f.Name)
 	if o.Pool == "" {
 		o.Pool = protocol.DefaultPool
 	}
-	return &remover{fleet: f, operator: operator, id: id, options: o}, err
+	r := &remover{fleet: f, id: id, options: o}
+	for _, of := range f.Parts() {
+		operator, err := operator.New(ctx, of.NC, f.Name)
+		if err != nil {
+			return nil, err
+		}
+		r.parts = append(r.parts, &part{fleet: of, operator: operator})
+	}
+	return r, nil
+}
+
+// operator is that of the part with a pool.
+func (r *remover) operator(pool protocol.Pool) *operator.Operator {
+	return r.parts[slices.IndexFunc(r.parts, func(p *part) bool { return p.fleet == r.fleet.At(pool) })].operator
 }
 
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
-	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.journal, r.listed, r.results, r.bodies}
+	return []func(context.Context) error{r.journal, r.calls, r.workspace, r.released, r.journal, r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies)}
+}
+
+// inEach is a step that is done in each part.
+func (r *remover) inEach(step func(context.Context, *part) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for _, p := range r.parts {
+			if err := step(ctx, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 // ownLane is a lane that is the session's own.
@@ -171,7 +201,7 @@ func (r *remover) busy(ctx context.Context, p ownLane) (int, error) {
 
 // unfinished returns the unfinished calls of a lane.
 func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallStatus, error) {
-	view, err := r.operator.Show(ctx, p.pool, p.lane, 0)
+	view, err := r.operator(p.pool).Show(ctx, p.pool, p.lane, 0)
 	if errors.Is(err, operator.ErrNoLane) {
 		return nil, nil
 	}
@@ -182,7 +212,7 @@ func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallSta
 }
 
 func (r *remover) journal(ctx context.Context) error {
-	removed, err := r.purge(ctx, r.fleet.Name.SessionsStream(), r.fleet.Name.EventSubject(r.id), 0)
+	removed, err := r.purge(ctx, r.fleet, r.fleet.Name.SessionsStream(), r.fleet.Name.EventSubject(r.id), 0)
 	r.removed.Events += removed
 	return err
 }
@@ -210,7 +240,7 @@ func (r *remover) cancel(ctx context.Context, p ownLane) (cancelled []protocol.C
 				continue
 			}
 			cancelled = append(cancelled, id)
-			if err := r.operator.Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, operator.ErrNoCall) && !errors.Is(err, operator.ErrNoLane) {
+			if err := r.operator(p.pool).Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, operator.ErrNoCall) && !errors.Is(err, operator.ErrNoLane) {
 				return cancelled, err
 			}
 		}
@@ -223,7 +253,7 @@ func (r *remover) cancel(ctx context.Context, p ownLane) (cancelled []protocol.C
 // workspace has a worker remove the workspace, if there is one.
 func (r *remover) workspace(ctx context.Context) error {
 	if !r.options.Used {
-		if there, err := HasWorkspace(ctx, r.fleet, r.id); err != nil || !there {
+		if there, err := HasWorkspace(ctx, r.fleet.At(r.options.Pool), r.id); err != nil || !there {
 			return err
 		}
 	}
@@ -251,7 +281,7 @@ func (r *remover) call(ctx context.Context, payload protocol.Payload) (protocol.
 	return result.Value, nil
 }
 
-// HasWorkspace reports whether a session has a workspace in the fleet.
+// HasWorkspace reports whether a session has a workspace in a part of the fleet.
 func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (bool, error) {
 	lane := protocol.SandboxKey(string(id)).Lane().Hash()
 	workspaces, err := workspace.Open(ctx, f.NC, f.Name)
@@ -280,7 +310,7 @@ func HasWorkspace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (b
 func (r *remover) released(ctx context.Context) error {
 	for _, p := range r.ownLanes() {
 		for {
-			_, err := r.operator.Show(ctx, p.pool, p.lane, 1)
+			_, err := r.operator(p.pool).Show(ctx, p.pool, p.lane, 1)
 			if errors.Is(err, operator.ErrNoLane) {
 				break
 			}
@@ -297,8 +327,8 @@ func (r *remover) released(ctx context.Context) error {
 
 // purge removes the messages of a subject up to a sequence, 0 for all, and returns how many there
 // were.
-func (r *remover) purge(ctx context.Context, name string, subject protocol.Subject, last uint64) (uint64, error) {
-	stream, err := r.fleet.JS.Stream(ctx, name)
+func (r *remover) purge(ctx context.Context, f *fleet.Fleet, name string, subject protocol.Subject, last uint64) (uint64, error) {
+	stream, err := f.JS.Stream(ctx, name)
 	if err != nil {
 		return 0, fmt.Errorf("open stream %s: %w", name, err)
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // listed lists the results of the session that there are now.
-func (r *remover) listed(ctx context.Context) (err error) {
-	r.settled, err = r.settledCalls(ctx)
+func (r *remover) listed(ctx context.Context, p *part) (err error) {
+	p.settled, err = r.settledCalls(ctx, p)
 	return err
 }
 
@@ -24,27 +24,27 @@ type settled struct {
 
 // results removes the results that are listed, but for those of calls that a lane still has. The
 // session's own lanes have none by now; a call of another one may get its result meanwhile.
-func (r *remover) results(ctx context.Context) error {
-	if len(r.settled.calls) == 0 {
+func (r *remover) results(ctx context.Context, p *part) error {
+	if len(p.settled.calls) == 0 {
 		return nil
 	}
-	ids := make([]protocol.CallID, 0, len(r.settled.calls))
-	for id := range r.settled.calls {
+	ids := make([]protocol.CallID, 0, len(p.settled.calls))
+	for id := range p.settled.calls {
 		ids = append(ids, id)
 	}
-	present, complete, err := r.operator.Present(ctx, r.id, ids)
+	present, complete, err := p.operator.Present(ctx, r.id, ids)
 	if err != nil || !complete {
 		return err
 	}
 	if len(present) == 0 {
-		return r.purgeResults(ctx, r.fleet.Name.ResultsFilter(r.id))
+		return r.purgeResults(ctx, p, r.fleet.Name.ResultsFilter(r.id))
 	}
-	for id, subjects := range r.settled.calls {
+	for id, subjects := range p.settled.calls {
 		if present[id] {
 			continue
 		}
 		for _, subject := range subjects {
-			if err := r.purgeResults(ctx, subject); err != nil {
+			if err := r.purgeResults(ctx, p, subject); err != nil {
 				return err
 			}
 		}
@@ -52,15 +52,15 @@ func (r *remover) results(ctx context.Context) error {
 	return nil
 }
 
-func (r *remover) purgeResults(ctx context.Context, subject protocol.Subject) error {
-	removed, err := r.purge(ctx, r.fleet.Name.ResultsStream(), subject, r.settled.last)
+func (r *remover) purgeResults(ctx context.Context, p *part, subject protocol.Subject) error {
+	removed, err := r.purge(ctx, p.fleet, r.fleet.Name.ResultsStream(), subject, p.settled.last)
 	r.removed.Results += removed
 	return err
 }
 
 // settledCalls lists the session's results.
-func (r *remover) settledCalls(ctx context.Context) (settled, error) {
-	stream, err := r.fleet.JS.Stream(ctx, r.fleet.Name.ResultsStream())
+func (r *remover) settledCalls(ctx context.Context, p *part) (settled, error) {
+	stream, err := p.fleet.JS.Stream(ctx, r.fleet.Name.ResultsStream())
 	if err != nil {
 		return settled{}, fmt.Errorf("open stream %s: %w", r.fleet.Name.ResultsStream(), err)
 	}

@@ -44,9 +44,8 @@ func (f *Fleet) Answer(ctx context.Context, asked loop.Event, answer protocol.An
 	if asked.Question != nil {
 		answer.Question = cmp.Or(answer.Question, asked.Question.ID)
 	}
-	return approval.Reply(ctx, f.inner.NC, f.inner.Name, approval.Asked{
-		Pool: cmp.Or(protocol.Pool(pool), protocol.DefaultPool), Session: asked.SessionID, Call: asked.CallID,
-	}, answer)
+	of := approval.Asked{Pool: cmp.Or(protocol.Pool(pool), protocol.DefaultPool), Session: asked.SessionID, Call: asked.CallID}
+	return approval.Reply(ctx, f.inner.Conn(of.Pool), f.inner.Name, of, answer)
 }
 
 // AwaitApproval waits until somebody says whether a call may be made: by [Fleet.Approve] of any

@@ -48,6 +48,10 @@ type Options struct {
 	URL string
 	// Creds is a NATS credentials file, or a file with a token.
 	Creds string
+	// Pools are the servers of pools whose workers have a NATS account of their own there, so that
+	// they reach nothing else of the fleet. They need a URL, where journals are, and are none of
+	// [protocol.SessionPool].
+	Pools map[protocol.Pool]Server
 	// SignKey is a file with the private key (PEM, Ed25519) that calls are signed with, for workers
 	// that run signed ones only; "" is calls.key beside Creds, if it is there.
 	SignKey string
@@ -79,6 +83,10 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// Server is a NATS server or servers, separated by commas, and a credentials file or a file with a
+// token; "" for none.
+type Server = natsio.Server
+
 // Fleet is a connection to a fleet. It is safe for concurrent use, except for Close.
 type Fleet struct {
 	inner   *fleet.Fleet
@@ -105,6 +113,17 @@ func (o *Options) validate() error {
 	case 0, 1, 3, 5:
 	default:
 		faults = append(faults, fmt.Errorf("replicas %d: must be 1, 3 or 5", o.Replicas))
+	}
+	for pool, server := range o.Pools {
+		_, err := protocol.ParsePool(string(pool))
+		switch {
+		case err != nil:
+			faults = append(faults, err)
+		case pool == protocol.SessionPool:
+			faults = append(faults, fmt.Errorf("pools: %q is that of the coordinators, at the URL of the fleet", pool))
+		case o.URL == "" || server.URL == "":
+			faults = append(faults, fmt.Errorf("pools: %s needs the URL of its servers, and that of the fleet", pool))
+		}
 	}
 	if o.KeepAge < 0 {
 		faults = append(faults, fmt.Errorf("keep age %s: must not be negative", o.KeepAge))
@@ -148,7 +167,7 @@ func Connect(ctx context.Context, options *Options) (*Fleet, error) {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	f.inner, err = fleet.Connect(ctx, fleet.Options{
-		Name: name, URL: o.URL, Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}, Client: filepath.Base(os.Args[0]),
+		Name: name, URL: o.URL, Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}, Pools: o.Pools, Client: filepath.Base(os.Args[0]),
 		Data: f.data, Replicas: o.Replicas, KeepAge: o.KeepAge, KeepBytes: o.KeepBytes,
 		ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Logger: f.logger,
 	})

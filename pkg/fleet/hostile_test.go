@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -21,10 +23,10 @@ import (
 // hostile is a fleet with two pools and a session, and somebody who has the key of a worker of the
 // first pool.
 type hostile struct {
-	t      *testing.T
-	owner  *nats.Conn
-	js     jetstream.JetStream // of the owner
-	worker *nats.Conn
+	t                *testing.T
+	owner, poolOwner *nats.Conn
+	js, poolJS       jetstream.JetStream // of these
+	worker           *nats.Conn
 }
 
 const victim = "victim" // a session, a call and a lane of others
@@ -33,18 +35,25 @@ func newHostile(t *testing.T, file string) *hostile {
 	t.Helper()
 	p := deployed(t, file)
 	makePool(t, p)
-	h := &hostile{t: t, owner: p.connect(t, p.coordinator, nil), worker: p.connect(t, p.worker, nil)}
+	h := &hostile{t: t, owner: p.connect(t, p.coordinator, nil), poolOwner: p.connect(t, p.poolOwner(), nil), worker: p.connect(t, p.worker, nil)}
 	var err error
 	h.js, err = jetstream.New(h.owner, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
+	h.poolJS, err = jetstream.New(h.poolOwner, jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // as in makePool
+		require.NoError(c, natsio.Ensure(t.Context(), h.js, natsio.Topology{Replicas: p.replicas}))
+	}, time.Minute, 100*time.Millisecond)
 	require.NoError(t, natsio.MakePool(t.Context(), h.js, fleetName, "other"))
 	for _, subject := range []string{
 		fleetName.EventSubject(victim), fleetName.ResultSubject(victim, victim), fleetName.ReadySubject("other", victim),
-		fleetName.CallSubject("other", victim, victim), fleetName.ReadySubject(protocol.DefaultPool, "mine"),
+		fleetName.CallSubject("other", victim, victim), "$O.TF_KEPT.C.x", fleetName.WorkspaceSubject(victim),
 	} {
 		_, err := h.js.Publish(t.Context(), subject, []byte("secret"))
 		require.NoError(t, err)
 	}
+	_, err = h.poolJS.Publish(t.Context(), fleetName.ReadySubject(protocol.DefaultPool, "mine"), []byte("secret"))
+	require.NoError(t, err)
 	return h
 }
 
@@ -89,7 +98,8 @@ func (h *hostile) attempts() map[string][]bool {
 	return map[string][]bool{
 		"read a journal": append(each(h.publishes, api+"STREAM.MSG.GET.TF_SESSIONS", api+"DIRECT.GET.TF_SESSIONS", api+"CONSUMER.CREATE.TF_SESSIONS.x"),
 			h.subscribes("tf.event.>"), h.subscribes("tf.>")),
-		"read inboxes of coordinators":                                 each(h.subscribes, "_INBOX.>", "_INBOX_fleet.>", ">"),
+		"read inboxes of coordinators":                                 each(h.subscribes, "_INBOX.>", "_INBOX_fleet.>", "_INBOX_fleet_default.>", ">"),
+		"write inboxes of coordinators":                                each(h.publishes, "_INBOX.x", "_INBOX_fleet.x", "_INBOX_fleet_default.x"),
 		"write a journal":                                              each(h.publishes, "tf.event."+victim),
 		"hear others' output and results as they come":                 each(h.subscribes, "tf.output.>", "tf.done.>", "tf.result.>"),
 		"approve a call":                                               each(h.publishes, "tf.approval."+victim+"."+victim),
@@ -113,7 +123,7 @@ func (h *hostile) attempts() map[string][]bool {
 // TestDeploy_AWorkersKeyIsNotTheFleets: what the documents say is refused, is.
 func TestDeploy_AWorkersKeyIsNotTheFleets(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{accountsFile, apartFile, serverFile} {
+	for _, file := range places {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			h := newHostile(t, file)
@@ -133,11 +143,10 @@ func TestDeploy_AWorkersKeyIsNotTheFleets(t *testing.T) {
 }
 
 // TestDeploy_ServerAsADeputyOfAWorker: the server publishes its answers where a request says, with
-// what the worker has put there before. Only an account of their own keeps workers from that.
+// what the worker has put there before. Only an account of its pool keeps a worker from that.
 func TestDeploy_ServerAsADeputyOfAWorker(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, notApart, whoMayDoWhat(t)["have the server's answers sent to a subject of the fleet"])
-	require.Equal(t, notApart, whoMayDoWhat(t)["write inboxes of coordinators"])
+	require.Equal(t, inItsPool, whoMayDoWhat(t)["have the server's answers sent to a subject of the fleet"])
 	for file, may := range map[string]bool{accountsFile: true, apartFile: false} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
@@ -158,7 +167,8 @@ func TestDeploy_ServerAsADeputyOfAWorker(t *testing.T) {
 	}
 }
 
-const notApart = "yes, but with `apart.conf`"
+// What the documents say of what an account for each pool keeps from workers, or keeps within it.
+const notApart, inItsPool = "yes, but with `apart.conf`", "yes, with `apart.conf` in its pool alone"
 
 // deputizes reports whether the owner hears on a subject what the worker has the server send there.
 func (h *hostile) deputizes(to string, wait time.Duration) bool {
@@ -166,7 +176,7 @@ func (h *hostile) deputizes(to string, wait time.Duration) bool {
 	heard, err := h.owner.SubscribeSync(to)
 	require.NoError(h.t, err)
 	require.NoError(h.t, h.owner.FlushTimeout(time.Minute))
-	stream, err := h.js.Stream(h.t.Context(), fleetName.CallsStream())
+	stream, err := h.poolJS.Stream(h.t.Context(), fleetName.CallsStream())
 	require.NoError(h.t, err)
 	ready, err := stream.GetLastMsgForSubject(h.t.Context(), "tf.ready.default.mine")
 	require.NoError(h.t, err)
@@ -179,22 +189,52 @@ func (h *hostile) deputizes(to string, wait time.Duration) bool {
 	return err == nil
 }
 
-// TestDeploy_WhatAWorkersKeyMay: the documents tell it, because subjects are too coarse for less.
+// TestDeploy_WhatAWorkersKeyMay: the documents tell it, because subjects are too coarse for less. In
+// an account of its pool it reaches what is in there.
 func TestDeploy_WhatAWorkersKeyMay(t *testing.T) {
 	t.Parallel()
-	h := newHostile(t, accountsFile)
-	for what, does := range map[string]bool{
-		"read calls of other pools, by their sequence": h.answers("$JS.API.STREAM.MSG.GET.TF_CALLS", `{"seq":1}`),
-		"read any result": h.answers("$JS.API.STREAM.MSG.GET.TF_RESULTS", `{"seq":1}`),
-		"remove calls and claims, by their sequence":                                       h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
-		"store a result for a call that it does not hold":                                  !h.publishes("tf.result." + victim + ".other"),
-		"ask a person in the name of a call of its own pool":                               !h.publishes("tf.question.default." + victim + "." + victim),
-		"enqueue calls in its own pool":                                                    !h.publishes("tf.call.default.lane.call"),
-		"read, replace and remove large payloads, kept results and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) && !h.publishes("$O.TF_KEPT.C.x"),
-	} {
-		require.True(t, does, what)
-		require.Equal(t, "yes", whoMayDoWhat(t)[what], what)
+	for _, file := range []string{accountsFile, apartFile} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			h := newHostile(t, file)
+			elsewhere, told := h.state(), whoMayDoWhat(t)
+			_, err := h.poolJS.Publish(t.Context(), fleetName.ResultSubject("own", "own"), nil)
+			require.NoError(t, err)
+			require.Equal(t, file == accountsFile, h.readsOfOthers())
+			require.Equal(t, notApart, told["read calls of other pools, by their sequence"])
+			for what, does := range map[string]bool{
+				"read any result": h.answers("$JS.API.STREAM.MSG.GET.TF_RESULTS", `{"seq":1}`),
+				"remove calls and claims, by their sequence":                                       h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
+				"store a result for a call that it does not hold":                                  !h.publishes("tf.result." + victim + ".other"),
+				"read, replace and remove large payloads, kept results and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) && !h.publishes("$O.TF_KEPT.C.x"),
+			} {
+				require.True(t, does, what)
+				require.Equal(t, inItsPool, told[what], what)
+			}
+			for what, subject := range map[string]string{
+				"ask a person in the name of a call of its own pool": "tf.question.default." + victim + "." + victim,
+				"enqueue calls in its own pool":                      "tf.call.default.lane.call",
+			} {
+				require.False(t, h.publishes(subject), what)
+				require.Equal(t, "yes", told[what], what)
+			}
+			if file == apartFile {
+				require.Equal(t, elsewhere, h.state())
+			}
+		})
 	}
+}
+
+// readsOfOthers reports whether the worker can read a call of another pool.
+func (h *hostile) readsOfOthers() bool {
+	for seq := 1; seq < 10; seq++ {
+		reply, err := h.worker.Request("$JS.API.STREAM.MSG.GET.TF_CALLS", fmt.Appendf(nil, `{"seq":%d}`, seq), time.Minute)
+		require.NoError(h.t, err)
+		if strings.Contains(string(reply.Data), "tf.ready.other."+victim) {
+			return true
+		}
+	}
+	return false
 }
 
 // state is what the worker must not change.

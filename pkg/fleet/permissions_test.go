@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -47,16 +48,32 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// The files of deploy/nats: with accounts, for any number of servers and for one, and for one of
-// three servers with TLS, which has the first of these.
+// The files of deploy/nats: one account, an account for each pool, and, of three servers with TLS,
+// the server that has either of these.
 const accountsFile, apartFile, serverFile = "accounts.conf", "apart.conf", "nats.conf"
+
+// places are what tests are for: files, and, of three servers, which accounts they have.
+var places = []string{accountsFile, apartFile, serverFile + " " + accountsFile, serverFile + " " + apartFile}
 
 // place is where servers are, and who may be which user there.
 type place struct {
 	coordinator, worker string // URLs
+	pool                string // that of a coordinator in the account of the pool; "" where that has none
 	ca                  string // file of the authority; "" without TLS
 	replicas            int
 }
+
+// options are those of a coordinator.
+func (p place) options(logger *slog.Logger) *fleet.Options {
+	o := &fleet.Options{URL: p.coordinator, TLSCA: p.ca, Replicas: p.replicas, Logger: logger}
+	if p.pool != "" {
+		o.Pools = map[protocol.Pool]fleet.Server{protocol.DefaultPool: {URL: p.pool}}
+	}
+	return o
+}
+
+// poolOwner is the URL of a coordinator where the pool is.
+func (p place) poolOwner() string { return cmp.Or(p.pool, p.coordinator) }
 
 func (p place) connect(t *testing.T, url string, logger *slog.Logger) *nats.Conn {
 	t.Helper()
@@ -69,9 +86,9 @@ func (p place) connect(t *testing.T, url string, logger *slog.Logger) *nats.Conn
 // deployed starts what a file of deploy/nats is for.
 func deployed(t *testing.T, file string) place {
 	t.Helper()
-	if file != serverFile {
-		coordinator, worker := permitted(t, file)
-		return place{coordinator: coordinator, worker: worker, replicas: 1}
+	accounts, several := strings.CutPrefix(file, serverFile+" ")
+	if !several {
+		return permitted(t, file)
 	}
 	const servers = 3
 	ca, ports := natsiotest.NewAuthority(t), natsiotest.FreePorts(t, 3*servers)
@@ -89,13 +106,22 @@ func deployed(t *testing.T, file string) place {
 			"server_name: nats-1", fmt.Sprintf("server_name: nats-%d", i+1), "0.0.0.0:4222", local(ports[i]), "127.0.0.1:8222", local(ports[servers+i]),
 			"/var/lib/nats", t.TempDir(), "/etc/nats/server.pem", own.Cert, "/etc/nats/server-key.pem", own.Key, "/etc/nats/ca.pem", ca.Cert,
 			"0.0.0.0:6222", local(routes[i]), "nats-1:6222", local(routes[0]), "nats-2:6222", local(routes[1]), "nats-3:6222", local(routes[2]),
-			"include accounts.conf", strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(read(accountsFile)),
+			"include accounts.conf", strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(read(accounts)),
 		).Replace(read(serverFile))
 		serve(t, text)
-		p.coordinator += fmt.Sprintf(",tls://fleet:secret@%s", local(ports[i]))
-		p.worker += fmt.Sprintf(",tls://worker:secret@%s", local(ports[i]))
+		at := place{}.at("tls", local(ports[i]), accounts)
+		p.coordinator, p.worker, p.pool = p.coordinator+","+at.coordinator, p.worker+","+at.worker, p.pool+","+at.pool
 	}
-	p.coordinator, p.worker = p.coordinator[1:], p.worker[1:]
+	p.coordinator, p.worker, p.pool = p.coordinator[1:], p.worker[1:], strings.Trim(p.pool, ",")
+	return p
+}
+
+// at sets the URLs of a server with a file of accounts.
+func (p place) at(scheme, address, file string) place {
+	p.coordinator, p.worker = scheme+"://fleet:secret@"+address, scheme+"://worker:secret@"+address
+	if file == apartFile {
+		p.pool = scheme + "://fleet_default:secret@" + address
+	}
 	return p
 }
 
@@ -114,9 +140,8 @@ func serve(t *testing.T, text string) *server.Server {
 	return s
 }
 
-// permitted starts a server with a file of deploy/nats without some of what that permits, and
-// returns the URLs of its users.
-func permitted(t *testing.T, file string, without ...string) (coordinator, worker string) {
+// permitted starts a server with a file of deploy/nats without some of what that permits.
+func permitted(t *testing.T, file string, without ...string) place {
 	t.Helper()
 	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", file))
 	require.NoError(t, err)
@@ -127,13 +152,13 @@ func permitted(t *testing.T, file string, without ...string) (coordinator, worke
 	}
 	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\n"+text)
 	require.True(t, s.ReadyForConnections(time.Minute))
-	return "nats://fleet:secret@" + s.Addr().String(), "nats://worker:secret@" + s.Addr().String()
+	return place{replicas: 1}.at("nats", s.Addr().String(), file)
 }
 
 // TestDeploy_PermissionsAreEnough: what deploy/nats permits is all that a fleet does.
 func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{accountsFile, apartFile, serverFile} {
+	for _, file := range places {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			permissionsAreEnough(t, deployed(t, file))
@@ -148,7 +173,7 @@ func permissionsAreEnough(t *testing.T, p place) {
 	log := &logged{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
 	makePool(t, p)
-	f, err := fleet.Connect(ctx, &fleet.Options{URL: p.coordinator, TLSCA: p.ca, Replicas: p.replicas, Logger: logger})
+	f, err := fleet.Connect(ctx, p.options(logger))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	defer startWorker(t, p, logger)()
@@ -180,9 +205,9 @@ func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			h := newHostile(t, file)
-			asked, err := h.owner.SubscribeSync(fleetName.QuestionSubject(protocol.DefaultPool, "s", "c"))
+			asked, err := h.poolOwner.SubscribeSync(fleetName.QuestionSubject(protocol.DefaultPool, "s", "c"))
 			require.NoError(t, err)
-			require.NoError(t, h.owner.FlushTimeout(time.Minute))
+			require.NoError(t, h.poolOwner.FlushTimeout(time.Minute))
 			answer := fleetName.AnswerSubject(protocol.DefaultPool, "s", "c")
 			_, err = h.worker.Subscribe(answer, func(m *nats.Msg) { _ = m.Respond([]byte(protocol.AnswerTaken)) })
 			require.NoError(t, err)
@@ -190,7 +215,7 @@ func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 			question, err := asked.NextMsg(time.Minute)
 			require.NoError(t, err)
 			require.Equal(t, "who is it?", string(question.Data))
-			reply, err := h.owner.Request(answer, []byte("me"), time.Minute)
+			reply, err := h.poolOwner.Request(answer, []byte("me"), time.Minute)
 			require.NoError(t, err)
 			require.Equal(t, protocol.AnswerTaken, string(reply.Data))
 		})
@@ -200,7 +225,7 @@ func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 // makePool makes a fleet and the pool of workers that may not, as coordinator serve --pools does.
 func makePool(t *testing.T, p place) {
 	t.Helper()
-	js, err := jetstream.New(p.connect(t, p.coordinator, nil), jetstream.WithDefaultTimeout(time.Minute))
+	js, err := jetstream.New(p.connect(t, p.poolOwner(), nil), jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // servers that have just found each other refuse it
 		require.NoError(c, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
@@ -233,7 +258,7 @@ func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 // streams.
 func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	t.Parallel()
-	coordinator, workers := permitted(t, accountsFile)
+	p := permitted(t, accountsFile)
 	connect := func(url string) jetstream.JetStream {
 		nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
 		require.NoError(t, err)
@@ -242,16 +267,16 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 		require.NoError(t, err)
 		return js
 	}
-	theirs := connect(workers)
+	theirs := connect(p.worker)
 	err := natsio.Ensure(t.Context(), theirs, natsio.Topology{})
 	require.ErrorIs(t, err, natsio.ErrRights)
 	require.ErrorContains(t, err, "$JS.API.STREAM.CREATE.TF_CALLS")
-	require.NoError(t, natsio.Ensure(t.Context(), connect(coordinator), natsio.Topology{}))
+	require.NoError(t, natsio.Ensure(t.Context(), connect(p.coordinator), natsio.Topology{}))
 	require.NoError(t, natsio.Ensure(t.Context(), theirs, natsio.Topology{}))
 	_, _, err = natsio.EnsurePool(t.Context(), theirs, protocol.DefaultFleet, protocol.SessionPool, 0)
 	require.ErrorIs(t, err, natsio.ErrRights)
 	require.ErrorContains(t, err, "tf.ready.session.")
-	require.ErrorIs(t, natsio.CheckRights(t.Context(), theirs.Conn(), natsio.SessionRights(protocol.DefaultFleet)), natsio.ErrRights)
+	require.ErrorIs(t, natsio.CheckRights(t.Context(), theirs.Conn(), natsio.SessionRights(protocol.DefaultFleet)...), natsio.ErrRights)
 }
 
 // TestDeploy_MissingRightsAreNamedAtOnce: with less than what deploy/nats permits a process says
@@ -261,8 +286,7 @@ func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {
 	for _, without := range []string{"tf.>", "$JS.API.>", "_INBOX_fleet.>", "$O.TF_KEPT.>"} {
 		t.Run(without, func(t *testing.T) {
 			t.Parallel()
-			coordinator, _ := permitted(t, accountsFile, without)
-			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: coordinator})
+			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: permitted(t, accountsFile, without).coordinator})
 			require.ErrorIs(t, err, natsio.ErrRights)
 			require.ErrorContains(t, err, strings.TrimSuffix(without, ">"))
 		})

@@ -73,7 +73,7 @@ func startFixture(t *testing.T) (url string) {
 	asks, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"test_input_required_result_tampered_state"}}})
 	require.NoError(t, err)
 	s := mcpserver.New(mcpserver.Options{
-		Version: "test", Fleet: fl.Name, NC: fl.NC, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Policy: asks, Logger: logger, TaskAfter: taskAfter,
+		Version: "test", Fleet: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Tools: table, Policy: asks, Logger: logger, TaskAfter: taskAfter,
 		Configure: fixtureOptions,
 		Extend: func(server *mcp.Server, call mcp.ToolHandler) {
 			extendFixture(server)
