@@ -2,12 +2,12 @@ package fleet_test
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -48,32 +48,24 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// The files of deploy/nats: one account, an account for each pool, and, of three servers with TLS,
-// the server that has either of these.
-const accountsFile, apartFile, serverFile = "accounts.conf", "apart.conf", "nats.conf"
-
-// places are what tests are for: files, and, of three servers, which accounts they have.
-var places = []string{accountsFile, apartFile, serverFile + " " + accountsFile, serverFile + " " + apartFile}
+// The files of deploy/nats: the accounts, and one of three servers with TLS, which has them.
+const accountsFile, serverFile = "accounts.conf", "nats.conf"
 
 // place is where servers are, and who may be which user there.
 type place struct {
 	coordinator, worker string // URLs
-	pool                string // that of a coordinator in the account of the pool; "" where that has none
+	pool                string // that of a coordinator in the account of the pool
 	ca                  string // file of the authority; "" without TLS
 	replicas            int
 }
 
 // options are those of a coordinator.
 func (p place) options(logger *slog.Logger) *fleet.Options {
-	o := &fleet.Options{URL: p.coordinator, TLSCA: p.ca, Replicas: p.replicas, Logger: logger}
-	if p.pool != "" {
-		o.Pools = map[protocol.Pool]fleet.Server{protocol.DefaultPool: {URL: p.pool}}
+	return &fleet.Options{
+		URL: p.coordinator, Pools: map[protocol.Pool]fleet.Server{protocol.DefaultPool: {URL: p.pool}},
+		TLSCA: p.ca, Replicas: p.replicas, Logger: logger,
 	}
-	return o
 }
-
-// poolOwner is the URL of a coordinator where the pool is.
-func (p place) poolOwner() string { return cmp.Or(p.pool, p.coordinator) }
 
 func (p place) connect(t *testing.T, url string, logger *slog.Logger) *nats.Conn {
 	t.Helper()
@@ -86,9 +78,8 @@ func (p place) connect(t *testing.T, url string, logger *slog.Logger) *nats.Conn
 // deployed starts what a file of deploy/nats is for.
 func deployed(t *testing.T, file string) place {
 	t.Helper()
-	accounts, several := strings.CutPrefix(file, serverFile+" ")
-	if !several {
-		return permitted(t, file)
+	if file == accountsFile {
+		return permitted(t)
 	}
 	const servers = 3
 	ca, ports := natsiotest.NewAuthority(t), natsiotest.FreePorts(t, 3*servers)
@@ -106,22 +97,19 @@ func deployed(t *testing.T, file string) place {
 			"server_name: nats-1", fmt.Sprintf("server_name: nats-%d", i+1), "0.0.0.0:4222", local(ports[i]), "127.0.0.1:8222", local(ports[servers+i]),
 			"/var/lib/nats", t.TempDir(), "/etc/nats/server.pem", own.Cert, "/etc/nats/server-key.pem", own.Key, "/etc/nats/ca.pem", ca.Cert,
 			"0.0.0.0:6222", local(routes[i]), "nats-1:6222", local(routes[0]), "nats-2:6222", local(routes[1]), "nats-3:6222", local(routes[2]),
-			"include accounts.conf", strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(read(accounts)),
+			"include accounts.conf", strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(read(accountsFile)),
 		).Replace(read(serverFile))
 		serve(t, text)
-		at := place{}.at("tls", local(ports[i]), accounts)
+		at := place{}.at("tls", local(ports[i]))
 		p.coordinator, p.worker, p.pool = p.coordinator+","+at.coordinator, p.worker+","+at.worker, p.pool+","+at.pool
 	}
-	p.coordinator, p.worker, p.pool = p.coordinator[1:], p.worker[1:], strings.Trim(p.pool, ",")
+	p.coordinator, p.worker, p.pool = p.coordinator[1:], p.worker[1:], p.pool[1:]
 	return p
 }
 
-// at sets the URLs of a server with a file of accounts.
-func (p place) at(scheme, address, file string) place {
-	p.coordinator, p.worker = scheme+"://fleet:secret@"+address, scheme+"://worker:secret@"+address
-	if file == apartFile {
-		p.pool = scheme + "://fleet_default:secret@" + address
-	}
+// at sets the URLs of a server.
+func (p place) at(scheme, address string) place {
+	p.coordinator, p.pool, p.worker = scheme+"://fleet:secret@"+address, scheme+"://fleet_default:secret@"+address, scheme+"://worker:secret@"+address
 	return p
 }
 
@@ -140,25 +128,21 @@ func serve(t *testing.T, text string) *server.Server {
 	return s
 }
 
-// permitted starts a server with a file of deploy/nats without some of what that permits.
-func permitted(t *testing.T, file string, without ...string) place {
+// permitted starts a server with the accounts.
+func permitted(t *testing.T) place {
 	t.Helper()
-	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", file))
+	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", accountsFile))
 	require.NoError(t, err)
 	text := strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account))
-	for _, subject := range without {
-		require.Contains(t, text, `"`+subject+`"`)
-		text = strings.ReplaceAll(text, `"`+subject+`"`, `"elsewhere"`)
-	}
 	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\n"+text)
 	require.True(t, s.ReadyForConnections(time.Minute))
-	return place{replicas: 1}.at("nats", s.Addr().String(), file)
+	return place{replicas: 1}.at("nats", s.Addr().String())
 }
 
 // TestDeploy_PermissionsAreEnough: what deploy/nats permits is all that a fleet does.
 func TestDeploy_PermissionsAreEnough(t *testing.T) {
 	t.Parallel()
-	for _, file := range places {
+	for _, file := range []string{accountsFile, serverFile} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			permissionsAreEnough(t, deployed(t, file))
@@ -201,31 +185,26 @@ func permissionsAreEnough(t *testing.T, p place) {
 // worker, who confirms it.
 func TestDeploy_QuestionsAndAnswers(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{accountsFile, apartFile} {
-		t.Run(file, func(t *testing.T) {
-			t.Parallel()
-			h := newHostile(t, file)
-			asked, err := h.poolOwner.SubscribeSync(fleetName.QuestionSubject(protocol.DefaultPool, "s", "c"))
-			require.NoError(t, err)
-			require.NoError(t, h.poolOwner.FlushTimeout(time.Minute))
-			answer := fleetName.AnswerSubject(protocol.DefaultPool, "s", "c")
-			_, err = h.worker.Subscribe(answer, func(m *nats.Msg) { _ = m.Respond([]byte(protocol.AnswerTaken)) })
-			require.NoError(t, err)
-			require.NoError(t, h.worker.Publish(asked.Subject, []byte("who is it?")))
-			question, err := asked.NextMsg(time.Minute)
-			require.NoError(t, err)
-			require.Equal(t, "who is it?", string(question.Data))
-			reply, err := h.poolOwner.Request(answer, []byte("me"), time.Minute)
-			require.NoError(t, err)
-			require.Equal(t, protocol.AnswerTaken, string(reply.Data))
-		})
-	}
+	h := newHostile(t, accountsFile)
+	asked, err := h.poolOwner.SubscribeSync(fleetName.QuestionSubject(protocol.DefaultPool, "s", "c"))
+	require.NoError(t, err)
+	require.NoError(t, h.poolOwner.FlushTimeout(time.Minute))
+	answer := fleetName.AnswerSubject(protocol.DefaultPool, "s", "c")
+	_, err = h.worker.Subscribe(answer, func(m *nats.Msg) { _ = m.Respond([]byte(protocol.AnswerTaken)) })
+	require.NoError(t, err)
+	require.NoError(t, h.worker.Publish(asked.Subject, []byte("who is it?")))
+	question, err := asked.NextMsg(time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, "who is it?", string(question.Data))
+	reply, err := h.poolOwner.Request(answer, []byte("me"), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, protocol.AnswerTaken, string(reply.Data))
 }
 
 // makePool makes a fleet and the pool of workers that may not, as coordinator serve --pools does.
 func makePool(t *testing.T, p place) {
 	t.Helper()
-	js, err := jetstream.New(p.connect(t, p.poolOwner(), nil), jetstream.WithDefaultTimeout(time.Minute))
+	js, err := jetstream.New(p.connect(t, p.pool, nil), jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // servers that have just found each other refuse it
 		require.NoError(c, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: p.replicas}))
@@ -258,7 +237,7 @@ func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 // streams.
 func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	t.Parallel()
-	p := permitted(t, accountsFile)
+	p := permitted(t)
 	connect := func(url string) jetstream.JetStream {
 		nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
 		require.NoError(t, err)
@@ -271,7 +250,7 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	err := natsio.Ensure(t.Context(), theirs, natsio.Topology{})
 	require.ErrorIs(t, err, natsio.ErrRights)
 	require.ErrorContains(t, err, "$JS.API.STREAM.CREATE.TF_CALLS")
-	require.NoError(t, natsio.Ensure(t.Context(), connect(p.coordinator), natsio.Topology{}))
+	require.NoError(t, natsio.Ensure(t.Context(), connect(p.pool), natsio.Topology{}))
 	require.NoError(t, natsio.Ensure(t.Context(), theirs, natsio.Topology{}))
 	_, _, err = natsio.EnsurePool(t.Context(), theirs, protocol.DefaultFleet, protocol.SessionPool, 0)
 	require.ErrorIs(t, err, natsio.ErrRights)
@@ -279,14 +258,19 @@ func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	require.ErrorIs(t, natsio.CheckRights(t.Context(), theirs.Conn(), natsio.SessionRights(protocol.DefaultFleet)...), natsio.ErrRights)
 }
 
-// TestDeploy_MissingRightsAreNamedAtOnce: with less than what deploy/nats permits a process says
-// what it lacks.
+// TestDeploy_MissingRightsAreNamedAtOnce: with less than what a fleet does a process says what it
+// lacks.
 func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {
 	t.Parallel()
-	for _, without := range []string{"tf.>", "$JS.API.>", "_INBOX_fleet.>", "$O.TF_KEPT.>"} {
+	all := []string{"tf.>", "$JS.API.>", "$KV.TF_PLACES.>", "$O.>", "_INBOX_fleet.>"}
+	for _, without := range []string{"tf.>", "$JS.API.>", "_INBOX_fleet.>", "$O.>"} {
 		t.Run(without, func(t *testing.T) {
 			t.Parallel()
-			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: permitted(t, accountsFile, without).coordinator})
+			may := strings.ReplaceAll(fmt.Sprintf("%q", all), strconv.Quote(without), `"elsewhere"`)
+			s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\naccounts { FLEET { jetstream: enabled, users: [{ user: fleet, password: secret, permissions: { publish: "+
+				strings.ReplaceAll(may, `" "`, `", "`)+", subscribe: "+strings.ReplaceAll(may, `" "`, `", "`)+" } }] } }\n")
+			require.True(t, s.ReadyForConnections(time.Minute))
+			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: place{}.at("nats", s.Addr().String()).coordinator})
 			require.ErrorIs(t, err, natsio.ErrRights)
 			require.ErrorContains(t, err, strings.TrimSuffix(without, ">"))
 		})

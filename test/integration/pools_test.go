@@ -17,7 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// apart is a server with the accounts of deploy/nats/apart.conf.
+// apart is a server with the accounts of deploy/nats.
 type apart struct {
 	server *server.Server
 	flags  []string // of coordinators
@@ -25,7 +25,7 @@ type apart struct {
 
 func newApart(t *testing.T) *apart {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(module, "deploy", "nats", "apart.conf"))
+	text, err := os.ReadFile(filepath.Join(module, "deploy", "nats", "accounts.conf"))
 	require.NoError(t, err)
 	config := filepath.Join(t.TempDir(), "nats.conf")
 	write(t, config, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\n"+

@@ -3,6 +3,7 @@ package check
 import (
 	"flag"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,6 +36,8 @@ func TestCluster_ServersAreLikeTheOne(t *testing.T) {
 		require.Equal(t, types.ServiceConditionHealthy, services["coordinator"].DependsOn[name].Condition)
 	}
 	require.Len(t, data, 3, "each has a volume of its own")
+	require.Equal(t, strings.ReplaceAll(*services["coordinator"].Environment["TOOLFLEET_NATS"], "fleet:", "fleet_default:"),
+		strings.TrimPrefix(*services["coordinator"].Environment["TOOLFLEET_POOL_NATS"], "default="))
 	for name, user := range map[string]string{"coordinator": "fleet:tf-secret", "worker": "worker:tf-lesser"} {
 		require.Equal(t, fmt.Sprintf("nats://%[1]s@nats:4222,nats://%[1]s@nats-2:4222,nats://%[1]s@nats-3:4222", user), *services[name].Environment["TOOLFLEET_NATS"])
 		require.Equal(t, "3", *services[name].Environment["TOOLFLEET_REPLICAS"])

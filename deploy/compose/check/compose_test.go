@@ -178,6 +178,7 @@ func TestCompose_EverybodyUsesTheSameServers(t *testing.T) {
 		require.Equal(t, url, *env["TOOLFLEET_NATS"])
 		require.Equal(t, "http://jaeger:4318", *env["OTEL_EXPORTER_OTLP_ENDPOINT"])
 	}
+	require.Equal(t, "default=nats://fleet_default:tf-secret@nats:4222", *services["coordinator"].Environment["TOOLFLEET_POOL_NATS"])
 	require.Equal(t, "tf-secret", *services["nats"].Environment["FLEET_PASSWORD"])
 	require.Equal(t, "tf-lesser", *services["nats"].Environment["WORKER_PASSWORD"])
 	require.Contains(t, services["worker"].DependsOn, "coordinator", "workers may not make the streams")

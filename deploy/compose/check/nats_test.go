@@ -66,7 +66,12 @@ func TestNATS_ConfigurationWorks(t *testing.T) {
 	_, err = coordinators.Publish(t.Context(), "tf.event.session", nil)
 	require.NoError(t, err)
 	_, err = workers.Stream(t.Context(), stream.Name)
-	require.NoError(t, err, "the users share an account")
+	require.ErrorIs(t, err, jetstream.ErrStreamNotFound, "workers are in another account")
+	stream.Name, stream.Subjects = "TF_CALLS", []string{"tf.call.>"}
+	_, err = user(t, broker, "fleet_default", "tf-0123456789abcdef").CreateStream(t.Context(), stream)
+	require.NoError(t, err)
+	_, err = workers.Stream(t.Context(), stream.Name)
+	require.NoError(t, err, "coordinators are there, too")
 }
 
 // user connects as a user of a server.

@@ -164,12 +164,12 @@ func TestManifests_SelectorsFindTheirPods(t *testing.T) {
 	scaled := all["ScaledObject/worker"].(*scaledObject)
 	require.Equal(t, "worker", scaled.Spec.ScaleTargetRef.Name)
 	require.Equal(t, map[string]string{
-		"natsServerMonitoringEndpoint": "nats-headless.toolfleet.svc.cluster.local:8222", "account": "FLEET",
+		"natsServerMonitoringEndpoint": "nats-headless.toolfleet.svc.cluster.local:8222", "account": "DEFAULT",
 		"stream": "TF_CALLS", "consumer": "ready_default", "lagThreshold": "4",
 	}, scaled.Spec.Triggers[0].Metadata)
 	accounts, err := os.ReadFile("../../nats/accounts.conf")
 	require.NoError(t, err)
-	require.Contains(t, string(accounts), "\n  FLEET {\n")
+	require.Contains(t, string(accounts), "\n  DEFAULT {\n")
 	require.Contains(t, string(accounts), "TF_CALLS.ready_default")
 }
 
@@ -212,6 +212,7 @@ func TestSecrets_HaveTheKeysThatPodsAskFor(t *testing.T) {
 		}
 	}
 	server := secrets["toolfleet-nats"].StringData
+	require.Equal(t, "default=nats://fleet_default:"+server["fleet"]+"@nats:4222", secrets["toolfleet-coordinator"].StringData["pool-nats"])
 	for name, user := range map[string]string{"coordinator": "fleet", "worker": "worker"} {
 		require.Equal(t, "nats://"+user+":"+server[user]+"@nats:4222", secrets["toolfleet-"+name].StringData["nats"])
 	}
