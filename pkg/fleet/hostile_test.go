@@ -178,8 +178,8 @@ func (h *hostile) deputizes(owner *nats.Conn, to string, wait time.Duration) boo
 	return err == nil
 }
 
-// TestDeploy_WhatAWorkersKeyMay: the documents tell it, because subjects are too coarse for less. It
-// reaches what is in the account of its pool.
+// TestDeploy_WhatAWorkersKeyMay: the documents tell it, because subjects are too coarse for less.
+// It reaches what is in the account of its pool.
 func TestDeploy_WhatAWorkersKeyMay(t *testing.T) {
 	t.Parallel()
 	h := newHostile(t, accountsFile)
