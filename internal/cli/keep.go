@@ -12,7 +12,7 @@ import (
 // replicas they are of what does not exist yet.
 type Keep struct {
 	Age  time.Duration `default:"0s" help:"How long the results that were cut are kept at most, in a fleet that does not exist yet; 0 is until their session is removed."`
-	Size Size          `default:"0" placeholder:"SIZE" help:"How much of them is kept in all, as in 50G, in a fleet that does not exist yet; 0 is no bound. When it is reached, nothing more is kept."`
+	Size Size          `default:"0" placeholder:"SIZE" help:"How much of them is kept in all, as in 50G, in a fleet that does not exist yet; 0 is 8G, or less where servers have less room. When it is reached, nothing more is kept."`
 }
 
 // Validate returns the fault of the flags.
@@ -26,7 +26,7 @@ func (k *Keep) Validate() error {
 // Results bound the stream of results, as flags.
 type Results struct {
 	Age  time.Duration `default:"0s" help:"How long results of calls are kept, 10m to 8760h, also in a fleet that exists, whose older results go at once; 0 takes what the fleet has, or 168h. A call that is sent again when its result is gone runs again."`
-	Size Size          `default:"0" placeholder:"SIZE" help:"How much of them is kept in all, as in 8G, at least 64M, also in a fleet that exists; beyond it the oldest go. 0 takes what the fleet has, or no bound."`
+	Size Size          `default:"0" placeholder:"SIZE" help:"How much of them is kept in all, as in 8G, at least 64M, also in a fleet that exists; beyond it the oldest go. 0 takes what the fleet has, or 16G, less where servers have less room."`
 }
 
 // Validate returns every fault of the flags, as one.

@@ -195,7 +195,7 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return err
 	}
-	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Logger: o.Logger}
+	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Bounded: o.URL != "", Logger: o.Logger}
 	ensure := natsio.Ensure
 	if o.Existing {
 		ensure = natsio.Check

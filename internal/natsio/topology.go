@@ -31,6 +31,9 @@ const (
 	DefaultMaxCalls = 2_000_000
 	// DefaultMaxBytes bounds the bytes of the calls stream.
 	DefaultMaxBytes = 1 << 30
+	// DefaultMaxClaims bounds how many claims and heartbeats there are, of at most maxClaim bytes.
+	DefaultMaxClaims = 250_000
+	maxClaim         = 16 << 10
 )
 
 // Topology describes the streams of a fleet. Only what the laws need is compared
@@ -44,17 +47,23 @@ type Topology struct {
 	// stream refuses calls, it never drops any.
 	MaxCalls int64
 	MaxBytes int64
+	// MaxClaims bounds claims and heartbeats together; 0 means the default. Beyond it new ones are
+	// refused, and none is dropped.
+	MaxClaims int64
+	// Bounded gives what else workers fill the sizes of [Shares], as far as nothing else is asked
+	// for, or as much of them as the server has room for. Streams that exist keep theirs.
+	Bounded bool
 	// ResultAge is how long results are kept, and large payloads and values with them, and
 	// ResultBytes how much of results in all: beyond it the oldest go. They are those of streams
 	// that exist, too, which are edited; 0 takes what these have, or the default, which for
-	// ResultBytes is no bound.
+	// ResultBytes is no bound without Bounded.
 	ResultAge   time.Duration
 	ResultBytes int64
 	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
 	// is removed.
 	KeepAge time.Duration
-	// KeepBytes bounds what is kept of all sessions together; 0 means no bound. When it is
-	// reached, nothing more is kept.
+	// KeepBytes bounds what is kept of all sessions together; 0 means no bound without Bounded. When
+	// it is reached, nothing more is kept.
 	KeepBytes int64
 	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on
 	// servers that are several; nil discards it.
@@ -77,6 +86,9 @@ func (t Topology) withDefaults() Topology {
 	if t.MaxBytes == 0 {
 		t.MaxBytes = DefaultMaxBytes
 	}
+	if t.MaxClaims == 0 {
+		t.MaxClaims = DefaultMaxClaims
+	}
 	return t
 }
 
@@ -88,11 +100,30 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	if err := t.checkAccess(ctx, js.Conn()); err != nil {
 		return err
 	}
-	var made, found []string
+	made, found, err := t.make(ctx, js)
+	if err != nil {
+		return err
+	}
+	t.tellMade(ctx, made, found)
+	if err := t.bound(ctx, js, t.Fleet.ResultsStream(), t.ResultAge, t.ResultBytes); err != nil {
+		return err
+	}
+	return t.bound(ctx, js, ObjectStream(t.Fleet.BlobsBucket()), t.ResultAge, 0)
+}
+
+// make makes the streams that are missing, and names those without the buckets' as made and found.
+func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
+	r := t.reserve(js)
 	for _, want := range t.streams() {
-		stream, anew, err := ensureStream(ctx, js, want)
+		var stream jetstream.Stream
+		var anew bool
+		err := r.make(ctx, want.Name, want.MaxBytes, func(size int64) (bool, error) {
+			want.MaxBytes = size
+			stream, anew, err = ensureStream(ctx, js, want)
+			return anew, err
+		})
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		if anew {
 			made = append(made, want.Name)
@@ -101,34 +132,44 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 		}
 		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
 	}
-	t.tellMade(ctx, made, found)
+	err = r.make(ctx, "KV_"+t.Fleet.PlacesBucket(), 0, func(size int64) (bool, error) { return t.ensurePlaces(ctx, js, size) })
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, bucket := range []jetstream.ObjectStoreConfig{
 		{Bucket: t.Fleet.BlobsBucket(), Replicas: t.Replicas, TTL: cmp.Or(t.ResultAge, DefaultResultAge)},
 		{Bucket: t.Fleet.KeptBucket(), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
 		{Bucket: t.Fleet.BodiesBucket(), Replicas: t.Replicas},
 	} {
-		if err := ensureObjects(ctx, js, bucket); err != nil {
-			return err
+		err := r.make(ctx, ObjectStream(bucket.Bucket), bucket.MaxBytes, func(size int64) (bool, error) {
+			bucket.MaxBytes = size
+			return ensureObjects(ctx, js, bucket)
+		})
+		if err != nil {
+			return nil, nil, err
 		}
 	}
-	if err := t.bound(ctx, js, t.Fleet.ResultsStream(), t.ResultAge, t.ResultBytes); err != nil {
-		return err
-	}
-	if err := t.bound(ctx, js, ObjectStream(t.Fleet.BlobsBucket()), t.ResultAge, 0); err != nil {
-		return err
-	}
-	if _, err := Open(ctx, js.KeyValue, t.Fleet.PlacesBucket()); errors.Is(err, jetstream.ErrBucketNotFound) {
-		if err := CheckRights(ctx, js.Conn(), makeRights("KV_"+t.Fleet.PlacesBucket())); err != nil {
-			return fmt.Errorf("make bucket %s: %w", t.Fleet.PlacesBucket(), err)
+	return made, found, r.settle(ctx)
+}
+
+// ensurePlaces makes the bucket of places when it is missing.
+func (t Topology) ensurePlaces(ctx context.Context, js jetstream.JetStream, size int64) (made bool, err error) {
+	bucket := t.Fleet.PlacesBucket()
+	_, err = Open(ctx, js.KeyValue, bucket)
+	if !errors.Is(err, jetstream.ErrBucketNotFound) {
+		if err != nil {
+			return false, fmt.Errorf("open bucket %s: %w", bucket, err)
 		}
-		_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: t.Fleet.PlacesBucket(), Replicas: t.Replicas})
-		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-			return fmt.Errorf("make bucket %s: %w", t.Fleet.PlacesBucket(), err)
-		}
-	} else if err != nil {
-		return fmt.Errorf("open bucket %s: %w", t.Fleet.PlacesBucket(), err)
+		return false, nil
 	}
-	return nil
+	if err := CheckRights(ctx, js.Conn(), makeRights("KV_"+bucket)); err != nil {
+		return false, fmt.Errorf("make bucket %s: %w", bucket, err)
+	}
+	_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: bucket, Replicas: t.Replicas, MaxBytes: size})
+	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
+		return false, fmt.Errorf("make bucket %s: %w%s", bucket, err, remedy(err, t.Replicas, size))
+	}
+	return err == nil, nil
 }
 
 // checkAccess finds out whether the server can have the fleet, and whether its streams can be
@@ -232,22 +273,22 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	return nil
 }
 
-// ensureObjects makes an object store that is missing.
-func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.ObjectStoreConfig) error {
-	_, err := Open(ctx, js.ObjectStore, want.Bucket)
+// ensureObjects makes an object store when it is missing.
+func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.ObjectStoreConfig) (made bool, err error) {
+	_, err = Open(ctx, js.ObjectStore, want.Bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err != nil {
-			return fmt.Errorf("open object store %s: %w", want.Bucket, err)
+			return false, fmt.Errorf("open object store %s: %w", want.Bucket, err)
 		}
-		return nil
+		return false, nil
 	}
 	if err := CheckRights(ctx, js.Conn(), makeRights(ObjectStream(want.Bucket))); err != nil {
-		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
+		return false, fmt.Errorf("make object store %s: %w", want.Bucket, err)
 	}
 	if _, err = js.CreateObjectStore(ctx, want); err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-		return fmt.Errorf("make object store %s: %w%s", want.Bucket, err, remedy(err, want.Replicas, want.MaxBytes))
+		return false, fmt.Errorf("make object store %s: %w%s", want.Bucket, err, remedy(err, want.Replicas, want.MaxBytes))
 	}
-	return nil
+	return err == nil, nil
 }
 
 // names are those of all streams of a fleet.
@@ -277,8 +318,10 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Name: t.Fleet.ClaimsStream(), Subjects: t.Fleet.ClaimsSubjects(),
 			Description: "who holds which lane, and heartbeats of workers",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
-			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
-			MaxMsgsPerSubject: 1, MaxMsgSize: -1,
+			// No claim makes room for another. The bound is on messages: a heartbeat that is renewed
+			// takes the place of the one before, and is none more.
+			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew,
+			MaxMsgsPerSubject: 1, MaxMsgs: t.MaxClaims, MaxMsgSize: maxClaim,
 			AllowDirect: t.Replicas == 1,
 			RePublish:   &jetstream.RePublish{Source: beatSource, Destination: beatDestination},
 		},
@@ -367,7 +410,12 @@ func compare(have, want jetstream.StreamConfig) []error {
 	}
 	check("storage", have.Storage, want.Storage)
 	check("retention", have.Retention, want.Retention)
-	check("discard", have.Discard, want.Discard)
+	if claims := want.MaxMsgsPerSubject == 1 && want.MaxAge == 0 && !want.DiscardNewPerSubject; claims && have.Discard == jetstream.DiscardOld {
+		check("max_msgs (with discard old)", unlimited(have.MaxMsgs), int64(-1)) // no claim must make room for another
+		check("max_bytes (with discard old)", unlimited(have.MaxBytes), int64(-1))
+	} else {
+		check("discard", have.Discard, want.Discard)
+	}
 	check("max_msgs_per_subject", unlimited(have.MaxMsgsPerSubject), unlimited(want.MaxMsgsPerSubject))
 	check("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
 	if want.MaxAge == 0 && want.MaxMsgsPerSubject == 1 { // calls and claims must not vanish, and must be removable
@@ -375,10 +423,6 @@ func compare(have, want jetstream.StreamConfig) []error {
 		check("deny_delete", have.DenyDelete, want.DenyDelete)
 	} else if have.Replicas > 1 || want.RePublish == nil { // results of one server may be read either way
 		check("allow_direct", have.AllowDirect, false)
-	}
-	if want.Discard == jetstream.DiscardOld && want.MaxAge == 0 { // no claim must make room for another
-		check("max_msgs", unlimited(have.MaxMsgs), unlimited(want.MaxMsgs))
-		check("max_bytes", unlimited(have.MaxBytes), unlimited(want.MaxBytes))
 	}
 	if want.RePublish != nil && (have.RePublish == nil || *have.RePublish != *want.RePublish) {
 		check("republish", have.RePublish, want.RePublish)

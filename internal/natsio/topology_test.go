@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
@@ -66,6 +67,94 @@ func TestEnsure_BoundsOfWhatIsKept(t *testing.T) {
 	require.Equal(t, 24*time.Hour, kept.MaxAge)
 	require.EqualValues(t, 1<<30, kept.MaxBytes)
 	require.Equal(t, jetstream.DiscardNew, kept.Discard, "what is kept is not pushed out by something newer")
+}
+
+// What workers fill has a share of the server, and journals have room beside it.
+func TestEnsure_SharesOfTheServer(t *testing.T) {
+	t.Parallel()
+	const unit = 1 << 30
+	shares := natsio.Shares(tf)
+	for room, halved := range map[int64]int{100 * unit: 0, 50 * unit: 1, 2 * unit: 6} {
+		f := roomy(t, room)
+		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
+		account, err := f.JS.AccountInfo(t.Context())
+		require.NoError(t, err)
+		for name, share := range shares {
+			require.Equal(t, share>>halved, configuration(t, f, name).MaxBytes, "%s of %d", name, room)
+		}
+		require.LessOrEqual(t, int64(account.ReservedStore), room-shares["OBJ_TF_BODIES"]>>halved, "journals have as much")
+		require.EqualValues(t, -1, configuration(t, f, tf.SessionsStream()).MaxBytes)
+		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
+		require.Equal(t, shares["OBJ_TF_KEPT"]>>halved, configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "a stream keeps what it has")
+	}
+	f := roomy(t, unit+unit/100)
+	require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}), "the server has less left: its limit for files (max_file_store)")
+
+	f = roomy(t, 100*unit)
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
+	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "an upgrade changes no stream")
+
+	f = roomy(t, 100*unit)
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, KeepBytes: unit, ResultBytes: 2 * unit}))
+	require.EqualValues(t, unit, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
+	require.EqualValues(t, 2*unit, configuration(t, f, tf.ResultsStream()).MaxBytes)
+}
+
+// roomy is a server with so much room for files.
+func roomy(t *testing.T, room int64) *natsiotest.Fleet {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: room, NoSigs: true, NoLog: true,
+	})
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(20*time.Second))
+	nc, err := natsio.Connect(t.Context(), s.ClientURL(), natsio.ConnectOptions{Name: "test"})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	return &natsiotest.Fleet{Name: tf, NC: nc, JS: js}
+}
+
+// Claims are refused beyond their bound, and none is dropped for another. Fleets from before have
+// claims without a bound.
+func TestEnsure_ClaimsAreRefusedAndNotDropped(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{MaxClaims: 3})
+	put := func(subject string) error {
+		_, err := f.JS.Publish(t.Context(), subject, []byte("{}"))
+		return err
+	}
+	for _, subject := range []string{"tf.claim.default.a", "tf.claim.default.b", "tf.heartbeat.default.l"} {
+		require.NoError(t, put(subject))
+	}
+	require.ErrorContains(t, put("tf.claim.default.c"), "maximum messages exceeded")
+	for range 100 {
+		require.NoError(t, put("tf.heartbeat.default.l"), "renewed in its place")
+	}
+	stream, err := f.JS.Stream(t.Context(), tf.ClaimsStream())
+	require.NoError(t, err)
+	for _, subject := range []string{"tf.claim.default.a", "tf.claim.default.b"} {
+		_, err := stream.GetLastMsgForSubject(t.Context(), subject)
+		require.NoError(t, err)
+	}
+	_, err = f.JS.Publish(t.Context(), "tf.claim.default.a", make([]byte, 64<<10))
+	require.ErrorContains(t, err, "message size exceeds maximum")
+
+	before := configuration(t, f, tf.ClaimsStream())
+	before.Discard, before.MaxMsgs, before.MaxMsgSize = jetstream.DiscardOld, -1, -1
+	require.NoError(t, f.JS.DeleteStream(t.Context(), tf.ClaimsStream()))
+	_, err = f.JS.CreateStream(t.Context(), before)
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
+	require.Equal(t, jetstream.DiscardOld, configuration(t, f, tf.ClaimsStream()).Discard, "an upgrade changes no stream")
+	before.MaxMsgs = 10
+	_, err = f.JS.UpdateStream(t.Context(), before)
+	require.NoError(t, err)
+	require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}), "max_msgs (with discard old) is 10, must be -1")
 }
 
 func TestEnsure_IsIdempotentAndKeepsSizes(t *testing.T) {

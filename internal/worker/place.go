@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -46,6 +47,10 @@ func (s *sandboxes) tryPlace(ctx context.Context, l protocol.Lane, workspace str
 		_, err := s.places.Create(ctx, key, []byte(s.dataID))
 		if err == nil {
 			return s.isNew(ctx, l, key)
+		}
+		if refused, is := errors.AsType[*jetstream.APIError](err); is && natsio.NoRoom(refused) {
+			return protocol.Errorf(protocol.CodeFleetFull,
+				"the fleet has no room to record where the workspace of %s is (%s): make room in KV_%s", l, refused.Description, s.places.Bucket())
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
 			return fmt.Errorf("record the place of %s: %w", l, err)

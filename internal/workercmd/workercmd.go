@@ -326,7 +326,7 @@ func (f *flags) join(ctx context.Context, o *worker.Options) (*nats.Conn, error)
 	if err == nil {
 		err = natsio.Ensure(ctx, js, natsio.Topology{
 			Fleet: o.Fleet, Replicas: f.Replicas, KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size),
-			ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: o.Logger,
+			ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Bounded: true, Logger: o.Logger,
 		})
 	}
 	if err == nil {

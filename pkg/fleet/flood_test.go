@@ -1,0 +1,137 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+// small starts a server with little room and the accounts of deploy/nats, and makes a fleet there.
+func small(t *testing.T) place {
+	t.Helper()
+	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", accountsFile))
+	require.NoError(t, err)
+	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\", max_file_store: 200MB }\n"+
+		strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account)))
+	require.True(t, s.ReadyForConnections(time.Minute))
+	p := place{replicas: 1}.at("nats", s.Addr().String(), accountsFile)
+	js, err := jetstream.New(p.connect(t, p.coordinator, nil), jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Bounded: true, MaxBytes: 8 << 20, MaxClaims: 200}))
+	require.NoError(t, natsio.MakePool(t.Context(), js, fleetName, protocol.DefaultPool))
+	return p
+}
+
+// TestFlood_TakesNothingOfOthers: whoever has a worker's key fills what workers fill, each stream
+// to its bound. Others' calls run or end with a word about it, and their sessions go on.
+func TestFlood_TakesNothingOfOthers(t *testing.T) {
+	t.Parallel()
+	p, logger := small(t), slog.New(slog.DiscardHandler)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	owner, err := jetstream.New(p.connect(t, p.coordinator, nil), jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	hostile, err := jetstream.New(p.connect(t, p.worker, nil), jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	f, err := fleet.Connect(ctx, p.options(logger))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	defer startWorker(t, p, logger)()
+	table, err := tools.NewTable(toolset.Core()...)
+	require.NoError(t, err)
+	call := func(tool, arguments string) fleet.Outcome {
+		outcome, err := f.Call(ctx, table, protocol.NewSessionID(), tool, arguments, &loop.SingleOptions{MinLevel: "none"})
+		require.NoError(t, err)
+		return outcome
+	}
+	junk := make([]byte, 256<<10)
+	flood := func(stream, subject string, size int) {
+		t.Helper()
+		s, err := owner.Stream(ctx, stream)
+		require.NoError(t, err)
+		config, refused := s.CachedInfo().Config, error(nil)
+		most := max(config.MaxBytes/int64(size), min(config.MaxMsgs, 1000), 256) + 10
+		for ; size > 0; size /= 256 {
+			refused = nil
+			for n := int64(0); n < most && refused == nil; n++ {
+				_, refused = hostile.Publish(ctx, strings.Replace(subject, "%", fmt.Sprint(size, "-", n), 1), junk[:size])
+			}
+			if stream == fleetName.ResultsStream() { // of which the oldest go
+				break
+			}
+			require.ErrorContains(t, refused, "maximum", stream)
+		}
+		info, err := s.Info(ctx)
+		require.NoError(t, err)
+		if config.MaxBytes > 0 {
+			require.LessOrEqual(t, info.State.Bytes, uint64(config.MaxBytes), stream)
+			require.Greater(t, info.State.Bytes, uint64(config.MaxBytes)*8/10, stream)
+		}
+	}
+	purge := func(stream string) {
+		s, err := owner.Stream(ctx, stream)
+		require.NoError(t, err)
+		require.NoError(t, s.Purge(ctx))
+	}
+	for stream, subject := range map[string]string{
+		"TF_RESULTS": "tf.result.junk.%", "TF_WORKSPACES": "tf.workspace.%", "KV_TF_PLACES": "$KV.TF_PLACES.%",
+		"OBJ_TF_BLOBS": "$O.TF_BLOBS.C.%", "OBJ_TF_KEPT": "$O.TF_KEPT.C.%", "OBJ_TF_BODIES": "$O.TF_BODIES.C.%",
+	} {
+		flood(stream, subject, len(junk))
+	}
+	full := call("bash", `{"command":"true"}`)
+	require.Equal(t, protocol.StatusFailed, full.Status)
+	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
+	require.Contains(t, full.Error.Message, "make room in KV_TF_PLACES")
+	purge("KV_TF_PLACES")
+	require.Equal(t, protocol.StatusOK, call("bash", `{"command":"true"}`).Status)
+	require.Contains(t, call("bash", `{"command":"seq 1 60000"}`).Text, "more is kept")
+	full = call("write", `{"path":"large","content":"`+strings.Repeat("x", 3<<20)+`"}`)
+	require.Equal(t, protocol.StatusRejected, full.Status)
+	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
+	_, err = owner.Publish(ctx, fleetName.EventSubject(victim), junk)
+	require.NoError(t, err, "journals have room")
+
+	flood(fleetName.CallsStream(), "tf.call.default.junk.%", 64<<10)
+	full = call("bash", `{"command":"true"}`)
+	require.Equal(t, protocol.StatusRejected, full.Status)
+	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
+	purge(fleetName.CallsStream())
+
+	flood(fleetName.ClaimsStream(), "tf.claim.default.%", 100)
+	require.Equal(t, protocol.StatusOK, call("bash", `{"command":"true"}`).Status, "workers remove what is no claim")
+	purge(fleetName.ClaimsStream())
+	beat, err := protocol.EncodeHeartbeat(&protocol.Heartbeat{WorkerID: "hostile", LeaseMS: 60_000, Beat: 1})
+	require.NoError(t, err)
+	_, err = hostile.Publish(ctx, fleetName.HeartbeatSubject(protocol.DefaultPool, "life"), beat)
+	require.NoError(t, err)
+	for n := 0; err == nil; n++ {
+		lane := protocol.Lane(fmt.Sprint("sandbox/n", n))
+		body, encoding := protocol.EncodeClaim(&protocol.Claim{Lane: lane, WorkerID: "hostile", Life: "life", Token: "t", Ready: 1})
+		require.NoError(t, encoding)
+		_, err = hostile.Publish(ctx, fleetName.ClaimSubject(protocol.DefaultPool, lane.Hash()), body)
+	}
+	require.ErrorContains(t, err, "maximum messages exceeded")
+	soon, stop := context.WithTimeout(ctx, 2*time.Second)
+	defer stop()
+	waits, err := f.Call(soon, table, protocol.NewSessionID(), "bash", `{"command":"true"}`, &loop.SingleOptions{MinLevel: "none"})
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOutcomeUnknown, waits.Status)
+	require.Equal(t, protocol.CodeNoWorker, waits.Error.Code, "nobody can claim its lane")
+	require.Contains(t, waits.Error.Message, "no worker of pool default was seen to take the call in time")
+}
