@@ -84,7 +84,7 @@ func TestTakeover_FromAnEarlierLifeAtOnce(t *testing.T) {
 }
 
 // Law: a claim of a worker that is alive is not taken over, whoever is given the ready message
-// again.
+// again, and whatever its name is.
 func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -95,12 +95,12 @@ func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {
 		<-end
 		return succeed(run)
 	})
-	f.hold(work, lane.Options{AckWait: briefLease, Slots: 1})
+	f.hold(work, lane.Options{AckWait: briefLease, Worker: "both", Slots: 1})
 	call := newCall("s", exclusive("account/a"))
 	put(t, p, call)
 	<-begun
 	seen, acks := f.claims(), f.overhear("$JS.ACK."+factFleet.CallsStream()+".>")
-	f.hold(work, lane.Options{AckWait: briefLease}) // the first one has no slot, so this is given the lane
+	f.hold(work, lane.Options{AckWait: briefLease, Worker: "both"}) // the first one has no slot, so this is given the lane
 	s, err := store.Open(t.Context(), f.nc, factFleet)
 	require.NoError(t, err)
 	ready, err := s.Next(t.Context(), readyOf(call.Lane()), 0)
