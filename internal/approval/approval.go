@@ -72,30 +72,30 @@ func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pr
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
-	return deliver(ctx, letter{nc, fleet.ApprovalSubject(session, call), body})
+	return deliver(ctx, reply{nc, fleet.ApprovalSubject(session, call), body})
 }
 
-// letter is an answer, and where it is waited for.
-type letter struct {
+// reply is an answer, and where it is waited for.
+type reply struct {
 	nc      *nats.Conn
 	subject protocol.Subject
 	body    []byte
 }
 
 // deliver has one of some answers taken: whichever is waited for.
-func deliver(ctx context.Context, letters ...letter) error {
+func deliver(ctx context.Context, replies ...reply) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	retry := time.NewTicker(patience / 20)
 	defer retry.Stop()
 	for {
-		for _, l := range letters {
-			reply, err := l.nc.RequestWithContext(ctx, l.subject, l.body)
+		for _, r := range replies {
+			confirmed, err := r.nc.RequestWithContext(ctx, r.subject, r.body)
 			switch {
-			case err == nil && string(reply.Data) == string(taken()):
+			case err == nil && string(confirmed.Data) == string(taken()):
 				return nil
 			case err == nil:
-				return fmt.Errorf("%w: %s", ErrRefused, reply.Data)
+				return fmt.Errorf("%w: %s", ErrRefused, confirmed.Data)
 			case !errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil:
 				return fmt.Errorf("answer: %w", err)
 			}

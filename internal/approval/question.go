@@ -16,21 +16,21 @@ type Asked struct {
 	Call    protocol.CallID
 }
 
-func (a Asked) letter(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) (letter, error) {
+func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) (reply, error) {
 	body, err := protocol.EncodeAnswer(answer)
 	if err != nil {
-		return letter{}, fmt.Errorf("answer: %w", err)
+		return reply{}, fmt.Errorf("answer: %w", err)
 	}
-	return letter{nc, fleet.AnswerSubject(a.Pool, a.Session, a.Call), body}, nil
+	return reply{nc, fleet.AnswerSubject(a.Pool, a.Session, a.Call), body}, nil
 }
 
 // TakeOn lets a call know that somebody is being asked, so that it waits for the answer.
 func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error {
-	l, err := a.letter(nc, fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
+	r, err := a.reply(nc, fleet, protocol.Answer{Question: question, Action: protocol.ActionWait})
 	if err != nil {
 		return err
 	}
-	if err := l.nc.Publish(l.subject, l.body); err != nil {
+	if err := r.nc.Publish(r.subject, r.body); err != nil {
 		return fmt.Errorf("take on a question: %w", err)
 	}
 	return nil
@@ -39,11 +39,11 @@ func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error
 // Reply answers what a call asks, and returns when its worker has taken the answer. The error is
 // [ErrNotAsked] when nothing is asked, and wraps [ErrRefused] when the answer does not fit.
 func Reply(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, answer protocol.Answer) error {
-	l, err := a.letter(nc, fleet, answer)
+	r, err := a.reply(nc, fleet, answer)
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, l)
+	return deliver(ctx, r)
 }
 
 // Say says yes or no to whatever is asked about a call: whether it may be made, or what it wants to
@@ -58,9 +58,9 @@ func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a 
 	if said.Granted {
 		answer.Action = protocol.ActionAccept
 	}
-	l, err := a.letter(running, fleet, answer)
+	r, err := a.reply(running, fleet, answer)
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, letter{home, fleet.ApprovalSubject(a.Session, a.Call), body}, l)
+	return deliver(ctx, reply{home, fleet.ApprovalSubject(a.Session, a.Call), body}, r)
 }

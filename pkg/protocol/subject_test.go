@@ -122,12 +122,12 @@ func TestParseMailboxSubject_UnknownIsNotGuessed(t *testing.T) {
 		"start 0":              "tf.call.p.l.c.start0",
 		"start below 0":        "tf.call.p.l.c.start-1",
 		"start of a word":      "tf.call.p.l.c.started",
-		"handback without n":   "tf.call.p.l.handback.12",
-		"handback of a word":   "tf.call.p.l.handback.x-1",
-		"handback n of a word": "tf.call.p.l.handback.12-x",
+		"unknown mark":   "tf.call.p.l.unknown.12",
+		"unknown mark of a word":   "tf.call.p.l.unknown.x-1",
+		"unknown mark, n of a word": "tf.call.p.l.unknown.12-x",
 		"claim of a word":      "tf.call.p.l.claim.x",
 		"numbers of a call":    "tf.call.p.l.c.12-3",
-		"a sequence too long":  "tf.call.p.l.handback.99999999999999999999-1",
+		"a sequence too long":  "tf.call.p.l.unknown.99999999999999999999-1",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
