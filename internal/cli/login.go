@@ -36,6 +36,9 @@ func (p *Pools) CheckPools(nats string) error {
 		case p.PoolNats[pool] == "":
 			return Usagef("--pool-nats %s: the URL of its servers is missing", pool)
 		}
+		if err := natsio.CheckURLs(p.PoolNats[pool]); err != nil {
+			return Usagef("--pool-nats %s: %v", pool, err)
+		}
 	}
 	for pool, file := range p.PoolCreds {
 		if p.PoolNats[pool] == "" {

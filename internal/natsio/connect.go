@@ -112,7 +112,7 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 	options = append(append(options, credentials...), o.TLS.options()...)
 	options = append(options, inboxOption(servers)...)
 	if servers != "" || len(o.Options) == 0 { // an embedded server has none
-		if err := checkURLs(servers); err != nil {
+		if err := CheckURLs(servers); err != nil {
 			return nil, err
 		}
 	}

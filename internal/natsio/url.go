@@ -47,8 +47,9 @@ func redact(part string) string {
 	return part
 }
 
-// checkURLs finds what is no URL before the client does, whose error would quote it.
-func checkURLs(list string) error {
+// CheckURLs finds what is no URL before the client does, whose error would quote it. Its error wraps
+// [ErrURL].
+func CheckURLs(list string) error {
 	fault := ErrURL
 	for part := range strings.SplitSeq(list, ",") {
 		if part = strings.TrimSpace(part); part == "" {
