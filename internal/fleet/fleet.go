@@ -111,11 +111,31 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 			f.Close()
 		}
 	}()
+	if err := f.connectParts(ctx, o); err != nil {
+		return nil, err
+	}
 	if err := f.connect(ctx, o); err != nil {
 		return nil, err
 	}
+	for pool, part := range f.parts {
+		f.Dispatcher.Leave(pool, part.Dispatcher)
+	}
 	if f.Journal, err = journal.Open(ctx, f.NC, o.Name); err != nil {
 		return nil, err
+	}
+	if o.Existing {
+		return f, nil
+	}
+	return f, f.CheckRights(ctx, append(natsio.SessionRights(o.Name), natsio.CallRights(o.Name, protocol.DefaultPool))...)
+}
+
+// connectParts connects to the servers of pools. That comes first, because what a new fleet sets
+// aside there is more than a half of what the servers have.
+func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
+	if len(o.Pools) > 0 {
+		if f.signer, err = o.signer(); err != nil {
+			return err
+		}
 	}
 	same := map[natsio.Server]*Fleet{}
 	for pool, server := range o.Pools {
@@ -125,17 +145,13 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 			of := o
 			of.URL, of.Creds = server.URL, server.Creds
 			if err := part.connect(ctx, of); err != nil {
-				return nil, fmt.Errorf("servers of pool %s: %w", pool, err)
+				return fmt.Errorf("servers of pool %s: %w", pool, err)
 			}
 			same[server] = part
 		}
 		f.parts[pool] = same[server]
-		f.Dispatcher.Leave(pool, same[server].Dispatcher)
 	}
-	if o.Existing {
-		return f, nil
-	}
-	return f, f.CheckRights(ctx, append(natsio.SessionRights(o.Name), natsio.CallRights(o.Name, protocol.DefaultPool))...)
+	return nil
 }
 
 // CheckRights is [natsio.CheckRights] where each of the rights is needed.
