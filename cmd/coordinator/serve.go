@@ -215,8 +215,8 @@ func (c *serveCommand) check() error {
 		return cli.Usagef("--max-steps %d: must be at least 1", c.MaxSteps)
 	case c.MaxTokens < 0:
 		return cli.Usagef("--max-tokens %d: must not be negative", c.MaxTokens)
-	case c.Lease != 0 && c.Lease < cli.MinLease:
-		return cli.Usagef("--lease %s: must be 0 or at least %s", c.Lease, cli.MinLease)
+	case c.Lease != 0 && (c.Lease < cli.MinLease || c.Lease > natsio.MaxAckWait):
+		return cli.Usagef("--lease %s: must be 0 or %s to %s", c.Lease, cli.MinLease, natsio.MaxAckWait)
 	case c.Drain < 0:
 		return cli.Usagef("--drain %s: must not be negative", c.Drain)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // batch is the calls of one Dispatch. Its callbacks only pass news on; everything
@@ -208,6 +209,13 @@ func (b *batch) done(ctx context.Context, r *protocol.Result) {
 		return
 	}
 	b.close(f)
+	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && tools.HigherLevel(r.Level, level) != r.Level {
+		worse := protocol.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(protocol.CodeSandboxLevel,
+			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
+			level, r.WorkerID, r.Level))
+		worse.WorkerID, worse.Attempt = r.WorkerID, r.Attempt
+		r = &worse
+	}
 	if f.span.IsRecording() {
 		f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
 			telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))

@@ -59,6 +59,31 @@ func TestDispatch_AStoredResultOfAnotherCallIsUnknown(t *testing.T) {
 	requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 }
 
+// A call that asks for a level has not run where its result says that it had less.
+func TestDispatch_AResultOfALesserLevelIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(4)
+	for i, level := range []string{"none", "full", "kernel", ""} { // "" is of calls that run in no sandbox
+		calls[i].MinLevel = "full"
+		result := protocol.NewResult(&calls[i], protocol.StatusOK, nil)
+		result.Value, result.Level, result.WorkerID = protocol.NoopResult{}, level, "liar"
+		body, err := protocol.EncodeResult(&result)
+		require.NoError(t, err)
+		_, err = r.JS.Publish(t.Context(), r.Name.ResultSubject(calls[i].SessionID, calls[i].ID), body)
+		require.NoError(t, err)
+	}
+	o, err := r.dispatch(t.Context(), calls)
+	require.NoError(t, err)
+	refused := requireDone(t, o, calls[0], protocol.StatusFailed, protocol.CodeSandboxLevel)
+	require.EqualValues(t, "liar", refused.WorkerID)
+	require.Nil(t, refused.Value)
+	require.Contains(t, refused.Error.Message, `worker liar says that it ran at level "none"`)
+	for _, call := range calls[1:] {
+		requireDone(t, o, call, protocol.StatusOK, "")
+	}
+}
+
 // Events of a turn may ask a person whether a call may be made. Workers may publish output of any
 // session, so no event is taken from there.
 func TestResults_EventsOfATurnAreNotTakenFromOutput(t *testing.T) {

@@ -63,6 +63,9 @@ func EnsurePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Flee
 	if ackWait != 0 && have.AckWait != ackWait {
 		differences = append(differences, fmt.Errorf("lease is %s, asked for %s; it stays what the pool was made with: leave --lease out", have.AckWait, ackWait))
 	}
+	if have.AckWait > MaxAckWait {
+		differences = append(differences, fmt.Errorf("lease is %s, must be at most %s: nats consumer edit --wait", have.AckWait, MaxAckWait))
+	}
 	if len(differences) > 0 {
 		return nil, 0, differs(fleet.CallsStream(), want.Durable, differences)
 	}

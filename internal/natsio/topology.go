@@ -20,6 +20,9 @@ import (
 const (
 	// DefaultAckWait is the length of a lease.
 	DefaultAckWait = 10 * time.Second
+	// MaxAckWait is the longest: for so long a worker that is gone may keep others from its lanes,
+	// whatever it has said.
+	MaxAckWait = time.Hour
 	// DefaultResultAge is how long results are kept.
 	DefaultResultAge = 7 * 24 * time.Hour
 	// MinResultAge and MaxResultAge are what may be asked for, and MinResultSize likewise: the

@@ -382,6 +382,9 @@ func TestEnsurePool(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3*time.Second, lease, "nothing was changed")
 
+	_, _, err = natsio.EnsurePool(t.Context(), f.JS, tf, "third", 2*time.Hour)
+	require.ErrorContains(t, err, "lease is 2h0m0s, must be at most 1h0m0s")
+
 	_, _, err = natsio.EnsurePool(t.Context(), f.JS, "nobody", "first", 0)
 	require.ErrorContains(t, err, "NOBODY_CALLS")
 }

@@ -127,8 +127,8 @@ func (f *flags) validate() error {
 		return cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", f.Pool)
 	case f.Slots < 1 || f.Slots > worker.MaxSlots:
 		return cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
-	case f.Lease != 0 && f.Lease < cli.MinLease:
-		return cli.Usagef("--lease %s: must be 0 or at least %s", f.Lease, cli.MinLease)
+	case f.Lease != 0 && (f.Lease < cli.MinLease || f.Lease > natsio.MaxAckWait):
+		return cli.Usagef("--lease %s: must be 0 or %s to %s", f.Lease, cli.MinLease, natsio.MaxAckWait)
 	case *f.WarmMemory != 0 && *f.WarmMemory < worker.WarmSandbox:
 		return cli.Usagef("--warm-memory %s: must be 0 or at least 2M, the memory of one sandbox", *f.WarmMemory)
 	case f.Drain < 0:

@@ -43,8 +43,8 @@ type Status struct {
 	// OldestMS is how long ago the oldest unfinished call was accepted, in milliseconds; 0 without
 	// one.
 	OldestMS int64 `json:"oldest_ms"`
-	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds; empty when
-	// none does.
+	// Holder is the worker that says that it holds the lane, for HeldMS milliseconds, or, of a lane
+	// that is lost, the one that its claim names; empty when there is none.
 	Holder  protocol.WorkerID  `json:"holder,omitempty"`
 	HeldMS  int64              `json:"held_ms,omitempty"`
 	Running []lane.RunningCall `json:"running"` // the longest first
@@ -257,8 +257,11 @@ func readableLane(header nats.Header, hash protocol.LaneHash) protocol.Lane {
 
 func (o *Operator) status(ctx context.Context, s *sighting, holder *holding) (Status, error) {
 	status := Status{Lane: s.lane, Hash: s.hash, Pool: s.pool, State: s.state(holder), Running: []lane.RunningCall{}}
-	if holder != nil {
+	switch {
+	case holder != nil:
 		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
+	case s.claim != nil && s.claim.Life != "":
+		status.Holder = s.claim.WorkerID
 	}
 	calls := 0 // unless they ended meanwhile
 	if s.first != nil {

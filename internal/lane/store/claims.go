@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -103,8 +104,10 @@ type StoredHeartbeat struct {
 	Seq  uint64
 }
 
-// Lease is the lease that the worker has asked for.
-func (h *StoredHeartbeat) Lease() time.Duration { return time.Duration(h.LeaseMS) * time.Millisecond }
+// Lease is the lease that the worker has asked for, no longer than any is.
+func (h *StoredHeartbeat) Lease() time.Duration {
+	return time.Duration(min(h.LeaseMS, natsio.MaxAckWait.Milliseconds())) * time.Millisecond
+}
 
 // PutHeartbeat renews or expires a heartbeat, on the condition that the record has the sequence
 // expect.
