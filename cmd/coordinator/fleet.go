@@ -229,8 +229,9 @@ func (e *embeddedWorker) start(
 	}
 	env := maps.Clone(e.host.env)
 	maps.Copy(env, e.flags.Env)
+	store, _ := logins() // without a home they are in the data directory
 	return f.StartWorker(ctx, worker.Options{
-		Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: env, MCPEnv: e.flags.McpEnv, Limits: e.limits,
+		Logins: store, Slots: e.flags.Slots, Data: data, Driver: e.driver, Caps: e.caps, Env: env, MCPEnv: e.flags.McpEnv, Limits: e.limits,
 		Alone: true, Mounts: e.host.mounts, Tools: e.tools, Workspace: inPlace(session, workspace), Allow: e.allow, AllowPrivate: e.private, Protect: e.protect, Publish: e.host.access.forwards(session, warn),
 	})
 }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -15,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
+	"github.com/toolfleet/toolfleet/internal/workercmd"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
@@ -163,15 +162,7 @@ func (f folderFlag) configured() ([]mcp.Server, error) {
 	if f.McpConfig == "" {
 		return nil, nil
 	}
-	content, err := os.ReadFile(f.McpConfig)
-	if err != nil {
-		return nil, cli.Usagef("--mcp-config: %v", err)
-	}
-	servers, faults := mcp.Parse(content)
-	if len(faults) > 0 {
-		return nil, cli.Usagef("--mcp-config %s: %v", f.McpConfig, errors.Join(faults...))
-	}
-	return servers, nil
+	return workercmd.ServersOf(f.McpConfig)
 }
 
 // ask adds the tools of the servers, which begin to run in the sandbox of a session. What cannot be

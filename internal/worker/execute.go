@@ -241,7 +241,7 @@ func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Va
 func notRun(code protocol.Code) bool {
 	switch code {
 	case protocol.CodeUnknownPayload, protocol.CodeInvalidPayload, protocol.CodeInvalidArguments,
-		protocol.CodeLanguage, protocol.CodePathEscape, protocol.CodeSandboxUnsupported, protocol.CodeNetworkOff,
+		protocol.CodeLanguage, protocol.CodePathEscape, protocol.CodeSandboxUnsupported, protocol.CodeNetworkOff, protocol.CodeLoginRequired,
 		protocol.CodeStateLost, protocol.CodePolicyDenied:
 		return true
 	default:

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
+	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/internal/worker/offline"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -64,6 +66,9 @@ type Options struct {
 	// MCPEnv are the variables of this process that servers of the Model Context Protocol may be
 	// given, where their configuration names them.
 	MCPEnv []string
+	// Logins are those of people at servers of the Model Context Protocol. Without a directory they
+	// are in Data, and "worker login" puts them there.
+	Logins login.Store
 	// Limits bound every command and sandbox; calls can only tighten them.
 	Limits sandbox.Limits
 	// Allow is what sandboxes reach of the network; the zero value is nothing. Hosts are reached
@@ -145,6 +150,12 @@ func (o Options) withDefaults() Options {
 	if o.Background <= 0 {
 		o.Background = DefaultBackground
 	}
+	if o.Logins.Dir == "" {
+		o.Logins = LoginsIn(o.Data)
+		o.Logins.Advice = func(server string) string {
+			return fmt.Sprintf(`run "worker login %s --data %s --mcp-config FILE" where worker %s runs`, server, o.Data, o.ID)
+		}
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -161,6 +172,9 @@ func (o Options) withDefaults() Options {
 	o.Env = env
 	return o
 }
+
+// LoginsIn are the logins of a worker with this data directory.
+func LoginsIn(data string) login.Store { return login.Store{Dir: filepath.Join(data, "logins")} }
 
 // Worker takes calls of one pool and executes them. Make one with [New] and run it once.
 type Worker struct {

@@ -94,7 +94,7 @@ func (f *flags) AfterApply() error {
 func FromProcess(version string) cli.Program {
 	return cli.Program{
 		Name: "worker", Version: version,
-		Description: "Takes tool calls of a fleet from NATS and executes them in local sandboxes. Every flag can be set by an environment variable: --nats is TOOLFLEET_NATS. SIGTERM drains; a second signal exits at once.",
+		Description: "Takes tool calls of a fleet from NATS and executes them in local sandboxes. Every flag can be set by an environment variable: --nats is TOOLFLEET_NATS. SIGTERM drains; a second signal exits at once. \"worker login SERVER\" logs it in to an MCP server.",
 		Args:        os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}
 }
@@ -102,6 +102,9 @@ func FromProcess(version string) cli.Program {
 // Run runs a worker that also executes payloads of the kinds that handlers are for. It
 // returns the exit code when a signal has ended it.
 func Run(p cli.Program, handlers worker.Handlers) int {
+	if len(p.Args) > 0 && p.Args[0] == "login" {
+		return logIn(p)
+	}
 	f := flags{handlers: handlers.Any()}
 	ctx := context.Background() //nolint:forbidigo // the root of a program
 	return cli.Run(p, &f, &f.Common, func(string) error {

@@ -20,6 +20,7 @@ func TestDocs_WireNamesEveryField(t *testing.T) {
 		"Turns": {protocol.TurnRun{}, protocol.InstructionFile{}, protocol.Author{}, protocol.TurnRunResult{}},
 		"MCP servers": {
 			protocol.MCPServer{},
+			protocol.MCPClient{},
 			protocol.MCPList{},
 			protocol.MCPListResult{},
 			protocol.MCPTool{},

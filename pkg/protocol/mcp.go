@@ -4,9 +4,9 @@ import "encoding/json"
 
 // MCPServer is a server of the Model Context Protocol: a program that runs in the session's
 // sandbox and is talked to through its standard input and output, or a URL (streamable HTTP).
-// "${NAME}" in the values of Env and Headers, and in URL, stands for a variable of the worker's own
-// environment, which its operator must allow; it never travels. "{tools}" in Command and Args
-// stands for the worker's folder of tools, as in [ToolRun].
+// "${NAME}" in the values of Env, Headers and Client, and in URL, stands for a variable of the
+// worker's own environment, which its operator must allow; it never travels. "{tools}" in Command
+// and Args stands for the worker's folder of tools, as in [ToolRun].
 type MCPServer struct {
 	Name    string            `json:"name"`
 	Command string            `json:"command,omitempty"`
@@ -15,6 +15,18 @@ type MCPServer struct {
 	Cwd     string            `json:"cwd,omitempty"` // a directory of the workspace
 	URL     string            `json:"url,omitempty"`
 	Headers map[string]string `json:"headers,omitempty"`
+	// Client logs in to a URL; nil means that a login of a person on the worker is used, if there is
+	// one.
+	Client *MCPClient `json:"client,omitempty"`
+}
+
+// MCPClient is a client that an authorization server knows and that no person stands behind
+// (OAuth 2.1, client credentials).
+type MCPClient struct {
+	ID     string `json:"id"`
+	Secret string `json:"secret"`
+	// Scopes are asked for; none are those that the server names.
+	Scopes []string `json:"scopes,omitempty"`
 }
 
 // MCPList asks a server which tools it has, and starts it if need be.

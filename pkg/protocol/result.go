@@ -56,6 +56,7 @@ const (
 	CodePolicyDenied     Code = "policy_denied"
 	CodeLanguage         Code = "language_unavailable"
 	CodeNetworkOff       Code = "network_off"
+	CodeLoginRequired    Code = "login_required"
 
 	// A limit ended it.
 	CodeRunTimeout   Code = "run_timeout"

@@ -1,20 +1,61 @@
 package interop
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
+	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// asPerson makes the binary of these tests an agent in front of which somebody sits.
+// asPerson makes the binary of these tests an agent in front of which somebody sits, or who logs
+// in.
 const asPerson = "TOOLFLEET_TEST_PERSON"
 
-// person calls a tool by coordinator mcp, and accepts what it asks as it is: the arguments are the
-// coordinator, its file of servers, and the tool.
+// person does what the variable says.
 func person(arguments []string) error {
+	if os.Getenv(asPerson) == "login" {
+		return logIn(arguments)
+	}
+	return call(arguments)
+}
+
+// logIn logs in to a server, and opens the pages that it is told to: the arguments are the
+// coordinator, its file of servers, and the server.
+func logIn(arguments []string) error {
+	ctx := context.Background()
+	command := exec.CommandContext(ctx, arguments[0], "login", "--mcp-config", arguments[1], arguments[2])
+	command.Stderr = os.Stderr
+	output, err := command.StdoutPipe()
+	if err == nil {
+		err = command.Start()
+	}
+	if err != nil {
+		return err
+	}
+	for lines := bufio.NewScanner(output); lines.Scan(); {
+		if line := lines.Text(); strings.HasPrefix(line, "http") {
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, line, http.NoBody)
+			if err != nil {
+				return err
+			}
+			page, err := http.DefaultClient.Do(request)
+			if err != nil {
+				return err
+			}
+			_ = page.Body.Close()
+		}
+	}
+	return command.Wait()
+}
+
+// call calls a tool by coordinator mcp, and accepts what it asks as it is: the arguments are the
+// coordinator, its file of servers, and the tool.
+func call(arguments []string) error {
 	ctx := context.Background()
 	command := exec.CommandContext(ctx, arguments[0], "mcp", "--mcp-config", arguments[1], "--sandbox", "process", "--allow-net", "all")
 	command.Stderr = os.Stderr

@@ -73,7 +73,7 @@ func (l *live) last(err error) string {
 
 // connect starts the server and greets it.
 func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*live, error) {
-	spec, err := resolved(one.spec, at.Variable)
+	spec, err := Resolved(one.spec, at.Variable)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,11 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 			endRequests()
 			return nil, protocol.Errorf(protocol.CodeNetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
 		}
-		transport = remote(requests, at, spec)
+		if transport, err = remote(requests, at, spec); err != nil {
+			cancel()
+			endRequests()
+			return nil, err
+		}
 	} else {
 		transport = s.program(alive, l, at, spec)
 	}
@@ -292,8 +296,9 @@ func (t *tail) text() string {
 	return strings.TrimSpace(strings.ToValidUTF8(string(data), "\uFFFD"))
 }
 
-// resolved puts variables of the worker in their places.
-func resolved(spec protocol.MCPServer, variable func(string) (string, error)) (protocol.MCPServer, error) {
+// Resolved puts variables of this process in their places. The error of variable says why one is
+// not to be had.
+func Resolved(spec protocol.MCPServer, variable func(string) (string, error)) (protocol.MCPServer, error) {
 	var faults []error
 	fill := func(field, text string) string {
 		filled, err := expand(text, variable)
@@ -310,6 +315,9 @@ func resolved(spec protocol.MCPServer, variable func(string) (string, error)) (p
 		headers[name] = fill("headers "+name, text)
 	}
 	spec.Env, spec.Headers, spec.URL = env, headers, fill("url", spec.URL)
+	if spec.Client != nil {
+		spec.Client = &protocol.MCPClient{ID: fill("client id", spec.Client.ID), Secret: fill("client secret", spec.Client.Secret), Scopes: spec.Client.Scopes}
+	}
 	if len(faults) > 0 {
 		return spec, protocol.Errorf(protocol.CodeInvalidPayload, "MCP server %s: %v", spec.Name, errors.Join(faults...))
 	}

@@ -8,17 +8,37 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // remote is the transport of a server that has a URL; its requests end with alive.
-func remote(alive context.Context, at Surroundings, spec protocol.MCPServer) mcp.Transport {
-	return &mcp.StreamableClientTransport{Endpoint: spec.URL, HTTPClient: &http.Client{
+func remote(alive context.Context, at Surroundings, spec protocol.MCPServer) (mcp.Transport, error) {
+	client := &http.Client{
 		Transport: &tripper{alive: alive, base: at.HTTP, headers: spec.Headers},
 		CheckRedirect: func(*http.Request, []*http.Request) error {
 			return http.ErrUseLastResponse // another host must not get the headers
 		},
-	}}
+	}
+	transport := &mcp.StreamableClientTransport{Endpoint: spec.URL, HTTPClient: client}
+	var err error
+	switch {
+	case spec.Client != nil:
+		transport.OAuthHandler, err = login.Machine(alive, at.HTTP, spec.Name, *spec.Client)
+	case !authorizes(spec.Headers):
+		client.Transport = &login.Transport{Login: at.Logins.Of(spec.Name, spec.URL), Server: client.Transport, Authority: at.HTTP}
+	}
+	return transport, err
+}
+
+// authorizes reports whether headers say who comes.
+func authorizes(headers map[string]string) bool {
+	for name := range headers {
+		if http.CanonicalHeaderKey(name) == "Authorization" {
+			return true
+		}
+	}
+	return false
 }
 
 // follow waits for the end of a connection, and lets the server know.

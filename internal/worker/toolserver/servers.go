@@ -13,6 +13,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/worker/login"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -41,6 +42,8 @@ type Surroundings struct {
 	Root string
 	// HTTP reaches servers that have a URL; nil refuses them.
 	HTTP *http.Transport
+	// Logins are those of people at such servers.
+	Logins login.Store
 	// Variable is a variable of the worker's environment, for "${NAME}". The error says why it
 	// may not be used.
 	Variable func(name string) (string, error)
@@ -233,7 +236,9 @@ func (s *Servers) start(ctx context.Context, at Surroundings, one *server) (*liv
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	one.live = l
-	one.notYet = time.Now().Add(one.delays.NextBackOff()) // until it has answered
+	if fault, is := errors.AsType[*protocol.Error](err); !is || fault.Code != protocol.CodeLoginRequired { // a login is no death
+		one.notYet = time.Now().Add(one.delays.NextBackOff()) // until it has answered
+	}
 	return l, err
 }
 

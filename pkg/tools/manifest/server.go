@@ -23,6 +23,7 @@ type serverDocument struct {
 	Cwd       string              `yaml:"cwd"`
 	URL       string              `yaml:"url"`
 	Headers   map[string]string   `yaml:"headers"`
+	OAuth     *mcp.OAuth          `yaml:"oauth"`
 	Workspace *bool               `yaml:"workspace"`
 	Only      []string            `yaml:"only"`
 	Tools     map[string]mcp.Rule `yaml:"tools"`
@@ -61,6 +62,7 @@ func ParseServer(file string, content []byte) (mcp.Server, []Problem) {
 			Workspace: doc.Workspace, Only: doc.Only, Tools: doc.Tools, Timeout: doc.Timeout, Pool: doc.Pool, MinLevel: doc.MinLevel,
 		},
 	}
+	server.SetOAuth(doc.OAuth)
 	for _, fault := range server.Check() {
 		m.problem(m.lineAt(fault.At), "%s", fault.Message)
 	}

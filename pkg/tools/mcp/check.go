@@ -44,6 +44,7 @@ func (c *checker) fault(at, format string, args ...any) {
 func (s *Server) Check() []Fault {
 	c := &checker{}
 	c.origin(s.MCPServer)
+	c.oauth(s)
 	c.remote("/pool", "", tools.Remote{Pool: s.Pool})
 	c.remote("/min_level", "", tools.Remote{MinLevel: s.MinLevel})
 	c.timeout("", "", s.Timeout)

@@ -28,6 +28,10 @@ const MaxBytes = 1 << 20
 type Server struct {
 	protocol.MCPServer
 	Settings
+
+	// OAuth is how one logs in to a URL; nil leaves all to the server. A client that logs in by
+	// itself is [protocol.MCPServer].Client, too.
+	OAuth *OAuth
 }
 
 // Settings are how the tools of a server are used. In a file they are the property "toolfleet" of a
@@ -66,6 +70,7 @@ type entry struct {
 	Cwd      string            `json:"cwd"`
 	URL      string            `json:"url"`
 	Headers  map[string]string `json:"headers"`
+	OAuth    *OAuth            `json:"oauth"`
 	Disabled bool              `json:"disabled"`
 	Settings json.RawMessage   `json:"toolfleet"`
 }
@@ -117,6 +122,7 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 		faults = append(faults, fmt.Errorf("type %q: must be stdio or http", e.Type))
 	}
 	s.MCPServer = protocol.MCPServer{Name: name, Command: e.Command, Args: e.Args, Env: e.Env, Cwd: e.Cwd, URL: e.URL, Headers: e.Headers}
+	s.SetOAuth(e.OAuth)
 	for _, fault := range s.Check() {
 		faults = append(faults, fault)
 	}

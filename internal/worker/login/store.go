@@ -1,0 +1,117 @@
+package login
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gofrs/flock"
+	"golang.org/x/oauth2"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Store is a directory of logins.
+type Store struct {
+	// Dir has a file for each login; the first one makes it.
+	Dir string
+	// Advice says what a person does to log in to a server.
+	Advice func(server string) string
+}
+
+// Login is what somebody's login at a server gave, if there was one. It is safe for concurrent use,
+// also by several processes.
+type Login struct {
+	server, url string
+	file        string
+	advice      func(server string) string
+}
+
+// Of returns the login at the server of this name and URL. Both come from calls and are in the
+// file's name only as a hash.
+func (s Store) Of(server, url string) *Login {
+	sum := sha256.Sum256([]byte(server + "\n" + url))
+	return &Login{server: server, url: url, file: filepath.Join(s.Dir, hex.EncodeToString(sum[:16])+".json"), advice: s.Advice}
+}
+
+// File is where the login is kept.
+func (l *Login) File() string { return l.file }
+
+// record is a login as its file has it.
+type record struct {
+	Server       string           `json:"server"`
+	URL          string           `json:"url"`
+	ClientID     string           `json:"client_id"`
+	ClientSecret string           `json:"client_secret,omitempty"`
+	TokenURL     string           `json:"token_url"`
+	AuthStyle    oauth2.AuthStyle `json:"auth_style"`
+	Token        *oauth2.Token    `json:"token"`
+	// Lacking are scopes for the lack of which calls were refused; logins ask for them, too.
+	Lacking []string `json:"lacking,omitempty"`
+}
+
+// read returns the record; nil when nobody has logged in.
+func (l *Login) read() (*record, error) {
+	data, err := os.ReadFile(l.file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil //nolint:nilnil // none is fine
+	}
+	r := &record{}
+	if err == nil {
+		err = json.Unmarshal(data, r)
+	}
+	if err == nil && r.Token == nil {
+		err = errors.New("has no token")
+	}
+	if err != nil {
+		return nil, l.needed("its login %s cannot be read: %v", l.file, err)
+	}
+	return r, nil
+}
+
+// write replaces the record; the lock is held.
+func (l *Login) write(r *record) error {
+	data, err := json.MarshalIndent(r, "", "  ") //nolint:gosec // that file is for secrets
+	if err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(filepath.Dir(l.file), "new-") // of mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	err = errors.Join(err, file.Sync(), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), l.file)
+	}
+	if err != nil {
+		_ = os.Remove(file.Name())
+	}
+	return err
+}
+
+// lockPeriod is how often a lock is tried that another one holds.
+const lockPeriod = 10 * time.Millisecond
+
+// lock waits until nobody else changes the login.
+func (l *Login) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(l.file), 0o700); err != nil {
+		return nil, err
+	}
+	lock := flock.New(l.file+".lock", flock.SetPermissions(0o600))
+	if _, err := lock.TryLockContext(ctx, lockPeriod); err != nil {
+		return nil, fmt.Errorf("lock the login %s: %w", l.file, err)
+	}
+	return func() { _ = lock.Close() }, nil
+}
+
+// needed is the error of a call that a person has to log in for.
+func (l *Login) needed(format string, args ...any) error {
+	return protocol.Errorf(protocol.CodeLoginRequired, "MCP server %s needs a login: %s; %s", l.server, fmt.Sprintf(format, args...), l.advice(l.server))
+}

@@ -1,0 +1,156 @@
+package workercmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/login"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
+)
+
+// Login is the command line of a login at an MCP server.
+type Login struct {
+	Server    string `arg:"" help:"Name of the MCP server, one with a URL."`
+	McpConfig string `placeholder:"FILE" help:"MCP servers, as agents name them in mcp.json."`
+	Tools     string `placeholder:"DIR" help:"Folder of manifests, of which those of kind mcp are servers, too."`
+}
+
+// loginFlags is the command line of "worker login".
+type loginFlags struct {
+	cli.Common
+	Login
+
+	Data string `placeholder:"DIR" help:"That of the worker which is to be logged in. Default: ~/.local/state/toolfleet/worker."`
+}
+
+// logIn is "worker login".
+func logIn(p cli.Program) int {
+	p.Name, p.Args = p.Name+" login", p.Args[1:]
+	p.Description = "Logs you in to an MCP server that asks who comes: a page is opened in your browser, and what it gives is kept in --data for the worker there."
+	var f loginFlags
+	ctx := context.Background() //nolint:forbidigo // the root of a program
+	return cli.Run(p, &f, &f.Common, func(string) error {
+		data, err := (&flags{Data: f.Data}).data()
+		if err != nil {
+			return err
+		}
+		return f.Run(ctx, p, worker.LoginsIn(data))
+	})
+}
+
+// Run has the person at the terminal log in, and keeps the login in a store.
+func (l *Login) Run(ctx context.Context, p cli.Program, store login.Store) error {
+	server, err := l.find()
+	if err != nil {
+		return err
+	}
+	spec, person, err := asPerson(server)
+	if err != nil {
+		return cli.Usagef("%v", err)
+	}
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	defer transport.CloseIdleConnections()
+	out := terminal.Writer(p.Stdout)
+	person.Transport = transport
+	person.Show = func(page, back string) {
+		_, _ = fmt.Fprintf(out, "Open this page to log in to %s:\n\n%s\n\nThe browser comes back to %s on this host.\n", spec.Name, page, back)
+	}
+	at := store.Of(spec.Name, spec.URL)
+	count, err := at.Ask(ctx, person)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("log in to %s: %w", spec.Name, err)
+	}
+	_, err = fmt.Fprintf(out, "Logged in to %s, which tells of %d tools. The login is in %s.\n", spec.Name, count, at.File())
+	return err
+}
+
+// find is the server of the flags.
+func (l *Login) find() (*mcp.Server, error) {
+	var servers []mcp.Server
+	var problems []error
+	if l.McpConfig != "" {
+		var err error
+		if servers, err = ServersOf(l.McpConfig); err != nil {
+			return nil, err
+		}
+	}
+	if l.Tools != "" {
+		folder, err := manifest.Open(l.Tools)
+		if err != nil {
+			return nil, cli.Usagef("--tools: %v", err)
+		}
+		set := folder.Load(mcp.Prefixes(servers)...)
+		servers = append(servers, set.Servers...)
+		for _, problem := range set.Problems {
+			problems = append(problems, problem)
+		}
+	}
+	var names []string
+	for i := range servers {
+		switch {
+		case servers[i].URL == "":
+		case servers[i].Name == l.Server:
+			return &servers[i], nil
+		default:
+			names = append(names, servers[i].Name)
+		}
+	}
+	allowed := "there are none in --mcp-config and --tools"
+	if len(names) > 0 {
+		slices.Sort(names)
+		allowed = "those in --mcp-config and --tools are " + strings.Join(names, ", ")
+	}
+	return nil, cli.Usagef("%v", errors.Join(append(problems, fmt.Errorf("server %q: must be an MCP server with a url; %s", l.Server, allowed))...))
+}
+
+// ServersOf are the servers that a file of agents names.
+func ServersOf(file string) ([]mcp.Server, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, cli.Usagef("--mcp-config: %v", err)
+	}
+	servers, faults := mcp.Parse(content)
+	if len(faults) > 0 {
+		return nil, cli.Usagef("--mcp-config %s: %v", file, errors.Join(faults...))
+	}
+	return servers, nil
+}
+
+// asPerson is how a person logs in to a server, with variables of this process in their places.
+func asPerson(server *mcp.Server) (spec protocol.MCPServer, person login.Person, err error) {
+	o := server.OAuth
+	if o == nil {
+		o = &mcp.OAuth{}
+	}
+	if o.GrantType == mcp.GrantClient {
+		return spec, person, fmt.Errorf("server %q: has grantType %s: workers log in by themselves", server.Name, o.GrantType)
+	}
+	spec = server.MCPServer
+	spec.Client = &protocol.MCPClient{ID: o.ClientID, Secret: o.ClientSecret} // to be resolved, too
+	spec, err = toolserver.Resolved(spec, func(name string) (string, error) {
+		value, found := os.LookupEnv(name)
+		if !found {
+			return "", fmt.Errorf("${%s} is not set in this environment", name)
+		}
+		return value, nil
+	})
+	return spec, login.Person{
+		ClientID: spec.Client.ID, ClientSecret: spec.Client.Secret, Scopes: o.Scopes, Port: o.CallbackPort, Headers: spec.Headers,
+	}, err
+}

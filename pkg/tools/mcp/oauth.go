@@ -1,0 +1,105 @@
+package mcp
+
+import (
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Values of [OAuth].GrantType.
+const (
+	// GrantCode is a login of a person, with a browser.
+	GrantCode = "authorization_code"
+	// GrantClient is a client that logs in by itself.
+	GrantClient = "client_credentials"
+)
+
+// OAuth is how one logs in to a server (OAuth 2.1), in the words of agents' files.
+type OAuth struct {
+	// GrantType is [GrantCode], also when it is "", or [GrantClient].
+	GrantType string `json:"grantType" yaml:"grantType"` //nolint:tagliatelle // as agents have it
+	// ClientID is a client that the authorization server knows, or the https:// URL of a document
+	// about one. Without it a person's login registers one.
+	ClientID     string `json:"clientId"     yaml:"clientId"`     //nolint:tagliatelle // as above
+	ClientSecret string `json:"clientSecret" yaml:"clientSecret"` //nolint:tagliatelle // as above
+	// Scopes are asked for; none are those that the server names.
+	Scopes Scopes `json:"scopes" yaml:"scopes"`
+	// CallbackPort is where a person's browser comes back to, for authorization servers that know
+	// the address beforehand; 0 is any.
+	CallbackPort int `json:"callbackPort" yaml:"callbackPort"` //nolint:tagliatelle // as above
+}
+
+// Scopes are a list, or in a file of agents also one text with spaces.
+type Scopes []string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (s *Scopes) UnmarshalJSON(data []byte) error {
+	var text string
+	if json.Unmarshal(data, &text) == nil {
+		*s = strings.Fields(text)
+		return nil
+	}
+	var list []string
+	if err := json.Unmarshal(data, &list); err != nil {
+		return err
+	}
+	*s = list
+	return nil
+}
+
+// SetOAuth sets how one logs in.
+func (s *Server) SetOAuth(o *OAuth) {
+	s.OAuth, s.Client = o, nil
+	if o != nil && o.GrantType == GrantClient {
+		s.Client = &protocol.MCPClient{ID: o.ClientID, Secret: o.ClientSecret, Scopes: o.Scopes}
+	}
+}
+
+var (
+	// goodScope is what RFC 6749 allows.
+	goodScope = regexp.MustCompile(`^[\x21\x23-\x5B\x5D-\x7E]+$`)
+	variable  = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)
+)
+
+// oauth checks how one logs in.
+func (c *checker) oauth(s *Server) {
+	o := s.OAuth
+	if o == nil {
+		return
+	}
+	if s.URL == "" {
+		c.fault("/oauth", "oauth is of a url, not of a program")
+	}
+	for name := range s.Headers {
+		if strings.EqualFold(name, "Authorization") {
+			c.fault("/oauth", "oauth and the header %s: only one of them can say who comes", name)
+		}
+	}
+	if o.ClientSecret != "" && o.ClientID == "" {
+		c.fault("/oauth/clientSecret", "oauth: clientSecret without clientId")
+	}
+	if i := slices.IndexFunc(o.Scopes, func(scope string) bool { return !goodScope.MatchString(scope) }); i >= 0 {
+		c.fault("/oauth/scopes", `oauth: scope %q: must be of printable ASCII without spaces, '"' and '\'`, o.Scopes[i])
+	}
+	switch o.GrantType {
+	case "", GrantCode:
+		if o.CallbackPort < 0 || o.CallbackPort > 65535 {
+			c.fault("/oauth/callbackPort", "oauth: callbackPort %d: must be 1 to 65535", o.CallbackPort)
+		}
+	case GrantClient:
+		if o.ClientID == "" {
+			c.fault("/oauth/clientId", "oauth: clientId is missing, which %s needs", GrantClient)
+		}
+		if !variable.MatchString(o.ClientSecret) {
+			c.fault("/oauth/clientSecret", "oauth: clientSecret must be a variable of the worker, as ${NAME}: what is written out would travel")
+		}
+		if o.CallbackPort != 0 {
+			c.fault("/oauth/callbackPort", "oauth: callbackPort is of %s", GrantCode)
+		}
+	default:
+		c.fault("/oauth/grantType", "oauth: grantType %q: must be %s (a person logs in) or %s", o.GrantType, GrantCode, GrantClient)
+	}
+}
