@@ -51,8 +51,8 @@ func TestMCP_AServerAtAURL(t *testing.T) {
 
 	server.Headers = nil
 	stranger := r.do(session, protocol.MCPList{Server: server})
-	requireFault(t, stranger, protocol.StatusFailed, protocol.CodeToolFailed)
-	require.Contains(t, stranger.Error.Message, "could not be started")
+	requireFault(t, stranger, protocol.StatusRejected, protocol.CodeLoginRequired)
+	require.Contains(t, stranger.Error.Message, "MCP server web needs a login: nobody has logged in (401 Unauthorized)")
 	elsewhere := r.do(session, protocol.MCPList{Server: protocol.MCPServer{Name: "elsewhere", URL: "http://127.0.0.1:1/mcp"}})
 	requireFault(t, elsewhere, protocol.StatusRejected, protocol.CodeNetworkOff)
 	require.Contains(t, elsewhere.Error.Message, "it is not listed")

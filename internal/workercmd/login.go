@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -69,14 +70,18 @@ func (l *Login) Run(ctx context.Context, p cli.Program, store login.Store) error
 		_, _ = fmt.Fprintf(out, "Open this page to log in to %s:\n\n%s\n\nThe browser comes back to %s on this host.\n", spec.Name, page, back)
 	}
 	at := store.Of(spec.Name, spec.URL)
-	count, err := at.Ask(ctx, person)
+	count, renewedAt, err := at.Ask(ctx, person)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		return fmt.Errorf("log in to %s: %w", spec.Name, err)
 	}
-	_, err = fmt.Fprintf(out, "Logged in to %s, which tells of %d tools. The login is in %s.\n", spec.Name, count, at.File())
+	renewal := "cannot be renewed: log in again when it ends"
+	if authority, err := url.Parse(renewedAt); err == nil && renewedAt != "" {
+		renewal = "is renewed at " + authority.Host + ", which a list of --allow-net has to have"
+	}
+	_, err = fmt.Fprintf(out, "Logged in to %s, which tells of %d tools. The login is in %s, and %s.\n", spec.Name, count, at.File(), renewal)
 	return err
 }
 

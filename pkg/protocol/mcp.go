@@ -15,8 +15,7 @@ type MCPServer struct {
 	Cwd     string            `json:"cwd,omitempty"` // a directory of the workspace
 	URL     string            `json:"url,omitempty"`
 	Headers map[string]string `json:"headers,omitempty"`
-	// Client logs in to a URL; nil means that a login of a person on the worker is used, if there is
-	// one.
+	// Client logs in to a URL; nil means that the worker uses a login of a person, if it has one.
 	Client *MCPClient `json:"client,omitempty"`
 }
 

@@ -129,6 +129,9 @@ func fleetSamples() map[string]any {
 			Env: map[string]string{"LANG": "C"}, Text: true,
 		},
 		"payload/mcp_list": protocol.MCPList{Server: protocol.MCPServer{Name: "search", URL: "https://mcp.example/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}}},
+		"payload/mcp_list_client": protocol.MCPList{Server: protocol.MCPServer{
+			Name: "search", URL: "https://mcp.example/mcp", Client: &protocol.MCPClient{ID: "me", Secret: "${SECRET}", Scopes: []string{"read"}},
+		}},
 		"payload/mcp_call": protocol.MCPCall{
 			Server: protocol.MCPServer{Name: "fs", Command: "npx", Args: []string{"-y", "server-filesystem", "."}, Env: map[string]string{"TOKEN": "${TOKEN}"}, Cwd: "src"},
 			Tool:   "read_file", Arguments: json.RawMessage(`{"path":"a.txt"}`), ReadOnly: true,

@@ -107,6 +107,8 @@ func TestConformance_Client(t *testing.T) {
 	output, _ := node(t, suite, "client", "--suite", "all", "--timeout", "120000", "--command", fmt.Sprintf("COORDINATOR=%s PERSON=%s sh %s", coordinator, self, script))
 	passed, failed := scenarios(t, "conformance 0.1.16, client", output)
 	require.Len(t, slices.Concat(passed, failed), 26, output)
-	login := func(name string) bool { return strings.HasPrefix(name, "auth/") } // workers log in nowhere
-	require.Empty(t, slices.DeleteFunc(failed, login), output)
+	require.ElementsMatch(t, []string{
+		"auth/client-credentials-jwt", "auth/cross-app-access-complete-flow", // there are no such logins
+		"auth/2025-03-26-oauth-metadata-backcompat", // whose issuer is not where its metadata are
+	}, failed, output)
 }

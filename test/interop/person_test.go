@@ -1,15 +1,14 @@
 package interop
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
-	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/toolfleet/toolfleet/internal/worker/login/logintest"
 )
 
 // asPerson makes the binary of these tests an agent in front of which somebody sits, or who logs
@@ -37,18 +36,8 @@ func logIn(arguments []string) error {
 	if err != nil {
 		return err
 	}
-	for lines := bufio.NewScanner(output); lines.Scan(); {
-		if line := lines.Text(); strings.HasPrefix(line, "http") {
-			request, err := http.NewRequestWithContext(ctx, http.MethodGet, line, http.NoBody)
-			if err != nil {
-				return err
-			}
-			page, err := http.DefaultClient.Do(request)
-			if err != nil {
-				return err
-			}
-			_ = page.Body.Close()
-		}
+	if err := logintest.Browse(ctx, output); err != nil {
+		return err
 	}
 	return command.Wait()
 }

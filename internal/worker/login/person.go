@@ -37,13 +37,25 @@ type Person struct {
 }
 
 // Ask has a person log in, keeps what that gives, and returns how many tools the server then tells
-// of. It waits for the person until ctx ends.
-func (l *Login) Ask(ctx context.Context, p Person) (tools int, err error) {
+// of, and where the login is renewed, which is "" when it cannot be. It waits for the person until
+// ctx ends.
+func (l *Login) Ask(ctx context.Context, p Person) (tools int, renewedAt string, err error) {
+	if tools, err = l.ask(ctx, p); err != nil {
+		return 0, "", spoken(err)
+	}
+	r, err := l.read()
+	if err == nil && r != nil && r.Token.RefreshToken != "" {
+		renewedAt = r.TokenURL
+	}
+	return tools, renewedAt, err
+}
+
+func (l *Login) ask(ctx context.Context, p Person) (tools int, err error) {
 	back, err := awaitBack(ctx, p)
 	if err != nil {
 		return 0, err
 	}
-	defer back.close()
+	defer back.close(ctx)
 	known, err := l.read()
 	if err != nil || known == nil {
 		known = &record{} // what cannot be read is replaced
@@ -58,14 +70,14 @@ func (l *Login) Ask(ctx context.Context, p Person) (tools int, err error) {
 	}
 	tools, err = count(ctx, &mcp.StreamableClientTransport{Endpoint: l.url, HTTPClient: client, OAuthHandler: handler, DisableStandaloneSSE: true})
 	if source, _ := handler.TokenSource(ctx); err != nil || source != nil {
-		return tools, spoken(err)
+		return tools, err
 	}
 	// It lets anybody list its tools: it asks who comes when one is called.
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, l.url, http.NoBody)
 	if err == nil {
 		err = handler.Authorize(ctx, request, &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody, Header: http.Header{}})
 	}
-	return tools, spoken(err)
+	return tools, err
 }
 
 // config is the flow of the SDK.
@@ -198,8 +210,8 @@ func awaitBack(ctx context.Context, p Person) (*comeback, error) {
 // closeGrace is how long the last page may take to its browser.
 const closeGrace = time.Second
 
-func (b *comeback) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeGrace) //nolint:forbidigo // a page goes out also when the login was given up
+func (b *comeback) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
 	_ = b.server.Shutdown(ctx)
 	_ = b.server.Close()

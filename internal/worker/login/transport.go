@@ -37,7 +37,7 @@ func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		if request.GetBody != nil {
-			if request.Body, err = request.GetBody(); err != nil { //nolint:bodyclose // send does
+			if request.Body, err = request.GetBody(); err != nil {
 				return nil, err
 			}
 		}
@@ -85,8 +85,9 @@ func (l *Login) judge(ctx context.Context, response *http.Response, loggedIn boo
 func lacking(response *http.Response) (scopes []string, insufficient bool) {
 	challenges, _ := oauthex.ParseWWWAuthenticate(response.Header.Values("WWW-Authenticate")) // what is not understood says nothing
 	for _, one := range challenges {
-		if one.Scheme == "bearer" && one.Params["error"] == "insufficient_scope" {
-			return strings.Fields(one.Params["scope"]), true
+		scopes, reason := strings.Fields(one.Params["scope"]), one.Params["error"]
+		if one.Scheme == "bearer" && (reason == "insufficient_scope" || reason == "" && len(scopes) > 0) { // not all give a reason
+			return scopes, true
 		}
 	}
 	return nil, false

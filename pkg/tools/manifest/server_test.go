@@ -46,6 +46,14 @@ min_level: paths
 			"kind: mcp\nname: s\nurl: https://example.com/mcp\nheaders: {Authorization: \"Bearer ${TOKEN}\"}\n",
 			`{"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}`,
 		},
+		"a URL of a login": {
+			"kind: mcp\nname: s\nurl: https://example.com/mcp\noauth: {clientId: https://example.com/me.json, scopes: [read, write], callbackPort: 8123}\n",
+			`{"url": "https://example.com/mcp", "oauth": {"clientId": "https://example.com/me.json", "scopes": "read write", "callbackPort": 8123, "authServerMetadataUrl": "https://example.com"}}`,
+		},
+		"a client": {
+			"kind: mcp\nname: s\nurl: https://example.com/mcp\noauth: {grantType: client_credentials, clientId: me, clientSecret: \"${SECRET}\", scopes: [read]}\n",
+			`{"url": "https://example.com/mcp", "oauth": {"grantType": "client_credentials", "clientId": "me", "clientSecret": "${SECRET}", "scopes": ["read"]}}`,
+		},
 		"JSON": {`{"kind": "mcp", "name": "s", "command": "s"}`, `{"command": "s"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,6 +113,41 @@ min_level: high
 			`f:21: pool "session": is that of the coordinators`,
 			`f:22: min_level "high": must be one of none, paths, full, kernel`,
 		}},
+		"logins": {`kind: mcp
+name: s
+command: s
+oauth:
+  grantType: password
+  scopes: [a b]
+`, []string{
+			`f:5: oauth is of a url, not of a program`,
+			`f:5: oauth: grantType "password": must be authorization_code (a person logs in) or client_credentials`,
+			`f:6: oauth: scope "a b": must be of printable ASCII without spaces, '"' and '\'`,
+		}},
+		"a login of a person": {`kind: mcp
+name: s
+url: https://example.com/mcp
+headers: {authorization: Bearer x}
+oauth:
+  clientSecret: hush
+  callbackPort: 65536
+`, []string{
+			`f:6: oauth and the header authorization: only one of them can say who comes`,
+			`f:6: oauth: clientSecret without clientId`,
+			`f:7: oauth: callbackPort 65536: must be 1 to 65535`,
+		}},
+		"a client": {`kind: mcp
+name: s
+url: https://example.com/mcp
+oauth:
+  grantType: client_credentials
+  clientSecret: hush
+  callbackPort: 80
+`, []string{
+			`f:5: oauth: clientId is missing, which client_credentials needs`,
+			`f:6: oauth: clientSecret must be a variable of the worker, as ${NAME}: what is written out would travel`,
+			`f:7: oauth: callbackPort is of authorization_code`,
+		}},
 		"fields that are none": {`kind: mcp
 name: s
 command: [npx, -y]
@@ -116,7 +159,7 @@ tools:
 workspace: perhaps
 `, []string{
 			`f:3: a list is not what belongs here: it must be a text`,
-			`f:4: there is no field "description"; the fields are kind, name, command, args, env, cwd, url, headers, workspace, only, tools, timeout, pool, min_level`,
+			`f:4: there is no field "description"; the fields are kind, name, command, args, env, cwd, url, headers, oauth, workspace, only, tools, timeout, pool, min_level`,
 			`f:6: there is no field "colour"; the fields are resources, delivery, timeout`,
 			`f:8: there is no field "kay"; the fields are key, access`,
 			"f:9: `perhaps` is not what belongs here: it must be true or false",
@@ -131,7 +174,7 @@ workspace: perhaps
 			`f:1: exactly one of command (a program) and url must be given`,
 		}},
 		"a tool":     {"name: s\ncommand: x\n", []string{`f:1: kind "": must be mcp`}},
-		"no mapping": {"- a\n", []string{`f:1: must be a mapping with the fields kind, name, command, args, env, cwd, url, headers, workspace, only, tools, timeout, pool, min_level`}},
+		"no mapping": {"- a\n", []string{`f:1: must be a mapping with the fields kind, name, command, args, env, cwd, url, headers, oauth, workspace, only, tools, timeout, pool, min_level`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -78,14 +78,14 @@ func (c *checker) oauth(s *Server) {
 			c.fault("/oauth", "oauth and the header %s: only one of them can say who comes", name)
 		}
 	}
-	if o.ClientSecret != "" && o.ClientID == "" {
-		c.fault("/oauth/clientSecret", "oauth: clientSecret without clientId")
-	}
 	if i := slices.IndexFunc(o.Scopes, func(scope string) bool { return !goodScope.MatchString(scope) }); i >= 0 {
 		c.fault("/oauth/scopes", `oauth: scope %q: must be of printable ASCII without spaces, '"' and '\'`, o.Scopes[i])
 	}
 	switch o.GrantType {
 	case "", GrantCode:
+		if o.ClientSecret != "" && o.ClientID == "" {
+			c.fault("/oauth/clientSecret", "oauth: clientSecret without clientId")
+		}
 		if o.CallbackPort < 0 || o.CallbackPort > 65535 {
 			c.fault("/oauth/callbackPort", "oauth: callbackPort %d: must be 1 to 65535", o.CallbackPort)
 		}

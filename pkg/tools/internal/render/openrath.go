@@ -253,7 +253,7 @@ func rathKind(code protocol.Code, status protocol.Status) string {
 	case protocol.CodePathEscape, protocol.CodeInvalidPath, protocol.CodeIsDirectory, protocol.CodeNotDirectory, protocol.CodeNotRegular,
 		protocol.CodePermission, protocol.CodeProtected, protocol.CodeTooLarge, protocol.CodeDiskLimit, protocol.CodeOOM, protocol.CodeCommandNotFound:
 		return "os_error"
-	case protocol.CodePolicyDenied, protocol.CodeNetworkOff, protocol.CodeFileChanged, protocol.CodeFileNotRead:
+	case protocol.CodePolicyDenied, protocol.CodeNetworkOff, protocol.CodeLoginRequired, protocol.CodeFileChanged, protocol.CodeFileNotRead:
 		return "tool_policy_denied"
 	case protocol.CodeToolFailed, protocol.CodePanic:
 		return "tool_execution_exception"

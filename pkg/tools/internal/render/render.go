@@ -132,6 +132,8 @@ func codeAdvice(code protocol.Code, other string) string {
 		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
 	case protocol.CodeStateLost:
 		return "nothing was run. Begin anew with a call of the tool if you still need it."
+	case protocol.CodeLoginRequired:
+		return "nothing was run, and repeating the call will not help before somebody has done what the message says. Go on without it, and say that."
 	case protocol.CodeNetworkOff:
 		return "nothing was run. Do it without that, or leave the step out and say what could not be reached."
 	case protocol.CodeSandboxUnsupported:
