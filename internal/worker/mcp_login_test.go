@@ -160,8 +160,8 @@ func TestMCP_TwoWorkersRenewALoginOnce(t *testing.T) {
 	stopTwo()
 }
 
-// A client logs in by itself, with what stands for its secret, and authorization servers are reached
-// as servers are: where the network allows it.
+// A client logs in by itself, with what stands for its secret. Authorization servers are reached as
+// other servers are: where the network allows it.
 func TestMCP_AClient(t *testing.T) {
 	t.Parallel()
 	web := logintest.Start(t, toolservertest.New)
