@@ -43,7 +43,12 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 	defer show.screen.Close()
 	answers := newAnswers(p, f, desk.id, show)
 	defer answers.close()
-	a := &attached{fleet: f, desk: desk, show: show.observe, output: show.frame, asked: func(e loop.Event) { answers.observe(ctx, e) }, seen: map[string]bool{}}
+	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.observe(ctx, e) }, seen: map[string]bool{}}
+	silent, err := show.output(f, desk.id)
+	if err != nil {
+		return err
+	}
+	defer silent()
 	result, err := a.follow(ctx)
 	if ctx.Err() != nil {
 		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "left; the turn goes on (session cancel ends it)"}
@@ -63,11 +68,10 @@ const lookTimeout = 2 * time.Second
 // attached shows the last turn of a session: each event once, live or from the journal, whichever
 // has it first.
 type attached struct {
-	fleet  *fleet.Fleet
-	desk   sessionDesk
-	show   func(loop.Event)
-	output func(*protocol.Frame)
-	asked  func(loop.Event)
+	fleet *fleet.Fleet
+	desk  sessionDesk
+	show  func(loop.Event)
+	asked func(loop.Event)
 
 	mu     sync.Mutex // live events come from another goroutine
 	turn   int        // 0 until it is known
@@ -80,7 +84,6 @@ type attached struct {
 func (a *attached) follow(ctx context.Context) (loop.TurnResult, error) {
 	watch, err := dispatch.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.desk.id, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		var e loop.Event
-		a.output(f)
 		if f.Kind == protocol.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
 			a.live(e)
 		}

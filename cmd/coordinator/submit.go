@@ -117,9 +117,13 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 	})
 	defer waits.Stop()
 	show.screen.Waits("waiting for a coordinator")
+	silent, err := show.output(fl, call.SessionID)
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+	}
+	defer silent()
 	watch, err := dispatch.NewResults(fl.NC, fl.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(f *protocol.Frame) {
 		if f.CallID != call.ID {
-			show.frame(f)
 			return
 		}
 		waits.Stop()

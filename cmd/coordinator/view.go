@@ -112,9 +112,9 @@ func (v view) output(fl *fleet.Fleet, session protocol.SessionID) (stop func(), 
 	}
 	for _, part := range fl.Parts() {
 		frames, err := part.NC.Subscribe(fl.Name.OutputFilter(session), func(message *nats.Msg) {
-			if f, err := protocol.DecodeFrame(message.Data); err == nil { // others are lost; the result has it all
+			if f, err := protocol.DecodeFrame(message.Data); err == nil && message.Subject == fl.Name.OutputSubject(session, f.CallID) {
 				v.frame(f)
-			}
+			} // others are lost; the result has it all
 		})
 		if err != nil {
 			stop()
