@@ -37,6 +37,7 @@ func TestControl_ProbesGetOut(t *testing.T) { //nolint:paralleltest // its arm i
 		"secret/cgroup", "secret/core-dump", "secret/core-limit", "secret/everywhere", "secret/keys", "secret/sockets",
 		"set-id/chmod", "set-id/creat", "set-id/fchmod", "set-id/fchmodat", "set-id/fchmodat2", "set-id/group", "set-id/mknod", "set-id/mknodat",
 		"set-id/no-name", "set-id/open", "set-id/openat", "set-id/openat2",
+		"shared/flock", "shared/inotify",
 		"target/affinity", "target/getfd", "target/pidfd", "target/priority", "target/ptrace", "target/rlimit", "target/signal",
 		"target/signal-0", "target/vm-readv", "target/vm-writev",
 	})

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -34,6 +35,7 @@ func newHost(t *testing.T, program string) canary.Host {
 	putSockets(t, &h)
 	putIPC(t, &h)
 	putWorker(t, &h, program)
+	useShared(t)
 	inheritable(t, filepath.Join(h.Dir, "private"))
 	return h
 }
@@ -56,6 +58,34 @@ func putFiles(t *testing.T, h *canary.Host) {
 		require.NoError(t, f.Chmod(0o644))
 		require.NoError(t, f.Close())
 	}
+}
+
+// useShared locks a file of the system, and opens it again and again.
+func useShared(t *testing.T) {
+	t.Helper()
+	f, err := os.Open(canary.Shared)
+	require.NoError(t, err)
+	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_SH))
+	stop, done := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() {
+		close(stop)
+		<-done
+		_ = f.Close()
+	})
+	go func() {
+		defer close(done)
+		for again := time.NewTicker(20 * time.Millisecond); ; {
+			select {
+			case <-stop:
+				again.Stop()
+				return
+			case <-again.C:
+				if other, err := os.Open(canary.Shared); err == nil {
+					_ = other.Close()
+				}
+			}
+		}
+	}()
 }
 
 // listen serves the secret to whoever connects.

@@ -29,7 +29,7 @@ func probes() map[string]probe {
 	all := map[string]probe{}
 	for _, group := range []map[string]probe{
 		fileProbes(), setIDProbes(), rootProbes(), deviceProbes(), processProbes(), targetProbes(), privilegeProbes(), namespaceProbes(),
-		kernelProbes(), descriptorProbes(), ipcProbes(), networkProbes(), neighbourProbes(), secretProbes(), useProbes(),
+		kernelProbes(), descriptorProbes(), ipcProbes(), networkProbes(), neighbourProbes(), secretProbes(), sharedProbes(), useProbes(),
 	} {
 		maps.Copy(all, group)
 	}

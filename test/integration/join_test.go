@@ -1,0 +1,70 @@
+package integration
+
+import (
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/signing"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TestJoin_WithinASecond: a worker that is started with an account of its own and keys for calls
+// runs its first call within a second of a machine that has nothing else to do. On one that has, it
+// is as much slower as a program beside it; the fastest of some starts counts.
+func TestJoin_WithinASecond(t *testing.T) {
+	t.Parallel()
+	const starts = 5
+	a, keys := newApart(t), t.TempDir()
+	signer, err := signing.Make(keys)
+	require.NoError(t, err)
+	nc, err := nats.Connect(a.url("fleet_default"), nats.Timeout(patience))
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+	require.NoError(t, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
+	d, err := dispatch.New(t.Context(), nc, protocol.DefaultFleet, &dispatch.Options{Signer: signer})
+	require.NoError(t, err)
+	t.Cleanup(d.Close)
+
+	var took []time.Duration
+	for range starts {
+		call := protocol.Call{
+			ID: protocol.RandomCallID(), SessionID: protocol.NewSessionID(), Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
+			Resources: []protocol.Use{{Key: protocol.ResourceKey("sandbox/" + protocol.NewSessionID()), Access: protocol.Exclusive}},
+			IssuedAt:  time.Now(), Payload: protocol.CommandRun{Argv: []string{"true"}},
+		}
+		slow := delayed(t)
+		began := time.Now()
+		p := start(t, worker, launch{args: []string{"--sandbox", "process", "--data", t.TempDir(), "--nats", a.url("worker"), "--call-keys", filepath.Join(keys, signing.PublicFile)}})
+		require.NoError(t, d.Dispatch(t.Context(), []protocol.Call{call}, func(u loop.Update) {
+			if u.State == loop.StateDone {
+				took = append(took, time.Duration(float64(time.Since(began))/slow))
+				t.Log(time.Since(began), slow)
+				require.Equal(t, protocol.StatusOK, u.Result.Status, u.Result)
+			}
+		}))
+		p.stop(t)
+	}
+	require.Less(t, slices.Min(took), time.Second)
+}
+
+// delayed is how many times longer a program takes than it computes.
+func delayed(t *testing.T) float64 {
+	t.Helper()
+	began := time.Now()
+	p := start(t, worker, launch{args: []string{"--version"}})
+	require.Equal(t, 0, p.wait(t))
+	state := p.cmd.ProcessState
+	return max(1, float64(time.Since(began))/float64(state.UserTime()+state.SystemTime()))
+}
