@@ -18,8 +18,8 @@ import (
 )
 
 // TestJoin_WithinASecond: a worker that is started with an account of its own and keys for calls
-// runs its first call within a second of a machine that has nothing else to do. On one that has, it
-// is as much slower as a program beside it; the fastest of some starts counts.
+// runs its first call within a second, on a machine that has nothing else to do: what it waits for
+// a processor, as a program just before did, is left out, and the fastest of some starts counts.
 func TestJoin_WithinASecond(t *testing.T) {
 	t.Parallel()
 	const starts = 5
@@ -38,6 +38,7 @@ func TestJoin_WithinASecond(t *testing.T) {
 	t.Cleanup(d.Close)
 
 	var took []time.Duration
+	var answered time.Duration
 	for range starts {
 		call := protocol.Call{
 			ID: protocol.RandomCallID(), SessionID: protocol.NewSessionID(), Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
@@ -49,12 +50,13 @@ func TestJoin_WithinASecond(t *testing.T) {
 		p := start(t, worker, launch{args: []string{"--sandbox", "process", "--data", t.TempDir(), "--nats", a.url("worker"), "--call-keys", filepath.Join(keys, signing.PublicFile)}})
 		require.NoError(t, d.Dispatch(t.Context(), []protocol.Call{call}, func(u loop.Update) {
 			if u.State == loop.StateDone {
-				took = append(took, time.Duration(float64(time.Since(began))/slow))
-				t.Log(time.Since(began), slow)
+				answered = time.Since(began)
 				require.Equal(t, protocol.StatusOK, u.Result.Status, u.Result)
 			}
 		}))
 		p.stop(t)
+		took = append(took, answered-time.Duration(float64(computed(p))*(slow-1)))
+		t.Log(answered, slow, computed(p))
 	}
 	require.Less(t, slices.Min(took), time.Second)
 }
@@ -65,6 +67,10 @@ func delayed(t *testing.T) float64 {
 	began := time.Now()
 	p := start(t, worker, launch{args: []string{"--version"}})
 	require.Equal(t, 0, p.wait(t))
-	state := p.cmd.ProcessState
-	return max(1, float64(time.Since(began))/float64(state.UserTime()+state.SystemTime()))
+	return max(1, float64(time.Since(began))/float64(computed(p)))
+}
+
+// computed is how much of a processor's time an ended process has had.
+func computed(p *process) time.Duration {
+	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }

@@ -5,8 +5,8 @@ package canary
 // File is the file in the workspace that describes the host to the probe.
 const File = "canaries.json"
 
-// Shared is a program of the host that every sandbox sees. It is locked outside, in part, and opened
-// again and again.
+// Shared is a program of the host that every sandbox sees. It is locked outside, in part, and
+// opened again and again.
 const Shared = "/usr/bin/env"
 
 // ReadOnlyDir is the directory of the workspace that is tried to be changed by commands that

@@ -45,7 +45,7 @@ func inotifyShared(canary.Host) canary.Verdict {
 	if _, err := unix.InotifyAddWatch(fd, canary.Shared, unix.IN_OPEN); err != nil {
 		return contained(err)
 	}
-	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
 		if n, err := unix.Poll(ready, 100); err == nil && n > 0 {
 			return leak("somebody outside has opened " + canary.Shared)
