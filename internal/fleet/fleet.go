@@ -129,8 +129,8 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 	return f, f.CheckRights(ctx, append(natsio.SessionRights(o.Name), natsio.CallRights(o.Name, protocol.DefaultPool))...)
 }
 
-// connectParts connects to the servers of pools. That comes first, because what a new fleet sets
-// aside there is more than a half of what the servers have.
+// connectParts connects to the servers of pools. Where there are some, what workers fill has bounds
+// there alone.
 func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
 	if len(o.Pools) > 0 {
 		if f.signer, err = o.signer(); err != nil {
@@ -143,7 +143,7 @@ func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
 			part := &Fleet{Name: o.Name, Abort: func() {}, logger: o.Logger, signer: f.signer}
 			f.closers = append(f.closers, part.Close)
 			of := o
-			of.URL, of.Creds = server.URL, server.Creds
+			of.URL, of.Creds, of.Pools = server.URL, server.Creds, nil
 			if err := part.connect(ctx, of); err != nil {
 				return fmt.Errorf("servers of pool %s: %w", pool, err)
 			}
@@ -211,7 +211,7 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return err
 	}
-	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Bounded: o.URL != "", Logger: o.Logger}
+	topology := natsio.Topology{Fleet: o.Name, Replicas: max(o.Replicas, 1), KeepAge: o.KeepAge, KeepBytes: o.KeepBytes, ResultAge: o.ResultAge, ResultBytes: o.ResultBytes, Bounded: o.URL != "" && len(o.Pools) == 0, Logger: o.Logger}
 	ensure := natsio.Ensure
 	if o.Existing {
 		ensure = natsio.Check

@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -25,74 +29,102 @@ func Shares(fleet protocol.Fleet) map[string]int64 {
 	}
 }
 
-// maxHalvings bounds how often shares are halved: a server with less room than a thousandth of them
-// has none.
-const maxHalvings = 10
+const (
+	// maxHalvings bounds how often shares are halved: a server with less room than a thousandth of
+	// them has none.
+	maxHalvings = 10
+	// roomPatience is how long servers of a cluster may say that they have no room: they learn every
+	// 10 s what the others have.
+	roomPatience = 15 * time.Second
+	roomPeriod   = 500 * time.Millisecond
+)
 
 // reservation makes streams with their shares of what the server has.
 type reservation struct {
-	js     jetstream.JetStream
-	shares map[string]int64 // nil gives none
-	last   string           // the stream that is made last
-	halved int
-	made   []string // those of the shares, by this process
+	topology Topology
+	js       jetstream.JetStream
+	shares   map[string]int64 // nil gives none
+	halved   int
+	until    time.Time // when it is given up to wait for room
 }
 
-func (t Topology) reserve(js jetstream.JetStream) *reservation {
-	r := &reservation{js: js, last: ObjectStream(t.Fleet.BodiesBucket())}
-	if t.Bounded {
-		r.shares = Shares(t.Fleet)
+// reserve finds out what shares there is room for, by a stream that asks for all of it, and goes
+// again.
+func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reservation, error) {
+	r := &reservation{topology: t, js: js, until: time.Now().Add(roomPatience)}
+	if !t.Bounded {
+		return r, nil
 	}
-	return r
+	shares, room := Shares(t.Fleet), int64(0)
+	for name, share := range shares {
+		_, err := Open(ctx, js.Stream, name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			room += share
+		} else if err != nil {
+			return nil, fmt.Errorf("stream %s: %w", name, err)
+		}
+	}
+	probe := strings.ToUpper(string(t.Fleet)) + "_ROOM"
+	if room == 0 || CheckRights(ctx, js.Conn(), makeRights(probe)) != nil { // what is missing will be told
+		return r, nil
+	}
+	r.shares = shares
+	room += shares[ObjectStream(t.Fleet.BodiesBucket())] // for journals, which have no bound
+	config := jetstream.StreamConfig{Name: probe, Subjects: []string{string(t.Fleet) + ".room"}, Storage: jetstream.FileStorage, Replicas: t.Replicas}
+	return r, r.fit(ctx, false, func() error {
+		if r.shares == nil {
+			return nil
+		}
+		_ = js.DeleteStream(ctx, probe) // of a process that was lost
+		config.MaxBytes = room>>r.halved + t.MaxBytes
+		_, err := js.CreateStream(ctx, config)
+		if err == nil {
+			err = js.DeleteStream(ctx, probe)
+		}
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound) { // another process asks, too
+			err = nil
+		}
+		return err
+	})
 }
 
-// size is how many bytes a stream may have. The last one is made with twice its share, so that there
-// is as much left for journals, which have no bound.
-func (r *reservation) size(stream string) int64 {
-	size := r.shares[stream] >> r.halved
-	if stream == r.last {
-		size *= 2
+// fit tries what takes shares until there is room for it: with less and less of them, and at last
+// with none. A cluster may need a while to know that it has room: it is asked again for as much if
+// it is known to have that, else when it has room for nothing.
+func (r *reservation) fit(ctx context.Context, known bool, try func() error) error {
+	for {
+		err := try()
+		refused, answered := errors.AsType[*jetstream.APIError](err)
+		if !answered || r.shares == nil || !lacksRoom(refused) {
+			return err
+		}
+		late := r.js.Conn().ConnectedClusterName() != "" && time.Now().Before(r.until)
+		switch {
+		case late && known && pause.For(ctx, roomPeriod):
+		case r.halved < maxHalvings:
+			r.halved++
+		case late && pause.For(ctx, roomPeriod):
+			r.halved = 0
+		default:
+			r.shares = nil
+			if r.topology.Logger != nil {
+				r.topology.Logger.WarnContext(ctx, "servers have no room that could be set aside (max_file_store): streams that workers fill have no bounds",
+					slog.Any("error", err))
+			}
+		}
 	}
-	return size
 }
 
 // make makes a stream with its share, unless it has none, or a size that was asked for.
-func (r *reservation) make(ctx context.Context, stream string, asked int64, create func(size int64) (made bool, err error)) error {
-	for {
-		size, shared := asked, r.shares[stream] > 0 && asked <= 0
-		if shared {
-			size = r.size(stream)
-		}
-		made, err := create(size)
-		if made && shared {
-			r.made = append(r.made, stream)
-		}
-		refused, answered := errors.AsType[*jetstream.APIError](err)
-		if !answered || refused.ErrorCode != codeNoStorage && refused.ErrorCode != codeNoPeers || // a cluster says the latter
-			!shared && len(r.made) == 0 || r.halved == maxHalvings {
-			return err
-		}
-		r.halved++
-		if err := r.settle(ctx); err != nil {
-			return err
-		}
+func (r *reservation) make(ctx context.Context, stream string, asked int64, create func(size int64) error) error {
+	if asked > 0 {
+		return create(asked)
 	}
+	return r.fit(ctx, true, func() error { return create(r.shares[stream] >> r.halved) })
 }
 
-// settle gives the streams that were made what their shares are by now.
-func (r *reservation) settle(ctx context.Context) error {
-	for _, name := range r.made {
-		stream, err := r.js.Stream(ctx, name)
-		if err != nil {
-			return fmt.Errorf("stream %s: %w", name, err)
-		}
-		want := stream.CachedInfo().Config
-		if want.MaxBytes = r.shares[name] >> r.halved; want.MaxBytes == stream.CachedInfo().Config.MaxBytes {
-			continue
-		}
-		if _, err := r.js.UpdateStream(ctx, want); err != nil {
-			return fmt.Errorf("edit stream %s to take %d bytes: %w", name, want.MaxBytes, err)
-		}
-	}
-	return nil
+// lacksRoom reports whether servers refuse a stream because of what it sets aside.
+func lacksRoom(refused *jetstream.APIError) bool {
+	return refused.ErrorCode == codeNoStorage || // a cluster says the latter, also of too few servers
+		refused.ErrorCode == codeNoPeers && strings.Contains(refused.Description, "insufficient storage")
 }

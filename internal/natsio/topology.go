@@ -116,14 +116,17 @@ func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 
 // make makes the streams that are missing, and names those without the buckets' as made and found.
 func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
-	r := t.reserve(js)
+	r, err := t.reserve(ctx, js)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, want := range t.streams() {
 		var stream jetstream.Stream
 		var anew bool
-		err := r.make(ctx, want.Name, want.MaxBytes, func(size int64) (bool, error) {
+		err := r.make(ctx, want.Name, want.MaxBytes, func(size int64) (err error) {
 			want.MaxBytes = size
 			stream, anew, err = ensureStream(ctx, js, want)
-			return anew, err
+			return err
 		})
 		if err != nil {
 			return nil, nil, err
@@ -135,7 +138,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		}
 		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
 	}
-	err = r.make(ctx, "KV_"+t.Fleet.PlacesBucket(), 0, func(size int64) (bool, error) { return t.ensurePlaces(ctx, js, size) })
+	err = r.make(ctx, "KV_"+t.Fleet.PlacesBucket(), 0, func(size int64) error { return t.ensurePlaces(ctx, js, size) })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -144,7 +147,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		{Bucket: t.Fleet.KeptBucket(), Replicas: t.Replicas, TTL: t.KeepAge, MaxBytes: t.KeepBytes},
 		{Bucket: t.Fleet.BodiesBucket(), Replicas: t.Replicas},
 	} {
-		err := r.make(ctx, ObjectStream(bucket.Bucket), bucket.MaxBytes, func(size int64) (bool, error) {
+		err := r.make(ctx, ObjectStream(bucket.Bucket), bucket.MaxBytes, func(size int64) error {
 			bucket.MaxBytes = size
 			return ensureObjects(ctx, js, bucket)
 		})
@@ -152,27 +155,27 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 			return nil, nil, err
 		}
 	}
-	return made, found, r.settle(ctx)
+	return made, found, nil
 }
 
 // ensurePlaces makes the bucket of places when it is missing.
-func (t Topology) ensurePlaces(ctx context.Context, js jetstream.JetStream, size int64) (made bool, err error) {
+func (t Topology) ensurePlaces(ctx context.Context, js jetstream.JetStream, size int64) error {
 	bucket := t.Fleet.PlacesBucket()
-	_, err = Open(ctx, js.KeyValue, bucket)
+	_, err := Open(ctx, js.KeyValue, bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err != nil {
-			return false, fmt.Errorf("open bucket %s: %w", bucket, err)
+			return fmt.Errorf("open bucket %s: %w", bucket, err)
 		}
-		return false, nil
+		return nil
 	}
 	if err := CheckRights(ctx, js.Conn(), makeRights("KV_"+bucket)); err != nil {
-		return false, fmt.Errorf("make bucket %s: %w", bucket, err)
+		return fmt.Errorf("make bucket %s: %w", bucket, err)
 	}
 	_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: bucket, Replicas: t.Replicas, MaxBytes: size})
 	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-		return false, fmt.Errorf("make bucket %s: %w%s", bucket, err, remedy(err, t.Replicas, size))
+		return fmt.Errorf("make bucket %s: %w%s", bucket, err, remedy(err, t.Replicas, size))
 	}
-	return err == nil, nil
+	return nil
 }
 
 // checkAccess finds out whether the server can have the fleet, and whether its streams can be
@@ -277,21 +280,21 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 }
 
 // ensureObjects makes an object store when it is missing.
-func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.ObjectStoreConfig) (made bool, err error) {
-	_, err = Open(ctx, js.ObjectStore, want.Bucket)
+func ensureObjects(ctx context.Context, js jetstream.JetStream, want jetstream.ObjectStoreConfig) error {
+	_, err := Open(ctx, js.ObjectStore, want.Bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err != nil {
-			return false, fmt.Errorf("open object store %s: %w", want.Bucket, err)
+			return fmt.Errorf("open object store %s: %w", want.Bucket, err)
 		}
-		return false, nil
+		return nil
 	}
 	if err := CheckRights(ctx, js.Conn(), makeRights(ObjectStream(want.Bucket))); err != nil {
-		return false, fmt.Errorf("make object store %s: %w", want.Bucket, err)
+		return fmt.Errorf("make object store %s: %w", want.Bucket, err)
 	}
 	if _, err = js.CreateObjectStore(ctx, want); err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-		return false, fmt.Errorf("make object store %s: %w%s", want.Bucket, err, remedy(err, want.Replicas, want.MaxBytes))
+		return fmt.Errorf("make object store %s: %w%s", want.Bucket, err, remedy(err, want.Replicas, want.MaxBytes))
 	}
-	return err == nil, nil
+	return nil
 }
 
 // names are those of all streams of a fleet.
@@ -390,11 +393,11 @@ func remedy(err error, replicas int, reserved int64) string {
 	if !errors.As(err, &refused) {
 		return ""
 	}
-	switch refused.ErrorCode {
-	case codeNoPeers, codeNoReplicas:
-		return fmt.Sprintf("; %d replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1", replicas)
-	case codeNoStorage:
+	switch {
+	case lacksRoom(refused):
 		return fmt.Sprintf("; it reserves %d MiB, and the server has less left: its limit for files (max_file_store) is three quarters of what its disk has free, unless it is set; make room there, or keep the server's data elsewhere", reserved>>20)
+	case refused.ErrorCode == codeNoPeers, refused.ErrorCode == codeNoReplicas:
+		return fmt.Sprintf("; %d replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1", replicas)
 	default:
 		return ""
 	}

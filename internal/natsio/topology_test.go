@@ -88,6 +88,11 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 		require.Equal(t, shares["OBJ_TF_KEPT"]>>halved, configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "a stream keeps what it has")
 	}
 	f := roomy(t, unit+unit/100)
+	var log bytes.Buffer
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
+	require.Contains(t, log.String(), "no room that could be set aside (max_file_store)")
+	f = roomy(t, unit/2)
 	require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}), "the server has less left: its limit for files (max_file_store)")
 
 	f = roomy(t, 100*unit)
@@ -99,6 +104,21 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, KeepBytes: unit, ResultBytes: 2 * unit}))
 	require.EqualValues(t, unit, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
 	require.EqualValues(t, 2*unit, configuration(t, f, tf.ResultsStream()).MaxBytes)
+}
+
+// A cluster knows late what its servers have left.
+func TestEnsure_SharesOfACluster(t *testing.T) {
+	t.Parallel()
+	const room, fleet = 20 << 30, protocol.Fleet("small")
+	c := natsiotest.NewRoomyCluster(t, room)
+	require.NoError(t, natsio.Ensure(t.Context(), c.JS, natsio.Topology{Fleet: fleet, Replicas: 3, Bounded: true}))
+	for name, share := range natsio.Shares(fleet) {
+		stream, err := c.JS.Stream(t.Context(), name)
+		require.NoError(t, err)
+		require.Equal(t, share>>2, stream.CachedInfo().Config.MaxBytes, name)
+	}
+	_, err := c.JS.Stream(t.Context(), "SMALL_ROOM")
+	require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
 }
 
 // roomy is a server with so much room for files.

@@ -38,16 +38,22 @@ const clusterReady = 60 * time.Second
 // NewCluster starts three servers on loopback, and the streams of a fleet with three replicas.
 func NewCluster(tb testing.TB) *Cluster {
 	tb.Helper()
-	return newCluster(tb, false)
+	return newCluster(tb, false, 0)
+}
+
+// NewRoomyCluster is [NewCluster] of servers that have so many bytes for files.
+func NewRoomyCluster(tb testing.TB, room int64) *Cluster {
+	tb.Helper()
+	return newCluster(tb, false, room)
 }
 
 // NewPartableCluster is [NewCluster] of servers that can be cut off from each other.
 func NewPartableCluster(tb testing.TB) *Cluster {
 	tb.Helper()
-	return newCluster(tb, true)
+	return newCluster(tb, true, 0)
 }
 
-func newCluster(tb testing.TB, partable bool) *Cluster {
+func newCluster(tb testing.TB, partable bool, room int64) *Cluster {
 	tb.Helper()
 	c := &Cluster{Name: protocol.DefaultFleet, tb: tb, cables: map[[2]int]*Cable{}}
 	dir := tb.TempDir()
@@ -55,7 +61,7 @@ func newCluster(tb testing.TB, partable bool) *Cluster {
 	for i := range c.Servers {
 		c.options[i] = &server.Options{
 			ServerName: fmt.Sprintf("n%d", i+1), Host: "127.0.0.1", Port: ports[2*i], NoSigs: true, NoLog: true,
-			JetStream: true, StoreDir: filepath.Join(dir, strconv.Itoa(i)),
+			JetStream: true, StoreDir: filepath.Join(dir, strconv.Itoa(i)), JetStreamMaxStore: room,
 			Cluster: server.ClusterOpts{Name: "toolfleet-test", Host: "127.0.0.1", Port: ports[2*i+1]},
 		}
 	}
