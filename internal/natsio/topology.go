@@ -324,8 +324,8 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Name: t.Fleet.ClaimsStream(), Subjects: t.Fleet.ClaimsSubjects(),
 			Description: "who holds which lane, and heartbeats of workers",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
-			// No claim makes room for another. The bound is on messages: a heartbeat that is renewed
-			// takes the place of the one before, and is none more.
+			// No claim makes room for another. The bound is on messages: on one server a heartbeat
+			// that is renewed takes the place of the one before, and is none more.
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew,
 			MaxMsgsPerSubject: 1, MaxMsgs: t.MaxClaims, MaxMsgSize: maxClaim,
 			AllowDirect: t.Replicas == 1,
