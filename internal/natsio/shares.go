@@ -65,8 +65,13 @@ func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reserva
 		}
 	}
 	probe := strings.ToUpper(string(t.Fleet)) + "_ROOM"
-	if room == 0 || CheckRights(ctx, js.Conn(), makeRights(probe)) != nil { // what is missing will be told
+	if room == 0 {
 		return r, nil
+	}
+	if err := CheckRights(ctx, js.Conn(), makeRights(probe)); errors.Is(err, ErrRights) { // for what is missing, too, which will tell
+		return r, nil
+	} else if err != nil {
+		return nil, err
 	}
 	r.shares = shares
 	room += shares[ObjectStream(t.Fleet.BodiesBucket())] // for journals, which have no bound

@@ -65,8 +65,8 @@ type Topology struct {
 	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
 	// is removed.
 	KeepAge time.Duration
-	// KeepBytes bounds what is kept of all sessions together; 0 means no bound without Bounded. When
-	// it is reached, nothing more is kept.
+	// KeepBytes bounds what is kept of all sessions together; 0 means no bound without Bounded.
+	// When it is reached, nothing more is kept.
 	KeepBytes int64
 	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on
 	// servers that are several; nil discards it.

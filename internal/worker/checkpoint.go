@@ -447,6 +447,7 @@ func (w *Worker) undo(ctx context.Context, l protocol.Lane, c *checkpoints, caus
 type tenure struct {
 	ctx    context.Context //nolint:containedctx // ends with it; that a call is cancelled or out of time does not end it
 	cancel context.CancelCauseFunc
+	runs   context.Context //nolint:containedctx // of the run
 	run    *lane.Run
 	undos  int64 // of the box, when it began
 
@@ -457,13 +458,9 @@ type tenure struct {
 // watchLease begins a tenure, which ends with its lane or when its lease has passed, also when that
 // is renewed later.
 func watchLease(ctx context.Context, run *lane.Run) (t *tenure, stop func()) {
-	t = &tenure{run: run}
+	t = &tenure{run: run, runs: ctx}
 	t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	lost := context.AfterFunc(ctx, func() {
-		if cause := context.Cause(ctx); errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
-			t.cancel(cause)
-		}
-	})
+	lost := context.AfterFunc(ctx, t.look)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timer = time.AfterFunc(time.Until(run.LeaseEnd()), t.look)
@@ -476,10 +473,15 @@ func watchLease(ctx context.Context, run *lane.Run) (t *tenure, stop func()) {
 	}
 }
 
-// look ends the tenure when the lease has passed.
+// look ends the tenure when its lane is given up, or the lease has passed. What was killed for
+// that has to look first, and not count on having been told.
 func (t *tenure) look() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if cause := context.Cause(t.runs); errors.Is(cause, lane.ErrLost) || errors.Is(cause, lane.ErrDraining) {
+		t.cancel(cause)
+		return
+	}
 	left := time.Until(t.run.LeaseEnd())
 	if left <= 0 {
 		t.cancel(lane.ErrLost)

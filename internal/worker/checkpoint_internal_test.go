@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -125,4 +127,27 @@ func TestCommit_IsShared(t *testing.T) {
 	for n := range calls {
 		require.Contains(t, tree, path.Join(workspaceDir, fmt.Sprint(n)))
 	}
+}
+
+// Law: a call that is killed because its lane is given up commits nothing, however late the worker
+// is told of that: its end is not the call's.
+func TestTenure_EndsWithItsLaneAtOnce(t *testing.T) {
+	t.Parallel()
+	run := &lane.Run{LeaseEnd: func() time.Time { return time.Now().Add(time.Hour) }}
+	for _, cause := range []error{lane.ErrDraining, lane.ErrLost} {
+		for range 1000 {
+			ctx, end := context.WithCancelCause(t.Context())
+			held, stop := watchLease(ctx, run)
+			end(cause)
+			held.look()
+			require.ErrorIs(t, context.Cause(held.ctx), cause)
+			stop()
+		}
+	}
+	ctx, end := context.WithCancelCause(t.Context())
+	held, stop := watchLease(ctx, run)
+	defer stop()
+	end(lane.ErrCancelled)
+	held.look()
+	require.NoError(t, held.ctx.Err(), "a call that is cancelled keeps what it has changed")
 }
