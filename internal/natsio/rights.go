@@ -21,8 +21,8 @@ var ErrRights = errors.New("the NATS user has too few rights")
 // it needs.
 type Rights struct {
 	Publish, Subscribe []string
-	// Pool is the pool where they are needed, which may have an account or servers of its own; "" is
-	// where journals and turns are.
+	// Pool is the pool where they are needed, which may have an account of its own; "" is where
+	// journals and turns are.
 	Pool protocol.Pool
 }
 

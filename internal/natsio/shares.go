@@ -33,7 +33,7 @@ const (
 	// maxHalvings bounds how often shares are halved: a server with less room than a thousandth of
 	// them has none.
 	maxHalvings = 10
-	// roomPatience is how long servers of a cluster may say that they have no room: they learn every
+	// roomPatience is how long servers of a cluster may say that they have no room: they learn each
 	// 10 s what the others have.
 	roomPatience = 15 * time.Second
 	roomPeriod   = 500 * time.Millisecond

@@ -47,7 +47,7 @@ func redact(part string) string {
 	return part
 }
 
-// CheckURLs finds what is no URL before the client does, whose error would quote it. Its error wraps
+// CheckURLs finds what is no URL before the client does, whose error would quote it. Errors wrap
 // [ErrURL].
 func CheckURLs(list string) error {
 	fault := ErrURL

@@ -112,22 +112,22 @@ func TestLaneOfSubject(t *testing.T) {
 func TestParseMailboxSubject_UnknownIsNotGuessed(t *testing.T) {
 	t.Parallel()
 	for name, subject := range map[string]string{
-		"empty":                "",
-		"another fleet":        "tg.call.p.l.c",
-		"a ready message":      "tf.ready.p.l",
-		"the lane only":        "tf.call.p.l",
-		"a later mark":         "tf.call.p.l.c.paused",
-		"a longer mark":        "tf.call.p.l.c.cancel.now",
-		"start without n":      "tf.call.p.l.c.start",
-		"start 0":              "tf.call.p.l.c.start0",
-		"start below 0":        "tf.call.p.l.c.start-1",
-		"start of a word":      "tf.call.p.l.c.started",
-		"unknown mark":   "tf.call.p.l.unknown.12",
-		"unknown mark of a word":   "tf.call.p.l.unknown.x-1",
+		"empty":                     "",
+		"another fleet":             "tg.call.p.l.c",
+		"a ready message":           "tf.ready.p.l",
+		"the lane only":             "tf.call.p.l",
+		"a later mark":              "tf.call.p.l.c.paused",
+		"a longer mark":             "tf.call.p.l.c.cancel.now",
+		"start without n":           "tf.call.p.l.c.start",
+		"start 0":                   "tf.call.p.l.c.start0",
+		"start below 0":             "tf.call.p.l.c.start-1",
+		"start of a word":           "tf.call.p.l.c.started",
+		"unknown mark":              "tf.call.p.l.unknown.12",
+		"unknown mark of a word":    "tf.call.p.l.unknown.x-1",
 		"unknown mark, n of a word": "tf.call.p.l.unknown.12-x",
-		"claim of a word":      "tf.call.p.l.claim.x",
-		"numbers of a call":    "tf.call.p.l.c.12-3",
-		"a sequence too long":  "tf.call.p.l.unknown.99999999999999999999-1",
+		"claim of a word":           "tf.call.p.l.claim.x",
+		"numbers of a call":         "tf.call.p.l.c.12-3",
+		"a sequence too long":       "tf.call.p.l.unknown.99999999999999999999-1",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -17,7 +17,7 @@ import (
 func planned(t require.TestingT, table *tools.Table, toolName, path string) protocol.Call {
 	_, plan, err := table.Plan(scope, toolName, argumentsFor(t, toolName, path))
 	require.Nil(t, err, "%s %q", toolName, path)
-	call, err := plan.Call(scope, tools.Place{Turn: 1, Step: 1}, "", toolName, time.Unix(0, 0))
+	call, err := plan.Call(scope, tools.Place{ID: "c", Turn: 1, Step: 1}, "", toolName, time.Unix(0, 0))
 	require.Nil(t, err, "%s %q", toolName, path)
 	return call
 }
@@ -29,7 +29,7 @@ func TestCore_WhatConflicts(t *testing.T) {
 		raw := map[string]string{"bash": `{"command":"ls","read_only":true}`, "run_code": `{"code":"1","read_only":true}`}[toolName]
 		_, plan, err := table.Plan(scope, toolName, raw)
 		require.Nil(t, err)
-		call, err := plan.Call(scope, tools.Place{Turn: 1, Step: 1}, "", toolName, time.Unix(0, 0))
+		call, err := plan.Call(scope, tools.Place{ID: "c", Turn: 1, Step: 1}, "", toolName, time.Unix(0, 0))
 		require.Nil(t, err)
 		return call
 	}
