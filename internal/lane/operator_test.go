@@ -373,7 +373,7 @@ func TestOperator_AfterALostWorker(t *testing.T) {
 
 	byName, _ := f.list(o)
 	require.Equal(t, operator.StateLost, byName["account/a"].State)
-	require.Empty(t, byName["account/a"].Holder)
+	require.Equal(t, protocol.WorkerID("lost"), byName["account/a"].Holder, "its claim names it")
 	require.Equal(t, 2, byName["account/a"].Waiting)
 	_, err = o.Kill(t.Context(), pool, "account/a")
 	require.ErrorIs(t, err, operator.ErrNothingRuns)

@@ -26,7 +26,7 @@ func small(t *testing.T) place {
 	t.Helper()
 	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", accountsFile))
 	require.NoError(t, err)
-	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\", max_file_store: 200MB }\n"+
+	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\", max_file_store: 100MB }\n"+
 		strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account)))
 	require.True(t, s.ReadyForConnections(time.Minute))
 	p := place{replicas: 1}.at("nats", s.Addr().String())
@@ -49,7 +49,7 @@ func (p place) js(t *testing.T, url string) jetstream.JetStream {
 func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	t.Parallel()
 	p, logger := small(t), slog.New(slog.DiscardHandler)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	owner, hostile := p.js(t, p.pool), p.js(t, p.worker)
 	f, err := fleet.Connect(ctx, p.options(logger))
