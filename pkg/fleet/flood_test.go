@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -24,12 +22,7 @@ import (
 // small starts a server with little room and the accounts of deploy/nats, and makes a fleet there.
 func small(t *testing.T) place {
 	t.Helper()
-	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", accountsFile))
-	require.NoError(t, err)
-	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\", max_file_store: 100MB }\n"+
-		strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account)))
-	require.True(t, s.ReadyForConnections(time.Minute))
-	p := place{replicas: 1}.at("nats", s.Addr().String())
+	p := permitted(t, "max_file_store: 100MB")
 	require.NoError(t, natsio.Ensure(t.Context(), p.js(t, p.coordinator), natsio.Topology{MaxBytes: 8 << 20}))
 	pool := p.js(t, p.pool)
 	require.NoError(t, natsio.Ensure(t.Context(), pool, natsio.Topology{Bounded: true, MaxBytes: 8 << 20, MaxClaims: 200}))

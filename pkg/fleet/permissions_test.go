@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/assert"
@@ -79,16 +78,13 @@ func (p place) connect(t *testing.T, url string, logger *slog.Logger) *nats.Conn
 func deployed(t *testing.T, file string) place {
 	t.Helper()
 	if file == accountsFile {
-		return permitted(t)
+		return permitted(t, "")
 	}
 	const servers = 3
 	ca, ports := natsiotest.NewAuthority(t), natsiotest.FreePorts(t, 3*servers)
 	own := ca.Leaf(time.Now().Add(time.Hour))
-	read := func(file string) string {
-		content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", file))
-		require.NoError(t, err)
-		return string(content)
-	}
+	configuration, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", serverFile))
+	require.NoError(t, err)
 	p := place{ca: ca.Cert, replicas: servers}
 	for i := range servers {
 		local := func(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
@@ -97,9 +93,9 @@ func deployed(t *testing.T, file string) place {
 			"server_name: nats-1", fmt.Sprintf("server_name: nats-%d", i+1), "0.0.0.0:4222", local(ports[i]), "127.0.0.1:8222", local(ports[servers+i]),
 			"/var/lib/nats", t.TempDir(), "/etc/nats/server.pem", own.Cert, "/etc/nats/server-key.pem", own.Key, "/etc/nats/ca.pem", ca.Cert,
 			"0.0.0.0:6222", local(routes[i]), "nats-1:6222", local(routes[0]), "nats-2:6222", local(routes[1]), "nats-3:6222", local(routes[2]),
-			"include accounts.conf", strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(read(accountsFile)),
-		).Replace(read(serverFile))
-		serve(t, text)
+			"include accounts.conf", natsiotest.Accounts(t),
+		).Replace(string(configuration))
+		natsiotest.Serve(t, text)
 		at := place{}.at("tls", local(ports[i]))
 		p.coordinator, p.worker, p.pool = p.coordinator+","+at.coordinator, p.worker+","+at.worker, p.pool+","+at.pool
 	}
@@ -113,28 +109,10 @@ func (p place) at(scheme, address string) place {
 	return p
 }
 
-// serve starts a server with a configuration.
-func serve(t *testing.T, text string) *server.Server {
+// permitted starts a server with the accounts, and with what JetStream has there.
+func permitted(t *testing.T, jetStream string) place {
 	t.Helper()
-	config := filepath.Join(t.TempDir(), "nats.conf")
-	require.NoError(t, os.WriteFile(config, []byte(text), 0o600))
-	options, err := server.ProcessConfigFile(config)
-	require.NoError(t, err)
-	options.NoSigs, options.NoLog = true, true
-	s, err := server.NewServer(options)
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	return s
-}
-
-// permitted starts a server with the accounts.
-func permitted(t *testing.T) place {
-	t.Helper()
-	account, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", accountsFile))
-	require.NoError(t, err)
-	text := strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(account))
-	s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\n"+text)
+	s := natsiotest.Serve(t, natsiotest.Alone(t, jetStream, natsiotest.Accounts(t)))
 	require.True(t, s.ReadyForConnections(time.Minute))
 	return place{replicas: 1}.at("nats", s.Addr().String())
 }
@@ -237,7 +215,7 @@ func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 // streams.
 func TestDeploy_WorkersHaveTheirOwnPool(t *testing.T) {
 	t.Parallel()
-	p := permitted(t)
+	p := permitted(t, "")
 	connect := func(url string) jetstream.JetStream {
 		nc, err := natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test"})
 		require.NoError(t, err)
@@ -267,8 +245,8 @@ func TestDeploy_MissingRightsAreNamedAtOnce(t *testing.T) {
 		t.Run(without, func(t *testing.T) {
 			t.Parallel()
 			may := strings.ReplaceAll(fmt.Sprintf("%q", all), strconv.Quote(without), `"elsewhere"`)
-			s := serve(t, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\naccounts { FLEET { jetstream: enabled, users: [{ user: fleet, password: secret, permissions: { publish: "+
-				strings.ReplaceAll(may, `" "`, `", "`)+", subscribe: "+strings.ReplaceAll(may, `" "`, `", "`)+" } }] } }\n")
+			s := natsiotest.Serve(t, natsiotest.Alone(t, "", "accounts { FLEET { jetstream: enabled, users: [{ user: fleet, password: secret, permissions: { publish: "+
+				strings.ReplaceAll(may, `" "`, `", "`)+", subscribe: "+strings.ReplaceAll(may, `" "`, `", "`)+" } }] } }\n"))
 			require.True(t, s.ReadyForConnections(time.Minute))
 			_, err := fleet.Connect(t.Context(), &fleet.Options{URL: place{}.at("nats", s.Addr().String()).coordinator})
 			require.ErrorIs(t, err, natsio.ErrRights)

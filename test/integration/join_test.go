@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -26,14 +24,9 @@ func TestJoin_WithinASecond(t *testing.T) {
 	a, keys := newApart(t), t.TempDir()
 	signer, err := signing.Make(keys)
 	require.NoError(t, err)
-	nc, err := nats.Connect(a.url("fleet_default"), nats.Timeout(patience))
-	require.NoError(t, err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
-	require.NoError(t, err)
-	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+	js := a.pool(t)
 	require.NoError(t, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
-	d, err := dispatch.New(t.Context(), nc, protocol.DefaultFleet, &dispatch.Options{Signer: signer})
+	d, err := dispatch.New(t.Context(), js.Conn(), protocol.DefaultFleet, &dispatch.Options{Signer: signer})
 	require.NoError(t, err)
 	t.Cleanup(d.Close)
 

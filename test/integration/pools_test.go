@@ -2,7 +2,6 @@ package integration
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -25,26 +25,14 @@ type apart struct {
 
 func newApart(t *testing.T) *apart {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(module, "deploy", "nats", "accounts.conf"))
-	require.NoError(t, err)
-	config := filepath.Join(t.TempDir(), "nats.conf")
-	write(t, config, "listen: \"127.0.0.1:-1\"\njetstream { store_dir: \""+t.TempDir()+"\" }\n"+
-		strings.NewReplacer("$FLEET_PASSWORD", "secret", "$WORKER_PASSWORD", "secret").Replace(string(text)))
-	options, err := server.ProcessConfigFile(config)
-	require.NoError(t, err)
-	options.NoSigs, options.NoLog = true, true
-	a := &apart{}
-	a.server, err = server.NewServer(options)
-	require.NoError(t, err)
-	a.server.Start()
-	t.Cleanup(func() { a.server.Shutdown(); a.server.WaitForShutdown() })
+	a := &apart{server: natsiotest.Serve(t, natsiotest.Alone(t, "", natsiotest.Accounts(t)))}
 	require.True(t, a.server.ReadyForConnections(patience))
 	a.flags = []string{"--nats", a.url("fleet"), "--pool-nats", "default=" + a.url("fleet_default")}
 	return a
 }
 
-// shortLeases makes the pool that has an account, with leases as [startWorkers] wants them.
-func (a *apart) shortLeases(t *testing.T) {
+// pool makes the fleet where the pool has its account, as a coordinator there.
+func (a *apart) pool(t *testing.T) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(a.url("fleet_default"), nats.Timeout(patience))
 	require.NoError(t, err)
@@ -52,8 +40,7 @@ func (a *apart) shortLeases(t *testing.T) {
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
-	_, _, err = natsio.EnsurePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool, lease)
-	require.NoError(t, err)
+	return js
 }
 
 func (a *apart) url(user string) string {
@@ -76,7 +63,8 @@ func TestPools_AnAccountOfTheirOwn(t *testing.T) {
 	write(t, filepath.Join(folder, "count.yaml"), "name: count\ndescription: Count.\nparameters: {type: object}\ncommand: [sh, -c, 'echo [; seq -s , 60000; echo ]']\npool: other\n")
 	write(t, filepath.Join(dir, "f"), "one\n")
 	model := script(t, say("Writing.", bash("c1", "echo two >> f"), use("c2", "count", object{})), say("Done."), say("", use("c3", "write", object{"path": "g", "content": "asked"})), say("Done."))
-	a.shortLeases(t)
+	_, _, err := natsio.EnsurePool(t.Context(), a.pool(t), protocol.DefaultFleet, protocol.DefaultPool, lease) // as startWorkers wants it
+	require.NoError(t, err)
 	startServe(t, model, append([]string{"--pools", "default,other", "--tools", folder}, a.flags...)...)
 	start(t, worker, launch{args: []string{"--sandbox", "process", "--data", t.TempDir(), "--tools", folder, "--pool", "other", "--nats", a.url("fleet")}})
 	lost := startWorkers(t, 1, []string{"--nats", a.url("worker")})
