@@ -112,7 +112,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	var sweeps []func(context.Context, func(error))
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	sweeping, rest := context.WithCancel(ctx)
+	defer rest()
 	for _, part := range fl.Parts() {
 		bodies := ""
 		if part == fl.At(protocol.DefaultPool) { // which has the sandboxes of sessions
@@ -125,23 +128,16 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		if err != nil {
 			return err
 		}
-		sweeps = append(sweeps, workspaces.KeepSwept)
+		beside.Go(func() {
+			workspaces.KeepSwept(sweeping, func(err error) {
+				logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
+			})
+		})
 	}
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	sweeping, rest := context.WithCancel(ctx)
-	defer rest()
 	if c.Mcp != "" {
 		if err := c.serveClients(sweeping, p, fl, folder, clients, logger, &beside); err != nil {
 			return err
 		}
-	}
-	for _, sweep := range sweeps {
-		beside.Go(func() {
-			sweep(sweeping, func(err error) {
-				logger.WarnContext(sweeping, "contents of workspaces that nobody needs are not removed", slog.Any("error", err))
-			})
-		})
 	}
 	c.announce(p, fl, first)
 	context.AfterFunc(ctx, func() { time.AfterFunc(c.Drain, abort) })
