@@ -64,7 +64,7 @@ func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reserva
 			return nil, fmt.Errorf("stream %s: %w", name, err)
 		}
 	}
-	probe := strings.ToUpper(string(t.Fleet)) + "_ROOM"
+	probe := t.Fleet.RoomStream()
 	if room == 0 {
 		return r, nil
 	}
@@ -75,7 +75,7 @@ func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reserva
 	}
 	r.shares = shares
 	room += shares[ObjectStream(t.Fleet.BodiesBucket())] // for journals, which have no bound
-	config := jetstream.StreamConfig{Name: probe, Subjects: []string{string(t.Fleet) + ".room"}, Storage: jetstream.FileStorage, Replicas: t.Replicas}
+	config := jetstream.StreamConfig{Name: probe, Subjects: []string{t.Fleet.RoomSubject()}, Storage: jetstream.FileStorage, Replicas: t.Replicas}
 	return r, r.fit(ctx, false, func() error {
 		if r.shares == nil {
 			return nil

@@ -117,7 +117,7 @@ func TestEnsure_SharesOfACluster(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, share>>2, stream.CachedInfo().Config.MaxBytes, name)
 	}
-	_, err := c.JS.Stream(t.Context(), "SMALL_ROOM")
+	_, err := c.JS.Stream(t.Context(), fleet.RoomStream())
 	require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
 }
 
