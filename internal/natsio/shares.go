@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -43,54 +44,100 @@ const (
 type reservation struct {
 	topology Topology
 	js       jetstream.JetStream
+	lock     string           // the stream that stands for it, none where nothing is made
 	shares   map[string]int64 // nil gives none
 	halved   int
 	until    time.Time // when it is given up to wait for room
 }
 
 // reserve finds out what shares there is room for, by a stream that asks for all of it, and goes
-// again.
+// again. Until release, other processes of the fleet wait: one would take for gone what another asks
+// for.
 func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reservation, error) {
 	r := &reservation{topology: t, js: js, until: time.Now().Add(roomPatience)}
+	lock, probe := t.Fleet.RoomStreams()
 	if !t.Bounded {
 		return r, nil
 	}
-	shares, room := Shares(t.Fleet), int64(0)
-	for name, share := range shares {
-		_, err := Open(ctx, js.Stream, name)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			room += share
-		} else if err != nil {
-			return nil, fmt.Errorf("stream %s: %w", name, err)
-		}
-	}
-	probe := t.Fleet.RoomStream()
-	if room == 0 {
-		return r, nil
+	if room, err := t.room(ctx, js); err != nil || room == 0 {
+		return r, err
 	}
 	if err := CheckRights(ctx, js.Conn(), makeRights(probe)); errors.Is(err, ErrRights) { // for what is missing, too, which will tell
 		return r, nil
 	} else if err != nil {
 		return nil, err
 	}
-	r.shares = shares
-	room += shares[ObjectStream(t.Fleet.BodiesBucket())] // for journals, which have no bound
-	config := jetstream.StreamConfig{Name: probe, Subjects: []string{t.Fleet.RoomSubject()}, Storage: jetstream.FileStorage, Replicas: t.Replicas}
-	return r, r.fit(ctx, false, func() error {
-		if r.shares == nil {
+	if err := r.take(ctx, lock); err != nil {
+		return nil, fmt.Errorf("stream %s: %w", lock, err)
+	}
+	room, err := t.room(ctx, js)
+	if err == nil && room > 0 {
+		r.shares = Shares(t.Fleet)
+		err = r.fit(ctx, false, func() error {
+			if r.shares == nil {
+				return nil
+			}
+			_ = js.DeleteStream(ctx, probe) // of a process that was lost
+			_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: probe, Storage: jetstream.FileStorage, Replicas: t.Replicas, MaxBytes: room>>r.halved + t.MaxBytes})
+			if err == nil {
+				err = js.DeleteStream(ctx, probe)
+			}
+			return err
+		})
+	}
+	if err != nil {
+		r.release(ctx)
+		return nil, err
+	}
+	return r, nil
+}
+
+// room is what the streams take that are missing, and journals, which have no bound; none if none is
+// missing.
+func (t Topology) room(ctx context.Context, js jetstream.JetStream) (int64, error) {
+	shares, room := Shares(t.Fleet), int64(0)
+	for name, share := range shares {
+		_, err := Open(ctx, js.Stream, name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			room += share
+		} else if err != nil {
+			return 0, fmt.Errorf("stream %s: %w", name, err)
+		}
+	}
+	if room > 0 {
+		room += shares[ObjectStream(t.Fleet.BodiesBucket())]
+	}
+	return room, nil
+}
+
+// take makes the stream that stands for the lock. Who has it for longer than servers are waited for
+// was lost.
+func (r *reservation) take(ctx context.Context, lock string) error {
+	config := jetstream.StreamConfig{Name: lock, Description: "made by " + uuid.NewString(), Storage: jetstream.FileStorage}
+	for broken := false; ; {
+		_, err := r.js.CreateStream(ctx, config)
+		if err == nil {
+			r.lock, r.until = lock, time.Now().Add(roomPatience)
 			return nil
 		}
-		_ = js.DeleteStream(ctx, probe) // of a process that was lost
-		config.MaxBytes = room>>r.halved + t.MaxBytes
-		_, err := js.CreateStream(ctx, config)
-		if err == nil {
-			err = js.DeleteStream(ctx, probe)
+		refused, answered := errors.AsType[*jetstream.APIError](err)
+		taken := errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || answered && refused.ErrorCode == codeNotCreated // while it was deleted
+		late := time.Now().After(r.until)
+		switch {
+		case late && taken && !broken:
+			broken, r.until = true, time.Now().Add(roomPatience)
+			_ = r.js.DeleteStream(ctx, lock)
+		case late || !taken && (!answered || !lacksRoom(refused)) || !pause.For(ctx, roomPeriod/10):
+			return err
 		}
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound) { // another process asks, too
-			err = nil
-		}
-		return err
-	})
+	}
+}
+
+// release lets the next process of the fleet ask.
+func (r *reservation) release(ctx context.Context) {
+	if r.lock != "" {
+		_ = r.js.DeleteStream(context.WithoutCancel(ctx), r.lock)
+	}
 }
 
 // fit tries what takes shares until there is room for it: with less and less of them, and at last

@@ -120,6 +120,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 	if err != nil {
 		return nil, nil, err
 	}
+	defer r.release(ctx)
 	for _, want := range t.streams() {
 		var stream jetstream.Stream
 		var anew bool
@@ -452,6 +453,7 @@ const (
 	codeAccountFull jetstream.ErrorCode = 10002
 	codeServerFull  jetstream.ErrorCode = 10023 // in a cluster, that of one server
 	codeNoStorage   jetstream.ErrorCode = 10047
+	codeNotCreated  jetstream.ErrorCode = 10049 // of a stream; the description says why
 	codeNoPeers     jetstream.ErrorCode = 10005 // this and the next: too few servers for the replicas
 	codeNoReplicas  jetstream.ErrorCode = 10074
 )

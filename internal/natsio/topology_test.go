@@ -2,6 +2,7 @@ package natsio_test
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -106,6 +107,28 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	require.EqualValues(t, 2*unit, configuration(t, f, tf.ResultsStream()).MaxBytes)
 }
 
+// Processes that start together do not take the room that another asks for to be gone.
+func TestEnsure_SharesOfManyAtOnce(t *testing.T) {
+	t.Parallel()
+	f := roomy(t, 100<<30)
+	for round := range 5 {
+		fleet := protocol.Fleet(fmt.Sprintf("fleet%d", round))
+		var group sync.WaitGroup
+		for range 8 {
+			group.Go(func() {
+				if err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: fleet, Bounded: true}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		for name, share := range natsio.Shares(fleet) {
+			require.Equal(t, share, configuration(t, f, name).MaxBytes, name)
+			require.NoError(t, f.JS.DeleteStream(t.Context(), name))
+		}
+	}
+}
+
 // A cluster knows late what its servers have left.
 func TestEnsure_SharesOfACluster(t *testing.T) {
 	t.Parallel()
@@ -117,8 +140,11 @@ func TestEnsure_SharesOfACluster(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, share>>2, stream.CachedInfo().Config.MaxBytes, name)
 	}
-	_, err := c.JS.Stream(t.Context(), fleet.RoomStream())
-	require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
+	lock, probe := fleet.RoomStreams()
+	for _, name := range []string{lock, probe} {
+		_, err := c.JS.Stream(t.Context(), name)
+		require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
+	}
 }
 
 // roomy is a server with so much room for files.

@@ -32,11 +32,9 @@ func (f Fleet) SessionsStream() string { return f.stream(streamSessions) }
 // WorkspacesStream is the stream of the checkpoints of workspaces.
 func (f Fleet) WorkspacesStream() string { return f.stream(streamWorkspaces) }
 
-// RoomStream is there for a moment while a fleet is made: it asks how much room servers have.
-func (f Fleet) RoomStream() string { return f.stream("_ROOM") }
-
-// RoomSubject is the subject of that stream.
-func (f Fleet) RoomSubject() Subject { return string(f) + ".room" }
+// RoomStreams are there for a moment while a fleet is made: the first is the lock of who makes it,
+// the second asks how much room servers have.
+func (f Fleet) RoomStreams() (lock, room string) { return f.stream("_LOCK"), f.stream("_ROOM") }
 
 // BodiesBucket is the object store bucket for the contents of workspaces.
 func (f Fleet) BodiesBucket() string { return strings.ToUpper(string(f)) + "_BODIES" }

@@ -200,7 +200,8 @@ func (r *rig) hit(machines []*member) {
 		m.stop()
 	case "lose disk":
 		m.kill()
-		require.NoError(r.t, os.RemoveAll(r.path(fmt.Sprintf("disk-%d", disk))))
+		at := r.path(fmt.Sprintf("disk-%d", disk)) // commands that outlive their worker write to what is gone
+		require.NoError(r.t, os.Rename(at, fmt.Sprintf("%s-lost-%d", at, r.counts[fault])))
 	default:
 		m.kill()
 	}
