@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -39,6 +41,7 @@ func TestChaos_LanesAreDeep(t *testing.T) { //nolint:paralleltest // see side
 	var probes sync.WaitGroup
 	ctx, stop := context.WithCancel(t.Context())
 	probes.Go(func() { d.probe(ctx) })
+	t.Cleanup(func() { stop(); probes.Wait() })
 	for n := range kills { // somebody has to live for a lease to see that others do not
 		d.awaitSettled(ctx, lanes*depth*(n+1)/(kills+1))
 		d.killBusiest()
@@ -147,7 +150,8 @@ func (d *deep) killBusiest() {
 }
 
 // probe puts a call into a lane that nobody uses, 50 times a second and whether or not those before
-// have their results, until ctx ends and all have them.
+// have their results, until ctx ends and all have them. Where far too many have none, a busy machine
+// would have ever more.
 func (d *deep) probe(ctx context.Context) {
 	var open sync.Map
 	watch, err := d.results.Watch(ctx, "probe", func(r *protocol.Result) {
@@ -161,13 +165,14 @@ func (d *deep) probe(ctx context.Context) {
 		return
 	}
 	defer watch.Stop()
-	var group sync.WaitGroup
+	var group errgroup.Group
+	group.SetLimit(64)
 	for n := 0; pause.For(ctx, 20*time.Millisecond); n++ {
 		call, done := d.call("probe", fmt.Sprintf("probe/%d", n), 0), make(chan *protocol.Result, 1)
 		open.Store(call.ID, done)
-		group.Go(func() { d.follow(context.WithoutCancel(ctx), call, done) })
+		group.Go(func() error { d.follow(context.WithoutCancel(ctx), call, done); return nil })
 	}
-	group.Wait()
+	_ = group.Wait()
 }
 
 // follow puts a call and waits for its result.
