@@ -37,11 +37,23 @@ func (p place) js(t *testing.T, url string) jetstream.JetStream {
 	return js
 }
 
+// lines are what a logger writes, as far as there is room for it.
+type lines chan string
+
+func (l lines) Write(line []byte) (int, error) {
+	select {
+	case l <- string(line):
+	default:
+	}
+	return len(line), nil
+}
+
 // TestFlood_TakesNothingOfOthers: whoever has a worker's key fills what workers fill, each stream
 // to its bound. Others' calls run or end with a word about it, and their sessions go on.
 func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	t.Parallel()
-	p, logger := small(t), slog.New(slog.DiscardHandler)
+	said := make(lines, 10_000)
+	p, logger := small(t), slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	owner, hostile := p.js(t, p.pool), p.js(t, p.worker)
@@ -62,11 +74,18 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 		s, err := owner.Stream(ctx, stream)
 		require.NoError(t, err)
 		config, refused := s.CachedInfo().Config, error(nil)
-		most := max(config.MaxBytes/int64(size), min(config.MaxMsgs, 1000), 256) + 10
-		for ; size > 0; size /= 256 {
+		most := config.MaxBytes/int64(size) + 2
+		if config.MaxBytes <= 0 {
+			most = config.MaxMsgs + 2
+		}
+		for ; size > 0; size, most = size/256, 256+2 {
 			refused = nil
-			for n := int64(0); n < most && refused == nil; n++ {
-				_, refused = hostile.Publish(ctx, strings.Replace(subject, "%", fmt.Sprint(size, "-", n), 1), junk[:size])
+			at := func(n int64) string { return strings.Replace(subject, "%", fmt.Sprint(size, "-", n), 1) }
+			for n := range most { // most of it unanswered, which is faster
+				require.NoError(t, hostile.Conn().Publish(at(-n), junk[:size]))
+			}
+			for n := int64(1); n <= most && refused == nil; n++ {
+				_, refused = hostile.Publish(ctx, at(n), junk[:size])
 			}
 			if stream == fleetName.ResultsStream() { // of which the oldest go
 				break
@@ -80,10 +99,10 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 			require.Greater(t, info.State.Bytes, uint64(config.MaxBytes)*8/10, stream)
 		}
 	}
-	purge := func(stream string) {
+	purge := func(stream string, of ...jetstream.StreamPurgeOpt) {
 		s, err := owner.Stream(ctx, stream)
 		require.NoError(t, err)
-		require.NoError(t, s.Purge(ctx))
+		require.NoError(t, s.Purge(ctx, of...))
 	}
 	for stream, subject := range map[string]string{
 		"TF_RESULTS": "tf.result.junk.%", "TF_WORKSPACES": "tf.workspace.%", "KV_TF_PLACES": "$KV.TF_PLACES.%",
@@ -110,8 +129,21 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
 	purge(fleetName.CallsStream())
 
+	claims := fleetName.ClaimsFilter(protocol.DefaultPool)
+	require.Eventually(t, func() bool { // else there is room as soon as a lane is let go
+		s, err := owner.Stream(ctx, fleetName.ClaimsStream())
+		require.NoError(t, err)
+		info, err := s.Info(ctx, jetstream.WithSubjectFilter(claims))
+		return err == nil && len(info.State.Subjects) == 0
+	}, time.Minute, 10*time.Millisecond)
 	flood(fleetName.ClaimsStream(), "tf.claim.default.%", 100)
-	require.Equal(t, protocol.StatusOK, call("bash", `{"command":"true"}`).Status, "workers remove what is no claim")
+	waiting := make(chan fleet.Outcome)
+	go func() { waiting <- call("bash", `{"command":"true"}`) }()
+	for line := ""; !strings.Contains(line, "lane cannot be claimed") || !strings.Contains(line, "queue is full"); line = <-said {
+		require.NoError(t, ctx.Err())
+	}
+	purge(fleetName.ClaimsStream(), jetstream.WithPurgeSubject(claims))
+	require.Equal(t, protocol.StatusOK, (<-waiting).Status, "it waits for room")
 	purge(fleetName.ClaimsStream())
 	beat, err := protocol.EncodeHeartbeat(&protocol.Heartbeat{WorkerID: "hostile", LeaseMS: 60_000, Beat: 1})
 	require.NoError(t, err)
