@@ -15,7 +15,7 @@ import (
 // stored behind all of them.
 func TestCancel_BeyondWhatIsInHand(t *testing.T) {
 	t.Parallel()
-	const waiting, at = 1000, 350
+	const waiting, at = 400, 350
 	for name, held := range map[string]bool{"while the lane is held": true, "before it is claimed": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -4,6 +4,7 @@ package chaos
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"testing"
@@ -18,10 +19,14 @@ import (
 )
 
 // A worker that is killed while it holds a thousand lanes: another one gets them all when their
-// leases have ended. The long form takes leases of the default length.
+// leases have ended. The short form has three hundred.
 func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
-	const lanes, lease = 1000, natsio.DefaultAckWait
+	const lease = natsio.DefaultAckWait
+	lanes := 300
+	if *calls > 0 {
+		lanes = 1000
+	}
 	r := newPlace(t, setup{slots: lanes, lease: lease})
 	r.startWorker()
 	p, err := lane.NewPublisher(t.Context(), r.nc, protocol.DefaultFleet)
@@ -46,21 +51,27 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 	r.workers[0].kill()
 	r.awaitStarts(1, lanes)
 	t.Logf("%d lanes, leases of %s: after kill -9 all are served again within %s", lanes, lease, time.Since(killed).Round(time.Millisecond))
-	require.Equal(t, lanes, r.starts(1))
 	r.workers[1].kill()
 }
 
-// starts is how many executions a worker has begun.
+// starts is how many calls a worker has begun.
 func (r *rig) starts(worker int) int {
 	log, err := os.ReadFile(r.path(string(r.workers[worker].id) + ".log"))
 	if os.IsNotExist(err) {
 		return 0
 	}
 	require.NoError(r.t, err)
-	return bytes.Count(log, []byte(`"kind":"start"`))
+	calls := map[protocol.CallID]struct{}{}
+	for line := range bytes.Lines(log) {
+		var record Record
+		if json.Unmarshal(line, &record) == nil && record.Kind == KindStart { // the last one may be half written
+			calls[record.CallID] = struct{}{}
+		}
+	}
+	return len(calls)
 }
 
 func (r *rig) awaitStarts(worker, n int) {
 	r.t.Helper()
-	require.Eventually(r.t, func() bool { return r.starts(worker) >= n }, patience, 10*time.Millisecond, "not all lanes are served")
+	require.Eventually(r.t, func() bool { return r.starts(worker) >= n }, patience, 100*time.Millisecond, "not all lanes are served")
 }
