@@ -115,7 +115,12 @@ func (t Topology) room(ctx context.Context, js jetstream.JetStream) (int64, erro
 func (r *reservation) take(ctx context.Context, lock string) error {
 	config := jetstream.StreamConfig{Name: lock, Description: "made by " + uuid.NewString(), Storage: jetstream.FileStorage}
 	for broken := false; ; {
-		_, err := r.js.CreateStream(ctx, config)
+		_, err := Open(ctx, r.js.Stream, lock)
+		if err == nil {
+			err = jetstream.ErrStreamNameAlreadyInUse
+		} else if errors.Is(err, jetstream.ErrStreamNotFound) {
+			_, err = r.js.CreateStream(ctx, config)
+		}
 		if err == nil {
 			r.lock, r.until = lock, time.Now().Add(roomPatience)
 			return nil

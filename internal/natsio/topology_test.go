@@ -129,6 +129,20 @@ func TestEnsure_SharesOfManyAtOnce(t *testing.T) {
 	}
 }
 
+// A process that was lost while it made the fleet is waited for, and not for ever.
+func TestEnsure_SharesAfterALostProcess(t *testing.T) {
+	t.Parallel()
+	f := roomy(t, 100<<30)
+	lock, probe := tf.RoomStreams()
+	for _, left := range []jetstream.StreamConfig{{Name: lock}, {Name: probe, MaxBytes: 60 << 30}} {
+		_, err := f.JS.CreateStream(t.Context(), left)
+		require.NoError(t, err)
+	}
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
+	require.Equal(t, natsio.Shares(tf)["OBJ_TF_KEPT"], configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
+	require.NotContains(t, names(t, f), lock)
+}
+
 // A cluster knows late what its servers have left.
 func TestEnsure_SharesOfACluster(t *testing.T) {
 	t.Parallel()
