@@ -117,7 +117,7 @@ func (r *rig) history() *History {
 // stored reads the results stream.
 func (r *rig) stored() []Stored {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(r.t.Context(), 10*patience) // for a hundred thousand and more
 	defer cancel()
 	stream, err := r.js.Stream(ctx, protocol.DefaultFleet.ResultsStream())
 	require.NoError(r.t, err)
