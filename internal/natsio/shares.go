@@ -51,8 +51,8 @@ type reservation struct {
 }
 
 // reserve finds out what shares there is room for, by a stream that asks for all of it, and goes
-// again. Until release, other processes of the fleet wait: one would take for gone what another asks
-// for.
+// again. Until release, other processes of the fleet wait: one would take for gone what another
+// asks for.
 func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reservation, error) {
 	r := &reservation{topology: t, js: js, until: time.Now().Add(roomPatience)}
 	lock, probe := t.Fleet.RoomStreams()
@@ -92,8 +92,8 @@ func (t Topology) reserve(ctx context.Context, js jetstream.JetStream) (*reserva
 	return r, nil
 }
 
-// room is what the streams take that are missing, and journals, which have no bound; none if none is
-// missing.
+// room is what the streams take that are missing, and journals, which have no bound; none if none
+// is missing.
 func (t Topology) room(ctx context.Context, js jetstream.JetStream) (int64, error) {
 	shares, room := Shares(t.Fleet), int64(0)
 	for name, share := range shares {

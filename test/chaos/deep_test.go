@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/dispatch"
@@ -150,8 +149,8 @@ func (d *deep) killBusiest() {
 }
 
 // probe puts a call into a lane that nobody uses, 50 times a second and whether or not those before
-// have their results, until ctx ends and all have them. Where far too many have none, a busy machine
-// would have ever more.
+// have their results, until ctx ends and all have them. There are not ever more of them on a busy
+// machine.
 func (d *deep) probe(ctx context.Context) {
 	var open sync.Map
 	watch, err := d.results.Watch(ctx, "probe", func(r *protocol.Result) {
