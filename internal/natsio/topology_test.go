@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
@@ -164,12 +163,7 @@ func TestEnsure_SharesOfACluster(t *testing.T) {
 // roomy is a server with so much room for files.
 func roomy(t *testing.T, room int64) *natsiotest.Fleet {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: room, NoSigs: true, NoLog: true,
-	})
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	s := natsiotest.Serve(t, natsiotest.Alone(t, fmt.Sprintf("max_file_store: %d", room), ""))
 	require.True(t, s.ReadyForConnections(20*time.Second))
 	nc, err := natsio.Connect(t.Context(), s.ClientURL(), natsio.ConnectOptions{Name: "test"})
 	require.NoError(t, err)

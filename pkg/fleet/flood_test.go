@@ -138,9 +138,19 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	}, time.Minute, 10*time.Millisecond)
 	flood(fleetName.ClaimsStream(), "tf.claim.default.%", 100)
 	waiting := make(chan fleet.Outcome)
-	go func() { waiting <- call("bash", `{"command":"true"}`) }()
-	for line := ""; !strings.Contains(line, "lane cannot be claimed") || !strings.Contains(line, "queue is full"); line = <-said {
-		require.NoError(t, ctx.Err())
+	go func() {
+		outcome, err := f.Call(ctx, table, protocol.NewSessionID(), "bash", `{"command":"true"}`, &loop.SingleOptions{MinLevel: "none"})
+		if err != nil {
+			t.Error(err)
+		}
+		waiting <- outcome
+	}()
+	for line := ""; !strings.Contains(line, "lane cannot be claimed") || !strings.Contains(line, "queue is full"); {
+		select {
+		case line = <-said:
+		case <-ctx.Done():
+			require.NoError(t, ctx.Err())
+		}
 	}
 	purge(fleetName.ClaimsStream(), jetstream.WithPurgeSubject(claims))
 	require.Equal(t, protocol.StatusOK, (<-waiting).Status, "it waits for room")

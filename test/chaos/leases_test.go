@@ -55,3 +55,10 @@ func (r *rig) addLostLeases(h *History) {
 		}
 	}
 }
+
+// lostLease reports whether a lease of a worker ended.
+func (r *rig) lostLease(worker protocol.WorkerID) bool {
+	r.leases.mu.Lock()
+	defer r.leases.mu.Unlock()
+	return slices.ContainsFunc(r.leases.lost, func(f Fault) bool { return f.Worker == worker })
+}

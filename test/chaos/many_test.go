@@ -46,32 +46,37 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 	pause.For(t.Context(), lease) // every lease is renewed at least once
 	r.startWorker()
 	pause.For(t.Context(), 300*time.Millisecond)
-	require.Zero(t, r.starts(1), "no lane is given away while it is held")
+	_, executions := r.starts(1)
+	require.Zero(t, executions, "no lane is given away while it is held")
 	killed := time.Now()
 	r.workers[0].kill()
 	r.awaitStarts(1, lanes)
 	t.Logf("%d lanes, leases of %s: after kill -9 all are served again within %s", lanes, lease, time.Since(killed).Round(time.Millisecond))
+	if _, executions = r.starts(1); !r.lostLease(r.workers[1].id) {
+		require.Equal(t, lanes, executions)
+	}
 	r.workers[1].kill()
 }
 
-// starts is how many calls a worker has begun.
-func (r *rig) starts(worker int) int {
+// starts is how many calls a worker has begun, and how often in all.
+func (r *rig) starts(worker int) (calls, executions int) {
 	log, err := os.ReadFile(r.path(string(r.workers[worker].id) + ".log"))
 	if os.IsNotExist(err) {
-		return 0
+		return 0, 0
 	}
 	require.NoError(r.t, err)
-	calls := map[protocol.CallID]struct{}{}
+	begun := map[protocol.CallID]struct{}{}
 	for line := range bytes.Lines(log) {
 		var record Record
 		if json.Unmarshal(line, &record) == nil && record.Kind == KindStart { // the last one may be half written
-			calls[record.CallID] = struct{}{}
+			begun[record.CallID] = struct{}{}
+			executions++
 		}
 	}
-	return len(calls)
+	return len(begun), executions
 }
 
 func (r *rig) awaitStarts(worker, n int) {
 	r.t.Helper()
-	require.Eventually(r.t, func() bool { return r.starts(worker) >= n }, patience, 100*time.Millisecond, "not all lanes are served")
+	require.Eventually(r.t, func() bool { calls, _ := r.starts(worker); return calls >= n }, patience, 100*time.Millisecond, "not all lanes are served")
 }
