@@ -66,13 +66,16 @@ cat >"$dir/script.json" <<'EOF'
   {"text": "Read."}
 ]}
 EOF
-chmod 644 "$dir"/*.json
+openssl genpkey -algorithm ed25519 -out "$dir/calls.key"
+openssl pkey -in "$dir/calls.key" -pubout -out "$dir/calls.pub"
+chmod 644 "$dir"/*.json "$dir"/calls.*
 # By default podman asks for more open files and processes than an ordinary user may have.
 {
   echo "services:"
   for service in "${nats[@]}" coordinator worker; do
     echo "  $service: { ulimits: { nofile: $(ulimit -Hn), nproc: 30000 } }"
   done
+  echo "secrets: { calls.key: { file: $dir/calls.key }, calls.pub: { file: $dir/calls.pub } }"
 } | sed "s|^  coordinator: {|& volumes: [\"$dir/script.json:/script.json:ro\"],|" >"$dir/proof.yaml"
 
 compose up -d "${nats[@]}" coordinator worker >"$dir/up.log" 2>&1 || { cat "$dir/up.log"; fail "podman-compose up"; }

@@ -78,7 +78,7 @@ func TestHoard_OthersAreAnsweredAndToldWho(t *testing.T) {
 	defer cancel()
 	waits := v.call(ctx, victim, "true")
 	require.Equal(t, protocol.StatusOutcomeUnknown, waits.Status)
-	require.Contains(t, waits.Error.Message, "request to cancel it")
+	require.Contains(t, waits.Error.Message, "a request to cancel") // which a busy machine may not take in that time
 	require.Equal(t, protocol.StatusOK, v.call(t.Context(), "other", "true").Status)
 
 	o, err := operator.New(t.Context(), v.place.connect(t, v.place.pool, nil), fleetName)

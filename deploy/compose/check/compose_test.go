@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -194,6 +195,24 @@ func TestCompose_WorkersHaveNoKeyButTheirs(t *testing.T) {
 	require.Contains(t, string(worker), "tf-lesser")
 	require.NotContains(t, string(worker), "tf-secret")
 	require.NotContains(t, string(worker), "sk-1", "only the coordinator talks to models")
+}
+
+// TestCompose_CallsAreSigned: a coordinator has the private key, a worker the public one, and git neither.
+func TestCompose_CallsAreSigned(t *testing.T) {
+	t.Parallel()
+	loaded := project(t)
+	ignored, err := os.ReadFile("../.gitignore")
+	require.NoError(t, err)
+	for service, want := range map[string]struct{ variable, file string }{
+		"coordinator": {"TOOLFLEET_SIGN_KEY", "calls.key"}, "worker": {"TOOLFLEET_CALL_KEYS", "calls.pub"},
+	} {
+		s := loaded.Services[service]
+		require.Equal(t, "/run/secrets/"+want.file, *s.Environment[want.variable])
+		require.Len(t, s.Secrets, 1)
+		require.Equal(t, want.file, s.Secrets[0].Source)
+		require.Equal(t, want.file, filepath.Base(loaded.Secrets[want.file].File))
+		require.Contains(t, string(ignored), want.file+"\n")
+	}
 }
 
 // TestCompose_PrometheusFindsEverybody: as many workers as there are have one name.

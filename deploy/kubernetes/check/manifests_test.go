@@ -135,7 +135,7 @@ func TestManifests_PodsAreConfined(t *testing.T) {
 		require.False(t, *security.AllowPrivilegeEscalation, name)
 		require.Nil(t, security.Privileged, name)
 		for _, volume := range pod.Volumes {
-			require.NotNil(t, volume.EmptyDir, "%s: volume %s", name, volume.Name)
+			require.True(t, volume.EmptyDir != nil || volume.Secret != nil, "%s: volume %s", name, volume.Name)
 		}
 		require.NotContains(t, pod.Containers[0].Image, "latest")
 		require.Regexp(t, `^registry\.example/toolfleet/`+name+`:v`, pod.Containers[0].Image)
@@ -211,6 +211,16 @@ func TestSecrets_HaveTheKeysThatPodsAskFor(t *testing.T) {
 			require.Contains(t, secrets[from.Name].StringData, from.Key)
 		}
 	}
+	for name, key := range map[string]string{"coordinator": "calls.key", "worker": "calls.pub"} {
+		pod := deployment(t, name).Spec.Template.Spec
+		mount := volumeOf(t, pod, "keys")
+		require.Equal(t, "toolfleet-"+name, mount.SecretName, "a pod has no key but its own")
+		require.Equal(t, []corev1.KeyToPath{{Key: key, Path: key}}, mount.Items)
+		require.Contains(t, secrets[mount.SecretName].StringData, key)
+		env := environment(pod.Containers[0])
+		require.Equal(t, "/etc/toolfleet/"+key, env["TOOLFLEET_SIGN_KEY"].Value+env["TOOLFLEET_CALL_KEYS"].Value)
+		require.Contains(t, pod.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "keys", MountPath: "/etc/toolfleet", ReadOnly: true})
+	}
 	server := secrets["toolfleet-nats"].StringData
 	require.Equal(t, "default=nats://fleet_default:"+server["fleet"]+"@nats:4222", secrets["toolfleet-coordinator"].StringData["pool-nats"])
 	for name, user := range map[string]string{"coordinator": "fleet", "worker": "worker"} {
@@ -223,6 +233,18 @@ func deployment(t *testing.T, name string, components ...string) *appsv1.Deploym
 	d, ok := objects(t, components...)["Deployment/"+name].(*appsv1.Deployment)
 	require.True(t, ok, name)
 	return d
+}
+
+func volumeOf(t *testing.T, pod corev1.PodSpec, name string) *corev1.SecretVolumeSource {
+	t.Helper()
+	for _, volume := range pod.Volumes {
+		if volume.Name == name {
+			require.NotNil(t, volume.Secret)
+			return volume.Secret
+		}
+	}
+	require.Fail(t, "there is no volume "+name)
+	return nil
 }
 
 func environment(c corev1.Container) map[string]corev1.EnvVar {
