@@ -224,6 +224,7 @@ func (h *Holder) pull(ctx context.Context) {
 }
 
 func (h *Holder) deliver(msg *nats.Msg) {
+	defer h.slots.nudge() // the request that it came by is used up
 	ready, err := readReady(msg)
 	if err != nil {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
@@ -237,7 +238,6 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		h.store.Nack(ready.ack, 0)
 		return
 	}
-	h.slots.nudge() // the request that it came by is used up
 	h.enter(ready)
 }
 

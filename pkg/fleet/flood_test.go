@@ -171,5 +171,5 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	waits, err := f.Call(soon, table, protocol.NewSessionID(), "bash", `{"command":"true"}`, &loop.SingleOptions{MinLevel: "none"})
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOutcomeUnknown, waits.Status)
-	require.Contains(t, waits.Error.Message, "request to cancel it", "nobody can claim its lane")
+	require.Contains(t, waits.Error.Message, "a request to cancel", "nobody can claim its lane")
 }

@@ -2,8 +2,12 @@ package fleet_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -11,10 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
@@ -59,6 +65,14 @@ func (v *victims) publish(subject string, body []byte, err error) {
 	require.NotContains(v.t, string(answer.Data), "error")
 }
 
+// last reads the last message of a subject, as a worker; without one it is empty.
+func (v *victims) last(stream, subject string) []byte {
+	v.t.Helper()
+	msg, err := v.hostile.Request("$JS.API.DIRECT.GET."+stream, []byte(`{"last_by_subj":"`+subject+`"}`), time.Minute)
+	require.NoError(v.t, err)
+	return msg.Data
+}
+
 // hoard claims a lane in the name of a worker with an endless lease.
 func (v *victims) hoard(lane protocol.Lane) {
 	v.t.Helper()
@@ -88,6 +102,89 @@ func TestHoard_OthersAreAnsweredAndToldWho(t *testing.T) {
 	require.NotEmpty(t, lanes.Lanes)
 	require.Equal(t, operator.StateLost, lanes.Lanes[0].State)
 	require.EqualValues(t, "hoarder", lanes.Lanes[0].Holder)
+}
+
+// TestHoard_LeaseOfAnother: whoever has a worker's key ends the lease of another worker, in its
+// name. What that one ran starts again, as after any lost lease, and its worker goes on.
+func TestHoard_LeaseOfAnother(t *testing.T) {
+	t.Parallel()
+	v := newVictims(t)
+	lane, ended, starts := protocol.Lane("sandbox/"+victim), make(chan fleet.Outcome, 1), filepath.Join(t.TempDir(), "starts")
+	go func() {
+		ended <- v.call(t.Context(), victim, "echo >>"+starts+"; [ $(wc -l <"+starts+") = 2 ] || sleep 100")
+	}()
+	var claim *protocol.Claim
+	for claim == nil { // nobody has it yet
+		claim, _ = protocol.DecodeClaim(v.last("TF_CLAIMS", fleetName.ClaimSubject(protocol.DefaultPool, lane.Hash())))
+	}
+	require.Eventually(t, func() bool { _, err := os.Stat(starts); return err == nil }, time.Minute, time.Millisecond)
+	beat, err := protocol.EncodeHeartbeat(&protocol.Heartbeat{WorkerID: claim.WorkerID, LeaseMS: 10_000, Beat: 1 << 40, Expired: true})
+	v.publish(fleetName.HeartbeatSubject(protocol.DefaultPool, claim.Life), beat, err)
+	outcome := <-ended
+	require.Equal(t, protocol.StatusOK, outcome.Status, outcome.Text)
+	require.Equal(t, claim.WorkerID, outcome.Result.WorkerID, "it is the only one")
+	require.Equal(t, 2, outcome.Result.Attempt)
+	require.Equal(t, protocol.StatusOK, v.call(t.Context(), victim, "true").Status)
+}
+
+// TestFlood_OfReadyMessages: whoever has a worker's key calls workers to lanes in which nothing
+// waits. Calls run beside that.
+func TestFlood_OfReadyMessages(t *testing.T) {
+	t.Parallel()
+	v := newVictims(t)
+	for n := range 500 {
+		lane := protocol.Lane(fmt.Sprint("sandbox/n", n))
+		ready := nats.NewMsg(fleetName.ReadySubject(protocol.DefaultPool, lane.Hash()))
+		if n < 250 { // else it is malformed
+			ready.Header.Set(protocol.HeaderLane, lane.HeaderText())
+		}
+		require.NoError(t, v.hostile.PublishMsg(ready))
+	}
+	require.NoError(t, v.hostile.Flush())
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	require.Equal(t, protocol.StatusOK, v.call(ctx, victim, "true").Status)
+}
+
+// TestFlood_OfQuestions: whoever has a worker's key asks much in the name of a call of an MCP
+// server. A person is told, and what the call asks itself is answered.
+func TestFlood_OfQuestions(t *testing.T) {
+	t.Parallel()
+	v := newVictims(t)
+	made, problems, err := v.fleet.ServerTools(t.Context(), victim, []mcp.Server{
+		{MCPServer: toolservertest.Program("test"), Settings: mcp.Settings{Only: []string{"form"}}},
+	}, nil)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+	table, err := tools.NewTable(made...)
+	require.NoError(t, err)
+	junk := 0
+	outcome, err := v.fleet.Call(t.Context(), table, victim, "test__form", "{}", &loop.SingleOptions{MinLevel: "none", Observe: func(e loop.Event) {
+		switch {
+		case e.Type != loop.EventQuestionAsked:
+		case e.Question.Message == "junk":
+			junk++
+		default:
+			go func() {
+				for n := range 20_000 {
+					body, err := protocol.EncodeQuestion(protocol.Question{ID: fmt.Sprint(n), Message: "junk"})
+					if err == nil {
+						err = v.hostile.Publish(fleetName.QuestionSubject(protocol.DefaultPool, victim, e.CallID), body)
+					}
+					if err != nil {
+						t.Error(err)
+						break
+					}
+				}
+				if err := errors.Join(v.hostile.Flush(), v.fleet.Answer(t.Context(), e, protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"Bob"}`)})); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+	}})
+	require.NoError(t, err)
+	require.Contains(t, outcome.Text, `"name":"Bob"`)
+	require.NotZero(t, junk)
 }
 
 // TestFlood_OfWordsAboutACall: whoever has a worker's key says much about a call of its pool. It
