@@ -28,6 +28,10 @@ TESTING := $(LAVISH) GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG))" \
 ONCE     := $(LAVISH) CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
 LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
 SYSTEMS  := darwin/arm64 windows/amd64
+# Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
+# long, and what they are made of is tested with it.
+PROCESSES = ./cmd/... ./test/...
+PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '/(cmd|test)/'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
@@ -67,10 +71,11 @@ program:
 ## Check
 
 .PHONY: test
-test: program bin/testsum ## Run every test with the race detector (PKG=./pkg/... for some)
+test: program bin/testsum ## Run every test, those of packages with the race detector (PKG=./pkg/... for some, PKG=./test/... with it, too)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
 	races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
-	$(TESTING) go test $(RACE) -vet=off -timeout 15m -json $(PKG) | bin/testsum # the linters vet, and see more
+	{ failed=; $(if $(filter ./...,$(PKG)),$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off -timeout 15m -json $(PROCESSES) || failed=1;) \
+	$(TESTING) go test $(RACE) -vet=off -timeout 15m -json $(PACKAGES) || failed=1; [ -z "$$failed" ]; } | bin/testsum # the linters vet, and see more
 	$(if $(filter ./...,$(PKG)),$(ONCE) go test ./internal/lane/core) # a thousand seeds, which the detector would make ten times as slow
 
 .PHONY: chaos

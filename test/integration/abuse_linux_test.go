@@ -223,10 +223,10 @@ func bounded(t *testing.T, e protocol.Execution) {
 
 // TestAbuse_WorkerStaysResponsive: whatever a sandbox does, calls in others are answered,
 // the result says what ended it, nothing of it survives, and it can be used again. How soon can
-// only be judged without the race detector.
+// only be judged without the race detector, and alone.
 func TestAbuse_WorkerStaysResponsive(t *testing.T) { //nolint:paralleltest // it measures
-	if raceEnabled {
-		t.Skip("its times mean nothing under the race detector: make escape runs it")
+	if raceEnabled || testing.Short() {
+		t.Skip("its times mean nothing under the race detector or beside other tests: make escape runs it")
 	}
 	uid := os.Geteuid()
 	if uid == 0 {

@@ -13,18 +13,14 @@ import (
 // module is the root of the source tree.
 const module = "../.."
 
-// Binaries of this run of the tests; set by TestMain. refunds is a worker with a handler. plain is
-// the coordinator without the race detector, of which many are started that end at once.
-var coordinator, plain, worker, refunds string
+// Binaries of this run of the tests; set by TestMain. refunds is a worker with a handler.
+var coordinator, worker, refunds string
 
 func TestMain(m *testing.M) {
 	toolservertest.Main()
 	natsiotest.Overlap()
 	os.Exit(processtest.Built("", raceEnabled, func(dir string) int {
 		coordinator, worker, refunds = filepath.Join(dir, "coordinator"), filepath.Join(dir, "worker"), filepath.Join(dir, "refunds")
-		return processtest.Built("", false, func(dir string) int {
-			plain = filepath.Join(dir, "coordinator")
-			return processtest.Leakless(m)
-		}, "./cmd/coordinator")
+		return processtest.Leakless(m)
 	}, "./cmd/coordinator", "./cmd/worker", "./examples/refunds"))
 }

@@ -133,12 +133,9 @@ type finished struct {
 	stderr string
 }
 
-// execute runs a binary to its end; the coordinator is [plain] here.
+// execute runs a binary to its end.
 func execute(tb testing.TB, binary string, l launch) finished {
 	tb.Helper()
-	if binary == coordinator {
-		binary = plain
-	}
 	p := start(tb, binary, l)
 	code := p.wait(tb)
 	return finished{code: code, stdout: p.stdout.String(), stderr: p.stderr.String()}
