@@ -67,10 +67,15 @@ export class Fleet {
   /** Has the pool's consumer wait before it delivers a ready message again. */
   park(msg, ms) { this.nc.publish(msg.reply, `-NAK {"delay": ${Math.round(ms) * 1e6}}`); }
 
-  /** Has the pool's consumer deliver a ready message again at once, whoever was given it before. */
+  /** The same, and returns when the consumer knows. */
+  async parkSurely(msg, ms) { await this.nc.request(msg.reply, `-NAK {"delay": ${Math.round(ms) * 1e6}}`); }
+
+  /** Has the pool's consumer deliver a ready message again at once, whoever was given it before, and returns when it knows. */
   async redeliver(pool, seq) {
     const { delivered } = await this.jsm.consumers.info(this.calls, `ready_${pool}`);
-    this.nc.publish(`$JS.ACK.${this.calls}.ready_${pool}.1.${seq}.${delivered.consumer_seq}.${Date.now()}000000.0`, "-NAK");
+    const ack = `$JS.ACK.${this.calls}.ready_${pool}.1.${seq}.${delivered.consumer_seq}.${Date.now()}000000.0`;
+    this.nc.publish(ack, `-NAK {"delay": 1}`); // outlives the consumer's leader
+    await this.nc.request(ack, "-NAK");
   }
 
   /** Returns the stored result of a call; null if there is none yet. */

@@ -258,7 +258,7 @@ export class Lane {
   /** Leaves the ready message to another worker. */
   async handOver(interrupted) {
     const { fleet, worker, msg } = this;
-    fleet.park(msg, worker.lease); // should this process be lost before the last step
+    await fleet.parkSurely(msg, worker.lease); // should this process be lost before the last step
     if (interrupted) await fleet.replace(this.claimSubject, { ...this.record, life: "", interrupted }, this.epoch);
     else await fleet.remove(fleet.claims, this.epoch);
     this.held = false;

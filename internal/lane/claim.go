@@ -166,7 +166,8 @@ func (h *Holder) disown(ctx context.Context, hash protocol.LaneHash) {
 	ours := h.life != nil && found.Life == h.life.id && h.held[hash] == nil &&
 		h.life.trusted(time.Now()) // what a lost life has claimed may have been started, and is taken over
 	h.mu.Unlock()
-	if ours && h.store.EndClaim(ctx, h.options.Pool, found.Claim, found.Epoch) == nil { // else somebody asks again
-		_ = h.store.Redeliver(ctx, h.options.Pool, found.Ready)
+	if ours && h.store.RedeliverAfter(ctx, h.options.Pool, h.lease, found.Ready) == nil &&
+		h.store.EndClaim(ctx, h.options.Pool, found.Claim, found.Epoch) == nil { // else somebody asks again
+		_ = h.store.Redeliver(ctx, h.options.Pool, found.Ready) // else it waits for a lease
 	}
 }

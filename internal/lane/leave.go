@@ -120,10 +120,11 @@ func (l *held) letGo(killed bool, deliver func(context.Context) error) {
 		}
 		return false
 	}
-	_ = s.RedeliverAfter(l.life.ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq) // should this worker be lost before it has the lane delivered
 	left := l.claim.Claim
 	left.Interrupted = killed || l.unresolved()
-	if tries(func(ctx context.Context) error {
+	if tries(func(ctx context.Context) error { // should this worker be lost, or its word, before it has the lane delivered
+		return s.RedeliverAfter(ctx, l.holder.options.Pool, l.holder.lease, l.ready.seq)
+	}) && tries(func(ctx context.Context) error {
 		return s.EndClaim(ctx, l.holder.options.Pool, left, l.claim.epoch.Load())
 	}) && deliver != nil {
 		l.holder.forget(l) // it may be delivered here

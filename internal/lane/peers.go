@@ -197,15 +197,22 @@ func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 	return false
 }
 
-// rescue has the lanes of an expired life taken over until none of its claims is left; then the
-// record goes.
+// rescue has the lanes of an expired life taken over until none of its claims is left, in a cluster
+// for a lease: who led it before the claim was stored may still answer. Then the record goes.
 func (p *peers) rescue(ctx context.Context, life protocol.LifeID) {
+	var none time.Time // since when
 	for wait := rescueFirst; ; wait = min(2*wait, rescueLast) {
 		left, err := p.claimsOf(ctx, life)
-		if err == nil && len(left) == 0 {
+		switch {
+		case err != nil || len(left) > 0:
+			none = time.Time{}
+			p.wake(ctx, left, wait == rescueLast)
+		case none.IsZero():
+			none = time.Now()
+		}
+		if !none.IsZero() && (p.store.Consistency().ReadsDirect() || time.Since(none) >= p.lease) {
 			break
 		}
-		p.wake(ctx, left, wait == rescueLast)
 		if !pause.For(ctx, wait) {
 			return
 		}

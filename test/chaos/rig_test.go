@@ -90,9 +90,7 @@ func newRig(t *testing.T, s setup) *rig {
 	t.Helper()
 	s.workers = max(s.workers, 3)
 	r := newPlace(t, s)
-	if s.orphans {
-		r.watchCalls()
-	}
+	r.watchCalls()
 	for range s.workers {
 		r.startWorker()
 	}

@@ -67,9 +67,9 @@ func (r *rig) conclude(begin time.Time) *Report {
 			r.counts["lease lost"]++
 		}
 	}
-	t.Logf("-seed=%d: %d calls, %d accepted, %d executions, %d run again, faults %v, %d violations, %d lost, %d double, slowest %s, statuses %v, %s in all",
+	t.Logf("-seed=%d: %d calls, %d accepted, %d executions, %d run again, faults %v, %d violations, %d lost, %d double, slowest %s, lane %s idle for %s, statuses %v, %s in all",
 		*seed, report.Calls, report.Accepted, report.Executions, report.Rerun, r.counts, len(report.Violations),
-		report.Lost, report.Double, report.Slowest.Round(time.Millisecond), report.Statuses, time.Since(begin).Round(time.Second))
+		report.Lost, report.Double, report.Slowest.Round(time.Millisecond), report.IdleLane, report.Idle.Round(time.Millisecond), report.Statuses, time.Since(begin).Round(time.Second))
 	require.Empty(t, h.Troubles)
 	require.Positive(t, report.Executions)
 	for i, v := range report.Violations {

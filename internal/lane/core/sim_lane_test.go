@@ -595,18 +595,21 @@ func (l *simLane) leave(t *task) bool {
 
 // letGo removes the claim and then has the lane delivered to somebody.
 func (l *simLane) letGo(t *task, killed, deliver bool) {
-	l.wk.later(l.ready.seq, simLease)
 	left := l.claim
 	left.Interrupted = (killed || l.unresolved()) && !l.broken("what a release keeps in the claim")
-	for l.wk.trusts(l.life) {
-		if l.wk.endClaim(t, left, l.epoch) {
-			l.forget()
-			if deliver {
-				l.wk.later(l.ready.seq, 0)
+	tries := func(do func() bool) bool {
+		for l.wk.trusts(l.life) {
+			if do() {
+				return true
 			}
-			return
+			t.sleep(5 * time.Millisecond)
 		}
-		t.sleep(5 * time.Millisecond)
+		return false
+	}
+	if tries(func() bool { return l.wk.surelyLater(t, l.ready.seq, simLease) }) &&
+		tries(func() bool { return l.wk.endClaim(t, left, l.epoch) }) && deliver {
+		l.forget()
+		tries(func() bool { return l.wk.surelyLater(t, l.ready.seq, 0) })
 	}
 }
 
@@ -619,10 +622,8 @@ type leaver struct {
 
 // RemoveReady implements [core.Leaver].
 func (l *leaver) RemoveReady() bool {
-	for !l.t.remove(readyOf(l.lane).cell, l.ready.seq) {
-		if l.t.sleep(20 * time.Millisecond); !l.wk.isFresh(l.life) {
-			return false
-		}
+	if !l.tries(l.t, func() bool { return l.wk.isFresh(l.life) && l.t.remove(readyOf(l.lane).cell, l.ready.seq) }) {
+		return false
 	}
 	if l.broken("the claim until the last look") && !l.t.remove(claimOf(l.lane).cell, l.epoch) {
 		return false

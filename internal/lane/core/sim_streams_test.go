@@ -384,8 +384,9 @@ func (s *streams) republish(m *message, b beatBody) {
 
 const (
 	simLease = time.Second
-	// parked is how long the consumer does not deliver what a holder keeps.
-	parked = 20 * simLease
+	// parked is how long the consumer does not deliver what a holder keeps: longer than anything is
+	// waited for, as nothing may depend on it.
+	parked = 120 * simLease
 )
 
 // schedule gives ready messages to whoever asks for one.

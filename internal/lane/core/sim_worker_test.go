@@ -36,6 +36,7 @@ type worker struct {
 	peers    map[protocol.LifeID]*core.Sighting
 	saved    map[protocol.LifeID]bool // expired lives whose lanes are looked after
 	disk     map[string][]protocol.CallID
+	nacked   time.Duration // when the last nack arrives
 }
 
 // simLife is a life of a worker.
@@ -170,13 +171,38 @@ func (wk *worker) pull(t *task, l *simLife) {
 }
 
 // later has the consumer wait before it delivers a ready message again. It is not answered.
-func (wk *worker) later(seq uint64, d time.Duration) {
+func (wk *worker) later(seq uint64, d time.Duration) { wk.nack(seq, d, func() {}) }
+
+// nack is what later sends: it may get lost, and does not overtake another one of this worker.
+func (wk *worker) nack(seq uint64, d time.Duration, known func()) {
 	w := wk.m.w
-	w.after(w.delay(), func() {
+	if w.mishap(2) {
+		return
+	}
+	wk.nacked = max(w.now+w.delay(), wk.nacked)
+	w.after(wk.nacked-w.now, func() {
 		if wk.m.cut <= w.now {
 			wk.s.park(seq, d)
+			known()
 		}
 	})
+}
+
+// surelyLater is later with an answer. It reports whether the consumer knows.
+func (wk *worker) surelyLater(t *task, seq uint64, d time.Duration) bool {
+	if wk.broken("the answer to a redelivery") {
+		wk.later(seq, d)
+		return true
+	}
+	w, waits := wk.m.w, t.waits+1
+	wk.nack(seq, d, func() {
+		if !w.mishap(2) {
+			w.after(w.delay(), func() { t.wake(waits, reply[bool]{true}) })
+		}
+	})
+	w.after(patience, func() { t.wake(waits, nil) })
+	_, ok := t.wait().(reply[bool])
+	return ok
 }
 
 func (wk *worker) see(life protocol.LifeID, seq uint64, expired bool) {
@@ -240,9 +266,11 @@ func (wk *worker) expire(t *task, life protocol.LifeID, seen uint64) {
 	}
 }
 
-// rescue has the lanes of an expired life taken over until none of its claims is left.
+// rescue has the lanes of an expired life taken over until none of its claims is left, in a cluster
+// for a lease: an answer may be old.
 func (wk *worker) rescue(t *task, life protocol.LifeID) {
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*simLease) {
+	var none time.Duration // since when
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, simLease/4) {
 		found, ok := t.readKind(claim)
 		left := 0
 		for _, m := range found {
@@ -252,8 +280,13 @@ func (wk *worker) rescue(t *task, life protocol.LifeID) {
 				wk.later(c.Ready, 0)
 			}
 		}
-		if ok && left == 0 {
+		switch once := !wk.m.w.cluster || wk.broken("the second look at claims"); {
+		case !ok || left > 0:
+			none = 0
+		case once || none > 0 && wk.m.w.now-none >= simLease:
 			return
+		case none == 0:
+			none = wk.m.w.now
 		}
 		t.sleep(wait)
 	}
@@ -357,7 +390,8 @@ func (wk *worker) disown(t *task, lane string) {
 		return
 	}
 	c := found.body.(protocol.Claim)
-	if wk.life != nil && c.Life == wk.life.id && wk.held[lane] == nil && wk.trusts(wk.life) && wk.endClaim(t, c, found.seq) {
+	if wk.life != nil && c.Life == wk.life.id && wk.held[lane] == nil && wk.trusts(wk.life) &&
+		wk.surelyLater(t, c.Ready, simLease) && wk.endClaim(t, c, found.seq) {
 		wk.later(c.Ready, 0)
 	}
 }

@@ -164,7 +164,8 @@ func (s *Store) Consumer(ctx context.Context, pool protocol.Pool) (*jetstream.Co
 }
 
 // Redeliver has the pool's consumer deliver ready messages again at once, whoever was given them
-// before. It does nothing about one that is not on its way to anybody.
+// before. It does nothing about one that is not on its way to anybody. Its error says that the
+// consumer may not know of it.
 func (s *Store) Redeliver(ctx context.Context, pool protocol.Pool, seqs ...uint64) error {
 	return s.RedeliverAfter(ctx, pool, 0, seqs...)
 }
@@ -175,10 +176,20 @@ func (s *Store) RedeliverAfter(ctx context.Context, pool protocol.Pool, wait tim
 	if err != nil || consumer == nil {
 		return err
 	}
-	for _, seq := range seqs { // the server looks for the message by its own sequence, and whether the delivery is possible
+	for i, seq := range seqs { // the server looks for the message by its own sequence, and whether the delivery is possible
 		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool),
 			seq, consumer.Delivered.Consumer, time.Now().UnixNano())
-		if err := s.NC.Publish(ack, nack(wait)); err != nil {
+		if wait == 0 { // only what has a delay outlives the consumer's leader
+			err = s.NC.Publish(ack, nack(time.Nanosecond))
+		}
+		switch {
+		case err != nil:
+		case i < len(seqs)-1:
+			err = s.NC.Publish(ack, nack(wait))
+		default: // the answer to the last is one to all
+			_, err = s.Request(ctx, ShortTimeout, &nats.Msg{Subject: ack, Data: nack(wait)})
+		}
+		if err != nil {
 			return fmt.Errorf("deliver ready message %d again: %w", seq, err)
 		}
 	}

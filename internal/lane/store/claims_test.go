@@ -5,9 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -17,4 +19,42 @@ func TestHeartbeat_LeasesEnd(t *testing.T) {
 	for said, want := range map[int64]time.Duration{10_000: 10 * time.Second, 1 << 42: natsio.MaxAckWait, math.MaxInt64: natsio.MaxAckWait} {
 		require.Equal(t, want, (&StoredHeartbeat{Heartbeat: protocol.Heartbeat{LeaseMS: said}}).Lease())
 	}
+}
+
+// Law: a ready message that is to be delivered again is, also when the consumer's leader fails
+// before anybody asks for it, and where a holder had it wait for long.
+func TestRedeliver_OutlivesTheLeader(t *testing.T) {
+	t.Parallel()
+	c := natsiotest.NewCluster(t)
+	nc, pool := c.Connect(), protocol.DefaultPool
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: 3}))
+	require.NoError(t, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, pool))
+	s, err := Open(t.Context(), nc, protocol.DefaultFleet)
+	require.NoError(t, err)
+	lane := protocol.Lane("l/1")
+	made, err := s.MakeReady(t.Context(), pool, lane)
+	require.NoError(t, err)
+	require.True(t, made)
+	consumer, err := js.Consumer(t.Context(), s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool))
+	require.NoError(t, err)
+	msg, err := consumer.Next(jetstream.FetchMaxWait(time.Minute))
+	require.NoError(t, err)
+	meta, err := msg.Metadata()
+	require.NoError(t, err)
+	s.Nack(msg.Reply(), time.Hour)
+
+	require.NoError(t, s.Redeliver(t.Context(), pool, meta.Sequence.Stream))
+	before := c.ConsumerLeader(s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool))
+	answer, err := nc.Request("$JS.API.CONSUMER.LEADER.STEPDOWN."+s.Fleet.CallsStream()+"."+s.Fleet.ReadyConsumer(pool), nil, time.Minute)
+	require.NoError(t, err)
+	require.Contains(t, string(answer.Data), `"success":true`)
+	require.Eventually(t, func() bool {
+		leader := c.ConsumerLeader(s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool))
+		return leader >= 0 && leader != before
+	}, time.Minute, 10*time.Millisecond)
+	again, err := consumer.Next(jetstream.FetchMaxWait(30 * time.Second))
+	require.NoError(t, err)
+	require.Equal(t, msg.Subject(), again.Subject())
 }
