@@ -308,7 +308,7 @@ var guards = []struct {
 	{"the caretaker", false, nil, 69},
 	{"the answer to a redelivery", true, nil, 1308},
 	{"the second look at claims", true, nil, 3500},
-	{"the floor of the caretaker", true, nil, 1844},
+	{"the floor of the caretaker", true, nil, 23031},
 	{"the floor", true, nil, 19},
 	{"the condition of a commit", false, nil, 1},
 	{"the restore", false, nil, 1},
