@@ -197,23 +197,23 @@ func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 	return false
 }
 
-// rescue has the lanes of an expired life taken over until none of its claims is left, in a cluster
-// for a lease: who led it before the claim was stored may still answer. Then the record goes.
+// rescue has the lanes of an expired life taken over until none of its claims is left; then the
+// record goes. In a cluster it looks once more a lease later: who led it before a claim was stored
+// may have answered.
 func (p *peers) rescue(ctx context.Context, life protocol.LifeID) {
-	var none time.Time // since when
-	for wait := rescueFirst; ; wait = min(2*wait, rescueLast) {
+	before := false // none was left
+	for wait := rescueFirst; ; {
 		left, err := p.claimsOf(ctx, life)
-		switch {
-		case err != nil || len(left) > 0:
-			none = time.Time{}
-			p.wake(ctx, left, wait == rescueLast)
-		case none.IsZero():
-			none = time.Now()
-		}
-		if !none.IsZero() && (p.store.Consistency().ReadsDirect() || time.Since(none) >= p.lease) {
+		none := err == nil && len(left) == 0
+		if none && (before || p.store.Consistency().ReadsDirect()) {
 			break
 		}
-		if !pause.For(ctx, wait) {
+		next := p.lease
+		if !none {
+			p.wake(ctx, left, wait == rescueLast)
+			next, wait = wait, min(2*wait, rescueLast)
+		}
+		if before = none; !pause.For(ctx, next) {
 			return
 		}
 	}

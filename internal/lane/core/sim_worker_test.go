@@ -266,11 +266,11 @@ func (wk *worker) expire(t *task, life protocol.LifeID, seen uint64) {
 	}
 }
 
-// rescue has the lanes of an expired life taken over until none of its claims is left, in a cluster
-// for a lease: an answer may be old.
+// rescue has the lanes of an expired life taken over until none of its claims is left. In a cluster
+// it looks once more a lease later: an answer may be old.
 func (wk *worker) rescue(t *task, life protocol.LifeID) {
-	var none time.Duration // since when
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, simLease/4) {
+	once, before := !wk.m.w.cluster || wk.broken("the second look at claims"), false
+	for wait := 50 * time.Millisecond; ; {
 		found, ok := t.readKind(claim)
 		left := 0
 		for _, m := range found {
@@ -280,15 +280,15 @@ func (wk *worker) rescue(t *task, life protocol.LifeID) {
 				wk.later(c.Ready, 0)
 			}
 		}
-		switch once := !wk.m.w.cluster || wk.broken("the second look at claims"); {
-		case !ok || left > 0:
-			none = 0
-		case once || none > 0 && wk.m.w.now-none >= simLease:
+		none, next := ok && left == 0, simLease
+		if none && (once || before) {
 			return
-		case none == 0:
-			none = wk.m.w.now
 		}
-		t.sleep(wait)
+		if !none {
+			next, wait = wait, min(2*wait, 2*simLease)
+		}
+		before = none
+		t.sleep(next)
 	}
 }
 

@@ -25,19 +25,16 @@ func TestHeartbeat_LeasesEnd(t *testing.T) {
 // before anybody asks for it, and where a holder had it wait for long.
 func TestRedeliver_OutlivesTheLeader(t *testing.T) {
 	t.Parallel()
-	c := natsiotest.NewCluster(t)
-	nc, pool := c.Connect(), protocol.DefaultPool
-	js, err := jetstream.New(nc)
-	require.NoError(t, err)
-	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Replicas: 3}))
-	require.NoError(t, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, pool))
-	s, err := Open(t.Context(), nc, protocol.DefaultFleet)
+	c, pool := natsiotest.NewCluster(t), protocol.DefaultPool
+	require.NoError(t, natsio.MakePool(t.Context(), c.JS, c.Name, pool))
+	s, err := Open(t.Context(), c.NC, c.Name)
 	require.NoError(t, err)
 	lane := protocol.Lane("l/1")
 	made, err := s.MakeReady(t.Context(), pool, lane)
 	require.NoError(t, err)
 	require.True(t, made)
-	consumer, err := js.Consumer(t.Context(), s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool))
+	stream, ready := c.Name.CallsStream(), c.Name.ReadyConsumer(pool)
+	consumer, err := c.JS.Consumer(t.Context(), stream, ready)
 	require.NoError(t, err)
 	msg, err := consumer.Next(jetstream.FetchMaxWait(time.Minute))
 	require.NoError(t, err)
@@ -46,12 +43,12 @@ func TestRedeliver_OutlivesTheLeader(t *testing.T) {
 	s.Nack(msg.Reply(), time.Hour)
 
 	require.NoError(t, s.Redeliver(t.Context(), pool, meta.Sequence.Stream))
-	before := c.ConsumerLeader(s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool))
-	answer, err := nc.Request("$JS.API.CONSUMER.LEADER.STEPDOWN."+s.Fleet.CallsStream()+"."+s.Fleet.ReadyConsumer(pool), nil, time.Minute)
+	before := c.ConsumerLeader(stream, ready)
+	answer, err := c.NC.Request("$JS.API.CONSUMER.LEADER.STEPDOWN."+stream+"."+ready, nil, time.Minute)
 	require.NoError(t, err)
 	require.Contains(t, string(answer.Data), `"success":true`)
 	require.Eventually(t, func() bool {
-		leader := c.ConsumerLeader(s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool))
+		leader := c.ConsumerLeader(stream, ready)
 		return leader >= 0 && leader != before
 	}, time.Minute, 10*time.Millisecond)
 	again, err := consumer.Next(jetstream.FetchMaxWait(30 * time.Second))
