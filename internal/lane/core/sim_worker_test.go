@@ -277,7 +277,13 @@ func (wk *worker) rescue(t *task, life protocol.LifeID) {
 			if c := m.body.(protocol.Claim); c.Life == life {
 				left++
 				t.put(readyOf(string(c.Lane)), nil, 0)
-				wk.later(c.Ready, 0)
+				seq := c.Ready
+				if seq == 0 { // of a visit: the engine replaces the message after a while
+					if there, ok := t.get(readyOf(string(c.Lane))); ok && there != nil {
+						seq = there.seq
+					}
+				}
+				wk.later(seq, 0)
 			}
 		}
 		none, next := ok && left == 0, simLease
