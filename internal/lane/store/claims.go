@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -164,8 +165,8 @@ func (s *Store) Consumer(ctx context.Context, pool protocol.Pool) (*jetstream.Co
 }
 
 // Redeliver has the pool's consumer deliver ready messages again at once, whoever was given them
-// before. It does nothing about one that is not on its way to anybody. Its error says that the
-// consumer may not know of it.
+// before. It does nothing about one that is not on its way to anybody, and about 0, which is what
+// the claim of a visit names. Its error says that the consumer may not know of it.
 func (s *Store) Redeliver(ctx context.Context, pool protocol.Pool, seqs ...uint64) error {
 	return s.RedeliverAfter(ctx, pool, 0, seqs...)
 }
@@ -176,7 +177,8 @@ func (s *Store) RedeliverAfter(ctx context.Context, pool protocol.Pool, wait tim
 	if err != nil || consumer == nil {
 		return err
 	}
-	for i, seq := range seqs { // the server looks for the message by its own sequence, and whether the delivery is possible
+	seqs = slices.DeleteFunc(slices.Clone(seqs), func(seq uint64) bool { return seq == 0 }) // nobody would answer
+	for i, seq := range seqs {                                                              // the server looks for the message by its own sequence, and whether the delivery is possible
 		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", s.Fleet.CallsStream(), s.Fleet.ReadyConsumer(pool),
 			seq, consumer.Delivered.Consumer, time.Now().UnixNano())
 		if wait == 0 { // only what has a delay outlives the consumer's leader

@@ -56,3 +56,12 @@ func TestRedeliver_OutlivesTheLeader(t *testing.T) {
 		return err == nil && again.Subject() == msg.Subject()
 	}, time.Minute, 10*time.Millisecond)
 }
+
+// The claim of a visit names no ready message, and is let go like any other.
+func TestRedeliver_NothingIsNoFault(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	require.NoError(t, natsio.MakePool(t.Context(), s.JS, s.Fleet, protocol.DefaultPool))
+	require.NoError(t, s.Redeliver(t.Context(), protocol.DefaultPool, 0))
+	require.NoError(t, s.RedeliverAfter(t.Context(), protocol.DefaultPool, time.Second, 0))
+}
