@@ -139,6 +139,14 @@ fmt: ## Format the code
 tidy-check: ## Check that go.mod and go.sum of every module are tidy
 	for module in $(MODULES); do echo "go mod tidy -diff: $$module"; go -C $$module mod tidy -diff || exit 1; done
 
+.PHONY: api
+api: bin/api ## List the public API in docs/api.txt, so that a review shows what a change does to it
+	bin/api -o docs/api.txt
+
+.PHONY: api-check
+api-check: bin/api ## Check that docs/api.txt lists the public API
+	bin/api -check -o docs/api.txt
+
 .PHONY: cross
 cross: bin/typecheck ## Check that everything, tests too, is valid Go on macOS and Windows
 	$(LAVISH) bin/typecheck $(SYSTEMS)
