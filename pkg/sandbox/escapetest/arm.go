@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -48,6 +49,9 @@ func InArms(t *testing.T, root bool, test func(t *testing.T)) {
 	require.NoError(t, err)
 	install(t, self, a.program)
 	asRoot := os.Geteuid() == 0
+	if asRoot {
+		a.apart = apart(t)
+	}
 	t.Run("as", func(t *testing.T) { // it ends when both have
 		t.Run("root", func(t *testing.T) {
 			t.Parallel()
@@ -56,6 +60,8 @@ func InArms(t *testing.T, root bool, test func(t *testing.T)) {
 				t.Skip("without isolation nothing runs as root")
 			case !asRoot:
 				t.Skip("UNSUPPORTED: only root can run the arm as root")
+			case a.apart == nil:
+				t.Skip("UNSUPPORTED: root may not make namespaces here, as in a container: the arm as root would run beside the machine's own processes")
 			}
 			a.run(t, 0)
 		})
@@ -71,7 +77,21 @@ func InArms(t *testing.T, root bool, test func(t *testing.T)) {
 }
 
 // arms is what arms have in common.
-type arms struct{ program, probe, dir string }
+type arms struct {
+	program, probe, dir string
+	apart               []string // the program, with arguments, that has what root starts in namespaces of its own
+}
+
+// apart returns the program by which root makes namespaces, nil if it may make none.
+func apart(t *testing.T) []string {
+	t.Helper()
+	argv := []string{"unshare", "-mpfui", "--mount-proc", "--propagation", "private", "--kill-child"}
+	if out, err := exec.CommandContext(t.Context(), argv[0], append(argv[1:len(argv):len(argv)], "true")...).CombinedOutput(); err != nil {
+		t.Logf("UNSUPPORTED: unshare: %v: %s", err, out)
+		return nil
+	}
+	return argv
+}
 
 // run runs the calling test, which is two levels up, as a user.
 func (a arms) run(t *testing.T, uid int) {
@@ -87,7 +107,7 @@ func (a arms) run(t *testing.T, uid int) {
 			id := strconv.Itoa(uid)
 			become = []string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups"}
 		}
-		argv = append(append([]string{"unshare", "-mpfui", "--mount-proc", "--propagation", "private", "--kill-child"}, become...), argv...)
+		argv = slices.Concat(a.apart, become, argv)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), armTimeout+10*time.Second)
 	defer cancel()
@@ -95,7 +115,7 @@ func (a arms) run(t *testing.T, uid int) {
 	cmd.Dir = home
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home,
-		"GORACE=" + os.Getenv("GORACE"), armVariable + "=" + strconv.Itoa(uid), probeVariable + "=" + a.probe, secretVariable + "=secret-" + rand.Text(),
+		"GORACE=" + os.Getenv("GORACE"), "TOOLFLEET_INTEGRATION=" + os.Getenv("TOOLFLEET_INTEGRATION"), armVariable + "=" + strconv.Itoa(uid), probeVariable + "=" + a.probe, secretVariable + "=secret-" + rand.Text(),
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.CombinedOutput()

@@ -8,7 +8,9 @@
 //	leak         something about the outside was learnt
 //	works        what every sandbox must allow is possible
 //	broken       it is not
-//	unsupported  the host lacks what the probe is about; counted, never silent
+//	refused      the kernel ended the probe with a signal for what it tried
+//	unsupported  the host lacks what the probe is about, as a process outside of the sandbox
+//	             finds, too; counted, never silent
 //
 // A probe whose target is dead contains everything. So the suite has a control arm
 // ([Control]): a driver without isolation, in which a list of probes must get out.

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/internal/canary"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/internal/probes"
 )
 
 // newHost puts everything on the host that must not be reached.
@@ -50,6 +52,9 @@ func putFiles(t *testing.T, h *canary.Host) {
 	}
 	for path, dir := range map[*string]string{&h.TmpFile: "/tmp", &h.ShmFile: "/dev/shm"} {
 		f, err := os.CreateTemp(dir, "toolfleet-canary-")
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a host without /dev/shm
+		}
 		require.NoError(t, err)
 		*path = f.Name()
 		t.Cleanup(func() { _ = os.Remove(f.Name()) })
@@ -179,6 +184,10 @@ func putWorker(t *testing.T, h *canary.Host, program string) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	cmd := exec.CommandContext(ctx, program, "worker", h.Marker)
 	cmd.Env = []string{secretVariable + "=" + h.Secret, "CANARY_FILE=" + filepath.Join(h.Dir, "private")}
+	describe(t, *h, filepath.Dir(h.Dir))
+	if hasFeature(t, program, filepath.Dir(h.Dir), probes.Keyrings).Outcome == canary.Works {
+		cmd.Env = append(cmd.Env, "CANARY_KEY=1")
+	}
 	cmd.Dir = h.Dir
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/internal/canary"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest/internal/probes"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
 // Run holds a driver to its promises, as root and as an ordinary user. It has to be called
@@ -66,7 +67,7 @@ func control(t *testing.T, o Options, mustEscape []string) {
 			continue
 		}
 		switch verdict.Outcome {
-		case canary.Escape, canary.Leak, canary.Unsupported:
+		case canary.Escape, canary.Leak, canary.Refused, canary.Unsupported:
 		default:
 			t.Errorf("%s is dead: without isolation it is %s (%s)", name, verdict.Outcome, verdict.Detail)
 		}
@@ -81,6 +82,7 @@ type bench struct {
 	sandbox   sandbox.Sandbox
 	workspace string
 	program   string
+	lacks     map[string]string // probes that can find nothing on this host, and why
 }
 
 func open(t *testing.T, o Options) *bench {
@@ -88,12 +90,14 @@ func open(t *testing.T, o Options) *bench {
 	b := &bench{options: o, program: os.Getenv(probeVariable)}
 	d := o.New(t)
 	var err error
+	sandboxtest.Require(t, d)
 	b.caps, err = d.Probe(t.Context())
 	require.NoError(t, err)
 	t.Logf("driver %s %s, level %s, Landlock %d, seccomp %t, user of the host's own %t, limits %v",
 		b.caps.Driver, b.caps.Launcher, b.caps.Level, b.caps.Landlock, b.caps.Seccomp, b.caps.HostUID, b.caps.Limits.Words())
 	b.host = newHost(t, b.program)
 	b.host.Isolated = b.caps.Level >= sandbox.LevelFull
+	b.lacks = lacks(t, b.host, b.program)
 	b.openNeighbour(t, d)
 	b.workspace = directory(t)
 	install(t, b.program, filepath.Join(b.workspace, "probe"))
@@ -116,9 +120,7 @@ func directory(t *testing.T) string {
 // openAt opens a sandbox with a description of the host in its workspace.
 func (b *bench) openAt(t *testing.T, d sandbox.Driver, id, workspace string, network sandbox.Network) sandbox.Sandbox {
 	t.Helper()
-	data, err := json.Marshal(b.host)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(workspace, canary.File), data, 0o644))
+	describe(t, b.host, workspace)
 	scratch := filepath.Join(t.TempDir(), "scratch")
 	require.NoError(t, os.Mkdir(scratch, 0o755))
 	s, err := d.Open(t.Context(), sandbox.Spec{
@@ -137,16 +139,24 @@ func (b *bench) probeAll(t *testing.T) map[string]canary.Verdict {
 	for _, name := range probes.Names() {
 		result, err := b.sandbox.Exec(t.Context(), sandbox.Cmd{Argv: []string{"./probe", name}})
 		require.NoError(t, err, name)
-		found[name] = verdict(t, name, result)
+		found[name] = b.here(name, verdict(t, name, result))
 	}
 	return found
 }
 
-// verdict reads what a probe has found. To be killed by the kernel is containment.
+// here calls a verdict unsupported if nothing was found of what this host lacks.
+func (b *bench) here(name string, v canary.Verdict) canary.Verdict {
+	if reason := b.lacks[name]; reason != "" && v.Outcome == canary.Contained {
+		return canary.Verdict{Outcome: canary.Unsupported, Detail: v.Detail + "; this host lacks " + reason}
+	}
+	return v
+}
+
+// verdict reads what a probe has found. A signal that ends it is an answer, too.
 func verdict(t *testing.T, name string, r sandbox.Result) canary.Verdict {
 	t.Helper()
-	if r.Reason == sandbox.ReasonSignaled && (r.Signal == "SIGSYS" || r.Signal == "SIGKILL" || r.Signal == "SIGSEGV") {
-		return canary.Verdict{Outcome: canary.Contained, Detail: "killed by " + r.Signal}
+	if r.Reason == sandbox.ReasonSignaled {
+		return canary.Verdict{Outcome: canary.Refused, Detail: "killed by " + r.Signal}
 	}
 	var v canary.Verdict
 	err := json.Unmarshal(r.Stdout.Data, &v)
@@ -165,8 +175,8 @@ func (b *bench) report(t *testing.T, found map[string]canary.Verdict) {
 		fmt.Fprintf(&text, "%-12s %-28s %s\n", v.Outcome, name, v.Detail)
 	}
 	t.Logf("\n%s", text.String())
-	t.Logf("%s as user %d: %d probes: %d contained, %d escape, %d leak, %d unsupported; %d works, %d broken", b.caps.Driver, os.Geteuid(), len(found),
-		count[canary.Contained], count[canary.Escape], count[canary.Leak], count[canary.Unsupported], count[canary.Works], count[canary.Broken])
+	t.Logf("%s as user %d: %d probes: %d contained, %d escape, %d leak, %d refused, %d unsupported; %d works, %d broken", b.caps.Driver, os.Geteuid(), len(found),
+		count[canary.Contained], count[canary.Escape], count[canary.Leak], count[canary.Refused], count[canary.Unsupported], count[canary.Works], count[canary.Broken])
 }
 
 // check compares a verdict with what the driver promises.
@@ -178,7 +188,7 @@ func (b *bench) check(t *testing.T, name string, v canary.Verdict) {
 	}
 	gap, isGap := b.options.Gaps[name]
 	switch {
-	case v.Outcome == canary.Unsupported, v.Outcome == want && !isGap, isGap && v.Outcome == gap,
+	case v.Outcome == canary.Unsupported, v.Outcome == canary.Refused && want == canary.Contained, v.Outcome == want && !isGap, isGap && v.Outcome == gap,
 		b.options.Known[name] != "" && (v.Outcome == b.options.Known[name] || v.Outcome == want):
 	case isGap && v.Outcome == want && os.Geteuid() == 0 && slices.Contains(b.options.AsRoot, name):
 	case isGap && v.Outcome == want:

@@ -18,7 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
@@ -49,7 +48,7 @@ func run(t *testing.T, s sandbox.Sandbox, script string) sandbox.Result {
 
 // TestAbuse_EndsForTheRightReason: what a sandbox may not do ends, soon and alone.
 func TestAbuse_EndsForTheRightReason(t *testing.T) {
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		for name, test := range map[string]struct {
 			limits sandbox.Limits
@@ -87,7 +86,7 @@ func TestAbuse_EndsForTheRightReason(t *testing.T) {
 // TestAbuse_MemoryIsTheSandboxs: commands side by side share the memory of their sandbox, and
 // it is the one that holds most who ends.
 func TestAbuse_MemoryIsTheSandboxs(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		endsAlone(t, limited(t, sandbox.Limits{Memory: 150 << 20}), 60_000_000, "printf -v x %120000000s; sleep 1000; :")
 	})
@@ -116,7 +115,7 @@ func endsAlone(t *testing.T, s sandbox.Sandbox, held int, script string) {
 // TestAbuse_ForksAreBounded: a fork bomb fills its own sandbox and no other, which
 // answers at once meanwhile.
 func TestAbuse_ForksAreBounded(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		s := limited(t, sandbox.Limits{Processes: 100, Wall: 2 * time.Second, Grace: 100 * time.Millisecond})
 		other := limited(t, sandbox.Limits{})
@@ -138,7 +137,7 @@ func TestAbuse_ForksAreBounded(t *testing.T) { //nolint:paralleltest // its arms
 // TestOrphans_LeaveNoZombies: what a command leaves without a parent is waited for by the first
 // process, also while the command runs.
 func TestOrphans_LeaveNoZombies(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		s := limited(t, sandbox.Limits{})
 		result := run(t, s, `for i in $(seq 50); do (setsid true &); done
@@ -151,7 +150,7 @@ func TestOrphans_LeaveNoZombies(t *testing.T) { //nolint:paralleltest // its arm
 // TestReadOnly_NothingChanges: a read-only command changes nothing in the workspace, beside a
 // command that does.
 func TestReadOnly_NothingChanges(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		s := limited(t, sandbox.Limits{})
 		require.Zero(t, run(t, s, "mkdir dir; echo old >file; ln -s file link; chmod 640 file; touch -d @1000000000 file").ExitCode)
@@ -179,7 +178,7 @@ func TestReadOnly_NothingChanges(t *testing.T) { //nolint:paralleltest // its ar
 // TestOwner_StaysThatOfTheDirectory: what commands and file operations make in a workspace
 // belongs to whom the directory belongs to.
 func TestOwner_StaysThatOfTheDirectory(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		if os.Geteuid() != 0 {
 			return // it is the only user there
@@ -214,7 +213,7 @@ func TestWorker_KilledTakesItsSandboxesAlong(t *testing.T) { //nolint:parallelte
 		victim(t, dir)
 		return
 	}
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		dir := t.TempDir()
 		require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o666))

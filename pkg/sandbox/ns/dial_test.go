@@ -14,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 )
 
 // TestDial_ReachesTheSandboxsServers, and nobody else's.
 func TestDial_ReachesTheSandboxsServers(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, testDial)
+	inArms(t, true, testDial)
 }
 
 func testDial(t *testing.T) { //nolint:thelper // it is the test

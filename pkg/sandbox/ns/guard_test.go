@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
@@ -20,7 +19,7 @@ import (
 // a protected place is in is exchanged, all the time, for a link to a directory of the host: what
 // is mounted is of the workspace, or the sandbox does not serve.
 func TestProtect_NothingOfTheHostWhileDirectoriesAreExchanged(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		exchanged(t, ns.New(&ns.Options{Launcher: ns.LauncherNative}))
 		if _, err := os.Stat("/usr/bin/bwrap"); err == nil && os.Geteuid() != 0 {

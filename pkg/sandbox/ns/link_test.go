@@ -24,7 +24,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
@@ -126,7 +125,7 @@ print(s.recv(9999))"`,
 // TestProxy_ProgramsThatKnowNoProxy: every program reaches a host that is listed, and is told at
 // once that it does not reach another one, in its own words.
 func TestProxy_ProgramsThatKnowNoProxy(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, testPrograms)
+	inArms(t, true, testPrograms)
 }
 
 func testPrograms(t *testing.T) { //nolint:thelper // it is the test
@@ -183,7 +182,7 @@ func testPrograms(t *testing.T) { //nolint:thelper // it is the test
 // TestProxy_LinkLeadsToWhatIsListed: from inside, nothing gets past the list by the link: other
 // name servers, datagrams, an interface that is chosen, a name that changes, another network.
 func TestProxy_LinkLeadsToWhatIsListed(t *testing.T) { //nolint:paralleltest // as above
-	escapetest.InArms(t, true, testLinkDetours)
+	inArms(t, true, testLinkDetours)
 }
 
 func testLinkDetours(t *testing.T) { //nolint:thelper // it is the test
@@ -239,7 +238,7 @@ import fcntl, socket, struct
 // TestProxy_WithoutALinkThereIsTheProxy: where no link can be made, a probe finds that out, says
 // so, and sandboxes work with what is left.
 func TestProxy_WithoutALinkThereIsTheProxy(t *testing.T) { //nolint:paralleltest // as above
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		noPacketSockets(t)
 		driver := ns.New(nil)

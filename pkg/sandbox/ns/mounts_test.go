@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
@@ -45,7 +44,7 @@ func TestMounts_HavePlacesOfTheirOwn(t *testing.T) {
 // TestMounts_CanBeWrittenTo by the sandbox's user, whoever that is on the host: what it makes there
 // belongs to whom the directory belongs.
 func TestMounts_CanBeWrittenTo(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		outer, inner := t.TempDir(), t.TempDir()
 		require.NoError(t, os.Mkdir(filepath.Join(outer, "inner"), 0o700))

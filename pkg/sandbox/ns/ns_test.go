@@ -17,10 +17,20 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// inArms is [escapetest.InArms]; an arm whose user may not make namespaces is skipped.
+func inArms(t *testing.T, root bool, test func(t *testing.T)) {
+	t.Helper()
+	escapetest.InArms(t, root, func(t *testing.T) {
+		t.Helper()
+		sandboxtest.Require(t, ns.New(nil))
+		test(t)
+	})
+}
+
 // TestConformance holds the driver to what every driver promises, as root and as an ordinary
 // user.
 func TestConformance(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return ns.New(nil) }, sandboxtest.Options{})
 	})
@@ -29,7 +39,7 @@ func TestConformance(t *testing.T) { //nolint:paralleltest // its arms are proce
 // TestBwrap_Conformance does the same with the launcher bwrap, which is for ordinary users only.
 func TestBwrap_Conformance(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
 	requireBwrap(t)
-	escapetest.InArms(t, false, func(t *testing.T) {
+	inArms(t, false, func(t *testing.T) {
 		t.Helper()
 		sandboxtest.Run(t, func(*testing.T) sandbox.Driver { return withBwrap() }, sandboxtest.Options{})
 	})

@@ -20,14 +20,13 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
 // TestProxy_IsTheOnlyWayOut: a listed host is reached through the proxy, and nothing else
 // is, through the proxy or past it.
 func TestProxy_IsTheOnlyWayOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, testProxy)
+	inArms(t, true, testProxy)
 }
 
 func testProxy(t *testing.T) { //nolint:thelper // it is the test
@@ -88,7 +87,7 @@ func serveBy(tb testing.TB, o egress.Options, list string) sandbox.Network {
 // TestProxy_SpellingsAndDetours: from inside, no spelling of an address, no redirect, no tunnel and
 // no other protocol leads past the list.
 func TestProxy_SpellingsAndDetours(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, testDetours)
+	inArms(t, true, testDetours)
 }
 
 func testDetours(t *testing.T) { //nolint:thelper // it is the test
@@ -165,7 +164,7 @@ func tunnel(t *testing.T, s sandbox.Sandbox, target, address string) string {
 
 // TestProxy_DeadMeansNothing: when nobody serves the proxy, nothing is reached.
 func TestProxy_DeadMeansNothing(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		gone := make(chan struct{})
 		s := openWith(t, sandbox.Network{Mode: sandbox.NetworkProxy, Serve: func(_ context.Context, l net.Listener) {

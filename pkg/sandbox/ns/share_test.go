@@ -16,13 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
-	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 )
 
 // TestShare_LeavesSomeToOthers: of what the kernel counts for the user of a worker, too, a sandbox
 // gets a part.
 func TestShare_LeavesSomeToOthers(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		for _, resource := range []int{unix.RLIMIT_RTPRIO, unix.RLIMIT_NICE} { // as some users have it; only root can
 			_ = unix.Setrlimit(resource, &unix.Rlimit{Cur: 30, Max: 30})
@@ -56,7 +55,7 @@ func TestShare_LeavesSomeToOthers(t *testing.T) { //nolint:paralleltest // its a
 // a sandbox that takes all it gets.
 func TestShare_LeavesProcessesAndDescriptorsToTheUser(t *testing.T) { //nolint:paralleltest // as above
 	const limits = "SHARE_UNDER_LIMITS"
-	escapetest.InArms(t, true, func(t *testing.T) {
+	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		switch {
 		case os.Getenv(limits) != "":

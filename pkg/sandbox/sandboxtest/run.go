@@ -4,6 +4,7 @@ package sandboxtest
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,6 +30,7 @@ type Options struct {
 // Run tests the driver that newDriver makes.
 func Run(t *testing.T, newDriver func(t *testing.T) sandbox.Driver, options Options) {
 	t.Helper()
+	Require(t, newDriver(t))
 	groups := map[string]func(*testing.T, suite){
 		"driver":    testDriver,
 		"exec":      testExec,
@@ -54,6 +56,18 @@ func Run(t *testing.T, newDriver func(t *testing.T) sandbox.Driver, options Opti
 			return b.FS(), b.workspace
 		})
 	})
+}
+
+// Require skips a test where this host does not let a driver reach any level: without user
+// namespaces, or in a container that forbids them. With TOOLFLEET_INTEGRATION=required the test
+// fails there.
+func Require(t *testing.T, d sandbox.Driver) {
+	t.Helper()
+	_, err := d.Probe(t.Context())
+	if errors.Is(err, sandbox.ErrLevel) && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
+		t.Skipf("UNSUPPORTED: the driver %s does not isolate on this host: %v", d.Name(), err)
+	}
+	require.NoError(t, err)
 }
 
 // suite is what every test needs.

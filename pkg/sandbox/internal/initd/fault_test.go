@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/sandboxtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -47,6 +48,7 @@ func TestSelfTest_MissingLayerIsRefusedWithBwrap(t *testing.T) { //nolint:parall
 // test opens sandboxes with each of the faults.
 func test(t *testing.T, launcher string, has func(initd.Fault) bool) {
 	t.Helper()
+	sandboxtest.Require(t, ns.New(&ns.Options{Launcher: launcher}))
 	s, err := openIn(t, launcher, 0)
 	require.NoError(t, err, "with nothing missing it serves")
 	serves(t, s)

@@ -21,7 +21,8 @@ type Host struct {
 	// Secret is in the files, in the environment of the worker, and behind the sockets.
 	Secret string `json:"secret"`
 	// Dir has the files public (0644), private (0600), victim (to be changed), and the
-	// socket socket (0777). TmpFile and ShmFile are in the host's /tmp and /dev/shm.
+	// socket socket (0777). TmpFile and ShmFile are in the host's /tmp and /dev/shm, "" where
+	// it has no such directory.
 	Dir string `json:"dir"`
 	// Name is a part of the path of everything that the suite has on the host, workspaces included.
 	Name    string `json:"name"`
@@ -77,6 +78,9 @@ const (
 	Works Outcome = "works"
 	// Broken is that it is not.
 	Broken Outcome = "broken"
+	// Refused is that the kernel ended the probe with a signal for what it tried. It contains the
+	// probe in a sandbox; without one it is the host that refuses.
+	Refused Outcome = "refused"
 	// Unsupported is that this host lacks what the probe is about.
 	Unsupported Outcome = "unsupported"
 )

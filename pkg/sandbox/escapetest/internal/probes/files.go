@@ -21,7 +21,12 @@ func fileProbes() map[string]probe {
 		return func(h canary.Host) canary.Verdict { return judge(try(filepath.Join(h.Dir, "victim"))) }
 	}
 	at := func(path func(h canary.Host) string) probe {
-		return func(h canary.Host) canary.Verdict { return read(path(h), h.Secret) }
+		return func(h canary.Host) canary.Verdict {
+			if path(h) == "" {
+				return unsupported("the host has no such directory")
+			}
+			return read(path(h), h.Secret)
+		}
 	}
 	return map[string]probe{
 		"file/read-0644":      at(func(h canary.Host) string { return filepath.Join(h.Dir, "public") }),

@@ -37,7 +37,7 @@ func ipcProbes() map[string]probe {
 		"ipc/posix-mq":     posixQueue,
 		"ipc/shm-create":   func(h canary.Host) canary.Verdict { return visible(h.ShmFile) },
 		"ipc/tmp-create":   func(h canary.Host) canary.Verdict { return visible(h.TmpFile) },
-		"ipc/sysv-listing": func(canary.Host) canary.Verdict { return listing("/proc/sysvipc/shm") },
+		"ipc/sysv-listing": sysvListing,
 	}
 }
 
@@ -125,6 +125,9 @@ func posixQueue(h canary.Host) canary.Verdict {
 
 // visible looks for a file of the host in a directory that sandboxes have of their own.
 func visible(path string) canary.Verdict {
+	if path == "" {
+		return unsupported("the host has no such directory")
+	}
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, entry := range entries {
 		if entry.Name() == filepath.Base(path) {
@@ -132,6 +135,13 @@ func visible(path string) canary.Verdict {
 		}
 	}
 	return contained(cmpErr(err, unix.ENOENT))
+}
+
+func sysvListing(h canary.Host) canary.Verdict {
+	if h.ShmID < 0 {
+		return unsupported("the host has none")
+	}
+	return listing("/proc/sysvipc/shm")
 }
 
 // listing calls any line but the heading a leak.

@@ -51,9 +51,10 @@ func Names() []string { return slices.Sorted(maps.Keys(probes())) }
 //	probe hold FILE BYTES
 //	                    has a file in its memory, as much of it as said; "-" is a file of its own
 //	probe nothing       ends at once
+//	probe host FEATURE  outside of a sandbox: whether this host has what probes are about
 func Main(args []string) {
 	if len(args) < 2 {
-		fail(errors.New("usage: probe worker | neighbour ABSTRACT | share BYTES | hold FILE BYTES | nothing | NAME"))
+		fail(errors.New("usage: probe worker | neighbour ABSTRACT | share BYTES | hold FILE BYTES | nothing | host FEATURE | NAME"))
 	}
 	switch name := args[1]; name {
 	case "worker":
@@ -65,6 +66,8 @@ func Main(args []string) {
 	case "hold":
 		beHolding(args[2], args[3])
 	case "nothing": // what probes start
+	case "host":
+		answer(attempt(func(h canary.Host) canary.Verdict { return works(features()[args[2]].try(h)) }, readHost()))
 	case "writer":
 		beReadOnlyWriter()
 	default:
@@ -76,7 +79,7 @@ func Main(args []string) {
 		if !known {
 			fail(fmt.Errorf("unknown probe %q", name))
 		}
-		answer(try(readHost()))
+		answer(attempt(try, readHost()))
 	}
 }
 

@@ -196,7 +196,7 @@ func mainReadOnly(name string, args []string) {
 	if !known {
 		fail(fmt.Errorf("unknown probe %q", name))
 	}
-	answer(judge(r.try(w)))
+	answer(attempt(func(canary.Host) canary.Verdict { return judge(r.try(w)) }, canary.Host{}))
 }
 
 // beReadOnlyWriter may write. It says what it has open, and writes when a fifo, an abstract

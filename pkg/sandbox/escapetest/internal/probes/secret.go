@@ -31,7 +31,7 @@ func secretProbes() map[string]probe {
 		"secret/cgroup":     cgroupPath,
 		"secret/terminals":  terminals,
 		"secret/sys":        func(canary.Host) canary.Verdict { return judge(list("/sys/kernel")) },
-		"secret/boot":       openAny(unix.O_RDONLY, "/boot/*", "/lib/modules/*/*", "/sys/firmware/*"),
+		"secret/boot":       openAny(unix.O_RDONLY, "/boot/*", "/sys/firmware/*"),
 		"secret/home":       openAny(unix.O_RDONLY, "/root/.*", "/root/*", "/home/*/.ssh", "/home/*/.aws", "/home/*/.config", "/var/run/secrets/*/*", "/run/secrets/*"),
 		"secret/logs":       openAny(unix.O_RDONLY, "/var/log/*", "/run/log/*", "/run/systemd/*", "/var/lib/*"),
 		"secret/core-dump":  coreDump,
