@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -32,7 +33,7 @@ import (
 // So each worker looks after all of them after it has connected, twice: the first time has owners
 // remove the claims that they do not hold.
 //
-// Calls that are due, or cancelled, while all slots of all workers are taken: see due.go.
+// Calls that are due, or cancelled, while all slots of all workers are taken: see dueLane.
 type caretaker struct {
 	holder   *Holder
 	consumer jetstream.Consumer // tells entries; opened when it is needed
@@ -252,4 +253,206 @@ func (c *caretaker) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	question.Header.Set(protocol.HeaderLife, string(claim.Life))
 	_, err := s.Request(ctx, heldWait, question)
 	return err == nil
+}
+
+// visit claims a lane without a slot, reads what waits in it, and has do let it go. It reports
+// false when the lane is not ready or cannot be claimed: then it is its holder's, if it has one.
+func (h *Holder) visit(ctx context.Context, lane protocol.Lane, do func(*held)) (bool, error) {
+	ready, err := h.storedReady(ctx, lane.Hash())
+	if err != nil || ready == nil {
+		return false, err // without a ready message the caretaker makes one
+	}
+	l := h.beginVisit(ready)
+	if l == nil {
+		return false, nil
+	}
+	defer h.group.Done()
+	defer h.forget(l)
+	defer l.cancel(nil)
+	defer l.mail.close()
+	if err := h.take(l.ctx, l.claim); err != nil { //nolint:contextcheck // the lane has its own
+		l.cancel(nil)
+		h.forget(l)
+		h.disownAfter(l, err) //nolint:contextcheck // the lane has its own
+		return false, nil
+	}
+	l.openReady()
+	if err := l.feed(); err != nil {
+		l.letGo(false, l.redeliver)
+		return false, err
+	}
+	do(l)
+	return true, nil
+}
+
+// beginVisit begins to hold a lane without a slot; nil when it is held here, or the holder drains.
+func (h *Holder) beginVisit(ready *readyMessage) *held {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.life == nil || h.draining || h.held[ready.hash] != nil {
+		return nil
+	}
+	l := newHeld(h, h.life, ready)
+	l.seat.free = 0
+	l.claim.Ready = 0 // whoever is given the ready message tries again in a moment
+	h.held[l.hash] = l
+	h.group.Add(1)
+	return l
+}
+
+// storedReady returns the ready message of a lane as it is stored, which nobody was given; nil when
+// there is none that names the lane.
+func (h *Holder) storedReady(ctx context.Context, hash protocol.LaneHash) (*readyMessage, error) {
+	found, err := h.store.Ready(ctx, h.options.Pool, hash)
+	if err != nil || found == nil {
+		return nil, err
+	}
+	lane := protocol.LaneOfHeader(found.Header.Get(protocol.HeaderLane))
+	if lane.Hash() != hash {
+		return nil, nil //nolint:nilnil // none that names the lane is an answer
+	}
+	return &readyMessage{
+		seq: found.Sequence, header: found.Header, body: found.Data, stored: found.Time, lane: lane, hash: hash,
+	}, nil
+}
+
+// replaceReady replaces a lane's ready message that was delivered, and that nobody acts upon: a
+// server on its own that is killed may bring back one that was removed, which is never delivered.
+// The lane is claimed meanwhile, so nobody else acts upon it either. A call that it is must have
+// its result, or it is left alone.
+func (h *Holder) replaceReady(ctx context.Context, lane protocol.Lane) {
+	consumer, err := h.store.Consumer(ctx, h.options.Pool)
+	if err != nil || consumer == nil {
+		return
+	}
+	_, _ = h.visit(ctx, lane, func(l *held) { // the lane has its own context; it is tried again
+		inline := l.pinned()
+		if e := l.schedule.Find(protocol.CallID(l.ready.header.Get(protocol.HeaderCall))); inline && e != nil {
+			known, err := l.isSettled(e)
+			inline = err != nil || !known
+		}
+		if l.ready.seq > consumer.Delivered.Stream || inline || !l.isFresh() ||
+			h.store.Remove(l.ctx, l.ready.seq) != nil {
+			l.letGo(false, l.redeliver)
+			return
+		}
+		l.letGo(false, func(ctx context.Context) error {
+			_, err := h.store.MakeReady(ctx, h.options.Pool, lane)
+			return err
+		})
+	})
+}
+
+// Calls whose time is over, or that are cancelled, are answered also in lanes that nobody holds
+// because all slots of all workers are taken. A worker without a free slot reads what waits in its
+// pool, each message once, and remembers which lanes have such calls and when. Then it claims the
+// lane like any other, answers what needs no slot, and lets the lane go.
+
+const (
+	// duePeriod is how often a worker without a free slot looks for calls whose time is over.
+	duePeriod = 250 * time.Millisecond
+	// dueAgain is when a lane is looked at again that could not be claimed, or still has some.
+	dueAgain = time.Second
+	// maxDue bounds the lanes that are remembered; what is more is read later.
+	maxDue = 8192
+	// dueReads bounds the messages that are read at a time.
+	dueReads = 256
+)
+
+// dueLane is a lane with a call that may have to be answered at a time.
+type dueLane struct {
+	lane protocol.Lane
+	at   time.Time
+}
+
+// answerDue reads what came since the last time, and answers what is due.
+func (c *caretaker) answerDue(ctx context.Context) error {
+	if c.holder.slots.available() > 0 {
+		return nil // nothing waits
+	}
+	if err := c.readDue(ctx); err != nil {
+		return err
+	}
+	for hash, due := range c.due {
+		if time.Now().Before(due.at) {
+			continue
+		}
+		next, err := c.answerLane(ctx, due.lane)
+		if err != nil {
+			return err
+		}
+		if next.IsZero() {
+			delete(c.due, hash)
+			continue
+		}
+		c.due[hash] = dueLane{lane: due.lane, at: next}
+	}
+	return nil
+}
+
+func (c *caretaker) readDue(ctx context.Context) error {
+	filter := c.holder.options.Fleet.PoolFilter(c.holder.options.Pool)
+	for n := 0; n < dueReads && len(c.due) < maxDue; n++ {
+		msg, err := c.holder.store.Next(ctx, filter, c.cursor)
+		if err != nil || msg == nil {
+			return err
+		}
+		c.cursor = msg.Sequence + 1
+		c.remember(msg)
+	}
+	return nil
+}
+
+// remember notes when a call has to be answered that a message is, or is about.
+func (c *caretaker) remember(msg *message) {
+	lane := protocol.LaneOfHeader(msg.Header.Get(protocol.HeaderLane))
+	at := time.Now()
+	if c.holder.options.Fleet.ParseMailboxSubject(msg.Subject).Kind != protocol.EntryCancel {
+		call, err := protocol.DecodeCall(msg.Data)
+		if err != nil {
+			return // no call, or one that whoever gets the lane answers
+		}
+		e := core.Entry{Call: call}
+		after, bounded := e.DueAfter()
+		if !bounded {
+			return
+		}
+		lane, at = call.Lane(), at.Add(after-c.holder.clock.Age(msg.Time))
+	}
+	if before, known := c.due[lane.Hash()]; lane != "" && (!known || at.Before(before.at)) {
+		c.due[lane.Hash()] = dueLane{lane: lane, at: at}
+	}
+}
+
+// answerLane answers what is due in a lane, and returns when to look again; zero is never.
+func (c *caretaker) answerLane(ctx context.Context, lane protocol.Lane) (again time.Time, err error) {
+	again = time.Now().Add(dueAgain) // should whoever holds the lane lose it
+	visited, err := c.holder.visit(ctx, lane, func(l *held) {
+		l.marks.refusing = true
+		l.refuse()
+		l.tries(sweepTrouble, l.sweep)
+		if l.schedule.Len() > 0 || l.pinned() || !l.leave() {
+			l.letGo(false, l.redeliver) // where it was in the line
+		}
+		switch {
+		case l.marks.due.After(again):
+			again = l.marks.due
+		case l.marks.due.IsZero() && l.mail.caughtUp:
+			again = time.Time{}
+		}
+	})
+	if err == nil && !visited && c.isEmpty(ctx, lane) {
+		return time.Time{}, nil
+	}
+	return again, err
+}
+
+func (c *caretaker) isEmpty(ctx context.Context, lane protocol.Lane) bool {
+	s, pool := c.holder.store, c.holder.options.Pool
+	ready, err := s.Ready(ctx, pool, lane.Hash())
+	if err != nil || ready != nil {
+		return false
+	}
+	entry, err := s.Next(ctx, s.Fleet.MailboxFilter(pool, lane.Hash()), 0)
+	return err == nil && entry == nil
 }

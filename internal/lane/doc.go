@@ -89,14 +89,15 @@
 //
 // # Where to look
 //
-//	what is decided, without input or output   package core, and the simulation of it
-//	calls are put                              publisher
-//	the holder: one loop that pulls            holder, pull, slots; options, executor
-//	who holds what                             claim, tenure, life, peers
-//	lanes that nobody holds                    caretaker, due, visit
-//	a lane while it is held: one select loop   held, fairness, attempt, ahead, marks, leave, garbage
-//	calls that other workers have to run       offer
-//	what waits in it, in order                 feed, mailbox, listener
+//	pure decisions, without I/O or clock       package core, and its simulation
+//	calls are published                        publisher
+//	the holder: one loop that pulls            holder, pull; options has Executor and Run
+//	claims and leases                          claim; a worker's heartbeat: life; other workers': peers
+//	a lane while it is held: one select loop   held; slots shared between lanes: fairness
+//	one call: start, execution, result         attempt
+//	waiting calls of a lane, in order          mailbox
+//	calls that other workers have to run       place
+//	lanes that no worker holds                 caretaker
 //	operators, cancels, pauses                 answer; package operator
-//	streams and their operations               package store; what answers are worth: consistency
+//	streams and their operations               package store; whether an answer is current: consistency
 package lane

@@ -1,3 +1,7 @@
+// Package store is the streams and the object store of a fleet, by the few operations that the lane
+// engine needs: publish on a condition, read one message, list a mailbox, remove, and keep a result
+// once. It knows how the server answers, and what an answer is worth when several servers may give
+// it. What the messages mean is the engine's.
 package store
 
 import (
@@ -9,6 +13,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -275,3 +280,57 @@ func NotStored(err error) bool {
 	_, answered := errors.AsType[*jetstream.APIError](err)
 	return answered && !Retryable(err)
 }
+
+// Clock tells the server's time, so that ages of messages are right even when
+// the clocks of machines differ.
+type Clock struct{ offset atomic.Int64 } // server minus local, in nanoseconds
+
+// Sync measures the offset once; on failure the old one stays.
+func (c *Clock) Sync(ctx context.Context, stream jetstream.Stream) error {
+	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
+	defer cancel()
+	before := time.Now()
+	info, err := stream.Info(ctx)
+	if err != nil {
+		return err
+	}
+	middle := before.Add(time.Since(before) / 2)
+	c.offset.Store(int64(info.TimeStamp.Sub(middle)))
+	return nil
+}
+
+// Age is how long ago the server stored something, never negative.
+func (c *Clock) Age(stored time.Time) time.Duration { return c.AgeAt(time.Now(), stored) }
+
+// AgeAt is how long before a moment by this machine's clock the server stored something, never
+// negative.
+func (c *Clock) AgeAt(at, stored time.Time) time.Duration {
+	return max(at.Add(time.Duration(c.offset.Load())).Sub(stored), 0)
+}
+
+// Request sends a message, and waits for the answer no longer than limit. [NotStored] tells whether
+// its error says that nothing was sent.
+func (s *Store) Request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, unsent{err}
+	}
+	if s.NC.IsClosed() {
+		return nil, unsent{nats.ErrConnectionClosed}
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	answer, err := s.NC.RequestMsgWithContext(ctx, msg)
+	for _, before := range []error{
+		nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrConnectionDraining, nats.ErrMaxPayload,
+	} {
+		if errors.Is(err, before) {
+			return nil, unsent{err}
+		}
+	}
+	return answer, err // of a connection that breaks or is closed now, maybe behind the message
+}
+
+// unsent is the error of a request that did not leave this process.
+type unsent struct{ error }
+
+func (u unsent) Unwrap() error { return u.error }

@@ -2,13 +2,18 @@ package snapshot
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"slices"
 	"strings"
+	"unicode"
 
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/internal/gitignore"
 )
 
@@ -208,4 +213,122 @@ func (i *Ignore) LeftOut() string {
 	}
 	clear(i.left)
 	return strings.Join(told, ", ")
+}
+
+// guarded reports whether something at a path would change one of the places: it is one, or below
+// one, or leads elsewhere on the way to one. File systems differ in which names they take for the
+// same; whatever any of them may take for a place is it here.
+func guarded(places []string, name string, is sandbox.FileType) bool {
+	return slices.ContainsFunc(places, func(place string) bool {
+		want, have := strings.Split(place, "/"), strings.Split(name, "/")
+		if len(have) < len(want) && is == sandbox.TypeDir {
+			return false
+		}
+		for i := range min(len(want), len(have)) {
+			if !alike(want[i], have[i]) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// alike reports whether two names may be one: letters that differ in case only are the same for the
+// file systems of macOS and Windows, characters that nobody sees are nothing for some, and so are
+// dots and spaces at the end for others, which also know a file under a short name.
+func alike(a, b string) bool {
+	a, b = bare(a), bare(b)
+	return strings.EqualFold(a, b) || short(a, b) || short(b, a)
+}
+
+// bare is a name without what some file systems ignore.
+func bare(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if unicode.Is(unicode.Cf, r) {
+			return -1
+		}
+		return r
+	}, name)
+	if trimmed := strings.TrimRight(name, ". "); trimmed != "" {
+		return trimmed
+	}
+	return name
+}
+
+// shortBase is how many letters of a name its short form begins with, at most.
+const shortBase = 6
+
+// short reports whether a name may be the short form of another, as in GIT~1 for .git.
+func short(name, of string) bool {
+	base, number, found := strings.Cut(name, "~")
+	if !found || base == "" || number == "" || number[0] < '0' || number[0] > '9' {
+		return false
+	}
+	of = strings.ReplaceAll(strings.TrimLeft(of, "."), " ", "")
+	of, _, _ = strings.Cut(of, ".")
+	return len(base) <= shortBase && len(of) >= len(base) && strings.EqualFold(base, of[:len(base)])
+}
+
+const (
+	// theirsSuffix marks the tree's content of a file in conflict.
+	theirsSuffix = ".toolfleet-theirs"
+	// maxTheirs is how many different ones are kept of one file.
+	maxTheirs = 1000
+)
+
+func (m *merge) conflict(name string) {
+	m.conflicts[name] = true
+	m.changes.Conflicts = append(m.changes.Conflicts, name)
+}
+
+// keepTheirs puts a file of the tree that is in conflict beside its place. One
+// that is there already with the same content will do.
+func (m *merge) keepTheirs(ctx context.Context, name string) error {
+	want := m.theirs[name]
+	if want.Type != sandbox.TypeFile {
+		return nil
+	}
+	dir, err := m.local.standing(parent(name))
+	if err != nil {
+		return err
+	}
+	rest := strings.TrimPrefix(name, dir+"/")
+	for n := 1; n <= maxTheirs; n++ {
+		beside := path.Join(dir, theirsName(rest, n))
+		mine, err := m.local.at(ctx, beside)
+		if err == nil && mine == (Entry{}) {
+			mine, err = want, m.place(m.staged[name], beside)
+		}
+		switch {
+		case errors.Is(err, fs.ErrExist):
+			continue
+		case err != nil:
+			return err
+		case mine.SHA256 == want.SHA256:
+			m.changes.Theirs = append(m.changes.Theirs, beside)
+			return nil
+		default:
+		}
+	}
+	return fmt.Errorf("%q: there are %d other versions beside it: remove them", name, maxTheirs)
+}
+
+// place puts a staged file at a path where nothing was seen. A link replaces nothing that
+// came there since; where there are no links, a rename must do.
+func (m *merge) place(staged, name string) error {
+	err := m.root.Link(staged, name)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return m.root.Rename(staged, name)
+}
+
+// theirsName returns the n-th name for a version of a file.
+func theirsName(rest string, n int) string {
+	suffix := theirsSuffix
+	if n > 1 {
+		suffix += fmt.Sprintf(".%d", n)
+	}
+	base := strings.ReplaceAll(rest, "/", "-")
+	return base[:min(len(base), maxName-len(suffix))] + suffix
 }

@@ -1,0 +1,324 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A direct get is answered by any server that has the stream, which may be one that is behind.
+// Where only one has it there is no other, and the answer is as true as that of STREAM.MSG.GET at a
+// fraction of its price: the request is not passed between accounts, the answer is the message
+// itself, and one request may have many.
+
+// reader reads one stream in the cheapest way that is sure.
+type reader struct {
+	store  *Store
+	stream string
+	made   time.Time   // when the stream was made, as it was when it was opened
+	direct atomic.Bool // one server has the stream, and nobody else answers direct gets
+
+	batcher batcher
+}
+
+func (r *reader) readsDirect() bool { return r.direct.Load() && r.store.Consistency().ReadsDirect() }
+
+// next returns the first message at or after seq that matches filter; nil when there is none.
+func (r *reader) next(ctx context.Context, filter string, seq uint64) (*jetstream.RawStreamMsg, error) {
+	if !r.readsDirect() {
+		return r.store.readLeader(ctx, r.stream, filter, seq)
+	}
+	request := append(strconv.AppendUint([]byte(`{"seq":`), max(seq, 1), 10), `,"next_by_subj":"`+filter+`"}`...)
+	answer, err := r.store.Request(ctx, ShortTimeout, r.directGet(request))
+	if errors.Is(err, nats.ErrNoResponders) { // the stream allows it no more
+		return r.store.readLeader(ctx, r.stream, filter, seq)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s from %d: %w", filter, seq, err)
+	}
+	switch answer.Header.Get(headerStatus) {
+	case "":
+		if r.foreign(answer) {
+			return r.store.readLeader(ctx, r.stream, filter, seq)
+		}
+		return FromCopy(answer)
+	case statusNotFound:
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	return nil, fmt.Errorf("read %s from %d: %w", filter, seq, refusal(answer))
+}
+
+// foreign reports whether an answer is that of another stream, and asks no more that way then: a
+// mirror may be set up to answer for the one that it mirrors, and is behind it.
+func (r *reader) foreign(answer *nats.Msg) bool {
+	name := answer.Header.Get(jetstream.StreamHeader)
+	if name == "" || name == r.stream {
+		return false
+	}
+	r.direct.Store(false)
+	return true
+}
+
+func (r *reader) directGet(request []byte) *nats.Msg {
+	return &nats.Msg{Subject: "$JS.API.DIRECT.GET." + r.stream, Data: request}
+}
+
+// maxBytes is how much is read at once, short of the last message.
+const maxBytes = 1 << 20
+
+// ErrNotAtOnce says that messages have to be read by [Store.Next], one after the other: the stream
+// is not one that can be asked for more.
+var ErrNotAtOnce = errors.New("they cannot be read at once")
+
+func (r *reader) each(ctx context.Context, filter string, tell func(*jetstream.RawStreamMsg)) error {
+	found, err := r.lookup(filter).Wait(ctx)
+	for _, msg := range found {
+		tell(msg)
+	}
+	if !errors.Is(err, ErrNotAtOnce) {
+		return err
+	}
+	for seq := uint64(0); ; {
+		msg, err := r.next(ctx, filter, seq)
+		if err != nil || msg == nil {
+			return err
+		}
+		tell(msg)
+		seq = msg.Sequence + 1
+	}
+}
+
+// Of the answers to a direct get.
+const (
+	headerStatus   = "Status"
+	statusEnd      = "204"
+	statusNobody   = "503"
+	statusNotFound = "404"
+)
+
+func endsBatch(answer *nats.Msg) bool { return answer.Header.Get(headerStatus) != "" }
+
+// readBatch reads the answers to a direct get of several messages. Each names the one before it, so
+// that none is missed that got lost on the way.
+func readBatch(answers []*nats.Msg) (found []*jetstream.RawStreamMsg, left int, err error) {
+	last := answers[len(answers)-1]
+	switch status := last.Header.Get(headerStatus); {
+	case status == statusEnd:
+	case status == statusNotFound && len(answers) == 1:
+		return nil, 0, nil
+	default:
+		return nil, 0, refusal(last)
+	}
+	before := uint64(0)
+	for _, answer := range answers {
+		if named, err := strconv.ParseUint(answer.Header.Get(jetstream.LastSequenceHeader), 10, 64); err != nil || named != before {
+			return nil, 0, errGap
+		}
+		if answer == last {
+			break
+		}
+		msg, err := FromCopy(answer)
+		if err != nil {
+			return nil, 0, err
+		}
+		before = msg.Sequence
+		found = append(found, msg)
+	}
+	left, err = strconv.Atoi(last.Header.Get("Nats-Num-Pending"))
+	return found, left, err
+}
+
+var errGap = errors.New("an answer got lost")
+
+func refusal(answer *nats.Msg) error {
+	return fmt.Errorf("%w: %s %s", errRefused, answer.Header.Get(headerStatus), answer.Header.Get("Description"))
+}
+
+var errRefused = errors.New("the server refuses")
+
+// FromCopy reads a copy of a stored message that has its place in the stream in its header, as the
+// server sends it.
+func FromCopy(msg *nats.Msg) (*jetstream.RawStreamMsg, error) {
+	seq, err := strconv.ParseUint(msg.Header.Get(jetstream.SequenceHeader), 10, 64)
+	stored, timeErr := time.Parse(time.RFC3339Nano, msg.Header.Get(jetstream.TimeStampHeaer))
+	if err := errors.Join(err, timeErr); err != nil {
+		return nil, err
+	}
+	return &jetstream.RawStreamMsg{
+		Subject: msg.Header.Get(jetstream.SubjectHeader), Sequence: seq, Header: msg.Header, Data: msg.Data, Time: stored,
+	}, nil
+}
+
+// Listing is the subjects of the calls stream that match a filter.
+type Listing struct {
+	Last     uint64            // the sequence of the stream up to which it is complete
+	Subjects map[string]uint64 // and how many messages each has
+	Whole    bool              // false when they were too many for one answer
+	total    int               // of subjects that match
+}
+
+// ErrBehind says that a server answered which does not know yet what others have answered already.
+var ErrBehind = errors.New("the server that answers is behind the others")
+
+// BehindPause is how long to wait for a server that is behind by what it was told this moment; it
+// is doubled up to behindMost.
+const (
+	BehindPause = time.Millisecond
+	behindMost  = 100 * time.Millisecond
+)
+
+// List lists what matches filter, as a server tells it that knows the message with sequence floor.
+// The error wraps [ErrBehind] when none does so soon.
+func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing, error) {
+	for wait := BehindPause; ; wait *= 2 {
+		found, err := s.list(ctx, ShortTimeout, filter, 0)
+		if err != nil {
+			return nil, err
+		}
+		if found.Last >= floor {
+			return found, nil
+		}
+		if wait > behindMost || !pause.For(ctx, wait) {
+			return nil, fmt.Errorf("list %s: %w: it is at %d of %d", filter, ErrBehind, found.Last, floor)
+		}
+	}
+}
+
+// EachSubject tells every subject of the calls stream that matches filter, as many as one answer
+// has after the other. It reports false when it stopped because they are more than most.
+func (s *Store) EachSubject(ctx context.Context, filter string, most int, tell func(subject string)) (complete bool, err error) {
+	for told := 0; told < most; {
+		found, err := s.list(ctx, OpTimeout, filter, told)
+		if err != nil {
+			return false, err
+		}
+		for subject := range found.Subjects {
+			tell(subject)
+		}
+		told += len(found.Subjects)
+		if len(found.Subjects) == 0 || told >= found.total {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// list asks once what matches filter, but for the first subjects.
+func (s *Store) list(ctx context.Context, limit time.Duration, filter string, skip int) (*Listing, error) {
+	answer, err := s.Request(ctx, limit, &nats.Msg{
+		Subject: "$JS.API.STREAM.INFO." + s.Fleet.CallsStream(),
+		Data:    fmt.Appendf(nil, `{"subjects_filter":%q,"offset":%d}`, filter, skip),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", filter, err)
+	}
+	found, err := readListing(answer.Data)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", filter, err)
+	}
+	return found, nil
+}
+
+func readListing(body []byte) (*Listing, error) {
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+		Total int                 `json:"total"` // of subjects, of which one answer may have a part
+		State *struct {
+			LastSeq  uint64            `json:"last_seq"`
+			Subjects map[string]uint64 `json:"subjects"`
+		} `json:"state"`
+	}
+	switch err := json.Unmarshal(body, &answer); {
+	case err != nil:
+		return nil, err
+	case answer.Error != nil:
+		return nil, answer.Error
+	case answer.State == nil:
+		return nil, errNoState
+	}
+	return &Listing{
+		Last: answer.State.LastSeq, Subjects: answer.State.Subjects,
+		Whole: len(answer.State.Subjects) >= answer.Total, total: answer.Total,
+	}, nil
+}
+
+var errNoState = errors.New("the answer has no state of the stream")
+
+// StoreResult stores a result unless there is one already.
+func (s *Store) StoreResult(ctx context.Context, r *protocol.Result) error {
+	body, err := s.Blobs.EncodeResult(ctx, r)
+	if err != nil {
+		return err
+	}
+	msg := &nats.Msg{
+		Subject: s.Fleet.ResultSubject(r.SessionID, r.CallID), Data: body,
+		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
+	}
+	_, answer, err := s.PublishOnce(ctx, s.Fleet.ResultsStream(), msg)
+	if err = answer.full(err); err != nil {
+		return fmt.Errorf("store result of call %s: %w", r.CallID, err)
+	}
+	return nil
+}
+
+// Result returns the stored result of a call; nil when there is none. A result beside an error has
+// a value that cannot be had.
+func (s *Store) Result(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, OpTimeout)
+	defer cancel()
+	msg, err := s.readLeader(ctx, s.Fleet.ResultsStream(), s.Fleet.ResultSubject(session, call), 0)
+	if err != nil {
+		return nil, fmt.Errorf("look for the result of call %s: %w", call, err)
+	}
+	if msg == nil {
+		return nil, nil //nolint:nilnil // nothing there is an answer
+	}
+	r, err := protocol.DecodeResult(msg.Data)
+	if err != nil {
+		return nil, err
+	}
+	if r.SessionID != session || r.CallID != call {
+		return nil, fmt.Errorf("%w: what is stored for call %s is of call %s", protocol.ErrInvalidResult, call, r.CallID)
+	}
+	return r, s.Blobs.Value(ctx, r)
+}
+
+// LookUpResults asks whether calls have results.
+func (s *Store) LookUpResults(calls ...*protocol.Call) *Lookup {
+	filters := make([]string, len(calls))
+	for i, call := range calls {
+		filters[i] = s.Fleet.ResultSubject(call.SessionID, call.ID)
+	}
+	return s.results.lookup(filters...)
+}
+
+// HasResult reports whether a call has a result, also one whose value cannot be had or read. asked
+// is a lookup that has asked for it; nil asks now.
+func (s *Store) HasResult(ctx context.Context, call *protocol.Call, asked *Lookup) (bool, error) {
+	if asked == nil {
+		asked = s.LookUpResults(call)
+	}
+	subject := s.Fleet.ResultSubject(call.SessionID, call.ID)
+	found, err := asked.Wait(ctx)
+	if errors.Is(err, ErrNotAtOnce) {
+		var msg *jetstream.RawStreamMsg
+		if msg, err = s.results.next(ctx, subject, 0); msg != nil {
+			found = []*jetstream.RawStreamMsg{msg}
+		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for the result of call %s: %w", call.ID, err)
+	}
+	return slices.ContainsFunc(found, func(msg *jetstream.RawStreamMsg) bool { return msg.Subject == subject }), nil
+}
