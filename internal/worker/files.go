@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -56,7 +57,7 @@ func (f fileOps) run(ctx context.Context, payload protocol.Payload) (value proto
 }
 
 func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) (protocol.Value, error) {
-	r, err := fs.Read(ctx, sandbox.ReadRequest{Path: p.Path, Offset: p.Offset, Limit: p.Limit, MaxSize: p.MaxBytes})
+	r, err := fs.Read(ctx, sandbox.ReadRequest{Path: p.Path, Offset: p.Offset, Limit: p.Limit, MaxSize: p.MaxBytes, Raw: p.Raw})
 	if err != nil {
 		return nil, f.missed(p.Guard, p.Path, err)
 	}
@@ -64,6 +65,7 @@ func (f fileOps) read(ctx context.Context, fs sandbox.FS, p protocol.FilesRead) 
 	return keptRead(fs, protocol.FilesReadResult{
 		Path: p.Path, Content: r.Content, SHA256: r.SHA256, Bytes: r.Size, FirstLine: r.FirstLine, Lines: r.Lines,
 		TotalLines: r.TotalLines, LineBytes: r.LineBytes, Truncated: r.Truncated, Binary: r.Binary, Image: r.Image, Raw: p.Raw,
+		Encoding: r.Encoding, BOM: r.BOM, LineEnds: r.LineEnds,
 	}), nil
 }
 
@@ -97,7 +99,11 @@ func (f fileOps) hasContent(ctx context.Context, fs sandbox.FS, p protocol.Files
 		return false
 	}
 	r, err := fs.Read(ctx, sandbox.ReadRequest{Path: p.Path, Limit: 1})
-	return err == nil && r.SHA256 == digestOf(p.Content)
+	content := p.Content
+	if r.BOM && r.Encoding == "" {
+		content = slices.Concat(protocol.Bytes("\uFEFF"), content) // which a write keeps
+	}
+	return err == nil && (r.SHA256 == digestOf(p.Content) || r.SHA256 == digestOf(content))
 }
 
 func digestOf(content []byte) string {
@@ -106,7 +112,7 @@ func digestOf(content []byte) string {
 }
 
 func written(path string, r sandbox.WriteResult) protocol.FilesWriteResult {
-	return protocol.FilesWriteResult{Path: path, Bytes: r.Size, SHA256: r.SHA256, Created: r.Created, Diff: r.Diff}
+	return protocol.FilesWriteResult{Path: path, Bytes: r.Size, SHA256: r.SHA256, Created: r.Created, Diff: r.Diff, Links: r.Links}
 }
 
 func (f fileOps) edit(ctx context.Context, fs sandbox.FS, p protocol.FilesEdit) (protocol.Value, error) {
@@ -120,7 +126,7 @@ func (f fileOps) edit(ctx context.Context, fs sandbox.FS, p protocol.FilesEdit) 
 		return nil, err
 	}
 	f.seen.note(p.Guard, f.session, p.Path, r.SHA256)
-	value := protocol.FilesEditResult{Path: p.Path, Replacements: r.Replacements, Bytes: r.Size, SHA256: r.SHA256, Diff: r.Diff}
+	value := protocol.FilesEditResult{Path: p.Path, Replacements: r.Replacements, Bytes: r.Size, SHA256: r.SHA256, Diff: r.Diff, Links: r.Links}
 	for _, o := range r.Outcomes {
 		outcome := protocol.EditOutcome{Replacements: o.Replacements, Line: o.Line, Offset: o.Offset}
 		if o.Fault != nil {

@@ -25,7 +25,7 @@ const maxKeptFile = 64 << 20
 // be shown all that was asked for.
 func keptRead(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
 	switch {
-	case v.Binary && !v.Raw, v.Bytes > maxKeptFile:
+	case v.Binary && !v.Raw, v.Bytes > maxKeptFile, v.Encoding != "" && !whole(v):
 		return v
 	case v.Raw && !v.Truncated && base64.StdEncoding.EncodedLen(len(v.Content)) <= plain.MaxShown:
 		return v
@@ -37,6 +37,9 @@ func keptRead(fs sandbox.FS, v protocol.FilesReadResult) protocol.Value {
 	}}
 }
 
+// whole reports whether all of the text of a file was read.
+func whole(v protocol.FilesReadResult) bool { return v.Lines == v.TotalLines && !v.Truncated }
+
 // file keeps the content of a file, of which the call's text is a link: a file that is
 // read again and again is kept once for each content that it had.
 func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
@@ -45,6 +48,8 @@ func (s *keeper) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pr
 	if v.Raw {
 		name += ".base64"
 		kept.Lines = 1
+	} else if v.Encoding != "" || v.BOM {
+		name += ".text"
 	}
 	// Calls that read one file side by side store it once: of two objects with one name the first
 	// would stay for ever.
@@ -70,7 +75,7 @@ func (s *keeper) ensureFile(ctx context.Context, name string, fs sandbox.FS, v p
 // putFile stores the content of a file, or an error when it is not any more what was read.
 func (s *keeper) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
 	var content io.Reader = bytes.NewReader(v.Content)
-	if int64(len(v.Content)) != v.Bytes {
+	if v.Encoding == "" && int64(len(v.Content)) != v.Bytes {
 		content = &fileReader{ctx: ctx, fs: fs, file: v, digest: sha256.New()}
 	}
 	if v.Raw {
@@ -123,6 +128,9 @@ func (f *fileReader) Read(p []byte) (int, error) {
 		f.chunk = got.Content
 		f.at += int64(len(f.chunk))
 		f.digest.Write(f.chunk)
+		if f.file.BOM && !f.file.Raw && f.at == int64(len(f.chunk)) {
+			f.chunk = bytes.TrimPrefix(f.chunk, []byte("\uFEFF"))
+		}
 		if f.at > f.file.Bytes {
 			return 0, errFileChanged
 		}

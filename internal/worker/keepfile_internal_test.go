@@ -57,6 +57,19 @@ func TestFileReader_KeepsWhatWasRead(t *testing.T) {
 	}
 }
 
+// TestFileReader_LeavesTheMarkOut: lines and bytes of what is kept are those that a reader was shown.
+func TestFileReader_LeavesTheMarkOut(t *testing.T) {
+	t.Parallel()
+	const content = "\uFEFFone two"
+	sum := sha256.Sum256([]byte(content))
+	for raw, want := range map[bool]string{false: "one two", true: content} {
+		file := protocol.FilesReadResult{Path: "f", Bytes: int64(len(content)), SHA256: hex.EncodeToString(sum[:]), BOM: true, Raw: raw}
+		got, err := io.ReadAll(&fileReader{ctx: t.Context(), fs: &changing{before: content, after: content, piece: 4}, file: file, digest: sha256.New()})
+		require.NoError(t, err)
+		require.Equal(t, want, string(got))
+	}
+}
+
 func TestBase64Reader(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{0, 1, 2, 3, 48 << 10, 48<<10 + 1, 200_000} {

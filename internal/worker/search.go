@@ -45,7 +45,7 @@ func (f fileOps) search(ctx context.Context, fs sandbox.FS, p protocol.FilesSear
 		matches[i] = protocol.Match{Path: m.Path, Line: m.Line, Text: m.Text}
 	}
 	all := protocol.FilesSearchResult{
-		Matches: matches, Total: r.Total, Files: r.Files, Skipped: r.Skipped, Ignored: r.Ignored, Stopped: r.Stopped,
+		Matches: matches, Total: r.Total, Files: r.Files, Skipped: r.Skipped, Binary: r.Binary, Ignored: r.Ignored, Stopped: r.Stopped,
 	}
 	return listed(all, len(matches), r.Total, p.Limit, func(v protocol.FilesSearchResult, n int) protocol.FilesSearchResult {
 		short := make([]protocol.Match, n)

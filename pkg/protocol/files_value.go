@@ -19,8 +19,16 @@ type FilesReadResult struct {
 	LineBytes int64 `json:"line_bytes,omitempty"`
 	// Truncated says that lines after the last one in Content were asked for but did not fit.
 	Truncated bool `json:"truncated,omitempty"`
-	// Binary says that the file has NUL bytes or is not UTF-8; lines are not counted then.
+	// Binary says that the file is not text, as far as is known; lines are not counted then.
 	Binary bool `json:"binary,omitempty"`
+	// Encoding is the name of the file's own, as in "UTF-16LE"; empty for UTF-8. Content is UTF-8,
+	// unless it is raw.
+	Encoding string `json:"encoding,omitempty"`
+	// BOM says that the file begins with a byte order mark, which is not in Content unless that is
+	// raw.
+	BOM bool `json:"bom,omitempty"`
+	// LineEnds is "CRLF" or "mixed"; empty when no line ends in CRLF.
+	LineEnds string `json:"line_ends,omitempty"`
 	// Image is the media type of an image that models take; Content is all of it unless Truncated.
 	Image string `json:"image,omitempty"`
 	Raw   bool   `json:"raw,omitempty"`
@@ -34,6 +42,8 @@ type FilesWriteResult struct {
 	Created bool   `json:"created"`
 	// Diff is a short unified diff of what changed; empty for binary content.
 	Diff string `json:"diff,omitempty"`
+	// Links is how many other names the file had, as hard links: they keep the old content.
+	Links int `json:"links,omitempty"`
 }
 
 // FilesEditResult answers [FilesEdit].
@@ -43,6 +53,8 @@ type FilesEditResult struct {
 	Bytes        int64  `json:"bytes"`
 	SHA256       string `json:"sha256"`
 	Diff         string `json:"diff,omitempty"`
+	// Links is how many other names the file had, as hard links: they keep the old content.
+	Links int `json:"links,omitempty"`
 	// Outcomes are what became of each edit, or of each hunk of a patch.
 	Outcomes []EditOutcome `json:"outcomes,omitempty"`
 }
@@ -159,9 +171,11 @@ type FilesSearchResult struct {
 	Total int `json:"total"`
 	// Stopped says that not all was searched, because that took too long.
 	Stopped bool `json:"stopped,omitempty"`
-	// Files is how many files were looked at, Skipped how many could not be (too big, unreadable).
+	// Files is how many files were searched, Skipped how many could not be (too big, unreadable), and
+	// Binary how many were not because they are no text.
 	Files   int `json:"files"`
 	Skipped int `json:"skipped"`
+	Binary  int `json:"binary,omitempty"`
 	// Ignored is how many entries .gitignore files exclude.
 	Ignored int `json:"ignored,omitempty"`
 }

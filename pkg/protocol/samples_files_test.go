@@ -49,16 +49,16 @@ func fileValueSamples() map[string]any {
 	return map[string]any{
 		"value/files_read": protocol.FilesReadResult{
 			Path: "a/b.txt", Content: protocol.Bytes("three\n"), SHA256: sampleSum, Bytes: 30, FirstLine: 3, Lines: 1,
-			TotalLines: 9, LineBytes: 300_000, Truncated: true,
+			TotalLines: 9, LineBytes: 300_000, Truncated: true, Encoding: "UTF-16LE", BOM: true, LineEnds: "CRLF",
 		},
 		"value/files_read_binary": protocol.FilesReadResult{
 			Path: "logo.png", Content: binary, SHA256: sampleSum, Bytes: 4, Binary: true,
 		},
 		"value/files_write": protocol.FilesWriteResult{
-			Path: "a/b.txt", Bytes: 3, SHA256: sampleSum, Created: true, Diff: "@@ -0,0 +1 @@\n+foo\n",
+			Path: "a/b.txt", Bytes: 3, SHA256: sampleSum, Created: true, Diff: "@@ -0,0 +1 @@\n+foo\n", Links: 1,
 		},
 		"value/files_edit": protocol.FilesEditResult{
-			Path: "a/b.txt", Replacements: 2, Bytes: 3, SHA256: sampleSum, Diff: "@@ -1 +1 @@\n-one\n+two\n",
+			Path: "a/b.txt", Replacements: 2, Bytes: 3, SHA256: sampleSum, Diff: "@@ -1 +1 @@\n-one\n+two\n", Links: 1,
 		},
 		"value/files_read_image": protocol.FilesReadResult{
 			Path: "logo.png", Content: binary, SHA256: sampleSum, Bytes: 4, Binary: true, Image: "image/png", Raw: true,
@@ -92,7 +92,7 @@ func fileValueSamples() map[string]any {
 		"value/files_exists_absent": protocol.FilesExistsResult{Path: "nothing"},
 		"value/files_search": protocol.FilesSearchResult{
 			Matches: []protocol.Match{{Path: "src/a.go", Line: 7, Text: "func a() {"}},
-			Total:   700, Stopped: true, Files: 12, Skipped: 3, Ignored: 4,
+			Total:   700, Stopped: true, Files: 12, Skipped: 3, Binary: 5, Ignored: 4,
 		},
 	}
 }

@@ -7,11 +7,21 @@ type ReadRequest struct {
 	Limit  int // number of lines; 0 and less means as many as fit
 	// MaxSize is the largest file that is read; 0 and more than it means [MaxReadSize].
 	MaxSize int64
+	// Raw reads the bytes of the file as they are, in whatever encoding.
+	Raw bool
 }
+
+// What [ReadResult].LineEnds says.
+const (
+	LineEndsCRLF  = "CRLF"
+	LineEndsMixed = "mixed"
+)
 
 // ReadResult is what Read found.
 type ReadResult struct {
-	Content    []byte // bytes as they are in the file, line ends included
+	// Content is text in UTF-8 without a byte order mark, with the line ends of the file. It is the
+	// bytes of the file when they were asked for, and of one that is Binary.
+	Content    []byte
 	SHA256     string // of the whole file, in hex
 	Size       int64  // of the whole file
 	FirstLine  int    // number of the first line in Content, from 1; 0 when there is none
@@ -21,7 +31,11 @@ type ReadResult struct {
 	// Content, because it alone is more than fits; else 0.
 	LineBytes int64
 	Truncated bool // lines that were asked for did not fit
-	Binary    bool // has a NUL byte or is not UTF-8; not counted in lines
+	Binary    bool // is not text, as far as is known; not counted in lines
+	// Encoding is the name of that of the file, as in "UTF-16LE"; "" is UTF-8.
+	Encoding string
+	BOM      bool   // the file begins with a byte order mark
+	LineEnds string // [LineEndsCRLF] or [LineEndsMixed]; "" when no line ends in CRLF
 	// Image is the media type, as in "image/png", of an image that models take; its
 	// Content is whole unless Truncated.
 	Image string
@@ -58,9 +72,12 @@ type WriteResult struct {
 	SHA256  string
 	Created bool
 	Diff    string // short unified diff; empty for binary content
+	// Links is how many other names the file had, as hard links: they keep the old content.
+	Links int
 }
 
-// Edit is one replacement in a file.
+// Edit is one replacement in a file. Line ends are not compared, and new lines get those of the
+// file, unless line ends are all that differs between Old and New.
 type Edit struct {
 	Old, New string
 	All      bool // every occurrence; else Old must occur exactly once
@@ -68,7 +85,8 @@ type Edit struct {
 }
 
 // EditRequest asks for a file to be changed: by Edits, one after another, each in
-// what those before it left, or by Patch. Exactly one of them is set.
+// what those before it left, or by Patch. Exactly one of them is set. They are for the text of the
+// file, whatever its encoding; when they are not UTF-8 they are for its bytes.
 type EditRequest struct {
 	Path  string
 	Edits []Edit
@@ -89,6 +107,7 @@ type EditResult struct {
 	Size         int64
 	SHA256       string
 	Diff         string
+	Links        int // see [WriteResult]
 }
 
 // EditOutcome is what became of one edit or hunk.

@@ -108,8 +108,9 @@ type Match struct {
 type SearchResult struct {
 	Matches []Match
 	Total   int  // matching lines; more than len(Matches) when cut
-	Files   int  // looked at; fewer than there are when Stopped
+	Files   int  // searched; fewer than there are when Stopped
 	Skipped int  // too big or unreadable
+	Binary  int  // not searched because they are not text
 	Ignored int  // entries that .gitignore files exclude
 	Stopped bool // Patience was over before everything was searched
 }

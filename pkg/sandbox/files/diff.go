@@ -16,7 +16,12 @@ const (
 // diff returns a unified diff, cut at maxDiff; "" when there is no difference, or
 // when either side is binary or large.
 func diff(name string, before, after []byte, created bool) string {
-	if len(before) > maxDiffInput || len(after) > maxDiffInput || binary(before) || binary(after) {
+	if len(before) > maxDiffInput || len(after) > maxDiffInput {
+		return ""
+	}
+	before, _, wasText := decode(before)
+	after, _, isText := decode(after)
+	if !wasText || !isText {
 		return ""
 	}
 	from, to := "a/"+name, "b/"+name

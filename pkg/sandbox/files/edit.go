@@ -3,6 +3,8 @@ package files
 import (
 	"context"
 	"io/fs"
+	"slices"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/files/internal/change"
@@ -18,7 +20,7 @@ func (f *FS) edit(ctx context.Context, name string, req sandbox.EditRequest) (sa
 	if err := checkEdit(req); err != nil {
 		return result, err
 	}
-	written, err := f.write(ctx, name, req.Expect, func(file current) (after []byte, err error) {
+	written, err := f.write(ctx, name, req.Expect, func(file current) ([]byte, error) {
 		switch {
 		case !file.exists:
 			return nil, fs.ErrNotExist
@@ -26,12 +28,19 @@ func (f *FS) edit(ctx context.Context, name string, req sandbox.EditRequest) (sa
 			return nil, file.oversize
 		case req.MaxSize > 0 && int64(len(file.content)) > req.MaxSize:
 			return nil, tooLarge(name, int64(len(file.content)), req.MaxSize)
-		case req.Patch != "":
-			after, result.Outcomes, err = change.Patch(name, file.content, req.Patch)
-		default:
-			after, result.Outcomes, err = change.Edits(name, file.content, req)
 		}
-		return after, err
+		apply := func(text []byte) (after []byte, err error) {
+			if req.Patch != "" {
+				after, result.Outcomes, err = change.Patch(name, text, req.Patch)
+			} else {
+				after, result.Outcomes, err = change.Edits(name, text, req)
+			}
+			return after, err
+		}
+		if !isText(req) {
+			return apply(file.content)
+		}
+		return file.edit(apply)
 	})
 	if err != nil {
 		return result, err
@@ -40,6 +49,7 @@ func (f *FS) edit(ctx context.Context, name string, req sandbox.EditRequest) (sa
 		result.Replacements += outcome.Replacements
 	}
 	result.Size, result.SHA256, result.Diff = written.Size, written.SHA256, written.Diff
+	result.Links = written.Links
 	return result, nil
 }
 
@@ -56,4 +66,11 @@ func checkEdit(req sandbox.EditRequest) error {
 	default:
 		return nil
 	}
+}
+
+// isText reports whether a request names texts, and not bytes that are none.
+func isText(req sandbox.EditRequest) bool {
+	return utf8.ValidString(req.Patch) && !slices.ContainsFunc(req.Edits, func(e sandbox.Edit) bool {
+		return !utf8.ValidString(e.Old) || !utf8.ValidString(e.New)
+	})
 }

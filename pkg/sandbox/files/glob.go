@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -21,17 +22,17 @@ func (f *FS) Glob(ctx context.Context, req sandbox.GlobRequest) (sandbox.GlobRes
 
 func (f *FS) glob(ctx context.Context, name string, req sandbox.GlobRequest) (sandbox.GlobResult, error) {
 	var result sandbox.GlobResult
-	wanted, err := newGlob(req.Pattern, req.Names)
+	if info, err := f.root.Stat(name); err != nil {
+		return result, err
+	} else if !info.IsDir() {
+		return result, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
+	}
+	wanted, err := f.newGlob(ctx, req.Pattern, req.Names, name, req.NoIgnore)
 	if err != nil {
 		return result, err
 	}
 	if err := f.allow(path.Join(name, wanted.base), reading); err != nil { // the base may go through a link
 		return result, err
-	}
-	if info, err := f.root.Stat(name); err != nil {
-		return result, err
-	} else if !info.IsDir() {
-		return result, sandbox.Faultf(sandbox.FaultNotDirectory, "%q is not a directory", name)
 	}
 	room := newRoom(req.Limit)
 	w := walk{fs: f, noIgnore: req.NoIgnore, visit: func(_ context.Context, at position) error {
@@ -63,8 +64,38 @@ type glob struct {
 	base    string // directory below the start in which every match is; "" is the start
 }
 
-// newGlob checks a pattern. With names, one without a slash matches base names.
-func newGlob(pattern string, names bool) (glob, error) {
+// newGlob is a pattern for a search below start. Brackets stand for themselves where a file has such
+// a name, as app/[slug]/page.tsx has, and else for one of the characters in them.
+func (f *FS) newGlob(ctx context.Context, pattern string, names bool, start string, noIgnore bool) (glob, error) {
+	wanted, err := parseGlob(pattern, names)
+	if err != nil || !strings.Contains(wanted.pattern, "[") || strings.Contains(wanted.pattern, `\`) {
+		return wanted, err
+	}
+	named, err := parseGlob(strings.NewReplacer("[", `\[`, "]", `\]`).Replace(wanted.pattern), names)
+	if err != nil || f.allow(path.Join(start, named.base), reading) != nil {
+		return wanted, nil //nolint:nilerr // it has no such files
+	}
+	w := walk{fs: f, noIgnore: noIgnore, visit: func(_ context.Context, at position) error {
+		if !at.entry.IsDir() && named.match(path.Join(named.base, at.below)) {
+			return errFound
+		}
+		return nil
+	}}
+	switch err := w.from(ctx, path.Join(start, named.base)); {
+	case errors.Is(err, errFound):
+		return named, nil
+	case ctx.Err() != nil, errors.Is(err, os.ErrClosed):
+		return glob{}, err
+	default:
+		return wanted, nil
+	}
+}
+
+// errFound ends a walk that has found what it was for.
+var errFound = errors.New("found")
+
+// parseGlob checks a pattern. With names, one without a slash matches base names.
+func parseGlob(pattern string, names bool) (glob, error) {
 	if pattern == "" {
 		return glob{}, nil
 	}

@@ -26,7 +26,8 @@ func (f *FS) readJSON(ctx context.Context, name, query string) (sandbox.ReadJSON
 	if err != nil {
 		return result, err
 	}
-	document, err := change.Parse(name, content)
+	text, _, _ := decode(content)
+	document, err := change.Parse(name, text)
 	if err != nil {
 		return result, err
 	}
@@ -65,7 +66,7 @@ func (f *FS) writeJSON(ctx context.Context, name string, req sandbox.WriteJSONRe
 // replaceJSON returns the document with value at a place, and nothing else changed.
 func replaceJSON(name string, file current, steps []string, value []byte) ([]byte, error) {
 	if len(steps) == 0 {
-		return change.Whole(file.content, value), nil
+		return file.edit(func(text []byte) ([]byte, error) { return change.Whole(text, value), nil })
 	}
 	switch {
 	case !file.exists:
@@ -73,9 +74,11 @@ func replaceJSON(name string, file current, steps []string, value []byte) ([]byt
 	case file.oversize != nil:
 		return nil, file.oversize
 	}
-	document, err := change.Parse(name, file.content)
-	if err != nil {
-		return nil, err
-	}
-	return document.Replace(steps, value)
+	return file.edit(func(text []byte) ([]byte, error) {
+		document, err := change.Parse(name, text)
+		if err != nil {
+			return nil, err
+		}
+		return document.Replace(steps, value)
+	})
 }

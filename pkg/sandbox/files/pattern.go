@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp/syntax"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -33,5 +34,105 @@ func badPlace(pattern string, fault *syntax.Error) (int, string) {
 		return len(pattern) - 1, `\`
 	default:
 		return strings.Index(pattern, fault.Expr), fault.Expr
+	}
+}
+
+// canMatch is the fault of a pattern that no line matches, whatever is in it: of one with a line end,
+// because lines are searched one by one, or with text behind the end of a line.
+func canMatch(pattern string) error {
+	parsed, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return badPattern(pattern, err)
+	}
+	what := ""
+	switch {
+	case needs(parsed, '\n'):
+		what = `each line is searched by itself, and has no \n; search for a part of one line`
+	case impossible(parsed):
+		what = `^ and $ are the start and the end of a line; put a \ before each that is meant as it is`
+	default:
+		return nil
+	}
+	return sandbox.Faultf(sandbox.FaultInvalidPattern, "no line can match the pattern %q: %s", pattern, what)
+}
+
+// needsReturn reports whether a pattern only matches what has a carriage return.
+func needsReturn(pattern string) bool {
+	parsed, err := syntax.Parse(pattern, syntax.Perl)
+	return err == nil && needs(parsed, '\r')
+}
+
+// needs reports whether every text that matches has a character.
+func needs(re *syntax.Regexp, char rune) bool {
+	some := func(sub *syntax.Regexp) bool { return needs(sub, char) }
+	switch re.Op {
+	case syntax.OpLiteral:
+		return slices.Contains(re.Rune, char)
+	case syntax.OpCharClass:
+		return len(re.Rune) == 2 && re.Rune[0] == char && re.Rune[1] == char
+	case syntax.OpConcat:
+		return slices.ContainsFunc(re.Sub, some)
+	case syntax.OpAlternate:
+		return !slices.ContainsFunc(re.Sub, func(sub *syntax.Regexp) bool { return !some(sub) })
+	case syntax.OpCapture, syntax.OpPlus:
+		return some(re.Sub[0])
+	case syntax.OpRepeat:
+		return re.Min > 0 && some(re.Sub[0])
+	default:
+		return false
+	}
+}
+
+// impossible reports whether nothing matches: something stands behind the end, or before the start.
+func impossible(re *syntax.Regexp) bool {
+	switch re.Op {
+	case syntax.OpConcat:
+		return slices.ContainsFunc(re.Sub, impossible) || crossed(re.Sub)
+	case syntax.OpAlternate:
+		return !slices.ContainsFunc(re.Sub, func(sub *syntax.Regexp) bool { return !impossible(sub) })
+	case syntax.OpCapture, syntax.OpPlus:
+		return impossible(re.Sub[0])
+	case syntax.OpRepeat:
+		return re.Min > 0 && impossible(re.Sub[0])
+	default:
+		return false
+	}
+}
+
+// crossed reports whether a sequence of parts has text behind the end or before the start.
+func crossed(parts []*syntax.Regexp) bool {
+	text, ended := false, false
+	for _, part := range parts {
+		switch part.Op {
+		case syntax.OpEndText:
+			ended = true
+		case syntax.OpBeginText:
+			if text {
+				return true
+			}
+		default:
+			if text = text || !canBeEmpty(part); ended && !canBeEmpty(part) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// canBeEmpty reports whether a pattern perhaps matches a text without any character.
+func canBeEmpty(re *syntax.Regexp) bool {
+	switch re.Op {
+	case syntax.OpLiteral, syntax.OpCharClass, syntax.OpAnyChar, syntax.OpAnyCharNotNL:
+		return false
+	case syntax.OpConcat:
+		return !slices.ContainsFunc(re.Sub, func(sub *syntax.Regexp) bool { return !canBeEmpty(sub) })
+	case syntax.OpAlternate:
+		return slices.ContainsFunc(re.Sub, canBeEmpty)
+	case syntax.OpCapture, syntax.OpPlus:
+		return canBeEmpty(re.Sub[0])
+	case syntax.OpRepeat:
+		return re.Min == 0 || canBeEmpty(re.Sub[0])
+	default:
+		return true
 	}
 }

@@ -46,13 +46,35 @@ func (f *FS) read(ctx context.Context, name string, req sandbox.ReadRequest) (sa
 		s.take(rest[:n:n])
 		rest = rest[n:]
 		if errors.Is(err, io.EOF) {
-			return s.result(), nil
+			return f.text(ctx, name, req, s.result())
 		}
 		if err = errors.Join(err, ctx.Err()); err != nil {
 			return sandbox.ReadResult{}, err
 		}
 	}
 	return sandbox.ReadResult{}, tooLarge(name, max(info.Size(), s.size), limit)
+}
+
+// text is what was read of a file, or when that is text in another encoding than UTF-8, what is read
+// of it now.
+func (f *FS) text(ctx context.Context, name string, req sandbox.ReadRequest, r sandbox.ReadResult) (sandbox.ReadResult, error) {
+	if req.Raw || !r.Binary || r.Image != "" || r.Size > sandbox.MaxFileSize {
+		return r, nil
+	}
+	content, _, err := f.load(ctx, name, os.O_RDONLY)
+	if err != nil {
+		return r, err
+	}
+	text, as, ok := decode(content)
+	if !ok {
+		return r, nil
+	}
+	s := newScan(req)
+	s.take(text)
+	decoded := s.result()
+	decoded.SHA256, decoded.Size = digest(content), int64(len(content))
+	decoded.Encoding, decoded.BOM = as.name, as.mark != ""
+	return decoded, nil
 }
 
 // ReadAt implements [sandbox.FS].
@@ -94,11 +116,14 @@ type scan struct {
 	text  textCheck
 	head  []byte // the start of the file, in case it is not text; of the buffer that it was read into
 	image string
+	raw   bool
+	mark  bool // the file begins with a byte order mark, which is not kept
+	ends  lineEnds
 }
 
 func newScan(req sandbox.ReadRequest) *scan {
 	first := max(req.Offset, 1)
-	return &scan{first: first, lines: lines.New(lines.Page{First: first, Limit: req.Limit}), hash: sha256.New()}
+	return &scan{first: first, raw: req.Raw, lines: lines.New(lines.Page{First: first, Limit: req.Limit}), hash: sha256.New()}
 }
 
 func (s *scan) take(chunk []byte) {
@@ -120,6 +145,10 @@ func (s *scan) take(chunk []byte) {
 	s.size += int64(len(chunk))
 	s.hash.Write(chunk)
 	s.text.take(chunk)
+	if s.size == int64(len(chunk)) && !s.raw { // the first one
+		chunk, s.mark = bytes.CutPrefix(chunk, []byte(utf8Mark))
+	}
+	s.ends.take(chunk)
 	s.lines.Take(chunk)
 }
 
@@ -131,7 +160,7 @@ func (s *scan) result() sandbox.ReadResult {
 		return result
 	}
 	got := s.lines.Result()
-	result.TotalLines = got.Total
+	result.TotalLines, result.BOM, result.LineEnds = got.Total, s.mark, s.ends.String()
 	if got.Lines > 0 {
 		result.Content, result.FirstLine, result.Lines, result.Truncated = got.Content, s.first, got.Lines, got.Cut
 		if got.Split {

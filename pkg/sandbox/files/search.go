@@ -23,6 +23,10 @@ func (f *FS) Search(ctx context.Context, req sandbox.SearchRequest) (sandbox.Sea
 		if err != nil {
 			return sandbox.SearchResult{}, err
 		}
+		if s.glob, err = f.newGlob(ctx, req.Glob, true, name, req.NoIgnore); err != nil {
+			return sandbox.SearchResult{}, err
+		}
+		s.glob.base = ""
 		err = s.run(ctx, name, req.NoIgnore)
 		if s.result.Stopped = errors.Is(err, errStopped); s.result.Stopped {
 			err = nil
@@ -36,8 +40,9 @@ type search struct {
 	fs      *FS
 	pattern *regexp.Regexp
 	literal []byte // every match starts with it
+	returns bool   // every match has a carriage return, perhaps that of the line end
 	glob    glob
-	among   map[string]bool // files that can match; nil for all
+	among   map[string]bool // of the files in UTF-8 those that can match; nil for all
 	room    room
 	until   time.Time // zero for no end
 	named   bool      // one file was asked for, and its faults are those of the search
@@ -55,13 +60,11 @@ func (f *FS) newSearch(req sandbox.SearchRequest) (*search, error) {
 	if req.IgnoreCase {
 		pattern = regexp.MustCompile("(?i)" + req.Pattern)
 	}
-	wanted, err := newGlob(req.Glob, true)
-	if err != nil {
+	if err := canMatch(req.Pattern); err != nil {
 		return nil, err
 	}
-	wanted.base = ""
 	literal, _ := pattern.LiteralPrefix()
-	s := &search{fs: f, pattern: pattern, literal: []byte(literal), glob: wanted, room: newRoom(req.Limit)}
+	s := &search{fs: f, pattern: pattern, literal: []byte(literal), returns: needsReturn(req.Pattern), room: newRoom(req.Limit)}
 	if req.Patience > 0 {
 		s.until = time.Now().Add(req.Patience)
 	}
@@ -101,17 +104,13 @@ func (s *search) run(ctx context.Context, name string, noIgnore bool) error {
 
 // file searches one regular file; below is its path below the start of the search.
 // Files that cannot be searched are counted as skipped, unless one was asked for by its
-// name; binary ones match nothing.
+// name, or as binary.
 func (s *search) file(ctx context.Context, name, below string) error {
 	if !s.glob.match(below) {
 		return nil
 	}
 	if s.over() {
 		return errStopped
-	}
-	if s.among != nil && !s.among[name] {
-		s.result.Files++
-		return nil
 	}
 	content, _, err := s.fs.load(ctx, name, os.O_RDONLY)
 	switch {
@@ -121,11 +120,16 @@ func (s *search) file(ctx context.Context, name, below string) error {
 		s.result.Skipped++
 		return nil //nolint:nilerr // one unreadable file does not end a search
 	}
-	s.result.Files++
-	if bytes.IndexByte(content, 0) >= 0 {
+	text, as, _ := decode(content)
+	if bytes.IndexByte(text, 0) >= 0 {
+		s.result.Binary++
 		return nil
 	}
-	return s.lines(ctx, name, content)
+	s.result.Files++
+	if as == (form{}) && s.among != nil && !s.among[name] {
+		return nil
+	}
+	return s.lines(ctx, name, text)
 }
 
 // lines searches content line by line, and skips to where a match is possible.
@@ -148,9 +152,13 @@ func (s *search) lines(ctx context.Context, name string, content []byte) error {
 		number += bytes.Count(content[:start], []byte{'\n'})
 		content = content[start:]
 		length := lineLength(content)
-		line := bytes.TrimSuffix(bytes.TrimSuffix(content[:length], []byte{'\n'}), []byte{'\r'})
+		line := bytes.TrimSuffix(content[:length], []byte{'\n'})
+		shown := bytes.TrimSuffix(line, []byte{'\r'})
+		if !s.returns {
+			line = shown
+		}
 		if s.pattern.Match(line) {
-			s.found(name, number, line)
+			s.found(name, number, shown)
 		}
 		content = content[length:]
 		number++

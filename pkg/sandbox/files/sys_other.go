@@ -18,4 +18,6 @@ func busy(error) bool { return false }
 
 func adopt(*os.File, fs.FileInfo) error { return nil }
 
+func otherLinks(fs.FileInfo) int { return 0 }
+
 func adoptDir(*os.Root, string, fs.FileInfo) error { return nil }

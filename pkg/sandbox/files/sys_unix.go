@@ -39,6 +39,15 @@ func adoptDir(root *os.Root, name string, info fs.FileInfo) error {
 	return root.Lchown(name, uid, gid)
 }
 
+// otherLinks is how many names a file has beside the one by which it was found.
+func otherLinks(info fs.FileInfo) int {
+	stat, isStat := info.Sys().(*syscall.Stat_t)
+	if !isStat {
+		return 0
+	}
+	return max(int(stat.Nlink), 1) - 1 //nolint:gosec // links are counted in far fewer bits
+}
+
 func owner(info fs.FileInfo) (uid, gid int, ok bool) {
 	stat, isStat := info.Sys().(*syscall.Stat_t)
 	if !isStat || os.Geteuid() != 0 {

@@ -25,7 +25,7 @@ func (f *FS) Write(ctx context.Context, req sandbox.WriteRequest) (sandbox.Write
 			return sandbox.WriteResult{}, sandbox.Faultf(sandbox.FaultTooLarge,
 				"the content has %d bytes, at most %d can be written", len(req.Content), sandbox.MaxFileSize)
 		}
-		return f.write(ctx, name, req.Expect, func(current) ([]byte, error) { return req.Content, nil })
+		return f.write(ctx, name, req.Expect, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
 	})
 }
 
@@ -76,7 +76,20 @@ func (f *FS) write(
 	if before.oversize == nil {
 		result.Diff = diff(name, before.content, after, result.Created)
 	}
+	if info != nil {
+		result.Links = otherLinks(info)
+	}
 	return result, nil
+}
+
+// edit puts what change makes of the text of a file in its place, in the encoding of the file.
+func (c current) edit(change func(text []byte) ([]byte, error)) ([]byte, error) {
+	text, as, _ := decode(c.content)
+	after, err := change(text)
+	if err != nil {
+		return nil, err
+	}
+	return as.encode(after)
 }
 
 // loadWritable is load, and fails with a permission error when the file may not be

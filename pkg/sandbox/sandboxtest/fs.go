@@ -35,6 +35,7 @@ func RunFS(t *testing.T, newFS NewFS) {
 		"find":   findTests(),
 		"list":   listTests(),
 		"search": searchTests(),
+		"texts":  textTests(),
 	}
 	for name, group := range groups {
 		t.Run(name, func(t *testing.T) {

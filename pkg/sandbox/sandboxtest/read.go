@@ -59,6 +59,9 @@ func readLines(t *testing.T, f *tree) {
 		test.want.SHA256 = digest(whole)
 		test.want.Size = int64(len(whole))
 		test.want.TotalLines = map[string]int{"file": 4, "empty": 0, "ended": 1}[test.req.Path]
+		if test.req.Path == "file" {
+			test.want.LineEnds = sandbox.LineEndsMixed
+		}
 		got, err := f.Read(t.Context(), test.req)
 		require.NoError(t, err)
 		require.Equal(t, test.want, got, "%+v", test.req)
@@ -132,7 +135,7 @@ func readAt(t *testing.T, f *tree) {
 
 func readBinary(t *testing.T, f *tree) {
 	large := strings.Repeat("\x00\n", sandbox.MaxReadBytes)
-	for name, content := range map[string]string{"nul": "a\n\x00b\n", "latin1": "gr\xfc\xdfe\n", "large": large} {
+	for name, content := range map[string]string{"nul": "a\n\x00b\n", "a bad byte": "gr\xfcße süß\n", "a control": "gr\xfcn\x01", "large": large} {
 		f.put(t, name, content)
 		got, err := f.Read(t.Context(), sandbox.ReadRequest{Path: name, Offset: 2})
 		require.NoError(t, err)
@@ -220,7 +223,7 @@ func readLarge(t *testing.T, f *tree) {
 	require.Equal(t, sandbox.ReadResult{
 		Content: []byte(line + line), FirstLine: lines - 1, Lines: 2, TotalLines: lines, Size: int64(len(whole)), SHA256: digest(whole),
 	}, got)
-	f.put(t, "late", strings.Repeat("a", 300_000)+"\n\xc3")
+	f.put(t, "late", strings.Repeat("a", 300_000)+"\né\xc3é")
 	got, err = f.Read(t.Context(), sandbox.ReadRequest{Path: "late"})
 	require.NoError(t, err)
 	require.True(t, got.Binary, "half a character at the end")
@@ -236,7 +239,7 @@ func readImages(t *testing.T, f *tree) {
 		"\xff\xd8\xff\xe0....":             "image/jpeg",
 		"GIF89a....":                       "image/gif",
 		"RIFF\x00\x00\x00\x00WEBPVP8 ....": "image/webp",
-		"\x89PNG":                          "",
+		"\x89PNG\x00":                      "",
 		"RIFF\x00\x00\x00\x00WAVEfmt ":     "",
 	} {
 		f.put(t, "file", content)

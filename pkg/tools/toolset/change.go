@@ -67,7 +67,7 @@ func edit() tools.Tool {
 	return tools.Tool{
 		Definition: definition("edit",
 			"Change part of a file: replace text (old and new), or apply a unified diff (patch). old must be in the file exactly as given, "+
-				"white space included (without the line numbers that read shows), and exactly once unless replace_all is true. "+
+				"white space included (without the line numbers that read shows), and exactly once unless replace_all is true; line ends are those of the file, LF or CRLF. "+
 				"The context of a patch must be in the file as it is; its line numbers may be off. "+
 				"Returns how many places were changed, and a diff. When it fails, the file is as it was.",
 			`{

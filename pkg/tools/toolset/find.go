@@ -34,7 +34,7 @@ func glob() tools.Tool {
 		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("glob",
 			"Find files by their path. Returns the paths of matching files, sorted, one a line, hidden ones too; directories are not listed. "+
-				"* matches within one name, ** any number of directories, {a,b} either, [a-z] one of.",
+				"* matches within one name, ** any number of directories, {a,b} either, [a-z] one of; where a name has these brackets, as app/[slug] has, it is found by itself.",
 			`{
 				"type": "object",
 				"properties": {
@@ -105,11 +105,11 @@ func grep() tools.Tool {
 		Effect: tools.Effect{ReadOnly: true},
 		Definition: definition("grep",
 			"Find the lines that match a regular expression, in one file or in all files below a directory. "+
-				"Returns path:line:text, sorted; long lines are cut. Binary and very large files are left out.",
+				"Returns path:line:text, sorted; long lines are cut. Binary and very large files are left out and counted.",
 			`{
 				"type": "object",
 				"properties": {
-					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line."},
+					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line by itself."},
 					"path": {"type": "string", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
 					"glob": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path below the searched directory)."},
 					"ignore_case": {"type": "boolean", "default": false, "description": "Take capital and small letters as equal. Default: false."},

@@ -131,6 +131,15 @@ func TestText_Read(t *testing.T) {
 			protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("x\r\ny\r\n"), FirstLine: 1, Lines: 2, TotalLines: 2},
 			"     1\tx\r\n     2\ty\r\n[lines 1-2 of 2]",
 		},
+		"line ends": {
+			protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("x\r\ny\r\n"), FirstLine: 1, Lines: 2, TotalLines: 2, LineEnds: "CRLF"},
+			"     1\tx\n     2\ty\n[lines 1-2 of 2; line ends are CRLF]",
+		},
+		"another encoding": {
+			protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("ü" + strings.Repeat("x", 2500) + "\n"), FirstLine: 1, Lines: 1, TotalLines: 1, Encoding: "UTF-16LE", BOM: true, LineEnds: "mixed"},
+			"     1\tü" + strings.Repeat("x", 1999) + " [... and 501 more characters]\n[lines 1-1 of 1; line 1 is cut: for the rest of it use bash, as in `iconv -f UTF-16LE -t UTF-8 a | sed -n 1p | cut -b 2002-2502`; " +
+				"encoding UTF-16LE, with a byte order mark, line ends are mixed, CRLF and LF]",
+		},
 		"an empty file":  {protocol.FilesReadResult{Path: "a"}, "[a is empty]"},
 		"beyond the end": {protocol.FilesReadResult{Path: "a", TotalLines: 7, Bytes: 70}, "[there are no such lines: a has 7 lines]"},
 		"a binary file": {
@@ -215,8 +224,9 @@ func TestText_Files(t *testing.T) {
 		"matches": {"grep", protocol.FilesSearchResult{Files: 9, Matches: []protocol.Match{
 			{Path: "a.go", Line: 3, Text: "\tx := 1"}, {Path: "b c.go", Line: 14, Text: "x\xc3\x1b[0m"},
 		}}, "a.go:3:\tx := 1\nb c.go:14:x\uFFFD\n[2 matches; 9 files searched]"},
-		"one match":  {"grep", protocol.FilesSearchResult{Files: 1, Matches: []protocol.Match{{Path: "a", Line: 1}}}, "a:1:\n[1 match; 1 file searched]"},
-		"no matches": {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: too large or unreadable]"},
+		"one match":         {"grep", protocol.FilesSearchResult{Files: 1, Matches: []protocol.Match{{Path: "a", Line: 1}}}, "a:1:\n[1 match; 1 file searched]"},
+		"only binary files": {"grep", protocol.FilesSearchResult{Binary: 2}, "[no matches; 0 files searched, 2 not searched: binary]"},
+		"no matches":        {"grep", protocol.FilesSearchResult{Files: 9, Skipped: 2}, "[no matches; 9 files searched, 2 skipped: too large or unreadable]"},
 		"more matches": {
 			"grep",
 			protocol.FilesSearchResult{Files: 1, Total: 2, Stopped: true, Matches: []protocol.Match{{Path: "a", Line: 1, Text: "x", Cut: 7}}},

@@ -14,7 +14,7 @@ func Write(v protocol.FilesWriteResult) string {
 	if v.Created {
 		what = "Created"
 	}
-	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256)
+	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256) + linksText(v.Links)
 }
 
 // JSONWrite says what was written: the file, or a place of it.
@@ -23,7 +23,7 @@ func JSONWrite(v protocol.FilesJSONWriteResult) string {
 	if v.Created {
 		what = "Created"
 	}
-	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256)
+	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256) + linksText(v.Links)
 }
 
 // Edit says what was changed, what was not and why, and shows the diff.
@@ -48,6 +48,7 @@ func Edit(v protocol.FilesEditResult, r rest) string {
 		text = fmt.Sprintf("Edited %s: %d of %d edits were made (%s, SHA-256 %s).",
 			prose.Path(v.Path), made, made+failed, prose.Plural(v.Bytes, "byte"), v.SHA256)
 	}
+	text += linksText(v.Links)
 	for _, note := range notes {
 		text += "\n[" + prose.Head(note, plain.MaxLine) + "]"
 	}

@@ -21,6 +21,9 @@ func Read(v protocol.FilesReadResult, r rest) string {
 		return noLinesText(v)
 	}
 	first := max(v.FirstLine, 1)
+	if v.LineEnds != "" { // the mark has them
+		content = strings.ReplaceAll(content, "\r\n", "\n")
+	}
 	body, shown, cut := numbered(content, first, v.LineBytes)
 	last := first + shown - 1
 	total := max(v.TotalLines, last)
@@ -34,7 +37,30 @@ func Read(v protocol.FilesReadResult, r rest) string {
 	if len(cut) > 0 {
 		mark += "; " + cutLines(v, r, content, first, cut)
 	}
+	if stored := storedText(v); stored != "" {
+		mark += "; " + stored
+	}
 	return body + mark + "]"
+}
+
+// storedText says how a file stores its text where that is not UTF-8 with LF; "" where it is. Edits
+// keep it.
+func storedText(v protocol.FilesReadResult) string {
+	var parts []string
+	if v.Encoding != "" {
+		parts = append(parts, "encoding "+prose.Plain(v.Encoding))
+	}
+	if v.BOM {
+		parts = append(parts, "with a byte order mark")
+	}
+	switch v.LineEnds {
+	case "":
+	case "mixed":
+		parts = append(parts, "line ends are mixed, CRLF and LF")
+	default:
+		parts = append(parts, "line ends are "+prose.Plain(v.LineEnds))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // cutLines says how to get at the rest of lines that are cut.
@@ -47,7 +73,11 @@ func cutLines(v protocol.FilesReadResult, r rest, content string, first int, cut
 	if r.isKept() {
 		return what + ": read on in it with " + r.path("", cut[0], int64(from))
 	}
-	return what + fmt.Sprintf(": for the rest of it use bash, as in `sed -n %dp %s | cut -b %d-%d`", cut[0], shellWord(v.Path), from, to)
+	show := fmt.Sprintf("sed -n %dp %s", cut[0], shellWord(v.Path))
+	if v.Encoding != "" {
+		show = fmt.Sprintf("iconv -f %s -t UTF-8 %s | sed -n %dp", prose.Plain(v.Encoding), shellWord(v.Path), cut[0])
+	}
+	return what + fmt.Sprintf(": for the rest of it use bash, as in `%s | cut -b %d-%d`", show, from, to)
 }
 
 func others(n int) string {
@@ -134,6 +164,9 @@ func wholeText(v protocol.FilesReadResult, r rest, how, inLine string) string {
 		shown = shown[:at+1]
 	}
 	if len(shown) == len(content) && !v.Truncated {
+		if v.Encoding != "" {
+			content = prose.Ended(content) + "[" + storedText(v) + "]"
+		}
 		return content
 	}
 	line, column := endOf(shown)

@@ -27,9 +27,9 @@ func fileToolsText(arguments string, result *protocol.Result) string {
 		}
 		return wholeText(v, r, "find the place with search_files", "find what you need with search_files")
 	case protocol.FilesWriteResult:
-		return fmt.Sprintf("Successfully wrote to '%s'", path(arguments))
+		return fmt.Sprintf("Successfully wrote to '%s'", path(arguments)) + linksText(v.Links)
 	case protocol.FilesEditResult:
-		return fmt.Sprintf("Successfully edited '%s'", path(arguments))
+		return fmt.Sprintf("Successfully edited '%s'", path(arguments)) + linksText(v.Links)
 	case protocol.FilesGlobResult:
 		found, _ := plain.Lines(v)
 		return strings.TrimSuffix(lines(found, v.Total, r, "No files found", "file"), "\n")
@@ -38,7 +38,7 @@ func fileToolsText(arguments string, result *protocol.Result) string {
 		for i, match := range v.Matches {
 			found[i] = fmt.Sprintf("%s:%d: %s", prose.Path(match.Path), match.Line, matchText(match))
 		}
-		return strings.TrimSuffix(lines(found, v.Total, r, "No matches found", "line")+stopped(v), "\n")
+		return strings.TrimSuffix(lines(found, v.Total, r, "No matches found", "line")+unsearched(v), "\n")
 	case protocol.ResultReadResult:
 		return keptText(v, prose.BodyLimit)
 	default:

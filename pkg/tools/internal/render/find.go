@@ -82,6 +82,9 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	if v.Skipped > 0 {
 		searched += fmt.Sprintf(", %d skipped: too large or unreadable", v.Skipped)
 	}
+	if v.Binary > 0 {
+		searched += fmt.Sprintf(", %d not searched: binary", v.Binary)
+	}
 	if v.Stopped {
 		searched += ", and no more because that took too long: use a narrower path or glob"
 	}

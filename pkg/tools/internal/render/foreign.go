@@ -2,6 +2,7 @@ package render
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -79,12 +80,33 @@ func lines(all []string, total int, r rest, none, noun string) string {
 	return body
 }
 
-// stopped is a line which says that a search took too long.
-func stopped(v protocol.FilesSearchResult) string {
-	if !v.Stopped {
+// unsearched is a line which says that a search took too long, or that it found nothing and left out
+// files.
+func unsearched(v protocol.FilesSearchResult) string {
+	switch {
+	case v.Stopped:
+		return "\n[not all files were searched, that took too long: use a narrower pattern or path]"
+	case v.Total == 0 && v.Binary+v.Skipped > 0:
+		return fmt.Sprintf("\n[not searched: %d binary, %d too large or unreadable]", v.Binary, v.Skipped)
+	default:
 		return ""
 	}
-	return "\n[not all files were searched, that took too long: use a narrower pattern or path]"
+}
+
+// linksNote says that a change is not in all names of a file; "" where it is.
+func linksNote(links int) string {
+	if links == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the file had %s (hard links), which keep the old content", prose.Plural(links, "other name"))
+}
+
+// linksText is linksNote as a line of its own.
+func linksText(links int) string {
+	if note := linksNote(links); note != "" {
+		return "\n[" + note + "]"
+	}
+	return ""
 }
 
 // acting is a text with what is to be said of a call that was started again. What is about files

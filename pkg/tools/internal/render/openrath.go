@@ -33,6 +33,7 @@ type (
 	}
 	rathData struct {
 		Data      string `json:"data"`
+		Encoding  string `json:"encoding,omitempty"` // of the file, where that is not UTF-8
 		Truncated string `json:"truncated,omitempty"`
 	}
 	rathEntry struct {
@@ -46,7 +47,8 @@ type (
 		Truncated string      `json:"truncated,omitempty"`
 	}
 	rathWritten struct {
-		Bytes int64 `json:"bytes_written"`
+		Bytes int64  `json:"bytes_written"`
+		Note  string `json:"note,omitempty"`
 	}
 	rathOK struct {
 		OK bool `json:"ok"`
@@ -108,7 +110,7 @@ func rathValue(arguments string, result *protocol.Result, limit int) any {
 	case protocol.FilesListResult:
 		return rathOfList(v, restOf(result), limit)
 	case protocol.FilesWriteResult:
-		return rathWritten{v.Bytes}
+		return rathWritten{v.Bytes, linksNote(v.Links)}
 	case protocol.FilesExistsResult:
 		return rathOK{v.Exists}
 	case protocol.ResultReadResult:
@@ -152,13 +154,13 @@ func rathStreams(result *protocol.Result, e *protocol.Execution, limit int) (std
 // rathOfFile is the text of a file or its bytes as base64.
 func rathOfFile(arguments string, v protocol.FilesReadResult, r rest, limit int) any {
 	if v.Binary && !v.Raw {
-		return rathFailure{Kind: "unexpected", Message: "the file is not UTF-8 text: read it with encoding null", Detail: path(arguments)}
+		return rathFailure{Kind: "unexpected", Message: "the file is not text in a known encoding: read it with encoding null", Detail: path(arguments)}
 	}
 	all := prose.Valid(string(v.Content))
 	if v.Raw {
 		all = base64.StdEncoding.EncodeToString(v.Content)
 	}
-	data := rathData{Data: all[:prose.Offset(all, limit)]}
+	data := rathData{Data: all[:prose.Offset(all, limit)], Encoding: prose.Plain(v.Encoding)}
 	if len(data.Data) == len(all) && !v.Truncated && (!v.Raw || int64(len(v.Content)) == v.Bytes) {
 		return data
 	}

@@ -35,8 +35,10 @@ func smithersText(tool, arguments string, result *protocol.Result) string {
 		return wholeText(v, r,
 			`for the rest use bash, as in {"cmd": "sed", "args": ["-n", "900,1200p", FILE]}`,
 			`for the rest use bash, as in {"cmd": "cut", "args": ["-b", "44001-88000", FILE]}`)
-	case protocol.FilesWriteResult, protocol.FilesEditResult:
-		return "ok"
+	case protocol.FilesWriteResult:
+		return "ok" + linksText(v.Links)
+	case protocol.FilesEditResult:
+		return "ok" + linksText(v.Links)
 	case protocol.FilesSearchResult:
 		return ripgrep(arguments, v, r)
 	case protocol.CommandRunResult:
@@ -73,7 +75,7 @@ func ripgrep(arguments string, v protocol.FilesSearchResult, r rest) string {
 			found[i] = prose.Path(match.Path) + ":" + found[i]
 		}
 	}
-	return lines(found, v.Total, r, "", "line") + stopped(v)
+	return lines(found, v.Total, r, "", "line") + unsearched(v)
 }
 
 // smithersFault is the code of that system for a failure, and its text.

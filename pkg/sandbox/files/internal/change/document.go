@@ -74,7 +74,7 @@ func (d *Document) Replace(steps []string, value []byte) ([]byte, error) {
 
 // Whole returns value, which is JSON, as a document that is laid out like the one before.
 func Whole(before, value []byte) []byte {
-	return append(indent(value, "", indentUnit(before, "  ")), '\n')
+	return lineEndsOf(before, append(indent(value, "", indentUnit(before, "  ")), '\n'))
 }
 
 // find returns where the value is to which the steps lead.

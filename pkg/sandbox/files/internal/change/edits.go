@@ -63,24 +63,25 @@ func substitute(name string, content []byte, edit sandbox.Edit) ([]byte, sandbox
 	case edit.New:
 		return nil, outcome, sandbox.Faultf(sandbox.FaultArguments, "the old and the new text are the same; nothing would change")
 	}
-	old := []byte(edit.Old)
-	places := occurrences(content, old, maxPlaces+1)
+	text := newUnixText(content, edit.Old)
+	places := occurrences(text.lines, text.old, maxPlaces+1)
 	if len(places) == 0 {
 		return nil, outcome, sandbox.Faultf(sandbox.FaultEditNotFound, "the old text is not in %q. %s", name, hint(content, edit))
 	}
-	count := bytes.Count(content, old)
+	count := bytes.Count(text.lines, text.old)
 	switch {
 	case edit.All:
 	case edit.First:
 		count = 1
 	case len(places) > 1:
-		return nil, outcome, notUnique(name, content, places, max(count, len(places)))
+		return nil, outcome, notUnique(name, text.lines, places, max(count, len(places)))
 	}
-	if size := len(content) + count*(len(edit.New)-len(old)); size > sandbox.MaxFileSize {
-		return nil, outcome, sandbox.Faultf(sandbox.FaultTooLarge, "%q would have %d bytes, at most %d are possible", name, size, sandbox.MaxFileSize)
+	outcome.Replacements, outcome.Line = count, lineAt(text.lines, places[0])
+	after, ok := text.replace(edit, count)
+	if !ok {
+		return nil, outcome, sandbox.Faultf(sandbox.FaultTooLarge, "%q would have more than %d bytes, which are possible at most", name, sandbox.MaxFileSize)
 	}
-	outcome.Replacements, outcome.Line = count, lineAt(content, places[0])
-	return bytes.Replace(content, old, []byte(edit.New), count), outcome, nil
+	return after, outcome, nil
 }
 
 // lineAt is the number of the line, from 1, in which the byte at offset is.

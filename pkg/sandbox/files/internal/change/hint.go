@@ -16,10 +16,6 @@ const (
 
 // hint says why the old text of an edit may not have been found.
 func hint(content []byte, req sandbox.Edit) string {
-	if bytes.Contains(content, []byte("\r\n")) && !strings.Contains(req.Old, "\r\n") &&
-		bytes.Contains(bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n")), []byte(req.Old)) {
-		return `The file's lines end in "\r\n": use the same line ends in the old and the new text.`
-	}
 	if req.New != "" {
 		if at := bytes.Index(content, []byte(req.New)); at >= 0 {
 			return fmt.Sprintf("The new text is there already, at line %d: perhaps the edit has been made before.",

@@ -6,9 +6,17 @@ import (
 	"slices"
 )
 
-// splice returns text with value in the place of a span.
+// splice returns text with value in the place of a span, and the line ends of text in it.
 func splice(text []byte, at span, value []byte) []byte {
-	return slices.Concat(text[:at.start], value, text[at.end:])
+	return slices.Concat(text[:at.start], lineEndsOf(text, value), text[at.end:])
+}
+
+// lineEndsOf returns value, whose lines end in LF, with the line end of the first line of text.
+func lineEndsOf(text, value []byte) []byte {
+	if at := bytes.IndexByte(text, '\n'); at > 0 && text[at-1] == '\r' {
+		return bytes.ReplaceAll(value, []byte{'\n'}, []byte("\r\n"))
+	}
+	return value
 }
 
 // insert adds a value that does not exist yet to an object or to the end of an array,
