@@ -73,10 +73,15 @@ program:
 .PHONY: test
 test: program bin/testsum ## Run every test, those of packages with the race detector (PKG=./pkg/... for some, PKG=./test/... with it, too)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
-	races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
-	{ failed=; $(if $(filter ./...,$(PKG)),$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off -timeout 15m -json $(PROCESSES) || failed=1;) \
-	$(TESTING) go test $(RACE) -vet=off -timeout 15m -json $(PACKAGES) || failed=1; [ -z "$$failed" ]; } | bin/testsum # the linters vet, and see more
+	bin/testsum $(MAKE) --no-print-directory test-json
 	$(if $(filter ./...,$(PKG)),$(ONCE) go test ./internal/lane/core) # a thousand seeds, which the detector would make ten times as slow
+
+# What testsum runs: it adopts the processes that tests leave behind, and fails.
+.PHONY: test-json
+test-json:
+	@races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
+	{ failed=; $(if $(filter ./...,$(PKG)),$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off -timeout 15m -json $(PROCESSES) || failed=1;) \
+	$(TESTING) go test $(RACE) -vet=off -timeout 15m -json $(PACKAGES) || failed=1; [ -z "$$failed" ]; } # the linters vet, and see more
 
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern, LIMIT=20m: as many as fit), and in the simulation

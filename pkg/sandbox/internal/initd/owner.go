@@ -67,10 +67,12 @@ func (t *translations) namespace(of owner) (int, error) {
 		return fd, nil
 	}
 	c := &cloned{flags: unix.CLONE_NEWUSER, setgroups: true, uids: []ids{{of.uid, t.host}}, gids: []ids{{of.gid, t.host}}}
-	var idle calls.List
-	idle.Do(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL))
-	idle.Do(unix.SYS_PPOLL, 0, 0, 0, 0)
-	pid, err := idle.Fork(c.flags, -1, nil)
+	var life [2]int
+	if err := unix.Pipe2(life[:], unix.O_CLOEXEC); err != nil {
+		return -1, err
+	}
+	defer closeAll(life[:])
+	pid, err := idle(&calls.List{}, life).Fork(c.flags, -1, nil)
 	if err != nil {
 		return -1, err
 	}
@@ -86,6 +88,16 @@ func (t *translations) namespace(of owner) (int, error) {
 		t.fds[of] = fd
 	}
 	return fd, err
+}
+
+// idle adds what a forked process does that is only there for its namespaces: it waits until its
+// parent closes the pipe life, or is gone. PR_SET_PDEATHSIG would miss a parent that is killed
+// before the process has set it.
+func idle(l *calls.List, life [2]int) *calls.List {
+	l.Do(unix.SYS_CLOSE, life[1])
+	l.Do(unix.SYS_READ, life[0], make([]byte, 1), 1)
+	l.Do(unix.SYS_EXIT_GROUP, 0)
+	return l
 }
 
 func (t *translations) close() {
