@@ -56,7 +56,7 @@ func mayGoOn(script string) bool {
 
 // Argv is Script for a program that is started without a shell.
 func (n Network) Argv(argv []string) string {
-	parsed, err := shell.Argv(argv)
+	parsed, err := shell.Argv(argv, nil)
 	if err != nil {
 		return ""
 	}

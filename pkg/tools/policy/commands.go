@@ -17,9 +17,9 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 	switch p := payload.(type) {
 	case protocol.CommandRun:
 		if p.Command == "" {
-			script, err = shell.Argv(p.Argv)
+			script, err = shell.Argv(p.Argv, p.Stdin)
 		} else {
-			script, err = shell.Parse(p.Command)
+			script, err = shell.ParseInput(p.Command, p.Stdin)
 		}
 		return assigning(script, p.Env), true, err
 	case protocol.CodeRun:
@@ -53,8 +53,14 @@ func typedLines(sent protocol.ProcessSend) *shell.Script {
 
 // assigning adds to a script the variables that are set beside it.
 func assigning(script *shell.Script, env map[string]string) *shell.Script {
-	if script != nil {
-		script.Assigned = append(script.Assigned, slices.Sorted(maps.Keys(env))...)
+	if script == nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		script.Assigned = append(script.Assigned, name)
+		if shell.Evaluated(name) {
+			script.Commands = append(script.Commands, shell.Command{Words: []shell.Word{{Text: name + "=" + env[name], Many: true}}, Evaluates: true})
+		}
 	}
 	return script
 }
@@ -88,6 +94,9 @@ func runsCode(payload protocol.Payload) bool {
 func (c *compiled) judgeScript(script *shell.Script, allow []string) *Verdict {
 	for i := range script.Commands {
 		command := &script.Commands[i]
+		if command.Evaluates {
+			return deny("commands", "It cannot be known what %q runs: bash may evaluate a value in it as code. Write it without.", command.String())
+		}
 		if command.Program() == "" {
 			return deny("commands", "It cannot be known which program %q is. Write its name plainly.", command.String())
 		}
@@ -98,47 +107,63 @@ func (c *compiled) judgeScript(script *shell.Script, allow []string) *Verdict {
 			continue
 		}
 		if name := changesProgram(command.Assigned); name != "" {
-			return deny("commands.allow", "The variable %s must not be set, because it changes which programs run.", name)
+			return deny("commands.allow", "The variable %s must not be set, because it may change what programs run. For values of your own use a name in lower case.", name)
 		}
 		if !command.Wraps && !doesMatch(allow, command) {
 			return deny("commands.allow", "The command %q is not allowed in this session; allowed are: %s.", command.String(), strings.Join(allow, ", "))
 		}
 	}
 	if name := changesProgram(script.Assigned); name != "" && len(allow) > 0 {
-		return deny("commands.allow", "The variable %s must not be set, because it changes which programs run.", name)
+		return deny("commands.allow", "The variable %s must not be set, because it may change what programs run. For values of your own use a name in lower case.", name)
 	}
 	return nil
 }
 
-// changesProgram returns a variable that changes what a name runs; "" when there is none.
+// changesProgram returns a variable that may change what a program runs; "" when there is none.
+// Programs have too many of those to list, so only these are harmless: names in lower case, which
+// few programs read, and some that are known.
 func changesProgram(names []string) string {
-	at := slices.IndexFunc(names, func(name string) bool {
-		switch name {
-		case "PATH", "IFS", "ENV", "BASH_ENV", "SHELLOPTS", "BASHOPTS", "PROMPT_COMMAND":
-			return true
-		default:
-			return strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "GIT_") || strings.HasPrefix(name, "BASH_FUNC_")
-		}
-	})
+	at := slices.IndexFunc(names, func(name string) bool { return !harmless(name) })
 	if at < 0 {
 		return ""
 	}
 	return names[at]
 }
 
-// doesMatch reports whether a command surely begins with the words of a pattern. A
-// pattern without a slash means the program that PATH has, not any file of that name.
+var inLowerCase = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
+
+func harmless(variable string) bool {
+	switch variable {
+	case "LANG", "LANGUAGE", "TZ", "TERM", "COLUMNS", "LINES", "CI", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE",
+		"DEBIAN_FRONTEND", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "RUST_BACKTRACE", "NODE_ENV",
+		"CGO_ENABLED", "GOOS", "GOARCH", "GOMAXPROCS", "IFS", "REPLY", "MAPFILE", "OPTARG", "OPTIND", "SECONDS":
+		return true
+	case "http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy", "histchars", "auto_resume":
+		return false
+	default:
+		return strings.HasPrefix(variable, "LC_") ||
+			inLowerCase.MatchString(variable) && !strings.HasPrefix(variable, "npm_") && !strings.HasPrefix(variable, "yarn_")
+	}
+}
+
+// doesMatch reports whether a command surely begins with the words of a pattern, but for options
+// before its subcommand that are harmless. A pattern without a slash means the program that PATH
+// has, not any file of that name.
 func doesMatch(patterns []string, command *shell.Command) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
-		words := strings.Fields(pattern)
-		if len(words) > len(command.Words) {
+		words, is := strings.Fields(pattern), command.Words
+		if !is[0].Known || !matches(words[0], is[0].Text) || strings.Contains(is[0].Text, "/") && !strings.Contains(words[0], "/") {
+			return false
+		}
+		words, is = words[1:], is[1:]
+		if len(words) > 0 && !isOption(words[0]) {
+			is = globalsOf(command.Program()).skipHarmless(is)
+		}
+		if len(words) > len(is) {
 			return false
 		}
 		for i, word := range words {
-			if is := command.Words[i]; word != "*" && (!is.Known || !matches(word, is.Text)) || i == 0 && !is.Known {
-				return false
-			}
-			if i == 0 && strings.Contains(command.Words[0].Text, "/") && !strings.Contains(word, "/") {
+			if word != "*" && (!is[i].Known || !matches(word, is[i].Text)) {
 				return false
 			}
 		}
@@ -150,25 +175,12 @@ func doesMatch(patterns []string, command *shell.Command) bool {
 // known match everything, and the program's directory does not count.
 func mayMatch(patterns []string, command *shell.Command) (string, bool) {
 	for _, pattern := range patterns {
-		words, may := strings.Fields(pattern), true
-		for i, word := range words {
-			if i >= len(command.Words) {
-				if may = word == "*"; !may { // at the end it stands for no word, too
-					break
-				}
-				continue
-			}
-			is := command.Words[i]
-			text := is.Text
-			if i == 0 && !strings.Contains(word, "/") {
-				text = command.Program()
-			}
-			if is.Known && !matches(word, text) {
-				may = false
-				break
-			}
+		words := strings.Fields(pattern)
+		name := command.Program()
+		if strings.Contains(words[0], "/") {
+			name = command.Words[0].Text
 		}
-		if may {
+		if command.Program() == "" || matches(words[0], name) && globalsOf(command.Program()).mayBegin(words[1:], command.Words[1:]) {
 			return pattern, true
 		}
 	}

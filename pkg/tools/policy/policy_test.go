@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -88,8 +89,32 @@ func TestJudge(t *testing.T) {
 		{"another PATH", gitOnly, "bash", sh("PATH=. git status"), policy.Denied, "commands.allow"},
 		{"another PATH before", gitOnly, "bash", sh("export PATH=.; git status"), policy.Denied, "commands.allow"},
 		{"another PATH beside", gitOnly, "bash", `{"command":"git status","env":{"PATH":"."}}`, policy.Denied, "commands.allow"},
-		{"a function beside", gitOnly, "bash", `{"command":"git status","env":{"BASH_FUNC_git%%":"() { rm x; }"}}`, policy.Denied, "commands.allow"},
+		{"a function beside", gitOnly, "bash", `{"command":"git status","env":{"BASH_FUNC_git%%":"() { rm x; }"}}`, policy.Denied, "commands"},
 		{"a variable beside", gitOnly, "bash", `{"command":"git status","env":{"LANG":"C"}}`, policy.Allowed, ""},
+		{"a home of its own", gitOnly, "bash", sh("HOME=$PWD git status"), policy.Denied, "commands.allow"},
+		{"settings of its own", gitOnly, "bash", sh("XDG_CONFIG_HOME=. git status"), policy.Denied, "commands.allow"},
+		{"options in a variable", "commands: {allow: [tar]}", "bash", sh("TAR_OPTIONS=--to-command=x tar xf a"), policy.Denied, "commands.allow"},
+		{"settings behind env", gitOnly, "bash", sh("env HOME=. git status"), policy.Denied, "commands.allow"},
+		{"settings for all that follows", gitOnly, "bash", sh("read HOME <<< .; git status"), policy.Denied, "commands.allow"},
+		{"a setting that is left out", "commands: {allow: [unset, git]}", "bash", sh("unset PATH; git status"), policy.Denied, "commands.allow"},
+		{"settings of npm", "commands: {allow: [npm test]}", "bash", sh("npm_config_script_shell=./x npm test"), policy.Denied, "commands.allow"},
+		{"another directory", gitOnly, "bash", sh("env -C x git status"), policy.Denied, "commands.allow"},
+		{"a variable of its own", gitOnly, "bash", sh(`dir=src; for f in a b; do cat "$dir/$f"; done`), policy.Allowed, ""},
+		{"a variable that changes how text looks", gitOnly, "bash", sh("LC_ALL=C NO_COLOR=1 git status"), policy.Allowed, ""},
+		{"arithmetic that evaluates", "commands: {allow: [echo]}", "bash", sh("x='a[$(touch PWN)]'; echo $((x))"), policy.Denied, "commands"},
+		{"beside a deny list", "commands: {deny: [git push]}", "bash", sh("echo $((x))"), policy.Denied, "commands"},
+		{"before it is asked about", "approval: {commands: [git push]}", "bash", sh("((x))"), policy.Ask, "approval.commands"},
+		{"arithmetic with numbers", "commands: {allow: [echo]}", "bash", sh("x=1; echo $((x + 1))"), policy.Allowed, ""},
+		{"a file that bash reads first", "commands: {deny: [rm]}", "bash", `{"command":":","env":{"BASH_ENV":"f"}}`, policy.Denied, "commands"},
+		{"a program that is not known, asked about", "approval: {commands: [git push]}", "bash", sh("x='git push'; $x"), policy.Ask, "approval.commands"},
+		{"harmless options before", gitOnly, "bash", sh("git --no-pager diff"), policy.Allowed, ""},
+		{"options that run programs", gitOnly, "bash", sh("git -c core.fsmonitor=./x status"), policy.Denied, "commands.allow"},
+		{"options that lead elsewhere", gitOnly, "bash", sh("git -C x status"), policy.Denied, "commands.allow"},
+		{"a shell that reads a profile", gitOnly, "bash", sh("bash -lc 'git status'"), policy.Denied, "commands.allow"},
+		{"a shell that reads its input", gitOnly, "bash", sh("bash <<< 'git status'"), policy.Allowed, ""},
+		{"and finds another command", gitOnly, "bash", sh("bash <<< 'rm x'"), policy.Denied, "commands.allow"},
+		{"a shell at the end of a pipe", "commands: {deny: [git push]}", "bash", sh("echo git push | sh"), policy.Denied, "commands"},
+		{"what xargs adds", "commands: {deny: [git push]}", "bash", sh("echo push | xargs git"), policy.Denied, "commands.deny"},
 		{"variables beside a deny list", "commands: {deny: [rm]}", "bash", `{"command":"git status","env":{"PATH":"."}}`, policy.Allowed, ""},
 		{"no shell at all", gitOnly, "bash", sh("if"), policy.Denied, "commands"},
 		{"code in sh", gitOnly, "run_code", `{"code":"rm x","language":"sh"}`, policy.Denied, "commands.allow"},
@@ -149,6 +174,64 @@ func TestJudge(t *testing.T) {
 			require.Equal(t, test.decision == policy.Allowed, v.Reason == "")
 			require.Equal(t, test.decision == policy.Ask, v.Timeout == policy.DefaultTimeout)
 		})
+	}
+}
+
+// TestJudge_OptionsBeforeTheSubcommand: models write them without malice.
+func TestJudge_OptionsBeforeTheSubcommand(t *testing.T) {
+	t.Parallel()
+	for command, may := range map[string]bool{
+		"git -C . push":                                    true,
+		"git --no-pager push":                              true,
+		"git -c x=y push origin":                           true,
+		"git --git-dir=.git --work-tree . push":            true,
+		"git -C \"$dir\" push":                             true,
+		"git --new-option x push":                          true,
+		"git -C $x log":                                    true, // it may be two words
+		"git -c alias.p=push p":                            true,
+		"git --config-env=alias.p=X p":                     true,
+		"git -C . log --grep push":                         false,
+		"git -C push status":                               false,
+		"git -C \"$dir\" log":                              false,
+		"git --no-pager log -p":                            false,
+		"git log origin/push":                              false,
+		"git push":                                         true,
+		"docker --context x -H tcp://h push a":             true,
+		"docker --log-level=debug build push":              false,
+		"kubectl -n prod delete pod a":                     true,
+		"kubectl delete -n prod pod a":                     true,
+		"kubectl -nprod --context c delete --now pod a":    true,
+		"kubectl -n delete get pods":                       false,
+		"npm --prefix web publish":                         true,
+		"npm -w a --silent run publish":                    false,
+		"go -C mod install x":                              true,
+		"go -C install test":                               false,
+		"cargo +nightly --locked publish":                  true,
+		"cargo --color always build":                       false,
+		"aws --profile prod --region eu-1 s3 --debug rm x": true,
+		"aws --profile rm s3 ls":                           false,
+		"gcloud --project p compute instances delete a":    true,
+		"gcloud compute --project=p instances delete a":    true,
+		"gcloud --project delete compute instances list":   false,
+		"terraform -chdir=prod apply":                      true,
+		"terraform -chdir=apply plan":                      false,
+		"systemctl --user -H host stop x":                  true,
+		"systemctl -t service list-units":                  false,
+		"make -j 4 deploy":                                 true,
+		"make -j4 test":                                    false,
+		"rm --force -r x --recursive":                      true,
+	} {
+		for rules, want := range map[string]policy.Decision{
+			"commands: {deny: %s}": policy.Denied, "approval: {commands: %s}": policy.Ask, "at_most_once: {commands: %s}": policy.Allowed,
+		} {
+			v := judge(t, fmt.Sprintf(rules, `[git push, docker push, kubectl delete pod, npm publish, go install, cargo publish, aws s3 rm,
+			  gcloud compute instances delete, terraform apply, systemctl stop, make deploy, rm --recursive]`), "bash", sh(command), nil)
+			if !may {
+				want = policy.Allowed
+			}
+			require.Equal(t, want, v.Decision, "%s: %s", command, v.Reason)
+			require.Equal(t, may && want == policy.Allowed, v.AtMostOnce, command)
+		}
 	}
 }
 

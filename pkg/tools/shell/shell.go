@@ -7,13 +7,16 @@
 //
 // What cannot be known before the script runs is said to be unknown, never left out: a
 // word with a variable, a glob or a brace in it, or a program behind an option that
-// this package does not know. A policy decides what that means to it. Two things stay
+// this package does not know. Bash also evaluates values as code, as in $((x)), ${!x} and
+// read "$name": syntax and builtins that are known to evaluate nothing are listed here, and all
+// others are commands that are not known. A policy decides what that means to it. Two things stay
 // out of sight: what a program does that is given a program as its text (awk, python -c), and the
 // content of files that are run.
 package shell
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -31,6 +34,10 @@ type Word struct {
 	// Text is the word as the program gets it, or as it is written when it is not Known.
 	Text  string
 	Known bool
+	// Many says that a word that is not Known may become any number of words, none as well.
+	Many bool
+
+	plain bool // not Known, but it does not begin as an option does
 }
 
 // Command is a program that a script starts, or may start.
@@ -42,6 +49,9 @@ type Command struct {
 	// Wraps says that the program only runs another one, which is a command of its own
 	// in the list: env, timeout, xargs, sh -c.
 	Wraps bool
+	// Evaluates says that this is syntax or a builtin that may evaluate a value as code. Its one
+	// word is how it is written, and is not Known.
+	Evaluates bool
 	// Line is where it stands in the script, from 1.
 	Line int
 }
@@ -63,16 +73,20 @@ type Redirect struct {
 
 // Parse reads a script for bash. The error says what is wrong and where. It is safe for
 // concurrent use.
-func Parse(script string) (*Script, error) {
+func Parse(script string) (*Script, error) { return ParseInput(script, nil) }
+
+// ParseInput is [Parse] for a script that is given a standard input, which may be a script as
+// well; nil is none.
+func ParseInput(script string, stdin []byte) (*Script, error) {
 	r := &reader{script: &Script{}}
-	if err := r.read(script, 0); err != nil {
+	if err := r.read(script, scope{stdin: given(stdin)}); err != nil {
 		return nil, err
 	}
 	return r.script, nil
 }
 
-// Argv is the script of a program that is started without a shell.
-func Argv(argv []string) (*Script, error) {
+// Argv is the script of a program that is started without a shell, with a standard input.
+func Argv(argv []string, stdin []byte) (*Script, error) {
 	words := make([]Word, len(argv))
 	for i, arg := range argv {
 		words[i] = Word{Text: arg, Known: true}
@@ -81,7 +95,7 @@ func Argv(argv []string) (*Script, error) {
 	if len(words) == 0 {
 		return r.script, nil
 	}
-	if err := r.command(words, nil, 1, 0); err != nil {
+	if err := r.command(words, nil, scope{line: 1, stdin: given(stdin)}); err != nil {
 		return nil, err
 	}
 	return r.script, nil
@@ -90,89 +104,65 @@ func Argv(argv []string) (*Script, error) {
 // reader collects what it finds.
 type reader struct{ script *Script }
 
-// read adds what a script does; depth counts the scripts around it.
-func (r *reader) read(script string, depth int) error {
+// scope is where a command stands.
+type scope struct {
+	line  int
+	depth int // scripts around it
+	stdin stdin
+}
+
+// read adds what a script does.
+func (r *reader) read(script string, at scope) error {
 	if len(script) > MaxScript {
 		return fmt.Errorf("the script has %d bytes, at most %d can be read", len(script), MaxScript)
 	}
-	if depth > maxNesting {
+	if at.depth > maxNesting {
 		return fmt.Errorf("scripts in scripts: more than %d levels", maxNesting)
 	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(script), "")
 	if err != nil {
 		return fmt.Errorf("the script cannot be read: %w", err)
 	}
-	var failed error
-	syntax.Walk(file, func(node syntax.Node) bool {
-		if failed != nil {
-			return false
-		}
-		switch node := node.(type) {
-		case *syntax.CallExpr:
-			failed = r.call(node, depth)
-		case *syntax.DeclClause:
-			for _, a := range node.Args {
-				r.assign(a)
-			}
-		case *syntax.Redirect:
-			r.redirect(node)
-		}
-		return true
-	})
-	return failed
-}
-
-func (r *reader) call(node *syntax.CallExpr, depth int) error {
-	if len(node.Args) == 0 {
-		for _, a := range node.Assigns {
-			r.assign(a)
-		}
-		return nil
-	}
-	var assigned []string
-	for _, a := range node.Assigns {
-		if a.Name != nil {
-			assigned = append(assigned, a.Name.Value)
-		}
-	}
-	words := make([]Word, len(node.Args))
-	for i, arg := range node.Args {
-		words[i] = wordOf(arg)
-	}
-	return r.command(words, assigned, int(node.Pos().Line()), depth)
-}
-
-func (r *reader) assign(a *syntax.Assign) {
-	if a.Name != nil {
-		r.script.Assigned = append(r.script.Assigned, a.Name.Value)
-	}
-}
-
-func (r *reader) redirect(node *syntax.Redirect) {
-	switch node.Op {
-	case syntax.RdrIn, syntax.RdrOut, syntax.AppOut, syntax.RdrInOut, syntax.RdrClob, syntax.RdrAll, syntax.AppAll:
-		r.script.Files = append(r.script.Files, Redirect{Path: wordOf(node.Word), Write: node.Op != syntax.RdrIn})
-	default: // descriptors and here documents
-	}
+	w := &walker{reader: r, values: valuesOf(file), depth: at.depth, inputs: []stdin{at.stdin}, piped: map[*syntax.Stmt]bool{}}
+	syntax.Walk(file, w.visit)
+	return w.failed
 }
 
 // command adds a command and those that it wraps.
-func (r *reader) command(words []Word, assigned []string, line, depth int) error {
+func (r *reader) command(words []Word, assigned []string, at scope) error {
 	if len(r.script.Commands) >= MaxCommands {
 		return fmt.Errorf("the script has more than %d commands", MaxCommands)
 	}
-	at := len(r.script.Commands)
-	r.script.Commands = append(r.script.Commands, Command{Words: words, Assigned: assigned, Line: line})
-	inner, wraps, err := r.unwrap(words, line, depth)
+	index := len(r.script.Commands)
+	r.script.Commands = append(r.script.Commands, Command{Words: words, Assigned: assigned, Line: at.line})
+	sets, harmless := builtin(words)
+	r.script.Assigned = append(r.script.Assigned, sets...)
+	if !harmless {
+		return r.evaluates(r.script.Commands[index].String(), at)
+	}
+	inner, err := r.unwrap(words, at)
 	if err != nil {
 		return err
 	}
-	r.script.Commands[at].Wraps = wraps
-	for _, found := range inner {
-		if err := r.command(found, assigned, line, depth+1); err != nil {
+	r.script.Commands[index].Wraps = inner.wraps
+	if slices.ContainsFunc(inner.assigned, Evaluated) {
+		return r.evaluates(r.script.Commands[index].String(), at)
+	}
+	at.depth++
+	for _, found := range inner.commands {
+		if err := r.command(found, slices.Concat(assigned, inner.assigned), at); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// evaluates adds what may evaluate a value as code; text is how it is written.
+func (r *reader) evaluates(text string, at scope) error {
+	if len(r.script.Commands) >= MaxCommands {
+		return fmt.Errorf("the script has more than %d commands", MaxCommands)
+	}
+	r.script.Commands = append(r.script.Commands, Command{Words: []Word{{Text: text, Many: true}}, Evaluates: true, Line: at.line})
 	return nil
 }
 

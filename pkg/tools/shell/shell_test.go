@@ -68,14 +68,16 @@ m" x`: {"rm x"},
 		`echo "a*b" 'c?d' {} {x}`:                                               {"echo a*b c?d {} {x}"},
 		"env -i A=b -u C rm x":                                                  {"~env -i A=b -u C rm x", "rm x"},
 		"env":                                                                   {"env"},
-		"FOO=1 env --chdir=/ rm x":                                              {"~env --chdir=/ rm x", "rm x"},
+		"FOO=1 env --chdir=/ rm x":                                              {"env --chdir=/ rm x", "rm x"},
 		"env -S 'rm x'":                                                         {"~env -S rm x", "?-S ...?"},
 		"nohup nice -n 5 timeout -k 1 10s rm x": {
 			"~nohup nice -n 5 timeout -k 1 10s rm x", "~nice -n 5 timeout -k 1 10s rm x", "~timeout -k 1 10s rm x", "rm x",
 		},
 		"timeout --signal KILL 5 rm":    {"~timeout --signal KILL 5 rm", "rm"},
-		"ls | xargs -0 -n1 rm -f":       {"ls", "~xargs -0 -n1 rm -f", "rm -f"},
-		"xargs -I{} sh -c 'rm {}'":      {"~xargs -I{} sh -c rm {}", "~sh -c rm {}", "rm {}"},
+		"ls | xargs -0 -n1 rm -f":       {"ls", "~xargs -0 -n1 rm -f", "rm -f ?...?"},
+		"xargs -rI % git %":             {"~xargs -rI % git %", "git ?%?"},
+		"xargs --replace rm {}":         {"~xargs --replace rm {}", "rm ?{}?"},
+		"xargs -I{} sh -c 'rm {}'":      {"~xargs -I{} sh -c rm {}", "sh -c ?rm {}?", "?rm {}?"},
 		"command -v rm":                 {"command -v rm"},
 		"command -p rm x":               {"~command -p rm x", "rm x"},
 		"exec -a ls rm x":               {"~exec -a ls rm x", "rm x"},
@@ -87,17 +89,35 @@ m" x`: {"rm x"},
 		"bash --norc -o pipefail -c ls": {"~bash --norc -o pipefail -c ls", "ls"},
 		"bash -euo pipefail -c ls":      {"~bash -euo pipefail -c ls", "ls"},
 		"bash -euoc pipefail ls":        {"~bash -euoc pipefail ls", "ls"},
-		"bash --rcfile x -c ls":         {"~bash --rcfile x -c ls", "ls"},
+		"bash --rcfile x -c ls":         {"bash --rcfile x -c ls", "ls"},
 		"bash -c":                       {"bash -c"},
-		`bash -c "$x"`:                  {`~bash -c ?"$x"?`, `?"$x"?`},
+		`bash -c "$x"`:                  {`bash -c ?"$x"?`, `?"$x"?`},
 		"bash script.sh -c ls":          {"bash script.sh -c ls"},
 		"bash":                          {"bash"},
 		"eval 'rm x' y":                 {"~eval rm x y", "rm x y"},
 		"eval $x":                       {"~eval ?$x?", "?$x?"},
+		"trap -- 'rm x' EXIT":           {"trap -- rm x EXIT", "rm x"},
+		"find $x -type f":               {"find ?$x? -type f", "?$x?"},
+		"find src/* -type f":            {"find ?src/*? -type f"},
+		"env A=b -C /x git status":      {"env A=b -C /x git status", "git status"},
+		"busybox rm x":                  {"~busybox rm x", "rm x"},
+		"[ -f x ]":                      {"[ -f x ]"},
+		"bash -lc 'rm x'":               {"bash -lc rm x", "rm x"},
+		"bash -c -x 'rm x'":             {"~bash -c -x rm x", "rm x"},
+		"bash -norc -c 'rm x'":          {"~bash -norc -c rm x", "rm x"},
+		"sh <<<'rm x'":                  {"~sh", "rm x"},
+		"bash -s a <<'E'\nrm x\nE":      {"~bash -s a", "rm x"},
+		"timeout 5 bash <<E\nrm x\nE":   {"~timeout 5 bash", "~bash", "rm x"},
+		"sudo sh -- /dev/stdin <<<ls":   {"sudo sh -- /dev/stdin", "~sh -- /dev/stdin", "ls"},
+		"source /dev/stdin <<< 'rm x'":  {"source /dev/stdin", "rm x"},
+		"sh < script.sh; bash":          {"sh", "bash"},
+		"source .venv/bin/activate":     {"source .venv/bin/activate"},
+		"zsh x.zsh":                     {"zsh x.zsh"},
+		"zsh -c 'rm x'":                 {"zsh -c rm x", "?(a script in another language)?"},
 		"trap 'rm x' EXIT":              {"trap rm x EXIT", "rm x"},
-		"alias ls='rm x'":               {"alias ls=rm x", "rm x"},
+		"alias ls='rm x'":               {"alias ls=rm x", "?alias 'ls=rm x'?"},
 		`find . -name x -exec rm {} \; -o -execdir cat {} +`: {
-			`find . -name x -exec rm {} ; -o -execdir cat {} +`, "rm {}", "cat {}",
+			`find . -name x -exec rm {} ; -o -execdir cat {} +`, "rm ?{}?", "cat ?{}?",
 		},
 	} {
 		t.Run(script, func(t *testing.T) {
@@ -117,7 +137,7 @@ func TestParse_AssignmentsAndFiles(t *testing.T) {
 		{Path: shell.Word{Text: "out", Known: true}, Write: true},
 		{Path: shell.Word{Text: "e r", Known: true}, Write: true},
 		{Path: shell.Word{Text: "in", Known: true}},
-		{Path: shell.Word{Text: "$f"}, Write: true},
+		{Path: shell.Word{Text: "$f", Many: true}, Write: true},
 	}, parsed.Files)
 	require.Equal(t, "ls", parsed.Commands[0].Program())
 }
@@ -139,15 +159,15 @@ func TestParse_WhatCannotBeRead(t *testing.T) {
 
 func TestArgv_IsReadWithoutAShell(t *testing.T) {
 	t.Parallel()
-	parsed, err := shell.Argv([]string{"env", "sh", "-c", "rm $x"})
+	parsed, err := shell.Argv([]string{"env", "sh", "-c", "rm $x"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"~env sh -c rm $x", "~sh -c rm $x", "rm ?$x?"}, show(parsed))
-	parsed, err = shell.Argv([]string{"/bin/echo", "$(rm x)"})
+	parsed, err = shell.Argv([]string{"/bin/echo", "$(rm x)"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"/bin/echo $(rm x)"}, show(parsed))
 	require.Equal(t, "echo", parsed.Commands[0].Program())
 	require.Equal(t, "/bin/echo '$(rm x)'", parsed.Commands[0].String())
-	parsed, err = shell.Argv(nil)
+	parsed, err = shell.Argv(nil, nil)
 	require.NoError(t, err)
 	require.Empty(t, parsed.Commands)
 }

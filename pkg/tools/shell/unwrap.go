@@ -40,11 +40,13 @@ func wrapperOf(name string) (wrapper, bool) {
 		return wrapper{flags: "pvaq", valued: "fo"}, true
 	case "xargs":
 		return wrapper{
-			flags: "0rtpx", valued: "InPLdaEs", long: []string{"null", "no-run-if-empty", "verbose"},
-			longWith: []string{"replace", "max-args", "max-procs", "max-lines", "delimiter", "arg-file"},
+			flags: "0rtpx", valued: "InPLdaEs", long: []string{"null", "no-run-if-empty", "verbose", "replace", "max-lines"},
+			longWith: []string{"max-args", "max-procs", "delimiter", "arg-file"},
 		}, true
 	case "sudo", "doas":
 		return wrapper{flags: "EHnSbkKP", valued: "ugpCDRTUh", longWith: []string{"user", "group"}, assigns: true, judged: true}, true
+	case "busybox", "toybox":
+		return wrapper{}, true
 	case "chroot":
 		return wrapper{operands: 1, judged: true}, true
 	default:
@@ -52,62 +54,83 @@ func wrapperOf(name string) (wrapper, bool) {
 	}
 }
 
-// unwrap returns the commands that a command runs; wraps says that it does nothing else.
-func (r *reader) unwrap(words []Word, line, depth int) (inner [][]Word, wraps bool, err error) {
+// wrapped is what a command runs.
+type wrapped struct {
+	commands [][]Word
+	assigned []string // for them
+	wraps    bool     // the command does nothing else
+}
+
+// unwrap returns the commands that a command runs, and adds those of scripts in its arguments.
+func (r *reader) unwrap(words []Word, at scope) (wrapped, error) {
 	name, arguments := programOf(words[0]), words[1:]
 	switch name {
-	case "sh", "bash", "dash", "ash", "ksh", "zsh":
-		return r.shellScript(arguments, line, depth)
+	case "sh", "bash", "dash", "ash", "rbash":
+		return r.shellScript(arguments, at)
+	case "zsh", "ksh", "mksh", "yash", "fish", "csh", "tcsh", "pwsh":
+		return r.otherShell(arguments, at)
+	case ".", "source":
+		return wrapped{}, r.source(arguments, at)
 	case "eval":
-		return nil, len(arguments) > 0, r.joined(arguments, line, depth)
+		return wrapped{wraps: len(arguments) > 0}, r.joined(arguments, at)
 	case "trap":
-		if len(arguments) > 1 {
-			return nil, false, r.joined(arguments[:1], line, depth)
+		if len(arguments) > 0 && arguments[0].Text == "--" {
+			arguments = arguments[1:]
 		}
-		return nil, false, nil
-	case "alias":
-		return nil, false, r.aliases(arguments, line, depth)
+		if len(arguments) > 1 || len(arguments) == 1 && !arguments[0].Known {
+			return wrapped{}, r.joined(arguments[:1], at)
+		}
+		return wrapped{}, nil
 	case "find":
-		return executedByFind(arguments), false, nil
+		return wrapped{commands: executedByFind(arguments)}, nil
 	}
 	w, known := wrapperOf(name)
 	if !known {
-		return nil, false, nil
+		return wrapped{}, nil
 	}
-	rest, found := w.program(arguments)
-	if !found {
-		return nil, false, nil
+	found := w.program(arguments)
+	if name == "xargs" {
+		found.commands = withInput(found.commands, arguments)
 	}
-	return [][]Word{rest}, !w.judged, nil
+	return found, nil
 }
 
-// program returns the words of the program that a wrapper runs. Behind an option that
-// is not known it is a word that is not known.
-func (w wrapper) program(words []Word) (rest []Word, found bool) {
+// program returns the program that a wrapper runs. Behind an option that is not known it is a word
+// that is not known.
+func (w wrapper) program(words []Word) wrapped {
+	found := wrapped{wraps: !w.judged}
 	operands := w.operands
 	for i := 0; i < len(words); i++ {
 		word := words[i]
 		switch {
 		case !word.Known:
-			return []Word{word}, true
+			found.commands = [][]Word{{word}}
+			return found
 		case word.Text == "--":
 		case strings.HasPrefix(word.Text, "-") && word.Text != "-":
 			skip, known, inert := w.option(word.Text)
 			if inert {
-				return nil, false
+				return wrapped{}
 			}
 			if !known {
-				return []Word{{Text: strings.TrimSpace(word.Text + " ...")}}, true
+				found.commands = [][]Word{{{Text: strings.TrimSpace(word.Text + " ..."), Many: true}}}
+				return found
+			}
+			if w.assigns && (strings.HasPrefix(word.Text, "--chdir") || !strings.HasPrefix(word.Text, "--") && strings.Contains(word.Text, "C")) {
+				found.wraps = false // it changes the directory as well
 			}
 			i += skip
 		case w.assigns && strings.Contains(word.Text, "="):
+			name, _, _ := strings.Cut(word.Text, "=")
+			found.assigned = append(found.assigned, name)
 		case operands > 0:
 			operands--
 		default:
-			return words[i:], true
+			found.commands = [][]Word{words[i:]}
+			return found
 		}
 	}
-	return nil, false
+	return wrapped{}
 }
 
 // option reads an option: how many words its value has beside it, and whether it is known.
@@ -140,70 +163,160 @@ func (w wrapper) option(text string) (skip int, known, inert bool) {
 	return 0, true, false
 }
 
-// shellScript reads the script of sh -c. A shell that runs a file, or its standard
-// input, stays a command like any other.
-func (r *reader) shellScript(words []Word, line, depth int) (inner [][]Word, wraps bool, err error) {
-	for i := 0; i < len(words); i++ {
-		word := words[i]
-		switch text := word.Text; {
-		case !word.Known:
-			return [][]Word{{word}}, false, nil
-		case !strings.HasPrefix(text, "-") && !strings.HasPrefix(text, "+"):
-			return nil, false, nil
-		case text == "--rcfile", text == "--init-file":
-			i++
-		case strings.HasPrefix(text, "--"):
-		case strings.Contains(text, "c") && i+1 < len(words):
-			if strings.ContainsAny(text, "oO") && i+2 < len(words) { // -oc pipefail script
-				i++
-			}
-			return nil, true, r.joined(words[i+1:i+2], line, depth)
-		case strings.HasSuffix(text, "o"), strings.HasSuffix(text, "O"):
-			i++
+// withInput adds to the commands of xargs what it reads from its input: words behind them, or in
+// the place of a text.
+func withInput(commands [][]Word, arguments []Word) [][]Word {
+	if len(commands) == 0 {
+		return nil
+	}
+	command := commands[0]
+	text := ""
+	for i, word := range arguments[:len(arguments)-min(len(command), len(arguments))] {
+		letters, long := strings.CutPrefix(word.Text, "--replace")
+		at := strings.IndexByte(word.Text, 'I')
+		switch {
+		case long && letters == "":
+			text = "{}"
+		case long:
+			text = strings.TrimPrefix(letters, "=")
+		case !strings.HasPrefix(word.Text, "-") || strings.HasPrefix(word.Text, "--") || at < 0:
+		case at+1 < len(word.Text):
+			text = word.Text[at+1:]
+		case i+1 < len(arguments):
+			text = arguments[i+1].Text
 		}
 	}
-	return nil, false, nil
+	if text == "" {
+		return [][]Word{append(slices.Clone(command), Word{Text: "...", Many: true})}
+	}
+	return [][]Word{replacing(command, text)}
+}
+
+// replacing is a command in which a text stands for something that is not known.
+func replacing(command []Word, text string) []Word {
+	command = slices.Clone(command)
+	for i := range command {
+		if strings.Contains(command[i].Text, text) {
+			command[i].Known = false
+		}
+	}
+	return command
+}
+
+// The long options of bash with a value, and those without that change nothing of what a script
+// means.
+const (
+	shellValued = "rcfile init-file"
+	shellFlags  = "norc noprofile posix verbose login noediting restricted help version"
+)
+
+// shellScript reads the script of a shell, from its arguments or its standard input. A shell that
+// runs a file stays a command like any other.
+func (r *reader) shellScript(words []Word, at scope) (wrapped, error) {
+	inArguments, fromInput, plain := false, false, true
+	i := 0
+options:
+	for ; i < len(words); i++ {
+		word := words[i]
+		long := Word{Text: strings.TrimLeft(word.Text, "-"), Known: true}
+		switch text := word.Text; {
+		case !word.Known:
+			return wrapped{commands: [][]Word{{{Text: text, Many: true}}}}, nil
+		case text == "--", text == "-":
+			i++
+			break options
+		case len(text) < 2 || text[0] != '-' && text[0] != '+':
+			break options
+		case isIn(shellValued, long):
+			plain = false // it runs the file as well
+			i++
+		case isIn(shellFlags, long):
+			plain = plain && long.Text != "login"
+		case strings.HasPrefix(text, "--"):
+			return wrapped{commands: [][]Word{{{Text: text + " ...", Many: true}}}}, nil
+		default:
+			inArguments = inArguments || text[0] == '-' && strings.Contains(text, "c")
+			fromInput = fromInput || strings.Contains(text, "s")
+			plain = plain && strings.Trim(text[1:], setLetters+"csO") == ""
+			for range strings.Count(text, "o") + strings.Count(text, "O") {
+				if i++; i < len(words) {
+					plain = plain && isIn(setNames+" "+shoptNames, words[i])
+				}
+			}
+		}
+	}
+	words = words[min(i, len(words)):]
+	switch {
+	case inArguments && len(words) > 0:
+		return wrapped{wraps: plain}, r.joined(words[:1], at)
+	case inArguments, len(words) > 0 && !fromInput && !isDescriptor(words[0].Text):
+		return wrapped{}, nil // a file
+	case !at.stdin.given && len(words) == 0:
+		return wrapped{}, nil // nothing, or what is typed
+	default:
+		return wrapped{wraps: plain && at.stdin.text != nil}, r.readInput(at)
+	}
+}
+
+// otherShell is for shells with a language of their own: only a file that they run is known.
+func (r *reader) otherShell(words []Word, at scope) (wrapped, error) {
+	if len(words) == 0 && !at.stdin.given || len(words) > 0 && words[0].Known && !strings.HasPrefix(words[0].Text, "-") && !isDescriptor(words[0].Text) {
+		return wrapped{}, nil
+	}
+	return wrapped{commands: [][]Word{{{Text: "(a script in another language)", Many: true}}}}, nil
+}
+
+// source reads the script that source has from its input; a file stays a command like any other.
+func (r *reader) source(words []Word, at scope) error {
+	if len(words) > 0 && words[0].Text == "--" {
+		words = words[1:]
+	}
+	switch {
+	case len(words) == 0:
+		return nil
+	case !words[0].Known:
+		return r.command([]Word{{Text: words[0].Text, Many: true}}, nil, at)
+	case isDescriptor(words[0].Text):
+		return r.readInput(at)
+	default:
+		return nil
+	}
 }
 
 // joined reads words that are a script, joined with blanks. When one is not known, what
 // they run is not.
-func (r *reader) joined(words []Word, line, depth int) error {
+func (r *reader) joined(words []Word, at scope) error {
 	texts := make([]string, len(words))
 	for i, word := range words {
 		if !word.Known {
-			return r.command([]Word{{Text: word.Text}}, nil, line, depth)
+			return r.command([]Word{{Text: word.Text, Many: true}}, nil, at)
 		}
 		texts[i] = word.Text
 	}
-	return r.read(strings.Join(texts, " "), depth+1)
+	at.depth++
+	at.stdin.text = nil // several commands may read it
+	return r.read(strings.Join(texts, " "), at)
 }
 
-// aliases reads what aliases stand for.
-func (r *reader) aliases(words []Word, line, depth int) error {
-	for _, word := range words {
-		_, value, _ := strings.Cut(word.Text, "=")
-		if err := r.joined([]Word{{Text: value, Known: word.Known}}, line, depth); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// executedByFind returns the commands behind -exec and its like.
+// executedByFind returns the commands behind -exec and its like. A word that may become such an
+// option hides one.
 func executedByFind(words []Word) [][]Word {
 	var found [][]Word
 	for i := 0; i < len(words); i++ {
+		if !words[i].Known && words[i].Many && !words[i].plain {
+			found = append(found, []Word{{Text: words[i].Text, Many: true}})
+		}
 		switch words[i].Text {
 		case "-exec", "-execdir", "-ok", "-okdir":
 		default:
 			continue
 		}
 		end := i + 1
-		for end < len(words) && words[end].Text != ";" && words[end].Text != "+" {
+		for end < len(words) && words[end].Text != ";" && (words[end].Text != "+" || words[end-1].Text != "{}") {
 			end++
 		}
 		if end > i+1 {
-			found = append(found, words[i+1:end])
+			found = append(found, replacing(words[i+1:end], "{}"))
 		}
 		i = end
 	}

@@ -7,16 +7,84 @@ import (
 )
 
 // wordOf reads a word as the shell does before it starts the program.
-func wordOf(word *syntax.Word) Word {
+func (v *values) wordOf(word *syntax.Word) Word {
+	if word.Lit() == "[" { // the program, not a glob
+		return Word{Text: "[", Known: true}
+	}
 	var b strings.Builder
 	for _, part := range word.Parts {
 		text, known := partOf(part)
 		if !known {
-			return Word{Text: source(word)}
+			return Word{Text: source(word), Many: v.many(word.Parts), plain: !v.splits(word.Parts) && v.plain(word.Parts[0])}
 		}
 		b.WriteString(text)
 	}
 	return Word{Text: b.String(), Known: true}
+}
+
+// many reports whether parts of a word may become any number of words.
+func (v *values) many(parts []syntax.WordPart) bool {
+	if v.splits(parts) {
+		return true
+	}
+	for _, part := range parts {
+		switch part := part.(type) {
+		case *syntax.ExtGlob, *syntax.BraceExp:
+			return true
+		case *syntax.Lit:
+			if _, known := literal(strings.TrimPrefix(part.Value, "~")); !known {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// splits reports whether the value of a variable, or an output, may become any number of words.
+func (v *values) splits(parts []syntax.WordPart) bool {
+	for _, part := range parts {
+		switch part := part.(type) {
+		case *syntax.ParamExp:
+			if !v.isNumber(part) {
+				return true
+			}
+		case *syntax.CmdSubst:
+			return true
+		case *syntax.DblQuoted:
+			for _, inner := range part.Parts {
+				if p, is := inner.(*syntax.ParamExp); is && isList(p) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// isList reports whether a parameter may stand for several words even in quotes.
+func isList(p *syntax.ParamExp) bool {
+	return p.Param != nil && p.Param.Value == "@" || isAll(p.Index) || p.Excl
+}
+
+// plain reports whether a word with this first part does not begin as an option does.
+func (v *values) plain(first syntax.WordPart) bool {
+	text := ""
+	switch first := first.(type) {
+	case *syntax.Lit:
+		text = first.Value
+	case *syntax.SglQuoted:
+		text = first.Value
+	case *syntax.DblQuoted:
+		if len(first.Parts) == 0 {
+			return false
+		}
+		return v.plain(first.Parts[0])
+	case *syntax.ParamExp:
+		return v.isNumber(first)
+	case *syntax.ArithmExp:
+		return false // it may be negative
+	}
+	return text != "" && !strings.ContainsRune("-+*?[{~\\!@(", rune(text[0]))
 }
 
 // partOf reads one part of a word; known is false for what the shell expands.
@@ -33,7 +101,7 @@ func partOf(part syntax.WordPart) (text string, known bool) {
 			if !isLit {
 				return "", false
 			}
-			b.WriteString(quotedLiteral(lit.Value))
+			b.WriteString(quotedLiteral(lit.Value, true))
 		}
 		return b.String(), !part.Dollar
 	default:
@@ -67,15 +135,16 @@ func literal(value string) (text string, known bool) {
 	return b.String(), true
 }
 
-// quotedLiteral takes the backslashes out of text in double quotes.
-func quotedLiteral(value string) string {
+// quotedLiteral takes the backslashes out of text in double quotes, or in a here document, where
+// those before quotes stay.
+func quotedLiteral(value string, inQuotes bool) string {
 	var b strings.Builder
 	for i := 0; i < len(value); i++ {
 		if value[i] == '\\' && i+1 < len(value) {
-			switch value[i+1] {
-			case '$', '`', '"', '\\':
+			switch next := value[i+1]; {
+			case next == '$', next == '`', next == '\\', next == '"' && inQuotes:
 				i++
-			case '\n':
+			case next == '\n':
 				i++
 				continue
 			}
