@@ -2,8 +2,14 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -32,8 +38,31 @@ func TestScripts(t *testing.T) {
 	web := logintest.Start(t, toolservertest.New)
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true, Setup: func(env *testscript.Env) error {
 		env.Setenv("MCP_URL", web.URL)
+		env.Setenv("MODELS_URL", serveModels(t))
 		return likeTheTests(env)
 	}})
+}
+
+// serveModels serves models whose names are the finish_reasons of their replies, one after the
+// other, as in "error,stop". It returns the server's base URL.
+func serveModels(t *testing.T) string {
+	t.Helper()
+	var asked sync.Map
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var request struct{ Model string }
+		if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		reasons := strings.Split(request.Model, ",")
+		count, _ := asked.LoadOrStore(request.Model, new(atomic.Int64))
+		n := int(count.(*atomic.Int64).Add(1)) //nolint:errcheck // it panics
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"Half a sen\"},\"finish_reason\":%q}]}\n\ndata: [DONE]\n\n",
+			reasons[min(n, len(reasons))-1])
+	}))
+	t.Cleanup(server.Close)
+	return server.URL + "/v1"
 }
 
 // likeTheTests gives commands that were built with the race detector the options that the tests

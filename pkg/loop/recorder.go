@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -160,7 +161,7 @@ func uniqueIDs(calls []ToolCall, taken map[string]bool, turn, step int) []ToolCa
 			place = fmt.Sprintf("call_%d_%d_%d", turn, step, i) + "_" + strconv.Itoa(n)
 		}
 		own[id] = true
-		unique[i] = ToolCall{ID: id, Name: validText(call.Name), Arguments: validText(call.Arguments)}
+		unique[i] = ToolCall{ID: id, Name: validText(call.Name), Arguments: validArguments(call.Arguments)}
 	}
 	return unique
 }
@@ -168,3 +169,27 @@ func uniqueIDs(calls []ToolCall, taken map[string]bool, turn, step int) []ToolCa
 // validText replaces what is not UTF-8. A journal is JSON and would do so itself;
 // doing it first keeps a session that runs and one that is resumed the same.
 func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// validArguments replaces what is not UTF-8 in arguments by \u escapes of half a surrogate pair,
+// which no argument may have: the tool call is refused, and never made with other characters than
+// the model wrote. Half a pair keeps its number, and a byte becomes \udc00 and its value.
+func validArguments(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		switch {
+		case r != utf8.RuneError || size > 1:
+			b.WriteString(s[:size])
+		case len(s) >= 3 && s[0] == 0xED && s[1]&0xE0 == 0xA0 && s[2]&0xC0 == 0x80:
+			size = 3
+			fmt.Fprintf(&b, `\u%04x`, 0xD000|int(s[1]&0x3F)<<6|int(s[2]&0x3F))
+		default:
+			fmt.Fprintf(&b, `\udc%02x`, s[0])
+		}
+		s = s[size:]
+	}
+	return b.String()
+}

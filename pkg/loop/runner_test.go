@@ -177,6 +177,25 @@ func TestRun_EveryMistakeBecomesAResult(t *testing.T) {
 	}
 }
 
+// A tool is never called with other characters than the model wrote.
+func TestRun_ArgumentsWithHalfACharacterAreRefused(t *testing.T) {
+	t.Parallel()
+	for written, journaled := range map[string]string{
+		"{\"n\":1,\"text\":\"é\xed\xa0\xbd\"}": `{"n":1,"text":"é\ud83d"}`,
+		"{\"n\":1,\"text\":\"\xff\uFFFD\"}":    `{"n":1,"text":"\udcff` + "\uFFFD" + `"}`,
+	} {
+		r := newRig(loop.Reply{ToolCalls: []loop.ToolCall{{ID: "a", Name: "wordy", Arguments: written}}}, says("sorry"))
+		runner, err := loop.New(r.model, r.fleet, r.journal, table(t, wordy()), &r.opts)
+		require.NoError(t, err)
+		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		require.NoError(t, err)
+		require.Equal(t, journaled, r.watch.of(loop.EventToolCall)[0].Arguments)
+		result := r.watch.of(loop.EventToolResult)[0]
+		require.Equal(t, string(protocol.StatusRejected), result.Status, result.Content)
+		require.Contains(t, result.Content, "half of a surrogate pair")
+	}
+}
+
 func TestRun_ResultIsJournaledBeforeTheSlowestEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "work", "work"), says("done"))

@@ -3,9 +3,8 @@ package openai
 import (
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
 	"strings"
-
-	sdk "github.com/sashabaranov/go-openai"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -13,10 +12,10 @@ import (
 
 // assembler puts a reply together from the chunks of a stream.
 type assembler struct {
-	text    strings.Builder
+	text    growing
 	calls   []*partialCall
 	byIndex map[int]*partialCall
-	finish  sdk.FinishReason
+	finish  string // why the reply ended, in the server's word; "" when it does not say
 	usage   protocol.Usage
 	model   string
 	thought thought
@@ -24,80 +23,133 @@ type assembler struct {
 
 type partialCall struct {
 	id, name  string
-	arguments strings.Builder
+	arguments growing
+}
+
+// callPiece is a piece of a tool call.
+type callPiece struct {
+	index               int // -1 when there is none
+	id, name, arguments string
 }
 
 // read takes the next chunk in, and tells delta its text.
 func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
-	var chunk sdk.ChatCompletionStreamResponse
+	var chunk fields
 	if err := json.Unmarshal(data, &chunk); err != nil {
+		if json.Valid(data) {
+			return wrongForm("a chunk", data, "an object")
+		}
 		return err
 	}
-	if reasoning := a.thought.read(data); reasoning != "" {
-		delta(loop.Delta{Reasoning: reasoning})
+	if a.model == "" {
+		a.model = textOf(chunk["model"])
 	}
-	a.add(&chunk, delta)
+	if usage, is := usageOf(chunk["usage"]); is { // of the whole reply so far; the last one counts
+		a.usage = usage
+	}
+	choices, err := listOf("choices", chunk["choices"])
+	for i := 0; err == nil && i < len(choices); i++ {
+		err = a.readChoice(fmt.Sprintf("choices[%d]", i), choices[i], delta)
+	}
+	return err
+}
+
+func (a *assembler) readChoice(where string, raw json.RawMessage, delta func(loop.Delta)) error {
+	choice, err := objectOf(where, raw)
+	if err != nil {
+		return err
+	}
+	index, err := indexOf(where+".index", choice["index"])
+	if err != nil || index > 0 { // another answer, which was never asked for
+		return err
+	}
+	message, err := objectOf(where+".delta", choice["delta"])
+	if err != nil {
+		return err
+	}
+	if err := a.readMessage(where+".delta", message, delta); err != nil {
+		return err
+	}
+	if reason := textOf(choice["finish_reason"]); reason != "" && reason != "null" {
+		a.finish = reason
+	}
 	return nil
 }
 
-func (a *assembler) add(chunk *sdk.ChatCompletionStreamResponse, delta func(loop.Delta)) {
-	if a.model == "" {
-		a.model = chunk.Model
+func (a *assembler) readMessage(where string, message fields, delta func(loop.Delta)) error {
+	text, thinks, err := spoken(where+".content", message["content"])
+	if err != nil {
+		return err
 	}
-	if chunk.Usage != nil { // of the whole reply so far; the last one counts
-		a.usage = protocol.Usage{
-			InputTokens:  int64(chunk.Usage.PromptTokens),
-			OutputTokens: int64(chunk.Usage.CompletionTokens),
-		}
+	refusal, _, err := spoken(where+".refusal", message["refusal"])
+	if err != nil {
+		return err
 	}
-	for i := range chunk.Choices {
-		choice := &chunk.Choices[i]
-		if choice.Index != 0 {
-			continue // never asked for
-		}
-		if text := choice.Delta.Content + choice.Delta.Refusal; text != "" {
-			a.text.WriteString(text)
-			delta(loop.Delta{Text: text})
-		}
-		for _, piece := range choice.Delta.ToolCalls {
-			a.addCall(piece)
-		}
-		if choice.FinishReason != "" && choice.FinishReason != sdk.FinishReasonNull {
-			a.finish = choice.FinishReason
-		}
+	a.thought.read(message, thinks)
+	if piece := a.thought.text.fresh(); piece != "" {
+		delta(loop.Delta{Reasoning: piece})
 	}
+	a.text.add(text)
+	a.text.add(refusal)
+	if piece := a.text.fresh(); piece != "" {
+		delta(loop.Delta{Text: piece})
+	}
+	calls, err := listOf(where+".tool_calls", message["tool_calls"])
+	for i := 0; err == nil && i < len(calls); i++ {
+		err = a.readCall(fmt.Sprintf("%s.tool_calls[%d]", where, i), calls[i])
+	}
+	return err
 }
 
-func (a *assembler) addCall(piece sdk.ToolCall) {
+func (a *assembler) readCall(where string, raw json.RawMessage) error {
+	call, err := objectOf(where, raw)
+	if err != nil {
+		return err
+	}
+	index, err := indexOf(where+".index", call["index"])
+	if err != nil {
+		return err
+	}
+	function := call // of servers that leave the level between out
+	if isSet(call["function"]) {
+		if function, err = objectOf(where+".function", call["function"]); err != nil {
+			return err
+		}
+	}
+	a.addCall(callPiece{index, textOf(call["id"]), textOf(function["name"]), writtenArguments(function["arguments"])})
+	return nil
+}
+
+func (a *assembler) addCall(piece callPiece) {
 	call := a.continued(piece)
 	if call == nil || begins(piece, call) {
 		call = &partialCall{}
 		a.calls = append(a.calls, call)
 	}
-	if piece.Index != nil {
+	if piece.index >= 0 {
 		if a.byIndex == nil {
 			a.byIndex = make(map[int]*partialCall)
 		}
-		a.byIndex[*piece.Index] = call
+		a.byIndex[piece.index] = call
 	}
 	if call.id == "" {
-		call.id = piece.ID
+		call.id = piece.id
 	}
 	if call.name == "" {
-		call.name = piece.Function.Name
+		call.name = piece.name
 	}
-	call.arguments.WriteString(piece.Function.Arguments)
+	call.arguments.add(piece.arguments)
 }
 
 // continued finds the call that a piece may belong to: by its index, else by its id,
 // else the last one. It returns nil when there is none.
-func (a *assembler) continued(piece sdk.ToolCall) *partialCall {
-	if piece.Index != nil {
-		return a.byIndex[*piece.Index]
+func (a *assembler) continued(piece callPiece) *partialCall {
+	if piece.index >= 0 {
+		return a.byIndex[piece.index]
 	}
-	if piece.ID != "" {
+	if piece.id != "" {
 		for _, call := range a.calls {
-			if call.id == piece.ID {
+			if call.id == piece.id {
 				return call
 			}
 		}
@@ -112,36 +164,27 @@ func (a *assembler) continued(piece sdk.ToolCall) *partialCall {
 // the place of this one. It brings a name then, and either another id (an id alone
 // does not count: some servers make up a new one for every piece), or arguments while
 // this one's are already whole.
-func begins(piece sdk.ToolCall, call *partialCall) bool {
-	if piece.Function.Name == "" {
+func begins(piece callPiece, call *partialCall) bool {
+	if piece.name == "" {
 		return false
 	}
-	if piece.ID != "" && call.id != "" {
-		return piece.ID != call.id
+	if piece.id != "" && call.id != "" {
+		return piece.id != call.id
 	}
-	return piece.Function.Arguments != "" && json.Valid([]byte(call.arguments.String()))
+	return piece.arguments != "" && json.Valid(call.arguments.text)
 }
 
-// cut reports whether the reply ended at a limit of output tokens, in the words of several servers.
-func (a *assembler) cut() bool {
-	switch strings.ToLower(string(a.finish)) {
-	case "length", "max_tokens", "model_length":
-		return true
-	default:
-		return false
-	}
-}
-
-// reply is what has been put together, with ids that are unique.
+// reply is what has been put together, with ids that are unique. Arguments with half a character
+// stay so: whoever parses them refuses them.
 func (a *assembler) reply() loop.Reply {
-	reply := loop.Reply{Text: a.text.String(), Usage: a.usage, Model: a.model, Reasoning: a.thought.reasoning()}
+	reply := loop.Reply{Text: a.text.String(), Usage: a.usage, Model: a.model, Reasoning: a.thought.reasoning(), Cut: endOf(a.finish) == endCut}
 	taken := make(map[string]bool, len(a.calls))
 	for _, partial := range a.calls {
-		call := loop.ToolCall{ID: partial.id, Name: partial.name, Arguments: partial.arguments.String()}
+		call := loop.ToolCall{ID: partial.id, Name: partial.name, Arguments: string(partial.arguments.text)}
 		if call.Name == "" && strings.TrimSpace(call.Arguments) == "" {
 			continue
 		}
-		if strings.TrimSpace(call.Arguments) == "" && !a.cut() {
+		if strings.TrimSpace(call.Arguments) == "" && !reply.Cut {
 			call.Arguments = "{}" // how some servers say: none
 		}
 		for call.ID == "" || taken[call.ID] {

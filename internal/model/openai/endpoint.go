@@ -77,7 +77,7 @@ func (e *endpoint) refuse(resp *http.Response) *Error {
 		if told {
 			return e.serverError(typeInStream(fault), fault)
 		}
-		return e.fault(TypeInvalidResponse, fmt.Sprintf("answered with content type %q instead of a stream of events: %s",
+		return e.fault(TypeInvalidResponse, fmt.Sprintf("answered with content type %q instead of a stream of events: %s (check the base URL, which usually ends in /v1)",
 			resp.Header.Get("Content-Type"), fault.Message))
 	}
 	refused := e.serverError(typeOf(resp.StatusCode, fault), fault)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -18,18 +19,19 @@ import (
 // The types of an [Error].
 const (
 	TypeRateLimited     = "rate_limited"            // 429; tried again
-	TypeServerError     = "server_error"            // 5xx, or an error within a stream; tried again
+	TypeServerError     = "server_error"            // 5xx, 409, or an error within a stream; tried again
 	TypeConnection      = "connection"              // no connection, or it failed before the answer; tried again, except for a bad certificate
 	TypeStreamBroken    = "stream_broken"           // the answer broke off; tried again
-	TypeTimeout         = "timeout"                 // silence; tried again
+	TypeTimeout         = "timeout"                 // silence, or 408; tried again
 	TypeQuotaExceeded   = "quota_exceeded"          // the account has nothing left
 	TypeAuthentication  = "authentication"          // 401
 	TypePermission      = "permission_denied"       // 403
 	TypeNotFound        = "not_found"               // 404: unknown model, or a wrong base URL
 	TypeContextLength   = "context_length_exceeded" // the conversation is too long for the model
-	TypeInvalidRequest  = "invalid_request"         // every other 4xx, or the SDK refused the request
+	TypeInvalidRequest  = "invalid_request"         // every other 4xx
 	TypeInvalidResponse = "invalid_response"        // the server does not speak this API
 	TypeContentFilter   = "content_filter"          // the provider's filter stopped the reply
+	TypeUnfinished      = "unfinished"              // the reply ended for a reason that is no end; tried again where that may help
 )
 
 // Error says why a model did not reply.
@@ -90,8 +92,6 @@ func (e *Error) hint() string {
 		return " (check the model name, and the base URL, which usually ends in /v1)"
 	case TypeConnection:
 		return " (check the base URL, and that a server listens there)"
-	case TypeInvalidResponse:
-		return " (check the base URL, which usually ends in /v1)"
 	default:
 		return ""
 	}
@@ -99,7 +99,7 @@ func (e *Error) hint() string {
 
 func (e *Error) retryable() bool {
 	switch e.Type {
-	case TypeRateLimited, TypeServerError, TypeConnection, TypeStreamBroken, TypeTimeout:
+	case TypeRateLimited, TypeServerError, TypeConnection, TypeStreamBroken, TypeTimeout, TypeUnfinished:
 		return !e.permanent
 	default:
 		return false
@@ -112,11 +112,13 @@ func typeOf(status int, fault serverFault) string {
 		return named
 	}
 	switch {
+	case tooLong(status, fault.Message):
+		return TypeContextLength
 	case status == http.StatusTooManyRequests:
 		return TypeRateLimited
-	case status == http.StatusBadRequest && strings.Contains(fault.Message, "maximum context length"): // which some servers tell in no other way
-		return TypeContextLength
-	case status >= 500:
+	case status == http.StatusRequestTimeout:
+		return TypeTimeout
+	case status >= 500, status == http.StatusConflict:
 		return TypeServerError
 	case status == http.StatusUnauthorized:
 		return TypeAuthentication
@@ -129,13 +131,50 @@ func typeOf(status int, fault serverFault) string {
 	}
 }
 
+// tooLongWords are how servers say that a conversation is too long for a model. A limit of
+// max_tokens alone, of a name or an id is not meant: less of the conversation would not help.
+var tooLongWords = regexp.MustCompile(`(?i)` + strings.Join([]string{
+	`context (length|window|size|limit)`,                                                    // OpenAI, vLLM, SGLang, llama.cpp, Anthropic, MiniMax
+	`(prompt|input)( is|) too (long|large)`,                                                 // Anthropic, Bedrock, Ollama
+	`maximum (prompt|model|input) length`,                                                   // xAI, vLLM
+	`(input|prompt) (token count|tokens|length)\b.*(exceed|limit|longer|should be|must be)`, // Gemini, SGLang, Qwen
+	`prompt exceeds|exceeded model token limit`,                                             // Zhipu, Moonshot
+	`reduce the length of the (messages|prompt|input)`,                                      // Groq, Cerebras
+	`too many tokens:`,                                      // Cohere
+	"`inputs` tokens \\+ `max_new_tokens`",                  // TGI
+	`must be at least 1, got -`,                             // vLLM, of the tokens that are left for the reply
+	`payload size exceeds|request exceeds the maximum size`, // Gemini, Anthropic
+	requestTooLarge,
+}, "|"))
+
+// requestTooLarge also comes with 429, for a request that alone is above a limit of tokens per
+// minute. No wait helps there.
+const requestTooLarge = `request (body )?too large`
+
+var requestTooLargeWords = regexp.MustCompile(`(?i)` + requestTooLarge)
+
+// tooLong reports whether an answer says that the conversation is too long.
+func tooLong(status int, message string) bool {
+	switch status {
+	case http.StatusRequestEntityTooLarge:
+		return true
+	case http.StatusTooManyRequests:
+		return requestTooLargeWords.MatchString(message)
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		return false
+	default:
+		return tooLongWords.MatchString(message)
+	}
+}
+
 // typeOfCode knows the codes that say more than the status. It returns "" for others.
 func typeOfCode(names ...string) string {
 	for _, name := range names {
 		switch name {
 		case "insufficient_quota", "billing_hard_limit_reached":
 			return TypeQuotaExceeded
-		case "context_length_exceeded", "exceed_context_size_error":
+		case "context_length_exceeded", "exceed_context_size_error", "request_too_large",
+			"model_max_prompt_tokens_exceeded", "tokens_limit_reached":
 			return TypeContextLength
 		case "content_filter":
 			return TypeContentFilter
@@ -154,6 +193,8 @@ func typeInStream(fault serverFault) string {
 		return named
 	}
 	switch {
+	case tooLong(0, fault.Message):
+		return TypeContextLength
 	case fault.mentions("rate_limit"):
 		return TypeRateLimited
 	case fault.mentions("authentication"), fault.mentions("invalid_api_key"):
@@ -271,9 +312,9 @@ func parseFault(body []byte, inStream bool) (serverFault, bool) {
 	if json.Unmarshal(body, &outer) != nil {
 		return serverFault{}, false
 	}
-	if isSet(outer.Error) {
+	if !isBlank(outer.Error) { // some servers have an empty one in each chunk
 		var inner faultFields
-		if json.Unmarshal(outer.Error, &inner) != nil || !isSet(inner.Message) {
+		if json.Unmarshal(outer.Error, &inner) != nil || isBlank(inner.Message) {
 			return serverFault{Message: textOf(outer.Error), Code: textOf(outer.Code)}, true
 		}
 		return serverFault{Message: textOf(inner.Message), Type: textOf(inner.Type), Code: textOf(inner.Code)}, true
@@ -282,25 +323,11 @@ func parseFault(body []byte, inStream bool) (serverFault, bool) {
 		return serverFault{}, false
 	}
 	for _, message := range []json.RawMessage{outer.Message, outer.Detail} {
-		if isSet(message) {
+		if !isBlank(message) {
 			return serverFault{Message: textOf(message), Type: textOf(outer.Type), Code: textOf(outer.Code)}, true
 		}
 	}
 	return serverFault{}, false
-}
-
-func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
-
-// textOf is a JSON string's text, and the JSON itself of everything else.
-func textOf(raw json.RawMessage) string {
-	if !isSet(raw) {
-		return ""
-	}
-	var s string
-	if json.Unmarshal(raw, &s) == nil {
-		return s
-	}
-	return string(raw)
 }
 
 // excerpt makes a server's text fit for one line of an error.

@@ -3,6 +3,7 @@ package openai
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 )
@@ -18,15 +19,17 @@ const (
 var errNotDone = errors.New("the stream ended without [DONE]")
 
 // events is the body of a streamed answer, reduced to its data. Comments, keep-alives and other
-// fields are left out. An error object ends it with an [*Error], and so does everything else that
-// breaks it.
+// fields are left out. Data may stand on several lines, and lines may end in CR, LF or both. An
+// error object ends it with an [*Error], and so does everything else that breaks it.
 type events struct {
 	body     io.Closer
 	lines    *bufio.Reader
 	endpoint *endpoint
 	dog      *watchdog
-	size     int   // of all lines so far
-	end      error // once set, returned for ever
+	size     int    // of all lines so far
+	afterCR  bool   // the last line ended in CR: an LF belongs to it
+	part     []byte // the data of an event whose lines have not all come
+	end      error  // once set, returned for ever
 }
 
 func newEvents(body io.ReadCloser, e *endpoint, dog *watchdog) *events {
@@ -64,24 +67,52 @@ func (e *events) next() ([]byte, error) {
 				break // what stands on a broken line is not whole
 			}
 		}
-		line = bytes.TrimSpace(line)
-		data, isData := bytes.CutPrefix(line, []byte("data:"))
-		data = bytes.TrimSpace(data)
-		switch {
-		case isData && string(data) == "[DONE]":
-			e.end = io.EOF
-		case isData && len(data) > 0, bytes.HasPrefix(line, []byte("{")):
-			if !isData {
-				data = line // a server that reports an error without the form of an event
-			}
-			if told, ok := e.fault(data); ok {
-				e.end = told
-			} else if isData {
-				return data, nil
-			}
+		data := e.data(line)
+		if len(data) == 0 && err != nil {
+			data = e.take()
+		}
+		if told, ok := e.fault(data); ok {
+			e.end = told
+		} else if len(data) > 0 {
+			return data, nil
 		}
 	}
 	return nil, e.end
+}
+
+// data takes the next line in, and returns the data that is whole with it, if any. Data that is
+// whole on its first line is returned without the empty line behind: not every server sends one.
+func (e *events) data(line []byte) []byte {
+	line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\uFEFF")))
+	data, isData := bytes.CutPrefix(line, []byte("data:"))
+	data = bytes.TrimSpace(data)
+	if !isData {
+		if len(line) == 0 {
+			return e.take()
+		}
+		if _, bare := e.fault(line); bare { // of a server that reports errors without the form of an event
+			return line
+		}
+		return nil
+	}
+	switch {
+	case string(data) == "[DONE]":
+		e.end = io.EOF
+		return e.take()
+	case len(e.part) == 0 && json.Valid(data):
+		return data
+	case len(e.part) > 0:
+		e.part = append(e.part, '\n')
+	}
+	e.part = append(e.part, data...)
+	return nil
+}
+
+// take returns the data of the lines that have come.
+func (e *events) take() []byte {
+	part := e.part
+	e.part = nil
+	return part
 }
 
 func (e *events) fault(data []byte) (*Error, bool) {
@@ -95,25 +126,29 @@ func (e *events) fault(data []byte) (*Error, bool) {
 	return e.endpoint.serverError(typeInStream(told), told), true
 }
 
-// line reads up to and with the next newline, or what stands before the end.
+// line reads up to the next end of a line, which it leaves out, or what stands before the end.
 func (e *events) line() ([]byte, error) {
 	var line []byte
 	for {
-		part, err := e.lines.ReadSlice('\n')
-		line = append(line, part...)
-		if e.size += len(part); len(line) > maxLine || e.size > maxStream {
-			return nil, e.endpoint.fault(TypeInvalidResponse, "the reply is too long")
-		}
+		c, err := e.lines.ReadByte()
+		skip := err == nil && c == '\n' && e.afterCR
+		e.afterCR = false
 		switch {
-		case err == nil:
-			return line, nil
-		case errors.Is(err, bufio.ErrBufferFull):
 		case errors.Is(err, io.EOF):
 			return line, errNotDone
-		default:
+		case err != nil:
 			fault := e.endpoint.fault(TypeStreamBroken, "the answer broke off: "+err.Error())
 			fault.cause = err
 			return nil, e.dog.explain(fault)
+		case skip:
+			continue
+		case c == '\n', c == '\r':
+			e.afterCR = c == '\r'
+			return line, nil
+		}
+		line = append(line, c)
+		if e.size++; len(line)+len(e.part) > maxLine || e.size > maxStream {
+			return nil, e.endpoint.fault(TypeInvalidResponse, "the reply is too long")
 		}
 	}
 }

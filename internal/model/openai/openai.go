@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	sdk "github.com/sashabaranov/go-openai"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -143,27 +142,13 @@ func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta
 	}
 }
 
-// finish judges a reply by the reason for which it ended.
-func (m *Model) finish(parts *assembler) (loop.Reply, error) {
-	reply := parts.reply()
-	empty := reply.Text == "" && len(reply.ToolCalls) == 0
-	reply.Cut = parts.cut()
-	switch {
-	case parts.finish == "" && empty:
-		return loop.Reply{}, m.endpoint.fault(TypeStreamBroken, "the answer was empty")
-	case parts.finish == sdk.FinishReasonContentFilter:
-		return loop.Reply{}, m.endpoint.fault(TypeContentFilter, "the provider's content filter stopped the reply")
-	}
-	return reply, nil
-}
-
 // streamError gives every error of a stream its type.
 func (m *Model) streamError(err error) error {
 	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
-	if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return m.because(TypeInvalidResponse, "a chunk of the stream has another form: ", err)
+	if _, ok := errors.AsType[*formError](err); ok {
+		return m.because(TypeInvalidResponse, "a chunk of the stream cannot be read: ", err)
 	}
 	return m.because(TypeStreamBroken, "the answer broke off: ", err)
 }

@@ -70,7 +70,7 @@ func all(e *events) (string, error) {
 		data, err := e.next()
 		switch {
 		case err == nil:
-			lines.WriteString("data: " + string(data) + "\n")
+			lines.WriteString("data: " + strings.ReplaceAll(string(data), "\n", "\ndata: ") + "\n\n")
 		case errors.Is(err, io.EOF):
 			return lines.String() + "data: [DONE]\n", nil
 		default:
@@ -82,7 +82,7 @@ func all(e *events) (string, error) {
 func TestEvents_PartsDoNotMatter(t *testing.T) {
 	t.Parallel()
 	const stream = ": hi\n\nevent: x\ndata: {\"a\":1}\r\n\r\ndata:{\"b\":2}\nretry: 5\ndata: [DONE]\ndata: {\"late\":1}\n"
-	const want = "data: {\"a\":1}\ndata: {\"b\":2}\ndata: [DONE]\n"
+	const want = "data: {\"a\":1}\n\ndata: {\"b\":2}\n\ndata: [DONE]\n"
 	for name, reader := range map[string]io.Reader{
 		"at once":         strings.NewReader(stream),
 		"byte by byte":    iotest.OneByteReader(strings.NewReader(stream)),
@@ -99,9 +99,44 @@ func TestEvents_PartsDoNotMatter(t *testing.T) {
 	}
 }
 
+// A stream is the same in every form that the specification of event streams allows.
+func TestEvents_FormsDoNotMatter(t *testing.T) {
+	t.Parallel()
+	const want = "data: {\"a\":\ndata: 1}\n\ndata: {\"b\":2}\n\ndata: [DONE]\n"
+	const plain = "data: {\"a\":\ndata: 1}\n\n: hi\ndata: {\"b\":2}\n\ndata: [DONE]\n\n"
+	for name, stream := range map[string]string{
+		"LF":                                    plain,
+		"CR LF":                                 strings.ReplaceAll(plain, "\n", "\r\n"),
+		"CR":                                    strings.ReplaceAll(plain, "\n", "\r"),
+		"a byte order mark":                     "\uFEFF" + plain,
+		"no empty line behind the last":         strings.TrimSuffix(plain, "\n\n"),
+		"no empty line where the line is whole": "data: {\"a\":\ndata: 1}\n\ndata: {\"b\":2}\ndata: [DONE]",
+		"no empty line before the end":          "data: {\"a\":\ndata: 1}\n\ndata:\ndata: {\ndata:\"b\":2}\ndata: [DONE]",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := all(testEvents(t, iotest.OneByteReader(strings.NewReader(stream))))
+			require.NoError(t, err)
+			require.Equal(t, want, strings.ReplaceAll(got, "data: {\ndata: \"b\":2}", "data: {\"b\":2}"))
+		})
+	}
+}
+
+// A line that ends in CR is told at once, not when the next byte comes.
+func TestEvents_CarriageReturnEndsALine(t *testing.T) {
+	t.Parallel()
+	r, w := io.Pipe()
+	stream := testEvents(t, r)
+	go func() { _, _ = io.WriteString(w, "data: {}\r") }()
+	data, err := stream.next()
+	require.NoError(t, err)
+	require.Equal(t, "{}", string(data))
+}
+
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("data: {\"choices\":[]}\n\ndata: [DONE]\n"))
 	f.Add([]byte("data: {\"error\":{\"message\":\"x\",\"code\":429}}"))
+	f.Add([]byte("\uFEFFdata: {\rdata:\rdata: }\r\rdata: [DONE]"))
 	f.Add([]byte("{\"error\":[1]}\n: c\r\ndata:x"))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got, err := all(testEvents(t, bytes.NewReader(body)))

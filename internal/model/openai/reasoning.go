@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
-	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
@@ -19,50 +18,32 @@ const (
 
 // thought is what a model thinks, put together from the chunks of a stream.
 type thought struct {
-	text    strings.Builder
-	field   string // of the text; "" while there is none
-	details []map[string]json.RawMessage
+	text    growing
+	field   string // of the text; "" while there is none, or it came in the content
+	details []fields
 }
 
-// read takes the next chunk in, and returns its piece of the text. What has another form than
-// expected is left out: nothing depends on it.
-func (t *thought) read(data []byte) string {
-	if !bytes.Contains(data, []byte(`"reasoning`)) {
-		return ""
-	}
-	var chunk struct {
-		Choices []struct {
-			Index int                        `json:"index"`
-			Delta map[string]json.RawMessage `json:"delta"`
-		} `json:"choices"`
-	}
-	if json.Unmarshal(data, &chunk) != nil {
-		return ""
-	}
-	piece := ""
-	for _, choice := range chunk.Choices {
-		if choice.Index != 0 {
-			continue // never asked for
-		}
-		var details []map[string]json.RawMessage
-		if json.Unmarshal(choice.Delta[fieldDetails], &details) == nil {
-			for _, detail := range details {
-				t.addDetail(detail)
-			}
-		}
-		for _, name := range []string{fieldContent, fieldReasoning} {
-			var text string
-			if json.Unmarshal(choice.Delta[name], &text) == nil && text != "" && (t.field == "" || t.field == name) {
-				t.field, piece = name, piece+text // a server that has both says the same in them
-			}
+// read takes the next piece in: the fields of a message, and what its content has of thoughts. What
+// has another form than expected is left out: nothing depends on it.
+func (t *thought) read(message fields, inContent string) {
+	details, _ := listOf(fieldDetails, message[fieldDetails])
+	for _, raw := range details {
+		if detail, err := objectOf(fieldDetails, raw); err == nil && len(detail) > 0 {
+			t.addDetail(detail)
 		}
 	}
-	t.text.WriteString(piece)
-	return piece
+	t.text.add(inContent)
+	for _, name := range []string{fieldContent, fieldReasoning} {
+		raw := message[name]
+		if kindOf(raw) == '"' && len(raw) > len(`""`) && (t.field == "" || t.field == name) {
+			t.field = name // a server that has both says the same in them
+			t.text.add(unquote(raw))
+		}
+	}
 }
 
 // addDetail takes in a piece of a block: of the last one, if it has the same type and index.
-func (t *thought) addDetail(piece map[string]json.RawMessage) {
+func (t *thought) addDetail(piece fields) {
 	n := len(t.details)
 	if n == 0 || !same(t.details[n-1], piece, "type") || !same(t.details[n-1], piece, "index") {
 		t.details = append(t.details, piece)
@@ -70,31 +51,31 @@ func (t *thought) addDetail(piece map[string]json.RawMessage) {
 	}
 	block := t.details[n-1]
 	for name, value := range piece {
-		var text, more string
 		grows := slices.Contains([]string{"text", "summary", "data"}, name)
 		switch {
 		case !isSet(value):
-		case grows && json.Unmarshal(block[name], &text) == nil && json.Unmarshal(value, &more) == nil:
-			block[name], _ = json.Marshal(text + more) // a string always encodes
+		case grows && kindOf(block[name]) == '"' && kindOf(value) == '"': // still quoted, a character may be cut between them
+			text := block[name]
+			block[name] = slices.Concat(text[:len(text)-1], value[1:])
 		default:
 			block[name] = value
 		}
 	}
 }
 
-func same(a, b map[string]json.RawMessage, name string) bool {
+func same(a, b fields, name string) bool {
 	return bytes.Equal(a[name], b[name])
 }
 
 // opaque is what [loop.Reasoning].Opaque holds.
 type opaque struct {
-	Field   string                       `json:"field,omitempty"`
-	Details []map[string]json.RawMessage `json:"details,omitempty"`
+	Field   string   `json:"field,omitempty"`
+	Details []fields `json:"details,omitempty"`
 }
 
 // reasoning is what has been put together; nil when there is none.
 func (t *thought) reasoning() *loop.Reasoning {
-	if t.field == "" && len(t.details) == 0 {
+	if len(t.text.text) == 0 && len(t.details) == 0 {
 		return nil
 	}
 	kept, err := json.Marshal(opaque{t.field, t.details})
@@ -104,29 +85,17 @@ func (t *thought) reasoning() *loop.Reasoning {
 	return &loop.Reasoning{Text: t.text.String(), Opaque: kept}
 }
 
-// sentBack is reasoning as fields of the message that it was thought for: as it came, blocks before
-// their text. It is nil for none, or for another adapter's.
-func sentBack(r *loop.Reasoning) map[string]json.RawMessage {
-	if r == nil {
-		return nil
-	}
+// sendBack adds reasoning to the message that it was thought for, in the form that it came in,
+// blocks before their text. It adds nothing of another adapter's.
+func (m *message) sendBack(r *loop.Reasoning) {
 	var kept opaque
 	switch {
-	case json.Unmarshal(r.Opaque, &kept) != nil:
-		return nil
+	case r == nil, json.Unmarshal(r.Opaque, &kept) != nil:
 	case len(kept.Details) > 0:
-		details, err := json.Marshal(kept.Details)
-		if err != nil {
-			return nil
-		}
-		return map[string]json.RawMessage{fieldDetails: details}
-	case kept.Field == fieldContent, kept.Field == fieldReasoning:
-		text, err := json.Marshal(r.Text)
-		if err != nil {
-			return nil
-		}
-		return map[string]json.RawMessage{kept.Field: text}
-	default:
-		return nil
+		m.ReasoningDetails = kept.Details
+	case kept.Field == fieldContent:
+		m.ReasoningContent = &r.Text
+	case kept.Field == fieldReasoning:
+		m.Reasoning = &r.Text
 	}
 }

@@ -5,65 +5,98 @@ import (
 	"encoding/json"
 	"strings"
 
-	sdk "github.com/sashabaranov/go-openai"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// noText stands for a text that is empty. The SDK would leave such a content out,
-// and servers reject a message without one.
+// noText stands for a text that is empty: servers reject a message without a content.
 const noText = "(empty)"
 
-// request is the body of a request: the SDK's, with what that lacks.
+// request is the body of a request.
 type request struct {
-	sdk.ChatCompletionRequest
-
-	Messages    []message `json:"messages"`
-	Temperature *float64  `json:"temperature,omitempty"`
+	Model               string         `json:"model"`
+	Messages            []message      `json:"messages"`
+	Tools               []any          `json:"tools,omitempty"` // functionTool, or the JSON of a native one
+	Stream              bool           `json:"stream"`
+	StreamOptions       *streamOptions `json:"stream_options,omitempty"`
+	Temperature         *float64       `json:"temperature,omitempty"`
+	ReasoningEffort     string         `json:"reasoning_effort,omitempty"`
+	MaxTokens           int64          `json:"max_tokens,omitempty"`
+	MaxCompletionTokens int64          `json:"max_completion_tokens,omitempty"`
 }
 
-// message is a message of the SDK, with fields that it does not know.
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage"`
+}
+
 type message struct {
-	sdk.ChatCompletionMessage
+	Role       loop.Role  `json:"role"`
+	Content    any        `json:"content,omitempty"` // a string, or a []contentPart
+	Name       string     `json:"name,omitempty"`
+	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
+	ToolCallID string     `json:"tool_call_id,omitempty"`
 
-	extra map[string]json.RawMessage
+	ReasoningContent *string  `json:"reasoning_content,omitempty"`
+	Reasoning        *string  `json:"reasoning,omitempty"`
+	ReasoningDetails []fields `json:"reasoning_details,omitempty"`
 }
 
-// MarshalJSON implements [json.Marshaler].
-func (m message) MarshalJSON() ([]byte, error) {
-	known, err := json.Marshal(m.ChatCompletionMessage)
-	if err != nil || len(m.extra) == 0 {
-		return known, err
-	}
-	extra, err := json.Marshal(m.extra)
-	if err != nil {
-		return nil, err
-	}
-	known[len(known)-1] = ',' // a role is always there
-	return append(known, extra[1:]...), nil
+type contentPart struct {
+	Type     string    `json:"type"`
+	Text     string    `json:"text,omitempty"`
+	ImageURL *imageURL `json:"image_url,omitempty"`
+}
+
+type imageURL struct {
+	URL string `json:"url"`
+}
+
+type toolCall struct {
+	ID       string       `json:"id"`
+	Type     string       `json:"type"`
+	Function functionCall `json:"function"`
+}
+
+type functionCall struct {
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+}
+
+type functionTool struct {
+	Type     string   `json:"type"`
+	Function function `json:"function"`
+}
+
+type function struct {
+	Name        string          `json:"name"`
+	Description string          `json:"description,omitempty"`
+	Parameters  json.RawMessage `json:"parameters"`
 }
 
 // request is req as the API wants it.
 func (m *Model) request(req loop.Request) *request {
-	out := &request{Messages: make([]message, 0, len(req.Messages)), Temperature: req.Settings.Temperature}
-	out.Model, out.Stream, out.ReasoningEffort = m.opts.Model, true, req.Settings.Effort
+	out := &request{
+		Model: m.opts.Model, Messages: make([]message, 0, len(req.Messages)), Stream: true,
+		Temperature: req.Settings.Temperature, ReasoningEffort: req.Settings.Effort,
+	}
 	if !m.rejects.usage.Load() {
-		out.StreamOptions = &sdk.StreamOptions{IncludeUsage: true}
+		out.StreamOptions = &streamOptions{IncludeUsage: true}
 	}
 	if m.opts.BaseURL == DefaultBaseURL || m.rejects.maxTokens.Load() { // other servers know the older name
-		out.MaxCompletionTokens = int(req.Settings.MaxOutput)
+		out.MaxCompletionTokens = req.Settings.MaxOutput
 	} else {
-		out.MaxTokens = int(req.Settings.MaxOutput) //nolint:staticcheck // deprecated by OpenAI alone
+		out.MaxTokens = req.Settings.MaxOutput
 	}
 	for i := range req.Messages {
 		asked := &req.Messages[i]
 		if asked.Role == loop.RoleSystem && asked.Text == "" {
 			continue
 		}
-		next := message{ChatCompletionMessage: messageOf(asked)}
+		next := messageOf(asked)
 		if !m.rejects.reasoning.Load() {
-			next.extra = sentBack(asked.Reasoning)
+			next.sendBack(asked.Reasoning)
 		}
 		out.Messages = append(out.Messages, next)
 		last := i+1 == len(req.Messages) || req.Messages[i+1].Role != loop.RoleTool
@@ -72,9 +105,7 @@ func (m *Model) request(req loop.Request) *request {
 		}
 	}
 	for _, definition := range req.Tools {
-		if len(definition.Native) == 0 {
-			out.Tools = append(out.Tools, toolOf(definition))
-		} else if tool, declared := nativeOf(definition); declared {
+		if tool, declared := toolOf(definition); declared {
 			out.Tools = append(out.Tools, tool)
 		}
 	}
@@ -88,38 +119,38 @@ func appendImages(out []message, conversation []loop.Message) []message {
 	for first > 0 && conversation[first-1].Role == loop.RoleTool {
 		first--
 	}
-	var parts []sdk.ChatMessagePart
+	var parts []contentPart
 	for _, result := range conversation[first:] {
 		if result.Image == nil {
 			continue
 		}
 		parts = append(parts,
-			sdk.ChatMessagePart{Type: sdk.ChatMessagePartTypeText, Text: "The image of tool call " + result.ToolCallID + ":"},
-			sdk.ChatMessagePart{Type: sdk.ChatMessagePartTypeImageURL, ImageURL: &sdk.ChatMessageImageURL{
-				URL: "data:" + result.Image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(result.Image.Data),
+			contentPart{Type: "text", Text: "The image of tool call " + result.ToolCallID + ":"},
+			contentPart{Type: "image_url", ImageURL: &imageURL{
+				"data:" + result.Image.MediaType + ";base64," + base64.StdEncoding.EncodeToString(result.Image.Data),
 			}})
 	}
 	if len(parts) == 0 {
 		return out
 	}
-	return append(out, message{ChatCompletionMessage: sdk.ChatCompletionMessage{Role: sdk.ChatMessageRoleUser, MultiContent: parts}})
+	return append(out, message{Role: loop.RoleUser, Content: parts})
 }
 
-func messageOf(asked *loop.Message) sdk.ChatCompletionMessage {
-	out := sdk.ChatCompletionMessage{Role: string(asked.Role), Content: asked.Text}
+func messageOf(asked *loop.Message) message {
+	out := message{Role: asked.Role}
 	switch asked.Role {
 	case loop.RoleAssistant:
 		for _, call := range asked.ToolCalls {
-			out.ToolCalls = append(out.ToolCalls, sdk.ToolCall{
-				ID: call.ID, Type: sdk.ToolTypeFunction,
-				Function: sdk.FunctionCall{Name: nameOf(call.Name), Arguments: argumentsOf(call.Arguments)},
-			})
+			out.ToolCalls = append(out.ToolCalls, toolCall{call.ID, "function", functionCall{nameOf(call.Name), argumentsOf(call.Arguments)}})
 		}
 	case loop.RoleTool:
 		out.ToolCallID, out.Name = asked.ToolCallID, nameOf(asked.Name)
 	case loop.RoleSystem, loop.RoleUser:
 	}
-	if out.Content == "" && len(out.ToolCalls) == 0 {
+	switch {
+	case asked.Text != "":
+		out.Content = asked.Text
+	case len(out.ToolCalls) == 0:
 		out.Content = noText
 	}
 	return out
@@ -144,9 +175,9 @@ func nameOf(written string) string {
 }
 
 // argumentsOf is what the model wrote if that is a JSON object, else an object
-// that holds it.
+// that holds it. One with half a surrogate pair is none: several servers fail on it.
 func argumentsOf(written string) string {
-	if json.Valid([]byte(written)) && strings.HasPrefix(strings.TrimSpace(written), "{") {
+	if jsontext.Value(written).IsValid(jsontext.AllowDuplicateNames(true)) && strings.HasPrefix(strings.TrimSpace(written), "{") {
 		return written
 	}
 	wrapped, err := json.Marshal(map[string]string{"invalid_arguments": written})
@@ -159,23 +190,17 @@ func argumentsOf(written string) string {
 // nativeProvider is the name under which tools are declared that the server itself runs.
 const nativeProvider = "openai"
 
-// nativeOf declares a tool that the provider runs; declared is false when it is another's.
-func nativeOf(definition tools.Definition) (tool sdk.Tool, declared bool) {
-	var fields map[string]any
-	if json.Unmarshal(definition.Native[nativeProvider], &fields) != nil {
-		return sdk.Tool{}, false
+// toolOf declares a tool. One that a provider runs is declared in that provider's own form;
+// declared is false when it is another's.
+func toolOf(definition tools.Definition) (tool any, declared bool) {
+	if len(definition.Native) > 0 {
+		native := definition.Native[nativeProvider]
+		object, err := objectOf("", native)
+		return native, err == nil && textOf(object["type"]) != ""
 	}
-	kind, _ := fields["type"].(string)
-	delete(fields, "type")
-	return sdk.Tool{Type: sdk.ToolType(kind), Parameters: fields}, kind != ""
-}
-
-func toolOf(definition tools.Definition) sdk.Tool {
 	schema := definition.Schema
 	if len(schema) == 0 {
 		schema = json.RawMessage(`{"type":"object","properties":{}}`)
 	}
-	return sdk.Tool{Type: sdk.ToolTypeFunction, Function: &sdk.FunctionDefinition{
-		Name: definition.Name, Description: definition.Description, Parameters: schema,
-	}}
+	return functionTool{"function", function{definition.Name, definition.Description, schema}}, true
 }

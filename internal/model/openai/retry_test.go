@@ -3,6 +3,7 @@ package openai_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/model/openai"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
 func TestReply_TriesAgain(t *testing.T) {
@@ -40,6 +42,13 @@ func TestReply_TriesAgain(t *testing.T) {
 		"flat error in the stream":  stream(text("Hel"), `data: {"object":"error","message":"worker died","code":500}`),
 		"bare error in the stream":  stream(text("Hel"), `{"error":{"message":"worker died"}}`),
 		"rate limit in the stream":  stream(text("Hel"), `data: {"error":{"message":"Slow down","code":"rate_limit_exceeded"}}`),
+		"aborted":                   stream(text("Hel"), finish("abort"), done),
+		"an error as the end":       stream(text("Hel"), finish("error"), done),
+		"network error":             stream(text("Hel"), finish("network_error"), done),
+		"no resource":               stream(text("Hel"), finish("insufficient_system_resource"), done),
+		"malformed call":            stream(text("Hel"), finish("MALFORMED_FUNCTION_CALL"), done),
+		"request timeout":           status(http.StatusRequestTimeout, "too slow"),
+		"conflict":                  status(http.StatusConflict, `{"error":{"message":"try again"}}`),
 		"error instead of a stream": status(http.StatusOK, `{"error":{"message":"Overloaded","code":529}}`, "Content-Type", "application/json"),
 	}
 	for name, bad := range tests {
@@ -109,6 +118,8 @@ func TestReply_SomeErrorsAreFinal(t *testing.T) {
 		"filtered prompt":   {status(400, `{"error":{"message":"filtered","code":"content_filter"}}`), openai.TypeContentFilter, []string{"filtered"}},
 		"nothing left":      {status(429, `{"error":{"message":"You exceeded your quota","type":"insufficient_quota","code":null}}`), openai.TypeQuotaExceeded, []string{"429 Too Many Requests: You exceeded", "billing"}},
 		"moved":             {status(304, ""), openai.TypeInvalidRequest, []string{"304 Not Modified"}},
+		"unknown end":       {stream(text("a"), finish("because"), done), openai.TypeUnfinished, []string{`ended with finish_reason "because"`}},
+		"filtered reply":    {stream(text("a"), finish("sensitive"), done), openai.TypeContentFilter, []string{`finish_reason "sensitive"`}},
 		"a page":            {status(200, "<html>Welcome</html>", "Content-Type", "text/html"), openai.TypeInvalidResponse, []string{`content type "text/html"`, "HTML page", "check the base URL"}},
 		"no stream":         {status(200, `{"choices":[]}`, "Content-Type", "application/json"), openai.TypeInvalidResponse, []string{`content type "application/json"`, `{"choices":[]}`}},
 		"bad request later": {stream(text("a"), `data: {"error":{"message":"bad grammar","type":"invalid_request_error"}}`), openai.TypeInvalidRequest, []string{"bad grammar"}},
@@ -128,6 +139,64 @@ func TestReply_SomeErrorsAreFinal(t *testing.T) {
 			require.Less(t, len(err.Error()), 2500)
 			require.NotContains(t, err.Error(), "\n")
 		})
+	}
+}
+
+// Every server has its own words for a conversation that is too long.
+func TestReply_TooLong(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		code    int
+		message string
+	}{
+		"OpenAI":        {400, "Your input exceeds the context window of this model. Please adjust your input and try again."},
+		"vLLM":          {400, "You passed 5000 input tokens and requested 100 output tokens. However, the model's context length is only 4096 tokens, resulting in a maximum input length of 3996 tokens."},
+		"vLLM, prompt":  {400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096."},
+		"vLLM, no room": {400, "max_tokens must be at least 1, got -904."},
+		"SGLang":        {400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."},
+		"SGLang, input": {400, "Input length (5000 tokens) exceeds the maximum allowed length (4090 tokens)."},
+		"xAI":           {400, "This model's maximum prompt length is 131072 but the request contains 140000 tokens."},
+		"Gemini":        {400, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."},
+		"Gemini, bytes": {400, "Request payload size exceeds the limit: 20971520 bytes."},
+		"Anthropic":     {400, "prompt is too long: 210000 tokens > 200000 maximum"},
+		"Anthropic, 2":  {400, "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000"},
+		"Bedrock":       {400, "ValidationException: Input is too long for requested model."},
+		"TGI":           {422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens and 100 `max_new_tokens`"},
+		"Cohere":        {400, "too many tokens: size limit exceeded by 500 tokens"},
+		"Groq":          {400, "Please reduce the length of the messages or completion."},
+		"Qwen":          {400, "Range of input length should be [1, 30720]"},
+		"Zhipu":         {400, "Prompt exceeds max length"},
+		"Moonshot":      {400, "Invalid request: Your request exceeded model token limit: 131072"},
+		"MiniMax":       {400, "invalid params, context window exceeds limit (2013)"},
+		"LM Studio":     {400, "The number of tokens to keep from the initial prompt is greater than the context length"},
+		"Copilot":       {400, "prompt token count of 100000 exceeds the limit of 64000"},
+		"413 of limits": {413, "Request too large for model x on tokens per minute (TPM): Limit 6000, Requested 9000"},
+		"429 of limits": {429, "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 40000."},
+		"a bad status":  {500, "litellm.ContextWindowExceededError: This model's maximum context length is 8192 tokens"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			body, err := json.Marshal(map[string]any{"error": map[string]string{"message": test.message}})
+			require.NoError(t, err)
+			inStream := stream(text("a"), "data: "+string(body))
+			for _, answer := range []answer{status(test.code, string(body)), inStream} {
+				s := serve(t, answer)
+				_, err = s.model(t).Reply(t.Context(), hello(), ignore)
+				requireType(t, openai.TypeContextLength, err)
+				require.ErrorIs(t, err, loop.ErrTooLong)
+				require.Len(t, s.asked(), 1)
+			}
+		})
+	}
+	_, err := serve(t, status(413, "<html>")).model(t).Reply(t.Context(), hello(), ignore)
+	require.ErrorIs(t, err, loop.ErrTooLong)
+	for code, message := range map[int]string{
+		429: "Too many tokens, please wait before trying again.",
+		400: "max_tokens is too large: 100000. This model supports at most 16384 completion tokens",
+		422: "Invalid 'messages[1].tool_calls[0].id': string too long. Expected a string with maximum length 40",
+	} {
+		_, err := serve(t, status(code, message)).model(t).Reply(t.Context(), hello(), ignore)
+		require.NotErrorIs(t, err, loop.ErrTooLong, message)
 	}
 }
 
