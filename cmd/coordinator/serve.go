@@ -105,7 +105,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	host, _ := os.Hostname() // only a name
 	id := protocol.NewWorkerID(host)
 	server, err := serve.New(ctx, fl.NC, serve.Options{
-		Fleet: fl.Name, ID: id, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
+		Fleet: fl.Name, ID: id, Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Models: models, Default: first,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Settings: settings, Tools: folder, Servers: servers, Do: fl.Dispatcher.One, Policies: policies, MinLevel: leastElsewhere,
 		Approve: approval.Waiter(fl.NC, fl.Name), Tracer: telemetry.Tracer(), Logger: logger,
 	})

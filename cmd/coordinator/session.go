@@ -153,11 +153,21 @@ func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return nil, nil, err
 	}
-	reader, err := session.NewReader(ctx, fl)
+	reader, err := c.reader(ctx, fl, desk)
 	if err != nil {
 		fl.Close()
+		return nil, nil, err
 	}
-	return reader, fl, err
+	return reader, fl, nil
+}
+
+// reader reads the sessions of a fleet; who may not look at lanes sees journals alone.
+func (c *sessionCommand) reader(ctx context.Context, fl *fleet.Fleet, desk sessionDesk) (*session.Reader, error) {
+	reader, err := session.NewReader(ctx, fl)
+	if err == nil && c.Nats != "" {
+		reader.Lanes = fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, protocol.SessionPool)) == nil
+	}
+	return reader, err
 }
 
 func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
@@ -194,7 +204,7 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	if fl != nil && info.State == session.StateOpen && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
+	if fl != nil && (info.State == session.StateOpen || info.State == session.StateInUse || info.State == session.StateWaitsForCoordinator) && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
 		c.used(ctx, fl, desk, info)
 	}
 	if c.JSON {
@@ -209,8 +219,12 @@ func (c *sessionCommand) used(ctx context.Context, fl *fleet.Fleet, desk session
 	if err != nil || len(turns)+len(calls) == 0 {
 		return
 	}
-	info.State = session.StateInUse
+	if info.State == session.StateOpen {
+		info.State = session.StateInUse
+	}
+	lacking(ctx, fl, protocol.SessionPool, turns)
 	lacking(ctx, fl, desk.pool, calls)
+	calls = append(turns, calls...)
 	for i := range calls {
 		if calls[i].WaitsFor != "" {
 			info.Waits = append(info.Waits, waitsFor(&calls[i]))

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -30,7 +31,21 @@ func (c *sessionCommand) history(ctx context.Context, p program, desk sessionDes
 		return loop.History{}, err
 	}
 	defer f.Close()
-	return journalOf(ctx, f, desk)
+	history, err := journalOf(ctx, f, desk)
+	if errors.Is(err, session.ErrNone) && c.waits(ctx, f, desk) {
+		err = fmt.Errorf("session %s: its turn waits for a coordinator; session show says for what, session attach follows it", desk.id)
+	}
+	return history, err
+}
+
+// waits reports whether the session has no journal because no coordinator has begun its first turn.
+func (c *sessionCommand) waits(ctx context.Context, f *fleet.Fleet, desk sessionDesk) bool {
+	reader, err := c.reader(ctx, f, desk)
+	if err != nil {
+		return false
+	}
+	_, err = reader.Show(ctx, desk.id)
+	return err == nil
 }
 
 func journalOf(ctx context.Context, f *fleet.Fleet, desk sessionDesk) (loop.History, error) {

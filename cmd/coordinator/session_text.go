@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -20,15 +21,11 @@ func printSessions(w io.Writer, list []session.Info) error {
 		return err
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "SESSION\tSTATE\tCHANGED\tAGE\tTURNS\tSTEPS\tCALLS\tJOURNAL\tKEPT\tDISK") // Flush tells of errors
+	_, _ = fmt.Fprintln(table, "PROMPT\tSTATE\tCHANGED\tWHO\tTURNS\tSTEPS\tCALLS\tSESSION") // Flush tells of errors
 	for i := range list {
 		s := &list[i]
-		created := "-"
-		if s.CreatedAt != nil {
-			created = ago(*s.CreatedAt)
-		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\n", s.SessionID, cmp.Or(string(s.State), "-"), ago(s.UpdatedAt), created,
-			s.Turns, s.Steps, s.ToolCalls, bytesOf(s.JournalBytes), bytesOf(s.BodyBytes), bytesOf(s.DiskBytes))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", orDash(promptOf(s.Prompt, 40)), cmp.Or(string(s.State), "-"), ago(s.UpdatedAt),
+			orDash(printableName(s.By)), s.Turns, s.Steps, s.ToolCalls, s.SessionID)
 	}
 	return table.Flush()
 }
@@ -71,14 +68,14 @@ func printSession(w io.Writer, s *session.Info) error {
 		if traced {
 			trace = orDash(printableName(t.TraceID)) + "\t"
 		}
-		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(string(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input))
+		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(string(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
 	}
 	return table.Flush()
 }
 
 // promptOf is the beginning of a prompt, on one line.
-func promptOf(text string) string {
-	const most = 60
+func promptOf(text string, most int) string {
+	text = strings.Join(strings.Fields(text), " ")
 	if runes := []rune(text); len(runes) > most {
 		text = string(runes[:most]) + "..."
 	}

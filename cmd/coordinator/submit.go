@@ -23,7 +23,7 @@ import (
 type submitCommand struct {
 	existingFleet
 
-	Model  string `placeholder:"M" help:"Model, one that the coordinators serve. Default: theirs."`
+	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: that of the coordinator that takes the turn."`
 	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull brings the workspace back."`
 
 	turnFlags
@@ -69,6 +69,9 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer fl.Close()
+	if err := c.served(ctx, fl); err != nil {
+		return err
+	}
 	project, err := c.project(turn.workspace, show.warn)
 	if err != nil {
 		return err
@@ -94,6 +97,22 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 		err = errors.Join(err, remote.sync(context.WithoutCancel(ctx), show))
 	}
 	return finish(ctx, show, turn.session, result, err, git)
+}
+
+// served refuses a model that no coordinator serves, before anything is sent. Without a
+// coordinator, or the right to ask, the turn waits.
+func (c *submitCommand) served(ctx context.Context, fl *fleet.Fleet) error {
+	err := fl.CheckRights(ctx, natsio.WorkersRights(fl.Name, protocol.SessionPool))
+	if errors.Is(err, natsio.ErrRights) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if why := dispatch.Unserved(ctx, fl.NC, fl.Name, c.Model); why != "" {
+		return cli.Usagef("--model %s: %s", c.Model, why)
+	}
+	return nil
 }
 
 // call asks for the turn.
@@ -140,7 +159,7 @@ func (c *submitCommand) follow(ctx context.Context, fl *fleet.Fleet, call protoc
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}
 	defer watch.Stop()
-	result, err := fl.Dispatcher.One(ctx, &call)
+	result, err := fl.Dispatcher.Told(ctx, &call, func(waits string) { show.warn("the turn waits: " + waits) })
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}

@@ -52,7 +52,11 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 			_, _ = fmt.Fprintf(terminal.JSONWriter(p.Stdout), "%s\n", body) // as every command prints
 		}
 	} else if len(workers) > 0 {
-		if err := printWorkers(p.out(), workers); err != nil {
+		table := printWorkers
+		if pool == protocol.SessionPool {
+			table = printCoordinators
+		}
+		if err := table(p.out(), workers); err != nil {
 			return err
 		}
 		sentences, err := untaken(ctx, fl, pool)
@@ -85,6 +89,16 @@ func printWorkers(out io.Writer, workers []*protocol.WorkerInfo) error {
 			printableName(string(w.WorkerID)), orDash(printableName(w.Build)), w.Slots, w.HeldLanes, printableName(w.Driver),
 			printableName(w.Level), printableName(w.Network), readOnly,
 			printableName(strings.Join(w.Languages, " ")), orDash(printableName(strings.Join(kinds, " "))))
+	}
+	return table.Flush()
+}
+
+func printCoordinators(out io.Writer, coordinators []*protocol.WorkerInfo) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "COORDINATOR\tVERSION\tSLOTS\tLANES\tMODELS") // Flush tells
+	for _, c := range coordinators {
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\n",
+			printableName(string(c.WorkerID)), orDash(printableName(c.Build)), c.Slots, c.HeldLanes, orDash(printableName(strings.Join(c.Models, " "))))
 	}
 	return table.Flush()
 }

@@ -238,7 +238,7 @@ func (b *batch) unanswered(ctx context.Context, f *followed) *protocol.Error {
 func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
 	ctx, cancel := context.WithTimeout(ctx, whoWait)
 	defer cancel()
-	for _, subject := range []protocol.Subject{d.fleet.WhoSubject(pool), d.fleet.AskAllSubject(pool)} { // coordinators answer the second one only
+	for _, subject := range []protocol.Subject{d.fleet.WhoSubject(pool), d.fleet.AskAllSubject(pool)} { // coordinators of earlier versions answer the second one only
 		if _, err := d.nc.RequestWithContext(ctx, subject, nil); !errors.Is(err, nats.ErrNoResponders) {
 			return false
 		}

@@ -30,6 +30,13 @@ const (
 // Workers returns what the workers of a pool say about themselves within a time, sorted by their
 // ids. The error is [nats.ErrNoResponders] when there is none.
 func Workers(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, wait time.Duration) ([]*protocol.WorkerInfo, error) {
+	return ask(ctx, nc, fleet, pool, wait, func(*protocol.WorkerInfo) bool { return false })
+}
+
+// ask is [Workers], and returns early once a worker is enough.
+func ask(
+	ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, wait time.Duration, enough func(*protocol.WorkerInfo) bool,
+) ([]*protocol.WorkerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	inbox := nc.NewInbox()
@@ -52,18 +59,16 @@ func Workers(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool prot
 			return nil, err
 		}
 		if w, err := protocol.DecodeWorkerInfo(answer.Data); err == nil { // others are of another version
-			workers = append(workers, w)
+			if workers = append(workers, w); enough(w) {
+				return workers, nil
+			}
 		}
 	}
 }
 
 // Lacking asks the workers of a pool, which takes half a second, and returns what says of a call
-// what all of them lack that it needs: "" when one of them has it. It is nil when nobody knows,
-// as of the pool of turns.
+// what all of them lack that it needs: "" when one of them has it. It is nil when nobody knows.
 func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool) func(lane.Need) string {
-	if pool == protocol.SessionPool {
-		return nil
-	}
 	workers, err := Workers(ctx, nc, fleet, pool, answersWait)
 	if err != nil && !errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0 {
 		return nil
@@ -76,7 +81,7 @@ func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool prot
 func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
 	var waiting []*followed
 	for _, f := range b.unfinished() {
-		if f.state != loop.StateRunning && f.call.Pool != protocol.SessionPool && time.Since(f.since) > waitsAfter {
+		if f.state != loop.StateRunning && time.Since(f.since) > waitsAfter {
 			waiting = append(waiting, f)
 		}
 	}
@@ -117,6 +122,9 @@ func (b *batch) heed(waits map[protocol.CallID]string) {
 
 // lacks says what the workers of a pool lack of what a call needs; "" when one of them has it all.
 func lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) string {
+	if pool == protocol.SessionPool {
+		return unserved(workers, n.Model)
+	}
 	handler, level := "a sandbox", "level "+n.Level
 	if n.Handler {
 		handler = "handler " + string(n.Kind)
@@ -153,6 +161,34 @@ func lacks(pool protocol.Pool, workers []*protocol.WorkerInfo, n lane.Need) stri
 		text = strings.Replace(text, "workers", "worker", 1)
 	}
 	return strings.Join(append([]string{text}, offered...), "; ")
+}
+
+// unserved says that no coordinator serves the model of a turn; "" when one does.
+func unserved(coordinators []*protocol.WorkerInfo, model string) string {
+	var served []string
+	for _, c := range coordinators {
+		if model == "" || slices.Contains(c.Models, model) {
+			return ""
+		}
+		served = append(served, c.Models...)
+	}
+	slices.Sort(served)
+	return fmt.Sprintf("no coordinator serves model %q; served are: %s", model, strings.Join(slices.Compact(served), ", "))
+}
+
+// Unserved says, before a turn is sent, that no coordinator serves its model. It is "" when one
+// does, and when no coordinator answers: the turn waits for one.
+func Unserved(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, model string) string {
+	if model == "" {
+		return ""
+	}
+	coordinators, err := ask(ctx, nc, fleet, protocol.SessionPool, answersWait, func(c *protocol.WorkerInfo) bool {
+		return slices.Contains(c.Models, model)
+	})
+	if err != nil || len(coordinators) == 0 {
+		return ""
+	}
+	return unserved(coordinators, model)
 }
 
 const (

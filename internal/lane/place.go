@@ -13,11 +13,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// The workers of a pool may differ in their handlers, and in how much their sandboxes isolate. A
-// holder that meets a call which it does not take starts what else may start, and hands the lane
-// back; no start is counted. It says on core NATS what the call needs, and a holder that has it
-// takes the lane at once. Nobody may have it yet: the pool's consumer delivers the lane again after
-// offerPeriod, and so on.
+// The workers of a pool may differ in their handlers, in how much their sandboxes isolate, and in
+// the models of the turns that they run. A holder that meets a call which it does not take starts
+// what else may start, and hands the lane back; no start is counted. It says on core NATS what the
+// call needs, and a holder that has it takes the lane at once. Nobody may have it yet: the pool's
+// consumer delivers the lane again after offerPeriod, and so on.
 
 // offerPeriod is after how long a lane is delivered again that was handed back.
 const offerPeriod = time.Second
@@ -29,6 +29,8 @@ type Need struct {
 	Handler bool          `json:"handler,omitempty"`
 	// Level is the least level of the sandbox; "" is any.
 	Level string `json:"level,omitempty"`
+	// Model is the one that a turn names; "" is any.
+	Model string `json:"model,omitempty"`
 	// Disk is that of the only worker that is asked, and answers; "" asks whoever has the rest.
 	Disk string `json:"disk,omitempty"`
 }
@@ -44,7 +46,9 @@ func NeedOf(c *protocol.Call) Need {
 		n.Kind, n.Handler = p.Tool, true
 	case protocol.Stored:
 		_, err := protocol.ParseUserKind(string(p.Of))
-		n.Kind, n.Handler = p.Of, err == nil
+		n.Kind, n.Handler, n.Model = p.Of, err == nil, p.Model
+	case protocol.TurnRun:
+		n.Kind, n.Model = p.Kind(), p.Model
 	default:
 		n.Kind = p.Kind()
 	}

@@ -188,7 +188,8 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	if err != nil {
 		return nil, nil, fmt.Errorf("payload of call %s: %w", call.ID, err)
 	}
-	stored.Of = NeedOf(call).Kind
+	need := NeedOf(call)
+	stored.Of, stored.Model = need.Kind, need.Model
 	small := *call
 	small.Payload = stored
 	body, err := protocol.EncodeCall(&small)

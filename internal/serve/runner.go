@@ -24,12 +24,7 @@ func (s *Server) runner(
 	name := s.model(turn)
 	model, known := s.options.Models[name]
 	if !known {
-		names := make([]string, 0, len(s.options.Models))
-		for n := range s.options.Models {
-			names = append(names, n)
-		}
-		slices.Sort(names)
-		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "model %q is not served; allowed are: %s", name, strings.Join(names, ", "))
+		return nil, protocol.Errorf(protocol.CodeInvalidPayload, "model %q is not served; allowed are: %s", name, strings.Join(s.models(), ", "))
 	}
 	toolsets := turn.Toolsets
 	if len(toolsets) == 0 {

@@ -12,7 +12,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -60,6 +62,8 @@ type Options struct {
 	Fleet protocol.Fleet
 	// ID is the name of this coordinator as a holder of lanes.
 	ID protocol.WorkerID
+	// Build is the version of the program, told to those who ask which coordinators there are.
+	Build string
 	// Slots is how many turns run at once; default 1.
 	Slots int
 	// AckWait is the length of leases on sessions; 0 takes what the fleet has.
@@ -127,7 +131,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 	var err error
 	s.holder, err = lane.NewHolder(ctx, nc, s, lane.Options{
 		Fleet: o.Fleet, Pool: protocol.SessionPool, Worker: o.ID, Slots: o.Slots, AckWait: o.AckWait, Origin: o.Origin,
-		Settled: s.settled, SettledBefore: s.endIfOpen, Lost: func(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }, Logger: o.Logger,
+		Takes: s.takes, Settled: s.settled, SettledBefore: s.settledBefore, Lost: func(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }, Logger: o.Logger,
 	})
 	return s, err
 }
@@ -136,8 +140,40 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Server, error) {
 // left to another coordinator then. It returns when nothing of it runs any more.
 func (s *Server) Run(ctx, drain context.Context) error {
 	defer s.metrics.Observe(ctx, s.holder.Load)()
+	defer s.tell(ctx)()
 	return s.holder.Run(ctx, drain)
 }
+
+// takes reports whether this coordinator runs a turn; others stay in their lanes, for a coordinator
+// that serves their model. What is no turn is refused by any.
+func (s *Server) takes(n lane.Need) bool {
+	return n.Model == "" || s.options.Models[n.Model] != nil
+}
+
+// tell answers those who ask which coordinators there are, until stop is called.
+func (s *Server) tell(ctx context.Context) (stop func()) {
+	asked, err := s.nc.Subscribe(s.options.Fleet.WhoSubject(protocol.SessionPool), func(question *nats.Msg) {
+		lanes, _, slots := s.holder.Load()
+		body, err := protocol.EncodeWorkerInfo(&protocol.WorkerInfo{
+			WorkerID: s.options.ID, Pool: protocol.SessionPool, Build: s.options.Build, Slots: slots, HeldLanes: lanes,
+			Driver: "none", Level: "none", Network: "none", Languages: []string{}, Models: s.models(),
+		})
+		if err == nil {
+			err = question.Respond(body)
+		}
+		if err != nil {
+			s.options.Logger.DebugContext(ctx, "question cannot be answered", slog.Any("error", err))
+		}
+	})
+	if err != nil { // it runs turns all the same
+		s.options.Logger.WarnContext(ctx, "questions about this coordinator are not heard", slog.Any("error", err))
+		return func() {}
+	}
+	return func() { _ = asked.Unsubscribe() } // fails only when the connection is closed
+}
+
+// models are the names of the models, sorted.
+func (s *Server) models() []string { return slices.Sorted(maps.Keys(s.options.Models)) }
 
 // settled tells the metrics of a turn whose result is stored, and ends it where that is not done:
 // nobody may have run it since another coordinator was lost with it, and its calls would go on
@@ -145,16 +181,58 @@ func (s *Server) Run(ctx, drain context.Context) error {
 func (s *Server) settled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	s.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 	if r.Status != protocol.StatusOK {
-		s.endIfOpen(ctx, c)
+		s.conclude(ctx, c, r)
 	}
 }
 
-// endIfOpen ends a turn whose call is over, if it is open still; also one whose coordinator was
-// lost between the two.
-func (s *Server) endIfOpen(ctx context.Context, c *protocol.Call) {
-	if err := s.endGivenUp(ctx, c); err != nil {
+// settledBefore is settled for a turn whose coordinator was lost after its result was stored.
+func (s *Server) settledBefore(ctx context.Context, c *protocol.Call) {
+	r, err := s.holder.Result(ctx, c.SessionID, c.ID)
+	switch {
+	case err != nil:
+		s.options.Logger.WarnContext(ctx, "result of a turn cannot be read", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
+	case r != nil && r.Status != protocol.StatusOK:
+		s.conclude(ctx, c, r)
+	}
+}
+
+// conclude brings the journal in line with a turn whose call is over: it records a turn that never
+// began, so that whoever asks for the session learns what became of it, and ends one that is open.
+func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+	recorded, err := s.recordRefused(ctx, c, r)
+	if err == nil && !recorded {
+		err = s.endGivenUp(ctx, c)
+	}
+	if err != nil {
 		s.options.Logger.WarnContext(ctx, "turn is left to the session's next one, which ends it",
 			slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
+	}
+}
+
+// recordRefused reports whether it has recorded a turn that never began.
+func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protocol.Result) (bool, error) {
+	need := lane.NeedOf(c)
+	if need.Kind != protocol.KindTurnRun || c.Lane() != Key(c.SessionID).Lane() {
+		return false, nil // the journal of a session whose lane this coordinator does not hold is not its to write
+	}
+	prompt := "(a prompt that was too large for a message, and was not read)"
+	if turn, read := c.Payload.(protocol.TurnRun); read {
+		prompt = turn.Prompt
+	}
+	return loop.Refused{
+		Input: loop.Input{Text: prompt, ID: c.ID}, Model: cmp.Or(need.Model, s.options.Default), Outcome: outcome(r), Error: r.Error,
+	}.Record(ctx, s.options.Journal, c.SessionID)
+}
+
+// outcome is how a turn ended that never began.
+func outcome(r *protocol.Result) loop.Outcome {
+	switch r.Status {
+	case protocol.StatusCancelled:
+		return loop.OutcomeInterrupted
+	case protocol.StatusTimeout:
+		return loop.OutcomeLimitReached
+	default:
+		return loop.OutcomeFailed
 	}
 }
 

@@ -26,6 +26,9 @@ const (
 	// StateInUse is a session on this machine that another process runs, or one of a fleet with a
 	// turn, or calls, that run or wait.
 	StateInUse State = "in_use"
+	// StateWaitsForCoordinator is a turn of a fleet that was accepted and that no coordinator runs:
+	// none has a free slot, or serves its model, or an operator has paused the session's lane.
+	StateWaitsForCoordinator State = "waits_for_coordinator"
 	// StateInvalid is a session whose journal has something that cannot be read: nobody can go on
 	// with it.
 	StateInvalid State = "invalid"
@@ -36,6 +39,8 @@ const (
 type Info struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	State     State              `json:"state"`
+	Prompt    string             `json:"prompt,omitempty"` // of the first turn
+	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
 	Model     string             `json:"model,omitempty"`
 	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
 	CreatedAt *time.Time         `json:"created_at,omitempty"`
@@ -82,7 +87,9 @@ func (i *Info) apply(e *loop.Event) {
 	case loop.EventSessionStarted:
 		i.Model, i.Workspace = e.Model, e.Workspace
 	case loop.EventTurnStarted:
-		i.Turns, i.State = i.Turns+1, StateOpen
+		if i.Turns, i.State = i.Turns+1, StateOpen; i.Turns == 1 {
+			i.Prompt, i.By = e.Input, e.By
+		}
 		i.History = append(i.History, Turn{Turn: e.Turn, State: StateOpen, StartedAt: e.Time, Input: e.Input, TraceID: e.TraceID})
 	case loop.EventModelReply:
 		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
@@ -102,12 +109,21 @@ func (i *Info) apply(e *loop.Event) {
 	}
 }
 
-// Show describes a session. The error wraps [ErrNone] when it has no journal.
+// Show describes a session. The error wraps [ErrNone] when there is none.
 func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*Info, error) {
-	info, err := r.journal(ctx, id)
+	turn, err := r.turn(ctx, id) // before the journal, which then tells of a turn that began meanwhile
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
+	info, err := r.journal(ctx, id)
+	if errors.Is(err, ErrNone) {
+		info, err = accepted(id, turn)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	asked := askedOf(id, turn)
+	asked.see(info)
 	kept, err := r.bodies(ctx, map[protocol.SessionID]bool{id: true})
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)

@@ -21,10 +21,15 @@ import (
 // keeps nobody waiting.
 const lookers = 32
 
-// Reader reads what a fleet keeps of sessions. It changes nothing and is safe for
-// concurrent use.
+// Reader reads what a fleet keeps of sessions. It changes nothing and is safe for concurrent use
+// once Lanes is set.
 type Reader struct {
+	// Lanes says that the caller may look at the lanes of turns: then sessions without a journal,
+	// whose first turn waits, are there too, and states say what runs and what waits.
+	Lanes bool
+
 	fleet   protocol.Fleet
+	main    *fleet.Fleet
 	events  jetstream.Stream
 	results []jetstream.Stream // of each part of the fleet
 	parts   []*fleet.Fleet
@@ -33,7 +38,7 @@ type Reader struct {
 // NewReader opens the streams of a fleet. The error wraps [jetstream.ErrStreamNotFound]
 // when there is no such fleet.
 func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
-	r := &Reader{fleet: f.Name, parts: f.Parts()}
+	r := &Reader{fleet: f.Name, main: f, parts: f.Parts()}
 	var err error
 	if r.events, err = f.JS.Stream(ctx, f.Name.SessionsStream()); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", f.Name.SessionsStream(), err)
@@ -48,9 +53,13 @@ func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
 	return r, nil
 }
 
-// List describes the sessions that have a journal, those that changed last first, at most
-// limit of them. leftOut is how many more there are.
+// List describes the sessions, those that changed last first, at most limit of them. leftOut is how
+// many more there are.
 func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int, err error) {
+	asked, err := r.asked(ctx) // before the journals, which then tell of turns that began meanwhile
+	if err != nil {
+		return nil, 0, err
+	}
 	ids, err := r.ids(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -59,6 +68,11 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 	if err != nil {
 		return nil, 0, err
 	}
+	changed, err = r.withAccepted(ctx, changed, asked.waiting)
+	if err != nil {
+		return nil, 0, err
+	}
+	all := len(changed)
 	changed = changed[:min(len(changed), limit)]
 	printed := make(map[protocol.SessionID]bool, len(changed))
 	for i := range changed {
@@ -70,9 +84,13 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 	}
 	found := make([]*Info, len(changed))
 	err = each(ctx, len(changed), func(ctx context.Context, i int) error {
-		info, err := r.journal(ctx, changed[i].id)
-		if err != nil {
-			return fmt.Errorf("session %s: %w", changed[i].id, err)
+		info := changed[i].accepted
+		if info == nil {
+			var err error
+			if info, err = r.journal(ctx, changed[i].id); err != nil {
+				return fmt.Errorf("session %s: %w", changed[i].id, err)
+			}
+			asked.see(info)
 		}
 		info.History, found[i] = nil, info
 		return r.sizes(ctx, info, kept)
@@ -82,7 +100,32 @@ func (r *Reader) List(ctx context.Context, limit int) (list []Info, leftOut int,
 			list = append(list, *info)
 		}
 	}
-	return list, len(ids) - len(list), err
+	return list, max(all-limit, 0), err
+}
+
+// withAccepted adds sessions without a journal whose turns wait.
+func (r *Reader) withAccepted(ctx context.Context, changed []change, waiting map[protocol.SessionID]bool) ([]change, error) {
+	var without []protocol.SessionID
+	for id := range waiting {
+		if !slices.ContainsFunc(changed, func(c change) bool { return c.id == id }) {
+			without = append(without, id)
+		}
+	}
+	added := make([]change, len(without))
+	err := each(ctx, len(without), func(ctx context.Context, i int) error {
+		view, err := r.turn(ctx, without[i])
+		var info *Info
+		if err == nil {
+			info, err = accepted(without[i], view)
+		}
+		if err == nil {
+			added[i] = change{id: without[i], at: info.UpdatedAt, accepted: info}
+		}
+		return err
+	})
+	changed = append(changed, slices.DeleteFunc(added, func(c change) bool { return c.id == "" })...)
+	sortChanges(changed)
+	return changed, err
 }
 
 // ids returns the sessions that have a journal.
@@ -105,8 +148,13 @@ func (r *Reader) owner(subject string) protocol.SessionID {
 
 // change is when a session changed last.
 type change struct {
-	id protocol.SessionID
-	at time.Time
+	id       protocol.SessionID
+	at       time.Time
+	accepted *Info // of a session without a journal
+}
+
+func sortChanges(changes []change) {
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.id, a.id)) })
 }
 
 // changed tells when sessions changed, the last one first. Those that were removed
@@ -137,7 +185,7 @@ func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID) ([]chang
 		return nil
 	})
 	changes = slices.DeleteFunc(changes, func(c change) bool { return c.id == "" })
-	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.id, a.id)) })
+	sortChanges(changes)
 	return changes, err
 }
 

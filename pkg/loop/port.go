@@ -314,7 +314,7 @@ type Event struct {
 	Ending string `json:"ending,omitempty"`
 
 	// Of policy_decision and approval_asked: the rule that decided, and who answered, with
-	// what they said. Their Text says why.
+	// what they said. Their Text says why. By of turn_started is the name of [Options].Author.
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`

@@ -201,7 +201,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 		})
 	}
 	started := Event{
-		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(rec.session),
+		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1, Input: validText(input.Text), CallID: input.ID, Terms: r.terms(rec.session), By: validText(r.opts.Author.Name),
 	}
 	if rec.session.seed == "" {
 		started.Seed = protocol.NewSeed()

@@ -117,6 +117,8 @@ type Stored struct {
 	// Of is, of a payload, its kind, or that of the handler which it opens; "" when it is not
 	// known.
 	Of Kind `json:"of,omitempty"`
+	// Model is, of a payload that runs a turn, the model that the turn names.
+	Model string `json:"model,omitempty"`
 }
 
 // UnknownPayload is a payload of a kind that this version does not know. It is

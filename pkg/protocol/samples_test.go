@@ -121,6 +121,7 @@ func fleetSamples() map[string]any {
 		"payload/noop":            protocol.Noop{WorkMS: 5, Fill: binary},
 		"payload/noop_zero":       protocol.Noop{},
 		"payload/stored":          protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20},
+		"payload/stored_turn":     protocol.Stored{Blob: "call/s/1", Bytes: 9 << 20, Of: protocol.KindTurnRun, Model: "gpt-5"},
 		"payload/unknown": protocol.UnknownPayload{
 			Name: "browser_click", Raw: json.RawMessage(`{"type":"browser_click","version":3,"at":[1,2.50]}`),
 		},
@@ -260,6 +261,10 @@ func workerSamples() map[string]any {
 			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 4, HeldLanes: 2, Driver: "ns", Launcher: "native", Level: "full",
 			Network: "proxy", ReadOnly: true, LimitKinds: map[string]string{"memory": "cgroup"}, Limits: sampleLimits(),
 			Languages: []string{"python", "sh"}, Kinds: []protocol.Kind{"acme_refund"},
+		},
+		"worker/coordinator": &protocol.WorkerInfo{
+			WorkerID: sampleWorker, Pool: protocol.SessionPool, Slots: 64, Driver: "none", Level: "none", Network: "none", Languages: []string{},
+			Models: []string{"gpt-4.1", "gpt-5"},
 		},
 		"worker/minimal": &protocol.WorkerInfo{
 			WorkerID: sampleWorker, Pool: "gpu", Slots: 1, Driver: "process", Level: "none", Network: "all", Languages: []string{},

@@ -33,6 +33,9 @@ type WorkerInfo struct {
 	// Languages are those of code_run, sorted; Kinds the payloads of users' handlers, sorted.
 	Languages []string `json:"languages"`
 	Kinds     []Kind   `json:"kinds,omitempty"`
+	// Models are those that a coordinator serves, sorted; coordinators are the workers of the pool
+	// "session".
+	Models []string `json:"models,omitempty"`
 }
 
 // ErrInvalidWorkerInfo is wrapped by every error of [DecodeWorkerInfo].

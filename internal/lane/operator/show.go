@@ -44,6 +44,8 @@ type CallStatus struct {
 	Needs *lane.Need `json:"needs,omitempty"`
 	// WaitsFor is what all workers of the pool lack of that, if somebody asked them.
 	WaitsFor string `json:"waits_for,omitempty"`
+	// Payload is the call's; nil when it cannot be read.
+	Payload protocol.Payload `json:"-"`
 	// Fault says why the call cannot be read; then it will be rejected.
 	Fault string `json:"fault,omitempty"`
 }
@@ -160,7 +162,7 @@ func (o *Operator) callStatus(ctx context.Context, msg *jetstream.RawStreamMsg, 
 		status.Fault = err.Error()
 	}
 	if call != nil {
-		status.Tool, status.Resources, status.Delivery = call.Tool, call.Resources, call.Delivery
+		status.Tool, status.Resources, status.Delivery, status.Payload = call.Tool, call.Resources, call.Delivery, call.Payload
 	}
 	if i := slices.IndexFunc(running, func(run lane.RunningCall) bool { return run.CallID == status.CallID }); i >= 0 {
 		status.State, status.Attempt, status.RunningMS = CallRunning, running[i].Attempt, running[i].RunningMS

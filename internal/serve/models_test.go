@@ -1,0 +1,124 @@
+package serve_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// serving makes a coordinator serve one model of this name, whose every answer is the name.
+func (r *rig) serving(name string) {
+	r.t.Helper()
+	model, err := scripted.Parse(name, []byte(`{"steps":[`+strings.Repeat(`{"text":"`+name+`"},`, 9)+`{"text":"`+name+`"}]}`))
+	require.NoError(r.t, err)
+	r.serve(r.Connect(), "serves-"+name, func(o *serve.Options) {
+		o.Models, o.Default = map[string]loop.Model{name: model}, name
+	})
+}
+
+// concluded are the events of a session whose only turn was recorded; its result is there a moment
+// before.
+func (r *rig) concluded(session protocol.SessionID) (events []loop.Event) {
+	r.t.Helper()
+	require.Eventually(r.t, func() bool { events = r.events(session); return len(events) == 3 }, patience, time.Millisecond)
+	return events
+}
+
+// TestTurn_GoesToACoordinatorThatServesItsModel, whichever takes it first, and however large it is.
+func TestTurn_GoesToACoordinatorThatServesItsModel(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	r.serving("red")
+	r.serving("blue")
+	for i := range 12 {
+		model := []string{"red", "blue"}[i%2]
+		prompt := "go"
+		if i >= 10 {
+			prompt = strings.Repeat("x", 2<<20) // is stored beside the message
+		}
+		got := r.turn(protocol.TurnRun{Prompt: prompt, Model: model})
+		require.Nil(t, got.Error)
+		require.Equal(t, protocol.WorkerID("serves-"+model), got.WorkerID)
+	}
+	require.Empty(t, dispatch.Unserved(t.Context(), r.NC, r.Name, "blue"))
+	require.Equal(t, `no coordinator serves model "green"; served are: blue, red`, dispatch.Unserved(t.Context(), r.NC, r.Name, "green"))
+}
+
+// TestTurn_WaitsForACoordinatorThatServesItsModel and says so; others of the fleet run meanwhile.
+func TestTurn_WaitsForACoordinatorThatServesItsModel(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	require.Empty(t, dispatch.Unserved(t.Context(), r.NC, r.Name, "blue"), "nobody knows yet")
+	r.serving("red")
+	call := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go", Model: "blue"}, 0)
+	waits := make(chan string, 1)
+	done := make(chan *protocol.Result, 1)
+	go func() {
+		result, err := r.dispatcher.Told(t.Context(), &call, func(why string) { waits <- why })
+		if err != nil {
+			t.Errorf("submit: %v", err)
+		}
+		done <- result
+	}()
+	require.Equal(t, `no coordinator serves model "blue"; served are: red`, <-waits)
+	require.Nil(t, r.turn(protocol.TurnRun{Prompt: "go", Model: "red"}).Error)
+	require.Empty(t, r.events(call.SessionID))
+	r.serving("blue")
+	got := <-done
+	require.Nil(t, got.Error)
+	require.Equal(t, protocol.WorkerID("serves-blue"), got.WorkerID)
+	require.Equal(t, 1, got.Attempt)
+}
+
+// TestTurn_ThatNeverBeganIsInTheJournal: what was accepted does not disappear.
+func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `{"text":"one"},{"text":"two"}`)
+	r.serve(r.Connect(), "a", nil)
+	refused := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "go", Toolsets: []string{"magic"}}, 0)
+	requireFault(t, r.submit(t.Context(), refused), protocol.StatusRejected, protocol.CodeInvalidPayload)
+	events := r.concluded(refused.SessionID)
+	require.Equal(t, "go", events[1].Input)
+	require.Equal(t, refused.ID, events[1].CallID)
+	require.Equal(t, "failed", events[2].Status)
+	require.Contains(t, events[2].Error.Message, "magic")
+	again := serve.NewCall(refused.SessionID, protocol.TurnRun{Prompt: "now"}, 0)
+	require.Nil(t, r.submit(t.Context(), again).Error)
+	require.Equal(t, 2, r.events(refused.SessionID)[3].Turn)
+
+	waiting := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: "wait", Model: "blue"}, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	sent := make(chan struct{})
+	done := make(chan *protocol.Result, 1)
+	go func() {
+		result, err := r.dispatcher.Observed(ctx, &waiting, func(u loop.Update) {
+			if u.State == loop.StateQueued {
+				close(sent)
+			}
+		})
+		if err != nil {
+			t.Errorf("submit: %v", err)
+		}
+		done <- result
+	}()
+	<-sent
+	cancel()
+	require.Equal(t, protocol.StatusCancelled, (<-done).Status)
+	events = r.concluded(waiting.SessionID)
+	require.Equal(t, "wait", events[1].Input)
+	require.Equal(t, "interrupted", events[2].Status)
+
+	large := serve.NewCall(protocol.NewSessionID(), protocol.TurnRun{Prompt: strings.Repeat("é", 5<<20)}, 0)
+	requireFault(t, r.submit(t.Context(), large), protocol.StatusFailed, protocol.CodePayloadTooLarge)
+	events = r.concluded(large.SessionID)
+	require.Less(t, len(events[1].Input), 10_000)
+}

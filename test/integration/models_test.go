@@ -1,0 +1,66 @@
+package integration
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestModels_OfTwoCoordinators: each turn is run by a coordinator that serves its model, a model
+// that nobody serves is refused before the turn is accepted, and what was accepted is listed
+// whatever becomes of it.
+func TestModels_OfTwoCoordinators(t *testing.T) {
+	t.Parallel()
+	red, blue := script(t, say("I am red.")), script(t, say("I am blue."))
+	b := newBroker(t)
+	first := startServe(t, red, b.flags...)
+	startServe(t, blue, b.flags...)
+	for _, model := range []string{red, blue, red, blue, red, blue} {
+		want := map[string]string{red: "I am red.\n", blue: "I am blue.\n"}[model]
+		got := execute(t, coordinator, launch{args: append([]string{"submit", "--model", model, "who are you?"}, b.flags...)})
+		require.Equal(t, 0, got.code, got.stderr)
+		require.Equal(t, want, got.stdout)
+	}
+	got := execute(t, coordinator, launch{args: append([]string{"submit", "--detach", "--model", "script:none", "hello"}, b.flags...)})
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Empty(t, got.stdout)
+	require.Contains(t, got.stderr, `--model script:none: no coordinator serves model "script:none"; served are: script:`)
+	served := execute(t, coordinator, launch{args: append([]string{"workers", "--pool", "session"}, b.flags...)})
+	require.Equal(t, 0, served.code, served.stderr)
+	require.Contains(t, served.stdout, red)
+	require.Contains(t, served.stdout, blue)
+
+	first.stop(t)
+	got = execute(t, coordinator, launch{args: append([]string{"submit", "--model", red, "hello"}, b.flags...)})
+	require.Equal(t, 2, got.code, got.stderr)
+}
+
+// TestModels_AnAcceptedTurnIsListed while it waits for a coordinator.
+func TestModels_AnAcceptedTurnIsListed(t *testing.T) {
+	t.Parallel()
+	model := script(t, say("Done."))
+	b := newBroker(t)
+	b.shortLeases(t)
+	id := b.submit(t, "--model", model, "look at the sky")
+	listed := b.session(t, "ls")
+	require.Equal(t, 0, listed.code, listed.stderr)
+	require.Regexp(t, `(?m)^look at the sky .*waits_for_coordinator.* `+id, listed.stdout)
+	shown := b.session(t, "show", id)
+	require.Equal(t, 0, shown.code, shown.stderr)
+	require.Regexp(t, `state +waits_for_coordinator`, shown.stdout)
+	require.Contains(t, shown.stdout, "look at the sky")
+	log := b.session(t, "log", id)
+	require.Equal(t, 1, log.code)
+	require.Contains(t, log.stderr, "waits for a coordinator")
+
+	other := startServe(t, script(t, say("Another.")), b.flags...)
+	waits := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, b.flags...)})
+	require.Regexp(t, `waits +turn_run.*no coordinator serves model`, b.session(t, "show", id).stdout)
+	other.signal(t, syscall.SIGTERM)
+	startServe(t, model, b.flags...)
+	require.Equal(t, 0, waits.wait(t), waits)
+	require.Equal(t, "Done.", strings.TrimSpace(waits.stdout.String()))
+	require.Regexp(t, `(?m)^look at the sky .*answered.* `+id, b.session(t, "ls").stdout)
+}
