@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -25,6 +27,10 @@ func (w *Worker) refuseCommand(p protocol.Payload) *protocol.Error {
 		}
 		if p.TTY && (!p.Background || len(p.Stdin) > 0) {
 			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: tty needs background, and no stdin: process_send types")
+		}
+		if p.TTY && len(p.Command) > maxArgument {
+			return protocol.Errorf(protocol.CodeInvalidPayload,
+				"command_run: the command has %d bytes; with tty it may have at most %d: write a script, and run that", len(p.Command), maxArgument)
 		}
 		if (p.Command == "") == (len(p.Argv) == 0) {
 			return protocol.Errorf(protocol.CodeInvalidPayload, "command_run: exactly one of command and argv must be given")
@@ -58,10 +64,35 @@ func (w *Worker) commandRun(ctx context.Context, s sandbox.Sandbox, run *lane.Ru
 	if p.KeepShell {
 		s = w.inShell(s, run, p, &cmd)
 	}
+	if len(p.Command) > maxArgument {
+		if !p.KeepShell {
+			cmd.Argv = []string{w.languages.shell, "-c", startingScript, w.languages.shell, p.Command, ""}
+		}
+		byInput(&cmd, p.Command)
+	}
 	if p.Background {
 		return w.startProcess(ctx, s, run.Call, p, cmd, frames)
 	}
 	return w.exec(ctx, s, cmd, frames, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
+}
+
+// maxArgument is the longest argument that Linux gives to a program, in bytes.
+const maxArgument = 128<<10 - 1
+
+// longScript gives the script behind it a command that is too long for an argument: the first $1
+// bytes of its input. The rest is the input of that command.
+const longScript = `__toolfleet=$(mktemp -d) && cat >"$__toolfleet/all" && head -c "$1" "$__toolfleet/all" >"$__toolfleet/command" &&
+tail -c "+$(($1 + 1))" "$__toolfleet/all" >"$__toolfleet/input" && exec <"$__toolfleet/input" || exit 126
+set -- "$(cat "$__toolfleet/command")" "$2"
+rm -rf "$__toolfleet"
+`
+
+// byInput has a script that takes a command as its first argument, as [keepingScript] does, get it
+// from its input.
+func byInput(cmd *sandbox.Cmd, command string) {
+	cmd.Argv = slices.Clone(cmd.Argv)
+	cmd.Argv[2], cmd.Argv[4] = longScript+cmd.Argv[2], strconv.Itoa(len(command))
+	cmd.Stdin = slices.Concat([]byte(command), cmd.Stdin)
 }
 
 func (w *Worker) codeRun(ctx context.Context, s sandbox.Sandbox, p protocol.CodeRun, frames *frames) (protocol.Value, error) {

@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,6 +54,40 @@ func testShell(t *testing.T, options func(*rig) worker.Options) {
 	requireOK(t, r.do(session, protocol.CommandRun{Command: "rmdir gone"}))
 	require.Equal(t, []string{"here\n"}, r.inShell(t, session, protocol.CommandRun{Command: `[ -d "a b" ] && echo here`}))
 	require.Equal(t, []string{"new\n"}, r.inShell(t, protocol.NewSessionID(), protocol.CommandRun{Command: "echo ${Y:-new}"}), "others have their own")
+}
+
+// testLongCommand runs commands that are longer than an argument of a program may be.
+func testLongCommand(t *testing.T, options func(*rig) worker.Options) {
+	t.Helper()
+	r := newRig(t)
+	r.work(options(r))
+	session := protocol.NewSessionID()
+	long := "x='" + strings.Repeat("a", 3<<20) + "'; export y=${#x}; read -r line || line=none; echo $y $line $#; cat; ls -A ${TMPDIR:-/tmp}"
+	for _, keep := range []bool{false, true} {
+		for stdin, want := range map[string]string{"": "3145728 none 0\n", "one\ntwo\n": "3145728 one 0\ntwo\n"} {
+			got := r.do(session, protocol.CommandRun{Command: long, Stdin: protocol.Bytes(stdin), KeepShell: keep})
+			requireOK(t, got)
+			v := value[protocol.CommandRunResult](t, got)
+			require.Empty(t, string(v.Stderr))
+			require.Equal(t, want, strings.ReplaceAll(string(v.Stdout), ".toolfleet-shell\n", ""))
+		}
+	}
+	require.Equal(t, []string{"3145728\n"}, r.inShell(t, session, protocol.CommandRun{Command: "echo $y"}), "the shell's state is kept")
+	got := r.do(session, protocol.CommandRun{Command: "#" + strings.Repeat("a", 128<<10-2)})
+	requireOK(t, got)
+	got = r.do(session, protocol.CommandRun{Command: long, Background: true, TTY: true})
+	require.Equal(t, protocol.CodeInvalidPayload, got.Error.Code)
+	require.Contains(t, got.Error.Message, "at most 131071")
+}
+
+func TestCommand_LongerThanAnArgument(t *testing.T) {
+	t.Parallel()
+	testLongCommand(t, func(r *rig) worker.Options { return r.options() })
+}
+
+func TestIsolated_LongCommand(t *testing.T) {
+	t.Parallel()
+	testLongCommand(t, func(r *rig) worker.Options { return r.isolatedOptions(t) })
 }
 
 func TestShell_KeepsBytes(t *testing.T) {
