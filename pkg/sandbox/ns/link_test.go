@@ -24,6 +24,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/egress"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/escapetest"
 	"github.com/toolfleet/toolfleet/pkg/sandbox/ns"
 )
 
@@ -238,7 +239,7 @@ import fcntl, socket, struct
 // TestProxy_WithoutALinkThereIsTheProxy: where no link can be made, a probe finds that out, says
 // so, and sandboxes work with what is left.
 func TestProxy_WithoutALinkThereIsTheProxy(t *testing.T) { //nolint:paralleltest // as above
-	inArms(t, true, func(t *testing.T) {
+	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()
 		noPacketSockets(t)
 		driver := ns.New(nil)

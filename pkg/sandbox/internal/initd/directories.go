@@ -26,7 +26,7 @@ func openTrees(config wire.Config, owners *translations) ([]int, error) {
 		return nil, &stepError{step: StepNamespaces, err: err}
 	}
 	for _, dir := range directories(config) {
-		tree, err := openTree(&trees, dir, 0)
+		tree, err := openTree(&trees, dir)
 		if err == nil {
 			err = owners.translate(tree, dir, own)
 		}
@@ -35,12 +35,8 @@ func openTrees(config wire.Config, owners *translations) ([]int, error) {
 		}
 	}
 	for _, m := range config.Mounts {
-		flags := uint(unix.AT_RECURSIVE)
-		if m.Write || m.AsOwner {
-			flags = 0 // what is mounted below may be translated already
-		}
-		tree, err := openTree(&trees, m.Host, flags)
-		if err == nil && flags == 0 {
+		tree, err := openTree(&trees, m.Host)
+		if err == nil && (m.Write || m.AsOwner) {
 			err = owners.translateOwn(tree, m)
 		}
 		if err != nil {
@@ -50,12 +46,17 @@ func openTrees(config wire.Config, owners *translations) ([]int, error) {
 	return trees, nil
 }
 
-// openTree opens a path as something to mount, and adds it to trees.
-func openTree(trees *[]int, host string, flags uint) (int, error) {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, host, flags|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+// openTree opens a path, with all that is mounted below, as something to mount, and adds it to
+// trees. It does not follow the mounts of the host any more.
+func openTree(trees *[]int, host string) (int, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, host, unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return -1, &stepError{step: "open " + host, err: err}
 	}
 	*trees = append(*trees, tree)
+	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
+	if err != nil {
+		return -1, &stepError{step: "private mounts of " + host, err: err}
+	}
 	return tree, nil
 }

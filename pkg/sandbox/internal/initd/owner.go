@@ -34,17 +34,40 @@ func newTranslations() *translations {
 	return &translations{host: firstUID + rand.IntN(countUID), fds: map[owner]int{}} //nolint:gosec // not secret
 }
 
-// translate has what belongs to an owner belong to the new user in a mount.
+// translate has what belongs to an owner belong to the new user in a tree of mounts. Where one
+// below the first cannot be translated (its file system cannot, or it is already), all those below
+// are shown as they are, read-only: what is made there would belong to the new user on disk.
 func (t *translations) translate(tree int, path string, of owner) error {
 	owners, err := t.namespace(of)
 	if err != nil {
 		return &stepError{step: StepNamespaces, err: err}
 	}
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(owners)} //nolint:gosec // a descriptor
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
+	if err == nil {
+		return nil
+	}
+	first, err := firstReadOnly(tree)
+	if err == nil && !first {
+		attr.Attr_clr = unix.MOUNT_ATTR_RDONLY
+	}
+	if err == nil {
+		err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	}
+	if err == nil {
+		err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr)
+	}
+	if err != nil {
 		return &stepError{step: StepTranslate, err: fmt.Errorf("%s: %w", path, err)}
 	}
 	return nil
+}
+
+// firstReadOnly reports whether the first mount of a tree is read-only.
+func firstReadOnly(tree int) (bool, error) {
+	var fs unix.Statfs_t
+	err := unix.Fstatfs(tree, &fs)
+	return fs.Flags&unix.ST_RDONLY != 0, err
 }
 
 // translateOwn does so for the owner of what is mounted.

@@ -86,6 +86,8 @@ func testUsers(config wire.Config) (err error) {
 
 // mount is a line of /proc/self/mountinfo.
 type mount struct {
+	id      string
+	parent  string // the id of the mount that it is in
 	point   string
 	options string
 	peers   []string // optional fields, of mounts that others can change
@@ -104,7 +106,7 @@ func mounts() ([]mount, error) {
 		if end < 6 {
 			return nil, fmt.Errorf("mountinfo: %q", line)
 		}
-		all = append(all, mount{point: plain.Replace(fields[4]), options: fields[5], peers: fields[6:end]})
+		all = append(all, mount{id: fields[0], parent: fields[1], point: plain.Replace(fields[4]), options: fields[5], peers: fields[6:end]})
 	}
 	return all, nil
 }
@@ -141,12 +143,38 @@ func testMounts(config wire.Config) error {
 		return fmt.Errorf("%d mounts on /: the host's root is still there", roots)
 	}
 	places := placesOf(config)
+	hidden := hiddenMounts(all)
 	for _, m := range all {
+		if hidden[m.id] {
+			continue // by a protected place, with its own copy of what is mounted below
+		}
 		if err := m.test(config, places); err != nil {
 			return fmt.Errorf("mount %s %w", m.point, err)
 		}
 	}
 	return testProtected(config, all)
+}
+
+// hiddenMounts are the mounts, by id, to which no path leads: another one is mounted, in the same
+// mount, on a directory above, or they are below such a mount.
+func hiddenMounts(all []mount) map[string]bool {
+	hidden := map[string]bool{}
+	for _, m := range all {
+		for _, over := range all {
+			if over.id != m.id && over.parent == m.parent && over.point != m.point && beneath(m.point, over.point) {
+				hidden[m.id] = true
+			}
+		}
+	}
+	for known := -1; known < len(hidden); {
+		known = len(hidden)
+		for _, m := range all {
+			if hidden[m.parent] {
+				hidden[m.id] = true
+			}
+		}
+	}
+	return hidden
 }
 
 // placement is where something may be mounted, and what may be done there.
