@@ -121,6 +121,9 @@ func (b *batch) follow(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
 		return cause
 	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && b.overdue(ctx) {
+		return b.fault
+	}
 	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.cancelWait())
 	defer cancel()
 	for _, f := range slices.Backward(b.unfinished()) { // the last first, so that none starts because one before it was stopped
@@ -143,6 +146,26 @@ func (b *batch) follow(ctx context.Context) error {
 		b.done(context.WithoutCancel(ctx), &r)
 	}
 	return nil
+}
+
+// overdue waits for the fleet to end the calls by their own deadlines, if all of them have one: a
+// cancel at that moment would race with these, for one outcome or another. It reports whether
+// nothing is open.
+func (b *batch) overdue(ctx context.Context) bool {
+	var last time.Time
+	for _, f := range b.unfinished() {
+		if f.call.Deadline.IsZero() {
+			return false
+		}
+		if f.call.Deadline.After(last) {
+			last = f.call.Deadline
+		}
+	}
+	const part = 5
+	limit := b.how.cancelWait / part
+	answered, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(max(time.Until(last), 0), limit)+limit)
+	defer cancel()
+	return b.wait(answered)
 }
 
 // cancelWait is how long results are waited for after a cancel, see [Options].

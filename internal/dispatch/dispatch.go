@@ -247,6 +247,9 @@ func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
 			return b.notSent(ctx, f, fault)
 		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent):
 			r := protocol.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was stopped before it was sent; it does not run"))
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				r = protocol.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
+			}
 			b.done(ctx, &r)
 		case ctx.Err() != nil:
 			// Whether it was accepted is not known; the cancel that follows settles it.

@@ -205,6 +205,29 @@ func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
 	require.Zero(t, waiting.Attempt, "it never started")
 }
 
+// TestDispatch_ADeadlineHasOneOutcome: the caller's time ends a moment before that of the call,
+// which begins when it is issued. The call ends by its deadline, and not by a cancel.
+func TestDispatch_ADeadlineHasOneOutcome(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
+		<-ctx.Done()
+		status, fault, _ := lane.Interrupted(ctx)
+		return protocol.NewResult(run.Call, status, fault)
+	})
+	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: patience})
+	const life = 300 * time.Millisecond
+	for range 4 {
+		calls := newCalls(1)
+		calls[0].Deadline = calls[0].IssuedAt.Add(life + 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), life)
+		o := &told{t: t}
+		require.NoError(t, r.dispatcher.Dispatch(ctx, calls, o.observe))
+		cancel()
+		requireDone(t, o, calls[0], protocol.StatusTimeout, protocol.CodeDeadline)
+	}
+}
+
 func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
