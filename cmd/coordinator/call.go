@@ -206,7 +206,7 @@ func (c *callCommand) dispatch(
 	ctx, ended := spanOf(ctx, "call")
 	defer func() { ended(err) }()
 	output.TraceID = telemetry.TraceID(ctx)
-	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, logger: logger})
+	fl, err := c.connect(ctx, connection{name: "coordinator call " + c.Tool, data: data, p: p, logger: logger})
 	if err != nil {
 		return nil, err
 	}

@@ -50,9 +50,10 @@ type workerFlags struct {
 
 // connection is what [connect] needs beside the flags.
 type connection struct {
-	name   string // of this process, for the server's monitoring
-	listen string // of an embedded server; "" does not listen
-	data   string // of an embedded server
+	name   string  // of this process, for the server's monitoring
+	listen string  // of an embedded server; "" does not listen
+	data   string  // of an embedded server
+	p      program // which ends with an embedded server that can store nothing any more
 	logger *slog.Logger
 }
 
@@ -125,10 +126,15 @@ func (f *fleetFlags) connect(ctx context.Context, c connection) (*fleet.Fleet, e
 	if err := f.makeData(); err != nil {
 		return nil, err
 	}
-	return fleet.Connect(ctx, fleet.Options{
+	fl, err := fleet.Connect(ctx, fleet.Options{
 		Name: protocol.Fleet(f.Fleet), URL: f.Nats, Creds: f.Creds, SignKey: f.SignKey, TLS: f.Files(), Pools: f.Servers(), Client: c.name, Data: c.data, Listen: c.listen, Replicas: f.Replicas,
 		KeepAge: f.Keep.Age, KeepBytes: int64(f.Keep.Size), ResultAge: f.Results.Age, ResultBytes: int64(f.Results.Size), Logger: c.logger,
 	})
+	if err == nil && fl.Server != nil {
+		failed := fl.Server.Failed()
+		context.AfterFunc(failed, func() { c.p.End(context.Cause(failed)) })
+	}
+	return fl, err
 }
 
 // embeddedWorker is what an embedded worker runs with.

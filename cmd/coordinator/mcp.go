@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -174,7 +173,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	defer end()
-	fl, err := c.connect(ctx, connection{name: "coordinator mcp", data: data, logger: logger})
+	fl, err := c.connect(ctx, connection{name: "coordinator mcp", data: data, p: p, logger: logger})
 	if err != nil {
 		return err
 	}
@@ -241,38 +240,12 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	return err
 }
 
-const (
-	// lastAnswers is how long answers to clients may take when the server is to end.
-	lastAnswers = 5 * time.Second
-	// headersWithin bounds how slowly a client may send the head of a request.
-	headersWithin = 10 * time.Second
-)
-
 // listenHTTP listens for clients and returns what serves them until ctx ends.
 func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, p program) (serve func() error, err error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, cli.Usagef("cannot listen for MCP clients: %v", err)
 	}
-	web := &http.Server{Handler: server.Handler(o), ReadHeaderTimeout: headersWithin}
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at http://%s/mcp\n", listener.Addr())
-	return func() error {
-		ended := make(chan struct{})
-		stop := context.AfterFunc(ctx, func() {
-			defer close(ended)
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
-			defer cancel()
-			if web.Shutdown(last) != nil {
-				_ = web.Close() // streams of clients that only listen
-			}
-		})
-		err := web.Serve(listener)
-		if errors.Is(err, http.ErrServerClosed) {
-			err = nil
-		}
-		if !stop() {
-			<-ended
-		}
-		return err
-	}, nil
+	return func() error { return server.Serve(ctx, listener, o) }, nil
 }

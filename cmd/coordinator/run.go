@@ -214,7 +214,7 @@ func (c *runCommand) with(
 		ctx, ended = spanOf(ctx, "run")
 		defer func() { ended(err) }()
 	}
-	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, logger: logger})
+	fl, err := c.connect(ctx, connection{name: "coordinator run " + string(turn.session), data: data, p: p, logger: logger})
 	if err != nil {
 		return err
 	}

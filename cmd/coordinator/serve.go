@@ -92,7 +92,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer end()
-	fl, err := c.connect(ctx, connection{name: "coordinator serve", listen: c.Listen, data: data, logger: logger})
+	fl, err := c.connect(ctx, connection{name: "coordinator serve", listen: c.Listen, data: data, p: p, logger: logger})
 	if err != nil {
 		return err
 	}

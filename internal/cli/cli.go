@@ -17,6 +17,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode"
@@ -126,7 +127,11 @@ func Run(p Program, grammar any, common *Common, run func(command string) error)
 	if common.PrintConfig {
 		return report(p, command, printConfig(p.Stdout, kctx))
 	}
-	return report(p, command, run(kctx.Command()))
+	err = run(kctx.Command())
+	if reason := ended.Load(); reason != nil {
+		err = *reason
+	}
+	return report(p, command, err)
 }
 
 // errInterrupted says all that whoever has sent a signal wants to know.
@@ -230,6 +235,8 @@ func Signals(ctx context.Context, second func()) (_ context.Context, stop func()
 				} else {
 					second()
 				}
+			case reason := <-ending:
+				cancel(reason)
 			case <-done:
 				return
 			}
@@ -242,6 +249,24 @@ func Signals(ctx context.Context, second func()) (_ context.Context, stop func()
 		<-finished
 		cancel(nil)
 	}
+}
+
+var (
+	ended  atomic.Pointer[error] //nolint:gochecknoglobals // a process ends once
+	ending = make(chan error, 1) //nolint:gochecknoglobals // as signals come
+)
+
+// endWithin is how long a command may take to end after [End].
+const endWithin = 15 * time.Second
+
+// End ends the process as a signal does, because it cannot work any more: [Run] prints the reason
+// and returns [ExitFailed]. A command that does not end in time is ended by force.
+func (p Program) End(reason error) {
+	if !ended.CompareAndSwap(nil, &reason) {
+		return
+	}
+	ending <- reason
+	time.AfterFunc(endWithin, func() { os.Exit(report(p, p.Name, reason)) })
 }
 
 // signalError is why a signal has ended a context; it is a [context.Canceled].

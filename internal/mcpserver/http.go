@@ -94,7 +94,9 @@ type HTTPOptions struct {
 // Handler serves clients over streamable HTTP at /mcp and /mcp/KEY: protocol versions with sessions
 // and without, on one address. Requests of web pages from elsewhere are refused, and so are those
 // to a loopback address under another name.
-func (s *Server) Handler(o HTTPOptions) http.Handler {
+func (s *Server) Handler(o HTTPOptions) http.Handler { return s.handler(o, defaultBounds()) }
+
+func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	reading := s.readingServer()
 	server := func(r *http.Request) *mcp.Server {
 		if info := auth.TokenInfoFromContext(r.Context()); info != nil && !slices.Contains(info.Scopes, RoleUse) {
@@ -117,7 +119,7 @@ func (s *Server) Handler(o HTTPOptions) http.Handler {
 		}
 		sessions.ServeHTTP(w, r)
 	})
-	handler = wellFormed(handler)
+	handler = wellFormed(b.body, handler)
 	const metadataPath = "/.well-known/oauth-protected-resource"
 	mux := http.NewServeMux()
 	bearer := auth.RequireBearerTokenOptions{}
@@ -136,7 +138,7 @@ func (s *Server) Handler(o HTTPOptions) http.Handler {
 	handler = http.NewCrossOriginProtection().Handler(handler)
 	mux.Handle("/mcp", handler)
 	mux.Handle("/mcp/{key}", handler)
-	return mux
+	return unread(mux)
 }
 
 // verifier knows tokens by their digests: how long a look takes says nothing about them.

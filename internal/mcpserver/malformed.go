@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -63,18 +65,23 @@ func refusal(fault *jsonrpc.Error) []byte {
 	return append(body, '\n')
 }
 
-// wellFormed lets requests through whose body is a message, and refuses others in the words of
-// JSON-RPC.
-func wellFormed(next http.Handler) http.Handler {
+// wellFormed lets requests through whose body is a message that arrives within some time, and
+// refuses others in the words of JSON-RPC.
+func wellFormed(within time.Duration, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			next.ServeHTTP(w, r)
 			return
 		}
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
-		status, fault := http.StatusBadRequest, malformed(body)
+		body, err := readBody(w, r, within)
+		status, fault := http.StatusBadRequest, (*jsonrpc.Error)(nil)
 		if _, giant := errors.AsType[*http.MaxBytesError](err); giant {
 			status, fault = http.StatusRequestEntityTooLarge, errGiant
+		} else if errors.Is(err, os.ErrDeadlineExceeded) {
+			status = http.StatusRequestTimeout
+			fault = &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: fmt.Sprintf("the message did not arrive within %s", within)}
+		} else {
+			fault = malformed(body)
 		}
 		if fault != nil {
 			w.Header().Set("Content-Type", "application/json")

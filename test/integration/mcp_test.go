@@ -13,6 +13,8 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // mcpClient connects a client of the official SDK.
@@ -127,6 +129,39 @@ func TestMcp_OverHTTP(t *testing.T) {
 	first.kill(t)
 	_, url = serve()
 	require.Equal(t, "kept\n", mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "cat f"))
+}
+
+// TestMcp_AFleetThatCanStoreNothingEnds is a coordinator whose embedded server lost its files: it
+// ends and says why.
+func TestMcp_AFleetThatCanStoreNothingEnds(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	data := filepath.Join(home, "data")
+	command := exec.CommandContext(t.Context(), coordinator, "mcp", "--sandbox", "process", "--data", data)
+	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+	stderr := &processtest.Output{}
+	command.Stderr = stderr
+	dieWithTests(command)
+	c := mcpClient(t, &mcp.CommandTransport{Command: command})
+	require.NoError(t, os.RemoveAll(filepath.Join(data, "nats", "jetstream")))
+	big, err := json.Marshal(map[string]string{"path": "big", "content": strings.Repeat("x", 4<<20)})
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	for range 5 { // until a store needs another file
+		go func() {
+			_, _ = c.CallTool(t.Context(), &mcp.CallToolParams{Name: "write", Arguments: json.RawMessage(big)})
+		}()
+	}
+	select {
+	case <-ended:
+	case <-time.After(2 * time.Minute):
+		require.Fail(t, "the coordinator goes on")
+	}
+	_ = c.Close()
+	require.Contains(t, stderr.String(), "coordinator: embedded NATS in "+data)
+	require.Contains(t, stderr.String(), "stores nothing any more")
+	require.Equal(t, 1, command.ProcessState.ExitCode())
 }
 
 func TestMcp_UsageErrors(t *testing.T) {

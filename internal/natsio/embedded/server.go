@@ -23,6 +23,8 @@ import (
 	"github.com/gofrs/flock"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/toolfleet/toolfleet/internal/openfiles"
 )
 
 const (
@@ -51,11 +53,18 @@ type Options struct {
 
 // Server is a running server.
 type Server struct {
-	server *server.Server
-	lock   *flock.Flock
-	token  string
-	file   string
-	tidy   func() // ends what gives memory back
+	options Options // Listen has the port that was found
+	lock    *flock.Flock
+	token   string
+	file    string
+	tidy    func() // ends what gives memory back, and what opens stores again
+
+	mu     sync.Mutex
+	server *server.Server // the last one that was made
+
+	broken chan string     // why a store failed
+	failed context.Context //nolint:containedctx // its cause is why the server is down
+	fail   context.CancelCauseFunc
 }
 
 // Start starts a server and returns when it is ready. Another process that uses the
@@ -64,7 +73,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
 		return nil, fmt.Errorf("embedded NATS: data directory (--data): %w", err)
 	}
-	s := &Server{lock: flock.New(filepath.Join(o.Data, "lock"))}
+	s := &Server{options: o, lock: flock.New(filepath.Join(o.Data, "lock")), broken: make(chan string, 1)}
+	s.failed, s.fail = context.WithCancelCause(context.WithoutCancel(ctx))
 	if free, err := s.lock.TryLock(); err != nil || !free {
 		return nil, fmt.Errorf("embedded NATS: data directory %s is in use by another process: %w", o.Data, errors.Join(err, ErrInUse))
 	}
@@ -74,6 +84,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var tidier sync.WaitGroup
 	tidier.Go(func() { keepTidy(ctx) })
+	tidier.Go(func() { s.watch(ctx) })
 	s.tidy = func() { cancel(); tidier.Wait() }
 	return s, nil
 }
@@ -82,28 +93,40 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 var ErrInUse = errors.New("choose another --data, or connect to that process with --nats")
 
 func (s *Server) start(ctx context.Context, o Options) error {
-	options, err := s.options(o)
+	options, err := s.configure(o)
 	if err != nil {
 		return err
 	}
-	if s.server, err = server.NewServer(options); err != nil {
+	made, err := server.NewServer(options)
+	if err != nil {
 		return fmt.Errorf("embedded NATS in %s: %w", o.Data, err)
 	}
-	if o.Logger != nil {
-		s.server.SetLoggerV2(serverLog{ctx: context.WithoutCancel(ctx), logger: o.Logger}, false, false, false)
-	}
-	s.server.Start()
-	if !s.server.ReadyForConnections(readyTimeout) {
-		s.server.Shutdown()
+	made.SetLoggerV2(serverLog{ctx: context.WithoutCancel(ctx), logger: o.Logger, dir: s.stores(), broken: s.broken}, false, false, false)
+	made.Start()
+	if !made.ReadyForConnections(readyTimeout) {
+		made.Shutdown()
 		return fmt.Errorf("embedded NATS in %s on %q: not ready after %s (is the address in use?)", o.Data, o.Listen, readyTimeout)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server == nil && s.file != "" { // later ones get the same port
+		s.options.Listen = made.Addr().String()
+	}
+	s.server = made
 	return nil
 }
 
-func (s *Server) options(o Options) (*server.Options, error) {
+// current is the server that runs, or was the last one to.
+func (s *Server) current() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.server
+}
+
+func (s *Server) configure(o Options) (*server.Options, error) {
 	options := &server.Options{
 		ServerName: "toolfleet", JetStream: true, StoreDir: o.Data,
-		DontListen: o.Listen == "", NoSigs: true, NoLog: o.Logger == nil,
+		DontListen: o.Listen == "", NoSigs: true,
 		MaxPayload: maxPayload, MaxPending: maxPending,
 		SyncAlways: o.SyncAlways, DisableJetStreamBanner: true,
 	}
@@ -118,12 +141,16 @@ func (s *Server) options(o Options) (*server.Options, error) {
 		port = server.RANDOM_PORT
 	}
 	options.Host, options.Port = host, port
+	options.MaxConn = min(openfiles.Limit()/2, server.DEFAULT_MAX_CONNECTIONS) // so that its stores get the files that they need
 	if err := probe(host, port); err != nil {
 		return nil, err
 	}
-	s.file = filepath.Join(o.Data, TokenFile)
-	if s.token, err = loadToken(s.file); err != nil {
-		return nil, err
+	if s.file == "" {
+		file := filepath.Join(o.Data, TokenFile)
+		if s.token, err = loadToken(file); err != nil {
+			return nil, err
+		}
+		s.file = file
 	}
 	options.Authorization = s.token
 	return options, nil
@@ -190,7 +217,7 @@ func (s *Server) URL() string {
 	if s.file == "" {
 		return ""
 	}
-	return s.server.ClientURL()
+	return s.current().ClientURL()
 }
 
 // CredentialFile is the file with the token that they need; "" when the server does not listen.
@@ -202,10 +229,13 @@ func (s *Server) CredentialFile() string { return s.file }
 // are made then; where one waits for the other it takes a tenth longer.
 func (s *Server) Options() []nats.Option {
 	if s.file == "" {
-		return []nats.Option{nats.InProcessServer(s.server)}
+		return []nats.Option{nats.InProcessServer(s)}
 	}
-	return []nats.Option{nats.SetCustomDialer(listener{s.server.Addr().String()}), nats.Token(s.token)}
+	return []nats.Option{nats.SetCustomDialer(listener{s.options.Listen}), nats.Token(s.token)}
 }
+
+// InProcessConn implements [nats.InProcessConnProvider].
+func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProcessConn() }
 
 // listener dials one address, whichever is asked for.
 type listener struct{ address string }
@@ -217,25 +247,40 @@ func (l listener) Dial(network, _ string) (net.Conn, error) {
 
 // Close stops the server and returns when it is down.
 func (s *Server) Close() {
-	s.server.Shutdown()
-	s.server.WaitForShutdown()
 	s.tidy()
+	s.current().Shutdown()
+	s.current().WaitForShutdown()
 	_ = s.lock.Unlock() // released with the process anyway
 }
 
-// serverLog passes the server's lines on: its chatter at debug, its troubles at warn and error.
+// serverLog passes the server's lines on: its chatter at debug, its troubles at warn and error. It
+// hears of stores that fail.
 type serverLog struct {
 	ctx    context.Context //nolint:containedctx // the server's logger interface has none
-	logger *slog.Logger
+	logger *slog.Logger    // nil discards
+	dir    string          // of the stores
+	broken chan<- string
 }
 
 func (l serverLog) Noticef(format string, v ...any) { l.log(slog.LevelDebug, format, v) }
 func (l serverLog) Debugf(format string, v ...any)  { l.log(slog.LevelDebug, format, v) }
 func (l serverLog) Tracef(format string, v ...any)  { l.log(slog.LevelDebug, format, v) }
-func (l serverLog) Warnf(format string, v ...any)   { l.log(slog.LevelWarn, format, v) }
-func (l serverLog) Errorf(format string, v ...any)  { l.log(slog.LevelError, format, v) }
-func (l serverLog) Fatalf(format string, v ...any)  { l.log(slog.LevelError, format, v) }
+func (l serverLog) Warnf(format string, v ...any)   { l.trouble(slog.LevelWarn, format, v) }
+func (l serverLog) Errorf(format string, v ...any)  { l.trouble(slog.LevelError, format, v) }
+func (l serverLog) Fatalf(format string, v ...any)  { l.trouble(slog.LevelError, format, v) }
+
+func (l serverLog) trouble(level slog.Level, format string, v []any) {
+	l.log(level, format, v)
+	if reason := l.storeFailed(fmt.Sprintf(format, v...)); reason != "" {
+		select {
+		case l.broken <- reason:
+		default: // one failure is enough
+		}
+	}
+}
 
 func (l serverLog) log(level slog.Level, format string, v []any) {
-	l.logger.Log(l.ctx, level, "nats server", slog.String("line", fmt.Sprintf(format, v...)))
+	if l.logger != nil {
+		l.logger.Log(l.ctx, level, "nats server", slog.String("line", fmt.Sprintf(format, v...)))
+	}
 }

@@ -33,6 +33,10 @@ func TestMain(m *testing.M) {
 		pass(dir)
 		return
 	}
+	if dir := os.Getenv(fewFilesData); dir != "" {
+		exhaust(dir)
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -1,0 +1,163 @@
+package mcpserver
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+const goodToken = "a-token-of-sixteen-characters"
+
+// generous is longer than what is waited for takes anywhere.
+const generous = 20 * time.Second
+
+// listen serves clients that have a token, and returns its address.
+func listen(t *testing.T, b bounds) string {
+	t.Helper()
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	tokens, err := ReadTokens(strings.NewReader("ann use " + goodToken))
+	require.NoError(t, err)
+	s := New(Options{Fleet: protocol.DefaultFleet, Tools: table})
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- s.serve(ctx, listener, HTTPOptions{Tokens: tokens}, b) }()
+	t.Cleanup(func() {
+		stop()
+		require.NoError(t, <-done)
+	})
+	return listener.Addr().String()
+}
+
+func dial(t *testing.T, address string) net.Conn {
+	t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() }) // the server may have closed it
+	require.NoError(t, conn.SetDeadline(time.Now().Add(generous)))
+	return conn
+}
+
+// begin sends the head of a request whose body never comes.
+func begin(t *testing.T, conn net.Conn, token string) {
+	t.Helper()
+	_, err := fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n", token)
+	require.NoError(t, err)
+}
+
+// slow are bounds that no test reaches.
+func slow() bounds { return bounds{head: time.Hour, body: time.Hour, idle: time.Hour, conns: 100} }
+
+func TestServe_ARequestIsRefusedBeforeItsBodyIsRead(t *testing.T) {
+	t.Parallel()
+	address := listen(t, slow())
+	for name, path := range map[string]string{"wrong token": "/mcp", "no such page": "/other"} {
+		conn := dial(t, address)
+		_, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer wrong\r\nContent-Length: 1000\r\n\r\n", path)
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err, name)
+		require.Contains(t, []int{http.StatusUnauthorized, http.StatusNotFound}, answer.StatusCode, name)
+		_, err = io.Copy(io.Discard, answer.Body)
+		require.NoError(t, err, name)
+		require.NoError(t, answer.Body.Close())
+		_, err = conn.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF, "%s: the connection is closed, though its body is not there", name)
+	}
+}
+
+func TestServe_ABodyMustArriveInTime(t *testing.T) {
+	t.Parallel()
+	b := slow()
+	b.body = 50 * time.Millisecond
+	conn := dial(t, listen(t, b))
+	begin(t, conn, goodToken)
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusRequestTimeout, answer.StatusCode)
+	body, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Contains(t, string(body), "the message did not arrive within 50ms")
+}
+
+func TestServe_ADeadlineOfABodyEndsWithIt(t *testing.T) {
+	t.Parallel()
+	b := slow()
+	b.body = 200 * time.Millisecond
+	conn := dial(t, listen(t, b))
+	in := bufio.NewReader(conn)
+	post := func(body string) int {
+		_, err := fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\nContent-Length: %d\r\n\r\n%s", goodToken, len(body), body)
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(in, nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, answer.Body)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		return answer.StatusCode
+	}
+	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+	for range 3 {
+		require.Equal(t, http.StatusOK, post(ping), "the same connection takes another request")
+	}
+	time.Sleep(2 * b.body) // the deadline has to pass
+	require.Equal(t, http.StatusOK, post(ping))
+}
+
+func TestServe_IdleConnectionsAreClosed(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*bounds){
+		"that never asked": func(b *bounds) { b.head = 50 * time.Millisecond },
+		"that have asked":  func(b *bounds) { b.idle = 50 * time.Millisecond },
+	} {
+		b := slow()
+		change(&b)
+		conn := dial(t, listen(t, b))
+		if b.head == time.Hour {
+			_, err := fmt.Fprint(conn, "GET /other HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+			require.NoError(t, err)
+		}
+		_, err := io.Copy(io.Discard, conn)
+		require.NoError(t, err, name)
+	}
+}
+
+func TestServe_ConnectionsAreCapped(t *testing.T) {
+	t.Parallel()
+	b := slow()
+	b.conns = 3
+	address := listen(t, b)
+	var open []net.Conn
+	for range b.conns {
+		conn := dial(t, address)
+		open = append(open, conn)
+		_, err := fmt.Fprint(conn, "GET /other HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+		require.NoError(t, err)
+		_, err = conn.Read(make([]byte, 1)) // it is served
+		require.NoError(t, err)
+	}
+	_, err := io.Copy(io.Discard, dial(t, address))
+	require.NoError(t, err, "one more is closed")
+	require.NoError(t, open[0].Close())
+	require.Eventually(t, func() bool {
+		conn := dial(t, address)
+		_, err := fmt.Fprint(conn, "GET /other HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+		require.NoError(t, err)
+		n, _ := conn.Read(make([]byte, 1))
+		return n == 1
+	}, generous, 10*time.Millisecond, "the place of one that has gone is free")
+}
