@@ -35,7 +35,7 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (*mcp.C
 	defer turn.sent()
 	session := s.session(request)
 	arguments := string(request.Params.Arguments)
-	if arguments == "" {
+	if arguments == "" || arguments == "null" { // as some clients say that there are none
 		arguments = "{}"
 	}
 	ask, err := s.question(request, session, arguments, turn.sent)

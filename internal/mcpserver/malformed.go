@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -16,23 +18,66 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
+// fault is what is wrong with a message or a batch; id is that of the request, as it was sent, and
+// nil where it cannot be relied on.
+type fault struct {
+	code    int64
+	message string
+	id      json.RawMessage
+}
+
+func invalid(id json.RawMessage, format string, args ...any) *fault {
+	return &fault{code: jsonrpc.CodeInvalidRequest, message: fmt.Sprintf(format, args...), id: id}
+}
+
 // malformed is what is wrong with a message, or with a batch of them; nil is nothing.
-func malformed(body []byte) *jsonrpc.Error {
+func malformed(body []byte) *fault {
 	var batch []json.RawMessage
 	switch trimmed := bytes.TrimSpace(body); {
 	case !json.Valid(trimmed):
-		return &jsonrpc.Error{Code: jsonrpc.CodeParseError, Message: "the message is not JSON"}
+		return &fault{code: jsonrpc.CodeParseError, message: "the message is not JSON"}
 	case trimmed[0] != '[':
 		batch = []json.RawMessage{trimmed}
 	default:
 		_ = json.Unmarshal(trimmed, &batch) // it is an array
 	}
 	if len(batch) == 0 {
-		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "the batch is empty"}
+		return invalid(nil, "the batch is empty")
 	}
 	for _, message := range batch {
 		if _, err := jsonrpc.DecodeMessage(message); err != nil {
-			return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: err.Error()}
+			return invalid(nil, "%v", err)
+		}
+		if found := inexact(message); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+// maxExact is the largest number up to which a float64 has every whole one.
+const maxExact = 1<<53 - 1
+
+// inexact refuses a number that the SDK would answer with another one: it reads them as floats.
+func inexact(message json.RawMessage) *fault {
+	var has struct {
+		ID     json.RawMessage `json:"id"`
+		Params json.RawMessage `json:"params"`
+	}
+	var params struct {
+		Meta struct {
+			Token json.RawMessage `json:"progressToken"`
+		} `json:"_meta"`
+	}
+	_ = json.Unmarshal(message, &has)       // it is a message
+	_ = json.Unmarshal(has.Params, &params) // what is no object has no token
+	for _, n := range []struct {
+		name  string
+		value json.RawMessage
+	}{{"id", has.ID}, {"progressToken", params.Meta.Token}} {
+		f, err := strconv.ParseFloat(string(n.value), 64)
+		if len(n.value) > 0 && n.value[0] != '"' && string(n.value) != "null" && (err != nil || f != math.Trunc(f) || math.Abs(f) > maxExact) {
+			return invalid(has.ID, "%s %s: must be a string, or a whole number of at most %d", n.name, n.value, int64(maxExact))
 		}
 	}
 	return nil
@@ -40,7 +85,7 @@ func malformed(body []byte) *jsonrpc.Error {
 
 // unanswerable is what keeps the SDK from answering a batch of a stream, and all that comes after
 // it: it waits for an answer to each request, by its id.
-func unanswerable(line []byte) *jsonrpc.Error {
+func unanswerable(line []byte) *fault {
 	var batch []struct {
 		ID     json.RawMessage
 		Method string
@@ -52,16 +97,16 @@ func unanswerable(line []byte) *jsonrpc.Error {
 	for _, message := range batch {
 		id := string(message.ID)
 		if message.Method != "" && (id == "" || id == "null" || seen[id]) {
-			return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "in a batch each message must be a request with an id of its own"}
+			return invalid(nil, "in a batch each message must be a request with an id of its own")
 		}
 		seen[id] = true
 	}
 	return nil
 }
 
-// refusal answers a message of which not even the id can be relied on.
-func refusal(fault *jsonrpc.Error) []byte {
-	body, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": nil, "error": fault}) // it has nothing that JSON has not
+// refusal answers a message.
+func refusal(f *fault) []byte {
+	body, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": f.id, "error": &jsonrpc.Error{Code: f.code, Message: f.message}}) // it is JSON
 	return append(body, '\n')
 }
 
@@ -74,19 +119,21 @@ func wellFormed(within time.Duration, next http.Handler) http.Handler {
 			return
 		}
 		body, err := readBody(w, r, within)
-		status, fault := http.StatusBadRequest, (*jsonrpc.Error)(nil)
+		var wrong *fault
+		status := http.StatusBadRequest
 		if _, giant := errors.AsType[*http.MaxBytesError](err); giant {
-			status, fault = http.StatusRequestEntityTooLarge, errGiant
+			var id idFinder
+			id.read(body)
+			status, wrong = http.StatusRequestEntityTooLarge, tooLong(&id)
 		} else if errors.Is(err, os.ErrDeadlineExceeded) {
-			status = http.StatusRequestTimeout
-			fault = &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: fmt.Sprintf("the message did not arrive within %s", within)}
+			status, wrong = http.StatusRequestTimeout, invalid(nil, "the message did not arrive within %s", within)
 		} else {
-			fault = malformed(body)
+			wrong = malformed(body)
 		}
-		if fault != nil {
+		if wrong != nil {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(status)
-			_, _ = w.Write(refusal(fault)) // a client that has gone hears nothing
+			_, _ = w.Write(refusal(wrong)) // a client that has gone hears nothing
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
@@ -94,7 +141,70 @@ func wellFormed(within time.Duration, next http.Handler) http.Handler {
 	})
 }
 
-var errGiant = &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: fmt.Sprintf("the message has more than %d bytes", MaxBody)}
+// tooLong refuses a message that was not kept.
+func tooLong(id *idFinder) *fault {
+	return invalid(id.found(), "the message has more than %d bytes", MaxBody)
+}
+
+// idFinder finds the id of a message that is read in parts, and keeps no more of it than that.
+type idFinder struct {
+	depth         int
+	text, escaped bool // inside a string, after a backslash
+	value         bool // behind the colon of a member of the message
+	key, member   []byte
+	done          bool
+}
+
+// maxID bounds an id, and a key that could be it.
+const maxID = 1024
+
+func (f *idFinder) read(part []byte) {
+	for i := 0; i < len(part) && !f.done; i++ {
+		f.next(part[i])
+	}
+}
+
+func (f *idFinder) next(c byte) {
+	switch {
+	case f.text:
+		f.keep(c)
+		f.text, f.escaped = f.escaped || c != '"', !f.escaped && c == '\\'
+	case c == '"':
+		f.text = true
+		f.keep(c)
+	case c == '{' || c == '[':
+		f.depth++
+	case c == '}' || c == ']':
+		f.depth--
+	case f.depth == 1 && c == ':':
+		f.value = true
+	case f.depth == 1 && c == ',':
+		if f.value, f.done = false, string(f.key) == `"id"`; !f.done {
+			f.key = nil
+		}
+	case c != ' ' && c != '\t' && c != '\r' && c != '\n':
+		f.keep(c)
+	}
+}
+
+// keep keeps what belongs to a key, or to the value of the id.
+func (f *idFinder) keep(c byte) {
+	switch is := string(f.key) == `"id"`; {
+	case f.depth != 1:
+	case !f.value && !is && len(f.key) < maxID:
+		f.key = append(f.key, c)
+	case f.value && is && len(f.member) < maxID:
+		f.member = append(f.member, c)
+	}
+}
+
+// found is the id, or nil when there is none that can be relied on.
+func (f *idFinder) found() json.RawMessage {
+	if json.Valid(f.member) {
+		return f.member
+	}
+	return nil
+}
 
 // Stdio is a transport of messages, one a line. What is no message, or has more than [MaxBody]
 // bytes, is refused, and those after it are read. It closes neither r nor w.
@@ -133,15 +243,15 @@ func (l *lineReader) Read(p []byte) (int, error) {
 		if l.err != nil {
 			return 0, l.err
 		}
-		var fault *jsonrpc.Error
-		if l.rest, fault, l.err = l.line(); fault == nil && len(bytes.TrimSpace(l.rest)) > 0 {
-			if fault = malformed(l.rest); fault == nil {
-				fault = unanswerable(l.rest)
+		var wrong *fault
+		if l.rest, wrong, l.err = l.line(); wrong == nil && len(bytes.TrimSpace(l.rest)) > 0 {
+			if wrong = malformed(l.rest); wrong == nil {
+				wrong = unanswerable(l.rest)
 			}
 		}
-		if fault != nil {
+		if wrong != nil {
 			l.rest = nil
-			if _, err := l.out.Write(refusal(fault)); err != nil {
+			if _, err := l.out.Write(refusal(wrong)); err != nil {
 				return 0, err
 			}
 		}
@@ -152,17 +262,26 @@ func (l *lineReader) Read(p []byte) (int, error) {
 }
 
 // line reads a line, of which it keeps no more than may be.
-func (l *lineReader) line() (line []byte, fault *jsonrpc.Error, err error) {
-	for {
+func (l *lineReader) line() (line []byte, wrong *fault, err error) {
+	var id idFinder
+	for giant := false; ; {
 		part, err := l.in.ReadSlice('\n')
-		if len(line)+len(part) > MaxBody {
-			line, fault = nil, errGiant
+		if !giant && len(line)+len(part) > MaxBody {
+			giant = true
+			id.read(line)
+			line = nil
 		}
-		if fault == nil {
+		if giant {
+			id.read(part)
+		} else {
 			line = append(line, part...)
 		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return line, fault, err
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
 		}
+		if giant {
+			wrong = tooLong(&id)
+		}
+		return line, wrong, err
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,6 +77,72 @@ func TestStdio_AnswersWhatIsNoMessage(t *testing.T) {
 			require.Zero(t, asks("\n"+`{"jsonrpc":"2.0","id":9,"method":"ping"}`).Error.Code, "nothing after it is lost")
 		})
 	}
+}
+
+// refusedIDs are messages that are refused under the id that they have, and what the answer says.
+func refusedIDs() map[string][2]string {
+	huge := strings.Repeat("x", mcpserver.MaxBody)
+	return map[string][2]string{
+		`{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`:                                           {"9007199254740993", "id 9007199254740993: must be a string, or a whole number of at most 9007199254740991"},
+		`{"jsonrpc":"2.0","id":1.5,"method":"ping"}`:                                                        {"1.5", "id 1.5: must be"},
+		`{"jsonrpc":"2.0","id":"s","method":"ping","params":{"_meta":{"progressToken":-9007199254740993}}}`: {`"s"`, "progressToken -9007199254740993: must be"},
+		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"id":8,"x":"` + huge + `"}}`:               {"7", "more than"},
+		`{"jsonrpc":"2.0","id":"a\"b","method":"tools/call","params":{"x":"` + huge + `"}}`:                 {`"a\"b"`, "more than"},
+	}
+}
+
+func TestStdio_RefusesUnderTheIDThatWasSent(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	messages := refusedIDs()
+	messages[`{"params":{"x":["`+strings.Repeat(`\"],{`, mcpserver.MaxBody/4)+`"]}, "method" : "tools/call" , "id" : 9 , "jsonrpc":"2.0"}`] = [2]string{"9", "more than"}
+	in, toServer := io.Pipe()
+	fromServer, out := io.Pipe()
+	run(t, s, mcpserver.Stdio(in, out))
+	t.Cleanup(func() { _, _ = toServer.Close(), fromServer.Close() })
+	late := time.AfterFunc(time.Minute, func() { _ = fromServer.CloseWithError(context.DeadlineExceeded) })
+	t.Cleanup(func() { late.Stop() })
+	lines := bufio.NewReader(fromServer)
+	for message, want := range messages {
+		go func() { _, _ = io.WriteString(toServer, message+"\n") }() // what is lost has no answer
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		var got struct {
+			ID    json.RawMessage
+			Error struct{ Message string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(line), &got), line)
+		require.Equal(t, want[0], string(got.ID), "%.60s", message)
+		require.Contains(t, got.Error.Message, want[1])
+	}
+}
+
+func TestHandler_RefusesUnderTheIDThatWasSent(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{}))
+	t.Cleanup(web.Close)
+	for message, want := range refusedIDs() {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, web.URL+"/mcp", strings.NewReader(message))
+		require.NoError(t, err)
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		var got struct {
+			ID    json.RawMessage
+			Error struct{ Message string }
+		}
+		require.NoError(t, json.NewDecoder(response.Body).Decode(&got))
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, want[0], string(got.ID), "%.60s", message)
+		require.Contains(t, got.Error.Message, want[1])
+	}
+}
+
+func TestCall_NullIsNoArguments(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared)
+	result := call(t, connect(t, s, nil), "list", json.RawMessage("null"))
+	require.False(t, result.IsError, text(t, result))
 }
 
 // TestStdio_Batches: versions that have batches get all answers at once, and one that could not be

@@ -37,11 +37,7 @@ func (l *live) call(ctx context.Context, p protocol.MCPCall, show *shown) (*prot
 	for _, part := range result.Content {
 		value.Content = append(value.Content, contentOf(part))
 	}
-	if result.StructuredContent != nil {
-		if value.Structured, err = json.Marshal(result.StructuredContent); err != nil {
-			return nil, protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: structuredContent: %v", l.name, err)
-		}
-	}
+	value.Structured = structuredOf(result)
 	return value, nil
 }
 

@@ -43,6 +43,16 @@ func (l *live) lives() bool {
 	}
 }
 
+// answers reports whether it answers a question soon.
+func (l *live) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	return l.session.Ping(ctx, nil) == nil
+}
+
+// answerTimeout is how long a server may take to answer when it is asked whether it does.
+const answerTimeout = 5 * time.Second
+
 // stop ends it after a grace, and returns when nothing of it runs.
 func (l *live) stop(grace time.Duration) {
 	if grace > 0 {
@@ -267,7 +277,7 @@ func (m *messages) write(data []byte) {
 		}
 		line := m.line[:end+1]
 		if m.line = m.line[end+1:]; bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("{")) {
-			_, _ = m.to.Write(line) // fails when nobody reads any more
+			_, _ = m.to.Write(append(adapted(bytes.TrimSpace(line)), '\n')) // fails when nobody reads any more
 		} else {
 			m.rest(line)
 		}

@@ -78,6 +78,7 @@ func (t *tripper) RoundTrip(request *http.Request) (*http.Response, error) {
 		cancel()
 		return nil, err
 	}
+	adaptResponse(response)
 	response.Body = &body{ReadCloser: response.Body, end: func() { stop(); cancel() }}
 	return response, nil
 }

@@ -188,12 +188,15 @@ func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPSe
 			return ctx.Err()
 		case isAnswer && l.lives():
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: %v", spec.Name, err)
+		case l.lives() && l.answers(ctx):
+			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: its answer cannot be read: %v", spec.Name, err)
 		}
+		why := l.last(err) // the next line would be the reason
 		l.stop(0)
 		forgotten := errors.Is(err, mcp.ErrSessionMissing) // so the request was not looked at
 		if attempt > 1 || !how.again && !forgotten {
 			return protocol.Errorf(protocol.CodeOutcomeUnknown,
-				"MCP server %s ended while the call ran (%s); the next call starts it anew, without what it knew", spec.Name, l.last(err))
+				"MCP server %s ended while the call ran (%s); the next call starts it anew, without what it knew", spec.Name, why)
 		}
 	}
 }

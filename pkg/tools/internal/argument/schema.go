@@ -51,6 +51,8 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 	compiler := jsonschema.NewCompiler()
 	compiler.DefaultDraft(jsonschema.Draft2020)
 	compiler.UseLoader(noLoader{})
+	compiler.UseRegexpEngine(compilePattern)
+	dropPatterns(document)
 	if err := compiler.AddResource(schemaURL, document); err != nil {
 		return nil, fmt.Errorf("schema: %w", err)
 	}
