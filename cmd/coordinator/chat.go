@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox/snapshot"
 )
 
 type chatCommand struct {
@@ -232,7 +233,11 @@ func (v *conversation) undo(ctx context.Context) {
 		v.say("there is no turn to undo")
 		return
 	}
-	changes, err := v.before[last].restore(ctx)
+	var changes snapshot.Changes
+	err := inOrder(ctx, v.session.workspace, "/undo", v.session.session, func(m string) { v.say("%s", m) }, func() (err error) {
+		changes, err = v.before[last].restore(ctx)
+		return err
+	})
 	if err != nil {
 		v.say("%v", err)
 		return

@@ -356,9 +356,12 @@ func shortened(text string) string {
 // hardExit is how long a second signal waits for the embedded worker to kill what runs.
 const hardExit = 3 * time.Second
 
-// inPlace maps the session's sandbox to a directory.
+// inPlace maps the session's sandbox to a directory; nil without one.
 func inPlace(session protocol.SessionID, dir string) func(string) (string, bool) {
-	return func(sandbox string) (string, bool) { return dir, dir != "" && sandbox == string(session) }
+	if dir == "" {
+		return nil
+	}
+	return func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
 }
 
 // finish shows how a session ended and, last, what it has left for git to run, and chooses the exit

@@ -74,6 +74,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 
 // source says how the workspace is fetched into a directory, and what ends that.
 func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk, dir string) (fetch func(context.Context) (snapshot.Changes, error), done func(), err error) {
+	warn := func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }
 	empty, err := isEmpty(dir)
 	if err != nil {
 		return nil, nil, err
@@ -100,13 +101,19 @@ func (c *sessionCommand) source(ctx context.Context, p program, desk sessionDesk
 			return nil, nil, err
 		}
 		from, err := local.Workspace(ctx, desk.id)
-		return func(ctx context.Context) (snapshot.Changes, error) { return copyInto(ctx, from, dir, protect) }, func() {}, err
+		return func(ctx context.Context) (changes snapshot.Changes, err error) {
+			err = inOrder(ctx, dir, "session pull", desk.id, warn, func() (err error) {
+				changes, err = copyInto(ctx, from, dir, protect)
+				return err
+			})
+			return changes, err
+		}, func() {}, err
 	}
 	f, err := c.connect(ctx, p, natsio.CallRights(desk.fleet, desk.pool))
 	if err != nil {
 		return nil, nil, err
 	}
-	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, git: settings, copyFlags: copyFlags{IncludeIgnored: c.Pull.IncludeIgnored, everything: empty}, busy: func(string) {}, warn: func(message string) { _, _ = fmt.Fprintln(p.err(), "coordinator: "+message) }}
+	w := &remoteWorkspace{fleet: f, session: desk.id, pool: desk.pool, dir: dir, protect: protect, git: settings, copyFlags: copyFlags{IncludeIgnored: c.Pull.IncludeIgnored, everything: empty}, busy: func(string) {}, warn: warn}
 	if fetch, err = c.whence(ctx, desk, w, at); err == nil && !empty {
 		w.base, err = w.loadBase(ctx)
 	}

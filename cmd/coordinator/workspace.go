@@ -209,7 +209,11 @@ func (w *remoteWorkspace) take(ctx context.Context, at workspace.Ref) (changes s
 		options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.protect), snapshot.OwnIgnoreFile)
 		defer func() { w.tellLeft("not brought back", ignore) }()
 	}
-	if changes, err = snapshot.Sync(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options); err != nil {
+	err = inOrder(ctx, w.dir, "bringing the workspace back", w.session, w.warn, func() (err error) {
+		changes, err = snapshot.Sync(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options)
+		return err
+	})
+	if err != nil {
 		return changes, fmt.Errorf("bring the workspace back: %w", err)
 	}
 	w.base = changes.Base

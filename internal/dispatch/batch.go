@@ -42,7 +42,8 @@ type followed struct {
 	state         loop.State
 	accepted      bool
 	cancelled     bool   // a request to cancel it is stored
-	waits         string // what its workers lack, as it was told last
+	waits         string // what for, as it was told last
+	taken         bool   // a worker has it, which says what it waits for
 }
 
 // news is a result, a frame, a question of a call, or what calls wait for; exactly one is set.
@@ -68,7 +69,7 @@ func (b *batch) result(r *protocol.Result) {
 }
 
 func (b *batch) frame(f *protocol.Frame) {
-	if f.Kind == protocol.FrameStarted && b.mine(f.CallID) {
+	if (f.Kind == protocol.FrameStarted || f.Kind == protocol.FrameWaiting) && b.mine(f.CallID) {
 		b.tell(news{frame: f})
 	}
 }
@@ -217,6 +218,11 @@ func (b *batch) handle(ctx context.Context, n news) {
 	}
 	f := b.open[n.frame.CallID]
 	if f == nil {
+		return
+	}
+	if n.frame.Kind == protocol.FrameWaiting {
+		f.taken = true
+		b.heed(map[protocol.CallID]string{f.call.ID: string(n.frame.Data)})
 		return
 	}
 	f.state = loop.StateRunning

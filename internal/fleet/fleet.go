@@ -17,7 +17,9 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
@@ -245,12 +247,27 @@ func (f *Fleet) Close() {
 	}
 }
 
+// InPlace opens the queue of those who use directories in place, on this machine, as this user.
+func InPlace() (*inplace.Queue, error) {
+	folder, err := cli.StateDir("in-place")
+	if err != nil {
+		return nil, err
+	}
+	return inplace.Open(folder)
+}
+
 // drainTime is how long the embedded worker may take to end what runs.
 const drainTime = 5 * time.Second
 
 // StartWorker runs a worker inside this process until Close. The fleet's name, the
-// logger and the tracer are filled in.
+// logger, the tracer, and the queue of directories that are used in place are filled in.
 func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) error {
+	if o.Workspace != nil {
+		var err error
+		if o.InPlace, err = InPlace(); err != nil { // as where the state folder is read-only
+			f.logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
+		}
+	}
 	o.Fleet, o.Origin, o.Logger, o.Tracer = f.Name, f.Origin, f.logger, telemetry.Tracer()
 	w, err := worker.New(ctx, f.At(cmp.Or(o.Pool, protocol.DefaultPool)).NC, o)
 	if err != nil {

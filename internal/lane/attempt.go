@@ -154,9 +154,7 @@ func (l *held) run(e *core.Entry) *Run {
 
 // execute runs the call; it returns nil when nothing may be committed afterwards.
 func (l *held) execute(e *core.Entry) *protocol.Result {
-	now, run := time.Now(), l.run(e)
-	ctx, cancel := context.WithTimeoutCause(l.ctx, e.Call.RunFor(), ErrRunTimeout)
-	defer cancel()
+	now, run, ctx := time.Now(), l.run(e), l.ctx
 	if life := e.Call.LifeTime(); life > 0 {
 		var cancelLife context.CancelFunc
 		ctx, cancelLife = context.WithTimeoutCause(ctx, max(life-run.Queued, 0), ErrDeadline)
@@ -180,7 +178,7 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 	if !l.alive() { // this process may have slept since the lane was last known to be ours
 		return nil
 	}
-	result := l.holder.executor.Execute(ctx, run)
+	result, begun := l.entered(ctx, run, e.Call.RunFor())
 	if !l.alive() {
 		return nil
 	}
@@ -188,9 +186,23 @@ func (l *held) execute(e *core.Entry) *protocol.Result {
 	if result.WorkerID == "" { // else it is of an earlier attempt
 		result.WorkerID, result.Attempt = l.holder.options.Worker, run.Attempt
 	}
-	result.QueueMS, result.LaneMS = millis(run.Queued), millis(run.InLane)
-	result.RunMS = millis(time.Since(now))
+	waited := begun.Sub(now)
+	result.QueueMS, result.LaneMS = millis(run.Queued+waited), millis(run.InLane+waited)
+	result.RunMS = millis(time.Since(begun))
 	return &result
+}
+
+// entered executes a call as soon as it may enter, for at most limit, and returns when it began.
+func (l *held) entered(ctx context.Context, run *Run, limit time.Duration) (r protocol.Result, begun time.Time) {
+	leave, refusal := l.holder.options.Enter(ctx, run)
+	begun = time.Now()
+	if refusal != nil {
+		return *refusal, begun
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrRunTimeout)
+	defer cancel()
+	return l.holder.executor.Execute(ctx, run), begun
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

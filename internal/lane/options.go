@@ -61,6 +61,10 @@ type Options struct {
 	// lost, and that has no stored result; nil when there is none. It is asked before such a call
 	// ends without another attempt.
 	Covered func(ctx context.Context, run *Run) *protocol.Result
+	// Enter, if set, waits until a call may run as far as that is not a matter of its lane. The run
+	// timeout begins when it returns. leave is called after [Executor.Execute]. A result is that of
+	// a call that may not run. When ctx ends, it returns one.
+	Enter func(ctx context.Context, run *Run) (leave func(), refusal *protocol.Result)
 	// Logger gets troubles at warn, those that last at most once a minute; nil discards.
 	Logger *slog.Logger
 }
@@ -97,6 +101,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Covered == nil {
 		o.Covered = func(context.Context, *Run) *protocol.Result { return nil }
+	}
+	if o.Enter == nil {
+		o.Enter = func(context.Context, *Run) (func(), *protocol.Result) { return func() {}, nil }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

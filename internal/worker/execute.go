@@ -271,6 +271,10 @@ type frames struct {
 
 func (f *frames) send(kind protocol.FrameKind, data []byte) {
 	f.seq++
+	f.frame(kind, data)
+}
+
+func (f *frames) frame(kind protocol.FrameKind, data []byte) {
 	body, err := protocol.EncodeFrame(&protocol.Frame{
 		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.worker.options.ID, Attempt: f.run.Attempt, Data: data,
 	})

@@ -139,7 +139,7 @@ func (s *sandboxes) get(ctx context.Context, l protocol.Lane, epoch uint64, leas
 		return nil, err
 	}
 	opened, err := s.start(ctx, sandbox.Spec{
-		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.options.Env,
+		ID: cmp.Or(sandboxOf(l), string(l.Hash())), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.env(l),
 		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.network, Protect: protect.Protect, Missing: protect.Missing, Copies: copies,
 		LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
 	})

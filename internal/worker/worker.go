@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/signing"
@@ -90,6 +91,9 @@ type Options struct {
 	// Workspace, when set, names a directory to be used in place for a sandbox; ok is
 	// false for sandboxes that live under Data.
 	Workspace func(sandbox string) (dir string, ok bool)
+	// InPlace orders the calls in such directories among the processes of this machine; nil is no
+	// order.
+	InPlace *inplace.Queue
 	// CacheBytes is how much of workspaces that are closed, and kept with the fleet, the worker
 	// leaves in Data for when they come back; 0 means [DefaultCacheBytes], negative none.
 	CacheBytes int64
@@ -245,7 +249,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 		Keeps:   func(l protocol.Lane) bool { return w.dialogs.Lives(l) || w.sandboxes.busy(l) },
 		Prefers: w.sandboxes.lastAt, Binds: w.sandboxes.onlyAt, Disk: w.sandboxes.dataID,
 		Takes: w.takes,
-		Keys:  o.Keys, Settled: w.settled, Lost: w.lost, Covered: w.covered,
+		Keys:  o.Keys, Settled: w.settled, Lost: w.lost, Covered: w.covered, Enter: w.enter,
 		Logger: o.Logger,
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ type FrameKind string
 
 // Every kind of frame.
 const (
+	FrameWaiting FrameKind = "waiting" // a worker has the call, which waits for what Data says
 	FrameStarted FrameKind = "started" // a worker starts the call
 	FrameStdout  FrameKind = "stdout"
 	FrameStderr  FrameKind = "stderr"
@@ -20,7 +21,8 @@ const (
 // the result is the truth.
 type Frame struct {
 	CallID CallID `json:"call_id"`
-	// Seq counts the frames of one attempt from 1: a gap shows that some were lost.
+	// Seq counts the frames of one attempt from 1: a gap shows that some were lost. It is 0 before
+	// the attempt starts.
 	Seq      uint64    `json:"seq"`
 	Kind     FrameKind `json:"kind"`
 	WorkerID WorkerID  `json:"worker_id,omitempty"`

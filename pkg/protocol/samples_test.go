@@ -237,6 +237,7 @@ func frameSamples() map[string]any {
 		return &protocol.Frame{CallID: "c-1", Seq: seq, Kind: kind, WorkerID: sampleWorker, Attempt: 1, Data: data}
 	}
 	return map[string]any{
+		"frame/waiting": &protocol.Frame{CallID: "c-1", Kind: protocol.FrameWaiting, WorkerID: sampleWorker, Attempt: 1, Data: protocol.Bytes("process 7")},
 		"frame/started": frame(protocol.FrameStarted, 1, nil),
 		"frame/stdout":  frame(protocol.FrameStdout, 2, protocol.Bytes("ok  \tpkg\n")),
 		"frame/stderr":  frame(protocol.FrameStderr, 3, binary),

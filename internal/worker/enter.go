@@ -1,0 +1,69 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/inplace"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// enter waits until no process of this machine runs a call that conflicts with this one in a
+// directory that is used in place. Those who follow the call are told what it waits for.
+func (w *Worker) enter(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
+	dir, is := w.sandboxes.inPlace(run.Call.Lane())
+	if !is || w.options.InPlace == nil || !touchesWorkspace(run.Call.Payload) {
+		return func() {}, nil
+	}
+	var last string
+	leave, err := w.options.InPlace.Lock(ctx, inplace.Use{
+		Directory: dir, Owner: w.sandboxes.owner(run.Call.Lane()), Program: strings.TrimSuffix(w.nc.Opts.Name, " "+string(run.Call.SessionID)), Session: run.Call.SessionID, Uses: run.Call.Resources,
+	}, func(holder string) {
+		last = holder
+		(&frames{worker: w, run: run}).frame(protocol.FrameWaiting, []byte(holder))
+	})
+	if err == nil {
+		return leave, nil
+	}
+	if status, fault, is := lane.Interrupted(ctx); is {
+		if last == "" {
+			last = "its turn in " + dir
+		}
+		r := protocol.NewResult(run.Call, status, protocol.Errorf(fault.Code, "the call ended while it waited for %s; nothing was run", last))
+		return nil, &r
+	}
+	r := w.failed(ctx, run.Call, nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "%v; nothing was run", err))
+	return nil, &r
+}
+
+// touchesWorkspace reports whether a payload can read or write files of the workspace by itself.
+// Processes in the background are in no order with calls, in this process or another.
+func touchesWorkspace(p protocol.Payload) bool {
+	switch p.Kind() {
+	case protocol.KindNoop, protocol.KindResultRead, protocol.KindWorkspaceRemove,
+		protocol.KindProcessList, protocol.KindProcessRead, protocol.KindProcessSend, protocol.KindProcessKill:
+		return false
+	default:
+		return true
+	}
+}
+
+// owner identifies this worker as the holder of a lane.
+func (s *sandboxes) owner(l protocol.Lane) string {
+	return fmt.Sprintf("%s/%s", s.options.ID, l.Hash())
+}
+
+// env is the environment of a lane's sandbox. Where commands see the host as it is they may start a
+// coordinator in the directory that they have to themselves.
+func (s *sandboxes) env(l protocol.Lane) map[string]string {
+	if _, is := s.inPlace(l); !is || s.options.InPlace == nil || s.options.Caps.Level > sandbox.LevelNone {
+		return s.options.Env
+	}
+	env := maps.Clone(s.options.Env)
+	env[inplace.Env] = s.options.InPlace.EnvOf(s.owner(l))
+	return env
+}

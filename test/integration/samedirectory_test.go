@@ -1,0 +1,99 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+)
+
+// TestInPlace_ProcessesInOneDirectoryLoseNothing: each has a fleet of its own, and they know the
+// directory by different names, or as a part of theirs.
+func TestInPlace_ProcessesInOneDirectoryLoseNothing(t *testing.T) {
+	t.Parallel()
+	const each = 5
+	home, parent := t.TempDir(), t.TempDir()
+	workspace, link := filepath.Join(parent, "work"), filepath.Join(t.TempDir(), "link")
+	write(t, filepath.Join(workspace, "n"), "0\n")
+	write(t, filepath.Join(workspace, "list"), "end\n")
+	require.NoError(t, os.Symlink(workspace, link))
+
+	const add = `cd "$(ls -d work 2>/dev/null || echo .)"; x=$(cat n); sleep 0.02; echo $((x+1)) >n`
+	session := func(dir, list string) *process {
+		var steps []step
+		for i := range each {
+			steps = append(steps, say("", bash(fmt.Sprint("b", i), add),
+				use(fmt.Sprint("e", i), "edit", object{"path": list, "old": "end\n", "new": "line\nend\n"})))
+		}
+		args := []string{"run", "--json", "--model", script(t, append(steps, say("done"))...), "--sandbox", "process", "--workspace", dir, "go"}
+		return start(t, coordinator, launch{args: args, env: []string{"HOME=" + home}})
+	}
+	sessions := []*process{session(workspace, "list"), session(link, "list"), session(parent, "work/list")}
+	command := exec.CommandContext(context.WithoutCancel(t.Context()), coordinator, "mcp", "--workspace", workspace, "--sandbox", "process")
+	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+	dieWithTests(command)
+	c := mcpClient(t, &mcp.CommandTransport{Command: command})
+	for range each {
+		mcpBash(t, c, add)
+		edited, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "edit", Arguments: map[string]any{"path": "list", "old": "end\n", "new": "line\nend\n"}})
+		require.NoError(t, err)
+		require.False(t, edited.IsError, "%v", edited.StructuredContent)
+	}
+	for _, s := range sessions {
+		require.Equal(t, 0, s.wait(t), s.stderr.String())
+		for _, r := range results(events(t, s.stdout.String())) {
+			require.Equal(t, "ok", r.Status)
+		}
+	}
+	require.Equal(t, fmt.Sprintln(4*each), content(t, filepath.Join(workspace, "n")))
+	require.Equal(t, 4*each, strings.Count(content(t, filepath.Join(workspace, "list")), "line\n"))
+}
+
+// TestInPlace_ACallWaitsForAnotherProcess, is told for which, and is freed when that is killed. The
+// wait is no part of the time that the call has to run.
+func TestInPlace_ACallWaitsForAnotherProcess(t *testing.T) {
+	t.Parallel()
+	home, workspace := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(workspace, "sub/file"), "")
+	model := script(t, say("", bash("c1", "touch started; sleep 600")))
+	holder := start(t, coordinator, launch{args: []string{"run", "--model", model, "--sandbox", "process", "--workspace", workspace, "go"}, env: []string{"HOME=" + home}})
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(workspace, "started"))
+		return err == nil
+	}, patience, 20*time.Millisecond)
+	waiting := start(t, coordinator, launch{
+		args: []string{"call", "--workspace", filepath.Join(workspace, "sub"), "--sandbox", "process", "bash", `{"command":"echo mine","timeout":1}`},
+		env:  []string{"HOME=" + home},
+	})
+	told := waiting.waitFor(t, `bash waits for: process (\d+) \(coordinator run, session \S+\), which uses (\S+) since`)
+	require.Equal(t, fmt.Sprint(holder.cmd.Process.Pid), told[1])
+	require.Equal(t, workspace, told[2])
+	ended := execute(t, coordinator, launch{
+		args: []string{"call", "--workspace", workspace, "--sandbox", "process", "--timeout", "3s", "bash", `{"command":"echo other"}`}, env: []string{"HOME=" + home},
+	})
+	require.Equal(t, 1, ended.code)
+	require.Regexp(t, `the call ended while it waited for process \d+ .*; nothing was run`, ended.stdout)
+	holder.kill(t)
+	require.Equal(t, 0, waiting.wait(t))
+	require.Contains(t, waiting.stdout.String(), `"content":"mine\n"`)
+}
+
+// TestInPlace_WithoutAStateFolderItSaysThatCallsMayOverlap.
+func TestInPlace_WithoutAStateFolderItSaysThatCallsMayOverlap(t *testing.T) {
+	t.Parallel()
+	home, workspace := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(home, ".local/state/toolfleet/in-place"), "no folder")
+	got := execute(t, coordinator, launch{
+		args: []string{"call", "--workspace", workspace, "--sandbox", "process", "bash", `{"command":"echo mine"}`}, env: []string{"HOME=" + home},
+	})
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stderr, "calls may overlap with theirs")
+	require.Contains(t, got.stderr, "in-place: not a directory")
+}
