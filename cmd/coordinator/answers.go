@@ -18,7 +18,8 @@ import (
 type answers struct {
 	fleet  *fleet.Fleet
 	prompt *prompt
-	alone  bool // nobody else can answer, so that without a terminal all is declined
+	where  string // flags by which others reach the fleet
+	alone  bool   // nobody else can answer, so that without a terminal all is declined
 	say    func(string)
 
 	mu      sync.Mutex // events come from another goroutine, and may come behind the end
@@ -27,16 +28,16 @@ type answers struct {
 	running sync.WaitGroup
 }
 
-func newAnswers(p program, fl *fleet.Fleet, session protocol.SessionID, show view) *answers {
-	a := answersOf(newPrompt(p, show.screen, ""), fl, show)
+func newAnswers(p program, fl *fleet.Fleet, where string, session protocol.SessionID, show view) *answers {
+	a := answersOf(newPrompt(p, show.screen, ""), fl, where, show)
 	if a.prompt != nil {
 		a.prompt.old = kept(fl, session)
 	}
 	return a
 }
 
-func answersOf(prompt *prompt, fl *fleet.Fleet, show view) *answers {
-	return &answers{fleet: fl, prompt: prompt, say: show.warn, open: map[protocol.CallID]context.CancelFunc{}}
+func answersOf(prompt *prompt, fl *fleet.Fleet, where string, show view) *answers {
+	return &answers{fleet: fl, prompt: prompt, where: where, say: show.warn, open: map[protocol.CallID]context.CancelFunc{}}
 }
 
 // observe asks what an event asks, and takes back what an event answers.
@@ -62,7 +63,7 @@ func (a *answers) approval(ctx context.Context, e loop.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.prompt == nil && !a.closed {
-		a.say(waits(request))
+		a.say(waits(request, a.where))
 		return
 	}
 	for call := range a.open {
@@ -96,7 +97,7 @@ func (a *answers) question(ctx context.Context, tool string, call approval.Asked
 		return
 	}
 	if a.prompt == nil {
-		a.say(asks(tool, call, question))
+		a.say(asks(tool, call, question, a.where))
 		return
 	}
 	a.put(ctx, call.Call, func(ctx context.Context) error {
@@ -121,13 +122,13 @@ func (a *answers) reply(ctx context.Context, call approval.Asked, answer protoco
 }
 
 // asks tells that a call waits for what a person says.
-func asks(tool string, call approval.Asked, question *protocol.Question) string {
+func asks(tool string, call approval.Asked, question *protocol.Question, where string) string {
 	pool := ""
 	if call.Pool != protocol.DefaultPool {
 		pool = " --pool " + string(call.Pool)
 	}
-	return fmt.Sprintf("%s asks: %s; answer with: coordinator approve [--deny | --content JSON] --nats URL%s %s %s, of the schema %s",
-		tool, shortened(question.Message), pool, call.Session, call.Call, question.Schema)
+	return fmt.Sprintf("%s asks: %s; accept its defaults with: coordinator approve%s%s %s %s; --deny declines, --content JSON answers, of the schema %s",
+		tool, shortened(question.Message), where, pool, call.Session, call.Call, question.Schema)
 }
 
 // put has a question answered beside everything else. The lock is held. After close it puts none.

@@ -6,18 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type approveCommand struct {
 	existingFleet
 
-	Session string `arg:"" help:"Session, as the question named it."`
-	Call    string `arg:"" help:"Id of the call, as the question named it."`
+	Session string `arg:"" help:"Session, as the question named it; ls lists the calls that wait for approval."`
+	Call    string `arg:"" optional:"" help:"Id of the call, as the question named it."`
+	JSON    bool   `name:"json" help:"Print what ls lists as JSON."`
 	Deny    bool   `help:"Say no."`
 	Note    string `placeholder:"TEXT" help:"What the model is told with the answer whether a call may be made."`
 	Content string `placeholder:"JSON" help:"Answer to what a running call asks: an object of the schema that the question names; - reads it from stdin. Default: what has a default."`
@@ -25,6 +28,12 @@ type approveCommand struct {
 }
 
 func (c *approveCommand) run(ctx context.Context, p program) error {
+	if c.Session == "ls" && c.Call == "" {
+		return c.list(ctx, p)
+	}
+	if c.Call == "" {
+		return cli.Usagef("CALL: is missing; coordinator approve ls lists the calls that wait")
+	}
 	session, err := protocol.ParseSessionID(c.Session)
 	if err != nil {
 		return cli.Usagef("SESSION: %v", err)
@@ -89,4 +98,35 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 		return nil, cli.Usagef("--content %s: must be a JSON object", shortened(text))
 	}
 	return json.RawMessage(text), nil
+}
+
+// list prints the calls of the fleet that wait for approval.
+func (c *approveCommand) list(ctx context.Context, p program) error {
+	name := protocol.Fleet(c.Fleet)
+	fl, err := c.connect(ctx, "approve ls", p.common.Logger(p.Program), append(natsio.JournalRights(name), natsio.ApprovalRights(name, protocol.DefaultPool)...)...)
+	if err != nil {
+		return err
+	}
+	defer fl.Close()
+	reader, err := session.NewReader(ctx, fl)
+	if err != nil {
+		return err
+	}
+	all, err := reader.Approvals(ctx)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(a session.Approval) bool { return !approval.Waits(ctx, fl.NC, fl.Name, a.SessionID, a.CallID) })
+	if c.JSON {
+		return printJSON(p, all)
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(p.out(), "no call waits for approval")
+		return err
+	}
+	for _, a := range all {
+		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s\n  coordinator approve%s %s %s\n",
+			ago(a.AskedAt), printableName(a.Tool), printableName(shortened(a.Arguments)), printableName(a.Reason), at(c.Nats, c.Login, c.Fleet), a.SessionID, a.CallID)
+	}
+	return err
 }

@@ -238,7 +238,7 @@ func (c *callCommand) dispatch(
 		if c.Timeout > 0 {
 			call.Deadline = call.IssuedAt.Add(c.Timeout)
 		}
-		answers := answersOf(c.asks, fl, show)
+		answers := answersOf(c.asks, fl, at(c.Nats, c.Login, c.Fleet), show)
 		answers.alone = c.Nats == ""
 		result, err = fl.Dispatcher.Observed(running, call, func(u loop.Update) {
 			if u.Waits != "" {

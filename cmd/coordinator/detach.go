@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -24,13 +26,10 @@ func (c *submitCommand) leave(ctx context.Context, p program, fl *fleet.Fleet, c
 	if err := accepted(ctx, fl, call); err != nil {
 		return err
 	}
-	where := "--nats " + natsio.Redact(c.Nats)
-	if c.Creds != "" {
-		where += " --creds " + c.Creds
-	}
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: follow it with: coordinator session attach %s %s\n", where, call.SessionID)
+	where := at(c.Nats, c.Login, c.Fleet)
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: follow it with: coordinator session attach%s %s\n", where, call.SessionID)
 	if workspace != "" {
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull %s %s %s\n", where, call.SessionID, workspace)
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull%s %s %s\n", where, call.SessionID, quoted(workspace))
 	}
 	if c.JSON {
 		return printJSON(p, detached{call.SessionID, call.ID, telemetry.TraceID(ctx)})
@@ -58,4 +57,35 @@ func accepted(ctx context.Context, fl *fleet.Fleet, call protocol.Call) error {
 	default:
 		return err
 	}
+}
+
+// at are the flags by which another command reaches the fleet, with a space in front, to be pasted
+// into a shell. A password of the URL is left out.
+func at(nats string, login cli.Login, fleet string) string {
+	var flags strings.Builder
+	add := func(flag, value string) {
+		if value != "" {
+			fmt.Fprintf(&flags, " %s %s", flag, quoted(value))
+		}
+	}
+	add("--nats", natsio.Redact(nats))
+	add("--creds", login.Creds)
+	add("--tls-ca", login.TLS.CA)
+	add("--tls-cert", login.TLS.Cert)
+	add("--tls-key", login.TLS.Key)
+	if fleet != string(protocol.DefaultFleet) {
+		add("--fleet", fleet)
+	}
+	return flags.String()
+}
+
+// quoted is a word of a shell.
+func quoted(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:,@=+%", r)
+	}
+	if word != "" && !strings.ContainsFunc(word, func(r rune) bool { return !plain(r) }) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -24,7 +24,7 @@ type grammar struct {
 	Serve    serveCommand    `cmd:"" help:"Run sessions for others until stopped."`
 	Submit   submitCommand   `cmd:"" help:"Have a serving coordinator run a session, and follow it."`
 	Mcp      mcpCommand      `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
-	Approve  approveCommand  `cmd:"" help:"Answer the question whether a tool call may be made."`
+	Approve  approveCommand  `cmd:"" help:"Answer the question whether a tool call may be made; approve ls lists those that wait."`
 	Tools    toolsCommand    `cmd:"" help:"Print the tool schemas as the model gets them."`
 	Login    loginCommand    `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`
 	Bench    benchCommand    `cmd:"" help:"Measure calls through the fleet beside bare NATS, and check the order of every lane."`
@@ -67,7 +67,7 @@ func run(p cli.Program) int {
 	return cli.Run(p, &g, &g.Common, func(selected string) error {
 		commands := map[string]command{
 			"run": &g.Run, "run <prompt>": &g.Run, "chat": &g.Chat, "chat <prompt>": &g.Chat, "call <tool>": &g.Call, "call <tool> <arguments>": &g.Call, "serve": &g.Serve, "mcp": &g.Mcp,
-			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "bodies move <to>": &g.Bodies,
+			"submit": &g.Submit, "submit <prompt>": &g.Submit, "approve <session>": &g.Approve, "approve <session> <call>": &g.Approve, "tools": &g.Tools, "login <server>": &g.Login, "doctor": &g.Doctor, "ping": &g.Ping, "workers": &g.Workers, "bench": &g.Bench, "bodies move <to>": &g.Bodies,
 		}
 		maps.Copy(commands, g.Lane.commands())
 		maps.Copy(commands, g.Session.commands())

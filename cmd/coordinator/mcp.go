@@ -211,9 +211,9 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	options.At, options.Dispatcher, options.Journal = fl.Conn, fl.Dispatcher, fl.Journal
 	options.TaskAfter, options.Patience, options.Lasting = c.taskAfter, c.patience(), c.Nats != ""
 	if c.Nats != "" {
-		options.Approve = announced(show.warn, approval.Waiter(fl.NC, fl.Name))
+		options.Approve = announced(show.warn, at(c.Nats, c.Login, c.Fleet), approval.Waiter(fl.NC, fl.Name))
 		options.Ask = func(call *protocol.Call, q *protocol.Question) {
-			show.warn(asks(call.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, q))
+			show.warn(asks(call.Tool, approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, q, at(c.Nats, c.Login, c.Fleet)))
 		}
 	}
 	changed := make(changes, 1)

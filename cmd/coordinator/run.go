@@ -241,7 +241,7 @@ func (c *runCommand) with(
 	observe := noticeWaiting(show, c.Nats)
 	approve := c.approver(p, fl, show, turn)
 	if c.mayBeServed(turn) {
-		answers := answersOf(c.asks, fl, show)
+		answers := answersOf(c.asks, fl, at(c.Nats, c.Login, c.Fleet), show)
 		answers.alone = c.Nats == ""
 		defer answers.close()
 		waiting := observe
@@ -319,7 +319,7 @@ func (c *runCommand) approver(p program, fl *fleet.Fleet, show view, turn prepar
 	if c.Nats == "" || turn.judge == nil {
 		return nil
 	}
-	return announced(show.warn, approval.Waiter(fl.NC, fl.Name))
+	return announced(show.warn, at(c.Nats, c.Login, c.Fleet), approval.Waiter(fl.NC, fl.Name))
 }
 
 // mayBeServed reports whether there may be MCP servers, which ask: those of a folder come and go
@@ -330,18 +330,18 @@ func (c *runCommand) mayBeServed(turn prepared) bool {
 
 // announced says how a question is answered from elsewhere.
 func announced(
-	say func(string), wait func(context.Context, loop.ApprovalRequest) (loop.Approval, error),
+	say func(string), where string, wait func(context.Context, loop.ApprovalRequest) (loop.Approval, error),
 ) func(context.Context, loop.ApprovalRequest) (loop.Approval, error) {
 	return func(ctx context.Context, request loop.ApprovalRequest) (loop.Approval, error) {
-		say(waits(request))
+		say(waits(request, where))
 		return wait(ctx, request)
 	}
 }
 
-// waits tells that a call waits for approval.
-func waits(request loop.ApprovalRequest) string {
-	return fmt.Sprintf("%s: %s %s; answer with: coordinator approve [--deny] --nats URL %s %s",
-		request.Reason, request.Tool, shortened(request.Arguments), request.SessionID, request.CallID)
+// waits tells that a call waits for approval, with a command line that can be pasted.
+func waits(request loop.ApprovalRequest, where string) string {
+	return fmt.Sprintf("%s: %s %s; approve it, or with --deny refuse it, with: coordinator approve%s %s %s",
+		request.Reason, request.Tool, shortened(request.Arguments), where, request.SessionID, request.CallID)
 }
 
 // shortened is a text that fits a few lines of a terminal.

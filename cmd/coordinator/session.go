@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -204,7 +206,13 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	if fl != nil && (info.State == session.StateOpen || info.State == session.StateInUse || info.State == session.StateWaitsForCoordinator) && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
+	if a := info.Approval; a != nil && info.State == session.StateWaitsForApproval {
+		info.Waits = append(info.Waits, waits(loop.ApprovalRequest{
+			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
+		}, at(c.Nats, c.Login, c.Fleet)))
+	}
+	waiting := []session.State{session.StateOpen, session.StateInUse, session.StateWaitsForCoordinator}
+	if fl != nil && slices.Contains(waiting, info.State) && fl.CheckRights(ctx, natsio.LaneRights(desk.fleet, desk.pool)) == nil {
 		c.used(ctx, fl, desk, info)
 	}
 	if c.JSON {

@@ -41,7 +41,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer show.screen.Close()
-	answers := newAnswers(p, f, desk.id, show)
+	answers := newAnswers(p, f, at(c.Nats, c.Login, c.Fleet), desk.id, show)
 	defer answers.close()
 	a := &attached{fleet: f, desk: desk, show: show.observe, asked: func(e loop.Event) { answers.observe(ctx, e) }, seen: map[string]bool{}}
 	silent, err := show.output(f, desk.id)
@@ -149,10 +149,28 @@ func (a *attached) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	if begin == 1 {
 		a.once(events[0])
 	}
-	for _, e := range turn {
+	for i, e := range turn {
 		a.once(e)
+		if e.Type == loop.EventApprovalAsked && undecided(turn[i+1:]) {
+			a.ask(e)
+		}
 	}
 	return a.result
+}
+
+// undecided reports whether nothing of a turn has come after a question but ends of jobs.
+func undecided(after []loop.Event) bool {
+	return !slices.ContainsFunc(after, func(e loop.Event) bool { return e.Type != loop.EventJobEnded })
+}
+
+// ask puts the question of an event, once.
+func (a *attached) ask(e loop.Event) {
+	key := "asks " + string(e.CallID)
+	if e.Type == loop.EventApprovalAsked && a.seen[key] {
+		return
+	}
+	a.seen[key] = true
+	a.asked(e)
 }
 
 // running shows which calls of the turn ran before anybody listened, unless lanes cannot be looked
@@ -204,7 +222,7 @@ func (a *attached) live(e loop.Event) {
 	if e.Turn != a.turn || a.turn == 0 {
 		return
 	}
-	a.asked(e)
+	a.ask(e)
 	a.once(e)
 }
 

@@ -63,12 +63,18 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 		return err
 	}
 	printed := newJSONEvents(terminal.JSONWriter(p.Stdout))
-	observe := printed.observe
+	observe, say := printed.observe, func(string) {}
 	if !c.JSON {
-		observe = terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)}).Observe
+		view := terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)})
+		observe, say = view.Observe, func(text string) { view.Notice("%s", text) }
 	}
-	for _, e := range history.Events {
+	for i, e := range history.Events {
 		observe(e)
+		if e.Type == loop.EventApprovalAsked && c.Nats != "" && undecided(history.Events[i+1:]) {
+			say(waits(loop.ApprovalRequest{
+				SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text,
+			}, at(c.Nats, c.Login, c.Fleet)))
+		}
 	}
 	return printed.failed
 }

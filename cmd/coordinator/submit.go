@@ -90,7 +90,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if c.Detach {
 		return c.leave(ctx, p, fl, call, turn.workspace)
 	}
-	answers := newAnswers(p, fl, turn.session, show)
+	answers := newAnswers(p, fl, at(c.Nats, c.Login, c.Fleet), turn.session, show)
 	defer answers.close()
 	result, err := c.follow(ctx, fl, call, show, answers)
 	if remote != nil {

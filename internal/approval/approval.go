@@ -10,8 +10,8 @@
 //	  waits on tf.answer.<pool>.<session>.<call> ◄─"wait"────────────────────────────────────────────── asks a person
 //	  confirms                                   ◄─request───────────────────────────────────────────── answers
 //
-// Nothing is stored on the way: a question lives as long as its coordinator waits, and
-// the decision is journaled there. One that waits anew after a crash asks again.
+// The answer is not stored on the way: a question lives as long as its coordinator waits. That
+// journals the question and the decision, and asks again after a crash.
 package approval
 
 import (
@@ -73,6 +73,14 @@ func Answer(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session pr
 		return fmt.Errorf("answer: %w", err)
 	}
 	return deliver(ctx, reply{nc, fleet.ApprovalSubject(session, call), body})
+}
+
+// Waits reports whether a coordinator waits for an answer about a call.
+func Waits(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := nc.RequestWithContext(ctx, fleet.ApprovalSubject(session, call), nil) // no answer: it is refused, and the question stays
+	return err == nil
 }
 
 // reply is an answer, and where it is waited for.

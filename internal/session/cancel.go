@@ -37,7 +37,7 @@ func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	for i := range history.Events {
 		info.apply(&history.Events[i])
 	}
-	if info.State == StateOpen {
+	if info.State.open() {
 		return nil, fmt.Errorf("cancel session %s: turn %d is open, and %w: stop the process that runs it, or go on with it (run --session %s) if that was lost",
 			id, info.Turns, ErrElsewhere, id)
 	}

@@ -26,6 +26,8 @@ const (
 	// StateInUse is a session on this machine that another process runs, or one of a fleet with a
 	// turn, or calls, that run or wait.
 	StateInUse State = "in_use"
+	// StateWaitsForApproval is a turn whose call waits for a person: see [Info.Approval].
+	StateWaitsForApproval State = "waits_for_approval"
 	// StateWaitsForCoordinator is a turn of a fleet that was accepted and that no coordinator runs:
 	// none has a free slot, or serves its model, or an operator has paused the session's lane.
 	StateWaitsForCoordinator State = "waits_for_coordinator"
@@ -33,6 +35,19 @@ const (
 	// with it.
 	StateInvalid State = "invalid"
 )
+
+// open reports whether the journal has a turn that has not ended.
+func (s State) open() bool { return s == StateOpen || s == StateWaitsForApproval }
+
+// Approval is a call that a person was asked about and that is not decided yet.
+type Approval struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id"`
+	Tool      string             `json:"tool"`
+	Arguments string             `json:"arguments"`
+	Reason    string             `json:"reason"`
+	AskedAt   time.Time          `json:"asked_at"`
+}
 
 // Info is what is known of a session. Of one that is in use there are only its id, when it
 // changed and its size on disk.
@@ -60,6 +75,8 @@ type Info struct {
 	DiskBytes int64 `json:"disk_bytes,omitempty"`
 	// Waits has a sentence about each call that no worker may take, of a session in use.
 	Waits []string `json:"waits,omitempty"`
+	// Approval is what the session waits for in [StateWaitsForApproval].
+	Approval *Approval `json:"approval,omitempty"`
 	// History has the turns; only [Reader.Show] tells them.
 	History []Turn `json:"history,omitempty"`
 }
@@ -83,7 +100,13 @@ func (i *Info) apply(e *loop.Event) {
 	}
 	i.UpdatedAt = e.Time
 	last := len(i.History) - 1
+	if i.Approval != nil && e.Type != loop.EventJobEnded { // any other event comes after the answer
+		i.Approval, i.State = nil, StateOpen
+	}
 	switch e.Type {
+	case loop.EventApprovalAsked:
+		i.State = StateWaitsForApproval
+		i.Approval = &Approval{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time}
 	case loop.EventSessionStarted:
 		i.Model, i.Workspace = e.Model, e.Workspace
 	case loop.EventTurnStarted:

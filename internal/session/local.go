@@ -139,7 +139,7 @@ func (l Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (R
 		info = &Info{}
 	case info.State == StateInUse:
 		return Removed{}, fmt.Errorf("remove session %s: %w: a process runs it; stop that first", id, ErrBusy)
-	case info.State == StateOpen && !force:
+	case info.State.open() && !force:
 		return Removed{}, fmt.Errorf("remove session %s: %w: turn %d is open; go on with it, or force the removal", id, ErrBusy, info.Turns)
 	}
 	_, err = os.Stat(filepath.Join(l.dir(id), "sandboxes", string(id)))

@@ -167,7 +167,7 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	for i := range history.Events {
 		info.apply(&history.Events[i])
 	}
-	if info.State == StateOpen {
+	if info.State.open() {
 		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
 	}
 	for _, p := range r.ownLanes() {

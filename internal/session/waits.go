@@ -2,11 +2,17 @@ package session
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -97,4 +103,39 @@ func accepted(id protocol.SessionID, view *operator.View) (*Info, error) {
 	}
 	info.History = []Turn{turn}
 	return info, nil
+}
+
+// Approvals returns the calls of all sessions that wait for a person, as the journals tell, the
+// oldest first. Their coordinators may have been lost.
+func (r *Reader) Approvals(ctx context.Context) ([]Approval, error) {
+	var open []protocol.SessionID
+	err := natsio.EachLast(ctx, r.events, []string{r.fleet.EventSubject("*")}, false, func(msg jetstream.Msg) error {
+		var events []loop.Event
+		if json.Unmarshal(msg.Data(), &events) != nil || len(events) == 0 {
+			return nil //nolint:nilerr // a journal that cannot be read waits for nobody
+		}
+		if last := events[len(events)-1].Type; last == loop.EventApprovalAsked || last == loop.EventJobEnded {
+			open = append(open, r.owner(msg.Subject()))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	found := make([]*Approval, len(open))
+	err = each(ctx, len(open), func(ctx context.Context, i int) error {
+		info, err := r.journal(ctx, open[i])
+		if err == nil {
+			found[i] = info.Approval
+		}
+		return err
+	})
+	approvals := []Approval{}
+	for _, a := range found {
+		if a != nil && !slices.Contains(approvals, *a) { // one that changes meanwhile may be told twice
+			approvals = append(approvals, *a)
+		}
+	}
+	slices.SortFunc(approvals, func(a, b Approval) int { return a.AskedAt.Compare(b.AskedAt) })
+	return approvals, err
 }

@@ -156,12 +156,33 @@ func (v *View) show(e *loop.Event) {
 		v.callMoved(e)
 	case loop.EventToolResult:
 		v.callEnded(e)
+	case loop.EventPolicyDecision:
+		v.decided(e)
 	case loop.EventTurnEnded:
 		v.turnEnded(e)
 	case loop.EventSessionEnded:
 		v.sessionEnded(e)
 	default:
 	}
+}
+
+// decided shows what a person, or the time for an answer, has decided about a call. What a rule
+// denies is in the call's result.
+func (v *View) decided(e *loop.Event) {
+	if e.Status == loop.DecisionDenied {
+		return
+	}
+	said := e.Name + ": " + e.Status
+	if e.By != "" {
+		said += " by " + e.By
+	}
+	if e.Note != "" {
+		said += ", who said: " + e.Note
+	}
+	v.pause()
+	text := v.flow(v.ink.paint(yellow, "?")+" ", "  ")
+	text.add(said)
+	text.end()
 }
 
 // Notice shows a warning of the command itself. It may come at any time, also in

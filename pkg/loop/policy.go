@@ -173,7 +173,9 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 	if t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)
 		event.Arguments, event.Text, event.Rule = turn.last().calls[index].Arguments, judged.Reason, judged.Rule
-		t.tell(event)
+		if err := t.record(ctx, event); err != nil { // whoever looks at the session sees that it waits
+			return v, err
+		}
 	}
 	given := askPerson(ctx, t.opts.Approve, judged, ApprovalRequest{
 		SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: turn.last().calls[index].Arguments, Reason: judged.Reason,

@@ -119,6 +119,8 @@ func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
 	live := r.watch.of(loop.EventApprovalAsked)
 	require.Len(t, live, 2)
 	require.Equal(t, `{"n":1}`, live[0].Arguments)
+	journaled := slices.DeleteFunc(r.events(t), func(e loop.Event) bool { return e.Type != loop.EventApprovalAsked })
+	require.Equal(t, live, journaled, "others see that it waits")
 }
 
 // What a person says with a yes reaches the model with the result, and the audit log.

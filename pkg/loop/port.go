@@ -233,6 +233,7 @@ const (
 	EventModelReply     EventType = "model_reply"
 	EventToolCall       EventType = "tool_call"
 	EventToolResult     EventType = "tool_result"
+	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call; again after a lost coordinator
 	EventPolicyDecision EventType = "policy_decision"
 	EventJobEnded       EventType = "job_ended"
 	EventTurnEnded      EventType = "turn_ended"
@@ -243,7 +244,6 @@ const (
 	EventToolQueued     EventType = "tool_queued"     // live: the call was accepted
 	EventToolRunning    EventType = "tool_running"    // live: a worker started it
 
-	EventApprovalAsked EventType = "approval_asked" // live: a person is asked about the call
 	EventQuestionAsked EventType = "question_asked" // live: the call asks a person while it runs
 )
 

@@ -90,7 +90,7 @@ func lean(events []Event) []Event {
 	events = slices.Clone(events)
 	for i := range events {
 		switch e := &events[i]; e.Type {
-		case EventToolCall:
+		case EventToolCall, EventApprovalAsked:
 			e.Arguments = ""
 		case EventTurnEnded:
 			e.Text = ""

@@ -2,8 +2,10 @@ package integration
 
 import (
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -118,7 +120,7 @@ func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
 	write(t, rules, "approval: {tools: [write], timeout: 1s}\nmax_calls: 9\n")
 	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "--workspace", workspace, "go"}, b.flags...)})
 	answer := func(extra ...string) finished {
-		asked := submitted.waitFor(t, `calls of write need approval: write .*"path":"`+extra[0]+`".*coordinator approve \[--deny\] --nats URL (\S+) (\S+)\n`)
+		asked := submitted.waitFor(t, `calls of write need approval: write .*"path":"`+extra[0]+`".*coordinator approve --nats \S+ --creds \S+ (\S+) (\S+)\n`)
 		return execute(t, coordinator, launch{args: append(append([]string{"approve", asked[1], asked[2]}, b.flags...), extra[1:]...)})
 	}
 	got := answer("a", "--note", "tell ada when it is done")
@@ -146,4 +148,47 @@ func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
 	got = execute(t, coordinator, launch{args: append([]string{"submit", "--json", "--policy", rules, "go"}, b.flags...)})
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Contains(t, results(events(t, got.stdout))["c1"].Content, "nobody answered within 1s")
+}
+
+// TestPolicy_OfADetachedTurn: a turn that nobody follows and that waits for approval is seen by
+// everybody, and the command line that is printed answers it.
+func TestPolicy_OfADetachedTurn(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	model := script(t, say("May I?", use("c1", "write", object{"path": "a", "content": "a"})), say("Done."))
+	startServe(t, model, append([]string{"--ask-for", "write"}, b.flags...)...)
+	startWorkers(t, 1, b.flags)
+	list := func(args ...string) string {
+		got := execute(t, coordinator, launch{args: append(append([]string{"approve", "ls"}, args...), b.flags...)})
+		require.Equal(t, 0, got.code, got.stderr)
+		return got.stdout
+	}
+	require.Equal(t, "no call waits for approval\n", list())
+	id := b.submit(t, "go")
+	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_approval") }, patience, time.Millisecond)
+	show := b.session(t, "show", id).stdout
+	require.Regexp(t, `state +waits_for_approval\n`, show)
+	require.Contains(t, show, "need approval: write")
+	logged := ofType(events(t, b.session(t, "log", "--json", id).stdout), "approval_asked")
+	require.Len(t, logged, 1)
+	require.NotEmpty(t, logged[0].CallID)
+	require.Contains(t, list("--json"), logged[0].CallID)
+	printed := regexp.MustCompile(`coordinator (approve --nats .* ` + id + ` ` + logged[0].CallID + `)\n`)
+	for name, text := range map[string]string{"approve ls": list(), "session show": show, "session log": b.session(t, "log", id).stdout} {
+		text = regexp.MustCompile(`\n? {2,}`).ReplaceAllString(text, " ") // lines that are broken
+		require.Regexp(t, `approve --nats \S+ --creds \S+ `+id, text, name)
+	}
+	command := printed.FindStringSubmatch(list())
+	require.NotNil(t, command, list())
+
+	attached := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, b.flags...)})
+	attached.waitFor(t, `need approval: write`)
+	answered := execute(t, coordinator, launch{args: append(strings.Fields(command[1]), "--note", "be quick")})
+	require.Equal(t, 0, answered.code, answered.stderr)
+	require.Equal(t, 0, attached.wait(t), attached)
+	require.Regexp(t, `write: approved by \S+, who said: be quick`, b.session(t, "log", id).stdout)
+	require.Regexp(t, `answered`, b.session(t, "ls").stdout)
+	require.Equal(t, "no call waits for approval\n", list())
+	again := execute(t, coordinator, launch{args: strings.Fields(command[1])})
+	require.Equal(t, 1, again.code)
 }
